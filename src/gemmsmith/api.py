@@ -1,0 +1,53 @@
+"""What users call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmsmith.core.config import Config
+from gemmsmith.plans import Backend, Plan, Simulation
+
+
+def gemm(
+    a: Any, b: Any, *, out: Any = None, out_dtype: Any = None, accumulate: Any = "fp32",
+    config: Config | None = None, backend: Backend = "auto",
+) -> Any:  # fmt: skip
+    """out = a @ b.
+
+    a: (m, k) or (batch, m, k), b: (k, n) or (batch, k, n); shapes as in torch.matmul, a batch of 1 or none is
+    broadcast, any extent may be 0. Both bf16 or both fp16, row- or column-major or of any other strides >= 0.
+    out: (m, n) or (batch, m, n), of `out_dtype`: bf16, fp16 or fp32, by default that of the operands.
+    accumulate: "fp32", or "fp16" for fp16 operands.
+    config: the kernel's choices, by default those of the analytic model.
+    backend: "auto" runs arrays on a GPU there and arrays on the CPU by the float64 reference; "cuda", "sim"
+    (the simulator) and "reference" ask for one.
+
+    Arrays: torch, CuPy, or anything with __cuda_array_interface__ or DLPack on a GPU; torch and numpy (bf16 by
+    ml_dtypes) on the CPU. Runs on the caller's current stream and does not synchronise. Gives `out`, or a new
+    array of a's library. Raises ArgumentError, ConfigError, DeviceError; HazardError with backend="sim".
+    """
+    plan_ = Plan(a, b, out, out_dtype=out_dtype, accumulate=accumulate, config=config, backend=backend)
+    return plan_.run(a, b, out)
+
+
+def plan(
+    a: Any, b: Any, *, out: Any = None, out_dtype: Any = None, accumulate: Any = "fp32",
+    config: Config | None = None, backend: Backend = "auto",
+) -> Plan:  # fmt: skip
+    """A Plan for arrays like these, or for `Spec(shape, dtype, strides)` stand-ins; arguments as in `gemm`.
+
+    Its source, ptx, sass and resources can be had on any machine, also one without a GPU.
+    """
+    return Plan(a, b, out, out_dtype=out_dtype, accumulate=accumulate, config=config, backend=backend)
+
+
+def simulate(
+    a: Any, b: Any, *, out: Any = None, out_dtype: Any = None, accumulate: Any = "fp32",
+    config: Config | None = None, seed: int = 0,
+) -> Simulation:  # fmt: skip
+    """Executes the very kernel `gemm` would run, on the CPU, instruction by instruction; arguments as in `gemm`.
+
+    Gives the result, the hazards found (an empty list for a right kernel), the timeline and the model's cycles.
+    """
+    plan_ = Plan(a, b, out, out_dtype=out_dtype, accumulate=accumulate, config=config, backend="sim")
+    return plan_.simulate(a, b, out, seed=seed)

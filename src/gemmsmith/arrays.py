@@ -1,0 +1,373 @@
+"""Arrays of any library, read without importing that library: dtype, shape, strides, address, device.
+
+torch tensors, numpy arrays, anything with `__cuda_array_interface__` (CuPy, Numba), anything with `__dlpack__`
+(JAX, TensorFlow), and `Spec`, which stands in for an array that does not exist yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmsmith.core.dtypes import BF16, FP16, FP32, DType, as_dtype
+from gemmsmith.core.errors import ArgumentError
+
+
+class ArrayInfo(NamedTuple):
+    """What a kernel needs to know of an array. Strides are in elements; `address` is 0 for a `Spec`.
+
+    `device` is "cpu", "cuda" or "spec" (none yet); `index` is the CUDA device's, 0 otherwise.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    device: str
+    index: int
+    writable: bool
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.bytes
+
+    @property
+    def alignment(self) -> int:
+        """The largest power of two, at most 16, that divides the address."""
+        return (self.address | 16) & -(self.address | 16)
+
+    @property
+    def place(self) -> str:
+        """The device in words: "cpu", "cuda:0", "spec"."""
+        return f"cuda:{self.index}" if self.device == "cuda" else self.device
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A stand-in for an array: what to plan for. dtype as in `as_dtype`; strides in elements, default row-major.
+
+    The base address is taken to be a multiple of 16 bytes. Raises ArgumentError for a shape or strides that no
+    array can have.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    strides: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.shape)
+        strides = row_major(shape) if self.strides is None else tuple(self.strides)
+        if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape):
+            raise ArgumentError(f"Spec.shape: got {self.shape!r}; use integers >= 0")
+        if len(strides) != len(shape) or not all(isinstance(s, (int, np.integer)) for s in strides):
+            raise ArgumentError(f"Spec.strides: got {self.strides!r}; use {len(shape)} integers, in elements")
+        object.__setattr__(self, "shape", tuple(map(int, shape)))
+        object.__setattr__(self, "strides", tuple(map(int, strides)))
+        object.__setattr__(self, "dtype", as_dtype(self.dtype, "Spec.dtype"))
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides, in elements, of a contiguous array."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def describe(x: Any, argument: str = "array") -> ArrayInfo:
+    """Reads an array of any library (see the module); an ArrayInfo is given back as it is.
+
+    Raises ArgumentError naming `argument` for other objects, dtypes but bf16, fp16 and fp32, sparse or masked
+    arrays, and arrays on a device that is neither a CPU nor CUDA.
+    """
+    reader = _READERS.get(type(x)) or _find(x, argument)
+    try:
+        return reader.read(x)
+    except _Unreadable as error:
+        raise ArgumentError(f"{argument}: {error}") from None
+
+
+def current_stream(x: Any) -> int:
+    """The CUDA stream (a handle) that x's library works on now, on x's device; 0, the default one, otherwise."""
+    return (_READERS.get(type(x)) or _find(x, "array")).stream(x)
+
+
+def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+    """An uninitialised row-major array of x's library on x's device: for torch, CuPy and anything on the CPU.
+
+    Raises ArgumentError where the library has no way to make one that can be written: `out` must then be given.
+    """
+    return (_READERS.get(type(x)) or _find(x, "array")).empty(x, shape, dtype)
+
+
+def as_numpy(x: Any, argument: str = "array") -> np.ndarray[Any, Any]:
+    """A numpy view (no copy) of an array on the CPU; bf16 becomes ml_dtypes.bfloat16. It keeps x alive.
+
+    Raises ArgumentError naming `argument` for an array that is not on the CPU.
+    """
+    info = describe(x, argument)
+    if info.device != "cpu":
+        raise ArgumentError(f"{argument}: got an array on {info.place}; use one on the CPU")
+    if isinstance(x, np.ndarray):
+        return np.asarray(x)
+    if 0 in info.shape:
+        return np.empty(info.shape, info.dtype.numpy)
+    return np.asarray(_Bytes(info, x)).view(info.dtype.numpy)
+
+
+def overlap(x: ArrayInfo, y: ArrayInfo) -> bool:
+    """Whether some byte belongs to both; where that is too hard to tell, whether their address ranges meet."""
+    if x.device == "spec" or (x.device, x.index) != (y.device, y.index) or 0 in x.shape or 0 in y.shape:
+        return False
+    (x_first, x_end), (y_first, y_end) = byte_range(x), byte_range(y)
+    if x_end <= y_first or y_end <= x_first:
+        return False
+    try:  # solved on addresses alone: nothing is read, so device memory is as good
+        return bool(np.shares_memory(np.asarray(_Bytes(x)), np.asarray(_Bytes(y)), max_work=10_000))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def byte_range(x: ArrayInfo) -> tuple[int, int]:
+    """First address and the one past the last, of an array with elements."""
+    reach = [(n - 1) * s * x.itemsize for n, s in zip(x.shape, x.strides, strict=True)]
+    return x.address + sum(r for r in reach if r < 0), x.address + sum(r for r in reach if r > 0) + x.itemsize
+
+
+class _Bytes:
+    """numpy's array interface on an address, as integers of the element's size."""
+
+    def __init__(self, x: ArrayInfo, owner: Any = None) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (x.address, not x.writable),
+            "typestr": f"<u{x.itemsize}",
+            "shape": tuple(x.shape),
+            "strides": tuple(s * x.itemsize for s in x.strides),
+        }
+
+
+class _Unreadable(Exception):
+    """What is wrong with an array; `describe` adds which argument it is."""
+
+
+class _Reader(NamedTuple):
+    """How one type of array is read."""
+
+    read: Callable[[Any], ArrayInfo]
+    stream: Callable[[Any], int] = lambda x: 0
+    empty: Callable[[Any, tuple[int, ...], DType], Any] = lambda x, shape, dtype: _empty(x, shape, dtype)
+
+
+_READERS: dict[type, _Reader] = {}
+"""By type, so that a known type costs one look-up. Filled by `_find`; a lost race writes the same thing twice."""
+
+
+def _find(x: Any, argument: str) -> _Reader:
+    torch = sys.modules.get("torch")
+    if isinstance(x, ArrayInfo):
+        reader = _Reader(lambda info: info)
+    elif isinstance(x, Spec):
+        reader = _Reader(lambda s: ArrayInfo(s.dtype, s.shape, s.strides, 0, "spec", 0, True))
+    elif torch is not None and isinstance(x, torch.Tensor):
+        reader = _torch_reader(torch)
+    elif isinstance(x, np.ma.MaskedArray):
+        raise ArgumentError(f"{argument}: got a masked array; use x.filled(...)")
+    elif isinstance(x, np.ndarray):
+        reader = _Reader(_read_numpy)
+    elif type(x).__module__.partition(".")[0] == "cupy":
+        reader = _cupy_reader(sys.modules["cupy"])
+    elif hasattr(x, "__cuda_array_interface__"):
+        reader = _Reader(_read_interface, _interface_stream)
+    elif hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        reader = _Reader(_read_dlpack)
+    else:
+        raise ArgumentError(
+            f"{argument}: got {type(x).__module__}.{type(x).__qualname__}; use a torch tensor, a numpy or CuPy array, "
+            "or an object with __cuda_array_interface__ or __dlpack__"
+        )
+    return _READERS.setdefault(type(x), reader)
+
+
+def _empty(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+    if describe(x).device == "cpu":
+        return np.empty(shape, dtype.numpy)
+    raise ArgumentError(f"out: gemmsmith cannot make a {type(x).__module__}.{type(x).__qualname__}; give `out`")
+
+
+# -- torch ---------------------------------------------------------------------------------------------------------
+
+
+def _torch_reader(torch: Any) -> _Reader:
+    dtypes = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
+    names = {dtype: name for name, dtype in dtypes.items()}
+    strided = torch.strided
+
+    def read(x: Any) -> ArrayInfo:
+        dtype = dtypes.get(x.dtype)
+        if dtype is None or x.layout is not strided or x.is_neg():
+            raise _Unreadable(
+                f"got a {x.layout} tensor of {x.dtype}; use a dense one (x.to_dense(), x.resolve_neg()) "
+                "of torch.bfloat16, float16 or float32"
+            )
+        if x.is_cuda:
+            return ArrayInfo(dtype, x.shape, x.stride(), x.data_ptr(), "cuda", x.get_device(), True)
+        if not x.is_cpu:
+            raise _Unreadable(f"got a tensor on {x.device}; use one on a CUDA device or the CPU")
+        return ArrayInfo(dtype, x.shape, x.stride(), x.data_ptr(), "cpu", 0, True)
+
+    # a tenth of the cost of torch.cuda.current_stream(device).cuda_stream; Triton and Inductor use it
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+    def stream(x: Any) -> int:
+        if not x.is_cuda:
+            return 0
+        return int(raw(x.get_device()) if raw else torch.cuda.current_stream(x.device).cuda_stream)
+
+    def empty(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+        return torch.empty(shape, dtype=names[dtype], device=x.device)
+
+    return _Reader(read, stream, empty)
+
+
+# -- numpy ---------------------------------------------------------------------------------------------------------
+
+_NUMPY = {dtype.numpy: dtype for dtype in (BF16, FP16, FP32)}
+
+
+def _dtype(dtype: np.dtype[Any]) -> DType:
+    if dtype not in _NUMPY:
+        raise _Unreadable(f"got dtype {dtype}; use bf16 (ml_dtypes.bfloat16), fp16 or fp32, in native byte order")
+    return _NUMPY[dtype]
+
+
+def _elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    if any(s % itemsize for s in strides):
+        raise _Unreadable(f"got strides of {strides} bytes; use multiples of the element's {itemsize}")
+    return tuple(s // itemsize for s in strides)
+
+
+def _read_numpy(x: np.ndarray[Any, Any]) -> ArrayInfo:
+    address, read_only = x.__array_interface__["data"]
+    return ArrayInfo(_dtype(x.dtype), x.shape, _elements(x.strides, x.itemsize), address, "cpu", 0, not read_only)
+
+
+# -- CuPy, and whatever else has __cuda_array_interface__ ----------------------------------------------------------
+
+
+def _cupy_reader(cupy: Any) -> _Reader:
+    def read(x: Any) -> ArrayInfo:
+        strides = _elements(x.strides, x.itemsize)
+        return ArrayInfo(_dtype(x.dtype), x.shape, strides, x.data.ptr, "cuda", x.device.id, True)
+
+    def stream(x: Any) -> int:
+        with x.device:
+            return int(cupy.cuda.get_current_stream().ptr)
+
+    def empty(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+        with x.device:
+            return cupy.empty(shape, dtype.numpy)
+
+    return _Reader(read, stream, empty)
+
+
+def _read_interface(x: Any) -> ArrayInfo:
+    """Source: Numba, "CUDA Array Interface (Version 3)". It names neither the device nor bf16."""
+    interface = x.__cuda_array_interface__
+    if interface.get("mask") is not None:
+        raise _Unreadable("got a masked array; use one without a mask")
+    dtype = _dtype(np.dtype(getattr(x, "dtype", None) or interface["typestr"]))
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    elements = row_major(shape) if strides is None else _elements(tuple(strides), dtype.bytes)
+    address, read_only = interface["data"]
+    return ArrayInfo(dtype, shape, elements, address or 0, "cuda", _device_of(x, address), not read_only)
+
+
+def _interface_stream(x: Any) -> int:
+    return int(x.__cuda_array_interface__.get("stream") or 0)
+
+
+def _device_of(x: Any, address: int) -> int:
+    if hasattr(x, "__dlpack_device__"):
+        return int(x.__dlpack_device__()[1])
+    if not address:
+        return 0
+    from cuda.bindings import driver  # only arrays of unknown libraries come here
+
+    what = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    error, index = driver.cuPointerGetAttribute(what, address)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise _Unreadable(f"the driver does not know the address {address:#x} ({error.name}); use device memory")
+    return int(index)
+
+
+# -- DLPack --------------------------------------------------------------------------------------------------------
+
+
+class _DLTensor(ctypes.Structure):
+    """Source: DLPack's dlpack.h, DLTensor: data, device, ndim, dtype, shape, strides (elements), byte_offset."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _DLVersioned(ctypes.Structure):
+    """DLManagedTensorVersioned: version, manager_ctx, deleter, flags, dl_tensor."""
+
+    _fields_ = [
+        ("version", ctypes.c_uint32 * 2),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    ]
+
+
+_DLPACK_DTYPES = {(2, 16, 1): FP16, (2, 32, 1): FP32, (4, 16, 1): BF16}
+_DLPACK_DEVICES = {1: "cpu", 3: "cpu", 2: "cuda", 13: "cuda"}  # 3: pinned, 13: managed
+_READ_ONLY = 1
+
+_capsule = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule.restype, _capsule.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def _read_dlpack(x: Any) -> ArrayInfo:
+    """Reads the capsule and lets it go: the memory stays x's. Without flags it counts as read-only."""
+    try:
+        held = x.__dlpack__(max_version=(1, 0))
+    except TypeError:  # before version 1
+        held = x.__dlpack__()
+    if '"dltensor_versioned"' in repr(held):
+        managed = _DLVersioned.from_address(_capsule(held, b"dltensor_versioned") or 0)
+        t, writable = managed.tensor, not managed.flags & _READ_ONLY
+    else:
+        t, writable = _DLTensor.from_address(_capsule(held, b"dltensor") or 0), False
+    dtype, device = _DLPACK_DTYPES.get((t.code, t.bits, t.lanes)), _DLPACK_DEVICES.get(t.device_type)
+    if dtype is None or device is None:
+        raise _Unreadable(
+            f"got DLPack dtype (code {t.code}, {t.bits} bits, {t.lanes} lanes) on device type {t.device_type}; "
+            "use bf16, fp16 or fp32 on the CPU or a CUDA device"
+        )
+    shape = tuple(t.shape[: t.ndim])
+    strides = tuple(t.strides[: t.ndim]) if t.strides else row_major(shape)
+    index = t.device_id if device == "cuda" else 0
+    return ArrayInfo(dtype, shape, strides, (t.data or 0) + t.byte_offset, device, index, writable)

@@ -1,0 +1,1 @@
+"""What a problem means, in float64: the answer every other backend is compared with."""

@@ -1,0 +1,1 @@
+"""What warps do together, written in the kernel language."""

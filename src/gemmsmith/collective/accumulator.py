@@ -1,0 +1,83 @@
+"""The accumulator of one math warpgroup: wgmma issue and wait, and which element each register holds."""
+
+from __future__ import annotations
+
+from typing import Union
+
+from gemmsmith import hw
+from gemmsmith.core.dtypes import BF16, FP16, DType
+from gemmsmith.hw.wgmma import K
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.types import F32, U32
+from gemmsmith.lang.values import Registers, Value, ValueLike
+
+Index = Union[int, Value]
+"""Known at build time, or the index of an unrolled loop."""
+BLOCK = 64
+"""Rows of one wgmma."""
+
+
+class Accumulator:
+    """rows x n of fp32 (or packed fp16 pairs), as one register array for every 64 rows.
+
+    Element i of thread t lies in row 16 * (t / 32) + (t % 32) / 4 + 8 * (i / 2 % 2) and column
+    8 * (i / 4) + 2 * (t % 4) + i % 2 (PTX ISA, register fragments of wgmma).
+    """
+
+    def __init__(self, rows: int, n: int, operand: DType, accumulate: DType) -> None:
+        k = current()
+        self.n, self.accumulate = n, accumulate
+        self.mma = {"n": n, "dtype": {BF16: "bf16", FP16: "f16"}[operand], "accumulator": "f32"}
+        if accumulate == FP16:
+            self.mma["accumulator"] = "f16"
+        type, count = (U32, n // 4) if accumulate == FP16 else (F32, n // 2)
+        self.blocks = [k.registers(type, count, f"accumulator_{i}") for i in range(rows // BLOCK)]
+
+    def clear(self) -> None:
+        """All zeros."""
+        for block in self.blocks:
+            with current().unroll(len(block)) as i:
+                block[i] = 0
+
+    def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike) -> None:
+        """Issues acc = a @ b^T (+ acc) over the tile's whole depth as one group, and returns while it runs."""
+        assert a.tile is not None and b.tile is not None
+        hw.wgmma_fence()
+        for step in range(b.tile.k // K):
+            for i, block in enumerate(self.blocks):
+                hw.wgmma_mma(
+                    block,
+                    hw.descriptor(a.rows(i * BLOCK, BLOCK), step),
+                    hw.descriptor(b, step),
+                    accumulate if step == 0 else True,
+                    **self.mma,
+                    a_major=a.tile.major,
+                    b_major=b.tile.major,
+                )
+        hw.wgmma_commit()
+
+    def wait(self, pending: int) -> None:
+        """Until at most `pending` groups run; with 0 the registers may be read."""
+        hw.wgmma_wait(pending)
+        if pending == 0:
+            for block in self.blocks:
+                hw.compiler_fence(block)
+
+    def pair(self, block: int, index: Index, output: DType) -> Value:
+        """Elements 2 * index and 2 * index + 1 of a block, rounded to `output` (16 bits) and packed."""
+        registers = self.blocks[block]
+        if self.accumulate == FP16:
+            return registers[index] if output == FP16 else hw.pack(*self._unpacked(registers, index), output)
+        return hw.pack(registers[2 * index], registers[2 * index + 1], output)
+
+    def element(self, block: int, index: Index, second: int) -> Value:
+        """Element 2 * index + second of a block, as fp32."""
+        registers = self.blocks[block]
+        if self.accumulate == FP16:
+            return hw.unpack_fp16(registers[index], second)
+        return registers[2 * index + second]
+
+    @staticmethod
+    def _unpacked(registers: Registers, index: Index) -> tuple[Value, Value]:
+        return hw.unpack_fp16(registers[index], 0), hw.unpack_fp16(registers[index], 1)

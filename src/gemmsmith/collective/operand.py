@@ -1,0 +1,45 @@
+"""Bringing an operand's tile into a stage by TMA: one copy a box, shared with the cluster where others need it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemmsmith import hw
+from gemmsmith.core.tile import Tile
+from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.types import U16, U32
+from gemmsmith.lang.values import Value, ValueLike
+
+EVICT_NORMAL = 0x1000000000000000
+"""CUTLASS, TMA::CacheHintSm90::EVICT_NORMAL."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor map and the tile it is read in. `parts` CTAs of the cluster need the same tile: each brings one part,
+    `part` being this CTA's, to all the CTAs of `mask`."""
+
+    map: Value
+    tile: Tile
+    parts: int = 1
+    part: ValueLike = 0
+    mask: ValueLike = 1
+
+    def load(
+        self, stage: SharedView, barrier: SharedView, mn: Value, k: Value, batch: Value, cache: int = EVICT_NORMAL
+    ) -> None:
+        """Starts the copies of the tile at rows `mn`, depth `k`, into `stage`. Recorded in one thread."""
+        tile = self.tile
+        rows = tile.outer // self.parts
+        for box in range(tile.boxes):
+            inner, outer = (k, mn) if tile.major == "K" else (mn, k)
+            destination = stage.at(box * tile.box_bytes + _u32(self.part * (rows * tile.pitch)))
+            where = (self.map, inner + box * tile.box_inner, outer + self.part * rows, batch, destination, barrier)
+            if self.parts == 1:
+                hw.tma_load(*where, cache)
+            else:
+                hw.tma_load_multicast(*where, self.mask if isinstance(self.mask, int) else self.mask.to(U16), cache)
+
+
+def _u32(x: ValueLike) -> ValueLike:
+    return x.to(U32) if isinstance(x, Value) else x

@@ -1,0 +1,209 @@
+"""Pipelines: stages of shared memory handed from producers to consumers and back through mbarriers.
+
+Every stage has two barriers. `full` completes a phase when the stage's data is there, `empty` when all consumers
+are done with it. A pipeline's user walks the stages with a PipelineState; its phase flips when the index wraps, so
+that the k-th turn of a stage waits for the parity of its k-th completion. Waiting for parity 1 on a fresh barrier
+passes at once: a producer starts with phase 1, for the buffers start empty.
+
+Arrival counts are computed from the roles that really arrive, never given by hand: a warp that arrives does so with
+one lane for each barrier it tells. Semantics as in CUTLASS 3.x, include/cutlass/pipeline/sm90_pipeline.hpp.
+"""
+
+from __future__ import annotations
+
+from gemmsmith import hw
+from gemmsmith.core.errors import KernelError
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.types import I32, PRED, U32
+from gemmsmith.lang.values import Value, ValueLike
+
+MBARRIER_BYTES = 8
+
+
+class PipelineState:
+    """Which stage comes next, and the parity of its phase. `advance()` is `if (++index == N) index = 0, phase ^= 1`."""
+
+    def __init__(self, stages: int, phase: int = 0, name: str = "state") -> None:
+        k = current()
+        self.stages = stages
+        self._index, self._phase = k.var(I32, 0, f"{name}_stage"), k.var(U32, phase, f"{name}_phase")
+
+    @property
+    def index(self) -> Value:
+        return self._index.get()
+
+    @property
+    def phase(self) -> Value:
+        return self._phase.get()
+
+    def advance(self) -> None:
+        k = current()
+        self._index.set(self.index + 1)
+        with k.when(self.index == self.stages):
+            self._index.set(0)
+            self._phase.set(self.phase ^ 1)
+
+
+class _Arrivals:
+    """How many arrivals complete a phase: the sum over the roles that arrive, each counted once."""
+
+    def __init__(self, name: str) -> None:
+        self.count = current().late_constant(name)
+        self.roles: dict[object, int] = {}
+
+    def expect(self, arrivals: int) -> None:
+        """The role being recorded arrives that many times a phase."""
+        role = current().role_key
+        if self.roles.setdefault(role, arrivals) != arrivals:
+            raise KernelError(f"{self.count.name}: one role arrives {self.roles[role]} and {arrivals} times a phase")
+        self.count.number = sum(self.roles.values())
+
+
+class _Pipeline:
+    """Two barriers a stage, and what all pipelines share."""
+
+    def __init__(self, stages: int, name: str = "pipeline", cluster_size: int = 1) -> None:
+        k = current()
+        self.stages, self.name, self.cluster_size = stages, name, cluster_size
+        self._full = k.shared(MBARRIER_BYTES, stages=stages, alignment=MBARRIER_BYTES, name=f"{name} full")
+        self._empty = k.shared(MBARRIER_BYTES, stages=stages, alignment=MBARRIER_BYTES, name=f"{name} empty")
+        self._producers, self._consumers = _Arrivals(f"{name} full"), _Arrivals(f"{name} empty")
+
+    def init(self) -> None:
+        """Recorded in one thread, before the roles; `start` does it."""
+        for stage in range(self.stages):
+            hw.mbarrier_init(self._full[stage], self._producers.count)
+            hw.mbarrier_init(self._empty[stage], self._consumers.count)
+
+    def producer_start_state(self) -> PipelineState:
+        return PipelineState(self.stages, phase=1, name="write")
+
+    def consumer_start_state(self, name: str = "read") -> PipelineState:
+        return PipelineState(self.stages, phase=0, name=name)
+
+    def barrier(self, state: PipelineState) -> SharedView:
+        """The full barrier of the stage: what a TMA copy completes on."""
+        return self._full[state.index]
+
+    # -- producer --------------------------------------------------------------------------------------
+    def producer_try_acquire(self, state: PipelineState) -> Value:
+        """A token: whether the stage is free already."""
+        return hw.mbarrier_try_wait(self._empty[state.index], state.phase)
+
+    def _acquire(self, state: PipelineState, token: Value | None) -> None:
+        _wait(self._empty[state.index], state.phase, token)
+
+    def producer_tail(self, state: PipelineState) -> None:
+        """Until consumers have released every stage: no CTA may exit while a peer still arrives on its barriers."""
+        with current().range(self.stages, name="stage"):
+            self._acquire(state, None)
+            state.advance()
+
+    # -- consumer --------------------------------------------------------------------------------------
+    def consumer_try_wait(self, state: PipelineState) -> Value:
+        """A token: whether the stage is full already."""
+        return hw.mbarrier_try_wait(self._full[state.index], state.phase)
+
+    def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
+        """Until the stage's data is there."""
+        _wait(self._full[state.index], state.phase, token)
+
+
+class PipelineTmaAsync(_Pipeline):
+    """TMA produces, warps consume; in a cluster, TMA of every CTA may multicast into every other's stages.
+
+    full: 1 arrival (the producer's, with the bytes its own CTA expects, peers' multicasts included) + those bytes.
+    empty: one arrival of each consumer warp of each CTA of the cluster, for a slot is free only when all CTAs that
+    the next multicast writes to have read it.
+    """
+
+    def __init__(
+        self, stages: int, *, transaction_bytes: int, cluster_size: int = 1, name: str = "pipeline"
+    ) -> None:
+        super().__init__(stages, name, cluster_size)
+        self.transaction_bytes = transaction_bytes
+
+    def producer_acquire(self, state: PipelineState, token: Value | None = None) -> None:
+        """In one thread: until the stage is free; then its bytes are expected."""
+        self._acquire(state, token)
+        self._producers.expect(1)
+        hw.mbarrier_arrive_expect_tx(self._full[state.index], self.transaction_bytes)
+
+    def producer_commit(self, state: PipelineState) -> None:
+        """Nothing: the copy engine completes the barrier."""
+
+    def consumer_release(self, state: PipelineState) -> None:
+        """Each warp tells every CTA whose TMA writes into this slot. What it read was read by wgmma it has waited for."""
+        k = current()
+        self._consumers.expect(k.role_warps * self.cluster_size)
+        if self.cluster_size == 1:
+            with k.when(k.lane == 0):
+                hw.mbarrier_arrive(self._empty[state.index])
+        else:
+            with k.when(k.lane < self.cluster_size):
+                hw.mbarrier_arrive_cluster(self._empty[state.index], k.lane.to(U32))
+
+
+class PipelineAsync(_Pipeline):
+    """Warps produce with ordinary stores (or cp.async they have waited for), warps consume.
+
+    full: one arrival of each producer warp. empty: one of each consumer warp. Where wgmma or TMA will read what was
+    stored, the producer calls hw.fence_proxy_async() before it commits.
+    """
+
+    def producer_acquire(self, state: PipelineState, token: Value | None = None) -> None:
+        self._acquire(state, token)
+
+    def producer_commit(self, state: PipelineState) -> None:
+        """The executing warps' stores are in the stage."""
+        k = current()
+        self._producers.expect(k.role_warps)
+        hw.sync_warp()
+        with k.when(k.lane == 0):
+            hw.mbarrier_arrive(self._full[state.index])
+
+    def consumer_release(self, state: PipelineState, rank: ValueLike | None = None) -> None:
+        """The executing warps are done with the stage; `rank` is the CTA whose producer is told, else its own."""
+        k = current()
+        self._consumers.expect(k.role_warps)
+        hw.sync_warp()
+        with k.when(k.lane == 0):
+            if rank is None:
+                hw.mbarrier_arrive(self._empty[state.index])
+            else:
+                hw.mbarrier_arrive_cluster(self._empty[state.index], rank)
+
+
+class PipelineTransactionAsync(PipelineAsync):
+    """Producers expect bytes and arrive in two separate steps: several may bring parts of one stage.
+
+    full: one arrival of each producer warp + all the bytes they expect. empty: as PipelineAsync.
+    """
+
+    def producer_expect(self, state: PipelineState, nbytes: ValueLike) -> None:
+        """In one lane of a warp, before its producer_commit: that many bytes will come."""
+        hw.mbarrier_expect_tx(self._full[state.index], nbytes)
+
+
+def start(*pipelines: _Pipeline) -> None:
+    """Initialises the pipelines' barriers and makes them known to the whole cluster; recorded before the roles."""
+    k = current()
+    with k.when(k.thread == 0):
+        for pipeline in pipelines:
+            pipeline.init()
+        hw.fence_mbarrier_init()
+    if k.cluster == (1, 1, 1):
+        hw.sync_threads()
+    else:
+        hw.cluster_arrive()
+        hw.cluster_wait()
+
+
+def _wait(barrier: SharedView, parity: Value, token: Value | None) -> None:
+    if token is None:
+        hw.mbarrier_wait(barrier, parity)
+    else:
+        assert token.type == PRED
+        with current().when(~token):
+            hw.mbarrier_wait(barrier, parity)

@@ -1,0 +1,35 @@
+"""A kernel's choices: everything that is constant in its code and free in its problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Config:
+    """tile (M, N, K) of a CTA, cluster (M, N) in CTAs, pipeline stages, design, and the raster of its tiles.
+
+    `consumers` is the number of math warpgroups; each takes tile M / consumers rows, a multiple of 64.
+    `raster` is the index along which consecutive tiles run; `swizzle` is the width, in tiles of the other
+    index, of the band they run in (CUTLASS: max_swizzle_size).
+    """
+
+    design: Literal["warp_specialized", "multistage"] = "warp_specialized"
+    tile: tuple[int, int, int] = (128, 256, 64)
+    cluster: tuple[int, int] = (2, 1)
+    stages: int = 4
+    consumers: int = 2
+    raster: Literal["m", "n"] = "m"
+    swizzle: int = 8
+
+    def replace(self, **changes: Any) -> Config:
+        """A copy with some choices changed."""
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        tile, cluster = "x".join(map(str, self.tile)), "x".join(map(str, self.cluster))
+        return (
+            f"{self.design} {tile} cluster {cluster} stages {self.stages} "
+            f"consumers {self.consumers} raster {self.raster}{self.swizzle}"
+        )

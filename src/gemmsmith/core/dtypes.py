@@ -1,0 +1,64 @@
+"""Element types of matrices, and how torch's, numpy's and plain names map to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gemmsmith.core.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type: `bits` wide, `mantissa` stored bits (unit roundoff 2^-(mantissa+1))."""
+
+    name: str
+    bits: int
+    mantissa: int
+    numpy: np.dtype
+
+    @property
+    def bytes(self) -> int:
+        return self.bits // 8
+
+    @property
+    def roundoff(self) -> float:
+        """Unit roundoff u of round-to-nearest."""
+        return 2.0 ** -(self.mantissa + 1)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+BF16 = DType("bf16", 16, 7, np.dtype(ml_dtypes.bfloat16))
+FP16 = DType("fp16", 16, 10, np.dtype(np.float16))
+FP32 = DType("fp32", 32, 23, np.dtype(np.float32))
+
+_ALL = (BF16, FP16, FP32)
+_NAMES = {
+    **{d.name: d for d in _ALL},
+    **{d.numpy.name: d for d in _ALL},
+    "half": FP16,
+    "float": FP32,
+}
+
+
+def as_dtype(value: Any, argument: str = "dtype") -> DType:
+    """The `DType` for a name ("bf16"), a numpy or ml_dtypes dtype, or a torch dtype.
+
+    Raises ArgumentError naming `argument` when it is none of bf16, fp16, fp32.
+    """
+    if isinstance(value, DType):
+        return value
+    name = value if isinstance(value, str) else str(value).removeprefix("torch.")
+    if name not in _NAMES and not isinstance(value, str):
+        try:
+            name = np.dtype(value).name
+        except TypeError:
+            pass
+    if name in _NAMES:
+        return _NAMES[name]
+    raise ArgumentError(f"{argument}: got {value!r}; use one of bf16, fp16, fp32")

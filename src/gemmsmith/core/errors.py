@@ -1,0 +1,35 @@
+"""The exceptions a user can meet. Each message names the argument, what came, and what would work."""
+
+from __future__ import annotations
+
+
+class GemmsmithError(Exception):
+    """Base of every error raised on purpose by this library."""
+
+
+class ArgumentError(GemmsmithError, ValueError):
+    """A call's argument cannot be used: wrong shape, dtype, device, layout or overlap."""
+
+
+class ConfigError(GemmsmithError, ValueError):
+    """A config does not fit the problem or the chip; the message says which resource and by how much."""
+
+
+class KernelError(GemmsmithError):
+    """A kernel description is wrong; the message names the kernel's line."""
+
+
+class CompileError(GemmsmithError):
+    """NVRTC or ptxas refused the generated source; the message holds the compiler's log."""
+
+
+class DeviceError(GemmsmithError, RuntimeError):
+    """No usable GPU: none present, no driver, or not a Hopper (compute capability 9.0)."""
+
+
+class HazardError(GemmsmithError):
+    """The simulator found a race, a deadlock or a misuse; `hazards` lists them."""
+
+    def __init__(self, hazards: list) -> None:
+        self.hazards = hazards
+        super().__init__("\n".join(str(h) for h in hazards))

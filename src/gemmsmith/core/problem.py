@@ -1,0 +1,110 @@
+"""What is to be computed: D[b] = A[b] @ B[b], with every operand's shape, strides and dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemmsmith.core.dtypes import DType
+
+TMA_ALIGNMENT = 16
+"""Bytes: base address and every stride but the innermost (PTX ISA, tensor maps)."""
+MAX_EXTENT = 2**31 - 2**12
+"""TMA coordinates are int32, and a coordinate may lie up to one cluster's tile beyond the extent."""
+MAX_STRIDE_BYTES = 2**40
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A batch of matrices in memory: shape (batch, rows, cols), strides in elements.
+
+    `alignment` is the largest power of two, at most 16, that divides the base address in bytes.
+    A broadcast batch has stride 0. Strides are canonical: see `canonical`.
+    """
+
+    dtype: DType
+    rows: int
+    cols: int
+    row_stride: int
+    col_stride: int
+    batch: int = 1
+    batch_stride: int = 0
+    alignment: int = TMA_ALIGNMENT
+
+    @property
+    def T(self) -> Matrix:
+        """The transposed view of the same memory."""
+        return Matrix(
+            self.dtype, self.cols, self.rows, self.col_stride, self.row_stride,
+            self.batch, self.batch_stride, self.alignment,
+        )  # fmt: skip
+
+    @property
+    def contiguous(self) -> str | None:
+        """Which index is contiguous: "cols" (row-major), "rows" (column-major), or None."""
+        if self.col_stride == 1:
+            return "cols"
+        return "rows" if self.row_stride == 1 else None
+
+    @property
+    def tma_ready(self) -> bool:
+        """Whether TMA can address it: one unit stride, the others multiples of 16 bytes, an aligned base."""
+        if self.contiguous is None or self.alignment % TMA_ALIGNMENT:
+            return False
+        outer = self.row_stride if self.contiguous == "cols" else self.col_stride
+        strides = [s * self.dtype.bytes for s in (outer, self.batch_stride)]
+        return all(0 <= s < MAX_STRIDE_BYTES and s % TMA_ALIGNMENT == 0 for s in strides)
+
+    def canonical(self) -> Matrix:
+        """The same memory with strides that no index reaches set to what TMA likes (length-1 dimensions)."""
+        step = TMA_ALIGNMENT // self.dtype.bytes
+        row, col = self.row_stride, self.col_stride
+        if self.cols <= 1 and row != 1:
+            col = 1
+        if self.rows <= 1 and col != 1:
+            row = 1
+        if self.rows <= 1 and col == 1:
+            row = -(-max(self.cols, 1) // step) * step
+        if self.cols <= 1 and row == 1:
+            col = -(-max(self.rows, 1) // step) * step
+        batch = self.batch_stride if self.batch > 1 else 0
+        return Matrix(self.dtype, self.rows, self.cols, row, col, self.batch, batch, self.alignment)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """D (batch, m, n) = A (batch, m, k) @ B (batch, k, n), accumulated in `accumulate`."""
+
+    a: Matrix
+    b: Matrix
+    d: Matrix
+    accumulate: DType
+
+    @property
+    def m(self) -> int:
+        return self.a.rows
+
+    @property
+    def n(self) -> int:
+        return self.b.cols
+
+    @property
+    def k(self) -> int:
+        return self.a.cols
+
+    @property
+    def batch(self) -> int:
+        return self.d.batch
+
+    @property
+    def flops(self) -> int:
+        """Multiply and add counted as two."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def T(self) -> Problem:
+        """The same product read transposed, D^T = B^T @ A^T: makes a column-major D row-major."""
+        return Problem(self.b.T, self.a.T, self.d.T, self.accumulate)
+
+    def __str__(self) -> str:
+        batch = f"{self.batch} x " if self.batch > 1 else ""
+        return f"{batch}{self.m}x{self.n}x{self.k} {self.a.dtype} -> {self.d.dtype}"

@@ -1,0 +1,131 @@
+"""What is constant in a kernel: a config, and the dtypes and layouts it is made for. Sizes and strides are not in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import FP16, DType
+from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.problem import Matrix, Problem
+from gemmsmith.core.tile import Tile, widest_swizzle
+
+WGMMA_M = 64
+STORE_BUFFERS = 2
+
+
+def operand_major(matrix: Matrix) -> Literal["K", "MN"]:
+    """Major-ness of an operand seen as (M or N) x K; one with no unit stride is packed K-major."""
+    return "MN" if matrix.contiguous == "rows" else "K"
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One kernel serves every problem with the same spec.
+
+    `store` is "tma", or "direct" for an output TMA cannot write (any strides).
+    """
+
+    config: Config
+    operand: DType
+    accumulate: DType
+    output: DType
+    a_major: Literal["K", "MN"]
+    b_major: Literal["K", "MN"]
+    store: Literal["tma", "direct"]
+
+    @staticmethod
+    def of(problem: Problem, config: Config) -> KernelSpec:
+        """The spec of a problem; ConfigError where the config cannot work."""
+        d = problem.d
+        store: Literal["tma", "direct"] = "tma" if d.contiguous == "cols" and d.tma_ready else "direct"
+        spec = KernelSpec(
+            config, problem.a.dtype, problem.accumulate, d.dtype,
+            operand_major(problem.a), operand_major(problem.b.T), store,
+        )  # fmt: skip
+        spec.check()
+        return spec
+
+    # -- tiles ---------------------------------------------------------------------------------------
+    @property
+    def a_tile(self) -> Tile:
+        m, _, k = self.config.tile
+        return Tile(self.operand, m, k, self.a_major)
+
+    @property
+    def b_tile(self) -> Tile:
+        _, n, k = self.config.tile
+        return Tile(self.operand, n, k, self.b_major)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that TMA brings into one stage of a CTA, those that peers multicast included."""
+        return self.a_tile.bytes + self.b_tile.bytes
+
+    @property
+    def warpgroup_rows(self) -> int:
+        """Rows of the tile that one math warpgroup computes."""
+        return self.config.tile[0] // self.config.consumers
+
+    @property
+    def store_tile(self) -> Tile:
+        """What one TMA store moves: 64 rows by up to 128 bytes."""
+        nbytes = self.config.tile[1] * self.output.bytes
+        width = widest_swizzle(nbytes) or nbytes
+        return Tile(self.output, WGMMA_M, width // self.output.bytes, "K")
+
+    # -- sizes ---------------------------------------------------------------------------------------
+    @property
+    def cluster_size(self) -> int:
+        return self.config.cluster[0] * self.config.cluster[1]
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.config.consumers + (self.config.design == "warp_specialized"))
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Registers a thread that the accumulator takes."""
+        elements = self.warpgroup_rows * self.config.tile[1] // 128
+        return elements // 2 if self.accumulate == FP16 else elements
+
+    @property
+    def name(self) -> str:
+        """A symbol that says what the kernel is."""
+        c = self.config
+        shape = "x".join(map(str, c.tile)) + "_" + "x".join(map(str, c.cluster)) + f"_{c.stages}_{c.consumers}"
+        types = f"{self.operand}_{self.accumulate}_{self.output}_{self.a_major}{self.b_major}_{self.store}"
+        return f"{c.design}_{shape}_{c.raster}{c.swizzle}_{types}".lower()
+
+    def check(self) -> None:
+        """ConfigError for tiles, clusters or stages that cannot work; it says what would."""
+        c = self.config
+        m, n, k = c.tile
+        rules = [
+            (c.design in ("warp_specialized", "multistage"), f"design: got {c.design!r}; use warp_specialized or multistage"),
+            (1 <= c.consumers <= 3, f"consumers: got {c.consumers}; use 1, 2 or 3"),
+            (m > 0 and m % (WGMMA_M * c.consumers) == 0 and m <= 256,
+             f"tile M: got {m}; use a multiple of {WGMMA_M} x {c.consumers} consumers, up to 256"),
+            (8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"),
+            (k in (16, 32) or (k % 64 == 0 and 64 <= k <= 256), f"tile K: got {k}; use 16, 32, or a multiple of 64 up to 256"),
+            (c.stages >= 2, f"stages: got {c.stages}; use at least 2"),
+            (all(x in (1, 2, 4) for x in c.cluster) and self.cluster_size <= 8,
+             f"cluster: got {c.cluster}; use 1, 2 or 4 each way, at most 8 CTAs"),
+            (c.raster in ("m", "n") and c.swizzle >= 1, f"raster {c.raster!r}, swizzle {c.swizzle}: use m or n, at least 1"),
+        ]  # fmt: skip
+        for holds, message in rules:
+            if not holds:
+                raise ConfigError(message)
+        for name, tile, parts in (("A", self.a_tile, c.cluster[1]), ("B", self.b_tile, c.cluster[0])):
+            if tile.outer % (8 * parts):
+                raise ConfigError(
+                    f"cluster: {parts} CTAs share the {name} tile, whose {tile.outer} rows do not split into parts of 8; "
+                    "use a larger tile or a smaller cluster"
+                )
+        limit = 128 if c.consumers == 3 else 200
+        if self.accumulator_registers > limit:
+            raise ConfigError(
+                f"registers: the accumulator of {self.warpgroup_rows}x{n} takes {self.accumulator_registers} a thread, "
+                f"{self.accumulator_registers - limit} more than fit; use more consumers or a smaller tile"
+            )

@@ -1,0 +1,22 @@
+"""A TMA tensor map as data: backends encode it (CUDA) or decode it (simulator)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemmsmith.core.dtypes import DType
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """Rank 3, always: (inner, outer, batch), in elements; strides of outer and batch in bytes.
+
+    `address` is the tensor's base address on its machine. Source: CUDA driver API, cuTensorMapEncodeTiled.
+    """
+
+    address: int
+    dtype: DType
+    extents: tuple[int, int, int]
+    strides: tuple[int, int]  # bytes; of outer, of batch
+    box: tuple[int, int, int]
+    swizzle: int  # bytes: 128, 64, 32 or 0

@@ -1,0 +1,1 @@
+"""The kernels themselves, in the kernel language: one file a design, each readable from top to bottom."""

@@ -1,0 +1,30 @@
+"""From a spec to a built kernel."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.designs.multistage import multistage
+from gemmsmith.designs.warp_specialized import warp_specialized
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.kernel import Kernel
+
+DESIGNS = {"warp_specialized": warp_specialized, "multistage": multistage}
+
+
+@lru_cache(maxsize=256)
+def build(spec: KernelSpec) -> Kernel:
+    """The kernel of a spec, verified. Raises ConfigError or KernelError."""
+    rows, columns = spec.config.cluster
+    with Builder(spec.name, threads=spec.threads, cluster=(rows * columns, 1, 1)) as k:
+        k.header += [
+            f"gemmsmith: {spec.name}",
+            f"D = A @ B, {spec.operand} operands, {spec.accumulate} accumulation, {spec.output} output",
+            f"config: {spec.config}",
+            f"A is {spec.a_major}-major, B is {spec.b_major}-major, D is stored by {spec.store}",
+            "compile: nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin, or NVRTC with --gpu-architecture=sm_90a",
+            f"launch: grid a multiple of {rows * columns}, block {spec.threads}, shared memory as below, dynamic",
+        ]
+        DESIGNS[spec.config.design](k, spec)
+        return k.finish()

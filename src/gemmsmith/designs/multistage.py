@@ -1,0 +1,67 @@
+"""Multistage: every warpgroup multiplies, and one thread of them also starts the copies a few k-tiles ahead."""
+
+from __future__ import annotations
+
+from gemmsmith import hw
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.pipeline import PipelineTmaAsync, start
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.designs.operands import operands
+from gemmsmith.epilogue.store import store_epilogue
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.values import Value
+from gemmsmith.schedule.tiles import TileScheduler, WorkTile
+
+
+def multistage(k: Builder, spec: KernelSpec) -> None:
+    """Copies of k-tiles i+1 .. i+stages-1 are in flight while k-tile i multiplies; no warp has a role of its own."""
+    depth, ahead = spec.config.tile[2], spec.config.stages - 1
+    scheduler = TileScheduler(spec)
+    a, b = operands(k, spec, place := scheduler.position())
+    epilogue = store_epilogue(spec)
+    a_smem = k.shared(spec.a_tile, stages=spec.config.stages, name="A")
+    b_smem = k.shared(spec.b_tile, stages=spec.config.stages, name="B")
+    pipe = PipelineTmaAsync(spec.config.stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.cluster_size)
+    start(pipe)
+    hw.grid_dependency_wait()
+
+    with k.warpgroups(0, spec.config.consumers) as warpgroup:
+        producer = (k.thread == 0).named("producer")
+        write, read, free = pipe.producer_start_state(), pipe.consumer_start_state(), pipe.consumer_start_state("free")
+        rows = warpgroup * spec.warpgroup_rows
+        accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
+
+        def produce(tile: WorkTile, k_tile: Value) -> None:
+            """Starts the copies of one k-tile, if there is one."""
+            with k.when(k_tile < tile.k_tiles):
+                with k.when(producer):
+                    pipe.producer_acquire(write)
+                    a.load(a_smem[write.index], pipe.barrier(write), tile.m, k_tile * depth, tile.batch)
+                    b.load(b_smem[write.index], pipe.barrier(write), tile.n, k_tile * depth, tile.batch)
+                write.advance()
+
+        with scheduler.each(place) as tile:
+            with k.range(ahead, name="prologue") as k_tile:
+                produce(tile, k_tile)
+            with k.when(tile.k_tiles == 0):
+                accumulator.clear()
+            with k.range(tile.k_tiles, name="k_tile") as k_tile:
+                pipe.consumer_wait(read)
+                a_rows = a_smem[read.index].rows(rows, spec.warpgroup_rows)
+                accumulator.multiply(a_rows, b_smem[read.index], accumulate=k_tile > 0)
+                read.advance()
+                accumulator.wait(pending=1)
+                with k.when(k_tile > 0):  # the stage read before this one is free, and is filled again
+                    pipe.consumer_release(free)
+                    free.advance()
+                produce(tile, k_tile + ahead)
+            accumulator.wait(pending=0)
+            with k.when(tile.k_tiles > 0):
+                pipe.consumer_release(free)
+                free.advance()
+            epilogue.consume(accumulator, tile, warpgroup, rows)
+        with k.when(producer):
+            pipe.producer_tail(write)
+        epilogue.finish()
+
+

@@ -1,0 +1,69 @@
+"""Warp-specialised: one warp does nothing but start TMA copies, warpgroups do nothing but multiply and store."""
+
+from __future__ import annotations
+
+from gemmsmith import hw
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.pipeline import PipelineTmaAsync, start
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.designs.operands import operands
+from gemmsmith.epilogue.store import store_epilogue
+from gemmsmith.lang.builder import Builder
+from gemmsmith.schedule.tiles import TileScheduler
+
+REGISTERS = {2: (40, 232), 3: (32, 160)}
+"""Registers a thread (producer, consumer) by number of consumers: each sum fits the pool of 64 K. One consumer needs no more
+than the 255 it starts with."""
+
+
+def warp_specialized(k: Builder, spec: KernelSpec) -> None:
+    """Persistent: one producer warp feeds `consumers` WGMMA warpgroups; stores drain under the next tile's mainloop."""
+    depth, consumers = spec.config.tile[2], spec.config.consumers
+    producer_registers, consumer_registers = REGISTERS.get(consumers, (None, None))
+    scheduler = TileScheduler(spec)
+    a, b = operands(k, spec, place := scheduler.position())
+    epilogue = store_epilogue(spec)
+    a_smem = k.shared(spec.a_tile, stages=spec.config.stages, name="A")
+    b_smem = k.shared(spec.b_tile, stages=spec.config.stages, name="B")
+    pipe = PipelineTmaAsync(
+        spec.config.stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.cluster_size
+    )
+    start(pipe)
+    hw.grid_dependency_wait()
+
+    with k.warpgroup(0):
+        hw.set_registers(producer_registers)
+        with k.warp(0), k.when(hw.elect_one()):
+            write = pipe.producer_start_state()
+            with scheduler.each(place) as tile, k.range(tile.k_tiles, name="k_tile") as k_tile:
+                pipe.producer_acquire(write)
+                a.load(a_smem[write.index], pipe.barrier(write), tile.m, k_tile * depth, tile.batch)
+                b.load(b_smem[write.index], pipe.barrier(write), tile.n, k_tile * depth, tile.batch)
+                write.advance()
+            pipe.producer_tail(write)
+
+    with k.warpgroups(1, 1 + consumers) as warpgroup:
+        hw.set_registers(consumer_registers)
+        rows = warpgroup * spec.warpgroup_rows
+        read, free = pipe.consumer_start_state("read"), pipe.consumer_start_state("free")
+        accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
+        with scheduler.each(place) as tile:
+            with k.when(tile.k_tiles == 0):
+                accumulator.clear()
+            with k.range(tile.k_tiles, name="k_tile") as k_tile:
+                pipe.consumer_wait(read)
+                a_rows = a_smem[read.index].rows(rows, spec.warpgroup_rows)
+                accumulator.multiply(a_rows, b_smem[read.index], accumulate=k_tile > 0)
+                read.advance()
+                accumulator.wait(pending=1)
+                with k.when(k_tile > 0):  # one group stays in flight: a stage is released one step late
+                    pipe.consumer_release(free)
+                    free.advance()
+            accumulator.wait(pending=0)
+            with k.when(tile.k_tiles > 0):
+                pipe.consumer_release(free)
+                free.advance()
+            epilogue.consume(accumulator, tile, warpgroup, rows)
+        epilogue.finish()
+
+

@@ -1,0 +1,84 @@
+"""Hopper's instructions, one file a family. Each class holds operands, PTX and meaning; these functions record one."""
+
+from gemmsmith.hw import barrier, cluster, convert, cp_async, fence, matrix, mbarrier, memory, register, tma, wgmma
+from gemmsmith.hw.convert import pack
+from gemmsmith.hw.register import set_registers
+from gemmsmith.hw.wgmma import descriptor
+from gemmsmith.lang.builder import current
+
+mbarrier_init = mbarrier.MbarrierInit.emit
+fence_mbarrier_init = mbarrier.FenceMbarrierInit.emit
+mbarrier_arrive = mbarrier.MbarrierArrive.emit
+mbarrier_arrive_cluster = mbarrier.MbarrierArriveCluster.emit
+mbarrier_arrive_expect_tx = mbarrier.MbarrierArriveExpectTx.emit
+mbarrier_expect_tx = mbarrier.MbarrierExpectTx.emit
+mbarrier_try_wait = mbarrier.MbarrierTryWait.emit
+mbarrier_wait = mbarrier.MbarrierWait.emit
+
+tma_load = tma.TmaLoad.emit
+tma_load_multicast = tma.TmaLoadMulticast.emit
+tma_store = tma.TmaStore.emit
+bulk_commit = tma.BulkCommit.emit
+bulk_wait = tma.BulkWait.emit
+bulk_wait_read = tma.BulkWaitRead.emit
+prefetch_tensor_map = tma.PrefetchTensorMap.emit
+
+wgmma_mma = wgmma.Wgmma.emit
+wgmma_mma_register_a = wgmma.WgmmaRegisterA.emit
+wgmma_fence = wgmma.WgmmaFence.emit
+wgmma_commit = wgmma.WgmmaCommit.emit
+wgmma_wait = wgmma.WgmmaWait.emit
+compiler_fence = wgmma.CompilerFence.emit
+
+cluster_rank = cluster.ClusterRank.emit
+block_index = cluster.BlockIndex.emit
+grid_size = cluster.GridSize.emit
+cluster_arrive = cluster.ClusterArrive.emit
+cluster_wait = cluster.ClusterWait.emit
+mapa = cluster.Mapa.emit
+load_cluster = cluster.LoadCluster.emit
+store_cluster = cluster.StoreCluster.emit
+
+barrier_sync = barrier.BarrierSync.emit
+barrier_arrive = barrier.BarrierArrive.emit
+sync_warp = barrier.SyncWarp.emit
+
+fence_proxy_async = fence.FenceProxyAsync.emit
+fence_acq_rel = fence.FenceAcqRel.emit
+grid_dependency_wait = fence.GridDependencyWait.emit
+grid_dependency_launch = fence.GridDependencyLaunch.emit
+
+elect_one = register.ElectOne.emit
+shuffle_xor = register.ShuffleXor.emit
+shuffle_index = register.ShuffleIndex.emit
+shuffle_down = register.ShuffleDown.emit
+
+load_global = memory.LoadGlobal.emit
+store_global = memory.StoreGlobal.emit
+load_global_16 = memory.LoadGlobal16.emit
+store_global_16 = memory.StoreGlobal16.emit
+load_shared = memory.LoadShared.emit
+store_shared = memory.StoreShared.emit
+store_shared_16 = memory.StoreShared16.emit
+load_acquire = memory.LoadAcquire.emit
+store_release = memory.StoreRelease.emit
+atomic_add = memory.AtomicAdd.emit
+reduce_add = memory.ReduceAdd.emit
+
+store_matrix = matrix.StoreMatrix.emit
+load_matrix = matrix.LoadMatrix.emit
+
+cp_async_copy = cp_async.CpAsync.emit
+cp_async_commit = cp_async.CpAsyncCommit.emit
+cp_async_wait = cp_async.CpAsyncWait.emit
+
+unpack_fp16 = convert.UnpackFp16.emit
+as_unsigned = convert.AsUnsigned.emit
+
+
+def sync_threads() -> None:
+    """__syncthreads: all threads of the CTA."""
+    barrier.SyncThreads.emit(current().threads)
+
+
+__all__ = [name for name in dir() if not name.startswith("_")] + ["descriptor", "pack", "set_registers"]

@@ -1,0 +1,115 @@
+"""Clusters: ranks, barriers, and other CTAs' shared memory. PTX ISA, "barrier.cluster", "mapa"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.lang.instruction import Instruction, registers_in, registers_out, u32
+from gemmsmith.lang.machine import Blocking, Machine
+from gemmsmith.lang.types import I32, U32
+
+_RANK_SHIFT = 24
+"""The simulator's shared::cluster addresses: (rank + 1) above the CTA's own address. Opaque to kernels."""
+
+
+class ClusterRank(Instruction):
+    """This CTA's rank in its cluster."""
+
+    result = I32
+    pure = True
+    ptx = "mov.u32 {result}, %%cluster_ctarank;"
+
+    def simulate(self, m: Machine) -> int:
+        return m.rank
+
+
+class BlockIndex(Instruction):
+    """blockIdx.x; CTAs of a cluster are consecutive."""
+
+    result = I32
+    pure = True
+    cuda = "(int)blockIdx.x"
+
+    def simulate(self, m: Machine) -> int:
+        return m.block
+
+
+class GridSize(Instruction):
+    """gridDim.x."""
+
+    result = I32
+    pure = True
+    cuda = "(int)gridDim.x"
+
+    def simulate(self, m: Machine) -> int:
+        return m.grid
+
+
+class ClusterArrive(Instruction):
+    """Arrives at the cluster's barrier, releasing earlier writes."""
+
+    ptx = "barrier.cluster.arrive.release.aligned;"
+
+    def simulate(self, m: Machine) -> None:
+        m.cluster_arrive()
+
+
+class ClusterWait(Instruction):
+    """Until every thread of the cluster has arrived."""
+
+    ptx = "barrier.cluster.wait.acquire.aligned;"
+
+    def simulate(self, m: Machine) -> Blocking:
+        yield from m.cluster_wait()
+
+
+class Mapa(Instruction):
+    """The shared::cluster address of this CTA's `address` in CTA `rank`."""
+
+    address: u32
+    rank: u32
+    result = U32
+    pure = True
+    ptx = "mapa.shared::cluster.u32 {result}, {address}, {rank};"
+
+    def simulate(self, m: Machine) -> Any:
+        return m.value(self.address) + ((m.value(self.rank) + 1) << _RANK_SHIFT)
+
+
+def _split(address: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return address & ((1 << _RANK_SHIFT) - 1), (address >> _RANK_SHIFT) - 1
+
+
+class LoadCluster(Instruction):
+    """Loads 4, 8 or 16 bytes of distributed shared memory at a `mapa` address."""
+
+    values: registers_out
+    address: u32
+
+    def text(self) -> str:
+        vector = "" if self.values.count == 1 else f".v{self.values.count}"
+        target = "{values}"
+        return f"ld.shared::cluster{vector}.b32 {target}, [{{address}}];"
+
+    def simulate(self, m: Machine) -> None:
+        address, rank = _split(m.column(self.address))
+        data = m.load("shared", address, 4 * self.values.count, rank=rank)
+        m.registers(self.values, write=True)[m.active] = data.view(np.uint32)[m.active]
+
+
+class StoreCluster(Instruction):
+    """Stores 4, 8 or 16 bytes to distributed shared memory at a `mapa` address."""
+
+    values: registers_in
+    address: u32
+
+    def text(self) -> str:
+        vector = "" if self.values.count == 1 else f".v{self.values.count}"
+        return f"st.shared::cluster{vector}.b32 [{{address}}], {{values}};"
+
+    def simulate(self, m: Machine) -> None:
+        address, rank = _split(m.column(self.address))
+        data = np.ascontiguousarray(m.registers(self.values)).astype(np.uint32).view(np.uint8)
+        m.store("shared", address, data, rank=rank)

@@ -1,0 +1,83 @@
+"""Conversions between fp32 and 16-bit elements, in pairs as registers hold them. PTX ISA, "cvt"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gemmsmith.core.dtypes import BF16, FP16, DType
+from gemmsmith.lang.instruction import Instruction, f32, u32
+from gemmsmith.lang.machine import Machine
+from gemmsmith.lang.types import F32, U32
+from gemmsmith.lang.values import Value
+
+
+def _pack(low: Any, high: Any, dtype: Any) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        pair = np.stack(np.broadcast_arrays(np.atleast_1d(low), np.atleast_1d(high)), axis=-1).astype(dtype)
+    return np.ascontiguousarray(pair).view(np.uint32)[..., 0].astype(np.int64)
+
+
+class PackBf16(Instruction):
+    """Two fp32 rounded to nearest even, `low` in the low half."""
+
+    low: f32
+    high: f32
+    result = U32
+    pure = True
+    ptx = "cvt.rn.bf16x2.f32 {result}, {high}, {low};"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        return _pack(m.column(self.low), m.column(self.high), ml_dtypes.bfloat16)
+
+
+class PackFp16(Instruction):
+    """The same for fp16."""
+
+    low: f32
+    high: f32
+    result = U32
+    pure = True
+    ptx = "cvt.rn.f16x2.f32 {result}, {high}, {low};"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        return _pack(m.column(self.low), m.column(self.high), np.float16)
+
+
+class UnpackFp16(Instruction):
+    """Half `half` (0 low, 1 high) of a packed pair of fp16, as fp32: exact."""
+
+    pair: u32
+    half: int
+    result = F32
+    pure = True
+
+    def text(self) -> str:
+        return f"""{{
+        .reg .b16 h0, h1;
+        mov.b32 {{h0, h1}}, {{pair}};
+        cvt.f32.f16 {{result}}, h{self.half};
+        }}"""
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        pairs = m.column(self.pair).astype(np.uint32)
+        return (pairs >> (16 * self.half)).astype(np.uint16).view(np.float16).astype(np.float32)
+
+
+class AsUnsigned(Instruction):
+    """The bits of an fp32."""
+
+    value: f32
+    result = U32
+    pure = True
+    cuda = "__float_as_uint({value})"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        return m.column(self.value).astype(np.float32).view(np.uint32).astype(np.int64)
+
+
+def pack(low: Value, high: Value, dtype: DType) -> Value:
+    """Two fp32 values as a pair of `dtype` (bf16 or fp16) in a u32."""
+    return {BF16: PackBf16, FP16: PackFp16}[dtype].emit(low, high)

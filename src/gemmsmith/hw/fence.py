@@ -1,0 +1,42 @@
+"""Fences between proxies and scopes, and programmatic dependent launch. PTX ISA, "membar / fence"."""
+
+from __future__ import annotations
+
+from gemmsmith.lang.instruction import Instruction
+from gemmsmith.lang.machine import Machine
+
+
+class FenceProxyAsync(Instruction):
+    """This thread's ordinary writes to shared memory become visible to TMA and WGMMA (a barrier follows)."""
+
+    ptx = "fence.proxy.async.shared::cta;"
+
+    def simulate(self, m: Machine) -> None:
+        m.fence("proxy.async")
+
+
+class FenceAcqRel(Instruction):
+    """Orders this thread's global accesses at GPU scope."""
+
+    ptx = "fence.acq_rel.gpu;"
+
+    def simulate(self, m: Machine) -> None:
+        m.fence("acq_rel")
+
+
+class GridDependencyWait(Instruction):
+    """Programmatic dependent launch: until the kernels this one depends on have finished and flushed."""
+
+    ptx = "griddepcontrol.wait;"
+
+    def simulate(self, m: Machine) -> None:
+        return None
+
+
+class GridDependencyLaunch(Instruction):
+    """Lets the kernels that depend on this one start their prologue."""
+
+    ptx = "griddepcontrol.launch_dependents;"
+
+    def simulate(self, m: Machine) -> None:
+        return None

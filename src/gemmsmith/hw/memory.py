@@ -1,0 +1,192 @@
+"""Ordinary loads and stores, atomics, acquire and release. PTX ISA, "ld", "st", "atom"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.core.errors import KernelError
+from gemmsmith.lang.instruction import Instruction, f32, pred, registers_in, registers_out, u16, u32, u64
+from gemmsmith.lang.machine import Machine
+from gemmsmith.lang.types import F32, U16, U32
+from gemmsmith.lang.values import Registers
+
+
+def _vector(registers: Registers) -> str:
+    if registers.count not in (1, 2, 4):
+        raise KernelError(f"{registers.name}: {registers.count} registers; loads and stores move 1, 2 or 4")
+    return "" if registers.count == 1 else f".v{registers.count}"
+
+
+def _where(m: Machine, predicate: Any) -> np.ndarray:
+    return m.active & m.column(predicate).astype(bool)
+
+
+def _load(m: Machine, values: Registers, space: Any, address: Any, mask: Any) -> None:
+    data = m.load(space, m.column(address), 4 * values.count, mask=mask)
+    dtype = np.float32 if values.type == F32 else np.uint32
+    m.registers(values, write=True)[m.active] = np.ascontiguousarray(data).view(dtype)[m.active]
+
+
+def _bytes(m: Machine, values: Registers) -> np.ndarray:
+    dtype = np.float32 if values.type == F32 else np.uint32
+    return np.ascontiguousarray(np.asarray(m.registers(values)).astype(dtype)).view(np.uint8)
+
+
+class LoadGlobal(Instruction):
+    """4, 8 or 16 bytes where `predicate` holds, zeros elsewhere."""
+
+    values: registers_out
+    address: u64
+    predicate: pred
+
+    def text(self) -> str:
+        count = self.values.count
+        zeros = "\n".join(f"mov.b32 %{i}, 0;" for i in range(count))
+        return f"""{{
+        .reg .pred p;
+        setp.ne.b32 p, {{predicate}}, 0;
+        {zeros}
+        @p ld.global{_vector(self.values)}.b32 {{values}}, [{{address}}];
+        }}"""
+
+    def simulate(self, m: Machine) -> None:
+        _load(m, self.values, "global", self.address, _where(m, self.predicate))
+
+
+class StoreGlobal(Instruction):
+    """4, 8 or 16 bytes where `predicate` holds."""
+
+    values: registers_in
+    address: u64
+    predicate: pred
+
+    def text(self) -> str:
+        return f"""{{
+        .reg .pred p;
+        setp.ne.b32 p, {{predicate}}, 0;
+        @p st.global{_vector(self.values)}.b32 [{{address}}], {{values}};
+        }}"""
+
+    def simulate(self, m: Machine) -> None:
+        m.store("global", m.column(self.address), _bytes(m, self.values), mask=_where(m, self.predicate))
+
+
+class LoadGlobal16(Instruction):
+    """2 bytes where `predicate` holds, zero elsewhere."""
+
+    address: u64
+    predicate: pred
+    result = U16
+    ptx = """{
+    .reg .pred p;
+    setp.ne.b32 p, {predicate}, 0;
+    mov.b16 {result}, 0;
+    @p ld.global.b16 {result}, [{address}];
+    }"""
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        data = m.load("global", m.column(self.address), 2, mask=_where(m, self.predicate))
+        return np.ascontiguousarray(data).view(np.uint16)[:, 0].astype(np.int64)
+
+
+class StoreGlobal16(Instruction):
+    """2 bytes where `predicate` holds."""
+
+    address: u64
+    value: u16
+    predicate: pred
+    ptx = """{
+    .reg .pred p;
+    setp.ne.b32 p, {predicate}, 0;
+    @p st.global.b16 [{address}], {value};
+    }"""
+
+    def simulate(self, m: Machine) -> None:
+        data = m.column(self.value).astype(np.uint16)[:, None].view(np.uint8)
+        m.store("global", m.column(self.address), data, mask=_where(m, self.predicate))
+
+
+class LoadShared(Instruction):
+    """4, 8 or 16 bytes of the CTA's shared memory."""
+
+    values: registers_out
+    address: u32
+
+    def text(self) -> str:
+        return f"ld.shared{_vector(self.values)}.b32 {{values}}, [{{address}}];"
+
+    def simulate(self, m: Machine) -> None:
+        _load(m, self.values, "shared", self.address, None)
+
+
+class StoreShared(Instruction):
+    """4, 8 or 16 bytes to the CTA's shared memory."""
+
+    values: registers_in
+    address: u32
+
+    def text(self) -> str:
+        return f"st.shared{_vector(self.values)}.b32 [{{address}}], {{values}};"
+
+    def simulate(self, m: Machine) -> None:
+        m.store("shared", m.column(self.address), _bytes(m, self.values))
+
+
+class StoreShared16(Instruction):
+    """2 bytes to the CTA's shared memory."""
+
+    address: u32
+    value: u16
+    ptx = "st.shared.b16 [{address}], {value};"
+
+    def simulate(self, m: Machine) -> None:
+        m.store("shared", m.column(self.address), m.column(self.value).astype(np.uint16)[:, None].view(np.uint8))
+
+
+class LoadAcquire(Instruction):
+    """A word other CTAs release (a semaphore), at GPU scope."""
+
+    address: u64
+    result = U32
+    ptx = "ld.acquire.gpu.global.b32 {result}, [{address}];"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        data = m.load("global", m.column(self.address), 4, order="acquire")
+        return np.ascontiguousarray(data).view(np.uint32)[:, 0].astype(np.int64)
+
+
+class StoreRelease(Instruction):
+    """Publishes a word, and what this thread wrote before it, at GPU scope."""
+
+    address: u64
+    value: u32
+    ptx = "st.release.gpu.global.b32 [{address}], {value};"
+
+    def simulate(self, m: Machine) -> None:
+        data = m.column(self.value).astype(np.uint32)[:, None].view(np.uint8)
+        m.store("global", m.column(self.address), data, order="release")
+
+
+class AtomicAdd(Instruction):
+    """memory += value, relaxed; gives what was there."""
+
+    address: u64
+    value: u32
+    result = U32
+    ptx = "atom.relaxed.gpu.global.add.u32 {result}, [{address}], {value};"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        return m.atomic("global", m.column(self.address), np.uint32, lambda a, b: a + b, m.column(self.value))
+
+
+class ReduceAdd(Instruction):
+    """memory += value of fp32, relaxed, in no fixed order."""
+
+    address: u64
+    value: f32
+    ptx = "red.relaxed.gpu.global.add.f32 [{address}], {value};"
+
+    def simulate(self, m: Machine) -> None:
+        m.atomic("global", m.column(self.address), np.float32, lambda a, b: a + b, m.column(self.value))

@@ -1,0 +1,93 @@
+"""Registers and lanes: reallocation between warpgroups, the elected lane, shuffles. PTX ISA, "setmaxnreg", "elect"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.core.errors import KernelError
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.instruction import Instruction, u32
+from gemmsmith.lang.machine import Blocking, Machine
+from gemmsmith.lang.types import PRED, U32
+
+
+class SetMaxNReg(Instruction):
+    """Sets the warpgroup's registers a thread; `action` is dec (give back) or inc (wait for)."""
+
+    action: str
+    register_budget: int
+    ptx = "setmaxnreg.{action}.sync.aligned.u32 {register_budget};"
+
+    def check(self) -> None:
+        if self.register_budget % 8 or not 24 <= self.register_budget <= 256:
+            raise KernelError(f"setmaxnreg: got {self.register_budget}; use a multiple of 8 from 24 to 256")
+
+    def simulate(self, m: Machine) -> Blocking:
+        yield from m.set_register_budget(self.register_budget)
+
+
+def set_registers(count: int | None) -> None:
+    """Records setmaxnreg, giving back or asking for registers as `count` compares with the launch's share; None keeps it."""
+    if count is None:
+        return
+    k = current()
+    cap = min(65536 // k.threads // 8 * 8, 255)
+    SetMaxNReg.emit("dec" if count < cap else "inc", count)
+
+
+class ElectOne(Instruction):
+    """True in one lane of each warp."""
+
+    result = PRED
+    ptx = """{
+    .reg .pred p;
+    elect.sync _|p, 0xffffffff;
+    selp.b32 {result}, 1, 0, p;
+    }"""
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        return m.threads % 32 == 0
+
+
+def _from_lane(m: Machine, x: np.ndarray, lane: Any) -> np.ndarray:
+    own = np.arange(len(m.threads))
+    return x[own // 32 * 32 + lane]
+
+
+class ShuffleXor(Instruction):
+    """The value in the lane whose number differs by `mask`."""
+
+    value: u32
+    mask: int
+    result = U32
+    cuda = "__shfl_xor_sync(0xffffffff, {value}, {mask})"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        return _from_lane(m, m.column(self.value), (m.threads % 32) ^ self.mask)
+
+
+class ShuffleIndex(Instruction):
+    """The value in lane `lane`."""
+
+    value: u32
+    lane: u32
+    result = U32
+    cuda = "__shfl_sync(0xffffffff, {value}, {lane})"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        return _from_lane(m, m.column(self.value), m.column(self.lane) % 32)
+
+
+class ShuffleDown(Instruction):
+    """The value `delta` lanes further, its own beyond the last."""
+
+    value: u32
+    delta: int
+    result = U32
+    cuda = "__shfl_down_sync(0xffffffff, {value}, {delta})"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        lane = m.threads % 32
+        return _from_lane(m, m.column(self.value), np.where(lane + self.delta < 32, lane + self.delta, lane))

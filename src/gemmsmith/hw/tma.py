@@ -1,0 +1,195 @@
+"""TMA: the copy engine moves boxes of a rank-3 tensor. PTX ISA, "cp.async.bulk.tensor"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.tile import swizzled
+from gemmsmith.lang.instruction import Instruction, i32, tensor_map, u16, u32, u64
+from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
+
+EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
+"""L2 cache policies, as `createpolicy.fractional` encodes them (CUTLASS, TMA::CacheHintSm90)."""
+CHUNK = 16
+"""Bytes that a swizzle moves as one."""
+
+
+@dataclass
+class Box:
+    """A box of a tensor map at some coordinates: which bytes exist in memory, and where they lie in shared memory."""
+
+    map: TensorMap
+    x: int
+    y: int
+    z: int
+
+    @property
+    def row_bytes(self) -> int:
+        return self.map.box[0] * self.map.dtype.bytes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes counted on the barrier: always the whole box."""
+        return self.row_bytes * self.map.box[1] * self.map.box[2]
+
+    def inside(self) -> tuple[np.ndarray, int]:
+        """Which rows are inside the tensor, and how many bytes of each."""
+        y = self.y + np.arange(self.map.box[1])[None, :]
+        z = self.z + np.arange(self.map.box[2])[:, None]
+        rows = (y >= 0) & (y < self.map.extents[1]) & (z >= 0) & (z < self.map.extents[2])
+        width = min(max(self.map.extents[0] - self.x, 0), self.map.box[0]) * self.map.dtype.bytes
+        return rows.reshape(-1), width
+
+    def in_memory(self) -> Access:
+        rows, width = self.inside()
+        y = self.y + np.arange(self.map.box[1], dtype=np.int64)[None, :]
+        z = self.z + np.arange(self.map.box[2], dtype=np.int64)[:, None]
+        start = self.map.address + self.x * self.map.dtype.bytes + y * self.map.strides[0] + z * self.map.strides[1]
+        return Access("global", start.reshape(-1)[rows] if width else np.zeros(0, np.int64), width)
+
+    def in_shared(self, address: int, rank: int | None) -> Access:
+        """All the box's 16-byte chunks, row by row."""
+        chunks = address + np.arange(0, self.bytes, CHUNK, dtype=np.int64)
+        return Access("shared", swizzled(chunks, self.map.swizzle), CHUNK, rank)
+
+    def load(self, m: Machine, address: int, ranks: list[int | None]) -> None:
+        rows, width = self.inside()
+        data = np.zeros((len(rows), self.row_bytes), np.uint8)
+        if width:
+            data[rows, :width] = m.peek(self.in_memory())
+        for rank in ranks:
+            m.poke(self.in_shared(address, rank), data.reshape(-1, CHUNK))
+
+    def store(self, m: Machine, address: int) -> None:
+        rows, width = self.inside()
+        data = m.peek(self.in_shared(address, None)).reshape(len(rows), self.row_bytes)
+        if width:
+            m.poke(self.in_memory(), data[rows, :width])
+
+
+def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
+    box = Box(m.value(load.map), m.value(load.x), m.value(load.y), m.value(load.z))
+    destination, barrier = m.value(load.destination), m.value(load.barrier)
+    if destination % 128 or (box.x * box.map.dtype.bytes) % CHUNK:
+        m.report("alignment", f"TMA load to {destination:#x} of x = {box.x}: 128 and 16 bytes are needed")
+    m.start(
+        AsyncOperation(
+            f"TMA load of {load.map.name}",
+            "tma",
+            perform=lambda: box.load(m, destination, ranks),
+            reads=[box.in_memory()],
+            writes=[box.in_shared(destination, rank) for rank in ranks],
+            completes=[(rank, barrier, box.bytes) for rank in ranks],
+            work=box.bytes,
+        )
+    )
+
+
+class TmaLoad(Instruction):
+    """Copies the box at (x, y, z) into shared memory; its bytes complete on `barrier`. Outside the tensor is zero."""
+
+    map: tensor_map
+    x: i32
+    y: i32
+    z: i32
+    destination: u32
+    barrier: u32
+    cache: u64
+    ptx = (
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[{destination}], [{map}, {{x}, {y}, {z}}], [{barrier}], {cache};"
+    )
+
+    def simulate(self, m: Machine) -> None:
+        _start_load(m, self, [None])
+
+
+class TmaLoadMulticast(Instruction):
+    """The same into every CTA of `mask`, at the same address, completing on each one's own barrier."""
+
+    map: tensor_map
+    x: i32
+    y: i32
+    z: i32
+    destination: u32
+    barrier: u32
+    mask: u16
+    cache: u64
+    ptx = (
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint "
+        "[{destination}], [{map}, {{x}, {y}, {z}}], [{barrier}], {mask}, {cache};"
+    )
+
+    def simulate(self, m: Machine) -> None:
+        mask = int(m.value(self.mask))
+        _start_load(m, self, [rank for rank in range(m.cluster_size) if mask >> rank & 1])
+
+
+class TmaStore(Instruction):
+    """Copies the box in shared memory to (x, y, z); what lies outside the tensor is dropped. Joins the bulk group."""
+
+    map: tensor_map
+    x: i32
+    y: i32
+    z: i32
+    source: u32
+    ptx = "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [{map}, {{x}, {y}, {z}}], [{source}];"
+
+    def simulate(self, m: Machine) -> None:
+        box = Box(m.value(self.map), m.value(self.x), m.value(self.y), m.value(self.z))
+        source = m.value(self.source)
+        m.start(
+            AsyncOperation(
+                f"TMA store of {self.map.name}",
+                "tma",
+                perform=lambda: box.store(m, source),
+                reads=[box.in_shared(source, None)],
+                writes=[box.in_memory()],
+                group="bulk",
+                work=box.bytes,
+            )
+        )
+
+
+class BulkCommit(Instruction):
+    """Closes this thread's group of bulk stores."""
+
+    ptx = "cp.async.bulk.commit_group;"
+
+    def simulate(self, m: Machine) -> None:
+        m.commit_group("bulk")
+
+
+class BulkWait(Instruction):
+    """Until at most `pending` of this thread's groups are open: their results are visible."""
+
+    pending: int
+    ptx = "cp.async.bulk.wait_group {pending};"
+
+    def simulate(self, m: Machine) -> Blocking:
+        yield from m.wait_group("bulk", self.pending)
+
+
+class BulkWaitRead(Instruction):
+    """Until at most `pending` groups have not read their shared memory, which is then free to reuse."""
+
+    pending: int
+    ptx = "cp.async.bulk.wait_group.read {pending};"
+
+    def simulate(self, m: Machine) -> Blocking:
+        yield from m.wait_group("bulk", self.pending, read=True)
+
+
+class PrefetchTensorMap(Instruction):
+    """Brings a tensor map into the descriptor cache."""
+
+    map: tensor_map
+    ptx = "prefetch.tensormap [{map}];"
+
+    def simulate(self, m: Machine) -> None:
+        return None

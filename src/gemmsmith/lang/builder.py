@@ -1,0 +1,266 @@
+"""The builder: ordinary Python runs once and records a kernel's statements.
+
+Python `for` and `if` unroll and choose while the kernel is built; `k.range`, `k.unroll` and `k.when` stay in it.
+The current builder is a context variable, so that instructions and collectives need no handle.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+from gemmsmith.core.errors import KernelError
+from gemmsmith.core.tile import Tile
+from gemmsmith.lang import statements as st
+from gemmsmith.lang.instruction import Instruction
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.shared import SharedBuffer
+from gemmsmith.lang.types import I32, PRED, TENSOR_MAP, U32, U64, Type
+from gemmsmith.lang.values import (
+    Builtin,
+    Constant,
+    LateConstant,
+    LoopIndex,
+    Parameter,
+    Registers,
+    Result,
+    Value,
+    ValueLike,
+    Variable,
+    as_value,
+    operation,
+)
+
+_CURRENT: ContextVar[Builder | None] = ContextVar("gemmsmith_builder", default=None)
+_PACKAGE = str(Path(__file__).parents[1])
+# Frames in these floors are mechanics: a statement's line is the design's (or the user's) that called them.
+_MECHANICS = tuple(str(Path(_PACKAGE) / floor) for floor in ("lang", "hw", "collective", "schedule", "epilogue"))
+_STDLIB = str(Path(sys.modules["contextlib"].__file__ or "").parent)
+
+
+def current() -> Builder:
+    """The builder being recorded into; KernelError outside of one."""
+    builder = _CURRENT.get()
+    if builder is None:
+        raise KernelError("kernel code runs only while a Builder records it: `with Builder(...) as k:`")
+    return builder
+
+
+class Builder:
+    """Records one kernel. `threads` a CTA, `cluster` (x, y, z) in CTAs."""
+
+    def __init__(self, name: str, *, threads: int, cluster: tuple[int, int, int] = (1, 1, 1)) -> None:
+        if threads % 32 or not 32 <= threads <= 1024:
+            raise KernelError(f"threads: got {threads}; use a multiple of 32 up to 1024")
+        self.name, self.threads, self.cluster = name, threads, cluster
+        self.parameters: list[Parameter] = []
+        self.buffers: list[SharedBuffer] = []
+        self.late: list[LateConstant] = []
+        self.header: list[str] = []
+        self.body = st.Block()
+        self._blocks = [self.body]
+        self._roles: list[st.Role] = []
+        self.thread, self.lane = Builtin(I32, "thread"), Builtin(I32, "lane")
+        self.warp_index, self.warpgroup_index = Builtin(I32, "warp"), Builtin(I32, "warpgroup")
+        self.smem = Builtin(U32, "smem")
+
+    def __enter__(self) -> Builder:
+        self._token = _CURRENT.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _CURRENT.reset(self._token)
+
+    def finish(self) -> Kernel:
+        """The kernel, verified. KernelError names the line of what is wrong."""
+        from gemmsmith.lang.verify import verify
+
+        kernel = Kernel(
+            self.name, self.threads, self.cluster, self.parameters, self.buffers, self.late, self.body, self.header
+        )
+        verify(kernel)
+        return kernel
+
+    # -- recording ---------------------------------------------------------------------------------
+    def emit(self, statement: st.Statement) -> None:
+        statement.where = _where()
+        self._blocks[-1].statements.append(statement)
+
+    def bind(self, value: Value) -> Value:
+        self.emit(st.Bind(value))
+        return value
+
+    def execute(self, instruction: Instruction) -> Value:
+        if instruction.result is None:
+            self.emit(st.Execute(instruction))
+            return None  # type: ignore[return-value]
+        return self.bind(Result(instruction, instruction.result))
+
+    def assign(self, variable: Variable, value: Value) -> None:
+        self.emit(st.Assign(variable, value))
+
+    def assign_register(self, registers: Registers, index: Value, value: Value) -> None:
+        self.emit(st.AssignRegister(registers, index, value))
+
+    def comment(self, text: str) -> None:
+        self.emit(st.Comment(text))
+
+    # -- arguments and storage -----------------------------------------------------------------------
+    def parameter(self, name: str, type: Type = I32) -> Parameter:
+        """An argument given at launch; sizes and strides are such."""
+        self.parameters.append(Parameter(type, name))
+        return self.parameters[-1]
+
+    def tensor_map(self, name: str) -> Parameter:
+        return self.parameter(name, TENSOR_MAP)
+
+    def pointer(self, name: str) -> Parameter:
+        """A global address in bytes, as u64."""
+        return self.parameter(name, U64)
+
+    def shared(
+        self, what: Tile | int, *, stages: int = 1, alignment: int | None = None, name: str = "buffer"
+    ) -> SharedBuffer:
+        """`stages` slots of shared memory, each one tile, or that many bytes."""
+        tile = what if isinstance(what, Tile) else None
+        nbytes = what.bytes if isinstance(what, Tile) else what
+        align = alignment or (tile.alignment if tile else 16)
+        nbytes = -(-nbytes // align) * align if stages > 1 else nbytes
+        end = max((b.offset + b.bytes for b in self.buffers), default=0)
+        buffer = SharedBuffer(self, name, -(-end // align) * align, nbytes, stages, tile)
+        self.buffers.append(buffer)
+        return buffer
+
+    def late_constant(self, name: str, type: Type = U32) -> LateConstant:
+        """A number that code recorded later decides; it must be set when the building ends."""
+        self.late.append(LateConstant(type, name))
+        return self.late[-1]
+
+    def var(self, type: Type, initial: ValueLike, name: str) -> Variable:
+        """A variable: the one thing that is assigned to."""
+        variable = Variable(type, name)
+        self.emit(st.Declare(variable, as_value(initial, type)))
+        return variable
+
+    def registers(self, type: Type, count: int, name: str) -> Registers:
+        """An uninitialised array in registers."""
+        array = Registers(type, count, name)
+        self.emit(st.DeclareRegisters(array))
+        return array
+
+    # -- control -----------------------------------------------------------------------------------
+    @contextmanager
+    def _nested(self, block: st.Block) -> Iterator[None]:
+        self._blocks.append(block)
+        try:
+            yield
+        finally:
+            self._blocks.pop()
+
+    @contextmanager
+    def _loop(
+        self, start: ValueLike, stop: ValueLike | None, step: int, name: str, unrolled: bool
+    ) -> Iterator[LoopIndex]:
+        if stop is None:
+            start, stop = 0, start
+        loop = st.Loop(LoopIndex(name, unrolled), as_value(start, I32), as_value(stop, I32), step)
+        if unrolled and not (isinstance(loop.start, Constant) and isinstance(loop.stop, Constant)):
+            raise KernelError("k.unroll needs bounds known at build time")
+        self.emit(loop)
+        with self._nested(loop.body):
+            yield loop.index
+
+    def range(self, start: ValueLike, stop: ValueLike | None = None, step: int = 1, *, name: str = "i"):
+        """A loop that stays a loop; its bounds are the same for every thread of the role."""
+        return self._loop(start, stop, step, name, unrolled=False)
+
+    def unroll(self, start: int, stop: int | None = None, step: int = 1, *, name: str = "i"):
+        """A loop with build-time bounds that the compiler unrolls: its index may index registers."""
+        return self._loop(start, stop, step, name, unrolled=True)
+
+    @contextmanager
+    def when(self, condition: ValueLike) -> Iterator[None]:
+        """Only the threads for which `condition` holds."""
+        branch = st.If(as_value(condition, PRED))
+        self.emit(branch)
+        with self._nested(branch.then):
+            yield
+
+    @contextmanager
+    def otherwise(self) -> Iterator[None]:
+        """The threads the `k.when` just before left out."""
+        last = self._blocks[-1].statements[-1] if self._blocks[-1].statements else None
+        if not isinstance(last, st.If) or last.otherwise:
+            raise KernelError("k.otherwise must follow a k.when")
+        last.otherwise = st.Block()
+        with self._nested(last.otherwise):
+            yield
+
+    def select(self, condition: Value, then: ValueLike, otherwise: ValueLike) -> Value:
+        """condition ? then : otherwise, both evaluated."""
+        like = then if isinstance(then, Value) else otherwise
+        type = like.type if isinstance(like, Value) else I32
+        return operation("select", type, as_value(condition, PRED), as_value(then, type), as_value(otherwise, type))
+
+    def minimum(self, a: Value, b: ValueLike) -> Value:
+        return operation("min", a.type, a, as_value(b, a.type))
+
+    def maximum(self, a: Value, b: ValueLike) -> Value:
+        return operation("max", a.type, a, as_value(b, a.type))
+
+    # -- roles ---------------------------------------------------------------------------------------
+    @contextmanager
+    def _role(self, role: st.Role) -> Iterator[Value]:
+        limit = self.threads // 128 if role.unit == "warpgroup" else 4
+        if role.first + role.count > limit:
+            raise KernelError(
+                f"{role.unit}s {role.first}..{role.first + role.count - 1}: there are {limit} "
+                + ("in the kernel" if role.unit == "warpgroup" else "in a warpgroup")
+            )
+        if any(r.unit == role.unit for r in self._roles):
+            raise KernelError(f"a {role.unit} role inside a {role.unit} role")
+        self.emit(role)
+        self._roles.append(role)
+        try:
+            with self._nested(role.body):
+                index = self.warpgroup_index if role.unit == "warpgroup" else self.warp_index % 4
+                yield index - role.first if role.count > 1 else Constant(I32, 0)
+        finally:
+            self._roles.pop()
+
+    def warpgroup(self, index: int):
+        """What one warpgroup (128 threads) does."""
+        return self._role(st.Role("warpgroup", index, 1))
+
+    def warpgroups(self, first: int, stop: int):
+        """What warpgroups first..stop-1 do, each on its own; gives the index within the role."""
+        return self._role(st.Role("warpgroup", first, stop - first))
+
+    def warp(self, index: int):
+        """What one warp of the surrounding warpgroup role does."""
+        return self._role(st.Role("warp", index, 1))
+
+    @property
+    def role_key(self) -> tuple[tuple[str, int], ...]:
+        """Which role is being recorded, as (unit, first) from the outside in."""
+        return tuple((role.unit, role.first) for role in self._roles)
+
+    @property
+    def role_warps(self) -> int:
+        """How many warps execute what is recorded now."""
+        units = {role.unit: role.count for role in self._roles}
+        return units.get("warp", 4 * units.get("warpgroup", 0)) or self.threads // 32
+
+
+def _where() -> st.Where:
+    frame = sys._getframe(2)
+    fallback = frame
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_MECHANICS) and not file.startswith(_STDLIB):
+            return st.Where(file, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return st.Where(fallback.f_code.co_filename, fallback.f_lineno)

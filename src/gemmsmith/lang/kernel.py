@@ -1,0 +1,51 @@
+"""A built kernel: what a backend prints and compiles, or executes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from gemmsmith.lang.statements import Block
+from gemmsmith.lang.types import TENSOR_MAP, U64
+from gemmsmith.lang.values import LateConstant, Parameter
+
+if TYPE_CHECKING:
+    from gemmsmith.lang.shared import SharedBuffer
+
+
+@dataclass(eq=False)
+class Kernel:
+    """One kernel's description. `header` lines open the printed file."""
+
+    name: str
+    threads: int
+    cluster: tuple[int, int, int]
+    parameters: list[Parameter]
+    buffers: list[SharedBuffer]
+    late: list[LateConstant]
+    body: Block
+    header: list[str]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory a CTA, in bytes."""
+        return max((b.offset + b.bytes for b in self.buffers), default=0)
+
+    @property
+    def register_cap(self) -> int:
+        """Registers a thread that ptxas may use: the launch bound's share of 64 K, at most 255."""
+        return min(65536 // self.threads // 8 * 8, 255)
+
+    @property
+    def parameter_kinds(self) -> tuple[str, ...]:
+        """For the launcher: "tensor_map", "pointer" (u64) or the type's name."""
+        names = {TENSOR_MAP: "tensor_map", U64: "pointer"}
+        return tuple(names.get(p.type, p.type.name) for p in self.parameters)
+
+    @cached_property
+    def source(self) -> str:
+        """The kernel as one self-contained CUDA C++ file."""
+        from gemmsmith.lang.printer import print_kernel
+
+        return print_kernel(self)

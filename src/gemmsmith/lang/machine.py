@@ -1,0 +1,143 @@
+"""What an instruction's `simulate` may ask of the machine it runs on. The simulator implements it.
+
+One machine is one unit: the 32 threads of a warp or the 128 of a warpgroup, in lockstep, in one CTA.
+A value is uniform (a Python number) or an array over the unit's threads. Methods that return a generator
+may block: an instruction runs them with `yield from`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from gemmsmith.lang.values import Registers, Value
+
+Space = Literal["shared", "global"]
+Group = Literal["wgmma", "bulk", "cp.async"]
+Blocking = Generator[Any, None, Any]
+
+
+@dataclass
+class Access:
+    """Bytes an asynchronous operation touches: `width` bytes from each of `addresses`.
+
+    `rank` is the CTA of the cluster whose shared memory it is; None is the unit's own.
+    """
+
+    space: Space
+    addresses: np.ndarray
+    width: int
+    rank: int | None = None
+
+
+@dataclass
+class AsyncOperation:
+    """Work that goes on after its instruction: a TMA copy, one wgmma, a cp.async.
+
+    It completes at some later time: then `perform` moves the data and `completes` tells the mbarriers,
+    as (rank, address, bytes) each. One that belongs to a `group` is waited for by that group instead.
+    `owns` are register arrays nobody may touch meanwhile. `proxy` is through which it sees shared memory.
+    """
+
+    what: str
+    engine: Literal["tma", "tensor", "copy"]
+    perform: Callable[[], None]
+    reads: list[Access] = field(default_factory=list)
+    writes: list[Access] = field(default_factory=list)
+    completes: list[tuple[int | None, int, int]] = field(default_factory=list)
+    group: Group | None = None
+    owns: list[Registers] = field(default_factory=list)
+    proxy: Literal["async", "generic"] = "async"
+    work: float = 0
+    """Bytes moved (tma, copy) or tensor-core cycles (tensor)."""
+
+
+class Machine(Protocol):
+    """See the module."""
+
+    threads: np.ndarray  # (T,) thread index in the CTA
+    active: np.ndarray  # (T,) whether the thread executes this instruction
+    block: int  # blockIdx.x
+    grid: int  # gridDim.x
+    rank: int  # CTA rank in the cluster
+    cluster_size: int  # CTAs in the cluster
+
+    # -- values ------------------------------------------------------------------------------------
+    def value(self, x: Value) -> Any:
+        """What it holds: a Python number where uniform, else an array (T,); a TensorMap for such a parameter."""
+
+    def column(self, x: Value) -> np.ndarray:
+        """The same as an array (T,), int64 or float32 or bool."""
+
+    def registers(self, x: Registers, write: bool = False) -> np.ndarray:
+        """(T, count) live view; a hazard where an asynchronous operation owns it."""
+
+    def fragment(self, x: Registers) -> np.ndarray:
+        """(T, count) live view, unchecked: for an asynchronous operation that owns it."""
+
+    # -- memory, ordinary accesses (generic proxy) by the active threads -----------------------------
+    def load(
+        self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: str = "weak", mask: Any = None
+    ) -> np.ndarray:
+        """(T, nbytes) uint8, zeros for inactive threads; `order` "acquire" synchronises with a release.
+
+        `rank` (number or array) names another CTA's shared memory; `mask` (T,) narrows the active threads.
+        """
+
+    def store(
+        self, space: Space, address: Any, data: np.ndarray, *, rank: Any = None, order: str = "weak", mask: Any = None
+    ) -> None:
+        """Stores (T, nbytes) uint8 rows, likewise."""
+
+    def atomic(
+        self, space: Space, address: np.ndarray, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray
+    ) -> np.ndarray:
+        """old = memory; memory = update(old, operand), thread after thread, relaxed; gives (T,) old values."""
+
+    def peek(self, access: Access) -> np.ndarray:
+        """The bytes now, (len(addresses), width) uint8: for `perform` of asynchronous operations, unchecked."""
+
+    def poke(self, access: Access, data: np.ndarray) -> None:
+        """Sets the bytes, likewise."""
+
+    # -- mbarriers: `address` uniform or (T,); every active thread arrives -----------------------------
+    def mbarrier_init(self, address: Any, count: int) -> None: ...
+    def mbarrier_arrive(self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None) -> None: ...
+    def mbarrier_expect_tx(self, address: Any, nbytes: Any) -> None:
+        """Raises the pending bytes without an arrival."""
+
+    def mbarrier_test(self, address: Any, parity: Any) -> bool:
+        """Whether the phase of that parity has completed (acquires where it has). Never blocks."""
+
+    def mbarrier_wait(self, address: Any, parity: Any) -> Blocking: ...
+
+    # -- other synchronisation ---------------------------------------------------------------------
+    def barrier_sync(self, identifier: Any, threads: int) -> Blocking:
+        """bar.sync: a named barrier of the CTA; 0 with all threads is __syncthreads."""
+
+    def barrier_arrive(self, identifier: Any, threads: int) -> None: ...
+    def warp_sync(self) -> None:
+        """__syncwarp: orders the ordinary accesses of a warp's lanes among themselves."""
+
+    def cluster_arrive(self, release: bool = True) -> None: ...
+    def cluster_wait(self) -> Blocking: ...
+    def fence(self, kind: Literal["proxy.async", "mbarrier_init", "wgmma", "acq_rel"]) -> None:
+        """proxy.async: my earlier ordinary accesses become visible to the async proxy.
+        mbarrier_init: my mbarrier inits become visible to the cluster and to the async proxy.
+        wgmma: my register accesses are ordered before the wgmmas that follow.
+        acq_rel: a memory fence at GPU scope."""
+
+    def set_register_budget(self, registers: int) -> Blocking:
+        """setmaxnreg of a warpgroup: blocks until the pool has them."""
+
+    # -- asynchronous operations -----------------------------------------------------------------------
+    def start(self, operation: AsyncOperation) -> None: ...
+    def commit_group(self, group: Group) -> None: ...
+    def wait_group(self, group: Group, pending: int, *, read: bool = False) -> Blocking:
+        """Until at most `pending` groups are open; `read`: only that their sources have been read."""
+
+    def report(self, kind: str, message: str) -> None:
+        """A hazard the instruction itself sees (a bad descriptor, a misaligned address)."""

@@ -1,0 +1,445 @@
+"""Prints a kernel as one readable, self-contained CUDA C++ file.
+
+Pure values used once are folded into their use; all others become named constants, in the order they were made.
+A value that reads a variable is written down before the variable changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from gemmsmith.lang import statements as st
+from gemmsmith.lang.instruction import Instruction, RegisterOperand
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.types import F32, PRED, TENSOR_MAP, Type
+from gemmsmith.lang.values import (
+    Builtin,
+    Constant,
+    LateConstant,
+    LoopIndex,
+    Operation,
+    Parameter,
+    Read,
+    RegisterRead,
+    Registers,
+    Result,
+    Value,
+    Variable,
+)
+
+_PRECEDENCE = {
+    "*": 10, "/": 10, "%": 10, "+": 9, "-": 9, "<<": 8, ">>": 8, "<": 7, "<=": 7, ">": 7, ">=": 7,
+    "==": 6, "!=": 6, "&": 5, "^": 4, "|": 3,
+}  # fmt: skip
+_ATOM, _UNARY, _TERNARY = 20, 15, 1
+_PRELUDE = """\
+typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t; typedef long long int64_t;
+"""
+_TENSOR_MAP = "struct alignas(64) TensorMap { uint64_t opaque[16]; };  // CUtensorMap\n"
+_BUILTINS = {
+    "thread": "const int thread = threadIdx.x;",
+    "lane": "const int lane = threadIdx.x % 32;",
+    "warp": "const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // the same in all lanes, and known so",
+    "warpgroup": "const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);",
+    "smem": "const uint32_t smem = (uint32_t)__cvta_generic_to_shared(shared_memory);",
+}
+
+
+@dataclass
+class _Pending:
+    text: str
+    precedence: int
+    reads: set[object]
+
+
+@dataclass
+class _Printer:
+    kernel: Kernel
+    uses: Counter[Value] = field(default_factory=Counter)
+    names: dict[object, str] = field(default_factory=dict)
+    taken: Counter[str] = field(default_factory=Counter)
+    pending: dict[Value, _Pending] = field(default_factory=dict)
+    builtins: set[str] = field(default_factory=set)
+    wrappers: dict[str, None] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+
+    # -- names and expressions ---------------------------------------------------------------------
+    def name(self, thing: object, hint: str) -> str:
+        if thing not in self.names:
+            hint = re.sub(r"\W+", "_", hint)
+            self.taken[hint] += 1
+            self.names[thing] = hint if self.taken[hint] == 1 else f"{hint}_{self.taken[hint]}"
+        return self.names[thing]
+
+    def expression(self, value: Value) -> tuple[str, int, set[object]]:
+        """Text, precedence, and the variables it reads."""
+        if value in self.pending:
+            done = self.pending.pop(value)
+            return done.text, done.precedence, done.reads
+        if value in self.names:
+            return self.names[value], _ATOM, set()
+        if isinstance(value, (Constant, LateConstant)):
+            return _literal(value.type, value.number), _ATOM, set()
+        if isinstance(value, Builtin):
+            self.builtins.add(value.name or "")
+            return value.name or "", _ATOM, set()
+        if isinstance(value, (Parameter, LoopIndex)):
+            return self.name(value, value.name or "p"), _ATOM, set()
+        raise AssertionError(f"{value} used before it is made")
+
+    def text(self, value: Value) -> str:
+        return self.expression(value)[0]
+
+    def _compose(self, value: Value) -> _Pending:
+        reads: set[object] = set()
+
+        def part(operand: Value, at_least: int) -> str:
+            text, precedence, more = self.expression(operand)
+            reads.update(more)
+            return text if precedence >= at_least else f"({text})"
+
+        match value:
+            case Read():
+                return _Pending(self.names[value.variable], _ATOM, {value.variable})
+            case RegisterRead():
+                text = f"{self.names[value.registers]}[{part(value.index, 0)}]"
+                return _Pending(text, _ATOM, reads | {value.registers})
+            case Result():
+                return _Pending(self.call(value.instruction), _ATOM, reads)
+            case Operation(op="select"):
+                c, a, b = (part(v, _TERNARY + 1) for v in value.operands)
+                return _Pending(f"{c} ? {a} : {b}", _TERNARY, reads)
+            case Operation(op="cast"):
+                return _Pending(f"({value.type.cpp}){part(value.operands[0], _UNARY)}", _UNARY, reads)
+            case Operation(op="min" | "max"):
+                a, b = (part(v, 0) for v in value.operands)
+                return _Pending(f"{value.op}({a}, {b})", _ATOM, reads)
+            case Operation(operands=(only,)):
+                sign = {"neg": "-"}.get(value.op, value.op)
+                return _Pending(f"{sign}{part(only, _UNARY + 1)}", _UNARY, reads)
+            case Operation(operands=(left, right)):
+                own = _PRECEDENCE[value.op]
+                # Beyond + and * readers (and compilers' warnings) want the parentheses.
+                floor = own if own >= 9 else 9
+                a, b = part(left, floor), part(right, max(floor, own + 1))
+                if value.type == PRED and value.op in "&|" and value.op not in ("<", ">"):
+                    return _Pending(f"{a} {value.op * 2} {b}", own, reads)
+                return _Pending(f"{a} {value.op} {b}", own, reads)
+        raise AssertionError(value)
+
+    def call(self, instruction: Instruction) -> str:
+        arguments = []
+        for name, kind in instruction.operand_types.items():
+            given = getattr(instruction, name)
+            if isinstance(kind, RegisterOperand):
+                arguments.append(self.names[given])
+            else:
+                arguments.append(("&" if kind == TENSOR_MAP else "") + self.text(given))
+        if instruction.cuda:
+            places = dict(zip(instruction.operand_types, arguments, strict=True))
+            return re.sub(r"\{(\w+)\}", lambda m: places.get(m[1], str(getattr(instruction, m[1], m[0]))),
+                          instruction.cuda)  # fmt: skip
+        # By text, not name: the same name with other operand counts is an overload.
+        self.wrappers[wrapper(instruction)] = None
+        return f"{instruction.wrapper_name}({', '.join(arguments)})"
+
+    # -- statements ----------------------------------------------------------------------------------
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text if text else "")
+
+    def flush(self, reading: object | None = None) -> None:
+        """Writes down pending values: all, or those that read a variable about to change."""
+        for value in list(self.pending):
+            if reading is None or reading in self.pending[value].reads:
+                text = self.pending.pop(value).text
+                self.line(f"const {value.type.cpp} {self.name(value, value.name or _hint(value))} = {text};")
+
+    def bind(self, value: Value) -> None:
+        pure = not isinstance(value, Result) or value.instruction.pure
+        if pure and not self.uses[value]:
+            return
+        done = self._compose(value)
+        if pure and self.uses[value] == 1 and not value.name:
+            self.pending[value] = done
+            return
+        if not self.uses[value]:
+            self.line(f"{done.text};")
+        else:
+            self.line(f"const {value.type.cpp} {self.name(value, value.name or _hint(value))} = {done.text};")
+
+    def _flush_written(self, instruction: Instruction) -> None:
+        for name, kind in instruction.operand_types.items():
+            if isinstance(kind, RegisterOperand) and kind.access != "in":
+                self.flush(getattr(instruction, name))
+
+    def block(self, block: st.Block) -> None:
+        previous: st.Statement | None = None
+        for position, statement in enumerate(block.statements):
+            self.statement(statement, previous, block.statements[position + 1 :])
+            previous = statement
+        self.flush()
+
+    def nested(self, block: st.Block) -> None:
+        self.depth += 1
+        self.block(block)
+        self.depth -= 1
+
+    def statement(self, statement: st.Statement, previous: st.Statement | None, rest: list[st.Statement]) -> None:
+        match statement:
+            case st.Comment(text=text):
+                self.flush()
+                self.line(f"// {text}")
+            case st.Bind(value=value):
+                if isinstance(value, Result):
+                    self._flush_written(value.instruction)
+                self.bind(value)
+            case st.Execute(instruction=instruction):
+                text = self.call(instruction)
+                self._flush_written(instruction)
+                self.line(f"{text};")
+            case st.Declare(variable=variable, initial=initial):
+                text = self.text(initial)
+                self.line(f"{variable.type.cpp} {self.name(variable, variable.name)} = {text};")
+            case st.Assign(variable=variable, value=value):
+                text = self.text(value)
+                self.flush(variable)
+                self.line(f"{self.names[variable]} = {text};")
+            case st.DeclareRegisters(registers=array):
+                self.line(f"{array.type.cpp} {self.name(array, array.name)}[{array.count}];")
+            case st.AssignRegister(registers=array, index=index, value=value):
+                text, place = self.text(value), self.text(index)
+                self.flush(array)
+                self.line(f"{self.names[array]}[{place}] = {text};")
+            case st.Loop():
+                self._loop(statement)
+            case st.If():
+                condition = self.text(statement.condition)
+                self.flush()
+                self.line(f"if ({condition}) {{")
+                self.nested(statement.then)
+                if statement.otherwise:
+                    self.line("} else {")
+                    self.nested(statement.otherwise)
+                self.line("}")
+            case st.Role():
+                self._role(statement, previous, rest)
+
+    def _loop(self, loop: st.Loop) -> None:
+        start, stop = self._bound(loop.start), self._bound(loop.stop)
+        self.flush()
+        unrolled = loop.index.unrolled
+        self.line("#pragma unroll" if unrolled else "#pragma unroll 1")
+        name = self.name(loop.index, loop.index.name or "i")
+        step = f"++{name}" if loop.step == 1 else f"{name} += {loop.step}"
+        self.line(f"for (int {name} = {start}; {name} < {stop}; {step}) {{")
+        self.nested(loop.body)
+        self.line("}")
+
+    def _bound(self, value: Value) -> str:
+        """A loop's bound is taken once: one that is computed gets a name first."""
+        text, _, reads = self.expression(value)
+        if not reads and re.fullmatch(r"\w+", text):
+            return text
+        self.line(f"const int {self.name(value, value.name or 'bound')} = {text};")
+        return self.names[value]
+
+    def _role(self, role: st.Role, previous: st.Statement | None, rest: list[st.Statement]) -> None:
+        self.flush()
+        self.builtins.add("warpgroup" if role.unit == "warpgroup" else "warp")
+        who = "warpgroup" if role.unit == "warpgroup" else "warp % 4"
+        first, stop = role.first, role.first + role.count
+        limit = self.kernel.threads // 128 if role.unit == "warpgroup" else 4
+        if role.count == 1:
+            test = f"{who} == {first}"
+        elif first == 0:
+            test = f"{who} < {stop}"
+        else:
+            test = f"{who} >= {first}" + (f" && {who} < {stop}" if stop < limit else "")
+        follows = isinstance(previous, st.Role) and previous.unit == role.unit
+        covered = {w for s in self._siblings(role) for w in range(s.first, s.first + s.count)}
+        last = not (rest and isinstance(rest[0], st.Role) and rest[0].unit == role.unit)
+        if follows:
+            self.lines.pop()  # the previous role's closing brace
+            whole = last and covered == set(range(limit))
+            self.line("} else {" if whole else f"}} else if ({test}) {{")
+        else:
+            self.line(f"if ({test}) {{")
+        self.nested(role.body)
+        self.line("}")
+
+    def _siblings(self, role: st.Role) -> list[st.Role]:
+        for block in [self.kernel.body, *(b for s in st.walk(self.kernel.body) for b in st.children(s))]:
+            if role in block.statements:
+                return [s for s in block.statements if isinstance(s, st.Role) and s.unit == role.unit]
+        return [role]
+
+
+def wrapper(instruction: Instruction) -> str:
+    """The `__device__` function around one instruction's PTX."""
+    outputs: list[str] = []
+    inputs: list[str] = []
+    parameters: list[str] = []
+    places: dict[str, str] = {}
+    operands = instruction.operands
+    arrays = {n: v for n, v in operands.items() if isinstance(v, Registers)}
+    written = {n: v for n, v in arrays.items() if instruction.operand_types[n].access != "in"}  # type: ignore[union-attr]
+    count = 0
+
+    def place(n: int) -> str:
+        nonlocal count
+        count += n
+        return ", ".join(f"%{i}" for i in range(count - n, count))
+
+    def vector(n: int) -> str:
+        return place(1) if n == 1 else "{" + place(n) + "}"
+
+    if instruction.result:
+        places["result"] = place(1)
+        outputs.append(f'"={instruction.result.constraint}"(result)')
+    for name, array in written.items():
+        places[name] = vector(array.count)
+        sign = "+" if instruction.operand_types[name].access == "inout" else "="  # type: ignore[union-attr]
+        outputs += [f'"{sign}{array.type.constraint}"({name}[{i}])' for i in range(array.count)]
+    for name, operand in operands.items():
+        if isinstance(operand, Registers):
+            const = "" if name in written else "const "
+            parameters.append(f"{const}{operand.type.cpp} (&{name})[{operand.count}]")
+            if name not in written:
+                places[name] = vector(operand.count)
+                inputs += [f'"{operand.type.constraint}"({name}[{i}])' for i in range(operand.count)]
+            continue
+        places[name] = place(1)
+        if operand.type == TENSOR_MAP:
+            parameters.append(f"const TensorMap* {name}")
+            inputs.append(f'"l"({name})')
+        else:
+            parameters.append(f"{operand.type.cpp} {name}")
+            cast = "(int)" if operand.type == PRED else ""
+            inputs.append(f'"{operand.type.constraint}"({cast}{name})')
+    lines = re.sub(r"\{(\w+)\}", lambda m: places.get(m[1], m[0]), instruction.text()).strip().splitlines()
+    body = "\n".join(f'        "{line.strip()}\\n"' for line in lines) or '        ""'
+    volatile, clobber = ("", "") if instruction.pure else (" volatile", ' : "memory"')
+    gives = instruction.result.cpp if instruction.result else "void"
+    holds = "int" if instruction.result == PRED else gives  # inline PTX has no bool registers
+    result = f"    {holds} result;\n" if instruction.result else ""
+    back = "\n    return result;" if instruction.result else ""
+    return (
+        f"__device__ __forceinline__ {gives} {instruction.wrapper_name}({', '.join(parameters)}) {{\n{result}"
+        f"    asm{volatile}(\n{body}\n        : {_columns(outputs)}\n        : {_columns(inputs)}{clobber});{back}\n}}\n"
+    )
+
+
+def _columns(parts: list[str], width: int = 8) -> str:
+    rows = [", ".join(parts[i : i + width]) for i in range(0, len(parts), width)]
+    return ",\n          ".join(rows)
+
+
+def _literal(type: Type, number: object) -> str:
+    if type == PRED:
+        return "true" if number else "false"
+    if type == F32:
+        return _float(float(number))  # type: ignore[arg-type]
+    suffix = {"u32": "u", "u64": "ull", "i64": "ll"}.get(type.name, "")
+    if type.bits == 64 and isinstance(number, int) and number >= 1 << 16:
+        return f"{number:#x}{suffix}"
+    return f"{number}{suffix}"
+
+
+def _float(x: float) -> str:
+    if x != x or x in (float("inf"), float("-inf")):
+        bits = {"nan": "0x7fffffff", "inf": "0x7f800000", "-inf": "0xff800000"}[str(x)]
+        return f"__int_as_float({bits})"
+    text = repr(x)
+    return (text if "." in text or "e" in text else text + ".0") + "f"
+
+
+def _hint(value: Value) -> str:
+    match value:
+        case Read():
+            return f"{value.variable.name}_now"
+        case Result():
+            return value.instruction.mnemonic + "_result"
+        case RegisterRead():
+            return f"{value.registers.name}_value"
+        case _:
+            return "t"
+
+
+def _count_uses(kernel: Kernel) -> Counter[Value]:
+    uses: Counter[Value] = Counter()
+
+    def instruction(i: Instruction) -> None:
+        uses.update(v for v in i.operands.values() if isinstance(v, Value))
+
+    statements = list(st.walk(kernel.body))
+    # Backwards, so that a value only dead values use is dead too.
+    for statement in reversed(statements):
+        match statement:
+            case st.Bind(value=Operation() as value):
+                if uses[value]:
+                    uses.update(value.operands)
+            case st.Bind(value=RegisterRead() as value):
+                if uses[value]:
+                    uses[value.index] += 1
+            case st.Bind(value=Result() as value):
+                if uses[value] or not value.instruction.pure:
+                    instruction(value.instruction)
+            case st.Execute(instruction=i):
+                instruction(i)
+            case st.Declare(initial=value) | st.Assign(value=value):
+                uses[value] += 1
+            case st.AssignRegister(index=index, value=value):
+                uses.update((index, value))
+            case st.Loop(start=start, stop=stop):
+                uses.update((start, stop))
+            case st.If(condition=condition):
+                uses[condition] += 1
+    return uses
+
+
+def _function_names(kernel: Kernel) -> set[str]:
+    """Names no variable may take."""
+    made = [s.value for s in st.walk(kernel.body) if isinstance(s, st.Bind)]
+    instructions = [v.instruction for v in made if isinstance(v, Result)]
+    instructions += [s.instruction for s in st.walk(kernel.body) if isinstance(s, st.Execute)]
+    return {i.wrapper_name for i in instructions}
+
+
+def print_kernel(kernel: Kernel) -> str:
+    """The kernel's CUDA C++ file. Only the wrappers of instructions it uses are in it."""
+    p = _Printer(kernel, _count_uses(kernel))
+    for word in (*_BUILTINS, "shared_memory", kernel.name, *_function_names(kernel)):
+        p.taken[word] += 1
+    parameters = []
+    for parameter in kernel.parameters:
+        name = p.name(parameter, parameter.name or "p")
+        const = "const __grid_constant__ " if parameter.type == TENSOR_MAP else "const "
+        parameters.append(f"{const}{parameter.type.cpp} {name}")
+    p.block(kernel.body)
+    cluster = "" if kernel.cluster == (1, 1, 1) else f"__cluster_dims__({', '.join(map(str, kernel.cluster))}) "
+    signature = (
+        f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, 1)\n'
+        f"{kernel.name}(\n    " + ",\n    ".join(parameters) + ")\n{\n"
+    )
+    shared = "extern __shared__ __align__(1024) uint8_t shared_memory[];"
+    opening = [shared] * ("smem" in p.builtins) + [text for name, text in _BUILTINS.items() if name in p.builtins]
+    header = "".join(f"// {line}".rstrip() + "\n" for line in kernel.header)
+    maps = _TENSOR_MAP if any(q.type == TENSOR_MAP for q in kernel.parameters) else ""
+    layout = "".join(
+        f"    // shared memory {b.offset:>6}: {b.name}, {b.count} x {b.slot_bytes} bytes\n" for b in kernel.buffers
+    )
+    return (
+        f"{header}\n{_PRELUDE}{maps}\n"
+        + "\n".join(p.wrappers)
+        + f"\n{signature}{layout}"
+        + "".join(f"    {line}\n" for line in opening)
+        + "\n".join(p.lines)
+        + "\n}\n"
+    )
+
+
+__all__ = ["print_kernel", "wrapper", "Variable"]

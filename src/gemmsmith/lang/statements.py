@@ -1,0 +1,118 @@
+"""Statements: what a kernel does, in order. A kernel is a block of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from gemmsmith.lang.instruction import Instruction
+    from gemmsmith.lang.values import LoopIndex, Registers, Value, Variable
+
+
+class Where(NamedTuple):
+    """The line of the kernel (a design, or the user's own file) that made a statement."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+
+@dataclass(eq=False)
+class Statement:
+    where: Where = field(init=False, default=Where("?", 0))
+
+
+@dataclass(eq=False)
+class Block:
+    statements: list[Statement] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Comment(Statement):
+    text: str
+
+
+@dataclass(eq=False)
+class Bind(Statement):
+    """A value is computed here: an operation, a read, or an instruction's result."""
+
+    value: Value
+
+
+@dataclass(eq=False)
+class Execute(Statement):
+    """An instruction without a result."""
+
+    instruction: Instruction
+
+
+@dataclass(eq=False)
+class Declare(Statement):
+    variable: Variable
+    initial: Value
+
+
+@dataclass(eq=False)
+class Assign(Statement):
+    variable: Variable
+    value: Value
+
+
+@dataclass(eq=False)
+class DeclareRegisters(Statement):
+    registers: Registers
+
+
+@dataclass(eq=False)
+class AssignRegister(Statement):
+    registers: Registers
+    index: Value
+    value: Value
+
+
+@dataclass(eq=False)
+class Loop(Statement):
+    """for index in start..stop by step; bounds are taken before the first turn."""
+
+    index: LoopIndex
+    start: Value
+    stop: Value
+    step: int
+    body: Block = field(default_factory=Block)
+
+
+@dataclass(eq=False)
+class If(Statement):
+    condition: Value
+    then: Block = field(default_factory=Block)
+    otherwise: Block | None = None
+
+
+@dataclass(eq=False)
+class Role(Statement):
+    """What `count` warpgroups from `first` on do, or `count` warps of the surrounding warpgroup."""
+
+    unit: Literal["warpgroup", "warp"]
+    first: int
+    count: int
+    body: Block = field(default_factory=Block)
+
+
+def children(statement: Statement) -> list[Block]:
+    """The blocks inside a statement."""
+    if isinstance(statement, (Loop, Role)):
+        return [statement.body]
+    if isinstance(statement, If):
+        return [statement.then] + ([statement.otherwise] if statement.otherwise else [])
+    return []
+
+
+def walk(block: Block):
+    """Every statement below a block, outer before inner, in order."""
+    for statement in block.statements:
+        yield statement
+        for child in children(statement):
+            yield from walk(child)

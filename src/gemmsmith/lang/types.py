@@ -1,0 +1,33 @@
+"""Types of values in a kernel: what a register can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Type:
+    """A register type: its C++ spelling and the letter of its inline-PTX constraint."""
+
+    name: str
+    cpp: str
+    bits: int
+    constraint: str
+    signed: bool = False
+
+    @property
+    def is_integer(self) -> bool:
+        return self.constraint in "rlh" and self.name != "pred"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+PRED = Type("pred", "bool", 1, "r")
+I32 = Type("i32", "int", 32, "r", signed=True)
+U32 = Type("u32", "uint32_t", 32, "r")
+I64 = Type("i64", "int64_t", 64, "l", signed=True)
+U64 = Type("u64", "uint64_t", 64, "l")
+U16 = Type("u16", "uint16_t", 16, "h")
+F32 = Type("f32", "float", 32, "f")
+TENSOR_MAP = Type("tensor_map", "TensorMap", 1024, "l")

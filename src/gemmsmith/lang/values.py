@@ -1,0 +1,353 @@
+"""Values: what a kernel computes. Every operation is bound where it is made and never changes (SSA)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Union
+
+from gemmsmith.core.errors import KernelError
+from gemmsmith.lang.types import F32, I32, PRED, Type
+
+if TYPE_CHECKING:
+    from gemmsmith.lang.instruction import Instruction
+
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+ValueLike = Union["Value", int, float, bool]
+
+
+class Value:
+    """A typed value of the kernel. Python operators on it record operations in the current builder."""
+
+    def __init__(self, type: Type, name: str | None = None) -> None:
+        self.type = type
+        self.name = name
+
+    def __bool__(self) -> bool:
+        raise KernelError(
+            "a kernel value has no truth value while the kernel is built: use k.when(...), k.select(...), & and |"
+        )
+
+    __hash__ = object.__hash__
+
+    def named(self, name: str) -> Value:
+        """Prints this value as a constant of that name."""
+        self.name = name
+        return self
+
+    def to(self, type: Type) -> Value:
+        """Converts to another type."""
+        if type == self.type:
+            return self
+        return operation("cast", type, self)
+
+    def __add__(self, other: ValueLike) -> Value:
+        return arithmetic("+", self, other)
+
+    def __radd__(self, other: ValueLike) -> Value:
+        return arithmetic("+", other, self)
+
+    def __sub__(self, other: ValueLike) -> Value:
+        return arithmetic("-", self, other)
+
+    def __rsub__(self, other: ValueLike) -> Value:
+        return arithmetic("-", other, self)
+
+    def __mul__(self, other: ValueLike) -> Value:
+        return arithmetic("*", self, other)
+
+    def __rmul__(self, other: ValueLike) -> Value:
+        return arithmetic("*", other, self)
+
+    def __floordiv__(self, other: ValueLike) -> Value:
+        return arithmetic("/", self, other)
+
+    def __rfloordiv__(self, other: ValueLike) -> Value:
+        return arithmetic("/", other, self)
+
+    def __truediv__(self, other: ValueLike) -> Value:
+        if self.type != F32:
+            raise KernelError("use // between integers")
+        return arithmetic("/", self, other)
+
+    def __mod__(self, other: ValueLike) -> Value:
+        return arithmetic("%", self, other)
+
+    def __lshift__(self, other: ValueLike) -> Value:
+        return arithmetic("<<", self, other)
+
+    def __rshift__(self, other: ValueLike) -> Value:
+        return arithmetic(">>", self, other)
+
+    def __and__(self, other: ValueLike) -> Value:
+        return arithmetic("&", self, other)
+
+    def __or__(self, other: ValueLike) -> Value:
+        return arithmetic("|", self, other)
+
+    def __xor__(self, other: ValueLike) -> Value:
+        return arithmetic("^", self, other)
+
+    def __rxor__(self, other: ValueLike) -> Value:
+        return arithmetic("^", other, self)
+
+    def __neg__(self) -> Value:
+        return operation("neg", self.type, self)
+
+    def __invert__(self) -> Value:
+        return operation("!" if self.type == PRED else "~", self.type, self)
+
+    def __lt__(self, other: ValueLike) -> Value:
+        return arithmetic("<", self, other)
+
+    def __le__(self, other: ValueLike) -> Value:
+        return arithmetic("<=", self, other)
+
+    def __gt__(self, other: ValueLike) -> Value:
+        return arithmetic(">", self, other)
+
+    def __ge__(self, other: ValueLike) -> Value:
+        return arithmetic(">=", self, other)
+
+    def __eq__(self, other: object) -> Value:  # type: ignore[override]
+        return arithmetic("==", self, other)  # type: ignore[arg-type]
+
+    def __ne__(self, other: object) -> Value:  # type: ignore[override]
+        return arithmetic("!=", self, other)  # type: ignore[arg-type]
+
+
+class Constant(Value):
+    """A number known while the kernel is built."""
+
+    def __init__(self, type: Type, number: Any) -> None:
+        super().__init__(type)
+        self.number = number
+
+
+class LateConstant(Value):
+    """A number that the rest of the kernel decides (a barrier's arrivals); known when the building ends."""
+
+    def __init__(self, type: Type, name: str) -> None:
+        super().__init__(type, name)
+        self.number: int | None = None
+
+
+class Parameter(Value):
+    """An argument of the kernel, given at launch."""
+
+
+class Builtin(Value):
+    """Where this thread stands: thread, lane, warp, warpgroup; and the address of shared memory."""
+
+
+class LoopIndex(Value):
+    """The index of a loop; `unrolled` loops may index register arrays with it."""
+
+    def __init__(self, name: str, unrolled: bool) -> None:
+        super().__init__(I32, name)
+        self.unrolled = unrolled
+
+
+class Operation(Value):
+    """A pure operation on values: an operator of C, "neg", "select", "cast", "min" or "max"."""
+
+    def __init__(self, op: str, type: Type, operands: tuple[Value, ...]) -> None:
+        super().__init__(type)
+        self.op, self.operands = op, operands
+
+
+class Read(Value):
+    """What a variable held where it was read."""
+
+    def __init__(self, variable: Variable) -> None:
+        super().__init__(variable.type)
+        self.variable = variable
+
+
+class RegisterRead(Value):
+    """What element `index` of a register array held where it was read."""
+
+    def __init__(self, registers: Registers, index: Value) -> None:
+        super().__init__(registers.type)
+        self.registers, self.index = registers, index
+
+
+class Result(Value):
+    """What an instruction gave."""
+
+    def __init__(self, instruction: Instruction, type: Type) -> None:
+        super().__init__(type)
+        self.instruction = instruction
+
+
+class Variable:
+    """The one thing that is assigned to: `get()` binds what it holds now, `set()` changes it."""
+
+    def __init__(self, type: Type, name: str) -> None:
+        self.type, self.name = type, name
+
+    def get(self) -> Value:
+        return bind(Read(self))
+
+    def set(self, value: ValueLike) -> None:
+        from gemmsmith.lang.builder import current
+
+        current().assign(self, as_value(value, self.type))
+
+
+class Registers:
+    """An array that lives in registers, so its indices are known at build time or unrolled."""
+
+    def __init__(self, type: Type, count: int, name: str) -> None:
+        self.type, self.count, self.name = type, count, name
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: ValueLike) -> Value:
+        return bind(RegisterRead(self, self._index(index)))
+
+    def __setitem__(self, index: ValueLike, value: ValueLike) -> None:
+        from gemmsmith.lang.builder import current
+
+        current().assign_register(self, self._index(index), as_value(value, self.type))
+
+    def _index(self, index: ValueLike) -> Value:
+        value = as_value(index, I32)
+        if isinstance(value, Constant):
+            if not 0 <= value.number < self.count:
+                raise KernelError(f"register array {self.name}[{value.number}]: it has {self.count} elements")
+        elif not _is_build_time(value):
+            raise KernelError(
+                f"register array {self.name} indexed by a run-time value, which would move it to local memory: "
+                "use Python integers or the index of k.unroll"
+            )
+        return value
+
+
+def _is_build_time(value: Value) -> bool:
+    if isinstance(value, Constant):
+        return True
+    if isinstance(value, LoopIndex):
+        return value.unrolled
+    return isinstance(value, Operation) and all(_is_build_time(v) for v in value.operands)
+
+
+def as_value(x: ValueLike, type: Type) -> Value:
+    """`x` as a value of `type`; Python numbers become constants, values must already have the type."""
+    if isinstance(x, Value):
+        if x.type != type:
+            raise KernelError(f"a {x.type} value where {type} is needed: convert it with .to({type.name.upper()})")
+        return x
+    if isinstance(x, Variable):
+        raise KernelError(f"variable {x.name} used as a value: read it with .get()")
+    if type.is_integer:
+        if isinstance(x, bool) or int(x) != x:
+            raise KernelError(f"{x!r} is no {type}")
+        low, high = (-(2 ** (type.bits - 1)), 2 ** (type.bits - 1)) if type.signed else (0, 2**type.bits)
+        if not low <= x < high:
+            raise KernelError(f"{x} does not fit {type}")
+        return Constant(type, int(x))
+    return Constant(type, bool(x) if type == PRED else float(x))
+
+
+def bind(value: Value) -> Value:
+    from gemmsmith.lang.builder import current
+
+    return current().bind(value)
+
+
+def arithmetic(op: str, left: ValueLike, right: ValueLike) -> Value:
+    """A binary operation; a Python number takes the type of the other side."""
+    type = left.type if isinstance(left, Value) else right.type  # type: ignore[union-attr]
+    a = as_value(left, type)
+    amount = right.type if isinstance(right, Value) else I32  # a shift's amount has a type of its own
+    b = as_value(right, amount if op in ("<<", ">>") else type)
+    if type == PRED and op not in ("&", "|", "^", "==", "!="):
+        raise KernelError(f"{op} between predicates")
+    return operation(op, PRED if op in COMPARISONS else type, a, b)
+
+
+def operation(op: str, type: Type, *operands: Value) -> Value:
+    """Binds an operation, folding what is known at build time."""
+    if all(isinstance(v, Constant) for v in operands):
+        return Constant(type, evaluate(op, type, *(v.number for v in operands)))  # type: ignore[attr-defined]
+    if len(operands) == 2:
+        a, b = operands
+        for x, y, commutes in ((a, b, True), (b, a, False)):
+            if isinstance(y, Constant):
+                if y.number == 0 and (op in ("+", "|", "^") or (commutes and op in ("-", "<<", ">>"))):
+                    return x
+                if y.number == 1 and (op == "*" or (commutes and op == "/")):
+                    return x
+                if y.number == 0 and op == "*" and type.is_integer:
+                    return y
+    return bind(Operation(op, type, operands))
+
+
+def evaluate(op: str, type: Type, *x: Any) -> Any:
+    """An operation's meaning on Python numbers; integers wrap (u32, u64) or raise on overflow (i32, i64)."""
+    result: Any
+    match op, x:
+        case "+", (a, b):
+            result = a + b
+        case "-", (a, b):
+            result = a - b
+        case "*", (a, b):
+            result = a * b
+        case "/", (a, b):
+            if not type.is_integer:
+                result = a / b
+            elif a < 0 or b <= 0:
+                raise KernelError(f"integer division {a} / {b}: operands must be positive")
+            else:
+                result = a // b
+        case "%", (a, b):
+            if a < 0 or b <= 0:
+                raise KernelError(f"integer remainder {a} % {b}: operands must be positive")
+            result = a % b
+        case "<<", (a, b):
+            result = a << b
+        case ">>", (a, b):
+            result = a >> b
+        case "&", (a, b):
+            result = a & b
+        case "|", (a, b):
+            result = a | b
+        case "^", (a, b):
+            result = a ^ b
+        case "<", (a, b):
+            result = a < b
+        case "<=", (a, b):
+            result = a <= b
+        case ">", (a, b):
+            result = a > b
+        case ">=", (a, b):
+            result = a >= b
+        case "==", (a, b):
+            result = a == b
+        case "!=", (a, b):
+            result = a != b
+        case "min", (a, b):
+            result = min(a, b)
+        case "max", (a, b):
+            result = max(a, b)
+        case "neg", (a,):
+            result = -a
+        case "!", (a,):
+            result = not a
+        case "~", (a,):
+            result = ~a
+        case "select", (a, b, c):
+            result = b if a else c
+        case "cast", (a,):
+            result = a if not type.is_integer else int(a)
+        case _:
+            raise KernelError(f"unknown operation {op}")
+    if not type.is_integer:
+        return result
+    if type.signed:
+        if op == "cast":
+            result = (result + 2 ** (type.bits - 1)) % 2**type.bits - 2 ** (type.bits - 1)
+        elif not -(2 ** (type.bits - 1)) <= result < 2 ** (type.bits - 1):
+            raise KernelError(f"{type} overflow in {op}: {x}")
+        return result
+    return result % 2**type.bits

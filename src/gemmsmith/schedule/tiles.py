@@ -1,0 +1,100 @@
+"""The static tile scheduler: raster orders in bands, persistent or one tile a cluster.
+
+Clusters, not CTAs, are given tiles: the CTAs of a ragged cluster whose tile lies outside the matrix compute zeros
+that are never stored, and take part in its barriers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gemmsmith import hw
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.values import Value
+
+
+@dataclass(frozen=True)
+class WorkTile:
+    """Element (m, n) where the CTA's tile starts, its batch, and how many k-tiles it sums."""
+
+    m: Value
+    n: Value
+    batch: Value
+    k_tiles: Value
+
+
+@dataclass(frozen=True)
+class ClusterPosition:
+    """This CTA's place (m, n) in its cluster."""
+
+    m: Value | int
+    n: Value | int
+    rank: Value
+
+
+class TileScheduler:
+    """Walks the tiles of a cluster. Kernel arguments: tiles_m, tiles_n (in clusters), tiles (all), k_tiles."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        k = current()
+        self.spec = spec
+        self.tiles_m, self.tiles_n = k.parameter("tiles_m"), k.parameter("tiles_n")
+        self.tiles, self.k_tiles = k.parameter("tiles"), k.parameter("k_tiles")
+
+    @staticmethod
+    def arguments(spec: KernelSpec, m: int, n: int, k: int, batch: int) -> dict[str, int]:
+        """What the host gives for a problem of these sizes."""
+        tile, cluster = spec.config.tile, spec.config.cluster
+        tiles_m, tiles_n = -(-m // (tile[0] * cluster[0])), -(-n // (tile[1] * cluster[1]))
+        return {
+            "tiles_m": tiles_m,
+            "tiles_n": tiles_n,
+            "tiles": tiles_m * tiles_n * batch,
+            "k_tiles": -(-k // tile[2]),
+        }
+
+    def position(self) -> ClusterPosition:
+        """This CTA's place in its cluster: ranks run along M first."""
+        rows, columns = self.spec.config.cluster
+        rank = hw.cluster_rank().named("rank") if rows * columns > 1 else hw.cluster_rank()
+        m = 0 if rows == 1 else rank if columns == 1 else rank % rows
+        n = 0 if columns == 1 else rank if rows == 1 else rank // rows
+        return ClusterPosition(m, n, rank)
+
+    @contextmanager
+    def each(self, place: ClusterPosition) -> Iterator[WorkTile]:
+        """The tiles of this cluster, one after the other, `clusters` apart."""
+        k = current()
+        cluster = hw.block_index() // self.spec.cluster_size
+        clusters = hw.grid_size() // self.spec.cluster_size
+        count = (self.tiles - cluster + clusters - 1) // clusters
+        with k.range(count, name="turn") as turn:
+            yield self._tile(cluster + turn * clusters, place)
+
+    def _tile(self, index: Value, place: ClusterPosition) -> WorkTile:
+        tile, size = self.spec.config.tile, self.spec.config.cluster
+        plane = (self.tiles_m * self.tiles_n).named("plane")
+        batch, within = index // plane, (index % plane).named("within")
+        if self.spec.config.raster == "m":
+            n, m = self._band(within, self.tiles_n, self.tiles_m)
+        else:
+            m, n = self._band(within, self.tiles_m, self.tiles_n)
+        return WorkTile(
+            ((m * size[0] + place.m) * tile[0]).named("tile_m"),
+            ((n * size[1] + place.n) * tile[1]).named("tile_n"),
+            batch.named("batch"),
+            self.k_tiles,
+        )
+
+    def _band(self, index: Value, across: Value, along: Value) -> tuple[Value, Value]:
+        """Tile `index` of a walk along `along` in bands `swizzle` wide of `across`: (across, along)."""
+        width = self.spec.config.swizzle
+        if width == 1:
+            return index // along, index % along
+        band = (index // (along * width)).named("band")
+        position = (index % (along * width)).named("position")
+        actual = current().minimum(across - band * width, width).named("band_width")
+        return band * width + position % actual, position // actual

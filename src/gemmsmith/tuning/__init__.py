@@ -1,0 +1,1 @@
+"""Which config a problem gets."""

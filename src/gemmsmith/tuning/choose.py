@@ -1,0 +1,57 @@
+"""The analytic choice of a config: waves of tiles, each as long as its slower half, copies or math."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import DType
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import STORE_BUFFERS, WGMMA_M
+
+SMS = 132
+"""H100 SXM and H200."""
+FLOPS_PER_CYCLE = 4096 * 2
+"""Dense 16-bit FLOPs of one SM's tensor cores a cycle."""
+L2_BYTES_PER_CYCLE = 40
+"""What one SM draws from the L2 when all do: about 5.5 TB/s in all."""
+TILE_CYCLES = 2500
+"""Filling the pipeline and storing a tile, where nothing hides it."""
+SHARED_BYTES = 227 * 1024 - 1024
+
+_TILES = [
+    ((128, 256), (2, 1), 2), ((256, 128), (1, 2), 2), ((128, 192), (2, 1), 2), ((128, 128), (2, 1), 2),
+    ((128, 128), (1, 1), 2), ((128, 64), (1, 1), 2), ((64, 256), (1, 1), 1), ((64, 128), (1, 1), 1),
+    ((64, 64), (1, 1), 1), ((64, 32), (1, 1), 1), ((64, 16), (1, 1), 1),
+]  # fmt: skip
+
+
+def stages_that_fit(tile: tuple[int, int, int], output: DType, consumers: int) -> int:
+    """As many stages of 16-bit operands as shared memory holds beside the store buffers, at most 8."""
+    store = STORE_BUFFERS * consumers * WGMMA_M * min(128, tile[1] * output.bytes)
+    return min(8, (SHARED_BYTES - store) // ((tile[0] + tile[1]) * tile[2] * 2))
+
+
+@lru_cache(maxsize=64)
+def candidates(output: DType) -> tuple[Config, ...]:
+    """The configs that are considered, warp-specialised all."""
+    return tuple(
+        Config("warp_specialized", (m, n, 64), cluster, stages_that_fit((m, n, 64), output, consumers), consumers)
+        for (m, n), cluster, consumers in _TILES
+    )
+
+
+def cycles(problem: Problem, config: Config) -> float:
+    """The model's estimate for a problem, in SM cycles."""
+    (m, n, k), (rows, columns) = config.tile, config.cluster
+    clusters = -(-problem.m // (m * rows)) * -(-problem.n // (n * columns)) * problem.batch
+    waves = -(-clusters * rows * columns // (SMS // (rows * columns) * rows * columns))
+    math = 2 * m * n * k / FLOPS_PER_CYCLE
+    copies = 2 * k * (m / columns + n / rows) / L2_BYTES_PER_CYCLE
+    return waves * (-(-problem.k // k) * max(math, copies) + TILE_CYCLES)
+
+
+@lru_cache(maxsize=4096)
+def choose(problem: Problem) -> Config:
+    """The config with the least estimated time."""
+    return min(candidates(problem.d.dtype), key=lambda config: cycles(problem, config))

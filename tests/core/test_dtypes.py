@@ -1,0 +1,50 @@
+"""Names, numpy's, ml_dtypes' and torch's dtypes all mean the same three."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gemmsmith.core.dtypes import BF16, FP16, FP32, DType, as_dtype
+from gemmsmith.core.errors import ArgumentError
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        ("bf16", BF16),
+        ("bfloat16", BF16),
+        (ml_dtypes.bfloat16, BF16),
+        (np.dtype(ml_dtypes.bfloat16), BF16),
+        ("fp16", FP16),
+        ("float16", FP16),
+        (np.float16, FP16),
+        (np.dtype("f2"), FP16),
+        ("fp32", FP32),
+        ("float32", FP32),
+        (np.float32, FP32),
+        (FP32, FP32),
+    ],
+)
+def test_every_spelling(value: object, dtype: DType) -> None:
+    assert as_dtype(value) is dtype
+
+
+def test_torch() -> None:
+    torch = pytest.importorskip("torch")
+    assert [as_dtype(d) for d in (torch.bfloat16, torch.float16, torch.half, torch.float32)] == [BF16, FP16, FP16, FP32]
+
+
+@pytest.mark.parametrize("value", ["fp64", "", np.float64, np.int16, None, 16, "f8", object()])
+def test_others_are_refused_by_name(value: object) -> None:
+    with pytest.raises(ArgumentError, match="out_dtype: got .*bf16, fp16, fp32"):
+        as_dtype(value, "out_dtype")
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+def test_the_numbers_are_those_of_the_format(dtype: DType) -> None:
+    info = ml_dtypes.finfo(dtype.numpy)
+    assert dtype.bytes == dtype.numpy.itemsize
+    assert dtype.mantissa == info.nmant
+    assert dtype.roundoff == float(info.eps) / 2
