@@ -21,7 +21,7 @@ from gemmsmith.core.errors import ArgumentError
 class ArrayInfo(NamedTuple):
     """What a kernel needs to know of an array. Strides are in elements; `address` is 0 for a `Spec`.
 
-    `device` is "cpu", "cuda" or "spec" (none yet); `index` is the CUDA device's, 0 otherwise.
+    `device` is "cpu", "cuda" or "spec" (none yet); `index` is CUDA's number of it, 0 otherwise.
     """
 
     dtype: DType
@@ -29,7 +29,7 @@ class ArrayInfo(NamedTuple):
     strides: tuple[int, ...]
     address: int
     device: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which an ArrayInfo does not need
     writable: bool
 
     @property
@@ -90,7 +90,7 @@ def describe(x: Any, argument: str = "array") -> ArrayInfo:
     reader = _READERS.get(type(x)) or _find(x, argument)
     try:
         return reader.read(x)
-    except _Unreadable as error:
+    except _UnreadableError as error:
         raise ArgumentError(f"{argument}: {error}") from None
 
 
@@ -129,8 +129,9 @@ def overlap(x: ArrayInfo, y: ArrayInfo) -> bool:
     (x_first, x_end), (y_first, y_end) = byte_range(x), byte_range(y)
     if x_end <= y_first or y_end <= x_first:
         return False
+    effort: Any = 10_000  # steps; numpy's stubs know only 0 and -1
     try:  # solved on addresses alone: nothing is read, so device memory is as good
-        return bool(np.shares_memory(np.asarray(_Bytes(x)), np.asarray(_Bytes(y)), max_work=10_000))
+        return bool(np.shares_memory(np.asarray(_Bytes(x)), np.asarray(_Bytes(y)), max_work=effort))
     except np.exceptions.TooHardError:
         return True
 
@@ -155,7 +156,7 @@ class _Bytes:
         }
 
 
-class _Unreadable(Exception):
+class _UnreadableError(Exception):
     """What is wrong with an array; `describe` adds which argument it is."""
 
 
@@ -214,14 +215,14 @@ def _torch_reader(torch: Any) -> _Reader:
     def read(x: Any) -> ArrayInfo:
         dtype = dtypes.get(x.dtype)
         if dtype is None or x.layout is not strided or x.is_neg():
-            raise _Unreadable(
+            raise _UnreadableError(
                 f"got a {x.layout} tensor of {x.dtype}; use a dense one (x.to_dense(), x.resolve_neg()) "
                 "of torch.bfloat16, float16 or float32"
             )
         if x.is_cuda:
             return ArrayInfo(dtype, x.shape, x.stride(), x.data_ptr(), "cuda", x.get_device(), True)
         if not x.is_cpu:
-            raise _Unreadable(f"got a tensor on {x.device}; use one on a CUDA device or the CPU")
+            raise _UnreadableError(f"got a tensor on {x.device}; use one on a CUDA device or the CPU")
         return ArrayInfo(dtype, x.shape, x.stride(), x.data_ptr(), "cpu", 0, True)
 
     # a tenth of the cost of torch.cuda.current_stream(device).cuda_stream; Triton and Inductor use it
@@ -245,13 +246,13 @@ _NUMPY = {dtype.numpy: dtype for dtype in (BF16, FP16, FP32)}
 
 def _dtype(dtype: np.dtype[Any]) -> DType:
     if dtype not in _NUMPY:
-        raise _Unreadable(f"got dtype {dtype}; use bf16 (ml_dtypes.bfloat16), fp16 or fp32, in native byte order")
+        raise _UnreadableError(f"got dtype {dtype}; use bf16 (ml_dtypes.bfloat16), fp16 or fp32, in native byte order")
     return _NUMPY[dtype]
 
 
 def _elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     if any(s % itemsize for s in strides):
-        raise _Unreadable(f"got strides of {strides} bytes; use multiples of the element's {itemsize}")
+        raise _UnreadableError(f"got strides of {strides} bytes; use multiples of the element's {itemsize}")
     return tuple(s // itemsize for s in strides)
 
 
@@ -283,7 +284,7 @@ def _read_interface(x: Any) -> ArrayInfo:
     """Source: Numba, "CUDA Array Interface (Version 3)". It names neither the device nor bf16."""
     interface = x.__cuda_array_interface__
     if interface.get("mask") is not None:
-        raise _Unreadable("got a masked array; use one without a mask")
+        raise _UnreadableError("got a masked array; use one without a mask")
     dtype = _dtype(np.dtype(getattr(x, "dtype", None) or interface["typestr"]))
     shape = tuple(interface["shape"])
     strides = interface.get("strides")
@@ -306,7 +307,7 @@ def _device_of(x: Any, address: int) -> int:
     what = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     error, index = driver.cuPointerGetAttribute(what, address)
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise _Unreadable(f"the driver does not know the address {address:#x} ({error.name}); use device memory")
+        raise _UnreadableError(f"the driver does not know the address {address:#x} ({error.name}); use device memory")
     return int(index)
 
 
@@ -363,7 +364,7 @@ def _read_dlpack(x: Any) -> ArrayInfo:
         t, writable = _DLTensor.from_address(_capsule(held, b"dltensor") or 0), False
     dtype, device = _DLPACK_DTYPES.get((t.code, t.bits, t.lanes)), _DLPACK_DEVICES.get(t.device_type)
     if dtype is None or device is None:
-        raise _Unreadable(
+        raise _UnreadableError(
             f"got DLPack dtype (code {t.code}, {t.bits} bits, {t.lanes} lanes) on device type {t.device_type}; "
             "use bf16, fp16 or fp32 on the CPU or a CUDA device"
         )

@@ -35,7 +35,8 @@ def descriptor(view: SharedView, step: int) -> Value:
     stride = 8 * tile.swizzle
     leading = tile.box_bytes if tile.major == "MN" else 16
     constant = (leading >> 4) << 16 | (stride >> 4) << 32 | _LAYOUT[tile.swizzle] << 62
-    return (((view.address + step_offset(tile, step)) >> 4).to(U64)) | constant
+    # A CTA's shared addresses carry its cluster rank above the 18 bits the field has room for.
+    return ((((view.address & 0x3FFFF) + step_offset(tile, step)) >> 4).to(U64)) | constant
 
 
 def step_offset(tile: Tile, step: int) -> int:

@@ -164,6 +164,17 @@ def test_the_constant_is_needed(rng: np.random.Generator) -> None:
     assert 0.75 < check(tensor_core(a, b, BF16, FP32).astype(np.float32), a, b, FP32, FP32).ratio < 1
 
 
+def test_subnormal_operands_are_aligned_as_normal_ones(rng: np.random.Generator) -> None:
+    """2^-24 * 1 is aligned as 2^-14, so what is added to it loses more than its size tells."""
+    a = np.full((1, 16), 2.0**-14) * rng.uniform(1, 2, (1, 16))
+    b = np.full((16, 1), 2.0**-12) * rng.uniform(1, 2, (16, 1))
+    a[0, 0], b[0, 0] = 2.0**-24, 1
+    a, b = a.astype(np.float16), b.astype(np.float16)
+    value = tensor_core(a, b, FP16, FP32).astype(np.float32)
+    assert abs(value - product(a, b, FP32)).max() > 20 * 2.0**-23 * 2.0**-21
+    check(value, a, b, FP32, FP32).require()
+
+
 def test_a_loss_of_precision_breaks_the_norm_of_random_data(rng: np.random.Generator) -> None:
     """Sums rounded to fp16 after every 1024 of k: no element far off, the whole too far."""
     a, b = data("normal", (64, 8192), FP16, rng), data("normal", (64, 8192), FP16, rng).T

@@ -51,6 +51,7 @@ TINY = {FP32: 2.0**-146, FP16: 2.0**-24}
 """The absolute error of one step near zero: truncation at exponent -126 - 25, and the last subnormal bit."""
 PANEL = 2**22
 """Elements judged at once, which bounds the memory used."""
+_finfo: Any = ml_dtypes.finfo  # has no types
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def check(out: Array, a: Array, b: Array, accumulate: DType, output: DType, *, z
         raise ArgumentError(f"accumulate: got {accumulate}; use fp32 or fp16")
     if out.dtype != output.numpy:
         raise ArgumentError(f"out: got dtype {out.dtype}; use {output}")
-    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2], b.shape[-1])
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     if out.shape != shape:
         raise ArgumentError(f"out: got shape {out.shape}; use {shape}")
     judge = _Judge(accumulate, output, a.shape[-1], zero_mean)
@@ -119,7 +120,7 @@ class _Judge:
         self.c = math.expm1(steps * math.log1p(STEP[accumulate]))
         self.tiny = steps * TINY[accumulate] * (1 + self.c)
         self.u = output.roundoff
-        self.half_subnormal = float(ml_dtypes.finfo(output.numpy).smallest_subnormal) / 2
+        self.half_subnormal = float(_finfo(output.numpy).smallest_subnormal) / 2
         self.range, self.output_range = _overflow(accumulate), _overflow(output)
         self.zero_mean = zero_mean
         self.squares = np.zeros(3)  # of the errors, of the reference, of P or Q
@@ -167,11 +168,11 @@ class _Judge:
 
 def _overflow(dtype: DType) -> float:
     """The smallest magnitude that rounds to Inf."""
-    return math.ldexp(1 - dtype.roundoff / 2, int(ml_dtypes.finfo(dtype.numpy).maxexp))
+    return math.ldexp(1 - dtype.roundoff / 2, int(_finfo(dtype.numpy).maxexp))
 
 
 def _smallest_normal(x: Array) -> float:
-    return float(ml_dtypes.finfo(as_dtype(x.dtype, "a, b").numpy).smallest_normal)
+    return float(_finfo(as_dtype(x.dtype, "a, b").numpy).smallest_normal)
 
 
 def _raised(x: Array, smallest_normal: float) -> Array:

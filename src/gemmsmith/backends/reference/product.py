@@ -22,7 +22,8 @@ def exact(a: Array, b: Array) -> Array:
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise ArgumentError(f"a, b: got shapes {a.shape} and {b.shape}; use (..., m, k) and (..., k, n)")
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.matmul(a.astype(np.float64, copy=False), b.astype(np.float64, copy=False))
+        d: Array = np.matmul(a.astype(np.float64, copy=False), b.astype(np.float64, copy=False))
+    return d
 
 
 def rounded(x: Array, dtype: DType) -> Array:

@@ -1,0 +1,304 @@
+"""Every library's arrays read the same way."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmsmith.arrays import ArrayInfo, Spec, as_numpy, current_stream, describe, empty_like_kind, overlap, row_major
+from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
+from gemmsmith.core.errors import ArgumentError
+
+DTYPES = [BF16, FP16, FP32]
+
+
+def by_interface(x: np.ndarray, **changes: Any) -> Any:
+    """An object of an unknown library that says its memory is on device 3."""
+
+    class DeviceArray:
+        owner = x
+        dtype = x.dtype
+        __cuda_array_interface__ = {**x.__array_interface__, "version": 3, **changes}  # noqa: RUF012
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 3
+
+    return DeviceArray()
+
+
+class ByDlpack:
+    """An object with DLPack alone, as of version 1 or before."""
+
+    def __init__(self, x: np.ndarray, versioned: bool) -> None:
+        self.x, self.versioned = x, versioned
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if options and not self.versioned:
+            raise TypeError("unexpected keyword max_version")
+        return self.x.__dlpack__(**options)
+
+
+# -- numpy ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numpy(dtype: DType) -> None:
+    x = np.zeros((4, 6), dtype.numpy)
+    assert describe(x) == ArrayInfo(dtype, (4, 6), (6, 1), x.ctypes.data, "cpu", 0, True)
+    assert describe(x.T).strides == (1, 6)
+    assert describe(x[::-1, ::2]).strides == (-6, 2)
+    assert describe(x[1:, 1:]).address == x.ctypes.data + 7 * dtype.bytes
+    assert describe(np.broadcast_to(x, (3, 4, 6))).strides == (0, 6, 1)
+    assert describe(x).itemsize == dtype.bytes
+    x.flags.writeable = False
+    assert not describe(x).writable
+
+
+def test_alignment_is_that_of_the_address() -> None:
+    x = np.zeros(64, np.float16)
+    start = -x.ctypes.data % 16 // 2
+    assert [describe(x[start + i :]).alignment for i in range(9)] == [16, 2, 4, 2, 8, 2, 4, 2, 16]
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros((2, 2)), "b: got dtype float64; use bf16 .*, fp16 or fp32"),
+        (np.zeros((2, 2), np.int16), "b: got dtype int16"),
+        (np.zeros((2, 2), ">f2"), "b: got dtype >f2; .* native byte order"),
+        (np.ma.masked_array(np.zeros((2, 2), np.float16)), r"b: got a masked array; use x.filled"),
+        (np.zeros((2, 2), [("x", "f2"), ("y", "u1")])["x"], r"b: got strides of \(6, 3\) bytes; use multiples of"),
+        ([[1.0]], "b: got builtins.list; use a torch tensor, a numpy or CuPy array"),
+        (None, "b: got builtins.NoneType"),
+        (3.0, "b: got builtins.float"),
+        (np.float16(3), "b: got numpy.float16"),
+    ],
+)
+def test_what_is_refused(x: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        describe(x, "b")
+
+
+# -- the CUDA array interface --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_interface(dtype: DType) -> None:
+    x = np.zeros((4, 6), dtype.numpy)
+    assert describe(by_interface(x)) == ArrayInfo(dtype, (4, 6), (6, 1), x.ctypes.data, "cuda", 3, True)
+    strided = by_interface(x[:, ::2], strides=x[:, ::2].strides)
+    assert describe(strided).strides == (6, 2)
+    assert describe(by_interface(x, data=(4096, True)))[3:] == (4096, "cuda", 3, False)
+    assert describe(by_interface(x, data=(0, False), shape=(0, 6))).address == 0
+
+
+def test_interface_without_a_dtype_reads_its_type_string() -> None:
+    class DeviceArray:
+        __cuda_array_interface__ = {"version": 3, "shape": (2, 3), "typestr": "<f2", "data": (0, False)}  # noqa: RUF012
+
+    assert describe(DeviceArray())[:3] == (FP16, (2, 3), (3, 1))
+
+
+def test_interface_streams() -> None:
+    x = np.zeros((4, 6), np.float16)
+    assert [current_stream(by_interface(x, stream=s)) for s in (None, 1, 2, 0xABC0)] == [0, 1, 2, 0xABC0]
+    assert current_stream(x) == 0
+
+
+def test_interface_refuses_masks_and_unknown_types() -> None:
+    x = np.zeros((2, 2), np.float16)
+    with pytest.raises(ArgumentError, match="a: got a masked array"):
+        describe(by_interface(x, mask=x), "a")
+    with pytest.raises(ArgumentError, match="a: got dtype float64"):
+        describe(by_interface(np.zeros(3)), "a")
+
+
+# -- DLPack --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [FP16, FP32])
+@pytest.mark.parametrize("versioned", [False, True])
+def test_dlpack(dtype: DType, versioned: bool) -> None:
+    x = np.arange(24).reshape(4, 6).astype(dtype.numpy)
+    info = describe(ByDlpack(x[1:, ::2], versioned))
+    assert info == ArrayInfo(dtype, (3, 3), (6, 2), x[1:].ctypes.data, "cpu", 0, versioned)
+    assert np.array_equal(as_numpy(ByDlpack(x[1:, ::2], versioned)), x[1:, ::2])
+
+
+def test_dlpack_leaves_the_memory_with_its_owner() -> None:
+    x = np.ones((4, 4), np.float16)
+    before = sys.getrefcount(x)
+    for _ in range(10):
+        describe(ByDlpack(x, True))
+    assert sys.getrefcount(x) == before
+
+
+@pytest.mark.parametrize("x", [np.zeros((2, 2)), np.zeros((2, 2), np.int16), np.zeros((2, 2), np.complex64)])
+def test_dlpack_refuses_other_dtypes(x: np.ndarray) -> None:
+    with pytest.raises(ArgumentError, match="a: got DLPack dtype .*use bf16, fp16 or fp32"):
+        describe(ByDlpack(x, True), "a")
+
+
+# -- torch ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch(dtype: DType) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.arange(24).reshape(4, 6).to(getattr(torch, dtype.numpy.name))
+    assert describe(x) == ArrayInfo(dtype, (4, 6), (6, 1), x.data_ptr(), "cpu", 0, True)
+    assert describe(x.t()[1:]).strides == (1, 6)
+    assert describe(x.expand(3, 4, 6)).strides == (0, 6, 1)
+    assert describe(torch.nn.Parameter(x)).dtype is dtype
+    assert current_stream(x) == 0
+
+    view = as_numpy(x.t()[1:])
+    assert view.dtype == dtype.numpy
+    assert np.array_equal(view.astype(int), np.arange(24).reshape(4, 6).T[1:])
+    as_numpy(x)[0, 0] = 7
+    assert float(x[0, 0]) == 7
+
+    made = empty_like_kind(x, (2, 3), FP32)
+    assert isinstance(made, torch.Tensor)
+    assert (tuple(made.shape), made.dtype, made.device) == ((2, 3), torch.float32, x.device)
+
+
+def test_a_torch_view_keeps_its_tensor_alive() -> None:
+    torch = pytest.importorskip("torch")
+    view = as_numpy(torch.full((1000, 1000), 3, dtype=torch.bfloat16))
+    assert np.all(view.astype(np.float32) == 3)
+
+
+def test_torch_refusals() -> None:
+    torch = pytest.importorskip("torch")
+    for x, message in [
+        (torch.zeros(2, 2), None),
+        (torch.zeros(2, 2, dtype=torch.float64), "a: got a .* tensor of torch.float64; use"),
+        (torch.zeros(2, 2).to_sparse(), "a: got a torch.sparse_coo tensor"),
+        (torch.zeros(2, 2, dtype=torch.complex64).conj().imag, "a: got .*resolve_neg"),
+        (torch.zeros(2, 2, device="meta"), "a: got a tensor on meta; use one on a CUDA device or the CPU"),
+    ]:
+        if message is None:
+            describe(x, "a")
+        else:
+            with pytest.raises(ArgumentError, match=message):
+                describe(x, "a")
+
+
+@pytest.mark.gpu
+def test_torch_on_the_gpu() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(4, 6, dtype=torch.bfloat16, device="cuda")
+    assert describe(x)[3:] == (x.data_ptr(), "cuda", x.device.index, True)
+    assert empty_like_kind(x, (2, 2), FP16).device == x.device
+    with pytest.raises(ArgumentError, match="a: got an array on cuda:0; use one on the CPU"):
+        as_numpy(x, "a")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        assert current_stream(x) == stream.cuda_stream
+    assert current_stream(x) == torch.cuda.current_stream().cuda_stream
+
+
+def test_nothing_imports_torch_or_cupy() -> None:
+    code = (
+        "import sys, numpy as np; from gemmsmith.arrays import describe; describe(np.zeros((2, 2), np.float16));"
+        "print({'torch', 'cupy', 'cuda'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+# -- Spec, numpy views, new arrays -------------------------------------------------------------------------------------
+
+
+def test_spec() -> None:
+    assert describe(Spec((4, 6), "bf16")) == ArrayInfo(BF16, (4, 6), (6, 1), 0, "spec", 0, True)
+    assert describe(Spec((4, 6), np.float16, (1, 8))).strides == (1, 8)
+    assert describe(Spec((4, 6), "fp32")).alignment == 16
+    assert Spec([np.int64(4), 6], "fp32") == Spec((4, 6), FP32, (6, 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((4, -6), "bf16"), r"Spec.shape: got \(4, -6\); use integers >= 0"),
+        (((4, 6.0), "bf16"), "Spec.shape: got"),
+        (((4, 6), "bf16", (6,)), r"Spec.strides: got \(6,\); use 2 integers"),
+        (((4, 6), "fp8"), "Spec.dtype: got 'fp8'"),
+    ],
+)
+def test_bad_specs(arguments: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Spec(*arguments)
+
+
+@given(st.lists(st.integers(0, 4), max_size=4))
+def test_row_major_is_numpys(shape: list[int]) -> None:
+    x = np.empty(shape, np.int8)
+    if x.size:
+        assert row_major(tuple(shape)) == x.strides
+
+
+def test_as_numpy() -> None:
+    x = np.zeros((3, 4), ml_dtypes.bfloat16)
+    assert as_numpy(x) is x
+    assert as_numpy(describe(x[:0])).shape == (0, 4)
+    view = as_numpy(describe(x.T))
+    view[1, 2] = 5
+    assert float(x[2, 1]) == 5
+    with pytest.raises(ArgumentError, match="out: got an array on cuda:3; use one on the CPU"):
+        as_numpy(by_interface(x), "out")
+    with pytest.raises(ArgumentError, match="out: got an array on spec"):
+        as_numpy(Spec((2, 2), "bf16"), "out")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_empty_like_kind(dtype: DType) -> None:
+    made = empty_like_kind(np.zeros(3, np.float16), (2, 0, 5), dtype)
+    assert (made.shape, made.dtype) == ((2, 0, 5), dtype.numpy)
+    assert isinstance(empty_like_kind(ByDlpack(np.zeros(3, np.float16), True), (2,), dtype), np.ndarray)
+    with pytest.raises(ArgumentError, match=r"out: gemmsmith cannot make a .*DeviceArray; give `out`"):
+        empty_like_kind(by_interface(np.zeros(3, np.float16)), (2,), dtype)
+
+
+# -- overlap -------------------------------------------------------------------------------------------------------
+
+windows = st.tuples(st.integers(0, 11), st.integers(1, 12), st.integers(1, 4))
+
+
+@given(windows, windows, windows, windows)
+def test_overlap_is_exact(ar: Any, ac: Any, br: Any, bc: Any) -> None:
+    base = np.zeros((12, 12), np.float16)
+    x, y = (base[slice(*r), slice(*c)] for r, c in ((ar, ac), (br, bc)))
+    both = np.zeros((2, 12, 12), bool)
+    both[0][slice(*ar), slice(*ac)] = both[1][slice(*br), slice(*bc)] = True
+    assert overlap(describe(x), describe(y)) == bool((both[0] & both[1]).any())
+
+
+def test_overlap_needs_one_device_and_reads_no_memory() -> None:
+    here = ArrayInfo(BF16, (4, 4), (4, 1), 0x7F00_0000_0000, "cuda", 0, True)
+    assert overlap(here, here)
+    assert overlap(here, here._replace(address=here.address + 30))
+    assert not overlap(here, here._replace(address=here.address + 32))
+    assert not overlap(here, here._replace(index=1))
+    assert not overlap(here, here._replace(shape=(4, 0)))
+    assert not overlap(*[describe(Spec((4, 4), "bf16"))] * 2)
+    left, right = (here._replace(strides=(8, 1), address=here.address + i) for i in (0, 8))
+    assert not overlap(left, right)
+
+
+def test_the_dlpack_structures_have_the_headers_sizes() -> None:
+    from gemmsmith import arrays
+
+    assert ctypes.sizeof(arrays._DLTensor) == 48
+    assert ctypes.sizeof(arrays._DLVersioned) == 80

@@ -1,0 +1,267 @@
+"""From arrays to problems: torch.matmul's rules, the same memory whatever the layout, and one clear error each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gemmsmith.arrays import ArrayInfo, Spec, as_numpy, describe
+from gemmsmith.core.dtypes import BF16, FP16, FP32
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.problem import Matrix
+from gemmsmith.problems import Formulation, formulate, problem_of
+
+bf16 = ml_dtypes.bfloat16
+
+
+def memory(x: Matrix, address: int) -> np.ndarray:
+    """The matrix's elements (batch, rows, cols), as it addresses them."""
+    shape, strides = (x.batch, x.rows, x.cols), (x.batch_stride, x.row_stride, x.col_stride)
+    return as_numpy(ArrayInfo(x.dtype, shape, strides, address, "cpu", 0, True))
+
+
+def carry_out(f: Formulation, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """Executes the problem on the arrays' memory."""
+    left, right = (b, a) if f.swapped else (a, b)
+    p = f.problem
+    result = memory(p.a, left.ctypes.data).astype(float) @ memory(p.b, right.ctypes.data).astype(float)
+    memory(p.d, out.ctypes.data)[...] = result
+
+
+@st.composite
+def laid_out(draw: st.DrawFn, shape: tuple[int, ...], dtype: Any, overlapping: bool) -> np.ndarray:
+    """Small integers of that shape: any order of dimensions, gaps of rows and elements, an offset, broadcasts."""
+    order = draw(st.permutations(range(len(shape))))
+    gaps = [draw(st.sampled_from([0, 0, 0, 1, 3])) for _ in shape]
+    whole = np.zeros([shape[i] + g for i, g in zip(order, gaps, strict=True)], dtype)
+    x = whole[tuple(slice(g // 2, g // 2 + shape[i]) for i, g in zip(order, gaps, strict=True))]
+    x = x.transpose(np.argsort(order))
+    if draw(st.sampled_from([False, False, True])):
+        x = np.zeros([*x.shape[:-1], 2 * x.shape[-1]], dtype)[..., ::2]
+    x[...] = np.random.default_rng(draw(st.integers(0, 99))).integers(-3, 4, x.shape)
+    if overlapping and x.size and draw(st.sampled_from([False, False, True])):
+        x = np.broadcast_to(x[:1].copy(), x.shape)
+    return x
+
+
+extent = st.sampled_from([0, 1, 1, 2, 3, 5, 8])
+
+
+@given(st.data(), extent, extent, extent, extent, st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 3]))
+def test_any_layout_is_the_same_product(
+    data: st.DataObject, m: int, n: int, k: int, batch: int, a_kind: int, b_kind: int
+) -> None:
+    """1: no batch, 2: a batch of 1, 3: the batch."""
+    a_shape, b_shape = ({1: s, 2: (1, *s), 3: (batch, *s)}[kind] for s, kind in (((m, k), a_kind), ((k, n), b_kind)))
+    a, b = (data.draw(laid_out(shape, np.float16, True)) for shape in (a_shape, b_shape))
+    want = a.astype(float) @ b.astype(float)
+    out = data.draw(laid_out(want.shape, np.float32, False))
+    out[...] = np.nan
+
+    f = formulate(a, b, out)
+    carry_out(f, a, b, out)
+    assert np.array_equal(out, want)
+    assert f.shape == want.shape
+    p = f.problem
+    assert p.a.cols == p.b.rows == k
+    assert p.a.batch == p.b.batch == p.d.batch == p.batch
+    assert (p.d.rows, p.d.cols) == (p.m, p.n)
+    assert all(x == x.canonical() for x in (p.a, p.b, p.d))
+    if 1 in (s for s, e in zip(describe(out).strides[-2:], out.shape[-2:], strict=True) if e > 1):
+        assert p.d.col_stride == 1
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "shape", "mnk", "batch"),
+    [
+        ((4, 8), (8, 5), (4, 5), (4, 5, 8), 1),
+        ((3, 4, 8), (3, 8, 5), (3, 4, 5), (4, 5, 8), 3),
+        ((1, 4, 8), (3, 8, 5), (3, 4, 5), (4, 5, 8), 3),
+        ((4, 8), (3, 8, 5), (3, 4, 5), (4, 5, 8), 3),
+        ((3, 4, 8), (8, 5), (3, 4, 5), (12, 5, 8), 1),  # folded
+        ((3, 4, 8), (1, 8, 5), (3, 4, 5), (12, 5, 8), 1),
+        ((1, 4, 8), (1, 8, 5), (1, 4, 5), (4, 5, 8), 1),
+        ((1, 4, 8), (8, 5), (1, 4, 5), (4, 5, 8), 1),
+        ((0, 4, 8), (8, 5), (0, 4, 5), (4, 5, 8), 0),
+        ((4, 0), (0, 5), (4, 5), (4, 5, 0), 1),
+        ((0, 8), (8, 0), (0, 0), (0, 0, 8), 1),
+    ],
+)
+def test_shapes_are_torchs(
+    a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...], mnk: tuple[int, int, int], batch: int
+) -> None:
+    f = formulate(Spec(a, "bf16"), Spec(b, "bf16"))
+    assert f.shape == shape
+    assert (f.problem.m, f.problem.n, f.problem.k) == mnk
+    assert f.problem.batch == batch
+
+
+def test_agrees_with_torch_matmul() -> None:
+    torch = pytest.importorskip("torch")
+    for a_shape in [(2, 3), (1, 2, 3), (4, 2, 3), (0, 2, 3), (2, 0), (3,), (2, 4), (4, 2, 5)]:
+        for b_shape in [(3, 5), (1, 3, 5), (4, 3, 5), (0, 3, 5), (0, 5), (3,)]:
+            a, b = torch.zeros(a_shape, dtype=torch.bfloat16), torch.zeros(b_shape, dtype=torch.bfloat16)
+            try:
+                want = tuple(torch.matmul(a, b).shape) if a.dim() > 1 < b.dim() else None
+            except RuntimeError:
+                want = None
+            if want is None:
+                with pytest.raises(ArgumentError, match=r"^[ab]: got shape|^b: got a batch"):
+                    formulate(a, b)
+            else:
+                assert formulate(a, b).shape == want
+
+
+def test_column_major_out_is_transposed() -> None:
+    a, b = np.ones((4, 8), np.float16), np.ones((8, 5), np.float16)
+    assert not formulate(a, b, np.empty((4, 5), np.float16)).swapped
+    f = formulate(a, b, np.empty((5, 4), np.float16).T)
+    assert f.swapped
+    assert (f.problem.m, f.problem.n, f.shape) == (5, 4, (4, 5))
+    assert f.problem.d == Matrix(FP16, 5, 4, 4, 1)
+    assert f.problem.a == describe_matrix(b).T
+    strided = np.empty((4, 10), np.float16)[:, ::2]
+    assert not formulate(a, b, strided).swapped
+
+
+def describe_matrix(x: np.ndarray) -> Matrix:
+    info = describe(x)
+    return Matrix(info.dtype, *info.shape, *info.strides, alignment=info.alignment)
+
+
+def test_a_batch_that_does_not_continue_the_rows_stays_a_batch() -> None:
+    b = Spec((8, 5), "bf16")
+    apart = Spec((3, 4, 8), "bf16", (40, 8, 1))
+    assert problem_of(apart, b).batch == 3
+    assert problem_of(Spec((3, 4, 8), "bf16", (0, 8, 1)), b).batch == 3
+    assert problem_of(Spec((3, 4, 8), "bf16", (32, 8, 1)), b, Spec((3, 4, 5), "bf16", (32, 8, 1))).m == 12
+    assert problem_of(Spec((3, 4, 8), "bf16", (32, 8, 1)), b, Spec((3, 4, 5), "bf16", (40, 8, 1))).batch == 3
+    big = problem_of(Spec((2**20, 2**12, 8), "bf16"), b)
+    assert (big.m, big.batch) == (2**12, 2**20)
+
+
+def test_one_row_a_batch_folds_whatever_its_row_stride() -> None:
+    f = formulate(Spec((3, 1, 8), "bf16", (16, 999, 1)), Spec((8, 5), "bf16"))
+    assert f.problem.a == Matrix(BF16, 3, 8, 16, 1)
+
+
+def test_a_column_major_batched_out_folds_on_the_other_side() -> None:
+    """out[b] = A @ B[b], stored by columns: one problem with the batch in its rows."""
+    f = formulate(Spec((4, 8), "fp16"), Spec((3, 8, 5), "fp16", (40, 1, 8)), Spec((3, 4, 5), "fp16", (20, 1, 4)))
+    assert f.swapped
+    assert (f.problem.m, f.problem.n, f.problem.batch) == (15, 4, 1)
+
+
+def test_alignment_comes_from_the_address() -> None:
+    whole = np.zeros(100, np.float16)
+    whole = whole[-whole.ctypes.data % 16 // 2 :]
+    p = problem_of(whole[4:36].reshape(4, 8), whole[33:73].reshape(8, 5))
+    assert (p.a.alignment, p.b.alignment, p.d.alignment) == (8, 2, 16)
+
+
+# -- dtypes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operand", "options", "output", "accumulate"),
+    [
+        ("bf16", {}, BF16, FP32),
+        ("fp16", {}, FP16, FP32),
+        ("fp16", {"accumulate": "fp16"}, FP16, FP16),
+        ("fp16", {"accumulate": np.float16, "out_dtype": "fp32"}, FP32, FP16),
+        ("bf16", {"out_dtype": np.float32}, FP32, FP32),
+        ("bf16", {"out_dtype": "fp16"}, FP16, FP32),
+        ("bf16", {"out": Spec((4, 5), "fp32")}, FP32, FP32),
+        ("bf16", {"out": Spec((4, 5), "fp32"), "out_dtype": "fp32"}, FP32, FP32),
+    ],
+)
+def test_dtypes(operand: str, options: dict[str, Any], output: Any, accumulate: Any) -> None:
+    f = formulate(Spec((4, 8), operand), Spec((8, 5), operand), **options)
+    assert f.output is f.problem.d.dtype is output
+    assert f.problem.accumulate is accumulate
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+A, B = Spec((4, 8), "bf16"), Spec((8, 5), "bf16")
+CUDA = ArrayInfo(BF16, (8, 5), (5, 1), 0x1000, "cuda", 0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        # shapes
+        ((A, Spec((7, 5), "bf16")), r"b: got shape \(7, 5\), whose k is 7, with a .*\(4, 8\), whose k is 8; use"),
+        ((Spec((8,), "bf16"), B), r"a: got shape \(8,\); use \(m, k\) or \(batch, m, k\); a vector needs"),
+        ((A, Spec((8,), "bf16")), r"b: got shape \(8,\); use \(k, n\)"),
+        ((Spec((), "bf16"), B), r"a: got shape \(\); use \(m, k\)"),
+        ((A, Spec((1, 1, 8, 5), "bf16")), r"b: got shape \(1, 1, 8, 5\); use"),
+        ((Spec((2, 4, 8), "bf16"), Spec((3, 8, 5), "bf16")), "b: got a batch of 3 with a's .* 2; use the same, or 1"),
+        ((Spec((0, 4, 8), "bf16"), Spec((3, 8, 5), "bf16")), "b: got a batch of 3 with a's batch of 0"),
+        ((Spec((2**31, 8), "bf16"), B), r"a: got shape \(2147483648, 8\); use extents of at most 2147"),
+        ((A, Spec((8, 2**31), "bf16")), "b: got shape .*; use extents of at most"),
+        ((Spec((2**31, 4, 8), "bf16"), B), "a: got shape .*; use extents of at most"),
+        ((Spec((2**30, 2**30, 2**30), "bf16"), Spec((2**30, 1), "bf16")), r"a: got shape .* use less than 2\^63 bytes"),
+        # dtypes
+        ((Spec((4, 8), "fp32"), Spec((8, 5), "fp32")), "a: got dtype fp32; operands are bf16 or fp16"),
+        ((A, Spec((8, 5), "fp16")), "b: got dtype fp16 with a of bf16; use the same for both"),
+        ((A, B, None, None, "fp16"), "accumulate: got fp16 for operands of bf16, and no .*; use fp32"),
+        ((A, B, None, None, "bf16"), "accumulate: got bf16; use fp32, or fp16 for fp16 operands"),
+        ((A, B, None, None, "fp64"), "accumulate: got 'fp64'"),
+        ((A, B, None, "int8"), "out_dtype: got 'int8'; use one of bf16, fp16, fp32"),
+        ((A, B, Spec((4, 5), "fp16"), "fp32"), "out: got dtype fp16 with out_dtype fp32"),
+        (("A", B), "a: got builtins.str; use a torch tensor"),
+        # memory
+        ((Spec((4, 8), "bf16", (-8, 1)), B), r"a: got strides \(-8, 1\); use strides >= 0, for instance a copy"),
+        ((np.zeros((4, 8), bf16), CUDA), "a, b: got a on cpu, b on cuda:0; use arrays of one device"),
+        ((CUDA._replace(shape=(4, 8), index=1), CUDA), "got a on cuda:1, b on cuda:0"),
+        ((CUDA._replace(shape=(4, 8)), CUDA, np.zeros((4, 5), bf16)), "a, b, out: got .* out on cpu"),
+        ((A, CUDA._replace(address=0x1001)), "b: got address 0x1001; use a multiple of the element's 2 bytes"),
+        # out
+        ((A, B, Spec((5, 4), "bf16")), r"out: got shape \(5, 4\); use \(4, 5\)"),
+        ((A, B, Spec((1, 4, 5), "bf16")), r"out: got shape \(1, 4, 5\); use \(4, 5\)"),
+        ((A, B, Spec((4, 5), "bf16", (0, 1))), r"out: got strides \(0, 1\) for shape \(4, 5\), which may put elements"),
+        ((A, B, Spec((4, 5), "bf16", (4, 1))), r"out: got strides \(4, 1\)"),
+        ((A, B, Spec((4, 5), "bf16", (1, 1))), r"out: got strides \(1, 1\)"),
+        ((A, B, Spec((4, 5), "bf16", (-5, 1))), r"out: got strides \(-5, 1\); use strides >= 0"),
+    ],
+)  # fmt: skip
+def test_bad_arguments(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        formulate(*arguments)
+
+
+def test_out_must_be_writable_and_of_its_own() -> None:
+    whole = np.zeros((40, 40), bf16)
+    a, b, out = whole[:4, :8], whole[10:18, :5], whole[:4, 8:13]
+    assert formulate(a, b, out).problem.d.row_stride == 40  # beside a, in a's rows, but sharing nothing
+    for bad, name in [(whole[:4, 7:12], "a"), (whole[17:21, 4:9], "b")]:
+        with pytest.raises(ArgumentError, match=f"out: shares memory with {name}; use an array of its own"):
+            formulate(a, b, bad)
+    out.flags.writeable = False
+    with pytest.raises(ArgumentError, match="out: got a read-only array"):
+        formulate(a, b, out)
+    formulate(a[:0], b, whole[:0, :5])
+    square = np.zeros((4, 4), bf16)
+    with pytest.raises(ArgumentError, match="out: shares memory with a"):
+        formulate(square, np.zeros((4, 4), bf16), square)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12)), min_size=3, max_size=3))
+def test_no_out_with_an_element_twice_gets_through(dimensions: list[tuple[int, int]]) -> None:
+    shape, strides = (tuple(x) for x in zip(*dimensions, strict=True))
+    batch, m, n = shape
+    assume(batch != 1)
+    operands = Spec((batch, m, 3), "bf16"), Spec((batch, 3, n), "bf16")
+    offsets = sum(i * s for i, s in zip(np.indices(shape), strides, strict=True))
+    try:
+        formulate(*operands, Spec(shape, "bf16", strides))
+    except ArgumentError:
+        assert 0 not in shape
+    else:
+        assert len(np.unique(offsets)) == np.prod(shape)
