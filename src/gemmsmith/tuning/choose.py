@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from gemmsmith.core.config import Config
@@ -39,6 +40,23 @@ def candidates(output: DType) -> tuple[Config, ...]:
         Config("warp_specialized", (m, n, 64), cluster, stages_that_fit((m, n, 64), output, consumers), consumers)
         for (m, n), cluster, consumers in _TILES
     )
+
+
+def fitted(config: Config, output: DType, given: Iterable[str], *, fp16: bool = False) -> Config:
+    """A config with the choices that were not `given` adapted to those that were: consumers, stages, cluster."""
+    changes: dict[str, object] = {}
+    if "consumers" not in given and "tile" in given:
+        m, n, _ = config.tile
+        possible = [c for c in (2, 3, 1) if m % (WGMMA_M * c) == 0]
+        registers = [m // c * n // (256 if fp16 else 128) for c in possible]
+        fitting = [c for c, r in zip(possible, registers, strict=True) if r <= (128 if c == 3 else 200)]
+        changes["consumers"] = (fitting or possible or [1])[0]
+    if "cluster" not in given and "tile" in given:
+        changes["cluster"] = (1, 1)
+    config = config.replace(**changes)
+    if "stages" not in given:
+        config = config.replace(stages=stages_that_fit(config.tile, output, config.consumers))
+    return config
 
 
 def cycles(problem: Problem, config: Config) -> float:

@@ -12,9 +12,9 @@ once, toward zero to fp32 or to nearest to fp16. Every such step thus errs by at
     fp32: 16 * 2^-25 + 2^-23 = 5 * 2^-23        fp16: 16 * 2^-25 + 2^-11
 
 (the largest term loses nothing, the other 16 less than 2^-25 of it each; each partial sum is at most P), and
-s = ceil(K / 16) steps by c = (1 + step)^s - 1, about s * step, in any order and however K is split. The products
-of subnormal operands are aligned as if those were the smallest normal, so P takes them as that. `tiny` is s times
-what a step may lose below the accumulator's smallest normal.
+s = ceil(K / 16) steps by c = (1 + step)^s - 1, about s * step, in any order. (Adding the parts of a split K costs
+2^-24 each, a tenth of a step.) The products of subnormal operands are aligned as if those were the smallest normal,
+so P takes them as that. `tiny` is s times what a step may lose below the accumulator's smallest normal.
 A float32 chain of fused multiply-adds stays far within: its errors go both ways, these need not.
 
 Source: Xie et al., "MMA-Sim", arXiv 2511.10909, and Khattak and Mikaitis, arXiv 2512.07004 (both measured on an
@@ -146,7 +146,7 @@ class _Judge:
         right = np.where(finite, may_be, same)  # for those that have no distance
         judged = finite & np.isfinite(value)
         error = np.where(judged, error, np.where(right, 0.0, np.inf))
-        ratio = np.where(judged, error / np.where(judged, bound, 1.0), error)
+        ratio: Array = np.where(judged, error / np.where(judged, bound, 1.0), error)
         self.wrong += int(np.count_nonzero(ratio > 1))
         self.elements += int(np.count_nonzero(judged))
         q_squared = exact(np.square(a), np.square(b)) if self.zero_mean else np.square(p)

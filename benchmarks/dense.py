@@ -1,0 +1,138 @@
+"""Dense GEMM against torch.mm (cuBLAS), side by side in one run.
+
+For each shape both are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in
+alternating blocks of at least half a second with a warm-up each; the ratio of a pair of blocks is torch's time over
+ours, and the median over the pairs is what counts.
+
+    python benchmarks/dense.py --json benchmarks/results/dense-h200.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gemmsmith
+from gemmsmith import Config
+
+SHAPES = [(4096, 4096, 4096), (8192, 8192, 8192), (4096, 4096, 14336), (4096, 28672, 4096)]
+L2_BYTES = 60 * 2**20
+BLOCK_SECONDS, WARM_UP_SECONDS = 0.5, 0.1
+
+
+def operands(m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> tuple[torch.Tensor, ...]:
+    """A, B of random normal data, row-major (n) or column-major (t), and D full of NaN."""
+    a = torch.randn((m, k) if layout[0] == "n" else (k, m), device="cuda").to(dtype)
+    b = torch.randn((k, n) if layout[1] == "n" else (n, k), device="cuda").to(dtype)
+    d = torch.full((m, n), float("nan"), device="cuda", dtype=dtype)
+    return a if layout[0] == "n" else a.T, b if layout[1] == "n" else b.T, d
+
+
+def captured(call: Any, sets: list[tuple[torch.Tensor, ...]]) -> torch.cuda.CUDAGraph:
+    """One graph that calls once on each set of buffers."""
+    for s in sets:
+        call(*s)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for s in sets:
+            call(*s)
+    return graph
+
+
+def block(graph: torch.cuda.CUDAGraph, calls: int) -> float:
+    """Microseconds a call over a block of at least BLOCK_SECONDS, after a warm-up of its own."""
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begun, replays = time.perf_counter(), 0
+    while time.perf_counter() - begun < WARM_UP_SECONDS:
+        graph.replay()
+        torch.cuda.synchronize()
+        replays += 1
+    repeats = max(1, round(replays * BLOCK_SECONDS / WARM_UP_SECONDS * 1.1))
+    start.record()
+    for _ in range(repeats):
+        graph.replay()
+    stop.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(stop) * 1e3 / repeats / calls
+
+
+def sm_clock() -> int:
+    """MHz, as the driver reports it now."""
+    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+def measure(
+    m: int, n: int, k: int, dtype: torch.dtype, layout: str, config: Config | None, rounds: int
+) -> dict[str, Any]:
+    """One row: a shape, both times, and the median ratio torch / ours."""
+    element = torch.finfo(dtype).bits // 8
+    sets = [operands(m, n, k, dtype, layout)]
+    size = (m * k + k * n + m * n) * element
+    while len(sets) * size < 3 * L2_BYTES or len(sets) < 3:
+        sets.append(operands(m, n, k, dtype, layout))
+    plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=config)
+    ours = captured(lambda a, b, d: plan.run(a, b, d), sets)
+    right = torch.mm(sets[0][0], sets[0][1])
+    difference = (sets[0][2].float() - right.float()).norm() / right.float().norm()
+    if not difference < 1e-2:
+        raise SystemExit(f"{m}x{n}x{k}: off torch's result by {difference:.3g}")
+    theirs = captured(lambda a, b, d: torch.mm(a, b, out=d), sets)
+    times: list[tuple[float, float]] = []
+    clocks = []
+    for _ in range(rounds):
+        times.append((block(ours, len(sets)), block(theirs, len(sets))))
+        clocks.append(sm_clock())
+    us, torch_us = (statistics.median(t[i] for t in times) for i in range(2))
+    return {
+        "m": m, "n": n, "k": k, "dtype": str(dtype).removeprefix("torch."), "layout": layout,
+        "us": us, "torch_us": torch_us, "ratio": statistics.median(t / o for o, t in times),
+        "tflops": 2 * m * n * k / us / 1e6, "torch_tflops": 2 * m * n * k / torch_us / 1e6,
+        "config": str(plan.config), "sm_mhz": clocks,
+    }  # fmt: skip
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured with."""
+    from cuda.bindings import nvrtc
+
+    return {
+        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
+        "nvrtc": ".".join(map(str, nvrtc.nvrtcVersion()[1:])), "gemmsmith": gemmsmith.__version__,
+        "python": platform.python_version(), "command": " ".join(["python", *sys.argv]),
+        "driver": subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                                 capture_output=True, text=True, check=True).stdout.strip(),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
+    parser.add_argument("--layout", default="nt", choices=["nn", "nt", "tn", "tt"], help="n row-major, t column-major")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of blocks a shape")
+    parser.add_argument("--shape", action="append", help="MxNxK instead of the suite; may be repeated")
+    parser.add_argument("--json", type=Path, help="where the rows go")
+    arguments = parser.parse_args()
+    shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SHAPES
+    rows = []
+    for m, n, k in shapes:
+        rows.append(measure(m, n, k, getattr(torch, arguments.dtype), arguments.layout, None, arguments.rounds))
+        r = rows[-1]
+        print(f"{m:>6} {n:>6} {k:>6}  {r['us']:9.1f} us {r['tflops']:6.0f} TFLOP/s   torch {r['torch_us']:9.1f} us "
+              f"{r['torch_tflops']:6.0f}   ratio {r['ratio']:.3f}   {r['config']}", flush=True)  # fmt: skip
+        if arguments.json:
+            arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The cubin cache on disk. Many processes may fill it at once: entries appear whole, by rename, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+_DIGEST = hashlib.sha256().digest_size
+
+
+def directory() -> Path:
+    """GEMMSMITH_CACHE_DIR, else the platform's cache folder."""
+    given = os.environ.get("GEMMSMITH_CACHE_DIR")
+    if given:
+        return Path(given)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("gemmsmith"))
+
+
+def key(source: str, options: Sequence[str], compiler: str) -> str:
+    """What a cubin depends on, and nothing else: source, options, compiler version."""
+    return hashlib.sha256("\0".join((compiler, *options, source)).encode()).hexdigest()
+
+
+def load(key: str) -> tuple[bytes, str] | None:
+    """The cubin and log of an entry; None where there is none, or none that is whole."""
+    try:
+        data = _path(key).read_bytes()
+    except OSError:
+        return None
+    digest, body = data[:_DIGEST], data[_DIGEST:]
+    if hashlib.sha256(body).digest() != digest:
+        return None
+    size = int.from_bytes(body[:8], "little")
+    return body[8 : 8 + size], body[8 + size :].decode()
+
+
+def store(key: str, cubin: bytes, log: str) -> None:
+    """Adds an entry; a folder that cannot be written to is no error, only no cache."""
+    body = len(cubin).to_bytes(8, "little") + cubin + log.encode()
+    path = _path(key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(body).digest() + body)
+            os.replace(name, path)
+        except OSError:
+            os.unlink(name)
+    except OSError:
+        return
+
+
+def _path(key: str) -> Path:
+    return directory() / key[:2] / f"{key}.cubin"

@@ -1,0 +1,99 @@
+"""The CUDA driver: is there a Hopper, its attributes, and tensor maps."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from gemmsmith.core.dtypes import BF16, FP16, FP32
+from gemmsmith.core.errors import DeviceError
+from gemmsmith.core.tensor_map import TensorMap
+
+TENSOR_MAPS = 4096
+"""Encoded maps kept: 128 bytes each, and a few hundred of Python's."""
+
+
+@lru_cache(maxsize=1)
+def _initialised() -> str:
+    """Empty when the driver works, else why it does not."""
+    from cuda.bindings import driver
+
+    try:
+        error = driver.cuInit(0)[0]
+    except Exception as missing:  # the bindings raise their own kinds where there is no libcuda
+        return str(missing)
+    return "" if int(error) == 0 else str(error.name)
+
+
+def available() -> bool:
+    """Whether there is a driver and at least one GPU."""
+    if _initialised():
+        return False
+    from cuda.bindings import driver
+
+    return bool(check(driver.cuDeviceGetCount()) > 0)
+
+
+def check(result: tuple[Any, ...], what: str = "") -> Any:
+    """A driver call's result without its error code; DeviceError naming the error."""
+    if int(result[0]):
+        raise DeviceError(f"CUDA driver: {result[0].name}" + (f" in {what}" if what else ""))
+    return result[1] if len(result) == 2 else result[1:]
+
+
+@lru_cache(maxsize=64)
+def require_hopper(device: int) -> None:
+    """Raises DeviceError where device `device` is not a GPU of compute capability 9.0."""
+    problem = _initialised()
+    if problem:
+        raise DeviceError(f"no CUDA driver ({problem}); use backend='sim' or 'reference' on this machine")
+    from cuda.bindings import driver
+
+    names = driver.CUdevice_attribute
+    handle = check(driver.cuDeviceGet(device), f"cuDeviceGet({device})")
+    capability = tuple(
+        check(driver.cuDeviceGetAttribute(which, handle))
+        for which in (
+            names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )
+    )
+    if capability != (9, 0):
+        name = check(driver.cuDeviceGetName(128, handle)).decode().rstrip("\0")
+        raise DeviceError(
+            f"device {device} is a {name} of compute capability {capability[0]}.{capability[1]}; "
+            "gemmsmith's kernels run on Hopper (9.0): H100, H200, GH200"
+        )
+
+
+@lru_cache(maxsize=TENSOR_MAPS)
+def encode_tensor_map(map: TensorMap) -> Any:
+    """The CUtensorMap, encoded once for an address and shape. Raises DeviceError naming the map."""
+    from cuda.bindings import driver as cu
+
+    types, swizzles = cu.CUtensorMapDataType, cu.CUtensorMapSwizzle
+    dtype = {
+        BF16: types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        FP16: types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        FP32: types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    }[map.dtype]
+    swizzle = {
+        128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
+        64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
+        32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
+        0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
+    }[map.swizzle]
+    result = cu.cuTensorMapEncodeTiled(
+        dtype,
+        3,
+        map.address,
+        [cu.cuuint64_t(x) for x in map.extents],
+        [cu.cuuint64_t(x) for x in map.strides],
+        [cu.cuuint32_t(x) for x in map.box],
+        [cu.cuuint32_t(1)] * 3,
+        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzle,
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    return check(result, f"cuTensorMapEncodeTiled({map})")

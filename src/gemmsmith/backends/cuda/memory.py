@@ -1,0 +1,52 @@
+"""Device memory without torch or CuPy: what the command line and tests put operands in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.backends.cuda.driver import check
+
+
+class DeviceArray:
+    """An array in the current device's memory, with numpy's dtype and strides (in bytes); freed with the object."""
+
+    def __init__(self, nbytes: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> None:
+        from cuda.bindings import driver
+
+        self.nbytes, self.shape, self.strides, self.dtype = max(nbytes, 1), shape, strides, np.dtype(dtype)
+        self.address = int(check(driver.cuMemAlloc(self.nbytes), f"cuMemAlloc({nbytes})"))
+
+    @staticmethod
+    def from_numpy(x: np.ndarray[Any, Any]) -> DeviceArray:
+        """A copy with the same strides; x is contiguous in some order of its dimensions."""
+        from cuda.bindings import driver
+
+        device = DeviceArray(x.nbytes, x.shape, x.strides, x.dtype)
+        if x.nbytes:
+            check(driver.cuMemcpyHtoD(device.address, x.ctypes.data, x.nbytes), "cuMemcpyHtoD")
+        return device
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """A copy on the host, after what runs on the default stream."""
+        from cuda.bindings import driver
+
+        raw = np.empty(self.nbytes, np.uint8)
+        check(driver.cuMemcpyDtoH(raw.ctypes.data, self.address, self.nbytes), "cuMemcpyDtoH")
+        return np.ndarray(self.shape, self.dtype, raw, strides=self.strides)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3, "shape": self.shape, "strides": self.strides, "data": (self.address, False),
+            "typestr": self.dtype.str,
+        }  # fmt: skip
+
+    def __del__(self) -> None:
+        try:
+            from cuda.bindings import driver
+
+            driver.cuMemFree(self.address)
+        except Exception:  # the interpreter or the driver is going away
+            return

@@ -1,0 +1,207 @@
+"""The product on a GPU, against float64: random problems of every kind, all judged element by element."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+import gemmsmith
+from gemmsmith import Config
+from gemmsmith.arrays import as_numpy
+from gemmsmith.backends.reference import bounds
+from gemmsmith.core.dtypes import as_dtype
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+CONFIGS = [
+    None,
+    Config(),
+    Config(cluster=(1, 1)),
+    Config(tile=(256, 128, 64), cluster=(1, 2), raster="n", swizzle=2),
+    Config(tile=(128, 128, 64), cluster=(2, 1), stages=5, swizzle=1),
+    Config(tile=(192, 96, 64), cluster=(1, 1), consumers=3),
+    Config(tile=(64, 256, 64), cluster=(2, 1), consumers=1, stages=3),
+    Config(tile=(128, 64, 128), cluster=(1, 1), stages=3),
+    Config(tile=(64, 40, 32), cluster=(1, 1), consumers=1),
+    Config(tile=(128, 128, 64), cluster=(2, 2), stages=4),
+    Config("multistage", (128, 256, 64), (2, 1), 3),
+    Config("multistage", (128, 128, 64), (1, 2), 4),
+    Config("multistage", (64, 64, 64), (1, 1), 4, 1),
+]
+DTYPES = [("bf16", "fp32", None), ("fp16", "fp32", None), ("fp16", "fp16", None), ("bf16", "fp32", "fp32"),
+          ("fp16", "fp32", "fp32"), ("bf16", "fp32", "fp16"), ("fp16", "fp16", "fp32")]  # fmt: skip
+TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def matrix(rng: random.Random, rows: int, columns: int, dtype: str, batch: int = 0):
+    """Random normal data in a random layout: either order, padded rows, an offset base, every second element."""
+    turned = rng.random() < 0.5
+    outer, inner = (columns, rows) if turned else (rows, columns)
+    pad, offset = rng.choice([0, 0, 0, 8, 3]), rng.choice([0, 0, 0, 8, 1])
+    step = 2 if rng.random() < 0.05 else 1
+    shape = (max(batch, 1), outer, (inner + pad) * step)
+    store = torch.randn(shape[0] * shape[1] * shape[2] + offset, device="cuda").to(TORCH[dtype])
+    x = store[offset:].view(shape)[:, :, : inner * step : step]
+    x = x.transpose(1, 2) if turned else x
+    return x if batch else x[0]
+
+
+def judge(out, a, b, accumulate: str) -> None:
+    bounds.check(
+        as_numpy(out.cpu()), as_numpy(a.cpu()), as_numpy(b.cpu()), as_dtype(accumulate),
+        as_dtype(str(out.dtype)),
+    ).require()  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_problem(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    dtype, accumulate, out_dtype = rng.choice(DTYPES)
+    config = rng.choice(CONFIGS)
+    m, n, k = (rng.choice([rng.randint(1, 40), rng.randint(1, 700), 8 * rng.randint(1, 90)]) for _ in range(3))
+    batch = rng.choice([0, 0, 0, 1, 3])
+    a, b = matrix(rng, m, k, dtype, batch), matrix(rng, k, n, dtype, batch if rng.random() < 0.6 else 0)
+    shape = (batch, m, n) if batch else (m, n)
+    out = torch.full(shape, float("nan"), device="cuda", dtype=TORCH[out_dtype or dtype])
+    if rng.random() < 0.3:
+        out = torch.full((*shape[:-2], n, m + rng.choice([0, 8, 5])), float("nan"), device="cuda", dtype=out.dtype)
+        out = out[..., :m].transpose(-1, -2)
+    given = gemmsmith.gemm(a, b, out=out, accumulate=accumulate, config=config)
+    assert given is out
+    judge(out, a, b, accumulate)
+
+
+@pytest.mark.parametrize("residue", range(8))
+def test_every_residue_of_k_and_n(residue: int) -> None:
+    for other in range(8):
+        a = torch.randn(130, 64 + residue, device="cuda").bfloat16()
+        b = torch.randn(64 + residue, 264 + other, device="cuda").bfloat16()
+        out = torch.full((130, 264 + other), float("nan"), device="cuda", dtype=torch.bfloat16)
+        judge(gemmsmith.gemm(a, b, out=out), a, b, "fp32")
+
+
+@pytest.mark.parametrize("design", ["warp_specialized", "multistage"])
+def test_zero_k_gives_zeros(design: str) -> None:
+    a, b = (torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in ((130, 0), (0, 50)))
+    out = torch.full((130, 50), float("nan"), device="cuda", dtype=torch.bfloat16)
+    assert (gemmsmith.gemm(a, b, out=out, config=Config(design)) == 0).all()
+
+
+def test_empty_results() -> None:
+    a, b = torch.empty(0, 8, device="cuda").half(), torch.empty(8, 5, device="cuda").half()
+    assert gemmsmith.gemm(a, b).shape == (0, 5)
+
+
+def test_nan_and_inf_propagate() -> None:
+    a, b = torch.randn(200, 128, device="cuda").bfloat16(), torch.randn(128, 100, device="cuda").bfloat16()
+    a[3, 7], a[5, 1], b[2, 9] = float("nan"), float("inf"), float("-inf")
+    judge(gemmsmith.gemm(a, b), a, b, "fp32")
+
+
+def test_operand_of_more_than_2_31_elements() -> None:
+    rows, k, n = 2**21 + 77, 1032, 24
+    a = torch.empty(rows, k, device="cuda", dtype=torch.bfloat16).normal_()
+    b = torch.randn(k, n, device="cuda").bfloat16()
+    out = gemmsmith.gemm(a, b, out=torch.full((rows, n), float("nan"), device="cuda", dtype=torch.bfloat16))
+    assert a.numel() > 2**31
+    for first in (0, rows // 2, rows - 300):
+        judge(out[first : first + 300].contiguous(), a[first : first + 300].contiguous(), b, "fp32")
+    assert not out.isnan().any()
+
+
+def test_graph_capture_after_a_first_call() -> None:
+    a, b = (torch.randn(256, 256, device="cuda").half() for _ in range(2))
+    out = torch.full((256, 256), float("nan"), device="cuda").half()
+    gemmsmith.gemm(a, b, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gemmsmith.gemm(a, b, out=out)
+    a.normal_(), out.fill_(float("nan"))
+    graph.replay()
+    judge(out, a, b, "fp32")
+
+
+def test_compiling_during_a_capture_is_refused() -> None:
+    a, b = (torch.randn(256, 256, device="cuda").half() for _ in range(2))
+    out = torch.empty(256, 256, device="cuda").half()
+    config = Config(tile=(64, 72, 64), cluster=(1, 1), consumers=1, stages=7)  # nobody else's
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(gemmsmith.DeviceError, match="captured"), torch.cuda.graph(graph):
+        gemmsmith.gemm(a, b, out=out, config=config)
+
+
+def test_runs_on_the_current_stream() -> None:
+    a, b = (torch.randn(4096, 4096, device="cuda").bfloat16() for _ in range(2))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        a.mul_(2)
+        first = gemmsmith.gemm(a, b)
+    stream.synchronize()
+    assert torch.equal(first, gemmsmith.gemm(a, b))
+
+
+def test_streams_do_not_share_a_workspace() -> None:
+    problems = [(torch.randn(511, 333, device="cuda").half(), torch.randn(333, 129, device="cuda").half())
+                for _ in range(8)]  # fmt: skip
+    expected = [gemmsmith.gemm(a, b) for a, b in problems]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in problems]
+    results = []
+    for stream, (a, b) in zip(streams, problems, strict=True):
+        with torch.cuda.stream(stream):
+            results.append(gemmsmith.gemm(a, b))
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, y) for x, y in zip(results, expected, strict=True))
+
+
+def test_one_plan_serves_other_sizes_without_compiling() -> None:
+    from gemmsmith.backends.cuda import launcher
+
+    a, b = torch.randn(512, 256, device="cuda").half(), torch.randn(256, 512, device="cuda").half()
+    plan = gemmsmith.plan(a, b, config=Config())
+    plan.run(a, b)
+    loaded = len(launcher._LOADED)
+    for m, n, k in ((1, 8, 8), (1000, 136, 264), (129, 1024, 512)):
+        a, b = torch.randn(m, k, device="cuda").half(), torch.randn(k, n, device="cuda").half()
+        judge(plan.run(a, b), a, b, "fp32")
+    assert len(launcher._LOADED) == loaded
+
+
+def test_workspace_of_the_caller() -> None:
+    a, b = torch.randn(100, 77, device="cuda").half(), torch.randn(77, 90, device="cuda").half()
+    plan = gemmsmith.plan(a, b)
+    assert plan.workspace_bytes
+    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
+    judge(plan.run(a, b, workspace=workspace), a, b, "fp32")
+    with pytest.raises(gemmsmith.ArgumentError, match="workspace"):
+        plan.run(a, b, workspace=workspace[:100])
+
+
+def test_numpy_is_run_by_the_reference_and_the_gpu_agrees() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, (96, 96)).astype(np.float16) for _ in range(2))
+    ours = gemmsmith.gemm(torch.from_numpy(a).cuda(), torch.from_numpy(b).cuda())
+    assert np.array_equal(ours.cpu().numpy(), gemmsmith.gemm(a, b))
+
+
+def test_cupy_arrays() -> None:
+    cupy = pytest.importorskip("cupy")
+    a, b = (cupy.random.standard_normal((130, 140)).astype(cupy.float16) for _ in range(2))
+    out = gemmsmith.gemm(a, b.T)
+    bounds.check(
+        cupy.asnumpy(out), cupy.asnumpy(a), cupy.asnumpy(b.T), as_dtype("fp32"), as_dtype("fp16")
+    ).require()
+
+
+@pytest.mark.parametrize("design", ["warp_specialized", "multistage"])
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1)])
+def test_repeated_runs_are_bit_identical(design: str, cluster: tuple[int, int]) -> None:
+    a, b = (torch.randn(2048, 2048, device="cuda").bfloat16() for _ in range(2))
+    plan = gemmsmith.plan(a, b, config=Config(design, cluster=cluster))
+    first = plan.run(a, b)
+    assert all(torch.equal(first, plan.run(a, b)) for _ in range(20))
