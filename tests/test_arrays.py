@@ -231,7 +231,9 @@ def test_spec() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (((4, -6), "bf16"), r"Spec.shape: got \(4, -6\); use integers >= 0"),
+        (((4, -6), "bf16"), r"Spec.shape: got \(4, -6\); use a tuple of integers >= 0"),
+        ((4, "bf16"), "Spec.shape: got 4; use a tuple"),
+        ((("4", 6), "bf16"), "Spec.shape: got"),
         (((4, 6.0), "bf16"), "Spec.shape: got"),
         (((4, 6), "bf16", (6,)), r"Spec.strides: got \(6,\); use 2 integers"),
         (((4, 6), "fp8"), "Spec.dtype: got 'fp8'"),

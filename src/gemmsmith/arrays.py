@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,10 +61,10 @@ class Spec:
     strides: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        shape = tuple(self.shape)
-        strides = row_major(shape) if self.strides is None else tuple(self.strides)
+        shape = tuple(self.shape) if isinstance(self.shape, Iterable) else (None,)
         if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape):
-            raise ArgumentError(f"Spec.shape: got {self.shape!r}; use integers >= 0")
+            raise ArgumentError(f"Spec.shape: got {self.shape!r}; use a tuple of integers >= 0")
+        strides = row_major(shape) if self.strides is None else tuple(self.strides)
         if len(strides) != len(shape) or not all(isinstance(s, (int, np.integer)) for s in strides):
             raise ArgumentError(f"Spec.strides: got {self.strides!r}; use {len(shape)} integers, in elements")
         object.__setattr__(self, "shape", tuple(map(int, shape)))

@@ -52,7 +52,7 @@ def matrix(rng: random.Random, rows: int, columns: int, dtype: str, batch: int =
 def judge(out, a, b, accumulate: str) -> None:
     bounds.check(
         as_numpy(out.cpu()), as_numpy(a.cpu()), as_numpy(b.cpu()), as_dtype(accumulate),
-        as_dtype(str(out.dtype)),
+        as_dtype(out.dtype),
     ).require()  # fmt: skip
 
 
