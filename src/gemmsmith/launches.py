@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -25,7 +26,7 @@ class Launch:
 
     kernel: Kernel
     clusters: int
-    arguments: dict[str, Argument]
+    arguments: Mapping[str, Argument]
 
 
 @lru_cache(maxsize=1)
@@ -82,7 +83,7 @@ class Route:
     def _gemm(self, a: int, b: int, d: int) -> Launch:
         p, spec = self.problem, self.spec
         columns, rows = spec.config.cluster[1], spec.config.cluster[0]
-        arguments: dict[str, Argument] = {
+        arguments: Mapping[str, Argument] = {
             **TileScheduler.arguments(spec, p.m, p.n, p.k, p.batch),
             "a": operand_map(p.a, spec.a_tile, columns, a, p.batch) if p.k else _unread_map(spec, d),
             "b": operand_map(p.b.T, spec.b_tile, rows, b, p.batch) if p.k else _unread_map(spec, d),

@@ -16,8 +16,8 @@ from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.build import build
-from gemmsmith.launches import Launch, Route
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.launches import Launch, Route
 from gemmsmith.problems import formulate
 
 if TYPE_CHECKING:

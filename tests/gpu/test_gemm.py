@@ -193,9 +193,7 @@ def test_cupy_arrays() -> None:
     cupy = pytest.importorskip("cupy")
     a, b = (cupy.random.standard_normal((130, 140)).astype(cupy.float16) for _ in range(2))
     out = gemmsmith.gemm(a, b.T)
-    bounds.check(
-        cupy.asnumpy(out), cupy.asnumpy(a), cupy.asnumpy(b.T), as_dtype("fp32"), as_dtype("fp16")
-    ).require()
+    bounds.check(cupy.asnumpy(out), cupy.asnumpy(a), cupy.asnumpy(b.T), as_dtype("fp32"), as_dtype("fp16")).require()
 
 
 @pytest.mark.parametrize("design", ["warp_specialized", "multistage"])

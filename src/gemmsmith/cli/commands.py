@@ -23,7 +23,7 @@ GPU_SIZES, CPU_SIZES = (8192, 8192, 8192), (512, 512, 512)
 """m, n, k where none are given: a GPU's ordinary work, and what the simulator ends in seconds."""
 
 
-class _Sizes(click.ParamType):
+class _Sizes(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """Integers joined by x: 128x256x64."""
 
     name = "MxNx…"
@@ -71,15 +71,25 @@ def main() -> None:
 
 @main.command()
 @_problem_options
-@click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True,
-              help="auto: the GPU where there is one, else the simulator.")
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default="auto",
+    show_default=True,
+    help="auto: the GPU where there is one, else the simulator.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the data, and of the simulator's schedule.")
-@click.option("--output", type=click.Path(path_type=Path), default=Path("gemmsmith-output"), show_default=True,
-              help="Folder for the CUDA file and the timeline.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("gemmsmith-output"),
+    show_default=True,
+    help="Folder for the CUDA file and the timeline.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")  # fmt: skip
 def run(backend: str, seed: int, output: Path, as_json: bool, **choices: Any) -> None:
     """Forges a kernel, executes it on random normal data, and compares with the float64 reference."""
-    with _errors_in_a_line():
+    with _ErrorsInALine():
         resolved = _resolve(backend)
         plan, sizes = _plan(choices, GPU_SIZES if resolved == "cuda" else CPU_SIZES)
         console = Console(stderr=True)
@@ -98,7 +108,7 @@ def run(backend: str, seed: int, output: Path, as_json: bool, **choices: Any) ->
 @click.option("--resources", "what", flag_value="resources", help="Registers, spills, shared memory.")
 def show(what: str, **choices: Any) -> None:
     """Prints a kernel; needs no GPU."""
-    with _errors_in_a_line():
+    with _ErrorsInALine():
         plan, _ = _plan(choices, GPU_SIZES)
         if what == "resources":
             r = plan.resources
@@ -113,12 +123,17 @@ def show(what: str, **choices: Any) -> None:
 @main.command()
 @_problem_options
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the data, and of the schedule.")
-@click.option("--output", type=click.Path(path_type=Path), default=Path("gemmsmith-output"), show_default=True,
-              help="Folder for the timeline's picture and trace.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("gemmsmith-output"),
+    show_default=True,
+    help="Folder for the timeline's picture and trace.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")  # fmt: skip
 def simulate(seed: int, output: Path, as_json: bool, **choices: Any) -> None:
     """Executes a kernel on the CPU, checks every barrier and hazard, and draws its timeline."""
-    with _errors_in_a_line():
+    with _ErrorsInALine():
         plan, sizes = _plan(choices, CPU_SIZES)
         with Console(stderr=True).status(f"{plan.config} in the simulator"):
             outcome = execute(plan, sizes, choices["layout"], "sim", seed, output)
@@ -127,7 +142,7 @@ def simulate(seed: int, output: Path, as_json: bool, **choices: Any) -> None:
             raise SystemExit(1)
 
 
-class _errors_in_a_line:
+class _ErrorsInALine:
     """A user's error is one line, not a traceback."""
 
     def __enter__(self) -> None:

@@ -50,9 +50,7 @@ class Outcome:
         return rows | self.files
 
 
-def execute(
-    plan: Plan, sizes: tuple[int, int, int], layout: str, backend: str, seed: int, folder: Path
-) -> Outcome:
+def execute(plan: Plan, sizes: tuple[int, int, int], layout: str, backend: str, seed: int, folder: Path) -> Outcome:
     """Runs the plan, compares with float64, writes the CUDA file and the timeline."""
     a, b, out = operands(plan, sizes, layout, seed)
     files: dict[str, str] = {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Union
-
 from gemmsmith import hw
 from gemmsmith.core.dtypes import BF16, FP16, DType
 from gemmsmith.hw.wgmma import K
@@ -12,7 +10,7 @@ from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import F32, U32
 from gemmsmith.lang.values import Registers, Value, ValueLike
 
-Index = Union[int, Value]
+Index = int | Value
 """Known at build time, or the index of an unrolled loop."""
 BLOCK = 64
 """Rows of one wgmma."""
@@ -42,7 +40,8 @@ class Accumulator:
 
     def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike) -> None:
         """Issues acc = a @ b^T (+ acc) over the tile's whole depth as one group, and returns while it runs."""
-        assert a.tile is not None and b.tile is not None
+        assert a.tile is not None
+        assert b.tile is not None
         hw.wgmma_fence()
         for step in range(b.tile.k // K):
             for i, block in enumerate(self.blocks):

@@ -8,7 +8,7 @@ from gemmsmith import hw
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U16, U32
-from gemmsmith.lang.values import Value, ValueLike
+from gemmsmith.lang.values import Value
 
 EVICT_NORMAL = 0x1000000000000000
 """CUTLASS, TMA::CacheHintSm90::EVICT_NORMAL."""
@@ -22,8 +22,8 @@ class Operand:
     map: Value
     tile: Tile
     parts: int = 1
-    part: ValueLike = 0
-    mask: ValueLike = 1
+    part: Value | int = 0
+    mask: Value | int = 1
 
     def load(
         self, stage: SharedView, barrier: SharedView, mn: Value, k: Value, batch: Value, cache: int = EVICT_NORMAL
@@ -41,5 +41,5 @@ class Operand:
                 hw.tma_load_multicast(*where, self.mask if isinstance(self.mask, int) else self.mask.to(U16), cache)
 
 
-def _u32(x: ValueLike) -> ValueLike:
+def _u32(x: Value | int) -> Value | int:
     return x.to(U32) if isinstance(x, Value) else x

@@ -118,9 +118,7 @@ class PipelineTmaAsync(_Pipeline):
     the next multicast writes to have read it.
     """
 
-    def __init__(
-        self, stages: int, *, transaction_bytes: int, cluster_size: int = 1, name: str = "pipeline"
-    ) -> None:
+    def __init__(self, stages: int, *, transaction_bytes: int, cluster_size: int = 1, name: str = "pipeline") -> None:
         super().__init__(stages, name, cluster_size)
         self.transaction_bytes = transaction_bytes
 
@@ -134,7 +132,7 @@ class PipelineTmaAsync(_Pipeline):
         """Nothing: the copy engine completes the barrier."""
 
     def consumer_release(self, state: PipelineState) -> None:
-        """Each warp tells every CTA whose TMA writes into this slot. What it read was read by wgmma it has waited for."""
+        """Each warp tells every CTA whose TMA writes into this slot; wgmma it has waited for did the reading."""
         k = current()
         self._consumers.expect(k.role_warps * self.cluster_size)
         if self.cluster_size == 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class GemmsmithError(Exception):
     """Base of every error raised on purpose by this library."""
@@ -30,6 +32,6 @@ class DeviceError(GemmsmithError, RuntimeError):
 class HazardError(GemmsmithError):
     """The simulator found a race, a deadlock or a misuse; `hazards` lists them."""
 
-    def __init__(self, hazards: list) -> None:
+    def __init__(self, hazards: list[Any]) -> None:
         self.hazards = hazards
         super().__init__("\n".join(str(h) for h in hazards))

@@ -1,4 +1,4 @@
-"""What is constant in a kernel: a config, and the dtypes and layouts it is made for. Sizes and strides are not in it."""
+"""What is constant in a kernel: a config, and the dtypes and layouts it is made for; not sizes, not strides."""
 
 from __future__ import annotations
 
@@ -103,16 +103,19 @@ class KernelSpec:
         c = self.config
         m, n, k = c.tile
         rules = [
-            (c.design in ("warp_specialized", "multistage"), f"design: got {c.design!r}; use warp_specialized or multistage"),
+            (c.design in ("warp_specialized", "multistage"),
+             f"design: got {c.design!r}; use warp_specialized or multistage"),
             (1 <= c.consumers <= 3, f"consumers: got {c.consumers}; use 1, 2 or 3"),
             (m > 0 and m % (WGMMA_M * c.consumers) == 0 and m <= 256,
              f"tile M: got {m}; use a multiple of {WGMMA_M} x {c.consumers} consumers, up to 256"),
             (8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"),
-            (k in (16, 32) or (k % 64 == 0 and 64 <= k <= 256), f"tile K: got {k}; use 16, 32, or a multiple of 64 up to 256"),
+            (k in (16, 32) or (k % 64 == 0 and 64 <= k <= 256),
+             f"tile K: got {k}; use 16, 32, or a multiple of 64 up to 256"),
             (c.stages >= 2, f"stages: got {c.stages}; use at least 2"),
             (all(x in (1, 2, 4) for x in c.cluster) and self.cluster_size <= 8,
              f"cluster: got {c.cluster}; use 1, 2 or 4 each way, at most 8 CTAs"),
-            (c.raster in ("m", "n") and c.swizzle >= 1, f"raster {c.raster!r}, swizzle {c.swizzle}: use m or n, at least 1"),
+            (c.raster in ("m", "n") and c.swizzle >= 1,
+             f"raster {c.raster!r}, swizzle {c.swizzle}: use m or n, at least 1"),
         ]  # fmt: skip
         for holds, message in rules:
             if not holds:
@@ -120,8 +123,8 @@ class KernelSpec:
         for name, tile, parts in (("A", self.a_tile, c.cluster[1]), ("B", self.b_tile, c.cluster[0])):
             if tile.outer % (8 * parts):
                 raise ConfigError(
-                    f"cluster: {parts} CTAs share the {name} tile, whose {tile.outer} rows do not split into parts of 8; "
-                    "use a larger tile or a smaller cluster"
+                    f"cluster: {parts} CTAs share the {name} tile, whose {tile.outer} rows do not split into parts "
+                    "of 8; use a larger tile or a smaller cluster"
                 )
         limit = 128 if c.consumers == 3 else 200
         if self.accumulator_registers > limit:

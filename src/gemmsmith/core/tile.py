@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from gemmsmith.core.dtypes import DType
 
@@ -17,7 +17,7 @@ def swizzle_bits(swizzle: int) -> int:
     return {128: 3, 64: 2, 32: 1, 0: 0}[swizzle]
 
 
-def swizzled(address, swizzle: int):
+def swizzled(address: Any, swizzle: int) -> Any:
     """The byte address TMA and WGMMA use for `address`: bits 4.. are xor-ed with bits 7... Takes ints or arrays.
 
     Source: PTX ISA, "Tensor swizzling modes"; CUTLASS Swizzle<B,4,3>. The pattern follows absolute addresses,
@@ -83,7 +83,7 @@ class Tile:
     def alignment(self) -> int:
         return max(ATOM_ROWS * self.swizzle, 128)
 
-    def offset(self, mn, k):
+    def offset(self, mn: Any, k: Any) -> Any:
         """Byte offset of element (mn, k) from a tile base aligned to `alignment`. Takes ints or arrays."""
         inner, outer = (k, mn) if self.major == "K" else (mn, k)
         box, column = inner // self.box_inner, inner % self.box_inner

@@ -23,7 +23,7 @@ def build(spec: KernelSpec) -> Kernel:
             f"D = A @ B, {spec.operand} operands, {spec.accumulate} accumulation, {spec.output} output",
             f"config: {spec.config}",
             f"A is {spec.a_major}-major, B is {spec.b_major}-major, D is stored by {spec.store}",
-            "compile: nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin, or NVRTC with --gpu-architecture=sm_90a",
+            "compile: nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin, or NVRTC for sm_90a",
             f"launch: grid a multiple of {rows * columns}, block {spec.threads}, shared memory as below, dynamic",
         ]
         DESIGNS[spec.config.design](k, spec)

@@ -63,5 +63,3 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
         with k.when(producer):
             pipe.producer_tail(write)
         epilogue.finish()
-
-

@@ -6,7 +6,7 @@ from gemmsmith.collective.operand import Operand
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import U32
-from gemmsmith.lang.values import Constant, Value, ValueLike
+from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import ClusterPosition
 
 
@@ -20,5 +20,5 @@ def operands(k: Builder, spec: KernelSpec, place: ClusterPosition) -> tuple[Oper
     return a, b
 
 
-def _shift(mask: int, by: ValueLike) -> ValueLike:
+def _shift(mask: int, by: Value | int) -> Value | int:
     return Constant(U32, mask) << by if isinstance(by, Value) else mask << by

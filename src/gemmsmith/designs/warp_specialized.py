@@ -12,8 +12,9 @@ from gemmsmith.lang.builder import Builder
 from gemmsmith.schedule.tiles import TileScheduler
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}
-"""Registers a thread (producer, consumer) by number of consumers: each sum fits the pool of 64 K. One consumer needs no more
-than the 255 it starts with."""
+"""Registers a thread (producer, consumer) by number of consumers: each sum fits the pool of 64 K.
+
+One consumer needs no more than the 255 it starts with."""
 
 
 def warp_specialized(k: Builder, spec: KernelSpec) -> None:
@@ -25,9 +26,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
     epilogue = store_epilogue(spec)
     a_smem = k.shared(spec.a_tile, stages=spec.config.stages, name="A")
     b_smem = k.shared(spec.b_tile, stages=spec.config.stages, name="B")
-    pipe = PipelineTmaAsync(
-        spec.config.stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.cluster_size
-    )
+    pipe = PipelineTmaAsync(spec.config.stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.cluster_size)
     start(pipe)
     hw.grid_dependency_wait()
 
@@ -65,5 +64,3 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
                 free.advance()
             epilogue.consume(accumulator, tile, warpgroup, rows)
         epilogue.finish()
-
-

@@ -1,9 +1,9 @@
 """Hopper's instructions, one file a family. Each class holds operands, PTX and meaning; these functions record one."""
 
 from gemmsmith.hw import barrier, cluster, convert, cp_async, fence, matrix, mbarrier, memory, register, tma, wgmma
-from gemmsmith.hw.convert import pack
-from gemmsmith.hw.register import set_registers
-from gemmsmith.hw.wgmma import descriptor
+from gemmsmith.hw.convert import pack as pack
+from gemmsmith.hw.register import set_registers as set_registers
+from gemmsmith.hw.wgmma import descriptor as descriptor
 from gemmsmith.lang.builder import current
 
 mbarrier_init = mbarrier.MbarrierInit.emit
@@ -79,6 +79,3 @@ as_unsigned = convert.AsUnsigned.emit
 def sync_threads() -> None:
     """__syncthreads: all threads of the CTA."""
     barrier.SyncThreads.emit(current().threads)
-
-
-__all__ = [name for name in dir() if not name.startswith("_")] + ["descriptor", "pack", "set_registers"]

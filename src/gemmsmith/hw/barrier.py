@@ -24,7 +24,7 @@ class BarrierSync(Instruction):
     ptx = "barrier.cta.sync.aligned {identifier}, {threads};"
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.barrier_sync(m.value(self.identifier), self.threads)
+        yield from m.barrier_sync(m.uniform(self.identifier), self.threads)
 
 
 class BarrierArrive(Instruction):
@@ -35,7 +35,7 @@ class BarrierArrive(Instruction):
     ptx = "barrier.cta.arrive.aligned {identifier}, {threads};"
 
     def simulate(self, m: Machine) -> None:
-        m.barrier_arrive(m.value(self.identifier), self.threads)
+        m.barrier_arrive(m.uniform(self.identifier), self.threads)
 
 
 class SyncWarp(Instruction):

@@ -11,7 +11,7 @@ from gemmsmith.lang.machine import Blocking, Machine
 from gemmsmith.lang.types import I32, U32
 
 _RANK_SHIFT = 24
-"""The simulator's shared::cluster addresses: (rank + 1) above the CTA's own address. Opaque to kernels."""
+"""A shared::cluster address carries its CTA's rank from this bit on."""
 
 
 class ClusterRank(Instruction):
@@ -75,11 +75,11 @@ class Mapa(Instruction):
     ptx = "mapa.shared::cluster.u32 {result}, {address}, {rank};"
 
     def simulate(self, m: Machine) -> Any:
-        return m.value(self.address) + ((m.value(self.rank) + 1) << _RANK_SHIFT)
+        return (m.value(self.address) & ((1 << _RANK_SHIFT) - 1)) + (m.value(self.rank) << _RANK_SHIFT)
 
 
 def _split(address: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return address & ((1 << _RANK_SHIFT) - 1), (address >> _RANK_SHIFT) - 1
+    return address & ((1 << _RANK_SHIFT) - 1), address >> _RANK_SHIFT
 
 
 class LoadCluster(Instruction):

@@ -17,7 +17,7 @@ class MbarrierInit(Instruction):
     ptx = "mbarrier.init.shared::cta.b64 [{barrier}], {count};"
 
     def simulate(self, m: Machine) -> None:
-        m.mbarrier_init(m.value(self.barrier), m.value(self.count))
+        m.mbarrier_init(m.uniform(self.barrier), m.uniform(self.count))
 
 
 class FenceMbarrierInit(Instruction):
@@ -77,7 +77,7 @@ class MbarrierExpectTx(Instruction):
     ptx = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{barrier}], {tx_bytes};"
 
     def simulate(self, m: Machine) -> None:
-        m.mbarrier_expect_tx(m.value(self.barrier), m.value(self.tx_bytes))
+        m.mbarrier_expect_tx(m.uniform(self.barrier), m.uniform(self.tx_bytes))
 
 
 class MbarrierTryWait(Instruction):
@@ -93,7 +93,7 @@ class MbarrierTryWait(Instruction):
     }"""
 
     def simulate(self, m: Machine) -> Any:
-        return m.mbarrier_test(m.value(self.barrier), m.value(self.parity))
+        return m.mbarrier_test(m.uniform(self.barrier), m.uniform(self.parity))
 
 
 class MbarrierWait(Instruction):
@@ -111,4 +111,4 @@ class MbarrierWait(Instruction):
     }"""
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.mbarrier_wait(m.value(self.barrier), m.value(self.parity))
+        yield from m.mbarrier_wait(m.uniform(self.barrier), m.uniform(self.parity))

@@ -20,7 +20,7 @@ def _vector(registers: Registers) -> str:
 
 
 def _where(m: Machine, predicate: Any) -> np.ndarray:
-    return m.active & m.column(predicate).astype(bool)
+    return np.asarray(m.active & m.column(predicate).astype(bool))
 
 
 def _load(m: Machine, values: Registers, space: Any, address: Any, mask: Any) -> None:

@@ -29,7 +29,7 @@ class SetMaxNReg(Instruction):
 
 
 def set_registers(count: int | None) -> None:
-    """Records setmaxnreg, giving back or asking for registers as `count` compares with the launch's share; None keeps it."""
+    """Records setmaxnreg: gives registers back or asks for more than the launch's share; None keeps it."""
     if count is None:
         return
     k = current()
@@ -48,12 +48,13 @@ class ElectOne(Instruction):
     }"""
 
     def simulate(self, m: Machine) -> np.ndarray:
-        return m.threads % 32 == 0
+        return np.asarray(m.threads % 32 == 0)
 
 
 def _from_lane(m: Machine, x: np.ndarray, lane: Any) -> np.ndarray:
     own = np.arange(len(m.threads))
-    return x[own // 32 * 32 + lane]
+    taken: np.ndarray = x[own // 32 * 32 + lane]
+    return taken
 
 
 class ShuffleXor(Instruction):

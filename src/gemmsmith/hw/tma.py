@@ -72,8 +72,8 @@ class Box:
 
 
 def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
-    box = Box(m.value(load.map), m.value(load.x), m.value(load.y), m.value(load.z))
-    destination, barrier = m.value(load.destination), m.value(load.barrier)
+    box = Box(m.value(load.map), m.uniform(load.x), m.uniform(load.y), m.uniform(load.z))
+    destination, barrier = m.uniform(load.destination), m.uniform(load.barrier)
     if destination % 128 or (box.x * box.map.dtype.bytes) % CHUNK:
         m.report("alignment", f"TMA load to {destination:#x} of x = {box.x}: 128 and 16 bytes are needed")
     m.start(
@@ -126,7 +126,7 @@ class TmaLoadMulticast(Instruction):
     )
 
     def simulate(self, m: Machine) -> None:
-        mask = int(m.value(self.mask))
+        mask = int(m.uniform(self.mask))
         _start_load(m, self, [rank for rank in range(m.cluster_size) if mask >> rank & 1])
 
 
@@ -141,8 +141,8 @@ class TmaStore(Instruction):
     ptx = "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [{map}, {{x}, {y}, {z}}], [{source}];"
 
     def simulate(self, m: Machine) -> None:
-        box = Box(m.value(self.map), m.value(self.x), m.value(self.y), m.value(self.z))
-        source = m.value(self.source)
+        box = Box(m.value(self.map), m.uniform(self.x), m.uniform(self.y), m.uniform(self.z))
+        source = m.uniform(self.source)
         m.start(
             AsyncOperation(
                 f"TMA store of {self.map.name}",

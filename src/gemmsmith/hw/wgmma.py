@@ -55,14 +55,16 @@ def _chunks(rows: int, leading: int, stride: int, swizzle: int, mn_major: bool) 
         return row // 8 * stride + row % 8 * swizzle + np.array([0, 16])
     k, mn = np.arange(K, dtype=np.int64)[:, None], np.arange(0, rows, 8, dtype=np.int64)[None, :]
     block = swizzle // 2
-    return mn // block * leading + k // 8 * stride + k % 8 * swizzle + mn % block * 2
+    return np.asarray(mn // block * leading + k // 8 * stride + k % 8 * swizzle + mn % block * 2)
 
 
 def operand_access(descriptor: int, rows: int, mn_major: bool) -> Access:
     """The chunks a descriptor names, decoded as the hardware does: swizzled by absolute address."""
     start, leading = (descriptor & 0x3FFF) << 4, (descriptor >> 16 & 0x3FFF) << 4
     stride, swizzle = (descriptor >> 32 & 0x3FFF) << 4, _SWIZZLE[descriptor >> 62]
-    return Access("shared", swizzled(start + _chunks(rows, leading, stride, swizzle, mn_major).reshape(-1), swizzle), 16)
+    return Access(
+        "shared", swizzled(start + _chunks(rows, leading, stride, swizzle, mn_major).reshape(-1), swizzle), 16
+    )
 
 
 def operand_matrix(m: Machine, access: Access, rows: int, mn_major: bool, dtype: np.dtype) -> np.ndarray:
@@ -140,7 +142,7 @@ class _Wgmma(Instruction):
 
 
 class Wgmma(_Wgmma):
-    """D (64 x n) = A (64 x 16) B (16 x n) + (accumulate ? D : 0), A and B by descriptors; `n`/`m` major = transposed."""
+    """D (64 x n) = A (64 x 16) B (16 x n) + (accumulate ? D : 0), A and B by descriptors; MN-major is transposed."""
 
     d: registers_inout
     a: u64
@@ -166,9 +168,9 @@ class Wgmma(_Wgmma):
         }}"""
 
     def simulate(self, m: Machine) -> None:
-        a = operand_access(m.value(self.a), 64, self.a_major == "MN")
-        b = operand_access(m.value(self.b), self.n, self.b_major == "MN")
-        keep, dtype = bool(m.value(self.accumulate)), _ELEMENT[self.dtype]
+        a = operand_access(m.uniform(self.a), 64, self.a_major == "MN")
+        b = operand_access(m.uniform(self.b), self.n, self.b_major == "MN")
+        keep, dtype = bool(m.uniform(self.accumulate)), _ELEMENT[self.dtype]
 
         def perform() -> None:
             left = operand_matrix(m, a, 64, self.a_major == "MN", dtype)
@@ -204,8 +206,8 @@ class WgmmaRegisterA(_Wgmma):
         }}"""
 
     def simulate(self, m: Machine) -> None:
-        b = operand_access(m.value(self.b), self.n, self.b_major == "MN")
-        keep, dtype = bool(m.value(self.accumulate)), _ELEMENT[self.dtype]
+        b = operand_access(m.uniform(self.b), self.n, self.b_major == "MN")
+        keep, dtype = bool(m.uniform(self.accumulate)), _ELEMENT[self.dtype]
 
         def perform() -> None:
             left = np.zeros((64, K), np.float32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -173,11 +173,15 @@ class Builder:
         with self._nested(loop.body):
             yield loop.index
 
-    def range(self, start: ValueLike, stop: ValueLike | None = None, step: int = 1, *, name: str = "i"):
+    def range(
+        self, start: ValueLike, stop: ValueLike | None = None, step: int = 1, *, name: str = "i"
+    ) -> AbstractContextManager[LoopIndex]:
         """A loop that stays a loop; its bounds are the same for every thread of the role."""
         return self._loop(start, stop, step, name, unrolled=False)
 
-    def unroll(self, start: int, stop: int | None = None, step: int = 1, *, name: str = "i"):
+    def unroll(
+        self, start: int, stop: int | None = None, step: int = 1, *, name: str = "i"
+    ) -> AbstractContextManager[LoopIndex]:
         """A loop with build-time bounds that the compiler unrolls: its index may index registers."""
         return self._loop(start, stop, step, name, unrolled=True)
 
@@ -231,15 +235,15 @@ class Builder:
         finally:
             self._roles.pop()
 
-    def warpgroup(self, index: int):
+    def warpgroup(self, index: int) -> AbstractContextManager[Value]:
         """What one warpgroup (128 threads) does."""
         return self._role(st.Role("warpgroup", index, 1))
 
-    def warpgroups(self, first: int, stop: int):
+    def warpgroups(self, first: int, stop: int) -> AbstractContextManager[Value]:
         """What warpgroups first..stop-1 do, each on its own; gives the index within the role."""
         return self._role(st.Role("warpgroup", first, stop - first))
 
-    def warp(self, index: int):
+    def warp(self, index: int) -> AbstractContextManager[Value]:
         """What one warp of the surrounding warpgroup role does."""
         return self._role(st.Role("warp", index, 1))
 

@@ -72,6 +72,9 @@ class Machine(Protocol):
     def column(self, x: Value) -> np.ndarray:
         """The same as an array (T,), int64 or float32 or bool."""
 
+    def uniform(self, x: Value) -> Any:
+        """The number that all active threads hold; a hazard where they differ."""
+
     def registers(self, x: Registers, write: bool = False) -> np.ndarray:
         """(T, count) live view; a hazard where an asynchronous operation owns it."""
 
@@ -103,7 +106,7 @@ class Machine(Protocol):
     def poke(self, access: Access, data: np.ndarray) -> None:
         """Sets the bytes, likewise."""
 
-    # -- mbarriers: `address` uniform or (T,); every active thread arrives -----------------------------
+    # -- mbarriers: every active thread arrives, at its own `address`; waits are uniform -----------------
     def mbarrier_init(self, address: Any, count: int) -> None: ...
     def mbarrier_arrive(self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None) -> None: ...
     def mbarrier_expect_tx(self, address: Any, nbytes: Any) -> None:

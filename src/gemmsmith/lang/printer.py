@@ -329,7 +329,8 @@ def wrapper(instruction: Instruction) -> str:
     back = "\n    return result;" if instruction.result else ""
     return (
         f"__device__ __forceinline__ {gives} {instruction.wrapper_name}({', '.join(parameters)}) {{\n{result}"
-        f"    asm{volatile}(\n{body}\n        : {_columns(outputs)}\n        : {_columns(inputs)}{clobber});{back}\n}}\n"
+        f"    asm{volatile}(\n{body}\n        : {_columns(outputs)}\n        : {_columns(inputs)}{clobber});"
+        f"{back}\n}}\n"
     )
 
 
@@ -442,4 +443,4 @@ def print_kernel(kernel: Kernel) -> str:
     )
 
 
-__all__ = ["print_kernel", "wrapper", "Variable"]
+__all__ = ["Variable", "print_kernel", "wrapper"]

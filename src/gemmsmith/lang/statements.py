@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -110,7 +111,7 @@ def children(statement: Statement) -> list[Block]:
     return []
 
 
-def walk(block: Block):
+def walk(block: Block) -> Iterator[Statement]:
     """Every statement below a block, outer before inner, in order."""
     for statement in block.statements:
         yield statement

@@ -1,0 +1,98 @@
+"""Barriers: mbarriers with phases and bytes, named barriers, cluster barriers. Each carries clocks and times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gemmsmith.backends.sim.clocks import Clock
+
+
+@dataclass(eq=False)
+class Mbarrier:
+    """An mbarrier. `phase` counts completed phases; the one in progress has its parity.
+
+    `initialiser` is (agent, count) of its init, `fence` that agent's count at its mbarrier_init fence, if any.
+    """
+
+    name: str
+    count: int
+    initialiser: tuple[int, int]
+    agents: int
+    fence: tuple[int, int] | None = None
+    phase: int = 0
+    pending: int = 0
+    tx: int = 0
+    delivered: bool = False
+    time: int = 0
+    completed_at: int = 0
+    arriving: Clock = field(init=False)
+    completed: Clock = field(init=False)
+    observed: dict[object, int] = field(default_factory=dict)
+    filled: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pending = self.count
+        self.arriving, self.completed = Clock(self.agents), Clock(self.agents)
+
+    def arrive(self, count: int, expect: int, clock: Clock, time: int) -> bool:
+        """False where more arrive than the phase takes."""
+        self.arriving.join(clock)
+        self.pending -= count
+        self.tx += expect
+        self.time = max(self.time, time)
+        if self.pending < 0:
+            return False
+        self._advance()
+        return True
+
+    def complete(self, nbytes: int, clock: Clock, time: int) -> None:
+        """Bytes have landed; they may do so before anybody expects them."""
+        self.arriving.join(clock)
+        self.tx -= nbytes
+        self.delivered = True
+        self.time = max(self.time, time)
+        self._advance()
+
+    def _advance(self) -> None:
+        if self.pending or self.tx:
+            return
+        if self.delivered:
+            self.filled.append(self.phase)
+        self.completed.join(self.arriving)
+        self.completed_at = self.time
+        self.phase, self.pending, self.delivered = self.phase + 1, self.count, False
+
+    def awaited(self, unit: object, parity: int) -> int:
+        """The phase that this waiter's wait for a parity means: its next one of that parity; -1 is before the first."""
+        last = self.observed.get(unit, -2)
+        return last + 1 if (last + 1) % 2 == parity else last + 2
+
+    def done(self, parity: int) -> bool:
+        """What the hardware tests: whether the phase in progress has the other parity."""
+        return self.phase % 2 != parity
+
+
+@dataclass(eq=False)
+class ThreadBarrier:
+    """A named barrier, or a cluster's: opens when `expected` threads have arrived, then begins again."""
+
+    name: str
+    expected: int
+    arrived: int = 0
+    generation: int = 0
+    time: int = 0
+    opened_at: int = 0
+    clock: Clock | None = None
+    opened: Clock | None = None
+
+    def arrive(self, threads: int, clock: Clock, time: int) -> None:
+        if self.clock is None:
+            self.clock = clock
+        else:
+            self.clock.join(clock)
+        self.arrived += threads
+        self.time = max(self.time, time)
+        if self.arrived >= self.expected:
+            self.opened, self.clock, self.arrived = self.clock, None, self.arrived - self.expected
+            self.opened_at = self.time
+            self.generation += 1

@@ -1,0 +1,75 @@
+"""Happens-before: vector clocks over agents, and a bit for every asynchronous operation known to be complete."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Clock:
+    """What an agent knows: `vector[0, a]`, agent a's events up to that count; `vector[1, a]`, those of a's ordinary
+    writes that a proxy fence has made visible to the async proxy; `done`, the completed asynchronous operations."""
+
+    __slots__ = ("done", "vector")
+
+    def __init__(self, agents: int) -> None:
+        self.vector = np.zeros((2, agents), np.int64)
+        self.done = 0
+
+    def copy(self) -> Clock:
+        clock = Clock.__new__(Clock)
+        clock.vector, clock.done = self.vector.copy(), self.done
+        return clock
+
+    def join(self, other: Clock) -> None:
+        np.maximum(self.vector, other.vector, out=self.vector)
+        self.done |= other.done
+
+
+class Warp:
+    """The two agents of a warp: all its lanes together, and the part of them that acts alone (an elected lane).
+
+    The part knows what the whole warp knows, but of the warp's own ordinary accesses only those before the last
+    warp_sync: they are other lanes'. The whole learns what the part knows at the next warp_sync.
+    """
+
+    def __init__(self, index: int, agents: int) -> None:
+        self.whole, self.part = 2 * index, 2 * index + 1
+        self.clock, self.part_clock = Clock(agents), Clock(agents)
+        self.clock.vector[0, self.whole] = self.part_clock.vector[0, self.part] = 1
+        self.synced = 0
+
+    def enter(self, partial: bool) -> tuple[int, Clock]:
+        """The agent that acts now, and its clock."""
+        if not partial:
+            return self.whole, self.clock
+        known = self.clock.vector.copy()
+        known[:, self.whole] = np.minimum(known[:, self.whole], self.synced)
+        np.maximum(self.part_clock.vector, known, out=self.part_clock.vector)
+        self.part_clock.done |= self.clock.done
+        return self.part, self.part_clock
+
+    def sync(self) -> None:
+        """All lanes order their accesses among themselves."""
+        self.clock.join(self.part_clock)
+        self.synced = int(self.clock.vector[0, self.whole])
+        self.clock.vector[0, self.whole] += 1
+        self.part_clock.vector[0, self.part] += 1
+
+    def release(self, partial: bool) -> Clock:
+        """A copy of what the acting agent knows, with which its later events are not confused."""
+        agent, clock = self.enter(partial)
+        copy = clock.copy()
+        if not partial:
+            copy.join(self.part_clock)
+            self.part_clock.vector[0, self.part] += 1
+        clock.vector[0, agent] += 1
+        return copy
+
+    def acquire(self, partial: bool, clock: Clock) -> None:
+        self.enter(partial)[1].join(clock)
+
+    def fence_proxy(self, partial: bool) -> None:
+        """The acting agent's ordinary writes so far become visible to the async proxy."""
+        agent, clock = self.enter(partial)
+        clock.vector[1, agent] = clock.vector[0, agent]
+        clock.vector[0, agent] += 1

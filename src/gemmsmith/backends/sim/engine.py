@@ -1,0 +1,173 @@
+"""Runs a grid: chooses which unit or asynchronous operation goes on, and what is wrong at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gemmsmith.backends.sim.chip import H200, Chip
+from gemmsmith.backends.sim.clocks import Clock, Warp
+from gemmsmith.backends.sim.hazards import Hazard, Hazards, Stop
+from gemmsmith.backends.sim.interpreter import Interpreter
+from gemmsmith.backends.sim.memory import SHARED_BASE, GlobalMemory
+from gemmsmith.backends.sim.shadow import Shadow
+from gemmsmith.backends.sim.state import Cta, Running, State
+from gemmsmith.backends.sim.timeline import Span, Timeline
+from gemmsmith.backends.sim.unit import Wait
+from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.statements import Role, Where, walk
+
+STEPS = 5_000_000
+"""Scheduling steps after which a kernel is taken to go on for ever."""
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """Hazards (none in a right kernel), the timeline, and the cycles of the cost model."""
+
+    hazards: list[Hazard]
+    timeline: Timeline
+    cycles: int
+
+
+def simulate(
+    kernel: Kernel, grid: int, arguments: Mapping[str, int | float | TensorMap], memory: GlobalMemory, *,
+    seed: int = 0, chip: Chip = H200, max_hazards: int = 20,
+) -> SimulationResult:  # fmt: skip
+    """Executes `grid` CTAs, all resident at once, on the bytes of `memory`.
+
+    seed 0 takes what the cost model says comes first; other seeds interleave units and complete asynchronous
+    operations in a random order that the hardware may choose too. Never raises for a wrong kernel: it reports.
+    """
+    size = kernel.cluster[0]
+    per_cta = kernel.threads // 32
+    agents = 2 * grid * per_cta
+    state = State(kernel, memory, chip, seed, Hazards(max_hazards), dict(arguments), grid, agents)
+    for index in range(grid):
+        shared = np.full(SHARED_BASE + -(-kernel.shared_bytes // 16) * 16, 0xFF, np.uint8)
+        shadow = Shadow(len(shared), state.events, state.hazards, written=False)
+        warps = [Warp(index * per_cta + i, agents) for i in range(per_cta)]
+        state.ctas.append(Cta(index, index % size, [], shared, shadow, warps))
+    for cta in state.ctas:
+        first = cta.index - cta.rank
+        cta.cluster = state.ctas[first : first + size]
+        cta.units = [Interpreter(state, cta, *where) for where in _units(kernel)]
+    done = _run(state)
+    if done:
+        _check_end(state)
+    for buffer in memory.buffers:
+        buffer.unwritten = False  # the next kernel reads what this one wrote
+    cycles = max((unit.time for cta in state.ctas for unit in cta.units), default=0)
+    return SimulationResult(state.hazards.found, state.timeline, cycles)
+
+
+def _units(kernel: Kernel) -> list[tuple[int, int, str]]:
+    """(first thread, threads, name): a warpgroup each, or its four warps where its code has warp roles."""
+    units = []
+    roles = [s for s in kernel.body.statements if isinstance(s, Role) and s.unit == "warpgroup"]
+    for first in range(0, kernel.threads, 128):
+        role = next((r for r in roles if r.first <= first // 128 < r.first + r.count), None)
+        split = role is not None and any(isinstance(s, Role) for s in walk(role.body))
+        if split or kernel.threads - first < 128:
+            warps = range(first, min(first + 128, kernel.threads), 32)
+            units += [(w, 32, f"warpgroup {first // 128} warp {w // 32 % 4}") for w in warps]
+        else:
+            units.append((first, 128, f"warpgroup {first // 128}"))
+    return units
+
+
+def _run(state: State) -> bool:
+    """Until all units have ended; False where the kernel stopped on the way."""
+    blocked: dict[Interpreter, Wait | None] = {}
+    for cta in state.ctas:
+        for unit in cta.units:
+            assert isinstance(unit, Interpreter)
+            unit.generator = unit.run()
+            blocked[unit] = None
+    try:
+        for _ in range(STEPS):
+            if not blocked:
+                while state.running:
+                    state.complete(_completable(state)[0])
+                return True
+            ready = [u for u, wait in blocked.items() if wait is None or wait.ready()]
+            operations = _completable(state)
+            if not ready and not operations:
+                return _deadlock(state, blocked)
+            chosen = _choose(state, ready, operations)
+            if isinstance(chosen, Running):
+                state.complete(chosen)
+                continue
+            began, issued = chosen.time, chosen
+            try:
+                blocked[chosen] = next(chosen.generator)
+            except StopIteration:
+                del blocked[chosen]
+            state.timeline.add(Span(issued.block, issued.name, "busy", began, issued.time, "instructions"))
+        state.hazards.report("deadlock", f"no end after {STEPS} steps", Where("?", 0))
+    except Stop:
+        pass
+    return False
+
+
+def _completable(state: State) -> list[Running]:
+    return [r for r in state.running if r.after is None or r.after.finished]
+
+
+def _choose(state: State, ready: list[Interpreter], operations: list[Running]) -> Interpreter | Running:
+    if state.seed:
+        index = state.random.randrange(len(ready) + len(operations))
+        return ready[index] if index < len(ready) else operations[index - len(ready)]
+    unit = min(ready, key=lambda u: u.time, default=None)
+    operation = min(operations, key=lambda r: r.end, default=None)
+    if unit is None or (operation is not None and operation.end <= unit.time):
+        assert operation is not None
+        return operation
+    return unit
+
+
+def _deadlock(state: State, blocked: dict[Interpreter, Wait | None]) -> bool:
+    waits = [f"CTA {u.block} {u.name} ({u.where}) waits for {w.describe()}" for u, w in blocked.items() if w]
+    where = next(iter(blocked)).where
+    state.hazards.report("deadlock", "; ".join(waits), where)
+    return False
+
+
+def _check_end(state: State) -> None:
+    """What must hold once all threads have ended."""
+    report = state.hazards.report
+    nowhere = Where("end of the kernel", 0)
+    for cta in state.ctas:
+        known = Clock(state.agents)
+        for warp in cta.warps:
+            known.join(warp.clock)
+            known.join(warp.part_clock)
+        for event in cta.remote:
+            if not event.known(known):
+                report("exited CTA", f"CTA {cta.index} may have ended before {event} reached it", event.where)
+        for running in state.all_operations:
+            if running.unit.cta is not cta:
+                continue
+            stores = running.operation.group == "bulk"
+            need = running.bits[0] if stores else running.bits[1]
+            if known.done & need != need:
+                report(
+                    "group" if stores else "exited CTA",
+                    f"{running.operation.what} may be under way when CTA {cta.index} ends: nobody waits for it",
+                    running.where,
+                )  # fmt: skip
+        for barrier in cta.mbarriers.values():
+            if barrier.pending != barrier.count or barrier.tx:
+                report(
+                    "barrier",
+                    f"{barrier.name} ends in the middle of phase {barrier.phase}: {barrier.pending} of {barrier.count} "
+                    f"arrivals and {barrier.tx} bytes missing", nowhere, barrier.name.partition("[")[0],
+                )  # fmt: skip
+            seen = max(barrier.observed.values(), default=-1)
+            unread = [phase for phase in barrier.filled if phase > seen]
+            if unread:
+                report("unread phase", f"{barrier.name}: nobody waited for phase {unread[0]}, which brought data", nowhere,
+                       barrier.name.partition("[")[0])  # fmt: skip
