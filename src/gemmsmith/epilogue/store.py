@@ -38,19 +38,22 @@ class TmaStoreEpilogue:
         leader = (k.thread % 128 == 0).named("store_leader")
         barrier = warpgroup + _FIRST_BARRIER
         parts = self.spec.config.tile[1] // self.tile.k
-        for block in range(len(accumulator.blocks)):
-            for part in range(parts):
-                buffer = self.buffers[warpgroup * STORE_BUFFERS + (block * parts + part) % STORE_BUFFERS]
-                with k.when(leader):
-                    hw.bulk_wait_read(STORE_BUFFERS - 1)
-                hw.barrier_sync(barrier, 128)
-                self._write(accumulator, block, part * self.tile.k, buffer.address)
-                hw.fence_proxy_async()
-                hw.barrier_sync(barrier, 128)
-                with k.when(leader):
-                    n, m = work.n + part * self.tile.k, work.m + rows + block * BLOCK
-                    hw.tma_store(self.map, n, m, work.batch, buffer)
-                    hw.bulk_commit()
+        stores = len(accumulator.blocks) * parts
+        for store in range(stores):
+            block, part = divmod(store, parts)
+            buffer = self.buffers[warpgroup * STORE_BUFFERS + store % STORE_BUFFERS]
+            # After an odd number of stores a tile begins with the buffer that the last one ended with.
+            others = 0 if store == 0 and stores % STORE_BUFFERS else STORE_BUFFERS - 1
+            with k.when(leader):
+                hw.bulk_wait_read(others)
+            hw.barrier_sync(barrier, 128)
+            self._write(accumulator, block, part * self.tile.k, buffer.address)
+            hw.fence_proxy_async()
+            hw.barrier_sync(barrier, 128)
+            with k.when(leader):
+                n, m = work.n + part * self.tile.k, work.m + rows + block * BLOCK
+                hw.tma_store(self.map, n, m, work.batch, buffer)
+                hw.bulk_commit()
 
     def finish(self) -> None:
         """Shared memory must outlive the stores that read it."""

@@ -14,7 +14,7 @@ from gemmsmith.backends.sim.interpreter import Interpreter
 from gemmsmith.backends.sim.memory import SHARED_BASE, GlobalMemory
 from gemmsmith.backends.sim.shadow import Shadow
 from gemmsmith.backends.sim.state import Cta, Running, State
-from gemmsmith.backends.sim.timeline import Span, Timeline
+from gemmsmith.backends.sim.timeline import Timeline
 from gemmsmith.backends.sim.unit import Wait
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.kernel import Kernel
@@ -101,12 +101,11 @@ def _run(state: State) -> bool:
             if isinstance(chosen, Running):
                 state.complete(chosen)
                 continue
-            began, issued = chosen.time, chosen
             try:
                 blocked[chosen] = next(chosen.generator)
             except StopIteration:
+                chosen.waited(chosen.time, "")
                 del blocked[chosen]
-            state.timeline.add(Span(issued.block, issued.name, "busy", began, issued.time, "instructions"))
         state.hazards.report("deadlock", f"no end after {STEPS} steps", Where("?", 0))
     except Stop:
         pass
@@ -169,5 +168,7 @@ def _check_end(state: State) -> None:
             seen = max(barrier.observed.values(), default=-1)
             unread = [phase for phase in barrier.filled if phase > seen]
             if unread:
-                report("unread phase", f"{barrier.name}: nobody waited for phase {unread[0]}, which brought data", nowhere,
-                       barrier.name.partition("[")[0])  # fmt: skip
+                report(
+                    "unread phase", f"{barrier.name}: nobody waited for phase {unread[0]}, which brought data",
+                    nowhere, barrier.name.partition("[")[0],
+                )  # fmt: skip

@@ -38,5 +38,5 @@ class Hazards:
             self.found.append(Hazard(kind, message, where))
 
 
-class Stop(Exception):
+class Stop(Exception):  # noqa: N818 - no error of the user's program
     """The kernel cannot go on (after a report)."""

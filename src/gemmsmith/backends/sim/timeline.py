@@ -49,6 +49,9 @@ class Timeline:
         from matplotlib.patches import Patch
 
         spans = [s for s in self.spans if s.cta in ctas]
+        ends = {(s.cta, s.row): s.end for s in sorted(spans, key=lambda s: s.end)}
+        last = max(ends.values(), default=1)
+        spans = [s for s in spans if ends[s.cta, s.row] > last / 20]  # not the warps that have nothing to do
         rows = sorted({(s.cta, s.row) for s in spans}, key=lambda r: (r[0], _order(r[1]), r[1]))
         place = {row: len(rows) - 1 - i for i, row in enumerate(rows)}
         figure, axes = pyplot.subplots(figsize=(13, 1.3 + 0.55 * len(rows)), layout="constrained")

@@ -48,7 +48,7 @@ class Unit:
         self.warps = cta.warps[first // 32 : (first + count) // 32]
         self.block, self.grid, self.rank = cta.index, state.grid, cta.rank
         self.cluster_size = len(cta.cluster)
-        self.time, self.where = 0, Where("?", 0)
+        self.time, self.busy_since, self.where = 0, 0, Where("?", 0)
         self.environment: dict[Value, Any] = {}
         self.arrays: dict[Registers, np.ndarray] = {}
         self.owned: dict[Registers, Running] = {}
@@ -329,9 +329,11 @@ class Unit:
         self.time = max(self.time, barrier.completed_at) + self.state.chip.barrier
 
     def waited(self, began: int, what: str) -> None:
-        """A span of the timeline in which the unit stood still."""
-        if self.time - began > 2 * self.state.chip.barrier:
-            self.state.timeline.add(Span(self.block, self.name, "wait", began, self.time, f"wait for {what}"))
+        """The unit stood still from `began` until now; before that it was busy."""
+        add = self.state.timeline.add
+        add(Span(self.block, self.name, "busy", self.busy_since, began, "instructions"))
+        add(Span(self.block, self.name, "wait", began, self.time, f"wait for {what}"))
+        self.busy_since = self.time
 
     # -- barriers of threads -----------------------------------------------------------------------------
     def barrier_sync(self, identifier: Any, threads: int) -> Blocking:
