@@ -101,7 +101,8 @@ def _multiply(m: Machine, op: Any, a: np.ndarray, b: np.ndarray, keep: bool) -> 
     """D = A B^T (+ D): a (64, 16), b (n, 16), both float32."""
     registers = m.fragment(op.d)
     row, column = fragment_index(op.n)
-    product = a @ b.T
+    with np.errstate(invalid="ignore", over="ignore"):
+        product = a @ b.T
     if op.accumulator == "f32":
         old = registers if keep else np.float32(0)
         registers[:] = old + product[row, column]

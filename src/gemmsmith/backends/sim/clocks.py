@@ -73,3 +73,6 @@ class Warp:
         agent, clock = self.enter(partial)
         clock.vector[1, agent] = clock.vector[0, agent]
         clock.vector[0, agent] += 1
+        if not partial:  # the lanes that acted alone execute the fence too
+            clock.vector[1, self.part] = self.part_clock.vector[0, self.part]
+            self.part_clock.vector[0, self.part] += 1

@@ -1,0 +1,126 @@
+"""Every way of breaking a kernel's synchronisation is reported, as the right kind; the unbroken ones never are."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.designs.build import build
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.launches import Route
+from gemmsmith.problems import formulate
+from tests.mutants.mutate import mutants
+
+DESIGNS = [(d, c) for d in ("warp_specialized", "multistage") for c in ((1, 1), (2, 1))]
+M, N, K = 512, 128, 320
+"""Several tiles a CTA, and more k-tiles than stages."""
+SEEDS = 4
+
+LOST_DATA = {"race", "uninitialised read", "phase aliasing", "over-arrival"}
+EXPECTED = {
+    ("delete", "mbarrier_wait"): LOST_DATA | {"exited CTA"},
+    ("delete", "mbarrier_arrive"): {"deadlock"},
+    ("delete", "mbarrier_arrive_cluster"): {"deadlock"},
+    ("delete", "mbarrier_arrive_expect_tx"): {"deadlock"},
+    ("delete", "fence_mbarrier_init"): {"barrier"},
+    ("delete", "sync_threads"): {"barrier"},
+    ("delete", "cluster_arrive"): {"barrier"},
+    ("delete", "cluster_wait"): {"barrier"},
+    ("delete", "fence_proxy_async"): {"missing proxy fence"},
+    ("delete", "barrier_sync"): {"race"},
+    ("delete", "wgmma_fence"): {"accumulator"},
+    ("delete", "wgmma_commit"): {"race", "accumulator"},
+    ("delete", "wgmma_wait"): {"race", "accumulator"},
+    ("delete", "bulk_commit"): {"race", "group"},
+    ("delete", "bulk_wait_read"): {"race", "group"},
+    ("+1 pending of", "wgmma_wait"): {"race", "accumulator"},
+    ("+1 pending of", "bulk_wait_read"): {"race", "group"},
+    ("+1 arrivals of", "mbarrier_init"): {"deadlock"},
+    ("-1 arrivals of", "mbarrier_init"): LOST_DATA,
+    ("+16 bytes of", "mbarrier_arrive_expect_tx"): {"deadlock"},
+    ("-16 bytes of", "mbarrier_arrive_expect_tx"): {"deadlock"},
+    ("+1 stages of", "advance"): {"barrier", "out of bounds", "race"},
+    ("-1 stages of", "advance"): {"deadlock", "barrier", "race"},
+    ("-32 threads of", "barrier_sync"): {"deadlock", "race"},
+    ("flip start of", "write_phase"): {"deadlock"},
+    ("flip start of", "read_phase"): LOST_DATA,
+    ("move", "barrier_sync"): {"race", "missing proxy fence"},
+    ("move", "fence_proxy_async"): {"missing proxy fence"},
+    ("move", "fence_mbarrier_init"): {"barrier"},
+    ("move", "sync_threads"): {"barrier"},
+    ("move", "cluster_arrive"): {"barrier"},
+    ("move", "cluster_wait"): {"barrier"},
+    ("move", "wgmma_wait"): {"race", "accumulator"},
+    ("move", "wgmma_commit"): {"race", "accumulator"},
+    ("move", "bulk_commit"): {"race", "group"},
+}
+
+EQUIVALENT = {
+    ("move later (past grid_dependency_wait)", "sync_threads"): "it touches no barrier and no memory",
+    ("move later (past grid_dependency_wait)", "cluster_wait"): "it touches no barrier and no memory",
+    ("flip start of", "free_phase"): "the state that releases stages waits for nothing: its phase is never read",
+    ("move later (past compiler_fence)", "wgmma_wait"): "no instruction lies between; ptxas itself keeps reads behind",
+    ("move earlier (past if)", "wgmma_wait"): "past the wrap of a stage index, which touches no memory",
+}
+EQUIVALENT_ALONE = {
+    ("move earlier (past mbarrier_init)", "fence_mbarrier_init"): "the last init is of an empty barrier, "
+    "which without a cluster no peer and no TMA uses",
+    ("delete", "mbarrier_wait"): "producer_tail: without a cluster no peer arrives at a CTA that has ended",
+}
+"""Only where the cluster is one CTA."""
+
+
+def execute(spec: KernelSpec, kernel: Kernel, seed: int) -> set[str]:
+    """The kinds of hazard reported, on fresh random data; the result must be right where there are none."""
+    rng = np.random.default_rng(seed)
+    a, b = (rng.integers(-4, 5, shape).astype(ml_dtypes.bfloat16) for shape in ((M, K), (N, K)))
+    d = np.full((M, N), np.nan, ml_dtypes.bfloat16)
+    memory = GlobalMemory()
+    addresses = [memory.place(x, name, writable=False) for x, name in ((a, "A"), (b, "B"))]
+    route = Route.of(formulate(a, b.T, d).problem, spec.config)
+    assert route.spec == spec
+    launch = route.launches(*addresses, memory.place(d, "D", unwritten=True), 0)[-1]
+    result = simulate(kernel, 2, launch.arguments, memory, seed=seed)
+    if not result.hazards:
+        assert np.array_equal(d, (a.astype(np.float64) @ b.T.astype(np.float64)).astype(d.dtype))
+    return {h.kind for h in result.hazards}
+
+
+def spec_of(design: str, cluster: tuple[int, int]) -> KernelSpec:
+    return KernelSpec(Config(design, (128, 64, 64), cluster, 3, 2), BF16, FP32, BF16, "K", "K", "tma")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("design", "cluster"), DESIGNS)
+def test_every_mutant_is_reported(design: str, cluster: tuple[int, int]) -> None:
+    spec = spec_of(design, cluster)
+    count, equivalents = 0, 0
+    for mutant in mutants(spec):
+        count += 1
+        kinds: set[str] = set()
+        for seed in range(SEEDS):
+            kinds |= execute(spec, mutant.kernel, seed)
+            if kinds:
+                break
+        if not kinds:
+            key = (mutant.what, mutant.target)
+            assert key in EQUIVALENT or (cluster == (1, 1) and key in EQUIVALENT_ALONE), f"unreported: {mutant}"
+            equivalents += 1
+            continue
+        what = "move" if mutant.what.startswith("move") else mutant.what
+        assert kinds & EXPECTED[what, mutant.target], f"{mutant}: reported as {kinds}"
+    assert count >= 40
+    assert equivalents <= 6
+
+
+@pytest.mark.parametrize("seeds", [range(i, i + 50) for i in range(0, 200, 50)], ids=lambda r: f"{r.start}..")
+@pytest.mark.parametrize(("design", "cluster"), DESIGNS)
+def test_the_unbroken_designs_are_never_reported(design: str, cluster: tuple[int, int], seeds: range) -> None:
+    spec = spec_of(design, cluster)
+    kernel = build(spec)
+    for seed in seeds:
+        assert execute(spec, kernel, seed) == set()

@@ -1,0 +1,113 @@
+"""The product in the simulator against float64: any shape, layout, dtype, tile, cluster, stages and schedule."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+import gemmsmith
+from gemmsmith import Config, ConfigError
+from gemmsmith.backends.reference import bounds
+from gemmsmith.core.dtypes import FP16, FP32, as_dtype
+
+OPERANDS = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16)}
+
+
+@some.composite
+def configs(draw: some.DrawFn) -> Config:
+    consumers = draw(some.sampled_from([1, 1, 2, 3]))
+    tile_m = 64 * consumers * draw(some.sampled_from([1, 1, 2])) if consumers < 3 else 192
+    tile_n = draw(some.sampled_from([8, 16, 24, 40, 64, 96, 128, 256]))
+    return Config(
+        draw(some.sampled_from(["warp_specialized", "multistage"])),
+        (tile_m, tile_n, draw(some.sampled_from([16, 32, 64, 128]))),
+        draw(some.sampled_from([(1, 1), (2, 1), (1, 2)])),
+        draw(some.integers(2, 4)),
+        consumers,
+        draw(some.sampled_from(["m", "n"])),
+        draw(some.integers(1, 3)),
+    )  # type: ignore[arg-type]
+
+
+def matrix(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype, column_major: bool, pad: int, offset: int):
+    """Random normal data with rows `pad` longer than needed, from `offset` elements into its memory."""
+    *batch, rows, columns = shape
+    outer, inner = (columns, rows) if column_major else (rows, columns)
+    store = rng.standard_normal(int(np.prod(batch)) * outer * (inner + pad) + offset, np.float32).astype(dtype)
+    x = store[offset:].reshape(*batch, outer, inner + pad)[..., :inner]
+    return x.swapaxes(-1, -2) if column_major else x
+
+
+@settings(max_examples=60)
+@given(
+    config=configs(), m=some.integers(1, 300), n=some.integers(1, 300), k=some.integers(0, 300),
+    batch=some.sampled_from([None, None, None, 1, 2]), shared=some.booleans(), dtype=some.sampled_from(["bf16", "fp16"]),
+    output=some.sampled_from(["bf16", "fp16", "fp32"]), half=some.booleans(), turned=some.tuples(*[some.booleans()] * 3),
+    pad=some.sampled_from([0, 0, 8, 3]), offset=some.sampled_from([0, 0, 8, 1]), seed=some.integers(0, 10_000),
+)  # fmt: skip
+def test_any_product(config, m, n, k, batch, shared, dtype, output, half, turned, pad, offset, seed) -> None:
+    rng = np.random.default_rng(seed)
+    a = matrix(rng, (m, k) if batch is None else (batch, m, k), OPERANDS[dtype], turned[0], pad, offset)
+    b = matrix(rng, (k, n) if batch is None or shared else (batch, k, n), OPERANDS[dtype], turned[1], pad, 0)
+    accumulate = "fp16" if half and dtype == "fp16" else "fp32"
+    out = np.full((n, m) if turned[2] else (m, n), np.nan, as_dtype(output).numpy)
+    out = out.T if turned[2] else out
+    if batch is not None:
+        out = np.repeat(out[None], batch, 0)
+    try:
+        done = gemmsmith.simulate(a, b, out=out, accumulate=accumulate, config=config, seed=seed)
+    except ConfigError:
+        return  # it does not fit, and says so
+    assert done.hazards == []
+    assert done.result is out
+    bounds.check(out, a, b, as_dtype(accumulate), as_dtype(output)).require()
+
+
+@pytest.mark.parametrize("accumulate", [FP32, FP16])
+def test_normal_data_is_within_the_tighter_bound(rng: np.random.Generator, accumulate) -> None:
+    a, b = (rng.standard_normal((192, 192), np.float32).astype(np.float16) for _ in range(2))
+    done = gemmsmith.simulate(a, b, accumulate=accumulate, config=Config(tile=(128, 64, 64), stages=3))
+    bounds.check(done.result, a, b, accumulate, FP16, zero_mean=True).require()
+
+
+def test_one_element(rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal((1, 1), np.float32).astype(np.float16) for _ in range(2))
+    done = gemmsmith.simulate(a, b)
+    assert done.result[0, 0] == np.float16(np.float64(a[0, 0]) * np.float64(b[0, 0]))
+
+
+def test_nan_and_inf_propagate(rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal((70, 70), np.float32).astype(np.float16) for _ in range(2))
+    a[3, 5], a[60, 1], b[9, 9] = np.nan, np.inf, -np.inf
+    out = gemmsmith.gemm(a, b, backend="sim", config=Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1))
+    bounds.check(out, a, b, FP32, FP16).require()
+
+
+def test_one_kernel_serves_all_sizes(rng: np.random.Generator) -> None:
+    config = Config(tile=(64, 64, 32), cluster=(1, 1), consumers=1, stages=3)
+    kernels = set()
+    for m, n, k in ((64, 64, 32), (1000, 8, 16), (200, 136, 264)):
+        a, b = (rng.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (k, n)))
+        plan = gemmsmith.plan(a, b, config=config)
+        kernels.add(plan.kernel)
+        assert plan.simulate(a, b).hazards == []
+    assert len(kernels) == 1
+
+
+def test_the_timeline_shows_loads_under_the_math(rng: np.random.Generator, tmp_path) -> None:
+    a, b = (rng.standard_normal((256, 512), np.float32).astype(np.float16) for _ in range(2))
+    done = gemmsmith.simulate(a, b.T, config=Config(tile=(128, 128, 64), cluster=(1, 1)))
+    spans = [s for s in done.timeline.spans if s.cta == 0]
+    math = [(s.start, s.end) for s in spans if s.kind == "mma"]
+    loads = [(s.start, s.end) for s in spans if s.kind == "load"]
+    under = sum(any(a < end and start < b for a, b in math) for start, end in loads)
+    assert under >= len(loads) // 2
+    assert done.timeline.cycles <= done.cycles + 2000
+    for name in ("t.png", "t.svg"):
+        done.timeline.picture(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 5000
+    done.timeline.trace(tmp_path / "t.json")
+    assert '"traceEvents"' in (tmp_path / "t.json").read_text()
