@@ -32,7 +32,9 @@ def configs(draw: some.DrawFn) -> Config:
     )  # type: ignore[arg-type]
 
 
-def matrix(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype, column_major: bool, pad: int, offset: int):
+def matrix(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype, column_major: bool, pad: int, offset: int
+):
     """Random normal data with rows `pad` longer than needed, from `offset` elements into its memory."""
     *batch, rows, columns = shape
     outer, inner = (columns, rows) if column_major else (rows, columns)

@@ -62,8 +62,11 @@ def _changes(kernel: Kernel) -> Iterator[Change]:
                 for step, direction in ((-1, "earlier"), (1, "later")):
                     other = position + step
                     if 0 <= other < len(block.statements) and _matters(block.statements[other]):
-                        yield f"move {direction} (past {_name(block.statements[other])})", name, where, _swap(
-                            block, position, other
+                        yield (
+                            f"move {direction} (past {_name(block.statements[other])})",
+                            name,
+                            where,
+                            _swap(block, position, other),
                         )
             yield from _off_by_one(statement, where)
 

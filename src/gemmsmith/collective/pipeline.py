@@ -11,6 +11,8 @@ one lane for each barrier it tells. Semantics as in CUTLASS 3.x, include/cutlass
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gemmsmith import hw
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.builder import current
@@ -184,10 +186,15 @@ class PipelineTransactionAsync(PipelineAsync):
         hw.mbarrier_expect_tx(self._full[state.index], nbytes)
 
 
-def start(*pipelines: _Pipeline) -> None:
-    """Initialises the pipelines' barriers and makes them known to the whole cluster; recorded before the roles."""
+def start(*pipelines: _Pipeline, prefetch: Sequence[Value] = ()) -> None:
+    """Initialises the pipelines' barriers and makes them known to the whole cluster; recorded before the roles.
+
+    The tensor maps of `prefetch` are brought into the descriptor cache meanwhile.
+    """
     k = current()
     with k.when(k.thread == 0):
+        for tensor_map in prefetch:
+            hw.prefetch_tensor_map(tensor_map)
         for pipeline in pipelines:
             pipeline.init()
         hw.fence_mbarrier_init()

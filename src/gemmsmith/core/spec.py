@@ -12,7 +12,10 @@ from gemmsmith.core.problem import Matrix, Problem
 from gemmsmith.core.tile import Tile, widest_swizzle
 
 WGMMA_M = 64
-STORE_BUFFERS = 2
+SHARED_LIMIT = 227 * 1024
+"""Bytes a CTA can have on compute capability 9.0 (CUDA programming guide, technical specifications)."""
+BARRIER_BYTES = 16
+"""A stage's two mbarriers."""
 
 
 def operand_major(matrix: Matrix) -> Literal["K", "MN"]:
@@ -74,6 +77,22 @@ class KernelSpec:
         nbytes = self.config.tile[1] * self.output.bytes
         width = widest_swizzle(nbytes) or nbytes
         return Tile(self.output, WGMMA_M, width // self.output.bytes, "K")
+
+    @property
+    def stores(self) -> int:
+        """How many TMA stores a warpgroup's part of the tile takes."""
+        return self.warpgroup_rows // WGMMA_M * (self.config.tile[1] // self.store_tile.k)
+
+    @property
+    def store_rounds(self) -> tuple[int, int]:
+        """(stores a round, sets of buffers): all stores at once where shared memory holds them beside the stages,
+        else as many as fit twice, so that one set is written while the other drains."""
+        left = SHARED_LIMIT - self.config.stages * (self.stage_bytes + BARRIER_BYTES)
+        buffers = left // (self.config.consumers * self.store_tile.bytes)
+        if buffers >= self.stores:
+            return self.stores, 1
+        fitting = [n for n in range(1, self.stores) if self.stores % n == 0 and 2 * n <= buffers]
+        return (fitting[-1], 2) if fitting else (1, 1)
 
     # -- sizes ---------------------------------------------------------------------------------------
     @property

@@ -22,7 +22,7 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
     a_smem = k.shared(spec.a_tile, stages=spec.config.stages, name="A")
     b_smem = k.shared(spec.b_tile, stages=spec.config.stages, name="B")
     pipe = PipelineTmaAsync(spec.config.stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.cluster_size)
-    start(pipe)
+    start(pipe, prefetch=(a.map, b.map))
     hw.grid_dependency_wait()
 
     with k.warpgroups(0, spec.config.consumers) as warpgroup:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import BLOCK, Accumulator
 from gemmsmith.core.dtypes import FP32
-from gemmsmith.core.spec import STORE_BUFFERS, KernelSpec
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, I64, U16, U32, U64
 from gemmsmith.lang.values import Value, ValueLike
@@ -20,17 +20,18 @@ _FIRST_BARRIER = 1
 
 
 class TmaStoreEpilogue:
-    """Each warpgroup stores 64 rows by up to 128 bytes at a time, through its own two buffers.
+    """Each warpgroup stores its rows in pieces of 64 by up to 128 bytes, through buffers of its own, in rounds.
 
-    stmatrix (or st.shared for fp32) writes a buffer in the swizzled layout, one thread issues the TMA store, and the
-    next writes go to the other buffer: the stores drain under the next tile's mainloop.
+    stmatrix (or st.shared for fp32) writes a round's pieces in the swizzled layout, one thread issues their TMA
+    stores, and the next round waits only for its own buffers: the last stores drain under the next tile's mainloop.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
         k = current()
         self.spec, self.tile = spec, spec.store_tile
         self.map = k.tensor_map("d")
-        self.buffers = k.shared(self.tile, stages=STORE_BUFFERS * spec.config.consumers, name="D")
+        self.round, self.sets = spec.store_rounds
+        self.buffers = k.shared(self.tile, stages=self.round * self.sets * spec.config.consumers, name="D")
 
     def consume(self, accumulator: Accumulator, work: WorkTile, warpgroup: Value, rows: ValueLike) -> None:
         """Stores the warpgroup's rows, which start `rows` below the tile's first."""
@@ -38,21 +39,23 @@ class TmaStoreEpilogue:
         leader = (k.thread % 128 == 0).named("store_leader")
         barrier = warpgroup + _FIRST_BARRIER
         parts = self.spec.config.tile[1] // self.tile.k
-        stores = len(accumulator.blocks) * parts
-        for store in range(stores):
-            block, part = divmod(store, parts)
-            buffer = self.buffers[warpgroup * STORE_BUFFERS + store % STORE_BUFFERS]
-            # After an odd number of stores a tile begins with the buffer that the last one ended with.
-            others = 0 if store == 0 and stores % STORE_BUFFERS else STORE_BUFFERS - 1
+        rounds = self.spec.stores // self.round
+        for turn in range(rounds):
+            first = (warpgroup * self.sets + turn % self.sets) * self.round
+            pieces = [(divmod(turn * self.round + i, parts), self.buffers[first + i]) for i in range(self.round)]
+            # After an odd number of rounds a tile begins with the buffers that the last one ended with.
+            others = 0 if turn == 0 and rounds % self.sets else self.sets - 1
             with k.when(leader):
                 hw.bulk_wait_read(others)
             hw.barrier_sync(barrier, 128)
-            self._write(accumulator, block, part * self.tile.k, buffer.address)
+            for (block, part), buffer in pieces:
+                self._write(accumulator, block, part * self.tile.k, buffer.address)
             hw.fence_proxy_async()
             hw.barrier_sync(barrier, 128)
             with k.when(leader):
-                n, m = work.n + part * self.tile.k, work.m + rows + block * BLOCK
-                hw.tma_store(self.map, n, m, work.batch, buffer)
+                for (block, part), buffer in pieces:
+                    n, m = work.n + part * self.tile.k, work.m + rows + block * BLOCK
+                    hw.tma_store(self.map, n, m, work.batch, buffer)
                 hw.bulk_commit()
 
     def finish(self) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from gemmsmith.core.errors import ConfigError, KernelError
+from gemmsmith.core.spec import SHARED_LIMIT
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.statements import Execute, Role, walk
-
-SHARED_LIMIT = 227 * 1024
-"""Bytes a CTA can have on compute capability 9.0 (CUDA programming guide, technical specifications)."""
 
 
 def verify(kernel: Kernel) -> None:

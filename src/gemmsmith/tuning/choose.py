@@ -8,7 +8,7 @@ from functools import lru_cache
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import STORE_BUFFERS, WGMMA_M
+from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M
 
 SMS = 132
 """H100 SXM and H200."""
@@ -18,7 +18,8 @@ L2_BYTES_PER_CYCLE = 40
 """What one SM draws from the L2 when all do: about 5.5 TB/s in all."""
 TILE_CYCLES = 2500
 """Filling the pipeline and storing a tile, where nothing hides it."""
-SHARED_BYTES = 227 * 1024 - 1024
+STORE_BUFFERS = 2
+"""Buffers of D a warpgroup that are kept free when stages are counted."""
 
 _TILES = [
     ((128, 256), (2, 1), 2), ((256, 128), (1, 2), 2), ((128, 192), (2, 1), 2), ((128, 128), (2, 1), 2),
@@ -30,7 +31,7 @@ _TILES = [
 def stages_that_fit(tile: tuple[int, int, int], output: DType, consumers: int) -> int:
     """As many stages of 16-bit operands as shared memory holds beside the store buffers, at most 8."""
     store = STORE_BUFFERS * consumers * WGMMA_M * min(128, tile[1] * output.bytes)
-    return min(8, (SHARED_BYTES - store) // ((tile[0] + tile[1]) * tile[2] * 2))
+    return min(8, (SHARED_LIMIT - 1024 - store) // ((tile[0] + tile[1]) * tile[2] * 2 + BARRIER_BYTES))
 
 
 @lru_cache(maxsize=64)
