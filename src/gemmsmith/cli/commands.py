@@ -162,11 +162,11 @@ def _resolve(backend: str) -> str:
 
 
 def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, tuple[int, int, int]]:
-    """The plan for the options; a choice that is not given is the analytic model's."""
+    """The plan for the options; a choice not given is the analytic model's, on a CPU the flagship's."""
     m, n, k = (choices[name] if choices[name] is not None else size for name, size in zip("mnk", sizes, strict=True))
     a, b = operand_specs((m, n, k), choices["layout"], choices["dtype"])
     arguments = {"out_dtype": choices["out_dtype"], "accumulate": choices["accumulate"]}
-    config: Config = Plan(a, b, **arguments).config
+    config: Config = Plan(a, b, **arguments).config if sizes == GPU_SIZES else Config()
     names = ("design", "tile", "stages", "consumers", "cluster", "raster", "swizzle")
     given = {name: choices[name] for name in names if choices[name] is not None}
     if given:

@@ -25,7 +25,7 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
     start(pipe, prefetch=(a.map, b.map))
     hw.grid_dependency_wait()
 
-    with k.warpgroups(0, spec.config.consumers) as warpgroup:
+    with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         producer = (k.thread == 0).named("producer")
         write, read, free = pipe.producer_start_state(), pipe.consumer_start_state(), pipe.consumer_start_state("free")
         rows = warpgroup * spec.warpgroup_rows

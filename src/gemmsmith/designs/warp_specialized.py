@@ -32,7 +32,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)
-        with k.warp(0), k.when(hw.elect_one()):
+        with k.warp(0, "producer"), k.when(hw.elect_one()):
             write = pipe.producer_start_state()
             with scheduler.each(place) as tile, k.range(tile.k_tiles, name="k_tile") as k_tile:
                 pipe.producer_acquire(write)
@@ -41,7 +41,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
                 write.advance()
             pipe.producer_tail(write)
 
-    with k.warpgroups(1, 1 + consumers) as warpgroup:
+    with k.warpgroups(1, 1 + consumers, "math") as warpgroup:
         hw.set_registers(consumer_registers)
         rows = warpgroup * spec.warpgroup_rows
         read, free = pipe.consumer_start_state("read"), pipe.consumer_start_state("free")

@@ -235,17 +235,17 @@ class Builder:
         finally:
             self._roles.pop()
 
-    def warpgroup(self, index: int) -> AbstractContextManager[Value]:
-        """What one warpgroup (128 threads) does."""
-        return self._role(st.Role("warpgroup", index, 1))
+    def warpgroup(self, index: int, name: str = "") -> AbstractContextManager[Value]:
+        """What one warpgroup (128 threads) does; timelines call it `name`."""
+        return self._role(st.Role("warpgroup", index, 1, name))
 
-    def warpgroups(self, first: int, stop: int) -> AbstractContextManager[Value]:
+    def warpgroups(self, first: int, stop: int, name: str = "") -> AbstractContextManager[Value]:
         """What warpgroups first..stop-1 do, each on its own; gives the index within the role."""
-        return self._role(st.Role("warpgroup", first, stop - first))
+        return self._role(st.Role("warpgroup", first, stop - first, name))
 
-    def warp(self, index: int) -> AbstractContextManager[Value]:
+    def warp(self, index: int, name: str = "") -> AbstractContextManager[Value]:
         """What one warp of the surrounding warpgroup role does."""
-        return self._role(st.Role("warp", index, 1))
+        return self._role(st.Role("warp", index, 1, name))
 
     @property
     def role_key(self) -> tuple[tuple[str, int], ...]:

@@ -99,6 +99,7 @@ class Role(Statement):
     unit: Literal["warpgroup", "warp"]
     first: int
     count: int
+    name: str = ""
     body: Block = field(default_factory=Block)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 from gemmsmith.backends.cuda import cache as cubin_cache
 from gemmsmith.core.errors import CompileError
 
+_PTX_LINE = r"ptx input, line (\d+); error"
 OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17", "--ptxas-options=-v")
 
 
@@ -34,13 +37,16 @@ class Compiled:
 
     @cached_property
     def resources(self) -> Resources:
-        """Read from the log."""
+        """Read from the log: numbers of this kernel, advisories (warnings, ptxas C75xx) of the whole source."""
+        entries = re.split(r"Compiling entry function '(\w+)'", self.log)
+        mine = dict(zip(entries[1::2], entries[2::2], strict=True)).get(self.name, self.log)
 
         def number(pattern: str) -> int:
-            found = re.search(pattern, self.log)
+            found = re.search(pattern, mine)
             return int(found[1]) if found else 0
 
-        advisories = [line.strip() for line in self.log.splitlines() if re.search(r"\(C75\d\d\)|warning", line)]
+        said = r"\bC75\d\d\b|\bwarning\b(?!-number)"  # not the remark on how to suppress warnings
+        advisories = [line.strip() for line in self.log.splitlines() if re.search(said, line)]
         return Resources(
             number(r"Used (\d+) registers"), number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes spill loads"),
             number(r"(\d+) bytes stack frame"), number(r"(\d+) bytes smem"), tuple(advisories),
@@ -48,11 +54,21 @@ class Compiled:
 
 
 @lru_cache(maxsize=1)
-def nvrtc_version() -> str:
-    """As "13.0"."""
-    from cuda.bindings import nvrtc
+def _nvrtc() -> Any:
+    """The bindings, once they have found their library. Imported late: they take 50 ms."""
+    try:
+        from cuda.bindings import nvrtc
 
-    return ".".join(map(str, _check(nvrtc.nvrtcVersion())))
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as missing:
+        raise CompileError(f"NVRTC was not found ({missing}): pip install cuda-bindings nvidia-cuda-nvrtc") from missing
+    return nvrtc
+
+
+@lru_cache(maxsize=1)
+def nvrtc_version() -> str:
+    """As "13.0". Raises CompileError where there is no NVRTC."""
+    return ".".join(map(str, _check(_nvrtc().nvrtcVersion())))
 
 
 def compile_source(source: str, name: str, *, cache: bool = True) -> Compiled:
@@ -72,8 +88,7 @@ def compile_ptx(source: str, name: str) -> str:
 
 
 def _compile(source: str, name: str, what: str) -> tuple[bytes, str]:
-    from cuda.bindings import nvrtc
-
+    nvrtc = _nvrtc()
     program = _check(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))[0]
     try:
         options = OPTIONS if what == "cubin" else ("--gpu-architecture=compute_90a", *OPTIONS[1:2])
@@ -81,7 +96,10 @@ def _compile(source: str, name: str, what: str) -> tuple[bytes, str]:
         log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
         log = log.rstrip("\0")
         if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(f"{name}: {error.name}\n{log}\n{_lines_named(source, log)}")
+            lines = _lines_named(source, log, r"\.cu\((\d+)\): (?:catastrophic )?error")
+            if what == "cubin" and re.search(_PTX_LINE, log):  # the front end was content: ptxas names lines of PTX
+                lines = _lines_named(compile_ptx(source, name), log, _PTX_LINE)
+            raise CompileError(f"{name}: {error.name}\n{log}\n{lines}")
         if what == "ptx":
             return _text(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX), log
         return _text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), log
@@ -89,20 +107,20 @@ def _compile(source: str, name: str, what: str) -> tuple[bytes, str]:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _text(program: object, size: object, get: object) -> bytes:
-    buffer = b" " * _check(size(program))[0]  # type: ignore[operator]
-    _check(get(program, buffer))  # type: ignore[operator]
-    return buffer
+def _text(program: Any, size: Callable[..., Any], get: Callable[..., Any]) -> bytes:
+    buffer = bytearray(_check(size(program))[0])  # not bytes: they are shared, b" " * 1 with all Python code
+    _check(get(program, buffer))
+    return bytes(buffer)
 
 
-def _check(result: tuple) -> tuple:  # type: ignore[type-arg]
+def _check(result: tuple[Any, ...]) -> tuple[Any, ...]:
     if int(result[0]):
         raise CompileError(f"NVRTC: {result[0].name}")
     return result[1:]
 
 
-def _lines_named(source: str, log: str) -> str:
-    """The source lines that the log's errors name."""
-    lines = source.splitlines()
-    numbers = sorted({int(n) for n in re.findall(r"\.cu\((\d+)\): error", log)})
+def _lines_named(source: str, log: str, pattern: str) -> str:
+    """The lines whose numbers the log's errors give: the first ten."""
+    lines = source.split("\n")
+    numbers = sorted({int(n) for n in re.findall(pattern, log)})
     return "\n".join(f"{n:5}  {lines[n - 1]}" for n in numbers[:10] if n <= len(lines))

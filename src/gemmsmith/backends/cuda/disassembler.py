@@ -19,7 +19,7 @@ def nvdisasm() -> str:
     """The program's path: the one of the pip package, else the one on PATH. Raises CompileError."""
     try:
         for file in metadata.files(PACKAGE) or []:
-            if file.stem == "nvdisasm" and file.suffix in ("", ".exe"):
+            if file.stem == "nvdisasm" and file.suffix in ("", ".exe") and Path(str(file.locate())).is_file():
                 return str(file.locate())
     except metadata.PackageNotFoundError:
         pass

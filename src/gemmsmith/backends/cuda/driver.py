@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,22 +17,24 @@ TENSOR_MAPS = 4096
 @lru_cache(maxsize=1)
 def _initialised() -> str:
     """Empty when the driver works, else why it does not."""
-    from cuda.bindings import driver
-
     try:
+        from cuda.bindings import driver
+
         error = driver.cuInit(0)[0]
     except Exception as missing:  # the bindings raise their own kinds where there is no libcuda
-        return str(missing)
+        return f"no CUDA driver: {missing}"
     return "" if int(error) == 0 else str(error.name)
 
 
 def available() -> bool:
     """Whether there is a driver and at least one GPU."""
-    if _initialised():
-        return False
+    return not _initialised() and _count() > 0
+
+
+def _count() -> int:
     from cuda.bindings import driver
 
-    return bool(check(driver.cuDeviceGetCount()) > 0)
+    return int(check(driver.cuDeviceGetCount(), "cuDeviceGetCount()"))
 
 
 def check(result: tuple[Any, ...], what: str = "") -> Any:
@@ -44,31 +47,55 @@ def check(result: tuple[Any, ...], what: str = "") -> Any:
 @lru_cache(maxsize=64)
 def require_hopper(device: int) -> None:
     """Raises DeviceError where device `device` is not a GPU of compute capability 9.0."""
-    problem = _initialised()
-    if problem:
-        raise DeviceError(f"no CUDA driver ({problem}); use backend='sim' or 'reference' on this machine")
-    from cuda.bindings import driver
-
-    names = driver.CUdevice_attribute
-    handle = check(driver.cuDeviceGet(device), f"cuDeviceGet({device})")
-    capability = tuple(
-        check(driver.cuDeviceGetAttribute(which, handle))
-        for which in (
-            names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        )
-    )
-    if capability != (9, 0):
-        name = check(driver.cuDeviceGetName(128, handle)).decode().rstrip("\0")
+    found = attributes(device)
+    if found.capability != (9, 0):
         raise DeviceError(
-            f"device {device} is a {name} of compute capability {capability[0]}.{capability[1]}; "
+            f"device {device} is a {found.name} of compute capability {found.capability[0]}.{found.capability[1]}; "
             "gemmsmith's kernels run on Hopper (9.0): H100, H200, GH200"
         )
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """A GPU: its name, compute capability, SMs, and the bytes of shared memory a CTA can ask for."""
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_bytes: int
+
+
+@lru_cache(maxsize=64)
+def attributes(device: int) -> Attributes:
+    """Device `device`, asked for once. Raises DeviceError where there is no driver or no such device."""
+    _require_driver()
+    if not 0 <= device < _count():
+        raise DeviceError(f"device: got {device}, this process sees {_count()} GPU(s)")
+    from cuda.bindings import driver
+
+    handle = check(driver.cuDeviceGet(device), f"cuDeviceGet({device})")
+
+    def ask(name: str) -> int:
+        which = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(check(driver.cuDeviceGetAttribute(which, handle), f"cuDeviceGetAttribute({name}, {device})"))
+
+    return Attributes(
+        check(driver.cuDeviceGetName(128, handle), f"cuDeviceGetName({device})").split(b"\0")[0].decode(),
+        (ask("COMPUTE_CAPABILITY_MAJOR"), ask("COMPUTE_CAPABILITY_MINOR")),
+        ask("MULTIPROCESSOR_COUNT"), ask("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+    )  # fmt: skip
+
+
+def _require_driver() -> None:
+    problem = _initialised()
+    if problem:
+        raise DeviceError(f"no usable GPU ({problem}); use backend='sim' or 'reference' on this machine")
 
 
 @lru_cache(maxsize=TENSOR_MAPS)
 def encode_tensor_map(map: TensorMap) -> Any:
     """The CUtensorMap, encoded once for an address and shape. Raises DeviceError naming the map."""
+    _require_driver()
     from cuda.bindings import driver as cu
 
     types, swizzles = cu.CUtensorMapDataType, cu.CUtensorMapSwizzle

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from gemmsmith.backends.cuda.compiler import compile_source
-from gemmsmith.backends.cuda.driver import check, encode_tensor_map, require_hopper
-from gemmsmith.core.errors import DeviceError
+from gemmsmith.backends.cuda.compiler import compile_source, nvrtc_version
+from gemmsmith.backends.cuda.driver import attributes, check, encode_tensor_map, require_hopper
+from gemmsmith.core.errors import ArgumentError, DeviceError
 
-_CTYPES = {
-    "i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64,
-    "f32": ctypes.c_float, "pointer": ctypes.c_uint64,
-}  # fmt: skip
+_FORMATS = {"i32": "i4x", "u32": "I4x", "i64": "q", "u64": "Q", "f32": "f4x", "pointer": "Q", "tensor_map": ""}
+"""struct's letters, each kind in 8 bytes; a tensor map is passed from where it was encoded."""
 STATIC_LIMIT = 48 * 1024
 """Dynamic shared memory above this is asked for by an attribute (CUDA programming guide)."""
 
@@ -26,43 +25,75 @@ STATIC_LIMIT = 48 * 1024
 class LoadedKernel:
     """A kernel on one device. `cluster` is compiled into it; the grid counts CTAs."""
 
+    name: str
     function: Any
+    device: int
     threads: int
     cluster: tuple[int, int, int]
     shared_bytes: int
     parameter_kinds: tuple[str, ...]
-    _clusters: int = field(default=0)
+    _clusters: int = field(default=0, init=False)
 
-    def max_active_clusters(self) -> int:
-        """How many clusters the device holds at once, as the driver says."""
-        if not self._clusters:
-            self._clusters = _occupancy(self)
-        return self._clusters
-
-    def launch(self, grid: int, arguments: Sequence[Any], stream: int) -> None:
-        """Starts `grid` CTAs on `stream`; arguments are ints, floats and TensorMaps, in the parameters' order."""
+    def __post_init__(self) -> None:
         from cuda.bindings import driver
 
-        kept: list[Any] = []
-        addresses = (ctypes.c_void_p * len(arguments))()
-        for i, (kind, value) in enumerate(zip(self.parameter_kinds, arguments, strict=True)):
+        self._driver = driver  # an import statement in `launch` would cost 0.2 us
+        count = len(self.parameter_kinds)
+        self._layout = struct.Struct(f"={count}Q" + "".join(_FORMATS[kind] for kind in self.parameter_kinds))
+        self._block = ctypes.c_uint64 * (self._layout.size // 8)
+
+    def max_active_clusters(self) -> int:
+        """How many clusters the device holds at once, as the driver says. Raises DeviceError where it is none."""
+        if not self._clusters:
+            self._clusters = _occupancy(self)
+            if not self._clusters:
+                raise DeviceError(
+                    f"{self.name}: device {self.device} cannot hold one cluster {self.cluster} of {self.threads} "
+                    f"threads and {self.shared_bytes} bytes of shared memory a CTA"
+                )
+        return self._clusters
+
+    def launch(self, grid: int, arguments: Sequence[Any], stream: int, *, pdl: bool = False) -> None:
+        """Starts `grid` CTAs on `stream`; arguments are ints, floats and TensorMaps, in the parameters' order.
+
+        `pdl` lets it start while the stream's previous kernel still runs, for a kernel that waits with
+        griddepcontrol before it touches memory. Raises ArgumentError for a value that its parameter cannot hold.
+        """
+        block, _maps = self._packed(arguments)  # the driver copies them before it returns
+        if pdl:
+            config = _launch_config(self, grid, "PROGRAMMATIC_STREAM_SERIALIZATION")
+            config.hStream = stream
+            result = self._driver.cuLaunchKernelEx(config, self.function, ctypes.addressof(block), 0)
+        else:
+            result = self._driver.cuLaunchKernel(
+                self.function, grid, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, ctypes.addressof(block), 0
+            )
+        if result[0]:
+            check(result, f"the launch of {self.name}: grid {grid}, {self.threads} threads, stream {stream:#x}")
+
+    def _packed(self, arguments: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """A block of this call's own: void* to each argument, then the scalars; and the tensor maps pointed to."""
+        block, maps, pointers, scalars = self._block(), [], [], []
+        slot = ctypes.addressof(block) + 8 * len(self.parameter_kinds)
+        for kind, value in zip(self.parameter_kinds, arguments, strict=True):
             if kind == "tensor_map":
-                kept.append(encode_tensor_map(value))
-                addresses[i] = kept[-1].getPtr()
+                encoded = encode_tensor_map(value)
+                maps.append(encoded)
+                pointers.append(encoded.getPtr())
             else:
-                kept.append(_CTYPES[kind](value))
-                addresses[i] = ctypes.addressof(kept[-1])
-        check(
-            driver.cuLaunchKernel(
-                self.function, grid, 1, 1, self.threads, 1, 1, self.shared_bytes, stream,
-                ctypes.addressof(addresses), 0,
-            ),
-            "cuLaunchKernel",
-        )  # fmt: skip
+                pointers.append(slot)
+                scalars.append(value)
+                slot += 8
+        try:
+            self._layout.pack_into(block, 0, *pointers, *scalars)
+        except (struct.error, OverflowError) as error:
+            raise ArgumentError(f"{self.name}: {error}; got {scalars} for {self.parameter_kinds}") from None
+        return block, maps
 
 
 _LOADED: dict[tuple[str, int], LoadedKernel] = {}
-_LOADING = threading.Lock()
+_LOADING: dict[tuple[str, int], threading.Lock] = {}
+"""A lock a kernel, so that threads compile different ones side by side."""
 
 
 def load(
@@ -83,14 +114,18 @@ def load(
         )
     from cuda.bindings import driver
 
-    with _LOADING:
+    with _LOADING.setdefault(key, threading.Lock()):
         if key not in _LOADED:
-            module = check(driver.cuModuleLoadData(compile_source(source, name).cubin), "cuModuleLoadData")
-            function = check(driver.cuModuleGetFunction(module, name.encode()), "cuModuleGetFunction")
+            cubin = compile_source(source, name).cubin
+            module = check(driver.cuModuleLoadData(cubin), f"cuModuleLoadData({name}, by NVRTC {nvrtc_version()})")
+            function = check(driver.cuModuleGetFunction(module, name.encode()), f"cuModuleGetFunction({name})")
             if shared_bytes > STATIC_LIMIT:
                 attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                check(driver.cuFuncSetAttribute(function, attribute, shared_bytes), "cuFuncSetAttribute")
-            _LOADED[key] = LoadedKernel(function, threads, cluster, shared_bytes, parameter_kinds)
+                check(
+                    driver.cuFuncSetAttribute(function, attribute, shared_bytes),
+                    f"cuFuncSetAttribute({name}, dynamic shared memory, {shared_bytes} bytes)",
+                )
+            _LOADED[key] = LoadedKernel(name, function, device, threads, cluster, shared_bytes, parameter_kinds)
     return _LOADED[key]
 
 
@@ -99,26 +134,42 @@ def _occupancy(kernel: LoadedKernel) -> int:
 
     if kernel.cluster == (1, 1, 1):
         per_sm = check(
-            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel.function, kernel.threads, kernel.shared_bytes)
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel.function, kernel.threads, kernel.shared_bytes),
+            f"cuOccupancyMaxActiveBlocksPerMultiprocessor({kernel.name})",
         )
-        which = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-        return int(per_sm * check(driver.cuDeviceGetAttribute(which, check(driver.cuCtxGetDevice()))))
+        return int(per_sm) * attributes(kernel.device).multiprocessors
+    config = _launch_config(kernel, kernel.cluster[0], "CLUSTER_DIMENSION")
+    _, config.gridDimY, config.gridDimZ = kernel.cluster
+    result = driver.cuOccupancyMaxActiveClusters(kernel.function, config)
+    return int(check(result, f"cuOccupancyMaxActiveClusters({kernel.name}, {kernel.cluster})"))
+
+
+def _launch_config(kernel: LoadedKernel, grid: int, name: str) -> Any:
+    """A CUlaunchConfig with one attribute: CLUSTER_DIMENSION or PROGRAMMATIC_STREAM_SERIALIZATION."""
+    from cuda.bindings import driver
+
     config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    dimension = attribute.value.clusterDim
-    dimension.x, dimension.y, dimension.z = kernel.cluster
-    config.gridDimX, config.gridDimY, config.gridDimZ = kernel.cluster
+    attribute.id = getattr(driver.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+    if name == "CLUSTER_DIMENSION":
+        dimension = attribute.value.clusterDim
+        dimension.x, dimension.y, dimension.z = kernel.cluster
+    else:
+        attribute.value.programmaticStreamSerializationAllowed = 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
     config.sharedMemBytes = kernel.shared_bytes
     config.attrs, config.numAttrs = [attribute], 1
-    return int(check(driver.cuOccupancyMaxActiveClusters(kernel.function, config), "cuOccupancyMaxActiveClusters"))
+    return config
 
 
 def is_capturing(stream: int) -> bool:
     """Whether the stream is being captured into a graph."""
     from cuda.bindings import driver
 
-    status = check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")
+    result = driver.cuStreamIsCapturing(stream)
+    if result[0] == driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+        return True  # the legacy stream would join another stream's capture
+    status = check(result, f"cuStreamIsCapturing({stream:#x})")
     return bool(status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
 
@@ -127,38 +178,52 @@ def _primary_context(device: int) -> Any:
     from cuda.bindings import driver
 
     require_hopper(device)
-    return check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(device))), "cuDevicePrimaryCtxRetain")
+    handle = check(driver.cuDeviceGet(device), f"cuDeviceGet({device})")
+    return check(driver.cuDevicePrimaryCtxRetain(handle), f"cuDevicePrimaryCtxRetain({device})")
 
 
-@contextmanager
-def device_guard(device: int) -> Iterator[None]:
-    """Makes a device's primary context current, and the former one again afterwards."""
-    from cuda.bindings import driver
+def device_guard(device: int) -> AbstractContextManager[None]:
+    """Makes a device's primary context current, and the former one again afterwards. Raises DeviceError."""
+    return _Guard(device)
 
-    wanted, now = _primary_context(device), check(driver.cuCtxGetCurrent())
-    if int(now) == int(wanted):
-        yield
-        return
-    check(driver.cuCtxPushCurrent(wanted), "cuCtxPushCurrent")
-    try:
-        yield
-    finally:
-        check(driver.cuCtxPopCurrent(), "cuCtxPopCurrent")
+
+class _Guard:
+    """A class: contextlib's generators cost twice as much, and this is on every call's path."""
+
+    __slots__ = ("_context", "_pushed")
+
+    def __init__(self, device: int) -> None:
+        self._context, self._pushed = _primary_context(device), False
+
+    def __enter__(self) -> None:
+        from cuda.bindings import driver
+
+        if int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent()")) != int(self._context):
+            check(driver.cuCtxPushCurrent(self._context), "cuCtxPushCurrent()")
+            self._pushed = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._pushed:
+            from cuda.bindings import driver
+
+            self._pushed = False
+            check(driver.cuCtxPopCurrent(), "cuCtxPopCurrent()")
 
 
 def time_launches(call: Callable[[], Any], stream: int, repeats: int) -> float:
-    """Microseconds a call, over `repeats` of them back to back after a warm-up."""
+    """Microseconds a call, over `repeats` of them back to back after a warm-up. The stream's device is current."""
     from cuda.bindings import driver
 
-    events = [check(driver.cuEventCreate(0)) for _ in range(2)]
-    for _ in range(max(1, repeats // 5)):
-        call()
-    check(driver.cuEventRecord(events[0], stream))
-    for _ in range(repeats):
-        call()
-    check(driver.cuEventRecord(events[1], stream))
-    check(driver.cuEventSynchronize(events[1]))
-    milliseconds = check(driver.cuEventElapsedTime(*events))
-    for event in events:
-        check(driver.cuEventDestroy(event))
-    return float(milliseconds) * 1e3 / repeats
+    begin, end = (check(driver.cuEventCreate(0), "cuEventCreate(0)") for _ in range(2))
+    try:
+        for _ in range(max(1, repeats // 5)):
+            call()
+        check(driver.cuEventRecord(begin, stream), "cuEventRecord")
+        for _ in range(repeats):
+            call()
+        check(driver.cuEventRecord(end, stream), "cuEventRecord")
+        check(driver.cuEventSynchronize(end), "cuEventSynchronize")  # where a kernel's fault shows
+        return float(check(driver.cuEventElapsedTime(begin, end), "cuEventElapsedTime")) * 1e3 / repeats
+    finally:
+        for event in (begin, end):
+            driver.cuEventDestroy(event)

@@ -72,10 +72,13 @@ def _units(kernel: Kernel) -> list[tuple[int, int, str]]:
         role = next((r for r in roles if r.first <= first // 128 < r.first + r.count), None)
         split = role is not None and any(isinstance(s, Role) for s in walk(role.body))
         if split or kernel.threads - first < 128:
-            warps = range(first, min(first + 128, kernel.threads), 32)
-            units += [(w, 32, f"warpgroup {first // 128} warp {w // 32 % 4}") for w in warps]
+            named = {s.first: s.name for s in walk(role.body) if isinstance(s, Role) and s.name} if role else {}
+            for warp in range(min(4, (kernel.threads - first) // 32)):
+                name = f"{named[warp]} warp" if warp in named else f"warpgroup {first // 128} warp {warp}"
+                units.append((first + 32 * warp, 32, name))
         else:
-            units.append((first, 128, f"warpgroup {first // 128}"))
+            name = f"{role.name} " if role else ""
+            units.append((first, 128, f"{name}warpgroup {first // 128 - (role.first if role and role.name else 0)}"))
     return units
 
 

@@ -16,7 +16,7 @@ GRANULE = 2
 
 @dataclass(frozen=True)
 class Event:
-    """An access: by an agent at its count, or (agent -1) by an asynchronous operation with `bits` that say it is done."""
+    """An access: by an agent at its count, or (agent -1) by an asynchronous operation whose `bits` say it is done."""
 
     agent: int
     count: int

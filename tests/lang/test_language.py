@@ -1,0 +1,207 @@
+"""The language: what it refuses while a kernel is built, and how it prints."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from gemmsmith import hw
+from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.collective.pipeline import PipelineAsync, PipelineTmaAsync, start
+from gemmsmith.core.errors import ConfigError, KernelError
+from gemmsmith.lang.builder import Builder, current
+from gemmsmith.lang.types import F32, I32, U32, U64
+from gemmsmith.lang.values import evaluate
+
+
+def test_values_have_no_truth_value() -> None:
+    with Builder("k", threads=32) as k, pytest.raises(KernelError, match=r"k\.when"):
+        bool(k.lane == 0)
+
+
+def test_types_do_not_mix() -> None:
+    with Builder("k", threads=32) as k:
+        with pytest.raises(KernelError, match="i32 value where u32 is needed"):
+            k.smem + k.lane
+        with pytest.raises(KernelError, match="mbarrier_arrive, operand barrier"):
+            hw.mbarrier_arrive(k.lane)
+        with pytest.raises(KernelError, match="does not fit u32"):
+            k.smem + -1
+        with pytest.raises(KernelError, match=r"read it with \.get"):
+            k.lane + k.var(I32, 0, "x")  # type: ignore[operator]
+
+
+def test_registers_take_build_time_indices_only() -> None:
+    with Builder("k", threads=32) as k:
+        r = k.registers(F32, 4, "r")
+        with pytest.raises(KernelError, match="run-time value"):
+            r[k.lane]
+        with pytest.raises(KernelError, match="it has 4 elements"):
+            r[4] = 0
+        with k.unroll(2, name="i") as i:
+            r[i * 2] = 1.0
+        with k.range(2, name="i") as i, pytest.raises(KernelError, match="run-time value"):
+            r[i] = 1.0
+
+
+def test_nothing_is_recorded_outside_a_builder() -> None:
+    with pytest.raises(KernelError, match="Builder"):
+        hw.sync_warp()
+
+
+def test_each_thread_has_its_own_builder() -> None:
+    seen = []
+
+    def build(name: str) -> None:
+        with Builder(name, threads=32) as k:
+            seen.append(current() is k)
+
+    threads = [threading.Thread(target=build, args=(f"k{i}",)) for i in range(8)]
+    with Builder("outer", threads=32) as k:
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert current() is k
+    assert seen == [True] * 8
+
+
+def test_shared_memory_limit_names_the_excess() -> None:
+    with Builder("k", threads=128) as k:
+        k.shared(1024, stages=300, name="big")
+        with pytest.raises(ConfigError, match=r"exceed the 232448 of a CTA by 74752"):
+            k.finish()
+
+
+@pytest.mark.parametrize("count", [0, 20, 30, 257, 264])
+def test_setmaxnreg_values(count: int) -> None:
+    with Builder("k", threads=384), pytest.raises(KernelError, match="multiple of 8 from 24 to 256"):
+        hw.set_registers(count)
+
+
+def test_register_budgets_must_fit_the_pool_and_name_the_line() -> None:
+    with Builder("k", threads=384) as k:
+        with k.warpgroup(0):
+            hw.set_registers(48)
+        with k.warpgroups(1, 3):
+            hw.set_registers(240)
+        with pytest.raises(KernelError, match=r"test_language\.py:\d+: registers: .* 24 more than the pool"):
+            k.finish()
+
+
+def test_a_barrier_nobody_arrives_on() -> None:
+    with Builder("k", threads=128) as k:
+        pipe = PipelineAsync(2, "p")
+        start(pipe)
+        with k.warpgroup(0):
+            pipe.producer_commit(pipe.producer_start_state())
+        with pytest.raises(KernelError, match="nobody ever arrives on barrier p empty"):
+            k.finish()
+
+
+@pytest.mark.parametrize(("cluster_size", "warpgroups"), [(1, 1), (1, 2), (2, 2), (2, 3)])
+def test_arrival_counts_come_from_the_roles(cluster_size: int, warpgroups: int) -> None:
+    with Builder("k", threads=128 * (warpgroups + 1), cluster=(cluster_size, 1, 1)) as k:
+        pipe = PipelineTmaAsync(2, transaction_bytes=128, cluster_size=cluster_size)
+        start(pipe)
+        with k.warpgroup(0), k.warp(0):
+            pipe.producer_acquire(pipe.producer_start_state())
+        with k.warpgroups(1, 1 + warpgroups):
+            pipe.consumer_release(pipe.consumer_start_state())
+        assert [c.number for c in k.finish().late] == [1, 4 * warpgroups * cluster_size]
+
+
+def test_roles_must_exist() -> None:
+    with Builder("k", threads=256) as k:
+        with pytest.raises(KernelError, match="there are 2 in the kernel"), k.warpgroups(1, 3):
+            pass
+        with k.warpgroup(0), pytest.raises(KernelError, match="there are 4 in a warpgroup"), k.warp(4):
+            pass
+
+
+def test_wgmma_shapes_and_dtypes() -> None:
+    with Builder("k", threads=128) as k:
+        d = k.registers(F32, 4, "d")
+        zero = k.smem.to(U64)
+        with pytest.raises(KernelError, match="bf16 with f16 accumulators does not exist"):
+            hw.wgmma_mma(d, zero, zero, True, n=8, dtype="bf16", accumulator="f16")
+        with pytest.raises(KernelError, match="multiple of 8 from 8 to 256"):
+            hw.wgmma_mma(d, zero, zero, True, n=12, dtype="bf16")
+        with pytest.raises(KernelError, match="4 registers given, 8 needed"):
+            hw.wgmma_mma(d, zero, zero, True, n=16, dtype="bf16")
+
+
+def test_integers_wrap_or_are_refused() -> None:
+    assert evaluate("+", U32, 2**32 - 1, 2) == 1
+    assert evaluate("-", U32, 0, 1) == 2**32 - 1
+    with pytest.raises(KernelError, match="overflow"):
+        evaluate("*", I32, 2**30, 2)
+    with pytest.raises(KernelError, match="must be positive"):
+        evaluate("/", I32, -1, 2)
+
+
+def _program(seed: int):
+    """A random straight-line program with a variable, printed and executed: (kernel, what it should store)."""
+    rng = np.random.default_rng(seed)
+    with Builder("k", threads=32) as k:
+        out = k.pointer("out")
+        x = k.var(I32, 3, "x")
+        values: list = [(k.lane, np.arange(32)), (x.get(), np.full(32, 3))]
+        held = np.full(32, 3)
+        for _ in range(20):
+            (a, va), (b, vb) = (values[rng.integers(len(values))] for _ in range(2))
+            op = rng.integers(4)
+            if op == 0:
+                values.append(((a + b) & 1023, (va + vb) & 1023))
+            elif op == 1:
+                values.append((k.select(a < b, a, b), np.where(va < vb, va, vb)))
+            elif op == 2:
+                values.append((a ^ (b + 1), va ^ (vb + 1)))
+            else:
+                x.set(a)
+                held = va
+                values.append((x.get(), held))
+        total, want = values[-1]
+        for v, w in values[:-1]:
+            total, want = (total + v) & 0xFFFF, (want + w) & 0xFFFF
+        word = k.registers(U32, 1, "word")
+        word[0] = total.to(U32)
+        hw.store_global(word, out + (k.lane * 4).to(U64), True)
+        return k.finish(), want
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_values_never_change_behind_their_users_back(seed: int) -> None:
+    kernel, want = _program(seed)
+    out = np.zeros(32, np.uint32)
+    memory = GlobalMemory()
+    assert simulate(kernel, 1, {"out": memory.place(out, "out")}, memory).hazards == []
+    assert np.array_equal(out, want)
+    # The printed text, as far as it is Python too: constants, and assignments to x.
+    text = kernel.source[kernel.source.index("{\n", kernel.source.index("k(\n")) :]
+    got = []
+    for lane in range(32):
+        names: dict = {"lane": lane}
+        for line in text.splitlines():
+            line = line.strip().rstrip(";")
+            if "word[0] =" in line:
+                got.append(eval(_python(line.split("=", 1)[1]), {}, names))
+            elif line.startswith(("const int t", "const int x", "int x", "x =", "const bool")):
+                name, expression = line.split("=", 1)
+                names[name.split()[-1]] = eval(_python(expression), {}, names)
+    assert np.array_equal(got, want)
+
+
+def _python(expression: str) -> str:
+    import re
+
+    expression = expression.replace("(uint32_t)", "")
+    while m := re.search(r"\(([^()]*(?:\([^()]*\)[^()]*)*)\? ([^:()]*) : ([^()]*)\)", expression):
+        expression = expression[: m.start()] + f"(({m[2]}) if ({m[1]}) else ({m[3]}))" + expression[m.end() :]
+    if "?" in expression:
+        c, rest = expression.split("?", 1)
+        a, b = rest.split(":", 1)
+        expression = f"({a}) if ({c}) else ({b})"
+    return expression
