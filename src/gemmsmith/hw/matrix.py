@@ -15,6 +15,11 @@ def _check(values: Registers) -> None:
         raise KernelError(f"ldmatrix/stmatrix move 1, 2 or 4 matrices, not {values.count}")
 
 
+def _vector(values: Registers) -> str:
+    """The place of the registers; these instructions want a vector also of one."""
+    return "{{values}}" if values.count == 1 else "{values}"
+
+
 def _rows_of(registers: np.ndarray, transposed: bool) -> np.ndarray:
     """(T, count) registers as the rows (T/32, count, 8, 8) of the matrices, as 16-bit elements."""
     count = registers.shape[1]
@@ -42,7 +47,8 @@ class StoreMatrix(Instruction):
 
     def text(self) -> str:
         trans = ".trans" if self.transposed else ""
-        return f"stmatrix.sync.aligned.m8n8.x{self.values.count}{trans}.shared.b16 [{{address}}], {{values}};"
+        vector = _vector(self.values)
+        return f"stmatrix.sync.aligned.m8n8.x{self.values.count}{trans}.shared.b16 [{{address}}], {vector};"
 
     def simulate(self, m: Machine) -> None:
         rows = _rows_of(np.asarray(m.registers(self.values)), self.transposed)
@@ -65,7 +71,8 @@ class LoadMatrix(Instruction):
 
     def text(self) -> str:
         trans = ".trans" if self.transposed else ""
-        return f"ldmatrix.sync.aligned.m8n8.x{self.values.count}{trans}.shared.b16 {{values}}, [{{address}}];"
+        vector = _vector(self.values)
+        return f"ldmatrix.sync.aligned.m8n8.x{self.values.count}{trans}.shared.b16 {vector}, [{{address}}];"
 
     def simulate(self, m: Machine) -> None:
         count = self.values.count
