@@ -46,8 +46,10 @@ def matrix(
 @settings(max_examples=60)
 @given(
     config=configs(), m=some.integers(1, 300), n=some.integers(1, 300), k=some.integers(0, 300),
-    batch=some.sampled_from([None, None, None, 1, 2]), shared=some.booleans(), dtype=some.sampled_from(["bf16", "fp16"]),
-    output=some.sampled_from(["bf16", "fp16", "fp32"]), half=some.booleans(), turned=some.tuples(*[some.booleans()] * 3),
+    batch=some.sampled_from([None, None, None, 1, 2]), shared=some.booleans(),
+    dtype=some.sampled_from(["bf16", "fp16"]),
+    output=some.sampled_from(["bf16", "fp16", "fp32"]), half=some.booleans(),
+    turned=some.tuples(*[some.booleans()] * 3),
     pad=some.sampled_from([0, 0, 8, 3]), offset=some.sampled_from([0, 0, 8, 1]), seed=some.integers(0, 10_000),
 )  # fmt: skip
 def test_any_product(config, m, n, k, batch, shared, dtype, output, half, turned, pad, offset, seed) -> None:

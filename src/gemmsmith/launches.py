@@ -83,7 +83,7 @@ class Route:
     def _gemm(self, a: int, b: int, d: int) -> Launch:
         p, spec = self.problem, self.spec
         columns, rows = spec.config.cluster[1], spec.config.cluster[0]
-        arguments: Mapping[str, Argument] = {
+        arguments: dict[str, Argument] = {
             **TileScheduler.arguments(spec, p.m, p.n, p.k, p.batch),
             "a": operand_map(p.a, spec.a_tile, columns, a, p.batch) if p.k else _unread_map(spec, d),
             "b": operand_map(p.b.T, spec.b_tile, rows, b, p.batch) if p.k else _unread_map(spec, d),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.conformance.kernels import CASES, Case
 
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.sim import GlobalMemory, simulate
-from tests.conformance.kernels import CASES, Case
 
 POISON = 0xEE
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))

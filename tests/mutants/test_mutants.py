@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.mutants.mutate import mutants
 
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.core.config import Config
@@ -14,7 +15,6 @@ from gemmsmith.designs.build import build
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.launches import Route
 from gemmsmith.problems import formulate
-from tests.mutants.mutate import mutants
 
 DESIGNS = [(d, c) for d in ("warp_specialized", "multistage") for c in ((1, 1), (2, 1))]
 M, N, K = 512, 128, 320

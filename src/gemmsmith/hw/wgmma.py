@@ -52,7 +52,7 @@ def _chunks(rows: int, leading: int, stride: int, swizzle: int, mn_major: bool) 
     """Offsets of the operand's 16-byte chunks before swizzling: (rows, 2) K-major, (16, rows/8) MN-major."""
     if not mn_major:
         row = np.arange(rows, dtype=np.int64)[:, None]
-        return row // 8 * stride + row % 8 * swizzle + np.array([0, 16])
+        return np.asarray(row // 8 * stride + row % 8 * swizzle + np.array([0, 16]))
     k, mn = np.arange(K, dtype=np.int64)[:, None], np.arange(0, rows, 8, dtype=np.int64)[None, :]
     block = swizzle // 2
     return np.asarray(mn // block * leading + k // 8 * stride + k % 8 * swizzle + mn % block * 2)

@@ -41,6 +41,7 @@ class LoadedKernel:
         count = len(self.parameter_kinds)
         self._layout = struct.Struct(f"={count}Q" + "".join(_FORMATS[kind] for kind in self.parameter_kinds))
         self._block = ctypes.c_uint64 * (self._layout.size // 8)
+        self._programmatic = threading.local()  # a thread's CUlaunchConfig: making one costs as much as a launch
 
     def max_active_clusters(self) -> int:
         """How many clusters the device holds at once, as the driver says. Raises DeviceError where it is none."""
@@ -61,8 +62,10 @@ class LoadedKernel:
         """
         block, _maps = self._packed(arguments)  # the driver copies them before it returns
         if pdl:
-            config = _launch_config(self, grid, "PROGRAMMATIC_STREAM_SERIALIZATION")
-            config.hStream = stream
+            config = getattr(self._programmatic, "config", None)
+            if config is None:
+                config = self._programmatic.config = _launch_config(self, "PROGRAMMATIC_STREAM_SERIALIZATION")
+            config.gridDimX, config.hStream = grid, stream
             result = self._driver.cuLaunchKernelEx(config, self.function, ctypes.addressof(block), 0)
         else:
             result = self._driver.cuLaunchKernel(
@@ -138,13 +141,13 @@ def _occupancy(kernel: LoadedKernel) -> int:
             f"cuOccupancyMaxActiveBlocksPerMultiprocessor({kernel.name})",
         )
         return int(per_sm) * attributes(kernel.device).multiprocessors
-    config = _launch_config(kernel, kernel.cluster[0], "CLUSTER_DIMENSION")
-    _, config.gridDimY, config.gridDimZ = kernel.cluster
+    config = _launch_config(kernel, "CLUSTER_DIMENSION")
+    config.gridDimX, config.gridDimY, config.gridDimZ = kernel.cluster
     result = driver.cuOccupancyMaxActiveClusters(kernel.function, config)
     return int(check(result, f"cuOccupancyMaxActiveClusters({kernel.name}, {kernel.cluster})"))
 
 
-def _launch_config(kernel: LoadedKernel, grid: int, name: str) -> Any:
+def _launch_config(kernel: LoadedKernel, name: str) -> Any:
     """A CUlaunchConfig with one attribute: CLUSTER_DIMENSION or PROGRAMMATIC_STREAM_SERIALIZATION."""
     from cuda.bindings import driver
 
@@ -155,7 +158,7 @@ def _launch_config(kernel: LoadedKernel, grid: int, name: str) -> Any:
         dimension.x, dimension.y, dimension.z = kernel.cluster
     else:
         attribute.value.programmaticStreamSerializationAllowed = 1
-    config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = 1, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
     config.sharedMemBytes = kernel.shared_bytes
     config.attrs, config.numAttrs = [attribute], 1
