@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gemmsmith import hw
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.types import U16, U32
+from gemmsmith.lang.types import U16
 from gemmsmith.lang.values import Value
 
 EVICT_NORMAL = 0x1000000000000000
@@ -33,13 +33,9 @@ class Operand:
         rows = tile.outer // self.parts
         for box in range(tile.boxes):
             inner, outer = (k, mn) if tile.major == "K" else (mn, k)
-            destination = stage.at(box * tile.box_bytes + _u32(self.part * (rows * tile.pitch)))
+            destination = stage.at(box * tile.box_bytes).at(self.part, rows * tile.pitch)
             where = (self.map, inner + box * tile.box_inner, outer + self.part * rows, batch, destination, barrier)
             if self.parts == 1:
                 hw.tma_load(*where, cache)
             else:
                 hw.tma_load_multicast(*where, self.mask if isinstance(self.mask, int) else self.mask.to(U16), cache)
-
-
-def _u32(x: Value | int) -> Value | int:
-    return x.to(U32) if isinstance(x, Value) else x

@@ -41,8 +41,14 @@ class TmaStoreEpilogue:
         parts = self.spec.config.tile[1] // self.tile.k
         rounds = self.spec.stores // self.round
         for turn in range(rounds):
-            first = (warpgroup * self.sets + turn % self.sets) * self.round
-            pieces = [(divmod(turn * self.round + i, parts), self.buffers[first + i]) for i in range(self.round)]
+            first = (turn % self.sets) * self.round
+            pieces = [
+                (
+                    divmod(turn * self.round + i, parts),
+                    self.buffers[first + i].at(warpgroup, self.sets * self.round * self.tile.bytes),
+                )
+                for i in range(self.round)
+            ]
             # After an odd number of rounds a tile begins with the buffers that the last one ended with.
             others = 0 if turn == 0 and rounds % self.sets else self.sets - 1
             with k.when(leader):

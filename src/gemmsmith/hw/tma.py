@@ -36,19 +36,21 @@ class Box:
         """Bytes counted on the barrier: always the whole box."""
         return self.row_bytes * self.map.box[1] * self.map.box[2]
 
-    def inside(self) -> tuple[np.ndarray, int]:
-        """Which rows are inside the tensor, and how many bytes of each."""
+    def inside(self) -> tuple[np.ndarray, slice]:
+        """Which rows are inside the tensor, and which bytes of each."""
         y = self.y + np.arange(self.map.box[1])[None, :]
         z = self.z + np.arange(self.map.box[2])[:, None]
         rows = (y >= 0) & (y < self.map.extents[1]) & (z >= 0) & (z < self.map.extents[2])
-        width = min(max(self.map.extents[0] - self.x, 0), self.map.box[0]) * self.map.dtype.bytes
-        return rows.reshape(-1), width
+        first, stop = max(-self.x, 0), min(self.map.extents[0] - self.x, self.map.box[0])
+        return rows.reshape(-1), slice(first * self.map.dtype.bytes, max(first, stop) * self.map.dtype.bytes)
 
     def in_memory(self) -> Access:
-        rows, width = self.inside()
+        rows, columns = self.inside()
+        width = columns.stop - columns.start
         y = self.y + np.arange(self.map.box[1], dtype=np.int64)[None, :]
         z = self.z + np.arange(self.map.box[2], dtype=np.int64)[:, None]
-        start = self.map.address + self.x * self.map.dtype.bytes + y * self.map.strides[0] + z * self.map.strides[1]
+        first = self.map.address + self.x * self.map.dtype.bytes + columns.start
+        start = first + y * self.map.strides[0] + z * self.map.strides[1]
         return Access("global", start.reshape(-1)[rows] if width else np.zeros(0, np.int64), width)
 
     def in_shared(self, address: int, rank: int | None) -> Access:
@@ -57,25 +59,25 @@ class Box:
         return Access("shared", swizzled(chunks, self.map.swizzle), CHUNK, rank)
 
     def load(self, m: Machine, address: int, ranks: list[int | None]) -> None:
-        rows, width = self.inside()
+        rows, columns = self.inside()
         data = np.zeros((len(rows), self.row_bytes), np.uint8)
-        if width:
-            data[rows, :width] = m.peek(self.in_memory())
+        if columns.start < columns.stop:
+            data[rows, columns] = m.peek(self.in_memory())
         for rank in ranks:
             m.poke(self.in_shared(address, rank), data.reshape(-1, CHUNK))
 
     def store(self, m: Machine, address: int) -> None:
-        rows, width = self.inside()
+        rows, columns = self.inside()
         data = m.peek(self.in_shared(address, None)).reshape(len(rows), self.row_bytes)
-        if width:
-            m.poke(self.in_memory(), data[rows, :width])
+        if columns.start < columns.stop:
+            m.poke(self.in_memory(), data[rows, columns])
 
 
 def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     box = Box(m.value(load.map), m.uniform(load.x), m.uniform(load.y), m.uniform(load.z))
     destination, barrier = m.uniform(load.destination), m.uniform(load.barrier)
-    if destination % 128 or (box.x * box.map.dtype.bytes) % CHUNK:
-        m.report("alignment", f"TMA load to {destination:#x} of x = {box.x}: 128 and 16 bytes are needed")
+    if destination % 128:
+        m.report("alignment", f"TMA load to {destination:#x}: a multiple of 128 bytes is needed")
     m.start(
         AsyncOperation(
             f"TMA load of {load.map.name}",

@@ -34,9 +34,9 @@ def descriptor(view: SharedView, step: int) -> Value:
         raise KernelError("wgmma reads swizzled tiles")
     stride = 8 * tile.swizzle
     leading = tile.box_bytes if tile.major == "MN" else 16
-    constant = (leading >> 4) << 16 | (stride >> 4) << 32 | _LAYOUT[tile.swizzle] << 62
-    # A CTA's shared addresses carry its cluster rank above the 18 bits the field has room for.
-    return ((((view.address & 0x3FFFF) + step_offset(tile, step)) >> 4).to(U64)) | constant
+    # The low word varies, the high word is constant: a step costs one 32-bit addition.
+    low = view.chunk + ((step_offset(tile, step) >> 4) + ((leading >> 4) << 16))
+    return low.to(U64) | ((stride >> 4) << 32 | _LAYOUT[tile.swizzle] << 62)
 
 
 def step_offset(tile: Tile, step: int) -> int:

@@ -65,7 +65,7 @@ class Builder:
         self._roles: list[st.Role] = []
         self.thread, self.lane = Builtin(I32, "thread"), Builtin(I32, "lane")
         self.warp_index, self.warpgroup_index = Builtin(I32, "warp"), Builtin(I32, "warpgroup")
-        self.smem = Builtin(U32, "smem")
+        self.smem, self.smem_chunk = Builtin(U32, "smem"), Builtin(U32, "smem_chunk")
 
     def __enter__(self) -> Builder:
         self._token = _CURRENT.set(self)

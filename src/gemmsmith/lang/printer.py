@@ -45,6 +45,8 @@ _BUILTINS = {
     "warp": "const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // the same in all lanes, and known so",
     "warpgroup": "const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);",
     "smem": "const uint32_t smem = (uint32_t)__cvta_generic_to_shared(shared_memory);",
+    # A CTA's shared addresses carry its cluster rank above the 18 bits that matrix descriptors have room for.
+    "smem_chunk": "const uint32_t smem_chunk = ((uint32_t)__cvta_generic_to_shared(shared_memory) & 0x3ffff) >> 4;",
 }
 
 
@@ -427,7 +429,9 @@ def print_kernel(kernel: Kernel) -> str:
         f"{kernel.name}(\n    " + ",\n    ".join(parameters) + ")\n{\n"
     )
     shared = "extern __shared__ __align__(1024) uint8_t shared_memory[];"
-    opening = [shared] * ("smem" in p.builtins) + [text for name, text in _BUILTINS.items() if name in p.builtins]
+    opening = [shared] * bool({"smem", "smem_chunk"} & p.builtins) + [
+        text for name, text in _BUILTINS.items() if name in p.builtins
+    ]
     header = "".join(f"// {line}".rstrip() + "\n" for line in kernel.header)
     maps = _TENSOR_MAP if any(q.type == TENSOR_MAP for q in kernel.parameters) else ""
     layout = "".join(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.types import I32, U32
-from gemmsmith.lang.values import Value, ValueLike, as_value
+from gemmsmith.lang.values import Constant, Value, ValueLike, as_value
 
 if TYPE_CHECKING:
     from gemmsmith.lang.builder import Builder
@@ -30,21 +30,45 @@ class SharedBuffer:
         return self.slot_bytes * self.count
 
     def __getitem__(self, slot: ValueLike) -> SharedView:
-        index = as_value(slot, I32)
-        address = self.kernel.smem + self.offset + (index * self.slot_bytes).to(U32)
-        return SharedView(address, self.tile)
+        return SharedView(self.kernel, self.offset, (), self.tile).at(slot, self.slot_bytes)
 
 
 @dataclass(frozen=True)
 class SharedView:
-    """A place in shared memory: its address (u32, in bytes) and the tile that lies there, if it is one."""
+    """A place in shared memory, `constant` + the sum of value x step bytes from its start, and the tile there, if any.
 
-    address: Value
+    It is kept as a sum so that it can be had in other units without arithmetic in the kernel.
+    """
+
+    kernel: Builder
+    constant: int
+    terms: tuple[tuple[Value, int], ...]
     tile: Tile | None = None
 
-    def at(self, nbytes: ValueLike) -> SharedView:
-        """The same view, `nbytes` further."""
-        return SharedView(self.address + nbytes, self.tile)
+    @property
+    def address(self) -> Value:
+        """u32, in bytes."""
+        return self._sum(self.kernel.smem, 1)
+
+    @property
+    def chunk(self) -> Value:
+        """u32, in 16-byte chunks, 14 bits: what matrix descriptors hold."""
+        return self._sum(self.kernel.smem_chunk, 16)
+
+    def _sum(self, start: Value, unit: int) -> Value:
+        if self.constant % unit or any(step % unit for _, step in self.terms):
+            raise KernelError(f"a place in shared memory that is no multiple of {unit} bytes")
+        total = start
+        for value, step in self.terms:
+            total = total + (value * (step // unit)).to(U32)
+        return total + self.constant // unit
+
+    def at(self, count: ValueLike, step: int = 1) -> SharedView:
+        """The same view, `count` x `step` bytes further."""
+        value = as_value(count, count.type if isinstance(count, Value) else I32)
+        if isinstance(value, Constant):
+            return replace(self, constant=self.constant + value.number * step)
+        return replace(self, terms=(*self.terms, (value, step)))
 
     def rows(self, first: ValueLike, count: int) -> SharedView:
         """The `count` rows (of M or N) from `first` on; `first` is a multiple of `count`."""
@@ -54,11 +78,11 @@ class SharedView:
         if tile.major == "K":
             if count % 8:
                 raise KernelError(f"{count} rows cut a swizzle atom of 8")
-            step = tile.swizzle
+            step = tile.pitch
         else:
             if count % tile.box_inner:
                 raise KernelError(f"{count} rows cut a box of {tile.box_inner}")
             step = tile.box_bytes // tile.box_inner
-        # A part of an MN-major tile keeps the tile's box stride, a K-major one its row pitch.
-        part = Tile(tile.dtype, count, tile.k, tile.major) if tile.major == "K" and tile.boxes == 1 else tile
-        return SharedView(self.address + (as_value(first, I32) * step).to(U32), part)
+        # A part of several boxes keeps the tile's box stride, a part of one K-major box is a tile of its own.
+        part = replace(tile, mn=count) if tile.major == "K" and tile.boxes == 1 else tile
+        return replace(self.at(first, step), tile=part)

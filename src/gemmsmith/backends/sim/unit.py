@@ -65,6 +65,7 @@ class Unit:
             "warp": first // 32 if count == 32 else self.threads // 32,
             "warpgroup": first // 128,
             "smem": SHARED_BASE + (cta.rank << RANK_SHIFT),
+            "smem_chunk": SHARED_BASE // 16,
         }
         self.set_active(np.ones(count, bool))
 
