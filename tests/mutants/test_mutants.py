@@ -63,9 +63,7 @@ EXPECTED = {
 EQUIVALENT = {
     ("move later (past grid_dependency_wait)", "sync_threads"): "it touches no barrier and no memory",
     ("move later (past grid_dependency_wait)", "cluster_wait"): "it touches no barrier and no memory",
-    ("flip start of", "free_phase"): "the state that releases stages waits for nothing: its phase is never read",
     ("move later (past compiler_fence)", "wgmma_wait"): "no instruction lies between; ptxas itself keeps reads behind",
-    ("move earlier (past if)", "wgmma_wait"): "past the wrap of a stage index, which touches no memory",
 }
 EQUIVALENT_ALONE = {
     ("move earlier (past mbarrier_init)", "fence_mbarrier_init"): "the last init is of an empty barrier, "

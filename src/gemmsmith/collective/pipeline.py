@@ -133,16 +133,17 @@ class PipelineTmaAsync(_Pipeline):
     def producer_commit(self, state: PipelineState) -> None:
         """Nothing: the copy engine completes the barrier."""
 
-    def consumer_release(self, state: PipelineState) -> None:
+    def consumer_release(self, stage: PipelineState | Value) -> None:
         """Each warp tells every CTA whose TMA writes into this slot; wgmma it has waited for did the reading."""
         k = current()
+        empty = self._empty[stage.index if isinstance(stage, PipelineState) else stage]
         self._consumers.expect(k.role_warps * self.cluster_size)
         if self.cluster_size == 1:
             with k.when(k.lane == 0):
-                hw.mbarrier_arrive(self._empty[state.index])
+                hw.mbarrier_arrive(empty)
         else:
             with k.when(k.lane < self.cluster_size):
-                hw.mbarrier_arrive_cluster(self._empty[state.index], k.lane.to(U32))
+                hw.mbarrier_arrive_cluster(empty, k.lane.to(U32))
 
 
 class PipelineAsync(_Pipeline):

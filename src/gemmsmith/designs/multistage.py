@@ -9,6 +9,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.operands import operands
 from gemmsmith.epilogue.store import store_epilogue
 from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Value
 from gemmsmith.schedule.tiles import TileScheduler, WorkTile
 
@@ -27,7 +28,8 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         producer = (k.thread == 0).named("producer")
-        write, read, free = pipe.producer_start_state(), pipe.consumer_start_state(), pipe.consumer_start_state("free")
+        write, read = pipe.producer_start_state(), pipe.consumer_start_state()
+        last = k.var(I32, 0, "last_stage")
         rows = warpgroup * spec.warpgroup_rows
         accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
 
@@ -49,16 +51,15 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
                 pipe.consumer_wait(read)
                 a_rows = a_smem[read.index].rows(rows, spec.warpgroup_rows)
                 accumulator.multiply(a_rows, b_smem[read.index], accumulate=k_tile > 0)
-                read.advance()
                 accumulator.wait(pending=1)
-                with k.when(k_tile > 0):  # the stage read before this one is free, and is filled again
-                    pipe.consumer_release(free)
-                    free.advance()
+                with k.when(k_tile > 0):  # one group stays in flight: a stage is released one step late
+                    pipe.consumer_release(last.get())
+                last.set(read.index)
+                read.advance()
                 produce(tile, k_tile + ahead)
             accumulator.wait(pending=0)
             with k.when(tile.k_tiles > 0):
-                pipe.consumer_release(free)
-                free.advance()
+                pipe.consumer_release(last.get())
             epilogue.consume(accumulator, tile, warpgroup, rows)
         with k.when(producer):
             pipe.producer_tail(write)

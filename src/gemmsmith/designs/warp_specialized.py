@@ -9,6 +9,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.operands import operands
 from gemmsmith.epilogue.store import store_epilogue
 from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.types import I32
 from gemmsmith.schedule.tiles import TileScheduler
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}
@@ -44,7 +45,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
     with k.warpgroups(1, 1 + consumers, "math") as warpgroup:
         hw.set_registers(consumer_registers)
         rows = warpgroup * spec.warpgroup_rows
-        read, free = pipe.consumer_start_state("read"), pipe.consumer_start_state("free")
+        read, last = pipe.consumer_start_state(), k.var(I32, 0, "last_stage")
         accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
         with scheduler.each(place) as tile:
             with k.when(tile.k_tiles == 0):
@@ -53,14 +54,13 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
                 pipe.consumer_wait(read)
                 a_rows = a_smem[read.index].rows(rows, spec.warpgroup_rows)
                 accumulator.multiply(a_rows, b_smem[read.index], accumulate=k_tile > 0)
-                read.advance()
                 accumulator.wait(pending=1)
                 with k.when(k_tile > 0):  # one group stays in flight: a stage is released one step late
-                    pipe.consumer_release(free)
-                    free.advance()
+                    pipe.consumer_release(last.get())
+                last.set(read.index)
+                read.advance()
             accumulator.wait(pending=0)
             with k.when(tile.k_tiles > 0):
-                pipe.consumer_release(free)
-                free.advance()
+                pipe.consumer_release(last.get())
             epilogue.consume(accumulator, tile, warpgroup, rows)
         epilogue.finish()

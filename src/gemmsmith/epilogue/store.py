@@ -42,11 +42,9 @@ class TmaStoreEpilogue:
         rounds = self.spec.stores // self.round
         for turn in range(rounds):
             first = (turn % self.sets) * self.round
+            size = self.sets * self.round * self.tile.bytes  # of a warpgroup's buffers
             pieces = [
-                (
-                    divmod(turn * self.round + i, parts),
-                    self.buffers[first + i].at(warpgroup, self.sets * self.round * self.tile.bytes),
-                )
+                (divmod(turn * self.round + i, parts), self.buffers[first + i].at(warpgroup, size))
                 for i in range(self.round)
             ]
             # After an odd number of rounds a tile begins with the buffers that the last one ended with.

@@ -76,8 +76,9 @@ class Box:
 def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     box = Box(m.value(load.map), m.uniform(load.x), m.uniform(load.y), m.uniform(load.z))
     destination, barrier = m.uniform(load.destination), m.uniform(load.barrier)
-    if destination % 128:
-        m.report("alignment", f"TMA load to {destination:#x}: a multiple of 128 bytes is needed")
+    # An x that is no multiple of 16 bytes is an illegal instruction on an H200.
+    if destination % 128 or (box.x * box.map.dtype.bytes) % CHUNK:
+        m.report("alignment", f"TMA load to {destination:#x} of x = {box.x}: 128 and 16 bytes are needed")
     m.start(
         AsyncOperation(
             f"TMA load of {load.map.name}",

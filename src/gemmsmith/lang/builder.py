@@ -226,6 +226,11 @@ class Builder:
             )
         if any(r.unit == role.unit for r in self._roles):
             raise KernelError(f"a {role.unit} role inside a {role.unit} role")
+        for sibling in reversed(self._blocks[-1].statements):  # roles in a row print as one if/else chain
+            if not isinstance(sibling, st.Role) or sibling.unit != role.unit:
+                break
+            if max(sibling.first, role.first) < min(sibling.first + sibling.count, role.first + role.count):
+                raise KernelError(f"{role.unit} {role.first} already has a role here: put a barrier between the two")
         self.emit(role)
         self._roles.append(role)
         try:

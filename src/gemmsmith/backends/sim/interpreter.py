@@ -37,6 +37,17 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+def _cast(x: np.ndarray, type: Type) -> np.ndarray:
+    """Conversion as in C: towards zero from floats, modulo 2^bits between integers."""
+    if type == F32:
+        return x.astype(np.float32)
+    x = x.astype(np.int64)
+    if type.bits == 64:
+        return x
+    wrapped = x & ((1 << type.bits) - 1)
+    return np.where(wrapped >> (type.bits - 1), wrapped - (1 << type.bits), wrapped) if type.signed else wrapped
+
+
 class Interpreter(Unit):
     """A unit that runs the kernel from its first statement to its last."""
 
@@ -102,6 +113,8 @@ class Interpreter(Unit):
         if value.op in ("/", "%") and value.type != F32:
             operands[1] = self._divisor(operands)
         result = _OPERATIONS[value.op](*operands)
+        if value.op == "cast" and isinstance(result, np.ndarray):
+            return _cast(result, value.type)
         return self._wrapped(result, value.type, value.op)
 
     def _divisor(self, operands: list[Any]) -> Any:

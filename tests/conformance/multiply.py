@@ -1,0 +1,142 @@
+"""wgmma: every shape, type, layout and source of its operands."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+from tests.conformance.case import Case, Map, at, barriers, integers
+
+from gemmsmith import hw
+from gemmsmith.collective.operand import Operand
+from gemmsmith.core.dtypes import BF16, FP16, DType
+from gemmsmith.core.tile import Tile
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.types import F32, U32
+from gemmsmith.lang.values import Registers, Value
+
+KINDS = ((BF16, "f32"), (FP16, "f32"), (FP16, "f16"))
+ROWS = 64
+
+
+def _places(k: Builder, row: Value, n: int, half: bool) -> list[tuple[int, Value]]:
+    """(register, element offset in D) of every pair of neighbours that a thread holds; registers hold pairs if half."""
+    first = (row + (k.warp_index % 4) * 16 + k.lane // 4) * n + k.lane % 4 * 2
+    return [(i if half else 2 * i, first + (i // 2 * 8 + i % 2 * 8 * n)) for i in range(n // 4)]
+
+
+def _move(k: Builder, d: Registers, pointer: Value, places: list[tuple[int, Value]], half: bool, load: bool) -> None:
+    size, count = (2, 1) if half else (4, 2)
+    for register, offset in places:
+        pair = k.registers(d.type, count, "pair")
+        if load:
+            hw.load_global(pair, at(pointer, offset, size), True)
+        for i in range(count):
+            if load:
+                d[register + i] = pair[i]
+            else:
+                pair[i] = d[register + i]
+        if not load:
+            hw.store_global(pair, at(pointer, offset, size), True)
+
+
+def wgmma(
+    n: int, dtype: DType, accumulator: str = "f32", *, majors: str = "KK", depth: int = 64, accumulate: bool = True,
+    a_rows: int = 0, warpgroups: int = 1, cluster: int = 1, from_registers: bool = False, groups: int = 1,
+) -> Case:  # fmt: skip
+    """D = A B^T (+ C) with a tile `a_rows` high (of which each warpgroup multiplies 64 rows) and `depth` deep."""
+    name = {"K": "K", "M": "MN"}
+    half = accumulator == "f16"
+    a_tile = Tile(dtype, a_rows or ROWS * warpgroups, depth, name[majors[0]])  # type: ignore[arg-type]
+    b_tile = Tile(dtype, n, depth, name[majors[1]])  # type: ignore[arg-type]
+    tag = "".join(
+        f"_{text}" for text, present in (
+            ("registers", from_registers), ("overwrite", not accumulate), (f"a{a_rows}", a_rows),
+            (f"warpgroups{warpgroups}", warpgroups > 1), (f"cluster{cluster}", cluster > 1),
+            (f"groups{groups}", groups > 1),
+        ) if present
+    )  # fmt: skip
+    title = f"wgmma_{dtype}_{accumulator}_n{n}_k{depth}_{majors}{tag}"
+    rows = ROWS * warpgroups
+
+    def record(k: Builder) -> None:
+        out, c, a_words = k.pointer("out"), k.pointer("c"), k.pointer("a")
+        a, b = Operand(k.tensor_map("a_map"), a_tile), Operand(k.tensor_map("b_map"), b_tile)
+        a_smem, b_smem = k.shared(a_tile, name="A"), k.shared(b_tile, name="B")
+        (full,) = barriers(1)
+        rank = hw.cluster_rank() if cluster > 1 else k.lane * 0
+        with k.when(k.thread == 0):
+            hw.mbarrier_arrive_expect_tx(full, b_tile.bytes + (0 if from_registers else a_tile.bytes))
+            if not from_registers:
+                a.load(a_smem[0], full, rank * rows, k.lane * 0, k.lane * 0)
+            b.load(b_smem[0], full, rank * n, k.lane * 0, k.lane * 0)
+        hw.mbarrier_wait(full, 0)
+        row = rank * rows + k.warpgroup_index * ROWS
+        places = _places(k, row, n, half)
+        d = k.registers(U32, n // 4, "d") if half else k.registers(F32, n // 2, "d")
+        _move(k, d, c, places, half, load=True)
+        fragments = []
+        for step in range(depth // 16 if from_registers else 0):
+            fragment = k.registers(U32, 4, f"a_{step}")
+            for i in range(4):
+                word = k.registers(U32, 1, "word")
+                a_row = row + (k.warp_index % 4) * 16 + k.lane // 4 + i % 2 * 8
+                hw.load_global(word, at(a_words, a_row * depth + (k.lane % 4 * 2 + 16 * step + i // 2 * 8), 2), True)
+                fragment[i] = word[0]
+            fragments.append(fragment)
+        a_view = a_smem[0] if a_rows else a_smem[0].rows(k.warpgroup_index * ROWS, ROWS)
+        modifiers = {"n": n, "dtype": {BF16: "bf16", FP16: "f16"}[dtype], "accumulator": accumulator}
+        hw.wgmma_fence()
+        for step in range(depth // 16):
+            keep, b_desc = accumulate or step > 0, hw.descriptor(b_smem[0], step)
+            if from_registers:
+                hw.wgmma_mma_register_a(d, fragments[step], b_desc, keep, **modifiers, b_major=b_tile.major)
+            else:
+                a_desc = hw.descriptor(a_view, step)
+                hw.wgmma_mma(d, a_desc, b_desc, keep, **modifiers, a_major=a_tile.major, b_major=b_tile.major)
+            if groups == 2 and step == depth // 32 - 1:
+                hw.wgmma_commit()
+        hw.wgmma_commit()
+        if groups == 2:
+            hw.wgmma_wait(1)
+        hw.wgmma_wait(0)
+        hw.compiler_fence(d)
+        _move(k, d, out, places, half, load=False)
+
+    inputs, maps = {}, {}
+    for letter, tile, count in (("a", a_tile, rows * cluster), ("b", b_tile, n * cluster)):
+        shape = (count, depth) if tile.major == "K" else (depth, count)
+        inputs[letter] = integers(title + letter, shape, dtype.numpy)
+        maps[f"{letter}_map"] = Map(
+            letter, dtype, (shape[1], shape[0], 1), (shape[1], 0), (tile.box_inner, tile.outer, 1), tile.swizzle
+        )
+    inputs["c"] = integers(title + "c", (rows * cluster, n), np.float16 if half else np.float32, 100)
+    a, b = (x if major == "K" else x.T for x, major in zip((inputs["a"], inputs["b"]), majors, strict=True))
+    a, b = a.astype(np.int64).reshape(cluster, rows, depth), b.astype(np.int64).reshape(cluster, n, depth)
+    result = (a @ b.swapaxes(1, 2)).reshape(rows * cluster, n) + (inputs["c"].astype(np.int64) if accumulate else 0)
+    return Case(
+        title, record, result.astype(inputs["c"].dtype), inputs, maps, threads=128 * warpgroups, cluster=cluster,
+        grid=cluster,
+    )  # fmt: skip
+
+
+LAYOUTS = ("KK", "KM", "MK", "MM")
+CASES = [wgmma(n, *kind, majors=m) for n, kind, m in product((8, 16, 24, 64, 96, 128, 256), KINDS, LAYOUTS)]
+# Swizzles of a K-major tile follow its depth: 16 is 32 bytes, 32 is 64, 128 two boxes of 128.
+CASES += [wgmma(n, *kind, majors=m, depth=d) for n, kind, m, d in product((32, 64), KINDS, LAYOUTS, (16, 32, 128))]
+# Of an MN-major tile they follow its rows: 80 is five boxes of 32 bytes, 96 three of 64.
+CASES += [wgmma(80, BF16, majors=m, a_rows=r, depth=d) for m, r, d in product(("MK", "MM"), (80, 96), (16, 64))]
+CASES += [wgmma(64, *kind, majors=m, accumulate=False) for kind, m in product(KINDS, LAYOUTS)]
+CASES += [
+    wgmma(n, *kind, majors=m, depth=d, from_registers=True)
+    for n, kind, m, d in product((8, 64, 256), KINDS, ("KK", "KM"), (16, 64))
+]
+CASES += [wgmma(64, BF16, from_registers=True, accumulate=False)]
+CASES += [wgmma(n, BF16, majors=m, warpgroups=w) for n, m, w in product((64, 192), LAYOUTS, (2, 3))]
+# Shared addresses of rank 1 carry bits that do not fit a descriptor; several boxes need the stride beside them.
+CASES += [
+    wgmma(n, BF16, majors=m, cluster=2, warpgroups=w, depth=d)
+    for n, m, w, d in product((64, 256), LAYOUTS, (1, 2), (64, 128))
+    if d == 64 or n == 64
+]
+CASES += [wgmma(64, BF16, majors=m, depth=128, groups=2) for m in LAYOUTS]
