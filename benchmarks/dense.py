@@ -109,7 +109,7 @@ def machine() -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
         "nvrtc": ".".join(map(str, nvrtc.nvrtcVersion()[1:])), "gemmsmith": gemmsmith.__version__,
-        "python": platform.python_version(), "command": " ".join(["python", *sys.argv]),
+        "python": platform.python_version(), "command": " ".join(["python", *sys.argv]).partition(" --json")[0],
         "driver": subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
                                  capture_output=True, text=True, check=True).stdout.strip(),
     }  # fmt: skip

@@ -148,8 +148,10 @@ class TmaStore(Instruction):
         source = m.uniform(self.source)
         if min(box.x, box.y, box.z) < 0 or source % 128 or (box.x * box.map.dtype.bytes) % CHUNK:
             # An H200 takes negative coordinates in loads, not in stores: an illegal instruction.
-            m.report("alignment", f"TMA store from {source:#x} to {(box.x, box.y, box.z)}: multiples of 128 and 16 bytes, "
-                     "and no negative coordinate")  # fmt: skip
+            where = (box.x, box.y, box.z)
+            m.report(
+                "alignment", f"TMA store from {source:#x} to {where}: 128 and 16 bytes, and no negative coordinate"
+            )
         m.start(
             AsyncOperation(
                 f"TMA store of {self.map.name}",

@@ -126,5 +126,8 @@ def test_a_hopper() -> None:
 
 @pytest.mark.gpu
 def test_a_map_the_driver_refuses_is_named() -> None:
-    with pytest.raises(DeviceError, match="CUDA_ERROR_INVALID_VALUE in cuTensorMapEncodeTiled.*address=8"):
+    from gemmsmith.backends.cuda import launcher
+
+    refused = pytest.raises(DeviceError, match="CUDA_ERROR_INVALID_VALUE in cuTensorMapEncodeTiled.*address=8")
+    with launcher.device_guard(0), refused:
         driver.encode_tensor_map(TensorMap(8, FP16, (8, 1, 1), (16, 0), (8, 1, 1), 0))

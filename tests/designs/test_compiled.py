@@ -1,0 +1,74 @@
+"""What ptxas makes of the designs: no spills, no advisories (serialised wgmma, ignored setmaxnreg), the right code."""
+
+from __future__ import annotations
+
+import pytest
+
+import gemmsmith
+from gemmsmith import Config, ConfigError, Spec
+
+CONFIGS = [
+    Config(),
+    Config(cluster=(1, 1)),
+    Config(stages=3),
+    Config(tile=(256, 128, 64), cluster=(1, 2)),
+    Config(tile=(128, 128, 64), cluster=(2, 2), stages=5),
+    Config(tile=(192, 128, 64), cluster=(1, 1), consumers=3),
+    Config(tile=(64, 256, 64), cluster=(2, 1), consumers=1, stages=3),
+    Config(tile=(64, 8, 128), cluster=(1, 1), consumers=1),
+    Config("multistage"),
+    Config("multistage", (128, 128, 64), (1, 2)),
+    Config("multistage", (64, 96, 32), (1, 1), 5, 1),
+]
+
+
+@pytest.mark.parametrize("output", ["bf16", "fp32"])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_no_spills_and_no_advisories(config: Config, ragged: bool, output: str) -> None:
+    n = 4095 if ragged else 4096
+    a, b = Spec((4096, 4096), "bf16"), Spec((4096, n), "bf16", (1, 4096))
+    out = Spec((4096, n), output)
+    plan = gemmsmith.plan(a, b, out=out, config=config)
+    r = plan.resources
+    assert plan.spec.store == ("direct" if ragged else "tma")
+    assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
+    if config.design == "warp_specialized" and config.consumers > 1:
+        assert r.registers <= plan.kernel.register_cap
+
+
+def test_the_machine_code_is_hoppers() -> None:
+    code = gemmsmith.plan(Spec((4096, 4096), "fp16"), Spec((4096, 4096), "fp16")).sass
+    for instruction in (
+        "HGMMA.64x256x16.F32",
+        "UTMALDG.3D.MULTICAST",
+        "UTMASTG.3D",
+        "SYNCS.PHASECHK",
+        "USETMAXREG",
+        "STSM",
+    ):
+        assert instruction in code
+    for slow in ("HMMA", " LDL", " STL"):
+        assert slow not in code
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tile": (100, 256, 64)}, "tile M: got 100; use a multiple of 64 x 2 consumers"),
+        ({"tile": (128, 260, 64)}, "tile N: got 260"),
+        ({"tile": (128, 256, 48)}, "tile K: got 48"),
+        ({"stages": 1}, "stages: got 1"),
+        ({"stages": 5}, "shared memory: .* exceed the 232448 of a CTA by"),
+        ({"tile": (256, 256, 64)}, "the accumulator of 128x256 takes 256 a thread, 56 more than fit"),
+        ({"cluster": (3, 1)}, r"cluster: got \(3, 1\)"),
+        ({"tile": (128, 8, 64), "cluster": (2, 1)}, "whose 8 rows do not split into parts of 8"),
+        ({"consumers": 4}, "consumers: got 4"),
+        ({"design": "pingpong"}, "design: got 'pingpong'"),
+        ({"raster": "x"}, "raster 'x'"),
+    ],
+)
+def test_a_config_that_cannot_work_says_why(changes: dict, message: str) -> None:
+    a, b = Spec((512, 512), "bf16"), Spec((512, 512), "bf16", (1, 512))
+    with pytest.raises(ConfigError, match=message):
+        gemmsmith.plan(a, b, config=Config().replace(**changes)).kernel  # noqa: B018
