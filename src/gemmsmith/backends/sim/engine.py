@@ -94,7 +94,8 @@ def _run(state: State) -> bool:
         for _ in range(STEPS):
             if not blocked:
                 while state.running:
-                    state.complete(_completable(state)[0])
+                    last = _completable(state)[0]
+                    last.unit.complete(last)
                 return True
             ready = [u for u, wait in blocked.items() if wait is None or wait.ready()]
             operations = _completable(state)
@@ -102,7 +103,7 @@ def _run(state: State) -> bool:
                 return _deadlock(state, blocked)
             chosen = _choose(state, ready, operations)
             if isinstance(chosen, Running):
-                state.complete(chosen)
+                chosen.unit.complete(chosen)
                 continue
             try:
                 blocked[chosen] = next(chosen.generator)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.sim.unit import Unit
+from gemmsmith.backends.sim.operations import Issuing
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Instruction
 from gemmsmith.lang.machine import Blocking
@@ -48,7 +48,7 @@ def _cast(x: np.ndarray, type: Type) -> np.ndarray:
     return np.where(wrapped >> (type.bits - 1), wrapped - (1 << type.bits), wrapped) if type.signed else wrapped
 
 
-class Interpreter(Unit):
+class Interpreter(Issuing):
     """A unit that runs the kernel from its first statement to its last."""
 
     def run(self) -> Blocking:

@@ -20,7 +20,7 @@ from gemmsmith.lang.machine import AsyncOperation
 from gemmsmith.lang.statements import Where
 
 if TYPE_CHECKING:
-    from gemmsmith.backends.sim.unit import Unit
+    from gemmsmith.backends.sim.operations import Issuing
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class Cta:
     engines: dict[str, int] = field(default_factory=dict)
     free_registers: int = 0
     remote: list[Event] = field(default_factory=list)
-    units: list[Unit] = field(default_factory=list)
+    units: list[Issuing] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Running:
     """An asynchronous operation under way. `bits`: (sources read, results there)."""
 
     operation: AsyncOperation
-    unit: Unit
+    unit: Issuing
     clock: Clock
     bits: tuple[int, int]
     end: int
@@ -100,15 +100,3 @@ class State:
                 slot = (offset - buffer.offset) // buffer.slot_bytes
                 return (f"{buffer.name}[{slot}]", slot) if buffer.count > 1 else (buffer.name, None)
         return f"shared memory {offset:#x}", None
-
-    def complete(self, running: Running) -> None:
-        """An asynchronous operation ends: its data moves, and its mbarriers are told."""
-        running.operation.perform()
-        running.finished = True
-        self.running.remove(running)
-        clock = running.clock.copy()
-        clock.done |= running.bits[0] | running.bits[1]
-        for rank, address, nbytes in running.operation.completes:
-            cta = running.unit.cta if rank is None else running.unit.cta.cluster[rank]
-            barrier = running.unit.mbarrier(cta, address, running.clock, remote=True)
-            barrier.complete(nbytes, clock, running.end)

@@ -1,0 +1,211 @@
+"""mbarriers, barriers of threads and clusters, fences, and the register pool, as a unit uses them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.backends.sim.accesses import Accessing
+from gemmsmith.backends.sim.barriers import Mbarrier, ThreadBarrier
+from gemmsmith.backends.sim.clocks import Clock
+from gemmsmith.backends.sim.memory import OFFSET_MASK
+from gemmsmith.backends.sim.shadow import Event
+from gemmsmith.backends.sim.state import Cta
+from gemmsmith.backends.sim.timeline import Span
+from gemmsmith.backends.sim.unit import Wait
+from gemmsmith.lang.machine import Blocking
+
+
+class Synchronising(Accessing):
+    """A unit that arrives, waits and fences."""
+
+    def mbarrier(self, cta: Cta, address: int, clock: Clock, remote: bool) -> Mbarrier:
+        """The mbarrier at an address, which `clock` must know to be initialised."""
+        found = cta.mbarriers.get(address & OFFSET_MASK)
+        name = self.state.place(address)[0]
+        if found is None:
+            raise self.state.stop("barrier", f"{name} is used but was never initialised [{self.name}]", self.where)
+        agent, count = found.initialiser
+        if clock.vector[0, agent] < count:
+            self.hazard("barrier", f"{name} is used before its init is known: a barrier of all threads must follow it")
+        elif remote and (found.fence is None or clock.vector[0, agent] < found.fence[1]):
+            self.hazard("barrier", f"the init of {name} is not fenced for the cluster and the async proxy")
+        return found
+
+    def mbarrier_init(self, address: Any, count: int) -> None:
+        part = self.parts[0]
+        agent, clock = part.warp.enter(part.partial)
+        offset = int(address) & OFFSET_MASK
+        name = self.state.place(int(address))[0]
+        if offset in self.cta.mbarriers:
+            self.hazard("barrier", f"{name} is initialised twice")
+        if count < 1:
+            raise self.state.stop("barrier", f"{name} is initialised for {count} arrivals", self.where)
+        self.cta.mbarriers[offset] = Mbarrier(name, count, (agent, int(clock.vector[0, agent])), self.state.agents)
+
+    def mbarrier_arrive(self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None) -> None:
+        self.time += self.state.chip.instruction
+        for part in self.parts:
+            lanes = len(part.rows)
+            addresses = np.broadcast_to(np.asarray(address), len(self.threads))[part.rows]
+            ranks = np.broadcast_to(np.asarray(-1 if rank is None else rank), len(self.threads))[part.rows]
+            bytes_ = np.broadcast_to(np.asarray(expect_tx), len(self.threads))[part.rows]
+            agent, clock = part.warp.enter(part.partial)
+            event = Event(agent, int(clock.vector[0, agent]), 0, "arrive", self.name, self.where)
+            released = part.warp.release(part.partial)
+            for where in sorted({(int(r), int(a)) for r, a in zip(ranks, addresses, strict=True)}):
+                cta = self.cta if where[0] < 0 else self.cta.cluster[where[0]]
+                chosen = (ranks == where[0]) & (addresses == where[1])
+                arrivals = lanes if chosen.all() else int(chosen.sum())
+                barrier = self.mbarrier(cta, where[1], clock, remote=cta is not self.cta)
+                if cta is not self.cta:
+                    cta.remote.append(event)
+                if not barrier.arrive(arrivals * count, int(bytes_[chosen].sum()), released, self.time):
+                    raise self.state.stop(
+                        "over-arrival",
+                        f"{barrier.name} phase {barrier.phase} takes {barrier.count} arrivals, "
+                        f"{barrier.count - barrier.pending} came [{self.name}]", self.where,
+                    )  # fmt: skip
+
+    def mbarrier_expect_tx(self, address: Any, nbytes: Any) -> None:
+        barrier = self.mbarrier(self.cta, int(address), self.parts[0].warp.clock, remote=False)
+        lanes = sum(len(part.rows) for part in self.parts)
+        barrier.tx += int(nbytes) * lanes if np.ndim(nbytes) == 0 else int(np.asarray(nbytes)[self.active].sum())
+
+    def mbarrier_test(self, address: Any, parity: Any) -> bool:
+        barrier, phase = self._awaited(int(address), int(parity))
+        if not barrier.done(int(parity)):
+            return False
+        self._observe(barrier, phase)
+        return True
+
+    def mbarrier_wait(self, address: Any, parity: Any) -> Blocking:
+        parity = int(parity)
+        barrier, phase = self._awaited(int(address), parity)
+        if not barrier.done(parity):
+            yield Wait(
+                lambda: barrier.done(parity),
+                lambda: (
+                    f"{barrier.name} phase {phase} (parity {parity}): {barrier.pending} of {barrier.count} arrivals "
+                    f"and {barrier.tx} bytes are missing in phase {barrier.phase}"
+                ),
+            )
+            self._awaited(int(address), parity)
+        began = self.time
+        self._observe(barrier, phase)
+        self.waited(began, barrier.name)
+
+    def _awaited(self, address: int, parity: int) -> tuple[Mbarrier, int]:
+        part = self.parts[0]
+        barrier = self.mbarrier(self.cta, address, part.warp.enter(part.partial)[1], remote=False)
+        phase = barrier.awaited(self, parity)
+        if barrier.phase - phase >= 2:
+            self.hazard(
+                "phase aliasing",
+                f"a wait for phase {phase} of {barrier.name} while phase {barrier.phase} runs: parity {parity} "
+                "does not tell them apart",
+            )
+        return barrier, phase
+
+    def _observe(self, barrier: Mbarrier, phase: int) -> None:
+        barrier.observed[self] = phase
+        for part in self.parts:
+            part.warp.acquire(part.partial, barrier.completed)
+        self.time = max(self.time, barrier.completed_at) + self.state.chip.barrier
+
+    def waited(self, began: int, what: str) -> None:
+        """The unit stood still from `began` until now; before that it was busy."""
+        add = self.state.timeline.add
+        add(Span(self.block, self.name, "busy", self.busy_since, began, "instructions"))
+        add(Span(self.block, self.name, "wait", began, self.time, f"wait for {what}"))
+        self.busy_since = self.time
+
+    # -- barriers of threads -----------------------------------------------------------------------------
+    def barrier_sync(self, identifier: Any, threads: int) -> Blocking:
+        barrier = self._arrive_at(int(identifier), threads)
+        yield from self._wait_for(barrier, barrier.generation - (barrier.arrived == 0), "barrier")
+
+    def barrier_arrive(self, identifier: Any, threads: int) -> None:
+        self._arrive_at(int(identifier), threads)
+
+    def _arrive_at(self, identifier: int, threads: int) -> ThreadBarrier:
+        barrier = self.cta.named.setdefault(identifier, ThreadBarrier(f"named barrier {identifier}", threads))
+        if barrier.expected != threads and barrier.arrived:
+            self.hazard("barrier", f"{barrier.name} with {threads} threads where others said {barrier.expected}")
+        barrier.expected = threads
+        self._arrive(barrier)
+        return barrier
+
+    def _arrive(self, barrier: ThreadBarrier) -> None:
+        if any(part.partial for part in self.parts):
+            self.hazard("barrier", f"{barrier.name} reached by a part of a warp")
+        clock = Clock(self.state.agents)
+        for part in self.parts:
+            part.warp.sync()
+            clock.join(part.warp.release(partial=False))
+        self.time += self.state.chip.instruction
+        barrier.arrive(int(self.active.sum()), clock, self.time)
+
+    def _wait_for(self, barrier: ThreadBarrier, generation: int, what: str) -> Blocking:
+        if barrier.generation <= generation:
+            yield Wait(
+                lambda: barrier.generation > generation,
+                lambda: f"{barrier.name}: {barrier.arrived} of {barrier.expected} threads have arrived",
+            )
+        began = self.time
+        self.time = max(self.time, barrier.opened_at) + self.state.chip.barrier
+        assert barrier.opened is not None
+        for part in self.parts:
+            part.warp.acquire(False, barrier.opened)
+            part.warp.sync()
+        self.waited(began, what)
+
+    def warp_sync(self) -> None:
+        for part in self.parts:
+            if part.partial:
+                self.hazard("barrier", "__syncwarp of all lanes reached by some")
+            else:
+                part.warp.sync()
+
+    def cluster_arrive(self, release: bool = True) -> None:
+        number = self.block // self.cluster_size
+        barrier = self.state.cluster_barriers.setdefault(
+            number, ThreadBarrier("cluster barrier", self.cluster_size * self.state.kernel.threads)
+        )
+        if self.cluster_generation is not None:
+            self.hazard("barrier", "barrier.cluster.arrive twice without a wait")
+        self.cluster_generation = barrier.generation
+        self._arrive(barrier)
+
+    def cluster_wait(self) -> Blocking:
+        if self.cluster_generation is None:
+            self.hazard("barrier", "barrier.cluster.wait without an arrive")
+            return
+        barrier = self.state.cluster_barriers[self.block // self.cluster_size]
+        generation, self.cluster_generation = self.cluster_generation, None
+        yield from self._wait_for(barrier, generation, "cluster")
+
+    def fence(self, kind: str) -> None:
+        self.time += self.state.chip.instruction
+        if kind == "wgmma":
+            self.dirty.clear()
+            return
+        for part in self.parts:
+            if kind == "proxy.async":
+                part.warp.fence_proxy(part.partial)
+            elif kind == "mbarrier_init":
+                agent, clock = part.warp.enter(part.partial)
+                for barrier in self.cta.mbarriers.values():
+                    if barrier.initialiser[0] == agent and barrier.fence is None:
+                        barrier.fence = (agent, int(clock.vector[0, agent]))
+
+    def set_register_budget(self, registers: int) -> Blocking:
+        warps, change = len(self.warps), registers - self.budget
+        self.budget = registers
+        if change > 0 and self.cta.free_registers < change * warps:
+            yield Wait(
+                lambda: self.cta.free_registers >= change * warps,
+                lambda: f"{change} more registers a thread: the pool has {self.cta.free_registers // warps}",
+            )
+        self.cta.free_registers -= change * warps
