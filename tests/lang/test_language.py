@@ -33,6 +33,15 @@ def test_types_do_not_mix() -> None:
             k.lane + k.var(I32, 0, "x")  # type: ignore[operator]
 
 
+def test_an_error_names_the_kernels_line() -> None:
+    def collective() -> None:
+        hw.mbarrier_arrive(current().lane)
+
+    message = r"^test_language\.py:\d+: mbarrier_arrive, operand barrier: a i32 value"
+    with pytest.raises(KernelError, match=message), Builder("k", threads=32):
+        collective()
+
+
 def test_registers_take_build_time_indices_only() -> None:
     with Builder("k", threads=32) as k:
         r = k.registers(F32, 4, "r")
@@ -87,7 +96,7 @@ def test_register_budgets_must_fit_the_pool_and_name_the_line() -> None:
             hw.set_registers(48)
         with k.warpgroups(1, 3):
             hw.set_registers(240)
-        with pytest.raises(KernelError, match=r"test_language\.py:\d+: registers: .* 24 more than the pool"):
+        with pytest.raises(KernelError, match=r"registers at test_language\.py:\d+: .* 24 more than the pool"):
             k.finish()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from types import TracebackType
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.tile import Tile
@@ -71,8 +72,13 @@ class Builder:
         self._token = _CURRENT.set(self)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         _CURRENT.reset(self._token)
+        if isinstance(error, KernelError) and not getattr(error, "located", False):
+            lines = [(t.tb_frame.f_code.co_filename, t.tb_lineno) for t in _frames(trace)]
+            own = [st.Where(*line) for line in lines if not line[0].startswith((*_MECHANICS, _STDLIB, "<"))]
+            error.args = (f"{own[-1] if own else st.Where(*lines[-1])}: {error}",)
+            error.located = True  # type: ignore[attr-defined]
 
     def finish(self) -> Kernel:
         """The kernel, verified. KernelError names the line of what is wrong."""
@@ -262,6 +268,12 @@ class Builder:
         """How many warps execute what is recorded now."""
         units = {role.unit: role.count for role in self._roles}
         return units.get("warp", 4 * units.get("warpgroup", 0)) or self.threads // 32
+
+
+def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
 
 
 def _where() -> st.Where:

@@ -40,6 +40,6 @@ def _registers(kernel: Kernel) -> None:
     pool = kernel.register_cap * (kernel.threads // 128)
     if where is not None and total > pool:
         raise KernelError(
-            f"{where}: registers: the warpgroups ask for {total} a thread in all, {total - pool} more than the pool of "
-            f"{kernel.threads // 128} x {kernel.register_cap}"
+            f"registers at {where}: the warpgroups ask for {total} a thread in all, {total - pool} more than "
+            f"the pool of {kernel.threads // 128} x {kernel.register_cap}"
         )
