@@ -24,6 +24,7 @@ class Accessing(Unit):
         result = np.zeros((len(self.threads), nbytes), np.uint8)
         self.time += self.state.chip.memory_instruction
         for part, rows, cta, addresses in self._accesses(address, rank, mask):
+            self.check_aligned(addresses, nbytes)
             if order == "acquire":
                 for x in addresses:
                     if int(x) in self.state.releases:
@@ -38,6 +39,7 @@ class Accessing(Unit):
     ) -> None:
         self.time += self.state.chip.memory_instruction
         for part, rows, cta, addresses in self._accesses(address, rank, mask):
+            self.check_aligned(addresses, data.shape[1])
             if order == "release":
                 clock = part.warp.release(part.partial)
                 for x in addresses:
@@ -55,6 +57,7 @@ class Accessing(Unit):
         self.time += self.state.chip.memory_instruction
         size = old.itemsize
         for _, rows, cta, addresses in self._accesses(address, None, None):
+            self.check_aligned(addresses, size)
             for row, place in zip(rows, addresses, strict=True):
                 target, offsets = self._raw(space, cta, np.array([place]), size)
                 if target is None:
@@ -65,12 +68,10 @@ class Accessing(Unit):
         return old if old.dtype == np.float32 else old.astype(np.int64)
 
     def peek(self, access: Access) -> np.ndarray:
-        cta = self.cta if access.rank is None else self.cta.cluster[access.rank]
-        return self._gather(access.space, cta, access.addresses, access.width)
+        return self._gather(access.space, self.peer(access.rank), access.addresses, access.width)
 
     def poke(self, access: Access, data: np.ndarray) -> None:
-        cta = self.cta if access.rank is None else self.cta.cluster[access.rank]
-        target, offsets = self._raw(access.space, cta, access.addresses, access.width)
+        target, offsets = self._raw(access.space, self.peer(access.rank), access.addresses, access.width)
         if target is not None:
             scatter(target, offsets, data)
 
@@ -84,7 +85,20 @@ class Accessing(Unit):
             ranks = np.broadcast_to(np.asarray(rank), len(self.threads))[part.rows]
             for r in np.unique(ranks):
                 rows = part.rows[ranks == r]
-                yield part, rows, self.cta.cluster[int(r)], addresses[rows]
+                yield part, rows, self.peer(int(r)), addresses[rows]
+
+    def peer(self, rank: int | None) -> Cta:
+        """The CTA of that rank in the cluster; None is the unit's own."""
+        if rank is None:
+            return self.cta
+        if not 0 <= rank < self.cluster_size:
+            raise self.state.stop("out of bounds", f"CTA {rank} of a cluster of {self.cluster_size}", self.where)
+        return self.cta.cluster[rank]
+
+    def check_aligned(self, addresses: np.ndarray, width: int) -> None:
+        """Reports an access that is not at a multiple of its width: the hardware traps."""
+        if len(addresses) and int(np.bitwise_or.reduce(addresses)) % width:
+            self.hazard("alignment", f"an access of {width} bytes at an address that is no multiple of {width}")
 
     def _raw(self, space: str, cta: Cta, addresses: np.ndarray, width: int) -> tuple[np.ndarray | None, np.ndarray]:
         """The bytes of a memory and offsets into them; None (and a hazard) where an access is outside."""
@@ -110,15 +124,21 @@ class Accessing(Unit):
 
     def _touch(self, part: Part, cta: Cta, space: Any, addresses: np.ndarray, width: int, write: bool) -> None:
         agent, clock = part.warp.enter(part.partial)
-        event = Event(agent, int(clock.vector[0, agent]), 0, "write" if write else "read", self.name, self.where)
-        self._shadow(Access(space, addresses, width), cta, write, event, clock, is_async=False)
+        event = Event(agent, int(clock.vector[0, agent]), 0, "write" if write else "read", self.title, self.where)
+        self.record(Access(space, addresses, width), cta, write, event, clock, is_async=False)
+        if cta is not self.cta:
+            cta.remote.append(event)
+            if not any(clock.vector[0, warp.whole] for warp in cta.warps):
+                self.hazard("barrier", f"shared memory of CTA {cta.index}, which may not have started: "
+                            "a cluster barrier must come first")  # fmt: skip
 
-    def _shadow(self, access: Access, cta: Cta, write: bool, event: Event, clock: Clock, is_async: bool) -> None:
+    def record(self, access: Access, cta: Cta, write: bool, event: Event, clock: Clock, is_async: bool) -> int | None:
+        """Checks an access against the memory's shadow and enters it there; the number of its event."""
         if not len(access.addresses) or not access.width:
-            return
+            return None
         data, offsets = self._raw(access.space, cta, access.addresses, access.width)
         if data is None:
-            return
+            return None
         if access.space == "shared":
             shadow, name = cta.shadow, self.state.place(int(access.addresses[0]))[0]
         else:
@@ -127,7 +147,8 @@ class Accessing(Unit):
             if write and not buffer.writable:
                 self.hazard("out of bounds", f"write to {buffer.name}, which is an input")
             if not buffer.writable:
-                return
+                return None
             shadow, name = self.state.global_shadow(buffer), buffer.name
         number = self.state.events.add(event)
         shadow.access(offsets, access.width, write, number, clock, is_async and access.space == "shared", name)
+        return number

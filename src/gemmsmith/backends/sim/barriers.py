@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gemmsmith.backends.sim.clocks import Clock
+from gemmsmith.lang.statements import Where
 
 
 @dataclass(eq=False)
@@ -17,6 +18,7 @@ class Mbarrier:
     name: str
     count: int
     initialiser: tuple[int, int]
+    where: Where
     agents: int
     fence: tuple[int, int] | None = None
     phase: int = 0
@@ -85,14 +87,17 @@ class ThreadBarrier:
     clock: Clock | None = None
     opened: Clock | None = None
 
-    def arrive(self, threads: int, clock: Clock, time: int) -> None:
+    def arrive(self, threads: int, clock: Clock, time: int) -> bool:
+        """False where more arrive than it takes."""
         if self.clock is None:
             self.clock = clock
         else:
             self.clock.join(clock)
         self.arrived += threads
+        fits = self.arrived <= self.expected
         self.time = max(self.time, time)
         if self.arrived >= self.expected:
             self.opened, self.clock, self.arrived = self.clock, None, self.arrived - self.expected
             self.opened_at = self.time
             self.generation += 1
+        return fits

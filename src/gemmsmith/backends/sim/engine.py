@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +16,10 @@ from gemmsmith.backends.sim.shadow import Shadow
 from gemmsmith.backends.sim.state import Cta, Running, State
 from gemmsmith.backends.sim.timeline import Timeline
 from gemmsmith.backends.sim.unit import Wait
+from gemmsmith.core.errors import ArgumentError, KernelError
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.statements import Role, Where, walk
+from gemmsmith.lang.statements import Block, Role, Where, children
 
 STEPS = 5_000_000
 """Scheduling steps after which a kernel is taken to go on for ever."""
@@ -40,8 +41,10 @@ def simulate(
     """Executes `grid` CTAs, all resident at once, on the bytes of `memory`.
 
     seed 0 takes what the cost model says comes first; other seeds interleave units and complete asynchronous
-    operations in a random order that the hardware may choose too. Never raises for a wrong kernel: it reports.
+    operations in a random order that the hardware may choose too. A wrong kernel is reported, it raises nothing; a
+    launch that no driver takes (a missing argument, a ragged cluster) is an ArgumentError or KernelError.
     """
+    _check_launch(kernel, grid, arguments)
     size = kernel.cluster[0]
     per_cta = kernel.threads // 32
     agents = 2 * grid * per_cta
@@ -64,15 +67,26 @@ def simulate(
     return SimulationResult(state.hazards.found, state.timeline, cycles)
 
 
+def _check_launch(kernel: Kernel, grid: int, arguments: Mapping[str, int | float | TensorMap]) -> None:
+    """What a driver would refuse."""
+    if kernel.cluster[1:] != (1, 1):
+        raise KernelError(f"{kernel.name}: cluster {kernel.cluster}; the simulator takes clusters along x only")
+    if grid % kernel.cluster[0]:
+        raise ArgumentError(f"grid: got {grid} CTAs; use a multiple of the cluster's {kernel.cluster[0]}")
+    missing = [p.name for p in kernel.parameters if p.name not in arguments]
+    if missing:
+        raise ArgumentError(f"arguments: {', '.join(map(str, missing))} missing; {kernel.name} takes them")
+
+
 def _units(kernel: Kernel) -> list[tuple[int, int, str]]:
     """(first thread, threads, name): a warpgroup each, or its four warps where its code has warp roles."""
     units = []
-    roles = [s for s in kernel.body.statements if isinstance(s, Role) and s.unit == "warpgroup"]
     for first in range(0, kernel.threads, 128):
-        role = next((r for r in roles if r.first <= first // 128 < r.first + r.count), None)
-        split = role is not None and any(isinstance(s, Role) for s in walk(role.body))
-        if split or kernel.threads - first < 128:
-            named = {s.first: s.name for s in walk(role.body) if isinstance(s, Role) and s.name} if role else {}
+        roles = list(_roles(kernel.body, first // 128))
+        role = next((r for r in roles if r.unit == "warpgroup"), None)
+        warps = [r for r in roles if r.unit == "warp"]
+        if warps or kernel.threads - first < 128:
+            named = {s.first: s.name for s in warps if s.name}
             for warp in range(min(4, (kernel.threads - first) // 32)):
                 name = f"{named[warp]} warp" if warp in named else f"warpgroup {first // 128} warp {warp}"
                 units.append((first + 32 * warp, 32, name))
@@ -80,6 +94,17 @@ def _units(kernel: Kernel) -> list[tuple[int, int, str]]:
             name = f"{role.name} " if role else ""
             units.append((first, 128, f"{name}warpgroup {first // 128 - (role.first if role and role.name else 0)}"))
     return units
+
+
+def _roles(block: Block, warpgroup: int) -> Iterator[Role]:
+    """All roles, at any depth, that a warpgroup or its warps take."""
+    for statement in block.statements:
+        if isinstance(statement, Role):
+            if statement.unit == "warpgroup" and not 0 <= warpgroup - statement.first < statement.count:
+                continue
+            yield statement
+        for child in children(statement):
+            yield from _roles(child, warpgroup)
 
 
 def _run(state: State) -> bool:
@@ -133,7 +158,7 @@ def _choose(state: State, ready: list[Interpreter], operations: list[Running]) -
 
 
 def _deadlock(state: State, blocked: dict[Interpreter, Wait | None]) -> bool:
-    waits = [f"CTA {u.block} {u.name} ({u.where}) waits for {w.describe()}" for u, w in blocked.items() if w]
+    waits = [f"{u.title} ({u.where}) waits for {w.describe()}" for u, w in blocked.items() if w]
     where = next(iter(blocked)).where
     state.hazards.report("deadlock", "; ".join(waits), where)
     return False
@@ -142,7 +167,6 @@ def _deadlock(state: State, blocked: dict[Interpreter, Wait | None]) -> bool:
 def _check_end(state: State) -> None:
     """What must hold once all threads have ended."""
     report = state.hazards.report
-    nowhere = Where("end of the kernel", 0)
     for cta in state.ctas:
         known = Clock(state.agents)
         for warp in cta.warps:
@@ -167,12 +191,12 @@ def _check_end(state: State) -> None:
                 report(
                     "barrier",
                     f"{barrier.name} ends in the middle of phase {barrier.phase}: {barrier.pending} of {barrier.count} "
-                    f"arrivals and {barrier.tx} bytes missing", nowhere, barrier.name.partition("[")[0],
+                    f"arrivals and {barrier.tx} bytes missing", barrier.where, barrier.name.partition("[")[0],
                 )  # fmt: skip
             seen = max(barrier.observed.values(), default=-1)
             unread = [phase for phase in barrier.filled if phase > seen]
             if unread:
                 report(
                     "unread phase", f"{barrier.name}: nobody waited for phase {unread[0]}, which brought data",
-                    nowhere, barrier.name.partition("[")[0],
+                    barrier.where, barrier.name.partition("[")[0],
                 )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.backends.sim.operations import Issuing
+from gemmsmith.backends.sim.unit import uninitialised
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Instruction
 from gemmsmith.lang.machine import Blocking
@@ -33,7 +34,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
     "neg": operator.neg, "~": operator.invert, "!": np.logical_not, "select": _select,
-    "min": np.minimum, "max": np.maximum, "cast": lambda a: a,
+    "min": np.fmin, "max": np.fmax, "cast": lambda a: a,
 }  # fmt: skip
 
 
@@ -93,11 +94,8 @@ class Interpreter(Issuing):
                     yield from self.block_of(statement.body)  # type: ignore[attr-defined]
             elif kind is st.DeclareRegisters:
                 registers = statement.registers  # type: ignore[attr-defined]
-                shape = (len(self.threads), registers.count)
-                # Uninitialised registers hold what gives wrong answers.
-                fresh = np.full(shape, np.nan, np.float32) if registers.type == F32 else np.full(shape, 0x7FC17FC1)
-                self.arrays[registers] = fresh
-                self.dirty.add(registers)
+                self.arrays[registers] = uninitialised(registers.type, (len(self.threads), registers.count))
+                self.registers(registers, write=True)
 
     def execute(self, instruction: Instruction) -> Any:
         return instruction.simulate(self)
@@ -107,7 +105,9 @@ class Interpreter(Issuing):
         if isinstance(value, Read):
             return self.variables[value.variable]
         if isinstance(value, RegisterRead):
-            return self.registers(value.registers)[:, int(self.value(value.index))].copy()
+            held = self.registers(value.registers, write=True)[:, int(self.value(value.index))].copy()
+            self.check_initialised(value.registers, held)
+            return held
         assert isinstance(value, Operation)
         operands = [self.value(v) for v in value.operands]
         if value.op in ("/", "%") and value.type != F32:
@@ -136,7 +136,9 @@ class Interpreter(Issuing):
         if isinstance(result, np.ndarray):
             if result.dtype == bool:
                 result = result.astype(np.int64)
-            return result if type.signed or type.bits == 64 else result & ((1 << type.bits) - 1)
+            if type.bits == 64:
+                return result
+            return self._within(result, type, op) if type.signed else result & ((1 << type.bits) - 1)
         result = int(result)
         if not type.signed:
             return result & ((1 << type.bits) - 1)
@@ -146,6 +148,17 @@ class Interpreter(Issuing):
         if op != "cast":
             self.hazard("overflow", f"{op} gives {result}, which is no {type}")
         return (result + limit) % (2 * limit) - limit
+
+    def _within(self, result: np.ndarray, type: Type, op: str) -> np.ndarray:
+        """Signed integers of the threads, which must not overflow where they are active."""
+        shift, limit = type.bits, 1 << (type.bits - 1)
+        outside = (result + limit) >> shift != 0
+        if not outside.any():
+            return result
+        if outside[self.active].any():
+            value = int(result[self.active & outside][0])
+            self.hazard("overflow", f"{op} gives {value}, which is no {type}")
+        return np.asarray(_cast(result, type))
 
     def assign(self, variable: Variable, new: Any) -> None:
         if (self.declared[variable] & ~self.active).any():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from gemmsmith.backends.sim.memory import OFFSET_MASK
 from gemmsmith.backends.sim.shadow import Event
 from gemmsmith.backends.sim.state import Running
 from gemmsmith.backends.sim.synchronisation import Synchronising
 from gemmsmith.backends.sim.timeline import Span
 from gemmsmith.backends.sim.unit import Wait
-from gemmsmith.lang.machine import AsyncOperation, Blocking
+from gemmsmith.lang.machine import Access, AsyncOperation, Blocking
 
 ENGINE_ROWS = {"tma": "TMA", "tensor": "tensor core", "copy": "copy"}
 
@@ -23,7 +26,11 @@ class Issuing(Synchronising):
         if operation.engine == "tma" and threads != 1:
             self.hazard("duplicate issue", f"{operation.what} by {threads} threads, each of which copies")
         if operation.engine == "tensor" and threads != 128:
-            raise state.stop("barrier", f"{operation.what} by {threads} threads; a warpgroup's 128 must", self.where)
+            raise state.stop(
+                "barrier",
+                f"{operation.what} by {threads} threads; a warpgroup's 128 must, outside of warp roles",
+                self.where,
+            )
         clock = first.warp.enter(first.partial)[1].copy()
         for part in self.parts[1:]:
             other = part.warp.enter(part.partial)[1]
@@ -31,20 +38,45 @@ class Issuing(Synchronising):
         bits = 1 << 2 * state.started, 2 << 2 * state.started
         state.started += 1
         running = Running(operation, self, clock, bits, self._schedule(operation), self.where)
-        for accesses, write, bit in ((operation.reads, False, bits[0]), (operation.writes, True, bits[1])):
-            for access in accesses:
-                cta = self.cta if access.rank is None else self.cta.cluster[access.rank]
-                what = f"{'write' if write else 'read'} of {operation.what}"
-                event = Event(-1, 0, bit, what, self.name, self.where)
-                self._shadow(access, cta, write, event, clock, operation.proxy == "async")
-                if cta is not self.cta:
-                    cta.remote.append(event)
+        for rank, address, _ in operation.completes:
+            self.mbarrier(self.peer(rank), address, clock, remote=True)
+        for access in operation.reads:
+            self._enter(running, access, write=False)
+        if operation.engine == "copy":
+            self._enter_copies(running)
+        else:
+            for access in operation.writes:
+                self._enter(running, access, write=True)
         if operation.engine == "tensor":
             self._own(running)
         state.running.append(running)
         state.all_operations.append(running)
         if operation.group:
-            self.open.setdefault(self._group(operation.group), []).append(running)
+            key = ("bulk", int(first.rows[0])) if operation.group == "bulk" else operation.group
+            self.open.setdefault(key, []).append(running)
+
+    def _enter(self, running: Running, access: Access, write: bool) -> int | None:
+        """The operation's access as an event: who knows its bit knows that it is over."""
+        cta, operation = self.peer(access.rank), running.operation
+        what = f"{'write' if write else 'read'} of {operation.what}"
+        event = Event(-1, 0, running.bits[write], what, self.title, self.where)
+        if cta is not self.cta:
+            cta.remote.append(event)
+        return self.record(access, cta, write, event, running.clock, operation.proxy == "async")
+
+    def _enter_copies(self, running: Running) -> None:
+        """cp.async: each warp's copies apart, for a wait makes known only what the waiting thread itself copied."""
+        (access,) = running.operation.writes
+        self.check_aligned(access.addresses, access.width)
+        for read in running.operation.reads:
+            self.check_aligned(read.addresses, access.width)
+        first = 0
+        for part in self.parts:
+            addresses = access.addresses[first : first + len(part.rows)]
+            number = self._enter(running, replace(access, addresses=addresses), write=True)
+            if number is not None:
+                running.writes[part.warp] = number
+            first += len(part.rows)
 
     def _own(self, running: Running) -> None:
         for registers in running.operation.owns:
@@ -77,36 +109,57 @@ class Issuing(Synchronising):
         )
         return begin + duration + latency
 
-    def _group(self, group: str) -> object:
-        return (group, int(self.parts[0].rows[0])) if group == "bulk" else group
+    def _group(self, group: str) -> list[object]:
+        """The lists of groups that the active threads have: of bulk stores each thread has its own."""
+        if group != "bulk":
+            return [group]
+        held = {key: None for key in (*self.open, *self.groups) if isinstance(key, tuple)}
+        return [key for key in held if self.active[key[1]]]
 
     def commit_group(self, group: str) -> None:
-        key = self._group(group)
-        self.groups.setdefault(key, []).append(self.open.pop(key, []))
+        for key in self._group(group):
+            self.groups.setdefault(key, []).append(self.open.pop(key, []))
 
     def wait_group(self, group: str, pending: int, *, read: bool = False) -> Blocking:
-        groups = self.groups.setdefault(self._group(group), [])
-        waited = groups[: max(0, len(groups) - pending)]
-        operations = [running for members in waited for running in members]
+        keys = self._group(group)
+        waited = {key: held[: max(0, len(held) - pending)] for key in keys if (held := self.groups.get(key, []))}
+        operations = [running for groups in waited.values() for members in groups for running in members]
         if not all(running.finished for running in operations):
             yield Wait(
                 lambda: all(running.finished for running in operations),
                 lambda: f"{sum(not r.finished for r in operations)} operations of {group} groups",
             )
         began = self.time
-        bits = 0
         for running in operations:
-            bits |= running.bits[0] if read else running.bits[0] | running.bits[1]
             self.time = max(self.time, running.end)
             for registers in running.operation.owns:
                 if self.owned.get(registers) is running:
                     del self.owned[registers]
-        for part in self.parts:
-            part.warp.enter(part.partial)[1].done |= bits
-        if not read:
-            del groups[: len(waited)]
+        for key, groups in waited.items():
+            self._learn(key, [running for members in groups for running in members], read)
+            if not read and not any(running.writes for members in groups for running in members):
+                del self.groups[key][: len(groups)]
         self.time += self.state.chip.instruction
         self.waited(began, f"{group} group")
+
+    def _learn(self, key: object, operations: list[Running], read: bool) -> None:
+        """What a wait makes known, and to whom."""
+        bits = 0
+        for running in operations:
+            bits |= running.bits[0] if read else running.bits[0] | running.bits[1]
+        if isinstance(key, tuple):  # of bulk stores, to the one thread that issued them
+            self.warps[key[1] // 32].enter(partial=True)[1].done |= bits
+            return
+        for part in self.parts:
+            agent, clock = part.warp.enter(part.partial)
+            clock.done |= bits
+            for running in operations:
+                if part.warp in running.writes:  # from here on a cp.async is like a store of this warp
+                    number = running.writes.pop(part.warp)
+                    event = self.state.events.list[number]
+                    assert event is not None
+                    count = int(clock.vector[0, agent])
+                    self.state.events.list[number] = replace(event, agent=agent, count=count)
 
     def complete(self, running: Running) -> None:
         """One of its operations ends: its data moves, and its mbarriers are told."""
@@ -116,5 +169,4 @@ class Issuing(Synchronising):
         clock = running.clock.copy()
         clock.done |= running.bits[0] | running.bits[1]
         for rank, address, nbytes in running.operation.completes:
-            cta = self.cta if rank is None else self.cta.cluster[rank]
-            self.mbarrier(cta, address, running.clock, remote=True).complete(nbytes, clock, running.end)
+            self.peer(rank).mbarriers[address & OFFSET_MASK].complete(nbytes, clock, running.end)

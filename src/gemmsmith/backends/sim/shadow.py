@@ -65,6 +65,7 @@ class Shadow:
         count = -(-size // GRANULE)
         self.writer, self.readers = np.zeros(count, np.int32), np.zeros(count, np.int32)
         self.events, self.hazards, self.written = events, hazards, written
+        self.barriers = np.zeros(count, bool)
 
     def access(
         self, offsets: np.ndarray, width: int, write: bool, number: int, clock: Clock, is_async: bool, name: str
@@ -73,6 +74,8 @@ class Shadow:
         cells = (offsets[:, None] // GRANULE + np.arange(max(1, width // GRANULE))).reshape(-1)
         event = self.events.list[number]
         assert event is not None
+        if self.barriers[cells].any():
+            self.hazards.report("barrier", f"{event} touches the mbarrier {name}", event.where)
         for last in _distinct(self.writer[cells]):
             self._against_writer(last, event, write, clock, is_async, name)
         readers = self.readers[cells]

@@ -43,7 +43,10 @@ class Cta:
 
 @dataclass(eq=False)
 class Running:
-    """An asynchronous operation under way. `bits`: (sources read, results there)."""
+    """An asynchronous operation under way. `bits`: (sources read, results there).
+
+    `writes` are the events of a cp.async, by the warp that must still wait for its own.
+    """
 
     operation: AsyncOperation
     unit: Issuing
@@ -53,6 +56,7 @@ class Running:
     where: Where
     after: Running | None = None
     finished: bool = False
+    writes: dict[Warp, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

@@ -10,11 +10,15 @@ from gemmsmith.backends.sim.accesses import Accessing
 from gemmsmith.backends.sim.barriers import Mbarrier, ThreadBarrier
 from gemmsmith.backends.sim.clocks import Clock
 from gemmsmith.backends.sim.memory import OFFSET_MASK
-from gemmsmith.backends.sim.shadow import Event
+from gemmsmith.backends.sim.shadow import GRANULE, Event
 from gemmsmith.backends.sim.state import Cta
 from gemmsmith.backends.sim.timeline import Span
 from gemmsmith.backends.sim.unit import Wait
 from gemmsmith.lang.machine import Blocking
+
+NAMED_BARRIERS = 16
+"""Of a CTA. PTX ISA, "barrier"."""
+MBARRIER_BYTES = 8
 
 
 class Synchronising(Accessing):
@@ -25,7 +29,7 @@ class Synchronising(Accessing):
         found = cta.mbarriers.get(address & OFFSET_MASK)
         name = self.state.place(address)[0]
         if found is None:
-            raise self.state.stop("barrier", f"{name} is used but was never initialised [{self.name}]", self.where)
+            raise self.state.stop("barrier", f"{name} is used but was never initialised [{self.title}]", self.where)
         agent, count = found.initialiser
         if clock.vector[0, agent] < count:
             self.hazard("barrier", f"{name} is used before its init is known: a barrier of all threads must follow it")
@@ -38,11 +42,15 @@ class Synchronising(Accessing):
         agent, clock = part.warp.enter(part.partial)
         offset = int(address) & OFFSET_MASK
         name = self.state.place(int(address))[0]
+        if offset % MBARRIER_BYTES:
+            self.hazard("alignment", f"{name}: an mbarrier at an address that is no multiple of {MBARRIER_BYTES}")
         if offset in self.cta.mbarriers:
             self.hazard("barrier", f"{name} is initialised twice")
         if count < 1:
             raise self.state.stop("barrier", f"{name} is initialised for {count} arrivals", self.where)
-        self.cta.mbarriers[offset] = Mbarrier(name, count, (agent, int(clock.vector[0, agent])), self.state.agents)
+        initialiser = agent, int(clock.vector[0, agent])
+        self.cta.mbarriers[offset] = Mbarrier(name, count, initialiser, self.where, self.state.agents)
+        self.cta.shadow.barriers[offset // GRANULE : (offset + MBARRIER_BYTES) // GRANULE] = True
 
     def mbarrier_arrive(self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None) -> None:
         self.time += self.state.chip.instruction
@@ -52,10 +60,10 @@ class Synchronising(Accessing):
             ranks = np.broadcast_to(np.asarray(-1 if rank is None else rank), len(self.threads))[part.rows]
             bytes_ = np.broadcast_to(np.asarray(expect_tx), len(self.threads))[part.rows]
             agent, clock = part.warp.enter(part.partial)
-            event = Event(agent, int(clock.vector[0, agent]), 0, "arrive", self.name, self.where)
+            event = Event(agent, int(clock.vector[0, agent]), 0, "arrive", self.title, self.where)
             released = part.warp.release(part.partial)
             for where in sorted({(int(r), int(a)) for r, a in zip(ranks, addresses, strict=True)}):
-                cta = self.cta if where[0] < 0 else self.cta.cluster[where[0]]
+                cta = self.peer(None if rank is None else where[0])
                 chosen = (ranks == where[0]) & (addresses == where[1])
                 arrivals = lanes if chosen.all() else int(chosen.sum())
                 barrier = self.mbarrier(cta, where[1], clock, remote=cta is not self.cta)
@@ -65,11 +73,12 @@ class Synchronising(Accessing):
                     raise self.state.stop(
                         "over-arrival",
                         f"{barrier.name} phase {barrier.phase} takes {barrier.count} arrivals, "
-                        f"{barrier.count - barrier.pending} came [{self.name}]", self.where,
+                        f"{barrier.count - barrier.pending} came [{self.title}]", self.where,
                     )  # fmt: skip
 
     def mbarrier_expect_tx(self, address: Any, nbytes: Any) -> None:
-        barrier = self.mbarrier(self.cta, int(address), self.parts[0].warp.clock, remote=False)
+        part = self.parts[0]
+        barrier = self.mbarrier(self.cta, int(address), part.warp.enter(part.partial)[1], remote=False)
         lanes = sum(len(part.rows) for part in self.parts)
         barrier.tx += int(nbytes) * lanes if np.ndim(nbytes) == 0 else int(np.asarray(nbytes)[self.active].sum())
 
@@ -109,7 +118,7 @@ class Synchronising(Accessing):
         return barrier, phase
 
     def _observe(self, barrier: Mbarrier, phase: int) -> None:
-        barrier.observed[self] = phase
+        barrier.observed[self] = min(phase, barrier.phase - 1)  # it may have asked again for the last one
         for part in self.parts:
             part.warp.acquire(part.partial, barrier.completed)
         self.time = max(self.time, barrier.completed_at) + self.state.chip.barrier
@@ -130,6 +139,9 @@ class Synchronising(Accessing):
         self._arrive_at(int(identifier), threads)
 
     def _arrive_at(self, identifier: int, threads: int) -> ThreadBarrier:
+        if not 0 <= identifier < NAMED_BARRIERS or threads % 32:
+            self.hazard("barrier", f"named barrier {identifier} with {threads} threads: there are {NAMED_BARRIERS}, "
+                        "for multiples of 32 threads")  # fmt: skip
         barrier = self.cta.named.setdefault(identifier, ThreadBarrier(f"named barrier {identifier}", threads))
         if barrier.expected != threads and barrier.arrived:
             self.hazard("barrier", f"{barrier.name} with {threads} threads where others said {barrier.expected}")
@@ -145,7 +157,10 @@ class Synchronising(Accessing):
             part.warp.sync()
             clock.join(part.warp.release(partial=False))
         self.time += self.state.chip.instruction
-        barrier.arrive(int(self.active.sum()), clock, self.time)
+        if not barrier.arrive(int(self.active.sum()), clock, self.time):
+            self.hazard(
+                "barrier", f"{barrier.name}: more than the {barrier.expected} threads that it takes have arrived"
+            )
 
     def _wait_for(self, barrier: ThreadBarrier, generation: int, what: str) -> Blocking:
         if barrier.generation <= generation:

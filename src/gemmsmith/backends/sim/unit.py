@@ -15,8 +15,18 @@ from gemmsmith.backends.sim.clocks import Warp
 from gemmsmith.backends.sim.memory import RANK_SHIFT, SHARED_BASE
 from gemmsmith.backends.sim.state import Cta, Running, State
 from gemmsmith.lang.statements import Where
-from gemmsmith.lang.types import F32, PRED
+from gemmsmith.lang.types import F32, PRED, Type
 from gemmsmith.lang.values import Builtin, Constant, LateConstant, Parameter, Registers, Value
+
+POISON = 0x7FC1_7FC1
+"""What uninitialised registers hold: bits of an fp32 NaN that no 16-bit NaN widens to."""
+POISON_INTEGER = (1 << 40) | POISON
+"""The same in integer registers, which are kept in 64 bits, so that no 32-bit value is taken for it."""
+
+
+def uninitialised(type: Type, shape: tuple[int, int]) -> np.ndarray:
+    """Registers nobody has written: using them gives wrong answers, reading them is reported."""
+    return np.full(shape, POISON, np.uint32).view(np.float32) if type == F32 else np.full(shape, POISON_INTEGER)
 
 
 @dataclass
@@ -78,8 +88,13 @@ class Unit:
                 parts.append(Part(self.warps[i], not lanes.all(), 32 * i + np.flatnonzero(lanes)))
         return parts
 
+    @property
+    def title(self) -> str:
+        """What messages call this unit."""
+        return f"CTA {self.block} {self.name}"
+
     def hazard(self, kind: str, message: str, other: object = None) -> None:
-        self.state.hazards.report(kind, f"{message} [{self.name}]", self.where, other)
+        self.state.hazards.report(kind, f"{message} [{self.title}]", self.where, other)
 
     def report(self, kind: str, message: str) -> None:
         self.hazard(kind, message)
@@ -111,7 +126,16 @@ class Unit:
         if x in self.owned:
             self.hazard("accumulator", f"{x.name} touched while {self.owned[x].operation.what} owns it")
         self.dirty.add(x)
+        if not write:
+            self.check_initialised(x, self.arrays[x])
         return self.arrays[x]
+
+    def check_initialised(self, x: Registers, held: np.ndarray) -> None:
+        """Reports poison among the rows of the active threads in (some elements of) a register array."""
+        bits, poison = (held.view(np.uint32), POISON) if held.dtype == np.float32 else (held, POISON_INTEGER)
+        poisoned = bits == poison
+        if poisoned.any() and poisoned[self.active].any():
+            self.hazard("uninitialised read", f"register {x.name} is read, which nobody wrote")
 
     def fragment(self, x: Registers) -> np.ndarray:
         return self.arrays[x]

@@ -1,0 +1,178 @@
+"""Who learns what from waiting: bulk groups and cp.async bind the thread that issued them, not its neighbours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.backends.sim.tiny import kinds, run, word
+
+from gemmsmith import hw
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.types import U32, U64
+from gemmsmith.lang.values import Value
+
+
+def own_word(k: Builder, smem: SharedView) -> Value:
+    return smem.address + (k.thread * 4).to(U32)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("everybody_waits", [True, False])
+@pytest.mark.parametrize("barrier", [True, False])
+def test_a_bulk_wait_binds_only_the_thread_that_stored(everybody_waits: bool, barrier: bool, seed: int) -> None:
+    def record(k: Builder, out: Value) -> None:
+        box = k.tensor_map("map")
+        smem = k.shared(512, alignment=128, name="tile")
+        hw.store_shared(word(k, k.thread.to(U32)), own_word(k, smem[0]))
+        hw.fence_proxy_async()
+        hw.sync_threads()
+        with k.when(k.thread == 0):
+            hw.tma_store(box, 0, 0, 0, smem[0])
+            hw.bulk_commit()
+        with k.when((k.thread == 0) | everybody_waits):
+            hw.bulk_wait_read(0)
+        if barrier:
+            hw.sync_threads()
+        hw.store_shared(word(k, k.thread.to(U32)), own_word(k, smem[0]))
+
+    result = run(record, seed=seed)
+    assert kinds(result) == (set() if barrier else {"race"})
+    assert barrier or "write after read of tile" in str(result.hazards[0])
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_read_is_no_visibility(read_only: bool) -> None:
+    """After wait_group.read the source is free, but the result may not be there yet."""
+
+    def record(k: Builder, out: Value) -> None:
+        box = k.tensor_map("map")
+        smem = k.shared(512, alignment=128, name="tile")
+        hw.store_shared(word(k, k.thread.to(U32)), own_word(k, smem[0]))
+        hw.fence_proxy_async()
+        hw.sync_threads()
+        with k.when(k.thread == 0):
+            hw.tma_store(box, 0, 0, 0, smem[0])
+            hw.bulk_commit()
+            (hw.bulk_wait_read if read_only else hw.bulk_wait)(0)
+        hw.sync_threads()
+        hw.load_global(k.registers(U32, 1, "got"), out + (k.thread * 4).to(U64), True)
+
+    assert kinds(run(record)) == ({"race"} if read_only else set())
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+@pytest.mark.parametrize("neighbour", [True, False])
+def test_cp_async_is_known_to_the_warp_that_copied(barrier: bool, neighbour: bool) -> None:
+    def record(k: Builder, out: Value) -> None:
+        smem = k.shared(2048, name="tile")
+        step = (k.thread * 16).to(U32)
+        hw.cp_async_copy(smem[0].address + step, out + step.to(U64), 16, 16)
+        hw.cp_async_commit()
+        hw.cp_async_wait(0)
+        if barrier:
+            hw.sync_threads()
+        thread = k.thread ^ 32 if neighbour else k.thread
+        hw.load_shared(k.registers(U32, 1, "got"), smem[0].address + (thread * 16).to(U32))
+
+    assert kinds(run(record)) == ({"race"} if neighbour and not barrier else set())
+
+
+@pytest.mark.parametrize(("wait", "fence"), [(True, True), (True, False), (False, True)])
+def test_cp_async_needs_the_proxy_fence_before_tma_reads(wait: bool, fence: bool) -> None:
+    def record(k: Builder, out: Value) -> None:
+        box = k.tensor_map("map")
+        smem = k.shared(512, alignment=128, name="tile")
+        step = (k.thread * 4).to(U32)
+        hw.cp_async_copy(smem[0].address + step, out + (step + 2048).to(U64), 4, 4)
+        hw.cp_async_commit()
+        if wait:
+            hw.cp_async_wait(0)
+        if fence:
+            hw.fence_proxy_async()
+        hw.sync_threads()
+        with k.when(k.thread == 0):
+            hw.tma_store(box, 0, 0, 0, smem[0])
+            hw.bulk_commit()
+            hw.bulk_wait_read(0)
+
+    found = kinds(run(record))
+    if wait:
+        assert found == (set() if fence else {"missing proxy fence"})
+    else:
+        assert "race" in found
+
+
+def test_some_groups_may_stay_open() -> None:
+    """With one group pending, the first copy is known and the second is not."""
+
+    def record(k: Builder, out: Value, slot: int) -> None:
+        smem = k.shared(512, stages=2, name="tile")
+        step = (k.thread * 4).to(U32)
+        for i in range(2):
+            hw.cp_async_copy(smem[i].address + step, out + step.to(U64), 4, 4)
+            hw.cp_async_commit()
+        hw.cp_async_wait(1)
+        hw.load_shared(k.registers(U32, 1, "got"), smem[slot].address + step)
+        hw.cp_async_wait(0)
+
+    assert kinds(run(lambda k, out: record(k, out, 0))) == set()
+    assert kinds(run(lambda k, out: record(k, out, 1))) == {"race"}
+
+
+def test_a_copy_on_a_barrier_nobody_initialised_names_its_own_line() -> None:
+    def record(k: Builder, out: Value) -> None:
+        box = k.tensor_map("map")
+        smem = k.shared(512, alignment=128, name="tile")
+        barrier = k.shared(8, alignment=8, name="full")
+        with k.when(k.thread == 0):
+            hw.tma_load(box, 0, 0, 0, smem[0], barrier[0], 0)  # the line
+        hw.sync_threads()
+
+    (hazard,) = run(record).hazards
+    assert hazard.kind == "barrier"
+    assert "full is used but was never initialised" in hazard.message
+    with open(__file__) as file:
+        line = next(i for i, text in enumerate(file, 1) if text.rstrip().endswith("# the line"))
+    assert hazard.where.line == line
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_data_nobody_waits_for(waits: bool) -> None:
+    def record(k: Builder, out: Value) -> None:
+        box = k.tensor_map("map")
+        smem = k.shared(512, alignment=128, name="tile")
+        barrier = k.shared(8, alignment=8, name="full")
+        with k.when(k.thread == 0):
+            hw.mbarrier_init(barrier[0], 1)
+            hw.fence_mbarrier_init()
+        hw.sync_threads()
+        with k.when(k.thread == 0):
+            hw.mbarrier_arrive_expect_tx(barrier[0], 512)
+            hw.tma_load(box, 0, 0, 0, smem[0], barrier[0], 0)
+        if waits:
+            hw.mbarrier_wait(barrier[0], 0)
+            hw.load_shared(k.registers(U32, 1, "got"), own_word(k, smem[0]))
+
+    result = run(record)
+    assert kinds(result) == (set() if waits else {"unread phase", "exited CTA"})
+    assert all(h.where.file == __file__ for h in result.hazards)
+
+
+def test_the_bytes_arrive() -> None:
+    out = np.arange(1024, dtype=np.uint32)
+
+    def record(k: Builder, address: Value) -> None:
+        smem = k.shared(2048, name="tile")
+        step = (k.thread * 16).to(U32)
+        hw.cp_async_copy(smem[0].address + step, address + step.to(U64), (k.thread % 2 * 16).to(U32), 16)
+        hw.cp_async_commit()
+        hw.cp_async_wait(0)
+        got = k.registers(U32, 4, "got")
+        hw.load_shared(got, smem[0].address + step)
+        hw.store_global(got, address + (step + 2048).to(U64), True)
+
+    assert kinds(run(record, out=out, seed=3)) == set()
+    expected = np.arange(512, dtype=np.uint32).reshape(128, 4)
+    expected[::2] = 0
+    assert np.array_equal(out[512:].reshape(128, 4), expected)

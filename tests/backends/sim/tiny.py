@@ -1,0 +1,46 @@
+"""Tiny kernels for the simulator's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gemmsmith.backends.sim import GlobalMemory, SimulationResult, simulate
+from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.types import U32
+from gemmsmith.lang.values import Registers, Value
+
+Record = Callable[[Builder, Value], None]
+
+
+def kernel(record: Record, threads: int, cluster: int = 1) -> Kernel:
+    """The kernel that `record(k, out)` records; its arguments are `out`, a pointer, and `map`."""
+    with Builder("k", threads=threads, cluster=(cluster, 1, 1)) as k:
+        out = k.pointer("out")
+        record(k, out)
+        return k.finish()
+
+
+def run(
+    record: Record, threads: int = 128, grid: int = 1, cluster: int = 1, seed: int = 0, out: np.ndarray | None = None
+) -> SimulationResult:
+    """Executes it on `out`, 4096 bytes of zeros where not given; `map` is a box of 32 x 4 words at its start."""
+    memory = GlobalMemory()
+    address = memory.place(np.zeros(4096, np.uint8) if out is None else out, "out")
+    box = TensorMap(address, FP32, (32, 4, 1), (128, 512), (32, 4, 1), 0)
+    return simulate(kernel(record, threads, cluster), grid, {"out": address, "map": box}, memory, seed=seed)
+
+
+def kinds(result: SimulationResult) -> set[str]:
+    return {h.kind for h in result.hazards}
+
+
+def word(k: Builder, value: Value) -> Registers:
+    """One register that holds `value`."""
+    register = k.registers(U32, 1, "word")
+    register[0] = value
+    return register
