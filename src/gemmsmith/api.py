@@ -27,7 +27,7 @@ def gemm(
     array of a's library. Raises ArgumentError, ConfigError, DeviceError; HazardError with backend="sim".
     """
     plan_ = Plan(a, b, out, out_dtype=out_dtype, accumulate=accumulate, config=config, backend=backend)
-    return plan_.run(a, b, out)
+    return plan_.run_formulated(plan_.formulation, a, b, out)
 
 
 def plan(

@@ -57,11 +57,6 @@ class Route:
         return Route(reached, (packings[0], packings[1]), KernelSpec.of(reached, config))
 
     @property
-    def kernels(self) -> list[Kernel]:
-        """In the order they run, each once."""
-        return [pack_kernel()] * any(self.packings) + [build(self.spec)]
-
-    @property
     def workspace_bytes(self) -> int:
         """Device memory the packings need; every packed operand starts at a multiple of 256 bytes."""
         return sum(_aligned(p.bytes) for p in self.packings if p)

@@ -18,7 +18,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.build import build
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.launches import Launch, Route
-from gemmsmith.problems import formulate
+from gemmsmith.problems import Formulation, formulate
 
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Compiled, Resources
@@ -54,7 +54,7 @@ class Plan:
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         from gemmsmith.tuning.choose import choose
 
-        formulation = formulate(a, b, out, out_dtype, accumulate)
+        self.formulation = formulation = formulate(a, b, out, out_dtype, accumulate)
         self.problem: Problem = formulation.problem
         self.output: DType = formulation.output
         self.accumulate: DType = self.problem.accumulate
@@ -118,9 +118,12 @@ class Plan:
         `workspace`: device bytes, at least `workspace_bytes` of the problem at hand; made where not given.
         Raises ArgumentError.
         """
+        return self.run_formulated(formulate(a, b, out, self.output, self.accumulate), a, b, out, workspace)
+
+    def run_formulated(self, formulation: Formulation, a: Any, b: Any, out: Any, workspace: Any = None) -> Any:
+        """`run` for arrays that have been checked: `formulation` is theirs."""
+        problem, swapped, shape, _ = formulation
         a_info, b_info = describe(a, "a"), describe(b, "b")
-        given = None if out is None else describe(out, "out")
-        problem, swapped, shape, _ = formulate(a_info, b_info, given, self.output, self.accumulate)
         backend = self._backend(a_info)
         if 0 in shape:
             return empty_like_kind(a, shape, self.output) if out is None else out

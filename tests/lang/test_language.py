@@ -130,6 +130,21 @@ def test_roles_must_exist() -> None:
             pass
 
 
+def test_only_roles_in_a_row_are_one_chain() -> None:
+    with Builder("k", threads=384) as k:
+        out = k.pointer("out")
+        for i in range(3):
+            with k.warpgroup(i):
+                word = k.registers(U32, 1, "word")
+                word[0] = k.smem * 0 + i
+                hw.store_global(word, out + (k.thread * 4).to(U64), True)
+            if i == 0:
+                hw.sync_threads()
+        source = k.finish().source
+    assert "else {" not in source  # warpgroup 0 would run what is left
+    assert source.count("else if (warpgroup == 2)") == 1
+
+
 def test_wgmma_shapes_and_dtypes() -> None:
     with Builder("k", threads=128) as k:
         d = k.registers(F32, 4, "d")

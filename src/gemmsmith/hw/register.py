@@ -9,6 +9,7 @@ import numpy as np
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.instruction import Instruction, u32
+from gemmsmith.lang.kernel import register_cap
 from gemmsmith.lang.machine import Blocking, Machine
 from gemmsmith.lang.types import PRED, U32
 
@@ -32,9 +33,7 @@ def set_registers(count: int | None) -> None:
     """Records setmaxnreg: gives registers back or asks for more than the launch's share; None keeps it."""
     if count is None:
         return
-    k = current()
-    cap = min(65536 // k.threads // 8 * 8, 255)
-    SetMaxNReg.emit("dec" if count < cap else "inc", count)
+    SetMaxNReg.emit("dec" if count < register_cap(current().threads) else "inc", count)
 
 
 class ElectOne(Instruction):

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from gemmsmith.lang.shared import SharedBuffer
 
 
+def register_cap(threads: int) -> int:
+    """Registers a thread at launch: the share of 64 K that `__launch_bounds__(threads, 1)` leaves, at most 255."""
+    return min(65536 // threads // 8 * 8, 255)
+
+
 @dataclass(eq=False)
 class Kernel:
     """One kernel's description. `header` lines open the printed file."""
@@ -35,7 +40,7 @@ class Kernel:
     @property
     def register_cap(self) -> int:
         """Registers a thread that ptxas may use: the launch bound's share of 64 K, at most 255."""
-        return min(65536 // self.threads // 8 * 8, 255)
+        return register_cap(self.threads)
 
     @property
     def parameter_kinds(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Instruction, RegisterOperand
@@ -26,7 +27,6 @@ from gemmsmith.lang.values import (
     Registers,
     Result,
     Value,
-    Variable,
 )
 
 _PRECEDENCE = {
@@ -179,10 +179,12 @@ class _Printer:
                 self.flush(getattr(instruction, name))
 
     def block(self, block: st.Block) -> None:
-        previous: st.Statement | None = None
-        for position, statement in enumerate(block.statements):
-            self.statement(statement, previous, block.statements[position + 1 :])
-            previous = statement
+        for unit, group in groupby(block.statements, lambda s: s.unit if isinstance(s, st.Role) else None):
+            if unit is None:
+                for statement in group:
+                    self.statement(statement)
+            else:
+                self._roles([role for role in group if isinstance(role, st.Role)])
         self.flush()
 
     def nested(self, block: st.Block) -> None:
@@ -190,7 +192,7 @@ class _Printer:
         self.block(block)
         self.depth -= 1
 
-    def statement(self, statement: st.Statement, previous: st.Statement | None, rest: list[st.Statement]) -> None:
+    def statement(self, statement: st.Statement) -> None:
         match statement:
             case st.Comment(text=text):
                 self.flush()
@@ -227,8 +229,6 @@ class _Printer:
                     self.line("} else {")
                     self.nested(statement.otherwise)
                 self.line("}")
-            case st.Role():
-                self._role(statement, previous, rest)
 
     def _loop(self, loop: st.Loop) -> None:
         start, stop = self._bound(loop.start), self._bound(loop.stop)
@@ -249,35 +249,27 @@ class _Printer:
         self.line(f"const int {self.name(value, value.name or 'bound')} = {text};")
         return self.names[value]
 
-    def _role(self, role: st.Role, previous: st.Statement | None, rest: list[st.Statement]) -> None:
+    def _roles(self, roles: list[st.Role]) -> None:
+        """Roles in a row are one if/else chain, which setmaxnreg needs; the last is `else` where all are covered."""
         self.flush()
-        self.builtins.add("warpgroup" if role.unit == "warpgroup" else "warp")
-        who = "warpgroup" if role.unit == "warpgroup" else "warp % 4"
-        first, stop = role.first, role.first + role.count
-        limit = self.kernel.threads // 128 if role.unit == "warpgroup" else 4
-        if role.count == 1:
-            test = f"{who} == {first}"
-        elif first == 0:
-            test = f"{who} < {stop}"
-        else:
-            test = f"{who} >= {first}" + (f" && {who} < {stop}" if stop < limit else "")
-        follows = isinstance(previous, st.Role) and previous.unit == role.unit
-        covered = {w for s in self._siblings(role) for w in range(s.first, s.first + s.count)}
-        last = not (rest and isinstance(rest[0], st.Role) and rest[0].unit == role.unit)
-        if follows:
-            self.lines.pop()  # the previous role's closing brace
-            whole = last and covered == set(range(limit))
-            self.line("} else {" if whole else f"}} else if ({test}) {{")
-        else:
-            self.line(f"if ({test}) {{")
-        self.nested(role.body)
+        self.builtins.add(roles[0].unit)
+        limit = self.kernel.threads // 128 if roles[0].unit == "warpgroup" else 4
+        whole = sum(role.count for role in roles) == limit
+        for role in roles:
+            opening = "if" if role is roles[0] else "} else if"
+            last = role is roles[-1] and whole and len(roles) > 1
+            self.line("} else {" if last else f"{opening} ({self._test(role, limit)}) {{")
+            self.nested(role.body)
         self.line("}")
 
-    def _siblings(self, role: st.Role) -> list[st.Role]:
-        for block in [self.kernel.body, *(b for s in st.walk(self.kernel.body) for b in st.children(s))]:
-            if role in block.statements:
-                return [s for s in block.statements if isinstance(s, st.Role) and s.unit == role.unit]
-        return [role]
+    def _test(self, role: st.Role, limit: int) -> str:
+        who = "warpgroup" if role.unit == "warpgroup" else "warp % 4"
+        first, stop = role.first, role.first + role.count
+        if role.count == 1:
+            return f"{who} == {first}"
+        if first == 0:
+            return f"{who} < {stop}"
+        return f"{who} >= {first}" + (f" && {who} < {stop}" if stop < limit else "")
 
 
 def wrapper(instruction: Instruction) -> str:
@@ -445,6 +437,3 @@ def print_kernel(kernel: Kernel) -> str:
         + "\n".join(p.lines)
         + "\n}\n"
     )
-
-
-__all__ = ["Variable", "print_kernel", "wrapper"]

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
 import pytest
+from tests.backends.sim.tiny import kinds, run, word
 
 from gemmsmith import hw
-from gemmsmith.backends.sim import GlobalMemory, SimulationResult, simulate
+from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import U32, U64
 from gemmsmith.lang.values import Value
-
-
-def run(record: Callable[[Builder, Value], None], threads: int = 64, grid: int = 1, seed: int = 0) -> SimulationResult:
-    with Builder("k", threads=threads) as k:
-        record(k, k.pointer("out"))
-        kernel = k.finish()
-    memory = GlobalMemory()
-    return simulate(kernel, grid, {"out": memory.place(np.zeros(4096, np.uint8), "out")}, memory, seed=seed)
-
-
-def kinds(result: SimulationResult) -> set[str]:
-    return {h.kind for h in result.hazards}
-
-
-def words(k: Builder, value: Value) -> object:
-    r = k.registers(U32, 1, "word")
-    r[0] = value
-    return r
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -37,13 +17,13 @@ def words(k: Builder, value: Value) -> object:
 def test_warps_that_share_without_a_barrier(ordered: bool, seed: int) -> None:
     def record(k: Builder, out: Value) -> None:
         smem = k.shared(256, name="shared")
-        hw.store_shared(words(k, k.thread.to(U32)), smem[0].address + (k.thread * 4).to(U32))
+        hw.store_shared(word(k, k.thread.to(U32)), smem[0].address + (k.thread * 4).to(U32))
         if ordered:
             hw.sync_threads()
         got = k.registers(U32, 1, "got")
         hw.load_shared(got, smem[0].address + ((k.thread ^ 32) * 4).to(U32))
 
-    result = run(record, seed=seed)
+    result = run(record, threads=64, seed=seed)
     assert bool(kinds(result) & {"race", "uninitialised read"}) != ordered
     if not ordered:
         assert "shared" in str(result.hazards[0])
@@ -55,7 +35,7 @@ def test_lanes_of_a_warp_need_syncwarp(ordered: bool) -> None:
     def record(k: Builder, out: Value) -> None:
         smem = k.shared(128, name="shared")
         with k.when(k.lane == 0):
-            hw.store_shared(words(k, k.smem), smem[0].address)
+            hw.store_shared(word(k, k.smem), smem[0].address)
         if ordered:
             hw.sync_warp()
         hw.load_shared(k.registers(U32, 1, "got"), smem[0].address)
@@ -67,15 +47,15 @@ def test_memory_read_before_it_is_written() -> None:
     def record(k: Builder, out: Value) -> None:
         hw.load_shared(k.registers(U32, 1, "got"), k.shared(128, name="fresh")[0].address)
 
-    assert kinds(run(record)) == {"uninitialised read"}
+    assert kinds(run(record, threads=64)) == {"uninitialised read"}
 
 
 def test_out_of_bounds_global_and_shared() -> None:
     def record(k: Builder, out: Value) -> None:
-        hw.store_global(words(k, k.smem), out + 4094, k.thread == 0)
-        hw.store_shared(words(k, k.smem), k.shared(64, name="s")[0].address + 62)
+        hw.store_global(word(k, k.smem), out + 4094, k.thread == 0)
+        hw.store_shared(word(k, k.smem), k.shared(64, name="s")[0].address + 62)
 
-    result = run(record)
+    result = run(record, threads=64)
     assert kinds(result) >= {"out of bounds"}
     assert len(result.hazards) >= 2
 
@@ -91,7 +71,7 @@ def test_a_deadlock_says_who_waits_for_what() -> None:
             hw.mbarrier_arrive_expect_tx(barrier[0], 64)
         hw.mbarrier_wait(barrier[0], 0)
 
-    result = run(record)
+    result = run(record, threads=64)
     assert kinds(result) == {"deadlock"}
     assert "waits for full phase 0 (parity 0): 1 of 2 arrivals and 64 bytes are missing" in str(result.hazards[0])
 
@@ -107,7 +87,7 @@ def test_a_barrier_used_before_its_init_and_more_arrivals_than_it_takes() -> Non
         hw.sync_threads()
         hw.mbarrier_arrive(barrier[0])
 
-    assert kinds(run(early)) == {"barrier"}
+    assert kinds(run(early, threads=64)) == {"barrier"}
     assert kinds(run(many, threads=64)) == {"over-arrival"}
 
 
@@ -147,19 +127,19 @@ def test_loops_are_uniform() -> None:
         with k.range(k.lane, name="i"):
             hw.sync_warp()
 
-    assert kinds(run(record)) == {"uniformity"}
+    assert kinds(run(record, threads=64)) == {"uniformity"}
 
 
 def test_overflow() -> None:
     def record(k: Builder, out: Value) -> None:
-        hw.store_global(words(k, ((hw.grid_size() + 2**30) * 2).to(U32)), out + (k.thread * 4).to(U64), True)
+        hw.store_global(word(k, ((hw.grid_size() + 2**30) * 2).to(U32)), out + (k.thread * 4).to(U64), True)
 
-    assert kinds(run(record)) == {"overflow"}
+    assert kinds(run(record, threads=64)) == {"overflow"}
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
     def record(k: Builder, out: Value) -> None:
         hw.sync_threads()
-        hw.store_global(words(k, k.thread.to(U32)), out + (k.thread * 4).to(U64), True)
+        hw.store_global(word(k, k.thread.to(U32)), out + (k.thread * 4).to(U64), True)
 
     assert run(record, threads=256, seed=5).timeline.spans == run(record, threads=256, seed=5).timeline.spans

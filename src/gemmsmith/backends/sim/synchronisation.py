@@ -183,7 +183,7 @@ class Synchronising(Accessing):
             else:
                 part.warp.sync()
 
-    def cluster_arrive(self, release: bool = True) -> None:
+    def cluster_arrive(self) -> None:
         number = self.block // self.cluster_size
         barrier = self.state.cluster_barriers.setdefault(
             number, ThreadBarrier("cluster barrier", self.cluster_size * self.state.kernel.threads)
