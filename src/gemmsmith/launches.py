@@ -17,12 +17,13 @@ from gemmsmith.designs.pack import THREADS, Packing, pack
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.schedule.tiles import TileScheduler
 
-Argument = int | TensorMap
+Argument = int | TensorMap | tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, its arguments by name, and how many clusters have work; a backend starts at most as many as fit."""
+    """A kernel, its arguments by name, and how many clusters have work; a backend starts at most as many as fit,
+    and no more than an order has entries."""
 
     kernel: Kernel
     clusters: int

@@ -17,6 +17,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.build import build
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.types import ORDER_LENGTH
 from gemmsmith.launches import Launch, Route
 from gemmsmith.problems import Formulation, formulate
 
@@ -202,9 +203,11 @@ def launch_cuda(launch: Launch, device: int, stream: int) -> None:
         threads=kernel.threads, cluster=kernel.cluster, shared_bytes=kernel.shared_bytes,
         parameter_kinds=kernel.parameter_kinds,
     )  # fmt: skip
-    clusters = min(launch.clusters, loaded.max_active_clusters())
-    size = kernel.cluster[0]
-    loaded.launch(clusters * size, [launch.arguments[p.name or ""] for p in kernel.parameters], stream)
+    clusters = min(launch.clusters, loaded.max_active_clusters(), ORDER_LENGTH)
+    arguments = launch.arguments
+    if "order" in arguments:
+        arguments = {**arguments, "order": loaded.order(clusters)}
+    loaded.launch(clusters * kernel.cluster[0], [arguments[p.name or ""] for p in kernel.parameters], stream)
 
 
 def _in_order(swapped: bool, a: ArrayInfo, b: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:

@@ -20,7 +20,7 @@ class Config:
     cluster: tuple[int, int] = (2, 1)
     stages: int = 4
     consumers: int = 2
-    raster: Literal["m", "n"] = "n"
+    raster: Literal["m", "n"] = "m"
     swizzle: int = 8
 
     def replace(self, **changes: Any) -> Config:

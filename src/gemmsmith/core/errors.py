@@ -13,6 +13,10 @@ class ArgumentError(GemmsmithError, ValueError):
     """A call's argument cannot be used: wrong shape, dtype, device, layout or overlap."""
 
 
+class EpilogueError(ArgumentError):
+    """An epilogue cannot become part of the kernel; the message quotes the user's line and says what would work."""
+
+
 class ConfigError(GemmsmithError, ValueError):
     """A config does not fit the problem or the chip; the message says which resource and by how much."""
 

@@ -1,6 +1,19 @@
 """Hopper's instructions, one file a family. Each class holds operands, PTX and meaning; these functions record one."""
 
-from gemmsmith.hw import barrier, cluster, convert, cp_async, fence, matrix, mbarrier, memory, register, tma, wgmma
+from gemmsmith.hw import (
+    arithmetic,
+    barrier,
+    cluster,
+    convert,
+    cp_async,
+    fence,
+    matrix,
+    mbarrier,
+    memory,
+    register,
+    tma,
+    wgmma,
+)
 from gemmsmith.hw.convert import pack as pack
 from gemmsmith.hw.register import set_registers as set_registers
 from gemmsmith.hw.wgmma import descriptor as descriptor
@@ -31,6 +44,7 @@ wgmma_wait = wgmma.WgmmaWait.emit
 compiler_fence = wgmma.CompilerFence.emit
 
 cluster_rank = cluster.ClusterRank.emit
+cluster_turn = cluster.ClusterTurn.emit
 block_index = cluster.BlockIndex.emit
 grid_size = cluster.GridSize.emit
 cluster_arrive = cluster.ClusterArrive.emit
@@ -71,6 +85,14 @@ load_matrix = matrix.LoadMatrix.emit
 cp_async_copy = cp_async.CpAsync.emit
 cp_async_commit = cp_async.CpAsyncCommit.emit
 cp_async_wait = cp_async.CpAsyncWait.emit
+
+fma = arithmetic.FusedMultiplyAdd.emit
+maximum_nan = arithmetic.MaximumNan.emit
+minimum_nan = arithmetic.MinimumNan.emit
+divide_full = arithmetic.DivideFull.emit
+approximate = arithmetic.Approximate.emit
+library = arithmetic.Library.emit
+power = arithmetic.Power.emit
 
 unpack_fp16 = convert.UnpackFp16.emit
 as_unsigned = convert.AsUnsigned.emit

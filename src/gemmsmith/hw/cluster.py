@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.lang.instruction import Instruction, registers_in, registers_out, u32
+from gemmsmith.lang.instruction import Instruction, i32, order, registers_in, registers_out, u32
 from gemmsmith.lang.machine import Blocking, Machine
 from gemmsmith.lang.types import I32, U32
 
@@ -45,6 +45,19 @@ class GridSize(Instruction):
 
     def simulate(self, m: Machine) -> int:
         return m.grid
+
+
+class ClusterTurn(Instruction):
+    """Entry `index` of a table of turns: which cluster's place in a walk over tiles this one takes."""
+
+    table: order
+    index: i32
+    result = I32
+    pure = True
+    cuda = "(int){table}.of[{index}]"
+
+    def simulate(self, m: Machine) -> Any:
+        return int(m.value(self.table)[m.uniform(self.index)])
 
 
 class ClusterArrive(Instruction):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 from gemmsmith.core.errors import KernelError
-from gemmsmith.lang.types import F32, I32, I64, PRED, TENSOR_MAP, U16, U32, U64, Type
+from gemmsmith.lang.types import F32, I32, I64, ORDER, PRED, TENSOR_MAP, U16, U32, U64, Type
 from gemmsmith.lang.values import Registers, Value, as_value
 
 
@@ -38,6 +38,7 @@ u64 = Annotated[Any, U64]
 u16 = Annotated[Any, U16]
 f32 = Annotated[Any, F32]
 tensor_map = Annotated[Any, TENSOR_MAP]
+order = Annotated[Any, ORDER]
 registers_in = Annotated[Any, RegisterOperand("in")]
 registers_out = Annotated[Any, RegisterOperand("out")]
 registers_inout = Annotated[Any, RegisterOperand("inout")]

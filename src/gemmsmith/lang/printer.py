@@ -14,7 +14,7 @@ from itertools import groupby
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Instruction, RegisterOperand
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.types import F32, PRED, TENSOR_MAP, Type
+from gemmsmith.lang.types import F32, ORDER, ORDER_LENGTH, PRED, TENSOR_MAP, Type
 from gemmsmith.lang.values import (
     Builtin,
     Constant,
@@ -39,6 +39,7 @@ typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned
 typedef unsigned long long uint64_t; typedef long long int64_t;
 """
 _TENSOR_MAP = "struct alignas(64) TensorMap { uint64_t opaque[16]; };  // CUtensorMap\n"
+_ORDER = f"struct Order {{ uint16_t of[{ORDER_LENGTH}]; }};  // a permutation of a grid's clusters\n"
 _BUILTINS = {
     "thread": "const int thread = threadIdx.x;",
     "lane": "const int lane = threadIdx.x % 32;",
@@ -412,7 +413,7 @@ def print_kernel(kernel: Kernel) -> str:
     parameters = []
     for parameter in kernel.parameters:
         name = p.name(parameter, parameter.name or "p")
-        const = "const __grid_constant__ " if parameter.type == TENSOR_MAP else "const "
+        const = "const __grid_constant__ " if parameter.type in (TENSOR_MAP, ORDER) else "const "
         parameters.append(f"{const}{parameter.type.cpp} {name}")
     p.block(kernel.body)
     cluster = "" if kernel.cluster == (1, 1, 1) else f"__cluster_dims__({', '.join(map(str, kernel.cluster))}) "
@@ -425,12 +426,13 @@ def print_kernel(kernel: Kernel) -> str:
         text for name, text in _BUILTINS.items() if name in p.builtins
     ]
     header = "".join(f"// {line}".rstrip() + "\n" for line in kernel.header)
-    maps = _TENSOR_MAP if any(q.type == TENSOR_MAP for q in kernel.parameters) else ""
+    kinds = {q.type for q in kernel.parameters}
+    structs = _TENSOR_MAP * (TENSOR_MAP in kinds) + _ORDER * (ORDER in kinds)
     layout = "".join(
         f"    // shared memory {b.offset:>6}: {b.name}, {b.count} x {b.slot_bytes} bytes\n" for b in kernel.buffers
     )
     return (
-        f"{header}\n{_PRELUDE}{maps}\n"
+        f"{header}\n{_PRELUDE}{structs}\n"
         + "\n".join(p.wrappers)
         + f"\n{signature}{layout}"
         + "".join(f"    {line}\n" for line in opening)

@@ -30,4 +30,8 @@ I64 = Type("i64", "int64_t", 64, "l", signed=True)
 U64 = Type("u64", "uint64_t", 64, "l")
 U16 = Type("u16", "uint16_t", 16, "h")
 F32 = Type("f32", "float", 32, "f")
+ORDER_LENGTH = 288
+"""Twice the 144 SMs of a full GH100."""
+ORDER = Type("order", "Order", 16 * ORDER_LENGTH, "l")
+"""A short table of small numbers, passed by value: for each cluster of a grid, whose turn it takes."""
 TENSOR_MAP = Type("tensor_map", "TensorMap", 1024, "l")

@@ -68,6 +68,11 @@ class Value:
             raise KernelError("use // between integers")
         return arithmetic("/", self, other)
 
+    def __rtruediv__(self, other: ValueLike) -> Value:
+        if self.type != F32:
+            raise KernelError("use // between integers")
+        return arithmetic("/", other, self)
+
     def __mod__(self, other: ValueLike) -> Value:
         return arithmetic("%", self, other)
 

@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from gemmsmith import hw
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
+from gemmsmith.lang.types import ORDER, ORDER_LENGTH
 from gemmsmith.lang.values import Value
+
+IN_ORDER = tuple(range(ORDER_LENGTH))
+"""Cluster i takes turn i."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +40,19 @@ class ClusterPosition:
 
 
 class TileScheduler:
-    """Walks the tiles of a cluster. Kernel arguments: tiles_m, tiles_n (in clusters), tiles (all), k_tiles."""
+    """Walks the tiles of a cluster. Kernel arguments: tiles_m, tiles_n (in clusters), tiles (all), k_tiles, and
+    `order`, whose turn each cluster takes: any permutation of the grid's clusters is right, and one that puts
+    neighbours in the walk on neighbouring SMs lets the chip merge their reads."""
 
     def __init__(self, spec: KernelSpec) -> None:
         k = current()
         self.spec = spec
         self.tiles_m, self.tiles_n = k.parameter("tiles_m"), k.parameter("tiles_n")
         self.tiles, self.k_tiles = k.parameter("tiles"), k.parameter("k_tiles")
+        self.order = k.parameter("order", ORDER)
 
     @staticmethod
-    def arguments(spec: KernelSpec, m: int, n: int, k: int, batch: int) -> dict[str, int]:
+    def arguments(spec: KernelSpec, m: int, n: int, k: int, batch: int) -> dict[str, int | tuple[int, ...]]:
         """What the host gives for a problem of these sizes."""
         tile, cluster = spec.config.tile, spec.config.cluster
         tiles_m, tiles_n = -(-m // (tile[0] * cluster[0])), -(-n // (tile[1] * cluster[1]))
@@ -54,6 +61,7 @@ class TileScheduler:
             "tiles_n": tiles_n,
             "tiles": tiles_m * tiles_n * batch,
             "k_tiles": -(-k // tile[2]),
+            "order": IN_ORDER,
         }
 
     def position(self) -> ClusterPosition:
@@ -68,7 +76,7 @@ class TileScheduler:
     def each(self, place: ClusterPosition) -> Iterator[WorkTile]:
         """The tiles of this cluster, one after the other, `clusters` apart."""
         k = current()
-        cluster = hw.block_index() // self.spec.cluster_size
+        cluster = hw.cluster_turn(self.order, hw.block_index() // self.spec.cluster_size).named("cluster")
         clusters = hw.grid_size() // self.spec.cluster_size
         count = (self.tiles - cluster + clusters - 1) // clusters
         with k.range(count, name="turn") as turn:

@@ -13,10 +13,20 @@ from typing import Any
 
 from gemmsmith.backends.cuda.compiler import compile_source, nvrtc_version
 from gemmsmith.backends.cuda.driver import attributes, check, encode_tensor_map, require_hopper
+from gemmsmith.backends.cuda.placement import order_address, turns
 from gemmsmith.core.errors import ArgumentError, DeviceError
 
-_FORMATS = {"i32": "i4x", "u32": "I4x", "i64": "q", "u64": "Q", "f32": "f4x", "pointer": "Q", "tensor_map": ""}
-"""struct's letters, each kind in 8 bytes; a tensor map is passed from where it was encoded."""
+_FORMATS = {
+    "i32": "i4x",
+    "u32": "I4x",
+    "i64": "q",
+    "u64": "Q",
+    "f32": "f4x",
+    "pointer": "Q",
+    "tensor_map": "",
+    "order": "",
+}
+"""struct's letters, each kind in 8 bytes; a tensor map and an order are passed from where it was encoded."""
 STATIC_LIMIT = 48 * 1024
 """Dynamic shared memory above this is asked for by an attribute (CUDA programming guide)."""
 
@@ -33,6 +43,7 @@ class LoadedKernel:
     shared_bytes: int
     parameter_kinds: tuple[str, ...]
     _clusters: int = field(default=0, init=False)
+    _orders: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         from cuda.bindings import driver
@@ -42,6 +53,14 @@ class LoadedKernel:
         self._layout = struct.Struct(f"={count}Q" + "".join(_FORMATS[kind] for kind in self.parameter_kinds))
         self._block = ctypes.c_uint64 * (self._layout.size // 8)
         self._programmatic = threading.local()  # a thread's CUlaunchConfig: making one costs as much as a launch
+
+    def order(self, clusters: int) -> tuple[int, ...]:
+        """The turns of a grid of that many clusters that keep neighbours on neighbouring SMs."""
+        if clusters not in self._orders:
+            sms = attributes(self.device).multiprocessors
+            resident = min(self.max_active_clusters(), sms // self.cluster[0])
+            self._orders[clusters] = turns(self.device, self.cluster[0], resident, clusters)
+        return self._orders[clusters]
 
     def max_active_clusters(self) -> int:
         """How many clusters the device holds at once, as the driver says. Raises DeviceError where it is none."""
@@ -83,6 +102,8 @@ class LoadedKernel:
                 encoded = encode_tensor_map(value)
                 maps.append(encoded)
                 pointers.append(encoded.getPtr())
+            elif kind == "order":
+                pointers.append(order_address(value))
             else:
                 pointers.append(slot)
                 scalars.append(value)
@@ -128,7 +149,10 @@ def load(
                     driver.cuFuncSetAttribute(function, attribute, shared_bytes),
                     f"cuFuncSetAttribute({name}, dynamic shared memory, {shared_bytes} bytes)",
                 )
-            _LOADED[key] = LoadedKernel(name, function, device, threads, cluster, shared_bytes, parameter_kinds)
+            loaded = LoadedKernel(name, function, device, threads, cluster, shared_bytes, parameter_kinds)
+            if "order" in parameter_kinds:
+                loaded.order(1)  # probes the device now: later the stream may be captured
+            _LOADED[key] = loaded
     return _LOADED[key]
 
 

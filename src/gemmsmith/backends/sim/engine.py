@@ -34,8 +34,11 @@ class SimulationResult:
     cycles: int
 
 
+Argument = int | float | TensorMap | tuple[int, ...]
+
+
 def simulate(
-    kernel: Kernel, grid: int, arguments: Mapping[str, int | float | TensorMap], memory: GlobalMemory, *,
+    kernel: Kernel, grid: int, arguments: Mapping[str, Argument], memory: GlobalMemory, *,
     seed: int = 0, chip: Chip = H200, max_hazards: int = 20,
 ) -> SimulationResult:  # fmt: skip
     """Executes `grid` CTAs, all resident at once, on the bytes of `memory`.
@@ -67,7 +70,7 @@ def simulate(
     return SimulationResult(state.hazards.found, state.timeline, cycles)
 
 
-def _check_launch(kernel: Kernel, grid: int, arguments: Mapping[str, int | float | TensorMap]) -> None:
+def _check_launch(kernel: Kernel, grid: int, arguments: Mapping[str, Argument]) -> None:
     """What a driver would refuse."""
     if kernel.cluster[1:] != (1, 1):
         raise KernelError(f"{kernel.name}: cluster {kernel.cluster}; the simulator takes clusters along x only")

@@ -1,0 +1,131 @@
+"""An epilogue as data: what is computed of every element of the product, what is read for it, what comes out.
+
+The epilogue floor makes graphs (from Python functions or visitor trees), rewrites them and lowers them; a KernelSpec
+holds one; the reference executes one in float64. The bare product is the graph with one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from gemmsmith.core.dtypes import DType
+
+
+class Extent(NamedTuple):
+    """Along which indices of the product a value varies: the batch, rows, columns.
+
+    `width` is 0 for a value that is the same in every column, 1 for one a column, 2 for one in every two columns:
+    what `chunk` of interleaved halves gives.
+    """
+
+    batch: bool = False
+    m: bool = False
+    width: Literal[0, 1, 2] = 0
+
+    @property
+    def is_matrix(self) -> bool:
+        return self.m and self.width > 0
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input by name. `dtype` is None for a Python number, which is an fp32 argument of the kernel."""
+
+    name: str
+    extent: Extent
+    dtype: DType | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation on earlier nodes.
+
+    op, inputs, value:
+      "accumulator"   ()      None           the product, fp32
+      "constant"      ()      float
+      "operand"       ()      name           as fp32
+      "chunk"         (x,)    0 or 1         the even or odd groups of 8 columns of x: gate and up, interleaved
+      "cast"          (x,)    DType          rounded to a dtype and back
+      "reduce"        (x,)    (kind, axis)   kind: sum, mean, max, min, logsumexp; axis: "n" (one value a row), "m"
+                                             (one a column) or "all" (a scalar, over the batch too)
+      "quantize"      (x,)    (DType, block) x over its scale, rounded; the scale is one a row and `block` columns
+      "scale"         (q,)    None           the scale of a "quantize" node: amax of the block over the dtype's maximum
+      "top_k_softmax" (x,)    k              softmax over the k largest of a row, 0 elsewhere; N fits a tile
+      any name of epilogue.functions: elementwise, inputs as many as its arity; parameters are constant nodes
+    `where` is the user's line, "file:line: text"; it does not tell graphs apart.
+    """
+
+    op: str
+    inputs: tuple[int, ...] = ()
+    value: Any = None
+    where: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Result:
+    """An output: the node's value, stored as `dtype` (None: as the caller's array, or its default).
+
+    The first that is a matrix is D; others are auxiliary stores, or reductions where the node is one. A reduction
+    keeps the index it sums as one of length 1 where `keepdim` is set.
+    """
+
+    name: str
+    node: int
+    dtype: DType | None = None
+    keepdim: bool = False
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in topological order: every input stands before its users. Equal graphs make the same kernel."""
+
+    nodes: tuple[Node, ...]
+    operands: tuple[Operand, ...]
+    results: tuple[Result, ...]
+
+    def operand(self, name: str) -> Operand:
+        return next(o for o in self.operands if o.name == name)
+
+    def extents(self) -> list[Extent]:
+        """Of every node. Inputs of elementwise nodes broadcast; their widths agree where both have one."""
+        result: list[Extent] = []
+        for node in self.nodes:
+            result.append(self._extent(node, [result[i] for i in node.inputs]))
+        return result
+
+    def _extent(self, node: Node, inputs: list[Extent]) -> Extent:
+        match node.op:
+            case "accumulator":
+                return Extent(True, True, 1)
+            case "constant":
+                return Extent()
+            case "operand":
+                return self.operand(node.value).extent
+            case "chunk":
+                return inputs[0]._replace(width=2)
+            case "reduce":
+                axis = node.value[1]
+                batch = inputs[0].batch and axis != "all"
+                return Extent(batch, axis == "n", inputs[0].width if axis == "m" else 0)
+        widths = [e.width for e in inputs if e.width]
+        return Extent(any(e.batch for e in inputs), any(e.m for e in inputs), widths[0] if widths else 0)
+
+    def reachable(self) -> set[int]:
+        """Nodes that some result needs."""
+        needed = {r.node for r in self.results}
+        for i in range(len(self.nodes) - 1, -1, -1):
+            if i in needed:
+                needed.update(self.nodes[i].inputs)
+        return needed
+
+    def users(self) -> Iterator[tuple[int, int]]:
+        """(node, user) pairs."""
+        for i, node in enumerate(self.nodes):
+            for source in node.inputs:
+                yield source, i
+
+
+BARE = Graph((Node("accumulator"),), (), (Result("out", 0),))
+"""D = A @ B."""

@@ -1,0 +1,177 @@
+"""The elementwise functions of epilogues: each one's meaning in float64 and its instructions, side by side.
+
+Three precisions. `lower` is the default: within 2^-18 of the exact value, relative, or of 1 where the function
+crosses zero. `coarse`, where there is one, uses tanh.approx: within 2^-11 |x|; taken when every result that depends
+on it is stored in bf16 or fp8. `exact`, on request, is CUDA's math library and IEEE division.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmsmith import hw
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.values import Value
+
+Array = np.ndarray[Any, Any]
+Lowering = Callable[..., Value]
+
+LOG2_E, LN_2 = math.log2(math.e), math.log(2)
+GELU_A, GELU_B = math.sqrt(2 / math.pi), 0.044715
+"""Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """An elementwise function: its float64 meaning on arrays, and how it is computed on kernel values."""
+
+    name: str
+    arity: int
+    meaning: Callable[..., Array]
+    lower: Lowering
+    coarse: Lowering | None = None
+    exact: Lowering | None = None
+
+
+def _library(name: str) -> Lowering:
+    return lambda x: hw.library(name, x)
+
+
+def _select(condition: Value, a: Value | float, b: Value | float) -> Value:
+    return current().select(condition, a, b)
+
+
+def _exp(x: Value) -> Value:
+    return hw.approximate("ex2.approx.ftz", x * LOG2_E)
+
+
+def _log(x: Value) -> Value:
+    return hw.approximate("lg2.approx.ftz", x) * LN_2
+
+
+def _reciprocal(x: Value) -> Value:
+    return hw.approximate("rcp.approx.ftz", x)
+
+
+def _tanh(x: Value) -> Value:
+    return hw.approximate("tanh.approx", x)
+
+
+def _sigmoid(x: Value) -> Value:
+    return _reciprocal(_exp(-x) + 1)
+
+
+def _sigmoid_exact(x: Value) -> Value:
+    return 1 / (hw.library("expf", -x) + 1)
+
+
+def _relu(x: Value) -> Value:
+    return hw.maximum_nan(x, 0.0)
+
+
+def _softplus(x: Value, log1p: Lowering, exp: Lowering) -> Value:
+    """max(x, 0) + log(1 + exp(-|x|)): nothing overflows."""
+    return _relu(x) + log1p(exp(-hw.library("fabsf", x)))
+
+
+def _mish(x: Value, exp: Lowering, divide: Lowering) -> Value:
+    """x tanh(log(1 + e)) = x n / (n + 2), n = e (e + 2); beyond 20 it is x."""
+    e = exp(hw.minimum_nan(x, 20.0))
+    n = e * (e + 2)
+    return divide(x * n, n + 2)
+
+
+def _gelu(x: Value) -> Value:
+    half = x * 0.5
+    return hw.fma(half, hw.library("erff", x * math.sqrt(0.5)), half)
+
+
+def _gelu_tanh(x: Value, tanh: Lowering) -> Value:
+    half = x * 0.5
+    return hw.fma(half, tanh(x * hw.fma(x * x, GELU_A * GELU_B, GELU_A)), half)
+
+
+def _silu_coarse(x: Value) -> Value:
+    half = x * 0.5
+    return hw.fma(half, _tanh(half), half)
+
+
+def _sign(x: Value) -> Value:
+    return _select(x > 0.0, 1.0, _select(x < 0.0, -1.0, x))
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _sigmoid_64(x: Array) -> Array:
+    return np.exp(-np.logaddexp(0, -x))
+
+
+_TABLE = [
+    # name, arity, meaning, lower, coarse, exact
+    Function("neg", 1, np.negative, lambda x: -x),
+    Function("abs", 1, np.abs, _library("fabsf")),
+    Function("sign", 1, np.sign, _sign),
+    Function("floor", 1, np.floor, _library("floorf")),
+    Function("round", 1, np.rint, _library("rintf")),
+    Function("exp", 1, np.exp, _exp, exact=_library("expf")),
+    Function("exp2", 1, np.exp2, lambda x: hw.approximate("ex2.approx.ftz", x), exact=_library("exp2f")),
+    Function("expm1", 1, np.expm1, _library("expm1f")),
+    Function("log", 1, np.log, _log, exact=_library("logf")),
+    Function("log2", 1, np.log2, lambda x: hw.approximate("lg2.approx.ftz", x), exact=_library("log2f")),
+    Function("log1p", 1, np.log1p, _library("log1pf")),
+    Function("sqrt", 1, np.sqrt, lambda x: hw.approximate("sqrt.approx.ftz", x), exact=_library("sqrtf")),
+    Function("rsqrt", 1, lambda x: 1 / np.sqrt(x), lambda x: hw.approximate("rsqrt.approx.ftz", x),
+             exact=lambda x: 1 / hw.library("sqrtf", x)),
+    Function("reciprocal", 1, lambda x: 1 / x, _reciprocal, exact=lambda x: 1 / x),
+    Function("sin", 1, np.sin, _library("sinf")),
+    Function("cos", 1, np.cos, _library("cosf")),
+    Function("tanh", 1, np.tanh, _library("tanhf"), coarse=_tanh),
+    Function("sigmoid", 1, _sigmoid_64, _sigmoid, exact=_sigmoid_exact),
+    Function("softplus", 1, lambda x: np.logaddexp(0, x), lambda x: _softplus(x, _library("log1pf"), _exp),
+             coarse=lambda x: _softplus(x, lambda e: _log(e + 1), _exp),
+             exact=lambda x: _softplus(x, _library("log1pf"), _library("expf"))),
+    Function("erf", 1, _erf, _library("erff")),
+    Function("relu", 1, lambda x: np.maximum(x, 0), _relu),
+    Function("gelu", 1, lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))), _gelu),
+    Function("gelu_tanh", 1, lambda x: 0.5 * x * (1 + np.tanh(GELU_A * (x + GELU_B * x * x * x))),
+             lambda x: _gelu_tanh(x, _library("tanhf")), coarse=lambda x: _gelu_tanh(x, _tanh)),
+    Function("silu", 1, lambda x: x * _sigmoid_64(x), lambda x: x * _sigmoid(x), coarse=_silu_coarse,
+             exact=lambda x: x * _sigmoid_exact(x)),
+    Function("mish", 1, lambda x: x * np.tanh(np.logaddexp(0, x)), lambda x: _mish(x, _exp, hw.divide_full),
+             exact=lambda x: _mish(x, _library("expf"), lambda a, b: a / b)),
+    Function("hardswish", 1, lambda x: x * np.clip(x + 3, 0, 6) / 6,
+             lambda x: x * hw.minimum_nan(hw.maximum_nan(x + 3, 0.0), 6.0) * (1 / 6)),
+    Function("not", 1, np.logical_not, operator.invert),
+    Function("add", 2, np.add, lambda a, b: a + b),
+    Function("sub", 2, np.subtract, lambda a, b: a - b),
+    Function("mul", 2, np.multiply, lambda a, b: a * b),
+    Function("div", 2, np.divide, hw.divide_full, exact=lambda a, b: a / b),
+    Function("maximum", 2, np.maximum, hw.maximum_nan),
+    Function("minimum", 2, np.minimum, hw.minimum_nan),
+    Function("pow", 2, np.power, hw.power),
+    Function("leaky_relu", 2, lambda x, slope: np.where(x > 0, x, x * slope), lambda x, s: _select(x > 0.0, x, x * s)),
+    Function("elu", 2, lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
+             lambda x, a: _select(x > 0.0, x, a * hw.library("expm1f", x)),
+             coarse=lambda x, a: _select(x > 0.0, x, a * (_exp(x) - 1))),
+    Function("lt", 2, np.less, lambda a, b: a < b),
+    Function("le", 2, np.less_equal, lambda a, b: a <= b),
+    Function("gt", 2, np.greater, lambda a, b: a > b),
+    Function("ge", 2, np.greater_equal, lambda a, b: a >= b),
+    Function("eq", 2, np.equal, lambda a, b: a == b),
+    Function("ne", 2, np.not_equal, lambda a, b: a != b),
+    Function("and", 2, np.logical_and, operator.and_),
+    Function("or", 2, np.logical_or, operator.or_),
+    Function("where", 3, np.where, _select),
+    Function("fma", 3, lambda a, b, c: a * b + c, hw.fma),
+]  # fmt: skip
+
+FUNCTIONS: dict[str, Function] = {f.name: f for f in _TABLE}
+PREDICATES = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"})
+"""Those whose result is true or false; where's first input is one."""

@@ -1,0 +1,145 @@
+"""fp32 arithmetic beyond C's operators: fused multiply-add, the special-function unit, CUDA's math library.
+
+PTX ISA, "Floating Point Instructions"; errors of the approximations are stated there: ex2 and lg2 2 ulp and
+2^-22.6, rcp and rsqrt 1 ulp and 2^-22.4, tanh 2^-11 relative. CUDA C++ Programming Guide, "Mathematical Functions".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.core.errors import KernelError
+from gemmsmith.lang.instruction import Instruction, f32
+from gemmsmith.lang.machine import Machine
+from gemmsmith.lang.types import F32
+
+Array = np.ndarray[Any, Any]
+
+
+def _single(meaning: Callable[..., Array], *operands: Array) -> Array:
+    """Computed in float64 and rounded once."""
+    with np.errstate(all="ignore"):
+        return np.asarray(meaning(*(x.astype(np.float64) for x in operands))).astype(np.float32)
+
+
+class FusedMultiplyAdd(Instruction):
+    """a * b + c, rounded once."""
+
+    a: f32
+    b: f32
+    c: f32
+    result = F32
+    pure = True
+    ptx = "fma.rn.f32 {result}, {a}, {b}, {c};"
+
+    def simulate(self, m: Machine) -> Array:
+        return _single(lambda a, b, c: a * b + c, m.column(self.a), m.column(self.b), m.column(self.c))
+
+
+class MaximumNan(Instruction):
+    """The larger; NaN where either is, as IEEE 754-2019's maximum."""
+
+    a: f32
+    b: f32
+    result = F32
+    pure = True
+    ptx = "max.NaN.f32 {result}, {a}, {b};"
+
+    def simulate(self, m: Machine) -> Array:
+        return np.asarray(np.maximum(m.column(self.a), m.column(self.b)))
+
+
+class MinimumNan(Instruction):
+    """The smaller, likewise."""
+
+    a: f32
+    b: f32
+    result = F32
+    pure = True
+    ptx = "min.NaN.f32 {result}, {a}, {b};"
+
+    def simulate(self, m: Machine) -> Array:
+        return np.asarray(np.minimum(m.column(self.a), m.column(self.b)))
+
+
+class DivideFull(Instruction):
+    """a / b to 2 ulp over the whole range."""
+
+    a: f32
+    b: f32
+    result = F32
+    pure = True
+    ptx = "div.full.f32 {result}, {a}, {b};"
+
+    def simulate(self, m: Machine) -> Array:
+        return _single(np.divide, m.column(self.a), m.column(self.b))
+
+
+_APPROXIMATIONS: dict[str, Callable[..., Any]] = {
+    "ex2.approx.ftz": np.exp2,
+    "lg2.approx.ftz": np.log2,
+    "tanh.approx": np.tanh,
+    "rcp.approx.ftz": lambda x: 1 / x,
+    "rsqrt.approx.ftz": lambda x: 1 / np.sqrt(x),
+    "sqrt.approx.ftz": np.sqrt,
+    "sin.approx.ftz": np.sin,
+    "cos.approx.ftz": np.cos,
+}
+
+
+class Approximate(Instruction):
+    """One operation of the special-function unit, named as in PTX: `ex2.approx.ftz` and so on."""
+
+    function: str
+    x: f32
+    result = F32
+    pure = True
+    ptx = "{function}.f32 {result}, {x};"
+
+    def check(self) -> None:
+        if self.function not in _APPROXIMATIONS:
+            raise KernelError(f"{self.function!r}: use one of {', '.join(_APPROXIMATIONS)}")
+
+    def simulate(self, m: Machine) -> Array:
+        return _single(_APPROXIMATIONS[self.function], m.column(self.x))
+
+
+_LIBRARY: dict[str, Callable[..., Array]] = {
+    "expf": np.exp, "exp2f": np.exp2, "expm1f": np.expm1, "logf": np.log, "log2f": np.log2, "log1pf": np.log1p,
+    "sinf": np.sin, "cosf": np.cos, "tanhf": np.tanh, "erff": np.vectorize(math.erf, otypes=[np.float64]),
+    "fabsf": np.abs, "floorf": np.floor, "rintf": np.rint, "sqrtf": np.sqrt,
+}  # fmt: skip
+
+
+class Library(Instruction):
+    """A function of CUDA's math library of one argument, correct to 2 ulp or better."""
+
+    function: str
+    x: f32
+    result = F32
+    pure = True
+    cuda = "{function}({x})"
+
+    def check(self) -> None:
+        if self.function not in _LIBRARY:
+            raise KernelError(f"{self.function!r}: use one of {', '.join(_LIBRARY)}")
+
+    def simulate(self, m: Machine) -> Array:
+        return _single(_LIBRARY[self.function], m.column(self.x))
+
+
+class Power(Instruction):
+    """powf: x to the y, to 4 ulp."""
+
+    x: f32
+    y: f32
+    result = F32
+    pure = True
+    cuda = "powf({x}, {y})"
+
+    def simulate(self, m: Machine) -> Array:
+        return _single(np.power, m.column(self.x), m.column(self.y))
