@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from gemmsmith.core.config import Config
@@ -9,15 +10,21 @@ from gemmsmith.plans import Backend, Plan, Simulation
 
 
 def gemm(
-    a: Any, b: Any, *, out: Any = None, out_dtype: Any = None, accumulate: Any = "fp32",
-    config: Config | None = None, backend: Backend = "auto",
+    a: Any, b: Any, *, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
+    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, config: Config | None = None,
+    backend: Backend = "auto", **named: Any,
 ) -> Any:  # fmt: skip
-    """out = a @ b.
+    """out = epilogue(a @ b).
 
     a: (m, k) or (batch, m, k), b: (k, n) or (batch, k, n); shapes as in torch.matmul, a batch of 1 or none is
     broadcast, any extent may be 0. Both bf16 or both fp16, row- or column-major or of any other strides >= 0.
     out: (m, n) or (batch, m, n), of `out_dtype`: bf16, fp16 or fp32, by default that of the operands.
     accumulate: "fp32", or "fp16" for fp16 operands.
+    epilogue: a function of the product (in fp32) and of operands by name, that returns one value, a tuple or a dict:
+    matrices to be stored, or reductions; or a visitor tree. What an operand is follows from its shape against the
+    product's: () a scalar, (n,) a row, (m, 1) a column, (m, n) a matrix, with a batch in front or without.
+    operands: those whose names are also arguments of this function; all others are given by name.
+    exact: functions by CUDA's math library instead of the special-function unit's approximations.
     config: the kernel's choices, by default those of the analytic model.
     backend: "auto" runs arrays on a GPU there and arrays on the CPU by the float64 reference; "cuda", "sim"
     (the simulator) and "reference" ask for one.
@@ -26,28 +33,40 @@ def gemm(
     ml_dtypes) on the CPU. Runs on the caller's current stream and does not synchronise. Gives `out`, or a new
     array of a's library. Raises ArgumentError, ConfigError, DeviceError; HazardError with backend="sim".
     """
-    plan_ = Plan(a, b, out, out_dtype=out_dtype, accumulate=accumulate, config=config, backend=backend)
-    return plan_.run_formulated(plan_.formulation, a, b, out)
+    plan_ = Plan(
+        a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands={**(operands or {}), **named},
+        exact=exact, config=config, backend=backend,
+    )  # fmt: skip
+    return plan_.run_formulated(plan_.formulation, plan_.bound, a, b, out)
 
 
 def plan(
-    a: Any, b: Any, *, out: Any = None, out_dtype: Any = None, accumulate: Any = "fp32",
-    config: Config | None = None, backend: Backend = "auto",
+    a: Any, b: Any, *, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
+    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, config: Config | None = None,
+    backend: Backend = "auto", **named: Any,
 ) -> Plan:  # fmt: skip
     """A Plan for arrays like these, or for `Spec(shape, dtype, strides)` stand-ins; arguments as in `gemm`.
 
     Its source, ptx, sass and resources can be had on any machine, also one without a GPU.
     """
-    return Plan(a, b, out, out_dtype=out_dtype, accumulate=accumulate, config=config, backend=backend)
+    return Plan(
+        a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands={**(operands or {}), **named},
+        exact=exact, config=config, backend=backend,
+    )  # fmt: skip
 
 
 def simulate(
-    a: Any, b: Any, *, out: Any = None, out_dtype: Any = None, accumulate: Any = "fp32",
-    config: Config | None = None, seed: int = 0,
+    a: Any, b: Any, *, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
+    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, config: Config | None = None,
+    seed: int = 0, **named: Any,
 ) -> Simulation:  # fmt: skip
     """Executes the very kernel `gemm` would run, on the CPU, instruction by instruction; arguments as in `gemm`.
 
     Gives the result, the hazards found (an empty list for a right kernel), the timeline and the model's cycles.
     """
-    plan_ = Plan(a, b, out, out_dtype=out_dtype, accumulate=accumulate, config=config, backend="sim")
-    return plan_.simulate(a, b, out, seed=seed)
+    given = {**(operands or {}), **named}
+    plan_ = Plan(
+        a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
+        exact=exact, config=config, backend="sim",
+    )  # fmt: skip
+    return plan_.simulate(a, b, out, operands=given, seed=seed)

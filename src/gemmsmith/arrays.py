@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmsmith.core.dtypes import BF16, FP16, FP32, DType, as_dtype
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 
 
@@ -208,7 +208,10 @@ def _empty(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
 
 
 def _torch_reader(torch: Any) -> _Reader:
-    dtypes = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
+    dtypes = {
+        torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32,
+        torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2,
+    }  # fmt: skip
     names = {dtype: name for name, dtype in dtypes.items()}
     strided = torch.strided
 
@@ -241,7 +244,7 @@ def _torch_reader(torch: Any) -> _Reader:
 
 # -- numpy ---------------------------------------------------------------------------------------------------------
 
-_NUMPY = {dtype.numpy: dtype for dtype in (BF16, FP16, FP32)}
+_NUMPY = {dtype.numpy: dtype for dtype in (BF16, FP16, FP32, E4M3, E5M2)}
 
 
 def _dtype(dtype: np.dtype[Any]) -> DType:

@@ -1,23 +1,31 @@
-"""What runs for one product: at most two packings and the GEMM, each a kernel with its arguments."""
+"""What runs for one product: at most two packings, the GEMM, and a step for each reduction; with their arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.graph import Result
 from gemmsmith.core.problem import MAX_EXTENT, Matrix, Problem
-from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.designs.build import build
 from gemmsmith.designs.pack import THREADS, Packing, pack
+from gemmsmith.designs.reduce import arguments as reduce_arguments
+from gemmsmith.designs.reduce import reduce
+from gemmsmith.designs.reduce import shape as reduce_shape
+from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.epilogue.layout import layout
+from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.epilogue.reductions import Partials, partials
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.schedule.tiles import TileScheduler
 
-Argument = int | TensorMap | tuple[int, ...]
+Argument = int | float | TensorMap | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -37,15 +45,28 @@ def pack_kernel() -> Kernel:
 
 @dataclass(frozen=True)
 class Route:
-    """How a problem is computed: what is packed first, and the GEMM on what remains."""
+    """How a problem is computed: what is packed first, the GEMM with its epilogue, and what is reduced afterwards.
+
+    `arrays` are the epilogue's operands and results in memory, by name: (rows, columns) each, 1 where it does not
+    vary. Reductions' results are contiguous fp32.
+    """
 
     problem: Problem
     packings: tuple[Packing | None, Packing | None]
     spec: KernelSpec
+    arrays: Mapping[str, Matrix]
 
     @staticmethod
-    def of(problem: Problem, config: Config) -> Route:
-        """ConfigError where the config cannot work; ArgumentError where a packed operand would be too large."""
+    def of(
+        problem: Problem,
+        config: Config,
+        epilogue: EpilogueSpec | None = None,
+        arrays: Mapping[str, Matrix] | None = None,
+    ) -> Route:
+        """ConfigError where the config cannot work; ArgumentError where a packed operand would be too large.
+
+        Without an epilogue: the bare product, whose only array is "out".
+        """
         packings = tuple(None if m.tma_ready or problem.k == 0 else Packing.of(m) for m in (problem.a, problem.b))
         for name, packing in zip("ab", packings, strict=True):
             if packing and packing.source.batch * packing.source.rows * packing.chunks > MAX_EXTENT:
@@ -55,46 +76,96 @@ class Route:
                 )
         a, b = (p.packed if p else m for p, m in zip(packings, (problem.a, problem.b), strict=True))
         reached = replace(problem, a=a, b=b)
-        return Route(reached, (packings[0], packings[1]), KernelSpec.of(reached, config))
+        spec = KernelSpec.of(reached, config, epilogue)
+        return Route(reached, (packings[0], packings[1]), spec, arrays or {"out": problem.d})
+
+    @cached_property
+    def reductions(self) -> list[tuple[Result, Partials, dict[str, int]]]:
+        """Results that are reduced in a second step: their partials, and the GEMM's arguments for them."""
+        graph, p = self.spec.epilogue.graph, self.problem
+        extents, found = graph.extents(), []
+        for result in graph.results:
+            node = graph.nodes[result.node]
+            if node.op == "reduce":
+                kind, axis = node.value
+                width = extents[node.inputs[0]].width
+                found.append((result, *partials(kind, axis, width, self.spec, p.m, p.n, p.batch)))
+        return found
 
     @property
     def workspace_bytes(self) -> int:
-        """Device memory the packings need; every packed operand starts at a multiple of 256 bytes."""
-        return sum(_aligned(p.bytes) for p in self.packings if p)
+        """Device memory the packings and partials need; every one starts at a multiple of 256 bytes."""
+        packed = sum(_aligned(p.bytes) for p in self.packings if p)
+        return packed + sum(_aligned(partials.bytes) for _, partials, _ in self.reductions)
 
-    def launches(self, a: int, b: int, d: int, workspace: int) -> list[Launch]:
-        """The launches for operands at these addresses, in order. `workspace` may be 0 where none is needed."""
-        result, addresses = [], []
+    def launches(self, a: int, b: int, addresses: Mapping[str, int | float], workspace: int) -> list[Launch]:
+        """The launches for operands at these addresses, in order; a number stands for itself.
+
+        `workspace` may be 0 where none is needed.
+        """
+        result, operands = [], []
         for packing, address in zip(self.packings, (a, b), strict=True):
             if packing is None:
-                addresses.append(address)
+                operands.append(address)
                 continue
             chunks = packing.source.batch * packing.source.rows * packing.chunks
             result.append(Launch(pack_kernel(), -(-chunks // THREADS), packing.arguments(address, workspace)))
-            addresses.append(workspace)
+            operands.append(workspace)
             workspace += _aligned(packing.bytes)
-        result.append(self._gemm(addresses[0], addresses[1], d))
-        return result
-
-    def _gemm(self, a: int, b: int, d: int) -> Launch:
-        p, spec = self.problem, self.spec
-        columns, rows = spec.config.cluster[1], spec.config.cluster[0]
-        arguments: dict[str, Argument] = {
-            **TileScheduler.arguments(spec, p.m, p.n, p.k, p.batch),
-            "a": operand_map(p.a, spec.a_tile, columns, a, p.batch) if p.k else _unread_map(spec, d),
-            "b": operand_map(p.b.T, spec.b_tile, rows, b, p.batch) if p.k else _unread_map(spec, d),
-        }
+        arguments = self._gemm_arguments(operands[0], operands[1]) | self._epilogue_arguments(addresses)
+        seconds = []
+        for r, shape, extents in self.reductions:
+            arguments |= {f"{key}_{r.name}": value for key, value in extents.items()}
+            arguments |= {f"partial_{r.name}": workspace, f"stride_{r.name}": shape.state}
+            seconds.append(self._second(r, shape, workspace, addresses[r.name]))
+            workspace += _aligned(shape.bytes)
         tiles = arguments["tiles"]
         if not isinstance(tiles, int) or tiles > MAX_EXTENT:
-            raise ArgumentError(f"{p}: {tiles} tiles are more than an int32 can count; use a larger tile")
-        if spec.store == "tma":
-            arguments["d"] = operand_map(p.d, spec.store_tile, 1, d, p.batch)
-        else:
-            arguments |= {
-                "d": d, "m": p.m, "n": p.n,
-                "d_row": p.d.row_stride, "d_column": p.d.col_stride, "d_batch": p.d.batch_stride,
-            }  # fmt: skip
-        return Launch(build(spec), tiles, arguments)
+            raise ArgumentError(f"{self.problem}: {tiles} tiles are more than an int32 can count; use a larger tile")
+        return [*result, Launch(build(self.spec), tiles, arguments), *seconds]
+
+    def _gemm_arguments(self, a: int, b: int) -> dict[str, Argument]:
+        p, spec = self.problem, self.spec
+        columns, rows = spec.config.cluster[1], spec.config.cluster[0]
+        return {
+            **TileScheduler.arguments(spec, p.m, p.n, p.k, p.batch),
+            "a": operand_map(p.a, spec.a_tile, columns, a, p.batch) if p.k else _unread_map(spec, 0),
+            "b": operand_map(p.b.T, spec.b_tile, rows, b, p.batch) if p.k else _unread_map(spec, 0),
+            "m": p.m,
+            "n": p.n,
+        }
+
+    def _epilogue_arguments(self, addresses: Mapping[str, int | float]) -> dict[str, Argument]:
+        plan = layout(self.spec)
+        arguments: dict[str, Argument] = {}
+        tiles = dict(plan.loads) | dict(plan.stores)
+        names = {o.name: operand_argument(o.name) for o in self.spec.epilogue.graph.operands}
+        names |= {r.name: result_argument(r.name) for r in self.spec.epilogue.graph.results}
+        for name, argument in names.items():
+            address, matrix = addresses.get(name, 0), self.arrays.get(name)
+            if matrix is None:  # a number, or a reduction's result
+                arguments[argument] = address
+            elif name in tiles:
+                assert isinstance(address, int)
+                arguments[argument] = operand_map(matrix, tiles[name], 1, address, self.problem.batch)
+            else:
+                arguments |= {
+                    argument: address, f"{argument}_row": matrix.row_stride, f"{argument}_column": matrix.col_stride,
+                    f"{argument}_batch": matrix.batch_stride,
+                }  # fmt: skip
+        return arguments
+
+    def _second(self, result: Result, shape: Partials, source: int, out: int | float) -> Launch:
+        kind, axis = self.spec.epilogue.graph.nodes[result.node].value
+        p, scale = self.problem, 1.0
+        if kind == "mean":
+            width = self.spec.epilogue.graph.extents()[self.spec.epilogue.graph.nodes[result.node].inputs[0]].width
+            n = p.n // max(width, 1)
+            scale = 1 / {"n": n, "m": p.m, "all": p.batch * p.m * n}[axis]
+        columns, threads = reduce_shape(shape)
+        kernel = reduce(kind, columns, threads)
+        assert isinstance(out, int)
+        return Launch(kernel, -(-shape.batch * shape.elements // columns), reduce_arguments(shape, source, out, scale))
 
 
 def operand_map(matrix: Matrix, tile: Tile, parts: int, address: int, batch: int) -> TensorMap:

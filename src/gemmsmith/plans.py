@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Compiled, Resources
     from gemmsmith.backends.sim.hazards import Hazard
     from gemmsmith.backends.sim.timeline import Timeline
+    from gemmsmith.epilogues import Bound
 
 Backend = Literal["auto", "cuda", "sim", "reference"]
 BACKENDS = ("auto", "cuda", "sim", "reference")
@@ -43,10 +45,12 @@ class Simulation:
 
 
 class Plan:
-    """A compiled product. One plan serves every problem with the same dtypes, layouts and alignment, of any size."""
+    """A compiled product with its epilogue. One plan serves every problem with the same dtypes, layouts and alignment,
+    of any size."""
 
     def __init__(
         self, a: Any, b: Any, out: Any = None, *, out_dtype: Any = None, accumulate: Any = "fp32",
+        epilogue: Any = None, operands: Mapping[str, Any] | None = None, exact: bool = False,
         config: Config | None = None, backend: Backend = "auto",
     ) -> None:  # fmt: skip
         if backend not in BACKENDS:
@@ -55,13 +59,33 @@ class Plan:
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         from gemmsmith.tuning.choose import choose
 
-        self.formulation = formulation = formulate(a, b, out, out_dtype, accumulate)
-        self.problem: Problem = formulation.problem
-        self.output: DType = formulation.output
-        self.accumulate: DType = self.problem.accumulate
+        if epilogue is None and (operands or exact):
+            given = ", ".join(operands or {"exact": True})
+            raise ArgumentError(f"{given}: got an operand without an epilogue that reads it; give `epilogue`")
         self.backend: Backend = backend
-        self.config: Config = config or choose(self.problem)
-        self._route = Route.of(self.problem, self.config)
+        self._source, self._exact = epilogue, exact
+        self.formulation, self.bound = self._formulated(a, b, out, operands or {}, out_dtype, accumulate)
+        self.problem: Problem = self.bound.problem if self.bound else self.formulation.problem
+        self.output: DType = self.formulation.output
+        self.accumulate: DType = self.problem.accumulate
+        self.config: Config = config or choose(self.problem, self.bound.spec if self.bound else None)
+        self._route = self._routed(self.problem, self.bound)
+
+    def _formulated(
+        self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], out_dtype: Any, accumulate: Any
+    ) -> tuple[Formulation, Bound | None]:
+        """What the arrays are; with an epilogue also what its operands and results are."""
+        if self._source is None:
+            return formulate(a, b, out, out_dtype, accumulate), None
+        from gemmsmith.epilogues import bind
+
+        formulation = formulate(a, b, None, out_dtype, accumulate, literal=True)
+        return formulation, bind(self._source, formulation, a, operands, out, self._exact)
+
+    def _routed(self, problem: Problem, bound: Bound | None) -> Route:
+        if bound is None:
+            return Route.of(problem, self.config)
+        return Route.of(problem, self.config, bound.spec, bound.arrays)
 
     # -- what it is ------------------------------------------------------------------------------------
     @property
@@ -110,49 +134,80 @@ class Plan:
         """Device memory a run needs for packed operands; 0 where TMA reads both as they are."""
         return self._route.workspace_bytes
 
+    @property
+    def epilogue(self) -> str:
+        """The epilogue as a visitor tree, after the passes."""
+        from gemmsmith.core.graph import bare
+        from gemmsmith.epilogue.show import tree
+
+        return tree(self.bound.graph if self.bound else bare(self.output))
+
     # -- running -----------------------------------------------------------------------------------------
-    def run(self, a: Any, b: Any, out: Any = None, *, workspace: Any = None) -> Any:
-        """out = a @ b; gives `out`, or a new array of a's library.
+    def run(
+        self, a: Any, b: Any, out: Any = None, *, operands: Mapping[str, Any] | None = None, workspace: Any = None,
+        **named: Any,
+    ) -> Any:  # fmt: skip
+        """out = epilogue(a @ b); gives `out`, or new arrays of a's library.
 
-        Shapes as in `gemm`; they may differ from those planned for, dtypes, layouts and alignment may not.
-        Arrays on a GPU run there, on the caller's current stream; arrays on the CPU by the plan's backend.
-        `workspace`: device bytes, at least `workspace_bytes` of the problem at hand; made where not given.
-        Raises ArgumentError.
+        Shapes as in `gemm`; they may differ from those planned for, dtypes, layouts and alignment may not. The
+        epilogue's operands by name. Arrays on a GPU run there, on the caller's current stream; arrays on the CPU by
+        the plan's backend. `workspace`: device bytes, at least `workspace_bytes` of the problem at hand; made where
+        not given. Raises ArgumentError.
         """
-        return self.run_formulated(formulate(a, b, out, self.output, self.accumulate), a, b, out, workspace)
+        found = self._formulated(a, b, out, {**(operands or {}), **named}, self.output, self.accumulate)
+        return self.run_formulated(*found, a, b, out, workspace)
 
-    def run_formulated(self, formulation: Formulation, a: Any, b: Any, out: Any, workspace: Any = None) -> Any:
-        """`run` for arrays that have been checked: `formulation` is theirs."""
-        problem, swapped, shape, _ = formulation
+    def run_formulated(
+        self, formulation: Formulation, bound: Bound | None, a: Any, b: Any, out: Any, workspace: Any = None
+    ) -> Any:
+        """`run` for arrays that have been checked: `formulation` and `bound` are theirs."""
         a_info, b_info = describe(a, "a"), describe(b, "b")
         backend = self._backend(a_info)
-        if 0 in shape:
-            return empty_like_kind(a, shape, self.output) if out is None else out
-        if out is None:
-            out = empty_like_kind(a, shape, self.output)
-        if backend == "reference":
-            _reference(a, b, out, self.output)
-            return out
-        route = self._route_of(problem)
-        addresses = _in_order(swapped, a_info, b_info)
-        if backend == "cuda":
-            self._run_cuda(route, addresses, describe(out, "out").address, a, a_info.index, workspace)
+        job = self._job(formulation, bound, a_info, b_info, a, out)
+        if backend == "reference" or 0 in formulation.shape:
+            _reference(a, b, formulation, job)
+        elif backend == "cuda":
+            self._run_cuda(job, a, a_info.index, workspace)
         else:
-            simulation = _simulate(route, addresses, describe(out, "out"), seed=0)
+            simulation = _simulate(job, seed=0)
             if simulation.hazards:
                 raise HazardError(simulation.hazards)
-        return out
+        return job.value
 
-    def simulate(self, a: Any, b: Any, out: Any = None, *, seed: int = 0) -> Simulation:
+    def simulate(
+        self, a: Any, b: Any, out: Any = None, *, operands: Mapping[str, Any] | None = None, seed: int = 0,
+        **named: Any,
+    ) -> Simulation:  # fmt: skip
         """Executes the kernel on the CPU, every barrier and asynchronous hazard checked. Arrays on the CPU.
 
         Other seeds give other schedules; seed 0 is the one the timeline's cost model predicts.
         """
-        problem, swapped, shape, _ = formulate(a, b, out, self.output, self.accumulate)
-        if out is None:
-            out = empty_like_kind(a, shape, self.output)
-        infos = _in_order(swapped, describe(a, "a"), describe(b, "b"))
-        return _simulate(self._route_of(problem), infos, describe(out, "out"), seed, out)
+        found = self._formulated(a, b, out, {**(operands or {}), **named}, self.output, self.accumulate)
+        return _simulate(self._job(*found, describe(a, "a"), describe(b, "b"), a, out), seed)
+
+    def _job(
+        self, formulation: Formulation, bound: Bound | None, a: ArrayInfo, b: ArrayInfo, like: Any, out: Any
+    ) -> _Job:
+        """The route of arrays like those planned for, with where they are."""
+        problem, swapped, shape, _ = formulation
+        if bound is None:
+            if out is None:
+                out = empty_like_kind(like, shape, self.output)
+            infos: dict[str, ArrayInfo | float] = {"out": describe(out, "out")}
+            results, value = {"out": out}, out
+        else:
+            problem, swapped = bound.problem, bound.swapped
+            infos, results, value = dict(bound.places), dict(bound.results), bound.value
+        route = self._route
+        if problem != self.problem or (bound and bound.arrays != route.arrays):
+            route = self._routed(problem, bound) if 0 not in shape else route
+        if route.spec != self.spec:
+            raise ArgumentError(
+                f"a, b, out: their layouts need the kernel {route.spec.name}, this plan has {self.spec.name}; "
+                "make a plan from arrays like these"
+            )
+        first, second = (b, a) if swapped else (a, b)
+        return _Job(route, first, second, infos, bound, results, value)
 
     def _backend(self, a: ArrayInfo) -> Backend:
         if a.device == "spec":
@@ -166,31 +221,37 @@ class Plan:
             )
         return self.backend
 
-    def _route_of(self, problem: Problem) -> Route:
-        route = self._route if problem == self.problem else Route.of(problem, self.config)
-        if route.spec != self.spec:
-            raise ArgumentError(
-                f"a, b, out: their layouts need the kernel {route.spec.name}, this plan has {self.spec.name}; "
-                "make a plan from arrays like these"
-            )
-        return route
-
-    def _run_cuda(
-        self, route: Route, infos: tuple[ArrayInfo, ArrayInfo], out: int, like: Any, device: int, workspace: Any
-    ) -> None:
+    def _run_cuda(self, job: _Job, like: Any, device: int, workspace: Any) -> None:
         from gemmsmith.backends.cuda import driver, launcher
 
         driver.require_hopper(device)
         stream = current_stream(like)
-        need = route.workspace_bytes
+        need = job.route.workspace_bytes
         place = 0
         if need:
             if workspace is None:
                 workspace = empty_like_kind(like, (need // self.problem.a.dtype.bytes,), self.problem.a.dtype)
             place = _workspace_address(workspace, need)
         with launcher.device_guard(device):
-            for launch in route.launches(infos[0].address, infos[1].address, out, place):
+            for launch in job.route.launches(job.a.address, job.b.address, job.addresses, place):
                 launch_cuda(launch, device, stream)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One run: a route, where its operands and results are, and what the caller gets."""
+
+    route: Route
+    a: ArrayInfo
+    b: ArrayInfo
+    infos: Mapping[str, ArrayInfo | float]
+    bound: Bound | None
+    results: Mapping[str, Any]
+    value: Any
+
+    @property
+    def addresses(self) -> dict[str, int | float]:
+        return {name: x.address if isinstance(x, ArrayInfo) else x for name, x in self.infos.items()}
 
 
 def launch_cuda(launch: Launch, device: int, stream: int) -> None:
@@ -203,16 +264,12 @@ def launch_cuda(launch: Launch, device: int, stream: int) -> None:
         threads=kernel.threads, cluster=kernel.cluster, shared_bytes=kernel.shared_bytes,
         parameter_kinds=kernel.parameter_kinds,
     )  # fmt: skip
-    clusters = min(launch.clusters, loaded.max_active_clusters(), ORDER_LENGTH)
+    clusters = min(launch.clusters, loaded.max_active_clusters())
     arguments = launch.arguments
     if "order" in arguments:
+        clusters = min(clusters, ORDER_LENGTH)
         arguments = {**arguments, "order": loaded.order(clusters)}
     loaded.launch(clusters * kernel.cluster[0], [arguments[p.name or ""] for p in kernel.parameters], stream)
-
-
-def _in_order(swapped: bool, a: ArrayInfo, b: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
-    """The arrays of the problem's a and b."""
-    return (b, a) if swapped else (a, b)
 
 
 def _workspace_address(workspace: Any, need: int) -> int:
@@ -227,34 +284,49 @@ def _workspace_address(workspace: Any, need: int) -> int:
     return address
 
 
-def _reference(a: Any, b: Any, out: Any, output: DType) -> None:
-    from gemmsmith.backends.reference.product import product
+def _reference(a: Any, b: Any, formulation: Formulation, job: _Job) -> None:
+    from gemmsmith.backends.reference.product import exact, rounded
 
-    as_numpy(out, "out")[...] = product(as_numpy(a, "a"), as_numpy(b, "b"), output)
+    product = exact(as_numpy(a, "a"), as_numpy(b, "b"))
+    if job.bound is None:
+        values = {"out": product}
+    else:
+        from gemmsmith.backends.reference.epilogue import execute
+
+        operands = {o.name: job.bound.operands[o.name] for o in job.bound.graph.operands}
+        numbers = {n: as_numpy(x, n) if hasattr(x, "shape") else float(x) for n, x in operands.items()}
+        values = execute(job.bound.written, product, numbers)
+    for name, out in job.results.items():
+        as_numpy(out, name)[...] = rounded(values[name], describe(out, name).dtype)
 
 
-def _simulate(
-    route: Route, infos: tuple[ArrayInfo, ArrayInfo], out: ArrayInfo, seed: int, result: Any = None
-) -> Simulation:
+def _simulate(job: _Job, seed: int) -> Simulation:
     from gemmsmith.backends.sim import GlobalMemory, Timeline, simulate
 
-    if any(info.device != "cpu" for info in (*infos, out)):
-        raise ArgumentError(f"a, b: the simulator runs on the CPU; got an array on {infos[0].place}")
+    arrays = {name: x for name, x in job.infos.items() if isinstance(x, ArrayInfo)}
+    for name, info in (("a", job.a), ("b", job.b), *arrays.items()):
+        if info.device != "cpu":
+            raise ArgumentError(f"{name}: the simulator runs on the CPU; got an array on {info.place}")
     memory = GlobalMemory()
-    a, b = (_place(memory, info, name, writable=False) for info, name in zip(infos, "AB", strict=True))
-    d = _place(memory, out, "D", writable=True)
+    a, b = (_place(memory, info, name, writable=False) for info, name in ((job.a, "A"), (job.b, "B")))
+    addresses: dict[str, int | float] = dict(job.addresses)
+    for name, info in arrays.items():
+        addresses[name] = _place(memory, info, name, writable=name in job.results)
     workspace = 0
-    if route.workspace_bytes:
-        workspace = memory.place(np.zeros(route.workspace_bytes, np.uint8), "workspace", unwritten=True)
+    if job.route.workspace_bytes:
+        workspace = memory.place(np.zeros(job.route.workspace_bytes, np.uint8), "workspace", unwritten=True)
     hazards: list[Hazard] = []
     timeline, cycles = Timeline(), 0
-    for launch in route.launches(a, b, d, workspace):
+    longest = 0
+    for launch in job.route.launches(a, b, addresses, workspace):
         size = launch.kernel.cluster[0]
         clusters = min(launch.clusters, max(1, RESIDENT_CTAS // size))
         done = simulate(launch.kernel, clusters * size, launch.arguments, memory, seed=seed)
         hazards += done.hazards
-        timeline, cycles = done.timeline, cycles + done.cycles
-    return Simulation(result, hazards, timeline, cycles)
+        if done.cycles >= longest:  # the product's, not a packing's or a second step's
+            timeline, longest = done.timeline, done.cycles
+        cycles += done.cycles
+    return Simulation(job.value, hazards, timeline, cycles)
 
 
 def _place(memory: Any, info: ArrayInfo, name: str, *, writable: bool) -> int:

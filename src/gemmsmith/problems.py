@@ -29,7 +29,9 @@ def problem_of(a: Any, b: Any, out: Any = None, out_dtype: Any = None, accumulat
     return formulate(a, b, out, out_dtype, accumulate).problem
 
 
-def formulate(a: Any, b: Any, out: Any = None, out_dtype: Any = None, accumulate: Any = "fp32") -> Formulation:
+def formulate(
+    a: Any, b: Any, out: Any = None, out_dtype: Any = None, accumulate: Any = "fp32", *, literal: bool = False
+) -> Formulation:
     """What `out = a @ b` is as a problem of strided matrices, with everything checked.
 
     Shapes, as in torch.matmul: (m, k) @ (k, n) -> (m, n); with a batch on either side or both, (batch, m, k) @
@@ -40,7 +42,8 @@ def formulate(a: Any, b: Any, out: Any = None, out_dtype: Any = None, accumulate
 
     Two things make the problem faster than its literal reading. A column-major out becomes `Problem.T`, so that
     the kernel's D has unit column stride whenever out has a unit stride. And where b is the same for the whole
-    batch and the batch continues the rows of a and out, it is folded into M: one problem of batch * m rows.
+    batch and the batch continues the rows of a and out, it is folded into M: one problem of batch * m rows. `literal` leaves
+    both to the caller.
 
     Raises ArgumentError, naming the argument, what came and what would work.
     """
@@ -61,7 +64,10 @@ def formulate(a: Any, b: Any, out: Any = None, out_dtype: Any = None, accumulate
         _check_out(out_info, shape, a_info, b_info)
 
     batch = shape[0] if len(shape) == 3 else 1
-    problem = _folded(Problem(_matrix(a_info, batch), _matrix(b_info, batch), _matrix(out_info, batch), accumulator))
+    problem = Problem(_matrix(a_info, batch), _matrix(b_info, batch), _matrix(out_info, batch), accumulator)
+    if literal:
+        return Formulation(problem, False, shape, output)
+    problem = _folded(problem)
     swapped = problem.d.canonical().contiguous == "rows"
     if swapped:
         problem = _folded(problem.T)

@@ -31,7 +31,7 @@ def test_no_spills_and_no_advisories(config: Config, ragged: bool, output: str) 
     out = Spec((4096, n), output)
     plan = gemmsmith.plan(a, b, out=out, config=config)
     r = plan.resources
-    assert plan.spec.store == ("direct" if ragged else "tma")
+    assert plan.spec.epilogue.tma == (frozenset() if ragged else {"out"})
     assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
     if config.design == "warp_specialized" and config.consumers > 1:
         assert r.registers <= plan.kernel.register_cap

@@ -170,10 +170,13 @@ def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, t
     names = ("design", "tile", "stages", "consumers", "cluster", "raster", "swizzle")
     given = {name: choices[name] for name in names if choices[name] is not None}
     if given:
+        from gemmsmith.core.graph import bare
+        from gemmsmith.core.spec import EpilogueSpec
         from gemmsmith.tuning.choose import fitted
 
         output = as_dtype(choices["out_dtype"] or choices["dtype"], "out_dtype")
-        config = fitted(replace(config, **given), output, given, fp16=as_dtype(choices["accumulate"]) == FP16)
+        epilogue = EpilogueSpec(bare(output), frozenset({"out"}))
+        config = fitted(replace(config, **given), epilogue, given, fp16=as_dtype(choices["accumulate"]) == FP16)
     return Plan(a, b, config=config, **arguments), (m, n, k)
 
 

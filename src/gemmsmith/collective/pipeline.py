@@ -12,6 +12,7 @@ one lane for each barrier it tells. Semantics as in CUTLASS 3.x, include/cutlass
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.core.errors import KernelError
@@ -45,6 +46,12 @@ class PipelineState:
         with k.when(self.index == self.stages):
             self._index.set(0)
             self._phase.set(self.phase ^ 1)
+
+
+class Initialised(Protocol):
+    """Anything with barriers of its own."""
+
+    def init(self) -> None: ...
 
 
 class _Arrivals:
@@ -187,7 +194,7 @@ class PipelineTransactionAsync(PipelineAsync):
         hw.mbarrier_expect_tx(self._full[state.index], nbytes)
 
 
-def start(*pipelines: _Pipeline, prefetch: Sequence[Value] = ()) -> None:
+def start(*pipelines: Initialised, prefetch: Sequence[Value] = ()) -> None:
     """Initialises the pipelines' barriers and makes them known to the whole cluster; recorded before the roles.
 
     The tensor maps of `prefetch` are brought into the descriptor cache meanwhile.

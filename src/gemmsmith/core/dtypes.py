@@ -37,7 +37,10 @@ BF16 = DType("bf16", 16, 7, np.dtype(ml_dtypes.bfloat16))
 FP16 = DType("fp16", 16, 10, np.dtype(np.float16))
 FP32 = DType("fp32", 32, 23, np.dtype(np.float32))
 
-_ALL = (BF16, FP16, FP32)
+E4M3 = DType("fp8_e4m3", 8, 3, np.dtype(ml_dtypes.float8_e4m3fn))
+E5M2 = DType("fp8_e5m2", 8, 2, np.dtype(ml_dtypes.float8_e5m2))
+
+_ALL = (BF16, FP16, FP32, E4M3, E5M2)
 _NAMES = {
     **{d.name: d for d in _ALL},
     **{d.numpy.name: d for d in _ALL},
@@ -49,7 +52,7 @@ _NAMES = {
 def as_dtype(value: Any, argument: str = "dtype") -> DType:
     """The `DType` for a name ("bf16"), a numpy or ml_dtypes dtype, or a torch dtype.
 
-    Raises ArgumentError naming `argument` when it is none of bf16, fp16, fp32.
+    Raises ArgumentError naming `argument` when it is none of them.
     """
     if isinstance(value, DType):
         return value
@@ -61,4 +64,4 @@ def as_dtype(value: Any, argument: str = "dtype") -> DType:
             pass
     if name in _NAMES:
         return _NAMES[name]
-    raise ArgumentError(f"{argument}: got {value!r}; use one of bf16, fp16, fp32")
+    raise ArgumentError(f"{argument}: got {value!r}; use one of {', '.join(d.name for d in _ALL)}")

@@ -7,7 +7,7 @@ holds one; the reference executes one in float64. The bare product is the graph 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from gemmsmith.core.dtypes import DType
@@ -126,6 +126,23 @@ class Graph:
             for source in node.inputs:
                 yield source, i
 
+    def transposed(self) -> Graph:
+        """The same on the transposed product: rows and columns change places. No node may pair or group columns."""
 
-BARE = Graph((Node("accumulator"),), (), (Result("out", 0),))
-"""D = A @ B."""
+        def turned(e: Extent) -> Extent:
+            return Extent(e.batch, e.width > 0, 1 if e.m else 0)
+
+        axes = {"n": "m", "m": "n", "all": "all"}
+        nodes = [replace(x, value=(x.value[0], axes[x.value[1]])) if x.op == "reduce" else x for x in self.nodes]
+        operands = [replace(o, extent=turned(o.extent)) for o in self.operands]
+        return replace(self, nodes=tuple(nodes), operands=tuple(operands))
+
+    @property
+    def turns(self) -> bool:
+        """Whether `transposed` is possible."""
+        return not any(n.op in ("chunk", "quantize", "scale", "top_k_softmax") for n in self.nodes)
+
+
+def bare(output: DType) -> Graph:
+    """D = A @ B, stored as `output`."""
+    return Graph((Node("accumulator"),), (), (Result("out", 0, output),))

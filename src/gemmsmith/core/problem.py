@@ -54,6 +54,11 @@ class Matrix:
         strides = [s * self.dtype.bytes for s in (outer, self.batch_stride)]
         return all(0 <= s < MAX_STRIDE_BYTES and s % TMA_ALIGNMENT == 0 for s in strides)
 
+    @property
+    def stores_by_tma(self) -> bool:
+        """Whether TMA reaches it row by row, as epilogues read and write."""
+        return self.contiguous == "cols" and self.tma_ready
+
     def canonical(self) -> Matrix:
         """The same memory with strides that no index reaches set to what TMA likes (length-1 dimensions)."""
         step = TMA_ALIGNMENT // self.dtype.bytes

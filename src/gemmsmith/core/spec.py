@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Literal
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP16, DType
 from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.graph import Graph, bare
 from gemmsmith.core.problem import Matrix, Problem
-from gemmsmith.core.tile import Tile, widest_swizzle
+from gemmsmith.core.tile import Tile
 
 WGMMA_M = 64
 SHARED_LIMIT = 227 * 1024
@@ -24,28 +26,37 @@ def operand_major(matrix: Matrix) -> Literal["K", "MN"]:
 
 
 @dataclass(frozen=True)
-class KernelSpec:
-    """One kernel serves every problem with the same spec.
+class EpilogueSpec:
+    """A graph whose results all have a dtype; the matrices among operands and results that TMA reaches, by name
+    (the others are read and written element by element, with any strides); whether functions are exact."""
 
-    `store` is "tma", or "direct" for an output TMA cannot write (any strides).
-    """
+    graph: Graph
+    tma: frozenset[str]
+    exact: bool = False
+
+    @staticmethod
+    def bare(d: Matrix) -> EpilogueSpec:
+        """Storing D, nothing else."""
+        return EpilogueSpec(bare(d.dtype), frozenset({"out"} if d.stores_by_tma else ()))
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One kernel serves every problem with the same spec."""
 
     config: Config
     operand: DType
     accumulate: DType
-    output: DType
     a_major: Literal["K", "MN"]
     b_major: Literal["K", "MN"]
-    store: Literal["tma", "direct"]
+    epilogue: EpilogueSpec
 
     @staticmethod
-    def of(problem: Problem, config: Config) -> KernelSpec:
-        """The spec of a problem; ConfigError where the config cannot work."""
-        d = problem.d
-        store: Literal["tma", "direct"] = "tma" if d.contiguous == "cols" and d.tma_ready else "direct"
+    def of(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
+        """The spec of a problem, by default of the bare product; ConfigError where the config cannot work."""
         spec = KernelSpec(
-            config, problem.a.dtype, problem.accumulate, d.dtype,
-            operand_major(problem.a), operand_major(problem.b.T), store,
+            config, problem.a.dtype, problem.accumulate, operand_major(problem.a), operand_major(problem.b.T),
+            epilogue or EpilogueSpec.bare(problem.d),
         )  # fmt: skip
         spec.check()
         return spec
@@ -71,29 +82,6 @@ class KernelSpec:
         """Rows of the tile that one math warpgroup computes."""
         return self.config.tile[0] // self.config.consumers
 
-    @property
-    def store_tile(self) -> Tile:
-        """What one TMA store moves: 64 rows by up to 128 bytes."""
-        nbytes = self.config.tile[1] * self.output.bytes
-        width = widest_swizzle(nbytes) or nbytes
-        return Tile(self.output, WGMMA_M, width // self.output.bytes, "K")
-
-    @property
-    def stores(self) -> int:
-        """How many TMA stores a warpgroup's part of the tile takes."""
-        return self.warpgroup_rows // WGMMA_M * (self.config.tile[1] // self.store_tile.k)
-
-    @property
-    def store_rounds(self) -> tuple[int, int]:
-        """(stores a round, sets of buffers): all stores at once where shared memory holds them beside the stages,
-        else as many as fit twice, so that one set is written while the other drains."""
-        left = SHARED_LIMIT - self.config.stages * (self.stage_bytes + BARRIER_BYTES)
-        buffers = left // (self.config.consumers * self.store_tile.bytes)
-        if buffers >= self.stores:
-            return self.stores, 1
-        fitting = [n for n in range(1, self.stores) if self.stores % n == 0 and 2 * n <= buffers]
-        return (fitting[-1], 2) if fitting else (1, 1)
-
     # -- sizes ---------------------------------------------------------------------------------------
     @property
     def cluster_size(self) -> int:
@@ -114,8 +102,17 @@ class KernelSpec:
         """A symbol that says what the kernel is."""
         c = self.config
         shape = "x".join(map(str, c.tile)) + "_" + "x".join(map(str, c.cluster)) + f"_{c.stages}_{c.consumers}"
-        types = f"{self.operand}_{self.accumulate}_{self.output}_{self.a_major}{self.b_major}_{self.store}"
-        return f"{c.design}_{shape}_{c.raster}{c.swizzle}_{types}".lower()
+        types = f"{self.operand}_{self.accumulate}_{self.a_major}{self.b_major}"
+        return f"{c.design}_{shape}_{c.raster}{c.swizzle}_{types}_{self._epilogue_name}".lower()
+
+    @property
+    def _epilogue_name(self) -> str:
+        e = self.epilogue
+        results = "_".join(f"{r.dtype}" for r in e.graph.results)
+        if len(e.graph.nodes) == 1:
+            return f"{results}_{'tma' if e.tma else 'direct'}"
+        text = f"{e.graph.nodes}{e.graph.operands}{e.graph.results}{sorted(e.tma)}{e.exact}"
+        return f"{results}_epilogue_{sha256(text.encode()).hexdigest()[:8]}"
 
     def check(self) -> None:
         """ConfigError for tiles, clusters or stages that cannot work; it says what would."""

@@ -20,9 +20,9 @@ def build(spec: KernelSpec) -> Kernel:
     with Builder(spec.name, threads=spec.threads, cluster=(rows * columns, 1, 1)) as k:
         k.header += [
             f"gemmsmith: {spec.name}",
-            f"D = A @ B, {spec.operand} operands, {spec.accumulate} accumulation, {spec.output} output",
+            f"D = epilogue(A @ B), {spec.operand} operands, {spec.accumulate} accumulation",
             f"config: {spec.config}",
-            f"A is {spec.a_major}-major, B is {spec.b_major}-major, D is stored by {spec.store}",
+            f"A is {spec.a_major}-major, B is {spec.b_major}-major; by TMA: {', '.join(sorted(spec.epilogue.tma))}",
             "compile: nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin, or NVRTC for sm_90a",
             f"launch: grid a multiple of {rows * columns}, block {spec.threads}, shared memory as below, dynamic",
         ]

@@ -7,7 +7,7 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.pipeline import PipelineTmaAsync, start
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.operands import operands
-from gemmsmith.epilogue.store import store_epilogue
+from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Value
@@ -19,11 +19,11 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
     depth, ahead = spec.config.tile[2], spec.config.stages - 1
     scheduler = TileScheduler(spec)
     a, b = operands(k, spec, place := scheduler.position())
-    epilogue = store_epilogue(spec)
+    epilogue = Epilogue(spec)
     a_smem = k.shared(spec.a_tile, stages=spec.config.stages, name="A")
     b_smem = k.shared(spec.b_tile, stages=spec.config.stages, name="B")
     pipe = PipelineTmaAsync(spec.config.stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.cluster_size)
-    start(pipe, prefetch=(a.map, b.map))
+    start(pipe, *epilogue.pipelines, prefetch=(a.map, b.map))
     hw.grid_dependency_wait()
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
@@ -42,7 +42,9 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
                     b.load(b_smem[write.index], pipe.barrier(write), tile.n, k_tile * depth, tile.batch)
                 write.advance()
 
+        epilogue.prepare()
         with scheduler.each(place) as tile:
+            epilogue.begin(tile, warpgroup, rows)
             with k.range(ahead, name="prologue") as k_tile:
                 produce(tile, k_tile)
             with k.when(tile.k_tiles == 0):
@@ -60,7 +62,7 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
             accumulator.wait(pending=0)
             with k.when(tile.k_tiles > 0):
                 pipe.consumer_release(last.get())
-            epilogue.consume(accumulator, tile, warpgroup, rows)
+            epilogue.consume(accumulator)
         with k.when(producer):
             pipe.producer_tail(write)
         epilogue.finish()

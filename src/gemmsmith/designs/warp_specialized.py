@@ -7,7 +7,7 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.pipeline import PipelineTmaAsync, start
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.operands import operands
-from gemmsmith.epilogue.store import store_epilogue
+from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32
 from gemmsmith.schedule.tiles import TileScheduler
@@ -24,11 +24,11 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
     producer_registers, consumer_registers = REGISTERS.get(consumers, (None, None))
     scheduler = TileScheduler(spec)
     a, b = operands(k, spec, place := scheduler.position())
-    epilogue = store_epilogue(spec)
+    epilogue = Epilogue(spec)
     a_smem = k.shared(spec.a_tile, stages=spec.config.stages, name="A")
     b_smem = k.shared(spec.b_tile, stages=spec.config.stages, name="B")
     pipe = PipelineTmaAsync(spec.config.stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.cluster_size)
-    start(pipe, prefetch=(a.map, b.map))
+    start(pipe, *epilogue.pipelines, prefetch=(a.map, b.map))
     hw.grid_dependency_wait()
 
     with k.warpgroup(0):
@@ -47,7 +47,9 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
         rows = warpgroup * spec.warpgroup_rows
         read, last = pipe.consumer_start_state(), k.var(I32, 0, "last_stage")
         accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
+        epilogue.prepare()
         with scheduler.each(place) as tile:
+            epilogue.begin(tile, warpgroup, rows)
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
@@ -62,5 +64,5 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
             accumulator.wait(pending=0)
             with k.when(tile.k_tiles > 0):
                 pipe.consumer_release(last.get())
-            epilogue.consume(accumulator, tile, warpgroup, rows)
+            epilogue.consume(accumulator)
         epilogue.finish()

@@ -15,6 +15,7 @@ from gemmsmith.hw import (
     wgmma,
 )
 from gemmsmith.hw.convert import pack as pack
+from gemmsmith.hw.convert import unpack as unpack
 from gemmsmith.hw.register import set_registers as set_registers
 from gemmsmith.hw.wgmma import descriptor as descriptor
 from gemmsmith.lang.builder import current
@@ -71,6 +72,7 @@ load_global = memory.LoadGlobal.emit
 store_global = memory.StoreGlobal.emit
 load_global_16 = memory.LoadGlobal16.emit
 store_global_16 = memory.StoreGlobal16.emit
+store_global_8 = memory.StoreGlobal8.emit
 load_shared = memory.LoadShared.emit
 store_shared = memory.StoreShared.emit
 store_shared_16 = memory.StoreShared16.emit
@@ -95,6 +97,8 @@ library = arithmetic.Library.emit
 power = arithmetic.Power.emit
 
 unpack_fp16 = convert.UnpackFp16.emit
+pack_fp8 = convert.PackFp8.emit
+as_float = convert.AsFloat.emit
 as_unsigned = convert.AsUnsigned.emit
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from gemmsmith.core.dtypes import BF16, FP16, DType
 from gemmsmith.lang.instruction import Instruction, f32, u32
 from gemmsmith.lang.machine import Machine
-from gemmsmith.lang.types import F32, U32
+from gemmsmith.lang.types import F32, U16, U32
 from gemmsmith.lang.values import Value
 
 
@@ -77,6 +77,64 @@ class AsUnsigned(Instruction):
 
     def simulate(self, m: Machine) -> np.ndarray:
         return m.column(self.value).astype(np.float32).view(np.uint32).astype(np.int64)
+
+
+class UnpackBf16(Instruction):
+    """Half `half` (0 low, 1 high) of a packed pair of bf16, as fp32: exact."""
+
+    pair: u32
+    half: int
+    result = F32
+    pure = True
+
+    def text(self) -> str:
+        move = "shl.b32 bits, {pair}, 16;" if self.half == 0 else "and.b32 bits, {pair}, 0xffff0000;"
+        return f"""{{
+        .reg .b32 bits;
+        {move}
+        mov.b32 {{result}}, bits;
+        }}"""
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        pairs = m.column(self.pair).astype(np.uint32)
+        bits = pairs << np.uint32(16) if self.half == 0 else pairs & np.uint32(0xFFFF0000)
+        return bits.astype(np.uint32).view(np.float32)
+
+
+class AsFloat(Instruction):
+    """The fp32 with these bits."""
+
+    bits: u32
+    result = F32
+    pure = True
+    cuda = "__uint_as_float({bits})"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        return m.column(self.bits).astype(np.uint32).view(np.float32)
+
+
+class PackFp8(Instruction):
+    """Two fp32 rounded to fp8 (`format` e4m3 or e5m2), `low` in the low byte; beyond the range the largest finite."""
+
+    low: f32
+    high: f32
+    format: str
+    result = U16
+    pure = True
+    ptx = "cvt.rn.satfinite.{format}x2.f32 {result}, {high}, {low};"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        dtype = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}[self.format]
+        limit = np.float32({"e4m3": 448, "e5m2": 57344}[self.format])
+        pair = np.stack([m.column(self.low), m.column(self.high)], axis=-1).astype(np.float32)
+        bits = np.clip(pair, -limit, limit).astype(dtype).view(np.uint8)
+        bits = np.where(np.isnan(pair), np.uint8(0x7F), bits)  # the canonical NaN
+        return np.ascontiguousarray(bits).view(np.uint16)[:, 0].astype(np.int64)
+
+
+def unpack(pair: Value, half: int, dtype: DType) -> Value:
+    """Half `half` (0 low, 1 high) of a pair of `dtype` (bf16 or fp16), as fp32."""
+    return {BF16: UnpackBf16, FP16: UnpackFp16}[dtype].emit(pair, half)
 
 
 def pack(low: Value, high: Value, dtype: DType) -> Value:

@@ -108,6 +108,23 @@ class StoreGlobal16(Instruction):
         m.store("global", m.column(self.address), data, mask=_where(m, self.predicate))
 
 
+class StoreGlobal8(Instruction):
+    """The low byte of `value` where `predicate` holds."""
+
+    address: u64
+    value: u16
+    predicate: pred
+    ptx = """{
+    .reg .pred p;
+    setp.ne.b32 p, {predicate}, 0;
+    @p st.global.b8 [{address}], {value};
+    }"""
+
+    def simulate(self, m: Machine) -> None:
+        data = (m.column(self.value) & 0xFF).astype(np.uint8)[:, None]
+        m.store("global", m.column(self.address), data, mask=_where(m, self.predicate))
+
+
 class LoadShared(Instruction):
     """4, 8 or 16 bytes of the CTA's shared memory."""
 

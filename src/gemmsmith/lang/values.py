@@ -29,8 +29,9 @@ class Value:
     __hash__ = object.__hash__
 
     def named(self, name: str) -> Value:
-        """Prints this value as a constant of that name."""
-        self.name = name
+        """Prints this value as a constant of that name; what has a name already keeps it."""
+        if not isinstance(self, (Parameter, Builtin, LoopIndex, LateConstant)):
+            self.name = name
         return self
 
     def to(self, type: Type) -> Value:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import DType
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M
+from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, EpilogueSpec
+from gemmsmith.epilogue.layout import least_bytes, suits
 
 SMS = 132
 """H100 SXM and H200."""
@@ -18,8 +18,6 @@ L2_BYTES_PER_CYCLE = 40
 """What one SM draws from the L2 when all do: about 5.5 TB/s in all."""
 TILE_CYCLES = 2500
 """Filling the pipeline and storing a tile, where nothing hides it."""
-STORE_BUFFERS = 2
-"""Buffers of D a warpgroup that are kept free when stages are counted."""
 
 _TILES = [
     ((128, 256), (2, 1), 2), ((256, 128), (1, 2), 2), ((128, 192), (2, 1), 2), ((128, 128), (2, 1), 2),
@@ -28,22 +26,23 @@ _TILES = [
 ]  # fmt: skip
 
 
-def stages_that_fit(tile: tuple[int, int, int], output: DType, consumers: int) -> int:
-    """As many stages of 16-bit operands as shared memory holds beside the store buffers, at most 8."""
-    store = STORE_BUFFERS * consumers * WGMMA_M * min(128, tile[1] * output.bytes)
-    return min(8, (SHARED_LIMIT - 1024 - store) // ((tile[0] + tile[1]) * tile[2] * 2 + BARRIER_BYTES))
+def stages_that_fit(tile: tuple[int, int, int], epilogue: EpilogueSpec, consumers: int) -> int:
+    """As many stages of 16-bit operands as shared memory holds beside what the epilogue needs, at most 8."""
+    left = SHARED_LIMIT - least_bytes(epilogue.graph, epilogue.tma, tile[1], consumers)
+    return max(2, min(8, left // ((tile[0] + tile[1]) * tile[2] * 2 + BARRIER_BYTES)))
 
 
 @lru_cache(maxsize=64)
-def candidates(output: DType) -> tuple[Config, ...]:
+def candidates(epilogue: EpilogueSpec) -> tuple[Config, ...]:
     """The configs that are considered, warp-specialised all."""
     return tuple(
-        Config("warp_specialized", (m, n, 64), cluster, stages_that_fit((m, n, 64), output, consumers), consumers)
+        Config("warp_specialized", (m, n, 64), cluster, stages_that_fit((m, n, 64), epilogue, consumers), consumers)
         for (m, n), cluster, consumers in _TILES
+        if suits(epilogue.graph, n)
     )
 
 
-def fitted(config: Config, output: DType, given: Iterable[str], *, fp16: bool = False) -> Config:
+def fitted(config: Config, epilogue: EpilogueSpec, given: Iterable[str], *, fp16: bool = False) -> Config:
     """A config with the choices that were not `given` adapted to those that were: consumers, stages, cluster."""
     changes: dict[str, object] = {}
     if "consumers" not in given and "tile" in given:
@@ -56,7 +55,7 @@ def fitted(config: Config, output: DType, given: Iterable[str], *, fp16: bool = 
         changes["cluster"] = (1, 1)
     config = config.replace(**changes)
     if "stages" not in given:
-        config = config.replace(stages=stages_that_fit(config.tile, output, config.consumers))
+        config = config.replace(stages=stages_that_fit(config.tile, epilogue, config.consumers))
     return config
 
 
@@ -71,6 +70,7 @@ def cycles(problem: Problem, config: Config) -> float:
 
 
 @lru_cache(maxsize=4096)
-def choose(problem: Problem) -> Config:
+def choose(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config:
     """The config with the least estimated time."""
-    return min(candidates(problem.d.dtype), key=lambda config: cycles(problem, config))
+    configs = candidates(epilogue or EpilogueSpec.bare(problem.d))
+    return min(configs, key=lambda config: cycles(problem, config))

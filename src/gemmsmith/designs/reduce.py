@@ -1,0 +1,90 @@
+"""The second step of a reduction: combines partial results in a fixed order."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from gemmsmith import hw
+from gemmsmith.epilogue.reductions import MONOIDS, Monoid, Partials, State
+from gemmsmith.lang.builder import Builder, current
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.types import F32, I64, U32, U64
+from gemmsmith.lang.values import Registers, Value
+
+BATCH = 8
+"""Loads a thread has in flight."""
+
+
+def shape(partials: Partials) -> tuple[int, int]:
+    """(elements, threads an element) of a CTA: a scalar takes a whole CTA, many elements share one."""
+    return (1, 1024) if partials.batch * partials.elements == 1 else (32, 8)
+
+
+def arguments(partials: Partials, source: int, out: int, scale: float) -> dict[str, int | float]:
+    """The kernel's arguments; the result's elements lie one after the other at `out`, times `scale`."""
+    return {
+        "partials": source, "out": out, "parts": partials.parts, "elements": partials.elements,
+        "total": partials.batch * partials.elements, "state": partials.state, "scale": scale,
+    }  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def reduce(kind: str, columns: int, threads: int) -> Kernel:
+    """`threads` threads take turns on an element's partials and meet in shared memory; `columns` elements a CTA."""
+    monoid = MONOIDS[kind]
+    with Builder(f"reduce_{kind}_{columns}x{threads}", threads=columns * threads) as k:
+        k.header += [f"gemmsmith: reduce ({kind})", "combines partial results, (batch, parts, elements), in order"]
+        source, out = k.pointer("partials"), k.pointer("out")
+        parts, elements, total = (k.parameter(name) for name in ("parts", "elements", "total"))
+        state_stride, scale = k.parameter("state", I64), k.parameter("scale", F32)
+        hw.grid_dependency_wait()
+        mine = (k.thread // columns).named("mine")
+        slots = k.shared(4 * columns * threads, stages=len(monoid.identity), name="totals")
+        groups, grid = (total + columns - 1) // columns, hw.grid_size()
+        with k.range((groups - hw.block_index() + grid - 1) // grid, name="group") as group:
+            index = ((hw.block_index() + group * grid) * columns + k.thread % columns).named("index")
+            batch, element = index // elements, (index % elements).named("element")
+            cells = [k.registers(F32, 1, "total_of_mine") for _ in monoid.identity]
+            for cell, identity in zip(cells, monoid.identity, strict=True):
+                cell[0] = identity
+            with k.range((parts + threads * BATCH - 1) // (threads * BATCH), name="turn") as turn:
+                loaded = []
+                for i in range(BATCH):
+                    part = turn * (threads * BATCH) + i * threads + mine
+                    inside = ((part < parts) & (index < total)).named("inside")
+                    offset = (batch * parts + part).to(I64) * elements.to(I64) + element.to(I64)
+                    loaded.append(
+                        (inside, [_load(source, offset + state_stride * s, inside) for s in range(len(cells))])
+                    )
+                for inside, values in loaded:
+                    other = (k.select(inside, x, i) for x, i in zip(values, monoid.identity, strict=True))
+                    _merge(monoid, cells, tuple(other))
+            half = threads // 2
+            while half:  # a tree over the threads of an element, always the same
+                places = [slots[s].address for s in range(len(cells))]
+                for place, cell in zip(places, cells, strict=True):
+                    hw.store_shared(cell, place + (k.thread * 4).to(U32))
+                hw.sync_threads()
+                with k.when(mine < half):
+                    others = [k.registers(F32, 1, "other") for _ in cells]
+                    for place, other_cell in zip(places, others, strict=True):
+                        hw.load_shared(other_cell, place + ((k.thread + half * columns) * 4).to(U32))
+                    _merge(monoid, cells, tuple(other_cell[0] for other_cell in others))
+                hw.sync_threads()
+                half //= 2
+            result = k.registers(F32, 1, "result")
+            result[0] = monoid.finish(tuple(cell[0] for cell in cells)) * scale
+            hw.store_global(result, out + (index.to(I64) * 4).to(U64), (mine == 0) & (index < total))
+        return k.finish()
+
+
+def _merge(monoid: Monoid, cells: list[Registers], other: State) -> None:
+    merged = monoid.merge(tuple(cell[0] for cell in cells), other)
+    for cell, x in zip(cells, merged, strict=True):
+        cell[0] = x
+
+
+def _load(source: Value, offset: Value, inside: Value) -> Value:
+    one = current().registers(F32, 1, "partial")
+    hw.load_global(one, source + (offset * 4).to(U64), inside)
+    return one[0]

@@ -1,0 +1,94 @@
+"""Evaluating a graph at two neighbouring elements of a thread's fragment: every node once, in topological order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gemmsmith import hw
+from gemmsmith.core.dtypes import BF16, FP16, FP32
+from gemmsmith.core.graph import Graph
+from gemmsmith.epilogue.functions import FUNCTIONS, Lowering
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.types import F32, PRED
+from gemmsmith.lang.values import Constant, Value
+
+Source = Callable[[int, int], tuple[Value, Value]]
+"""(chunk offset, half) -> two neighbouring elements."""
+
+
+def lowerings(graph: Graph, exact: bool) -> dict[int, Lowering]:
+    """How each elementwise node is computed: coarsely where all results that need it are stored in bf16 or fp8."""
+    fine: set[int] = set()
+    for result in graph.results:
+        reduced = graph.nodes[result.node].op == "reduce"
+        if reduced or result.dtype in (FP32, FP16):
+            fine.add(result.node)
+    for i in range(len(graph.nodes) - 1, -1, -1):
+        if i in fine:
+            fine.update(graph.nodes[i].inputs)
+    chosen = {}
+    for i, node in enumerate(graph.nodes):
+        if f := FUNCTIONS.get(node.op):
+            chosen[i] = (f.exact or f.lower) if exact else f.lower if i in fine else f.coarse or f.lower
+    return chosen
+
+
+class Evaluation:
+    """Values of nodes in one step of a piece. `sources` gives operands and the accumulator by their node."""
+
+    def __init__(self, graph: Graph, chosen: dict[int, Lowering], sources: dict[int, Source]) -> None:
+        self.graph, self.chosen, self.sources = graph, chosen, sources
+        self.extents = graph.extents()
+        self._known: dict[tuple[int, int, int], tuple[Value, Value]] = {}
+
+    def pair(self, node: int, j: int, half: int) -> tuple[Value, Value]:
+        """Two neighbouring elements of a node, as fp32: chunk offset j counts chunks of the node's own width."""
+        low, high = self._pair(node, j, half)
+        return _number(low), _number(high)
+
+    def _pair(self, node: int, j: int, half: int) -> tuple[Value, Value]:
+        extent = self.extents[node]
+        key = (node, j if extent.width else 0, half if extent.m else 0)
+        if key not in self._known:
+            self._known[key] = self._compute(node, *key[1:])
+        return self._known[key]
+
+    def _compute(self, index: int, j: int, half: int) -> tuple[Value, Value]:
+        node = self.graph.nodes[index]
+        if index in self.sources:
+            return self.sources[index](j, half)
+        match node.op:
+            case "constant":
+                constant = Constant(F32, float(node.value))
+                return constant, constant
+            case "chunk":
+                return self._pair(node.inputs[0], 2 * j + node.value, half)
+            case "cast":
+                low, high = self.pair(node.inputs[0], j, half)
+                if node.value not in (BF16, FP16):
+                    return low, high
+                packed = hw.pack(low, high, node.value)
+                return hw.unpack(packed, 0, node.value), hw.unpack(packed, 1, node.value)
+        inputs = [self._pair(i, j, half) for i in node.inputs]
+        lower = self.chosen[index]
+        same = all(low is high for low, high in inputs)
+        first = lower(*_fitting(node.op, [low for low, _ in inputs]))
+        return first, first if same else lower(*_fitting(node.op, [high for _, high in inputs]))
+
+
+def _number(x: Value) -> Value:
+    """A predicate as 0 or 1."""
+    return current().select(x, Constant(F32, 1.0), Constant(F32, 0.0)) if x.type == PRED else x
+
+
+def _truth(x: Value) -> Value:
+    return x if x.type == PRED else x != 0.0
+
+
+def _fitting(op: str, inputs: list[Value]) -> list[Value]:
+    """Inputs as numbers or predicates, as the function wants them."""
+    if op in ("and", "or", "not"):
+        return [_truth(x) for x in inputs]
+    if op == "where":
+        return [_truth(inputs[0]), *map(_number, inputs[1:])]
+    return [_number(x) for x in inputs]

@@ -1,0 +1,99 @@
+"""Pieces of a matrix between a warpgroup's accumulator fragment and shared memory, in the swizzled layout TMA uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gemmsmith import hw
+from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
+from gemmsmith.core.tile import Tile
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.types import F32, U32
+from gemmsmith.lang.values import Value
+
+Index = int | Value
+"""Known at build time, or made of the index of an unrolled loop."""
+Pair = Callable[[Any, int], tuple[Value, Value]]
+"""(chunk, half) -> the thread's two neighbouring elements, fp32."""
+
+
+def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, packed: Callable[..., Value]) -> None:
+    """Writes `count` (1 or 2) chunks of 8 columns from `chunk` on of a 64-row piece, rounded to the tile's dtype.
+
+    `packed(offset, half)` gives a pair of 16-bit elements in one register.
+    """
+    if tile.dtype.bits == 16:
+        values = current().registers(U32, 2 * count, "packed")
+        for i in range(2 * count):
+            values[i] = packed(i // 2, i % 2)
+        hw.store_matrix(values, buffer + _matrix_row(tile, chunk, count))
+        return
+    for i in range(2 * count):
+        low, high = pair(i // 2, i % 2)
+        place = buffer + _pair_offset(tile, chunk + i // 2, i % 2)
+        if tile.dtype == FP32:
+            values = current().registers(F32, 2, "pair")
+            values[0], values[1] = low, high
+            hw.store_shared(values, place)
+        else:
+            hw.store_shared_16(place, hw.pack_fp8(low, high, _FORMATS[tile.dtype]))
+
+
+def read(tile: Tile, buffer: Value, chunks: int) -> Pair:
+    """Reads all chunks of a piece likewise, before any is used: gives (chunk, half) -> elements."""
+    k = current()
+    if tile.dtype.bits == 16:
+        count = 2 if chunks % 2 == 0 else 1
+        held = k.registers(U32, 2 * chunks, "loaded")
+        with k.unroll(0, chunks, count, name="chunk") as chunk:
+            values = k.registers(U32, 2 * count, "matrices")
+            hw.load_matrix(values, buffer + _matrix_row(tile, chunk, count))
+            for i in range(2 * count):
+                held[chunk * 2 + i] = values[i]
+        return lambda chunk, half: unpacked(held[chunk * 2 + half], tile.dtype)
+    held = k.registers(F32, 4 * chunks, "loaded")
+    with k.unroll(chunks, name="chunk") as chunk:
+        for half in range(2):
+            values = k.registers(F32, 2, "pair")
+            hw.load_shared(values, buffer + _pair_offset(tile, chunk, half))
+            for i in range(2):
+                held[chunk * 4 + 2 * half + i] = values[i]
+    return lambda chunk, half: (held[chunk * 4 + 2 * half], held[chunk * 4 + 2 * half + 1])
+
+
+_FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
+
+
+def unpacked(pair: Value, dtype: DType) -> tuple[Value, Value]:
+    """Both halves of a pair of 16-bit elements, as fp32."""
+    return hw.unpack(pair, 0, dtype), hw.unpack(pair, 1, dtype)
+
+
+def _matrix_row(tile: Tile, chunk: Index, count: int) -> Value:
+    """Where this lane's row of a ldmatrix or stmatrix lies: rows 0-7 and 8-15 of the warp's 16, chunk by chunk."""
+    k = current()
+    row = (k.warp_index % 4) * 16 + k.lane % 16
+    place = k.lane // 16 + chunk if count == 2 else chunk
+    return _offset(tile, row, place, 0)
+
+
+def _pair_offset(tile: Tile, chunk: Index, half: int) -> Value:
+    """Where this lane's pair of a chunk lies, in row lane / 4 (+ 8) of the warp's 16."""
+    k = current()
+    row = (k.warp_index % 4) * 16 + k.lane // 4 + 8 * half
+    size = tile.dtype.bytes
+    if tile.dtype == FP32:  # 8 columns are two 16-byte chunks, a pair is half of one
+        return _offset(tile, row, k.lane % 4 // 2 + 2 * chunk, k.lane % 2 * 8)
+    return _offset(tile, row, chunk * size // 2, (k.lane % 4) * 2 * size + chunk % 2 * 8)
+
+
+def _offset(tile: Tile, row: Value, chunk16: Value | int, byte: Value | int) -> Value:
+    """Byte offset of 16-byte chunk `chunk16` of a row, plus `byte`, in a tile that may be several boxes."""
+    per_box = tile.pitch // 16
+    swizzle_row = {128: row % 8, 64: row // 2 % 4, 32: row // 4 % 2}.get(tile.swizzle)
+    base = row * tile.pitch
+    if tile.boxes > 1:
+        base, chunk16 = base + chunk16 // per_box * tile.box_bytes, chunk16 % per_box
+    place = chunk16 if swizzle_row is None else swizzle_row ^ chunk16
+    return (base + (place << 4) + byte).to(U32)

@@ -1,0 +1,270 @@
+"""Operands of an epilogue inside the kernel: scalars, rows, columns, matrices by TMA or element by element.
+
+Each has three steps. `begin` starts its loads before the tile's mainloop, which hides them; `settle` puts a row into
+shared memory once the mainloop is over; `fetch` reads what a piece needs, before any of it is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemmsmith import hw
+from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
+from gemmsmith.core.graph import Operand
+from gemmsmith.core.tile import Tile
+from gemmsmith.epilogue import fragment
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.shared import SharedBuffer
+from gemmsmith.lang.types import F32, I64, PRED, U32, U64
+from gemmsmith.lang.values import Constant, Value
+from gemmsmith.schedule.tiles import WorkTile
+
+
+@dataclass
+class Part:
+    """A warpgroup's part of a tile, and the matrix's extents: element (m + row, n + column)."""
+
+    work: WorkTile
+    m: Value
+    warpgroup: Value
+    rows_in_all: Value
+    columns_in_all: Value
+
+    def row(self, block: int, half: int) -> Value:
+        """This thread's row of a block's half."""
+        k = current()
+        return self.m + (block * 64 + 8 * half) + (k.warp_index % 4) * 16 + k.lane // 4
+
+    def inside(self, block: int, half: int) -> Value:
+        return self.row(block, half) < self.rows_in_all
+
+
+@dataclass
+class Spot:
+    """Where in a piece a step works: `count` chunks of the operand's own columns from `chunk` on; `column` is the
+    piece's first column in the tile. Both count the operand's columns (half as many for width 2)."""
+
+    block: int
+    column: int
+    chunk: Value
+    count: int
+
+
+class Addressed:
+    """An array in global memory, element by element. Kernel arguments: its address and the strides it needs."""
+
+    def __init__(self, name: str, dtype: DType, *, m: bool, n: bool) -> None:
+        k = current()
+        self.dtype = dtype
+        self.address = k.pointer(name)
+        self.row_stride = k.parameter(f"{name}_row", I64) if m else None
+        self.column_stride = k.parameter(f"{name}_column", I64) if n else None
+        self.batch_stride = k.parameter(f"{name}_batch", I64)
+
+    def at(self, batch: Value, row: Value | None = None, column: Value | None = None) -> Value:
+        """The byte address of an element."""
+        offset = batch.to(I64) * self.batch_stride
+        if self.row_stride is not None and row is not None:
+            offset = offset + row.to(I64) * self.row_stride
+        if self.column_stride is not None and column is not None:
+            offset = offset + column.to(I64) * self.column_stride
+        return self.address + (offset * self.dtype.bytes).to(U64)
+
+    def load(self, where: Value, inside: Value) -> Value:
+        """An element as fp32, zero where not `inside`."""
+        if self.dtype == FP32:
+            one = current().registers(F32, 1, "element")
+            hw.load_global(one, where, inside)
+            return one[0]
+        return as_fp32(hw.load_global_16(where, inside).to(U32), self.dtype)
+
+
+def operand_argument(name: str) -> str:
+    """The kernel argument of an operand."""
+    return f"in_{name}"
+
+
+def as_fp32(bits: Value, dtype: DType) -> Value:
+    """16 bits in a u32, as fp32."""
+    if dtype == BF16:
+        return hw.as_float(bits << 16)
+    assert dtype == FP16, dtype
+    return hw.unpack(bits, 0, FP16)
+
+
+class Scalar:
+    """A Python number, which is an argument, or an element in memory, one a batch or one in all."""
+
+    def __init__(self, operand: Operand) -> None:
+        name = operand_argument(operand.name)
+        self.number = current().parameter(name, F32) if operand.dtype is None else None
+        self.array = None if operand.dtype is None else Addressed(name, operand.dtype, m=False, n=False)
+
+    def begin(self, part: Part) -> None:
+        if self.array:
+            self.held = current().registers(F32, 1, "scalar")
+            self.held[0] = self.array.load(self.array.at(part.work.batch), Constant(PRED, True))
+
+    def settle(self, part: Part) -> None:
+        """Nothing."""
+
+    def element(self, part: Part, block: int, half: int) -> Value:
+        return self.number if self.number is not None else self.held[0]
+
+
+class Column:
+    """One value a row (M, 1): each thread keeps those of its rows."""
+
+    def __init__(self, operand: Operand, blocks: int) -> None:
+        assert operand.dtype is not None
+        self.blocks, self.name = blocks, operand.name
+        self.array = Addressed(operand_argument(operand.name), operand.dtype, m=True, n=False)
+
+    def begin(self, part: Part) -> None:
+        self.held = current().registers(F32, 2 * self.blocks, self.name)
+        for i in range(2 * self.blocks):
+            row = part.row(i // 2, i % 2)
+            self.held[i] = self.array.load(self.array.at(part.work.batch, row), row < part.rows_in_all)
+
+    def settle(self, part: Part) -> None:
+        """Nothing."""
+
+    def element(self, part: Part, block: int, half: int) -> Value:
+        return self.held[2 * block + half]
+
+
+class Row:
+    """One value a column (N): loaded once a tile, kept as fp32 in the warpgroup's shared memory."""
+
+    def __init__(self, operand: Operand, columns: int, consumers: int) -> None:
+        assert operand.dtype is not None
+        self.columns, self.width, self.name = columns, operand.extent.width, operand.name
+        self.array = Addressed(operand_argument(operand.name), operand.dtype, m=False, n=True)
+        self.buffer: SharedBuffer = current().shared(4 * columns, stages=consumers, name=operand.name)
+        self.turns = -(-columns // 128)
+
+    def _mine(self, turn: int) -> Value:
+        """The tile's column this thread brings."""
+        return current().thread % 128 + 128 * turn
+
+    def begin(self, part: Part) -> None:
+        self.held = current().registers(F32, self.turns, self.name)
+        for turn in range(self.turns):
+            column = part.work.n // self.width + self._mine(turn)
+            inside = (column < part.columns_in_all // self.width) & (self._mine(turn) < self.columns)
+            self.held[turn] = self.array.load(self.array.at(part.work.batch, column=column), inside)
+
+    def settle(self, part: Part) -> None:
+        k = current()
+        for turn in range(self.turns):
+            one = k.registers(F32, 1, "element")
+            one[0] = self.held[turn]
+            with k.when(self._mine(turn) < self.columns):
+                hw.store_shared(one, self.buffer[part.warpgroup].address + (self._mine(turn) * 4).to(U32))
+
+    def fetch(self, part: Part, block: int, column: int, chunks: int) -> fragment.Pair:
+        k = current()
+        held = k.registers(F32, 2 * chunks, self.name)
+        place = self.buffer[part.warpgroup].address
+        with k.unroll(chunks, name="chunk") as chunk:
+            two = k.registers(F32, 2, "pair")
+            hw.load_shared(two, place + ((chunk * 8 + column + (k.lane % 4) * 2) * 4).to(U32))
+            for i in range(2):
+                held[chunk * 2 + i] = two[i]
+        return lambda chunk, half: (held[chunk * 2], held[chunk * 2 + 1])
+
+
+class DirectMatrix:
+    """An (M, N) matrix that TMA cannot read: each thread loads its own elements, any strides."""
+
+    def __init__(self, operand: Operand) -> None:
+        assert operand.dtype is not None
+        self.array = Addressed(operand_argument(operand.name), operand.dtype, m=True, n=True)
+        self.width = operand.extent.width
+
+    def begin(self, part: Part) -> None:
+        """Nothing: the elements are loaded where they are used."""
+
+    def settle(self, part: Part) -> None:
+        """Nothing."""
+
+    def fetch(self, part: Part, block: int, column: int, chunks: int) -> fragment.Pair:
+        k = current()
+        held = k.registers(F32, 4 * chunks, "loaded")
+        last = part.columns_in_all // self.width
+        with k.unroll(chunks, name="chunk") as chunk:
+            for half in range(2):
+                row, inside = part.row(block, half), part.inside(block, half)
+                first = part.work.n // self.width + column + chunk * 8 + (k.lane % 4) * 2
+                for i in range(2):
+                    where = self.array.at(part.work.batch, row, first + i)
+                    held[chunk * 4 + 2 * half + i] = self.array.load(where, inside & (first + i < last))
+        return lambda chunk, half: (held[chunk * 4 + 2 * half], held[chunk * 4 + 2 * half + 1])
+
+
+class TmaMatrices:
+    """All (M, N) matrices that TMA reads, piece by piece into slots of the warpgroup's own.
+
+    The warpgroup's leader starts the copies: the first pieces before the mainloop, the others as slots are freed.
+    A slot's barrier completes once for each piece it brings: pieces / slots times a tile.
+    """
+
+    def __init__(self, loads: tuple[tuple[str, Tile], ...], widths: dict[str, int], slots: int, pieces: int,
+                 parts: int, consumers: int) -> None:  # fmt: skip
+        k = current()
+        self.loads, self.widths = loads, widths
+        self.slots, self.pieces, self.parts, self.consumers = slots, pieces, parts, consumers
+        self.maps = {name: k.tensor_map(operand_argument(name)) for name, _ in loads}
+        self.buffers = {name: k.shared(tile, stages=slots * consumers, name=name) for name, tile in loads}
+        self.bytes = sum(tile.bytes for _, tile in loads)
+        self.barriers = k.shared(8, stages=slots * consumers, alignment=8, name="loaded")
+
+    def init(self) -> None:
+        for i in range(self.slots * self.consumers):
+            hw.mbarrier_init(self.barriers[i], 1)
+
+    def prepare(self) -> None:
+        """Before the tiles: the parity of a slot's first piece in this tile."""
+        self.odd_uses = (self.pieces // self.slots) % 2 == 1
+        self.flip = current().var(U32, 0, "tile_parity") if self.odd_uses else None
+
+    def _slot(self, part: Part, piece: int) -> tuple[Value, int]:
+        return part.warpgroup * self.slots, piece % self.slots
+
+    def load(self, part: Part, piece: int) -> None:
+        """Starts the copies of a piece. Recorded in the leader."""
+        base, slot = self._slot(part, piece)
+        barrier = self.barriers[slot].at(base, 8)
+        block, column = divmod(piece, self.parts)
+        hw.mbarrier_arrive_expect_tx(barrier, self.bytes)
+        for name, tile in self.loads:
+            buffer = self.buffers[name]
+            for box in range(tile.boxes):
+                n = part.work.n // self.widths[name] + column * tile.k + box * tile.box_inner
+                place = buffer[slot].at(base, buffer.slot_bytes).at(box * tile.box_bytes)
+                hw.tma_load(self.maps[name], n, part.m + block * 64, part.work.batch, place, barrier, EVICT_FIRST)
+
+    def begin(self, part: Part, leader: Value) -> None:
+        with current().when(leader):
+            for piece in range(self.slots):
+                self.load(part, piece)
+
+    def wait(self, part: Part, piece: int) -> None:
+        base, slot = self._slot(part, piece)
+        parity: Value = Constant(U32, piece // self.slots % 2)
+        if self.flip is not None:
+            parity = self.flip.get() ^ parity
+        hw.mbarrier_wait(self.barriers[slot].at(base, 8), parity)
+
+    def end_of_tile(self) -> None:
+        if self.flip is not None:
+            self.flip.set(self.flip.get() ^ 1)
+
+    def fetch(self, name: str, part: Part, piece: int) -> fragment.Pair:
+        base, slot = self._slot(part, piece)
+        buffer, tile = self.buffers[name], dict(self.loads)[name]
+        return fragment.read(tile, buffer[slot].at(base, buffer.slot_bytes).address, tile.k // 8)
+
+
+EVICT_FIRST = 0x12F0000000000000
+"""CUTLASS, TMA::CacheHintSm90::EVICT_FIRST: an epilogue reads its operands once."""

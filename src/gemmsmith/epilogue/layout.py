@@ -1,0 +1,123 @@
+"""How a warpgroup's part of a tile is cut into pieces, and what shared memory its epilogue needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.graph import Graph
+from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, KernelSpec
+from gemmsmith.core.tile import Tile
+
+CHUNK = 8
+"""Columns of an accumulator fragment's group: a thread holds two neighbours of each."""
+ALIGNMENT = 1024
+"""Of swizzled tiles in shared memory."""
+MOST_SLOTS = 4
+"""Matrix pieces in flight a warpgroup; more did not help."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A piece is 64 rows by `columns` columns of the accumulator. A warpgroup's part of a tile is `blocks` x `parts`
+    pieces. Stores of `round` pieces go at once through one of `sets` sets of buffers; matrix operands come through
+    `slots` slots, a divisor of the pieces.
+    """
+
+    columns: int
+    blocks: int
+    parts: int
+    loads: tuple[tuple[str, Tile], ...]
+    stores: tuple[tuple[str, Tile], ...]
+    vectors: tuple[tuple[str, int], ...]
+    round: int
+    sets: int
+    slots: int
+
+    @property
+    def pieces(self) -> int:
+        return self.blocks * self.parts
+
+    @property
+    def load_bytes(self) -> int:
+        return sum(tile.bytes for _, tile in self.loads)
+
+
+def piece_columns(graph: Graph, n: int) -> int:
+    """Columns of a piece of an n wide tile: 64 where it divides n; 128 for pairs of halves and for blocks of 128."""
+    ops = {node.op for node in graph.nodes}
+    if "quantize" in ops:
+        widths: tuple[int, ...] = (128,)
+    elif "chunk" in ops:
+        widths = (128, 64, 32, 16)
+    else:
+        widths = (64, 32, 16, n)
+    for width in widths:
+        if n % width == 0:
+            return width
+    raise ConfigError(f"tile N: got {n}; this epilogue needs a multiple of {widths[-1]}")
+
+
+def suits(graph: Graph, n: int) -> bool:
+    """Whether a tile n wide can have this epilogue."""
+    try:
+        return piece_columns(graph, n) > 0
+    except ConfigError:
+        return False
+
+
+@lru_cache(maxsize=1024)
+def layout(spec: KernelSpec) -> Layout:
+    """The layout of a spec's epilogue. ConfigError where the tile does not suit it."""
+    graph, config = spec.epilogue.graph, spec.config
+    extents = graph.extents()
+    columns = piece_columns(graph, config.tile[1])
+    blocks, parts = spec.warpgroup_rows // WGMMA_M, config.tile[1] // columns
+    loads = [
+        (o.name, Tile(o.dtype, WGMMA_M, columns // o.extent.width, "K"))
+        for o in graph.operands
+        if o.extent.is_matrix and o.name in spec.epilogue.tma and o.dtype
+    ]
+    stores = [
+        (r.name, Tile(r.dtype, WGMMA_M, columns // extents[r.node].width, "K"))
+        for r in graph.results
+        if extents[r.node].is_matrix and r.name in spec.epilogue.tma and r.dtype
+    ]
+    vectors = [(o.name, config.tile[1] // o.extent.width) for o in graph.operands if o.extent.width and not o.extent.m]
+    left = SHARED_LIMIT - config.stages * (spec.stage_bytes + BARRIER_BYTES)
+    left -= -(-config.consumers * sum(4 * n for _, n in vectors) // ALIGNMENT) * ALIGNMENT
+    left //= config.consumers
+    load, store = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
+    round, sets, slots = _rounds(left, blocks * parts, load, store)
+    return Layout(columns, blocks, parts, tuple(loads), tuple(stores), tuple(vectors), round, sets, slots)
+
+
+def _rounds(left: int, pieces: int, load: int, store: int) -> tuple[int, int, int]:
+    """(pieces a round, sets of buffers, slots) for `left` bytes a warpgroup.
+
+    All pieces at once where shared memory holds them beside the stages; else as many as fit twice, so that one set
+    is written while the other drains. With operands to load, pieces go one by one through two sets, and the rest is
+    slots.
+    """
+    if load:
+        load += BARRIER_BYTES
+        sets = 2 if pieces > 1 and 2 * store + load <= left else 1
+        fitting = [s for s in range(1, MOST_SLOTS + 1) if pieces % s == 0 and sets * store + s * load <= left]
+        return 1, sets, fitting[-1] if fitting else 1
+    buffers = left // store if store else pieces
+    if buffers >= pieces:
+        return pieces, 1, 0
+    even = [n for n in range(1, pieces) if pieces % n == 0 and 2 * n <= buffers]
+    return (even[-1], 2, 0) if even else (1, 1, 0)
+
+
+def least_bytes(graph: Graph, tma: frozenset[str], n: int, consumers: int) -> int:
+    """Shared memory an epilogue should be left beside the stages: two pieces of everything, each warpgroup."""
+    extents, columns = graph.extents(), piece_columns(graph, n)
+    matrices = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
+    matrices += [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix and r.name in tma]
+    piece = sum(WGMMA_M * columns // e.width * dtype.bytes for e, dtype in matrices if dtype)
+    vectors = sum(4 * n // o.extent.width for o in graph.operands if o.extent.width and not o.extent.m)
+    whole = -(-consumers * vectors // ALIGNMENT) * ALIGNMENT
+    return consumers * (2 * piece + 2 * BARRIER_BYTES * bool(matrices)) + whole

@@ -1,0 +1,221 @@
+"""Reductions in an epilogue: each warp reduces its part of a tile in registers and writes a partial result.
+
+A second kernel (designs/reduce.py) combines the partials in a fixed order, so that a result does not depend on which
+CTA computed which tile. Partials lie as (state, batch, part, element) in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gemmsmith import hw
+from gemmsmith.core.graph import Result
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.inputs import Part, Spot
+from gemmsmith.epilogue.layout import Layout
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.types import F32, I64, U64
+from gemmsmith.lang.values import Registers, Value, ValueLike
+
+LOWEST = -3.4e38
+"""A finite stand-in for -Inf: differences to it are never NaN."""
+LOG2_E, LN_2 = math.log2(math.e), math.log(2)
+State = tuple[Value, ...]
+
+
+def _exp(x: Value) -> Value:
+    return hw.approximate("ex2.approx.ftz", x * LOG2_E)
+
+
+def _merge_logsumexp(a: State, b: State) -> State:
+    """(m, s) stands for m + log(s). Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018."""
+    m = hw.maximum_nan(a[0], b[0])
+    return m, a[1] * _exp(a[0] - m) + b[1] * _exp(b[0] - m)
+
+
+@dataclass(frozen=True)
+class Monoid:
+    """How partial results combine: `neutral` is a masked element, `identity` an empty state."""
+
+    neutral: float
+    identity: tuple[float, ...]
+    lift: Callable[[Value], State]
+    merge: Callable[[State, State], State]
+    finish: Callable[[State], Value]
+
+
+def _simple(identity: float, merge: Callable[[Value, Value], Value]) -> Monoid:
+    return Monoid(identity, (identity,), lambda x: (x,), lambda a, b: (merge(a[0], b[0]),), lambda s: s[0])
+
+
+_SUM = _simple(0.0, lambda a, b: a + b)
+MONOIDS: dict[str, Monoid] = {
+    "sum": _SUM,
+    "mean": _SUM,
+    "max": _simple(-math.inf, hw.maximum_nan),
+    "min": _simple(math.inf, hw.minimum_nan),
+    "logsumexp": Monoid(
+        -math.inf, (LOWEST, 0.0), lambda x: (hw.maximum_nan(x, LOWEST), _one_or_none(x)), _merge_logsumexp,
+        lambda s: s[0] + hw.approximate("lg2.approx.ftz", s[1]) * LN_2,
+    ),
+}  # fmt: skip
+
+
+def _one_or_none(x: Value) -> Value:
+    """exp(x - max(x, LOWEST)): 1, 0 for -Inf, NaN for NaN."""
+    return _exp(x - hw.maximum_nan(x, LOWEST))
+
+
+def states(kind: str) -> int:
+    """fp32 numbers in a state."""
+    return len(MONOIDS[kind].identity)
+
+
+def _shuffled(state: State, mask: int) -> State:
+    return tuple(hw.as_float(hw.shuffle_xor(hw.as_unsigned(x), mask)) for x in state)
+
+
+class _Cells:
+    """`count` states in registers."""
+
+    def __init__(self, monoid: Monoid, count: int, name: str) -> None:
+        self.monoid = monoid
+        self.arrays: list[Registers] = [current().registers(F32, count, name) for _ in monoid.identity]
+        with current().unroll(count) as i:
+            for array, identity in zip(self.arrays, monoid.identity, strict=True):
+                array[i] = identity
+
+    def get(self, i: ValueLike) -> State:
+        return tuple(array[i] for array in self.arrays)
+
+    def set(self, i: ValueLike, state: State) -> None:
+        for array, x in zip(self.arrays, state, strict=True):
+            array[i] = x
+
+    def add(self, i: ValueLike, x: Value) -> None:
+        self.set(i, self.monoid.merge(self.get(i), self.monoid.lift(x)))
+
+    def across(self, i: ValueLike, masks: tuple[int, ...]) -> None:
+        """Combines the cell over lanes whose numbers differ in these bits; all of them get the result."""
+        state = self.get(i)
+        for mask in masks:
+            state = self.monoid.merge(state, _shuffled(state, mask))
+        self.set(i, state)
+
+
+class Reduction:
+    """One reduction result. Kernel arguments: partial_<name> (address) and the extents of its partials."""
+
+    def __init__(self, result: Result, kind: str, axis: str, width: int, spec: KernelSpec, layout: Layout) -> None:
+        k = current()
+        self.result, self.axis, self.width, self.spec, self.layout = result, axis, max(width, 1), spec, layout
+        self.monoid = MONOIDS[kind]
+        self.address = k.pointer(f"partial_{result.name}")
+        self.parts = k.parameter(f"parts_{result.name}")
+        self.elements = k.parameter(f"elements_{result.name}")
+        self.stride = k.parameter(f"stride_{result.name}", I64)  # between states
+
+    def begin_tile(self) -> None:
+        if self.axis != "m":
+            count = 2 * self.layout.blocks if self.axis == "n" else 1
+            self.cells = _Cells(self.monoid, count, self.result.name)
+
+    def begin_piece(self) -> None:
+        if self.axis == "m":
+            self.cells = _Cells(self.monoid, self.layout.columns // self.width // 4, self.result.name)
+
+    def add(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
+        """Two neighbouring elements, those outside the matrix masked."""
+        k = current()
+        first = part.work.n // self.width + spot.column + (spot.chunk + j) * 8 + (k.lane % 4) * 2
+        last = part.columns_in_all // self.width
+        for i, x in enumerate(pair):
+            inside = part.inside(spot.block, half) & (first + i < last)
+            kept = k.select(inside, x, self.monoid.neutral)
+            cell: Any = {"n": 2 * spot.block + half, "m": (spot.chunk + j) * 2 + i, "all": 0}[self.axis]
+            self.cells.add(cell, kept)
+
+    def end_piece(self, part: Part, block: int, column: int) -> None:
+        """Column sums of a piece: over the 8 lanes of each column, 16 rows a warp."""
+        if self.axis != "m":
+            return
+        k = current()
+        slab = (part.m + block * 64) // 16 + k.warp_index % 4
+        with k.unroll(self.layout.columns // self.width // 8, name="chunk") as chunk:
+            n = part.work.n // self.width + column + chunk * 8 + (k.lane % 4) * 2
+            for i in range(2):
+                self.cells.across(chunk * 2 + i, (4, 8, 16))
+                inside = (k.lane < 4) & (slab < self.parts) & (n + i < self.elements)
+                self._write(part, slab, n + i, self.cells.get(chunk * 2 + i), inside)
+
+    def end_tile(self, part: Part) -> None:
+        k = current()
+        if self.axis == "n":
+            tile = part.work.n // self.spec.config.tile[1]
+            for i in range(2 * self.layout.blocks):
+                self.cells.across(i, (1, 2))
+                row = part.row(i // 2, i % 2)
+                inside = (k.lane % 4 == 0) & (row < self.elements) & (tile < self.parts)
+                self._write(part, tile, row, self.cells.get(i), inside)
+        elif self.axis == "all":
+            self.cells.across(0, (1, 2, 4, 8, 16))
+            self._write(part, self._warp_of_all(part), 0, self.cells.get(0), k.lane == 0, batch=False)
+
+    def _warp_of_all(self, part: Part) -> Value:
+        """A number for this warp's part of this tile, among all tiles of all batches."""
+        k = current()
+        (m, n, _), warps = self.spec.config.tile, 4 * self.spec.config.consumers
+        tile = part.work.batch * self.elements + part.work.m // m * self.parts + part.work.n // n
+        return tile * warps + part.warpgroup * 4 + k.warp_index % 4
+
+    def _write(
+        self, part: Part, piece: Value, element: ValueLike, state: State, inside: Value, batch: bool = True
+    ) -> None:
+        k = current()
+        offset = piece.to(I64)
+        if batch:
+            offset = (part.work.batch * self.parts + piece).to(I64) * self.elements.to(I64)
+            offset = offset + (element.to(I64) if isinstance(element, Value) else element)
+        for i, x in enumerate(state):
+            one = k.registers(F32, 1, "partial")
+            one[0] = x
+            hw.store_global(one, self.address + ((offset + self.stride * i) * 4).to(U64), inside)
+
+
+@dataclass(frozen=True)
+class Partials:
+    """What the host must know of a reduction: its partials' shape and how they become the result."""
+
+    kind: str
+    batch: int
+    parts: int
+    elements: int
+
+    @property
+    def bytes(self) -> int:
+        return 4 * states(self.kind) * self.state
+
+    @property
+    def state(self) -> int:
+        """Elements of one state's array."""
+        return self.batch * self.parts * self.elements
+
+
+def partials(
+    kind: str, axis: str, width: int, spec: KernelSpec, m: int, n: int, batch: int
+) -> tuple[Partials, dict[str, int]]:
+    """The partials of a reduction of an (m, n) product, and the kernel's arguments: parts, elements."""
+    (tile_m, tile_n, _), cluster = spec.config.tile, spec.config.cluster
+    if axis == "n":
+        shape = Partials(kind, batch, -(-n // tile_n), m)
+        return shape, {"parts": shape.parts, "elements": shape.elements}
+    if axis == "m":
+        shape = Partials(kind, batch, -(-m // 16), n // max(width, 1))
+        return shape, {"parts": shape.parts, "elements": shape.elements}
+    rows = -(-m // (tile_m * cluster[0])) * cluster[0]
+    columns = -(-n // (tile_n * cluster[1])) * cluster[1]
+    shape = Partials(kind, 1, batch * rows * columns * 4 * spec.config.consumers, 1)
+    return shape, {"parts": columns, "elements": rows * columns}
