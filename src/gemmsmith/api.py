@@ -11,8 +11,8 @@ from gemmsmith.plans import Backend, Plan, Simulation
 
 def gemm(
     a: Any, b: Any, *, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
-    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, config: Config | None = None,
-    backend: Backend = "auto", **named: Any,
+    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, atomic: bool = False,
+    config: Config | None = None, backend: Backend = "auto", **named: Any,
 ) -> Any:  # fmt: skip
     """out = epilogue(a @ b).
 
@@ -25,6 +25,7 @@ def gemm(
     product's: () a scalar, (n,) a row, (m, 1) a column, (m, n) a matrix, with a batch in front or without.
     operands: those whose names are also arguments of this function; all others are given by name.
     exact: functions by CUDA's math library instead of the special-function unit's approximations.
+    atomic: sums are added to the result as they come, in no fixed order, instead of in two deterministic steps.
     config: the kernel's choices, by default those of the analytic model.
     backend: "auto" runs arrays on a GPU there and arrays on the CPU by the float64 reference; "cuda", "sim"
     (the simulator) and "reference" ask for one.
@@ -33,32 +34,34 @@ def gemm(
     ml_dtypes) on the CPU. Runs on the caller's current stream and does not synchronise. Gives `out`, or a new
     array of a's library. Raises ArgumentError, ConfigError, DeviceError; HazardError with backend="sim".
     """
+    given = {**(operands or {}), **named}
     plan_ = Plan(
-        a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands={**(operands or {}), **named},
-        exact=exact, config=config, backend=backend,
+        a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
+        exact=exact, atomic=atomic, config=config, backend=backend,
     )  # fmt: skip
     return plan_.run_formulated(plan_.formulation, plan_.bound, a, b, out)
 
 
 def plan(
     a: Any, b: Any, *, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
-    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, config: Config | None = None,
-    backend: Backend = "auto", **named: Any,
+    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, atomic: bool = False,
+    config: Config | None = None, backend: Backend = "auto", **named: Any,
 ) -> Plan:  # fmt: skip
     """A Plan for arrays like these, or for `Spec(shape, dtype, strides)` stand-ins; arguments as in `gemm`.
 
     Its source, ptx, sass and resources can be had on any machine, also one without a GPU.
     """
+    given = {**(operands or {}), **named}
     return Plan(
-        a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands={**(operands or {}), **named},
-        exact=exact, config=config, backend=backend,
+        a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
+        exact=exact, atomic=atomic, config=config, backend=backend,
     )  # fmt: skip
 
 
 def simulate(
     a: Any, b: Any, *, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
-    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, config: Config | None = None,
-    seed: int = 0, **named: Any,
+    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, atomic: bool = False,
+    config: Config | None = None, seed: int = 0, **named: Any,
 ) -> Simulation:  # fmt: skip
     """Executes the very kernel `gemm` would run, on the CPU, instruction by instruction; arguments as in `gemm`.
 
@@ -67,6 +70,7 @@ def simulate(
     given = {**(operands or {}), **named}
     plan_ = Plan(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
-        exact=exact, config=config, backend="sim",
+        exact=exact, atomic=atomic, config=config,
+        backend="sim",
     )  # fmt: skip
     return plan_.simulate(a, b, out, operands=given, seed=seed)

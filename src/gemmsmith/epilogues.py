@@ -56,7 +56,14 @@ def positional(count: int) -> list[str]:
 
 
 def bind(
-    source: Source, formulation: Formulation, like: Any, operands: Mapping[str, Any], out: Any, exact: bool
+    source: Source,
+    formulation: Formulation,
+    like: Any,
+    operands: Mapping[str, Any],
+    out: Any,
+    *,
+    exact: bool = False,
+    atomic: bool = False,
 ) -> Bound:
     """The epilogue `source` of a product, with its operands, and its results allocated where `out` does not give them.
 
@@ -105,7 +112,7 @@ def bind(
     arrays |= {name: arrays[name].canonical() for name in matrices}
     tma = frozenset(name for name in matrices if arrays[name].stores_by_tma)
     return Bound(
-        written, graph, EpilogueSpec(inner, tma, exact), problem, swapped, arrays, places, operands, results
+        written, graph, EpilogueSpec(inner, tma, exact, atomic), problem, swapped, arrays, places, operands, results
     )  # fmt: skip
 
 
@@ -148,6 +155,10 @@ def result_shape(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[
             return (*(batch if kind_axis != "all" else [1] * len(batch)), *kept)
         return (*batch, *kept) if kind_axis != "all" else ()
     extent = extents[result.node]
+    if node.op == "scale":
+        quantize = graph.nodes[node.inputs[0]]
+        columns = n // extents[node.inputs[0]].width
+        return (*batch, m, -(-columns // quantize.value[1]))
     if not extent.is_matrix:
         raise EpilogueError(
             f"{result.name}: the result does not depend on the product; return something computed from it"

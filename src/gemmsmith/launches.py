@@ -21,7 +21,7 @@ from gemmsmith.designs.reduce import shape as reduce_shape
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.layout import layout
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.epilogue.reductions import Partials, partials
+from gemmsmith.epilogue.reductions import Partials, is_atomic, partials
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.schedule.tiles import TileScheduler
 
@@ -96,7 +96,8 @@ class Route:
     def workspace_bytes(self) -> int:
         """Device memory the packings and partials need; every one starts at a multiple of 256 bytes."""
         packed = sum(_aligned(p.bytes) for p in self.packings if p)
-        return packed + sum(_aligned(partials.bytes) for _, partials, _ in self.reductions)
+        two_steps = [shape for _, shape, _ in self.reductions if not is_atomic(shape.kind, self.spec)]
+        return packed + sum(_aligned(shape.bytes) for shape in two_steps)
 
     def launches(self, a: int, b: int, addresses: Mapping[str, int | float], workspace: int) -> list[Launch]:
         """The launches for operands at these addresses, in order; a number stands for itself.
@@ -117,6 +118,10 @@ class Route:
         for r, shape, extents in self.reductions:
             arguments |= {f"{key}_{r.name}": value for key, value in extents.items()}
             arguments |= {f"partial_{r.name}": workspace, f"stride_{r.name}": shape.state}
+            if is_atomic(shape.kind, self.spec):
+                arguments[f"partial_{r.name}"] = addresses[r.name]
+                result.append(self._second(r, replace(shape, parts=0), workspace, addresses[r.name]))  # zeros
+                continue
             seconds.append(self._second(r, shape, workspace, addresses[r.name]))
             workspace += _aligned(shape.bytes)
         tiles = arguments["tiles"]

@@ -50,7 +50,7 @@ class Plan:
 
     def __init__(
         self, a: Any, b: Any, out: Any = None, *, out_dtype: Any = None, accumulate: Any = "fp32",
-        epilogue: Any = None, operands: Mapping[str, Any] | None = None, exact: bool = False,
+        epilogue: Any = None, operands: Mapping[str, Any] | None = None, exact: bool = False, atomic: bool = False,
         config: Config | None = None, backend: Backend = "auto",
     ) -> None:  # fmt: skip
         if backend not in BACKENDS:
@@ -59,11 +59,11 @@ class Plan:
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         from gemmsmith.tuning.choose import choose
 
-        if epilogue is None and (operands or exact):
-            given = ", ".join(operands or {"exact": True})
+        if epilogue is None and operands:
+            given = ", ".join(operands)
             raise ArgumentError(f"{given}: got an operand without an epilogue that reads it; give `epilogue`")
         self.backend: Backend = backend
-        self._source, self._exact = epilogue, exact
+        self._source, self._exact, self._atomic = epilogue, exact, atomic
         self.formulation, self.bound = self._formulated(a, b, out, operands or {}, out_dtype, accumulate)
         self.problem: Problem = self.bound.problem if self.bound else self.formulation.problem
         self.output: DType = self.formulation.output
@@ -80,7 +80,7 @@ class Plan:
         from gemmsmith.epilogues import bind
 
         formulation = formulate(a, b, None, out_dtype, accumulate, literal=True)
-        return formulation, bind(self._source, formulation, a, operands, out, self._exact)
+        return formulation, bind(self._source, formulation, a, operands, out, exact=self._exact, atomic=self._atomic)
 
     def _routed(self, problem: Problem, bound: Bound | None) -> Route:
         if bound is None:

@@ -42,8 +42,8 @@ def formulate(
 
     Two things make the problem faster than its literal reading. A column-major out becomes `Problem.T`, so that
     the kernel's D has unit column stride whenever out has a unit stride. And where b is the same for the whole
-    batch and the batch continues the rows of a and out, it is folded into M: one problem of batch * m rows. `literal` leaves
-    both to the caller.
+    batch and the batch continues the rows of a and out, it is folded into M: one problem of batch * m rows. `literal`
+    leaves both to the caller.
 
     Raises ArgumentError, naming the argument, what came and what would work.
     """

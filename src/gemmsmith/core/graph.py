@@ -105,6 +105,8 @@ class Graph:
                 return self.operand(node.value).extent
             case "chunk":
                 return inputs[0]._replace(width=2)
+            case "scale":
+                return inputs[0]._replace(width=0)
             case "reduce":
                 axis = node.value[1]
                 batch = inputs[0].batch and axis != "all"

@@ -28,11 +28,13 @@ def operand_major(matrix: Matrix) -> Literal["K", "MN"]:
 @dataclass(frozen=True)
 class EpilogueSpec:
     """A graph whose results all have a dtype; the matrices among operands and results that TMA reaches, by name
-    (the others are read and written element by element, with any strides); whether functions are exact."""
+    (the others are read and written element by element, with any strides); whether functions are exact, and whether
+    sums are atomic, in one step and in no fixed order."""
 
     graph: Graph
     tma: frozenset[str]
     exact: bool = False
+    atomic: bool = False
 
     @staticmethod
     def bare(d: Matrix) -> EpilogueSpec:
@@ -111,7 +113,7 @@ class KernelSpec:
         results = "_".join(f"{r.dtype}" for r in e.graph.results)
         if len(e.graph.nodes) == 1:
             return f"{results}_{'tma' if e.tma else 'direct'}"
-        text = f"{e.graph.nodes}{e.graph.operands}{e.graph.results}{sorted(e.tma)}{e.exact}"
+        text = f"{e.graph.nodes}{e.graph.operands}{e.graph.results}{sorted(e.tma)}{e.exact}{e.atomic}"
         return f"{results}_epilogue_{sha256(text.encode()).hexdigest()[:8]}"
 
     def check(self) -> None:

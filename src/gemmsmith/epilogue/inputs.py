@@ -35,6 +35,13 @@ class Part:
         k = current()
         return self.m + (block * 64 + 8 * half) + (k.warp_index % 4) * 16 + k.lane // 4
 
+    def columns_inside(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
+        """Whether this thread's two columns of chunk j of a spot lie in the matrix."""
+        k = current()
+        first = self.work.n // width + spot.column + (spot.chunk + j) * 8 + (k.lane % 4) * 2
+        last = self.columns_in_all // width
+        return first < last, first + 1 < last
+
     def inside(self, block: int, half: int) -> Value:
         return self.row(block, half) < self.rows_in_all
 

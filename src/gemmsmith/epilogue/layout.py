@@ -45,10 +45,15 @@ class Layout:
 
 
 def piece_columns(graph: Graph, n: int) -> int:
-    """Columns of a piece of an n wide tile: 64 where it divides n; 128 for pairs of halves and for blocks of 128."""
+    """Columns of a piece of an n wide tile: 64 where it divides n, 128 for pairs of halves, a block or a whole row."""
     ops = {node.op for node in graph.nodes}
-    if "quantize" in ops:
-        widths: tuple[int, ...] = (128,)
+    quantized = [
+        (e.width or 1) * node.value[1] for e, node in zip(graph.extents(), graph.nodes, strict=True) if node.op == "quantize"
+    ]
+    if "top_k_softmax" in ops:
+        widths: tuple[int, ...] = (n,)
+    elif quantized:
+        widths = (max(quantized),)
     elif "chunk" in ops:
         widths = (128, 64, 32, 16)
     else:

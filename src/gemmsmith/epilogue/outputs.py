@@ -53,6 +53,24 @@ class TmaStores:
                 hw.tma_store(self.maps[name], n + box * tile.box_inner, part.m + block * 64, part.work.batch, place)
 
 
+class ScaleStore:
+    """The scales of a quantised result: one a row and piece, fp32."""
+
+    def __init__(self, name: str, columns: int) -> None:
+        self.array, self.columns = Addressed(result_argument(name), FP32, m=True, n=True), columns
+
+    def write(self, part: Part, block: int, column: int, scales: list[Value]) -> None:
+        """The scales of the rows of a piece, one lane a row."""
+        k = current()
+        first = part.work.n + column
+        for half, scale in enumerate(scales):
+            row = part.row(block, half)
+            one = k.registers(F32, 1, "scale")
+            one[0] = scale
+            inside = (k.lane % 4 == 0) & (row < part.rows_in_all) & (first < part.columns_in_all)
+            hw.store_global(one, self.array.at(part.work.batch, row, first // self.columns), inside)
+
+
 class DirectStore:
     """A result that TMA cannot write: each thread stores its elements inside the matrix, any strides, any alignment."""
 

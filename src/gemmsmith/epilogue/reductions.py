@@ -17,8 +17,8 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.inputs import Part, Spot
 from gemmsmith.epilogue.layout import Layout
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.types import F32, I64, U64
-from gemmsmith.lang.values import Registers, Value, ValueLike
+from gemmsmith.lang.types import F32, I32, I64, U64
+from gemmsmith.lang.values import Constant, Registers, Value, ValueLike
 
 LOWEST = -3.4e38
 """A finite stand-in for -Inf: differences to it are never NaN."""
@@ -113,6 +113,7 @@ class Reduction:
         k = current()
         self.result, self.axis, self.width, self.spec, self.layout = result, axis, max(width, 1), spec, layout
         self.monoid = MONOIDS[kind]
+        self.atomic = is_atomic(kind, spec)
         self.address = k.pointer(f"partial_{result.name}")
         self.parts = k.parameter(f"parts_{result.name}")
         self.elements = k.parameter(f"elements_{result.name}")
@@ -175,14 +176,26 @@ class Reduction:
         self, part: Part, piece: Value, element: ValueLike, state: State, inside: Value, batch: bool = True
     ) -> None:
         k = current()
+        if self.atomic:
+            piece = Constant(I32, 0)
         offset = piece.to(I64)
         if batch:
-            offset = (part.work.batch * self.parts + piece).to(I64) * self.elements.to(I64)
+            parts = 1 if self.atomic else self.parts
+            offset = (part.work.batch * parts + piece).to(I64) * self.elements.to(I64)
             offset = offset + (element.to(I64) if isinstance(element, Value) else element)
+        if self.atomic:
+            with k.when(inside):
+                hw.reduce_add(self.address + (offset * 4).to(U64), state[0])
+            return
         for i, x in enumerate(state):
             one = k.registers(F32, 1, "partial")
             one[0] = x
             hw.store_global(one, self.address + ((offset + self.stride * i) * 4).to(U64), inside)
+
+
+def is_atomic(kind: str, spec: KernelSpec) -> bool:
+    """Whether warps add to the result itself, which is zero before. Only sums can; others take two steps."""
+    return spec.epilogue.atomic and kind == "sum"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,163 @@
+"""One piece of a tile: its operands are read, the graph is evaluated chunk by chunk, results are written."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gemmsmith import hw
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.core.dtypes import DType
+from gemmsmith.epilogue import fragment
+from gemmsmith.epilogue.evaluate import Evaluation, Source
+from gemmsmith.epilogue.inputs import Column, Part, Scalar, Spot
+from gemmsmith.epilogue.rows import WHOLE_ROWS, Quantized, TopKSoftmax
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.values import Value
+
+if TYPE_CHECKING:
+    from gemmsmith.epilogue.lowering import Epilogue
+
+
+class Piece:
+    """64 rows by `columns` columns of the accumulator: piece `index` of the tile, stored in round `turn`."""
+
+    def __init__(self, epilogue: Epilogue, accumulator: Accumulator, index: int, turn: int) -> None:
+        self.epilogue, self.accumulator, self.index, self.turn = epilogue, accumulator, index, turn
+        self.graph, self.extents, self.part = epilogue.graph, epilogue.extents, epilogue.part
+        plan = epilogue.layout
+        self.block, column = divmod(index, plan.parts)
+        self.column, self.chunks = column * plan.columns, plan.columns // 8
+        gated = any(node.op == "chunk" for node in self.graph.nodes)
+        self.step = next(s for s in ((4, 2) if gated else (2, 1)) if self.chunks % s == 0)
+        self.rows: dict[int, Quantized | TopKSoftmax] = {}
+
+    def run(self) -> None:
+        """Computes and writes the piece."""
+        k, e = current(), self.epilogue
+        if e.matrices:
+            e.matrices.wait(self.part, self.index)
+        for reduction in e.reductions:
+            reduction.begin_piece()
+        self.fetched = {
+            i: self._fetched(node.value, self.extents[i].width or 1)
+            for i, node in enumerate(self.graph.nodes)
+            if node.op == "operand"
+        }
+        for i, node in enumerate(self.graph.nodes):
+            if node.op in WHOLE_ROWS:
+                self.rows[i] = self._whole_rows(i)
+        with k.unroll(0, self.chunks, self.step, name="chunk") as chunk:
+            self._write(chunk)
+        for reduction in e.reductions:
+            reduction.end_piece(self.part, self.block, self.column // reduction.width)
+        for index, scales in e.scales:
+            quantized = self.rows[self.graph.nodes[index].inputs[0]]
+            assert isinstance(quantized, Quantized)
+            scales.write(self.part, self.block, self.column, quantized.scales)
+
+    def _fetched(self, name: str, width: int) -> fragment.Pair:
+        """An operand's elements in the piece, by (chunk, half)."""
+        e = self.epilogue
+        x = e.inputs.get(name)
+        if x is None:
+            assert e.matrices
+            return e.matrices.fetch(name, self.part, self.index)
+        if isinstance(x, (Scalar, Column)):
+            return partial(_repeated, x, self.part, self.block)
+        return x.fetch(self.part, self.block, self.column // width, self.chunks // width)
+
+    def _spot(self, chunk: Value, width: int) -> Spot:
+        place = chunk // width if width > 1 else chunk
+        return Spot(self.block, self.column // width, place, self.step // width)
+
+    def _evaluation(self, chunk: Value) -> Evaluation:
+        """The graph at `step` chunks from `chunk` on."""
+        sources: dict[int, Source] = {}
+        for i, node in enumerate(self.graph.nodes):
+            place = self._spot(chunk, self.extents[i].width or 1).chunk
+            if node.op == "accumulator":
+                sources[i] = partial(_product, self.accumulator, self.block, chunk + self.column // 8)
+            elif node.op == "operand":
+                sources[i] = partial(_at, self.fetched[i], place)
+            elif i in self.rows:
+                sources[i] = partial(_at, self.rows[i].pair, place)
+            elif node.op == "scale" and node.inputs[0] in self.rows:
+                quantized = self.rows[node.inputs[0]]
+                assert isinstance(quantized, Quantized)
+                sources[i] = partial(_scale, quantized)
+        return Evaluation(self.graph, self.epilogue.chosen, sources)
+
+    def _whole_rows(self, index: int) -> Quantized | TopKSoftmax:
+        """Evaluates the input of a function of whole rows everywhere in the piece."""
+        k, node = current(), self.graph.nodes[index]
+        width = self.extents[index].width or 1
+        rows: Quantized | TopKSoftmax = WHOLE_ROWS[node.op](node, self.chunks // width)
+        with k.unroll(0, self.chunks, self.step, name="chunk") as chunk:
+            here, spot = self._evaluation(chunk), self._spot(chunk, width)
+            for j in range(spot.count):
+                inside = self.part.columns_inside(spot, j, width)
+                for half in range(2):
+                    pair = here.pair(node.inputs[0], j, half)
+                    rows.held.put(spot.chunk + j, half, pair, inside, rows.neutral)
+        rows.settle()
+        return rows
+
+    def _write(self, chunk: Value) -> None:
+        """`step` chunks: everything the graph gives at them."""
+        e, part, here = self.epilogue, self.part, self._evaluation(chunk)
+        tiles = dict(e.layout.stores)
+        for r in self.graph.results:
+            if r.name in tiles and e.stores and r.dtype:
+                spot = self._spot(chunk, e.widths[r.name])
+                buffer = e.stores.buffer(r.name, part, self.turn, self.index % e.layout.round).address
+                for first in range(0, spot.count, 2):
+                    pair = partial(_shifted, here, r.node, first)
+                    packed: partial[Value] = partial(_packed, pair, r.dtype)
+                    if self.graph.nodes[r.node].op == "accumulator":
+                        place = chunk + (self.column // 8 + first)
+                        packed = partial(_packed_product, self.accumulator, self.block, place, r.dtype)
+                    fragment.write(tiles[r.name], buffer, spot.chunk + first, min(2, spot.count - first), pair, packed)
+        for index, store in e.direct:
+            spot = self._spot(chunk, store.width)
+            for j in range(spot.count):
+                for half in range(2):
+                    store.write(part, spot, j, half, here.pair(index, j, half))
+        for reduction in e.reductions:
+            index = self.graph.nodes[reduction.result.node].inputs[0]
+            spot = self._spot(chunk, reduction.width)
+            for j in range(spot.count):
+                for half in range(2):
+                    reduction.add(part, spot, j, half, here.pair(index, j, half))
+
+
+def _product(accumulator: Accumulator, block: int, chunk: Value, j: int, half: int) -> tuple[Value, Value]:
+    i = (chunk + j) * 2 + half
+    return accumulator.element(block, i, 0), accumulator.element(block, i, 1)
+
+
+def _at(pair: fragment.Pair, chunk: Value, j: int, half: int) -> tuple[Value, Value]:
+    return pair(chunk + j, half)
+
+
+def _scale(quantized: Quantized, j: int, half: int) -> tuple[Value, Value]:
+    return quantized.scales[half], quantized.scales[half]
+
+
+def _repeated(x: Scalar | Column, part: Part, block: int, chunk: Value, half: int) -> tuple[Value, Value]:
+    value = x.element(part, block, half)
+    return value, value
+
+
+def _shifted(here: Evaluation, node: int, first: int, j: int, half: int) -> tuple[Value, Value]:
+    return here.pair(node, first + j, half)
+
+
+def _packed(pair: fragment.Pair, dtype: DType, j: int, half: int) -> Value:
+    low, high = pair(j, half)
+    return hw.pack(low, high, dtype)
+
+
+def _packed_product(accumulator: Accumulator, block: int, chunk: Value, dtype: DType, j: int, half: int) -> Value:
+    """The product itself, which may be packed already."""
+    return accumulator.pair(block, (chunk + j) * 2 + half, dtype)

@@ -1,0 +1,159 @@
+"""Functions of a whole row of a piece: what an element becomes depends on the others of its row.
+
+The row's elements are evaluated once and kept in registers; a row of a piece lies in the four lanes of a quad.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from gemmsmith import hw
+from gemmsmith.core.dtypes import E4M3, DType
+from gemmsmith.core.graph import Node
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.types import F32
+from gemmsmith.lang.values import Registers, Value, ValueLike
+
+LARGEST = {E4M3: 448.0}
+"""The largest finite value of an fp8 dtype (OCP 8-bit floating point specification); 57344 for e5m2."""
+LOWEST = -3.4e38
+"""Stands for what is not there: finite, so that differences to it are numbers."""
+LOG2_E = math.log2(math.e)
+
+
+def across_quad(x: Value, merge: Callable[[Value, Value], Value]) -> Value:
+    """Combined over the lanes that share a row."""
+    for mask in (1, 2):
+        x = merge(x, hw.as_float(hw.shuffle_xor(hw.as_unsigned(x), mask)))
+    return x
+
+
+class HeldRows:
+    """A piece's elements of one node: 4 registers a chunk, as (half, neighbour)."""
+
+    def __init__(self, chunks: int) -> None:
+        self.chunks = chunks
+        self.values = current().registers(F32, 4 * chunks, "held")
+
+    def put(
+        self, chunk: ValueLike, half: int, pair: tuple[Value, Value], inside: tuple[Value, Value], other: float
+    ) -> None:
+        """Keeps a pair; `other` stands for elements outside the matrix."""
+        for i in range(2):
+            self.values[_cell(chunk, half, i)] = current().select(inside[i], pair[i], other)
+
+    def get(self, chunk: ValueLike, half: int) -> tuple[Value, Value]:
+        return self.values[_cell(chunk, half, 0)], self.values[_cell(chunk, half, 1)]
+
+    def fold(self, values: Registers, half: int, start: float, step: Callable[[Value, Value], Value]) -> Value:
+        """The quad's step(... step(start, x0) ..., xn) over a row of `values`."""
+        total = current().registers(F32, 1, "of_row")
+        total[0] = start
+        with current().unroll(self.chunks, name="chunk") as chunk:
+            for i in range(2):
+                total[0] = step(total[0], values[_cell(chunk, half, i)])
+        return across_quad(total[0], step)
+
+
+def _cell(chunk: ValueLike, half: int, i: int) -> Value:
+    cell: Value = chunk * 4 + (2 * half + i)  # type: ignore[assignment, operator]
+    return cell
+
+
+class Quantized:
+    """x over its row's scale; the scale is amax over the dtype's largest value, 1 where amax is 0."""
+
+    neutral = 0.0
+
+    def __init__(self, node: Node, chunks: int) -> None:
+        self.dtype: DType = node.value[0]
+        self.held = HeldRows(chunks)
+
+    def settle(self) -> None:
+        """All elements are held: finds the scales."""
+        k = current()
+        self.scales, self.inverses = [], []
+        largest = LARGEST.get(self.dtype, 57344.0)
+        for half in range(2):
+            amax = self.held.fold(
+                self.held.values, half, 0.0, lambda a, x: hw.maximum_nan(a, hw.library("fabsf", x))
+            ).named("amax")
+            scale = k.select(amax == 0.0, 1.0, amax * (1 / largest))
+            self.scales.append(scale)
+            self.inverses.append(k.select(amax == 0.0, 1.0, hw.divide_full(_constant(largest), amax)))
+
+    def pair(self, chunk: ValueLike, half: int) -> tuple[Value, Value]:
+        low, high = self.held.get(chunk, half)
+        return low * self.inverses[half], high * self.inverses[half]
+
+
+class TopKSoftmax:
+    """exp(x - max) over its sum, for the k largest of a row, the first ones among equals; 0 for the others."""
+
+    neutral = -math.inf
+
+    def __init__(self, node: Node, chunks: int) -> None:
+        self.k = node.value
+        self.held = HeldRows(chunks)
+
+    def settle(self) -> None:
+        """Takes the largest of what is left, k times; a taken element is marked by NaN in `rest`."""
+        b = current()
+        held = self.held
+        self.rest = b.registers(F32, 4 * held.chunks, "rest")
+        with b.unroll(4 * held.chunks) as i:
+            self.rest[i] = held.values[i]
+        self.largest, self.totals = [], []
+        for half in range(2):
+            total = b.registers(F32, 1, "total")
+            total[0] = 0.0
+            for turn in range(self.k):
+                best = held.fold(self.rest, half, -math.inf, b.maximum).named("best")  # skips NaN
+                if turn == 0:
+                    self.largest.append(best)
+                total[0] = total[0] + _exp(best - self.largest[half])
+                first = self._first(half, best)
+                with b.unroll(held.chunks, name="chunk") as chunk:
+                    for i in range(2):
+                        cell = _cell(chunk, half, i)
+                        taken = self._column(chunk, i) == first
+                        self.rest[cell] = b.select(taken, math.nan, self.rest[cell])
+            self.totals.append(hw.approximate("rcp.approx.ftz", total[0]))
+
+    def _column(self, chunk: ValueLike, i: int) -> Value:
+        """An element's column in the row, as fp32: exact."""
+        column: Value = (chunk * 8 + (current().lane % 4) * 2 + i).to(F32)  # type: ignore[operator, assignment]
+        return column
+
+    def _first(self, half: int, best: Value) -> Value:
+        """The first column that holds `best`."""
+        b = current()
+        first = b.registers(F32, 1, "first")
+        first[0] = math.inf
+        with b.unroll(self.held.chunks, name="chunk") as chunk:
+            for i in range(2):
+                found = self.rest[_cell(chunk, half, i)] == best
+                first[0] = b.minimum(first[0], b.select(found, self._column(chunk, i), math.inf))
+        return across_quad(first[0], lambda x, y: b.minimum(x, y)).named("first_column")
+
+    def pair(self, chunk: ValueLike, half: int) -> tuple[Value, Value]:
+        result = []
+        for i in range(2):
+            rest = self.rest[_cell(chunk, half, i)]
+            x = _exp(self.held.values[_cell(chunk, half, i)] - self.largest[half]) * self.totals[half]
+            result.append(current().select(rest == rest, 0.0, x))  # NaN, which differs from itself: taken
+        return result[0], result[1]
+
+
+def _exp(x: Value) -> Value:
+    return hw.approximate("ex2.approx.ftz", x * LOG2_E)
+
+
+def _constant(x: float) -> Value:
+    from gemmsmith.lang.values import Constant
+
+    return Constant(F32, x)
+
+
+WHOLE_ROWS = {"quantize": Quantized, "top_k_softmax": TopKSoftmax}
