@@ -1,4 +1,4 @@
-"""gemmsmith forges GEMM kernels for NVIDIA Hopper GPUs: D = A @ B, readable, and executable without a GPU."""
+"""gemmsmith forges GEMM kernels for NVIDIA Hopper GPUs: D = epilogue(A @ B), readable, and executable without a GPU."""
 
 from gemmsmith.api import gemm, plan, simulate
 from gemmsmith.arrays import Spec
@@ -8,15 +8,19 @@ from gemmsmith.core.errors import (
     CompileError,
     ConfigError,
     DeviceError,
+    EpilogueError,
     GemmsmithError,
     HazardError,
     KernelError,
 )
+from gemmsmith.epilogue.gating import deinterleave, interleave
+from gemmsmith.epilogue.tracer import quantize, top_k_softmax
 from gemmsmith.plans import Plan, Simulation
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "ArgumentError", "CompileError", "Config", "ConfigError", "DeviceError", "GemmsmithError", "HazardError",
-    "KernelError", "Plan", "Simulation", "Spec", "gemm", "plan", "simulate",
+    "ArgumentError", "CompileError", "Config", "ConfigError", "DeviceError", "EpilogueError", "GemmsmithError",
+    "HazardError", "KernelError", "Plan", "Simulation", "Spec", "deinterleave", "gemm", "interleave", "plan",
+    "quantize", "simulate", "top_k_softmax",
 ]  # fmt: skip

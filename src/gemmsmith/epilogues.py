@@ -126,7 +126,7 @@ def _graph(source: Source, shape: tuple[int, ...], kinds: Mapping[str, tuple[Ext
     if hasattr(source, "graph"):
         from gemmsmith.epilogue.visitors import bind as bind_visitor
 
-        return bind_visitor(source.graph(), kinds)
+        return bind_visitor(source.graph(), kinds, shape)
     if callable(source):
         return trace(source, shape, kinds)
     raise ArgumentError(f"epilogue: got {type(source).__name__}; use a function, a visitor tree, or None")

@@ -335,4 +335,4 @@ def _place(memory: Any, info: ArrayInfo, name: str, *, writable: bool) -> int:
         return int(memory.place(np.zeros(16, np.uint8), name, writable=writable))
     first, end = byte_range(info)
     raw = np.ctypeslib.as_array((ctypes.c_uint8 * (end - first)).from_address(first))
-    return int(memory.place(raw, name, alignment_offset=first % 16, writable=writable))
+    return int(memory.place(raw, name, alignment_offset=first % 16, writable=writable, granule=min(2, info.itemsize)))

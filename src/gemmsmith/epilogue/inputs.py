@@ -224,9 +224,11 @@ class TmaMatrices:
         self.maps = {name: k.tensor_map(operand_argument(name)) for name, _ in loads}
         self.buffers = {name: k.shared(tile, stages=slots * consumers, name=name) for name, tile in loads}
         self.bytes = sum(tile.bytes for _, tile in loads)
-        self.barriers = k.shared(8, stages=slots * consumers, alignment=8, name="loaded")
 
     def init(self) -> None:
+        """The barriers come behind all tiles, which want aligned places."""
+        count = self.slots * self.consumers
+        self.barriers = current().shared(8, stages=count, alignment=8, name="loaded")
         for i in range(self.slots * self.consumers):
             hw.mbarrier_init(self.barriers[i], 1)
 

@@ -23,6 +23,7 @@ class Buffer:
     data: np.ndarray
     writable: bool
     unwritten: bool
+    granule: int
 
 
 class GlobalMemory:
@@ -32,15 +33,17 @@ class GlobalMemory:
         self.buffers: list[Buffer] = []
 
     def place(
-        self, data: np.ndarray, name: str, *, alignment_offset: int = 0, writable: bool = True, unwritten: bool = False
-    ) -> int:
+        self, data: np.ndarray, name: str, *, alignment_offset: int = 0, writable: bool = True,
+        unwritten: bool = False, granule: int = 2,
+    ) -> int:  # fmt: skip
         """Puts a numpy array of bytes at an address that is `alignment_offset` past a multiple of 256.
 
         The array is used as it is, not copied. `unwritten` bytes may not be read before the kernel writes them.
+        `granule` is the bytes of the narrowest access to it, which hazards are told apart by.
         """
         raw = data.reshape(-1).view(np.uint8)
         address = _FIRST + len(self.buffers) * _APART + alignment_offset
-        self.buffers.append(Buffer(name, address, raw, writable, unwritten))
+        self.buffers.append(Buffer(name, address, raw, writable, unwritten, granule))
         return address
 
     def find(self, address: int) -> Buffer | None:

@@ -1,4 +1,4 @@
-"""Shadow memory: for every two bytes the last write and the reads since, each an event that others must know of."""
+"""Shadow memory: for every granule the last write and the reads since, each an event that others must know of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gemmsmith.backends.sim.hazards import Hazards
 from gemmsmith.lang.statements import Where
 
 GRANULE = 2
-"""Bytes: the narrowest access there is."""
+"""Bytes: the narrowest access to shared memory, and to global memory of 16-bit elements."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Events:
 class Shadow:
     """The shadow of one memory of `size` bytes; `written` says that it held data before the kernel."""
 
-    def __init__(self, size: int, events: Events, hazards: Hazards, written: bool) -> None:
-        count = -(-size // GRANULE)
+    def __init__(self, size: int, events: Events, hazards: Hazards, written: bool, granule: int = GRANULE) -> None:
+        count, self.granule = -(-size // granule), granule
         self.writer, self.readers = np.zeros(count, np.int32), np.zeros(count, np.int32)
         self.events, self.hazards, self.written = events, hazards, written
         self.barriers = np.zeros(count, bool)
@@ -71,7 +71,7 @@ class Shadow:
         self, offsets: np.ndarray, width: int, write: bool, number: int, clock: Clock, is_async: bool, name: str
     ) -> None:
         """Checks and records event `number`, which touches `width` bytes from each of `offsets`."""
-        cells = (offsets[:, None] // GRANULE + np.arange(max(1, width // GRANULE))).reshape(-1)
+        cells = (offsets[:, None] // self.granule + np.arange(max(1, width // self.granule))).reshape(-1)
         event = self.events.list[number]
         assert event is not None
         if self.barriers[cells].any():

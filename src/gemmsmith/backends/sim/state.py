@@ -92,7 +92,7 @@ class State:
     def global_shadow(self, buffer: Buffer) -> Shadow:
         if buffer not in self._global_shadows:
             self._global_shadows[buffer] = Shadow(
-                len(buffer.data), self.events, self.hazards, written=not buffer.unwritten
+                len(buffer.data), self.events, self.hazards, written=not buffer.unwritten, granule=buffer.granule
             )
         return self._global_shadows[buffer]
 

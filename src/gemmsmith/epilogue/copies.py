@@ -1,0 +1,76 @@
+"""Copies of functions in which the math module is traced: math.exp(x) would call float(x)."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, SimpleNamespace
+from typing import Any
+
+_KEPT = {"torch", "numpy", "gemmsmith", *sys.stdlib_module_names}
+
+
+class Copies:
+    """Copies of functions and of helpers that they find in their globals or closures, made once each.
+
+    `substitute` gives what stands for a function of math. The originals, and their modules, are not changed.
+    """
+
+    def __init__(self, substitute: Callable[[BuiltinFunctionType], Any]) -> None:
+        self._substitute = substitute
+        self._functions: dict[int, FunctionType] = {}
+        self._globals: dict[int, dict[str, Any]] = {}
+
+    def of(self, function: Any) -> Any:
+        """A copy of any callable."""
+        if isinstance(function, FunctionType):
+            return self._function(function)
+        copy = self._helper(function)
+        if copy is function and isinstance(call := type(function).__call__, FunctionType):
+            return MethodType(self._helper(call), function)
+        return copy
+
+    def _helper(self, x: Any) -> Any:
+        if x is math:
+            return self._math
+        if isinstance(x, BuiltinFunctionType):
+            return self._substitute(x) if x.__module__ == "math" else x
+        if isinstance(x, FunctionType):
+            return x if (x.__module__ or "").partition(".")[0] in _KEPT else self._function(x)
+        if isinstance(x, MethodType):
+            return MethodType(self._helper(x.__func__), x.__self__)
+        if isinstance(x, functools.partial):
+            return functools.partial(self._helper(x.func), *x.args, **x.keywords)
+        return x
+
+    @functools.cached_property
+    def _math(self) -> SimpleNamespace:
+        return SimpleNamespace(**{k: self._helper(v) for k, v in vars(math).items() if not k.startswith("_")})
+
+    def _function(self, f: FunctionType) -> FunctionType:
+        if id(f) in self._functions:
+            return self._functions[id(f)]
+        module = self._globals.setdefault(id(f.__globals__), dict(f.__globals__))
+        cells = tuple(CellType() for _ in f.__closure__ or ())
+        copy = FunctionType(f.__code__, module, f.__name__, f.__defaults__, cells)
+        copy.__kwdefaults__ = f.__kwdefaults__
+        copy.__dict__.update(f.__dict__)
+        self._functions[id(f)] = copy  # before its helpers, which may call it
+        for name in _names(f.__code__):
+            if name in f.__globals__:
+                module[name] = self._helper(f.__globals__[name])
+        for cell, original in zip(cells, f.__closure__ or (), strict=True):
+            try:
+                cell.cell_contents = self._helper(original.cell_contents)
+            except ValueError:  # not assigned yet
+                pass
+        return copy
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

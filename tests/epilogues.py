@@ -1,0 +1,144 @@
+"""Epilogues that are tested end to end, in the simulator and on a GPU: one case for every kind of node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.core.dtypes import DType, as_dtype
+from gemmsmith.core.graph import Graph
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An epilogue and what its operands are: number, scalar, row, column, matrix; with half_ for N / 2 columns."""
+
+    function: Callable[..., Any]
+    operands: dict[str, str] = field(default_factory=dict)
+    gated: bool = False
+    whole_rows: int = 0
+    """Columns that must lie in one tile: 0 for any."""
+
+
+def residual_and_stats(acc: Any, residual: Any, scale: Any) -> Any:
+    x = acc * scale + residual
+    return x, x.square().sum(-1), x.abs().max()
+
+
+def bce(acc: Any, bias: Any, labels: Any) -> Any:
+    x = acc + bias
+    return ((labels - 1) * x + x.sigmoid().clamp(1e-3, 1 - 1e-3).log()).sum()
+
+
+def _gated(activation: Callable[[Any], Any]) -> Callable[..., Any]:
+    def gated(acc: Any) -> Any:
+        gate, up = acc.chunk(2)
+        return activation(gate) * up
+
+    return gated
+
+
+def gated_everything(acc: Any, bias: Any, factor: Any, more: Any) -> Any:
+    x = acc + bias
+    gate, up = x.chunk(2)
+    h = gate.silu() * up * factor + more
+    return {"h": h, "x": x, "rows": h.sum(-1), "columns": h.sum(-2)}
+
+
+def quantised(acc: Any) -> Any:
+    from gemmsmith import quantize
+
+    return quantize(acc * 0.5)
+
+
+def gated_quantised(acc: Any) -> Any:
+    from gemmsmith import quantize
+
+    gate, up = acc.chunk(2)
+    return quantize(gate.silu() * up)
+
+
+def best_of_row(acc: Any) -> Any:
+    from gemmsmith import top_k_softmax
+
+    return top_k_softmax(acc, 3)
+
+
+def everything(acc: Any, s: Any, t: Any, r: Any, c: Any, x: Any, y: Any) -> Any:
+    z = acc * s + r * c - x
+    return z.tanh() + t, (z * y).to("fp16"), z.amax(-2), z.mean(-1), z.logsumexp(-1)
+
+
+CASES: dict[str, Case] = {
+    "scale": Case(lambda acc, alpha: acc * alpha, {"alpha": "number"}),
+    "device_scale": Case(lambda acc, alpha: acc * alpha, {"alpha": "scalar"}),
+    "row": Case(lambda acc, bias: (acc + bias).relu(), {"bias": "row"}),
+    "column": Case(lambda acc, bias: acc * bias, {"bias": "column"}),
+    "matrix": Case(lambda acc, alpha, beta, c: alpha * acc + beta * c,
+                   {"alpha": "number", "beta": "number", "c": "matrix"}),
+    "two_matrices": Case(lambda acc, x, y: acc * x + y, {"x": "matrix", "y": "matrix"}),
+    "bias_gelu": Case(lambda acc, bias: (acc + bias).gelu(approximate="tanh"), {"bias": "row"}),
+    "aux": Case(lambda acc, bias: ((acc + bias).relu(), acc + bias), {"bias": "row"}),
+    "backward": Case(lambda acc, aux: (acc.where(aux > 0, 0.0), acc.where(aux > 0, 0.0).sum(-2)), {"aux": "matrix"}),
+    "stats": Case(residual_and_stats, {"residual": "matrix", "scale": "number"}),
+    "reductions": Case(lambda acc: (acc, acc.sum(-1), acc.max(-2), acc.min(-1), acc.mean(), acc.logsumexp(-2))),
+    "loss": Case(bce, {"bias": "column", "labels": "matrix"}),
+    "swiglu": Case(_gated(lambda x: x.silu()), gated=True),
+    "geglu": Case(_gated(lambda x: x.gelu()), gated=True),
+    "gated_everything": Case(gated_everything, {"bias": "row", "factor": "half_row", "more": "half_matrix"}, True),
+    "everything": Case(everything, {"s": "number", "t": "scalar", "r": "row", "c": "column", "x": "matrix",
+                                    "y": "matrix"}),
+    "fp8": Case(lambda acc, scale: (acc * scale).to("fp8_e4m3"), {"scale": "number"}),
+    "quantised": Case(quantised, whole_rows=128),
+    "gated_quantised": Case(gated_quantised, gated=True, whole_rows=256),
+    "top_k_softmax": Case(best_of_row, whole_rows=-1),
+}  # fmt: skip
+
+
+def operands(case: Case, rng: np.random.Generator, m: int, n: int, dtype: DType, batch: int | None) -> dict[str, Any]:
+    """The case's operands, random normal; those of a batched product are batched half of the time."""
+    made: dict[str, Any] = {}
+    for name, kind in case.operands.items():
+        width = n // 2 if kind.startswith("half_") else n
+        shapes = {"scalar": (), "row": (width,), "column": (m, 1), "matrix": (m, width)}
+        if kind == "number":
+            made[name] = float(rng.standard_normal())
+            continue
+        shape: tuple[int, ...] = shapes[kind.removeprefix("half_")]
+        if batch is not None and rng.random() < 0.5:
+            shape = (batch, *((1,) * (2 - len(shape))), *shape)
+        made[name] = rng.standard_normal(shape).astype(np.float32).astype(dtype.numpy)
+    return made
+
+
+def judge(graph: Graph, got: dict[str, Array], want: dict[str, Array], product: Array) -> None:
+    """Every element within its dtype's rounding, plus what fp32 and the coarse functions may lose at its scale."""
+    scale = max(1.0, float(np.abs(product).max(initial=0)))
+    for result in graph.results:
+        x, y = np.asarray(got[result.name]).astype(np.float64), want[result.name]
+        dtype = result.dtype or as_dtype(got[result.name].dtype)
+        assert x.shape == y.shape, (result.name, x.shape, y.shape)
+        reduced = graph.nodes[result.node].op == "reduce"
+        loss = 2.0**-11 if dtype.bits < 32 else 2.0**-15
+        if reduced:  # a sum's error grows with its terms
+            loss *= max(1.0, math.sqrt(product.size)) if graph.nodes[result.node].value[0] == "sum" else 1.0
+        largest = max(scale, float(np.abs(y[np.isfinite(y)]).max(initial=0)))
+        bound = (1.01 if dtype.bits >= 16 else 2.02) * dtype.roundoff * np.abs(y) + loss * largest
+        wrong = ~((np.abs(x - y) <= bound) | (x == y))
+        assert not wrong.any(), (
+            f"{result.name} at {np.argwhere(wrong)[0]}: got {x[wrong].flat[0]}, want {y[wrong].flat[0]}"
+            f" +- {np.broadcast_to(bound, y.shape)[wrong].flat[0]}; {wrong.sum()} of {wrong.size}"
+        )
+
+
+def columns_of(case: Case, n: int) -> int:
+    """n made suitable: gated products come in groups of 16."""
+    return max(16, n // 16 * 16) if case.gated else n
+
+

@@ -1,0 +1,125 @@
+"""Fused epilogues in the simulator against float64: every kind of node, over tiles, clusters, layouts and dtypes."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmsmith
+from gemmsmith import Config, ConfigError
+from gemmsmith.backends.reference.epilogue import execute
+from gemmsmith.backends.reference.product import exact
+from gemmsmith.core.dtypes import as_dtype
+from tests.epilogues import CASES, Case, columns_of, judge, operands
+
+CONFIGS = [
+    Config(tile=(128, 64, 64), cluster=(1, 1), stages=3),
+    Config(tile=(128, 128, 64), cluster=(2, 1), stages=3),
+    Config(tile=(64, 48, 32), cluster=(1, 1), stages=2, consumers=1),
+    Config(tile=(256, 128, 64), cluster=(1, 2), stages=2),
+    Config("multistage", (128, 256, 64), (1, 1), 2),
+    Config("multistage", (64, 40, 64), (1, 1), 3, 1),
+]
+
+
+def suited(case: Case, config: Config, n: int) -> tuple[Config, int]:
+    """A config with a tile wide enough for functions of whole rows."""
+    if case.whole_rows == -1:
+        return config.replace(tile=(config.tile[0], 128, 32), stages=2), min(n, 128)
+    if case.whole_rows:
+        return config.replace(tile=(128, case.whole_rows, 32), stages=2, consumers=2), n
+    return config, n
+
+
+def check(case: Case, config: Config | None, m: int, n: int, k: int, dtype: str, batch: int | None, seed: int) -> None:
+    """The kernel in the simulator against the float64 executor of the traced graph."""
+    rng = np.random.default_rng(seed)
+    kind = as_dtype(dtype)
+    n = columns_of(case, n)
+    if config is not None:
+        config, n = suited(case, config, n)
+    lead = () if batch is None else (batch,)
+    a = rng.standard_normal((*lead, m, k)).astype(kind.numpy)
+    b = rng.standard_normal((*lead, n, k)).astype(kind.numpy).swapaxes(-1, -2)
+    given = operands(case, rng, m, n, kind, batch)
+    plan = gemmsmith.plan(a, b, epilogue=case.function, operands=given, config=config, backend="sim")
+    done = plan.simulate(a, b, operands=given, seed=seed)
+    assert done.hazards == []
+    assert plan.bound
+    product = exact(a, b)
+    numbers = {name: np.asarray(x, np.float64) for name, x in given.items()}
+    want = execute(plan.bound.written, product, numbers)
+    names = [r.name for r in plan.bound.graph.results]
+    got = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
+    judge(plan.bound.graph, got, want, product)
+
+
+def _many(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("index", range(len(CONFIGS)))
+def test_case(name: str, index: int) -> None:
+    m, n, k = [(200, 136, 96), (130, 259, 70), (70, 96, 33), (300, 264, 64), (150, 272, 64), (77, 83, 40)][index]
+    dtype = "fp16" if index % 3 == 1 else "bf16"
+    try:
+        check(CASES[name], CONFIGS[index], m, n, k, dtype, None, 10 * index)
+    except ConfigError:
+        assert CASES[name].gated or CASES[name].whole_rows  # a tile that does not suit it, and says so
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_batch(name: str) -> None:
+    check(CASES[name], CONFIGS[0], 70, 80, 40, "bf16", 3, 5)
+
+
+@pytest.mark.parametrize("name", ["row", "matrix", "reductions", "bias_gelu"])
+def test_column_major_result(name: str) -> None:
+    """The kernel computes D^T; rows and columns change places in the graph."""
+    rng = np.random.default_rng(3)
+    m, n, k = 136, 200, 64
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((m, k), (k, n)))
+    given = operands(CASES[name], rng, m, n, as_dtype("bf16"), None)
+    out = np.full((n, m), np.nan, ml_dtypes.bfloat16).T
+    plan = gemmsmith.plan(a, b, epilogue=CASES[name].function, operands=given, out=out, config=CONFIGS[0])
+    assert plan.bound
+    assert plan.bound.swapped
+    done = plan.simulate(a, b, out, operands=given)
+    assert done.hazards == []
+    want = execute(plan.bound.written, exact(a, b), {key: np.asarray(x, np.float64) for key, x in given.items()})
+    names = [r.name for r in plan.bound.graph.results]
+    judge(plan.bound.graph, dict(zip(names, _many(done.result), strict=True)), want, exact(a, b))
+
+
+def test_atomic_sums() -> None:
+    rng = np.random.default_rng(4)
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((200, 64), (64, 136)))
+    done = gemmsmith.simulate(a, b, epilogue=lambda acc: (acc.sum(-1), acc.sum(-2), acc.sum()), atomic=True)
+    product = exact(a, b)
+    assert done.hazards == []
+    for got, want in zip(done.result, (product.sum(-1), product.sum(-2), product.sum()), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-2)
+
+
+def test_in_place_residual() -> None:
+    rng = np.random.default_rng(5)
+    a, b, c = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((200, 64), (64, 136), (200, 136)))
+    want = exact(a, b) + c.astype(np.float64)
+    done = gemmsmith.simulate(a, b, epilogue=lambda acc, c: acc + c, c=c, out=c, config=CONFIGS[0])
+    assert done.hazards == []
+    np.testing.assert_allclose(c.astype(np.float64), want, rtol=2**-8, atol=1e-3)
+
+
+def test_functions_that_are_exact() -> None:
+    rng = np.random.default_rng(6)
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((64, 64), (64, 64)))
+    done = gemmsmith.simulate(a, b, epilogue=lambda acc: acc.exp().tanh(), exact=True, out_dtype="fp32")
+    np.testing.assert_allclose(done.result, np.tanh(np.exp(exact(a, b))), rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_every_schedule(seed: int) -> None:
+    """Other seeds, other orders of asynchronous operations: no hazard in any."""
+    check(CASES["stats"], Config(tile=(128, 128, 64), cluster=(2, 1), stages=2), 300, 256, 130, "bf16", None, seed)
