@@ -89,9 +89,9 @@ def bind(
         if array is None:
             array = _new(like, want, r.dtype or output)
         results[r.name] = array
-        info = describe(array, r.name)
-        places[r.name] = info
-        _check_result(r, info, want, places, given, graph)
+        described = describe(array, r.name)
+        places[r.name] = described
+        _check_result(r, described, want, places, given, graph)
     first = next((places[r.name] for r in graph.results if graph.nodes[r.node].op != "reduce"), None)
     swapped = graph.turns and isinstance(first, ArrayInfo) and _column_major(first)
     arrays: dict[str, Matrix] = {}
@@ -111,9 +111,9 @@ def bind(
     matrices += [r.name for r in inner.results if extents[r.node].is_matrix]
     arrays |= {name: arrays[name].canonical() for name in matrices}
     tma = frozenset(name for name in matrices if arrays[name].stores_by_tma)
-    return Bound(
-        written, graph, EpilogueSpec(inner, tma, exact, atomic), problem, swapped, arrays, places, operands, results
-    )  # fmt: skip
+    tall = frozenset(name for name in matrices if name not in tma and arrays[name].contiguous == "rows")
+    spec = EpilogueSpec(inner, tma, tall, exact, atomic)
+    return Bound(written, graph, spec, problem, swapped, arrays, places, operands, results)
 
 
 def _new(like: Any, shape: tuple[int, ...], dtype: DType) -> Any:

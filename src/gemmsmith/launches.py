@@ -150,7 +150,7 @@ class Route:
             address, matrix = addresses.get(name, 0), self.arrays.get(name)
             if matrix is None:  # a number, or a reduction's result
                 arguments[argument] = address
-            elif name in tiles:
+            elif name in self.spec.epilogue.tma:
                 assert isinstance(address, int)
                 arguments[argument] = operand_map(matrix, tiles[name], 1, address, self.problem.batch)
             else:

@@ -140,6 +140,11 @@ class Graph:
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
 
     @property
+    def takes_whole_rows(self) -> bool:
+        """Whether a row of the product must lie in one tile."""
+        return any(n.op == "top_k_softmax" for n in self.nodes)
+
+    @property
     def turns(self) -> bool:
         """Whether `transposed` is possible."""
         return not any(n.op in ("chunk", "quantize", "scale", "top_k_softmax") for n in self.nodes)

@@ -28,11 +28,12 @@ def operand_major(matrix: Matrix) -> Literal["K", "MN"]:
 @dataclass(frozen=True)
 class EpilogueSpec:
     """A graph whose results all have a dtype; the matrices among operands and results that TMA reaches, by name
-    (the others are read and written element by element, with any strides); whether functions are exact, and whether
-    sums are atomic, in one step and in no fixed order."""
+    (the others are read and written element by element, with any strides), and those of the others whose columns are
+    contiguous; whether functions are exact, and whether sums are atomic, in one step and in no fixed order."""
 
     graph: Graph
     tma: frozenset[str]
+    tall: frozenset[str] = frozenset()
     exact: bool = False
     atomic: bool = False
 
@@ -61,6 +62,11 @@ class KernelSpec:
             epilogue or EpilogueSpec.bare(problem.d),
         )  # fmt: skip
         spec.check()
+        if spec.epilogue.graph.takes_whole_rows and problem.n > config.tile[1]:
+            raise ConfigError(
+                f"tile N: got {config.tile[1]} for n = {problem.n}; this epilogue needs a row in one tile, "
+                "up to 256 columns"
+            )
         return spec
 
     # -- tiles ---------------------------------------------------------------------------------------
@@ -113,7 +119,7 @@ class KernelSpec:
         results = "_".join(f"{r.dtype}" for r in e.graph.results)
         if len(e.graph.nodes) == 1:
             return f"{results}_{'tma' if e.tma else 'direct'}"
-        text = f"{e.graph.nodes}{e.graph.operands}{e.graph.results}{sorted(e.tma)}{e.exact}{e.atomic}"
+        text = f"{e.graph.nodes}{e.graph.operands}{e.graph.results}{sorted(e.tma)}{sorted(e.tall)}{e.exact}{e.atomic}"
         return f"{results}_epilogue_{sha256(text.encode()).hexdigest()[:8]}"
 
     def check(self) -> None:

@@ -88,6 +88,12 @@ def _pair_offset(tile: Tile, chunk: Index, half: int) -> Value:
     return _offset(tile, row, chunk * size // 2, (k.lane % 4) * 2 * size + chunk % 2 * 8)
 
 
+def element_offset(tile: Tile, row: Value, column: Value) -> Value:
+    """Byte offset of an element."""
+    size = tile.dtype.bytes
+    return _offset(tile, row, column * size // 16, column * size % 16)
+
+
 def _offset(tile: Tile, row: Value, chunk16: Value | int, byte: Value | int) -> Value:
     """Byte offset of 16-byte chunk `chunk16` of a row, plus `byte`, in a tile that may be several boxes."""
     per_box = tile.pitch // 16

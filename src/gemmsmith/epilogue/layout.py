@@ -48,7 +48,9 @@ def piece_columns(graph: Graph, n: int) -> int:
     """Columns of a piece of an n wide tile: 64 where it divides n, 128 for pairs of halves, a block or a whole row."""
     ops = {node.op for node in graph.nodes}
     quantized = [
-        (e.width or 1) * node.value[1] for e, node in zip(graph.extents(), graph.nodes, strict=True) if node.op == "quantize"
+        (e.width or 1) * node.value[1]
+        for e, node in zip(graph.extents(), graph.nodes, strict=True)
+        if node.op == "quantize"
     ]
     if "top_k_softmax" in ops:
         widths: tuple[int, ...] = (n,)
@@ -87,7 +89,7 @@ def layout(spec: KernelSpec) -> Layout:
     stores = [
         (r.name, Tile(r.dtype, WGMMA_M, columns // extents[r.node].width, "K"))
         for r in graph.results
-        if extents[r.node].is_matrix and r.name in spec.epilogue.tma and r.dtype
+        if extents[r.node].is_matrix and r.dtype
     ]
     vectors = [(o.name, config.tile[1] // o.extent.width) for o in graph.operands if o.extent.width and not o.extent.m]
     left = SHARED_LIMIT - config.stages * (spec.stage_bytes + BARRIER_BYTES)
@@ -121,7 +123,7 @@ def least_bytes(graph: Graph, tma: frozenset[str], n: int, consumers: int) -> in
     """Shared memory an epilogue should be left beside the stages: two pieces of everything, each warpgroup."""
     extents, columns = graph.extents(), piece_columns(graph, n)
     matrices = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
-    matrices += [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix and r.name in tma]
+    matrices += [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix]
     piece = sum(WGMMA_M * columns // e.width * dtype.bytes for e, dtype in matrices if dtype)
     vectors = sum(4 * n // o.extent.width for o in graph.operands if o.extent.width and not o.extent.m)
     whole = -(-consumers * vectors // ALIGNMENT) * ALIGNMENT

@@ -14,7 +14,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.evaluate import lowerings
 from gemmsmith.epilogue.inputs import Column, DirectMatrix, Part, Row, Scalar, TmaMatrices
 from gemmsmith.epilogue.layout import layout
-from gemmsmith.epilogue.outputs import DirectStore, ScaleStore, TmaStores
+from gemmsmith.epilogue.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.piece import Piece
 from gemmsmith.epilogue.reductions import Reduction
 from gemmsmith.epilogue.rows import WHOLE_ROWS
@@ -44,10 +44,9 @@ class Epilogue:
         self.matrices = None
         if plan.loads:
             self.matrices = TmaMatrices(plan.loads, self.widths, plan.slots, plan.pieces, plan.parts, consumers)
-        self.stores = TmaStores(plan.stores, self.widths, plan.round, plan.sets, consumers) if plan.stores else None
+        self.stores = Stores(spec, plan, self.widths) if plan.stores else None
         self.inputs = {o.name: self._input(o) for o in loads}
         self.reductions: list[Reduction] = []
-        self.direct: list[tuple[int, DirectStore]] = []
         self.scales: list[tuple[int, ScaleStore]] = []
         for r in self.graph.results:
             node = self.graph.nodes[r.node]
@@ -56,9 +55,8 @@ class Epilogue:
                 self.reductions.append(Reduction(r, kind, axis, self.extents[node.inputs[0]].width, spec, plan))
             elif node.op == "scale":
                 self.scales.append((r.node, ScaleStore(r.name, plan.columns)))
-            elif r.name not in spec.epilogue.tma and r.dtype:
-                self.direct.append((r.node, DirectStore(r.name, r.dtype, self.widths[r.name])))
-        bounded = [*self.direct, *self.scales, *self.reductions, *self.inputs, *self._whole_rows()]
+        copied = self.stores.arrays if self.stores else {}
+        bounded = [*copied, *self.scales, *self.reductions, *self.inputs, *self._whole_rows()]
         self.m = k.parameter("m") if bounded else Constant(I32, 0)
         self.n = k.parameter("n") if bounded else Constant(I32, 0)
 
@@ -101,7 +99,8 @@ class Epilogue:
         for reduction in self.reductions:
             reduction.begin_tile()
         for turn in range(turns):
-            if self.stores:
+            by_tma = self.stores and self.stores.maps
+            if self.stores and by_tma:
                 with k.when(self.leader):
                     self.stores.acquire(turn, turns)
             if self.stores or (turn == 0 and plan.vectors):
@@ -109,14 +108,18 @@ class Epilogue:
             pieces = range(turn * plan.round, (turn + 1) * plan.round)
             for piece in pieces:
                 Piece(self, accumulator, piece, turn).run()
-            if self.stores:
+            if by_tma:
                 hw.fence_proxy_async()
             if self.stores or self.matrices or (turn == turns - 1 and plan.vectors):
                 hw.barrier_sync(barrier, 128)
             upcoming = [p + plan.slots for p in pieces if self.matrices and p + plan.slots < plan.pieces]
-            if self.stores or upcoming:
+            if by_tma or upcoming:
                 with k.when(self.leader):
                     self._leave(turn, pieces, upcoming)
+            if self.stores and self.stores.arrays:
+                for i, piece in enumerate(pieces):
+                    block, column = divmod(piece, plan.parts)
+                    self.stores.copy(part, turn, i, block, column * plan.columns)
         for reduction in self.reductions:
             reduction.end_tile(part)
         if self.matrices:
@@ -124,7 +127,7 @@ class Epilogue:
 
     def _leave(self, turn: int, pieces: range, upcoming: list[int]) -> None:
         """In the leader: the stores of a round, and the loads into the slots it has freed."""
-        if self.stores:
+        if self.stores and self.stores.maps:
             for i, piece in enumerate(pieces):
                 block, column = divmod(piece, self.layout.parts)
                 self.stores.issue(self.part, turn, i, block, column * self.layout.columns)
@@ -135,6 +138,6 @@ class Epilogue:
 
     def finish(self) -> None:
         """Shared memory must outlive the stores that read it."""
-        if self.stores:
+        if self.stores and self.stores.maps:
             with current().when(self.leader):
                 hw.bulk_wait_read(0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import E4M3, FP32, DType
+from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
-from gemmsmith.epilogue.inputs import Addressed, Part, Spot
+from gemmsmith.epilogue import fragment
+from gemmsmith.epilogue.inputs import Addressed, Part
+from gemmsmith.epilogue.layout import Layout
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.types import F32, U16
+from gemmsmith.lang.types import F32
 from gemmsmith.lang.values import Value
 
 
@@ -17,19 +20,27 @@ def result_argument(name: str) -> str:
     return name if name == "out" else f"out_{name}"
 
 
-class TmaStores:
-    """All results that TMA writes: buffers for `round` x `sets` pieces a warpgroup.
+class Stores:
+    """Matrix results: buffers for `round` x `sets` pieces a warpgroup, from which they go out.
 
-    A round's pieces are written, one thread issues their stores, and the next round waits only for its own set: the
-    last stores drain under the next tile's mainloop.
+    By TMA: one thread issues the stores of a round's pieces, and the next round waits only for its own set, so the
+    last stores drain under the next tile's mainloop. Results that TMA cannot write are copied by all threads, lanes
+    along whichever index is contiguous.
     """
 
-    def __init__(self, stores: tuple[tuple[str, Tile], ...], widths: dict[str, int], round: int, sets: int,
-                 consumers: int) -> None:  # fmt: skip
-        k = current()
-        self.stores, self.widths, self.round, self.sets = stores, widths, round, sets
-        self.maps = {name: k.tensor_map(result_argument(name)) for name, _ in stores}
-        self.buffers = {name: k.shared(tile, stages=round * sets * consumers, name=name) for name, tile in stores}
+    def __init__(self, spec: KernelSpec, plan: Layout, widths: dict[str, int]) -> None:
+        k, consumers = current(), spec.config.consumers
+        self.stores, self.widths, self.round, self.sets = plan.stores, widths, plan.round, plan.sets
+        self.tall = spec.epilogue.tall
+        self.maps: dict[str, Value] = {}
+        self.arrays: dict[str, Addressed] = {}
+        for name, tile in self.stores:
+            if name in spec.epilogue.tma:
+                self.maps[name] = k.tensor_map(result_argument(name))
+            else:
+                self.arrays[name] = Addressed(result_argument(name), tile.dtype, m=True, n=True)
+        slots = self.round * self.sets * consumers
+        self.buffers = {name: k.shared(tile, stages=slots, name=name) for name, tile in self.stores}
 
     def buffer(self, name: str, part: Part, turn: int, i: int) -> SharedView:
         """Piece i of round `turn`."""
@@ -45,12 +56,51 @@ class TmaStores:
         hw.bulk_wait_read(0 if turn == 0 and turns % self.sets else self.sets - 1)
 
     def issue(self, part: Part, turn: int, i: int, block: int, column: int) -> None:
-        """In the leader: the stores of piece i of a round, whose first column in the tile is `column`."""
+        """In the leader: the TMA stores of piece i of a round, whose first column in the tile is `column`."""
         for name, tile in self.stores:
+            if name not in self.maps:
+                continue
             n = part.work.n // self.widths[name] + column // self.widths[name]
             for box in range(tile.boxes):
                 place = self.buffer(name, part, turn, i).at(box * tile.box_bytes)
                 hw.tma_store(self.maps[name], n + box * tile.box_inner, part.m + block * 64, part.work.batch, place)
+
+    def copy(self, part: Part, turn: int, i: int, block: int, column: int) -> None:
+        """In all threads: the other results of a piece, element by element."""
+        for name, tile in self.stores:
+            if name in self.arrays:
+                place, width = self.buffer(name, part, turn, i).address, self.widths[name]
+                self._copy(self.arrays[name], tile, place, part, block, column // width, width, name in self.tall)
+
+    def _copy(
+        self, array: Addressed, tile: Tile, buffer: Value, part: Part, block: int, column: int, width: int,
+        tall: bool,
+    ) -> None:  # fmt: skip
+        """Each warp takes a quarter of the rows (of the columns, for a tall result), a lane the elements along it."""
+        k = current()
+        across, along = (tile.k, 64) if tall else (64, tile.k)
+        share = -(-across // 4)
+        first = (k.warp_index % 4) * share
+        m, n = part.m + block * 64, part.work.n // width + column
+        with k.unroll(share, name="line") as line, k.unroll(0, along, 32, name="start") as start:
+            row, col = (start + k.lane, first + line) if tall else (first + line, start + k.lane)
+            inside = (m + row < part.rows_in_all) & (n + col < part.columns_in_all // width)
+            if along % 32 or across % 4:
+                inside = inside & (row < 64) & (col < tile.k)
+            where = array.at(part.work.batch, m + row, n + col)
+            place = buffer + fragment.element_offset(tile, row, col if along % 32 == 0 else k.minimum(col, tile.k - 1))
+            _move(place, where, inside, tile.dtype)
+
+
+def _move(place: Value, where: Value, inside: Value, dtype: DType) -> None:
+    if dtype == FP32:
+        one = current().registers(F32, 1, "element")
+        hw.load_shared(one, place)
+        hw.store_global(one, where, inside)
+        return
+    value = hw.load_shared_narrow(place, dtype.bits)
+    store = hw.store_global_16 if dtype.bits == 16 else hw.store_global_8
+    store(where, value, inside)
 
 
 class ScaleStore:
@@ -69,32 +119,3 @@ class ScaleStore:
             one[0] = scale
             inside = (k.lane % 4 == 0) & (row < part.rows_in_all) & (first < part.columns_in_all)
             hw.store_global(one, self.array.at(part.work.batch, row, first // self.columns), inside)
-
-
-class DirectStore:
-    """A result that TMA cannot write: each thread stores its elements inside the matrix, any strides, any alignment."""
-
-    def __init__(self, name: str, dtype: DType, width: int) -> None:
-        self.array, self.dtype, self.width = Addressed(result_argument(name), dtype, m=True, n=True), dtype, width
-
-    def write(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
-        k = current()
-        row = part.row(spot.block, half)
-        first = part.work.n // self.width + spot.column + (spot.chunk + j) * 8 + (k.lane % 4) * 2
-        last = part.columns_in_all // self.width
-        packed = None
-        if self.dtype.bits == 16:
-            packed = hw.pack(*pair, self.dtype)
-        elif self.dtype != FP32:
-            packed = hw.pack_fp8(*pair, "e4m3" if self.dtype == E4M3 else "e5m2")
-        for i in range(2):
-            inside = (row < part.rows_in_all) & (first + i < last)
-            where = self.array.at(part.work.batch, row, first + i)
-            if self.dtype == FP32:
-                one = k.registers(F32, 1, "value")
-                one[0] = pair[i]
-                hw.store_global(one, where, inside)
-            elif self.dtype.bits == 16 and packed is not None:
-                hw.store_global_16(where, (packed >> 16 * i).to(U16), inside)
-            elif packed is not None:
-                hw.store_global_8(where, packed >> 8 * i, inside)

@@ -118,11 +118,6 @@ class Piece:
                         place = chunk + (self.column // 8 + first)
                         packed = partial(_packed_product, self.accumulator, self.block, place, r.dtype)
                     fragment.write(tiles[r.name], buffer, spot.chunk + first, min(2, spot.count - first), pair, packed)
-        for index, store in e.direct:
-            spot = self._spot(chunk, store.width)
-            for j in range(spot.count):
-                for half in range(2):
-                    store.write(part, spot, j, half, here.pair(index, j, half))
         for reduction in e.reductions:
             index = self.graph.nodes[reduction.result.node].inputs[0]
             spot = self._spot(chunk, reduction.width)

@@ -156,4 +156,4 @@ def _constant(x: float) -> Value:
     return Constant(F32, x)
 
 
-WHOLE_ROWS = {"quantize": Quantized, "top_k_softmax": TopKSoftmax}
+WHOLE_ROWS: dict[str, type[Quantized] | type[TopKSoftmax]] = {"quantize": Quantized, "top_k_softmax": TopKSoftmax}

@@ -74,6 +74,7 @@ load_global_16 = memory.LoadGlobal16.emit
 store_global_16 = memory.StoreGlobal16.emit
 store_global_8 = memory.StoreGlobal8.emit
 load_shared = memory.LoadShared.emit
+load_shared_narrow = memory.LoadSharedNarrow.emit
 store_shared = memory.StoreShared.emit
 store_shared_16 = memory.StoreShared16.emit
 load_acquire = memory.LoadAcquire.emit

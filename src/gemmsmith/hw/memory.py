@@ -151,6 +151,23 @@ class StoreShared(Instruction):
         m.store("shared", m.column(self.address), _bytes(m, self.values))
 
 
+class LoadSharedNarrow(Instruction):
+    """1 or 2 bytes of the CTA's shared memory, zero-extended."""
+
+    address: u32
+    bits: int
+    result = U16
+    ptx = "ld.shared.u{bits} {result}, [{address}];"
+
+    def check(self) -> None:
+        if self.bits not in (8, 16):
+            raise KernelError(f"ld.shared: got {self.bits} bits; use 8 or 16, or load_shared")
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        data = m.load("shared", m.column(self.address), self.bits // 8)
+        return np.ascontiguousarray(data).view(f"u{self.bits // 8}")[:, 0].astype(np.int64)
+
+
 class StoreShared16(Instruction):
     """2 bytes to the CTA's shared memory."""
 

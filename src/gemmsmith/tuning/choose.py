@@ -72,5 +72,9 @@ def cycles(problem: Problem, config: Config) -> float:
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config:
     """The config with the least estimated time."""
-    configs = candidates(epilogue or EpilogueSpec.bare(problem.d))
+    epilogue = epilogue or EpilogueSpec.bare(problem.d)
+    configs = candidates(epilogue)
+    if epilogue.graph.takes_whole_rows:  # where no tile is wide enough the widest is refused later
+        widest = max(c.tile[1] for c in configs)
+        configs = tuple(c for c in configs if c.tile[1] >= min(problem.n, widest))
     return min(configs, key=lambda config: cycles(problem, config))
