@@ -1,4 +1,5 @@
-"""Both designs, with and without a cluster, on small ragged problems: to be run under compute-sanitizer.
+"""Both designs, with and without a cluster, and fused epilogues of every kind of operand and result, on small ragged
+problems: to be run under compute-sanitizer.
 
 for tool in memcheck racecheck synccheck; do
     compute-sanitizer --tool $tool --error-exitcode 1 python benchmarks/sanitize.py
@@ -6,6 +7,8 @@ done
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +20,41 @@ from gemmsmith.backends.reference import bounds
 from gemmsmith.core.dtypes import FP16, FP32
 
 
+def everything(acc: Any, s: Any, r: Any, c: Any, x: Any) -> Any:
+    z = acc * s + r * c - x
+    return {"out": z.tanh(), "aux": z.to("fp32"), "columns": z.sum(-2), "rows": z.amax(-1), "all": z.sum()}
+
+
+def gated(acc: Any) -> Any:
+    gate, up = acc.chunk(2)
+    q, scales = gemmsmith.quantize(gate.silu() * up)
+    return {"out": q, "scales": scales}
+
+
+def epilogues(rng: np.random.Generator) -> None:
+    """Fused kernels: they only have to run; their numbers are tested elsewhere."""
+    for function, m, n, k, config in (
+        (everything, 300, 264, 328, Config(tile=(128, 128, 64), cluster=(2, 1), stages=2)),
+        (everything, 129, 67, 45, Config("multistage", (128, 64, 64), (1, 1), 2)),
+        (gated, 200, 512, 64, Config(tile=(128, 256, 64), cluster=(1, 1), stages=2)),
+    ):
+        a, b = (rng.standard_normal(s, np.float32).astype(np.float16) for s in ((m, k), (k, n)))
+        row, column, whole = (rng.standard_normal(s, np.float32).astype(np.float16) for s in ((n,), (m, 1), (m, n)))
+        given: dict[str, Any] = {"s": 0.5, "r": row, "c": column, "x": whole} if function is everything else {}
+        plan = gemmsmith.plan(a, b, epilogue=function, operands=given, config=config)
+        assert plan.bound
+        there = {name: x if isinstance(x, float) else DeviceArray.from_numpy(x) for name, x in given.items()}
+        results = {name: DeviceArray.from_numpy(x) for name, x in plan.bound.results.items()}
+        workspace = DeviceArray.from_numpy(np.zeros(max(plan.workspace_bytes, 1), np.uint8))
+        plan.run(*(DeviceArray.from_numpy(x) for x in (a, b)), results, operands=there, workspace=workspace)
+        assert np.isfinite(results["out"].numpy().astype(np.float32)).all()
+        print(plan.spec.name, m, n, k, "done", flush=True)
+
+
 def main() -> None:
     rng = np.random.default_rng()
     with launcher.device_guard(0):
+        epilogues(rng)
         for design in ("warp_specialized", "multistage"):
             for tile, cluster in (((128, 128, 64), (1, 1)), ((128, 128, 64), (2, 1)), ((128, 64, 32), (1, 2))):
                 for m, n, k in ((300, 264, 328), (129, 67, 45)):

@@ -140,5 +140,3 @@ def judge(graph: Graph, got: dict[str, Array], want: dict[str, Array], product: 
 def columns_of(case: Case, n: int) -> int:
     """n made suitable: gated products come in groups of 16."""
     return max(16, n // 16 * 16) if case.gated else n
-
-

@@ -21,7 +21,7 @@ from gemmsmith.designs.reduce import shape as reduce_shape
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.layout import layout
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.epilogue.reductions import Partials, is_atomic, partials
+from gemmsmith.epilogue.reductions import Partials, is_atomic, partials, representatives
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.schedule.tiles import TileScheduler
 
@@ -115,7 +115,13 @@ class Route:
             workspace += _aligned(packing.bytes)
         arguments = self._gemm_arguments(operands[0], operands[1]) | self._epilogue_arguments(addresses)
         seconds = []
+        shared = {} if self.spec.epilogue.atomic else representatives(self.spec.epilogue.graph)
+        places: dict[str, int] = {}
         for r, shape, extents in self.reductions:
+            if shared.get(r.name, r.name) != r.name:
+                seconds.append(self._second(r, shape, places[shared[r.name]], addresses[r.name]))
+                continue
+            places[r.name] = workspace
             arguments |= {f"{key}_{r.name}": value for key, value in extents.items()}
             arguments |= {f"partial_{r.name}": workspace, f"stride_{r.name}": shape.state}
             if is_atomic(shape.kind, self.spec):

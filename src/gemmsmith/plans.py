@@ -164,8 +164,12 @@ class Plan:
         a_info, b_info = describe(a, "a"), describe(b, "b")
         backend = self._backend(a_info)
         job = self._job(formulation, bound, a_info, b_info, a, out)
-        if backend == "reference" or 0 in formulation.shape:
-            _reference(a, b, formulation, job)
+        if 0 in formulation.shape:
+            full = [name for name, x in job.results.items() if 0 not in describe(x, name).shape]
+            if full:
+                raise ArgumentError(f"a, b: the product is empty, {formulation.shape}; {', '.join(full)} has no value")
+        elif backend == "reference":
+            _reference(a, b, job)
         elif backend == "cuda":
             self._run_cuda(job, a, a_info.index, workspace)
         else:
@@ -284,7 +288,7 @@ def _workspace_address(workspace: Any, need: int) -> int:
     return address
 
 
-def _reference(a: Any, b: Any, formulation: Formulation, job: _Job) -> None:
+def _reference(a: Any, b: Any, job: _Job) -> None:
     from gemmsmith.backends.reference.product import exact, rounded
 
     product = exact(as_numpy(a, "a"), as_numpy(b, "b"))

@@ -10,7 +10,8 @@ from tests.mutants.mutate import mutants
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, FP32
-from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.graph import bare
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.designs.build import build
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.launches import Route
@@ -82,7 +83,7 @@ def execute(spec: KernelSpec, kernel: Kernel, seed: int) -> set[str]:
     addresses = [memory.place(x, name, writable=False) for x, name in ((a, "A"), (b, "B"))]
     route = Route.of(formulate(a, b.T, d).problem, spec.config)
     assert route.spec == spec
-    launch = route.launches(*addresses, memory.place(d, "D", unwritten=True), 0)[-1]
+    launch = route.launches(*addresses, {"out": memory.place(d, "D", unwritten=True)}, 0)[-1]
     result = simulate(kernel, 2, launch.arguments, memory, seed=seed)
     if not result.hazards:
         assert np.array_equal(d, (a.astype(np.float64) @ b.T.astype(np.float64)).astype(d.dtype))
@@ -90,7 +91,8 @@ def execute(spec: KernelSpec, kernel: Kernel, seed: int) -> set[str]:
 
 
 def spec_of(design: str, cluster: tuple[int, int]) -> KernelSpec:
-    return KernelSpec(Config(design, (128, 64, 64), cluster, 3, 2), BF16, FP32, BF16, "K", "K", "tma")  # type: ignore[arg-type]
+    epilogue = EpilogueSpec(bare(BF16), frozenset({"out"}))
+    return KernelSpec(Config(design, (128, 64, 64), cluster, 3, 2), BF16, FP32, "K", "K", epilogue)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("design", "cluster"), DESIGNS)

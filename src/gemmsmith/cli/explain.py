@@ -77,7 +77,8 @@ def _function(text: str) -> Callable[..., Any]:
     try:
         if where.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-            assert spec and spec.loader
+            assert spec is not None
+            assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules.setdefault(module.__name__, module)
             spec.loader.exec_module(module)

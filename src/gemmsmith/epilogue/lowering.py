@@ -16,7 +16,7 @@ from gemmsmith.epilogue.inputs import Column, DirectMatrix, Part, Row, Scalar, T
 from gemmsmith.epilogue.layout import layout
 from gemmsmith.epilogue.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.piece import Piece
-from gemmsmith.epilogue.reductions import Reduction
+from gemmsmith.epilogue.reductions import Reduction, representatives
 from gemmsmith.epilogue.rows import WHOLE_ROWS
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import I32
@@ -50,6 +50,8 @@ class Epilogue:
         self.scales: list[tuple[int, ScaleStore]] = []
         for r in self.graph.results:
             node = self.graph.nodes[r.node]
+            if node.op == "reduce" and not spec.epilogue.atomic and representatives(self.graph)[r.name] != r.name:
+                continue
             if node.op == "reduce":
                 kind, axis = node.value
                 self.reductions.append(Reduction(r, kind, axis, self.extents[node.inputs[0]].width, spec, plan))

@@ -82,8 +82,14 @@ class Stores:
         share = -(-across // 4)
         first = (k.warp_index % 4) * share
         m, n = part.m + block * 64, part.work.n // width + column
-        with k.unroll(share, name="line") as line, k.unroll(0, along, 32, name="start") as start:
-            row, col = (start + k.lane, first + line) if tall else (first + line, start + k.lane)
+        batch = next(n for n in (4, 2, 1) if share % n == 0)
+        with (
+            k.range(share // batch, name="turn") as turn,
+            k.unroll(batch, name="line") as line,
+            k.unroll(0, along, 32, name="start") as start,
+        ):
+            at = first + turn * batch + line
+            row, col = (start + k.lane, at) if tall else (at, start + k.lane)
             inside = (m + row < part.rows_in_all) & (n + col < part.columns_in_all // width)
             if along % 32 or across % 4:
                 inside = inside & (row < 64) & (col < tile.k)

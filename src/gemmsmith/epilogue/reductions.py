@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmsmith import hw
-from gemmsmith.core.graph import Result
+from gemmsmith.core.graph import Graph, Result
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.inputs import Part, Spot
 from gemmsmith.epilogue.layout import Layout
@@ -191,6 +191,19 @@ class Reduction:
             one = k.registers(F32, 1, "partial")
             one[0] = x
             hw.store_global(one, self.address + ((offset + self.stride * i) * 4).to(U64), inside)
+
+
+def representatives(graph: Graph) -> dict[str, str]:
+    """For every reduced result the one whose partials it uses: the first that reduces the same value over the same
+    axis by the same rule, as a sum and a mean do."""
+    first: dict[tuple[int, str, Monoid], str] = {}
+    found = {}
+    for r in graph.results:
+        node = graph.nodes[r.node]
+        if node.op == "reduce":
+            kind, axis = node.value
+            found[r.name] = first.setdefault((node.inputs[0], axis, MONOIDS[kind]), r.name)
+    return found
 
 
 def is_atomic(kind: str, spec: KernelSpec) -> bool:

@@ -12,8 +12,8 @@ from gemmsmith import hw
 from gemmsmith.core.dtypes import E4M3, DType
 from gemmsmith.core.graph import Node
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.types import F32
-from gemmsmith.lang.values import Registers, Value, ValueLike
+from gemmsmith.lang.types import F32, I32
+from gemmsmith.lang.values import Constant, Registers, Value, ValueLike, as_value
 
 LARGEST = {E4M3: 448.0}
 """The largest finite value of an fp8 dtype (OCP 8-bit floating point specification); 57344 for e5m2."""
@@ -57,8 +57,7 @@ class HeldRows:
 
 
 def _cell(chunk: ValueLike, half: int, i: int) -> Value:
-    cell: Value = chunk * 4 + (2 * half + i)  # type: ignore[assignment, operator]
-    return cell
+    return as_value(chunk, I32) * 4 + (2 * half + i)
 
 
 class Quantized:
@@ -81,7 +80,7 @@ class Quantized:
             ).named("amax")
             scale = k.select(amax == 0.0, 1.0, amax * (1 / largest))
             self.scales.append(scale)
-            self.inverses.append(k.select(amax == 0.0, 1.0, hw.divide_full(_constant(largest), amax)))
+            self.inverses.append(k.select(amax == 0.0, 1.0, hw.divide_full(Constant(F32, largest), amax)))
 
     def pair(self, chunk: ValueLike, half: int) -> tuple[Value, Value]:
         low, high = self.held.get(chunk, half)
@@ -115,16 +114,15 @@ class TopKSoftmax:
                 total[0] = total[0] + _exp(best - self.largest[half])
                 first = self._first(half, best)
                 with b.unroll(held.chunks, name="chunk") as chunk:
-                    for i in range(2):
-                        cell = _cell(chunk, half, i)
-                        taken = self._column(chunk, i) == first
+                    for j in range(2):
+                        cell = _cell(chunk, half, j)
+                        taken = self._column(chunk, j) == first
                         self.rest[cell] = b.select(taken, math.nan, self.rest[cell])
             self.totals.append(hw.approximate("rcp.approx.ftz", total[0]))
 
     def _column(self, chunk: ValueLike, i: int) -> Value:
         """An element's column in the row, as fp32: exact."""
-        column: Value = (chunk * 8 + (current().lane % 4) * 2 + i).to(F32)  # type: ignore[operator, assignment]
-        return column
+        return (as_value(chunk, I32) * 8 + (current().lane % 4) * 2 + i).to(F32)
 
     def _first(self, half: int, best: Value) -> Value:
         """The first column that holds `best`."""
@@ -148,12 +146,6 @@ class TopKSoftmax:
 
 def _exp(x: Value) -> Value:
     return hw.approximate("ex2.approx.ftz", x * LOG2_E)
-
-
-def _constant(x: float) -> Value:
-    from gemmsmith.lang.values import Constant
-
-    return Constant(F32, x)
 
 
 WHOLE_ROWS: dict[str, type[Quantized] | type[TopKSoftmax]] = {"quantize": Quantized, "top_k_softmax": TopKSoftmax}

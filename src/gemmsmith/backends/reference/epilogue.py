@@ -1,0 +1,114 @@
+"""The meaning of an epilogue graph, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gemmsmith.backends.reference.product import Array, rounded
+from gemmsmith.core.dtypes import DType
+from gemmsmith.core.graph import Graph, Node
+from gemmsmith.epilogue.functions import FUNCTIONS
+
+
+def execute(graph: Graph, product: Array, operands: Mapping[str, Any]) -> dict[str, Array]:
+    """The results by name, in float64; quantised ones hold the values that are stored.
+
+    product: (m, n) or (batch, m, n), float64. operands: numbers, or arrays that broadcast against it, columns as
+    (m, 1); those of gated values against (m, n / 2). Only casts and quantisation round.
+    """
+    values: list[Any] = []
+    scales: dict[int, Array] = {}
+    for index, node in enumerate(graph.nodes):
+        inputs = [values[i] for i in node.inputs]
+        with np.errstate(all="ignore"):
+            values.append(_node(node, index, inputs, product, operands, scales))
+    shape = product.shape[:-1]
+    results = {}
+    for r in graph.results:
+        node, value = graph.nodes[r.node], values[r.node]
+        if node.op == "reduce":
+            results[r.name] = _kept(value, node.value[1], product.ndim) if r.keepdim else np.asarray(value)
+        else:
+            results[r.name] = np.broadcast_to(value, (*shape, np.shape(value)[-1] if np.ndim(value) else 1))
+    return results
+
+
+def _node(
+    node: Node, index: int, inputs: list[Any], product: Array, operands: Mapping[str, Any], scales: dict[int, Array]
+) -> Any:
+    match node.op:
+        case "accumulator":
+            return product
+        case "constant":
+            return np.float64(node.value)
+        case "operand":
+            return np.asarray(operands[node.value], np.float64)
+        case "chunk":
+            return _half(_spread(inputs[0], product), node.value)
+        case "cast":
+            return rounded(np.asarray(inputs[0], np.float64), node.value).astype(np.float64)
+        case "reduce":
+            return _reduced(_spread(inputs[0], product), *node.value)
+        case "quantize":
+            q, scales[index] = _quantized(_spread(inputs[0], product), *node.value)
+            return q
+        case "scale":
+            return scales[node.inputs[0]]
+        case "top_k_softmax":
+            return _top_k_softmax(_spread(inputs[0], product), node.value)
+    return FUNCTIONS[node.op].meaning(*inputs)
+
+
+def _spread(x: Any, product: Array) -> Array:
+    """x at every element: over all rows and batches, and all columns of the product or of its halves."""
+    width = np.shape(x)[-1] if np.ndim(x) else 1
+    columns = width if width > 1 else product.shape[-1]
+    return np.broadcast_to(x, (*product.shape[:-1], columns))
+
+
+def _half(x: Array, which: int) -> Array:
+    """The even (0) or odd (1) groups of 8 columns."""
+    groups = x.reshape(*x.shape[:-1], -1, 2, 8)[..., which, :]
+    return groups.reshape(*x.shape[:-1], x.shape[-1] // 2)
+
+
+def _reduced(x: Array, kind: str, axis: str) -> Array:
+    along = {"n": -1, "m": -2, "all": None}[axis]
+    if kind == "logsumexp":
+        largest = x.max(axis=along, keepdims=True)
+        offset = np.where(np.isfinite(largest), largest, 0)
+        return np.asarray(np.log(np.exp(x - offset).sum(axis=along)) + offset.reshape(np.shape(x.max(axis=along))))
+    return np.asarray(getattr(x, kind)(axis=along))
+
+
+def _kept(x: Array, axis: str, rank: int) -> Array:
+    if axis == "all":
+        return np.reshape(x, (1,) * rank)
+    return np.expand_dims(x, -1 if axis == "n" else -2)
+
+
+def _quantized(x: Array, dtype: DType, block: int) -> tuple[Array, Array]:
+    """(x over its scale, rounded; the scale of every row and `block` columns)."""
+    limit = float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]
+    q, scales = np.empty_like(x), []
+    for first in range(0, x.shape[-1], block):
+        part = x[..., first : first + block]
+        amax = np.abs(part).max(axis=-1, keepdims=True)
+        scale = np.where(amax == 0, 1.0, amax / limit)
+        q[..., first : first + block] = rounded(np.clip(part / scale, -limit, limit), dtype).astype(np.float64)
+        scales.append(scale)
+    return q, np.concatenate(scales, axis=-1)
+
+
+def _top_k_softmax(x: Array, k: int) -> Array:
+    """Among equals the first columns are taken."""
+    chosen = np.argsort(-x, axis=-1, kind="stable")[..., :k]
+    best = np.take_along_axis(x, chosen, axis=-1)
+    weights = np.exp(best - best.max(axis=-1, keepdims=True))
+    result = np.zeros_like(x)
+    np.put_along_axis(result, chosen, weights / weights.sum(axis=-1, keepdims=True), axis=-1)
+    return result

@@ -1,0 +1,82 @@
+"""Common subexpressions: equal nodes become one, and equal graphs equal.
+
+Inputs of commutative functions are put in order, and nodes are numbered as a walk from the results meets them, so
+that a function and a hand-built tree of the same meaning give the same kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gemmsmith.core.graph import Graph, Node
+from gemmsmith.epilogue.passes.rewrite import Editor, rewritten
+
+COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "eq", "ne", "and", "or"})
+
+
+def share(graph: Graph) -> Graph:
+    """Each value computed once; nodes in a canonical order."""
+    return _ordered(_merged(graph))
+
+
+def _merged(graph: Graph) -> Graph:
+    known: dict[Node, int] = {}
+
+    def rule(e: Editor, node: Node) -> int:
+        if node.op in COMMUTATIVE:
+            node = replace(node, inputs=tuple(sorted(node.inputs)))
+        elif node.op == "fma":
+            node = replace(node, inputs=(*sorted(node.inputs[:2]), node.inputs[2]))
+        if node not in known:
+            e.nodes.append(node)
+            known[node] = len(e.nodes) - 1
+        return known[node]
+
+    return rewritten(graph, rule)
+
+
+def _ordered(graph: Graph) -> Graph:
+    """Numbered in post-order from the results, commutative inputs by what they are, then by number."""
+    looks = _looks(graph)
+    order: list[int] = []
+    place: dict[int, int] = {}
+
+    def inputs(node: Node) -> tuple[int, ...]:
+        if node.op in COMMUTATIVE:
+            return tuple(sorted(node.inputs, key=lambda i: looks[i]))
+        if node.op == "fma":
+            return (*sorted(node.inputs[:2], key=lambda i: looks[i]), node.inputs[2])
+        return node.inputs
+
+    for r in graph.results:
+        stack = [(r.node, False)]
+        while stack:
+            i, done = stack.pop()
+            if i in place:
+                continue
+            if done:
+                place[i] = len(order)
+                order.append(i)
+                continue
+            stack.append((i, True))
+            stack += [(j, False) for j in reversed(inputs(graph.nodes[i]))]
+    nodes = tuple(replace(graph.nodes[i], inputs=tuple(place[j] for j in inputs(graph.nodes[i]))) for i in order)
+    return replace(
+        graph, nodes=nodes, operands=tuple(sorted(graph.operands, key=lambda o: o.name)),
+        results=tuple(replace(r, node=place[r.node]) for r in graph.results),
+    )  # fmt: skip
+
+
+def _looks(graph: Graph) -> list[str]:
+    """A digest of what each node computes, the same however nodes are numbered."""
+    from hashlib import sha256
+
+    looks: list[str] = []
+    for node in graph.nodes:
+        parts = [looks[i] for i in node.inputs]
+        if node.op in COMMUTATIVE:
+            parts.sort()
+        elif node.op == "fma":
+            parts[:2] = sorted(parts[:2])
+        looks.append(sha256(f"{node.op}|{node.value!r}|{'|'.join(parts)}".encode()).hexdigest())
+    return looks
