@@ -5,13 +5,13 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.epilogues import CASES, Case, columns_of, judge, operands
 
 import gemmsmith
 from gemmsmith import Config, ConfigError
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.product import exact
 from gemmsmith.core.dtypes import as_dtype
-from tests.epilogues import CASES, Case, columns_of, judge, operands
 
 CONFIGS = [
     Config(tile=(128, 64, 64), cluster=(1, 1), stages=3),

@@ -6,14 +6,14 @@ import random
 
 import numpy as np
 import pytest
+from tests.epilogues import CASES, columns_of, judge, operands
+from tests.test_simulated_epilogues import suited
 
 import gemmsmith
 from gemmsmith import Config, ConfigError
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.product import exact
 from gemmsmith.core.dtypes import as_dtype
-from tests.epilogues import CASES, columns_of, judge, operands
-from tests.test_simulated_epilogues import suited
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

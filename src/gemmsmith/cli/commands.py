@@ -14,6 +14,7 @@ from rich.table import Table
 
 from gemmsmith.arrays import Spec
 from gemmsmith.cli.execute import Outcome, execute
+from gemmsmith.cli.explain import explain
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP16, as_dtype
 from gemmsmith.core.errors import GemmsmithError
@@ -67,6 +68,9 @@ def _problem_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.version_option(package_name="gemmsmith")
 def main() -> None:
     """Forges GEMM kernels for Hopper GPUs, and executes them on any machine."""
+
+
+main.add_command(explain)
 
 
 @main.command()

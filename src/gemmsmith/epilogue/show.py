@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +87,15 @@ def pictures(graphs: Sequence[tuple[str, Graph]], path: Path | str) -> None:
     from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    layers = [_layers(graph) for _, graph in graphs]
-    widest = [max(len(layer) for layer in rows) for rows in layers]
-    deepest = max(len(rows) for rows in layers)
+    layouts = [_layout(graph) for _, graph in graphs]
+    widest = [max(len(layer) for layer in rows) for rows, _ in layouts]
+    deepest = max(len(rows) for rows, _ in layouts)
     figure, axes = pyplot.subplots(
         1, len(graphs), figsize=(sum(2.0 * w for w in widest) + 0.8, 0.8 * deepest + 1.0), squeeze=False,
         width_ratios=widest,
     )  # fmt: skip
-    for (title, graph), rows, ax in zip(graphs, layers, axes[0], strict=True):
-        _draw(graph, rows, ax, title, deepest)
+    for (title, graph), (rows, paths), ax in zip(graphs, layouts, axes[0], strict=True):
+        _draw(graph, rows, paths, ax, title, deepest)
     handles = [Patch(facecolor=colour, edgecolor="#555555", label=text) for colour, text in _KINDS.values()]
     figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False, fontsize=8)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
@@ -103,65 +104,76 @@ def pictures(graphs: Sequence[tuple[str, Graph]], path: Path | str) -> None:
 
 
 Item = tuple[str, int]
-"""("node", index) or ("result", index)."""
+"""("node", index), ("result", index), or ("via", n): where a long arrow crosses a layer."""
+Arrow = list[Item]
+"""From a node to its user, through the layers between."""
 
 
-def _layers(graph: Graph) -> list[list[Item]]:
-    """Items by depth: a node stands just above the first of its users, results below their nodes."""
+def _layout(graph: Graph) -> tuple[list[list[Item]], list[Arrow]]:
+    """Items by layer, and the arrows: every layer an arrow crosses has a place for it (Sugiyama et al., 1981)."""
     depth = [0] * len(graph.nodes)
     for i, node in enumerate(graph.nodes):
         depth[i] = max((depth[j] + 1 for j in node.inputs), default=0)
-    for i in range(len(graph.nodes) - 1, -1, -1):  # leaves come down to where they are used
+    for i, node in enumerate(graph.nodes):  # leaves come down to where they are used
         users = [depth[u] for source, u in graph.users() if source == i]
-        if users and not graph.nodes[i].inputs:
+        if users and not node.inputs:
             depth[i] = min(users) - 1
     rows: list[list[Item]] = [[] for _ in range(max(depth) + 2)]
-    for i in range(len(graph.nodes)):
-        rows[depth[i]].append(("node", i))
-    for r, result in enumerate(graph.results):
-        rows[depth[result.node] + 1].append(("result", r))
-    return _untangled(graph, rows)
+    at: dict[Item, int] = {("node", i): d for i, d in enumerate(depth)}
+    at |= {("result", r): depth[result.node] + 1 for r, result in enumerate(graph.results)}
+    for item, d in at.items():
+        rows[d].append(item)
+    arrows: list[tuple[Item, Item]] = [(("node", source), ("node", user)) for source, user in graph.users()]
+    arrows += [(("node", result.node), ("result", r)) for r, result in enumerate(graph.results)]
+    paths: list[Arrow] = []
+    vias = 0
+    for source, user in dict.fromkeys(arrows):
+        path = [source]
+        for d in range(at[source] + 1, at[user]):
+            rows[d].append(("via", vias))
+            path.append(("via", vias))
+            vias += 1
+        paths.append([*path, user])
+    return _untangled(rows, paths), paths
 
 
-def _inputs(graph: Graph, item: Item) -> list[Item]:
-    kind, i = item
-    if kind == "result":
-        return [("node", graph.results[i].node)]
-    return [("node", j) for j in graph.nodes[i].inputs]
-
-
-def _untangled(graph: Graph, rows: list[list[Item]]) -> list[list[Item]]:
-    """Each layer in the order of the mean place of its neighbours above, then below, a few times (Sugiyama, 1981)."""
-    users: dict[Item, list[Item]] = {}
-    for row in rows:
-        for item in row:
-            for source in _inputs(graph, item):
-                users.setdefault(source, []).append(item)
-    for turn in range(8):
-        place = {item: j - len(row) / 2 for row in rows for j, item in enumerate(row)}
-        for row in rows:
-            key: dict[Item, float] = {}
-            for item in row:
-                near = _inputs(graph, item) if turn % 2 == 0 else users.get(item, [])
-                key[item] = sum(place[x] for x in near) / len(near) if near else place[item]
-            row.sort(key=lambda item: key[item])
+def _untangled(rows: list[list[Item]], paths: list[Arrow]) -> list[list[Item]]:
+    """Each layer in the order of the mean place of its neighbours above, then below, a few times."""
+    above: dict[Item, list[Item]] = {}
+    below: dict[Item, list[Item]] = {}
+    for path in paths:
+        for upper, lower in pairwise(path):
+            above.setdefault(lower, []).append(upper)
+            below.setdefault(upper, []).append(lower)
+    for turn in range(12):
+        place = {item: j - (len(row) - 1) / 2 for row in rows for j, item in enumerate(row)}
+        near = above if turn % 2 == 0 else below
+        for row in rows if turn % 2 == 0 else reversed(rows):
+            mean = {x: sum(place[y] for y in near[x]) / len(near[x]) if near.get(x) else place[x] for x in row}
+            row.sort(key=mean.__getitem__)
+            place |= {item: j - (len(row) - 1) / 2 for j, item in enumerate(row)}
     return rows
 
 
-def _draw(graph: Graph, rows: list[list[Item]], ax: Any, title: str, deepest: int) -> None:
-    where: dict[Item, tuple[float, float]] = {}
-    for depth, row in enumerate(rows):
-        for j, item in enumerate(row):
-            where[item] = (j - (len(row) - 1) / 2, -float(depth))
-    for row in rows:
-        for item in row:
-            for source in _inputs(graph, item):
-                (x0, y0), (x1, y1) = where[source], where[item]
-                ax.annotate(
-                    "", xy=(x1, y1 + 0.24), xytext=(x0, y0 - 0.24), zorder=1,
-                    arrowprops={"arrowstyle": "-|>", "color": "#777777", "lw": 0.9, "shrinkA": 0, "shrinkB": 0},
-                )  # fmt: skip
+def _draw(graph: Graph, rows: list[list[Item]], paths: list[Arrow], ax: Any, title: str, deepest: int) -> None:
+    where = {
+        item: (j - (len(row) - 1) / 2, -float(depth)) for depth, row in enumerate(rows) for j, item in enumerate(row)
+    }
+    for path in paths:
+        points = [(where[path[0]][0], where[path[0]][1] - 0.24)]
+        for item in path[1:-1]:
+            x, y = where[item]
+            points += [(x, y + 0.24), (x, y - 0.24)]
+        if len(points) > 1:
+            ax.plot(*zip(*points, strict=True), color="#777777", lw=0.9, zorder=1)
+        (x0, y0), (x1, y1) = points[-1], where[path[-1]]
+        ax.annotate(
+            "", xy=(x1, y1 + 0.24), xytext=(x0, y0), zorder=1,
+            arrowprops={"arrowstyle": "-|>", "color": "#777777", "lw": 0.9, "shrinkA": 0, "shrinkB": 0},
+        )  # fmt: skip
     for item, (x, y) in where.items():
+        if item[0] == "via":
+            continue
         text, kind = _look(graph, item)
         ax.text(
             x, y, text, ha="center", va="center", fontsize=7.5, zorder=2,

@@ -12,18 +12,23 @@ from gemmsmith.epilogue.layout import least_bytes, suits
 
 SMS = 132
 """H100 SXM and H200."""
-FLOPS_PER_CYCLE = 4096 * 2
-"""Dense 16-bit FLOPs of one SM's tensor cores a cycle."""
-L2_BYTES_PER_CYCLE = 40
-"""What one SM draws from the L2 when all do: about 5.5 TB/s in all."""
-TILE_CYCLES = 2500
-"""Filling the pipeline and storing a tile, where nothing hides it."""
+FLOPS_PER_CYCLE = 4096
+"""Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128."""
+L2_BYTES_PER_CYCLE, SM_BYTES_PER_CYCLE = 40 * SMS, 64
+"""What the L2 gives all SMs together, about 9 TB/s, and at most one."""
+DRAM_BYTES_PER_CYCLE = 2400
+"""4.2 TB/s at 1.75 GHz."""
+COPY_ENERGY = 0.15
+"""Under its power limit the chip runs slower the more bytes it moves, hidden or not: cycles a cycle of copying."""
+FILL_CYCLES, STORE_BYTES_PER_CYCLE = 1500, 40
+"""Filling the pipeline, and storing a tile where nothing hides it."""
 
 _TILES = [
-    ((128, 256), (2, 1), 2), ((256, 128), (1, 2), 2), ((128, 192), (2, 1), 2), ((128, 128), (2, 1), 2),
-    ((128, 128), (1, 1), 2), ((128, 64), (1, 1), 2), ((64, 256), (1, 1), 1), ((64, 128), (1, 1), 1),
-    ((64, 64), (1, 1), 1), ((64, 32), (1, 1), 1), ((64, 16), (1, 1), 1),
+    ((128, 256), 2), ((256, 128), 2), ((128, 224), 2), ((128, 192), 2), ((128, 160), 2), ((128, 128), 2),
+    ((128, 112), 2), ((128, 96), 2), ((128, 64), 2), ((64, 256), 1), ((64, 224), 1), ((64, 192), 1), ((64, 128), 1),
+    ((64, 112), 1), ((64, 96), 1), ((64, 64), 1), ((64, 48), 1), ((64, 32), 1), ((64, 16), 1),
 ]  # fmt: skip
+_CLUSTERS = [(1, 2), (2, 1), (1, 1)]
 
 
 def stages_that_fit(tile: tuple[int, int, int], epilogue: EpilogueSpec, consumers: int) -> int:
@@ -34,12 +39,18 @@ def stages_that_fit(tile: tuple[int, int, int], epilogue: EpilogueSpec, consumer
 
 @lru_cache(maxsize=64)
 def candidates(epilogue: EpilogueSpec) -> tuple[Config, ...]:
-    """The configs that are considered, warp-specialised all."""
-    return tuple(
-        Config("warp_specialized", (m, n, 64), cluster, stages_that_fit((m, n, 64), epilogue, consumers), consumers)
-        for (m, n), cluster, consumers in _TILES
-        if suits(epilogue.graph, n)
-    )
+    """The configs that are considered, warp-specialised all.
+
+    Consecutive clusters share what their cluster does not: such reads of neighbouring SMs are merged.
+    """
+    found = []
+    for (m, n), consumers in _TILES:
+        for cluster in _CLUSTERS:
+            if suits(epilogue.graph, n) and n % (8 * cluster[0]) == 0:
+                stages = stages_that_fit((m, n, 64), epilogue, consumers)
+                raster = "n" if cluster == (1, 2) else "m"
+                found.append(Config("warp_specialized", (m, n, 64), cluster, stages, consumers, raster))  # type: ignore[arg-type]
+    return tuple(found)
 
 
 def fitted(config: Config, epilogue: EpilogueSpec, given: Iterable[str], *, fp16: bool = False) -> Config:
@@ -60,13 +71,19 @@ def fitted(config: Config, epilogue: EpilogueSpec, given: Iterable[str], *, fp16
 
 
 def cycles(problem: Problem, config: Config) -> float:
-    """The model's estimate for a problem, in SM cycles."""
+    """The model's estimate for a problem, in SM cycles: waves of tiles, or the bytes that must move at all."""
     (m, n, k), (rows, columns) = config.tile, config.cluster
-    clusters = -(-problem.m // (m * rows)) * -(-problem.n // (n * columns)) * problem.batch
-    waves = -(-clusters * rows * columns // (SMS // (rows * columns) * rows * columns))
+    size = rows * columns
+    ctas = -(-problem.m // (m * rows)) * -(-problem.n // (n * columns)) * problem.batch * size
+    resident = SMS // size * size
+    waves = -(-ctas // resident)
     math = 2 * m * n * k / FLOPS_PER_CYCLE
-    copies = 2 * k * (m / columns + n / rows) / L2_BYTES_PER_CYCLE
-    return waves * (-(-problem.k // k) * max(math, copies) + TILE_CYCLES)
+    bandwidth = min(SM_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE / min(ctas, resident))
+    copies = 2 * k * (m / columns + n / rows) / bandwidth
+    store = m * n * problem.d.dtype.bytes / STORE_BYTES_PER_CYCLE
+    elements = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n
+    memory = 2 * problem.batch * elements / DRAM_BYTES_PER_CYCLE
+    return max(waves * (-(-problem.k // k) * (max(math, copies) + COPY_ENERGY * copies) + store), memory) + FILL_CYCLES
 
 
 @lru_cache(maxsize=4096)

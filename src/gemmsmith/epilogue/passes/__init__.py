@@ -19,6 +19,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("fold", fold),
     ("share", share),
     ("fission", fission),
+    ("share", share),
     ("fuse", fuse),
     ("reductions", reductions),
 )
