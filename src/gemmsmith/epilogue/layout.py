@@ -104,14 +104,14 @@ def _rounds(left: int, pieces: int, load: int, store: int) -> tuple[int, int, in
     """(pieces a round, sets of buffers, slots) for `left` bytes a warpgroup.
 
     All pieces at once where shared memory holds them beside the stages; else as many as fit twice, so that one set
-    is written while the other drains. With operands to load, pieces go one by one through two sets, and the rest is
-    slots.
+    is written while the other drains. With operands to load, pieces go one by one, and slots come first: what is
+    loaded before the mainloop costs nothing.
     """
     if load:
         load += BARRIER_BYTES
-        sets = 2 if pieces > 1 and 2 * store + load <= left else 1
-        fitting = [s for s in range(1, MOST_SLOTS + 1) if pieces % s == 0 and sets * store + s * load <= left]
-        return 1, sets, fitting[-1] if fitting else 1
+        both = [(slots, sets) for slots in range(1, MOST_SLOTS + 1) for sets in (1, 2) if pieces % slots == 0]
+        slots, sets = max(((a, b) for a, b in both if b * store + a * load <= left), default=(1, 1))
+        return 1, min(sets, pieces), slots
     buffers = left // store if store else pieces
     if buffers >= pieces:
         return pieces, 1, 0

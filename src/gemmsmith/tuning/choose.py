@@ -18,6 +18,8 @@ L2_BYTES_PER_CYCLE, SM_BYTES_PER_CYCLE = 40 * SMS, 64
 """What the L2 gives all SMs together, about 9 TB/s, and at most one."""
 DRAM_BYTES_PER_CYCLE = 2400
 """4.2 TB/s at 1.75 GHz."""
+MANY_WAVES = 4
+"""Beyond, SMs that are idle in the last wave save power that the others use: half a wave is half lost."""
 COPY_ENERGY = 0.15
 """Under its power limit the chip runs slower the more bytes it moves, hidden or not: cycles a cycle of copying."""
 FILL_CYCLES, STORE_BYTES_PER_CYCLE = 1500, 40
@@ -76,7 +78,9 @@ def cycles(problem: Problem, config: Config) -> float:
     size = rows * columns
     ctas = -(-problem.m // (m * rows)) * -(-problem.n // (n * columns)) * problem.batch * size
     resident = SMS // size * size
-    waves = -(-ctas // resident)
+    waves: float = -(-ctas // resident)
+    if waves > MANY_WAVES:
+        waves = (waves + ctas / resident) / 2
     math = 2 * m * n * k / FLOPS_PER_CYCLE
     bandwidth = min(SM_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE / min(ctas, resident))
     copies = 2 * k * (m / columns + n / rows) / bandwidth
