@@ -140,3 +140,84 @@ def judge(graph: Graph, got: dict[str, Array], want: dict[str, Array], product: 
 def columns_of(case: Case, n: int) -> int:
     """n made suitable: gated products come in groups of 16."""
     return max(16, n // 16 * 16) if case.gated else n
+
+
+def fusion(name: str) -> tuple[Callable[..., Any], dict[str, str]]:
+    """A ready-made epilogue and what its operands are."""
+    from gemmsmith.epilogue.fusions import FUSIONS, bias_activation
+
+    needs: dict[str, tuple[Any, ...]] = {
+        "LinCombTopKSoftmaxCol": (2,), "LinCombDeEltAct": ("gelu",), "LinCombDeEltActDePerRowBias": ("silu",),
+        "block_quantized": (bias_activation("silu"),),
+    }  # fmt: skip
+    kinds = {key: "number" if kind == "scalar" else kind for key, kind in FUSIONS[name].operands.items()}
+    more = {"bias": "row"} if name == "block_quantized" else {}
+    return FUSIONS[name].make(*needs.get(name, ())), {**kinds, **more}
+
+
+POSITIVE = {"log", "log2", "log1p", "sqrt", "rsqrt", "reciprocal", "pow"}
+
+
+def function_graph(name: str) -> tuple[Graph, Callable[[Array], list[Array]]]:
+    """The function of the product, made positive where its domain is, and of constants; and its float64 inputs."""
+    from gemmsmith.core.graph import Node, Result
+    from gemmsmith.epilogue.functions import FUNCTIONS
+
+    arity = FUNCTIONS[name].arity
+    nodes = [Node("accumulator"), Node("constant", (), 0.25), Node("constant", (), 0.7), Node("abs", (0,)),
+             Node("add", (3, 2)), Node("gt", (0, 1)), Node("mul", (0, 1))]  # fmt: skip
+    x = 4 if name in POSITIVE else 6 if name in ("exp", "exp2", "expm1", "sin", "cos") else 0
+    inputs: tuple[int, ...] = (x, 1, 2)[:arity]
+    if name in ("and", "or", "not"):
+        inputs = (5, 5)[:arity]
+    if name == "where":
+        inputs = (5, 0, 2)
+    if name == "div":
+        inputs = (1, 4)
+    nodes.append(Node(name, inputs))
+
+    def values(product: Array) -> list[Array]:
+        held: list[Any] = [product, np.float64(0.25), np.float64(0.7), np.abs(product), np.abs(product) + 0.7,
+                           product > 0.25, product * 0.25]  # fmt: skip
+        return [held[i] for i in inputs]
+
+    return Graph(tuple(nodes), (), (Result("out", len(nodes) - 1),)), values
+
+
+def check_function(
+    name: str, got: Array, product: Array, output: str, exactly: bool, domain: Callable[[Array], list[Array]]
+) -> None:
+    """Within the stated error of the function, what the accumulator's rounding may change, and the output's."""
+    from gemmsmith.epilogue.functions import FUNCTIONS
+
+    f = FUNCTIONS[name]
+    with np.errstate(all="ignore"):
+        want = np.asarray(f.meaning(*domain(product)), np.float64) * np.ones_like(product)
+        nearby = [np.asarray(f.meaning(*domain(product * (1 + s * 2e-6) + s * 2e-6)), np.float64) for s in (-1, 1)]
+    slope = np.maximum(*(np.abs(x - want) for x in nearby))
+    loss = 2.0**-20 if exactly else 2.0**-18
+    bound = slope + loss * np.maximum(np.abs(want), 1) + as_dtype(output).roundoff * 1.01 * np.abs(want)
+    if output == "bf16":
+        bound = bound + 2.0**-11 * np.maximum(np.abs(product), 1)  # the coarse forms
+    error = np.abs(np.asarray(got).astype(np.float64) - want)
+    worst = np.unravel_index(int((error - bound).argmax()), error.shape)
+    assert (error <= bound).all(), f"{name}({product[worst]}): got {got[worst]}, want {want[worst]} +- {bound[worst]}"
+
+
+def judge_random(graph: Graph, got: dict[str, Array], want: dict[str, Array], product: Array, given: Any) -> None:
+    """Functions may amplify the accumulator's rounding: a disturbed product shows by how much."""
+    from gemmsmith.backends.reference.epilogue import execute
+
+    shaken = [execute(graph, product * (1 + s * 2.0**-18) + s * 2.0**-18, given) for s in (-1, 1)]
+    for r in graph.results:
+        y = want[r.name]
+        x = np.asarray(got[r.name]).astype(np.float64)
+        assert x.shape == y.shape
+        largest = max(1.0, float(np.abs(y).max(initial=0)))
+        sensitive = float(np.maximum(*(np.abs(s[r.name] - y) for s in shaken)).max(initial=0))
+        dtype = as_dtype(got[r.name].dtype)
+        loss = (2.0**-9 if dtype.bits < 32 else 2.0**-13) * largest
+        if graph.nodes[r.node].op == "reduce" and graph.nodes[r.node].value[0] == "sum":
+            loss *= math.sqrt(product.size)
+        error = np.abs(x - y)
+        assert (error <= 1.01 * dtype.roundoff * np.abs(y) + loss + 4 * sensitive).all(), (r.name, error.max(), loss)

@@ -5,13 +5,29 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.epilogues import CASES, Case, columns_of, judge, operands
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from tests.epilogue.graphs import data, graphs
+from tests.epilogues import (
+    CASES,
+    Case,
+    check_function,
+    columns_of,
+    function_graph,
+    fusion,
+    judge,
+    judge_random,
+    operands,
+)
 
 import gemmsmith
 from gemmsmith import Config, ConfigError
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.product import exact
 from gemmsmith.core.dtypes import as_dtype
+from gemmsmith.core.graph import Graph
+from gemmsmith.epilogue.functions import FUNCTIONS
+from gemmsmith.epilogue.fusions import FUSIONS
 
 CONFIGS = [
     Config(tile=(128, 64, 64), cluster=(1, 1), stages=3),
@@ -42,13 +58,13 @@ def check(case: Case, config: Config | None, m: int, n: int, k: int, dtype: str,
     lead = () if batch is None else (batch,)
     a = rng.standard_normal((*lead, m, k)).astype(kind.numpy)
     b = rng.standard_normal((*lead, n, k)).astype(kind.numpy).swapaxes(-1, -2)
-    given = operands(case, rng, m, n, kind, batch)
-    plan = gemmsmith.plan(a, b, epilogue=case.function, operands=given, config=config, backend="sim")
-    done = plan.simulate(a, b, operands=given, seed=seed)
+    more = operands(case, rng, m, n, kind, batch)
+    plan = gemmsmith.plan(a, b, epilogue=case.function, operands=more, config=config, backend="sim")
+    done = plan.simulate(a, b, operands=more, seed=seed)
     assert done.hazards == []
     assert plan.bound
     product = exact(a, b)
-    numbers = {name: np.asarray(x, np.float64) for name, x in given.items()}
+    numbers = {name: np.asarray(x, np.float64) for name, x in more.items()}
     want = execute(plan.bound.written, product, numbers)
     names = [r.name for r in plan.bound.graph.results]
     got = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
@@ -81,14 +97,14 @@ def test_column_major_result(name: str) -> None:
     rng = np.random.default_rng(3)
     m, n, k = 136, 200, 64
     a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((m, k), (k, n)))
-    given = operands(CASES[name], rng, m, n, as_dtype("bf16"), None)
+    more = operands(CASES[name], rng, m, n, as_dtype("bf16"), None)
     out = np.full((n, m), np.nan, ml_dtypes.bfloat16).T
-    plan = gemmsmith.plan(a, b, epilogue=CASES[name].function, operands=given, out=out, config=CONFIGS[0])
+    plan = gemmsmith.plan(a, b, epilogue=CASES[name].function, operands=more, out=out, config=CONFIGS[0])
     assert plan.bound
     assert plan.bound.swapped
-    done = plan.simulate(a, b, out, operands=given)
+    done = plan.simulate(a, b, out, operands=more)
     assert done.hazards == []
-    want = execute(plan.bound.written, exact(a, b), {key: np.asarray(x, np.float64) for key, x in given.items()})
+    want = execute(plan.bound.written, exact(a, b), {key: np.asarray(x, np.float64) for key, x in more.items()})
     names = [r.name for r in plan.bound.graph.results]
     judge(plan.bound.graph, dict(zip(names, _many(done.result), strict=True)), want, exact(a, b))
 
@@ -123,3 +139,38 @@ def test_functions_that_are_exact() -> None:
 def test_every_schedule(seed: int) -> None:
     """Other seeds, other orders of asynchronous operations: no hazard in any."""
     check(CASES["stats"], Config(tile=(128, 128, 64), cluster=(2, 1), stages=2), 300, 256, 130, "bf16", None, seed)
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_every_function(name: str) -> None:
+    """Each function alone, in its three precisions, on data in its domain."""
+    for exact_functions, output in ((False, "bf16"), (False, "fp32"), (True, "fp32")):
+        graph, domain = function_graph(name)
+        rng = np.random.default_rng()
+        a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((70, 16), (16, 72)))
+        done = gemmsmith.simulate(a, b, epilogue=graph, out_dtype=output, exact=exact_functions, config=CONFIGS[2])
+        assert done.hazards == []
+        check_function(name, done.result, exact(a, b), output, exact_functions, domain)
+
+
+@pytest.mark.parametrize("name", sorted(FUSIONS))
+def test_every_ready_made_fusion(name: str) -> None:
+    epilogue, kinds = fusion(name)
+    whole_rows = -1 if "TopK" in name else 128 * (name == "block_quantized")
+    case = Case(epilogue, kinds, gated="glu" in name, whole_rows=whole_rows)
+    check(case, CONFIGS[0], 150, 208, 70, "bf16", None, 7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(graph=graphs(), seed=some.integers(0, 1000), index=some.sampled_from([0, 2, 5]))
+def test_random_graphs(graph: Graph, seed: int, index: int) -> None:
+    rng = np.random.default_rng(seed)
+    m, n, k = 130, 88, 40
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((m, k), (k, n)))
+    more = data(rng, graph, (m, n))
+    done = gemmsmith.simulate(a, b, epilogue=graph, operands=more, config=CONFIGS[index], seed=seed)
+    assert done.hazards == []
+    want = execute(graph, exact(a, b), more)
+    names = [r.name for r in graph.results]
+    got = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
+    judge_random(graph, got, want, exact(a, b), more)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.core.dtypes import DType
+from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.epilogue import fragment
 from gemmsmith.epilogue.evaluate import Evaluation, Source
 from gemmsmith.epilogue.inputs import Column, Part, Scalar, Spot
-from gemmsmith.epilogue.rows import WHOLE_ROWS, Quantized, TopKSoftmax
+from gemmsmith.epilogue.rows import WHOLE_ROWS, HeldRows, Quantized, TopKSoftmax
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.values import Value
 
@@ -92,7 +92,11 @@ class Piece:
         """Evaluates the input of a function of whole rows everywhere in the piece."""
         k, node = current(), self.graph.nodes[index]
         width = self.extents[index].width or 1
-        rows: Quantized | TopKSoftmax = WHOLE_ROWS[node.op](node, self.chunks // width)
+        place = None
+        if self._last_of_product() == {index} and self.accumulator.accumulate == FP32:
+            place = self.accumulator.blocks[self.block]  # nobody else reads it any more
+        held = HeldRows(self.chunks // width, place, self.column // 2 if place else 0, width if place else 1)
+        rows: Quantized | TopKSoftmax = WHOLE_ROWS[node.op](node, held)
         with k.unroll(0, self.chunks, self.step, name="chunk") as chunk:
             here, spot = self._evaluation(chunk), self._spot(chunk, width)
             for j in range(spot.count):
@@ -102,6 +106,21 @@ class Piece:
                     rows.held.put(spot.chunk + j, half, pair, inside, rows.neutral)
         rows.settle()
         return rows
+
+    def _last_of_product(self) -> set[int]:
+        """The nodes through which everything reads the product: results themselves, or functions of whole rows."""
+        found: set[int] = set()
+        seen: set[int] = set()
+        stack = [(r.node, r.node) for r in self.graph.results]
+        while stack:
+            i, root = stack.pop()
+            root = i if self.graph.nodes[i].op in WHOLE_ROWS else root
+            if self.graph.nodes[i].op == "accumulator":
+                found.add(root)
+            elif i not in seen or root not in found:
+                seen.add(i)
+                stack += [(j, root) for j in self.graph.nodes[i].inputs]
+        return found
 
     def _write(self, chunk: Value) -> None:
         """`step` chunks: everything the graph gives at them."""

@@ -30,34 +30,35 @@ def across_quad(x: Value, merge: Callable[[Value, Value], Value]) -> Value:
 
 
 class HeldRows:
-    """A piece's elements of one node: 4 registers a chunk, as (half, neighbour)."""
+    """A piece's elements of one node: four registers a chunk, as (half, neighbour); `stride` chunks apart from
+    register `first` on, where they are kept in the accumulator itself."""
 
-    def __init__(self, chunks: int) -> None:
-        self.chunks = chunks
-        self.values = current().registers(F32, 4 * chunks, "held")
+    def __init__(self, chunks: int, place: Registers | None = None, first: int = 0, stride: int = 1) -> None:
+        self.chunks, self.first, self.stride = chunks, first, stride
+        self.values = place or current().registers(F32, 4 * chunks, "held")
+
+    def cell(self, chunk: ValueLike, half: int, i: int) -> Value:
+        """The register of an element."""
+        return as_value(chunk, I32) * (4 * self.stride) + (self.first + 2 * half + i)
 
     def put(
         self, chunk: ValueLike, half: int, pair: tuple[Value, Value], inside: tuple[Value, Value], other: float
     ) -> None:
         """Keeps a pair; `other` stands for elements outside the matrix."""
         for i in range(2):
-            self.values[_cell(chunk, half, i)] = current().select(inside[i], pair[i], other)
+            self.values[self.cell(chunk, half, i)] = current().select(inside[i], pair[i], other)
 
     def get(self, chunk: ValueLike, half: int) -> tuple[Value, Value]:
-        return self.values[_cell(chunk, half, 0)], self.values[_cell(chunk, half, 1)]
+        return self.values[self.cell(chunk, half, 0)], self.values[self.cell(chunk, half, 1)]
 
-    def fold(self, values: Registers, half: int, start: float, step: Callable[[Value, Value], Value]) -> Value:
-        """The quad's step(... step(start, x0) ..., xn) over a row of `values`."""
+    def fold(self, half: int, start: float, step: Callable[[Value, Value], Value]) -> Value:
+        """The quad's step(... step(start, x0) ..., xn) over a row."""
         total = current().registers(F32, 1, "of_row")
         total[0] = start
         with current().unroll(self.chunks, name="chunk") as chunk:
-            for i in range(2):
-                total[0] = step(total[0], values[_cell(chunk, half, i)])
+            for x in self.get(chunk, half):
+                total[0] = step(total[0], x)
         return across_quad(total[0], step)
-
-
-def _cell(chunk: ValueLike, half: int, i: int) -> Value:
-    return as_value(chunk, I32) * 4 + (2 * half + i)
 
 
 class Quantized:
@@ -65,9 +66,9 @@ class Quantized:
 
     neutral = 0.0
 
-    def __init__(self, node: Node, chunks: int) -> None:
+    def __init__(self, node: Node, held: HeldRows) -> None:
         self.dtype: DType = node.value[0]
-        self.held = HeldRows(chunks)
+        self.held = held
 
     def settle(self) -> None:
         """All elements are held: finds the scales."""
@@ -75,9 +76,7 @@ class Quantized:
         self.scales, self.inverses = [], []
         largest = LARGEST.get(self.dtype, 57344.0)
         for half in range(2):
-            amax = self.held.fold(
-                self.held.values, half, 0.0, lambda a, x: hw.maximum_nan(a, hw.library("fabsf", x))
-            ).named("amax")
+            amax = self.held.fold(half, 0.0, lambda a, x: hw.maximum_nan(a, hw.library("fabsf", x))).named("amax")
             scale = k.select(amax == 0.0, 1.0, amax * (1 / largest))
             self.scales.append(scale)
             self.inverses.append(k.select(amax == 0.0, 1.0, hw.divide_full(Constant(F32, largest), amax)))
@@ -92,32 +91,32 @@ class TopKSoftmax:
 
     neutral = -math.inf
 
-    def __init__(self, node: Node, chunks: int) -> None:
+    def __init__(self, node: Node, held: HeldRows) -> None:
         self.k = node.value
-        self.held = HeldRows(chunks)
+        self.held = held
 
     def settle(self) -> None:
         """Takes the largest of what is left, k times; a taken element is marked by NaN in `rest`."""
-        b = current()
-        held = self.held
-        self.rest = b.registers(F32, 4 * held.chunks, "rest")
-        with b.unroll(4 * held.chunks) as i:
-            self.rest[i] = held.values[i]
+        b, held = current(), self.held
+        self.rest = HeldRows(held.chunks)
+        with b.unroll(held.chunks, name="chunk") as chunk:
+            for half in range(2):
+                for i, x in enumerate(held.get(chunk, half)):
+                    self.rest.values[self.rest.cell(chunk, half, i)] = x
         self.largest, self.totals = [], []
         for half in range(2):
             total = b.registers(F32, 1, "total")
             total[0] = 0.0
             for turn in range(self.k):
-                best = held.fold(self.rest, half, -math.inf, b.maximum).named("best")  # skips NaN
+                best = self.rest.fold(half, -math.inf, b.maximum).named("best")  # skips NaN
                 if turn == 0:
                     self.largest.append(best)
                 total[0] = total[0] + _exp(best - self.largest[half])
                 first = self._first(half, best)
                 with b.unroll(held.chunks, name="chunk") as chunk:
-                    for j in range(2):
-                        cell = _cell(chunk, half, j)
-                        taken = self._column(chunk, j) == first
-                        self.rest[cell] = b.select(taken, math.nan, self.rest[cell])
+                    for i, x in enumerate(self.rest.get(chunk, half)):
+                        taken = self._column(chunk, i) == first
+                        self.rest.values[self.rest.cell(chunk, half, i)] = b.select(taken, math.nan, x)
             self.totals.append(hw.approximate("rcp.approx.ftz", total[0]))
 
     def _column(self, chunk: ValueLike, i: int) -> Value:
@@ -130,17 +129,16 @@ class TopKSoftmax:
         first = b.registers(F32, 1, "first")
         first[0] = math.inf
         with b.unroll(self.held.chunks, name="chunk") as chunk:
-            for i in range(2):
-                found = self.rest[_cell(chunk, half, i)] == best
+            for i, x in enumerate(self.rest.get(chunk, half)):
+                found = x == best
                 first[0] = b.minimum(first[0], b.select(found, self._column(chunk, i), math.inf))
         return across_quad(first[0], lambda x, y: b.minimum(x, y)).named("first_column")
 
     def pair(self, chunk: ValueLike, half: int) -> tuple[Value, Value]:
         result = []
-        for i in range(2):
-            rest = self.rest[_cell(chunk, half, i)]
-            x = _exp(self.held.values[_cell(chunk, half, i)] - self.largest[half]) * self.totals[half]
-            result.append(current().select(rest == rest, 0.0, x))  # NaN, which differs from itself: taken
+        for x, rest in zip(self.held.get(chunk, half), self.rest.get(chunk, half), strict=True):
+            share = _exp(x - self.largest[half]) * self.totals[half]
+            result.append(current().select(rest == rest, 0.0, share))  # NaN, which differs from itself: taken
         return result[0], result[1]
 
 
