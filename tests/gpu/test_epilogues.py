@@ -6,14 +6,31 @@ import random
 
 import numpy as np
 import pytest
-from tests.epilogues import CASES, columns_of, judge, operands
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from tests.epilogue.graphs import data, graphs
+from tests.epilogues import (
+    CASES,
+    Case,
+    check_function,
+    columns_of,
+    function_graph,
+    fusion,
+    judge,
+    judge_random,
+    operands,
+)
 from tests.test_simulated_epilogues import suited
 
 import gemmsmith
 from gemmsmith import Config, ConfigError
+from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.product import exact
 from gemmsmith.core.dtypes import as_dtype
+from gemmsmith.core.graph import Graph
+from gemmsmith.epilogue.functions import FUNCTIONS
+from gemmsmith.epilogue.fusions import FUSIONS
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -29,6 +46,13 @@ CONFIGS = [
     Config("multistage", (128, 128, 64), (2, 1), 3),
 ]
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def named(names, done):
+    """What a call gave, by the results' names."""
+    return (
+        done if isinstance(done, dict) else dict(zip(names, done if isinstance(done, tuple) else (done,), strict=True))
+    )
 
 
 def on_gpu(x, dtype: str):
@@ -59,8 +83,8 @@ def test_random_problem(name: str, seed: int) -> None:
     lead = () if batch is None else (batch,)
     a = torch.randn(*lead, m, k, device="cuda").to(TORCH[dtype])
     b = torch.randn(*lead, n, k, device="cuda").to(TORCH[dtype]).transpose(-1, -2)
-    given = operands(case, data, m, n, as_dtype(dtype), batch)
-    there = {key: on_gpu(x, dtype) for key, x in given.items()}
+    more = operands(case, data, m, n, as_dtype(dtype), batch)
+    there = {key: on_gpu(x, dtype) for key, x in more.items()}
     try:
         plan = gemmsmith.plan(a, b, epilogue=case.function, operands=there, config=config)
         first, second = (plan.run(a, b, operands=there) for _ in range(2))
@@ -68,7 +92,7 @@ def test_random_problem(name: str, seed: int) -> None:
         return  # the tile does not suit it, and says so
     assert plan.bound
     product = exact(a.cpu().double().numpy(), b.cpu().double().numpy())
-    want = execute(plan.bound.written, product, {key: np.asarray(x, np.float64) for key, x in given.items()})
+    want = execute(plan.bound.written, product, {key: np.asarray(x, np.float64) for key, x in more.items()})
     names = [r.name for r in plan.bound.graph.results]
     results = [x if isinstance(x, dict) else dict(zip(names, x if isinstance(x, tuple) else (x,), strict=True))
                for x in (first, second)]  # fmt: skip
@@ -104,3 +128,55 @@ def test_graph_capture() -> None:
     torch.cuda.synchronize()
     want = a.double() @ b.double() + bias.double()
     assert (out["out1"].double() - want).abs().max() < 2**-7 * want.abs().max()
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_every_function(name: str) -> None:
+    for exact_functions, output in ((False, "bf16"), (False, "fp32"), (True, "fp32")):
+        graph, domain = function_graph(name)
+        a = torch.randn(300, 16, device="cuda").bfloat16()
+        b = torch.randn(16, 200, device="cuda").bfloat16()
+        got = gemmsmith.gemm(a, b, epilogue=graph, out_dtype=output, exact=exact_functions)
+        product = exact(a.cpu().double().numpy(), b.cpu().double().numpy())
+        check_function(name, got.float().cpu().numpy(), product, output, exact_functions, domain)
+
+
+@pytest.mark.parametrize("name", sorted(FUSIONS))
+@pytest.mark.parametrize("shape", [(1000, 1040, 264), (130, 208, 70)])
+def test_every_ready_made_fusion(name: str, shape: tuple[int, int, int]) -> None:
+    epilogue, kinds = fusion(name)
+    m, n, k = shape
+    n = 128 if "TopK" in name else n
+    case = Case(epilogue, kinds, gated="glu" in name)
+    more = operands(case, np.random.default_rng(), m, n, as_dtype("bf16"), None)
+    a = torch.randn(m, k, device="cuda").bfloat16()
+    b = torch.randn(n, k, device="cuda").bfloat16().T
+    there = {key: on_gpu(x, "bf16") for key, x in more.items()}
+    plan = gemmsmith.plan(a, b, epilogue=epilogue, operands=there)
+    done = plan.run(a, b, operands=there)
+    assert plan.bound
+    product = exact(a.cpu().double().numpy(), b.cpu().double().numpy())
+    want = execute(plan.bound.written, product, {key: np.asarray(x, np.float64) for key, x in more.items()})
+    names = [r.name for r in plan.bound.graph.results]
+    results = named(names, done)
+    judge(plan.bound.graph, {key: x.float().cpu().numpy() for key, x in results.items()}, want, product)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(graph=graphs(), seed=some.integers(0, 1000), m=some.integers(1, 400), n=some.integers(1, 400))
+def test_random_graphs(graph: Graph, seed: int, m: int, n: int) -> None:
+    rng = np.random.default_rng(seed)
+    a = torch.randn(m, 40, device="cuda").bfloat16()
+    b = torch.randn(40, n, device="cuda").bfloat16()
+    more = data(rng, graph, (m, n))
+    there = {}
+    for key, x in more.items():
+        kind = torch.float32 if getattr(x, "dtype", None) == np.float32 else torch.bfloat16
+        there[key] = x if isinstance(x, float) else torch.from_numpy(np.asarray(x, np.float32)).to("cuda", kind)
+    done = gemmsmith.gemm(a, b, epilogue=graph, operands=there)
+    product = exact(a.cpu().double().numpy(), b.cpu().double().numpy())
+    want = execute(graph, product, more)
+    names = [r.name for r in graph.results]
+    results = named(names, done)
+    got = {key: as_numpy(x.cpu(), key) for key, x in results.items()}
+    judge_random(graph, got, want, product, more)
