@@ -36,6 +36,12 @@ def bce(acc: Any, bias: Any, labels: Any) -> Any:
     return ((labels - 1) * x + x.sigmoid().clamp(1e-3, 1 - 1e-3).log()).sum()
 
 
+def cross_entropy(acc: Any, labels: Any) -> Any:
+    """Its loss is logsumexp - of_label, a value a row."""
+    chosen = labels.one_hot(acc.shape[-1])  # torch.nn.functional.one_hot, where there is torch
+    return {"logsumexp": acc.logsumexp(-1), "of_label": (acc * chosen).sum(-1), "chosen": acc.where(chosen, 0)}
+
+
 def _gated(activation: Callable[[Any], Any]) -> Callable[..., Any]:
     def gated(acc: Any) -> Any:
         gate, up = acc.chunk(2)
@@ -89,6 +95,7 @@ CASES: dict[str, Case] = {
     "stats": Case(residual_and_stats, {"residual": "matrix", "scale": "number"}),
     "reductions": Case(lambda acc: (acc, acc.sum(-1), acc.max(-2), acc.min(-1), acc.mean(), acc.logsumexp(-2))),
     "loss": Case(bce, {"bias": "column", "labels": "matrix"}),
+    "cross_entropy": Case(cross_entropy, {"labels": "labels"}),
     "swiglu": Case(_gated(lambda x: x.silu()), gated=True),
     "geglu": Case(_gated(lambda x: x.gelu()), gated=True),
     "gated_everything": Case(gated_everything, {"bias": "row", "factor": "half_row", "more": "half_matrix"}, True),
@@ -107,6 +114,9 @@ def operands(case: Case, rng: np.random.Generator, m: int, n: int, dtype: DType,
     for name, kind in case.operands.items():
         width = n // 2 if kind.startswith("half_") else n
         shapes = {"scalar": (), "row": (width,), "column": (m, 1), "matrix": (m, width)}
+        if kind == "labels":
+            made[name] = rng.integers(min(n, 128), size=(m, 1)).astype(dtype.numpy)
+            continue
         if kind == "number":
             made[name] = float(rng.standard_normal())
             continue

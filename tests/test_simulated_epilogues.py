@@ -109,6 +109,66 @@ def test_column_major_result(name: str) -> None:
     judge(plan.bound.graph, dict(zip(names, _many(done.result), strict=True)), want, exact(a, b))
 
 
+@pytest.mark.parametrize("atomic", [False, True])
+def test_reductions_of_constants(atomic: bool) -> None:
+    """Known without the product: the kernel has no partials of them, the second step writes their values."""
+    rng = np.random.default_rng(7)
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((70, 32), (32, 96)))
+
+    def constants(acc):
+        c = np.where(acc > 0, 3.0, 3.0)
+        return acc, c.sum(-1), c.sum(-2), c.sum(), c.mean(-1), c.max(-2), c.logsumexp(-1)
+
+    plan = gemmsmith.plan(a, b, epilogue=constants, atomic=atomic)
+    assert plan.workspace_bytes == 0
+    assert "partial" not in plan.source
+    done = plan.simulate(a, b)
+    assert done.hazards == []
+    _, rows, columns, everything, mean, largest, soft = done.result
+    wants = ((rows, (70,), 288), (columns, (96,), 210), (everything, (), 20160), (mean, (70,), 3), (largest, (96,), 3),
+             (soft, (70,), 3 + np.log(96)))  # fmt: skip
+    for got, shape, want in wants:
+        assert got.shape == shape
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_one_hot() -> None:
+    """Rows of labels; their own sum is known, and one in all needs the labels of all batches."""
+    rng = np.random.default_rng(8)
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((70, 32), (32, 96)))
+    labels = rng.integers(96, size=(70, 1)).astype(np.float32)
+
+    def counts(acc, labels):
+        chosen = labels.one_hot(96)
+        return acc, chosen.sum(-1), chosen.sum(-2), chosen.sum()
+
+    done = gemmsmith.simulate(a, b, epilogue=counts, labels=labels)
+    assert done.hazards == []
+    _, rows, columns, everything = done.result
+    np.testing.assert_array_equal(rows, np.ones(70))
+    np.testing.assert_array_equal(columns, np.bincount(labels[:, 0].astype(int), minlength=96))
+    assert everything == 70
+
+
+@pytest.mark.parametrize("backend", ["sim", "reference"])
+@pytest.mark.parametrize(("m", "n"), [(0, 40), (24, 0), (0, 0)])
+def test_empty_products(backend: str, m: int, n: int) -> None:
+    a, b = np.ones((m, 16), ml_dtypes.bfloat16), np.ones((16, n), ml_dtypes.bfloat16)
+    d, rows, columns, total, mean, soft = gemmsmith.gemm(
+        a, b, epilogue=lambda acc: (acc, acc.sum(-1), acc.sum(-2), acc.sum(), acc.mean(), acc.logsumexp(-1)),
+        backend=backend,
+    )  # fmt: skip
+    assert d.shape == (m, n)
+    assert (rows.shape, columns.shape) == ((m,), (n,))
+    assert not rows.any()
+    assert not columns.any()
+    assert total == 0
+    assert np.isnan(mean)
+    assert (soft == -np.inf).all()
+    with pytest.raises(gemmsmith.ArgumentError, match="has no value"):
+        gemmsmith.gemm(a, b, epilogue=lambda acc: acc.max(), backend=backend)
+
+
 def test_atomic_sums() -> None:
     rng = np.random.default_rng(4)
     a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((200, 64), (64, 136)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -96,14 +97,28 @@ class Route:
     def workspace_bytes(self) -> int:
         """Device memory the packings and partials need; every one starts at a multiple of 256 bytes."""
         packed = sum(_aligned(p.bytes) for p in self.packings if p)
-        two_steps = [shape for _, shape, _ in self.reductions if not is_atomic(shape.kind, self.spec)]
+        two_steps = [
+            shape
+            for r, shape, _ in self.reductions
+            if self._partials_of.get(r.name) == r.name and not is_atomic(shape.kind, self.spec)
+        ]
         return packed + sum(_aligned(shape.bytes) for shape in two_steps)
+
+    @cached_property
+    def _partials_of(self) -> dict[str, str]:
+        return representatives(self.spec.epilogue.graph, self.spec.epilogue.atomic)
 
     def launches(self, a: int, b: int, addresses: Mapping[str, int | float], workspace: int) -> list[Launch]:
         """The launches for operands at these addresses, in order; a number stands for itself.
 
-        `workspace` may be 0 where none is needed.
+        `workspace` may be 0 where none is needed. Of an empty product only the reductions are left.
         """
+        if 0 in (self.problem.batch, self.problem.m, self.problem.n):
+            return [
+                self._second(r, replace(shape, parts=0), 0, addresses[r.name])
+                for r, shape, _ in self.reductions
+                if shape.batch * shape.elements
+            ]
         result, operands = [], []
         for packing, address in zip(self.packings, (a, b), strict=True):
             if packing is None:
@@ -115,21 +130,19 @@ class Route:
             workspace += _aligned(packing.bytes)
         arguments = self._gemm_arguments(operands[0], operands[1]) | self._epilogue_arguments(addresses)
         seconds = []
-        shared = {} if self.spec.epilogue.atomic else representatives(self.spec.epilogue.graph)
         places: dict[str, int] = {}
         for r, shape, extents in self.reductions:
-            if shared.get(r.name, r.name) != r.name:
-                seconds.append(self._second(r, shape, places[shared[r.name]], addresses[r.name]))
-                continue
-            places[r.name] = workspace
-            arguments |= {f"{key}_{r.name}": value for key, value in extents.items()}
-            arguments |= {f"partial_{r.name}": workspace, f"stride_{r.name}": shape.state}
-            if is_atomic(shape.kind, self.spec):
-                arguments[f"partial_{r.name}"] = addresses[r.name]
-                result.append(self._second(r, replace(shape, parts=0), workspace, addresses[r.name]))  # zeros
-                continue
-            seconds.append(self._second(r, shape, workspace, addresses[r.name]))
-            workspace += _aligned(shape.bytes)
+            own = self._partials_of.get(r.name)  # None: its value is known
+            if own == r.name:
+                arguments |= {f"{key}_{r.name}": value for key, value in extents.items()}
+                arguments |= {f"partial_{r.name}": workspace, f"stride_{r.name}": shape.state}
+                places[r.name] = workspace
+                if is_atomic(shape.kind, self.spec):
+                    arguments[f"partial_{r.name}"] = addresses[r.name]
+                    result.append(self._second(r, replace(shape, parts=0), 0, addresses[r.name]))  # zeros
+                    continue
+                workspace += _aligned(shape.bytes)
+            seconds.append(self._second(r, shape, places[own] if own else 0, addresses[r.name]))
         tiles = arguments["tiles"]
         if not isinstance(tiles, int) or tiles > MAX_EXTENT:
             raise ArgumentError(f"{self.problem}: {tiles} tiles are more than an int32 can count; use a larger tile")
@@ -167,16 +180,23 @@ class Route:
         return arguments
 
     def _second(self, result: Result, shape: Partials, source: int, out: int | float) -> Launch:
-        kind, axis = self.spec.epilogue.graph.nodes[result.node].value
-        p, scale = self.problem, 1.0
-        if kind == "mean":
-            width = self.spec.epilogue.graph.extents()[self.spec.epilogue.graph.nodes[result.node].inputs[0]].width
-            n = p.n // max(width, 1)
-            scale = 1 / {"n": n, "m": p.m, "all": p.batch * p.m * n}[axis]
-        columns, threads = reduce_shape(shape)
-        kernel = reduce(kind, columns, threads)
         assert isinstance(out, int)
-        return Launch(kernel, -(-shape.batch * shape.elements // columns), reduce_arguments(shape, source, out, scale))
+        (kind, axis), known = self.spec.epilogue.graph.nodes[result.node].value, self.spec.epilogue.graph.known(result)
+        count, scale, offset = self._reduced_elements(result, axis), 1.0, 0.0
+        if known is not None and count:
+            offset = {"sum": known * count, "logsumexp": known + math.log(count)}.get(kind, known)
+            kind, shape = "sum", replace(shape, parts=0)
+        elif kind == "mean":
+            scale = 1 / count if count else math.nan
+        columns, threads = reduce_shape(shape)
+        clusters = -(-shape.batch * shape.elements // columns)
+        return Launch(reduce(kind, columns, threads), clusters, reduce_arguments(shape, source, out, scale, offset))
+
+    def _reduced_elements(self, result: Result, axis: str) -> int:
+        """How many elements of the product, or of a half, one element of the result is made of."""
+        graph, p = self.spec.epilogue.graph, self.problem
+        n = p.n // max(graph.extents()[graph.nodes[result.node].inputs[0]].width, 1)
+        return {"n": n, "m": p.m, "all": p.batch * p.m * n}[axis]
 
 
 def operand_map(matrix: Matrix, tile: Tile, parts: int, address: int, batch: int) -> TensorMap:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -164,11 +164,9 @@ class Plan:
         a_info, b_info = describe(a, "a"), describe(b, "b")
         backend = self._backend(a_info)
         job = self._job(formulation, bound, a_info, b_info, a, out)
-        if 0 in formulation.shape:
-            full = [name for name, x in job.results.items() if 0 not in describe(x, name).shape]
-            if full:
-                raise ArgumentError(f"a, b: the product is empty, {formulation.shape}; {', '.join(full)} has no value")
-        elif backend == "reference":
+        if bound and 0 in formulation.shape:
+            _expect_values(bound, formulation.shape)
+        if backend == "reference":
             _reference(a, b, job)
         elif backend == "cuda":
             self._run_cuda(job, a, a_info.index, workspace)
@@ -204,7 +202,7 @@ class Plan:
             infos, results, value = dict(bound.places), dict(bound.results), bound.value
         route = self._route
         if problem != self.problem or (bound and bound.arrays != route.arrays):
-            route = self._routed(problem, bound) if 0 not in shape else route
+            route = self._routed(problem, bound) if 0 not in shape else replace(route, problem=problem)
         if route.spec != self.spec:
             raise ArgumentError(
                 f"a, b, out: their layouts need the kernel {route.spec.name}, this plan has {self.spec.name}; "
@@ -237,8 +235,9 @@ class Plan:
                 workspace = empty_like_kind(like, (need // self.problem.a.dtype.bytes,), self.problem.a.dtype)
             place = _workspace_address(workspace, need)
         with launcher.device_guard(device):
-            for launch in job.route.launches(job.a.address, job.b.address, job.addresses, place):
-                launch_cuda(launch, device, stream)
+            launches = job.route.launches(job.a.address, job.b.address, job.addresses, place)
+            for i, launch in enumerate(launches):
+                launch_cuda(launch, device, stream, pdl=i > 0)
 
 
 @dataclass(frozen=True)
@@ -258,8 +257,24 @@ class _Job:
         return {name: x.address if isinstance(x, ArrayInfo) else x for name, x in self.infos.items()}
 
 
-def launch_cuda(launch: Launch, device: int, stream: int) -> None:
-    """Starts one kernel on a stream; compiles and loads it at the first use on a device."""
+def _expect_values(bound: Bound, shape: tuple[int, ...]) -> None:
+    """Nothing has no largest element."""
+    graph = bound.graph
+    for r in graph.results:
+        node = graph.nodes[r.node]
+        if (
+            node.op == "reduce"
+            and node.value[0] in ("max", "min")
+            and 0 not in describe(bound.results[r.name], r.name).shape
+        ):
+            raise ArgumentError(f"a, b: the product is empty, {shape}; {r.name}, a {node.value[0]}, has no value")
+
+
+def launch_cuda(launch: Launch, device: int, stream: int, *, pdl: bool = False) -> None:
+    """Starts one kernel on a stream; compiles and loads it at the first use on a device.
+
+    `pdl`: it may be scheduled while the stream's last kernel ends; it waits for that one's results itself.
+    """
     from gemmsmith.backends.cuda import launcher
 
     kernel = launch.kernel
@@ -273,7 +288,7 @@ def launch_cuda(launch: Launch, device: int, stream: int) -> None:
     if "order" in arguments:
         clusters = min(clusters, ORDER_LENGTH)
         arguments = {**arguments, "order": loaded.order(clusters)}
-    loaded.launch(clusters * kernel.cluster[0], [arguments[p.name or ""] for p in kernel.parameters], stream)
+    loaded.launch(clusters * kernel.cluster[0], [arguments[p.name or ""] for p in kernel.parameters], stream, pdl=pdl)
 
 
 def _workspace_address(workspace: Any, need: int) -> int:

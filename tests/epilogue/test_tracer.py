@@ -57,6 +57,8 @@ def evaluate(graph: Graph, accumulator: Array, **operands: Any) -> list[Array]:
             case "chunk":
                 groups = inputs[0].reshape(*inputs[0].shape[:-1], -1, 2, 8)
                 value = groups[..., node.value, :].reshape(*inputs[0].shape[:-1], -1)
+            case "one_hot":
+                value = np.arange(accumulator.shape[-1]) == inputs[0]
             case "cast":
                 value = inputs[0].astype(node.value.numpy).astype(np.float64)
             case "reduce":
@@ -87,7 +89,7 @@ POSITIVE = {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "power", "f
 ODD = {"isnan", "isinf", "isfinite"}
 REDUCTIONS = {"sum", "mean", "logsumexp", "max", "min", "amax", "amin", "count_nonzero"}
 CASTS = {"to", "type_as", "float", "half", "bfloat16", "astype", "type"}
-ELSEWHERE = {*REDUCTIONS, *CASTS, "chunk", "masked_fill", "expit", "swish", "log_sigmoid", "special_exp2", "fma"}
+ELSEWHERE = {*REDUCTIONS, *CASTS, *"chunk one_hot masked_fill expit swish log_sigmoid special_exp2 fma".split()}
 """Tested below, or other libraries' names."""
 
 
@@ -347,6 +349,26 @@ def test_chunk_and_casts(rng: np.random.Generator) -> None:
     close(evaluate(graph, x, bias=bias, half_row=half)[0], up / (1 + np.exp(-gate)) + half)
     assert graph.results[0].dtype == FP16
     assert graph.extents()[-1] == Extent(True, True, 2)
+
+
+def test_one_hot(rng: np.random.Generator) -> None:
+    x, labels = rng.normal(size=PRODUCT), rng.integers(N, size=(M, 1)).astype(np.float64)
+    graph = traced(lambda acc, labels: (acc * labels.one_hot(N)).sum(-1), labels=labels)
+    close(evaluate(graph, x, labels=labels)[0], np.take_along_axis(x, labels.astype(int), 1)[:, 0])
+    assert traced(lambda acc, labels: acc + labels.one_hot(num_classes=N), labels=labels).extents()[2].is_matrix
+    for bad, message in (
+        (lambda acc, labels: acc + labels.one_hot(7), "num_classes: got 7; use 32"),
+        (lambda acc, labels: acc + labels + acc.one_hot(N), "one label a row"),
+    ):
+        with pytest.raises(EpilogueError, match=message):
+            traced(bad, labels=labels)
+
+
+def test_torch_one_hot() -> None:
+    pytest.importorskip("torch")
+    labels = np.zeros((M, 1))
+    want = traced(lambda acc, labels: acc + labels.one_hot(N), labels=labels)
+    assert traced(lambda acc, labels: acc + F.one_hot(labels, N), labels=labels) == want
 
 
 def test_casts() -> None:

@@ -114,6 +114,22 @@ def test_closures_and_defaults_are_seen() -> None:
     torch.testing.assert_close((again - 1) / 3, (once - 1) / 2)
 
 
+def test_reductions_of_constants_and_of_nothing() -> None:
+    def rows(acc):
+        constant = torch.where(acc > 0, 3.0, 3.0)
+        return acc, acc.sum(-1), constant.sum(-1), constant.mean(), acc.logsumexp(-1), acc.sum()
+
+    for m, n in ((70, 96), (24, 0), (0, 40)):
+        a, b = torch.randn(m, 16, device="cuda").bfloat16(), torch.randn(16, n, device="cuda").bfloat16()
+        _, sums, threes, three, soft, everything = gemmsmith.gemm(a, b, epilogue=rows)
+        product = (a.double() @ b.double()).float()
+        torch.testing.assert_close(sums, product.sum(-1), atol=1e-3, rtol=1e-3)
+        assert (threes == 3 * n).all()
+        assert three == 3 if m * n else three.isnan()
+        torch.testing.assert_close(soft, product.logsumexp(-1), atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(everything, product.sum(), atol=1e-2, rtol=1e-3)
+
+
 def test_graph_capture() -> None:
     a, b, bias = (torch.randn(s, device="cuda").bfloat16() for s in ((256, 128), (128, 192), (192,)))
     plan = gemmsmith.plan(a, b, epilogue=CASES["aux"].function, bias=bias)

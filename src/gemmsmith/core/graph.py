@@ -47,6 +47,7 @@ class Node:
       "constant"      ()      float
       "operand"       ()      name           as fp32
       "chunk"         (x,)    0 or 1         the even or odd groups of 8 columns of x: gate and up, interleaved
+      "one_hot"       (x,)    None           whether a column's number is x, which has one value a row
       "cast"          (x,)    DType          rounded to a dtype and back
       "reduce"        (x,)    (kind, axis)   kind: sum, mean, max, min, logsumexp; axis: "n" (one value a row), "m"
                                              (one a column) or "all" (a scalar, over the batch too)
@@ -107,6 +108,8 @@ class Graph:
                 return inputs[0]._replace(width=2)
             case "scale":
                 return inputs[0]._replace(width=0)
+            case "one_hot":
+                return inputs[0]._replace(width=1)
             case "reduce":
                 axis = node.value[1]
                 batch = inputs[0].batch and axis != "all"
@@ -139,6 +142,12 @@ class Graph:
         operands = [replace(o, extent=turned(o.extent)) for o in self.operands]
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
 
+    def known(self, result: Result) -> float | None:
+        """The number that a reduction is of, where it is of a constant."""
+        node = self.nodes[result.node]
+        inner = self.nodes[node.inputs[0]] if node.op == "reduce" else node
+        return float(inner.value) if node.op == "reduce" and inner.op == "constant" else None
+
     @property
     def takes_whole_rows(self) -> bool:
         """Whether a row of the product must lie in one tile."""
@@ -147,7 +156,7 @@ class Graph:
     @property
     def turns(self) -> bool:
         """Whether `transposed` is possible."""
-        return not any(n.op in ("chunk", "quantize", "scale", "top_k_softmax") for n in self.nodes)
+        return not any(n.op in ("chunk", "one_hot", "quantize", "scale", "top_k_softmax") for n in self.nodes)
 
 
 def bare(output: DType) -> Graph:

@@ -16,15 +16,20 @@ BATCH = 8
 
 
 def shape(partials: Partials) -> tuple[int, int]:
-    """(elements, threads an element) of a CTA: a scalar takes a whole CTA, many elements share one."""
-    return (1, 1024) if partials.batch * partials.elements == 1 else (32, 8)
+    """(elements, threads an element) of a CTA: a scalar takes a whole CTA, others share one, all parts in flight."""
+    if partials.batch * partials.elements == 1:
+        return 1, 1024
+    return (32, 8) if partials.parts <= 8 * BATCH else (8, 32)
 
 
-def arguments(partials: Partials, source: int, out: int, scale: float) -> dict[str, int | float]:
-    """The kernel's arguments; the result's elements lie one after the other at `out`, times `scale`."""
+def arguments(
+    partials: Partials, source: int, out: int, scale: float = 1.0, offset: float = 0.0
+) -> dict[str, int | float]:
+    """The kernel's arguments; scale * total + offset of each element, one after the other at `out`."""
     return {
         "partials": source, "out": out, "parts": partials.parts, "elements": partials.elements,
         "total": partials.batch * partials.elements, "state": partials.state, "scale": scale,
+        "offset": offset,
     }  # fmt: skip
 
 
@@ -36,7 +41,7 @@ def reduce(kind: str, columns: int, threads: int) -> Kernel:
         k.header += [f"gemmsmith: reduce ({kind})", "combines partial results, (batch, parts, elements), in order"]
         source, out = k.pointer("partials"), k.pointer("out")
         parts, elements, total = (k.parameter(name) for name in ("parts", "elements", "total"))
-        state_stride, scale = k.parameter("state", I64), k.parameter("scale", F32)
+        state_stride, scale, shift = k.parameter("state", I64), k.parameter("scale", F32), k.parameter("offset", F32)
         hw.grid_dependency_wait()
         mine = (k.thread // columns).named("mine")
         slots = k.shared(4 * columns * threads, stages=len(monoid.identity), name="totals")
@@ -73,7 +78,7 @@ def reduce(kind: str, columns: int, threads: int) -> Kernel:
                 hw.sync_threads()
                 half //= 2
             result = k.registers(F32, 1, "result")
-            result[0] = monoid.finish(tuple(cell[0] for cell in cells)) * scale
+            result[0] = monoid.finish(tuple(cell[0] for cell in cells)) * scale + shift
             hw.store_global(result, out + (index.to(I64) * 4).to(U64), (mine == 0) & (index < total))
         return k.finish()
 

@@ -34,10 +34,17 @@ def lowerings(graph: Graph, exact: bool) -> dict[int, Lowering]:
 
 
 class Evaluation:
-    """Values of nodes in one step of a piece. `sources` gives operands and the accumulator by their node."""
+    """Values of nodes in one step of a piece.
 
-    def __init__(self, graph: Graph, chosen: dict[int, Lowering], sources: dict[int, Source]) -> None:
-        self.graph, self.chosen, self.sources = graph, chosen, sources
+    `sources` gives operands and the accumulator by their node, `columns` the numbers of two neighbouring columns by
+    their chunk offset.
+    """
+
+    def __init__(
+        self, graph: Graph, chosen: dict[int, Lowering], sources: dict[int, Source],
+        columns: Callable[[int], tuple[Value, Value]],
+    ) -> None:  # fmt: skip
+        self.graph, self.chosen, self.sources, self.columns = graph, chosen, sources, columns
         self.extents = graph.extents()
         self._known: dict[tuple[int, int, int], tuple[Value, Value]] = {}
 
@@ -63,6 +70,10 @@ class Evaluation:
                 return constant, constant
             case "chunk":
                 return self._pair(node.inputs[0], 2 * j + node.value, half)
+            case "one_hot":
+                label, _ = self.pair(node.inputs[0], j, half)
+                low, high = self.columns(j)
+                return low.to(F32) == label, high.to(F32) == label
             case "cast":
                 low, high = self.pair(node.inputs[0], j, half)
                 if node.value not in (BF16, FP16):

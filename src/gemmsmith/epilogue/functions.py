@@ -173,5 +173,5 @@ _TABLE = [
 ]  # fmt: skip
 
 FUNCTIONS: dict[str, Function] = {f.name: f for f in _TABLE}
-PREDICATES = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"})
+PREDICATES = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "one_hot"})
 """Those whose result is true or false; where's first input is one."""

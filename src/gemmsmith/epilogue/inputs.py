@@ -35,12 +35,16 @@ class Part:
         k = current()
         return self.m + (block * 64 + 8 * half) + (k.warp_index % 4) * 16 + k.lane // 4
 
+    def columns(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
+        """This thread's two columns of chunk j of a spot."""
+        first = self.work.n // width + spot.column + (spot.chunk + j) * 8 + (current().lane % 4) * 2
+        return first, first + 1
+
     def columns_inside(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
-        """Whether this thread's two columns of chunk j of a spot lie in the matrix."""
-        k = current()
-        first = self.work.n // width + spot.column + (spot.chunk + j) * 8 + (k.lane % 4) * 2
+        """Whether they lie in the matrix."""
+        first, second = self.columns(spot, j, width)
         last = self.columns_in_all // width
-        return first < last, first + 1 < last
+        return first < last, second < last
 
     def inside(self, block: int, half: int) -> Value:
         return self.row(block, half) < self.rows_in_all

@@ -48,11 +48,10 @@ class Epilogue:
         self.inputs = {o.name: self._input(o) for o in loads}
         self.reductions: list[Reduction] = []
         self.scales: list[tuple[int, ScaleStore]] = []
+        own = representatives(self.graph, spec.epilogue.atomic)
         for r in self.graph.results:
             node = self.graph.nodes[r.node]
-            if node.op == "reduce" and not spec.epilogue.atomic and representatives(self.graph)[r.name] != r.name:
-                continue
-            if node.op == "reduce":
+            if own.get(r.name) == r.name:
                 kind, axis = node.value
                 self.reductions.append(Reduction(r, kind, axis, self.extents[node.inputs[0]].width, spec, plan))
             elif node.op == "scale":
@@ -80,6 +79,8 @@ class Epilogue:
     def prepare(self) -> None:
         """In the math warpgroups, before their first tile."""
         self.leader = (current().thread % 128 == 0).named("epilogue_leader")
+        if self.reductions:
+            hw.grid_dependency_launch()  # the second step's CTAs wait where this grid's have ended
         if self.matrices:
             self.matrices.prepare()
 

@@ -197,6 +197,7 @@ NAMES: dict[str, Entry] = {
     "half": lambda t, input: t.cast(input, "fp16"),
     "bfloat16": lambda t, input: t.cast(input, "bf16"),
     "chunk": lambda t, input, chunks, dim=-1: t.chunk(input, chunks, dim),
+    "one_hot": lambda t, input, num_classes: t.one_hot(input, num_classes),
     "clone": lambda t, input, **_: input,
 }  # fmt: skip
 

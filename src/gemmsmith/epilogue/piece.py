@@ -86,7 +86,8 @@ class Piece:
                 quantized = self.rows[node.inputs[0]]
                 assert isinstance(quantized, Quantized)
                 sources[i] = partial(_scale, quantized)
-        return Evaluation(self.graph, self.epilogue.chosen, sources)
+        columns = partial(self.part.columns, self._spot(chunk, 1), width=1)
+        return Evaluation(self.graph, self.epilogue.chosen, sources, columns)
 
     def _whole_rows(self, index: int) -> Quantized | TopKSoftmax:
         """Evaluates the input of a function of whole rows everywhere in the piece."""

@@ -130,12 +130,9 @@ class Reduction:
 
     def add(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
         """Two neighbouring elements, those outside the matrix masked."""
-        k = current()
-        first = part.work.n // self.width + spot.column + (spot.chunk + j) * 8 + (k.lane % 4) * 2
-        last = part.columns_in_all // self.width
+        inside = part.columns_inside(spot, j, self.width)
         for i, x in enumerate(pair):
-            inside = part.inside(spot.block, half) & (first + i < last)
-            kept = k.select(inside, x, self.monoid.neutral)
+            kept = current().select(part.inside(spot.block, half) & inside[i], x, self.monoid.neutral)
             cell: Any = {"n": 2 * spot.block + half, "m": (spot.chunk + j) * 2 + i, "all": 0}[self.axis]
             self.cells.add(cell, kept)
 
@@ -193,16 +190,17 @@ class Reduction:
             hw.store_global(one, self.address + ((offset + self.stride * i) * 4).to(U64), inside)
 
 
-def representatives(graph: Graph) -> dict[str, str]:
-    """For every reduced result the one whose partials it uses: the first that reduces the same value over the same
-    axis by the same rule, as a sum and a mean do."""
+def representatives(graph: Graph, atomic: bool) -> dict[str, str]:
+    """For every reduced result whose value is not known the one whose partials it uses: the first that reduces the
+    same value over the same axis by the same rule, as a sum and a mean do. Atomic ones have none to share."""
     first: dict[tuple[int, str, Monoid], str] = {}
     found = {}
     for r in graph.results:
         node = graph.nodes[r.node]
-        if node.op == "reduce":
+        if node.op == "reduce" and graph.known(r) is None:
             kind, axis = node.value
-            found[r.name] = first.setdefault((node.inputs[0], axis, MONOIDS[kind]), r.name)
+            same = first.setdefault((node.inputs[0], axis, MONOIDS[kind]), r.name)
+            found[r.name] = r.name if atomic else same
     return found
 
 

@@ -27,6 +27,9 @@ from gemmsmith.epilogue.names import ELSE, HINTS, METHODS, NAMES, SPELLINGS
 COMPUTED = replace(FP32)
 """What `.dtype` of a traced value is: fp32, and as a cast's target what asks for nothing."""
 
+LARGEST_LABEL = 1 << 24
+"""Whole numbers up to here are exact in fp32."""
+
 
 def trace(
     function: Callable[..., Any], product: tuple[int, ...], operands: Mapping[str, tuple[Extent, DType | None]]
@@ -165,6 +168,15 @@ class Tracing:
             raise refused(f"chunk: got {got}; use the whole product, its columns a multiple of 16 (8 of each half)")
         gate, up = (self.add("chunk", x.extent._replace(width=2), x, value=i) for i in range(2))
         return gate, up
+
+    def one_hot(self, x: Any, classes: Any) -> Traced:
+        """1 in the column that x, a column of labels, names. Labels are whole numbers in [0, N), as torch's are."""
+        x, n = self.value(x), self.product[-1]
+        if not x.extent.m or x.extent.width:
+            raise refused(f"one_hot: input: got a value of shape {x.shape}; use one label a row, an operand (M, 1)")
+        if classes != n or n > LARGEST_LABEL:
+            raise refused(f"one_hot: num_classes: got {classes!r}; use {n}, the product's columns, at most 2^24")
+        return self.add("one_hot", x.extent._replace(width=1), x)
 
 
 def call(spelled: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: bool = False) -> Any:

@@ -82,7 +82,7 @@ def cycles(problem: Problem, config: Config) -> float:
     if waves > MANY_WAVES:
         waves = (waves + ctas / resident) / 2
     math = 2 * m * n * k / FLOPS_PER_CYCLE
-    bandwidth = min(SM_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE / min(ctas, resident))
+    bandwidth = min(SM_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE / min(max(ctas, 1), resident))
     copies = 2 * k * (m / columns + n / rows) / bandwidth
     store = m * n * problem.d.dtype.bytes / STORE_BYTES_PER_CYCLE
     elements = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n

@@ -76,6 +76,8 @@ def test_each_pass_keeps_the_meaning(name: str, step, graph: Graph, seed: int) -
     (lambda acc: 0.5 * acc * (1 + ((2 / np.pi) ** 0.5 * acc * (1 + 0.044715 * acc * acc)).tanh()), ["gelu_tanh"]),
     (lambda acc: 1 / acc.sqrt(), ["rsqrt"]),
     (lambda acc: acc.clamp(min=0), ["relu"]),
+    (lambda acc: np.where(acc > 0, 2, 2).sum(-1), ["reduce"]),
+    (lambda acc: acc.relu().abs().max(-1), ["reduce", "relu"]),
     (lambda acc: (1 + acc).log(), ["log1p"]),
     (lambda acc: acc.exp() - 1, ["expm1"]),
     (lambda acc: acc * 2 + 1, ["fma"]),
@@ -141,3 +143,13 @@ def test_steps_lead_from_the_first_to_the_last() -> None:
     done = steps(graph)
     assert done[-1][1] == optimise(graph)
     assert {name for name, _ in done} <= {name for name, _ in (*PASSES, *LAST)}
+
+
+def test_a_one_hot_row_sums_to_one() -> None:
+    kinds = {"labels": (Extent(m=True), BF16)}
+    for kind in ("sum", "max"):
+        graph = optimise(trace(lambda acc, labels: (acc, getattr(labels.one_hot(N), kind)(-1)), (M, N), kinds))  # noqa: B023
+        assert graph.known(graph.results[1]) == 1
+        assert graph.operands == ()
+    graph = optimise(trace(lambda acc, labels: labels.one_hot(N).sum(-2), (M, N), kinds))
+    assert graph.known(graph.results[0]) is None

@@ -49,6 +49,8 @@ def _node(
             return np.asarray(operands[node.value], np.float64)
         case "chunk":
             return _half(_spread(inputs[0], product), node.value)
+        case "one_hot":
+            return np.arange(product.shape[-1]) == inputs[0]
         case "cast":
             return rounded(np.asarray(inputs[0], np.float64), node.value).astype(np.float64)
         case "reduce":
@@ -79,9 +81,9 @@ def _half(x: Array, which: int) -> Array:
 def _reduced(x: Array, kind: str, axis: str) -> Array:
     along = {"n": -1, "m": -2, "all": None}[axis]
     if kind == "logsumexp":
-        largest = x.max(axis=along, keepdims=True)
+        largest = x.max(axis=along, keepdims=True, initial=-np.inf)
         offset = np.where(np.isfinite(largest), largest, 0)
-        return np.asarray(np.log(np.exp(x - offset).sum(axis=along)) + offset.reshape(np.shape(x.max(axis=along))))
+        return np.asarray(np.log(np.exp(x - offset).sum(axis=along)) + offset.squeeze(axis=along))
     return np.asarray(getattr(x, kind)(axis=along))
 
 
