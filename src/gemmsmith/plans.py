@@ -259,14 +259,10 @@ class _Job:
 
 def _expect_values(bound: Bound, shape: tuple[int, ...]) -> None:
     """Nothing has no largest element."""
-    graph = bound.graph
-    for r in graph.results:
-        node = graph.nodes[r.node]
-        if (
-            node.op == "reduce"
-            and node.value[0] in ("max", "min")
-            and 0 not in describe(bound.results[r.name], r.name).shape
-        ):
+    for r in bound.graph.results:
+        node = bound.graph.nodes[r.node]
+        extreme = node.op == "reduce" and node.value[0] in ("max", "min")
+        if extreme and 0 not in describe(bound.results[r.name], r.name).shape:
             raise ArgumentError(f"a, b: the product is empty, {shape}; {r.name}, a {node.value[0]}, has no value")
 
 

@@ -89,7 +89,8 @@ POSITIVE = {"log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "power", "f
 ODD = {"isnan", "isinf", "isfinite"}
 REDUCTIONS = {"sum", "mean", "logsumexp", "max", "min", "amax", "amin", "count_nonzero"}
 CASTS = {"to", "type_as", "float", "half", "bfloat16", "astype", "type"}
-ELSEWHERE = {*REDUCTIONS, *CASTS, *"chunk one_hot masked_fill expit swish log_sigmoid special_exp2 fma".split()}
+LIBRARIES = {"expit", "swish", "log_sigmoid", "special_exp2", "fma"}
+ELSEWHERE = {*REDUCTIONS, *CASTS, *LIBRARIES, "chunk", "one_hot", "masked_fill"}
 """Tested below, or other libraries' names."""
 
 
@@ -356,6 +357,7 @@ def test_one_hot(rng: np.random.Generator) -> None:
     graph = traced(lambda acc, labels: (acc * labels.one_hot(N)).sum(-1), labels=labels)
     close(evaluate(graph, x, labels=labels)[0], np.take_along_axis(x, labels.astype(int), 1)[:, 0])
     assert traced(lambda acc, labels: acc + labels.one_hot(num_classes=N), labels=labels).extents()[2].is_matrix
+    assert traced(lambda acc, x: acc * x.one_hot(1), (M, 1), x=labels).nodes[3].op == "eq"  # a column is all of it
     for bad, message in (
         (lambda acc, labels: acc + labels.one_hot(7), "num_classes: got 7; use 32"),
         (lambda acc, labels: acc + labels + acc.one_hot(N), "one label a row"),

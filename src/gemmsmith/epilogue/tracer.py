@@ -172,6 +172,8 @@ class Tracing:
     def one_hot(self, x: Any, classes: Any) -> Traced:
         """1 in the column that x, a column of labels, names. Labels are whole numbers in [0, N), as torch's are."""
         x, n = self.value(x), self.product[-1]
+        if n == 1 and x.extent.width:  # a column is the whole product
+            return self("eq", x, 0)
         if not x.extent.m or x.extent.width:
             raise refused(f"one_hot: input: got a value of shape {x.shape}; use one label a row, an operand (M, 1)")
         if classes != n or n > LARGEST_LABEL:
