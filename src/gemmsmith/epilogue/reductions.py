@@ -129,10 +129,11 @@ class Reduction:
             self.cells = _Cells(self.monoid, self.layout.columns // self.width // 4, self.result.name)
 
     def add(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
-        """Two neighbouring elements, those outside the matrix masked."""
-        inside = part.columns_inside(spot, j, self.width)
+        """Two neighbouring elements, masked where they would be added to one of the result's; others are not written."""
+        columns, row = part.columns_inside(spot, j, self.width), part.inside(spot.block, half)
         for i, x in enumerate(pair):
-            kept = current().select(part.inside(spot.block, half) & inside[i], x, self.monoid.neutral)
+            inside = {"n": columns[i], "m": row, "all": columns[i] & row}[self.axis]
+            kept = current().select(inside, x, self.monoid.neutral)
             cell: Any = {"n": 2 * spot.block + half, "m": (spot.chunk + j) * 2 + i, "all": 0}[self.axis]
             self.cells.add(cell, kept)
 
