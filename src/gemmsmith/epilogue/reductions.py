@@ -129,7 +129,7 @@ class Reduction:
             self.cells = _Cells(self.monoid, self.layout.columns // self.width // 4, self.result.name)
 
     def add(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
-        """Two neighbouring elements, masked where they would be added to one of the result's; others are not written."""
+        """Two neighbouring elements, masked along what is reduced; results outside the matrix are not written."""
         columns, row = part.columns_inside(spot, j, self.width), part.inside(spot.block, half)
         for i, x in enumerate(pair):
             inside = {"n": columns[i], "m": row, "all": columns[i] & row}[self.axis]
