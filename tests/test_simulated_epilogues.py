@@ -36,6 +36,7 @@ CONFIGS = [
     Config(tile=(256, 128, 64), cluster=(1, 2), stages=2),
     Config("multistage", (128, 256, 64), (1, 1), 2),
     Config("multistage", (64, 40, 64), (1, 1), 3, 1),
+    Config(tile=(64, 64, 32), cluster=(1, 1), stages=3, consumers=1, splits=0),
 ]
 
 
@@ -78,7 +79,7 @@ def _many(result):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("index", range(len(CONFIGS)))
 def test_case(name: str, index: int) -> None:
-    m, n, k = [(200, 136, 96), (130, 259, 70), (70, 96, 33), (300, 264, 64), (150, 272, 64), (77, 83, 40)][index]
+    m, n, k = [(200, 136, 96), (130, 259, 70), (70, 96, 33), (300, 264, 64), (150, 272, 64), (77, 83, 40), (130, 144, 200)][index]
     dtype = "fp16" if index % 3 == 1 else "bf16"
     try:
         check(CASES[name], CONFIGS[index], m, n, k, dtype, None, 10 * index)

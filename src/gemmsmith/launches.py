@@ -24,6 +24,8 @@ from gemmsmith.epilogue.layout import layout
 from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.epilogue.reductions import Partials, is_atomic, partials, representatives
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.types import ORDER_LENGTH
+from gemmsmith.schedule.partial_sums import bytes_of_slots
 from gemmsmith.schedule.tiles import TileScheduler
 
 Argument = int | float | TensorMap | tuple[int, ...]
@@ -102,16 +104,44 @@ class Route:
             for r, shape, _ in self.reductions
             if self._partials_of.get(r.name) == r.name and not is_atomic(shape.kind, self.spec)
         ]
-        return packed + sum(_aligned(shape.bytes) for shape in two_steps)
+        partials, _ = self._shared_tiles
+        return packed + sum(_aligned(shape.bytes) for shape in two_steps) + _aligned(partials)
+
+    @property
+    def flag_bytes(self) -> int:
+        """Device memory that is zero before and after every run, for launches that share tiles among clusters."""
+        return self._shared_tiles[1]
+
+    @property
+    def clusters(self) -> int:
+        """How many clusters the GEMM's launch asks for."""
+        p, config = self.problem, self.spec.config
+        tiles_m, tiles_n = TileScheduler.grid(self.spec, p.m, p.n)
+        tiles = tiles_m * tiles_n * p.batch
+        if tiles > MAX_EXTENT:
+            raise ArgumentError(f"{p}: {tiles} tiles are more than an int32 can count; use a larger tile")
+        if config.splits == 1 or p.k == 0:
+            return tiles
+        k_tiles = -(-p.k // config.tile[2])
+        clusters = min(tiles * min(config.splits or k_tiles, k_tiles), ORDER_LENGTH)
+        if min(tiles, 2 * clusters) * k_tiles * clusters > MAX_EXTENT:
+            raise ArgumentError(f"{p}: too deep for {config.splits or 'stream-K'} splits of K; use splits=1")
+        return clusters
+
+    @property
+    def _shared_tiles(self) -> tuple[int, int]:
+        return bytes_of_slots(self.spec, self.clusters) if self.spec.config.splits != 1 else (0, 0)
 
     @cached_property
     def _partials_of(self) -> dict[str, str]:
         return representatives(self.spec.epilogue.graph, self.spec.epilogue.atomic)
 
-    def launches(self, a: int, b: int, addresses: Mapping[str, int | float], workspace: int) -> list[Launch]:
+    def launches(
+        self, a: int, b: int, addresses: Mapping[str, int | float], workspace: int, flags: int = 0
+    ) -> list[Launch]:
         """The launches for operands at these addresses, in order; a number stands for itself.
 
-        `workspace` may be 0 where none is needed. Of an empty product only the reductions are left.
+        `workspace` and `flags` may be 0 where none is needed. Of an empty product only the reductions are left.
         """
         if 0 in (self.problem.batch, self.problem.m, self.problem.n):
             return [
@@ -143,10 +173,9 @@ class Route:
                     continue
                 workspace += _aligned(shape.bytes)
             seconds.append(self._second(r, shape, places[own] if own else 0, addresses[r.name]))
-        tiles = arguments["tiles"]
-        if not isinstance(tiles, int) or tiles > MAX_EXTENT:
-            raise ArgumentError(f"{self.problem}: {tiles} tiles are more than an int32 can count; use a larger tile")
-        return [*result, Launch(build(self.spec), tiles, arguments), *seconds]
+        if self.spec.config.splits != 1:
+            arguments |= {"partials": workspace, "flags": flags}
+        return [*result, Launch(build(self.spec), self.clusters, arguments), *seconds]
 
     def _gemm_arguments(self, a: int, b: int) -> dict[str, Argument]:
         p, spec = self.problem, self.spec

@@ -225,6 +225,7 @@ class Plan:
 
     def _run_cuda(self, job: _Job, like: Any, device: int, workspace: Any) -> None:
         from gemmsmith.backends.cuda import driver, launcher
+        from gemmsmith.backends.cuda.flags import flags
 
         driver.require_hopper(device)
         stream = current_stream(like)
@@ -235,7 +236,8 @@ class Plan:
                 workspace = empty_like_kind(like, (need // self.problem.a.dtype.bytes,), self.problem.a.dtype)
             place = _workspace_address(workspace, need)
         with launcher.device_guard(device):
-            launches = job.route.launches(job.a.address, job.b.address, job.addresses, place)
+            zeros = flags(device, stream, job.route.flag_bytes) if job.route.flag_bytes else 0
+            launches = job.route.launches(job.a.address, job.b.address, job.addresses, place, zeros)
             for i, launch in enumerate(launches):
                 launch_cuda(launch, device, stream, pdl=i > 0)
 
@@ -283,7 +285,8 @@ def launch_cuda(launch: Launch, device: int, stream: int, *, pdl: bool = False) 
     arguments = launch.arguments
     if "order" in arguments:
         clusters = min(clusters, ORDER_LENGTH)
-        arguments = {**arguments, "order": loaded.order(clusters)}
+        if "flags" not in arguments:  # who waits for others waits for lower blocks, which are started first
+            arguments = {**arguments, "order": loaded.order(clusters)}
     loaded.launch(clusters * kernel.cluster[0], [arguments[p.name or ""] for p in kernel.parameters], stream, pdl=pdl)
 
 
@@ -317,6 +320,8 @@ def _reference(a: Any, b: Any, job: _Job) -> None:
 
 def _simulate(job: _Job, seed: int) -> Simulation:
     from gemmsmith.backends.sim import GlobalMemory, Timeline, simulate
+    from gemmsmith.backends.sim.hazards import Hazard
+    from gemmsmith.lang.statements import Where
 
     arrays = {name: x for name, x in job.infos.items() if isinstance(x, ArrayInfo)}
     for name, info in (("a", job.a), ("b", job.b), *arrays.items()):
@@ -333,7 +338,9 @@ def _simulate(job: _Job, seed: int) -> Simulation:
     hazards: list[Hazard] = []
     timeline, cycles = Timeline(), 0
     longest = 0
-    for launch in job.route.launches(a, b, addresses, workspace):
+    words = np.zeros(max(job.route.flag_bytes, 4) // 4, np.uint32)
+    flags = memory.place(words, "flags", granule=4)
+    for launch in job.route.launches(a, b, addresses, workspace, flags):
         size = launch.kernel.cluster[0]
         clusters = min(launch.clusters, max(1, RESIDENT_CTAS // size))
         done = simulate(launch.kernel, clusters * size, launch.arguments, memory, seed=seed)
@@ -341,6 +348,8 @@ def _simulate(job: _Job, seed: int) -> Simulation:
         if done.cycles >= longest:  # the product's, not a packing's or a second step's
             timeline, longest = done.timeline, done.cycles
         cycles += done.cycles
+    if words.any():
+        hazards.append(Hazard("semaphore", f"{np.count_nonzero(words)} flags are left raised", Where("?", 0)))
     return Simulation(job.value, hazards, timeline, cycles)
 
 

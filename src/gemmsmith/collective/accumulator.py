@@ -63,11 +63,19 @@ class Accumulator:
             for block in self.blocks:
                 hw.compiler_fence(block)
 
+    def add(self, block: Registers, index: Index, other: Value) -> None:
+        """Adds another accumulator's register to that of a block."""
+        if self.accumulate == FP16:
+            (low, high), (other_low, other_high) = self._unpacked(block[index]), self._unpacked(other)
+            block[index] = hw.pack(low + other_low, high + other_high, FP16)
+        else:
+            block[index] = block[index] + other
+
     def pair(self, block: int, index: Index, output: DType) -> Value:
         """Elements 2 * index and 2 * index + 1 of a block, rounded to `output` (16 bits) and packed."""
         registers = self.blocks[block]
         if self.accumulate == FP16:
-            return registers[index] if output == FP16 else hw.pack(*self._unpacked(registers, index), output)
+            return registers[index] if output == FP16 else hw.pack(*self._unpacked(registers[index]), output)
         return hw.pack(registers[2 * index], registers[2 * index + 1], output)
 
     def element(self, block: int, index: Index, second: int) -> Value:
@@ -78,5 +86,5 @@ class Accumulator:
         return registers[2 * index + second]
 
     @staticmethod
-    def _unpacked(registers: Registers, index: Index) -> tuple[Value, Value]:
-        return hw.unpack_fp16(registers[index], 0), hw.unpack_fp16(registers[index], 1)
+    def _unpacked(pair: Value) -> tuple[Value, Value]:
+        return hw.unpack_fp16(pair, 0), hw.unpack_fp16(pair, 1)

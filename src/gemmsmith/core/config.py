@@ -12,7 +12,8 @@ class Config:
 
     `consumers` is the number of math warpgroups; each takes tile M / consumers rows, a multiple of 64.
     `raster` is the index along which consecutive tiles run; `swizzle` is the width, in tiles of the other
-    index, of the band they run in (CUTLASS: max_swizzle_size).
+    index, of the band they run in (CUTLASS: max_swizzle_size). `splits` clusters share the K of a tile (split-K), one
+    by default; with 0 all clusters get equal shares of the tiles that would not fill a last wave (stream-K).
     """
 
     design: Literal["warp_specialized", "multistage"] = "warp_specialized"
@@ -22,6 +23,7 @@ class Config:
     consumers: int = 2
     raster: Literal["m", "n"] = "m"
     swizzle: int = 8
+    splits: int = 1
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some choices changed."""
@@ -32,4 +34,5 @@ class Config:
         return (
             f"{self.design} {tile} cluster {cluster} stages {self.stages} "
             f"consumers {self.consumers} raster {self.raster}{self.swizzle}"
+            + {1: "", 0: " stream-K"}.get(self.splits, f" splits {self.splits}")
         )

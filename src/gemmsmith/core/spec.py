@@ -111,7 +111,8 @@ class KernelSpec:
         c = self.config
         shape = "x".join(map(str, c.tile)) + "_" + "x".join(map(str, c.cluster)) + f"_{c.stages}_{c.consumers}"
         types = f"{self.operand}_{self.accumulate}_{self.a_major}{self.b_major}"
-        return f"{c.design}_{shape}_{c.raster}{c.swizzle}_{types}_{self._epilogue_name}".lower()
+        parts = {1: "", 0: "_stream"}.get(c.splits, f"_splits{c.splits}")
+        return f"{c.design}_{shape}_{c.raster}{c.swizzle}{parts}_{types}_{self._epilogue_name}".lower()
 
     @property
     def _epilogue_name(self) -> str:
@@ -140,6 +141,7 @@ class KernelSpec:
              f"cluster: got {c.cluster}; use 1, 2 or 4 each way, at most 8 CTAs"),
             (c.raster in ("m", "n") and c.swizzle >= 1,
              f"raster {c.raster!r}, swizzle {c.swizzle}: use m or n, at least 1"),
+            (0 <= c.splits <= 64, f"splits: got {c.splits}; use 1 for none, 2 to 64, or 0 for stream-K"),
         ]  # fmt: skip
         for holds, message in rules:
             if not holds:

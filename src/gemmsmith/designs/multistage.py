@@ -11,15 +11,17 @@ from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Value
-from gemmsmith.schedule.tiles import TileScheduler, WorkTile
+from gemmsmith.schedule.partial_sums import PartialSums
+from gemmsmith.schedule.stream import tile_scheduler
+from gemmsmith.schedule.tiles import WorkTile
 
 
 def multistage(k: Builder, spec: KernelSpec) -> None:
     """Copies of k-tiles i+1 .. i+stages-1 are in flight while k-tile i multiplies; no warp has a role of its own."""
     depth, ahead = spec.config.tile[2], spec.config.stages - 1
-    scheduler = TileScheduler(spec)
+    scheduler = tile_scheduler(spec)
     a, b = operands(k, spec, place := scheduler.position())
-    epilogue = Epilogue(spec)
+    epilogue, sums = Epilogue(spec), PartialSums(spec, place)
     a_smem = k.shared(spec.a_tile, stages=spec.config.stages, name="A")
     b_smem = k.shared(spec.b_tile, stages=spec.config.stages, name="B")
     pipe = PipelineTmaAsync(spec.config.stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.cluster_size)
@@ -38,8 +40,8 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
             with k.when(k_tile < tile.k_tiles):
                 with k.when(producer):
                     pipe.producer_acquire(write)
-                    a.load(a_smem[write.index], pipe.barrier(write), tile.m, k_tile * depth, tile.batch)
-                    b.load(b_smem[write.index], pipe.barrier(write), tile.n, k_tile * depth, tile.batch)
+                    a.load(a_smem[write.index], pipe.barrier(write), tile.m, tile.k(k_tile, depth), tile.batch)
+                    b.load(b_smem[write.index], pipe.barrier(write), tile.n, tile.k(k_tile, depth), tile.batch)
                 write.advance()
 
         epilogue.prepare()
@@ -62,7 +64,8 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
             accumulator.wait(pending=0)
             with k.when(tile.k_tiles > 0):
                 pipe.consumer_release(last.get())
-            epilogue.consume(accumulator)
+            with sums.finished(accumulator, tile, warpgroup):
+                epilogue.consume(accumulator)
         with k.when(producer):
             pipe.producer_tail(write)
         epilogue.finish()

@@ -10,7 +10,8 @@ from gemmsmith.designs.operands import operands
 from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32
-from gemmsmith.schedule.tiles import TileScheduler
+from gemmsmith.schedule.partial_sums import PartialSums
+from gemmsmith.schedule.stream import tile_scheduler
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}
 """Registers a thread (producer, consumer) by number of consumers: each sum fits the pool of 64 K.
@@ -22,9 +23,9 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
     """Persistent: one producer warp feeds `consumers` WGMMA warpgroups; stores drain under the next tile's mainloop."""
     depth, consumers = spec.config.tile[2], spec.config.consumers
     producer_registers, consumer_registers = REGISTERS.get(consumers, (None, None))
-    scheduler = TileScheduler(spec)
+    scheduler = tile_scheduler(spec)
     a, b = operands(k, spec, place := scheduler.position())
-    epilogue = Epilogue(spec)
+    epilogue, sums = Epilogue(spec), PartialSums(spec, place)
     a_smem = k.shared(spec.a_tile, stages=spec.config.stages, name="A")
     b_smem = k.shared(spec.b_tile, stages=spec.config.stages, name="B")
     pipe = PipelineTmaAsync(spec.config.stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.cluster_size)
@@ -37,8 +38,8 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
             write = pipe.producer_start_state()
             with scheduler.each(place) as tile, k.range(tile.k_tiles, name="k_tile") as k_tile:
                 pipe.producer_acquire(write)
-                a.load(a_smem[write.index], pipe.barrier(write), tile.m, k_tile * depth, tile.batch)
-                b.load(b_smem[write.index], pipe.barrier(write), tile.n, k_tile * depth, tile.batch)
+                a.load(a_smem[write.index], pipe.barrier(write), tile.m, tile.k(k_tile, depth), tile.batch)
+                b.load(b_smem[write.index], pipe.barrier(write), tile.n, tile.k(k_tile, depth), tile.batch)
                 write.advance()
             pipe.producer_tail(write)
 
@@ -64,5 +65,6 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
             accumulator.wait(pending=0)
             with k.when(tile.k_tiles > 0):
                 pipe.consumer_release(last.get())
-            epilogue.consume(accumulator)
+            with sums.finished(accumulator, tile, warpgroup):
+                epilogue.consume(accumulator)
         epilogue.finish()

@@ -258,7 +258,8 @@ class TmaMatrices:
                 hw.tma_load(self.maps[name], n, part.m + block * 64, part.work.batch, place, barrier, EVICT_FIRST)
 
     def begin(self, part: Part, leader: Value) -> None:
-        with current().when(leader):
+        share = part.work.share
+        with current().when(leader if share is None else leader & share.finishes):
             for piece in range(self.slots):
                 self.load(part, piece)
 

@@ -78,6 +78,7 @@ load_shared_narrow = memory.LoadSharedNarrow.emit
 store_shared = memory.StoreShared.emit
 store_shared_16 = memory.StoreShared16.emit
 load_acquire = memory.LoadAcquire.emit
+wait_acquire = memory.WaitAcquire.emit
 store_release = memory.StoreRelease.emit
 atomic_add = memory.AtomicAdd.emit
 reduce_add = memory.ReduceAdd.emit

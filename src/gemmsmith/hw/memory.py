@@ -8,7 +8,7 @@ import numpy as np
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.instruction import Instruction, f32, pred, registers_in, registers_out, u16, u32, u64
-from gemmsmith.lang.machine import Machine
+from gemmsmith.lang.machine import Blocking, Machine
 from gemmsmith.lang.types import F32, U16, U32
 from gemmsmith.lang.values import Registers
 
@@ -189,6 +189,24 @@ class LoadAcquire(Instruction):
     def simulate(self, m: Machine) -> np.ndarray:
         data = m.load("global", m.column(self.address), 4, order="acquire")
         return np.ascontiguousarray(data).view(np.uint32)[:, 0].astype(np.int64)
+
+
+class WaitAcquire(Instruction):
+    """Until a word that another CTA releases is `value`, at GPU scope."""
+
+    address: u64
+    value: u32
+    ptx = """{
+    .reg .pred other;
+    .reg .b32 word;
+    WAIT:
+    ld.acquire.gpu.global.b32 word, [{address}];
+    setp.ne.b32 other, word, {value};
+    @other bra WAIT;
+    }"""
+
+    def simulate(self, m: Machine) -> Blocking:
+        yield from m.wait_word(m.uniform(self.address), m.uniform(self.value))
 
 
 class StoreRelease(Instruction):

@@ -117,6 +117,9 @@ class Machine(Protocol):
 
     def mbarrier_wait(self, address: Any, parity: Any) -> Blocking: ...
 
+    def wait_word(self, address: Any, value: Any) -> Blocking:
+        """Until a word of global memory, which others release, is `value`; acquires."""
+
     # -- other synchronisation ---------------------------------------------------------------------
     def barrier_sync(self, identifier: Any, threads: int) -> Blocking:
         """bar.sync: a named barrier of the CTA; 0 with all threads is __syncthreads."""

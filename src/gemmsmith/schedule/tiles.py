@@ -21,13 +21,29 @@ IN_ORDER = tuple(range(ORDER_LENGTH))
 
 
 @dataclass(frozen=True)
+class Share:
+    """A tile whose k-tiles several clusters sum: this one's are `first` and later ones. `finishes`: the last is among
+    them, and this cluster, `cluster` in the walk, finishes the tile; the others are those from `other` on."""
+
+    first: Value
+    finishes: Value
+    cluster: Value
+    other: Value
+
+
+@dataclass(frozen=True)
 class WorkTile:
-    """Element (m, n) where the CTA's tile starts, its batch, and how many k-tiles it sums."""
+    """Element (m, n) where the CTA's tile starts, its batch, and how many k-tiles it sums: all, or a share."""
 
     m: Value
     n: Value
     batch: Value
     k_tiles: Value
+    share: Share | None = None
+
+    def k(self, k_tile: Value, depth: int) -> Value:
+        """The first element of k of its k-tile number `k_tile`."""
+        return (k_tile if self.share is None else self.share.first + k_tile) * depth
 
 
 @dataclass(frozen=True)
@@ -54,15 +70,20 @@ class TileScheduler:
     @staticmethod
     def arguments(spec: KernelSpec, m: int, n: int, k: int, batch: int) -> dict[str, int | tuple[int, ...]]:
         """What the host gives for a problem of these sizes."""
-        tile, cluster = spec.config.tile, spec.config.cluster
-        tiles_m, tiles_n = -(-m // (tile[0] * cluster[0])), -(-n // (tile[1] * cluster[1]))
+        tiles_m, tiles_n = TileScheduler.grid(spec, m, n)
         return {
             "tiles_m": tiles_m,
             "tiles_n": tiles_n,
             "tiles": tiles_m * tiles_n * batch,
-            "k_tiles": -(-k // tile[2]),
+            "k_tiles": -(-k // spec.config.tile[2]),
             "order": IN_ORDER,
         }
+
+    @staticmethod
+    def grid(spec: KernelSpec, m: int, n: int) -> tuple[int, int]:
+        """Tiles of a whole cluster along M and along N."""
+        tile, cluster = spec.config.tile, spec.config.cluster
+        return -(-m // (tile[0] * cluster[0])), -(-n // (tile[1] * cluster[1]))
 
     def position(self) -> ClusterPosition:
         """This CTA's place in its cluster: ranks run along M first."""
@@ -80,9 +101,9 @@ class TileScheduler:
         clusters = hw.grid_size() // self.spec.cluster_size
         count = (self.tiles - cluster + clusters - 1) // clusters
         with k.range(count, name="turn") as turn:
-            yield self._tile(cluster + turn * clusters, place)
+            yield self._tile(cluster + turn * clusters, place, self.k_tiles)
 
-    def _tile(self, index: Value, place: ClusterPosition) -> WorkTile:
+    def _tile(self, index: Value, place: ClusterPosition, k_tiles: Value, share: Share | None = None) -> WorkTile:
         tile, size = self.spec.config.tile, self.spec.config.cluster
         plane = (self.tiles_m * self.tiles_n).named("plane")
         batch, within = index // plane, (index % plane).named("within")
@@ -94,7 +115,8 @@ class TileScheduler:
             ((m * size[0] + place.m) * tile[0]).named("tile_m"),
             ((n * size[1] + place.n) * tile[1]).named("tile_n"),
             batch.named("batch"),
-            self.k_tiles,
+            k_tiles,
+            share,
         )
 
     def _band(self, index: Value, across: Value, along: Value) -> tuple[Value, Value]:

@@ -44,6 +44,7 @@ class Accessing(Unit):
                 clock = part.warp.release(part.partial)
                 for x in addresses:
                     self.state.releases.setdefault(int(x), Clock(self.state.agents)).join(clock)
+                    self.state.released_at[int(x)] = self.time + self.state.chip.store_latency
             else:
                 self._touch(part, cta, space, addresses, data.shape[1], write=True)
             target, offsets = self._raw(space, cta, addresses, data.shape[1])

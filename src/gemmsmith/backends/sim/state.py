@@ -78,6 +78,7 @@ class State:
     started: int = 0
     cluster_barriers: dict[int, ThreadBarrier] = field(default_factory=dict)
     releases: dict[int, Clock] = field(default_factory=dict)
+    released_at: dict[int, int] = field(default_factory=dict)
     all_operations: list[Running] = field(default_factory=list)
     _global_shadows: dict[Buffer, Shadow] = field(default_factory=dict)
 

@@ -130,6 +130,25 @@ class Synchronising(Accessing):
         add(Span(self.block, self.name, "wait", began, self.time, f"wait for {what}"))
         self.busy_since = self.time
 
+    def wait_word(self, address: Any, value: Any) -> Blocking:
+        address, value = int(address), int(value)
+
+        def word() -> int:
+            return int(self._gather("global", self.cta, np.array([address]), 4).view(np.uint32)[0, 0])
+
+        self.check_aligned(np.array([address]), 4)
+        began = self.time
+        if word() != value:
+            buffer = self.state.memory.find(address)
+            name = buffer.name if buffer else "a word"
+            yield Wait(lambda: word() == value, lambda: f"{name}: a word is {word()}, not {value}")
+        if released := self.state.releases.get(address):
+            self.time = max(self.time, self.state.released_at.get(address, 0))
+            for part in self.parts:
+                part.warp.acquire(part.partial, released)
+        self.time += self.state.chip.barrier
+        self.waited(began, "another CTA's sums")
+
     # -- barriers of threads -----------------------------------------------------------------------------
     def barrier_sync(self, identifier: Any, threads: int) -> Blocking:
         barrier = self._arrive_at(int(identifier), threads)

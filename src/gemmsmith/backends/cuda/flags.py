@@ -1,0 +1,74 @@
+"""Words of device memory that are zero between kernels: the flags of clusters that share a tile.
+
+Every stream has its own, and so has every launch that is captured into a graph, for a graph may run on any stream.
+Kernels leave them as they found them.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from gemmsmith.backends.cuda.driver import check
+from gemmsmith.backends.cuda.launcher import device_guard, is_capturing
+
+CHUNK = 1 << 20
+"""Bytes that are taken from the device at once; they are never given back."""
+ALIGNMENT = 128
+
+
+@dataclass
+class _Pool:
+    """One device's. `place` and `left` are what a chunk still holds."""
+
+    place: int = 0
+    left: int = 0
+    streams: dict[int, tuple[int, int]] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.Lock)
+
+    def take(self, nbytes: int) -> int:
+        nbytes = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if nbytes > self.left:
+            self.left = max(CHUNK, nbytes)
+            self.place = _zeros(self.left)
+        self.place, self.left = self.place + nbytes, self.left - nbytes
+        return self.place - nbytes
+
+
+@lru_cache(maxsize=64)
+def _pool(device: int) -> _Pool:
+    return _Pool()
+
+
+def flags(device: int, stream: int, nbytes: int) -> int:
+    """The address of at least that many bytes of zeros for a launch on the stream. Raises DeviceError."""
+    from cuda.bindings import driver
+
+    pool = _pool(device)
+    with pool.lock, device_guard(device):
+        if is_capturing(stream):
+            return pool.take(nbytes)
+        identifier = int(check(driver.cuStreamGetId(stream), f"cuStreamGetId({stream:#x})"))  # handles are used again
+        address, size = pool.streams.get(identifier, (0, 0))
+        if size < nbytes:
+            address, size = pool.streams[identifier] = pool.take(nbytes), nbytes
+        return address
+
+
+def _zeros(nbytes: int) -> int:
+    """Device memory, zeroed; also while some stream is being captured."""
+    from cuda.bindings import driver
+
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    mode = check(driver.cuThreadExchangeStreamCaptureMode(relaxed), "cuThreadExchangeStreamCaptureMode")
+    try:
+        address = int(check(driver.cuMemAlloc(nbytes), f"cuMemAlloc({nbytes})"))
+        own = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value), "cuStreamCreate")
+        check(driver.cuMemsetD8Async(address, 0, nbytes, own), f"cuMemsetD8Async({nbytes})")
+        check(driver.cuStreamSynchronize(own), "cuStreamSynchronize")
+        check(driver.cuStreamDestroy(own), "cuStreamDestroy")
+    finally:
+        check(driver.cuThreadExchangeStreamCaptureMode(mode), "cuThreadExchangeStreamCaptureMode")
+    return address

@@ -1,0 +1,53 @@
+"""Stream-K and split-K: clusters share the k-tiles of a tile, so that all of them have work to the end.
+
+Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU", 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gemmsmith import hw
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.lang.builder import current
+from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, WorkTile
+
+
+class StreamScheduler(TileScheduler):
+    """With G clusters and T tiles, the first tiles, T mod G and G more where there are (all, if T < G), are one row of
+    k-tiles that is cut into G equal parts; the others are computed whole, G at a time.
+
+    A cluster works its part from the end backwards: it first computes the head of a tile that the next cluster
+    finishes, and at last the tail of one whose head was computed first. So nobody waits, and a cluster leaves at most
+    one partial tile. With T x S clusters, S for each tile, this is split-K.
+    """
+
+    @contextmanager
+    def each(self, place: ClusterPosition) -> Iterator[WorkTile]:
+        k = current()
+        cluster = hw.cluster_turn(self.order, hw.block_index() // self.spec.cluster_size).named("cluster")
+        clusters = (hw.grid_size() // self.spec.cluster_size).named("clusters")
+        waves = self.tiles // clusters
+        even = (self.tiles == waves * clusters) | (self.k_tiles == 0)
+        shared = k.select(even, 0, self.tiles - k.maximum(waves - 1, 0) * clusters).named("shared_tiles")
+        row = (shared * self.k_tiles).named("shared_k_tiles")
+        begin, end = (cluster * row // clusters).named("begin"), ((cluster + 1) * row // clusters).named("end")
+        depth = k.maximum(self.k_tiles, 1).named("depth")
+        last = (k.maximum(end - 1, 0) // depth).named("last")
+        parts = k.select(end > begin, last - begin // depth + 1, 0).named("parts")
+        whole = (self.tiles - shared - cluster + clusters - 1) // clusters
+        with k.range(parts + whole, name="turn") as turn:
+            sharing = (turn < parts).named("sharing")
+            index = k.select(sharing, last - turn, shared + cluster + (turn - parts) * clusters).named("tile")
+            start = k.select(sharing, index * self.k_tiles, 0).named("start")
+            first = k.select(sharing, k.maximum(begin - start, 0), 0).named("first_k_tile")
+            stop = k.select(sharing, k.minimum(end - start, self.k_tiles), self.k_tiles).named("end_k_tile")
+            other = (((start + 1) * clusters - 1) // k.maximum(row, 1)).named("other")  # c row / G <= start
+            share = Share(first, (stop == self.k_tiles).named("finishes"), cluster, other)
+            yield self._tile(index, place, (stop - first).named("k_tiles_of_share"), share)
+
+
+def tile_scheduler(spec: KernelSpec) -> TileScheduler:
+    """The scheduler of a config."""
+    return TileScheduler(spec) if spec.config.splits == 1 else StreamScheduler(spec)
