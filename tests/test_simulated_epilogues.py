@@ -37,7 +37,10 @@ CONFIGS = [
     Config("multistage", (128, 256, 64), (1, 1), 2),
     Config("multistage", (64, 40, 64), (1, 1), 3, 1),
     Config(tile=(64, 64, 32), cluster=(1, 1), stages=3, consumers=1, splits=0),
+    Config("pingpong", (64, 64, 64), (2, 1), 3),
 ]
+SIZES = [(200, 136, 96), (130, 259, 70), (70, 96, 33), (300, 264, 64), (150, 272, 64), (77, 83, 40), (130, 144, 200),
+         (300, 208, 100)]  # fmt: skip
 
 
 def suited(case: Case, config: Config, n: int) -> tuple[Config, int]:
@@ -79,7 +82,7 @@ def _many(result):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("index", range(len(CONFIGS)))
 def test_case(name: str, index: int) -> None:
-    m, n, k = [(200, 136, 96), (130, 259, 70), (70, 96, 33), (300, 264, 64), (150, 272, 64), (77, 83, 40), (130, 144, 200)][index]
+    m, n, k = SIZES[index]
     dtype = "fp16" if index % 3 == 1 else "bf16"
     try:
         check(CASES[name], CONFIGS[index], m, n, k, dtype, None, 10 * index)

@@ -18,18 +18,21 @@ OPERANDS = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16)}
 
 @some.composite
 def configs(draw: some.DrawFn) -> Config:
-    consumers = draw(some.sampled_from([1, 1, 2, 3]))
+    design = draw(some.sampled_from(["warp_specialized", "multistage", "pingpong"]))
+    consumers = draw(some.sampled_from([1, 1, 2, 3])) if design != "pingpong" else 2
     tile_m = 64 * consumers * draw(some.sampled_from([1, 1, 2])) if consumers < 3 else 192
+    if design == "pingpong":
+        tile_m //= 2
     tile_n = draw(some.sampled_from([8, 16, 24, 40, 64, 96, 128, 256]))
     return Config(
-        draw(some.sampled_from(["warp_specialized", "multistage"])),
+        design,
         (tile_m, tile_n, draw(some.sampled_from([16, 32, 64, 128]))),
         draw(some.sampled_from([(1, 1), (2, 1), (1, 2)])),
         draw(some.integers(2, 4)),
         consumers,
         draw(some.sampled_from(["m", "n"])),
         draw(some.integers(1, 3)),
-        draw(some.sampled_from([1, 1, 0, 2, 3])),
+        draw(some.sampled_from([1, 1, 0, 2, 3])) if design != "pingpong" else 1,
     )  # type: ignore[arg-type]
 
 

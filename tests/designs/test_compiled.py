@@ -55,7 +55,7 @@ def test_the_machine_code_is_hoppers() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tile": (100, 256, 64)}, "tile M: got 100; use a multiple of 64 x 2 consumers"),
+        ({"tile": (100, 256, 64)}, "tile M: got 100; use a multiple of 64 x 2 warpgroups"),
         ({"tile": (128, 260, 64)}, "tile N: got 260"),
         ({"tile": (128, 256, 48)}, "tile K: got 48"),
         ({"stages": 1}, "stages: got 1"),
@@ -64,7 +64,7 @@ def test_the_machine_code_is_hoppers() -> None:
         ({"cluster": (3, 1)}, r"cluster: got \(3, 1\)"),
         ({"tile": (128, 8, 64), "cluster": (2, 1)}, "whose 8 rows do not split into parts of 8"),
         ({"consumers": 4}, "consumers: got 4"),
-        ({"design": "pingpong"}, "design: got 'pingpong'"),
+        ({"design": "stream"}, "design: got 'stream'"),
         ({"raster": "x"}, "raster 'x'"),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.build import build
-from gemmsmith.hw import barrier, cluster, fence, mbarrier, tma, wgmma
+from gemmsmith.hw import barrier, cluster, fence, mbarrier, memory, tma, wgmma
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.values import Constant, LateConstant, Operation
@@ -15,8 +15,8 @@ from gemmsmith.lang.values import Constant, LateConstant, Operation
 SYNCHRONISING = (
     mbarrier.MbarrierWait, mbarrier.MbarrierArrive, mbarrier.MbarrierArriveCluster, mbarrier.MbarrierArriveExpectTx,
     mbarrier.FenceMbarrierInit, fence.FenceProxyAsync, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait,
-    tma.BulkCommit, tma.BulkWaitRead, barrier.BarrierSync, barrier.SyncThreads, cluster.ClusterArrive,
-    cluster.ClusterWait,
+    tma.BulkCommit, tma.BulkWaitRead, barrier.BarrierSync, barrier.BarrierArrive, barrier.SyncThreads,
+    cluster.ClusterArrive, cluster.ClusterWait, memory.WaitAcquire, memory.StoreRelease,
 )  # fmt: skip
 
 

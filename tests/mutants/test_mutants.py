@@ -17,9 +17,10 @@ from gemmsmith.lang.kernel import Kernel
 from gemmsmith.launches import Route
 from gemmsmith.problems import formulate
 
-DESIGNS = [(d, c) for d in ("warp_specialized", "multistage") for c in ((1, 1), (2, 1))]
-M, N, K = 512, 128, 320
-"""Several tiles a CTA, and more k-tiles than stages."""
+DESIGNS = [(d, c, 1) for d in ("warp_specialized", "multistage", "pingpong") for c in ((1, 1), (2, 1))]
+DESIGNS += [("warp_specialized", (1, 1), 0), ("warp_specialized", (2, 1), 3)]
+SIZES = {1: (512, 128, 320, 2), 0: (256, 192, 320, 4), 3: (256, 192, 320, 4)}
+"""M, N, K and CTAs by splits: several tiles a CTA, tiles that clusters share, and more k-tiles than stages."""
 SEEDS = 4
 
 LOST_DATA = {"race", "uninitialised read", "phase aliasing", "over-arrival"}
@@ -42,12 +43,17 @@ EXPECTED = {
     ("+1 pending of", "wgmma_wait"): {"race", "accumulator"},
     ("+1 pending of", "bulk_wait_read"): {"race", "group"},
     ("+1 arrivals of", "mbarrier_init"): {"deadlock"},
-    ("-1 arrivals of", "mbarrier_init"): LOST_DATA,
+    ("-1 arrivals of", "mbarrier_init"): LOST_DATA | {"deadlock", "barrier"},
+    ("delete", "barrier_arrive"): {"deadlock"},
+    ("delete", "wait_acquire"): {"race", "uninitialised read"},
+    ("delete", "store_release"): {"deadlock", "semaphore"},
+    ("move", "wait_acquire"): {"deadlock", "semaphore"},
+    ("move", "store_release"): {"deadlock", "semaphore"},
     ("+16 bytes of", "mbarrier_arrive_expect_tx"): {"deadlock"},
     ("-16 bytes of", "mbarrier_arrive_expect_tx"): {"deadlock"},
     ("+1 stages of", "advance"): {"barrier", "out of bounds", "race"},
     ("-1 stages of", "advance"): {"deadlock", "barrier", "race"},
-    ("-32 threads of", "barrier_sync"): {"deadlock", "race"},
+    ("-32 threads of", "barrier_sync"): {"deadlock", "race", "barrier"},
     ("flip start of", "write_phase"): {"deadlock"},
     ("flip start of", "read_phase"): LOST_DATA,
     ("move", "barrier_sync"): {"race", "missing proxy fence"},
@@ -64,6 +70,8 @@ EXPECTED = {
 EQUIVALENT = {
     ("move later (past grid_dependency_wait)", "sync_threads"): "it touches no barrier and no memory",
     ("move later (past grid_dependency_wait)", "cluster_wait"): "it touches no barrier and no memory",
+    ("move later (past wgmma_wait)", "barrier_arrive"): "the other warpgroup only starts later",
+    ("move earlier (past barrier_arrive)", "wgmma_wait"): "the same",
     ("move later (past compiler_fence)", "wgmma_wait"): "no instruction lies between; ptxas itself keeps reads behind",
 }
 EQUIVALENT_ALONE = {
@@ -77,27 +85,34 @@ EQUIVALENT_ALONE = {
 def execute(spec: KernelSpec, kernel: Kernel, seed: int) -> set[str]:
     """The kinds of hazard reported, on fresh random data; the result must be right where there are none."""
     rng = np.random.default_rng(seed)
-    a, b = (rng.integers(-4, 5, shape).astype(ml_dtypes.bfloat16) for shape in ((M, K), (N, K)))
-    d = np.full((M, N), np.nan, ml_dtypes.bfloat16)
+    m, n, k, grid = SIZES[spec.config.splits]
+    a, b = (rng.integers(-4, 5, shape).astype(ml_dtypes.bfloat16) for shape in ((m, k), (n, k)))
+    d = np.full((m, n), np.nan, ml_dtypes.bfloat16)
     memory = GlobalMemory()
     addresses = [memory.place(x, name, writable=False) for x, name in ((a, "A"), (b, "B"))]
     route = Route.of(formulate(a, b.T, d).problem, spec.config)
     assert route.spec == spec
-    launch = route.launches(*addresses, {"out": memory.place(d, "D", unwritten=True)}, 0)[-1]
-    result = simulate(kernel, 2, launch.arguments, memory, seed=seed)
+    partials = memory.place(np.zeros(max(route.workspace_bytes, 4), np.uint8), "partials", unwritten=True, granule=4)
+    words = np.zeros(max(route.flag_bytes // 4, 1), np.uint32)
+    flags = memory.place(words, "flags", granule=4)
+    out = memory.place(d, "D", unwritten=True)
+    launch = route.launches(*addresses, {"out": out}, partials, flags)[-1]
+    result = simulate(kernel, grid, launch.arguments, memory, seed=seed)
+    if words.any():
+        return {"semaphore"} | {h.kind for h in result.hazards}
     if not result.hazards:
         assert np.array_equal(d, (a.astype(np.float64) @ b.T.astype(np.float64)).astype(d.dtype))
     return {h.kind for h in result.hazards}
 
 
-def spec_of(design: str, cluster: tuple[int, int]) -> KernelSpec:
+def spec_of(design: str, cluster: tuple[int, int], splits: int) -> KernelSpec:
     epilogue = EpilogueSpec(bare(BF16), frozenset({"out"}))
-    return KernelSpec(Config(design, (128, 64, 64), cluster, 3, 2), BF16, FP32, "K", "K", epilogue)  # type: ignore[arg-type]
+    return KernelSpec(Config(design, (128, 64, 64), cluster, 3, 2, splits=splits), BF16, FP32, "K", "K", epilogue)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("design", "cluster"), DESIGNS)
-def test_every_mutant_is_reported(design: str, cluster: tuple[int, int]) -> None:
-    spec = spec_of(design, cluster)
+@pytest.mark.parametrize(("design", "cluster", "splits"), DESIGNS)
+def test_every_mutant_is_reported(design: str, cluster: tuple[int, int], splits: int) -> None:
+    spec = spec_of(design, cluster, splits)
     count, equivalents = 0, 0
     for mutant in mutants(spec):
         count += 1
@@ -118,9 +133,11 @@ def test_every_mutant_is_reported(design: str, cluster: tuple[int, int]) -> None
 
 
 @pytest.mark.parametrize("seeds", [range(i, i + 50) for i in range(0, 200, 50)], ids=lambda r: f"{r.start}..")
-@pytest.mark.parametrize(("design", "cluster"), DESIGNS)
-def test_the_unbroken_designs_are_never_reported(design: str, cluster: tuple[int, int], seeds: range) -> None:
-    spec = spec_of(design, cluster)
+@pytest.mark.parametrize(("design", "cluster", "splits"), DESIGNS)
+def test_the_unbroken_designs_are_never_reported(
+    design: str, cluster: tuple[int, int], splits: int, seeds: range
+) -> None:
+    spec = spec_of(design, cluster, splits)
     kernel = build(spec)
     for seed in seeds:
         assert execute(spec, kernel, seed) == set()

@@ -47,6 +47,12 @@ class PipelineState:
             self._index.set(0)
             self._phase.set(self.phase ^ 1)
 
+    def skip(self, count: Value) -> None:
+        """`count` times `advance()`."""
+        total = self.index + count
+        self._phase.set(self.phase ^ (total // self.stages % 2).to(U32))
+        self._index.set(total % self.stages)
+
 
 class Initialised(Protocol):
     """Anything with barriers of its own."""
@@ -127,9 +133,12 @@ class PipelineTmaAsync(_Pipeline):
     the next multicast writes to have read it.
     """
 
-    def __init__(self, stages: int, *, transaction_bytes: int, cluster_size: int = 1, name: str = "pipeline") -> None:
+    def __init__(
+        self, stages: int, *, transaction_bytes: int, cluster_size: int = 1, turns: int = 1, name: str = "pipeline"
+    ) -> None:
+        """Of the consuming warpgroups one in `turns` reads each stage."""
         super().__init__(stages, name, cluster_size)
-        self.transaction_bytes = transaction_bytes
+        self.transaction_bytes, self.turns = transaction_bytes, turns
 
     def producer_acquire(self, state: PipelineState, token: Value | None = None) -> None:
         """In one thread: until the stage is free; then its bytes are expected."""
@@ -144,7 +153,7 @@ class PipelineTmaAsync(_Pipeline):
         """Each warp tells every CTA whose TMA writes into this slot; wgmma it has waited for did the reading."""
         k = current()
         empty = self._empty[stage.index if isinstance(stage, PipelineState) else stage]
-        self._consumers.expect(k.role_warps * self.cluster_size)
+        self._consumers.expect(k.role_warps // self.turns * self.cluster_size)
         if self.cluster_size == 1:
             with k.when(k.lane == 0):
                 hw.mbarrier_arrive(empty)

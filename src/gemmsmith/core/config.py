@@ -10,13 +10,14 @@ from typing import Any, Literal
 class Config:
     """tile (M, N, K) of a CTA, cluster (M, N) in CTAs, pipeline stages, design, and the raster of its tiles.
 
-    `consumers` is the number of math warpgroups; each takes tile M / consumers rows, a multiple of 64.
+    `consumers` is the number of math warpgroups; each takes tile M / consumers rows, a multiple of 64. The two of
+    pingpong have a tile each.
     `raster` is the index along which consecutive tiles run; `swizzle` is the width, in tiles of the other
     index, of the band they run in (CUTLASS: max_swizzle_size). `splits` clusters share the K of a tile (split-K), one
     by default; with 0 all clusters get equal shares of the tiles that would not fill a last wave (stream-K).
     """
 
-    design: Literal["warp_specialized", "multistage"] = "warp_specialized"
+    design: Literal["warp_specialized", "multistage", "pingpong"] = "warp_specialized"
     tile: tuple[int, int, int] = (128, 256, 64)
     cluster: tuple[int, int] = (2, 1)
     stages: int = 4

@@ -88,7 +88,12 @@ class KernelSpec:
     @property
     def warpgroup_rows(self) -> int:
         """Rows of the tile that one math warpgroup computes."""
-        return self.config.tile[0] // self.config.consumers
+        return self.config.tile[0] // self.tile_warpgroups
+
+    @property
+    def tile_warpgroups(self) -> int:
+        """Math warpgroups that share a tile."""
+        return 1 if self.config.design == "pingpong" else self.config.consumers
 
     # -- sizes ---------------------------------------------------------------------------------------
     @property
@@ -97,7 +102,7 @@ class KernelSpec:
 
     @property
     def threads(self) -> int:
-        return 128 * (self.config.consumers + (self.config.design == "warp_specialized"))
+        return 128 * (self.config.consumers + (self.config.design != "multistage"))
 
     @property
     def accumulator_registers(self) -> int:
@@ -128,11 +133,13 @@ class KernelSpec:
         c = self.config
         m, n, k = c.tile
         rules = [
-            (c.design in ("warp_specialized", "multistage"),
-             f"design: got {c.design!r}; use warp_specialized or multistage"),
+            (c.design in ("warp_specialized", "multistage", "pingpong"),
+             f"design: got {c.design!r}; use warp_specialized, multistage or pingpong"),
             (1 <= c.consumers <= 3, f"consumers: got {c.consumers}; use 1, 2 or 3"),
-            (m > 0 and m % (WGMMA_M * c.consumers) == 0 and m <= 256,
-             f"tile M: got {m}; use a multiple of {WGMMA_M} x {c.consumers} consumers, up to 256"),
+            (c.design != "pingpong" or c.consumers == 2, f"consumers: got {c.consumers}; pingpong takes 2"),
+            (c.design != "pingpong" or c.splits == 1, f"splits: got {c.splits}; pingpong computes whole tiles, use 1"),
+            (m > 0 and m % (WGMMA_M * self.tile_warpgroups) == 0 and m <= 256,
+             f"tile M: got {m}; use a multiple of {WGMMA_M} x {self.tile_warpgroups} warpgroups, up to 256"),
             (8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"),
             (k in (16, 32) or (k % 64 == 0 and 64 <= k <= 256),
              f"tile K: got {k}; use 16, 32, or a multiple of 64 up to 256"),

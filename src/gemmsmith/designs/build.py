@@ -6,11 +6,12 @@ from functools import lru_cache
 
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.multistage import multistage
+from gemmsmith.designs.pingpong import pingpong
 from gemmsmith.designs.warp_specialized import warp_specialized
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 
-DESIGNS = {"warp_specialized": warp_specialized, "multistage": multistage}
+DESIGNS = {"warp_specialized": warp_specialized, "multistage": multistage, "pingpong": pingpong}
 
 
 @lru_cache(maxsize=256)

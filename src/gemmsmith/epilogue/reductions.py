@@ -166,9 +166,10 @@ class Reduction:
     def _warp_of_all(self, part: Part) -> Value:
         """A number for this warp's part of this tile, among all tiles of all batches."""
         k = current()
-        (m, n, _), warps = self.spec.config.tile, 4 * self.spec.config.consumers
+        (m, n, _), warps = self.spec.config.tile, 4 * self.spec.tile_warpgroups
         tile = part.work.batch * self.elements + part.work.m // m * self.parts + part.work.n // n
-        return tile * warps + part.warpgroup * 4 + k.warp_index % 4
+        warpgroup = part.warpgroup if self.spec.tile_warpgroups > 1 else 0
+        return tile * warps + warpgroup * 4 + k.warp_index % 4
 
     def _write(
         self, part: Part, piece: Value, element: ValueLike, state: State, inside: Value, batch: bool = True
@@ -242,5 +243,5 @@ def partials(
         return shape, {"parts": shape.parts, "elements": shape.elements}
     rows = -(-m // (tile_m * cluster[0])) * cluster[0]
     columns = -(-n // (tile_n * cluster[1])) * cluster[1]
-    shape = Partials(kind, 1, batch * rows * columns * 4 * spec.config.consumers, 1)
+    shape = Partials(kind, 1, batch * rows * columns * 4 * spec.tile_warpgroups, 1)
     return shape, {"parts": columns, "elements": rows * columns}

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from gemmsmith import hw
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
+from gemmsmith.lang.values import Value
 from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, WorkTile
 
 
@@ -24,7 +25,9 @@ class StreamScheduler(TileScheduler):
     """
 
     @contextmanager
-    def each(self, place: ClusterPosition) -> Iterator[WorkTile]:
+    def each(self, place: ClusterPosition, turns: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
+        """The tiles and shares of this cluster, one after the other."""
+        assert turns == 1, "whole tiles only"
         k = current()
         cluster = hw.cluster_turn(self.order, hw.block_index() // self.spec.cluster_size).named("cluster")
         clusters = (hw.grid_size() // self.spec.cluster_size).named("clusters")

@@ -94,14 +94,17 @@ class TileScheduler:
         return ClusterPosition(m, n, rank)
 
     @contextmanager
-    def each(self, place: ClusterPosition) -> Iterator[WorkTile]:
-        """The tiles of this cluster, one after the other, `clusters` apart."""
+    def each(self, place: ClusterPosition, turns: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
+        """The tiles of this cluster, one after the other, `clusters` apart; of them every one in `turns` from `first`
+        on."""
         k = current()
         cluster = hw.cluster_turn(self.order, hw.block_index() // self.spec.cluster_size).named("cluster")
         clusters = hw.grid_size() // self.spec.cluster_size
         count = (self.tiles - cluster + clusters - 1) // clusters
+        if turns > 1:
+            count = (count - first + turns - 1) // turns
         with k.range(count, name="turn") as turn:
-            yield self._tile(cluster + turn * clusters, place, self.k_tiles)
+            yield self._tile(cluster + (turn if turns == 1 else turn * turns + first) * clusters, place, self.k_tiles)
 
     def _tile(self, index: Value, place: ClusterPosition, k_tiles: Value, share: Share | None = None) -> WorkTile:
         tile, size = self.spec.config.tile, self.spec.config.cluster

@@ -13,6 +13,7 @@ class Mbarrier:
     """An mbarrier. `phase` counts completed phases; the one in progress has its parity.
 
     `initialiser` is (agent, count) of its init, `fence` that agent's count at its mbarrier_init fence, if any.
+    `observed` is the last phase each unit has waited for, `observations` all of them as (phase, agent, count).
     """
 
     name: str
@@ -30,6 +31,7 @@ class Mbarrier:
     arriving: Clock = field(init=False)
     completed: Clock = field(init=False)
     observed: dict[object, int] = field(default_factory=dict)
+    observations: list[tuple[int, int, int]] = field(default_factory=list)
     filled: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -64,9 +66,16 @@ class Mbarrier:
         self.completed_at = self.time
         self.phase, self.pending, self.delivered = self.phase + 1, self.count, False
 
-    def awaited(self, unit: object, parity: int) -> int:
-        """The phase that this waiter's wait for a parity means: its next one of that parity; -1 is before the first."""
-        last = self.observed.get(unit, -2)
+    def observe(self, unit: object, phase: int, agent: int, clock: Clock) -> None:
+        """A unit's wait for a phase is over."""
+        self.observed[unit] = phase
+        self.observations.append((phase, agent, int(clock.vector[0, agent])))
+
+    def awaited(self, unit: object, clock: Clock, parity: int) -> int:
+        """The phase that this waiter's wait for a parity means: the next one of that parity after those that it has
+        waited for, or that it knows others to have waited for in its stead; -1 is before the first."""
+        known = (phase for phase, agent, count in reversed(self.observations) if clock.vector[0, agent] >= count)
+        last = max(self.observed.get(unit, -2), next(known, -2))
         return last + 1 if (last + 1) % 2 == parity else last + 2
 
     def done(self, parity: int) -> bool:

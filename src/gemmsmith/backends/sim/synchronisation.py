@@ -107,8 +107,9 @@ class Synchronising(Accessing):
 
     def _awaited(self, address: int, parity: int) -> tuple[Mbarrier, int]:
         part = self.parts[0]
-        barrier = self.mbarrier(self.cta, address, part.warp.enter(part.partial)[1], remote=False)
-        phase = barrier.awaited(self, parity)
+        clock = part.warp.enter(part.partial)[1]
+        barrier = self.mbarrier(self.cta, address, clock, remote=False)
+        phase = barrier.awaited(self, clock, parity)
         if barrier.phase - phase >= 2:
             self.hazard(
                 "phase aliasing",
@@ -118,7 +119,8 @@ class Synchronising(Accessing):
         return barrier, phase
 
     def _observe(self, barrier: Mbarrier, phase: int) -> None:
-        barrier.observed[self] = min(phase, barrier.phase - 1)  # it may have asked again for the last one
+        agent, clock = self.parts[0].warp.enter(self.parts[0].partial)
+        barrier.observe(self, min(phase, barrier.phase - 1), agent, clock)  # it may have asked again for the last one
         for part in self.parts:
             part.warp.acquire(part.partial, barrier.completed)
         self.time = max(self.time, barrier.completed_at) + self.state.chip.barrier
