@@ -33,6 +33,7 @@ def configs(draw: some.DrawFn) -> Config:
         draw(some.sampled_from(["m", "n"])),
         draw(some.integers(1, 3)),
         draw(some.sampled_from([1, 1, 0, 2, 3])) if design != "pingpong" else 1,
+        draw(some.booleans()),
     )  # type: ignore[arg-type]
 
 

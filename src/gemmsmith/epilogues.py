@@ -9,7 +9,7 @@ from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, Spec, describe, empty_like_kind, overlap
 from gemmsmith.core.dtypes import FP32, DType
-from gemmsmith.core.errors import ArgumentError, EpilogueError
+from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError
 from gemmsmith.core.graph import Extent, Graph, Result
 from gemmsmith.core.problem import Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec
@@ -64,11 +64,13 @@ def bind(
     *,
     exact: bool = False,
     atomic: bool = False,
+    swap: bool = False,
 ) -> Bound:
     """The epilogue `source` of a product, with its operands, and its results allocated where `out` does not give them.
 
     `formulation` is literal; `like` is an array of the library that results are made in; out is an array for the
-    first matrix result, or a dict or tuple of arrays. Raises EpilogueError and ArgumentError.
+    first matrix result, or a dict or tuple of arrays. `swap` asks for the transpose of what would be computed.
+    Raises EpilogueError and ArgumentError; ConfigError where the graph cannot be transposed.
     """
     problem, _, shape, output = formulation
     infos: dict[str, ArrayInfo | float] = {
@@ -93,7 +95,9 @@ def bind(
         places[r.name] = described
         _check_result(r, described, want, places, given, graph)
     first = next((places[r.name] for r in graph.results if graph.nodes[r.node].op != "reduce"), None)
-    swapped = graph.turns and isinstance(first, ArrayInfo) and _column_major(first)
+    swapped = (isinstance(first, ArrayInfo) and _column_major(first) and graph.turns) != swap
+    if swapped and not graph.turns:
+        raise ConfigError("swap: got True for an epilogue that pairs or groups columns; use False")
     arrays: dict[str, Matrix] = {}
     for name, info in places.items():
         if not isinstance(info, ArrayInfo):

@@ -64,23 +64,30 @@ class Plan:
             raise ArgumentError(f"{given}: got an operand without an epilogue that reads it; give `epilogue`")
         self.backend: Backend = backend
         self._source, self._exact, self._atomic = epilogue, exact, atomic
-        self.formulation, self.bound = self._formulated(a, b, out, operands or {}, out_dtype, accumulate)
+        arguments = (a, b, out, operands or {}, out_dtype, accumulate)
+        self.formulation, self.bound = self._formulated(*arguments, swap=config is not None and config.swap)
+        if config is None:
+            bound = self.bound
+            config = choose(bound.problem if bound else self.formulation.problem, bound.spec if bound else None)
+            if config.swap:
+                self.formulation, self.bound = self._formulated(*arguments, swap=True)
+        self.config: Config = config
         self.problem: Problem = self.bound.problem if self.bound else self.formulation.problem
         self.output: DType = self.formulation.output
         self.accumulate: DType = self.problem.accumulate
-        self.config: Config = config or choose(self.problem, self.bound.spec if self.bound else None)
         self._route = self._routed(self.problem, self.bound)
 
     def _formulated(
-        self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], out_dtype: Any, accumulate: Any
+        self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], out_dtype: Any, accumulate: Any, swap: bool
     ) -> tuple[Formulation, Bound | None]:
         """What the arrays are; with an epilogue also what its operands and results are."""
         if self._source is None:
-            return formulate(a, b, out, out_dtype, accumulate), None
+            return formulate(a, b, out, out_dtype, accumulate, swap=swap), None
         from gemmsmith.epilogues import bind
 
         formulation = formulate(a, b, None, out_dtype, accumulate, literal=True)
-        return formulation, bind(self._source, formulation, a, operands, out, exact=self._exact, atomic=self._atomic)
+        bound = bind(self._source, formulation, a, operands, out, exact=self._exact, atomic=self._atomic, swap=swap)
+        return formulation, bound
 
     def _routed(self, problem: Problem, bound: Bound | None) -> Route:
         if bound is None:
@@ -154,7 +161,8 @@ class Plan:
         the plan's backend. `workspace`: device bytes, at least `workspace_bytes` of the problem at hand; made where
         not given. Raises ArgumentError.
         """
-        found = self._formulated(a, b, out, {**(operands or {}), **named}, self.output, self.accumulate)
+        given = {**(operands or {}), **named}
+        found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
         return self.run_formulated(*found, a, b, out, workspace)
 
     def run_formulated(
@@ -184,7 +192,8 @@ class Plan:
 
         Other seeds give other schedules; seed 0 is the one the timeline's cost model predicts.
         """
-        found = self._formulated(a, b, out, {**(operands or {}), **named}, self.output, self.accumulate)
+        given = {**(operands or {}), **named}
+        found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
         return _simulate(self._job(*found, describe(a, "a"), describe(b, "b"), a, out), seed)
 
     def _job(

@@ -30,8 +30,9 @@ def problem_of(a: Any, b: Any, out: Any = None, out_dtype: Any = None, accumulat
 
 
 def formulate(
-    a: Any, b: Any, out: Any = None, out_dtype: Any = None, accumulate: Any = "fp32", *, literal: bool = False
-) -> Formulation:
+    a: Any, b: Any, out: Any = None, out_dtype: Any = None, accumulate: Any = "fp32", *, literal: bool = False,
+    swap: bool = False,
+) -> Formulation:  # fmt: skip
     """What `out = a @ b` is as a problem of strided matrices, with everything checked.
 
     Shapes, as in torch.matmul: (m, k) @ (k, n) -> (m, n); with a batch on either side or both, (batch, m, k) @
@@ -43,7 +44,7 @@ def formulate(
     Two things make the problem faster than its literal reading. A column-major out becomes `Problem.T`, so that
     the kernel's D has unit column stride whenever out has a unit stride. And where b is the same for the whole
     batch and the batch continues the rows of a and out, it is folded into M: one problem of batch * m rows. `literal`
-    leaves both to the caller.
+    leaves both to the caller; `swap` takes the other of the problem and its transpose.
 
     Raises ArgumentError, naming the argument, what came and what would work.
     """
@@ -68,7 +69,7 @@ def formulate(
     if literal:
         return Formulation(problem, False, shape, output)
     problem = _folded(problem)
-    swapped = problem.d.canonical().contiguous == "rows"
+    swapped = (problem.d.canonical().contiguous == "rows") != swap
     if swapped:
         problem = _folded(problem.T)
     problem = replace(problem, a=problem.a.canonical(), b=problem.b.canonical(), d=problem.d.canonical())

@@ -51,13 +51,16 @@ def _problem_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--accumulate", default="fp32", show_default=True, help="fp32, or fp16 for fp16 operands."),
         click.option("--layout", type=click.Choice(["nn", "nt", "tn", "tt"]), default="nt", show_default=True,
                      help="A and B: n row-major, t column-major."),
-        click.option("--design", type=click.Choice(["warp_specialized", "multistage"]), help="The kernel's design."),
+        click.option("--design", type=click.Choice(["warp_specialized", "multistage", "pingpong"]),
+                     help="The kernel's design."),
         click.option("--tile", type=_Sizes(3), help="A CTA's tile, MxNxK."),
         click.option("--stages", type=int, help="Pipeline stages."),
         click.option("--consumers", type=int, help="Math warpgroups."),
         click.option("--cluster", type=_Sizes(2), help="CTAs of a cluster, MxN."),
         click.option("--raster", type=click.Choice(["m", "n"]), help="The index consecutive tiles run along."),
         click.option("--swizzle", type=int, help="Width of a raster band, in tiles."),
+        click.option("--splits", type=int, help="Clusters that share the K of a tile; 0: stream-K."),
+        click.option("--swap/--no-swap", default=None, help="Compute D^T, for few rows."),
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -171,7 +174,7 @@ def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, t
     a, b = operand_specs((m, n, k), choices["layout"], choices["dtype"])
     arguments = {"out_dtype": choices["out_dtype"], "accumulate": choices["accumulate"]}
     config: Config = Plan(a, b, **arguments).config if sizes == GPU_SIZES else Config()
-    names = ("design", "tile", "stages", "consumers", "cluster", "raster", "swizzle")
+    names = ("design", "tile", "stages", "consumers", "cluster", "raster", "swizzle", "splits", "swap")
     given = {name: choices[name] for name in names if choices[name] is not None}
     if given:
         from gemmsmith.core.graph import bare

@@ -14,7 +14,8 @@ class Config:
     pingpong have a tile each.
     `raster` is the index along which consecutive tiles run; `swizzle` is the width, in tiles of the other
     index, of the band they run in (CUTLASS: max_swizzle_size). `splits` clusters share the K of a tile (split-K), one
-    by default; with 0 all clusters get equal shares of the tiles that would not fill a last wave (stream-K).
+    by default; with 0 all clusters get equal shares of the tiles that would not fill a last wave (stream-K). `swap`
+    computes D^T = B^T @ A^T, whose tiles' N are rows of A: for few of them.
     """
 
     design: Literal["warp_specialized", "multistage", "pingpong"] = "warp_specialized"
@@ -25,6 +26,7 @@ class Config:
     raster: Literal["m", "n"] = "m"
     swizzle: int = 8
     splits: int = 1
+    swap: bool = False
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some choices changed."""
@@ -36,4 +38,5 @@ class Config:
             f"{self.design} {tile} cluster {cluster} stages {self.stages} "
             f"consumers {self.consumers} raster {self.raster}{self.swizzle}"
             + {1: "", 0: " stream-K"}.get(self.splits, f" splits {self.splits}")
+            + " swapped" * self.swap
         )

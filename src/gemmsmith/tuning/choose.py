@@ -58,7 +58,11 @@ def candidates(epilogue: EpilogueSpec) -> tuple[Config, ...]:
 def fitted(config: Config, epilogue: EpilogueSpec, given: Iterable[str], *, fp16: bool = False) -> Config:
     """A config with the choices that were not `given` adapted to those that were: consumers, stages, cluster."""
     changes: dict[str, object] = {}
-    if "consumers" not in given and "tile" in given:
+    if config.design == "pingpong":
+        changes["consumers"] = 2
+        if "tile" not in given:
+            changes["tile"] = (64, 256, 64)
+    elif "consumers" not in given and "tile" in given:
         m, n, _ = config.tile
         possible = [c for c in (2, 3, 1) if m % (WGMMA_M * c) == 0]
         registers = [m // c * n // (256 if fp16 else 128) for c in possible]
