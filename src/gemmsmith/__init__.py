@@ -15,7 +15,8 @@ from gemmsmith.core.errors import (
 )
 from gemmsmith.epilogue.gating import deinterleave, interleave
 from gemmsmith.epilogue.tracer import quantize, top_k_softmax
-from gemmsmith.plans import Plan, Simulation
+from gemmsmith.jobs import Simulation
+from gemmsmith.plans import Plan
 
 __version__ = "0.1.0"
 

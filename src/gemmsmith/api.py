@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gemmsmith.core.config import Config
-from gemmsmith.plans import Backend, Plan, Simulation
+from gemmsmith.jobs import Simulation
+from gemmsmith.plans import Backend, Plan
 
 
 def gemm(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,6 +94,15 @@ def describe(x: Any, argument: str = "array") -> ArrayInfo:
         raise ArgumentError(f"{argument}: {error}") from None
 
 
+def signature(x: Any, argument: str = "array") -> tuple[Hashable, int]:
+    """(what `describe` says of an array besides its address, in whatever form is cheap to get; its address)."""
+    reader = _READERS.get(type(x)) or _find(x, argument)
+    try:
+        return reader.signature(x)
+    except _UnreadableError as error:
+        raise ArgumentError(f"{argument}: {error}") from None
+
+
 def current_stream(x: Any) -> int:
     """The CUDA stream (a handle) that x's library works on now, on x's device; 0, the default one, otherwise."""
     return (_READERS.get(type(x)) or _find(x, "array")).stream(x)
@@ -164,8 +173,19 @@ class _Reader(NamedTuple):
     """How one type of array is read."""
 
     read: Callable[[Any], ArrayInfo]
+    signature: Callable[[Any], tuple[Hashable, int]]
     stream: Callable[[Any], int] = lambda x: 0
     empty: Callable[[Any, tuple[int, ...], DType], Any] = lambda x, shape, dtype: _empty(x, shape, dtype)
+
+
+def _reader(read: Callable[[Any], ArrayInfo], *others: Any) -> _Reader:
+    """One whose signature is all of `read` but the address."""
+
+    def signature(x: Any) -> tuple[Hashable, int]:
+        info = read(x)
+        return info._replace(shape=tuple(info.shape), strides=tuple(info.strides), address=0), info.address
+
+    return _Reader(read, signature, *others)
 
 
 _READERS: dict[type, _Reader] = {}
@@ -175,21 +195,21 @@ _READERS: dict[type, _Reader] = {}
 def _find(x: Any, argument: str) -> _Reader:
     torch = sys.modules.get("torch")
     if isinstance(x, ArrayInfo):
-        reader = _Reader(lambda info: info)
+        reader = _reader(lambda info: info)
     elif isinstance(x, Spec):
-        reader = _Reader(lambda s: ArrayInfo(s.dtype, s.shape, s.strides, 0, "spec", 0, True))
+        reader = _reader(lambda s: ArrayInfo(s.dtype, s.shape, s.strides, 0, "spec", 0, True))
     elif torch is not None and isinstance(x, torch.Tensor):
         reader = _torch_reader(torch)
     elif isinstance(x, np.ma.MaskedArray):
         raise ArgumentError(f"{argument}: got a masked array; use x.filled(...)")
     elif isinstance(x, np.ndarray):
-        reader = _Reader(_read_numpy)
+        reader = _reader(_read_numpy)
     elif type(x).__module__.partition(".")[0] == "cupy":
         reader = _cupy_reader(sys.modules["cupy"])
     elif hasattr(x, "__cuda_array_interface__"):
-        reader = _Reader(_read_interface, _interface_stream)
+        reader = _reader(_read_interface, _interface_stream)
     elif hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
-        reader = _Reader(_read_dlpack)
+        reader = _reader(_read_dlpack)
     else:
         raise ArgumentError(
             f"{argument}: got {type(x).__module__}.{type(x).__qualname__}; use a torch tensor, a numpy or CuPy array, "
@@ -239,7 +259,12 @@ def _torch_reader(torch: Any) -> _Reader:
     def empty(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
         return torch.empty(shape, dtype=names[dtype], device=x.device)
 
-    return _Reader(read, stream, empty)
+    def signature(x: Any) -> tuple[Hashable, int]:
+        if x.layout is not strided:
+            return read(x), 0  # refuses it
+        return (x.dtype, x.shape, x.stride(), x.get_device(), x.is_neg()), x.data_ptr()
+
+    return _Reader(read, signature, stream, empty)
 
 
 # -- numpy ---------------------------------------------------------------------------------------------------------
@@ -280,7 +305,7 @@ def _cupy_reader(cupy: Any) -> _Reader:
         with x.device:
             return cupy.empty(shape, dtype.numpy)
 
-    return _Reader(read, stream, empty)
+    return _reader(read, stream, empty)
 
 
 def _read_interface(x: Any) -> ArrayInfo:

@@ -44,10 +44,14 @@ class Bound:
     @property
     def value(self) -> Any:
         """The results as the function gave them: one, a tuple, or a dict."""
-        names = [r.name for r in self.graph.results]
-        if names == positional(len(names)):
-            return self.results["out"] if len(names) == 1 else tuple(self.results[name] for name in names)
-        return {name: self.results[name] for name in names}
+        return arranged(self.results, [r.name for r in self.graph.results])
+
+
+def arranged(results: Mapping[str, Any], names: list[str]) -> Any:
+    """Results in the way in which a function that names them so gave them."""
+    if names == positional(len(names)):
+        return results["out"] if len(names) == 1 else tuple(results[name] for name in names)
+    return {name: results[name] for name in names}
 
 
 def positional(count: int) -> list[str]:
@@ -82,7 +86,7 @@ def bind(
     }
     written = _graph(source, shape, kinds)
     graph = _typed(optimise(written), output)
-    given = _given(graph, out)
+    given = given_results(graph, out)
     results: dict[str, Any] = {}
     places = dict(infos)
     for r in graph.results:
@@ -170,7 +174,8 @@ def result_shape(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[
     return (*batch, m, n // extent.width)
 
 
-def _given(graph: Graph, out: Any) -> dict[str, Any]:
+def given_results(graph: Graph, out: Any) -> dict[str, Any]:
+    """The arrays that a caller gives for results, by name: one for D, several in order, or a dict."""
     if out is None:
         return {}
     if isinstance(out, Mapping):

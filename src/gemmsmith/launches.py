@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Result
+from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import MAX_EXTENT, Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.core.tensor_map import TensorMap
@@ -28,7 +30,10 @@ from gemmsmith.lang.types import ORDER_LENGTH
 from gemmsmith.schedule.partial_sums import bytes_of_slots
 from gemmsmith.schedule.tiles import TileScheduler
 
-Argument = int | float | TensorMap | tuple[int, ...]
+Argument = int | float | TensorMap | tuple[int, ...] | Pointer
+Addresses = Mapping[str, int | float]
+"""By the names of Pointers: A and B are "a" and "b", "workspace" and "flags" what they say, operands and results what
+the kernel's arguments for them are called."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,20 @@ class Launch:
     kernel: Kernel
     clusters: int
     arguments: Mapping[str, Argument]
+
+    def at(self, addresses: Addresses) -> dict[str, Any]:
+        """The arguments with every Pointer put in."""
+        return {name: placed(x, addresses) for name, x in self.arguments.items()}
+
+
+def placed(argument: Argument, addresses: Addresses) -> Any:
+    """An argument for arrays at these addresses."""
+    if isinstance(argument, Pointer):
+        place = addresses[argument.name]
+        return place + argument.offset if argument.offset else place
+    if isinstance(argument, TensorMap) and isinstance(argument.address, Pointer):
+        return replace(argument, address=placed(argument.address, addresses))
+    return argument
 
 
 @lru_cache(maxsize=1)
@@ -136,31 +155,27 @@ class Route:
     def _partials_of(self) -> dict[str, str]:
         return representatives(self.spec.epilogue.graph, self.spec.epilogue.atomic)
 
-    def launches(
-        self, a: int, b: int, addresses: Mapping[str, int | float], workspace: int, flags: int = 0
-    ) -> list[Launch]:
-        """The launches for operands at these addresses, in order; a number stands for itself.
-
-        `workspace` and `flags` may be 0 where none is needed. Of an empty product only the reductions are left.
-        """
+    @cached_property
+    def launches(self) -> list[Launch]:
+        """The launches, in order. Of an empty product only the reductions are left."""
         if 0 in (self.problem.batch, self.problem.m, self.problem.n):
             return [
-                self._second(r, replace(shape, parts=0), 0, addresses[r.name])
+                self._second(r, replace(shape, parts=0), 0)
                 for r, shape, _ in self.reductions
                 if shape.batch * shape.elements
             ]
-        result, operands = [], []
-        for packing, address in zip(self.packings, (a, b), strict=True):
+        result, operands, workspace = [], [], Pointer("workspace")
+        for packing, name in zip(self.packings, "ab", strict=True):
             if packing is None:
-                operands.append(address)
+                operands.append(Pointer(name))
                 continue
             chunks = packing.source.batch * packing.source.rows * packing.chunks
-            result.append(Launch(pack_kernel(), -(-chunks // THREADS), packing.arguments(address, workspace)))
+            result.append(Launch(pack_kernel(), -(-chunks // THREADS), packing.arguments(Pointer(name), workspace)))
             operands.append(workspace)
             workspace += _aligned(packing.bytes)
-        arguments = self._gemm_arguments(operands[0], operands[1]) | self._epilogue_arguments(addresses)
+        arguments = self._gemm_arguments(operands[0], operands[1]) | self._epilogue_arguments()
         seconds = []
-        places: dict[str, int] = {}
+        places: dict[str, Pointer] = {}
         for r, shape, extents in self.reductions:
             own = self._partials_of.get(r.name)  # None: its value is known
             if own == r.name:
@@ -168,38 +183,37 @@ class Route:
                 arguments |= {f"partial_{r.name}": workspace, f"stride_{r.name}": shape.state}
                 places[r.name] = workspace
                 if is_atomic(shape.kind, self.spec):
-                    arguments[f"partial_{r.name}"] = addresses[r.name]
-                    result.append(self._second(r, replace(shape, parts=0), 0, addresses[r.name]))  # zeros
+                    arguments[f"partial_{r.name}"] = Pointer(result_argument(r.name))
+                    result.append(self._second(r, replace(shape, parts=0), 0))  # zeros
                     continue
                 workspace += _aligned(shape.bytes)
-            seconds.append(self._second(r, shape, places[own] if own else 0, addresses[r.name]))
+            seconds.append(self._second(r, shape, places[own] if own else 0))
         if self.spec.config.splits != 1:
-            arguments |= {"partials": workspace, "flags": flags}
+            arguments |= {"partials": workspace, "flags": Pointer("flags")}
         return [*result, Launch(build(self.spec), self.clusters, arguments), *seconds]
 
-    def _gemm_arguments(self, a: int, b: int) -> dict[str, Argument]:
+    def _gemm_arguments(self, a: Pointer, b: Pointer) -> dict[str, Argument]:
         p, spec = self.problem, self.spec
         columns, rows = spec.config.cluster[1], spec.config.cluster[0]
         return {
             **TileScheduler.arguments(spec, p.m, p.n, p.k, p.batch),
-            "a": operand_map(p.a, spec.a_tile, columns, a, p.batch) if p.k else _unread_map(spec, 0),
-            "b": operand_map(p.b.T, spec.b_tile, rows, b, p.batch) if p.k else _unread_map(spec, 0),
+            "a": operand_map(p.a, spec.a_tile, columns, a, p.batch) if p.k else _unread_map(spec),
+            "b": operand_map(p.b.T, spec.b_tile, rows, b, p.batch) if p.k else _unread_map(spec),
             "m": p.m,
             "n": p.n,
         }
 
-    def _epilogue_arguments(self, addresses: Mapping[str, int | float]) -> dict[str, Argument]:
+    def _epilogue_arguments(self) -> dict[str, Argument]:
         plan = layout(self.spec)
         arguments: dict[str, Argument] = {}
         tiles = dict(plan.loads) | dict(plan.stores)
         names = {o.name: operand_argument(o.name) for o in self.spec.epilogue.graph.operands}
         names |= {r.name: result_argument(r.name) for r in self.spec.epilogue.graph.results}
         for name, argument in names.items():
-            address, matrix = addresses.get(name, 0), self.arrays.get(name)
+            address, matrix = Pointer(argument), self.arrays.get(name)
             if matrix is None:  # a number, or a reduction's result
                 arguments[argument] = address
             elif name in self.spec.epilogue.tma:
-                assert isinstance(address, int)
                 arguments[argument] = operand_map(matrix, tiles[name], 1, address, self.problem.batch)
             else:
                 arguments |= {
@@ -208,8 +222,8 @@ class Route:
                 }  # fmt: skip
         return arguments
 
-    def _second(self, result: Result, shape: Partials, source: int, out: int | float) -> Launch:
-        assert isinstance(out, int)
+    def _second(self, result: Result, shape: Partials, source: Pointer | int) -> Launch:
+        out = Pointer(result_argument(result.name))
         (kind, axis), known = self.spec.epilogue.graph.nodes[result.node].value, self.spec.epilogue.graph.known(result)
         count, scale, offset = self._reduced_elements(result, axis), 1.0, 0.0
         if known is not None and count:
@@ -228,7 +242,7 @@ class Route:
         return {"n": n, "m": p.m, "all": p.batch * p.m * n}[axis]
 
 
-def operand_map(matrix: Matrix, tile: Tile, parts: int, address: int, batch: int) -> TensorMap:
+def operand_map(matrix: Matrix, tile: Tile, parts: int, address: Pointer, batch: int) -> TensorMap:
     """The tensor map of a (M or N) x K matrix, read in boxes of a tile; `parts` CTAs bring a part each."""
     inner, outer, stride = matrix.cols, matrix.rows, matrix.row_stride
     if tile.major == "MN":
@@ -240,9 +254,9 @@ def operand_map(matrix: Matrix, tile: Tile, parts: int, address: int, batch: int
     )  # fmt: skip
 
 
-def _unread_map(spec: KernelSpec, address: int) -> TensorMap:
+def _unread_map(spec: KernelSpec) -> TensorMap:
     """For K = 0: no k-tile is ever loaded, and zero extents cannot be encoded."""
-    return TensorMap(address // 16 * 16, spec.operand, (8, 1, 1), (16, 0), (8, 1, 1), 0)
+    return TensorMap(0, spec.operand, (8, 1, 1), (16, 0), (8, 1, 1), 0)
 
 
 def _aligned(nbytes: int) -> int:

@@ -2,46 +2,35 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from gemmsmith.arrays import ArrayInfo, as_numpy, byte_range, current_stream, describe, empty_like_kind
+from gemmsmith import jobs
+from gemmsmith.arrays import ArrayInfo, current_stream, describe, empty_like_kind, signature
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.build import build
+from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.jobs import Job, Simulation
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.types import ORDER_LENGTH
-from gemmsmith.launches import Launch, Route
+from gemmsmith.launches import Route
 from gemmsmith.problems import Formulation, formulate
 
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Compiled, Resources
-    from gemmsmith.backends.sim.hazards import Hazard
-    from gemmsmith.backends.sim.timeline import Timeline
+    from gemmsmith.calls import Call
     from gemmsmith.epilogues import Bound
 
 Backend = Literal["auto", "cuda", "sim", "reference"]
 BACKENDS = ("auto", "cuda", "sim", "reference")
-RESIDENT_CTAS = 4
-"""CTAs that the simulator holds at once, so that small problems are persistent too."""
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """What a simulated product gave: D, hazards (none, in a right kernel), the timeline, and cycles of the model."""
-
-    result: Any
-    hazards: list[Hazard]
-    timeline: Timeline
-    cycles: int
+MOST_CALLS = 4096
+"""Signatures that a plan remembers."""
 
 
 class Plan:
@@ -76,6 +65,7 @@ class Plan:
         self.output: DType = self.formulation.output
         self.accumulate: DType = self.problem.accumulate
         self._route = self._routed(self.problem, self.bound)
+        self._calls: dict[Hashable, Call] = {}
 
     def _formulated(
         self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], out_dtype: Any, accumulate: Any, swap: bool
@@ -162,27 +152,79 @@ class Plan:
         not given. Raises ArgumentError.
         """
         given = {**(operands or {}), **named}
+        key, places = self._signature(a, b, out, given)
+        call = self._calls.get(key)
+        if call is not None and call.apart(places):
+            return self._called(call, places, a, out, workspace)
         found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
-        return self.run_formulated(*found, a, b, out, workspace)
+        return self.run_formulated(*found, a, b, out, workspace, key)
 
     def run_formulated(
-        self, formulation: Formulation, bound: Bound | None, a: Any, b: Any, out: Any, workspace: Any = None
-    ) -> Any:
-        """`run` for arrays that have been checked: `formulation` and `bound` are theirs."""
+        self, formulation: Formulation, bound: Bound | None, a: Any, b: Any, out: Any, workspace: Any = None,
+        key: Hashable = None,
+    ) -> Any:  # fmt: skip
+        """`run` for arrays that have been checked: `formulation` and `bound` are theirs, `key` their signature."""
         a_info, b_info = describe(a, "a"), describe(b, "b")
         backend = self._backend(a_info)
         job = self._job(formulation, bound, a_info, b_info, a, out)
         if bound and 0 in formulation.shape:
-            _expect_values(bound, formulation.shape)
+            jobs.expect_values(bound, formulation.shape)
         if backend == "reference":
-            _reference(a, b, job)
+            jobs.reference(a, b, job)
         elif backend == "cuda":
-            self._run_cuda(job, a, a_info.index, workspace)
+            self._start(job, a, a_info.index, workspace, key)
         else:
-            simulation = _simulate(job, seed=0)
+            simulation = jobs.simulate(job, seed=0)
             if simulation.hazards:
                 raise HazardError(simulation.hazards)
         return job.value
+
+    def _start(self, job: Job, like: Any, device: int, workspace: Any, key: Hashable) -> None:
+        from gemmsmith.calls import Call
+
+        call = Call(job, device, current_stream(like))
+        places = {name: x.address if isinstance(x, ArrayInfo) else x for name, x in job.arrays.items()}
+        call.start(places, like, workspace)
+        p = job.route.problem
+        if key is not None and p.batch * p.m * p.n:
+            if len(self._calls) >= MOST_CALLS:
+                self._calls.clear()
+            self._calls[key] = call
+
+    def _signature(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> tuple[Hashable, dict[str, Any]]:
+        """What a run depends on besides addresses and numbers, and those, by their Pointers' names."""
+        places: dict[str, Any] = {}
+        key = [_signed(a, "a", "a", places), _signed(b, "b", "b", places)]
+        for name, x in operands.items():
+            key.append((name, _signed(x, name, operand_argument(name), places)))
+        if out is not None:
+            for name, x in self._given(out).items():
+                key.append((name, _signed(x, name, result_argument(name), places)))
+        return tuple(key), places
+
+    def _given(self, out: Any) -> dict[str, Any]:
+        """The results' arrays that a caller gives, by name."""
+        if self.bound is None:
+            return {"out": out}
+        from gemmsmith.epilogues import given_results
+
+        return given_results(self.bound.graph, out)
+
+    def _called(self, call: Call, places: dict[str, Any], like: Any, out: Any, workspace: Any) -> Any:
+        """A run whose arrays have a known signature."""
+        results = {} if out is None else self._given(out)
+        for name, shape, dtype in call.results:
+            if name not in results:
+                results[name] = made = empty_like_kind(like, shape, dtype)
+                places[result_argument(name)] = signature(made)[1]
+        if call.swapped:
+            places["a"], places["b"] = places["b"], places["a"]
+        call.start(places, like, workspace)
+        if self.bound is None:
+            return results["out"]
+        from gemmsmith.epilogues import arranged
+
+        return arranged(results, [name for name, _, _ in call.results])
 
     def simulate(
         self, a: Any, b: Any, out: Any = None, *, operands: Mapping[str, Any] | None = None, seed: int = 0,
@@ -194,21 +236,25 @@ class Plan:
         """
         given = {**(operands or {}), **named}
         found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
-        return _simulate(self._job(*found, describe(a, "a"), describe(b, "b"), a, out), seed)
+        return jobs.simulate(self._job(*found, describe(a, "a"), describe(b, "b"), a, out), seed)
 
     def _job(
         self, formulation: Formulation, bound: Bound | None, a: ArrayInfo, b: ArrayInfo, like: Any, out: Any
-    ) -> _Job:
+    ) -> Job:
         """The route of arrays like those planned for, with where they are."""
         problem, swapped, shape, _ = formulation
         if bound is None:
             if out is None:
                 out = empty_like_kind(like, shape, self.output)
-            infos: dict[str, ArrayInfo | float] = {"out": describe(out, "out")}
+            arrays: dict[str, ArrayInfo | float] = {"out": describe(out, "out")}
             results, value = {"out": out}, out
         else:
             problem, swapped = bound.problem, bound.swapped
-            infos, results, value = dict(bound.places), dict(bound.results), bound.value
+            results, value = dict(bound.results), bound.value
+            arrays = {
+                result_argument(name) if name in results else operand_argument(name): x
+                for name, x in bound.places.items()
+            }
         route = self._route
         if problem != self.problem or (bound and bound.arrays != route.arrays):
             route = self._routed(problem, bound) if 0 not in shape else replace(route, problem=problem)
@@ -218,7 +264,7 @@ class Plan:
                 "make a plan from arrays like these"
             )
         first, second = (b, a) if swapped else (a, b)
-        return _Job(route, first, second, infos, bound, results, value)
+        return Job(route, {"a": first, "b": second, **arrays}, bound, results, value, swapped)
 
     def _backend(self, a: ArrayInfo) -> Backend:
         if a.device == "spec":
@@ -232,140 +278,12 @@ class Plan:
             )
         return self.backend
 
-    def _run_cuda(self, job: _Job, like: Any, device: int, workspace: Any) -> None:
-        from gemmsmith.backends.cuda import driver, launcher
-        from gemmsmith.backends.cuda.flags import flags
 
-        driver.require_hopper(device)
-        stream = current_stream(like)
-        need = job.route.workspace_bytes
-        place = 0
-        if need:
-            if workspace is None:
-                workspace = empty_like_kind(like, (need // self.problem.a.dtype.bytes,), self.problem.a.dtype)
-            place = _workspace_address(workspace, need)
-        with launcher.device_guard(device):
-            zeros = flags(device, stream, job.route.flag_bytes) if job.route.flag_bytes else 0
-            launches = job.route.launches(job.a.address, job.b.address, job.addresses, place, zeros)
-            for i, launch in enumerate(launches):
-                launch_cuda(launch, device, stream, pdl=i > 0)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One run: a route, where its operands and results are, and what the caller gets."""
-
-    route: Route
-    a: ArrayInfo
-    b: ArrayInfo
-    infos: Mapping[str, ArrayInfo | float]
-    bound: Bound | None
-    results: Mapping[str, Any]
-    value: Any
-
-    @property
-    def addresses(self) -> dict[str, int | float]:
-        return {name: x.address if isinstance(x, ArrayInfo) else x for name, x in self.infos.items()}
-
-
-def _expect_values(bound: Bound, shape: tuple[int, ...]) -> None:
-    """Nothing has no largest element."""
-    for r in bound.graph.results:
-        node = bound.graph.nodes[r.node]
-        extreme = node.op == "reduce" and node.value[0] in ("max", "min")
-        if extreme and 0 not in describe(bound.results[r.name], r.name).shape:
-            raise ArgumentError(f"a, b: the product is empty, {shape}; {r.name}, a {node.value[0]}, has no value")
-
-
-def launch_cuda(launch: Launch, device: int, stream: int, *, pdl: bool = False) -> None:
-    """Starts one kernel on a stream; compiles and loads it at the first use on a device.
-
-    `pdl`: it may be scheduled while the stream's last kernel ends; it waits for that one's results itself.
-    """
-    from gemmsmith.backends.cuda import launcher
-
-    kernel = launch.kernel
-    loaded = launcher.load(
-        kernel.source, kernel.name, device, stream,
-        threads=kernel.threads, cluster=kernel.cluster, shared_bytes=kernel.shared_bytes,
-        parameter_kinds=kernel.parameter_kinds,
-    )  # fmt: skip
-    clusters = min(launch.clusters, loaded.max_active_clusters())
-    arguments = launch.arguments
-    if "order" in arguments:
-        clusters = min(clusters, ORDER_LENGTH)
-        if "flags" not in arguments:  # who waits for others waits for lower blocks, which are started first
-            arguments = {**arguments, "order": loaded.order(clusters)}
-    loaded.launch(clusters * kernel.cluster[0], [arguments[p.name or ""] for p in kernel.parameters], stream, pdl=pdl)
-
-
-def _workspace_address(workspace: Any, need: int) -> int:
-    if hasattr(workspace, "data_ptr"):
-        address, size = int(workspace.data_ptr()), workspace.numel() * workspace.element_size()
-    elif hasattr(workspace, "__cuda_array_interface__"):
-        address, size = int(workspace.__cuda_array_interface__["data"][0]), int(workspace.nbytes)
-    else:
-        raise ArgumentError(f"workspace: got {type(workspace).__name__}; use an array on the GPU")
-    if size < need or address % 16:
-        raise ArgumentError(f"workspace: got {size} bytes at {address:#x}; use {need} at a multiple of 16")
-    return address
-
-
-def _reference(a: Any, b: Any, job: _Job) -> None:
-    from gemmsmith.backends.reference.product import exact, rounded
-
-    product = exact(as_numpy(a, "a"), as_numpy(b, "b"))
-    if job.bound is None:
-        values = {"out": product}
-    else:
-        from gemmsmith.backends.reference.epilogue import execute
-
-        operands = {o.name: job.bound.operands[o.name] for o in job.bound.graph.operands}
-        numbers = {n: as_numpy(x, n) if hasattr(x, "shape") else float(x) for n, x in operands.items()}
-        values = execute(job.bound.written, product, numbers)
-    for name, out in job.results.items():
-        as_numpy(out, name)[...] = rounded(values[name], describe(out, name).dtype)
-
-
-def _simulate(job: _Job, seed: int) -> Simulation:
-    from gemmsmith.backends.sim import GlobalMemory, Timeline, simulate
-    from gemmsmith.backends.sim.hazards import Hazard
-    from gemmsmith.lang.statements import Where
-
-    arrays = {name: x for name, x in job.infos.items() if isinstance(x, ArrayInfo)}
-    for name, info in (("a", job.a), ("b", job.b), *arrays.items()):
-        if info.device != "cpu":
-            raise ArgumentError(f"{name}: the simulator runs on the CPU; got an array on {info.place}")
-    memory = GlobalMemory()
-    a, b = (_place(memory, info, name, writable=False) for info, name in ((job.a, "A"), (job.b, "B")))
-    addresses: dict[str, int | float] = dict(job.addresses)
-    for name, info in arrays.items():
-        addresses[name] = _place(memory, info, name, writable=name in job.results)
-    workspace = 0
-    if job.route.workspace_bytes:
-        workspace = memory.place(np.zeros(job.route.workspace_bytes, np.uint8), "workspace", unwritten=True)
-    hazards: list[Hazard] = []
-    timeline, cycles = Timeline(), 0
-    longest = 0
-    words = np.zeros(max(job.route.flag_bytes, 4) // 4, np.uint32)
-    flags = memory.place(words, "flags", granule=4)
-    for launch in job.route.launches(a, b, addresses, workspace, flags):
-        size = launch.kernel.cluster[0]
-        clusters = min(launch.clusters, max(1, RESIDENT_CTAS // size))
-        done = simulate(launch.kernel, clusters * size, launch.arguments, memory, seed=seed)
-        hazards += done.hazards
-        if done.cycles >= longest:  # the product's, not a packing's or a second step's
-            timeline, longest = done.timeline, done.cycles
-        cycles += done.cycles
-    if words.any():
-        hazards.append(Hazard("semaphore", f"{np.count_nonzero(words)} flags are left raised", Where("?", 0)))
-    return Simulation(job.value, hazards, timeline, cycles)
-
-
-def _place(memory: Any, info: ArrayInfo, name: str, *, writable: bool) -> int:
-    """An array's bytes at a simulated address with the same alignment."""
-    if 0 in info.shape:
-        return int(memory.place(np.zeros(16, np.uint8), name, writable=writable))
-    first, end = byte_range(info)
-    raw = np.ctypeslib.as_array((ctypes.c_uint8 * (end - first)).from_address(first))
-    return int(memory.place(raw, name, alignment_offset=first % 16, writable=writable, granule=min(2, info.itemsize)))
+def _signed(x: Any, name: str, pointer: str, places: dict[str, Any]) -> Hashable:
+    """An argument's signature; its address, or the number it is, goes into `places`."""
+    if isinstance(x, (int, float)):
+        places[pointer] = float(x)
+        return "number"
+    signed, address = signature(x, name)
+    places[pointer] = address
+    return signed, address & 15

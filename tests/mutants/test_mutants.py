@@ -89,15 +89,15 @@ def execute(spec: KernelSpec, kernel: Kernel, seed: int) -> set[str]:
     a, b = (rng.integers(-4, 5, shape).astype(ml_dtypes.bfloat16) for shape in ((m, k), (n, k)))
     d = np.full((m, n), np.nan, ml_dtypes.bfloat16)
     memory = GlobalMemory()
-    addresses = [memory.place(x, name, writable=False) for x, name in ((a, "A"), (b, "B"))]
+    addresses = {name: memory.place(x, name.upper(), writable=False) for x, name in ((a, "a"), (b, "b"))}
     route = Route.of(formulate(a, b.T, d).problem, spec.config)
     assert route.spec == spec
-    partials = memory.place(np.zeros(max(route.workspace_bytes, 4), np.uint8), "partials", unwritten=True, granule=4)
+    space = np.zeros(max(route.workspace_bytes, 4), np.uint8)
+    addresses["workspace"] = memory.place(space, "workspace", unwritten=True, granule=4)
     words = np.zeros(max(route.flag_bytes // 4, 1), np.uint32)
-    flags = memory.place(words, "flags", granule=4)
-    out = memory.place(d, "D", unwritten=True)
-    launch = route.launches(*addresses, {"out": out}, partials, flags)[-1]
-    result = simulate(kernel, grid, launch.arguments, memory, seed=seed)
+    addresses["flags"] = memory.place(words, "flags", granule=4)
+    addresses["out"] = memory.place(d, "D", unwritten=True)
+    result = simulate(kernel, grid, route.launches[-1].at(addresses), memory, seed=seed)
     if words.any():
         return {"semaphore"} | {h.kind for h in result.hazards}
     if not result.hazards:

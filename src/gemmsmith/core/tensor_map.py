@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemmsmith.core.dtypes import DType
+from gemmsmith.core.pointer import Pointer
 
 
 @dataclass(frozen=True)
 class TensorMap:
     """Rank 3, always: (inner, outer, batch), in elements; strides of outer and batch in bytes.
 
-    `address` is the tensor's base address on its machine. Source: CUDA driver API, cuTensorMapEncodeTiled.
+    `address` is the tensor's base address on its machine, or a Pointer until that is known. Source: CUDA driver API,
+    cuTensorMapEncodeTiled.
     """
 
-    address: int
+    address: int | Pointer
     dtype: DType
     extents: tuple[int, int, int]
     strides: tuple[int, int]  # bytes; of outer, of batch

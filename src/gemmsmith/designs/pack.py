@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemmsmith import hw
+from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import TMA_ALIGNMENT, Matrix
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
@@ -44,7 +45,7 @@ class Packing:
         copy = Matrix(s.dtype, s.rows, s.cols, pitch, 1, s.batch, s.rows * pitch if s.batch > 1 else 0)
         return copy.T if self.turned else copy
 
-    def arguments(self, source: int, workspace: int) -> dict[str, int]:
+    def arguments(self, source: Pointer, workspace: Pointer) -> dict[str, int | Pointer]:
         """The kernel's arguments for these addresses."""
         s = self.source
         return {

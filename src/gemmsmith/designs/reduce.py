@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gemmsmith import hw
+from gemmsmith.core.pointer import Pointer
 from gemmsmith.epilogue.reductions import MONOIDS, Monoid, Partials, State
 from gemmsmith.lang.builder import Builder, current
 from gemmsmith.lang.kernel import Kernel
@@ -23,8 +24,8 @@ def shape(partials: Partials) -> tuple[int, int]:
 
 
 def arguments(
-    partials: Partials, source: int, out: int, scale: float = 1.0, offset: float = 0.0
-) -> dict[str, int | float]:
+    partials: Partials, source: Pointer | int, out: Pointer, scale: float = 1.0, offset: float = 0.0
+) -> dict[str, int | float | Pointer]:
     """The kernel's arguments; scale * total + offset of each element, one after the other at `out`."""
     return {
         "partials": source, "out": out, "parts": partials.parts, "elements": partials.elements,

@@ -80,15 +80,19 @@ class LoadedKernel:
         griddepcontrol before it touches memory. Raises ArgumentError for a value that its parameter cannot hold.
         """
         block, _maps = self._packed(arguments)  # the driver copies them before it returns
+        self.start(grid, ctypes.addressof(block), stream, pdl)
+
+    def start(self, grid: int, arguments: int, stream: int, pdl: bool) -> None:
+        """The launch itself; `arguments` is where their pointers lie."""
         if pdl:
             config = getattr(self._programmatic, "config", None)
             if config is None:
                 config = self._programmatic.config = _launch_config(self, "PROGRAMMATIC_STREAM_SERIALIZATION")
             config.gridDimX, config.hStream = grid, stream
-            result = self._driver.cuLaunchKernelEx(config, self.function, ctypes.addressof(block), 0)
+            result = self._driver.cuLaunchKernelEx(config, self.function, arguments, 0)
         else:
             result = self._driver.cuLaunchKernel(
-                self.function, grid, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, ctypes.addressof(block), 0
+                self.function, grid, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, arguments, 0
             )
         if result[0]:
             check(result, f"the launch of {self.name}: grid {grid}, {self.threads} threads, stream {stream:#x}")
@@ -108,11 +112,15 @@ class LoadedKernel:
                 pointers.append(slot)
                 scalars.append(value)
                 slot += 8
-        try:
-            self._layout.pack_into(block, 0, *pointers, *scalars)
-        except (struct.error, OverflowError) as error:
-            raise ArgumentError(f"{self.name}: {error}; got {scalars} for {self.parameter_kinds}") from None
+        self.pack(block, [*pointers, *scalars])
         return block, maps
+
+    def pack(self, block: Any, values: Sequence[Any]) -> None:
+        """Writes pointers and scalars as the parameters' kinds want them."""
+        try:
+            self._layout.pack_into(block, 0, *values)
+        except (struct.error, OverflowError) as error:
+            raise ArgumentError(f"{self.name}: {error}; got {values} for {self.parameter_kinds}") from None
 
 
 _LOADED: dict[tuple[str, int], LoadedKernel] = {}

@@ -1,0 +1,97 @@
+"""Calls on a GPU: all that depends on arrays' shapes and layouts alone is done once, a call puts addresses in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gemmsmith.arrays import ArrayInfo, byte_range, current_stream, describe, empty_like_kind
+from gemmsmith.backends.cuda import driver, launcher
+from gemmsmith.backends.cuda.flags import flags
+from gemmsmith.backends.cuda.prepared import Prepared
+from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.jobs import Job
+from gemmsmith.lang.types import ORDER_LENGTH
+from gemmsmith.launches import Launch
+
+
+class Call:
+    """The launches of a job, for this and all later arrays with the same signatures."""
+
+    def __init__(self, job: Job, device: int, stream: int) -> None:
+        driver.require_hopper(device)
+        self.device, self.workspace_bytes, self.flag_bytes = device, job.route.workspace_bytes, job.route.flag_bytes
+        self.swapped = job.swapped
+        infos = ((name, describe(x, name)) for name, x in job.results.items())
+        self.results = [(name, tuple(x.shape), x.dtype) for name, x in infos]
+        with launcher.device_guard(device):
+            self.launches = [prepared(x, device, stream, pdl=i > 0) for i, x in enumerate(job.route.launches)]
+        spans = {
+            name: (first - x.address, end - x.address)
+            for name, x in job.arrays.items()
+            if isinstance(x, ArrayInfo) and 0 not in x.shape
+            for first, end in [byte_range(x)]
+        }
+        written = {name: span for name, span in spans.items() if name == "out" or name.startswith("out_")}
+        self._pairs = [
+            (w, *mine, name, *span)
+            for w, mine in written.items()
+            for name, span in spans.items()
+            if name != w and (name not in written or name > w)
+        ]
+
+    def apart(self, places: Mapping[str, Any]) -> bool:
+        """Whether no result that is given shares a byte with another array, as far as their ranges tell."""
+        for w, first, end, name, other_first, other_end in self._pairs:
+            if w in places and name in places:
+                mine, other = places[w], places[name]
+                if mine + first < other + other_end and other + other_first < mine + end:
+                    return False
+        return True
+
+    def start(self, places: dict[str, Any], like: Any, workspace: Any) -> None:
+        """Launches on the stream that `like`'s library works on; `workspace` is made where it is needed and None."""
+        stream = current_stream(like)
+        if self.workspace_bytes:
+            if workspace is None:
+                workspace = empty_like_kind(like, (self.workspace_bytes // 2,), BF16)
+            places["workspace"] = _workspace_address(workspace, self.workspace_bytes)
+        if self.flag_bytes:
+            places["flags"] = flags(self.device, stream, self.flag_bytes)
+        with launcher.device_guard(self.device):
+            for launch in self.launches:
+                launch.launch(places, stream)
+
+
+def prepared(launch: Launch, device: int, stream: int, *, pdl: bool) -> Prepared:
+    """A launch on a device, which is current; the kernel is compiled and loaded at its first use there.
+
+    `pdl`: it may be scheduled while the stream's last kernel ends; it waits for that one's results itself.
+    """
+    kernel = launch.kernel
+    loaded = launcher.load(
+        kernel.source, kernel.name, device, stream,
+        threads=kernel.threads, cluster=kernel.cluster, shared_bytes=kernel.shared_bytes,
+        parameter_kinds=kernel.parameter_kinds,
+    )  # fmt: skip
+    clusters = min(launch.clusters, loaded.max_active_clusters())
+    arguments = dict(launch.arguments)
+    if "order" in arguments:
+        clusters = min(clusters, ORDER_LENGTH)
+        if "flags" not in arguments:  # who waits for others waits for lower blocks, which are started first
+            arguments["order"] = loaded.order(clusters)
+    in_order = [arguments[p.name or ""] for p in kernel.parameters]
+    return Prepared(loaded, clusters * kernel.cluster[0], in_order, pdl)
+
+
+def _workspace_address(workspace: Any, need: int) -> int:
+    if hasattr(workspace, "data_ptr"):
+        address, size = int(workspace.data_ptr()), workspace.numel() * workspace.element_size()
+    elif hasattr(workspace, "__cuda_array_interface__"):
+        address, size = int(workspace.__cuda_array_interface__["data"][0]), int(workspace.nbytes)
+    else:
+        raise ArgumentError(f"workspace: got {type(workspace).__name__}; use an array on the GPU")
+    if size < need or address % 16:
+        raise ArgumentError(f"workspace: got {size} bytes at {address:#x}; use {need} at a multiple of 16")
+    return address
