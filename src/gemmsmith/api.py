@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from gemmsmith.core.config import Config
+from gemmsmith.epilogue.fingerprint import fingerprint
 from gemmsmith.jobs import Simulation
-from gemmsmith.plans import Backend, Plan
+from gemmsmith.plans import Backend, Plan, signatures
+
+MOST_PLANS = 1024
+_PLANS: dict[Hashable, Plan] = {}
+"""Those of `gemm`, by what the arrays and options are."""
 
 
 def gemm(
@@ -35,12 +40,41 @@ def gemm(
     ml_dtypes) on the CPU. Runs on the caller's current stream and does not synchronise. Gives `out`, or a new
     array of a's library. Raises ArgumentError, ConfigError, DeviceError; HazardError with backend="sim".
     """
-    given = {**(operands or {}), **named}
+    given = {**operands, **named} if operands else named
+    if epilogue is None and not given:
+        source: Hashable = "bare"
+        key, places = signatures(a, b, {} if out is None else {"out": out}, given)
+    else:
+        source = fingerprint(epilogue)
+        key, places = signatures(a, b, _outs(out), given)
+    options = source, key, out_dtype, accumulate, exact, atomic, config, backend
+    try:
+        found = _PLANS.get(options)
+    except TypeError:  # something that cannot be an option
+        source = found = None
+    if found is not None and (source == "bare" or out is None):
+        return found.run_signed(key, places, a, b, out, given)
+    if found is not None and source is not None:
+        return found.run(a, b, out, operands=given)
     plan_ = Plan(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
         exact=exact, atomic=atomic, config=config, backend=backend,
     )  # fmt: skip
-    return plan_.run_formulated(plan_.formulation, plan_.bound, a, b, out)
+    formulation, bound = plan_.take()
+    if source is not None:
+        if len(_PLANS) >= MOST_PLANS:
+            _PLANS.clear()
+        _PLANS[options] = plan_
+    return plan_.run_formulated(formulation, bound, a, b, out, None, key if source == "bare" or out is None else None)
+
+
+def _outs(out: Any) -> dict[str, Any]:
+    """The arrays given for results, by names or numbers."""
+    if out is None:
+        return {}
+    if isinstance(out, Mapping):
+        return dict(out)
+    return {str(i): x for i, x in enumerate(out)} if isinstance(out, (tuple, list)) else {"": out}
 
 
 def plan(
@@ -53,10 +87,12 @@ def plan(
     Its source, ptx, sass and resources can be had on any machine, also one without a GPU.
     """
     given = {**(operands or {}), **named}
-    return Plan(
+    plan_ = Plan(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
         exact=exact, atomic=atomic, config=config, backend=backend,
     )  # fmt: skip
+    plan_.take()
+    return plan_
 
 
 def simulate(

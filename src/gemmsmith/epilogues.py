@@ -28,7 +28,7 @@ class Bound:
 
     `written` is the graph as the user wrote it, `graph` after the passes, both in the user's orientation; `spec` is
     the kernel's, which computes D^T where `swapped`. `arrays` (as the kernel sees them)
-    and `places` are those of operands and results, by name.
+    and `places` are those of operands and results, by name; `first` is the name of D.
     """
 
     written: Graph
@@ -40,6 +40,7 @@ class Bound:
     places: Mapping[str, ArrayInfo | float]
     operands: Mapping[str, Any]
     results: Mapping[str, Any]
+    first: str
 
     @property
     def value(self) -> Any:
@@ -86,7 +87,8 @@ def bind(
     }
     written = _graph(source, shape, kinds)
     graph = _typed(optimise(written), output)
-    given = given_results(graph, out)
+    first_name = next((r.name for r in graph.results if graph.nodes[r.node].op != "reduce"), "out")
+    given = given_results([r.name for r in graph.results], first_name, out)
     results: dict[str, Any] = {}
     places = dict(infos)
     for r in graph.results:
@@ -98,7 +100,7 @@ def bind(
         described = describe(array, r.name)
         places[r.name] = described
         _check_result(r, described, want, places, given, graph)
-    first = next((places[r.name] for r in graph.results if graph.nodes[r.node].op != "reduce"), None)
+    first = places.get(first_name)
     swapped = (isinstance(first, ArrayInfo) and _column_major(first) and graph.turns) != swap
     if swapped and not graph.turns:
         raise ConfigError("swap: got True for an epilogue that pairs or groups columns; use False")
@@ -121,7 +123,7 @@ def bind(
     tma = frozenset(name for name in matrices if arrays[name].stores_by_tma)
     tall = frozenset(name for name in matrices if name not in tma and arrays[name].contiguous == "rows")
     spec = EpilogueSpec(inner, tma, tall, exact, atomic)
-    return Bound(written, graph, spec, problem, swapped, arrays, places, operands, results)
+    return Bound(written, graph, spec, problem, swapped, arrays, places, operands, results, first_name)
 
 
 def _new(like: Any, shape: tuple[int, ...], dtype: DType) -> Any:
@@ -174,8 +176,8 @@ def result_shape(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[
     return (*batch, m, n // extent.width)
 
 
-def given_results(graph: Graph, out: Any) -> dict[str, Any]:
-    """The arrays that a caller gives for results, by name: one for D, several in order, or a dict."""
+def given_results(names: list[str], first: str, out: Any) -> dict[str, Any]:
+    """The arrays that a caller gives for results, by name: one for D, the `first`, several in order, or a dict."""
     if out is None:
         return {}
     if isinstance(out, Mapping):
@@ -183,11 +185,12 @@ def given_results(graph: Graph, out: Any) -> dict[str, Any]:
     elif isinstance(out, (tuple, list)):
         given = dict(zip(positional(len(out)), out, strict=True))
     else:
-        given = {next((r.name for r in graph.results if graph.nodes[r.node].op != "reduce"), "out"): out}
-    unknown = set(given) - {r.name for r in graph.results}
+        given = {first: out}
+    unknown = set(given) - set(names)
     if unknown:
-        names = ", ".join(r.name for r in graph.results)
-        raise ArgumentError(f"out: got arrays for {', '.join(sorted(unknown))}; the epilogue's results are {names}")
+        raise ArgumentError(
+            f"out: got arrays for {', '.join(sorted(unknown))}; the epilogue's results are {', '.join(names)}"
+        )
     return given
 
 

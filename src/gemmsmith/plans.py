@@ -66,6 +66,8 @@ class Plan:
         self.accumulate: DType = self.problem.accumulate
         self._route = self._routed(self.problem, self.bound)
         self._calls: dict[Hashable, Call] = {}
+        self._names = [r.name for r in self.bound.graph.results] if self.bound else ["out"]
+        self._first = self.bound.first if self.bound else "out"
 
     def _formulated(
         self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], out_dtype: Any, accumulate: Any, swap: bool
@@ -152,7 +154,14 @@ class Plan:
         not given. Raises ArgumentError.
         """
         given = {**(operands or {}), **named}
-        key, places = self._signature(a, b, out, given)
+        key, places = signatures(a, b, {} if out is None else self._given(out), given)
+        return self.run_signed(key, places, a, b, out, given, workspace)
+
+    def run_signed(
+        self, key: Hashable, places: dict[str, Any], a: Any, b: Any, out: Any, given: Mapping[str, Any],
+        workspace: Any = None,
+    ) -> Any:  # fmt: skip
+        """`run` for arrays whose `signatures` are known."""
         call = self._calls.get(key)
         if call is not None and call.apart(places):
             return self._called(call, places, a, out, workspace)
@@ -191,24 +200,20 @@ class Plan:
                 self._calls.clear()
             self._calls[key] = call
 
-    def _signature(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> tuple[Hashable, dict[str, Any]]:
-        """What a run depends on besides addresses and numbers, and those, by their Pointers' names."""
-        places: dict[str, Any] = {}
-        key = [_signed(a, "a", "a", places), _signed(b, "b", "b", places)]
-        for name, x in operands.items():
-            key.append((name, _signed(x, name, operand_argument(name), places)))
-        if out is not None:
-            for name, x in self._given(out).items():
-                key.append((name, _signed(x, name, result_argument(name), places)))
-        return tuple(key), places
+    def take(self) -> tuple[Formulation, Bound | None]:
+        """What the arrays were that the plan was made from; it forgets them."""
+        bound = self.bound
+        if bound:
+            self.bound = replace(bound, operands={}, results={})
+        return self.formulation, bound
 
     def _given(self, out: Any) -> dict[str, Any]:
         """The results' arrays that a caller gives, by name."""
-        if self.bound is None:
-            return {"out": out}
+        if not isinstance(out, (Mapping, tuple, list)):
+            return {self._first: out}
         from gemmsmith.epilogues import given_results
 
-        return given_results(self.bound.graph, out)
+        return given_results(self._names, self._first, out)
 
     def _called(self, call: Call, places: dict[str, Any], like: Any, out: Any, workspace: Any) -> Any:
         """A run whose arrays have a known signature."""
@@ -220,11 +225,11 @@ class Plan:
         if call.swapped:
             places["a"], places["b"] = places["b"], places["a"]
         call.start(places, like, workspace)
-        if self.bound is None:
+        if self._names == ["out"]:
             return results["out"]
         from gemmsmith.epilogues import arranged
 
-        return arranged(results, [name for name, _, _ in call.results])
+        return arranged(results, self._names)
 
     def simulate(
         self, a: Any, b: Any, out: Any = None, *, operands: Mapping[str, Any] | None = None, seed: int = 0,
@@ -277,6 +282,17 @@ class Plan:
                 + ("use arrays on a GPU" if self.backend == "cuda" else "use arrays on the CPU")
             )
         return self.backend
+
+
+def signatures(a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[Hashable, dict[str, Any]]:
+    """What a run depends on besides addresses and numbers, and those, by their Pointers' names."""
+    places: dict[str, Any] = {}
+    key = [_signed(a, "a", "a", places), _signed(b, "b", "b", places)]
+    for name, x in operands.items():
+        key.append((name, _signed(x, name, operand_argument(name), places)))
+    for name, x in out.items():
+        key.append((name, _signed(x, name, result_argument(name), places)))
+    return tuple(key), places
 
 
 def _signed(x: Any, name: str, pointer: str, places: dict[str, Any]) -> Hashable:

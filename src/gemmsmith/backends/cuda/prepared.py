@@ -95,7 +95,7 @@ class Prepared:
 
 def _put_number(address: int, name: str, number: float) -> None:
     try:
-        packed = struct.pack("f", number)
+        packed = struct.pack("<f", number)
     except OverflowError:
         raise ArgumentError(f"{name.removeprefix('in_')}: got {number}; use a number that fp32 can hold") from None
     ctypes.memmove(address, packed, 4)

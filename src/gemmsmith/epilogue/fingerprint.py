@@ -1,0 +1,91 @@
+"""What a function's graph depends on besides its arguments, so that it need not be traced again at every call."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+from gemmsmith.core.graph import Graph
+
+LIBRARIES = {"torch", "numpy", "math", "gemmsmith"}
+"""Modules that are taken not to change."""
+_NUMBERS = (bool, int, float, str, bytes, type(None))
+
+
+class _UnknownError(Exception):
+    """Something that may change without being seen here."""
+
+
+def fingerprint(source: Any) -> Hashable:
+    """Equal for two sources only if they make the same graph; None where that cannot be told.
+
+    A function's is its code with the values of its defaults, of the variables it closes over and of the globals it
+    names, functions likewise. It keeps those alive, so that an id is not used again.
+    """
+    if isinstance(source, Graph):
+        return source
+    try:
+        return _value(source, ()) if isinstance(source, FunctionType) else None
+    except _UnknownError:
+        return None
+
+
+def _value(x: Any, inside: tuple[CodeType, ...]) -> Hashable:
+    if isinstance(x, _NUMBERS):
+        return type(x), repr(x)  # 0.0 and -0.0, NaN
+    if isinstance(x, tuple):
+        return tuple(_value(y, inside) for y in x)
+    if isinstance(x, FunctionType):
+        return _function(x, inside)
+    library = (getattr(x, "__module__", None) or getattr(x, "__name__", "") or "").partition(".")[0]
+    if isinstance(x, ModuleType):
+        library = x.__name__.partition(".")[0]
+    if isinstance(x, (ModuleType, BuiltinFunctionType, type)) and (library in LIBRARIES or library == "builtins"):
+        return _Same(x)
+    if type(x).__module__.partition(".")[0] in LIBRARIES and type(x).__name__ in ("dtype", "DType", "ufunc"):
+        return _Same(x)
+    raise _UnknownError
+
+
+def _function(f: FunctionType, inside: tuple[CodeType, ...]) -> Hashable:
+    code = f.__code__
+    if code in inside:
+        return code
+    if (f.__module__ or "").partition(".")[0] in LIBRARIES:
+        return _Same(f)
+    inside = (*inside, code)
+    parts: list[Hashable] = [code, _value(f.__defaults__ or (), inside)]
+    parts += [(name, _value(x, inside)) for name, x in (f.__kwdefaults__ or {}).items()]
+    for cell in f.__closure__ or ():
+        try:
+            parts.append(_value(cell.cell_contents, inside))
+        except ValueError:  # an empty cell
+            raise _UnknownError from None
+    for name in sorted(set(_names(code))):
+        if name in f.__globals__:
+            parts.append((name, _value(f.__globals__[name], inside)))
+    return tuple(parts)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Globals that a function may read, and attributes; those of functions inside it too."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+class _Same:
+    """Equal only for the very same object."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)

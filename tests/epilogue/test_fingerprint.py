@@ -1,0 +1,70 @@
+"""Functions that would trace alike have equal fingerprints, others never."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmsmith
+from gemmsmith.epilogue.fingerprint import fingerprint
+
+SCALE = 2.0
+TABLE = [1.0]
+
+
+def scaled(factor: float, offset: float = 0.0) -> Callable[..., Any]:
+    def f(acc: Any, more: float = offset) -> Any:
+        return acc * factor + more
+
+    return f
+
+
+def by_global(acc: Any) -> Any:
+    return acc * SCALE
+
+
+def by_helper(acc: Any) -> Any:
+    return by_global(acc) + 1
+
+
+def recursive(acc: Any) -> Any:
+    return recursive(acc) if acc is None else np.maximum(acc, math.pi)
+
+
+def test_closures_defaults_and_globals(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fingerprint(scaled(2.0)) == fingerprint(scaled(2.0))
+    assert fingerprint(scaled(2.0)) != fingerprint(scaled(3.0))
+    assert fingerprint(scaled(2.0, 1.0)) != fingerprint(scaled(2.0))
+    assert fingerprint(scaled(0.0)) != fingerprint(scaled(-0.0))
+    assert fingerprint(scaled(1)) != fingerprint(scaled(1.0))
+    before = [fingerprint(f) for f in (by_global, by_helper, recursive)]
+    assert None not in before
+    assert before == [fingerprint(f) for f in (by_global, by_helper, recursive)]
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    after = [fingerprint(f) for f in (by_global, by_helper, recursive)]
+    assert [x == y for x, y in zip(before, after, strict=True)] == [False, False, True]
+
+
+def test_what_may_change_unseen_has_none() -> None:
+    class Holder:
+        scale = 2.0
+
+    held = Holder()
+    functions: list[Any] = [lambda acc: acc * TABLE[0], lambda acc: acc * held.scale, Holder(), scaled, len]
+    assert [fingerprint(f) for f in functions[:3]] == [None] * 3
+    assert fingerprint(functions[3]) is not None
+    assert fingerprint(functions[4]) is None
+
+
+def test_gemm_sees_what_changes() -> None:
+    a, b = np.ones((4, 8), np.float16), np.ones((8, 4), np.float16)
+    for factor in (2.0, 3.0, 2.0):
+        assert (gemmsmith.gemm(a, b, epilogue=scaled(factor)) == 8 * factor).all()
+    TABLE[0] = 1.0
+    assert (gemmsmith.gemm(a, b, epilogue=lambda acc: acc * TABLE[0]) == 8).all()
+    TABLE[0] = 5.0
+    assert (gemmsmith.gemm(a, b, epilogue=lambda acc: acc * TABLE[0]) == 40).all()

@@ -1,0 +1,188 @@
+"""Calls on a GPU, on any machine: what the driver would get, at the first call and at later ones of the signature."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmsmith
+from gemmsmith import ArgumentError, Config, calls
+from gemmsmith.backends.cuda import prepared
+from gemmsmith.backends.cuda.launcher import LoadedKernel
+from gemmsmith.core.tensor_map import TensorMap
+
+READ = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64,
+        "f32": ctypes.c_float, "pointer": ctypes.c_uint64}  # fmt: skip
+
+
+class OnGpu:
+    """An array that says it is on a GPU; its address need not exist."""
+
+    def __init__(self, shape: tuple[int, ...], address: int, dtype: Any = np.float16) -> None:
+        self.dtype = np.dtype(dtype)
+        self.shape, self.address = shape, address
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "shape": self.shape, "typestr": self.dtype.str, "strides": None, "stream": 7,
+                "data": (self.address, False)}  # fmt: skip
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
+class Encoded:
+    """Stands for a CUtensorMap."""
+
+    all: dict[int, TensorMap]
+
+    def __init__(self, template: TensorMap) -> None:
+        self.all[id(template)] = template
+        self.template = template
+
+    def getPtr(self) -> int:
+        return id(self.template)
+
+
+class Driver:
+    """Reads the arguments of each launch, as the driver does before it returns."""
+
+    def __init__(self, kernel: LoadedKernel, seen: list[tuple[str, int, list[Any]]]) -> None:
+        self.kernel, self.seen = kernel, seen
+
+    def read(self, grid: int, address: int) -> tuple[Any]:
+        kinds = self.kernel.parameter_kinds
+        pointers = (ctypes.c_uint64 * len(kinds)).from_address(address)
+        values: list[Any] = []
+        for kind, pointer in zip(kinds, pointers, strict=True):
+            if kind == "tensor_map":
+                values.append(Encoded.all[pointer])
+            else:
+                values.append(None if kind == "order" else READ[kind].from_address(pointer).value)
+        self.seen.append((self.kernel.name, grid, values))
+        return (0,)
+
+    def cuLaunchKernel(self, function: Any, grid: int, *rest: Any) -> tuple[Any]:
+        return self.read(grid, rest[-2])
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
+    """The launches, as (kernel, grid, arguments)."""
+    found: list[tuple[str, int, list[Any]]] = []
+    Encoded.all = {}
+    loaded: dict[str, LoadedKernel] = {}
+
+    def load(source: str, name: str, device: int, stream: int, **shape: Any) -> LoadedKernel:
+        assert stream == 7
+        if source not in loaded:
+            c, s = shape["cluster"], shape["shared_bytes"]
+            loaded[source] = kernel = LoadedKernel(name, 1, device, shape["threads"], c, s, shape["parameter_kinds"])
+            kernel._driver = Driver(kernel, found)
+            kernel.start = lambda grid, arguments, stream, pdl: kernel._driver.read(grid, arguments)  # type: ignore
+            kernel.max_active_clusters = lambda: 66  # type: ignore[method-assign]
+            kernel.order = lambda clusters: tuple(range(288))  # type: ignore[method-assign]
+        return loaded[source]
+
+    monkeypatch.setattr(calls.launcher, "load", load)
+    monkeypatch.setattr(calls.launcher, "device_guard", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(calls.driver, "require_hopper", lambda device: None)
+    monkeypatch.setattr(calls, "flags", lambda device, stream, nbytes: 0xF000)
+    monkeypatch.setattr(prepared, "encode_tensor_map", Encoded)
+    monkeypatch.setattr(prepared, "order_address", lambda order: 0)
+    return found
+
+
+def check(plan: Any, a: Any, b: Any, seen: list[Any], **places: Any) -> None:
+    """The last launches had the route's arguments for these addresses."""
+    addresses = {"a": a.address, "b": b.address, "flags": 0xF000, **places}
+    launches = plan._routed(plan.problem, plan.bound).launches
+    assert len(seen) >= len(launches)
+    for (name, grid, values), launch in zip(seen[-len(launches) :], launches, strict=True):
+        assert name == launch.kernel.name
+        assert grid == min(launch.clusters, 66) * launch.kernel.cluster[0]
+        want = launch.at(addresses)
+        for parameter, value in zip(launch.kernel.parameters, values, strict=True):
+            if parameter.name != "order":
+                assert value == want[parameter.name], parameter.name
+
+
+def count_of_traces(monkeypatch: pytest.MonkeyPatch, plan: Any) -> list[int]:
+    """How often the plan looks at its arrays closely."""
+    calls_made = [0]
+    real = plan._formulated
+
+    def formulated(*arguments: Any, **more: Any) -> Any:
+        calls_made[0] += 1
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(plan, "_formulated", formulated)
+    return calls_made
+
+
+@pytest.mark.parametrize("config", [Config(), Config(splits=0), Config(tile=(128, 64, 64), cluster=(1, 1), splits=2)])
+def test_addresses_are_put_in(seen: list[Any], monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
+    a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
+    plan = gemmsmith.plan(a, b, out=d, config=config)
+    space = OnGpu((max(plan.workspace_bytes, 1),), 0x800000, np.uint8)
+    space.nbytes = space.shape[0]
+    looks = count_of_traces(monkeypatch, plan)
+    for i in range(4):
+        a, b, d = OnGpu((256, 64), 0x10000 + 256 * i), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000 + 64 * i)
+        assert plan.run(a, b, d, workspace=space) is d
+        check(plan, a, b, seen, out=d.address, workspace=space.address)
+    assert looks == [1]
+    plan.run(OnGpu((128, 64), 0x10000), b, OnGpu((128, 512), 0x200000), workspace=space)
+    assert looks == [2]  # other sizes, the same kernel
+    assert len({name for name, *_ in seen}) == 1
+
+
+def test_numbers_and_operands(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(acc: Any, alpha: Any, bias: Any, c: Any) -> Any:
+        x = acc * alpha + bias + c
+        return x, x.sum(-1), x.to("fp32")
+
+    a, b, bias = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((512,), 0x180000)
+    outs = (OnGpu((256, 512), 0x200000), OnGpu((256,), 0x300000, np.float32), OnGpu((256, 512), 0x400000, np.float32))
+    c = OnGpu((256, 512), 0x600000)
+    plan = gemmsmith.plan(a, b, out=outs, epilogue=f, alpha=0.5, bias=bias, c=c)
+    space = OnGpu((plan.workspace_bytes,), 0x900000, np.uint8)
+    space.nbytes = plan.workspace_bytes
+    looks = count_of_traces(monkeypatch, plan)
+    for i, alpha in enumerate((0.5, 2.0, -3.25)):
+        c = OnGpu((256, 512), 0x600000 + 1024 * i)
+        got = plan.run(a, b, outs, alpha=alpha, bias=bias, c=c, workspace=space)
+        assert got == outs
+        check(plan, a, b, seen, workspace=space.address, in_alpha=alpha, in_bias=bias.address, in_c=c.address,
+              out=outs[0].address, out_out1=outs[1].address, out_out2=outs[2].address)  # fmt: skip
+    assert looks == [1]
+    with pytest.raises(ArgumentError, match="alpha: got 1e"):
+        plan.run(a, b, outs, alpha=1e300, bias=bias, c=c, workspace=space)
+
+
+def test_arrays_that_meet_are_looked_at(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
+    plan = gemmsmith.plan(a, b, out=d)
+    looks = count_of_traces(monkeypatch, plan)
+    plan.run(a, b, d)
+    plan.run(a, b, d)
+    assert looks == [1]
+    with pytest.raises(ArgumentError, match="out: shares memory with b"):
+        plan.run(a, b, OnGpu((256, 512), 0x100000 + 0x8000))
+    assert looks == [2]
+    plan.run(OnGpu((256, 64), 0x10002), b, d) if plan.workspace_bytes else None
+    with pytest.raises(ArgumentError, match="shape"):
+        plan.run(OnGpu((256, 32), 0x10000), b, d)
+
+
+def test_swapped(seen: list[Any]) -> None:
+    a, b, d = OnGpu((16, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((16, 512), 0x200000)
+    plan = gemmsmith.plan(a, b, out=d, config=Config(tile=(128, 16, 64), cluster=(1, 1), swap=True))
+    for i in range(2):
+        a = OnGpu((16, 64), 0x10000 + 1024 * i)
+        plan.run(a, b, d)
+        check(plan, b, a, seen, out=d.address)
