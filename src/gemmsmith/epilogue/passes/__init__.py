@@ -24,7 +24,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("reductions", reductions),
 )
 """Repeated until nothing changes."""
-LAST: tuple[tuple[str, Pass], ...] = (("multiply_add", multiply_add), ("share", share))
+LAST: tuple[tuple[str, Pass], ...] = (("multiply_add", multiply_add), ("fold", fold), ("share", share))
 """Once, at the end: a fused multiply-add hides its multiplication from the patterns of `fuse`."""
 _MOST_ROUNDS = 8
 

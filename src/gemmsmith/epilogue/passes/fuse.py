@@ -7,7 +7,7 @@ import math
 from gemmsmith.core.graph import Graph, Node
 from gemmsmith.epilogue.functions import GELU_A, GELU_B
 from gemmsmith.epilogue.passes.patterns import Matcher, Pattern
-from gemmsmith.epilogue.passes.rewrite import Editor, rewritten, use_counts
+from gemmsmith.epilogue.passes.rewrite import Editor, pruned, rewritten, use_counts
 
 _SQUARES: list[Pattern] = [("mul", GELU_B, ("mul", "x", "x")), ("mul", ("mul", GELU_B, "x"), "x")]
 _CUBES: list[Pattern] = [
@@ -68,6 +68,7 @@ def multiply_add(graph: Graph) -> Graph:
 
 
 def _apply(graph: Graph, table: list[tuple[Pattern, Pattern]]) -> Graph:
+    graph = pruned(graph)  # what nobody needs is no use
     uses = use_counts(graph)
     old_of: dict[int, int] = {}
 
