@@ -2,9 +2,11 @@
 
 For each shape both are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in
 alternating blocks of at least half a second with a warm-up each; the ratio of a pair of blocks is torch's time over
-ours, and the median over the pairs is what counts.
+ours, and the median over the pairs is what counts. Memory-bound shapes (M <= 64) are also compared with a copy of as
+many bytes, ragged ones with padding, torch.mm and cropping.
 
     python benchmarks/dense.py --json benchmarks/results/dense-h200.json
+    python benchmarks/dense.py --suite all --json benchmarks/results/dense-suite-h200.json
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from suite import FLAGSHIPS, RAGGED, SUITE, classes
 
 import gemmsmith
 from gemmsmith import Config
 
-SHAPES = [(4096, 4096, 4096), (8192, 8192, 8192), (4096, 4096, 14336), (4096, 28672, 4096)]
+SUITES = {"flagships": FLAGSHIPS, "all": SUITE, "ragged": RAGGED}
 L2_BYTES = 60 * 2**20
 BLOCK_SECONDS, WARM_UP_SECONDS = 0.5, 0.1
 
@@ -87,19 +90,54 @@ def measure(
     difference = (sets[0][2].float() - right.float()).norm() / right.float().norm()
     if not difference < 1e-2:
         raise SystemExit(f"{m}x{n}x{k}: off torch's result by {difference:.3g}")
-    theirs = captured(lambda a, b, d: torch.mm(a, b, out=d), sets)
-    times: list[tuple[float, float]] = []
+    graphs = {"ours": ours, "torch": captured(lambda a, b, d: torch.mm(a, b, out=d), sets)}
+    if m <= 64:
+        half = [(torch.empty(size // 2, dtype=torch.uint8, device="cuda"), torch.empty(size // 2, dtype=torch.uint8,
+                device="cuda")) for _ in sets]  # fmt: skip
+        graphs["copy"] = captured(lambda x, y: y.copy_(x), half)
+    if (m, n, k) in RAGGED:
+        graphs["padded"] = captured(padded, sets)
+    times: dict[str, list[float]] = {name: [] for name in graphs}
     clocks = []
     for _ in range(rounds):
-        times.append((block(ours, len(sets)), block(theirs, len(sets))))
+        for name, graph in graphs.items():
+            times[name].append(block(graph, len(sets)))
         clocks.append(sm_clock())
-    us, torch_us = (statistics.median(t[i] for t in times) for i in range(2))
+    us, torch_us = (statistics.median(times[name]) for name in ("ours", "torch"))
     return {
         "m": m, "n": n, "k": k, "dtype": str(dtype).removeprefix("torch."), "layout": layout,
-        "us": us, "torch_us": torch_us, "ratio": statistics.median(t / o for o, t in times),
+        "us": us, "torch_us": torch_us, "ratio": statistics.median(t / o for o, t in zip(times["ours"], times["torch"], strict=True)),
+        **{f"{name}_us": statistics.median(t) for name, t in times.items() if name not in ("ours", "torch")},
         "tflops": 2 * m * n * k / us / 1e6, "torch_tflops": 2 * m * n * k / torch_us / 1e6,
         "config": str(plan.config), "sm_mhz": clocks,
     }  # fmt: skip
+
+
+def padded(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
+    """What a torch user does with rows that tensor cores do not like: pad to multiples of 8, multiply, crop."""
+    m, k, n = *a.shape, b.shape[1]
+    wide = torch.nn.functional.pad(a, (0, -k % 8, 0, -m % 8)) @ torch.nn.functional.pad(b, (0, -n % 8, 0, -k % 8))
+    d.copy_(wide[:m, :n])
+
+
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each class: how many shapes, the geometric mean of the ratios, the least."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        for name in classes((row["m"], row["n"], row["k"])):
+            found.setdefault(name, []).append(row)
+    lines = []
+    for name, members in found.items():
+        ratios = [r["ratio"] for r in members]
+        least = min(members, key=lambda r: r["ratio"])
+        line = (f"{name:<22} {len(ratios):>4} shapes   geometric mean {statistics.geometric_mean(ratios):.3f}   "
+                f"least {min(ratios):.3f} at {least['m']}x{least['n']}x{least['k']}")  # fmt: skip
+        for other in ("copy", "padded"):
+            against = [r[f"{other}_us"] / r["us"] for r in members if f"{other}_us" in r]
+            if len(against) == len(members):
+                line += f"   {other} / ours {statistics.geometric_mean(against):.3f}, least {min(against):.3f}"
+        lines.append(line)
+    return lines
 
 
 def machine() -> dict[str, Any]:
@@ -120,10 +158,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     parser.add_argument("--layout", default="nt", choices=["nn", "nt", "tn", "tt"], help="n row-major, t column-major")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of blocks a shape")
-    parser.add_argument("--shape", action="append", help="MxNxK instead of the suite; may be repeated")
+    parser.add_argument("--suite", default="flagships", choices=list(SUITES))
+    parser.add_argument("--shape", action="append", help="MxNxK instead of a suite; may be repeated")
     parser.add_argument("--json", type=Path, help="where the rows go")
     arguments = parser.parse_args()
-    shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SHAPES
+    shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SUITES[arguments.suite]
     rows = []
     for m, n, k in shapes:
         rows.append(measure(m, n, k, getattr(torch, arguments.dtype), arguments.layout, None, arguments.rounds))
@@ -132,6 +171,7 @@ def main() -> None:
               f"{r['torch_tflops']:6.0f}   ratio {r['ratio']:.3f}   {r['config']}", flush=True)  # fmt: skip
         if arguments.json:
             arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    print("\n".join(summary(rows)))
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ class KernelSpec:
         c = self.config
         shape = "x".join(map(str, c.tile)) + "_" + "x".join(map(str, c.cluster)) + f"_{c.stages}_{c.consumers}"
         types = f"{self.operand}_{self.accumulate}_{self.a_major}{self.b_major}"
-        parts = {1: "", 0: "_stream"}.get(c.splits, f"_splits{c.splits}")
+        parts = "" if c.splits == 1 else "_shared"
         return f"{c.design}_{shape}_{c.raster}{c.swizzle}{parts}_{types}_{self._epilogue_name}".lower()
 
     @property

@@ -22,7 +22,7 @@ def build(spec: KernelSpec) -> Kernel:
         k.header += [
             f"gemmsmith: {spec.name}",
             f"D = epilogue(A @ B), {spec.operand} operands, {spec.accumulate} accumulation",
-            f"config: {spec.config}",
+            f"config: {spec.config.replace(splits=int(spec.config.splits == 1), swap=False)}",  # not how many
             f"A is {spec.a_major}-major, B is {spec.b_major}-major; by TMA: {', '.join(sorted(spec.epilogue.tma))}",
             "compile: nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin, or NVRTC for sm_90a",
             f"launch: grid a multiple of {rows * columns}, block {spec.threads}, shared memory as below, dynamic",

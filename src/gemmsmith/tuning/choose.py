@@ -33,10 +33,10 @@ _TILES = [
 _CLUSTERS = [(1, 2), (2, 1), (1, 1)]
 
 
-def stages_that_fit(tile: tuple[int, int, int], epilogue: EpilogueSpec, consumers: int) -> int:
-    """As many stages of 16-bit operands as shared memory holds beside what the epilogue needs, at most 8."""
+def stages_that_fit(tile: tuple[int, int, int], epilogue: EpilogueSpec, consumers: int, most: int = 8) -> int:
+    """As many stages of 16-bit operands as shared memory holds beside what the epilogue needs, at most `most`."""
     left = SHARED_LIMIT - least_bytes(epilogue.graph, epilogue.tma, tile[1], consumers)
-    return max(2, min(8, left // ((tile[0] + tile[1]) * tile[2] * 2 + BARRIER_BYTES)))
+    return max(2, min(most, left // ((tile[0] + tile[1]) * tile[2] * 2 + BARRIER_BYTES)))
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,107 @@
+"""Times the configs of the tuner's space on the suite: what the model of tuning/ is fitted to.
+
+For every shape the configs that the model ranks first are compiled in parallel and timed in CUDA graphs over rotated
+buffers, in rounds that keep the better ones; torch.mm beside them.
+
+    python benchmarks/sweep.py --json sweep.json [--shape MxNxK ...] [--most 64]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from dense import L2_BYTES, captured, machine, operands
+from suite import SUITE, Shape
+
+import gemmsmith
+from gemmsmith import Config
+from gemmsmith.tuning.measure import compile_all, halving
+from gemmsmith.tuning.space import ranked
+
+
+def specs(shape: Shape) -> tuple[Any, Any]:
+    """Stand-ins for A and a column-major B."""
+    m, n, k = shape
+    return gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k))
+
+
+def timed(graph: torch.cuda.CUDAGraph, calls: int, microseconds: float) -> float:
+    """Microseconds a call, over replays that take about that long."""
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    stop.record()
+    torch.cuda.synchronize()
+    once = start.elapsed_time(stop) * 1e3
+    repeats = max(2, round(microseconds / once))
+    start.record()
+    for _ in range(repeats):
+        graph.replay()
+    stop.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(stop) * 1e3 / repeats / calls
+
+
+def sweep(shape: Shape, configs: list[Config]) -> dict[str, Any]:
+    """One shape's row: torch's time, and every config's."""
+    m, n, k = shape
+    sets = [operands(m, n, k, torch.bfloat16, "nt")]
+    size = 2 * (m * k + k * n + m * n)
+    while len(sets) < 2 or len(sets) * size < 2 * L2_BYTES:
+        sets.append(operands(m, n, k, torch.bfloat16, "nt"))
+    right = sets[0][0] @ sets[0][1]
+    graphs: dict[Config, torch.cuda.CUDAGraph] = {}
+
+    def measure(config: Config, microseconds: float) -> float:
+        if config not in graphs:
+            plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=config)
+            space = torch.empty(max(16, plan.workspace_bytes), dtype=torch.uint8, device="cuda")
+            sets[0][2].fill_(float("nan"))
+            graphs[config] = captured(lambda a, b, d: plan.run(a, b, d, workspace=space), sets)
+            if not ((sets[0][2].float() - right.float()).norm() / right.float().norm()).item() < 1e-2:
+                print(f"WRONG {shape} {config}", flush=True)
+                raise ArithmeticError
+        return timed(graphs[config], len(sets), microseconds)
+
+    theirs = captured(lambda a, b, d: torch.mm(a, b, out=d), sets)
+    torch_us = min(timed(theirs, len(sets), 20_000) for _ in range(3))
+    found = halving(configs, measure)
+    torch_us = min(torch_us, *(timed(theirs, len(sets), 20_000) for _ in range(3)))
+    return {"m": m, "n": n, "k": k, "torch_us": torch_us,
+            "configs": [{"config": vars(x.config), "us": x.us} for x in found]}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", action="append", help="MxNxK instead of the suite; may be repeated")
+    parser.add_argument("--most", type=int, default=64, help="configs a shape")
+    parser.add_argument("--json", type=Path, required=True)
+    arguments = parser.parse_args()
+    shapes: list[Any] = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SUITE
+    begun = time.perf_counter()
+    chosen = {}
+    for shape in shapes:
+        problem = gemmsmith.plan(*specs(shape), config=Config()).problem
+        chosen[shape] = ranked(problem, most=arguments.most)
+    kernels = {(p.source, p.kernel.name) for s, cs in chosen.items() for c in cs
+               for p in [gemmsmith.plan(*specs(s), config=c)]}  # fmt: skip
+    print(f"{len(kernels)} kernels built in {time.perf_counter() - begun:.0f} s", flush=True)
+    compile_all(kernels)
+    print(f"compiled by {time.perf_counter() - begun:.0f} s", flush=True)
+    rows = []
+    for shape in shapes:
+        rows.append(sweep(shape, chosen[shape]))
+        best = rows[-1]["configs"][0]
+        print(f"{shape} torch {rows[-1]['torch_us']:.1f} best {best['us']:.1f} ratio "
+              f"{rows[-1]['torch_us'] / best['us']:.3f} {Config(**best['config'])}", flush=True)  # fmt: skip
+        arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}) + "\n")
+    print(f"done after {time.perf_counter() - begun:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Measuring configs: kernels compiled side by side, then timed in rounds that keep the better part."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
+
+from gemmsmith.core.config import Config
+from gemmsmith.core.errors import CompileError
+
+ROUNDS = ((64, 1_500.0), (16, 6_000.0), (6, 20_000.0), (3, 60_000.0))
+"""How many configs are timed in a round, and each for how many microseconds."""
+
+
+class Measured(NamedTuple):
+    """A config and the microseconds of a call."""
+
+    config: Config
+    us: float
+
+
+def halving(
+    configs: Sequence[Config],
+    measure: Callable[[Config, float], float],
+    rounds: Iterable[tuple[int, float]] = ROUNDS,
+    step: Callable[[], None] = lambda: None,
+) -> list[Measured]:
+    """All configs, fastest first; those that came further, and were timed longer, before the others.
+
+    `measure(config, us)` times calls for about that long and gives a call's microseconds; a config for which it raises
+    is left out. `step` is called after every measurement.
+    """
+    left, times, ranking = list(configs), dict[Config, float](), list[Config]()
+    for most, microseconds in rounds:
+        ranking = left[most:] + ranking
+        left = left[:most]
+        for config in left:
+            try:
+                times[config] = measure(config, microseconds)
+            except Exception:  # what does not run here is no candidate
+                times.pop(config, None)
+            step()
+        left = sorted((c for c in left if c in times), key=times.__getitem__)
+    return [Measured(config, times[config]) for config in left + ranking if config in times]
+
+
+def compile_all(kernels: Iterable[tuple[str, str]], step: Callable[[], None] = lambda: None) -> None:
+    """Fills the cubin cache with kernels, given as (source, name), in as many processes as there are CPUs."""
+    wanted = sorted(set(kernels))
+    if not wanted:
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(len(wanted), os.cpu_count() or 1), mp_context=context) as pool:
+        for _ in pool.map(_compile, wanted, chunksize=1):
+            step()
+
+
+def _compile(kernel: tuple[str, str]) -> None:
+    from gemmsmith.backends.cuda.compiler import compile_source
+
+    try:
+        compile_source(*kernel)
+    except CompileError:
+        return  # measuring it will say so

@@ -1,0 +1,134 @@
+"""The configs that may be the fastest for a problem, and a model's guess of how fast each is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gemmsmith.core.config import Config
+from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.epilogue.layout import suits
+from gemmsmith.tuning.choose import (
+    COPY_ENERGY,
+    DRAM_BYTES_PER_CYCLE,
+    FILL_CYCLES,
+    FLOPS_PER_CYCLE,
+    L2_BYTES_PER_CYCLE,
+    MANY_WAVES,
+    SM_BYTES_PER_CYCLE,
+    SMS,
+    STORE_BYTES_PER_CYCLE,
+    stages_that_fit,
+)
+
+COOPERATIVE = [(256, 128, 2), (256, 96, 2), (256, 64, 2), (192, 160, 3), (192, 128, 3)]
+COOPERATIVE += [(128, n, 2) for n in (256, 224, 208, 192, 176, 160, 144, 128, 112, 96, 80, 64, 48, 32, 16, 8)]
+COOPERATIVE += [(64, n, 1) for n in (256, 224, 192, 160, 128, 112, 96, 80, 64, 56, 48, 40, 32, 24, 16, 8)]
+PINGPONG = [(64, n) for n in (256, 224, 192, 160, 128, 96)] + [(128, n) for n in (160, 128, 112, 96, 64)]
+CLUSTERS = [(1, 1), (2, 1), (1, 2)]
+SPLITS = (2, 3, 4, 5, 6, 8, 12, 16)
+MOST_ROWS_SWAPPED = 256
+SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 2500, 24
+"""Of bringing a tile's partial sums together: flags, and reading them."""
+SMALLEST_SHARE = 4
+"""K-tiles."""
+
+
+def space(problem: Problem, epilogue: EpilogueSpec) -> Iterator[Config]:
+    """Every config worth a thought; those that swap are for the problem's transpose."""
+    for swap in (False, True):
+        if swap and (problem.m > MOST_ROWS_SWAPPED or not epilogue.graph.turns):
+            continue
+        m, n = (problem.n, problem.m) if swap else (problem.m, problem.n)
+        for config in _schedules(m, n, epilogue):
+            for k in (64, 128):
+                if k == 128 and (problem.k < 512 or (config.tile[0] + config.tile[1]) > 256):
+                    continue
+                tile = (*config.tile[:2], k)
+                room = replace(config, tile=tile, swap=swap)
+                stages = stages_that_fit(tile, epilogue, config.consumers, most=16)
+                if stages >= 3:
+                    yield from _splits(room.replace(stages=stages), problem, m, n)
+
+
+def _schedules(m: int, n: int, epilogue: EpilogueSpec) -> Iterator[Config]:
+    tiles = [("warp_specialized", *t) for t in COOPERATIVE] + [("pingpong", *t, 2) for t in PINGPONG]
+    for design, tile_m, tile_n, consumers in tiles:
+        wasted_m, wasted_n = tile_m >= 2 * max(m, 64), tile_n >= 2 * max(n, 8)
+        if wasted_m or wasted_n or not suits(epilogue.graph, tile_n):
+            continue
+        for cluster in CLUSTERS:
+            reach = (tile_m * cluster[0] < 2 * max(m, 64)) and (tile_n * cluster[1] < 2 * max(n, 8))
+            if reach and tile_n % (8 * cluster[0]) == 0:
+                raster = "n" if cluster == (1, 2) else "m"
+                yield Config(design, (tile_m, tile_n, 64), cluster, 4, consumers, raster)  # type: ignore[arg-type]
+
+
+def _splits(config: Config, problem: Problem, m: int, n: int) -> Iterator[Config]:
+    yield config
+    if config.design == "pingpong":
+        return
+    tiles, resident = _tiles(config, m, n) * problem.batch, SMS // (config.cluster[0] * config.cluster[1])
+    k_tiles = -(-problem.k // config.tile[2])
+    for splits in SPLITS:
+        if tiles * splits <= resident and k_tiles >= SMALLEST_SHARE * splits:
+            yield config.replace(splits=splits)
+    if tiles % resident and tiles < 8 * resident and tiles * k_tiles >= SMALLEST_SHARE * resident:
+        yield config.replace(splits=0)
+
+
+def _tiles(config: Config, m: int, n: int) -> int:
+    return -(-m // (config.tile[0] * config.cluster[0])) * -(-n // (config.tile[1] * config.cluster[1]))
+
+
+def cycles(problem: Problem, config: Config) -> float:
+    """The model's estimate: waves of tiles, each as long as its slower half, copies or math; or the bytes that must
+    move at all."""
+    (m, n, k), (rows, columns) = config.tile, config.cluster
+    problem_m, problem_n = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
+    size = rows * columns
+    tiles, resident = _tiles(config, problem_m, problem_n) * problem.batch, SMS // size
+    k_tiles = max(1, -(-problem.k // k))
+    # wgmma reads A and B from shared memory, 128 bytes a cycle
+    wgmma = max(n / 2, 16 + n / 4) * (m / 64) * (k / 16)
+    math = max(2 * m * n * k / FLOPS_PER_CYCLE, wgmma)
+    bandwidth = min(SM_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE / min(tiles * max(config.splits, 1) * size, resident * size))
+    copies = 2 * k * (m / columns + n / rows) / bandwidth
+    step = max(math, copies) + COPY_ENERGY * copies
+    store = m * n * problem.d.dtype.bytes / STORE_BYTES_PER_CYCLE
+    share = 0.0
+    if config.splits == 1:
+        waves: float = -(-tiles // resident)
+        if waves > MANY_WAVES:
+            waves = (waves + tiles / resident) / 2
+        k_steps = waves * k_tiles
+        stores = (
+            waves * store if config.design != "pingpong" else store + (waves - 1) * max(0.0, store - k_tiles * step)
+        )
+    else:
+        clusters = min(resident, tiles * (config.splits or k_tiles))
+        k_steps = -(-tiles * k_tiles // clusters)
+        stores = max(1, tiles // clusters) * store
+        others = -(-clusters // tiles) - 1 if config.splits else 1
+        share = SHARE_CYCLES + others * 4 * m * n / BYTES_OF_SHARE_PER_CYCLE
+    elements = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n
+    memory = 2 * problem.batch * elements / DRAM_BYTES_PER_CYCLE
+    return max(k_steps * step + stores, memory) + share + FILL_CYCLES
+
+
+def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 48) -> list[Config]:
+    """The `most` promising configs, best first; every one can be built."""
+    epilogue = epilogue or EpilogueSpec.bare(problem.d)
+    in_order = sorted(space(problem, epilogue), key=lambda config: cycles(problem, config))
+    found: list[Config] = []
+    for config in in_order:
+        if len(found) == most:
+            break
+        try:
+            KernelSpec.of(problem.T if config.swap else problem, config, epilogue if not config.swap else None)
+        except ConfigError:
+            continue
+        found.append(config)
+    return found
