@@ -104,9 +104,10 @@ def measure(
             times[name].append(block(graph, len(sets)))
         clocks.append(sm_clock())
     us, torch_us = (statistics.median(times[name]) for name in ("ours", "torch"))
+    ratio = statistics.median(t / o for o, t in zip(times["ours"], times["torch"], strict=True))
     return {
         "m": m, "n": n, "k": k, "dtype": str(dtype).removeprefix("torch."), "layout": layout,
-        "us": us, "torch_us": torch_us, "ratio": statistics.median(t / o for o, t in zip(times["ours"], times["torch"], strict=True)),
+        "us": us, "torch_us": torch_us, "ratio": ratio,
         **{f"{name}_us": statistics.median(t) for name, t in times.items() if name not in ("ours", "torch")},
         "tflops": 2 * m * n * k / us / 1e6, "torch_tflops": 2 * m * n * k / torch_us / 1e6,
         "config": str(plan.config), "sm_mhz": clocks,

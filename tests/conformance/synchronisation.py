@@ -27,7 +27,7 @@ from gemmsmith.core.dtypes import FP32
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import F32, U32, U64
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.values import Constant, Value
 
 CASES: list[Case] = []
 THREAD = np.arange(128, dtype=np.uint32)
@@ -269,6 +269,22 @@ def release(k: Builder) -> None:
         write(out, k.thread + 128, flag + read_word(out, other))
 
 
+def wait(k: Builder) -> None:
+    """CTA 1 writes data and raises a flag, for which a thread of CTA 0 waits; CTA 0 lowers it and reads them."""
+    out = k.pointer("out")
+    with k.when(hw.block_index() == 1):
+        write(out, k.thread, (k.thread * 11).to(U32))
+        hw.sync_threads()
+        with k.when(k.thread == 0):
+            hw.store_release(at(out, k.thread + 256, 4), Constant(U32, 5))
+    with k.when(hw.block_index() == 0):
+        with k.when(k.thread == 0):
+            hw.wait_acquire(at(out, k.thread + 256, 4), Constant(U32, 5))
+            hw.store_release(at(out, k.thread + 256, 4), Constant(U32, 0))
+        hw.sync_threads()
+        write(out, k.thread + 128, read_word(out, 127 - k.thread) + 1)
+
+
 _poison = poisoned((4 + 512,), np.uint32)
 _sums = np.array([(4 * np.arange(32) + i).sum() * 2 + 32 * 1000 for i in range(4)], np.uint32)
 _own = np.tile(THREAD + 5, 2)
@@ -278,6 +294,8 @@ CASES += [
     Case("atomic_add", atomic,
          np.concatenate([_poison[:4] + _sums, _poison[4:260] + _own, np.tile(THREAD, 2)]), grid=2),
     Case("reduce_add", reduce, _start + _x.reshape(-1, 8).sum(0), {"x": _x}, initial=_start, grid=2),
+    Case("wait_acquire", wait, np.concatenate([THREAD * 11, THREAD[::-1] * 11 + 1, [0]]).astype(np.uint32),
+         initial=np.zeros(257, np.uint32), grid=2),
     Case("acquire_release", release,
          np.concatenate([THREAD * 11, THREAD + 77, (THREAD[::-1] + 77) + THREAD[::-1] * 11]), threads=256),
 ]  # fmt: skip

@@ -44,6 +44,9 @@ CONFIGS = [
     Config(tile=(192, 96, 64), cluster=(1, 1), stages=3, consumers=3),
     Config(tile=(64, 48, 64), cluster=(1, 1), consumers=1),
     Config("multistage", (128, 128, 64), (2, 1), 3),
+    Config("pingpong", (64, 128, 64), (2, 1)),
+    Config(tile=(128, 64, 64), cluster=(1, 1), splits=0),
+    Config(tile=(128, 32, 64), cluster=(1, 1), swap=True),
 ]
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -30,6 +30,15 @@ CONFIGS = [
     Config("multistage", (128, 256, 64), (2, 1), 3),
     Config("multistage", (128, 128, 64), (1, 2), 4),
     Config("multistage", (64, 64, 64), (1, 1), 4, 1),
+    Config("pingpong", (64, 256, 64), (2, 1)),
+    Config("pingpong", (128, 96, 64), (1, 2)),
+    Config("pingpong", (64, 64, 64), (1, 1)),
+    Config(splits=0),
+    Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, splits=4),
+    Config(tile=(128, 64, 64), cluster=(1, 2), splits=2, raster="n"),
+    Config("multistage", (128, 64, 64), (1, 1), 4, splits=0),
+    Config(tile=(128, 16, 64), cluster=(1, 1), stages=8, swap=True),
+    Config(tile=(64, 8, 128), cluster=(1, 1), consumers=1, stages=8, splits=2, swap=True),
 ]
 DTYPES = [("bf16", "fp32", None), ("fp16", "fp32", None), ("fp16", "fp16", None), ("bf16", "fp32", "fp32"),
           ("fp16", "fp32", "fp32"), ("bf16", "fp32", "fp16"), ("fp16", "fp16", "fp32")]  # fmt: skip
@@ -123,6 +132,53 @@ def test_graph_capture_after_a_first_call() -> None:
     a.normal_(), out.fill_(float("nan"))
     graph.replay()
     judge(out, a, b, "fp32")
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_runs_at_once_are_bit_identical(config) -> None:
+    """On two streams, and in two graphs."""
+    a, b = torch.randn(700, 1100, device="cuda").bfloat16(), torch.randn(900, 1100, device="cuda").bfloat16().T
+    want = gemmsmith.gemm(a, b, config=config)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    outs = [torch.full((700, 900), float("nan"), device="cuda", dtype=torch.bfloat16) for _ in range(20)]
+    torch.cuda.synchronize()
+    for i, out in enumerate(outs):
+        with torch.cuda.stream(streams[i % 2]):
+            gemmsmith.gemm(a, b, out=out, config=config)
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, want) for out in outs)
+    graphs = []
+    for i in range(2):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[i]):
+            for out in outs[i::2]:
+                gemmsmith.gemm(a, b, out=out, config=config)
+    for out in outs:
+        out.fill_(float("nan"))
+    torch.cuda.synchronize()
+    for _ in range(3):
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, want) for out in outs)
+
+
+def test_later_calls_put_addresses_in() -> None:
+    """Other arrays of the same signature, other sizes, arrays that meet."""
+    plan = gemmsmith.plan(torch.empty(64, 96, device="cuda").half(), torch.empty(96, 128, device="cuda").half())
+    for i in range(6):
+        m = 64 + 64 * (i // 3)
+        a, b = torch.randn(m, 96, device="cuda").half(), torch.randn(96, 128, device="cuda").half()
+        out = torch.full((m, 128), float("nan"), device="cuda").half()
+        plan.run(a, b, out)
+        judge(out, a, b, "fp32")
+        judge(plan.run(a, b), a, b, "fp32")
+    store = torch.randn(2, 128, 128, device="cuda").half()
+    square = gemmsmith.plan(store[0], store[1])
+    square.run(store[0], store[1], torch.empty_like(store[0]))
+    with pytest.raises(gemmsmith.ArgumentError, match="shares memory"):
+        square.run(store[0], store[1], store[0])
 
 
 def test_compiling_during_a_capture_is_refused() -> None:
