@@ -134,11 +134,13 @@ class PipelineTmaAsync(_Pipeline):
     """
 
     def __init__(
-        self, stages: int, *, transaction_bytes: int, cluster_size: int = 1, turns: int = 1, name: str = "pipeline"
-    ) -> None:
-        """Of the consuming warpgroups one in `turns` reads each stage."""
+        self, stages: int, *, transaction_bytes: int, cluster_size: int = 1, first_rank: Value | int = 0,
+        turns: int = 1, name: str = "pipeline",
+    ) -> None:  # fmt: skip
+        """`cluster_size` CTAs from `first_rank` on share copies. Of the consuming warpgroups one in `turns` reads each
+        stage."""
         super().__init__(stages, name, cluster_size)
-        self.transaction_bytes, self.turns = transaction_bytes, turns
+        self.transaction_bytes, self.first_rank, self.turns = transaction_bytes, first_rank, turns
 
     def producer_acquire(self, state: PipelineState, token: Value | None = None) -> None:
         """In one thread: until the stage is free; then its bytes are expected."""
@@ -159,7 +161,7 @@ class PipelineTmaAsync(_Pipeline):
                 hw.mbarrier_arrive(empty)
         else:
             with k.when(k.lane < self.cluster_size):
-                hw.mbarrier_arrive_cluster(empty, k.lane.to(U32))
+                hw.mbarrier_arrive_cluster(empty, (k.lane + self.first_rank).to(U32))
 
 
 class PipelineAsync(_Pipeline):

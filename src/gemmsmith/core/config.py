@@ -14,7 +14,8 @@ class Config:
     pingpong have a tile each.
     `raster` is the index along which consecutive tiles run; `swizzle` is the width, in tiles of the other
     index, of the band they run in (CUTLASS: max_swizzle_size). `splits` clusters share the K of a tile (split-K), one
-    by default; with 0 all clusters get equal shares of the tiles that would not fill a last wave (stream-K). `swap`
+    by default; with 0 all clusters get equal shares of the tiles that would not fill a last wave (stream-K).
+    `cluster_splits` CTAs of a cluster share the K of a tile and bring their sums together in shared memory. `swap`
     computes D^T = B^T @ A^T, whose tiles' N are rows of A: for few of them.
     """
 
@@ -26,6 +27,7 @@ class Config:
     raster: Literal["m", "n"] = "m"
     swizzle: int = 8
     splits: int = 1
+    cluster_splits: int = 1
     swap: bool = False
 
     def replace(self, **changes: Any) -> Config:
@@ -38,5 +40,6 @@ class Config:
             f"{self.design} {tile} cluster {cluster} stages {self.stages} "
             f"consumers {self.consumers} raster {self.raster}{self.swizzle}"
             + {1: "", 0: " stream-K"}.get(self.splits, f" splits {self.splits}")
+            + f" cluster splits {self.cluster_splits}" * (self.cluster_splits > 1)
             + " swapped" * self.swap
         )

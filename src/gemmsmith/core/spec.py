@@ -97,8 +97,19 @@ class KernelSpec:
 
     # -- sizes ---------------------------------------------------------------------------------------
     @property
-    def cluster_size(self) -> int:
+    def multicast_size(self) -> int:
+        """CTAs of a cluster that share copies: those with the same share of K."""
         return self.config.cluster[0] * self.config.cluster[1]
+
+    @property
+    def cluster_size(self) -> int:
+        return self.multicast_size * self.config.cluster_splits
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory into which the CTAs of a cluster that share a tile bring their sums."""
+        registers = self.accumulator_registers * self.config.consumers
+        return (self.config.cluster_splits - 1) * registers * 4 * 128
 
     @property
     def threads(self) -> int:
@@ -116,7 +127,7 @@ class KernelSpec:
         c = self.config
         shape = "x".join(map(str, c.tile)) + "_" + "x".join(map(str, c.cluster)) + f"_{c.stages}_{c.consumers}"
         types = f"{self.operand}_{self.accumulate}_{self.a_major}{self.b_major}"
-        parts = "" if c.splits == 1 else "_shared"
+        parts = "_shared" * (c.splits != 1) + f"_by{c.cluster_splits}" * (c.cluster_splits > 1)
         return f"{c.design}_{shape}_{c.raster}{c.swizzle}{parts}_{types}_{self._epilogue_name}".lower()
 
     @property
@@ -137,7 +148,8 @@ class KernelSpec:
              f"design: got {c.design!r}; use warp_specialized, multistage or pingpong"),
             (1 <= c.consumers <= 3, f"consumers: got {c.consumers}; use 1, 2 or 3"),
             (c.design != "pingpong" or c.consumers == 2, f"consumers: got {c.consumers}; pingpong takes 2"),
-            (c.design != "pingpong" or c.splits == 1, f"splits: got {c.splits}; pingpong computes whole tiles, use 1"),
+            (c.design != "pingpong" or c.splits == c.cluster_splits == 1,
+             f"splits: got {c.splits} and {c.cluster_splits} in a cluster; pingpong computes whole tiles, use 1"),
             (m > 0 and m % (WGMMA_M * self.tile_warpgroups) == 0 and m <= 256,
              f"tile M: got {m}; use a multiple of {WGMMA_M} x {self.tile_warpgroups} warpgroups, up to 256"),
             (8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"),
@@ -145,7 +157,10 @@ class KernelSpec:
              f"tile K: got {k}; use 16, 32, or a multiple of 64 up to 256"),
             (c.stages >= 2, f"stages: got {c.stages}; use at least 2"),
             (all(x in (1, 2, 4) for x in c.cluster) and self.cluster_size <= 8,
-             f"cluster: got {c.cluster}; use 1, 2 or 4 each way, at most 8 CTAs"),
+             f"cluster: got {c.cluster}, {c.cluster_splits} splits; use 1, 2 or 4 each way, at most 8 CTAs"),
+            (1 <= c.cluster_splits <= 8, f"cluster_splits: got {c.cluster_splits}; use 1 for none, up to 8"),
+            (1 in (c.splits, c.cluster_splits),
+             f"splits: got {c.splits} and {c.cluster_splits} in a cluster; use one of them, 1 for the other"),
             (c.raster in ("m", "n") and c.swizzle >= 1,
              f"raster {c.raster!r}, swizzle {c.swizzle}: use m or n, at least 1"),
             (0 <= c.splits <= 64, f"splits: got {c.splits}; use 1 for none, 2 to 64, or 0 for stream-K"),

@@ -11,7 +11,7 @@ from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Value
-from gemmsmith.schedule.partial_sums import PartialSums
+from gemmsmith.schedule.cluster_sums import partial_sums
 from gemmsmith.schedule.stream import tile_scheduler
 from gemmsmith.schedule.tiles import WorkTile
 
@@ -21,11 +21,14 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
     depth, ahead = spec.config.tile[2], spec.config.stages - 1
     scheduler = tile_scheduler(spec)
     a, b = operands(k, spec, place := scheduler.position())
-    epilogue, sums = Epilogue(spec), PartialSums(spec, place)
+    epilogue, sums = Epilogue(spec), partial_sums(spec, place)
     a_smem = k.shared(spec.a_tile, stages=spec.config.stages, name="A")
     b_smem = k.shared(spec.b_tile, stages=spec.config.stages, name="B")
-    pipe = PipelineTmaAsync(spec.config.stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.cluster_size)
-    start(pipe, *epilogue.pipelines, prefetch=(a.map, b.map))
+    pipe = PipelineTmaAsync(
+        spec.config.stages, transaction_bytes=spec.stage_bytes,
+        cluster_size=spec.multicast_size, first_rank=place.first,
+    )  # fmt: skip
+    start(pipe, *epilogue.pipelines, *sums.pipelines, prefetch=(a.map, b.map))
     hw.grid_dependency_wait()
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
@@ -45,6 +48,7 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
                 write.advance()
 
         epilogue.prepare()
+        sums.prepare()
         with scheduler.each(place) as tile:
             epilogue.begin(tile, warpgroup, rows)
             with k.range(ahead, name="prologue") as k_tile:
@@ -69,3 +73,4 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
         with k.when(producer):
             pipe.producer_tail(write)
         epilogue.finish()
+        sums.finish(warpgroup)

@@ -15,8 +15,8 @@ def operands(k: Builder, spec: KernelSpec, place: ClusterPosition) -> tuple[Oper
     rows, columns = spec.config.cluster
     row_mask = sum(1 << rows * j for j in range(columns))  # ranks run along M first
     column_mask = (1 << rows) - 1
-    a = Operand(k.tensor_map("a"), spec.a_tile, columns, place.n, _shift(row_mask, place.m))
-    b = Operand(k.tensor_map("b"), spec.b_tile, rows, place.m, _shift(column_mask, place.n * rows))
+    a = Operand(k.tensor_map("a"), spec.a_tile, columns, place.n, _shift(row_mask, place.m + place.first))
+    b = Operand(k.tensor_map("b"), spec.b_tile, rows, place.m, _shift(column_mask, place.n * rows + place.first))
     return a, b
 
 

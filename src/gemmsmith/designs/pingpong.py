@@ -24,7 +24,7 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
     epilogue = Epilogue(spec)
     a_smem = k.shared(spec.a_tile, stages=stages, name="A")
     b_smem = k.shared(spec.b_tile, stages=stages, name="B")
-    pipe = PipelineTmaAsync(stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.cluster_size, turns=2)
+    pipe = PipelineTmaAsync(stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.multicast_size, turns=2)
     order = OrderBarrier(2)
     start(pipe, *epilogue.pipelines, prefetch=(a.map, b.map))
     hw.grid_dependency_wait()

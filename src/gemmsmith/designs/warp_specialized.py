@@ -10,7 +10,7 @@ from gemmsmith.designs.operands import operands
 from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32
-from gemmsmith.schedule.partial_sums import PartialSums
+from gemmsmith.schedule.cluster_sums import partial_sums
 from gemmsmith.schedule.stream import tile_scheduler
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}
@@ -25,11 +25,14 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
     producer_registers, consumer_registers = REGISTERS.get(consumers, (None, None))
     scheduler = tile_scheduler(spec)
     a, b = operands(k, spec, place := scheduler.position())
-    epilogue, sums = Epilogue(spec), PartialSums(spec, place)
+    epilogue, sums = Epilogue(spec), partial_sums(spec, place)
     a_smem = k.shared(spec.a_tile, stages=spec.config.stages, name="A")
     b_smem = k.shared(spec.b_tile, stages=spec.config.stages, name="B")
-    pipe = PipelineTmaAsync(spec.config.stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.cluster_size)
-    start(pipe, *epilogue.pipelines, prefetch=(a.map, b.map))
+    pipe = PipelineTmaAsync(
+        spec.config.stages, transaction_bytes=spec.stage_bytes,
+        cluster_size=spec.multicast_size, first_rank=place.first,
+    )  # fmt: skip
+    start(pipe, *epilogue.pipelines, *sums.pipelines, prefetch=(a.map, b.map))
     hw.grid_dependency_wait()
 
     with k.warpgroup(0):
@@ -49,6 +52,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
         read, last = pipe.consumer_start_state(), k.var(I32, 0, "last_stage")
         accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
         epilogue.prepare()
+        sums.prepare()
         with scheduler.each(place) as tile:
             epilogue.begin(tile, warpgroup, rows)
             with k.when(tile.k_tiles == 0):
@@ -68,3 +72,4 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
             with sums.finished(accumulator, tile, warpgroup):
                 epilogue.consume(accumulator)
         epilogue.finish()
+        sums.finish(warpgroup)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmsmith.hw.memory import bytes_of, number_type
 from gemmsmith.lang.instruction import Instruction, i32, order, registers_in, registers_out, u32
 from gemmsmith.lang.machine import Blocking, Machine
 from gemmsmith.lang.types import I32, U32
@@ -108,8 +109,8 @@ class LoadCluster(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, rank = _split(m.column(self.address))
-        data = m.load("shared", address, 4 * self.values.count, rank=rank)
-        m.registers(self.values, write=True)[m.active] = data.view(np.uint32)[m.active]
+        data = np.ascontiguousarray(m.load("shared", address, 4 * self.values.count, rank=rank))
+        m.registers(self.values, write=True)[m.active] = data.view(number_type(self.values))[m.active]
 
 
 class StoreCluster(Instruction):
@@ -124,5 +125,4 @@ class StoreCluster(Instruction):
 
     def simulate(self, m: Machine) -> None:
         address, rank = _split(m.column(self.address))
-        data = np.ascontiguousarray(m.registers(self.values)).astype(np.uint32).view(np.uint8)
-        m.store("shared", address, data, rank=rank)
+        m.store("shared", address, bytes_of(m, self.values), rank=rank)

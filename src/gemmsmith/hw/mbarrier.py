@@ -43,16 +43,20 @@ class MbarrierArriveCluster(Instruction):
     """One arrival on the barrier at the same address in CTA `rank` of the cluster (its own included).
 
     The default scope, as in CUTLASS: `.release.cluster` costs a membar.gpu, 15 % of a GEMM's time, and what a consumer
-    hands back was read by wgmma it has waited for.
+    hands back was read by wgmma it has waited for. With `publishes`, what the thread wrote to the cluster's
+    shared memory is seen by who waits with `cluster`.
     """
 
     barrier: u32
     rank: u32
-    ptx = """{
-    .reg .b32 remote;
-    mapa.shared::cluster.u32 remote, {barrier}, {rank};
-    mbarrier.arrive.shared::cluster.b64 _, [remote];
-    }"""
+    publishes: bool = False
+
+    def text(self) -> str:
+        return f"""{{
+        .reg .b32 remote;
+        mapa.shared::cluster.u32 remote, {{barrier}}, {{rank}};
+        mbarrier.arrive{".release.cluster" if self.publishes else ""}.shared::cluster.b64 _, [remote];
+        }}"""
 
     def simulate(self, m: Machine) -> None:
         m.mbarrier_arrive(m.value(self.barrier), rank=m.value(self.rank))
@@ -97,18 +101,23 @@ class MbarrierTryWait(Instruction):
 
 
 class MbarrierWait(Instruction):
-    """Returns once the phase of that parity has completed: on a fresh barrier, at once for parity 1."""
+    """Returns once the phase of that parity has completed: on a fresh barrier, at once for parity 1. With `cluster`,
+    it sees what other CTAs of the cluster published."""
 
     barrier: u32
     parity: u32
-    ptx = """{
-    .reg .pred complete;
-    WAIT:
-    mbarrier.try_wait.parity.shared::cta.b64 complete, [{barrier}], {parity};
-    @complete bra DONE;
-    bra WAIT;
-    DONE:
-    }"""
+    cluster: bool = False
+
+    def text(self) -> str:
+        scope = ".acquire.cluster" if self.cluster else ""
+        return f"""{{
+        .reg .pred complete;
+        WAIT:
+        mbarrier.try_wait.parity{scope}.shared::cta.b64 complete, [{{barrier}}], {{parity}};
+        @complete bra DONE;
+        bra WAIT;
+        DONE:
+        }}"""
 
     def simulate(self, m: Machine) -> Blocking:
         yield from m.mbarrier_wait(m.uniform(self.barrier), m.uniform(self.parity))

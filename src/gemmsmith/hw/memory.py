@@ -25,13 +25,17 @@ def _where(m: Machine, predicate: Any) -> np.ndarray:
 
 def _load(m: Machine, values: Registers, space: Any, address: Any, mask: Any) -> None:
     data = m.load(space, m.column(address), 4 * values.count, mask=mask)
-    dtype = np.float32 if values.type == F32 else np.uint32
-    m.registers(values, write=True)[m.active] = np.ascontiguousarray(data).view(dtype)[m.active]
+    m.registers(values, write=True)[m.active] = np.ascontiguousarray(data).view(number_type(values))[m.active]
 
 
-def _bytes(m: Machine, values: Registers) -> np.ndarray:
-    dtype = np.float32 if values.type == F32 else np.uint32
-    return np.ascontiguousarray(np.asarray(m.registers(values)).astype(dtype)).view(np.uint8)
+def bytes_of(m: Machine, values: Registers) -> np.ndarray:
+    """Registers as they lie in memory."""
+    return np.ascontiguousarray(np.asarray(m.registers(values)).astype(number_type(values))).view(np.uint8)
+
+
+def number_type(values: Registers) -> Any:
+    """numpy's type of a 32-bit register."""
+    return np.float32 if values.type == F32 else np.uint32
 
 
 class LoadGlobal(Instruction):
@@ -70,7 +74,7 @@ class StoreGlobal(Instruction):
         }}"""
 
     def simulate(self, m: Machine) -> None:
-        m.store("global", m.column(self.address), _bytes(m, self.values), mask=_where(m, self.predicate))
+        m.store("global", m.column(self.address), bytes_of(m, self.values), mask=_where(m, self.predicate))
 
 
 class LoadGlobal16(Instruction):
@@ -148,7 +152,7 @@ class StoreShared(Instruction):
         return f"st.shared{_vector(self.values)}.b32 [{{address}}], {{values}};"
 
     def simulate(self, m: Machine) -> None:
-        m.store("shared", m.column(self.address), _bytes(m, self.values))
+        m.store("shared", m.column(self.address), bytes_of(m, self.values))
 
 
 class LoadSharedNarrow(Instruction):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.pipeline import Initialised
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import U32, U64
@@ -32,6 +33,16 @@ class PartialSums:
         self.spec, self.place = spec, place
         if spec.config.splits != 1:
             self.partials, self.flags = k.pointer("partials"), k.pointer("flags")
+
+    @property
+    def pipelines(self) -> tuple[Initialised, ...]:
+        return ()
+
+    def prepare(self) -> None:
+        """In the math warpgroups, before their first tile: nothing."""
+
+    def finish(self, warpgroup: Value) -> None:
+        """After the last tile: nothing."""
 
     @contextmanager
     def finished(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[None]:
@@ -56,14 +67,14 @@ class PartialSums:
     def _place(self, slot: Value, accumulator: Accumulator) -> Value:
         """Where this thread's first vector lies."""
         bytes_of_slot = sum(len(block) for block in accumulator.blocks) * 4 * THREADS
-        mine = current().thread % THREADS * (4 * _width(accumulator))
+        mine = current().thread % THREADS * (4 * width_of(accumulator))
         return (self.partials + slot.to(U64) * bytes_of_slot + mine.to(U64)).named("place")
 
     def _give(self, accumulator: Accumulator, share: Share, warpgroup: Value, leader: Value) -> None:
         k = current()
         slot = self._slot(share.cluster, warpgroup)
         place = self._place(slot, accumulator)
-        for block, first, width in _vectors(accumulator):
+        for block, first, width in vectors(accumulator):
             with k.unroll(len(block) // width, name="vector") as i:
                 values = k.registers(block.type, width, "values")
                 for j in range(width):
@@ -81,7 +92,7 @@ class PartialSums:
             hw.wait_acquire(flag, Constant(U32, 1))
             hw.store_release(flag, Constant(U32, 0))
         hw.barrier_sync(warpgroup + FIRST_BARRIER, THREADS)
-        for block, first, width in _vectors(accumulator):
+        for block, first, width in vectors(accumulator):
             with k.unroll(len(block) // width, name="vector") as i:
                 values = k.registers(block.type, width, "values")
                 hw.load_global(values, place + ((i + first) * (4 * width * THREADS)).to(U64), True)
@@ -89,14 +100,14 @@ class PartialSums:
                     accumulator.add(block, i * width + j, values[j])
 
 
-def _width(accumulator: Accumulator) -> int:
+def width_of(accumulator: Accumulator) -> int:
     """Registers that are moved at once."""
     return 4 if len(accumulator.blocks[0]) % 4 == 0 else 2
 
 
-def _vectors(accumulator: Accumulator) -> Iterator[tuple[Registers, int, int]]:
+def vectors(accumulator: Accumulator) -> Iterator[tuple[Registers, int, int]]:
     """(block, number of its first vector, registers a vector); a vector of all threads lies side by side."""
-    width = _width(accumulator)
+    width = width_of(accumulator)
     for i, block in enumerate(accumulator.blocks):
         yield block, i * (len(block) // width), width
 

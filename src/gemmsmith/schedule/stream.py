@@ -47,10 +47,31 @@ class StreamScheduler(TileScheduler):
             first = k.select(sharing, k.maximum(begin - start, 0), 0).named("first_k_tile")
             stop = k.select(sharing, k.minimum(end - start, self.k_tiles), self.k_tiles).named("end_k_tile")
             other = (((start + 1) * clusters - 1) // k.maximum(row, 1)).named("other")  # c row / G <= start
-            share = Share(first, (stop == self.k_tiles).named("finishes"), cluster, other)
+            share = Share(first, (stop == self.k_tiles).named("finishes"), cluster, other, turn)
             yield self._tile(index, place, (stop - first).named("k_tiles_of_share"), share)
+
+
+class ClusterScheduler(TileScheduler):
+    """The CTAs of a cluster share the k-tiles of each of its tiles; the last finishes it."""
+
+    @contextmanager
+    def each(self, place: ClusterPosition, turns: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
+        """The shares of this CTA, one after the other."""
+        assert turns == 1, "whole tiles only"
+        k, splits = current(), self.spec.config.cluster_splits
+        assert isinstance(place.k, Value)
+        begin = (place.k * self.k_tiles // splits).named("first_k_tile")
+        count = ((place.k + 1) * self.k_tiles // splits - begin).named("k_tiles_of_share")
+        finishes = (place.k == splits - 1).named("finishes")
+        cluster = hw.cluster_turn(self.order, hw.block_index() // self.spec.cluster_size).named("cluster")
+        clusters = hw.grid_size() // self.spec.cluster_size
+        with k.range((self.tiles - cluster + clusters - 1) // clusters, name="turn") as turn:
+            share = Share(begin, finishes, cluster, cluster, turn)
+            yield self._tile(cluster + turn * clusters, place, count, share)
 
 
 def tile_scheduler(spec: KernelSpec) -> TileScheduler:
     """The scheduler of a config."""
+    if spec.config.cluster_splits > 1:
+        return ClusterScheduler(spec)
     return TileScheduler(spec) if spec.config.splits == 1 else StreamScheduler(spec)

@@ -22,13 +22,15 @@ IN_ORDER = tuple(range(ORDER_LENGTH))
 
 @dataclass(frozen=True)
 class Share:
-    """A tile whose k-tiles several clusters sum: this one's are `first` and later ones. `finishes`: the last is among
-    them, and this cluster, `cluster` in the walk, finishes the tile; the others are those from `other` on."""
+    """A tile whose k-tiles several CTAs sum: this one's are `first` and later ones. `finishes`: the last is among
+    them, and this CTA finishes the tile. Where they are of several clusters: this one is `cluster` in the walk, the
+    others are those from `other` on. `turn` counts the CTA's tiles."""
 
     first: Value
     finishes: Value
     cluster: Value
     other: Value
+    turn: Value
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,14 @@ class WorkTile:
 
 @dataclass(frozen=True)
 class ClusterPosition:
-    """This CTA's place (m, n) in its cluster."""
+    """This CTA's place (m, n) in its cluster, among those with the same share of K, the `k`-th; `first` is the rank
+    of the first of these."""
 
     m: Value | int
     n: Value | int
     rank: Value
+    k: Value | int = 0
+    first: Value | int = 0
 
 
 class TileScheduler:
@@ -87,11 +92,14 @@ class TileScheduler:
 
     def position(self) -> ClusterPosition:
         """This CTA's place in its cluster: ranks run along M first."""
-        rows, columns = self.spec.config.cluster
-        rank = hw.cluster_rank().named("rank") if rows * columns > 1 else hw.cluster_rank()
-        m = 0 if rows == 1 else rank if columns == 1 else rank % rows
-        n = 0 if columns == 1 else rank if rows == 1 else rank // rows
-        return ClusterPosition(m, n, rank)
+        (rows, columns), splits = self.spec.config.cluster, self.spec.config.cluster_splits
+        rank = hw.cluster_rank().named("rank") if rows * columns * splits > 1 else hw.cluster_rank()
+        share: Value | int = rank // (rows * columns) if splits > 1 else 0
+        first = share * (rows * columns)
+        within = rank - first if splits > 1 else rank
+        m = 0 if rows == 1 else within if columns == 1 else within % rows
+        n = 0 if columns == 1 else within if rows == 1 else within // rows
+        return ClusterPosition(m, n, rank, share, first)
 
     @contextmanager
     def each(self, place: ClusterPosition, turns: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
