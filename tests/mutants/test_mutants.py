@@ -17,10 +17,14 @@ from gemmsmith.lang.kernel import Kernel
 from gemmsmith.launches import Route
 from gemmsmith.problems import formulate
 
-DESIGNS = [(d, c, 1) for d in ("warp_specialized", "multistage", "pingpong") for c in ((1, 1), (2, 1))]
-DESIGNS += [("warp_specialized", (1, 1), 0), ("warp_specialized", (2, 1), 3)]
-SIZES = {1: (512, 128, 320, 2), 0: (256, 192, 320, 4), 3: (256, 192, 320, 4)}
-"""M, N, K and CTAs by splits: several tiles a CTA, tiles that clusters share, and more k-tiles than stages."""
+CONFIGS = [
+    Config(design, (128, 64, 64), cluster, 3, 2)  # type: ignore[arg-type]
+    for design in ("warp_specialized", "multistage", "pingpong")
+    for cluster in ((1, 1), (2, 1))
+]
+CONFIGS += [CONFIGS[0].replace(splits=0), CONFIGS[1].replace(splits=3), CONFIGS[0].replace(cluster_splits=2)]
+WHOLE, SHARED, IN_CLUSTER = (512, 128, 320, 2), (256, 192, 320, 4), (256, 128, 320, 4)
+"""M, N, K and CTAs: several tiles a CTA, or tiles that CTAs share, and more k-tiles than stages."""
 SEEDS = 4
 
 LOST_DATA = {"race", "uninitialised read", "phase aliasing", "over-arrival"}
@@ -85,7 +89,9 @@ EQUIVALENT_ALONE = {
 def execute(spec: KernelSpec, kernel: Kernel, seed: int) -> set[str]:
     """The kinds of hazard reported, on fresh random data; the result must be right where there are none."""
     rng = np.random.default_rng(seed)
-    m, n, k, grid = SIZES[spec.config.splits]
+    m, n, k, grid = WHOLE if spec.config.splits == 1 else SHARED
+    if spec.config.cluster_splits > 1:
+        m, n, k, grid = IN_CLUSTER
     a, b = (rng.integers(-4, 5, shape).astype(ml_dtypes.bfloat16) for shape in ((m, k), (n, k)))
     d = np.full((m, n), np.nan, ml_dtypes.bfloat16)
     memory = GlobalMemory()
@@ -105,14 +111,13 @@ def execute(spec: KernelSpec, kernel: Kernel, seed: int) -> set[str]:
     return {h.kind for h in result.hazards}
 
 
-def spec_of(design: str, cluster: tuple[int, int], splits: int) -> KernelSpec:
-    epilogue = EpilogueSpec(bare(BF16), frozenset({"out"}))
-    return KernelSpec(Config(design, (128, 64, 64), cluster, 3, 2, splits=splits), BF16, FP32, "K", "K", epilogue)  # type: ignore[arg-type]
+def spec_of(config: Config) -> KernelSpec:
+    return KernelSpec(config, BF16, FP32, "K", "K", EpilogueSpec(bare(BF16), frozenset({"out"})))
 
 
-@pytest.mark.parametrize(("design", "cluster", "splits"), DESIGNS)
-def test_every_mutant_is_reported(design: str, cluster: tuple[int, int], splits: int) -> None:
-    spec = spec_of(design, cluster, splits)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_every_mutant_is_reported(config: Config) -> None:
+    spec, cluster = spec_of(config), config.cluster
     count, equivalents = 0, 0
     for mutant in mutants(spec):
         count += 1
@@ -132,12 +137,13 @@ def test_every_mutant_is_reported(design: str, cluster: tuple[int, int], splits:
     assert equivalents <= 6
 
 
-@pytest.mark.parametrize("seeds", [range(i, i + 50) for i in range(0, 200, 50)], ids=lambda r: f"{r.start}..")
-@pytest.mark.parametrize(("design", "cluster", "splits"), DESIGNS)
-def test_the_unbroken_designs_are_never_reported(
-    design: str, cluster: tuple[int, int], splits: int, seeds: range
-) -> None:
-    spec = spec_of(design, cluster, splits)
+RUNS = [(config, range(i, i + 50)) for config in CONFIGS[:4] for i in range(0, 200, 50)]
+RUNS += [(config, range(50)) for config in CONFIGS[4:]]
+
+
+@pytest.mark.parametrize(("config", "seeds"), RUNS, ids=lambda x: f"{x.start}.." if isinstance(x, range) else str(x))
+def test_the_unbroken_designs_are_never_reported(config: Config, seeds: range) -> None:
+    spec = spec_of(config)
     kernel = build(spec)
     for seed in seeds:
         assert execute(spec, kernel, seed) == set()

@@ -93,7 +93,7 @@ def layout(spec: KernelSpec) -> Layout:
     ]
     vectors = [(o.name, config.tile[1] // o.extent.width) for o in graph.operands if o.extent.width and not o.extent.m]
     left = SHARED_LIMIT - config.stages * (spec.stage_bytes + BARRIER_BYTES) - spec.exchange_bytes
-    left -= 64 * (spec.exchange_bytes > 0)  # its barriers
+    left -= ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
     left -= -(-config.consumers * sum(4 * n for _, n in vectors) // ALIGNMENT) * ALIGNMENT
     left //= config.consumers
     load, store = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))

@@ -29,9 +29,11 @@ class ClusterSums:
     def __init__(self, spec: KernelSpec, place: ClusterPosition) -> None:
         self.spec, self.place = spec, place
         self.givers, self.consumers = spec.config.cluster_splits - 1, spec.config.consumers
-        self.slots = current().shared(
-            spec.exchange_bytes // (self.givers * self.consumers), stages=self.givers * self.consumers, name="shares"
-        )
+        slots = self.givers * self.consumers
+        k = current()
+        self.slots = k.shared(spec.exchange_bytes // slots, stages=slots, name="shares")
+        self.full = k.shared(8, stages=slots, alignment=8, name="shares full")
+        self.taken = k.shared(8, stages=self.consumers, alignment=8, name="shares taken")
 
     @property
     def pipelines(self) -> tuple[ClusterSums, ...]:
@@ -39,9 +41,6 @@ class ClusterSums:
 
     def init(self) -> None:
         """Recorded in one thread, before the roles."""
-        k = current()
-        self.full = k.shared(8, stages=self.givers * self.consumers, alignment=8, name="shares full")
-        self.taken = k.shared(8, stages=self.consumers, alignment=8, name="shares taken")
         for i in range(self.givers * self.consumers):
             hw.mbarrier_init(self.full[i], WARPS)
         for i in range(self.consumers):
