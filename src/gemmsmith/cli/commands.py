@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ def _problem_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--raster", type=click.Choice(["m", "n"]), help="The index consecutive tiles run along."),
         click.option("--swizzle", type=int, help="Width of a raster band, in tiles."),
         click.option("--splits", type=int, help="Clusters that share the K of a tile; 0: stream-K."),
+        click.option("--cluster-splits", type=int, help="CTAs of a cluster that share the K of a tile."),
         click.option("--swap/--no-swap", default=None, help="Compute D^T, for few rows."),
     ]  # fmt: skip
     for option in reversed(options):
@@ -174,8 +175,7 @@ def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, t
     a, b = operand_specs((m, n, k), choices["layout"], choices["dtype"])
     arguments = {"out_dtype": choices["out_dtype"], "accumulate": choices["accumulate"]}
     config: Config = Plan(a, b, **arguments).config if sizes == GPU_SIZES else Config()
-    names = ("design", "tile", "stages", "consumers", "cluster", "raster", "swizzle", "splits", "swap")
-    given = {name: choices[name] for name in names if choices[name] is not None}
+    given = {f.name: choices[f.name] for f in fields(Config) if choices[f.name] is not None}
     if given:
         from gemmsmith.core.graph import bare
         from gemmsmith.core.spec import EpilogueSpec

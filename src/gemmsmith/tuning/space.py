@@ -29,9 +29,14 @@ COOPERATIVE += [(64, n, 1) for n in (256, 224, 192, 160, 128, 112, 96, 80, 64, 5
 PINGPONG = [(64, n) for n in (256, 224, 192, 160, 128, 96)] + [(128, n) for n in (160, 128, 112, 96, 64)]
 CLUSTERS = [(1, 1), (2, 1), (1, 2)]
 SPLITS = (2, 3, 4, 5, 6, 8, 12, 16)
+CLUSTER_SPLITS = (2, 4)
+RESIDENT = {1: 132, 2: 66, 4: 30, 8: 14}
+"""Clusters that an H200 holds at once, by their CTAs: its GPCs have 16 or 18 SMs."""
 MOST_ROWS_SWAPPED = 256
-SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 2500, 24
-"""Of bringing a tile's partial sums together: flags, and reading them."""
+SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 2500, 1000, 24
+"""Of bringing a tile's partial sums together: flags or barriers, and reading them."""
+LATENCY_CYCLES, SHARPNESS = 1200, 6
+"""A copy's from DRAM; and how sharply the longer of work and memory decides."""
 SMALLEST_SHARE = 4
 """K-tiles."""
 
@@ -70,11 +75,18 @@ def _splits(config: Config, problem: Problem, m: int, n: int) -> Iterator[Config
     yield config
     if config.design == "pingpong":
         return
-    tiles, resident = _tiles(config, m, n) * problem.batch, SMS // (config.cluster[0] * config.cluster[1])
+    size = config.cluster[0] * config.cluster[1]
+    tiles, resident = _tiles(config, m, n) * problem.batch, SMS // size
     k_tiles = -(-problem.k // config.tile[2])
     for splits in SPLITS:
         if tiles * splits <= resident and k_tiles >= SMALLEST_SHARE * splits:
             yield config.replace(splits=splits)
+    for splits in CLUSTER_SPLITS:
+        fits = size * splits in RESIDENT and tiles <= RESIDENT[size * splits]
+        shared = (splits - 1) * config.tile[0] * config.tile[1] * 4
+        left = config.stages - -(-shared // ((config.tile[0] + config.tile[1]) * config.tile[2] * 2))
+        if fits and k_tiles >= SMALLEST_SHARE * splits and left >= 3:
+            yield config.replace(cluster_splits=splits, stages=left)
     if tiles % resident and tiles < 8 * resident and tiles * k_tiles >= SMALLEST_SHARE * resident:
         yield config.replace(splits=0)
 
@@ -88,18 +100,23 @@ def cycles(problem: Problem, config: Config) -> float:
     move at all."""
     (m, n, k), (rows, columns) = config.tile, config.cluster
     problem_m, problem_n = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
-    size = rows * columns
-    tiles, resident = _tiles(config, problem_m, problem_n) * problem.batch, SMS // size
+    size = rows * columns * config.cluster_splits
+    tiles = _tiles(config, problem_m, problem_n) * problem.batch
+    resident = RESIDENT.get(size, SMS // size)
     k_tiles = max(1, -(-problem.k // k))
     # wgmma reads A and B from shared memory, 128 bytes a cycle
     wgmma = max(n / 2, 16 + n / 4) * (m / 64) * (k / 16)
     math = max(2 * m * n * k / FLOPS_PER_CYCLE, wgmma)
     bandwidth = min(SM_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE / min(tiles * max(config.splits, 1) * size, resident * size))
     copies = 2 * k * (m / columns + n / rows) / bandwidth
-    step = max(math, copies) + COPY_ENERGY * copies
+    step = max(math, copies, LATENCY_CYCLES / config.stages) + COPY_ENERGY * copies
     store = m * n * problem.d.dtype.bytes / STORE_BYTES_PER_CYCLE
     share = 0.0
-    if config.splits == 1:
+    if config.cluster_splits > 1:
+        k_steps = float(-(-tiles // resident) * -(-k_tiles // config.cluster_splits))
+        stores = -(-tiles // resident) * store
+        share = CLUSTER_SHARE_CYCLES + (config.cluster_splits - 1) * 4 * m * n / BYTES_OF_SHARE_PER_CYCLE
+    elif config.splits == 1:
         waves: float = -(-tiles // resident)
         if waves > MANY_WAVES:
             waves = (waves + tiles / resident) / 2
@@ -115,7 +132,8 @@ def cycles(problem: Problem, config: Config) -> float:
         share = SHARE_CYCLES + others * 4 * m * n / BYTES_OF_SHARE_PER_CYCLE
     elements = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n
     memory = 2 * problem.batch * elements / DRAM_BYTES_PER_CYCLE
-    return max(k_steps * step + stores, memory) + share + FILL_CYCLES
+    work = k_steps * step + stores
+    return float((work**SHARPNESS + memory**SHARPNESS) ** (1 / SHARPNESS) + share + FILL_CYCLES)
 
 
 def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 48) -> list[Config]:

@@ -1,0 +1,69 @@
+"""The tuner's space: configs that can be built, of every kind, ranked; and measuring that keeps the better ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from gemmsmith import Config, Spec
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.launches import Route
+from gemmsmith.problems import problem_of
+from gemmsmith.tuning.measure import halving
+from gemmsmith.tuning.space import cycles, ranked, space
+
+
+def problem(m: int, n: int, k: int) -> Problem:
+    return problem_of(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))
+
+
+@given(m=some.integers(1, 9000), n=some.integers(1, 9000), k=some.integers(1, 9000))
+def test_ranked_configs_can_be_built(m: int, n: int, k: int) -> None:
+    p = problem(m, n, k)
+    found = ranked(p, most=12)
+    assert found
+    assert len(set(found)) == len(found)
+    for config in found:
+        route = Route.of(p.T if config.swap else p, config)
+        assert route.clusters >= 1
+        assert cycles(p, config) > 0
+    estimates = [cycles(p, config) for config in found]
+    assert estimates == sorted(estimates)
+
+
+@pytest.mark.parametrize(("shape", "kinds"), [
+    ((16, 4096, 4096), {"swap", "splits", "cluster_splits", "stream"}),
+    ((512, 4096, 4096), {"pingpong", "stream"}),
+    ((1024, 4096, 8192), {"pingpong", "stream"}),
+])  # fmt: skip
+def test_every_kind_is_there(shape: tuple[int, int, int], kinds: set[str]) -> None:
+    p = problem(*shape)
+    found = set()
+    for c in space(p, EpilogueSpec.bare(p.d)):
+        found |= {name for name, there in (("pingpong", c.design == "pingpong"), ("swap", c.swap),
+                  ("splits", c.splits > 1), ("stream", c.splits == 0), ("cluster_splits", c.cluster_splits > 1))
+                  if there}  # fmt: skip
+    assert kinds <= found
+
+
+def test_halving_finds_the_fastest(rng: np.random.Generator) -> None:
+    configs = [Config(stages=s, swizzle=w) for s in range(2, 10) for w in range(1, 9)]
+    truth = dict(zip(configs, rng.uniform(10, 100, len(configs)), strict=True))
+    broken = configs[5]
+    timed: list[float] = []
+
+    def measure(config: Config, us: float) -> float:
+        if config == broken:
+            raise RuntimeError("does not run")
+        timed.append(us)
+        return truth[config] * (1 + rng.normal() / us)
+
+    found = halving(configs, measure)
+    assert len(found) == len(configs) - 1
+    assert broken not in [x.config for x in found]
+    best = min((c for c in configs if c != broken), key=truth.__getitem__)
+    assert found[0].config == best
+    assert sum(timed) < 1e6
