@@ -47,6 +47,7 @@ class Plan:
         if config is not None and not isinstance(config, Config):
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         from gemmsmith.tuning.choose import choose
+        from gemmsmith.tuning.table import shipped
 
         if epilogue is None and operands:
             given = ", ".join(operands)
@@ -55,9 +56,13 @@ class Plan:
         self._source, self._exact, self._atomic = epilogue, exact, atomic
         arguments = (a, b, out, operands or {}, out_dtype, accumulate)
         self.formulation, self.bound = self._formulated(*arguments, swap=config is not None and config.swap)
+        self._origin = "given"
         if config is None:
-            bound = self.bound
-            config = choose(bound.problem if bound else self.formulation.problem, bound.spec if bound else None)
+            problem = self.bound.problem if self.bound else self.formulation.problem
+            spec = self.bound.spec if self.bound else None
+            config = shipped().get(problem, spec)
+            self._origin = "tuned" if config else "chosen by the model"
+            config = config or choose(problem, spec)
             if config.swap:
                 self.formulation, self.bound = self._formulated(*arguments, swap=True)
         self.config: Config = config
@@ -132,6 +137,14 @@ class Plan:
     def workspace_bytes(self) -> int:
         """Device memory a run needs for packed operands; 0 where TMA reads both as they are."""
         return self._route.workspace_bytes
+
+    @property
+    def why(self) -> str:
+        """Where the config comes from, and what the model says of it and of others."""
+        from gemmsmith.tuning.why import why
+
+        problem, spec = self.problem.T if self.config.swap else self.problem, self.bound.spec if self.bound else None
+        return why(problem, self.config, None if self.config.swap else spec, self._origin)
 
     @property
     def epilogue(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
@@ -95,9 +96,32 @@ def _tiles(config: Config, m: int, n: int) -> int:
     return -(-m // (config.tile[0] * config.cluster[0])) * -(-n // (config.tile[1] * config.cluster[1]))
 
 
+class Estimate(NamedTuple):
+    """What the model says of a config, in SM cycles: of a k-tile's math and copies, how many k-tiles a CTA works one
+    after the other, what stores and bringing shares together add, and the time that the bytes take at all."""
+
+    math: float
+    copies: float
+    step: float
+    k_steps: float
+    stores: float
+    share: float
+    memory: float
+
+    @property
+    def cycles(self) -> float:
+        work = self.k_steps * self.step + self.stores
+        both = (work**SHARPNESS + self.memory**SHARPNESS) ** (1 / SHARPNESS)
+        return float(both + self.share + FILL_CYCLES)
+
+
 def cycles(problem: Problem, config: Config) -> float:
-    """The model's estimate: waves of tiles, each as long as its slower half, copies or math; or the bytes that must
-    move at all."""
+    """The model's time."""
+    return estimate(problem, config).cycles
+
+
+def estimate(problem: Problem, config: Config) -> Estimate:
+    """Waves of tiles, each as long as its slower half, copies or math; or the bytes that must move at all."""
     (m, n, k), (rows, columns) = config.tile, config.cluster
     problem_m, problem_n = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
     size = rows * columns * config.cluster_splits
@@ -107,33 +131,32 @@ def cycles(problem: Problem, config: Config) -> float:
     # wgmma reads A and B from shared memory, 128 bytes a cycle
     wgmma = max(n / 2, 16 + n / 4) * (m / 64) * (k / 16)
     math = max(2 * m * n * k / FLOPS_PER_CYCLE, wgmma)
-    bandwidth = min(SM_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE / min(tiles * max(config.splits, 1) * size, resident * size))
+    busy = min(max(tiles * max(config.splits, 1), 1), resident) * size
+    bandwidth = min(SM_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE / busy)
     copies = 2 * k * (m / columns + n / rows) / bandwidth
     step = max(math, copies, LATENCY_CYCLES / config.stages) + COPY_ENERGY * copies
     store = m * n * problem.d.dtype.bytes / STORE_BYTES_PER_CYCLE
+    waves: float = -(-tiles // resident)
     share = 0.0
     if config.cluster_splits > 1:
-        k_steps = float(-(-tiles // resident) * -(-k_tiles // config.cluster_splits))
-        stores = -(-tiles // resident) * store
+        k_steps = waves * -(-k_tiles // config.cluster_splits)
+        stores = waves * store
         share = CLUSTER_SHARE_CYCLES + (config.cluster_splits - 1) * 4 * m * n / BYTES_OF_SHARE_PER_CYCLE
     elif config.splits == 1:
-        waves: float = -(-tiles // resident)
         if waves > MANY_WAVES:
             waves = (waves + tiles / resident) / 2
         k_steps = waves * k_tiles
-        stores = (
-            waves * store if config.design != "pingpong" else store + (waves - 1) * max(0.0, store - k_tiles * step)
-        )
+        hidden = k_tiles * step if config.design == "pingpong" else 0.0
+        stores = store + (waves - 1) * max(0.0, store - hidden)
     else:
-        clusters = min(resident, tiles * (config.splits or k_tiles))
+        clusters = max(1, min(resident, tiles * (config.splits or k_tiles)))
         k_steps = -(-tiles * k_tiles // clusters)
         stores = max(1, tiles // clusters) * store
-        others = -(-clusters // tiles) - 1 if config.splits else 1
+        others = -(-clusters // max(tiles, 1)) - 1 if config.splits else 1
         share = SHARE_CYCLES + others * 4 * m * n / BYTES_OF_SHARE_PER_CYCLE
     elements = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n
     memory = 2 * problem.batch * elements / DRAM_BYTES_PER_CYCLE
-    work = k_steps * step + stores
-    return float((work**SHARPNESS + memory**SHARPNESS) ** (1 / SHARPNESS) + share + FILL_CYCLES)
+    return Estimate(math, copies, step, k_steps, stores, share, memory)
 
 
 def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 48) -> list[Config]:
