@@ -15,6 +15,7 @@ from rich.table import Table
 from gemmsmith.arrays import Spec
 from gemmsmith.cli.execute import Outcome, execute
 from gemmsmith.cli.explain import explain
+from gemmsmith.cli.raster import raster
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP16, as_dtype
 from gemmsmith.core.errors import GemmsmithError
@@ -75,6 +76,7 @@ def main() -> None:
 
 
 main.add_command(explain)
+main.add_command(raster)
 
 
 @main.command()

@@ -1,0 +1,67 @@
+"""The walk over tiles is the kernel's; the model's traffic has the right bounds and known values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from gemmsmith import Config, Spec, hw
+from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.types import U32, U64
+from gemmsmith.problems import problem_of
+from gemmsmith.schedule.tiles import TileScheduler
+from gemmsmith.tuning.l2 import picture, traffic, walk, waves
+
+
+def problem(m: int, n: int, k: int) -> Problem:
+    return problem_of(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))
+
+
+@given(m=some.integers(1, 20), n=some.integers(1, 20), raster=some.sampled_from("mn"), swizzle=some.integers(1, 9))
+def test_the_walk_is_the_kernels(m: int, n: int, raster: str, swizzle: int) -> None:
+    config = Config(tile=(64, 8, 64), cluster=(1, 1), consumers=1, raster=raster, swizzle=swizzle)  # type: ignore
+    p = problem(64 * m, 8 * n, 8)
+    spec = KernelSpec.of(p, config)
+    with Builder("walk", threads=32) as k:
+        scheduler, out = TileScheduler(spec), k.pointer("out")
+        index = k.var(U32, 0, "index")
+        with scheduler.each(scheduler.position()) as tile:
+            for value, place in ((tile.m // 64, 0), (tile.n // 8, 4)):
+                one = k.registers(U32, 1, "one")
+                one[0] = value.to(U32)
+                hw.store_global(one, out + (index.get() * 8 + place).to(U64), k.thread == 0)
+            index.set(index.get() + 1)
+        kernel = k.finish()
+    found = np.zeros((m * n, 2), np.uint32)
+    memory = GlobalMemory()
+    arguments = {**TileScheduler.arguments(spec, p.m, p.n, p.k, 1), "out": memory.place(found, "out", granule=4)}
+    assert simulate(kernel, 1, arguments, memory, seed=0).hazards == []
+    assert list(map(tuple, found.tolist())) == list(walk(m, n, raster, swizzle))
+
+
+@given(m=some.integers(1, 6000), n=some.integers(1, 6000), k=some.integers(1, 6000), width=some.integers(1, 16))
+def test_bounds(m: int, n: int, k: int, width: int) -> None:
+    p, config = problem(m, n, k), Config(swizzle=width)
+    tiles = [tile for wave in waves(p, config) for tile in wave]
+    assert len(set(tiles)) == len(tiles) == -(-m // 256) * -(-n // 256)
+    rows, columns = -(-m // 256) * 256, -(-n // 256) * 256
+    found = traffic(p, config)
+    assert 2 * k * (rows + columns) <= found.dram <= found.l2
+    assert traffic(p, config, capacity=10**12).dram == 2 * k * (rows + columns)
+
+
+def test_the_flagships_traffic() -> None:
+    """The H200's counters: 148 MB from DRAM, 34.2 M sectors from the L2."""
+    found = traffic(problem(4096, 4096, 4096), Config())
+    assert found.dram == pytest.approx(148e6, rel=0.05)
+    assert found.l2 / 32 == pytest.approx(34.2e6, rel=0.05)
+
+
+def test_the_picture(tmp_path) -> None:
+    picture(problem(1024, 2048, 512), Config(), tmp_path / "raster.png")
+    assert (tmp_path / "raster.png").stat().st_size > 5000
