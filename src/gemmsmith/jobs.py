@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def reference(a: Any, b: Any, job: Job) -> None:
         from gemmsmith.backends.reference.epilogue import execute
 
         operands = {o.name: job.bound.operands[o.name] for o in job.bound.graph.operands}
-        numbers = {n: as_numpy(x, n) if hasattr(x, "shape") else float(x) for n, x in operands.items()}
+        numbers = {n: float(x) if isinstance(x, Real) else as_numpy(x, n) for n, x in operands.items()}
         values = execute(job.bound.written, product, numbers)
     for name, out in job.results.items():
         as_numpy(out, name)[...] = rounded(values[name], describe(out, name).dtype)

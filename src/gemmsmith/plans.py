@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from gemmsmith import jobs
 from gemmsmith.arrays import ArrayInfo, current_stream, describe, empty_like_kind, signature
@@ -310,7 +313,7 @@ def signatures(a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, An
 
 def _signed(x: Any, name: str, pointer: str, places: dict[str, Any]) -> Hashable:
     """An argument's signature; its address, or the number it is, goes into `places`."""
-    if isinstance(x, (int, float)):
+    if isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real)):
         places[pointer] = float(x)
         return "number"
     signed, address = signature(x, name)

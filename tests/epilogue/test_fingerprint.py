@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,13 @@ def test_what_may_change_unseen_has_none() -> None:
     assert [fingerprint(f) for f in functions[:3]] == [None] * 3
     assert fingerprint(functions[3]) is not None
     assert fingerprint(functions[4]) is None
+
+
+def test_numbers_of_every_kind() -> None:
+    a, b = np.ones((4, 8), np.float16), np.ones((8, 4), np.float16)
+    for alpha in (2, 2.0, np.float32(2), np.int64(2), Fraction(2), True):
+        got = gemmsmith.gemm(a, b, epilogue=lambda acc, alpha: acc * alpha, alpha=alpha)
+        assert (got == 8 * float(alpha)).all()
 
 
 def test_gemm_sees_what_changes() -> None:
