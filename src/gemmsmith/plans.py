@@ -50,7 +50,7 @@ class Plan:
         if config is not None and not isinstance(config, Config):
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         from gemmsmith.tuning.choose import choose
-        from gemmsmith.tuning.table import shipped
+        from gemmsmith.tuning.table import tuned
 
         if epilogue is None and operands:
             given = ", ".join(operands)
@@ -63,7 +63,7 @@ class Plan:
         if config is None:
             problem = self.bound.problem if self.bound else self.formulation.problem
             spec = self.bound.spec if self.bound else None
-            config = shipped().get(problem, spec)
+            config = tuned(problem, spec)
             self._origin = "tuned" if config else "chosen by the model"
             config = config or choose(problem, spec)
             if config.swap:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+from click.testing import CliRunner
+
 import gemmsmith
 from gemmsmith import Config, Spec
+from gemmsmith.backends.cuda import driver
+from gemmsmith.cli.commands import main
 from gemmsmith.core.problem import Problem
 from gemmsmith.problems import problem_of
-from gemmsmith.tuning.table import Table, shipped
+from gemmsmith.tuner import tune
+from gemmsmith.tuning.table import Table, keep, kept, shipped
 
 SMALL, LARGE = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, splits=2), Config(tile=(256, 128, 64))
 ROWS = [
@@ -35,6 +41,45 @@ def test_a_config_that_does_not_suit_is_none() -> None:
 
 def test_the_shipped_table_reads() -> None:
     assert shipped().get(problem(3, 5, 7)) is None
+
+
+def test_what_is_kept_is_taken(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    p = problem(48, 4096, 1024)
+    assert kept().get(p) is None
+    for config in (LARGE.replace(splits=0), SMALL):
+        keep(p, config, 12.5, "a GPU")
+    keep(problem(100, 4096, 1024), LARGE, 20.0, "a GPU")
+    assert kept().get(p) == SMALL
+    assert kept().get(problem(90, 4096, 1024)) == LARGE
+    plan = gemmsmith.plan(Spec((48, 1024), "bf16"), Spec((1024, 4096), "bf16", (1, 1024)))
+    assert plan.config == SMALL
+    assert "tuned" in plan.why
+    (tmp_path / "cache" / "tuned.json").write_text("damaged")
+    assert kept().get(p) is None
+
+
+def test_tuning_needs_a_gpu() -> None:
+    if driver.available():
+        pytest.skip("there is one")
+    with pytest.raises(gemmsmith.DeviceError):
+        tune(Spec((64, 64), "bf16"), Spec((64, 64), "bf16"))
+    done = CliRunner().invoke(main, ["tune", "64x64x64"])
+    assert done.exit_code == 1
+    assert "Error" in done.output
+    assert CliRunner().invoke(main, ["tune", "64x64"]).exit_code == 2
+
+
+@pytest.mark.gpu
+def test_tuning_finds_and_keeps(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    a, b = Spec((64, 1024), "bf16"), Spec((1024, 2048), "bf16", (1, 1024))
+    steps: list[str] = []
+    found = tune(a, b, most=8, step=steps.append)
+    assert len(found) >= 4
+    assert found[0].us > 1
+    assert {"compile", "measure"} == set(steps)
+    assert gemmsmith.plan(a, b).config == found[0].config
 
 
 def test_why_says_where_it_comes_from() -> None:

@@ -16,6 +16,7 @@ from gemmsmith.arrays import Spec
 from gemmsmith.cli.execute import Outcome, execute
 from gemmsmith.cli.explain import explain
 from gemmsmith.cli.raster import raster
+from gemmsmith.cli.tune import tune
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP16, as_dtype
 from gemmsmith.core.errors import GemmsmithError
@@ -77,6 +78,7 @@ def main() -> None:
 
 main.add_command(explain)
 main.add_command(raster)
+main.add_command(tune)
 
 
 @main.command()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from gemmsmith.backends.cuda.cache import directory as cache_directory
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
@@ -17,6 +21,8 @@ from gemmsmith.tuning.choose import stages_that_fit
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""
+VERSION = 1
+"""Of the user's file: its configs are a Config's fields."""
 FEW_ROWS = 64
 """Up to here, M changes little: operands of that many rows take one tile."""
 
@@ -59,8 +65,59 @@ def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None) -> C
     return config
 
 
+def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
+    """The user's config for the problem, else the package's, else None."""
+    return kept().get(problem, epilogue) or shipped().get(problem, epilogue)
+
+
+def keep(problem: Problem, config: Config, us: float, gpu: str) -> None:
+    """Enters a config in the user's table, in place of an older one for the same sizes; other processes may do so too,
+    and the last one wins. A folder that cannot be written to is no error."""
+    sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
+    rows = [row for row in _rows(_kept_file()) if {name: row[name] for name in sizes} != sizes]
+    rows.append({**sizes, "config": vars(config), "us": us, "gpu": gpu})
+    try:
+        _kept_file().parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=_kept_file().parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump({"version": VERSION, "rows": rows}, file)
+        os.replace(name, _kept_file())
+    except OSError:
+        return
+
+
+def kept() -> Table:
+    """The user's own, as it is now."""
+    file = _kept_file()
+    try:
+        return _read(file, file.stat().st_mtime_ns)
+    except OSError:
+        return _NOTHING
+
+
+@lru_cache(maxsize=4)
+def _read(file: Path, changed: int) -> Table:
+    return Table(_rows(file))
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    """None where the file is of another version or damaged."""
+    try:
+        found = json.loads(file.read_text())
+        return list(found["rows"]) if found["version"] == VERSION else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _kept_file() -> Path:
+    return cache_directory() / "tuned.json"
+
+
 @lru_cache(maxsize=1)
 def shipped() -> Table:
     """The package's own."""
     file = resources.files("gemmsmith.tuning") / SHIPPED
     return Table(json.loads(file.read_text())["rows"]) if file.is_file() else Table()
+
+
+_NOTHING = Table()

@@ -10,9 +10,15 @@ from gemmsmith.backends.cuda.driver import check
 
 
 class DeviceArray:
-    """An array in the current device's memory, with numpy's dtype and strides (in bytes); freed with the object."""
+    """An array in the current device's memory, with numpy's dtype and strides (in bytes); freed with the object.
 
-    def __init__(self, nbytes: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> None:
+    `stream` is the one it is worked on; 0 is the default.
+    """
+
+    def __init__(
+        self, nbytes: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, stream: int = 0
+    ) -> None:
+        self.stream = stream
         from cuda.bindings import driver
 
         self.nbytes, self.shape, self.strides, self.dtype = max(nbytes, 1), shape, strides, np.dtype(dtype)
@@ -28,6 +34,14 @@ class DeviceArray:
             check(driver.cuMemcpyHtoD(device.address, x.ctypes.data, x.nbytes), "cuMemcpyHtoD")
         return device
 
+    def fill(self, pattern: np.ndarray[Any, Any]) -> None:
+        """Repeats the bytes of a contiguous array all over."""
+        from cuda.bindings import driver
+
+        for first in range(0, self.nbytes, pattern.nbytes):
+            size = min(pattern.nbytes, self.nbytes - first)
+            check(driver.cuMemcpyHtoD(self.address + first, pattern.ctypes.data, size), "cuMemcpyHtoD")
+
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy on the host, after what runs on the default stream."""
         from cuda.bindings import driver
@@ -40,7 +54,7 @@ class DeviceArray:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {
             "version": 3, "shape": self.shape, "strides": self.strides, "data": (self.address, False),
-            "typestr": self.dtype.str,
+            "typestr": self.dtype.str, "stream": self.stream or None,
         }  # fmt: skip
 
     def __del__(self) -> None:

@@ -1,0 +1,95 @@
+"""Tuning on a GPU: the configs that the model ranks first are compiled, timed, and the fastest is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.arrays import Spec, row_major
+from gemmsmith.core.config import Config
+from gemmsmith.core.errors import GemmsmithError
+from gemmsmith.plans import Plan
+from gemmsmith.tuning.measure import ROUNDS, Measured, compile_all, halving
+from gemmsmith.tuning.space import ranked
+from gemmsmith.tuning.table import keep
+
+L2_BYTES = 60 * 2**20
+PATTERN = 1 << 22
+"""Elements of random data that operands repeat."""
+Step = Callable[[str], None]
+
+
+def tune(a: Spec, b: Spec, *, most: int = ROUNDS[0][0], step: Step = lambda what: None) -> list[Measured]:
+    """Times configs of a @ b on the GPU, on random data beyond the L2, and keeps the fastest in the user's table, from
+    which plans take it from then on.
+
+    a (m, k), b (k, n): Specs, both bf16 or fp16. `most`: how many configs are tried. `step` is told "compile" and
+    "measure" after each of these. Gives all that ran, fastest first. Raises DeviceError where there is no Hopper GPU.
+    """
+    from gemmsmith.backends.cuda import driver, launcher
+
+    driver.require_hopper(0)
+    problem = Plan(a, b, config=Config()).problem
+    plans: dict[Config, Plan] = {}
+    for config in ranked(problem, most=most):
+        try:
+            plans[config] = Plan(a, b, config=config)
+        except GemmsmithError:  # it does not suit these layouts
+            continue
+    compile_all(((p.source, p.kernel.name) for p in plans.values()), lambda: step("compile"))
+    with launcher.device_guard(0):
+        bench = _Bench(a, b, plans)
+        found = halving(list(plans), bench.measure, step=lambda: step("measure"))
+    if found:
+        keep(problem, found[0].config, found[0].us, driver.attributes(0).name)
+    return found
+
+
+class _Bench:
+    """Operands in as many copies as leave the L2 behind, and a CUDA graph for each config."""
+
+    def __init__(self, a: Spec, b: Spec, plans: dict[Config, Plan]) -> None:
+        from gemmsmith.backends.cuda.graphs import Graph, Stream
+
+        self.plans, self.stream = plans, Stream()
+        self.graphs: dict[Config, Graph] = {}
+        d = Spec((a.shape[0], b.shape[1]), a.dtype)
+        size = sum(s.shape[0] * s.shape[1] * s.dtype.bytes for s in (a, b, d))
+        pattern = np.random.default_rng().standard_normal(PATTERN, np.float32).astype(a.dtype.numpy)
+        count = max(2, -(-2 * L2_BYTES // max(size, 1)))
+        self.sets = [tuple(_filled(s, pattern, self.stream.handle) for s in (a, b, d)) for _ in range(count)]
+
+    def measure(self, config: Config, microseconds: float) -> float:
+        """Microseconds of a call, over replays that take about so long."""
+        from gemmsmith.backends.cuda.graphs import Graph
+        from gemmsmith.backends.cuda.memory import DeviceArray
+
+        graph = self.graphs.get(config)
+        if graph is None:
+            plan = self.plans[config]
+            space = DeviceArray(plan.workspace_bytes, (max(plan.workspace_bytes, 1),), (1,), np.uint8)
+
+            def calls() -> None:
+                for a, b, d in self.sets:
+                    plan.run(a, b, d, workspace=space)
+
+            calls()  # loads it
+            graph = self.graphs[config] = Graph(calls, self.stream)
+            graph.space = space  # type: ignore[attr-defined]  # lives as long
+        once = graph.replay(1)
+        repeats = max(2, round(microseconds / once))
+        return graph.replay(repeats) / repeats / len(self.sets)
+
+
+def _filled(spec: Spec, pattern: Any, stream: int) -> Any:
+    """A device array like the stand-in, full of the pattern."""
+    from gemmsmith.backends.cuda.memory import DeviceArray
+
+    itemsize = spec.dtype.bytes
+    strides = spec.strides or row_major(spec.shape)
+    nbytes = (sum((n - 1) * s for n, s in zip(spec.shape, strides, strict=True)) + 1) * itemsize
+    made = DeviceArray(nbytes, spec.shape, tuple(s * itemsize for s in strides), spec.dtype.numpy, stream)
+    made.fill(pattern)
+    return made
