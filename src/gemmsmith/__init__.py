@@ -1,6 +1,6 @@
 """gemmsmith forges GEMM kernels for NVIDIA Hopper GPUs: D = epilogue(A @ B), readable, and executable without a GPU."""
 
-from gemmsmith.api import gemm, plan, simulate
+from gemmsmith.api import gemm, plan, simulate, tune
 from gemmsmith.arrays import Spec
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import (
@@ -23,5 +23,5 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError", "CompileError", "Config", "ConfigError", "DeviceError", "EpilogueError", "GemmsmithError",
     "HazardError", "KernelError", "Plan", "Simulation", "Spec", "deinterleave", "gemm", "interleave", "plan",
-    "quantize", "simulate", "top_k_softmax",
+    "quantize", "simulate", "top_k_softmax", "tune",
 ]  # fmt: skip

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmsmith.core.config import Config
 from gemmsmith.epilogue.fingerprint import fingerprint
 from gemmsmith.jobs import Simulation
 from gemmsmith.plans import Backend, Plan, signatures
+
+if TYPE_CHECKING:
+    from gemmsmith.arrays import Spec
+    from gemmsmith.tuning.measure import Measured
 
 MOST_PLANS = 1024
 _PLANS: dict[Hashable, Plan] = {}
@@ -111,3 +115,15 @@ def simulate(
         backend="sim",
     )  # fmt: skip
     return plan_.simulate(a, b, out, operands=given, seed=seed)
+
+
+def tune(a: Spec, b: Spec, *, most: int = 64) -> list[Measured]:
+    """Times the `most` promising configs of a @ b on the GPU, on random data, and keeps the fastest for later plans.
+
+    a (m, k), b (k, n): Specs of bf16 or fp16, in the layouts that will be used. Gives (config, us) of all that ran,
+    fastest first. What is kept lies in the cache folder (GEMMSMITH_CACHE_DIR) and is taken for that N and K and up to
+    as many rows. Raises DeviceError where there is no Hopper GPU.
+    """
+    from gemmsmith.tuner import tune as measured
+
+    return measured(a, b, most=most)
