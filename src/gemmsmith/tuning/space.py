@@ -1,10 +1,13 @@
-"""The configs that may be the fastest for a problem, and a model's guess of how fast each is."""
+"""The configs that may be the fastest for a problem, and a model of how fast each is, for all of them at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
@@ -24,16 +27,20 @@ from gemmsmith.tuning.choose import (
     stages_that_fit,
 )
 
+Column = np.ndarray[Any, Any]
+
 COOPERATIVE = [(256, 128, 2), (256, 96, 2), (256, 64, 2), (192, 160, 3), (192, 128, 3)]
 COOPERATIVE += [(128, n, 2) for n in (256, 224, 208, 192, 176, 160, 144, 128, 112, 96, 80, 64, 48, 32, 16, 8)]
 COOPERATIVE += [(64, n, 1) for n in (256, 224, 192, 160, 128, 112, 96, 80, 64, 56, 48, 40, 32, 24, 16, 8)]
 PINGPONG = [(64, n) for n in (256, 224, 192, 160, 128, 96)] + [(128, n) for n in (160, 128, 112, 96, 64)]
 CLUSTERS = [(1, 1), (2, 1), (1, 2)]
-SPLITS = (2, 3, 4, 5, 6, 8, 12, 16)
-CLUSTER_SPLITS = (2, 4)
+SPLITS, CLUSTER_SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16), (2, 4)
+MOST_STAGES = 16
 RESIDENT = {1: 132, 2: 66, 4: 30, 8: 14}
 """Clusters that an H200 holds at once, by their CTAs: its GPCs have 16 or 18 SMs."""
 MOST_ROWS_SWAPPED = 256
+DEEP = 512
+"""K from which tiles of 128 are tried."""
 SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 2500, 1000, 24
 """Of bringing a tile's partial sums together: flags or barriers, and reading them."""
 LATENCY_CYCLES, SHARPNESS = 1200, 6
@@ -42,134 +49,175 @@ SMALLEST_SHARE = 4
 """K-tiles."""
 
 
-def space(problem: Problem, epilogue: EpilogueSpec) -> Iterator[Config]:
-    """Every config worth a thought; those that swap are for the problem's transpose."""
-    for swap in (False, True):
-        if swap and (problem.m > MOST_ROWS_SWAPPED or not epilogue.graph.turns):
-            continue
-        m, n = (problem.n, problem.m) if swap else (problem.m, problem.n)
-        for config in _schedules(m, n, epilogue):
-            for k in (64, 128):
-                if k == 128 and (problem.k < 512 or (config.tile[0] + config.tile[1]) > 256):
-                    continue
-                tile = (*config.tile[:2], k)
-                room = replace(config, tile=tile, swap=swap)
-                stages = stages_that_fit(tile, epilogue, config.consumers, most=16)
-                if stages >= 3:
-                    yield from _splits(room.replace(stages=stages), problem, m, n)
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Configs, and a column of numbers for each of their choices."""
 
+    configs: list[Config]
+    m: Column
+    n: Column
+    k: Column
+    rows: Column
+    columns: Column
+    stages: Column
+    splits: Column
+    cluster_splits: Column
+    pingpong: Column
+    swap: Column
 
-def _schedules(m: int, n: int, epilogue: EpilogueSpec) -> Iterator[Config]:
-    tiles = [("warp_specialized", *t) for t in COOPERATIVE] + [("pingpong", *t, 2) for t in PINGPONG]
-    for design, tile_m, tile_n, consumers in tiles:
-        wasted_m, wasted_n = tile_m >= 2 * max(m, 64), tile_n >= 2 * max(n, 8)
-        if wasted_m or wasted_n or not suits(epilogue.graph, tile_n):
-            continue
-        for cluster in CLUSTERS:
-            reach = (tile_m * cluster[0] < 2 * max(m, 64)) and (tile_n * cluster[1] < 2 * max(n, 8))
-            if reach and tile_n % (8 * cluster[0]) == 0:
-                raster = "n" if cluster == (1, 2) else "m"
-                yield Config(design, (tile_m, tile_n, 64), cluster, 4, consumers, raster)  # type: ignore[arg-type]
+    @staticmethod
+    def of(configs: list[Config]) -> Space:
+        numbers = np.array(
+            [
+                (*c.tile, *c.cluster, c.stages, c.splits, c.cluster_splits, c.design == "pingpong", c.swap)
+                for c in configs
+            ],
+            np.int64,
+        ).reshape(-1, 10)
+        m, n, k, rows, columns, stages, splits, cluster_splits, pingpong, swap = numbers.T
+        return Space(
+            configs, m, n, k, rows, columns, stages, splits, cluster_splits, pingpong.astype(bool), swap.astype(bool)
+        )
 
+    def sizes(self, problem: Problem) -> tuple[Column, Column]:
+        """M and N of what each config computes: the problem, or its transpose."""
+        return np.where(self.swap, problem.n, problem.m), np.where(self.swap, problem.m, problem.n)
 
-def _splits(config: Config, problem: Problem, m: int, n: int) -> Iterator[Config]:
-    yield config
-    if config.design == "pingpong":
-        return
-    size = config.cluster[0] * config.cluster[1]
-    tiles, resident = _tiles(config, m, n) * problem.batch, SMS // size
-    k_tiles = -(-problem.k // config.tile[2])
-    for splits in SPLITS:
-        if tiles * splits <= resident and k_tiles >= SMALLEST_SHARE * splits:
-            yield config.replace(splits=splits)
-    for splits in CLUSTER_SPLITS:
-        fits = size * splits in RESIDENT and tiles <= RESIDENT[size * splits]
-        shared = (splits - 1) * config.tile[0] * config.tile[1] * 4
-        left = config.stages - -(-shared // ((config.tile[0] + config.tile[1]) * config.tile[2] * 2))
-        if fits and k_tiles >= SMALLEST_SHARE * splits and left >= 3:
-            yield config.replace(cluster_splits=splits, stages=left)
-    if tiles % resident and tiles < 8 * resident and tiles * k_tiles >= SMALLEST_SHARE * resident:
-        yield config.replace(splits=0)
+    def tiles(self, problem: Problem) -> Column:
+        """How many clusters have a tile."""
+        m, n = self.sizes(problem)
+        return np.asarray(problem.batch * -(-m // (self.m * self.rows)) * -(-n // (self.n * self.columns)))
 
+    @property
+    def cluster_size(self) -> Column:
+        return self.rows * self.columns * self.cluster_splits
 
-def _tiles(config: Config, m: int, n: int) -> int:
-    return -(-m // (config.tile[0] * config.cluster[0])) * -(-n // (config.tile[1] * config.cluster[1]))
+    @property
+    def resident(self) -> Column:
+        """Clusters that run at once."""
+        found = SMS // self.cluster_size
+        for size, count in RESIDENT.items():
+            found = np.where(self.cluster_size == size, count, found)
+        return found
+
+    def sensible(self, problem: Problem) -> Column:
+        """Those whose tiles are not mostly outside of the problem, and whose shares of K are worth it."""
+        m, n = self.sizes(problem)
+        k_tiles, tiles, resident = -(-problem.k // self.k), self.tiles(problem), self.resident
+        good = (self.m * self.rows < 2 * np.maximum(m, 64)) & (self.n * self.columns < 2 * np.maximum(n, 8))
+        good &= ~self.swap | (problem.m <= MOST_ROWS_SWAPPED)
+        good &= (self.k == 64) | (problem.k >= DEEP)
+        split = self.splits > 1
+        good &= ~split | ((tiles * self.splits <= resident) & (k_tiles >= SMALLEST_SHARE * self.splits))
+        stream = self.splits == 0
+        ragged = (tiles % resident > 0) & (tiles < 8 * resident) & (tiles * k_tiles >= SMALLEST_SHARE * resident)
+        good &= ~stream | ragged
+        shared = self.cluster_splits > 1
+        good &= ~shared | ((tiles <= resident) & (k_tiles >= SMALLEST_SHARE * self.cluster_splits))
+        return np.asarray(good)
 
 
 class Estimate(NamedTuple):
-    """What the model says of a config, in SM cycles: of a k-tile's math and copies, how many k-tiles a CTA works one
-    after the other, what stores and bringing shares together add, and the time that the bytes take at all."""
+    """What the model says, in SM cycles: of a k-tile's math and copies, how long a k-tile takes, how many a CTA works
+    on one after the other, what stores and bringing shares together add, and the time that the bytes take at all."""
 
-    math: float
-    copies: float
-    step: float
-    k_steps: float
-    stores: float
-    share: float
+    math: Column
+    copies: Column
+    step: Column
+    k_steps: Column
+    stores: Column
+    share: Column
     memory: float
 
     @property
-    def cycles(self) -> float:
-        work = self.k_steps * self.step + self.stores
-        both = (work**SHARPNESS + self.memory**SHARPNESS) ** (1 / SHARPNESS)
-        return float(both + self.share + FILL_CYCLES)
+    def work(self) -> Column:
+        return np.asarray(self.k_steps * self.step + self.stores)
+
+    @property
+    def cycles(self) -> Column:
+        both = (self.work**SHARPNESS + self.memory**SHARPNESS) ** (1 / SHARPNESS)
+        return np.asarray(both + self.share + FILL_CYCLES)
 
 
-def cycles(problem: Problem, config: Config) -> float:
-    """The model's time."""
-    return estimate(problem, config).cycles
-
-
-def estimate(problem: Problem, config: Config) -> Estimate:
+def estimate(problem: Problem, s: Space) -> Estimate:
     """Waves of tiles, each as long as its slower half, copies or math; or the bytes that must move at all."""
-    (m, n, k), (rows, columns) = config.tile, config.cluster
-    problem_m, problem_n = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
-    size = rows * columns * config.cluster_splits
-    tiles = _tiles(config, problem_m, problem_n) * problem.batch
-    resident = RESIDENT.get(size, SMS // size)
-    k_tiles = max(1, -(-problem.k // k))
+    tiles, resident = s.tiles(problem), s.resident
+    k_tiles = np.maximum(1, -(-problem.k // s.k))
     # wgmma reads A and B from shared memory, 128 bytes a cycle
-    wgmma = max(n / 2, 16 + n / 4) * (m / 64) * (k / 16)
-    math = max(2 * m * n * k / FLOPS_PER_CYCLE, wgmma)
-    busy = min(max(tiles * max(config.splits, 1), 1), resident) * size
-    bandwidth = min(SM_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE / busy)
-    copies = 2 * k * (m / columns + n / rows) / bandwidth
-    step = max(math, copies, LATENCY_CYCLES / config.stages) + COPY_ENERGY * copies
-    store = m * n * problem.d.dtype.bytes / STORE_BYTES_PER_CYCLE
-    waves: float = -(-tiles // resident)
-    share = 0.0
-    if config.cluster_splits > 1:
-        k_steps = waves * -(-k_tiles // config.cluster_splits)
-        stores = waves * store
-        share = CLUSTER_SHARE_CYCLES + (config.cluster_splits - 1) * 4 * m * n / BYTES_OF_SHARE_PER_CYCLE
-    elif config.splits == 1:
-        if waves > MANY_WAVES:
-            waves = (waves + tiles / resident) / 2
-        k_steps = waves * k_tiles
-        hidden = k_tiles * step if config.design == "pingpong" else 0.0
-        stores = store + (waves - 1) * max(0.0, store - hidden)
-    else:
-        clusters = max(1, min(resident, tiles * (config.splits or k_tiles)))
-        k_steps = -(-tiles * k_tiles // clusters)
-        stores = max(1, tiles // clusters) * store
-        others = -(-clusters // max(tiles, 1)) - 1 if config.splits else 1
-        share = SHARE_CYCLES + others * 4 * m * n / BYTES_OF_SHARE_PER_CYCLE
+    wgmma = np.maximum(s.n / 2, 16 + s.n / 4) * (s.m / 64) * (s.k / 16)
+    math = np.maximum(2 * s.m * s.n * s.k / FLOPS_PER_CYCLE, wgmma)
+    stream = s.splits == 0
+    clusters = np.maximum(1, np.minimum(resident, tiles * np.where(stream, k_tiles, s.splits)))
+    bandwidth = np.minimum(SM_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE / (clusters * s.cluster_size))
+    copies = 2 * s.k * (s.m / s.columns + s.n / s.rows) / bandwidth
+    step = np.maximum(np.maximum(math, copies), LATENCY_CYCLES / s.stages) + COPY_ENERGY * copies
+    store = s.m * s.n * problem.d.dtype.bytes / STORE_BYTES_PER_CYCLE
+    full = -(-tiles // resident)
+    waves = np.where((full > MANY_WAVES) & (s.cluster_splits == 1), (full + tiles / resident) / 2, full)
+    hidden = np.where(s.pingpong, k_tiles * step, 0.0)
+    k_steps = waves * -(-k_tiles // s.cluster_splits)
+    stores = store + (waves - 1) * np.maximum(0.0, store - hidden)
+    shared = s.splits != 1
+    k_steps = np.where(shared, -(-tiles * k_tiles // clusters), k_steps)
+    stores = np.where(shared, np.maximum(1, tiles // clusters) * store, stores)
+    partial = 4 * s.m * s.n / BYTES_OF_SHARE_PER_CYCLE
+    others = np.where(stream, 1, -(-clusters // np.maximum(tiles, 1)) - 1)
+    share = np.where(shared, SHARE_CYCLES + others * partial, 0.0)
+    share = np.where(s.cluster_splits > 1, CLUSTER_SHARE_CYCLES + (s.cluster_splits - 1) * partial, share)
     elements = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n
     memory = 2 * problem.batch * elements / DRAM_BYTES_PER_CYCLE
     return Estimate(math, copies, step, k_steps, stores, share, memory)
 
 
-def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 48) -> list[Config]:
+def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 64) -> list[Config]:
     """The `most` promising configs, best first; every one can be built."""
     epilogue = epilogue or EpilogueSpec.bare(problem.d)
-    in_order = sorted(space(problem, epilogue), key=lambda config: cycles(problem, config))
     found: list[Config] = []
-    for config in in_order:
-        if len(found) == most:
+    every = space(epilogue)
+    times = np.where(every.sensible(problem), estimate(problem, every).cycles, np.inf)
+    for i in np.argsort(times, kind="stable"):
+        config = every.configs[i]
+        if len(found) == most or times[i] == np.inf:
             break
         try:
-            KernelSpec.of(problem.T if config.swap else problem, config, epilogue if not config.swap else None)
+            KernelSpec.of(problem.T if config.swap else problem, config, None if config.swap else epilogue)
         except ConfigError:
             continue
         found.append(config)
     return found
+
+
+@lru_cache(maxsize=64)
+def space(epilogue: EpilogueSpec) -> Space:
+    """Every config worth a thought for an epilogue, of whatever problem."""
+    return Space.of(list(_configs(epilogue)))
+
+
+def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
+    tiles = [("warp_specialized", *t) for t in COOPERATIVE] + [("pingpong", *t, 2) for t in PINGPONG]
+    for design, m, n, consumers in tiles:
+        if not suits(epilogue.graph, n):
+            continue
+        for k in (64, 128) if m + n <= 256 else (64,):
+            stages = stages_that_fit((m, n, k), epilogue, consumers, most=MOST_STAGES)
+            for cluster in CLUSTERS:
+                if stages < 3 or n % (8 * cluster[0]):
+                    continue
+                raster = "n" if cluster == (1, 2) else "m"
+                base = Config(design, (m, n, k), cluster, stages, consumers, raster)  # type: ignore[arg-type]
+                for swap in (False, True) if epilogue.graph.turns else (False,):
+                    yield from _shares(base.replace(swap=swap))
+
+
+def _shares(base: Config) -> Iterator[Config]:
+    yield base
+    if base.design == "pingpong":
+        return
+    for splits in SPLITS:
+        yield base.replace(splits=splits)
+    m, n, k = base.tile
+    for splits in CLUSTER_SPLITS:
+        slots = (splits - 1) * m * n * 4
+        stages = base.stages - -(-slots // ((m + n) * k * 2))
+        if base.cluster[0] * base.cluster[1] * splits in RESIDENT and stages >= 3:
+            yield base.replace(cluster_splits=splits, stages=stages)

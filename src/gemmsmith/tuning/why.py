@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.tuning.space import estimate, ranked
+from gemmsmith.tuning.space import Space, estimate, ranked
 
 MHZ = 1600
 """About what an H200 holds under load."""
@@ -14,19 +14,19 @@ OTHERS = 3
 
 def why(problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin: str) -> str:
     """What the model says of the config, and of the best ones beside it. `problem` is that of the unswapped product."""
-    e = estimate(problem, config)
-    limit = "math" if e.math >= e.copies else "copies"
-    if e.step > 1.2 * max(e.math, e.copies):
+    beside = [c for c in ranked(problem, epilogue, OTHERS + 1) if c != config][:OTHERS]
+    e = estimate(problem, Space.of([config, *beside]))
+    math, copies, step, work = (float(x[0]) for x in (e.math, e.copies, e.step, e.work))
+    limit = "math" if math >= copies else "copies"
+    if step > 1.2 * max(math, copies):
         limit = "their latency"
-    work = e.k_steps * e.step + e.stores
     lines = [
         f"{config}: {origin}",
-        f"a k-tile: math {e.math:.0f} cycles, copies {e.copies:.0f}; each CTA works on {e.k_steps:.0f}, "
+        f"a k-tile: math {math:.0f} cycles, copies {copies:.0f}; each CTA works on {e.k_steps[0]:.0f}, "
         f"limited by {limit}",
-        f"stores not hidden {e.stores:.0f}, shares brought together {e.share:.0f}; memory alone {e.memory:.0f}, "
+        f"stores not hidden {e.stores[0]:.0f}, shares brought together {e.share[0]:.0f}; memory alone {e.memory:.0f}, "
         f"work alone {work:.0f}: {'memory' if e.memory > work else 'work'}-bound",
-        f"model: {e.cycles:.0f} cycles, {e.cycles / MHZ:.1f} us at {MHZ} MHz",
+        f"model: {e.cycles[0]:.0f} cycles, {e.cycles[0] / MHZ:.1f} us at {MHZ} MHz",
     ]
-    beside = [c for c in ranked(problem, epilogue, OTHERS + 1) if c != config][:OTHERS]
-    lines += [f"beside it: {estimate(problem, c).cycles / MHZ:.1f} us {c}" for c in beside]
+    lines += [f"beside it: {us / MHZ:.1f} us {c}" for us, c in zip(e.cycles[1:], beside, strict=True)]
     return "\n".join(lines)
