@@ -52,21 +52,35 @@ def captured(call: Any, sets: list[tuple[torch.Tensor, ...]]) -> torch.cuda.CUDA
     return graph
 
 
+def rotated(m: int, n: int, k: int, dtype: torch.dtype, layout: str, least: int = 3) -> list[tuple[torch.Tensor, ...]]:
+    """`least` sets of operands or more, that together are so many times the L2."""
+    sets = [operands(m, n, k, dtype, layout)]
+    size = (m * k + k * n + m * n) * torch.finfo(dtype).bits // 8
+    while len(sets) < least or len(sets) * size < least * L2_BYTES:
+        sets.append(operands(m, n, k, dtype, layout))
+    return sets
+
+
+def replayed(graph: torch.cuda.CUDAGraph, times: int) -> float:
+    """Microseconds that so many replays take together."""
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(times):
+        graph.replay()
+    stop.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(stop) * 1e3
+
+
 def block(graph: torch.cuda.CUDAGraph, calls: int) -> float:
     """Microseconds a call over a block of at least BLOCK_SECONDS, after a warm-up of its own."""
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begun, replays = time.perf_counter(), 0
     while time.perf_counter() - begun < WARM_UP_SECONDS:
         graph.replay()
         torch.cuda.synchronize()
         replays += 1
     repeats = max(1, round(replays * BLOCK_SECONDS / WARM_UP_SECONDS * 1.1))
-    start.record()
-    for _ in range(repeats):
-        graph.replay()
-    stop.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(stop) * 1e3 / repeats / calls
+    return replayed(graph, repeats) / repeats / calls
 
 
 def sm_clock() -> int:
@@ -79,11 +93,8 @@ def measure(
     m: int, n: int, k: int, dtype: torch.dtype, layout: str, config: Config | None, rounds: int
 ) -> dict[str, Any]:
     """One row: a shape, both times, and the median ratio torch / ours."""
-    element = torch.finfo(dtype).bits // 8
-    sets = [operands(m, n, k, dtype, layout)]
-    size = (m * k + k * n + m * n) * element
-    while len(sets) * size < 3 * L2_BYTES or len(sets) < 3:
-        sets.append(operands(m, n, k, dtype, layout))
+    sets = rotated(m, n, k, dtype, layout)
+    size = (m * k + k * n + m * n) * torch.finfo(dtype).bits // 8
     plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=config)
     ours = captured(lambda a, b, d: plan.run(a, b, d), sets)
     right = torch.mm(sets[0][0], sets[0][1])

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from dense import L2_BYTES, block, captured, machine, operands, sm_clock
+from dense import block, captured, machine, rotated, sm_clock
 
 import gemmsmith
 
@@ -139,9 +139,7 @@ def contenders(name: str, sets: list[tuple[torch.Tensor, ...]], modes: list[str]
 
 def measure(m: int, n: int, k: int, names: list[str], modes: list[str], rounds: int) -> list[dict[str, Any]]:
     """The rows of one shape, a case each."""
-    sets = [operands(m, n, k, torch.bfloat16, "nt")]
-    while len(sets) < 3 or len(sets) * 2 * (m * k + k * n + m * n) < 3 * L2_BYTES:
-        sets.append(operands(m, n, k, torch.bfloat16, "nt"))
+    sets = rotated(m, n, k, torch.bfloat16, "nt")
     plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2])
     bare = captured(lambda a, b, d: plan.run(a, b, d), sets)
     rows = []

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dense import L2_BYTES, captured, machine, operands
+from dense import captured, machine, replayed, rotated
 from suite import SUITE, Shape
 
 import gemmsmith
@@ -32,28 +32,14 @@ def specs(shape: Shape) -> tuple[Any, Any]:
 
 def timed(graph: torch.cuda.CUDAGraph, calls: int, microseconds: float) -> float:
     """Microseconds a call, over replays that take about that long."""
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    graph.replay()
-    stop.record()
-    torch.cuda.synchronize()
-    once = start.elapsed_time(stop) * 1e3
-    repeats = max(2, round(microseconds / once))
-    start.record()
-    for _ in range(repeats):
-        graph.replay()
-    stop.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(stop) * 1e3 / repeats / calls
+    repeats = max(2, round(microseconds / replayed(graph, 1)))
+    return replayed(graph, repeats) / repeats / calls
 
 
 def sweep(shape: Shape, configs: list[Config]) -> dict[str, Any]:
     """One shape's row: torch's time, and every config's."""
     m, n, k = shape
-    sets = [operands(m, n, k, torch.bfloat16, "nt")]
-    size = 2 * (m * k + k * n + m * n)
-    while len(sets) < 2 or len(sets) * size < 2 * L2_BYTES:
-        sets.append(operands(m, n, k, torch.bfloat16, "nt"))
+    sets = rotated(m, n, k, torch.bfloat16, "nt", least=2)
     right = sets[0][0] @ sets[0][1]
     graphs: dict[Config, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 

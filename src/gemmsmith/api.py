@@ -45,18 +45,15 @@ def gemm(
     array of a's library. Raises ArgumentError, ConfigError, DeviceError; HazardError with backend="sim".
     """
     given = {**operands, **named} if operands else named
-    if epilogue is None and not given:
-        source: Hashable = "bare"
-        key, places = signatures(a, b, {} if out is None else {"out": out}, given)
-    else:
-        source = fingerprint(epilogue)
-        key, places = signatures(a, b, _outs(out), given)
+    source: Hashable = "bare" if epilogue is None and not given else fingerprint(epilogue)
+    key, places = signatures(a, b, _outs(out), given)
+    named_alike = source == "bare" or out is None  # the plan's own signature
     options = source, key, out_dtype, accumulate, exact, atomic, config, backend
     try:
         found = _PLANS.get(options)
     except TypeError:  # something that cannot be an option
         source = found = None
-    if found is not None and (source == "bare" or out is None):
+    if found is not None and named_alike:
         return found.run_signed(key, places, a, b, out, given)
     if found is not None and source is not None:
         return found.run(a, b, out, operands=given)
@@ -69,7 +66,7 @@ def gemm(
         if len(_PLANS) >= MOST_PLANS:
             _PLANS.clear()
         _PLANS[options] = plan_
-    return plan_.run_formulated(formulation, bound, a, b, out, None, key if source == "bare" or out is None else None)
+    return plan_.run_formulated(formulation, bound, a, b, out, None, key if named_alike else None)
 
 
 def _outs(out: Any) -> dict[str, Any]:
@@ -78,7 +75,7 @@ def _outs(out: Any) -> dict[str, Any]:
         return {}
     if isinstance(out, Mapping):
         return dict(out)
-    return {str(i): x for i, x in enumerate(out)} if isinstance(out, (tuple, list)) else {"": out}
+    return {str(i): x for i, x in enumerate(out)} if isinstance(out, (tuple, list)) else {"out": out}
 
 
 def plan(
@@ -111,8 +108,7 @@ def simulate(
     given = {**(operands or {}), **named}
     plan_ = Plan(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
-        exact=exact, atomic=atomic, config=config,
-        backend="sim",
+        exact=exact, atomic=atomic, config=config, backend="sim",
     )  # fmt: skip
     return plan_.simulate(a, b, out, operands=given, seed=seed)
 

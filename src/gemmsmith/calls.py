@@ -11,6 +11,7 @@ from gemmsmith.backends.cuda.flags import flags
 from gemmsmith.backends.cuda.prepared import Prepared
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.epilogue.outputs import is_result
 from gemmsmith.jobs import Job
 from gemmsmith.lang.types import ORDER_LENGTH
 from gemmsmith.launches import Launch
@@ -33,7 +34,7 @@ class Call:
             if isinstance(x, ArrayInfo) and 0 not in x.shape
             for first, end in [byte_range(x)]
         }
-        written = {name: span for name, span in spans.items() if name == "out" or name.startswith("out_")}
+        written = {name: span for name, span in spans.items() if is_result(name)}
         self._pairs = [
             (w, *mine, name, *span)
             for w, mine in written.items()

@@ -12,6 +12,7 @@ import numpy as np
 
 from gemmsmith.arrays import ArrayInfo, as_numpy, byte_range, describe
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.epilogue.outputs import is_result
 from gemmsmith.launches import Route
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def expect_values(bound: Bound, shape: tuple[int, ...]) -> None:
 
 
 def reference(a: Any, b: Any, job: Job) -> None:
+    """The results in float64, rounded as they are stored. Arrays on the CPU."""
     from gemmsmith.backends.reference.product import exact, rounded
 
     product = exact(as_numpy(a, "a"), as_numpy(b, "b"))
@@ -74,6 +76,7 @@ def reference(a: Any, b: Any, job: Job) -> None:
 
 
 def simulate(job: Job, seed: int) -> Simulation:
+    """Executes the launches on the CPU, events in the order of the seed. Arrays on the CPU."""
     from gemmsmith.backends.sim import GlobalMemory, Timeline
     from gemmsmith.backends.sim import simulate as execute
     from gemmsmith.backends.sim.hazards import Hazard
@@ -85,8 +88,7 @@ def simulate(job: Job, seed: int) -> Simulation:
         if isinstance(x, ArrayInfo) and x.device != "cpu":
             raise ArgumentError(f"{name}: the simulator runs on the CPU; got an array on {x.place}")
         title = {"a": "A", "b": "B"}.get(name, name.removeprefix("in_").removeprefix("out_"))
-        writable = name == "out" or name.startswith("out_")
-        addresses[name] = _place(memory, x, title, writable=writable) if isinstance(x, ArrayInfo) else x
+        addresses[name] = _place(memory, x, title, writable=is_result(name)) if isinstance(x, ArrayInfo) else x
     if job.route.workspace_bytes:
         space = np.zeros(job.route.workspace_bytes, np.uint8)
         addresses["workspace"] = memory.place(space, "workspace", unwritten=True)

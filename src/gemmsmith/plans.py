@@ -138,7 +138,7 @@ class Plan:
 
     @property
     def workspace_bytes(self) -> int:
-        """Device memory a run needs for packed operands; 0 where TMA reads both as they are."""
+        """Device memory a run needs: packed operands, partial reductions, shares of tiles; 0 where there are none."""
         return self._route.workspace_bytes
 
     @property

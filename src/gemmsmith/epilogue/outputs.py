@@ -20,6 +20,11 @@ def result_argument(name: str) -> str:
     return name if name == "out" else f"out_{name}"
 
 
+def is_result(argument: str) -> bool:
+    """Whether a kernel argument is one of those."""
+    return argument == "out" or argument.startswith("out_")
+
+
 class Stores:
     """Matrix results: buffers for `round` x `sets` pieces a warpgroup, from which they go out.
 

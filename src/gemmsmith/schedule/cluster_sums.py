@@ -11,7 +11,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Value
-from gemmsmith.schedule.partial_sums import THREADS, PartialSums, vectors, width_of
+from gemmsmith.schedule.partial_sums import THREADS, PartialSums, give, take, width_of
 from gemmsmith.schedule.tiles import ClusterPosition, Share, WorkTile
 
 WARPS = 4
@@ -72,35 +72,25 @@ class ClusterSums:
         return (self.place.rank - self.place.first + k * self.spec.multicast_size).to(U32)
 
     def _give(self, accumulator: Accumulator, share: Share, warpgroup: Value) -> None:
-        k, width = current(), width_of(accumulator)
+        k = current()
         slot = (self.place.k * self.consumers + warpgroup).named("slot")
         finisher = self._rank(self.givers).named("finisher")
         hw.mbarrier_wait(self.taken[warpgroup], ((share.turn + 1) % 2).to(U32))
-        mine = k.thread % THREADS * (4 * width)
+        mine = k.thread % THREADS * (4 * width_of(accumulator))
         there = hw.mapa(self.slots[slot].address + mine.to(U32), finisher).named("there")
-        for block, first, _ in vectors(accumulator):
-            with k.unroll(len(block) // width, name="vector") as i:
-                values = k.registers(block.type, width, "values")
-                for j in range(width):
-                    values[j] = block[i * width + j]
-                hw.store_cluster(values, there + ((i + first) * (4 * width * THREADS)).to(U32))
+        give(accumulator, lambda values, offset: hw.store_cluster(values, there + offset.to(U32)))
         hw.sync_warp()
         with k.when(k.lane == 0):
             hw.mbarrier_arrive_cluster(self.full[slot], finisher, publishes=True)
 
     def _take(self, accumulator: Accumulator, share: Share, warpgroup: Value) -> None:
-        k, width = current(), width_of(accumulator)
-        mine = (k.thread % THREADS * (4 * width)).to(U32)
+        k = current()
+        mine = (k.thread % THREADS * (4 * width_of(accumulator))).to(U32)
         with k.range(self.givers, name="giver") as giver:
             slot = (giver * self.consumers + warpgroup).named("slot")
             hw.mbarrier_wait(self.full[slot], (share.turn % 2).to(U32), cluster=True)
             here = (self.slots[slot].address + mine).named("here")
-            for block, first, _ in vectors(accumulator):
-                with k.unroll(len(block) // width, name="vector") as i:
-                    values = k.registers(block.type, width, "values")
-                    hw.load_shared(values, here + ((i + first) * (4 * width * THREADS)).to(U32))
-                    for j in range(width):
-                        accumulator.add(block, i * width + j, values[j])
+            take(accumulator, lambda values, offset: hw.load_shared(values, here + offset.to(U32)))
             hw.sync_warp()
             with k.when(k.lane == 0):
                 hw.mbarrier_arrive_cluster(self.taken[warpgroup], self._rank(giver))

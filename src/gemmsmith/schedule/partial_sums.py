@@ -6,7 +6,7 @@ that does waits for each flag in turn, lowers it again, and adds. So flags are z
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gemmsmith import hw
@@ -22,6 +22,8 @@ FIRST_BARRIER = 8
 """Named barriers of the warpgroups; the epilogue's come before."""
 THREADS = 128
 """Of a warpgroup."""
+Move = Callable[[Registers, Value], object]
+"""(registers, byte offset): what moves a vector."""
 
 
 class PartialSums:
@@ -66,7 +68,7 @@ class PartialSums:
 
     def _place(self, slot: Value, accumulator: Accumulator) -> Value:
         """Where this thread's first vector lies."""
-        bytes_of_slot = sum(len(block) for block in accumulator.blocks) * 4 * THREADS
+        bytes_of_slot = self.spec.accumulator_registers * 4 * THREADS
         mine = current().thread % THREADS * (4 * width_of(accumulator))
         return (self.partials + slot.to(U64) * bytes_of_slot + mine.to(U64)).named("place")
 
@@ -74,12 +76,7 @@ class PartialSums:
         k = current()
         slot = self._slot(share.cluster, warpgroup)
         place = self._place(slot, accumulator)
-        for block, first, width in vectors(accumulator):
-            with k.unroll(len(block) // width, name="vector") as i:
-                values = k.registers(block.type, width, "values")
-                for j in range(width):
-                    values[j] = block[i * width + j]
-                hw.store_global(values, place + ((i + first) * (4 * width * THREADS)).to(U64), True)
+        give(accumulator, lambda values, offset: hw.store_global(values, place + offset.to(U64), True))
         hw.barrier_sync(warpgroup + FIRST_BARRIER, THREADS)
         with k.when(leader):
             hw.store_release(self.flags + (slot * 4).to(U64), Constant(U32, 1))
@@ -92,12 +89,7 @@ class PartialSums:
             hw.wait_acquire(flag, Constant(U32, 1))
             hw.store_release(flag, Constant(U32, 0))
         hw.barrier_sync(warpgroup + FIRST_BARRIER, THREADS)
-        for block, first, width in vectors(accumulator):
-            with k.unroll(len(block) // width, name="vector") as i:
-                values = k.registers(block.type, width, "values")
-                hw.load_global(values, place + ((i + first) * (4 * width * THREADS)).to(U64), True)
-                for j in range(width):
-                    accumulator.add(block, i * width + j, values[j])
+        take(accumulator, lambda values, offset: hw.load_global(values, place + offset.to(U64), True))
 
 
 def width_of(accumulator: Accumulator) -> int:
@@ -105,11 +97,29 @@ def width_of(accumulator: Accumulator) -> int:
     return 4 if len(accumulator.blocks[0]) % 4 == 0 else 2
 
 
-def vectors(accumulator: Accumulator) -> Iterator[tuple[Registers, int, int]]:
-    """(block, number of its first vector, registers a vector); a vector of all threads lies side by side."""
-    width = width_of(accumulator)
-    for i, block in enumerate(accumulator.blocks):
-        yield block, i * (len(block) // width), width
+def give(accumulator: Accumulator, store: Move) -> None:
+    """Stores all registers, a vector at a time; a vector of all threads lies side by side."""
+    for block, i, values, offset in _vectors(accumulator):
+        for j in range(len(values)):
+            values[j] = block[i * len(values) + j]
+        store(values, offset)
+
+
+def take(accumulator: Accumulator, load: Move) -> None:
+    """Adds what lies there, in the order of `give`."""
+    for block, i, values, offset in _vectors(accumulator):
+        load(values, offset)
+        for j in range(len(values)):
+            accumulator.add(block, i * len(values) + j, values[j])
+
+
+def _vectors(accumulator: Accumulator) -> Iterator[tuple[Registers, Value, Registers, Value]]:
+    """(block, number of a vector in it, registers to move it through, bytes from this thread's first vector)."""
+    k, width = current(), width_of(accumulator)
+    for n, block in enumerate(accumulator.blocks):
+        count = len(block) // width
+        with k.unroll(count, name="vector") as i:
+            yield block, i, k.registers(block.type, width, "values"), (i + n * count) * (4 * width * THREADS)
 
 
 def bytes_of_slots(spec: KernelSpec, clusters: int) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gemmsmith import hw
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.values import Value
@@ -29,8 +28,7 @@ class StreamScheduler(TileScheduler):
         """The tiles and shares of this cluster, one after the other."""
         assert turns == 1, "whole tiles only"
         k = current()
-        cluster = hw.cluster_turn(self.order, hw.block_index() // self.spec.cluster_size).named("cluster")
-        clusters = (hw.grid_size() // self.spec.cluster_size).named("clusters")
+        cluster, clusters = self.turn_of_cluster()
         waves = self.tiles // clusters
         even = (self.tiles == waves * clusters) | (self.k_tiles == 0)
         shared = k.select(even, 0, self.tiles - k.maximum(waves - 1, 0) * clusters).named("shared_tiles")
@@ -63,8 +61,7 @@ class ClusterScheduler(TileScheduler):
         begin = (place.k * self.k_tiles // splits).named("first_k_tile")
         count = ((place.k + 1) * self.k_tiles // splits - begin).named("k_tiles_of_share")
         finishes = (place.k == splits - 1).named("finishes")
-        cluster = hw.cluster_turn(self.order, hw.block_index() // self.spec.cluster_size).named("cluster")
-        clusters = hw.grid_size() // self.spec.cluster_size
+        cluster, clusters = self.turn_of_cluster()
         with k.range((self.tiles - cluster + clusters - 1) // clusters, name="turn") as turn:
             share = Share(begin, finishes, cluster, cluster, turn)
             yield self._tile(cluster + turn * clusters, place, count, share)

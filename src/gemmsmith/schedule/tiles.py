@@ -101,13 +101,17 @@ class TileScheduler:
         n = 0 if columns == 1 else within if rows == 1 else within // rows
         return ClusterPosition(m, n, rank, share, first)
 
+    def turn_of_cluster(self) -> tuple[Value, Value]:
+        """This cluster's place in the walk, and how many clusters walk."""
+        size = self.spec.cluster_size
+        return hw.cluster_turn(self.order, hw.block_index() // size).named("cluster"), hw.grid_size() // size
+
     @contextmanager
     def each(self, place: ClusterPosition, turns: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
         """The tiles of this cluster, one after the other, `clusters` apart; of them every one in `turns` from `first`
         on."""
         k = current()
-        cluster = hw.cluster_turn(self.order, hw.block_index() // self.spec.cluster_size).named("cluster")
-        clusters = hw.grid_size() // self.spec.cluster_size
+        cluster, clusters = self.turn_of_cluster()
         count = (self.tiles - cluster + clusters - 1) // clusters
         if turns > 1:
             count = (count - first + turns - 1) // turns

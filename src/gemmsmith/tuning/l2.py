@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
-from gemmsmith.tuning.space import RESIDENT
+from gemmsmith.tuning.space import resident_clusters
 
 CAPACITY = 40_000_000
 """Bytes of the 60 MB that hold operands to good use: both halves of the L2 keep what SMs of both read."""
 CHUNK = 512
 """Elements of K that are read at once."""
-SECTOR = 32
 
 
 class Traffic(NamedTuple):
@@ -48,8 +47,7 @@ def walk(tiles_m: int, tiles_n: int, raster: str, swizzle: int) -> Iterator[tupl
 def waves(problem: Problem, config: Config) -> Iterator[list[tuple[int, int]]]:
     """The tiles that run at once."""
     tile_m, tile_n = (t * c for t, c in zip(config.tile, config.cluster, strict=False))
-    size = config.cluster[0] * config.cluster[1]
-    resident = RESIDENT.get(size, 132 // size)
+    resident = resident_clusters(config.cluster[0] * config.cluster[1])
     order = list(walk(-(-problem.m // tile_m), -(-problem.n // tile_n), config.raster, config.swizzle))
     for first in range(0, len(order), resident):
         yield order[first : first + resident]

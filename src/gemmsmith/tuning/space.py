@@ -49,6 +49,11 @@ SMALLEST_SHARE = 4
 """K-tiles."""
 
 
+def resident_clusters(size: int) -> int:
+    """Clusters of that many CTAs that run at once."""
+    return RESIDENT.get(size, SMS // size)
+
+
 @dataclass(frozen=True, eq=False)
 class Space:
     """Configs, and a column of numbers for each of their choices."""
@@ -62,6 +67,8 @@ class Space:
     stages: Column
     splits: Column
     cluster_splits: Column
+    cluster_size: Column
+    resident: Column
     pingpong: Column
     swap: Column
 
@@ -75,9 +82,10 @@ class Space:
             np.int64,
         ).reshape(-1, 10)
         m, n, k, rows, columns, stages, splits, cluster_splits, pingpong, swap = numbers.T
-        return Space(
-            configs, m, n, k, rows, columns, stages, splits, cluster_splits, pingpong.astype(bool), swap.astype(bool)
-        )
+        size = rows * columns * cluster_splits
+        resident = np.array([resident_clusters(int(x)) for x in size])
+        yes = pingpong.astype(bool), swap.astype(bool)
+        return Space(configs, m, n, k, rows, columns, stages, splits, cluster_splits, size, resident, *yes)
 
     def sizes(self, problem: Problem) -> tuple[Column, Column]:
         """M and N of what each config computes: the problem, or its transpose."""
@@ -87,18 +95,6 @@ class Space:
         """How many clusters have a tile."""
         m, n = self.sizes(problem)
         return np.asarray(problem.batch * -(-m // (self.m * self.rows)) * -(-n // (self.n * self.columns)))
-
-    @property
-    def cluster_size(self) -> Column:
-        return self.rows * self.columns * self.cluster_splits
-
-    @property
-    def resident(self) -> Column:
-        """Clusters that run at once."""
-        found = SMS // self.cluster_size
-        for size, count in RESIDENT.items():
-            found = np.where(self.cluster_size == size, count, found)
-        return found
 
     def sensible(self, problem: Problem) -> Column:
         """Those whose tiles are not mostly outside of the problem, and whose shares of K are worth it."""

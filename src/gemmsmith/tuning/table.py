@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmsmith.backends.cuda.cache import directory as cache_directory
+from gemmsmith.backends.cuda.cache import write_whole
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
@@ -76,14 +75,7 @@ def keep(problem: Problem, config: Config, us: float, gpu: str) -> None:
     sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
     rows = [row for row in _rows(_kept_file()) if {name: row[name] for name in sizes} != sizes]
     rows.append({**sizes, "config": vars(config), "us": us, "gpu": gpu})
-    try:
-        _kept_file().parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=_kept_file().parent)
-        with os.fdopen(handle, "w") as file:
-            json.dump({"version": VERSION, "rows": rows}, file)
-        os.replace(name, _kept_file())
-    except OSError:
-        return
+    write_whole(_kept_file(), json.dumps({"version": VERSION, "rows": rows}).encode())
 
 
 def kept() -> Table:

@@ -42,13 +42,17 @@ def load(key: str) -> tuple[bytes, str] | None:
 def store(key: str, cubin: bytes, log: str) -> None:
     """Adds an entry; a folder that cannot be written to is no error, only no cache."""
     body = len(cubin).to_bytes(8, "little") + cubin + log.encode()
-    path = _path(key)
+    write_whole(_path(key), hashlib.sha256(body).digest() + body)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file that other processes see whole or not at all; one that cannot be written is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(body).digest() + body)
+                file.write(data)
             os.replace(name, path)
         except OSError:
             os.unlink(name)

@@ -30,6 +30,7 @@ class Prepared:
         self._numbers: list[tuple[int, str]] = []
         self._maps: list[tuple[int, TensorMap, str, int, dict[int, Any]]] = []
         self._fixed: list[Any] = []
+        self._kept: list[Any] = []
         self._slots: list[tuple[int, int]] = []
         """Entries of the block that point to scalars, and the scalars' own entries."""
         scalars: list[Any] = []
@@ -39,9 +40,8 @@ class Prepared:
                 self._maps.append((i, x, x.address.name, x.address.offset, {}))
                 self._fixed.append(0)
             elif kind == "tensor_map":
-                encoded = encode_tensor_map(x)
-                self._maps.append((i, x, "", 0, {0: (encoded, encoded.getPtr())}))
-                self._fixed.append(0)
+                self._kept.append(encode_tensor_map(x))
+                self._fixed.append(int(self._kept[-1].getPtr()))
             elif kind == "order":
                 self._fixed.append(order_address(x))
             else:
@@ -68,7 +68,7 @@ class Prepared:
         for entry, name in self._numbers:
             _put_number(address + 8 * entry, name, places[name])
         for entry, template, name, offset, encoded in self._maps:
-            where = places[name] + offset if name else 0
+            where = places[name] + offset
             found = encoded.get(where)
             if found is None:
                 found = self._encode(template, where, encoded)
