@@ -44,7 +44,8 @@ def epilogues(rng: np.random.Generator) -> None:
         plan = gemmsmith.plan(a, b, epilogue=function, operands=given, config=config)
         assert plan.bound
         there = {name: x if isinstance(x, float) else DeviceArray.from_numpy(x) for name, x in given.items()}
-        results = {name: DeviceArray.from_numpy(x) for name, x in plan.bound.results.items()}
+        shaped = {r.name: plan.bound.places[r.name] for r in plan.bound.graph.results}
+        results = {name: DeviceArray.from_numpy(np.zeros(x.shape, x.dtype.numpy)) for name, x in shaped.items()}
         workspace = DeviceArray.from_numpy(np.zeros(max(plan.workspace_bytes, 1), np.uint8))
         plan.run(*(DeviceArray.from_numpy(x) for x in (a, b)), results, operands=there, workspace=workspace)
         assert np.isfinite(results["out"].numpy().astype(np.float32)).all()
