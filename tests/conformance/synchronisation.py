@@ -233,6 +233,35 @@ def cluster_memory(count: int, size: int) -> Case:
     return Case(f"cluster_memory_{4 * count}_bytes_cluster{size}", record, expected, {"x": x}, cluster=size, grid=size)
 
 
+def stored_asynchronously(count: int, size: int) -> Case:
+    """Each CTA's bytes complete on a barrier of its left neighbour, which reads them."""
+    x = integers(f"stored_asynchronously{count}{size}", (size, 128, count))
+
+    def record(k: Builder) -> None:
+        out, source, buffer = k.pointer("out"), k.pointer("x"), k.shared(512 * count)
+        full = k.shared(8, alignment=8, name="full")
+        rank = hw.cluster_rank()
+        left = ((rank + size - 1) % size).to(U32)
+        with k.when(k.thread == 0):
+            hw.mbarrier_init(full[0], 1)
+            hw.fence_mbarrier_init()
+            hw.mbarrier_arrive_expect_tx(full[0], 512 * count)
+        sync_cluster()
+        values, near = k.registers(U32, count, "values"), k.registers(U32, count, "near")
+        hw.load_global(values, at(source, rank * 128 + k.thread, 4 * count), True)
+        there = hw.mapa(slot(buffer[0], k.thread ^ 5, 4 * count), left)
+        hw.store_async(values, there, hw.mapa(full[0], left))
+        hw.mbarrier_wait(full[0], 0, cluster=True)
+        hw.load_shared(near, slot(buffer[0], k.thread, 4 * count))
+        hw.store_global(near, at(out, rank * 128 + k.thread, 4 * count), True)
+        sync_cluster()
+
+    expected = np.roll(x, -1, 0)[:, np.arange(128) ^ 5]
+    return Case(f"stored_asynchronously_{4 * count}_bytes_cluster{size}", record, expected, {"x": x},
+                cluster=size, grid=size)  # fmt: skip
+
+
+CASES += [stored_asynchronously(*how) for how in product((1, 2, 4), (2, 4))]
 CASES += [places(*how) for how in ((32, 1, 3), (96, 2, 4), (384, 1, 2), (256, 4, 8))]
 CASES += [cluster_memory(*how) for how in product((1, 2, 4), (2, 4))]
 

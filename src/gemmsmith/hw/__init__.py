@@ -53,6 +53,7 @@ cluster_wait = cluster.ClusterWait.emit
 mapa = cluster.Mapa.emit
 load_cluster = cluster.LoadCluster.emit
 store_cluster = cluster.StoreCluster.emit
+store_async = cluster.StoreAsync.emit
 
 barrier_sync = barrier.BarrierSync.emit
 barrier_arrive = barrier.BarrierArrive.emit

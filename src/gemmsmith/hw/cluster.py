@@ -8,7 +8,7 @@ import numpy as np
 
 from gemmsmith.hw.memory import bytes_of, number_type
 from gemmsmith.lang.instruction import Instruction, i32, order, registers_in, registers_out, u32
-from gemmsmith.lang.machine import Blocking, Machine
+from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
 from gemmsmith.lang.types import I32, U32
 
 _RANK_SHIFT = 24
@@ -92,7 +92,7 @@ class Mapa(Instruction):
         return (m.value(self.address) & ((1 << _RANK_SHIFT) - 1)) + (m.value(self.rank) << _RANK_SHIFT)
 
 
-def _split(address: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _split(address: Any) -> tuple[Any, Any]:
     return address & ((1 << _RANK_SHIFT) - 1), address >> _RANK_SHIFT
 
 
@@ -126,3 +126,30 @@ class StoreCluster(Instruction):
     def simulate(self, m: Machine) -> None:
         address, rank = _split(m.column(self.address))
         m.store("shared", address, bytes_of(m, self.values), rank=rank)
+
+
+class StoreAsync(Instruction):
+    """Stores 4, 8 or 16 bytes of each thread to the shared memory of one CTA, at a `mapa` address; they complete on
+    `barrier`, a `mapa` address in that CTA too. Who waits for it with `cluster` sees them."""
+
+    values: registers_in
+    address: u32
+    barrier: u32
+
+    def text(self) -> str:
+        vector = "" if self.values.count == 1 else f".v{self.values.count}"
+        return (
+            f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 "
+            "[{address}], {values}, [{barrier}];"
+        )
+
+    def simulate(self, m: Machine) -> None:
+        (addresses, ranks), (barrier, rank) = _split(m.column(self.address)), _split(m.uniform(self.barrier))
+        if (ranks[m.active] != rank).any():
+            m.report("out of bounds", f"a store to CTA {set(ranks[m.active])} that completes in CTA {rank}")
+        data = bytes_of(m, self.values)[m.active]
+        there = Access("shared", addresses[m.active], data.shape[1], int(rank))
+        m.start(
+            AsyncOperation("st.async", "copy", lambda: m.poke(there, data), writes=[there],
+                           completes=[(int(rank), int(barrier), data.size)], proxy="generic", work=data.size)
+        )  # fmt: skip

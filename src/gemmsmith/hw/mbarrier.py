@@ -43,20 +43,16 @@ class MbarrierArriveCluster(Instruction):
     """One arrival on the barrier at the same address in CTA `rank` of the cluster (its own included).
 
     The default scope, as in CUTLASS: `.release.cluster` costs a membar.gpu, 15 % of a GEMM's time, and what a consumer
-    hands back was read by wgmma it has waited for. With `publishes`, what the thread wrote to the cluster's
-    shared memory is seen by who waits with `cluster`.
+    hands back was read by wgmma it has waited for.
     """
 
     barrier: u32
     rank: u32
-    publishes: bool = False
-
-    def text(self) -> str:
-        return f"""{{
-        .reg .b32 remote;
-        mapa.shared::cluster.u32 remote, {{barrier}}, {{rank}};
-        mbarrier.arrive{".release.cluster" if self.publishes else ""}.shared::cluster.b64 _, [remote];
-        }}"""
+    ptx = """{
+    .reg .b32 remote;
+    mapa.shared::cluster.u32 remote, {barrier}, {rank};
+    mbarrier.arrive.shared::cluster.b64 _, [remote];
+    }"""
 
     def simulate(self, m: Machine) -> None:
         m.mbarrier_arrive(m.value(self.barrier), rank=m.value(self.rank))
@@ -102,7 +98,7 @@ class MbarrierTryWait(Instruction):
 
 class MbarrierWait(Instruction):
     """Returns once the phase of that parity has completed: on a fresh barrier, at once for parity 1. With `cluster`,
-    it sees what other CTAs of the cluster published."""
+    it sees what other CTAs of the cluster stored."""
 
     barrier: u32
     parity: u32

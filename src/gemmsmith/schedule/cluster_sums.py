@@ -15,15 +15,15 @@ from gemmsmith.schedule.partial_sums import THREADS, PartialSums, give, take, wi
 from gemmsmith.schedule.tiles import ClusterPosition, Share, WorkTile
 
 WARPS = 4
-"""Of a warpgroup: each arrives with one lane."""
+"""Of a warpgroup: each hands a slot back with one lane."""
 
 
 class ClusterSums:
-    """Each warpgroup of a CTA that does not finish the tile writes its accumulators into a slot of the same warpgroup
+    """Each warpgroup of a CTA that does not finish the tile stores its accumulators into a slot of the same warpgroup
     of the one that does, which adds them in the order of the CTAs.
 
-    Two barriers: `full`, one a slot, where the slot is; `taken`, one a warpgroup of a giver, where the giver is. A
-    tile's turn is the number of their phase.
+    Two barriers: `full`, one a slot, where the slot is, counts the bytes that land; `taken`, one a warpgroup of a
+    giver, where the giver is. A tile's turn is the number of their phase.
     """
 
     def __init__(self, spec: KernelSpec, place: ClusterPosition) -> None:
@@ -31,7 +31,8 @@ class ClusterSums:
         self.givers, self.consumers = spec.config.cluster_splits - 1, spec.config.consumers
         slots = self.givers * self.consumers
         k = current()
-        self.slots = k.shared(spec.exchange_bytes // slots, stages=slots, name="shares")
+        self.slot_bytes = spec.exchange_bytes // slots
+        self.slots = k.shared(self.slot_bytes, stages=slots, name="shares")
         self.full = k.shared(8, stages=slots, alignment=8, name="shares full")
         self.taken = k.shared(8, stages=self.consumers, alignment=8, name="shares taken")
 
@@ -42,7 +43,7 @@ class ClusterSums:
     def init(self) -> None:
         """Recorded in one thread, before the roles."""
         for i in range(self.givers * self.consumers):
-            hw.mbarrier_init(self.full[i], WARPS)
+            hw.mbarrier_init(self.full[i], 1)
         for i in range(self.consumers):
             hw.mbarrier_init(self.taken[i], WARPS)
 
@@ -78,16 +79,16 @@ class ClusterSums:
         hw.mbarrier_wait(self.taken[warpgroup], ((share.turn + 1) % 2).to(U32))
         mine = k.thread % THREADS * (4 * width_of(accumulator))
         there = hw.mapa(self.slots[slot].address + mine.to(U32), finisher).named("there")
-        give(accumulator, lambda values, offset: hw.store_cluster(values, there + offset.to(U32)))
-        hw.sync_warp()
-        with k.when(k.lane == 0):
-            hw.mbarrier_arrive_cluster(self.full[slot], finisher, publishes=True)
+        full = hw.mapa(self.full[slot], finisher).named("full")
+        give(accumulator, lambda values, offset: hw.store_async(values, there + offset.to(U32), full))
 
     def _take(self, accumulator: Accumulator, share: Share, warpgroup: Value) -> None:
         k = current()
         mine = (k.thread % THREADS * (4 * width_of(accumulator))).to(U32)
         with k.range(self.givers, name="giver") as giver:
             slot = (giver * self.consumers + warpgroup).named("slot")
+            with k.when(k.thread % THREADS == 0):
+                hw.mbarrier_arrive_expect_tx(self.full[slot], self.slot_bytes)
             hw.mbarrier_wait(self.full[slot], (share.turn % 2).to(U32), cluster=True)
             here = (self.slots[slot].address + mine).named("here")
             take(accumulator, lambda values, offset: hw.load_shared(values, here + offset.to(U32)))

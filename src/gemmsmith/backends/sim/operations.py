@@ -40,9 +40,11 @@ class Issuing(Synchronising):
         running = Running(operation, self, clock, bits, self._schedule(operation), self.where)
         for rank, address, _ in operation.completes:
             self.mbarrier(self.peer(rank), address, clock, remote=True)
+        if operation.engine == "copy":
+            self._check_copy(operation)
         for access in operation.reads:
             self._enter(running, access, write=False)
-        if operation.engine == "copy":
+        if operation.group == "cp.async":
             self._enter_copies(running)
         else:
             for access in operation.writes:
@@ -64,12 +66,15 @@ class Issuing(Synchronising):
             cta.remote.append(event)
         return self.record(access, cta, write, event, running.clock, operation.proxy == "async")
 
+    def _check_copy(self, operation: AsyncOperation) -> None:
+        """A thread's bytes lie at a multiple of their number, at both ends."""
+        (access,) = operation.writes
+        for either in (access, *operation.reads):
+            self.check_aligned(either.addresses, access.width)
+
     def _enter_copies(self, running: Running) -> None:
         """cp.async: each warp's copies apart, for a wait makes known only what the waiting thread itself copied."""
         (access,) = running.operation.writes
-        self.check_aligned(access.addresses, access.width)
-        for read in running.operation.reads:
-            self.check_aligned(read.addresses, access.width)
         first = 0
         for part in self.parts:
             addresses = access.addresses[first : first + len(part.rows)]
