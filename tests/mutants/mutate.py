@@ -10,7 +10,7 @@ from gemmsmith.designs.build import build
 from gemmsmith.hw import barrier, cluster, fence, mbarrier, memory, tma, wgmma
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.values import Constant, LateConstant, Operation
+from gemmsmith.lang.values import Constant, LateConstant, Operation, Parameter, Value
 
 SYNCHRONISING = (
     mbarrier.MbarrierWait, mbarrier.MbarrierArrive, mbarrier.MbarrierArriveCluster, mbarrier.MbarrierArriveExpectTx,
@@ -129,7 +129,9 @@ def _off_by_one(statement: st.Statement, where: str) -> Iterator[Change]:
                 yield f"{change:+d} arrivals of", i.mnemonic, where, _set(i, "count", Constant(i.count.type, count))
     if isinstance(i, mbarrier.MbarrierArriveExpectTx):
         for change in (-16, 16):
-            nbytes = Constant(i.tx_bytes.type, i.tx_bytes.number + change)
+            nbytes: Value = Parameter(i.tx_bytes.type, f"{i.tx_bytes.name}{change:+d}")  # given beside the right one
+            if isinstance(i.tx_bytes, Constant):
+                nbytes = Constant(i.tx_bytes.type, i.tx_bytes.number + change)
             yield f"{change:+d} bytes of", i.mnemonic, where, _set(i, "tx_bytes", nbytes)
     if isinstance(i, (wgmma.WgmmaWait, tma.BulkWaitRead)):
         yield "+1 pending of", i.mnemonic, where, _set(i, "pending", i.pending + 1)

@@ -103,7 +103,9 @@ def execute(spec: KernelSpec, kernel: Kernel, seed: int) -> set[str]:
     words = np.zeros(max(route.flag_bytes // 4, 1), np.uint32)
     addresses["flags"] = memory.place(words, "flags", granule=4)
     addresses["out"] = memory.place(d, "D", unwritten=True)
-    result = simulate(kernel, grid, route.launches[-1].at(addresses), memory, seed=seed)
+    arguments = route.launches[-1].at(addresses)
+    arguments |= {f"stage_bytes{change:+d}": arguments["stage_bytes"] + change for change in (-16, 16)}
+    result = simulate(kernel, grid, arguments, memory, seed=seed)
     if words.any():
         return {"semaphore"} | {h.kind for h in result.hazards}
     if not result.hazards:

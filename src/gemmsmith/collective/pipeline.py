@@ -134,7 +134,7 @@ class PipelineTmaAsync(_Pipeline):
     """
 
     def __init__(
-        self, stages: int, *, transaction_bytes: int, cluster_size: int = 1, first_rank: Value | int = 0,
+        self, stages: int, *, transaction_bytes: ValueLike, cluster_size: int = 1, first_rank: Value | int = 0,
         turns: int = 1, name: str = "pipeline",
     ) -> None:  # fmt: skip
         """`cluster_size` CTAs from `first_rank` on share copies. Of the consuming warpgroups one in `turns` reads each

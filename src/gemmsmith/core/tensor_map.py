@@ -22,3 +22,8 @@ class TensorMap:
     strides: tuple[int, int]  # bytes; of outer, of batch
     box: tuple[int, int, int]
     swizzle: int  # bytes: 128, 64, 32 or 0
+
+    @property
+    def box_bytes(self) -> int:
+        """What a load of a box writes to shared memory, also where it lies outside of the tensor."""
+        return self.box[0] * self.box[1] * self.box[2] * self.dtype.bytes

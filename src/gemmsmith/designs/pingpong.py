@@ -11,7 +11,7 @@ from gemmsmith.designs.operands import operands
 from gemmsmith.designs.warp_specialized import REGISTERS
 from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import I32
+from gemmsmith.lang.types import I32, U32
 from gemmsmith.schedule.tiles import TileScheduler
 
 
@@ -22,9 +22,11 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
     scheduler = TileScheduler(spec)
     a, b = operands(k, spec, place := scheduler.position())
     epilogue = Epilogue(spec)
-    a_smem = k.shared(spec.a_tile, stages=stages, name="A")
-    b_smem = k.shared(spec.b_tile, stages=stages, name="B")
-    pipe = PipelineTmaAsync(stages, transaction_bytes=spec.stage_bytes, cluster_size=spec.multicast_size, turns=2)
+    a_smem = k.shared(spec.a_tile, stages=stages, name="A", partly=True)
+    b_smem = k.shared(spec.b_tile, stages=stages, name="B", partly=True)
+    pipe = PipelineTmaAsync(
+        stages, transaction_bytes=k.parameter("stage_bytes", U32), cluster_size=spec.multicast_size, turns=2
+    )
     order = OrderBarrier(2)
     start(pipe, *epilogue.pipelines, prefetch=(a.map, b.map))
     hw.grid_dependency_wait()

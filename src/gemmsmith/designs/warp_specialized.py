@@ -9,7 +9,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.operands import operands
 from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import I32
+from gemmsmith.lang.types import I32, U32
 from gemmsmith.schedule.cluster_sums import partial_sums
 from gemmsmith.schedule.stream import tile_scheduler
 
@@ -26,10 +26,10 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
     scheduler = tile_scheduler(spec)
     a, b = operands(k, spec, place := scheduler.position())
     epilogue, sums = Epilogue(spec), partial_sums(spec, place)
-    a_smem = k.shared(spec.a_tile, stages=spec.config.stages, name="A")
-    b_smem = k.shared(spec.b_tile, stages=spec.config.stages, name="B")
+    a_smem = k.shared(spec.a_tile, stages=spec.config.stages, name="A", partly=True)
+    b_smem = k.shared(spec.b_tile, stages=spec.config.stages, name="B", partly=True)
     pipe = PipelineTmaAsync(
-        spec.config.stages, transaction_bytes=spec.stage_bytes,
+        spec.config.stages, transaction_bytes=k.parameter("stage_bytes", U32),
         cluster_size=spec.multicast_size, first_rank=place.first,
     )  # fmt: skip
     start(pipe, *epilogue.pipelines, *sums.pipelines, prefetch=(a.map, b.map))

@@ -34,7 +34,7 @@ class Box:
     @property
     def bytes(self) -> int:
         """Bytes counted on the barrier: always the whole box."""
-        return self.row_bytes * self.map.box[1] * self.map.box[2]
+        return self.map.box_bytes
 
     def inside(self) -> tuple[np.ndarray, slice]:
         """Which rows are inside the tensor, and which bytes of each."""

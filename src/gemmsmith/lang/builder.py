@@ -128,15 +128,17 @@ class Builder:
         return self.parameter(name, U64)
 
     def shared(
-        self, what: Tile | int, *, stages: int = 1, alignment: int | None = None, name: str = "buffer"
-    ) -> SharedBuffer:
-        """`stages` slots of shared memory, each one tile, or that many bytes."""
+        self, what: Tile | int, *, stages: int = 1, alignment: int | None = None, name: str = "buffer",
+        partly: bool = False,
+    ) -> SharedBuffer:  # fmt: skip
+        """`stages` slots of shared memory, each one tile, or that many bytes. `partly`: copies may leave some of it as
+        it was, and reading that is no mistake, for its results are never used."""
         tile = what if isinstance(what, Tile) else None
         nbytes = what.bytes if isinstance(what, Tile) else what
         align = alignment or (tile.alignment if tile else 16)
         nbytes = -(-nbytes // align) * align if stages > 1 else nbytes
         end = max((b.offset + b.bytes for b in self.buffers), default=0)
-        buffer = SharedBuffer(self, name, -(-end // align) * align, nbytes, stages, tile)
+        buffer = SharedBuffer(self, name, -(-end // align) * align, nbytes, stages, tile, partly)
         self.buffers.append(buffer)
         return buffer
 
@@ -168,21 +170,23 @@ class Builder:
 
     @contextmanager
     def _loop(
-        self, start: ValueLike, stop: ValueLike | None, step: int, name: str, unrolled: bool
+        self, start: ValueLike, stop: ValueLike | None, step: ValueLike, name: str, unrolled: bool
     ) -> Iterator[LoopIndex]:
         if stop is None:
             start, stop = 0, start
-        loop = st.Loop(LoopIndex(name, unrolled), as_value(start, I32), as_value(stop, I32), step)
-        if unrolled and not (isinstance(loop.start, Constant) and isinstance(loop.stop, Constant)):
+        bounds = [as_value(x, I32) for x in (start, stop, step)]
+        loop = st.Loop(LoopIndex(name, unrolled), *bounds)
+        if unrolled and not all(isinstance(x, Constant) for x in bounds):
             raise KernelError("k.unroll needs bounds known at build time")
         self.emit(loop)
         with self._nested(loop.body):
             yield loop.index
 
     def range(
-        self, start: ValueLike, stop: ValueLike | None = None, step: int = 1, *, name: str = "i"
+        self, start: ValueLike, stop: ValueLike | None = None, step: ValueLike = 1, *, name: str = "i"
     ) -> AbstractContextManager[LoopIndex]:
-        """A loop that stays a loop; its bounds are the same for every thread of the role."""
+        """A loop that stays a loop; its bounds and its step, which is positive, are the same for every thread of the
+        role."""
         return self._loop(start, stop, step, name, unrolled=False)
 
     def unroll(

@@ -232,12 +232,12 @@ class _Printer:
                 self.line("}")
 
     def _loop(self, loop: st.Loop) -> None:
-        start, stop = self._bound(loop.start), self._bound(loop.stop)
+        start, stop, by = (self._bound(x) for x in (loop.start, loop.stop, loop.step))
         self.flush()
         unrolled = loop.index.unrolled
         self.line("#pragma unroll" if unrolled else "#pragma unroll 1")
         name = self.name(loop.index, loop.index.name or "i")
-        step = f"++{name}" if loop.step == 1 else f"{name} += {loop.step}"
+        step = f"++{name}" if by == "1" else f"{name} += {by}"
         self.line(f"for (int {name} = {start}; {name} < {stop}; {step}) {{")
         self.nested(loop.body)
         self.line("}")
@@ -390,8 +390,8 @@ def _count_uses(kernel: Kernel) -> Counter[Value]:
                 uses[value] += 1
             case st.AssignRegister(index=index, value=value):
                 uses.update((index, value))
-            case st.Loop(start=start, stop=stop):
-                uses.update((start, stop))
+            case st.Loop(start=start, stop=stop, step=step):
+                uses.update((start, stop, step))
             case st.If(condition=condition):
                 uses[condition] += 1
     return uses

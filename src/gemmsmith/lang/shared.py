@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedBuffer:
-    """`count` slots of `slot_bytes` each, `offset` bytes into the CTA's shared memory."""
+    """`count` slots of `slot_bytes` each, `offset` bytes into the CTA's shared memory. `partly`: where nobody wrote, what
+    is read does not matter."""
 
     kernel: Builder
     name: str
@@ -24,6 +25,7 @@ class SharedBuffer:
     slot_bytes: int
     count: int
     tile: Tile | None = None
+    partly: bool = False
 
     @property
     def bytes(self) -> int:

@@ -76,12 +76,12 @@ class AssignRegister(Statement):
 
 @dataclass(eq=False)
 class Loop(Statement):
-    """for index in start..stop by step; bounds are taken before the first turn."""
+    """for index in start..stop by step; all three are taken before the first turn."""
 
     index: LoopIndex
     start: Value
     stop: Value
-    step: int
+    step: Value
     body: Block = field(default_factory=Block)
 
 

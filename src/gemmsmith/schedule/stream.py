@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
+from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Value
 from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, WorkTile
 
@@ -28,7 +29,7 @@ class StreamScheduler(TileScheduler):
         """The tiles and shares of this cluster, one after the other."""
         assert turns == 1, "whole tiles only"
         k = current()
-        cluster, clusters = self.turn_of_cluster()
+        cluster, clusters = self.cluster, self.clusters
         waves = self.tiles // clusters
         even = (self.tiles == waves * clusters) | (self.k_tiles == 0)
         shared = k.select(even, 0, self.tiles - k.maximum(waves - 1, 0) * clusters).named("shared_tiles")
@@ -61,10 +62,11 @@ class ClusterScheduler(TileScheduler):
         begin = (place.k * self.k_tiles // splits).named("first_k_tile")
         count = ((place.k + 1) * self.k_tiles // splits - begin).named("k_tiles_of_share")
         finishes = (place.k == splits - 1).named("finishes")
-        cluster, clusters = self.turn_of_cluster()
-        with k.range((self.tiles - cluster + clusters - 1) // clusters, name="turn") as turn:
-            share = Share(begin, finishes, cluster, cluster, turn)
-            yield self._tile(cluster + turn * clusters, place, count, share)
+        turn = k.var(I32, 0, "turn")
+        with k.range(self.cluster, self.tiles, self.clusters, name="tile") as tile:
+            share = Share(begin, finishes, self.cluster, self.cluster, turn.get().named("turn_now"))
+            yield self._tile(tile, place, count, share)
+            turn.set(share.turn + 1)
 
 
 def tile_scheduler(spec: KernelSpec) -> TileScheduler:

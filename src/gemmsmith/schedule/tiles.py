@@ -15,6 +15,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import ORDER, ORDER_LENGTH
 from gemmsmith.lang.values import Value
+from gemmsmith.schedule.division import Divisor
 
 IN_ORDER = tuple(range(ORDER_LENGTH))
 """Cluster i takes turn i."""
@@ -61,9 +62,10 @@ class ClusterPosition:
 
 
 class TileScheduler:
-    """Walks the tiles of a cluster. Kernel arguments: tiles_m, tiles_n (in clusters), tiles (all), k_tiles, and
-    `order`, whose turn each cluster takes: any permutation of the grid's clusters is right, and one that puts
-    neighbours in the walk on neighbouring SMs lets the chip merge their reads."""
+    """Walks the tiles of a cluster. Kernel arguments: tiles_m, tiles_n (in clusters), tiles (all), k_tiles, the
+    divisors of the walk, and `order`, whose turn each cluster takes: any permutation of the grid's clusters is right,
+    and one that puts neighbours in the walk on neighbouring SMs lets the chip merge their reads. This cluster's turn is
+    `cluster`, of `clusters`; it is read here, before the roles begin."""
 
     def __init__(self, spec: KernelSpec) -> None:
         k = current()
@@ -71,17 +73,25 @@ class TileScheduler:
         self.tiles_m, self.tiles_n = k.parameter("tiles_m"), k.parameter("tiles_n")
         self.tiles, self.k_tiles = k.parameter("tiles"), k.parameter("k_tiles")
         self.order = k.parameter("order", ORDER)
+        self.plane, self.band, self.last_band = Divisor("plane"), Divisor("band"), Divisor("last_band")
+        self.cluster = hw.cluster_turn(self.order, hw.block_index() // spec.cluster_size).named("cluster")
+        self.clusters = (hw.grid_size() // spec.cluster_size).named("clusters")
 
     @staticmethod
     def arguments(spec: KernelSpec, m: int, n: int, k: int, batch: int) -> dict[str, int | tuple[int, ...]]:
         """What the host gives for a problem of these sizes."""
         tiles_m, tiles_n = TileScheduler.grid(spec, m, n)
+        across, along = (tiles_n, tiles_m) if spec.config.raster == "m" else (tiles_m, tiles_n)
+        width = spec.config.swizzle
         return {
             "tiles_m": tiles_m,
             "tiles_n": tiles_n,
             "tiles": tiles_m * tiles_n * batch,
             "k_tiles": -(-k // spec.config.tile[2]),
             "order": IN_ORDER,
+            **Divisor.arguments("plane", max(tiles_m * tiles_n, 1)),
+            **Divisor.arguments("band", max(along * width, 1)),
+            **Divisor.arguments("last_band", across % width or width),
         }
 
     @staticmethod
@@ -101,27 +111,18 @@ class TileScheduler:
         n = 0 if columns == 1 else within if rows == 1 else within // rows
         return ClusterPosition(m, n, rank, share, first)
 
-    def turn_of_cluster(self) -> tuple[Value, Value]:
-        """This cluster's place in the walk, and how many clusters walk."""
-        size = self.spec.cluster_size
-        return hw.cluster_turn(self.order, hw.block_index() // size).named("cluster"), hw.grid_size() // size
-
     @contextmanager
     def each(self, place: ClusterPosition, turns: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
         """The tiles of this cluster, one after the other, `clusters` apart; of them every one in `turns` from `first`
         on."""
-        k = current()
-        cluster, clusters = self.turn_of_cluster()
-        count = (self.tiles - cluster + clusters - 1) // clusters
-        if turns > 1:
-            count = (count - first + turns - 1) // turns
-        with k.range(count, name="turn") as turn:
-            yield self._tile(cluster + (turn if turns == 1 else turn * turns + first) * clusters, place, self.k_tiles)
+        start = self.cluster if turns == 1 else self.cluster + first * self.clusters
+        with current().range(start, self.tiles, self.clusters * turns, name="tile") as tile:
+            yield self._tile(tile, place, self.k_tiles)
 
     def _tile(self, index: Value, place: ClusterPosition, k_tiles: Value, share: Share | None = None) -> WorkTile:
         tile, size = self.spec.config.tile, self.spec.config.cluster
-        plane = (self.tiles_m * self.tiles_n).named("plane")
-        batch, within = index // plane, (index % plane).named("within")
+        batch = self.plane.quotient(index).named("batch")
+        within = (index - batch * (self.tiles_m * self.tiles_n)).named("within")
         if self.spec.config.raster == "m":
             n, m = self._band(within, self.tiles_n, self.tiles_m)
         else:
@@ -129,17 +130,19 @@ class TileScheduler:
         return WorkTile(
             ((m * size[0] + place.m) * tile[0]).named("tile_m"),
             ((n * size[1] + place.n) * tile[1]).named("tile_n"),
-            batch.named("batch"),
+            batch,
             k_tiles,
             share,
         )
 
     def _band(self, index: Value, across: Value, along: Value) -> tuple[Value, Value]:
         """Tile `index` of a walk along `along` in bands `swizzle` wide of `across`: (across, along)."""
-        width = self.spec.config.swizzle
+        k, width = current(), self.spec.config.swizzle
+        band = self.band.quotient(index).named("band")
+        position = (index - band * (along * width)).named("position")
         if width == 1:
-            return index // along, index % along
-        band = (index // (along * width)).named("band")
-        position = (index % (along * width)).named("position")
-        actual = current().minimum(across - band * width, width).named("band_width")
-        return band * width + position % actual, position // actual
+            return band, position
+        left = across - band * width
+        whole = (left >= width).named("whole_band")
+        row = k.select(whole, position // width, self.last_band.quotient(position)).named("row")
+        return band * width + position - row * k.select(whole, width, left), row

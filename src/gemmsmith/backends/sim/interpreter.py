@@ -182,8 +182,7 @@ class Interpreter(Issuing):
         self.set_active(before)
 
     def loop(self, loop: st.Loop) -> Blocking:
-        start, stop = int(self.uniform(loop.start)), int(self.uniform(loop.stop))
-        for i in range(start, stop, loop.step):
+        for i in range(*(int(self.uniform(x)) for x in (loop.start, loop.stop, loop.step))):
             self.environment[loop.index] = i
             yield from self.block_of(loop.body)
 

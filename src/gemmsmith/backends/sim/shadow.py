@@ -64,7 +64,8 @@ class Shadow:
     def __init__(self, size: int, events: Events, hazards: Hazards, written: bool, granule: int = GRANULE) -> None:
         count, self.granule = -(-size // granule), granule
         self.writer, self.readers = np.zeros(count, np.int32), np.zeros(count, np.int32)
-        self.events, self.hazards, self.written = events, hazards, written
+        self.events, self.hazards = events, hazards
+        self.readable = np.full(count, written)
         self.barriers = np.zeros(count, bool)
 
     def access(
@@ -77,7 +78,10 @@ class Shadow:
         if self.barriers[cells].any():
             self.hazards.report("barrier", f"{event} touches the mbarrier {name}", event.where)
         for last in _distinct(self.writer[cells]):
-            self._against_writer(last, event, write, clock, is_async, name)
+            if last:
+                self._against_writer(last, event, write, clock, is_async, name)
+            elif not write and not self.readable[cells[self.writer[cells] == 0]].all():
+                self.hazards.report("uninitialised read", f"{event} of {name}, which nobody wrote", event.where)
         readers = self.readers[cells]
         if write:
             for group in _distinct(readers):
@@ -94,11 +98,11 @@ class Shadow:
             else:
                 self.readers[cells[readers == group]] = replacement
 
+    def allow_unwritten(self, first: int, nbytes: int) -> None:
+        """These bytes may be read although nobody wrote them."""
+        self.readable[first // self.granule : -(-(first + nbytes) // self.granule)] = True
+
     def _against_writer(self, last: int, event: Event, write: bool, clock: Clock, is_async: bool, name: str) -> None:
-        if last == 0:
-            if not write and not self.written:
-                self.hazards.report("uninitialised read", f"{event} of {name}, which nobody wrote", event.where)
-            return
         writer = self.events.list[last]
         kind = "write after write" if write else "read after write"
         if self._against(writer, event, clock, kind, name) and is_async:
