@@ -28,7 +28,7 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
         stages, transaction_bytes=k.parameter("stage_bytes", U32), cluster_size=spec.multicast_size, turns=2
     )
     order = OrderBarrier(2)
-    start(pipe, *epilogue.pipelines, prefetch=(a.map, b.map))
+    start(pipe, *epilogue.pipelines, prefetch=(a.map, b.map, *epilogue.maps))
     hw.grid_dependency_wait()
 
     with k.warpgroup(0):

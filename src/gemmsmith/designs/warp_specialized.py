@@ -32,7 +32,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
         spec.config.stages, transaction_bytes=k.parameter("stage_bytes", U32),
         cluster_size=spec.multicast_size, first_rank=place.first,
     )  # fmt: skip
-    start(pipe, *epilogue.pipelines, *sums.pipelines, prefetch=(a.map, b.map))
+    start(pipe, *epilogue.pipelines, *sums.pipelines, prefetch=(a.map, b.map, *epilogue.maps))
     hw.grid_dependency_wait()
 
     with k.warpgroup(0):

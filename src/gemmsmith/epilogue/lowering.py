@@ -76,6 +76,11 @@ class Epilogue:
     def pipelines(self) -> tuple[TmaMatrices, ...]:
         return (self.matrices,) if self.matrices else ()
 
+    @property
+    def maps(self) -> list[Value]:
+        """The tensor maps of what it loads and stores."""
+        return [x for matrices in (self.matrices, self.stores) if matrices for x in matrices.maps.values()]
+
     def prepare(self) -> None:
         """In the math warpgroups, before their first tile."""
         self.leader = (current().thread % 128 == 0).named("epilogue_leader")
