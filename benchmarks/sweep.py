@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import time
 from pathlib import Path
@@ -21,12 +22,17 @@ from suite import SUITE, Shape
 
 import gemmsmith
 from gemmsmith import Config
+from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.measure import compile_all, halving
-from gemmsmith.tuning.space import ranked
 
-ROUNDS = ((64, 1_500.0), (20, 6_000.0), (8, 20_000.0))
+ROUNDS = ((64, 5_000.0), (16, 12_000.0), (6, 30_000.0))
+HOT = 5e9
+"""FLOPs from which a warm-up as long as what is timed comes first: under its power limit the chip takes a while to slow
+down, and an idle moment to recover."""
 FINALISTS, FINALS, WARM_UP, BLOCK = 5, 3, 20_000.0, 60_000.0
-"""The best run in turns with torch.mm, so many times, each for so many microseconds: at the clocks that last."""
+"""The best run in turns with torch.mm, so many times, each for so many microseconds."""
+ALIKE = 2
+"""Configs of one tile that are tried, but for the first dozen."""
 
 
 def specs(shape: Shape) -> tuple[Any, Any]:
@@ -57,8 +63,11 @@ def sweep(shape: Shape, configs: list[Config]) -> dict[str, Any]:
             if not ((sets[0][2].float() - right.float()).norm() / right.float().norm()).item() < 1e-2:
                 print(f"WRONG {shape} {config}", flush=True)
                 raise ArithmeticError
+        if 2 * m * n * k >= HOT:
+            timed(graphs[config][0], len(sets), microseconds)
         return timed(graphs[config][0], len(sets), microseconds)
 
+    random.shuffle(configs)
     found = halving(configs, measure, ROUNDS)
     graphs["torch"] = captured(lambda a, b, d: torch.mm(a, b, out=d), sets), None
     contenders = ["torch", *(x.config for x in found[:FINALISTS])]
@@ -68,13 +77,24 @@ def sweep(shape: Shape, configs: list[Config]) -> dict[str, Any]:
             timed(graphs[x][0], len(sets), WARM_UP)
             times[x].append(timed(graphs[x][0], len(sets), BLOCK))
     us = {x: statistics.median(t) for x, t in times.items()}
-    ratios = {
-        x: statistics.median(t / o for t, o in zip(times["torch"], ours, strict=True)) for x, ours in times.items()
-    }
+    theirs = times["torch"]
+    ratios = {x: statistics.median(t / o for t, o in zip(theirs, ours, strict=True)) for x, ours in times.items()}
     ordered = sorted(found, key=lambda x: -ratios.get(x.config, 0.0))
     return {"m": m, "n": n, "k": k, "torch_us": us["torch"],
             "configs": [{"config": vars(x.config), "us": us.get(x.config, x.us), "ratio": ratios.get(x.config)}
                         for x in ordered]}  # fmt: skip
+
+
+def varied(configs: list[Config], most: int) -> list[Config]:
+    """The first dozen, and of the others at most ALIKE of a tile."""
+    seen: dict[Any, int] = {}
+    found = []
+    for config in configs:
+        key = config.design, config.tile, config.splits == 1
+        seen[key] = seen.get(key, 0) + 1
+        if len(found) < 12 or seen[key] <= ALIKE:
+            found.append(config)
+    return found[:most]
 
 
 def main() -> None:
@@ -88,7 +108,7 @@ def main() -> None:
     chosen = {}
     for shape in shapes:
         problem = gemmsmith.plan(*specs(shape), config=Config()).problem
-        chosen[shape] = ranked(problem, most=arguments.most)
+        chosen[shape] = varied(ranked(problem, most=4 * arguments.most), arguments.most)
     kernels = {(p.source, p.kernel.name) for s, cs in chosen.items() for c in cs
                for p in [gemmsmith.plan(*specs(s), config=c)]}  # fmt: skip
     print(f"{len(kernels)} kernels built in {time.perf_counter() - begun:.0f} s", flush=True)

@@ -11,8 +11,8 @@ from gemmsmith.arrays import Spec, row_major
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import GemmsmithError
 from gemmsmith.plans import Plan
+from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.measure import ROUNDS, Measured, compile_all, halving
-from gemmsmith.tuning.space import ranked
 from gemmsmith.tuning.table import keep
 
 L2_BYTES = 60 * 2**20

@@ -79,7 +79,7 @@ EQUIVALENT = {
     ("move later (past compiler_fence)", "wgmma_wait"): "no instruction lies between; ptxas itself keeps reads behind",
 }
 EQUIVALENT_ALONE = {
-    ("move earlier (past if)", "fence_mbarrier_init"): "the last inits are of empty barriers, "
+    ("move earlier (past mbarrier_init)", "fence_mbarrier_init"): "the last init is of an empty barrier, "
     "which without a cluster no peer and no TMA uses",
     ("delete", "mbarrier_wait"): "producer_tail: without a cluster no peer arrives at a CTA that has ended",
 }

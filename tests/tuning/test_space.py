@@ -12,8 +12,10 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.launches import Route
 from gemmsmith.problems import problem_of
+from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.measure import halving
-from gemmsmith.tuning.space import Space, estimate, ranked, space
+from gemmsmith.tuning.model import estimate
+from gemmsmith.tuning.space import Space, space
 
 
 def problem(m: int, n: int, k: int) -> Problem:

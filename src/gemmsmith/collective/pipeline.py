@@ -17,7 +17,7 @@ from typing import Protocol
 from gemmsmith import hw
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.shared import SharedBuffer, SharedView
+from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, PRED, U32
 from gemmsmith.lang.values import Value, ValueLike
 
@@ -57,15 +57,7 @@ class PipelineState:
 class Initialised(Protocol):
     """Anything with barriers of its own."""
 
-    def init(self) -> None:
-        """Recorded in the first warp, before the roles; `start` does it."""
-
-
-def init_barriers(barriers: SharedBuffer, arrivals: ValueLike) -> None:
-    """In a warp: a lane inits a barrier, at most 32."""
-    k = current()
-    with k.when(k.lane < barriers.count):
-        hw.mbarrier_init(barriers[k.lane], arrivals)
+    def init(self) -> None: ...
 
 
 class _Arrivals:
@@ -94,8 +86,10 @@ class _Pipeline:
         self._producers, self._consumers = _Arrivals(f"{name} full"), _Arrivals(f"{name} empty")
 
     def init(self) -> None:
-        init_barriers(self._full, self._producers.count)
-        init_barriers(self._empty, self._consumers.count)
+        """Recorded in one thread, before the roles; `start` does it."""
+        for stage in range(self.stages):
+            hw.mbarrier_init(self._full[stage], self._producers.count)
+            hw.mbarrier_init(self._empty[stage], self._consumers.count)
 
     def producer_start_state(self) -> PipelineState:
         return PipelineState(self.stages, phase=1, name="write")
@@ -214,13 +208,14 @@ class PipelineTransactionAsync(PipelineAsync):
 def start(*pipelines: Initialised, prefetch: Sequence[Value] = ()) -> None:
     """Initialises the pipelines' barriers and makes them known to the whole cluster; recorded before the roles.
 
-    The tensor maps of `prefetch` are brought into the descriptor cache meanwhile, by the next warp.
+    The tensor maps of `prefetch` are brought into the descriptor cache meanwhile, by another warp. One thread inits all
+    barriers: lanes would take 45 cycles each, one after the other.
     """
     k = current()
     with k.when(k.thread == 32):
         for tensor_map in prefetch:
             hw.prefetch_tensor_map(tensor_map)
-    with k.when(k.warp_index == 0):
+    with k.when(k.thread == 0):
         for pipeline in pipelines:
             pipeline.init()
         hw.fence_mbarrier_init()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemmsmith import hw
-from gemmsmith.collective.pipeline import init_barriers
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.graph import Operand
 from gemmsmith.core.tile import Tile
@@ -234,7 +233,8 @@ class TmaMatrices:
         """The barriers come behind all tiles, which want aligned places."""
         count = self.slots * self.consumers
         self.barriers = current().shared(8, stages=count, alignment=8, name="loaded")
-        init_barriers(self.barriers, 1)
+        for i in range(self.slots * self.consumers):
+            hw.mbarrier_init(self.barriers[i], 1)
 
     def prepare(self) -> None:
         """Before the tiles: the parity of a slot's first piece in this tile."""

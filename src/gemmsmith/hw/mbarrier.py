@@ -10,14 +10,14 @@ from gemmsmith.lang.types import PRED
 
 
 class MbarrierInit(Instruction):
-    """A barrier of each executing thread's, whose phases each need `count` arrivals; phase 0 begins."""
+    """A barrier whose phases each need `count` arrivals; phase 0 begins."""
 
     barrier: u32
     count: u32
     ptx = "mbarrier.init.shared::cta.b64 [{barrier}], {count};"
 
     def simulate(self, m: Machine) -> None:
-        m.mbarrier_init(m.value(self.barrier), m.uniform(self.count))
+        m.mbarrier_init(m.uniform(self.barrier), m.uniform(self.count))
 
 
 class FenceMbarrierInit(Instruction):

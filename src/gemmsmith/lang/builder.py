@@ -174,9 +174,8 @@ class Builder:
     ) -> Iterator[LoopIndex]:
         if stop is None:
             start, stop = 0, start
-        bounds = [as_value(x, I32) for x in (start, stop, step)]
-        loop = st.Loop(LoopIndex(name, unrolled), *bounds)
-        if unrolled and not all(isinstance(x, Constant) for x in bounds):
+        loop = st.Loop(LoopIndex(name, unrolled), as_value(start, I32), as_value(stop, I32), as_value(step, I32))
+        if unrolled and not all(isinstance(x, Constant) for x in (loop.start, loop.stop, loop.step)):
             raise KernelError("k.unroll needs bounds known at build time")
         self.emit(loop)
         with self._nested(loop.body):

@@ -106,7 +106,7 @@ class Machine(Protocol):
     def poke(self, access: Access, data: np.ndarray) -> None:
         """Sets the bytes, likewise."""
 
-    # -- mbarriers: every active thread inits and arrives, at its own `address`; waits are uniform --------
+    # -- mbarriers: every active thread arrives, at its own `address`; waits are uniform -----------------
     def mbarrier_init(self, address: Any, count: int) -> None: ...
     def mbarrier_arrive(self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None) -> None: ...
     def mbarrier_expect_tx(self, address: Any, nbytes: Any) -> None:

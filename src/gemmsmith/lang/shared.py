@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedBuffer:
-    """`count` slots of `slot_bytes` each, `offset` bytes into the CTA's shared memory. `partly`: where nobody wrote, what
-    is read does not matter."""
+    """`count` slots of `slot_bytes` each, `offset` bytes into the CTA's shared memory.
+
+    `partly`: where nobody wrote, what is read does not matter.
+    """
 
     kernel: Builder
     name: str

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.pipeline import init_barriers
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import I32, U32
@@ -42,9 +41,11 @@ class ClusterSums:
         return (self,)
 
     def init(self) -> None:
-        """Recorded in the first warp, before the roles."""
-        init_barriers(self.full, 1)
-        init_barriers(self.taken, WARPS)
+        """Recorded in one thread, before the roles."""
+        for i in range(self.givers * self.consumers):
+            hw.mbarrier_init(self.full[i], 1)
+        for i in range(self.consumers):
+            hw.mbarrier_init(self.taken[i], WARPS)
 
     @contextmanager
     def finished(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[None]:

@@ -16,7 +16,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.tuning.choose import stages_that_fit
+from gemmsmith.tuning.space import stages_that_fit
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.tuning.space import Space, estimate, ranked
+from gemmsmith.tuning.choose import ranked
+from gemmsmith.tuning.model import estimate
+from gemmsmith.tuning.space import Space
 
 MHZ = 1600
 """About what an H200 holds under load."""

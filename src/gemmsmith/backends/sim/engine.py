@@ -55,8 +55,8 @@ def simulate(
     for index in range(grid):
         shared = np.full(SHARED_BASE + -(-kernel.shared_bytes // 16) * 16, 0xFF, np.uint8)
         shadow = Shadow(len(shared), state.events, state.hazards, written=False)
-        for buffer in (b for b in kernel.buffers if b.partly):
-            shadow.allow_unwritten(SHARED_BASE + buffer.offset, buffer.bytes)
+        for slots in (b for b in kernel.buffers if b.partly):
+            shadow.allow_unwritten(SHARED_BASE + slots.offset, slots.bytes)
         warps = [Warp(index * per_cta + i, agents) for i in range(per_cta)]
         state.ctas.append(Cta(index, index % size, [], shared, shadow, warps))
     for cta in state.ctas:

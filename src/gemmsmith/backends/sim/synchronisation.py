@@ -33,26 +33,22 @@ class Synchronising(Accessing):
         agent, count = found.initialiser
         if clock.vector[0, agent] < count:
             self.hazard("barrier", f"{name} is used before its init is known: a barrier of all threads must follow it")
-        elif remote and (found.fence is None or clock.vector[0, found.fence[0]] < found.fence[1]):
+        elif remote and (found.fence is None or clock.vector[0, agent] < found.fence[1]):
             self.hazard("barrier", f"the init of {name} is not fenced for the cluster and the async proxy")
         return found
 
     def mbarrier_init(self, address: Any, count: int) -> None:
-        for part in self.parts:
-            agent, clock = part.warp.enter(part.partial)
-            addresses = np.broadcast_to(np.asarray(address), len(self.threads))[part.rows]
-            for each in addresses:
-                self._init(int(each), count, (agent, int(clock.vector[0, agent])))
-
-    def _init(self, address: int, count: int, initialiser: tuple[int, int]) -> None:
-        offset = address & OFFSET_MASK
-        name = self.state.place(address)[0]
+        part = self.parts[0]
+        agent, clock = part.warp.enter(part.partial)
+        offset = int(address) & OFFSET_MASK
+        name = self.state.place(int(address))[0]
         if offset % MBARRIER_BYTES:
             self.hazard("alignment", f"{name}: an mbarrier at an address that is no multiple of {MBARRIER_BYTES}")
         if offset in self.cta.mbarriers:
             self.hazard("barrier", f"{name} is initialised twice")
         if count < 1:
             raise self.state.stop("barrier", f"{name} is initialised for {count} arrivals", self.where)
+        initialiser = agent, int(clock.vector[0, agent])
         self.cta.mbarriers[offset] = Mbarrier(name, count, initialiser, self.where, self.state.agents)
         self.cta.shadow.barriers[offset // GRANULE : (offset + MBARRIER_BYTES) // GRANULE] = True
 
@@ -236,9 +232,8 @@ class Synchronising(Accessing):
                 part.warp.fence_proxy(part.partial)
             elif kind == "mbarrier_init":
                 agent, clock = part.warp.enter(part.partial)
-                own = {agent} if part.partial else {part.warp.whole, part.warp.part}  # all lanes fence for some of them
                 for barrier in self.cta.mbarriers.values():
-                    if barrier.initialiser[0] in own and barrier.fence is None:
+                    if barrier.initialiser[0] == agent and barrier.fence is None:
                         barrier.fence = (agent, int(clock.vector[0, agent]))
 
     def set_register_budget(self, registers: int) -> Blocking:

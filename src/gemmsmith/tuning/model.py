@@ -1,0 +1,96 @@
+"""How fast a config is for a problem, in SM cycles, for any number of configs at once.
+
+Waves of tiles, each as long as its slower half, copies or math; or the time that the bytes take at all; or the time
+in which the chip can give the energy. The constants were fitted to benchmarks/sweep.py on an H200.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gemmsmith.core.problem import Problem
+from gemmsmith.tuning.space import SMS, Column, Space
+
+FLOPS_PER_CYCLE = 4096
+"""Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128."""
+L2_BYTES_PER_CYCLE, SM_BYTES_PER_CYCLE = 54 * SMS, 72
+"""What the L2 gives all SMs together, and at most one."""
+DRAM_BYTES_PER_CYCLE = 2500
+"""4.3 TB/s at 1.75 GHz."""
+MANY_WAVES = 3
+"""Beyond, SMs that are idle in the last wave save power that the others use: half a wave is half lost."""
+FILL_CYCLES, STORE_BYTES_PER_CYCLE = 4300, 14
+"""Starting a kernel and filling the pipeline; and storing a tile where nothing hides it."""
+SWAPPED_STORE_BYTES_PER_CYCLE = 0.5
+"""Of a transposed tile, by threads."""
+SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 4500, 500, 16
+"""Of bringing a tile's partial sums together: flags or barriers, and reading them."""
+LATENCY_CYCLES, SHARPNESS = 900, 4
+"""A copy's from DRAM; and how sharply the longest of work, memory and power decides."""
+ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_DRAM = 456_000, 48_800, 142_000, 7_000
+"""At 700 W the chip gives a cycle (of 1/1755 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
+bytes from DRAM: one or the other."""
+
+
+class Estimate(NamedTuple):
+    """What the model says, in SM cycles: of a k-tile's math and copies, how long a k-tile takes, how many a CTA works
+    on one after the other, what stores and bringing shares together add, and the time that the bytes and the energy
+    take at all."""
+
+    math: Column
+    copies: Column
+    step: Column
+    k_steps: Column
+    stores: Column
+    share: Column
+    memory: float
+    power: Column
+
+    @property
+    def work(self) -> Column:
+        return np.asarray(self.k_steps * self.step + self.stores)
+
+    @property
+    def cycles(self) -> Column:
+        longest = (self.work**SHARPNESS + self.memory**SHARPNESS + self.power**SHARPNESS) ** (1 / SHARPNESS)
+        return np.asarray(longest + self.share + FILL_CYCLES)
+
+
+def estimate(problem: Problem, s: Space) -> Estimate:
+    """Of every config of a space."""
+    tiles, resident = s.tiles(problem), s.resident
+    k_tiles = np.maximum(1, -(-problem.k // s.k))
+    # wgmma reads A and B from shared memory, 128 bytes a cycle
+    wgmma = np.maximum(s.n / 2, 16 + s.n / 4) * (s.m / 64) * (s.k / 16)
+    math = np.maximum(2 * s.m * s.n * s.k / FLOPS_PER_CYCLE, wgmma)
+    stream = s.splits == 0
+    clusters = np.maximum(1, np.minimum(resident, tiles * np.where(stream, k_tiles, s.splits)))
+    bandwidth = np.minimum(SM_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE / (clusters * s.cluster_size))
+    read = 2 * s.k * (s.m / s.columns + s.n / s.rows)
+    copies = read / bandwidth
+    step = np.maximum(np.maximum(math, copies), LATENCY_CYCLES / s.stages * (s.k / 64))
+    store = s.m * s.n * problem.d.dtype.bytes / STORE_BYTES_PER_CYCLE
+    swapped = s.m * np.minimum(s.n, problem.m) * problem.d.dtype.bytes / SWAPPED_STORE_BYTES_PER_CYCLE
+    store = np.where(s.swap, swapped, store)
+    full = -(-tiles // resident)
+    waves = np.where((full > MANY_WAVES) & (s.cluster_splits == 1), (full + tiles / resident) / 2, full)
+    hidden = np.where(s.pingpong, k_tiles * step, 0.0)
+    k_steps = waves * -(-k_tiles // s.cluster_splits)
+    stores = store + (waves - 1) * np.maximum(0.0, store - hidden)
+    shared = s.splits != 1
+    k_steps = np.where(shared, -(-tiles * k_tiles // clusters), k_steps)
+    stores = np.where(shared, np.maximum(1, tiles // clusters) * store, stores)
+    partial = 4 * s.m * s.n / BYTES_OF_SHARE_PER_CYCLE
+    others = np.where(stream, 1, -(-clusters // np.maximum(tiles, 1)) - 1)
+    share = np.where(shared, SHARE_CYCLES + others * partial, 0.0)
+    share = np.where(s.cluster_splits > 1, CLUSTER_SHARE_CYCLES + (s.cluster_splits - 1) * partial, share)
+    p = problem
+    nbytes = p.batch * (2 * (p.m * p.k + p.k * p.n) + p.d.dtype.bytes * p.m * p.n)
+    k_steps_of_all = tiles * s.rows * s.columns * k_tiles
+    power = k_steps_of_all * (
+        2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + 2 * s.k * (s.m + s.n) / ENERGY_FILL
+    )
+    return Estimate(math, copies, step, k_steps, stores, share, nbytes / DRAM_BYTES_PER_CYCLE,
+                    power + nbytes / ENERGY_DRAM)  # fmt: skip
