@@ -38,7 +38,7 @@ def test_no_spills_and_no_advisories(config: Config, ragged: bool, output: str) 
 
 
 def test_the_machine_code_is_hoppers() -> None:
-    code = gemmsmith.plan(Spec((4096, 4096), "fp16"), Spec((4096, 4096), "fp16")).sass
+    code = gemmsmith.plan(Spec((4096, 4096), "fp16"), Spec((4096, 4096), "fp16"), config=Config()).sass
     for instruction in (
         "HGMMA.64x256x16.F32",
         "UTMALDG.3D.MULTICAST",

@@ -72,8 +72,8 @@ class TileScheduler:
         self.spec = spec
         self.tiles_m, self.tiles_n = k.parameter("tiles_m"), k.parameter("tiles_n")
         self.tiles, self.k_tiles = k.parameter("tiles"), k.parameter("k_tiles")
-        self.order = k.parameter("order", ORDER)
         self.plane, self.band, self.last_band = Divisor("plane"), Divisor("band"), Divisor("last_band")
+        self.order = k.parameter("order", ORDER)  # behind the numbers, which then are one line of the constant cache
         self.cluster = hw.cluster_turn(self.order, hw.block_index() // spec.cluster_size).named("cluster")
         self.clusters = (hw.grid_size() // spec.cluster_size).named("clusters")
 

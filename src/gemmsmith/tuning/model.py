@@ -15,14 +15,14 @@ from gemmsmith.tuning.space import SMS, Column, Space
 
 FLOPS_PER_CYCLE = 4096
 """Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128."""
-L2_BYTES_PER_CYCLE, SM_BYTES_PER_CYCLE = 54 * SMS, 72
+L2_BYTES_PER_CYCLE, SM_BYTES_PER_CYCLE = 56 * SMS, 76
 """What the L2 gives all SMs together, and at most one."""
 DRAM_BYTES_PER_CYCLE = 2500
 """4.3 TB/s at 1.75 GHz."""
 MANY_WAVES = 3
 """Beyond, SMs that are idle in the last wave save power that the others use: half a wave is half lost."""
-FILL_CYCLES, STORE_BYTES_PER_CYCLE = 4300, 14
-"""Starting a kernel and filling the pipeline; and storing a tile where nothing hides it."""
+FILL_CYCLES, MEET_CYCLES, STORE_BYTES_PER_CYCLE = 5000, 350, 14
+"""Starting a kernel and filling the pipeline, and more for a cluster; and storing a tile where nothing hides it."""
 SWAPPED_STORE_BYTES_PER_CYCLE = 0.5
 """Of a transposed tile, by threads."""
 SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 4500, 500, 16
@@ -37,7 +37,7 @@ bytes from DRAM: one or the other."""
 class Estimate(NamedTuple):
     """What the model says, in SM cycles: of a k-tile's math and copies, how long a k-tile takes, how many a CTA works
     on one after the other, what stores and bringing shares together add, and the time that the bytes and the energy
-    take at all."""
+    take at all, and what a kernel costs before and after."""
 
     math: Column
     copies: Column
@@ -47,6 +47,7 @@ class Estimate(NamedTuple):
     share: Column
     memory: float
     power: Column
+    fill: Column
 
     @property
     def work(self) -> Column:
@@ -55,7 +56,7 @@ class Estimate(NamedTuple):
     @property
     def cycles(self) -> Column:
         longest = (self.work**SHARPNESS + self.memory**SHARPNESS + self.power**SHARPNESS) ** (1 / SHARPNESS)
-        return np.asarray(longest + self.share + FILL_CYCLES)
+        return np.asarray(longest + self.share + self.fill)
 
 
 def estimate(problem: Problem, s: Space) -> Estimate:
@@ -92,5 +93,6 @@ def estimate(problem: Problem, s: Space) -> Estimate:
     power = k_steps_of_all * (
         2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + 2 * s.k * (s.m + s.n) / ENERGY_FILL
     )
+    fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size > 1)
     return Estimate(math, copies, step, k_steps, stores, share, nbytes / DRAM_BYTES_PER_CYCLE,
-                    power + nbytes / ENERGY_DRAM)  # fmt: skip
+                    power + nbytes / ENERGY_DRAM, fill)  # fmt: skip

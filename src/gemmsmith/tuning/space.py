@@ -22,8 +22,8 @@ COOPERATIVE = [(256, n, 2) for n in (128, 96, 64)] + [(192, n, 3) for n in (160,
 COOPERATIVE += [(128, n, 2) for n in (*range(256, 56, -8), 48, 32, 16, 8)]
 COOPERATIVE += [(64, n, 1) for n in (*range(256, 128, -16), *range(128, 0, -8))]
 PINGPONG = [(64, n) for n in (256, 224, 192, 160, 128, 96)] + [(128, n) for n in (160, 144, 128, 112, 96, 64)]
-PAIRS, FOURS = [(1, 1), (2, 1), (1, 2)], [(2, 2), (4, 1), (1, 4)]
-"""Clusters."""
+PAIRS, FOUR = [(1, 1), (2, 1), (1, 2)], (1, 4)
+"""Clusters; of four CTAs, fewer of which fit, only such as share the few rows of A."""
 SPLITS, CLUSTER_SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16), (2, 4)
 MOST_STAGES = 16
 RESIDENT = {1: 132, 2: 66, 4: 30, 8: 14}
@@ -123,7 +123,7 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
             continue
         for k in (64, 128) if m + n <= 256 and n % 16 == 0 else (64,):
             stages = stages_that_fit((m, n, k), epilogue, consumers, most=MOST_STAGES)
-            for cluster in PAIRS + FOURS:
+            for cluster in [*PAIRS, FOUR] if m == 64 else PAIRS:
                 if stages < 3 or n % (8 * cluster[0]):
                     continue
                 raster = "n" if cluster[1] > cluster[0] else "m"
@@ -136,7 +136,7 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
 
 
 def _shares(base: Config) -> Iterator[Config]:
-    if base.design == "pingpong" or base.cluster in FOURS:
+    if base.design == "pingpong" or base.cluster == FOUR:
         return
     for splits in SPLITS:
         yield base.replace(splits=splits)
