@@ -4,6 +4,9 @@ For every shape the configs that the model ranks first are compiled in parallel 
 buffers, in rounds that keep the better ones; the last few in turns with torch.mm.
 
     python benchmarks/sweep.py --json sweep.json [--shape MxNxK ...] [--most 64]
+    python benchmarks/sweep.py --enter sweep.json --table src/gemmsmith/tuning/h200.json
+
+The second enters what a sweep found best in the table that the package ships.
 """
 
 from __future__ import annotations
@@ -97,12 +100,30 @@ def varied(configs: list[Config], most: int) -> list[Config]:
     return found[:most]
 
 
+def enter(sweep: Path, table: Path) -> None:
+    """Each shape's best config goes into the table, in place of what is there for that shape."""
+    rows = {(r["m"], r["n"], r["k"]): r for r in json.loads(table.read_text())["rows"]} if table.exists() else {}
+    found = json.loads(sweep.read_text())
+    for r in found["rows"]:
+        best = max((c for c in r["configs"] if c["ratio"]), key=lambda c: c["ratio"])
+        figures = {"us": round(best["us"], 2), "torch_us": round(r["torch_us"], 2), "ratio": round(best["ratio"], 3)}
+        sizes = {"m": r["m"], "n": r["n"], "k": r["k"]}
+        rows[r["m"], r["n"], r["k"]] = {**sizes, "config": best["config"], **figures}
+    lines = ",\n".join(json.dumps(rows[key]) for key in sorted(rows))
+    made_with = {name: x for name, x in found["machine"].items() if name != "command"}
+    table.write_text(f'{{"machine": {json.dumps(made_with)},\n"rows": [\n{lines}\n]}}\n')
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", help="MxNxK instead of the suite; may be repeated")
     parser.add_argument("--most", type=int, default=64, help="configs a shape")
-    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--json", type=Path, help="where the times go")
+    parser.add_argument("--enter", type=Path, help="an earlier sweep's times, instead of measuring")
+    parser.add_argument("--table", type=Path, help="the table to enter it in")
     arguments = parser.parse_args()
+    if arguments.enter:
+        return enter(arguments.enter, arguments.table)
     shapes: list[Any] = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SUITE
     begun = time.perf_counter()
     chosen = {}

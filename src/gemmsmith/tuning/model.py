@@ -22,13 +22,15 @@ DRAM_BYTES_PER_CYCLE = 2500
 MANY_WAVES = 3
 """Beyond, SMs that are idle in the last wave save power that the others use: half a wave is half lost."""
 FILL_CYCLES, MEET_CYCLES, STORE_BYTES_PER_CYCLE = 5000, 350, 14
-"""Starting a kernel and filling the pipeline, and more for a cluster; and storing a tile where nothing hides it."""
-SWAPPED_STORE_BYTES_PER_CYCLE = 0.5
+"""Starting a kernel and filling the pipeline, more for each peer in a cluster; and storing a tile that nothing hides."""
+SWAPPED_STORE_BYTES_PER_CYCLE = 0.25
 """Of a transposed tile, by threads."""
 SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 4500, 500, 16
 """Of bringing a tile's partial sums together: flags or barriers, and reading them."""
 LATENCY_CYCLES, SHARPNESS = 900, 4
 """A copy's from DRAM; and how sharply the longest of work, memory and power decides."""
+LOOP_CYCLES = 110
+"""Of a turn of the mainloop beside one for every column of K: a barrier's round trip and a wgmma's latency."""
 ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_DRAM = 456_000, 48_800, 142_000, 7_000
 """At 700 W the chip gives a cycle (of 1/1755 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
 bytes from DRAM: one or the other."""
@@ -71,7 +73,7 @@ def estimate(problem: Problem, s: Space) -> Estimate:
     bandwidth = np.minimum(SM_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE / (clusters * s.cluster_size))
     read = 2 * s.k * (s.m / s.columns + s.n / s.rows)
     copies = read / bandwidth
-    step = np.maximum(np.maximum(math, copies), LATENCY_CYCLES / s.stages * (s.k / 64))
+    step = np.maximum(np.maximum(math, copies), np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + s.k))
     store = s.m * s.n * problem.d.dtype.bytes / STORE_BYTES_PER_CYCLE
     swapped = s.m * np.minimum(s.n, problem.m) * problem.d.dtype.bytes / SWAPPED_STORE_BYTES_PER_CYCLE
     store = np.where(s.swap, swapped, store)
@@ -93,6 +95,6 @@ def estimate(problem: Problem, s: Space) -> Estimate:
     power = k_steps_of_all * (
         2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + 2 * s.k * (s.m + s.n) / ENERGY_FILL
     )
-    fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size > 1)
+    fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1)
     return Estimate(math, copies, step, k_steps, stores, share, nbytes / DRAM_BYTES_PER_CYCLE,
                     power + nbytes / ENERGY_DRAM, fill)  # fmt: skip
