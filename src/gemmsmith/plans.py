@@ -63,7 +63,7 @@ class Plan:
         if config is None:
             problem = self.bound.problem if self.bound else self.formulation.problem
             spec = self.bound.spec if self.bound else None
-            config = tuned(problem, spec)
+            config = None if spec else tuned(problem)
             self._origin = "tuned" if config else "chosen by the model"
             config = config or choose(problem, spec)
             if config.swap:

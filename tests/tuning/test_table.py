@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from importlib import resources
+
 import pytest
 from click.testing import CliRunner
 
@@ -12,7 +15,7 @@ from gemmsmith.cli.commands import main
 from gemmsmith.core.problem import Problem
 from gemmsmith.problems import problem_of
 from gemmsmith.tuner import tune
-from gemmsmith.tuning.table import Table, keep, kept, shipped
+from gemmsmith.tuning.table import SHIPPED, Table, keep, kept, shipped
 
 SMALL, LARGE = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, splits=2), Config(tile=(256, 128, 64))
 ROWS = [
@@ -39,8 +42,20 @@ def test_a_config_that_does_not_suit_is_none() -> None:
     assert Table([{**ROWS[1], "config": vars(wide)}]).get(problem(512, 4096, 1024)) is None
 
 
-def test_the_shipped_table_reads() -> None:
+def test_every_shipped_config_is_taken() -> None:
+    rows = json.loads((resources.files("gemmsmith.tuning") / SHIPPED).read_text())["rows"]
+    assert len(rows) > 100
+    for row in rows:
+        found = shipped().get(problem(row["m"], row["n"], row["k"]))
+        assert found
+        assert {name: list(x) if isinstance(x, tuple) else x for name, x in vars(found).items()} == row["config"]
     assert shipped().get(problem(3, 5, 7)) is None
+
+
+def test_an_epilogue_is_left_to_the_model() -> None:
+    a, b = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    assert "tuned" in gemmsmith.plan(a, b).why
+    assert "chosen by the model" in gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).why
 
 
 def test_what_is_kept_is_taken(tmp_path, monkeypatch) -> None:
@@ -83,7 +98,7 @@ def test_tuning_finds_and_keeps(tmp_path, monkeypatch) -> None:
 
 
 def test_why_says_where_it_comes_from() -> None:
-    a, b = Spec((512, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    a, b = Spec((520, 4096), "bf16"), Spec((4096, 4088), "bf16", (1, 4096))
     assert "chosen by the model" in gemmsmith.plan(a, b).why
     said = gemmsmith.plan(a, b, config=Config(tile=(64, 256, 64), cluster=(1, 1), consumers=1, swap=True)).why
     assert "given" in said

@@ -174,12 +174,13 @@ def _resolve(backend: str) -> str:
 
 
 def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, tuple[int, int, int]]:
-    """The plan for the options; a choice not given is the analytic model's, on a CPU the flagship's."""
+    """The plan for the options; a choice not given is the plan's own, on a CPU or beside a given tile the flagship's."""
     m, n, k = (choices[name] if choices[name] is not None else size for name, size in zip("mnk", sizes, strict=True))
     a, b = operand_specs((m, n, k), choices["layout"], choices["dtype"])
     arguments = {"out_dtype": choices["out_dtype"], "accumulate": choices["accumulate"]}
-    config: Config = Plan(a, b, **arguments).config if sizes == GPU_SIZES else Config()
     given = {f.name: choices[f.name] for f in fields(Config) if choices[f.name] is not None}
+    own = sizes == GPU_SIZES and "tile" not in given
+    config: Config = Plan(a, b, **arguments).config if own else Config()
     if given:
         from gemmsmith.core.graph import bare
         from gemmsmith.core.spec import EpilogueSpec

@@ -42,7 +42,7 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
     found: list[Config] = []
     every = space(epilogue)
     some = every.take(np.flatnonzero(every.sensible(problem)))
-    for i in np.argsort(estimate(problem, some).cycles, kind="stable"):
+    for i in np.argsort(estimate(problem, some, epilogue).cycles, kind="stable"):
         config = some.configs[i]
         if len(found) == most:
             break

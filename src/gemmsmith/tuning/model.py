@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.space import SMS, Column, Space
 
 FLOPS_PER_CYCLE = 4096
@@ -21,8 +22,10 @@ DRAM_BYTES_PER_CYCLE = 2500
 """4.3 TB/s at 1.75 GHz."""
 MANY_WAVES = 3
 """Beyond, SMs that are idle in the last wave save power that the others use: half a wave is half lost."""
-FILL_CYCLES, MEET_CYCLES, STORE_BYTES_PER_CYCLE = 5000, 350, 14
-"""Starting a kernel and filling the pipeline, more for each peer in a cluster; and storing a tile that nothing hides."""
+FILL_CYCLES, MEET_CYCLES = 5000, 350
+"""Starting a kernel and filling the pipeline, and more for each peer in a cluster."""
+STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 24, 4, 1.5
+"""What an epilogue that nothing hides takes: for its matrices, and for each of a thread's elements and of its nodes."""
 SWAPPED_STORE_BYTES_PER_CYCLE = 0.25
 """Of a transposed tile, by threads."""
 SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 4500, 500, 16
@@ -61,8 +64,24 @@ class Estimate(NamedTuple):
         return np.asarray(longest + self.share + self.fill)
 
 
-def estimate(problem: Problem, s: Space) -> Estimate:
-    """Of every config of a space."""
+class Extra(NamedTuple):
+    """What an epilogue takes of an element of the product: bytes of matrices, and nodes that compute."""
+
+    nbytes: float
+    nodes: int
+
+    @staticmethod
+    def of(epilogue: EpilogueSpec) -> Extra:
+        graph = epilogue.graph
+        extents = graph.extents()
+        places = [(o.extent, o.dtype) for o in graph.operands] + [(extents[r.node], r.dtype) for r in graph.results]
+        nbytes = sum(dtype.bytes / extent.width for extent, dtype in places if extent.is_matrix and dtype)
+        return Extra(nbytes, sum(node.op not in ("accumulator", "operand", "constant") for node in graph.nodes))
+
+
+def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -> Estimate:
+    """Of every config of a space; of the bare product where no epilogue is given."""
+    extra = Extra.of(epilogue or EpilogueSpec.bare(problem.d))
     tiles, resident = s.tiles(problem), s.resident
     k_tiles = np.maximum(1, -(-problem.k // s.k))
     # wgmma reads A and B from shared memory, 128 bytes a cycle
@@ -74,9 +93,10 @@ def estimate(problem: Problem, s: Space) -> Estimate:
     read = 2 * s.k * (s.m / s.columns + s.n / s.rows)
     copies = read / bandwidth
     step = np.maximum(np.maximum(math, copies), np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + s.k))
-    store = s.m * s.n * problem.d.dtype.bytes / STORE_BYTES_PER_CYCLE
-    swapped = s.m * np.minimum(s.n, problem.m) * problem.d.dtype.bytes / SWAPPED_STORE_BYTES_PER_CYCLE
-    store = np.where(s.swap, swapped, store)
+    store = s.m * s.n * extra.nbytes / STORE_BYTES_PER_CYCLE
+    swapped = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE
+    threads = 128 * np.where(s.pingpong, 1, s.consumers)
+    store = np.where(s.swap, swapped, store) + s.m * s.n / threads * (ELEMENT_CYCLES + NODE_CYCLES * extra.nodes)
     full = -(-tiles // resident)
     waves = np.where((full > MANY_WAVES) & (s.cluster_splits == 1), (full + tiles / resident) / 2, full)
     hidden = np.where(s.pingpong, k_tiles * step, 0.0)
@@ -90,7 +110,7 @@ def estimate(problem: Problem, s: Space) -> Estimate:
     share = np.where(shared, SHARE_CYCLES + others * partial, 0.0)
     share = np.where(s.cluster_splits > 1, CLUSTER_SHARE_CYCLES + (s.cluster_splits - 1) * partial, share)
     p = problem
-    nbytes = p.batch * (2 * (p.m * p.k + p.k * p.n) + p.d.dtype.bytes * p.m * p.n)
+    nbytes = p.batch * (2 * (p.m * p.k + p.k * p.n) + extra.nbytes * p.m * p.n)
     k_steps_of_all = tiles * s.rows * s.columns * k_tiles
     power = k_steps_of_all * (
         2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + 2 * s.k * (s.m + s.n) / ENERGY_FILL

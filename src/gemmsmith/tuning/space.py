@@ -57,6 +57,7 @@ class Space:
     rows: Column
     columns: Column
     stages: Column
+    consumers: Column
     splits: Column
     cluster_splits: Column
     cluster_size: Column
@@ -68,16 +69,16 @@ class Space:
     def of(configs: list[Config]) -> Space:
         numbers = np.array(
             [
-                (*c.tile, *c.cluster, c.stages, c.splits, c.cluster_splits, c.design == "pingpong", c.swap)
+                (*c.tile, *c.cluster, c.stages, c.consumers, c.splits, c.cluster_splits, c.design == "pingpong", c.swap)
                 for c in configs
             ],
             np.int64,
-        ).reshape(-1, 10)
-        m, n, k, rows, columns, stages, splits, cluster_splits, pingpong, swap = numbers.T
+        ).reshape(-1, 11)
+        m, n, k, rows, columns, stages, consumers, splits, cluster_splits, pingpong, swap = numbers.T
         size = rows * columns * cluster_splits
         resident = np.array([resident_clusters(int(x)) for x in size])
         yes = pingpong.astype(bool), swap.astype(bool)
-        return Space(configs, m, n, k, rows, columns, stages, splits, cluster_splits, size, resident, *yes)
+        return Space(configs, m, n, k, rows, columns, stages, consumers, splits, cluster_splits, size, resident, *yes)
 
     def take(self, which: Column) -> Space:
         """Some of them."""

@@ -38,23 +38,21 @@ class Table:
         for entries in self._found.values():
             entries.sort(key=lambda entry: entry[0])
 
-    def get(self, problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
+    def get(self, problem: Problem) -> Config | None:
         """The config of that N and K and the next M that was tuned, up to twice as many rows; None where there is none
-        or it does not suit the problem's layouts and epilogue."""
+        or it does not suit the problem's layouts."""
         entries = self._found.get((problem.n, problem.k))
         if entries is None or problem.batch != 1:
             return None
         place = bisect_left(entries, problem.m, key=lambda entry: entry[0])
         if place == len(entries) or entries[place][0] > max(2 * problem.m, FEW_ROWS):
             return None
-        return suited(entries[place][1], problem, epilogue)
+        return suited(entries[place][1], problem)
 
 
-def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None) -> Config | None:
-    """A config with as many stages as the epilogue leaves room for; None where it cannot be."""
-    epilogue = epilogue or EpilogueSpec.bare(problem.d)
-    if config.swap and not epilogue.graph.turns:
-        return None
+def suited(config: Config, problem: Problem) -> Config | None:
+    """A config with as many stages as the result's dtype leaves room for; None where it cannot be."""
+    epilogue = EpilogueSpec.bare(problem.d)
     try:
         most = stages_that_fit(config.tile, epilogue, config.consumers, most=config.stages)
         config = config.replace(stages=min(config.stages, most))
@@ -64,9 +62,9 @@ def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None) -> C
     return config
 
 
-def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
-    """The user's config for the problem, else the package's, else None."""
-    return kept().get(problem, epilogue) or shipped().get(problem, epilogue)
+def tuned(problem: Problem) -> Config | None:
+    """The user's config for the bare product, else the package's, else None: of a fused one the model knows more."""
+    return kept().get(problem) or shipped().get(problem)
 
 
 def keep(problem: Problem, config: Config, us: float, gpu: str) -> None:

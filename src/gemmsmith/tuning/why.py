@@ -17,7 +17,7 @@ OTHERS = 3
 def why(problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin: str) -> str:
     """What the model says of the config, and of the best ones beside it. `problem` is that of the unswapped product."""
     beside = [c for c in ranked(problem, epilogue, OTHERS + 1) if c != config][:OTHERS]
-    e = estimate(problem, Space.of([config, *beside]))
+    e = estimate(problem, Space.of([config, *beside]), epilogue)
     math, copies, step, work = (float(x[0]) for x in (e.math, e.copies, e.step, e.work))
     limit = "math" if math >= copies else "copies"
     if step > 1.2 * max(math, copies):
