@@ -174,7 +174,7 @@ def _resolve(backend: str) -> str:
 
 
 def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, tuple[int, int, int]]:
-    """The plan for the options; a choice not given is the plan's own, on a CPU or beside a given tile the flagship's."""
+    """The plan for the options; what is not given is the plan's own, on a CPU or beside a given tile the flagship's."""
     m, n, k = (choices[name] if choices[name] is not None else size for name, size in zip("mnk", sizes, strict=True))
     a, b = operand_specs((m, n, k), choices["layout"], choices["dtype"])
     arguments = {"out_dtype": choices["out_dtype"], "accumulate": choices["accumulate"]}

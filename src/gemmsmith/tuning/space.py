@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, EpilogueSpec
+from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, EpilogueSpec
 from gemmsmith.epilogue.layout import least_bytes, suits
 
 Column = np.ndarray[Any, Any]
@@ -33,6 +33,8 @@ DEEP = 512
 """K from which tiles of 128 are tried."""
 SMALLEST_SHARE = 4
 """K-tiles."""
+WIDEST = {"warp_specialized": 256, "pingpong": 224}
+"""Columns of 64 rows, a warpgroup's, beside which an epilogue that holds much has registers left."""
 
 
 def stages_that_fit(tile: tuple[int, int, int], epilogue: EpilogueSpec, consumers: int, most: int = 8) -> int:
@@ -119,8 +121,10 @@ def space(epilogue: EpilogueSpec) -> Space:
 
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
     tiles = [("warp_specialized", *t) for t in COOPERATIVE] + [("pingpong", *t, 2) for t in PINGPONG]
+    much = _holds_much(epilogue)
     for design, m, n, consumers in tiles:
-        if not suits(epilogue.graph, n):
+        blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
+        if not suits(epilogue.graph, n) or (much and (blocks > 1 or n > WIDEST[design])):
             continue
         for k in (64, 128) if m + n <= 256 and n % 16 == 0 else (64,):
             stages = stages_that_fit((m, n, k), epilogue, consumers, most=MOST_STAGES)
@@ -134,6 +138,13 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
                     yield from (base.replace(swap=True), *_shares(base.replace(swap=True)))
                 elif n % 16 == 0:
                     yield from _shares(base)
+
+
+def _holds_much(epilogue: EpilogueSpec) -> bool:
+    """Whether an epilogue needs many registers beside the accumulator: for further matrices, or reductions."""
+    graph, extents = epilogue.graph, epilogue.graph.extents()
+    matrices = [o.extent for o in graph.operands] + [extents[r.node] for r in graph.results]
+    return sum(extent.is_matrix for extent in matrices) > 1 or any(node.op == "reduce" for node in graph.nodes)
 
 
 def _shares(base: Config) -> Iterator[Config]:
