@@ -1,6 +1,6 @@
 """Draws a benchmark's rows: the ratio to torch.mm over the suite, and both on the chip's roofline.
 
-python benchmarks/plots.py benchmarks/results/dense-suite-h200.json --folder docs/pictures
+python benchmarks/plots.py src/gemmsmith/tuning/h200.json --folder docs/pictures
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def ratios(rows: list[dict[str, Any]], path: Path) -> None:
     dots = axes.scatter(flops, ratio, c=np.log2([r["m"] for r in rows]), cmap="viridis", s=28)
     axes.axhline(1, color="black", linewidth=0.8)
     mean = float(np.exp(np.log(ratio).mean()))
-    axes.axhline(mean, color=OURS, linewidth=0.8, linestyle="--", label=f"geometric mean {mean:.3f}")
+    axes.axhline(mean, color=OURS, linewidth=0.8, linestyle="--")
+    axes.set_title(f"{len(rows)} shapes, geometric mean {mean:.3f}", loc="left", fontsize=10)
     bar = figure.colorbar(dots, ax=axes, label="M")
     ticks = sorted({int(np.log2(r["m"])) for r in rows})
     bar.set_ticks(ticks, labels=[str(2**t) for t in ticks])
     axes.set_xscale("log")
     axes.set_xlabel("FLOPs of the product")
     axes.set_ylabel("time of torch.mm / time of gemmsmith")
-    axes.legend(loc="upper right", frameon=False)
     _save(figure, path)
 
 
@@ -70,7 +70,7 @@ def _save(figure: Any, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="what benchmarks/dense.py wrote with --json")
+    parser.add_argument("results", type=Path, help="rows of benchmarks/dense.py or sweep.py")
     parser.add_argument("--folder", type=Path, default=Path())
     arguments = parser.parse_args()
     rows = json.loads(arguments.results.read_text())["rows"]

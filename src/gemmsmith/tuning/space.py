@@ -22,7 +22,7 @@ COOPERATIVE = [(256, n, 2) for n in (128, 96, 64)] + [(192, n, 3) for n in (160,
 COOPERATIVE += [(128, n, 2) for n in (*range(256, 56, -8), 48, 32, 16, 8)]
 COOPERATIVE += [(64, n, 1) for n in (*range(256, 128, -16), *range(128, 0, -8))]
 PINGPONG = [(64, n) for n in (256, 224, 192, 160, 128, 96)] + [(128, n) for n in (160, 144, 128, 112, 96, 64)]
-PAIRS, FOUR = [(1, 1), (2, 1), (1, 2)], (1, 4)
+PAIRS, FOUR = [(1, 1), (1, 2), (2, 1)], (1, 4)
 """Clusters; of four CTAs, fewer of which fit, only such as share the few rows of A."""
 SPLITS, CLUSTER_SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16), (2, 4)
 MOST_STAGES = 16

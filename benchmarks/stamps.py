@@ -1,0 +1,116 @@
+"""Where a kernel's time goes: cycles of a CTA from its start to the end of each step, in shapes of one wave.
+
+The generated source gets a few stores of clock64; the kernel is otherwise the same, and about 0.1 us slower.
+
+    python benchmarks/stamps.py --json benchmarks/results/stamps-h200.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cuda.bindings import driver
+from dense import captured, machine, replayed, rotated
+
+import gemmsmith
+from gemmsmith import Config
+from gemmsmith.backends.cuda import launcher
+from gemmsmith.backends.cuda.driver import check
+
+STEPS = ["barriers", "first copy", "first k-tile there", "mainloop", "epilogue", "store read"]
+STAMPS = """__device__ long long stamps[132 * 8];
+#define STAMP(i) stamps[blockIdx.x % 132 * 8 + i] = clock64()
+"""
+PLACES = [
+    (r"    const int thread = threadIdx.x;\n", " if (thread == 0) STAMP(0);\n"),
+    (r"    grid_dependency_wait\(\);\n", " if (thread == 0) STAMP(1);\n"),
+    (r"(?=write_stage = write_stage \+ 1;)", "if (k_tile == 0) STAMP(2); "),
+    (r"mbarrier_wait\(smem \+ \(uint32_t\)\(read_stage \* 8\)[^;]*;", " if (thread == 128 && k_tile_2 == 0) STAMP(3);"),
+    (r"wgmma_wait_0\(\);", " if (thread == 128) STAMP(4);"),
+    (r"bulk_commit\(\);", " if (thread == 128) STAMP(5);"),
+    (r"bulk_wait_read_0\(\);(?!.*bulk_wait_read_0)", " if (thread == 128) STAMP(6);"),
+]
+"""What is found first (the last: last) in the source of the bare, warp-specialised product, and what comes behind."""
+
+
+def config(tile: tuple[int, int, int], cluster: tuple[int, int], stages: int) -> Config:
+    return Config(tile=tile, cluster=cluster, stages=stages, consumers=2 if tile[0] > 64 else 1,
+                  raster="n" if cluster[1] > cluster[0] else "m")  # fmt: skip
+
+
+CASES = [
+    ((256, 256, 256), config((64, 16, 64), (1, 1), 16)),
+    ((1024, 1024, 1024), config((64, 128, 64), (1, 1), 8)),
+    ((16, 8192, 8192), config((64, 64, 64), (1, 1), 12)),
+    ((128, 7168, 2048), config((64, 112, 64), (2, 1), 8)),
+    ((256, 2112, 7168), config((64, 64, 64), (2, 1), 12)),
+    ((256, 2112, 7168), config((64, 96, 64), (1, 2), 10)),
+    ((256, 6144, 4096), config((128, 96, 64), (2, 1), 7)),
+    ((512, 2112, 7168), config((128, 64, 64), (1, 1), 8)),
+    ((512, 4096, 4096), config((128, 128, 64), (2, 1), 6)),
+]
+
+
+def timed(graph: torch.cuda.CUDAGraph, calls: int) -> float:
+    """Microseconds a call: the least of three blocks of 50 replays, before the chip slows down."""
+    replayed(graph, 20)
+    return min(replayed(graph, 50) / 50 / calls for _ in range(3))
+
+
+def stamped(source: str) -> str:
+    for pattern, stamp in PLACES:
+        source, found = re.subn(pattern, lambda m, s=stamp: m[0] + s, source, count=1, flags=re.DOTALL)
+        assert found, pattern
+    return source.replace('extern "C" __global__', STAMPS + 'extern "C" __global__')
+
+
+def measure(m: int, n: int, k: int, chosen: Config) -> dict[str, Any]:
+    """One row: both times, and the steps' mean cycles over the CTAs."""
+    sets = rotated(m, n, k, torch.bfloat16, "nt")
+    plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=chosen)
+    us = timed(captured(lambda a, b, d: plan.run(a, b, d), sets), len(sets))
+    torch_us = timed(captured(lambda a, b, d: torch.mm(a, b, out=d), sets), len(sets))
+    kernel = plan.kernel
+    own = kernel.source
+    kernel.__dict__["source"] = stamped(own)
+    again = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=chosen)
+    timed(captured(lambda a, b, d: again.run(a, b, d), sets), len(sets))
+    loaded = next(x for key, x in launcher._LOADED.items() if key[0] == kernel.source)
+    kernel.__dict__["source"] = own
+    module = check(driver.cuFuncGetModule(loaded.function), "cuFuncGetModule")
+    address, size = check(driver.cuModuleGetGlobal(module, b"stamps"), "cuModuleGetGlobal")
+    found = np.zeros(size // 8, np.int64)
+    check(driver.cuMemcpyDtoH(found.ctypes.data, address, size), "cuMemcpyDtoH")
+    stamps = found.reshape(-1, 8)
+    stamps = stamps[stamps[:, 6] > 0]
+    steps = np.diff(stamps[:, :7], axis=1).mean(0).round().astype(int).tolist()
+    return {
+        "m": m, "n": n, "k": k, "config": str(chosen), "us": us, "torch_us": torch_us, "ctas": len(stamps),
+        "cycles": dict(zip(STEPS, steps, strict=True)),
+        "ideal_mainloop": 2 * chosen.tile[0] * chosen.tile[1] * chosen.tile[2] // 4096 * -(-k // chosen.tile[2]),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where the rows go")
+    arguments = parser.parse_args()
+    rows = []
+    for shape, chosen in CASES:
+        rows.append(measure(*shape, chosen))
+        r = rows[-1]
+        steps = "  ".join(f"{name} {cycles}" for name, cycles in r["cycles"].items())
+        print(f"{r['m']:>5} {r['n']:>5} {r['k']:>5}  {r['us']:6.2f} us  torch {r['torch_us']:6.2f} us   {steps} "
+              f"(at best {r['ideal_mainloop']})", flush=True)  # fmt: skip
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
