@@ -15,7 +15,7 @@ from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import MAX_EXTENT, Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.core.tensor_map import TensorMap
-from gemmsmith.core.tile import Tile
+from gemmsmith.core.tile import ATOM_ROWS, Tile
 from gemmsmith.designs.build import build
 from gemmsmith.designs.pack import THREADS, Packing, pack
 from gemmsmith.designs.reduce import arguments as reduce_arguments
@@ -195,14 +195,16 @@ class Route:
     def _gemm_arguments(self, a: Pointer, b: Pointer) -> dict[str, Argument]:
         p, spec = self.problem, self.spec
         rows, columns = spec.config.cluster
+        parts = {"a": part_rows(spec.a_tile, p.m, columns), "b": part_rows(spec.b_tile, p.n, rows)}
         a_map, b_map, stage_bytes = _unread_map(spec), _unread_map(spec), 0
         if p.k:
-            a_map = _without_rows_outside(operand_map(p.a, spec.a_tile, columns, a, p.batch), spec.a_tile)
-            b_map = _without_rows_outside(operand_map(p.b.T, spec.b_tile, rows, b, p.batch), spec.b_tile)
+            a_map = operand_map(p.a, spec.a_tile, box_rows(spec.a_tile, p.m, parts["a"]), a, p.batch)
+            b_map = operand_map(p.b.T, spec.b_tile, box_rows(spec.b_tile, p.n, parts["b"]), b, p.batch)
             stage_bytes = a_map.box_bytes * spec.a_tile.boxes * columns + b_map.box_bytes * spec.b_tile.boxes * rows
         return {
             **TileScheduler.arguments(spec, p.m, p.n, p.k, p.batch),
-            "a": a_map, "b": b_map, "stage_bytes": stage_bytes, "m": p.m, "n": p.n,
+            "a": a_map, "b": b_map, "a_part": parts["a"], "b_part": parts["b"], "stage_bytes": stage_bytes,
+            "m": p.m, "n": p.n,
         }  # fmt: skip
 
     def _epilogue_arguments(self) -> dict[str, Argument]:
@@ -216,7 +218,7 @@ class Route:
             if matrix is None:  # a number, or a reduction's result
                 arguments[argument] = address
             elif name in self.spec.epilogue.tma:
-                arguments[argument] = operand_map(matrix, tiles[name], 1, address, self.problem.batch)
+                arguments[argument] = operand_map(matrix, tiles[name], tiles[name].outer, address, self.problem.batch)
             else:
                 arguments |= {
                     argument: address, f"{argument}_row": matrix.row_stride, f"{argument}_column": matrix.col_stride,
@@ -244,23 +246,31 @@ class Route:
         return {"n": n, "m": p.m, "all": p.batch * p.m * n}[axis]
 
 
-def operand_map(matrix: Matrix, tile: Tile, parts: int, address: Pointer, batch: int) -> TensorMap:
-    """The tensor map of a (M or N) x K matrix, read in boxes of a tile; `parts` CTAs bring a part each."""
+def part_rows(tile: Tile, extent: int, parts: int) -> int:
+    """Rows of a tile's boxes that each of `parts` CTAs brings, for an operand of `extent` rows: its share of those that
+    there are, in whole swizzle atoms."""
+    if tile.major == "MN" or extent >= tile.outer:
+        return tile.outer // parts
+    return min(-(-extent // (parts * ATOM_ROWS)) * ATOM_ROWS, tile.outer // parts)
+
+
+def box_rows(tile: Tile, extent: int, part: int) -> int:
+    """Rows of the boxes in which a part is read, no more than the operand has. Those outside of a tensor take the copy
+    engine about 5 cycles each to fill with zeros; what lies in their place instead reaches only what is never stored.
+    Where rows count depth they must be zeros."""
+    return part if tile.major == "MN" else min(part, extent)
+
+
+def operand_map(matrix: Matrix, tile: Tile, rows: int, address: Pointer, batch: int) -> TensorMap:
+    """The tensor map of a (M or N) x K matrix, read in a tile's boxes, of so many rows."""
     inner, outer, stride = matrix.cols, matrix.rows, matrix.row_stride
     if tile.major == "MN":
         inner, outer, stride = matrix.rows, matrix.cols, matrix.col_stride
     size = matrix.dtype.bytes
     return TensorMap(
         address, matrix.dtype, (inner, outer, batch), (stride * size, matrix.batch_stride * size),
-        (tile.box_inner, tile.outer // parts, 1), tile.swizzle,
+        (tile.box_inner, rows, 1), tile.swizzle,
     )  # fmt: skip
-
-
-def _without_rows_outside(map: TensorMap, tile: Tile) -> TensorMap:
-    """The same with boxes of no more rows than the matrix has: one outside takes the copy engine about 5 cycles to fill
-    with zeros. What lies in their place instead reaches only what is never stored."""
-    inner, outer, batch = map.box
-    return replace(map, box=(inner, min(outer, map.extents[1]), batch)) if tile.major == "K" else map
 
 
 def _unread_map(spec: KernelSpec) -> TensorMap:

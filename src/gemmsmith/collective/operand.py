@@ -16,13 +16,14 @@ EVICT_NORMAL = 0x1000000000000000
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor map and the tile it is read in. `parts` CTAs of the cluster need the same tile: each brings one part,
-    `part` being this CTA's, to all the CTAs of `mask`."""
+    """A tensor map and the tile it is read in. `parts` CTAs of the cluster need the same tile: each brings one part of
+    `part_rows` rows of the boxes, `part` being this CTA's, to all the CTAs of `mask`."""
 
     map: Value
     tile: Tile
     parts: int = 1
     part: Value | int = 0
+    part_rows: Value | int = 0
     mask: Value | int = 1
 
     def load(
@@ -30,11 +31,11 @@ class Operand:
     ) -> None:
         """Starts the copies of the tile at rows `mn`, depth `k`, into `stage`. Recorded in one thread."""
         tile = self.tile
-        rows = tile.outer // self.parts
+        first = self.part * self.part_rows
         for box in range(tile.boxes):
             inner, outer = (k, mn) if tile.major == "K" else (mn, k)
-            destination = stage.at(box * tile.box_bytes).at(self.part, rows * tile.pitch)
-            where = (self.map, inner + box * tile.box_inner, outer + self.part * rows, batch, destination, barrier)
+            destination = stage.at(box * tile.box_bytes).at(first, tile.pitch)
+            where = (self.map, inner + box * tile.box_inner, outer + first, batch, destination, barrier)
             if self.parts == 1:
                 hw.tma_load(*where, cache)
             else:

@@ -11,12 +11,16 @@ from gemmsmith.schedule.tiles import ClusterPosition
 
 
 def operands(k: Builder, spec: KernelSpec, place: ClusterPosition) -> tuple[Operand, Operand]:
-    """(A, B). CTAs of one cluster row need the same A tile, those of one column the same B tile."""
+    """(A, B). CTAs of one cluster row need the same A tile, those of one column the same B tile. Arguments: a, b, and
+    where it is shared a_part, b_part, the rows that a CTA brings."""
     rows, columns = spec.config.cluster
     row_mask = sum(1 << rows * j for j in range(columns))  # ranks run along M first
     column_mask = (1 << rows) - 1
-    a = Operand(k.tensor_map("a"), spec.a_tile, columns, place.n, _shift(row_mask, place.m + place.first))
-    b = Operand(k.tensor_map("b"), spec.b_tile, rows, place.m, _shift(column_mask, place.n * rows + place.first))
+    a_map, b_map = k.tensor_map("a"), k.tensor_map("b")
+    a_part = k.parameter("a_part") if columns > 1 else 0
+    b_part = k.parameter("b_part") if rows > 1 else 0
+    a = Operand(a_map, spec.a_tile, columns, place.n, a_part, _shift(row_mask, place.m + place.first))
+    b = Operand(b_map, spec.b_tile, rows, place.m, b_part, _shift(column_mask, place.n * rows + place.first))
     return a, b
 
 

@@ -1,0 +1,25 @@
+"""A multiplication and a shift instead of a division."""
+
+from __future__ import annotations
+
+from hypothesis import example, given
+from hypothesis import strategies as some
+
+from gemmsmith.schedule.division import Divisor
+
+LARGEST = 2**31 - 1
+
+
+@given(divisor=some.integers(1, LARGEST), x=some.integers(0, LARGEST))
+@example(divisor=1, x=LARGEST)
+@example(divisor=LARGEST, x=LARGEST)
+@example(divisor=2**30 + 1, x=LARGEST)
+@example(divisor=3, x=LARGEST - 1)
+def test_it_is_the_quotient(divisor: int, x: int) -> None:
+    multiplier, shift = Divisor.arguments("d", divisor).values()
+    assert 0 < multiplier < 2**32
+    assert x * multiplier < 2**64
+    assert x * multiplier >> shift == x // divisor
+    below = x // divisor * divisor
+    for near in (below, max(below - 1, 0)):  # where a quotient changes
+        assert near * multiplier >> shift == near // divisor
