@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gemmsmith.arrays import is_array
 from gemmsmith.core.config import Config
 from gemmsmith.epilogue.fingerprint import fingerprint
 from gemmsmith.jobs import Simulation
@@ -73,6 +74,8 @@ def _outs(out: Any) -> dict[str, Any]:
     """The arrays given for results, by names or numbers."""
     if out is None:
         return {}
+    if is_array(out):
+        return {"out": out}
     if isinstance(out, Mapping):
         return dict(out)
     return {str(i): x for i, x in enumerate(out)} if isinstance(out, (tuple, list)) else {"out": out}

@@ -103,6 +103,11 @@ def signature(x: Any, argument: str = "array") -> tuple[Hashable, int]:
         raise ArgumentError(f"{argument}: {error}") from None
 
 
+def is_array(x: Any) -> bool:
+    """Whether x's type has been read before: a quick answer, and only yes is sure."""
+    return type(x) in _READERS
+
+
 def current_stream(x: Any) -> int:
     """The CUDA stream (a handle) that x's library works on now, on x's device; 0, the default one, otherwise."""
     return (_READERS.get(type(x)) or _find(x, "array")).stream(x)
@@ -260,9 +265,10 @@ def _torch_reader(torch: Any) -> _Reader:
         return torch.empty(shape, dtype=names[dtype], device=x.device)
 
     def signature(x: Any) -> tuple[Hashable, int]:
-        if x.layout is not strided:
+        try:
+            return (x.dtype, x.shape, x.stride(), x.get_device(), x.is_neg()), x.data_ptr()
+        except RuntimeError:  # a sparse tensor has no strides
             return read(x), 0  # refuses it
-        return (x.dtype, x.shape, x.stride(), x.get_device(), x.is_neg()), x.data_ptr()
 
     return _Reader(read, signature, stream, empty)
 

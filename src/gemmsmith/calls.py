@@ -60,9 +60,15 @@ class Call:
             places["workspace"] = _workspace_address(workspace, self.workspace_bytes)
         if self.flag_bytes:
             places["flags"] = flags(self.device, stream, self.flag_bytes)
-        with launcher.device_guard(self.device):
-            for launch in self.launches:
-                launch.launch(places, stream)
+        if launcher.is_current(self.device):
+            self._launch(places, stream)
+        else:
+            with launcher.device_guard(self.device):
+                self._launch(places, stream)
+
+    def _launch(self, places: Mapping[str, Any], stream: int) -> None:
+        for launch in self.launches:
+            launch.launch(places, stream)
 
 
 def prepared(launch: Launch, device: int, stream: int, *, pdl: bool) -> Prepared:

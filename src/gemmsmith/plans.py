@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from gemmsmith import jobs
-from gemmsmith.arrays import ArrayInfo, current_stream, describe, empty_like_kind, signature
+from gemmsmith.arrays import ArrayInfo, current_stream, describe, empty_like_kind, is_array, signature
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ArgumentError, HazardError
@@ -169,7 +169,7 @@ class Plan:
         the plan's backend. `workspace`: device bytes, at least `workspace_bytes` of the problem at hand; made where
         not given. Raises ArgumentError.
         """
-        given = {**(operands or {}), **named}
+        given = {**operands, **named} if operands else named
         key, places = signatures(a, b, {} if out is None else self._given(out), given)
         return self.run_signed(key, places, a, b, out, given, workspace)
 
@@ -225,7 +225,7 @@ class Plan:
 
     def _given(self, out: Any) -> dict[str, Any]:
         """The results' arrays that a caller gives, by name."""
-        if not isinstance(out, (Mapping, tuple, list)):
+        if is_array(out) or not isinstance(out, (Mapping, tuple, list)):
             return {self._first: out}
         from gemmsmith.epilogues import given_results
 
@@ -313,7 +313,9 @@ def signatures(a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, An
 
 def _signed(x: Any, name: str, pointer: str, places: dict[str, Any]) -> Hashable:
     """An argument's signature; its address, or the number it is, goes into `places`."""
-    if isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real)):
+    if not is_array(x) and (
+        isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real))
+    ):
         places[pointer] = float(x)
         return "number"
     signed, address = signature(x, name)

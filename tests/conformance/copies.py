@@ -160,7 +160,7 @@ def tile_load(dtype: DType, mn: int, depth: int, major: str, parts: int = 1) -> 
 
     def record(k: Builder) -> None:
         out, rank = k.pointer("out"), hw.cluster_rank() if parts > 1 else k.lane * 0
-        operand = Operand(k.tensor_map("source"), tile, parts, rank, (1 << parts) - 1)
+        operand = Operand(k.tensor_map("source"), tile, parts, rank, tile.outer // parts, (1 << parts) - 1)
         buffer = k.shared(tile)
         (full,) = barriers(1)
         with k.when(k.thread == 0):

@@ -222,19 +222,34 @@ def device_guard(device: int) -> AbstractContextManager[None]:
     return _Guard(device)
 
 
-class _Guard:
-    """A class: contextlib's generators cost twice as much, and this is on every call's path."""
+def is_current(device: int) -> bool:
+    """Whether a device's primary context is current, as it nearly always is. On every call's path."""
+    get, handle = _current_context(device)
+    result, context = get()
+    return not result and int(context) == handle
 
-    __slots__ = ("_context", "_pushed")
+
+@lru_cache(maxsize=64)
+def _current_context(device: int) -> tuple[Callable[[], Any], int]:
+    """cuCtxGetCurrent, whose import would cost as much as the call, and the primary context's handle."""
+    from cuda.bindings import driver
+
+    return driver.cuCtxGetCurrent, int(_primary_context(device))
+
+
+class _Guard:
+    """A class: contextlib's generators cost twice as much."""
+
+    __slots__ = ("_device", "_pushed")
 
     def __init__(self, device: int) -> None:
-        self._context, self._pushed = _primary_context(device), False
+        self._device, self._pushed = device, False
 
     def __enter__(self) -> None:
-        from cuda.bindings import driver
+        if not is_current(self._device):
+            from cuda.bindings import driver
 
-        if int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent()")) != int(self._context):
-            check(driver.cuCtxPushCurrent(self._context), "cuCtxPushCurrent()")
+            check(driver.cuCtxPushCurrent(_primary_context(self._device)), "cuCtxPushCurrent()")
             self._pushed = True
 
     def __exit__(self, *_: object) -> None:
