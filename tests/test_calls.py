@@ -90,6 +90,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
 
     monkeypatch.setattr(calls.launcher, "load", load)
     monkeypatch.setattr(calls.launcher, "device_guard", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(calls.launcher, "is_current", lambda device: len(found) % 2 == 0)
     monkeypatch.setattr(calls.driver, "require_hopper", lambda device: None)
     monkeypatch.setattr(calls, "flags", lambda device, stream, nbytes: 0xF000)
     monkeypatch.setattr(prepared, "encode_tensor_map", Encoded)
