@@ -302,8 +302,9 @@ class Plan:
 
 def signatures(a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[Hashable, dict[str, Any]]:
     """What a run depends on besides addresses and numbers, and those, by their Pointers' names."""
-    places: dict[str, Any] = {}
-    key = [_signed(a, "a", "a", places), _signed(b, "b", "b", places)]
+    (a_signed, a_place), (b_signed, b_place) = signature(a, "a"), signature(b, "b")
+    places: dict[str, Any] = {"a": a_place, "b": b_place}
+    key: list[Hashable] = [a_signed, a_place & 15, b_signed, b_place & 15]
     for name, x in operands.items():
         key.append((name, _signed(x, name, operand_argument(name), places)))
     for name, x in out.items():

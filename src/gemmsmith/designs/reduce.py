@@ -17,10 +17,12 @@ BATCH = 8
 
 
 def shape(partials: Partials) -> tuple[int, int]:
-    """(elements, threads an element) of a CTA: a scalar takes a whole CTA, others share one, all parts in flight."""
+    """(elements, threads an element) of a CTA: a scalar takes a whole CTA, others share one, all parts in flight and
+    no more threads than that takes, for they meet in pairs."""
     if partials.batch * partials.elements == 1:
         return 1, 1024
-    return (32, 8) if partials.parts <= 8 * BATCH else (8, 32)
+    threads = min(1 << (max(-(-partials.parts // BATCH), 1) - 1).bit_length(), 32)
+    return (32, threads) if threads <= 8 else (8, threads)
 
 
 def arguments(
