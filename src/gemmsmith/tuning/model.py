@@ -12,29 +12,27 @@ import numpy as np
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.tuning.space import SMS, Column, Space
+from gemmsmith.tuning.space import Column, Space
 
 FLOPS_PER_CYCLE = 4096
 """Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128."""
-L2_BYTES_PER_CYCLE, SM_BYTES_PER_CYCLE = 56 * SMS, 76
-"""What the L2 gives all SMs together, and at most one."""
-DRAM_BYTES_PER_CYCLE = 2500
-"""4.3 TB/s at 1.75 GHz."""
-MANY_WAVES = 3
+SM_BYTES_PER_CYCLE, DRAM_BYTES_PER_CYCLE = 78, 2125
+"""What the L2 gives an SM; and memory all of them, 3.7 TB/s at 1.75 GHz over a whole kernel, 4.3 in its middle."""
+MANY_WAVES = 4
 """Beyond, SMs that are idle in the last wave save power that the others use: half a wave is half lost."""
-FILL_CYCLES, MEET_CYCLES = 5000, 350
+FILL_CYCLES, MEET_CYCLES = 5000, 290
 """Starting a kernel and filling the pipeline, and more for each peer in a cluster."""
-STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 24, 4, 1.5
+STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 32, 4, 1.5
 """What an epilogue that nothing hides takes: for its matrices, and for each of a thread's elements and of its nodes."""
-SWAPPED_STORE_BYTES_PER_CYCLE = 0.25
+SWAPPED_STORE_BYTES_PER_CYCLE = 0.17
 """Of a transposed tile, by threads."""
-SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 4500, 500, 16
+SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 5500, 250, 24
 """Of bringing a tile's partial sums together: flags or barriers, and reading them."""
-LATENCY_CYCLES, SHARPNESS = 900, 4
+LATENCY_CYCLES, SHARPNESS = 1200, 4
 """A copy's from DRAM; and how sharply the longest of work, memory and power decides."""
-LOOP_CYCLES = 110
+LOOP_CYCLES = 117
 """Of a turn of the mainloop beside one for every column of K: a barrier's round trip and a wgmma's latency."""
-ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_DRAM = 456_000, 48_800, 142_000, 7_000
+ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_DRAM = 630_000, 50_000, 142_000, 14_000
 """At 700 W the chip gives a cycle (of 1/1755 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
 bytes from DRAM: one or the other."""
 
@@ -89,9 +87,8 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     math = np.maximum(2 * s.m * s.n * s.k / FLOPS_PER_CYCLE, wgmma)
     stream = s.splits == 0
     clusters = np.maximum(1, np.minimum(resident, tiles * np.where(stream, k_tiles, s.splits)))
-    bandwidth = np.minimum(SM_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE / (clusters * s.cluster_size))
     read = 2 * s.k * (s.m / s.columns + s.n / s.rows)
-    copies = read / bandwidth
+    copies = read / SM_BYTES_PER_CYCLE
     step = np.maximum(np.maximum(math, copies), np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + s.k))
     store = s.m * s.n * extra.nbytes / STORE_BYTES_PER_CYCLE
     swapped = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE
