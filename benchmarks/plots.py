@@ -1,6 +1,6 @@
 """Draws a benchmark's rows: the ratio to torch.mm over the suite, and both on the chip's roofline.
 
-python benchmarks/plots.py src/gemmsmith/tuning/h200.json --folder docs/pictures
+python benchmarks/plots.py benchmarks/results/sweep-h200.json --folder docs/pictures
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="rows of benchmarks/dense.py or sweep.py")
     parser.add_argument("--folder", type=Path, default=Path())
     arguments = parser.parse_args()
-    rows = json.loads(arguments.results.read_text())["rows"]
+    found = json.loads(arguments.results.read_text())
+    rows = found.get("taken", found["rows"])
     ratios(rows, arguments.folder / "ratios.png")
     roofline(rows, arguments.folder / "roofline.png")
 

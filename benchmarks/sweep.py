@@ -34,6 +34,8 @@ HOT = 5e9
 down, and an idle moment to recover."""
 FINALISTS, FINALS, WARM_UP, BLOCK = 5, 3, 20_000.0, 60_000.0
 """The best run in turns with torch.mm, so many times, each for so many microseconds."""
+LARGE, DEEP, WHOLE = 1e11, 4096, 0.9
+"""FLOPs, K, and share of waves from which a config is not entered in the table."""
 ALIKE = 2
 """Configs of one tile that are tried, but for the first dozen."""
 
@@ -100,11 +102,23 @@ def varied(configs: list[Config], most: int) -> list[Config]:
     return found[:most]
 
 
+def filled(m: int, n: int) -> float:
+    """How much of its waves the flagship, 256x256 a cluster of two, has work for."""
+    clusters = -(-m // 256) * -(-n // 256)
+    waves = -(-clusters // 66)
+    return m * n / 65536 / 66 / (waves if waves <= 4 else (waves + clusters / 66) / 2)
+
+
 def enter(sweep: Path, table: Path) -> None:
-    """Each shape's best config goes into the table, in place of what is there for that shape."""
+    """Each shape's best config goes into the table, in place of what is there for that shape. Not those of large deep
+    products that fill whole waves: there blocks as short as a sweep's favour kernels that take more power than lasts.
+    """
     rows = {(r["m"], r["n"], r["k"]): r for r in json.loads(table.read_text())["rows"]} if table.exists() else {}
     found = json.loads(sweep.read_text())
     for r in found["rows"]:
+        if 2 * r["m"] * r["n"] * r["k"] >= LARGE and r["k"] >= DEEP and filled(r["m"], r["n"]) >= WHOLE:
+            rows.pop((r["m"], r["n"], r["k"]), None)
+            continue
         best = max((c for c in r["configs"] if c["ratio"]), key=lambda c: c["ratio"])
         figures = {"us": round(best["us"], 2), "torch_us": round(r["torch_us"], 2), "ratio": round(best["ratio"], 3)}
         sizes = {"m": r["m"], "n": r["n"], "k": r["k"]}

@@ -44,7 +44,7 @@ def test_a_config_that_does_not_suit_is_none() -> None:
 
 def test_every_shipped_config_is_taken() -> None:
     rows = json.loads((resources.files("gemmsmith.tuning") / SHIPPED).read_text())["rows"]
-    assert len(rows) > 100
+    assert len(rows) > 80
     for row in rows:
         found = shipped().get(problem(row["m"], row["n"], row["k"]))
         assert found
@@ -53,7 +53,7 @@ def test_every_shipped_config_is_taken() -> None:
 
 
 def test_an_epilogue_is_left_to_the_model() -> None:
-    a, b = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    a, b = Spec((512, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
     assert "tuned" in gemmsmith.plan(a, b).why
     assert "chosen by the model" in gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).why
 

@@ -32,9 +32,9 @@ LATENCY_CYCLES, SHARPNESS = 1200, 4
 """A copy's from DRAM; and how sharply the longest of work, memory and power decides."""
 LOOP_CYCLES = 117
 """Of a turn of the mainloop beside one for every column of K: a barrier's round trip and a wgmma's latency."""
-ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_DRAM = 630_000, 50_000, 142_000, 14_000
+ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 456_000, 48_800, 142_000, 2_000_000, 7_000
 """At 700 W the chip gives a cycle (of 1/1755 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
-bytes from DRAM: one or the other."""
+bytes that wgmma reads there, bytes from DRAM: one or the other."""
 
 
 class Estimate(NamedTuple):
@@ -83,8 +83,8 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     tiles, resident = s.tiles(problem), s.resident
     k_tiles = np.maximum(1, -(-problem.k // s.k))
     # wgmma reads A and B from shared memory, 128 bytes a cycle
-    wgmma = np.maximum(s.n / 2, 16 + s.n / 4) * (s.m / 64) * (s.k / 16)
-    math = np.maximum(2 * s.m * s.n * s.k / FLOPS_PER_CYCLE, wgmma)
+    operands = 128 * (16 + s.n / 4) * (s.m / 64) * (s.k / 16)
+    math = np.maximum(2 * s.m * s.n * s.k / FLOPS_PER_CYCLE, operands / 128)
     stream = s.splits == 0
     clusters = np.maximum(1, np.minimum(resident, tiles * np.where(stream, k_tiles, s.splits)))
     read = 2 * s.k * (s.m / s.columns + s.n / s.rows)
@@ -110,7 +110,10 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     nbytes = p.batch * (2 * (p.m * p.k + p.k * p.n) + extra.nbytes * p.m * p.n)
     k_steps_of_all = tiles * s.rows * s.columns * k_tiles
     power = k_steps_of_all * (
-        2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + 2 * s.k * (s.m + s.n) / ENERGY_FILL
+        2 * s.m * s.n * s.k / ENERGY_FLOPS
+        + read / ENERGY_L2
+        + 2 * s.k * (s.m + s.n) / ENERGY_FILL
+        + operands / ENERGY_READ
     )
     fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1)
     return Estimate(math, copies, step, k_steps, stores, share, nbytes / DRAM_BYTES_PER_CYCLE,

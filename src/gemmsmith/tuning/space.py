@@ -33,6 +33,8 @@ DEEP = 512
 """K from which tiles of 128 are tried."""
 SMALLEST_SHARE = 4
 """K-tiles."""
+WASTE = 1.05
+"""Of the last wave, from which cutting it up is tried."""
 WIDEST = {"warp_specialized": 256, "pingpong": 224}
 """Columns of 64 rows, a warpgroup's, beside which an epilogue that holds much has registers left."""
 
@@ -106,7 +108,11 @@ class Space:
         split = self.splits > 1
         good &= ~split | ((tiles * self.splits <= resident) & (k_tiles >= SMALLEST_SHARE * self.splits))
         stream = self.splits == 0
-        ragged = (tiles % resident > 0) & (tiles < 8 * resident) & (tiles * k_tiles >= SMALLEST_SHARE * resident)
+        ragged = (
+            (-(-tiles // resident) * resident > WASTE * tiles)
+            & (tiles < 4 * resident)
+            & (tiles * k_tiles >= SMALLEST_SHARE * resident)
+        )
         good &= ~stream | ragged
         shared = self.cluster_splits > 1
         good &= ~shared | ((tiles <= resident) & (k_tiles >= SMALLEST_SHARE * self.cluster_splits))
