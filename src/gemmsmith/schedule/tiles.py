@@ -1,7 +1,7 @@
 """The static tile scheduler: raster orders in bands, persistent or one tile a cluster.
 
-Clusters, not CTAs, are given tiles: the CTAs of a ragged cluster whose tile lies outside the matrix compute zeros
-that are never stored, and take part in its barriers.
+Clusters, not CTAs, are given tiles: the CTAs of a ragged cluster whose tile lies outside the matrix compute what
+is never stored, and take part in its barriers.
 """
 
 from __future__ import annotations
