@@ -27,6 +27,7 @@ import gemmsmith
 from gemmsmith import Config
 from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.measure import compile_all, halving
+from gemmsmith.tuning.space import Space
 
 ROUNDS = ((64, 5_000.0), (16, 12_000.0), (6, 30_000.0))
 HOT = 5e9
@@ -103,10 +104,11 @@ def varied(configs: list[Config], most: int) -> list[Config]:
 
 
 def filled(m: int, n: int) -> float:
-    """How much of its waves the flagship, 256x256 a cluster of two, has work for."""
-    clusters = -(-m // 256) * -(-n // 256)
-    waves = -(-clusters // 66)
-    return m * n / 65536 / 66 / (waves if waves <= 4 else (waves + clusters / 66) / 2)
+    """How much of its waves the flagship has work for, beside what lies outside of the product."""
+    flagship = Space.of([Config()])
+    clusters = int(flagship.tiles(gemmsmith.plan(*specs((m, n, 64)), config=Config()).problem)[0])
+    resident = int(flagship.resident[0])
+    return m * n / (256 * 256 * resident * -(-clusters // resident))
 
 
 def enter(sweep: Path, table: Path) -> None:

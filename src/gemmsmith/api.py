@@ -74,11 +74,9 @@ def _outs(out: Any) -> dict[str, Any]:
     """The arrays given for results, by names or numbers."""
     if out is None:
         return {}
-    if is_array(out):
+    if is_array(out) or not isinstance(out, (Mapping, tuple, list)):
         return {"out": out}
-    if isinstance(out, Mapping):
-        return dict(out)
-    return {str(i): x for i, x in enumerate(out)} if isinstance(out, (tuple, list)) else {"out": out}
+    return dict(out) if isinstance(out, Mapping) else {str(i): x for i, x in enumerate(out)}
 
 
 def plan(

@@ -82,7 +82,7 @@ class KernelSpec:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes that TMA brings into one stage of a CTA, those that peers multicast included."""
+        """Shared memory of one stage of a CTA: what TMA brings into it at most, peers' multicasts included."""
         return self.a_tile.bytes + self.b_tile.bytes
 
     @property

@@ -39,8 +39,8 @@ bytes that wgmma reads there, bytes from DRAM: one or the other."""
 
 class Estimate(NamedTuple):
     """What the model says, in SM cycles: of a k-tile's math and copies, how long a k-tile takes, how many a CTA works
-    on one after the other, what stores and bringing shares together add, and the time that the bytes and the energy
-    take at all, and what a kernel costs before and after."""
+    on one after the other, what stores and bringing shares together add, the time that the bytes and the energy take at
+    all, and what a kernel costs before and after."""
 
     math: Column
     copies: Column

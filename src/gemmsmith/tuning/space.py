@@ -141,7 +141,9 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
                 base = Config(design, (m, n, k), cluster, stages, consumers, raster)  # type: ignore[arg-type]
                 yield base
                 if n <= MOST_ROWS_SWAPPED and epilogue.graph.turns:
-                    yield from (base.replace(swap=True), *_shares(base.replace(swap=True)))
+                    swapped = base.replace(swap=True)
+                    yield swapped
+                    yield from _shares(swapped)
                 elif n % 16 == 0:
                     yield from _shares(base)
 
