@@ -72,14 +72,16 @@ def replayed(graph: torch.cuda.CUDAGraph, times: int) -> float:
     return start.elapsed_time(stop) * 1e3
 
 
-def block(graph: torch.cuda.CUDAGraph, calls: int) -> float:
-    """Microseconds a call over a block of at least BLOCK_SECONDS, after a warm-up of its own."""
+def block(
+    graph: torch.cuda.CUDAGraph, calls: int, seconds: float = BLOCK_SECONDS, warm_up: float = WARM_UP_SECONDS
+) -> float:
+    """Microseconds a call over a block of at least so many seconds, after a warm-up of its own."""
     begun, replays = time.perf_counter(), 0
-    while time.perf_counter() - begun < WARM_UP_SECONDS:
+    while time.perf_counter() - begun < warm_up:
         graph.replay()
         torch.cuda.synchronize()
         replays += 1
-    repeats = max(1, round(replays * BLOCK_SECONDS / WARM_UP_SECONDS * 1.1))
+    repeats = max(1, round(replays * seconds / warm_up * 1.1))
     return replayed(graph, repeats) / repeats / calls
 
 

@@ -1,12 +1,15 @@
 """Times the configs of the tuner's space on the suite: what the model of tuning/ is fitted to.
 
 For every shape the configs that the model ranks first are compiled in parallel and timed in CUDA graphs over rotated
-buffers, in rounds that keep the better ones; the last few in turns with torch.mm.
+buffers, in rounds that keep the better ones; the last few in turns with torch.mm, for long enough to be slowed down by
+the chip's power limit as a real load is.
 
     python benchmarks/sweep.py --json sweep.json [--shape MxNxK ...] [--most 64]
-    python benchmarks/sweep.py --enter sweep.json --table src/gemmsmith/tuning/h200.json
+    python benchmarks/sweep.py --json again.json --again sweep.json
+    python benchmarks/sweep.py --enter again.json --table src/gemmsmith/tuning/h200.json
 
-The second enters what a sweep found best in the table that the package ships.
+The second times an earlier sweep's finalists again, with their clusters turned, and what would be chosen now; the third
+enters what a sweep found best in the table that the package ships.
 """
 
 from __future__ import annotations
@@ -20,23 +23,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dense import captured, machine, replayed, rotated
+from dense import block, captured, machine, replayed, rotated
 from suite import SUITE, Shape
 
 import gemmsmith
 from gemmsmith import Config
 from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.measure import compile_all, halving
-from gemmsmith.tuning.space import Space
 
 ROUNDS = ((64, 5_000.0), (16, 12_000.0), (6, 30_000.0))
 HOT = 5e9
 """FLOPs from which a warm-up as long as what is timed comes first: under its power limit the chip takes a while to slow
 down, and an idle moment to recover."""
-FINALISTS, FINALS, WARM_UP, BLOCK = 5, 3, 20_000.0, 60_000.0
-"""The best run in turns with torch.mm, so many times, each for so many microseconds."""
-LARGE, DEEP, WHOLE = 1e11, 4096, 0.9
-"""FLOPs, K, and share of waves from which a config is not entered in the table."""
+FINALISTS, FINALS, WARM_UP, BLOCK = 5, 3, 0.07, 0.2
+"""The best run in turns with torch.mm, so many times, each for so many seconds after its own warm-up. Blocks of 60 ms
+misled: they favour kernels that take more power than lasts, by up to 4 %."""
+AGAIN = 9
+"""Configs that are timed again."""
 ALIKE = 2
 """Configs of one tile that are tried, but for the first dozen."""
 
@@ -53,7 +56,7 @@ def timed(graph: torch.cuda.CUDAGraph, calls: int, microseconds: float) -> float
     return replayed(graph, repeats) / repeats / calls
 
 
-def sweep(shape: Shape, configs: list[Config]) -> dict[str, Any]:
+def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], ...]) -> dict[str, Any]:
     """One shape's row: torch's time, and every config's; of the finalists also the ratio to torch."""
     m, n, k = shape
     sets = rotated(m, n, k, torch.bfloat16, "nt", least=2)
@@ -74,14 +77,14 @@ def sweep(shape: Shape, configs: list[Config]) -> dict[str, Any]:
         return timed(graphs[config][0], len(sets), microseconds)
 
     random.shuffle(configs)
-    found = halving(configs, measure, ROUNDS)
+    found = halving(configs, measure, rounds)
     graphs["torch"] = captured(lambda a, b, d: torch.mm(a, b, out=d), sets), None
-    contenders = ["torch", *(x.config for x in found[:FINALISTS])]
+    contenders: list[Any] = ["torch", *(x.config for x in (found[:FINALISTS] if rounds is ROUNDS else found))]
     times: dict[Any, list[float]] = {x: [] for x in contenders}
     for _ in range(FINALS):
+        random.shuffle(contenders)
         for x in contenders:
-            timed(graphs[x][0], len(sets), WARM_UP)
-            times[x].append(timed(graphs[x][0], len(sets), BLOCK))
+            times[x].append(block(graphs[x][0], len(sets), BLOCK, WARM_UP))
     us = {x: statistics.median(t) for x, t in times.items()}
     theirs = times["torch"]
     ratios = {x: statistics.median(t / o for t, o in zip(theirs, ours, strict=True)) for x, ours in times.items()}
@@ -103,24 +106,28 @@ def varied(configs: list[Config], most: int) -> list[Config]:
     return found[:most]
 
 
-def filled(m: int, n: int) -> float:
-    """How much of its waves the flagship has work for, beside what lies outside of the product."""
-    flagship = Space.of([Config()])
-    clusters = int(flagship.tiles(gemmsmith.plan(*specs((m, n, 64)), config=Config()).problem)[0])
-    resident = int(flagship.resident[0])
-    return m * n / (256 * 256 * resident * -(-clusters // resident))
+def again(shape: Shape, earlier: dict[str, Any], problem: Any) -> list[Config]:
+    """What would be chosen now, the finalists of an earlier sweep's row, the model's first, and all of these with their
+    clusters turned."""
+    found = [gemmsmith.plan(*specs(shape)).config, *(config_of(c["config"]) for c in earlier["configs"][:FINALISTS])]
+    found += ranked(problem, most=3)
+    for c in tuple(found):
+        rows, columns = c.cluster
+        if {rows, columns} == {1, 2} and c.splits == 1 and c.tile[1] % (8 * columns) == 0:
+            found.append(c.replace(cluster=(columns, rows), raster="n" if rows > columns else "m"))
+    return list(dict.fromkeys(found))[:AGAIN]
+
+
+def config_of(fields: dict[str, Any]) -> Config:
+    """From JSON."""
+    return Config(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})
 
 
 def enter(sweep: Path, table: Path) -> None:
-    """Each shape's best config goes into the table, in place of what is there for that shape. Not those of large deep
-    products that fill whole waves: there blocks as short as a sweep's favour kernels that take more power than lasts.
-    """
+    """Each shape's best config goes into the table, in place of what is there for that shape."""
     rows = {(r["m"], r["n"], r["k"]): r for r in json.loads(table.read_text())["rows"]} if table.exists() else {}
     found = json.loads(sweep.read_text())
     for r in found["rows"]:
-        if 2 * r["m"] * r["n"] * r["k"] >= LARGE and r["k"] >= DEEP and filled(r["m"], r["n"]) >= WHOLE:
-            rows.pop((r["m"], r["n"], r["k"]), None)
-            continue
         best = max((c for c in r["configs"] if c["ratio"]), key=lambda c: c["ratio"])
         figures = {"us": round(best["us"], 2), "torch_us": round(r["torch_us"], 2), "ratio": round(best["ratio"], 3)}
         sizes = {"m": r["m"], "n": r["n"], "k": r["k"]}
@@ -135,17 +142,24 @@ def main() -> None:
     parser.add_argument("--shape", action="append", help="MxNxK instead of the suite; may be repeated")
     parser.add_argument("--most", type=int, default=64, help="configs a shape")
     parser.add_argument("--json", type=Path, help="where the times go")
+    parser.add_argument("--again", type=Path, help="an earlier sweep's times: its shapes and finalists, once more")
     parser.add_argument("--enter", type=Path, help="an earlier sweep's times, instead of measuring")
     parser.add_argument("--table", type=Path, help="the table to enter it in")
     arguments = parser.parse_args()
     if arguments.enter:
         return enter(arguments.enter, arguments.table)
+    found = json.loads(arguments.again.read_text())["rows"] if arguments.again else []
+    earlier = {(r["m"], r["n"], r["k"]): r for r in found}
     shapes: list[Any] = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SUITE
+    shapes = [s for s in shapes if s in earlier or not earlier]
     begun = time.perf_counter()
     chosen = {}
     for shape in shapes:
         problem = gemmsmith.plan(*specs(shape), config=Config()).problem
-        chosen[shape] = varied(ranked(problem, most=4 * arguments.most), arguments.most)
+        if earlier:
+            chosen[shape] = again(shape, earlier[shape], problem)
+        else:
+            chosen[shape] = varied(ranked(problem, most=4 * arguments.most), arguments.most)
     kernels = {(p.source, p.kernel.name) for s, cs in chosen.items() for c in cs
                for p in [gemmsmith.plan(*specs(s), config=c)]}  # fmt: skip
     print(f"{len(kernels)} kernels built in {time.perf_counter() - begun:.0f} s", flush=True)
@@ -153,7 +167,7 @@ def main() -> None:
     print(f"compiled by {time.perf_counter() - begun:.0f} s", flush=True)
     rows = []
     for shape in shapes:
-        rows.append(sweep(shape, chosen[shape]))
+        rows.append(sweep(shape, chosen[shape], ((AGAIN, 5_000.0),) if earlier else ROUNDS))
         best = rows[-1]["configs"][0]
         print(f"{shape} torch {rows[-1]['torch_us']:.1f} best {best['us']:.1f} ratio {best['ratio']:.3f} "
               f"{Config(**best['config'])}", flush=True)  # fmt: skip

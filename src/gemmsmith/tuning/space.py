@@ -19,8 +19,10 @@ Column = np.ndarray[Any, Any]
 SMS = 132
 """H100 SXM and H200."""
 COOPERATIVE = [(256, n, 2) for n in (128, 96, 64)] + [(192, n, 3) for n in (160, 128)]
-COOPERATIVE += [(128, n, 2) for n in (*range(256, 56, -8), 48, 32, 16, 8)]
+COOPERATIVE += [(128, n, 2) for n in range(256, 128, -8)]
+COOPERATIVE += [(128, n, 1) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
 COOPERATIVE += [(64, n, 1) for n in (*range(256, 128, -16), *range(128, 0, -8))]
+"""(M, N, consumers). Two warpgroups share a tile only where its accumulator needs two: it costs them 0.7 %."""
 PINGPONG = [(64, n) for n in (256, 224, 192, 160, 128, 96)] + [(128, n) for n in (160, 144, 128, 112, 96, 64)]
 PAIRS, FOUR = [(1, 1), (1, 2), (2, 1)], (1, 4)
 """Clusters; of four CTAs, fewer of which fit, only such as share the few rows of A."""
@@ -36,7 +38,8 @@ SMALLEST_SHARE = 4
 WASTE = 1.05
 """Of the last wave, from which cutting it up is tried."""
 WIDEST = {"warp_specialized": 256, "pingpong": 224}
-"""Columns of 64 rows, a warpgroup's, beside which an epilogue that holds much has registers left."""
+"""Columns of 64 rows, a warpgroup's, beside which an epilogue that holds much has registers left; of 128 rows half as
+many, and only where it is the one warpgroup, with 255 registers a thread."""
 
 
 def stages_that_fit(tile: tuple[int, int, int], epilogue: EpilogueSpec, consumers: int, most: int = 8) -> int:
@@ -130,7 +133,8 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
     much = _holds_much(epilogue)
     for design, m, n, consumers in tiles:
         blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
-        if not suits(epilogue.graph, n) or (much and (blocks > 1 or n > WIDEST[design])):
+        crowded = blocks * n > WIDEST[design] or (blocks > 1 and consumers > 1)
+        if not suits(epilogue.graph, n) or (much and crowded):
             continue
         for k in (64, 128) if m + n <= 256 and n % 16 == 0 else (64,):
             stages = stages_that_fit((m, n, k), epilogue, consumers, most=MOST_STAGES)
