@@ -38,6 +38,8 @@ def configs(draw: some.DrawFn) -> Config:
             else (1, 1)
         ),
         draw(some.booleans()),
+        tuple(draw(some.sampled_from(["first", "normal", "last"])) for _ in "ab"),
+        draw(some.booleans()),
     )  # type: ignore[arg-type]
 
 

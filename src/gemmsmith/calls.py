@@ -27,7 +27,10 @@ class Call:
         infos = ((name, describe(x, name)) for name, x in job.results.items())
         self.results = [(name, tuple(x.shape), x.dtype) for name, x in infos]
         with launcher.device_guard(device):
-            self.launches = [prepared(x, device, stream, pdl=i > 0) for i, x in enumerate(job.route.launches)]
+            self.launches = [
+                prepared(x, device, stream, pdl=job.route.spec.config.pdl or i > 0)
+                for i, x in enumerate(job.route.launches)
+            ]
         spans = {
             name: (first - x.address, end - x.address)
             for name, x in job.arrays.items()

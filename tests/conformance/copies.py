@@ -24,10 +24,10 @@ from tests.conformance.case import (
 )
 
 from gemmsmith import hw
-from gemmsmith.collective.operand import EVICT_NORMAL, Operand
+from gemmsmith.collective.operand import Operand
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.tile import Tile
-from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST
+from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.lang.values import Constant

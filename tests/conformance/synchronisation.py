@@ -21,9 +21,9 @@ from tests.conformance.case import (
 )
 
 from gemmsmith import hw
-from gemmsmith.collective.operand import EVICT_NORMAL
 from gemmsmith.collective.pipeline import PipelineAsync, PipelineTmaAsync, PipelineTransactionAsync, start
 from gemmsmith.core.dtypes import FP32
+from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import F32, U32, U64

@@ -42,6 +42,8 @@ CONFIGS = [
     Config("multistage", (64, 128, 64), (1, 1), 4, 1, cluster_splits=2),
     Config(tile=(128, 16, 64), cluster=(1, 1), stages=8, swap=True),
     Config(tile=(64, 8, 128), cluster=(1, 1), consumers=1, stages=8, splits=2, swap=True),
+    Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1, evict=("last", "first"), pdl=True),
+    Config("pingpong", (128, 64, 64), (2, 1), evict=("first", "last"), pdl=True),
 ]
 DTYPES = [("bf16", "fp32", None), ("fp16", "fp32", None), ("fp16", "fp16", None), ("bf16", "fp32", "fp32"),
           ("fp16", "fp32", "fp32"), ("bf16", "fp32", "fp16"), ("fp16", "fp16", "fp32")]  # fmt: skip
@@ -165,6 +167,37 @@ def test_runs_at_once_are_bit_identical(config) -> None:
                 graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(out, want) for out in outs)
+
+
+@pytest.mark.parametrize("size", [700, 333])
+@pytest.mark.parametrize("config", [
+    Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1, pdl=True),
+    Config("pingpong", (128, 96, 64), (2, 1), pdl=True),
+    Config("multistage", (64, 64, 64), (1, 1), 4, 1, pdl=True),
+    Config(splits=0, pdl=True),
+    Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, cluster_splits=4, pdl=True),
+], ids=str)  # fmt: skip
+def test_dependent_launches_wait_for_each_other(config, size: int) -> None:
+    """A chain in which each product reads what the one before it wrote, and writes what that one read."""
+    w = torch.randn(size, size, device="cuda").bfloat16() / size**0.5
+    x = torch.randn(256, size, device="cuda").bfloat16()
+
+    def chain(config: Config, turns: int = 24) -> torch.Tensor:
+        these = [x.clone(), torch.full_like(x, float("nan"))]
+        for i in range(turns):
+            gemmsmith.gemm(these[i % 2], w, out=these[(i + 1) % 2], config=config)
+        return these[turns % 2]
+
+    want = chain(config.replace(pdl=False))
+    assert want.isfinite().all()
+    assert want.norm() > 1
+    for _ in range(3):
+        assert torch.equal(chain(config), want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = chain(config)
+    graph.replay()
+    assert torch.equal(again, want)
 
 
 def test_later_calls_put_addresses_in() -> None:

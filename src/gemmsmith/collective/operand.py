@@ -6,18 +6,16 @@ from dataclasses import dataclass
 
 from gemmsmith import hw
 from gemmsmith.core.tile import Tile
+from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U16
 from gemmsmith.lang.values import Value
-
-EVICT_NORMAL = 0x1000000000000000
-"""CUTLASS, TMA::CacheHintSm90::EVICT_NORMAL."""
 
 
 @dataclass(frozen=True)
 class Operand:
     """A tensor map and the tile it is read in. `parts` CTAs of the cluster need the same tile: each brings one part of
-    `part_rows` rows of the boxes, `part` being this CTA's, to all the CTAs of `mask`."""
+    `part_rows` rows of the boxes, `part` being this CTA's, to all the CTAs of `mask`. `policy`: the L2's."""
 
     map: Value
     tile: Tile
@@ -25,10 +23,9 @@ class Operand:
     part: Value | int = 0
     part_rows: Value | int = 0
     mask: Value | int = 1
+    policy: int = EVICT_NORMAL
 
-    def load(
-        self, stage: SharedView, barrier: SharedView, mn: Value, k: Value, batch: Value, cache: int = EVICT_NORMAL
-    ) -> None:
+    def load(self, stage: SharedView, barrier: SharedView, mn: Value, k: Value, batch: Value) -> None:
         """Starts the copies of the tile at rows `mn`, depth `k`, into `stage`. Recorded in one thread."""
         tile = self.tile
         first = self.part * self.part_rows
@@ -37,6 +34,7 @@ class Operand:
             destination = stage.at(box * tile.box_bytes).at(first, tile.pitch)
             where = (self.map, inner + box * tile.box_inner, outer + first, batch, destination, barrier)
             if self.parts == 1:
-                hw.tma_load(*where, cache)
+                hw.tma_load(*where, self.policy)
             else:
-                hw.tma_load_multicast(*where, self.mask if isinstance(self.mask, int) else self.mask.to(U16), cache)
+                mask = self.mask if isinstance(self.mask, int) else self.mask.to(U16)
+                hw.tma_load_multicast(*where, mask, self.policy)

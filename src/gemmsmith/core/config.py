@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+Eviction = Literal["first", "normal", "last"]
+
 
 @dataclass(frozen=True)
 class Config:
@@ -16,7 +18,9 @@ class Config:
     index, of the band they run in (CUTLASS: max_swizzle_size). `splits` clusters share the K of a tile (split-K), one
     by default; with 0 all clusters get equal shares of the tiles that would not fill a last wave (stream-K).
     `cluster_splits` CTAs of a cluster share the K of a tile and bring their sums together in shared memory. `swap`
-    computes D^T = B^T @ A^T, whose tiles' N are rows of A: for few of them.
+    computes D^T = B^T @ A^T, whose tiles' N are rows of A: for few of them. `evict` is what the L2 does with what the
+    kernel reads of its A and B. `pdl`, programmatic dependent launch: the kernel is brought up while the stream's last
+    one ends, and lets the next one do so.
     """
 
     design: Literal["warp_specialized", "multistage", "pingpong"] = "warp_specialized"
@@ -29,6 +33,8 @@ class Config:
     splits: int = 1
     cluster_splits: int = 1
     swap: bool = False
+    evict: tuple[Eviction, Eviction] = ("normal", "normal")
+    pdl: bool = False
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some choices changed."""
@@ -42,4 +48,6 @@ class Config:
             + {1: "", 0: " stream-K"}.get(self.splits, f" splits {self.splits}")
             + f" cluster splits {self.cluster_splits}" * (self.cluster_splits > 1)
             + " swapped" * self.swap
+            + f" evict {' '.join(self.evict)}" * (self.evict != ("normal", "normal"))
+            + " pdl" * self.pdl
         )

@@ -128,6 +128,7 @@ class KernelSpec:
         shape = "x".join(map(str, c.tile)) + "_" + "x".join(map(str, c.cluster)) + f"_{c.stages}_{c.consumers}"
         types = f"{self.operand}_{self.accumulate}_{self.a_major}{self.b_major}"
         parts = "_shared" * (c.splits != 1) + f"_by{c.cluster_splits}" * (c.cluster_splits > 1)
+        parts += f"_evict_{'_'.join(c.evict)}" * (c.evict != ("normal", "normal")) + "_pdl" * c.pdl
         return f"{c.design}_{shape}_{c.raster}{c.swizzle}{parts}_{types}_{self._epilogue_name}".lower()
 
     @property
@@ -163,6 +164,8 @@ class KernelSpec:
              f"splits: got {c.splits} and {c.cluster_splits} in a cluster; use one of them, 1 for the other"),
             (c.raster in ("m", "n") and c.swizzle >= 1,
              f"raster {c.raster!r}, swizzle {c.swizzle}: use m or n, at least 1"),
+            (len(c.evict) == 2 and all(x in ("first", "normal", "last") for x in c.evict),
+             f"evict: got {c.evict}; use first, normal or last, one for A and one for B"),
             (0 <= c.splits <= 64, f"splits: got {c.splits}; use 1 for none, 2 to 64, or 0 for stream-K"),
         ]  # fmt: skip
         for holds, message in rules:

@@ -30,6 +30,8 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
     )  # fmt: skip
     start(pipe, *epilogue.pipelines, *sums.pipelines, prefetch=(a.map, b.map, *epilogue.maps))
     hw.grid_dependency_wait()
+    if spec.config.pdl:
+        hw.grid_dependency_launch()
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         producer = (k.thread == 0).named("producer")

@@ -30,6 +30,8 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
     order = OrderBarrier(2)
     start(pipe, *epilogue.pipelines, prefetch=(a.map, b.map, *epilogue.maps))
     hw.grid_dependency_wait()
+    if spec.config.pdl:
+        hw.grid_dependency_launch()
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)

@@ -34,6 +34,8 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
     )  # fmt: skip
     start(pipe, *epilogue.pipelines, *sums.pipelines, prefetch=(a.map, b.map, *epilogue.maps))
     hw.grid_dependency_wait()
+    if spec.config.pdl:
+        hw.grid_dependency_launch()
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)

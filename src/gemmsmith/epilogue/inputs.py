@@ -13,6 +13,7 @@ from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.graph import Operand
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue import fragment
+from gemmsmith.hw.tma import EVICT_FIRST
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import F32, I64, PRED, U32, U64
@@ -255,7 +256,8 @@ class TmaMatrices:
             for box in range(tile.boxes):
                 n = part.work.n // self.widths[name] + column * tile.k + box * tile.box_inner
                 place = buffer[slot].at(base, buffer.slot_bytes).at(box * tile.box_bytes)
-                hw.tma_load(self.maps[name], n, part.m + block * 64, part.work.batch, place, barrier, EVICT_FIRST)
+                where = (self.maps[name], n, part.m + block * 64, part.work.batch)
+                hw.tma_load(*where, place, barrier, EVICT_FIRST)  # it is read once
 
     def begin(self, part: Part, leader: Value) -> None:
         share = part.work.share
@@ -278,7 +280,3 @@ class TmaMatrices:
         base, slot = self._slot(part, piece)
         buffer, tile = self.buffers[name], dict(self.loads)[name]
         return fragment.read(tile, buffer[slot].at(base, buffer.slot_bytes).address, tile.k // 8)
-
-
-EVICT_FIRST = 0x12F0000000000000
-"""CUTLASS, TMA::CacheHintSm90::EVICT_FIRST: an epilogue reads its operands once."""
