@@ -55,7 +55,7 @@ def gemm(
     except TypeError:  # something that cannot be an option
         source = found = None
     if found is not None and named_alike:
-        return found.run_signed(key, places, a, b, out, given)
+        return found.run_signed(None, places, a, b, out, given)
     if found is not None and source is not None:
         return found.run(a, b, out, operands=given)
     plan_ = Plan(

@@ -74,6 +74,7 @@ class Plan:
         self.accumulate: DType = self.problem.accumulate
         self._route = self._routed(self.problem, self.bound)
         self._calls: dict[Hashable, Call] = {}
+        self._call: Call | None = None
         self._names = [r.name for r in self.bound.graph.results] if self.bound else ["out"]
         self._first = self.bound.first if self.bound else "out"
 
@@ -177,8 +178,8 @@ class Plan:
         self, key: Hashable, places: dict[str, Any], a: Any, b: Any, out: Any, given: Mapping[str, Any],
         workspace: Any = None,
     ) -> Any:  # fmt: skip
-        """`run` for arrays whose `signatures` are known."""
-        call = self._calls.get(key)
+        """`run` for arrays whose `signatures` are known; None as `key`: as those of the plan's first run."""
+        call = self._calls.get(key) if key is not None else self._call
         if call is not None and call.apart(places):
             return self._called(call, places, a, out, workspace)
         found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
@@ -215,6 +216,7 @@ class Plan:
             if len(self._calls) >= MOST_CALLS:
                 self._calls.clear()
             self._calls[key] = call
+            self._call = self._call or call
 
     def take(self) -> tuple[Formulation, Bound | None]:
         """What the arrays were that the plan was made from; it forgets them."""
@@ -233,13 +235,16 @@ class Plan:
 
     def _called(self, call: Call, places: dict[str, Any], like: Any, out: Any, workspace: Any) -> Any:
         """A run whose arrays have a known signature."""
+        if call.swapped:
+            places["a"], places["b"] = places["b"], places["a"]
+        if self.bound is None and out is not None:
+            call.start(places, like, workspace)
+            return out
         results = {} if out is None else self._given(out)
         for name, shape, dtype in call.results:
             if name not in results:
                 results[name] = made = empty_like_kind(like, shape, dtype)
                 places[result_argument(name)] = signature(made)[1]
-        if call.swapped:
-            places["a"], places["b"] = places["b"], places["a"]
         call.start(places, like, workspace)
         if self._names == ["out"]:
             return results["out"]
@@ -302,14 +307,17 @@ class Plan:
 
 def signatures(a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[Hashable, dict[str, Any]]:
     """What a run depends on besides addresses and numbers, and those, by their Pointers' names."""
-    (a_signed, a_place), (b_signed, b_place) = signature(a, "a"), signature(b, "b")
+    a_signed, a_place = signature(a, "a")
+    b_signed, b_place = signature(b, "b")
     places: dict[str, Any] = {"a": a_place, "b": b_place}
-    key: list[Hashable] = [a_signed, a_place & 15, b_signed, b_place & 15]
+    key: tuple[Hashable, ...] = a_signed, a_place & 15, b_signed, b_place & 15
     for name, x in operands.items():
-        key.append((name, _signed(x, name, operand_argument(name), places)))
+        key += name, _signed(x, name, operand_argument(name), places)
     for name, x in out.items():
-        key.append((name, _signed(x, name, result_argument(name), places)))
-    return tuple(key), places
+        signed, place = signature(x, name)
+        places[result_argument(name)] = place
+        key += name, signed, place & 15
+    return key, places
 
 
 def _signed(x: Any, name: str, pointer: str, places: dict[str, Any]) -> Hashable:

@@ -59,10 +59,21 @@ class Prepared:
 
     def launch(self, places: Mapping[str, Any], stream: int) -> None:
         """Starts it, with the addresses and numbers of `places`."""
+        local = self._local
         try:
-            block, address = self._local.block
+            block, address = local.block
         except AttributeError:
-            block, address = self._local.block = self._block()
+            block, address = local.block = self._block()
+            local.places = None
+        if places != local.places:
+            local.places = None  # until all are in
+            local.maps = self._fill(block, address, places)
+            local.places = places
+        self.kernel.start(self.grid, address, stream, self.pdl)
+
+    def _fill(self, block: Any, address: int, places: Mapping[str, Any]) -> list[Any]:
+        """Puts addresses and numbers in; gives what the block points to, to be kept as long."""
+        maps = []
         for entry, name, offset in self._addresses:
             block[entry] = places[name] + offset
         for entry, name in self._numbers:
@@ -73,7 +84,8 @@ class Prepared:
             if found is None:
                 found = self._encode(template, where, encoded)
             block[entry] = found[1]
-        self.kernel.start(self.grid, address, stream, self.pdl)
+            maps.append(found)
+        return maps
 
     def _block(self) -> tuple[Any, int]:
         """This thread's arguments: pointers to them, then the scalars. The driver copies them before it returns."""

@@ -1,0 +1,70 @@
+"""Products one after the other, each reading what the last one wrote, with and without programmatic dependent launch.
+
+One CUDA graph a mode, weights in turn so that they come from memory, blocks in turns in one run.
+
+    python benchmarks/chain.py --json benchmarks/results/chain-h200.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from dense import L2_BYTES, block, machine
+
+import gemmsmith
+
+SHAPES = [(1, 4096), (16, 4096), (64, 8192), (128, 4096), (512, 4096), (2048, 2048), (4096, 4096)]
+"""Rows, and the width of square weights."""
+ROUNDS = 5
+
+
+def measure(m: int, width: int) -> dict[str, Any]:
+    """Microseconds of a product in the chain, either way; both give the same bits."""
+    count = max(8, 3 * L2_BYTES // (2 * width * width))
+    weights = [torch.randn(width, width, device="cuda").bfloat16().T / width**0.5 for _ in range(count)]
+    x = torch.randn(m, width, device="cuda").bfloat16()
+    chosen = gemmsmith.plan(x, weights[0], out=torch.empty_like(x)).config
+    graphs, results = {}, {}
+    for pdl in (False, True):
+        results[pdl] = these = [x.clone(), torch.empty_like(x)]
+        plan = gemmsmith.plan(x, weights[0], out=these[1], config=chosen.replace(pdl=pdl))
+        plan.run(x, weights[0], these[1])
+        torch.cuda.synchronize()
+        graphs[pdl] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[pdl]):
+            for i, w in enumerate(weights):
+                plan.run(these[i % 2], w, these[(i + 1) % 2])
+        these[0].copy_(x)
+        graphs[pdl].replay()
+    torch.cuda.synchronize()
+    if not torch.equal(results[False][count % 2], results[True][count % 2]):
+        raise SystemExit(f"{m} x {width}: results differ")
+    times: dict[bool, list[float]] = {pdl: [] for pdl in graphs}
+    for _ in range(ROUNDS):
+        for pdl, graph in graphs.items():
+            times[pdl].append(block(graph, count, 0.2, 0.05))
+    gain = statistics.median(a / b for a, b in zip(times[False], times[True], strict=True))
+    return {"m": m, "n": width, "k": width, "us": statistics.median(times[False]),
+            "pdl_us": statistics.median(times[True]), "gain": gain, "config": str(chosen)}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where the rows go")
+    arguments = parser.parse_args()
+    rows = []
+    for m, width in SHAPES:
+        rows.append(measure(m, width))
+        r = rows[-1]
+        print(f"{m:>5} x {width}: {r['us']:7.2f} us, with pdl {r['pdl_us']:7.2f} us: {r['gain']:.3f}x", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
