@@ -34,6 +34,14 @@ def test_run_prints_a_table_and_writes_the_files(call, tmp_path: Path, design: s
     assert (tmp_path / "gemmsmith-output/timeline.png").stat().st_size > 5000
 
 
+def test_hints_and_programmatic_launch(call) -> None:
+    source = good(call("show", *SMALL, "--evict", "first", "last", "--pdl"))
+    assert "griddepcontrol.launch_dependents" in source
+    assert "griddepcontrol.launch_dependents" not in good(call("show", *SMALL))
+    assert "0x12f0000000000000" in source
+    assert "0x14f0000000000000" in source
+
+
 def test_json(call) -> None:
     rows = json.loads(good(call("run", *SMALL, "--backend", "sim", "--json")))
     assert rows["result"] == "right"
