@@ -1,6 +1,6 @@
 """Draws a benchmark's rows: the ratio to torch.mm over the suite, and both on the chip's roofline.
 
-python benchmarks/plots.py benchmarks/results/sweep-h200.json --folder docs/pictures
+python benchmarks/plots.py benchmarks/results/dense-suite-h200.json --folder docs/pictures
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def _save(figure: Any, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="rows of benchmarks/dense.py or sweep.py")
+    parser.add_argument("results", type=Path, help="rows of benchmarks/dense.py")
     parser.add_argument("--folder", type=Path, default=Path())
     arguments = parser.parse_args()
     found = json.loads(arguments.results.read_text())
-    rows = found.get("taken", found["rows"])
+    rows = list({(r["m"], r["n"], r["k"]): r for r in found["rows"]}.values())
     ratios(rows, arguments.folder / "ratios.png")
     roofline(rows, arguments.folder / "roofline.png")
 

@@ -36,4 +36,4 @@ def classes(shape: Shape) -> list[str]:
     return found
 
 
-SUITE: list[Shape] = [*CUBES, *LAYERS]
+SUITE: list[Shape] = list(dict.fromkeys([*CUBES, *LAYERS]))
