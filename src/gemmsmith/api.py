@@ -48,15 +48,14 @@ def gemm(
     given = {**operands, **named} if operands else named
     source: Hashable = "bare" if epilogue is None and not given else fingerprint(epilogue)
     key, places = signatures(a, b, _outs(out), given)
-    named_alike = source == "bare" or out is None  # the plan's own signature
     options = source, key, out_dtype, accumulate, exact, atomic, config, backend
     try:
         found = _PLANS.get(options)
     except TypeError:  # something that cannot be an option
         source = found = None
-    if found is not None and named_alike:
+    if found is not None and (source == "bare" or found.names_as_given(out)):
         return found.run_signed(None, places, a, b, out, given)
-    if found is not None and source is not None:
+    if found is not None:
         return found.run(a, b, out, operands=given)
     plan_ = Plan(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
@@ -67,7 +66,7 @@ def gemm(
         if len(_PLANS) >= MOST_PLANS:
             _PLANS.clear()
         _PLANS[options] = plan_
-    return plan_.run_formulated(formulation, bound, a, b, out, None, key if named_alike else None)
+    return plan_.run_formulated(formulation, bound, a, b, out, None, key if plan_.names_as_given(out) else None)
 
 
 def _outs(out: Any) -> dict[str, Any]:

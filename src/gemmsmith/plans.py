@@ -225,6 +225,12 @@ class Plan:
             self.bound = replace(bound, operands={}, results={})
         return self.formulation, bound
 
+    def names_as_given(self, out: Any) -> bool:
+        """Whether `_given` would name the results as they are given, an array alone "out"."""
+        if isinstance(out, Mapping):
+            return all(name in self._names for name in out)
+        return out is None or (self._first == "out" and is_array(out))
+
     def _given(self, out: Any) -> dict[str, Any]:
         """The results' arrays that a caller gives, by name."""
         if is_array(out) or not isinstance(out, (Mapping, tuple, list)):

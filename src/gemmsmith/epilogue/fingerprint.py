@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
+from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -62,18 +63,17 @@ def _function(f: FunctionType, inside: tuple[CodeType, ...]) -> Hashable:
             parts.append(_value(cell.cell_contents, inside))
         except ValueError:  # an empty cell
             raise _UnknownError from None
-    for name in sorted(set(_names(code))):
+    for name in _names(code):
         if name in f.__globals__:
             parts.append((name, _value(f.__globals__[name], inside)))
     return tuple(parts)
 
 
-def _names(code: CodeType) -> Iterator[str]:
+@lru_cache(maxsize=1024)
+def _names(code: CodeType) -> tuple[str, ...]:
     """Globals that a function may read, and attributes; those of functions inside it too."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+    inner = (name for constant in code.co_consts if isinstance(constant, CodeType) for name in _names(constant))
+    return tuple(sorted({*code.co_names, *inner}))
 
 
 class _Same:
