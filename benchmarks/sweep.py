@@ -19,6 +19,7 @@ import json
 import random
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,9 @@ from suite import SUITE, Shape
 import gemmsmith
 from gemmsmith import Config
 from gemmsmith.tuning.choose import ranked
-from gemmsmith.tuning.measure import compile_all, halving
+from gemmsmith.tuning.measure import compile_all, halving, settled
 
 ROUNDS = ((64, 5_000.0), (16, 12_000.0), (6, 30_000.0))
-HOT = 5e9
-"""FLOPs from which a warm-up as long as what is timed comes first: under its power limit the chip takes a while to slow
-down, and an idle moment to recover."""
 FINALISTS, FINALS, WARM_UP, BLOCK = 5, 3, 0.07, 0.2
 """The best run in turns with torch.mm, so many times, each for so many seconds after its own warm-up. Blocks of 60 ms
 misled: they favour kernels that take more power than lasts, by up to 4 %."""
@@ -48,12 +46,6 @@ def specs(shape: Shape) -> tuple[Any, Any]:
     """Stand-ins for A and a column-major B."""
     m, n, k = shape
     return gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k))
-
-
-def timed(graph: torch.cuda.CUDAGraph, calls: int, microseconds: float) -> float:
-    """Microseconds a call, over replays that take about that long."""
-    repeats = max(2, round(microseconds / replayed(graph, 1)))
-    return replayed(graph, repeats) / repeats / calls
 
 
 def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], ...]) -> dict[str, Any]:
@@ -72,9 +64,7 @@ def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], 
             if not ((sets[0][2].float() - right.float()).norm() / right.float().norm()).item() < 1e-2:
                 print(f"WRONG {shape} {config}", flush=True)
                 raise ArithmeticError
-        if 2 * m * n * k >= HOT:
-            timed(graphs[config][0], len(sets), microseconds)
-        return timed(graphs[config][0], len(sets), microseconds)
+        return settled(partial(replayed, graphs[config][0]), microseconds, 2 * m * n * k) / len(sets)
 
     random.shuffle(configs)
     found = halving(configs, measure, rounds)

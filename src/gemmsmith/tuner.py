@@ -12,7 +12,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import GemmsmithError
 from gemmsmith.plans import Plan
 from gemmsmith.tuning.choose import ranked
-from gemmsmith.tuning.measure import ROUNDS, Measured, compile_all, halving
+from gemmsmith.tuning.measure import ROUNDS, Measured, compile_all, halving, settled
 from gemmsmith.tuning.table import keep
 
 L2_BYTES = 60 * 2**20
@@ -55,6 +55,7 @@ class _Bench:
 
         self.plans, self.stream = plans, Stream()
         self.graphs: dict[Config, Graph] = {}
+        self.flops = 2 * a.shape[0] * a.shape[1] * b.shape[1]
         d = Spec((a.shape[0], b.shape[1]), a.dtype)
         size = sum(s.shape[0] * s.shape[1] * s.dtype.bytes for s in (a, b, d))
         pattern = np.random.default_rng().standard_normal(PATTERN, np.float32).astype(a.dtype.numpy)
@@ -78,9 +79,7 @@ class _Bench:
             calls()  # loads it
             graph = self.graphs[config] = Graph(calls, self.stream)
             graph.space = space  # type: ignore[attr-defined]  # lives as long
-        once = graph.replay(1)
-        repeats = max(2, round(microseconds / once))
-        return graph.replay(repeats) / repeats / len(self.sets)
+        return settled(graph.replay, microseconds, self.flops) / len(self.sets)
 
 
 def _filled(spec: Spec, pattern: Any, stream: int) -> Any:

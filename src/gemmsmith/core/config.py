@@ -36,6 +36,11 @@ class Config:
     evict: tuple[Eviction, Eviction] = ("normal", "normal")
     pdl: bool = False
 
+    @property
+    def tile_warpgroups(self) -> int:
+        """Math warpgroups that share a tile."""
+        return 1 if self.design == "pingpong" else self.consumers
+
     def replace(self, **changes: Any) -> Config:
         """A copy with some choices changed."""
         return replace(self, **changes)

@@ -88,12 +88,7 @@ class KernelSpec:
     @property
     def warpgroup_rows(self) -> int:
         """Rows of the tile that one math warpgroup computes."""
-        return self.config.tile[0] // self.tile_warpgroups
-
-    @property
-    def tile_warpgroups(self) -> int:
-        """Math warpgroups that share a tile."""
-        return 1 if self.config.design == "pingpong" else self.config.consumers
+        return self.config.tile[0] // self.config.tile_warpgroups
 
     # -- sizes ---------------------------------------------------------------------------------------
     @property
@@ -151,8 +146,8 @@ class KernelSpec:
             (c.design != "pingpong" or c.consumers == 2, f"consumers: got {c.consumers}; pingpong takes 2"),
             (c.design != "pingpong" or c.splits == c.cluster_splits == 1,
              f"splits: got {c.splits} and {c.cluster_splits} in a cluster; pingpong computes whole tiles, use 1"),
-            (m > 0 and m % (WGMMA_M * self.tile_warpgroups) == 0 and m <= 256,
-             f"tile M: got {m}; use a multiple of {WGMMA_M} x {self.tile_warpgroups} warpgroups, up to 256"),
+            (m > 0 and m % (WGMMA_M * c.tile_warpgroups) == 0 and m <= 256,
+             f"tile M: got {m}; use a multiple of {WGMMA_M} x {c.tile_warpgroups} warpgroups, up to 256"),
             (8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"),
             (k in (16, 32) or (k % 64 == 0 and 64 <= k <= 256),
              f"tile K: got {k}; use 16, 32, or a multiple of 64 up to 256"),

@@ -166,9 +166,9 @@ class Reduction:
     def _warp_of_all(self, part: Part) -> Value:
         """A number for this warp's part of this tile, among all tiles of all batches."""
         k = current()
-        (m, n, _), warps = self.spec.config.tile, 4 * self.spec.tile_warpgroups
+        (m, n, _), warps = self.spec.config.tile, 4 * self.spec.config.tile_warpgroups
         tile = part.work.batch * self.elements + part.work.m // m * self.parts + part.work.n // n
-        warpgroup = part.warpgroup if self.spec.tile_warpgroups > 1 else 0
+        warpgroup = part.warpgroup if self.spec.config.tile_warpgroups > 1 else 0
         return tile * warps + warpgroup * 4 + k.warp_index % 4
 
     def _write(
@@ -243,5 +243,5 @@ def partials(
         return shape, {"parts": shape.parts, "elements": shape.elements}
     rows = -(-m // (tile_m * cluster[0])) * cluster[0]
     columns = -(-n // (tile_n * cluster[1])) * cluster[1]
-    shape = Partials(kind, 1, batch * rows * columns * 4 * spec.tile_warpgroups, 1)
+    shape = Partials(kind, 1, batch * rows * columns * 4 * spec.config.tile_warpgroups, 1)
     return shape, {"parts": columns, "elements": rows * columns}

@@ -32,7 +32,7 @@ def fitted(config: Config, epilogue: EpilogueSpec, given: Iterable[str], *, fp16
         changes["cluster"] = (1, 1)
     config = config.replace(**changes)
     if "stages" not in given:
-        config = config.replace(stages=stages_that_fit(config.tile, epilogue, config.consumers))
+        config = config.replace(stages=stages_that_fit(config, epilogue))
     return config
 
 

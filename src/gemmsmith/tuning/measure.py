@@ -11,8 +11,11 @@ from typing import NamedTuple
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import CompileError
 
-ROUNDS = ((64, 1_500.0), (16, 6_000.0), (6, 20_000.0), (3, 60_000.0))
+ROUNDS = ((64, 1_500.0), (16, 6_000.0), (6, 20_000.0), (3, 200_000.0))
 """How many configs are timed in a round, and each for how many microseconds."""
+HOT = 5e9
+"""FLOPs from which a warm-up as long as what is timed comes first: under its power limit the chip takes a while to slow
+down, and an idle moment to recover."""
 
 
 class Measured(NamedTuple):
@@ -20,6 +23,16 @@ class Measured(NamedTuple):
 
     config: Config
     us: float
+
+
+def settled(replay: Callable[[int], float], microseconds: float, flops: float) -> float:
+    """Microseconds of a replay of a product of `flops`, over replays that take about that long.
+
+    `replay(n)` gives the microseconds of n of them."""
+    repeats = max(2, round(microseconds / replay(1)))
+    if flops >= HOT:
+        replay(repeats)
+    return replay(repeats) / repeats
 
 
 def halving(

@@ -42,10 +42,11 @@ WIDEST = {"warp_specialized": 256, "pingpong": 224}
 many, and only where it is the one warpgroup, with 255 registers a thread."""
 
 
-def stages_that_fit(tile: tuple[int, int, int], epilogue: EpilogueSpec, consumers: int, most: int = 8) -> int:
+def stages_that_fit(config: Config, epilogue: EpilogueSpec, most: int = 8) -> int:
     """As many stages of 16-bit operands as shared memory holds beside what the epilogue needs, at most `most`."""
-    left = SHARED_LIMIT - least_bytes(epilogue.graph, epilogue.tma, tile[1], consumers)
-    return max(2, min(most, left // ((tile[0] + tile[1]) * tile[2] * 2 + BARRIER_BYTES)))
+    m, n, k = config.tile
+    left = SHARED_LIMIT - least_bytes(epilogue.graph, epilogue.tma, config)
+    return max(2, min(most, left // ((m + n) * k * 2 + BARRIER_BYTES)))
 
 
 def resident_clusters(size: int) -> int:
@@ -137,12 +138,13 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
         if not suits(epilogue.graph, n) or (much and crowded):
             continue
         for k in (64, 128) if m + n <= 256 and n % 16 == 0 else (64,):
-            stages = stages_that_fit((m, n, k), epilogue, consumers, most=MOST_STAGES)
+            tiled = Config(design, (m, n, k), consumers=consumers)  # type: ignore[arg-type]
+            stages = stages_that_fit(tiled, epilogue, most=MOST_STAGES)
             for cluster in [*PAIRS, FOUR] if m == 64 else PAIRS:
                 if stages < 3 or n % (8 * cluster[0]):
                     continue
                 raster = "n" if cluster[1] > cluster[0] else "m"
-                base = Config(design, (m, n, k), cluster, stages, consumers, raster)  # type: ignore[arg-type]
+                base = tiled.replace(cluster=cluster, stages=stages, raster=raster)
                 yield base
                 if n <= MOST_ROWS_SWAPPED and epilogue.graph.turns:
                     swapped = base.replace(swap=True)

@@ -54,7 +54,7 @@ def suited(config: Config, problem: Problem) -> Config | None:
     """A config with as many stages as the result's dtype leaves room for; None where it cannot be."""
     epilogue = EpilogueSpec.bare(problem.d)
     try:
-        most = stages_that_fit(config.tile, epilogue, config.consumers, most=config.stages)
+        most = stages_that_fit(config, epilogue, most=config.stages)
         config = config.replace(stages=min(config.stages, most))
         KernelSpec.of(problem.T if config.swap else problem, config, None if config.swap else epilogue)
     except ConfigError:
