@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import ArgumentError, Config, calls
+from gemmsmith import ArgumentError, Config, api, calls
 from gemmsmith.backends.cuda import prepared
 from gemmsmith.backends.cuda.launcher import LoadedKernel
 from gemmsmith.core.tensor_map import TensorMap
@@ -187,3 +187,49 @@ def test_swapped(seen: list[Any]) -> None:
         a = OnGpu((16, 64), 0x10000 + 1024 * i)
         plan.run(a, b, d)
         check(plan, b, a, seen, out=d.address)
+
+
+def test_the_same_addresses_again(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no more tensor maps are remembered."""
+    monkeypatch.setattr(prepared, "MOST_MAPS", 2)
+    a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
+    plan = gemmsmith.plan(a, b, out=d)
+    for i in (0, 0, 1, 1, 0, 2, 3, 4, 4, 0, 0):
+        a = OnGpu((256, 64), 0x10000 + 256 * i)
+        plan.run(a, b, d)
+        check(plan, a, b, seen, out=d.address)
+
+
+@pytest.mark.parametrize("given", ["alone", "tuple", "names", "other names"])
+def test_gemm_with_an_epilogue(seen: list[Any], monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """However its results are given, each launch has the addresses of its own call."""
+    monkeypatch.setattr(api, "_PLANS", {})
+    names = ["y", "z"] if given == "other names" else ["out"] if given == "alone" else ["out", "out1"]
+
+    def f(acc: Any, bias: Any) -> Any:
+        x = acc + bias
+        return x if given == "alone" else {"y": x, "z": x * 2.0} if given == "other names" else (x, x * 2.0)
+
+    for i in (0, 0, 1, 2, 1):
+        a, b = OnGpu((256, 64), 0x10000 + 512 * i), OnGpu((64, 512), 0x100000)
+        bias = OnGpu((512,), 0x180000 + 1024 * i)
+        outs = [OnGpu((256, 512), 0x200000 + 0x80000 * j + 1024 * i) for j in range(len(names))]
+        out = {"alone": outs[0], "tuple": tuple(outs)}.get(given) or dict(zip(names, outs, strict=True))
+        gemmsmith.gemm(a, b, epilogue=f, bias=bias, out=out)
+        (plan,) = api._PLANS.values()
+        places = {name if name == "out" else f"out_{name}": x.address for name, x in zip(names, outs, strict=True)}
+        check(plan, a, b, seen, in_bias=bias.address, **places)
+
+
+@pytest.mark.parametrize("k", [64, 63])
+def test_programmatic_launch(seen: list[Any], monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    """Of all launches of a call that asks for it, the packing of operands too."""
+    a, b, d = OnGpu((256, k), 0x10000), OnGpu((k, 512), 0x100000), OnGpu((256, 512), 0x200000)
+    for pdl in (False, True):
+        plan = gemmsmith.plan(a, b, out=d, config=Config(pdl=pdl))
+        space = OnGpu((max(plan.workspace_bytes, 1),), 0x800000, np.uint8)
+        space.nbytes = space.shape[0]
+        plan.run(a, b, d, workspace=space)
+        (call,) = plan._calls.values()
+        assert [launch.pdl for launch in call.launches] == [pdl or i > 0 for i in range(len(call.launches))]
+        assert len(call.launches) == 1 + (k % 8 > 0)
