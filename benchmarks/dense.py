@@ -3,7 +3,8 @@
 For each shape both are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in
 alternating blocks of at least half a second with a warm-up each; the ratio of a pair of blocks is torch's time over
 ours, and the median over the pairs is what counts. Memory-bound shapes (M <= 64) are also compared with a copy of as
-many bytes, ragged ones with padding, torch.mm and cropping.
+many bytes, ragged ones with padding, torch.mm and cropping; with --untuned tuned shapes with the model's choice, with
+--half fp32 accumulation with fp16.
 
     python benchmarks/dense.py --json benchmarks/results/dense-h200.json
     python benchmarks/dense.py --suite all --json benchmarks/results/dense-suite-h200.json
@@ -25,7 +26,7 @@ import torch
 from suite import FLAGSHIPS, RAGGED, SUITE, classes
 
 import gemmsmith
-from gemmsmith import Config
+from gemmsmith.tuning.choose import choose
 
 SUITES = {"flagships": FLAGSHIPS, "all": SUITE, "ragged": RAGGED}
 L2_BYTES = 60 * 2**20
@@ -92,12 +93,12 @@ def sm_clock() -> int:
 
 
 def measure(
-    m: int, n: int, k: int, dtype: torch.dtype, layout: str, config: Config | None, rounds: int
+    m: int, n: int, k: int, dtype: torch.dtype, layout: str, rounds: int, untuned: bool, half: bool
 ) -> dict[str, Any]:
     """One row: a shape, both times, and the median ratio torch / ours."""
     sets = rotated(m, n, k, dtype, layout)
     size = (m * k + k * n + m * n) * torch.finfo(dtype).bits // 8
-    plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=config)
+    plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2])
     ours = captured(lambda a, b, d: plan.run(a, b, d), sets)
     right = torch.mm(sets[0][0], sets[0][1])
     difference = (sets[0][2].float() - right.float()).norm() / right.float().norm()
@@ -110,6 +111,13 @@ def measure(
         graphs["copy"] = captured(lambda x, y: y.copy_(x), half)
     if (m, n, k) in RAGGED:
         graphs["padded"] = captured(padded, sets)
+    problem = plan.problem.T if plan.config.swap else plan.problem
+    if untuned and (chosen := choose(problem)) != plan.config:
+        model = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=chosen)
+        graphs["untuned"] = captured(lambda a, b, d: model.run(a, b, d), sets)
+    if half:
+        fp16 = gemmsmith.plan(*sets[0][:2], out=sets[0][2], accumulate="fp16")
+        graphs["half"] = captured(lambda a, b, d: fp16.run(a, b, d), sets)
     times: dict[str, list[float]] = {name: [] for name in graphs}
     clocks = []
     for _ in range(rounds):
@@ -146,9 +154,9 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
         least = min(members, key=lambda r: r["ratio"])
         line = (f"{name:<22} {len(ratios):>4} shapes   geometric mean {statistics.geometric_mean(ratios):.3f}   "
                 f"least {min(ratios):.3f} at {least['m']}x{least['n']}x{least['k']}")  # fmt: skip
-        for other in ("copy", "padded"):
+        for other in ("copy", "padded", "untuned", "half"):
             against = [r[f"{other}_us"] / r["us"] for r in members if f"{other}_us" in r]
-            if len(against) == len(members):
+            if len(against) == len(members) or (against and other == "untuned"):
                 line += f"   {other} / ours {statistics.geometric_mean(against):.3f}, least {min(against):.3f}"
         lines.append(line)
     return lines
@@ -175,11 +183,14 @@ def main() -> None:
     parser.add_argument("--suite", default="flagships", choices=list(SUITES))
     parser.add_argument("--shape", action="append", help="MxNxK instead of a suite; may be repeated")
     parser.add_argument("--json", type=Path, help="where the rows go")
+    parser.add_argument("--untuned", action="store_true", help="also the model's choice, where the table has another")
+    parser.add_argument("--half", action="store_true", help="also fp16 accumulation, for --dtype float16")
     arguments = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SUITES[arguments.suite]
     rows = []
     for m, n, k in shapes:
-        rows.append(measure(m, n, k, getattr(torch, arguments.dtype), arguments.layout, None, arguments.rounds))
+        dtype = getattr(torch, arguments.dtype)
+        rows.append(measure(m, n, k, dtype, arguments.layout, arguments.rounds, arguments.untuned, arguments.half))
         r = rows[-1]
         print(f"{m:>6} {n:>6} {k:>6}  {r['us']:9.1f} us {r['tflops']:6.0f} TFLOP/s   torch {r['torch_us']:9.1f} us "
               f"{r['torch_tflops']:6.0f}   ratio {r['ratio']:.3f}   {r['config']}", flush=True)  # fmt: skip
