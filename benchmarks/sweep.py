@@ -36,8 +36,8 @@ ROUNDS = ((64, 5_000.0), (16, 12_000.0), (6, 30_000.0))
 FINALISTS, FINALS, WARM_UP, BLOCK = 5, 3, 0.07, 0.2
 """The best run in turns with torch.mm, so many times, each for so many seconds after its own warm-up. Blocks of 60 ms
 misled: they favour kernels that take more power than lasts, by up to 4 %."""
-AGAIN = 9
-"""Configs that are timed again."""
+AGAIN = 3
+"""Configs of each kind that are timed again."""
 ALIKE = 2
 """Configs of one tile that are tried, but for the first dozen."""
 
@@ -48,7 +48,7 @@ def specs(shape: Shape) -> tuple[Any, Any]:
     return gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k))
 
 
-def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], ...]) -> dict[str, Any]:
+def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], ...], finalists: int) -> dict[str, Any]:
     """One shape's row: torch's time, and every config's; of the finalists also the ratio to torch."""
     m, n, k = shape
     sets = rotated(m, n, k, torch.bfloat16, "nt", least=2)
@@ -69,7 +69,7 @@ def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], 
     random.shuffle(configs)
     found = halving(configs, measure, rounds)
     graphs["torch"] = captured(lambda a, b, d: torch.mm(a, b, out=d), sets), None
-    contenders: list[Any] = ["torch", *(x.config for x in (found[:FINALISTS] if rounds is ROUNDS else found))]
+    contenders: list[Any] = ["torch", *(x.config for x in found[:finalists])]
     times: dict[Any, list[float]] = {x: [] for x in contenders}
     for _ in range(FINALS):
         random.shuffle(contenders)
@@ -97,15 +97,16 @@ def varied(configs: list[Config], most: int) -> list[Config]:
 
 
 def again(shape: Shape, earlier: dict[str, Any], problem: Any) -> list[Config]:
-    """What would be chosen now, the finalists of an earlier sweep's row, the model's first, and all of these with their
-    clusters turned."""
-    found = [gemmsmith.plan(*specs(shape)).config, *(config_of(c["config"]) for c in earlier["configs"][:FINALISTS])]
-    found += ranked(problem, most=3)
-    for c in tuple(found):
+    """What would be chosen now, the first finalists of an earlier sweep's row and of the model's, each also with its
+    cluster turned."""
+    found = [gemmsmith.plan(*specs(shape)).config, *(config_of(c["config"]) for c in earlier["configs"][:AGAIN])]
+    both = []
+    for c in found + ranked(problem, most=AGAIN):
+        both.append(c)
         rows, columns = c.cluster
         if {rows, columns} == {1, 2} and c.splits == 1 and c.tile[1] % (8 * columns) == 0:
-            found.append(c.replace(cluster=(columns, rows), raster="n" if rows > columns else "m"))
-    return list(dict.fromkeys(found))[:AGAIN]
+            both.append(c.replace(cluster=(columns, rows), raster="n" if rows > columns else "m"))
+    return list(dict.fromkeys(both))
 
 
 def config_of(fields: dict[str, Any]) -> Config:
@@ -117,13 +118,15 @@ def enter(sweep: Path, table: Path) -> None:
     """Each shape's best config goes into the table, in place of what is there for that shape."""
     rows = {(r["m"], r["n"], r["k"]): r for r in json.loads(table.read_text())["rows"]} if table.exists() else {}
     found = json.loads(sweep.read_text())
+    if found.get("block_seconds", 0) < BLOCK:
+        raise SystemExit(f"{sweep}: its blocks are shorter than {BLOCK} s; time its finalists with --again")
     for r in found["rows"]:
         best = max((c for c in r["configs"] if c["ratio"]), key=lambda c: c["ratio"])
         figures = {"us": round(best["us"], 2), "torch_us": round(r["torch_us"], 2), "ratio": round(best["ratio"], 3)}
         sizes = {"m": r["m"], "n": r["n"], "k": r["k"]}
         rows[r["m"], r["n"], r["k"]] = {**sizes, "config": best["config"], **figures}
     lines = ",\n".join(json.dumps(rows[key]) for key in sorted(rows))
-    made_with = {name: x for name, x in found["machine"].items() if name != "command"}
+    made_with = {name: x for name, x in found["machine"].items() if name not in ("command", "note")}
     table.write_text(f'{{"machine": {json.dumps(made_with)},\n"rows": [\n{lines}\n]}}\n')
 
 
@@ -138,10 +141,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.enter:
         return enter(arguments.enter, arguments.table)
-    found = json.loads(arguments.again.read_text())["rows"] if arguments.again else []
-    earlier = {(r["m"], r["n"], r["k"]): r for r in found}
-    shapes: list[Any] = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SUITE
-    shapes = [s for s in shapes if s in earlier or not earlier]
+    before = json.loads(arguments.again.read_text())["rows"] if arguments.again else []
+    earlier = {(r["m"], r["n"], r["k"]): r for r in before}
+    shapes: list[Any] = list(earlier) or SUITE
+    if arguments.shape:
+        shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape]
     begun = time.perf_counter()
     chosen = {}
     for shape in shapes:
@@ -157,11 +161,13 @@ def main() -> None:
     print(f"compiled by {time.perf_counter() - begun:.0f} s", flush=True)
     rows = []
     for shape in shapes:
-        rows.append(sweep(shape, chosen[shape], ((AGAIN, 5_000.0),) if earlier else ROUNDS))
+        count = len(chosen[shape]) if earlier else FINALISTS
+        rows.append(sweep(shape, chosen[shape], ((count, 5_000.0),) if earlier else ROUNDS, count))
         best = rows[-1]["configs"][0]
         print(f"{shape} torch {rows[-1]['torch_us']:.1f} best {best['us']:.1f} ratio {best['ratio']:.3f} "
-              f"{Config(**best['config'])}", flush=True)  # fmt: skip
-        arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}) + "\n")
+              f"{config_of(best['config'])}", flush=True)  # fmt: skip
+        found = {"machine": machine(), "block_seconds": BLOCK, "rows": rows}
+        arguments.json.write_text(json.dumps(found) + "\n")
     print(f"done after {time.perf_counter() - begun:.0f} s")
 
 

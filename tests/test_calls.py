@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import ArgumentError, Config, api, calls
+from gemmsmith import ArgumentError, Config, api, calls, plans
 from gemmsmith.backends.cuda import prepared
 from gemmsmith.backends.cuda.launcher import LoadedKernel
 from gemmsmith.core.tensor_map import TensorMap
@@ -203,7 +203,7 @@ def test_the_same_addresses_again(seen: list[Any], monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("given", ["alone", "tuple", "names", "other names"])
 def test_gemm_with_an_epilogue(seen: list[Any], monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     """However its results are given, each launch has the addresses of its own call."""
-    monkeypatch.setattr(api, "_PLANS", {})
+    monkeypatch.setattr(api, "_KNOWN", {})
     names = ["y", "z"] if given == "other names" else ["out"] if given == "alone" else ["out", "out1"]
 
     def f(acc: Any, bias: Any) -> Any:
@@ -216,7 +216,7 @@ def test_gemm_with_an_epilogue(seen: list[Any], monkeypatch: pytest.MonkeyPatch,
         outs = [OnGpu((256, 512), 0x200000 + 0x80000 * j + 1024 * i) for j in range(len(names))]
         out = {"alone": outs[0], "tuple": tuple(outs)}.get(given) or dict(zip(names, outs, strict=True))
         gemmsmith.gemm(a, b, epilogue=f, bias=bias, out=out)
-        (plan,) = api._PLANS.values()
+        plan = next(iter(api._KNOWN.values())).plan
         places = {name if name == "out" else f"out_{name}": x.address for name, x in zip(names, outs, strict=True)}
         check(plan, a, b, seen, in_bias=bias.address, **places)
 
@@ -233,3 +233,60 @@ def test_programmatic_launch(seen: list[Any], monkeypatch: pytest.MonkeyPatch, k
         (call,) = plan._calls.values()
         assert [launch.pdl for launch in call.launches] == [pdl or i > 0 for i in range(len(call.launches))]
         assert len(call.launches) == 1 + (k % 8 > 0)
+
+
+def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array alone is the first result, whatever that is called; by its name it may be another."""
+    monkeypatch.setattr(api, "_KNOWN", {})
+    a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
+    other = OnGpu((256, 512), 0x300000)
+
+    def f(acc: Any) -> Any:
+        return {"y": acc * 2.0, "out": acc}
+
+    monkeypatch.setattr(plans, "empty_like_kind", lambda like, shape, dtype: other)
+    monkeypatch.setattr("gemmsmith.epilogues.empty_like_kind", lambda like, shape, dtype: other)
+    for form in ("array", "array", "names", "names", "array", "names"):
+        gemmsmith.gemm(a, b, epilogue=f, out=d if form == "array" else {"out": d})
+        known = next(x for x in api._KNOWN.values() if x.alike == (form == "names"))
+        y, out = (d, other) if form == "array" else (other, d)
+        check(known.plan, a, b, seen, out_y=y.address, out=out.address)
+
+
+def test_the_bare_product_takes_an_array(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_KNOWN", {})
+    a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
+    plan = gemmsmith.plan(a, b, out=d)
+    for _ in range(2):
+        assert gemmsmith.gemm(a, b, out=d) is d
+        assert plan.run(a, b, d) is d
+        for call in (gemmsmith.gemm, plan.run):
+            with pytest.raises(ArgumentError, match="out: got"):
+                call(a, b, out={"out": d})
+
+
+def test_zeros_of_both_signs(seen: list[Any]) -> None:
+    a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
+    for s in (0.0, -0.0, 0.0):
+        gemmsmith.gemm(a, b, epilogue=lambda acc, s: acc / s, s=s, out=d)
+        given = [x for x in seen[-1][2] if isinstance(x, float)]
+        assert [np.signbit(x) for x in given] == [np.signbit(s)]
+
+
+def test_a_first_call_that_fails_is_no_matter(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_KNOWN", {})
+    a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
+    with monkeypatch.context() as broken:
+        broken.setattr(calls.launcher, "load", lambda *_, **__: raising())
+        with pytest.raises(gemmsmith.DeviceError):
+            gemmsmith.gemm(a, b, out=d)
+    (known,) = api._KNOWN.values()
+    looks = count_of_traces(monkeypatch, known.plan)
+    for _ in range(3):
+        gemmsmith.gemm(a, b, out=d)
+    assert looks == [1]
+    assert len(seen) == 3
+
+
+def raising() -> None:
+    raise gemmsmith.DeviceError("it is being captured")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gemmsmith.arrays import is_array
@@ -13,11 +14,12 @@ from gemmsmith.plans import Backend, Plan, signatures
 
 if TYPE_CHECKING:
     from gemmsmith.arrays import Spec
+    from gemmsmith.calls import Call
     from gemmsmith.tuning.measure import Measured
 
 MOST_PLANS = 1024
-_PLANS: dict[Hashable, Plan] = {}
-"""Those of `gemm`, by what the arrays and options are."""
+_KNOWN: dict[Hashable, _Known] = {}
+"""What `gemm` has made, by what the arrays and options are."""
 
 
 def gemm(
@@ -48,25 +50,37 @@ def gemm(
     given = {**operands, **named} if operands else named
     source: Hashable = "bare" if epilogue is None and not given else fingerprint(epilogue)
     key, places = signatures(a, b, _outs(out), given)
-    options = source, key, out_dtype, accumulate, exact, atomic, config, backend
+    options = source, key, type(out), out_dtype, accumulate, exact, atomic, config, backend
     try:
-        found = _PLANS.get(options)
+        found = _KNOWN.get(options)
     except TypeError:  # something that cannot be an option
         source = found = None
-    if found is not None and (source == "bare" or found.names_as_given(out)):
-        return found.run_signed(None, places, a, b, out, given)
     if found is not None:
-        return found.run(a, b, out, operands=given)
+        if not found.alike:
+            return found.plan.run(a, b, out, operands=given)
+        if found.call is None:
+            found.call = found.plan.call_of(key)
+        return found.plan.run_signed(key, found.call, places, a, b, out, given)
     plan_ = Plan(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
         exact=exact, atomic=atomic, config=config, backend=backend,
     )  # fmt: skip
     formulation, bound = plan_.take()
+    alike = list(_outs(out)) == list(plan_.given(out))
     if source is not None:
-        if len(_PLANS) >= MOST_PLANS:
-            _PLANS.clear()
-        _PLANS[options] = plan_
-    return plan_.run_formulated(formulation, bound, a, b, out, None, key if plan_.names_as_given(out) else None)
+        if len(_KNOWN) >= MOST_PLANS:
+            _KNOWN.clear()
+        _KNOWN[options] = _Known(plan_, alike)
+    return plan_.run_formulated(formulation, bound, a, b, out, None, key if alike else None)
+
+
+@dataclass(slots=True)
+class _Known:
+    """A plan; whether it names its results as `_outs` does; and the call of the arrays it was made for."""
+
+    plan: Plan
+    alike: bool
+    call: Call | None = None
 
 
 def _outs(out: Any) -> dict[str, Any]:

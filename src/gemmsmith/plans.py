@@ -74,7 +74,6 @@ class Plan:
         self.accumulate: DType = self.problem.accumulate
         self._route = self._routed(self.problem, self.bound)
         self._calls: dict[Hashable, Call] = {}
-        self._call: Call | None = None
         self._names = [r.name for r in self.bound.graph.results] if self.bound else ["out"]
         self._first = self.bound.first if self.bound else "out"
 
@@ -171,15 +170,18 @@ class Plan:
         not given. Raises ArgumentError.
         """
         given = {**operands, **named} if operands else named
-        key, places = signatures(a, b, {} if out is None else self._given(out), given)
-        return self.run_signed(key, places, a, b, out, given, workspace)
+        key, places = signatures(a, b, self.given(out), given)
+        return self.run_signed(key, self.call_of(key), places, a, b, out, given, workspace)
+
+    def call_of(self, key: Hashable) -> Call | None:
+        """What earlier runs of arrays with such `signatures` left."""
+        return self._calls.get(key)
 
     def run_signed(
-        self, key: Hashable, places: dict[str, Any], a: Any, b: Any, out: Any, given: Mapping[str, Any],
-        workspace: Any = None,
+        self, key: Hashable, call: Call | None, places: dict[str, Any], a: Any, b: Any, out: Any,
+        given: Mapping[str, Any], workspace: Any = None,
     ) -> Any:  # fmt: skip
-        """`run` for arrays whose `signatures` are known; None as `key`: as those of the plan's first run."""
-        call = self._calls.get(key) if key is not None else self._call
+        """`run` for arrays whose `signatures` and `call_of` them are known."""
         if call is not None and call.apart(places):
             return self._called(call, places, a, out, workspace)
         found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
@@ -216,7 +218,6 @@ class Plan:
             if len(self._calls) >= MOST_CALLS:
                 self._calls.clear()
             self._calls[key] = call
-            self._call = self._call or call
 
     def take(self) -> tuple[Formulation, Bound | None]:
         """What the arrays were that the plan was made from; it forgets them."""
@@ -225,15 +226,11 @@ class Plan:
             self.bound = replace(bound, operands={}, results={})
         return self.formulation, bound
 
-    def names_as_given(self, out: Any) -> bool:
-        """Whether `_given` would name the results as they are given, an array alone "out"."""
-        if isinstance(out, Mapping):
-            return all(name in self._names for name in out)
-        return out is None or (self._first == "out" and is_array(out))
-
-    def _given(self, out: Any) -> dict[str, Any]:
-        """The results' arrays that a caller gives, by name."""
-        if is_array(out) or not isinstance(out, (Mapping, tuple, list)):
+    def given(self, out: Any) -> dict[str, Any]:
+        """The results' arrays that a caller gives, by name. Raises ArgumentError."""
+        if out is None:
+            return {}
+        if self.bound is None or is_array(out) or not isinstance(out, (Mapping, tuple, list)):
             return {self._first: out}
         from gemmsmith.epilogues import given_results
 
@@ -243,10 +240,10 @@ class Plan:
         """A run whose arrays have a known signature."""
         if call.swapped:
             places["a"], places["b"] = places["b"], places["a"]
-        if self.bound is None and out is not None:
+        if self.bound is None and out is not None:  # an array, or it would have no signature
             call.start(places, like, workspace)
             return out
-        results = {} if out is None else self._given(out)
+        results = self.given(out)
         for name, shape, dtype in call.results:
             if name not in results:
                 results[name] = made = empty_like_kind(like, shape, dtype)

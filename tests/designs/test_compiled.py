@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import gemmsmith
 from gemmsmith import Config, ConfigError, Spec
+from gemmsmith.tuning.space import space
 
 CONFIGS = [
     Config(),
@@ -66,9 +69,37 @@ def test_the_machine_code_is_hoppers() -> None:
         ({"consumers": 4}, "consumers: got 4"),
         ({"design": "stream"}, "design: got 'stream'"),
         ({"raster": "x"}, "raster 'x'"),
+        ({"evict": ["first", "most"]}, r"evict: got \('first', 'most'\)"),
+        ({"evict": None}, "evict: got None"),
+        ({"evict": "first"}, "evict: got 'first'"),
+        ({"pdl": "no"}, "pdl: got 'no'"),
     ],
 )
 def test_a_config_that_cannot_work_says_why(changes: dict, message: str) -> None:
     a, b = Spec((512, 512), "bf16"), Spec((512, 512), "bf16", (1, 512))
     with pytest.raises(ConfigError, match=message):
         gemmsmith.plan(a, b, config=Config().replace(**changes)).kernel  # noqa: B018
+
+
+def test_a_config_from_json() -> None:
+    given = Config(tile=[128, 128, 64], cluster=[1, 2], evict=["last", "first"])  # type: ignore[arg-type]
+    assert given == Config(tile=(128, 128, 64), cluster=(1, 2), evict=("last", "first"))
+    assert hash(given)
+
+
+@pytest.mark.parametrize("n", [128, 112, 64])
+def test_no_spills_where_one_warpgroup_has_a_tile(n: int) -> None:
+    """And one further matrix, or a reduction."""
+
+    def sums(acc: Any, bias: Any) -> Any:
+        x = (acc + bias).maximum(0.0)
+        return x, x.sum(-1)
+
+    a, b = Spec((512, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    row, matrix = Spec((4096,), "bf16"), Spec((512, 4096), "bf16")
+    config = Config(tile=(128, n, 64), cluster=(1, 1), consumers=1)
+    for epilogue, operands in ((sums, {"bias": row}), (lambda acc, c: acc + c, {"c": matrix})):
+        found = space(gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, config=config).spec.epilogue).configs
+        assert any((x.tile, x.consumers) == (config.tile, 1) for x in found)
+        r = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, config=config.replace(stages=4)).resources
+        assert (r.spill_stores, r.spill_loads, r.stack) == (0, 0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +13,18 @@ import pytest
 import gemmsmith
 from gemmsmith.epilogue.fingerprint import fingerprint
 
+
+class Named(NamedTuple):
+    """A tuple that is more than its elements."""
+
+    x: float
+
+
+def attributed(acc: Any) -> Any:
+    return acc * attributed.scale  # type: ignore[attr-defined]
+
+
+attributed.scale = 2.0  # type: ignore[attr-defined]
 SCALE = 2.0
 TABLE = [1.0]
 
@@ -55,10 +67,12 @@ def test_what_may_change_unseen_has_none() -> None:
         scale = 2.0
 
     held = Holder()
-    functions: list[Any] = [lambda acc: acc * TABLE[0], lambda acc: acc * held.scale, Holder(), scaled, len]
-    assert [fingerprint(f) for f in functions[:3]] == [None] * 3
-    assert fingerprint(functions[3]) is not None
-    assert fingerprint(functions[4]) is None
+    functions: list[Any] = [
+        lambda acc: acc * TABLE[0], lambda acc: acc * held.scale, Holder(), attributed, lambda acc: attributed(acc),
+        scaled(Named(1.0)), len,
+    ]  # fmt: skip
+    assert [fingerprint(f) for f in functions] == [None] * len(functions)
+    assert fingerprint(scaled) is not None
 
 
 def test_numbers_of_every_kind() -> None:

@@ -200,6 +200,28 @@ def test_dependent_launches_wait_for_each_other(config, size: int) -> None:
     assert torch.equal(again, want)
 
 
+def test_dependent_launches_with_a_second_step() -> None:
+    """Partial sums of one product and the next lie in the same workspace."""
+    x, w = torch.randn(300, 520, device="cuda").bfloat16(), torch.randn(520, 520, device="cuda").bfloat16() / 520**0.5
+
+    def f(acc):
+        y = acc.maximum(-1.0)
+        return y, y.sum(-1), y.abs().max()
+
+    def chain(config: Config) -> list[torch.Tensor]:
+        these, seen = [x.clone(), torch.full_like(x, float("nan"))], []
+        for i in range(24):
+            seen += [torch.full((300,), float("nan"), device="cuda"), torch.full((), float("nan"), device="cuda")]
+            gemmsmith.gemm(these[i % 2], w, epilogue=f, out=(these[(i + 1) % 2], *seen[-2:]), config=config)
+        return [these[0], *seen]
+
+    config = Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1)
+    want = chain(config)
+    assert all(y.isfinite().all() for y in want)
+    for _ in range(3):
+        assert all(torch.equal(y, z) for y, z in zip(chain(config.replace(pdl=True)), want, strict=True))
+
+
 def test_later_calls_put_addresses_in() -> None:
     """Other arrays of the same signature, other sizes, arrays that meet."""
     plan = gemmsmith.plan(torch.empty(64, 96, device="cuda").half(), torch.empty(96, 128, device="cuda").half())

@@ -71,6 +71,16 @@ def test_what_is_kept_is_taken(tmp_path, monkeypatch) -> None:
     plan = gemmsmith.plan(Spec((48, 1024), "bf16"), Spec((1024, 4096), "bf16", (1, 1024)))
     assert plan.config == SMALL
     assert "tuned" in plan.why
+    row = {
+        "m": 7,
+        "n": 72,
+        "k": 80,
+        "config": {"design": "multistage", "tile": [64, 64, 64], "cluster": [1, 1], "consumers": 1},
+    }
+    (tmp_path / "cache" / "tuned.json").write_text(json.dumps({"version": 1, "rows": [row]}))
+    older = kept().get(problem(7, 72, 80))
+    assert older
+    assert older.design == "multistage"
     (tmp_path / "cache" / "tuned.json").write_text("damaged")
     assert kept().get(p) is None
 

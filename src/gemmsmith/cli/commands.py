@@ -64,7 +64,7 @@ def _problem_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--splits", type=int, help="Clusters that share the K of a tile; 0: stream-K."),
         click.option("--cluster-splits", type=int, help="CTAs of a cluster that share the K of a tile."),
         click.option("--swap/--no-swap", default=None, help="Compute D^T, for few rows."),
-        click.option("--evict", nargs=2, type=click.Choice(["first", "normal", "last"]), help="L2 policy of A, and B."),
+        click.option("--evict", nargs=2, type=click.Choice(["first", "normal", "last"]), help="L2 policies of A, B."),
         click.option("--pdl/--no-pdl", default=None, help="Programmatic dependent launch."),
     ]  # fmt: skip
     for option in reversed(options):

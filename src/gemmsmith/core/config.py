@@ -36,6 +36,11 @@ class Config:
     evict: tuple[Eviction, Eviction] = ("normal", "normal")
     pdl: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("tile", "cluster", "evict"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+
     @property
     def tile_warpgroups(self) -> int:
         """Math warpgroups that share a tile."""

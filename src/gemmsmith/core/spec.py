@@ -159,8 +159,10 @@ class KernelSpec:
              f"splits: got {c.splits} and {c.cluster_splits} in a cluster; use one of them, 1 for the other"),
             (c.raster in ("m", "n") and c.swizzle >= 1,
              f"raster {c.raster!r}, swizzle {c.swizzle}: use m or n, at least 1"),
-            (len(c.evict) == 2 and all(x in ("first", "normal", "last") for x in c.evict),
-             f"evict: got {c.evict}; use first, normal or last, one for A and one for B"),
+            (isinstance(c.evict, tuple) and len(c.evict) == 2
+             and all(x in ("first", "normal", "last") for x in c.evict),
+             f"evict: got {c.evict!r}; use first, normal or last, one for A and one for B"),
+            (c.pdl in (True, False), f"pdl: got {c.pdl!r}; use True or False"),
             (0 <= c.splits <= 64, f"splits: got {c.splits}; use 1 for none, 2 to 64, or 0 for stream-K"),
         ]  # fmt: skip
         for holds, message in rules:

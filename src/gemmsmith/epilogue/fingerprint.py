@@ -33,9 +33,9 @@ def fingerprint(source: Any) -> Hashable:
 
 
 def _value(x: Any, inside: tuple[CodeType, ...]) -> Hashable:
-    if isinstance(x, _NUMBERS):
+    if type(x) in _NUMBERS:
         return type(x), repr(x)  # 0.0 and -0.0, NaN
-    if isinstance(x, tuple):
+    if type(x) is tuple:
         return tuple(_value(y, inside) for y in x)
     if isinstance(x, FunctionType):
         return _function(x, inside)
@@ -55,6 +55,8 @@ def _function(f: FunctionType, inside: tuple[CodeType, ...]) -> Hashable:
         return code
     if (f.__module__ or "").partition(".")[0] in LIBRARIES:
         return _Same(f)
+    if f.__dict__:  # it may read its own attributes
+        raise _UnknownError
     inside = (*inside, code)
     parts: list[Hashable] = [code, _value(f.__defaults__ or (), inside)]
     parts += [(name, _value(x, inside)) for name, x in (f.__kwdefaults__ or {}).items()]

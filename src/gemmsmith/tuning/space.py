@@ -22,7 +22,8 @@ COOPERATIVE = [(256, n, 2) for n in (128, 96, 64)] + [(192, n, 3) for n in (160,
 COOPERATIVE += [(128, n, 2) for n in range(256, 128, -8)]
 COOPERATIVE += [(128, n, 1) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
 COOPERATIVE += [(64, n, 1) for n in (*range(256, 128, -16), *range(128, 0, -8))]
-"""(M, N, consumers). Two warpgroups share a tile only where its accumulator needs two: it costs them 0.7 %."""
+"""(M, N, consumers). Two warpgroups share a tile only where one has too few registers: it costs them 0.7 %."""
+SHARED = [(128, n, 2) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
 PINGPONG = [(64, n) for n in (256, 224, 192, 160, 128, 96)] + [(128, n) for n in (160, 144, 128, 112, 96, 64)]
 PAIRS, FOUR = [(1, 1), (1, 2), (2, 1)], (1, 4)
 """Clusters; of four CTAs, fewer of which fit, only such as share the few rows of A."""
@@ -38,8 +39,8 @@ SMALLEST_SHARE = 4
 WASTE = 1.05
 """Of the last wave, from which cutting it up is tried."""
 WIDEST = {"warp_specialized": 256, "pingpong": 224}
-"""Columns of 64 rows, a warpgroup's, beside which an epilogue that holds much has registers left; of 128 rows half as
-many, and only where it is the one warpgroup, with 255 registers a thread."""
+"""Columns of 64 rows, a warpgroup's, beside which registers hold further matrices and reductions; half as many of 128
+rows, beside which a single warpgroup, with its 255 a thread, holds one."""
 
 
 def stages_that_fit(config: Config, epilogue: EpilogueSpec, most: int = 8) -> int:
@@ -130,15 +131,17 @@ def space(epilogue: EpilogueSpec) -> Space:
 
 
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
-    tiles = [("warp_specialized", *t) for t in COOPERATIVE] + [("pingpong", *t, 2) for t in PINGPONG]
-    much = _holds_much(epilogue)
+    held = _held(epilogue)
+    cooperative = COOPERATIVE + SHARED * (held > 1)
+    tiles = [("warp_specialized", *t) for t in cooperative] + [("pingpong", *t, 2) for t in PINGPONG]
     for design, m, n, consumers in tiles:
         blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
-        crowded = blocks * n > WIDEST[design] or (blocks > 1 and consumers > 1)
-        if not suits(epilogue.graph, n) or (much and crowded):
+        room = 2 if held == consumers == 1 else 1
+        crowded = held > 0 and (blocks > room or blocks * n > WIDEST[design])
+        if not suits(epilogue.graph, n) or crowded:
             continue
         for k in (64, 128) if m + n <= 256 and n % 16 == 0 else (64,):
-            tiled = Config(design, (m, n, k), consumers=consumers)  # type: ignore[arg-type]
+            tiled = Config(design, (m, n, k), consumers=consumers)
             stages = stages_that_fit(tiled, epilogue, most=MOST_STAGES)
             for cluster in [*PAIRS, FOUR] if m == 64 else PAIRS:
                 if stages < 3 or n % (8 * cluster[0]):
@@ -154,11 +157,12 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
                     yield from _shares(base)
 
 
-def _holds_much(epilogue: EpilogueSpec) -> bool:
-    """Whether an epilogue needs many registers beside the accumulator: for further matrices, or reductions."""
+def _held(epilogue: EpilogueSpec) -> int:
+    """What an epilogue needs many registers for: matrices beside the first, and reductions."""
     graph, extents = epilogue.graph, epilogue.graph.extents()
     matrices = [o.extent for o in graph.operands] + [extents[r.node] for r in graph.results]
-    return sum(extent.is_matrix for extent in matrices) > 1 or any(node.op == "reduce" for node in graph.nodes)
+    reductions = sum(node.op == "reduce" for node in graph.nodes)
+    return max(sum(extent.is_matrix for extent in matrices) - 1, 0) + reductions
 
 
 def _shares(base: Config) -> Iterator[Config]:

@@ -20,8 +20,8 @@ from gemmsmith.tuning.space import stages_that_fit
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""
-VERSION = 1
-"""Of the user's file: its configs are a Config's fields."""
+VERSION, READABLE = 2, (1, 2)
+"""Of the user's file: its configs are a Config's fields, of which older ones have fewer."""
 FEW_ROWS = 64
 """Up to here, M changes little: operands of that many rows take one tile."""
 
@@ -94,7 +94,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     """None where the file is of another version or damaged."""
     try:
         found = json.loads(file.read_text())
-        return list(found["rows"]) if found["version"] == VERSION else []
+        return list(found["rows"]) if found["version"] in READABLE else []
     except (OSError, ValueError, KeyError, TypeError):
         return []
 

@@ -65,7 +65,7 @@ class Prepared:
         except AttributeError:
             block, address = local.block = self._block()
             local.places = None
-        if places != local.places:
+        if self._numbers or places != local.places:  # 0.0 == -0.0
             local.places = None  # until all are in
             local.maps = self._fill(block, address, places)
             local.places = places
