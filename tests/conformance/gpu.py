@@ -8,6 +8,7 @@ from tests.conformance.case import Case
 from gemmsmith.backends.cuda.driver import check
 from gemmsmith.backends.cuda.launcher import device_guard, load
 from gemmsmith.backends.cuda.memory import DeviceArray
+from gemmsmith.backends.cuda.prepared import Prepared
 
 
 def run(case: Case) -> np.ndarray:
@@ -23,6 +24,6 @@ def run(case: Case) -> np.ndarray:
         arrays = {name: DeviceArray.from_numpy(x) for name, x in case.inputs.items()}
         arrays["out"] = DeviceArray.from_numpy(case.fresh_output())
         arguments = case.arguments({name: array.address for name, array in arrays.items()})
-        loaded.launch(case.grid, [arguments[p.name or ""] for p in kernel.parameters], 0)
+        Prepared(loaded, case.grid, [arguments[p.name or ""] for p in kernel.parameters], pdl=False).launch({}, 0)
         check(driver.cuCtxSynchronize(), f"{case.name}")
         return arrays["out"].numpy()

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gemmsmith.backends.cuda import launcher
+from gemmsmith.backends.cuda import launcher, prepared
 from gemmsmith.backends.cuda.driver import attributes, check
 from gemmsmith.backends.cuda.launcher import LoadedKernel
 from gemmsmith.backends.cuda.memory import DeviceArray
+from gemmsmith.backends.cuda.prepared import Prepared
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError, DeviceError
 from gemmsmith.core.tensor_map import TensorMap
@@ -54,6 +55,11 @@ PAIR = """extern "C" __global__ void __cluster_dims__(2, 1, 1) pair(int* out) {
 def kernel(kinds: tuple[str, ...]) -> LoadedKernel:
     """One that no driver has loaded."""
     return LoadedKernel("k", 0x88, 0, 384, (2, 1, 1), 200 * 1024, kinds)
+
+
+def launch(k: LoadedKernel, grid: int, arguments: list[Any], stream: int, pdl: bool = False) -> None:
+    """With arguments that are all known."""
+    Prepared(k, grid, arguments, pdl).launch({}, stream)
 
 
 class FakeDriver:
@@ -97,9 +103,9 @@ def test_arguments_arrive_as_they_were_given(data: some.DataObject) -> None:
     values = [data.draw(SCALARS[kind][1]) for kind in kinds]
     k = kernel(kinds)
     fake = k._driver = FakeDriver([SCALARS[kind][0] for kind in kinds], CUresult.CUDA_SUCCESS)
-    k.launch(132, values, 0x1234)
-    k.launch(66, values, 0x5678, pdl=True)
-    k.launch(64, values, 0x9ABC, pdl=True)
+    launch(k, 132, values, 0x1234)
+    launch(k, 66, values, 0x5678, pdl=True)
+    launch(k, 64, values, 0x9ABC, pdl=True)
     shared, pdl = 200 * 1024, "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
     assert fake.calls == [
         (0x88, 132, 1, 1, 384, 1, 1, shared, 0x1234, values, 0),
@@ -111,16 +117,15 @@ def test_arguments_arrive_as_they_were_given(data: some.DataObject) -> None:
 def test_tensor_maps_are_passed_where_they_were_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuda.bindings.driver import CUresult, CUtensorMap
 
-    encoded = {name: CUtensorMap() for name in "ab"}
-    monkeypatch.setattr(launcher, "encode_tensor_map", encoded.__getitem__)
+    encoded = {address: CUtensorMap() for address in (16, 32)}
+    monkeypatch.setattr(prepared, "encode_tensor_map", lambda x: encoded[x.address])
     k = kernel(("tensor_map", "i32", "tensor_map", "u32"))
-    block, maps = k._packed(["a", -7, "b", 9])
-    assert maps == [encoded["a"], encoded["b"]]
-    assert (block[0], block[2]) == (encoded["a"].getPtr(), encoded["b"].getPtr())
-    scalars = [ctypes.c_int32.from_address(block[i]).value for i in (1, 3)]
-    assert scalars == [-7, 9]
+    first, second = (TensorMap(address, FP32, (8, 8, 1), (32, 0), (8, 8, 1), 0) for address in encoded)
+    block, _ = Prepared(k, 1, [first, -7, second, 9], False)._block()
+    assert (block[0], block[2]) == tuple(x.getPtr() for x in encoded.values())
+    assert [ctypes.c_int32.from_address(block[i]).value for i in (1, 3)] == [-7, 9]
     fake = k._driver = FakeDriver([], CUresult.CUDA_SUCCESS)
-    k.launch(1, ["a", -7, "b", 9], 0)
+    launch(k, 1, [first, -7, second, 9], 0)
     assert len(fake.calls) == 1
 
 
@@ -132,7 +137,7 @@ def test_threads_share_no_arguments() -> None:
 
     def many(thread: int) -> None:
         for i in range(300):
-            k.launch(1 + thread, [1000 * thread + i] * 4, thread, pdl=i % 2 == 0)
+            launch(k, 1 + thread, [1000 * thread + i] * 4, thread, pdl=i % 2 == 0)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(many, range(8)))
@@ -150,12 +155,12 @@ def test_threads_share_no_arguments() -> None:
 )
 def test_a_value_that_does_not_fit_is_refused_not_wrapped(kind: str, value: float) -> None:
     with pytest.raises(ArgumentError, match="k: .*got"):
-        kernel((kind,)).launch(1, [value], 0)
+        launch(kernel((kind,)), 1, [value], 0)
 
 
 def test_too_few_arguments() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        kernel(("i32", "i32")).launch(1, [1], 0)
+        launch(kernel(("i32", "i32")), 1, [1], 0)
 
 
 def test_a_failed_launch_says_what_was_launched() -> None:
@@ -164,7 +169,7 @@ def test_a_failed_launch_says_what_was_launched() -> None:
     k = kernel(())
     k._driver = FakeDriver([], CUresult.CUDA_ERROR_INVALID_VALUE)
     with pytest.raises(DeviceError, match="CUDA_ERROR_INVALID_VALUE in the launch of k: grid 0, 384 threads"):
-        k.launch(0, [], 0)
+        launch(k, 0, [], 0)
 
 
 def test_clusters_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +248,7 @@ def test_a_kernel_with_every_kind_of_argument(rng: np.random.Generator, row: int
         x, out = DeviceArray.from_numpy(host), DeviceArray.from_numpy(np.full(512, np.nan, np.float32))
         k = load(TMA, "tile_of", TMA_KINDS)
         for _ in range(2):
-            k.launch(1, [map_of(x), out.address, row, 3, 256, 0.5], 0, pdl=pdl)
+            launch(k, 1, [map_of(x), out.address, row, 3, 256, 0.5], 0, pdl=pdl)
         result = out.numpy()
     assert np.isnan(result[:256]).all()
     assert np.array_equal(result[256:], expected(host, row))
@@ -261,7 +266,7 @@ def test_threads_load_and_launch_at_once(rng: np.random.Generator) -> None:
         with launcher.device_guard(0):
             k = load(source, "tile_of", TMA_KINDS)
             for i in range(20):
-                k.launch(1, [map_of(x), outs[thread].address, thread * 7 + i, 3, 256 * i, 0.5], 0, pdl=i % 2 == 0)
+                launch(k, 1, [map_of(x), outs[thread].address, thread * 7 + i, 3, 256 * i, 0.5], 0, pdl=i % 2 == 0)
             return k
 
     with ThreadPoolExecutor(8) as pool:
@@ -279,7 +284,7 @@ def test_clusters_with_much_shared_memory() -> None:
         clusters = k.max_active_clusters()
         assert 0 < clusters <= attributes(0).multiprocessors // 2
         out = DeviceArray.from_numpy(np.full(2 * clusters, -1, np.int32))
-        k.launch(2 * clusters, [out.address], 0)
+        launch(k, 2 * clusters, [out.address], 0)
         assert np.array_equal(out.numpy(), np.arange(2 * clusters))
         one = load(TMA, "tile_of", TMA_KINDS)
         assert one.max_active_clusters() >= attributes(0).multiprocessors
@@ -326,14 +331,14 @@ def test_loading_while_a_graph_is_captured() -> None:
         assert not launcher.is_capturing(int(stream))
         k = load(source, "pair", ("pointer",), int(stream), **choices)
         check(cu.cuStreamBeginCapture(stream, mode))
-        load(source, "pair", ("pointer",), int(stream), **choices).launch(2, [out.address], int(stream))
+        launch(load(source, "pair", ("pointer",), int(stream), **choices), 2, [out.address], int(stream))
         graph = check(cu.cuStreamEndCapture(stream))
         replay = check(cu.cuGraphInstantiate(graph, 0))
         assert out.numpy().tolist() == [-1, -1]
         check(cu.cuGraphLaunch(replay, stream))
         check(cu.cuStreamSynchronize(stream))
         assert out.numpy().tolist() == [0, 1]
-        assert launcher.time_launches(lambda: k.launch(2, [out.address], int(stream)), int(stream), 20) > 0
+        assert launcher.time_launches(lambda: launch(k, 2, [out.address], int(stream)), int(stream), 20) > 0
         check(cu.cuGraphExecDestroy(replay))
         check(cu.cuGraphDestroy(graph))
         check(cu.cuStreamDestroy(stream))

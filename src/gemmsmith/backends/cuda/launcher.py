@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -12,8 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from gemmsmith.backends.cuda.compiler import compile_source, nvrtc_version
-from gemmsmith.backends.cuda.driver import attributes, check, encode_tensor_map, require_hopper
-from gemmsmith.backends.cuda.placement import order_address, turns
+from gemmsmith.backends.cuda.driver import attributes, check, require_hopper
+from gemmsmith.backends.cuda.placement import turns
 from gemmsmith.core.errors import ArgumentError, DeviceError
 
 _FORMATS = {
@@ -48,10 +47,9 @@ class LoadedKernel:
     def __post_init__(self) -> None:
         from cuda.bindings import driver
 
-        self._driver = driver  # an import statement in `launch` would cost 0.2 us
+        self._driver = driver  # an import statement in `start` would cost 0.2 us
         count = len(self.parameter_kinds)
         self._layout = struct.Struct(f"={count}Q" + "".join(_FORMATS[kind] for kind in self.parameter_kinds))
-        self._block = ctypes.c_uint64 * (self._layout.size // 8)
         self._programmatic = threading.local()  # a thread's CUlaunchConfig: making one costs as much as a launch
 
     def order(self, clusters: int) -> tuple[int, ...]:
@@ -73,17 +71,12 @@ class LoadedKernel:
                 )
         return self._clusters
 
-    def launch(self, grid: int, arguments: Sequence[Any], stream: int, *, pdl: bool = False) -> None:
-        """Starts `grid` CTAs on `stream`; arguments are ints, floats and TensorMaps, in the parameters' order.
-
-        `pdl` lets it start while the stream's previous kernel still runs, for a kernel that waits with
-        griddepcontrol before it touches memory. Raises ArgumentError for a value that its parameter cannot hold.
-        """
-        block, _maps = self._packed(arguments)  # the driver copies them before it returns
-        self.start(grid, ctypes.addressof(block), stream, pdl)
-
     def start(self, grid: int, arguments: int, stream: int, pdl: bool) -> None:
-        """The launch itself; `arguments` is where their pointers lie."""
+        """Starts `grid` CTAs on `stream`; `arguments` is where the pointers to them lie.
+
+        `pdl` lets it start while the stream's previous kernel still runs, for a kernel that waits with griddepcontrol
+        before it touches memory. Raises DeviceError.
+        """
         if pdl:
             config = getattr(self._programmatic, "config", None)
             if config is None:
@@ -96,24 +89,6 @@ class LoadedKernel:
             )
         if result[0]:
             check(result, f"the launch of {self.name}: grid {grid}, {self.threads} threads, stream {stream:#x}")
-
-    def _packed(self, arguments: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """A block of this call's own: void* to each argument, then the scalars; and the tensor maps pointed to."""
-        block, maps, pointers, scalars = self._block(), [], [], []
-        slot = ctypes.addressof(block) + 8 * len(self.parameter_kinds)
-        for kind, value in zip(self.parameter_kinds, arguments, strict=True):
-            if kind == "tensor_map":
-                encoded = encode_tensor_map(value)
-                maps.append(encoded)
-                pointers.append(encoded.getPtr())
-            elif kind == "order":
-                pointers.append(order_address(value))
-            else:
-                pointers.append(slot)
-                scalars.append(value)
-                slot += 8
-        self.pack(block, [*pointers, *scalars])
-        return block, maps
 
     def pack(self, block: Any, values: Sequence[Any]) -> None:
         """Writes pointers and scalars as the parameters' kinds want them."""
