@@ -15,7 +15,7 @@ from gemmsmith.problems import problem_of
 from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.measure import halving, settled
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import Space, space, stages_that_fit
+from gemmsmith.tuning.space import Space, space
 
 
 def problem(m: int, n: int, k: int) -> Problem:
@@ -84,10 +84,3 @@ def test_large_products_are_warmed_up() -> None:
     assert settled(replay, 1000.0, 1e6) == 20.0
     assert settled(replay, 1000.0, 1e12) == 20.0
     assert asked == [1, 50, 1, 50, 50]
-
-
-def test_a_single_piece_takes_one_buffer() -> None:
-    """168 columns are one piece of a warpgroup with 64 rows, so four stages fit; of 176 two of 16 are kept."""
-    bare = EpilogueSpec.bare(problem(128, 128, 128).d)
-    assert stages_that_fit(Config(tile=(128, 168, 64)), bare) == 4
-    assert stages_that_fit(Config(tile=(128, 176, 64)), bare) == 5

@@ -122,14 +122,12 @@ def _rounds(left: int, pieces: int, load: int, store: int) -> tuple[int, int, in
 
 
 def least_bytes(graph: Graph, tma: frozenset[str], config: Config) -> int:
-    """Shared memory an epilogue should be left beside the stages: two pieces of everything, each warpgroup, or one
-    where it has no more."""
+    """Shared memory an epilogue should be left beside the stages: two pieces of everything, each warpgroup."""
     n, consumers = config.tile[1], config.consumers
     extents, columns = graph.extents(), piece_columns(graph, n)
-    pieces = config.tile[0] // (WGMMA_M * config.tile_warpgroups) * (n // columns)
     matrices = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
     matrices += [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix]
     piece = sum(WGMMA_M * columns // e.width * dtype.bytes for e, dtype in matrices if dtype)
     vectors = sum(4 * n // o.extent.width for o in graph.operands if o.extent.width and not o.extent.m)
     whole = -(-consumers * vectors // ALIGNMENT) * ALIGNMENT
-    return consumers * (min(2, pieces) * piece + 2 * BARRIER_BYTES * bool(matrices)) + whole
+    return consumers * (2 * piece + 2 * BARRIER_BYTES * bool(matrices)) + whole
