@@ -106,9 +106,9 @@ def measure(
         raise SystemExit(f"{m}x{n}x{k}: off torch's result by {difference:.3g}")
     graphs = {"ours": ours, "torch": captured(lambda a, b, d: torch.mm(a, b, out=d), sets)}
     if m <= 64:
-        half = [(torch.empty(size // 2, dtype=torch.uint8, device="cuda"), torch.empty(size // 2, dtype=torch.uint8,
+        halves = [(torch.empty(size // 2, dtype=torch.uint8, device="cuda"), torch.empty(size // 2, dtype=torch.uint8,
                 device="cuda")) for _ in sets]  # fmt: skip
-        graphs["copy"] = captured(lambda x, y: y.copy_(x), half)
+        graphs["copy"] = captured(lambda x, y: y.copy_(x), halves)
     if (m, n, k) in RAGGED:
         graphs["padded"] = captured(padded, sets)
     problem = plan.problem.T if plan.config.swap else plan.problem

@@ -167,7 +167,8 @@ def main() -> None:
         print(f"{shape} torch {rows[-1]['torch_us']:.1f} best {best['us']:.1f} ratio {best['ratio']:.3f} "
               f"{config_of(best['config'])}", flush=True)  # fmt: skip
         found = {"machine": machine(), "block_seconds": BLOCK, "rows": rows}
-        arguments.json.write_text(json.dumps(found) + "\n")
+        if arguments.json:
+            arguments.json.write_text(json.dumps(found) + "\n")
     print(f"done after {time.perf_counter() - begun:.0f} s")
 
 
