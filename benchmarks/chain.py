@@ -7,14 +7,11 @@ One CUDA graph a mode, weights in turn so that they come from memory, blocks in 
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 import torch
-from dense import L2_BYTES, block, machine
+from dense import L2_BYTES, block, options, save
 
 import gemmsmith
 
@@ -54,16 +51,13 @@ def measure(m: int, width: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where the rows go")
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     rows = []
     for m, width in SHAPES:
         rows.append(measure(m, width))
         r = rows[-1]
         print(f"{m:>5} x {width}: {r['us']:7.2f} us, with pdl {r['pdl_us']:7.2f} us: {r['gain']:.3f}x", flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    save(arguments.json, rows)
 
 
 if __name__ == "__main__":

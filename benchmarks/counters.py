@@ -7,16 +7,13 @@ Nsight Compute (`ncu`) runs this file again and reports on each kernel, caches f
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
-from dense import machine, operands
+from dense import operands, options, save
 
 import gemmsmith
 from gemmsmith import Config
@@ -58,9 +55,8 @@ def counted() -> list[dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--profiled", action="store_true", help="only run the products")
-    parser.add_argument("--json", type=Path, help="where the rows go")
     arguments = parser.parse_args()
     if arguments.profiled:
         return profiled()
@@ -74,8 +70,7 @@ def main() -> None:
         print(f"{m:>5} {n:>5} {k:>5} {raster}{swizzle:<3} DRAM {seen['dram'] / 1e6:7.1f} MB, model "
               f"{model.dram / 1e6:7.1f}   L2 {seen['sectors'] * SECTOR / 1e6:7.1f} MB, model "
               f"{model.l2 / 1e6:7.1f}", flush=True)  # fmt: skip
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    save(arguments.json, rows)
 
 
 if __name__ == "__main__":

@@ -175,14 +175,26 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def options(about: str | None) -> argparse.ArgumentParser:
+    """A benchmark's options: where its rows go; `about` is its docstring."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where the rows go")
+    return parser
+
+
+def save(path: Path | None, rows: list[dict[str, Any]]) -> None:
+    """Rows with what they were measured with, where a path is given."""
+    if path:
+        path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     parser.add_argument("--layout", default="nt", choices=["nn", "nt", "tn", "tt"], help="n row-major, t column-major")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of blocks a shape")
     parser.add_argument("--suite", default="flagships", choices=list(SUITES))
     parser.add_argument("--shape", action="append", help="MxNxK instead of a suite; may be repeated")
-    parser.add_argument("--json", type=Path, help="where the rows go")
     parser.add_argument("--untuned", action="store_true", help="also the model's choice, where the table has another")
     parser.add_argument("--half", action="store_true", help="also fp16 accumulation, for --dtype float16")
     arguments = parser.parse_args()
@@ -194,8 +206,7 @@ def main() -> None:
         r = rows[-1]
         print(f"{m:>6} {n:>6} {k:>6}  {r['us']:9.1f} us {r['tflops']:6.0f} TFLOP/s   torch {r['torch_us']:9.1f} us "
               f"{r['torch_tflops']:6.0f}   ratio {r['ratio']:.3f}   {r['config']}", flush=True)  # fmt: skip
-        if arguments.json:
-            arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+        save(arguments.json, rows)
     print("\n".join(summary(rows)))
 
 

@@ -10,18 +10,15 @@ time over the fused kernel's; medians over the rounds.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from dense import block, captured, machine, rotated, sm_clock
+from dense import block, captured, options, rotated, save, sm_clock
 
 import gemmsmith
 
@@ -174,20 +171,18 @@ def measure(m: int, n: int, k: int, names: list[str], modes: list[str], rounds: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--case", action="append", choices=list(CASES), help="instead of all; may be repeated")
     parser.add_argument("--shape", action="append", help="MxNxK instead of the suite; may be repeated")
     parser.add_argument("--mode", action="append", choices=["eager", "compile", "max_autotune"], help="torch's; all")
-    parser.add_argument("--json", type=Path, help="where the rows go")
     arguments = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SHAPES
     modes = arguments.mode or ["eager", "compile", "max_autotune"]
     rows: list[dict[str, Any]] = []
     for m, n, k in shapes:
         rows += measure(m, n, k, arguments.case or list(CASES), modes, arguments.rounds)
-        if arguments.json:
-            arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+        save(arguments.json, rows)
 
 
 if __name__ == "__main__":

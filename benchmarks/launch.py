@@ -5,15 +5,12 @@ python benchmarks/launch.py --json benchmarks/results/launch-h200.json
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from dense import machine, operands
+from dense import operands, options, save
 
 import gemmsmith
 
@@ -36,9 +33,7 @@ def biased(acc: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where the rows go")
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     a, b, d = operands(64, 64, 64, torch.bfloat16, "nt")
     bias = torch.randn(64, device="cuda", dtype=torch.bfloat16)
     plan = gemmsmith.plan(a, b, out=d)
@@ -59,8 +54,7 @@ def main() -> None:
             for name, t in times.items()]  # fmt: skip
     for row in rows:
         print(f"{row['call']:<24} {row['us']:6.2f} us   {row['over_torch']:.2f}x of torch.mm(out=)")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    save(arguments.json, rows)
 
 
 if __name__ == "__main__":

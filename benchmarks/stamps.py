@@ -7,16 +7,13 @@ The generated source gets a few stores of clock64; the kernel is otherwise the s
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from cuda.bindings import driver
-from dense import captured, machine, replayed, rotated
+from dense import captured, options, replayed, rotated, save
 
 import gemmsmith
 from gemmsmith import Config
@@ -98,9 +95,7 @@ def measure(m: int, n: int, k: int, chosen: Config) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where the rows go")
-    arguments = parser.parse_args()
+    arguments = options(__doc__).parse_args()
     rows = []
     for shape, chosen in CASES:
         rows.append(measure(*shape, chosen))
@@ -108,8 +103,7 @@ def main() -> None:
         steps = "  ".join(f"{name} {cycles}" for name, cycles in r["cycles"].items())
         print(f"{r['m']:>5} {r['n']:>5} {r['k']:>5}  {r['us']:6.2f} us  torch {r['torch_us']:6.2f} us   {steps} "
               f"(at best {r['ideal_mainloop']})", flush=True)  # fmt: skip
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    save(arguments.json, rows)
 
 
 if __name__ == "__main__":

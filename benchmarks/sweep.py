@@ -99,7 +99,7 @@ def varied(configs: list[Config], most: int) -> list[Config]:
 def again(shape: Shape, earlier: dict[str, Any], problem: Any) -> list[Config]:
     """What would be chosen now, the first finalists of an earlier sweep's row and of the model's, each also with its
     cluster turned."""
-    found = [gemmsmith.plan(*specs(shape)).config, *(config_of(c["config"]) for c in earlier["configs"][:AGAIN])]
+    found = [gemmsmith.plan(*specs(shape)).config, *(Config(**c["config"]) for c in earlier["configs"][:AGAIN])]
     both = []
     for c in found + ranked(problem, most=AGAIN):
         both.append(c)
@@ -107,11 +107,6 @@ def again(shape: Shape, earlier: dict[str, Any], problem: Any) -> list[Config]:
         if {rows, columns} == {1, 2} and c.splits == 1 and c.tile[1] % (8 * columns) == 0:
             both.append(c.replace(cluster=(columns, rows), raster="n" if rows > columns else "m"))
     return list(dict.fromkeys(both))
-
-
-def config_of(fields: dict[str, Any]) -> Config:
-    """From JSON."""
-    return Config(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})
 
 
 def enter(sweep: Path, table: Path) -> None:
@@ -150,7 +145,7 @@ def main() -> None:
     chosen = {}
     for shape in shapes:
         problem = gemmsmith.plan(*specs(shape), config=Config()).problem
-        if earlier:
+        if shape in earlier:
             chosen[shape] = again(shape, earlier[shape], problem)
         else:
             chosen[shape] = varied(ranked(problem, most=4 * arguments.most), arguments.most)
@@ -161,11 +156,11 @@ def main() -> None:
     print(f"compiled by {time.perf_counter() - begun:.0f} s", flush=True)
     rows = []
     for shape in shapes:
-        count = len(chosen[shape]) if earlier else FINALISTS
-        rows.append(sweep(shape, chosen[shape], ((count, 5_000.0),) if earlier else ROUNDS, count))
+        count = len(chosen[shape]) if shape in earlier else FINALISTS
+        rows.append(sweep(shape, chosen[shape], ((count, 5_000.0),) if shape in earlier else ROUNDS, count))
         best = rows[-1]["configs"][0]
         print(f"{shape} torch {rows[-1]['torch_us']:.1f} best {best['us']:.1f} ratio {best['ratio']:.3f} "
-              f"{config_of(best['config'])}", flush=True)  # fmt: skip
+              f"{Config(**best['config'])}", flush=True)  # fmt: skip
         found = {"machine": machine(), "block_seconds": BLOCK, "rows": rows}
         if arguments.json:
             arguments.json.write_text(json.dumps(found) + "\n")

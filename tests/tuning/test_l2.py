@@ -60,6 +60,13 @@ def test_bounds(m: int, n: int, k: int, width: int) -> None:
     assert traffic(p, config, capacity=10**12).dram == 2 * k * (rows + columns)
 
 
+def test_the_flagships_traffic() -> None:
+    """The H200's counters: 148 MB from DRAM, 34.2 M sectors from the L2 where the chip merges no reads."""
+    found = traffic(problem(4096, 4096, 4096), Config())
+    assert found.dram == pytest.approx(148e6, rel=0.05)
+    assert found.l2 / 32 == pytest.approx(34.2e6, rel=0.05)
+
+
 @pytest.mark.parametrize("row", json.loads(COUNTERS.read_text())["rows"], ids=str)
 def test_against_hardware_counters(row) -> None:
     """What an H200 counted (benchmarks/counters.py). Neighbours' reads that the chip merges are not modelled."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.console import Console
@@ -17,7 +17,7 @@ from gemmsmith.cli.execute import Outcome, execute
 from gemmsmith.cli.explain import explain
 from gemmsmith.cli.raster import raster
 from gemmsmith.cli.tune import tune
-from gemmsmith.core.config import Config
+from gemmsmith.core.config import Config, Eviction
 from gemmsmith.core.dtypes import FP16, as_dtype
 from gemmsmith.core.errors import GemmsmithError
 from gemmsmith.plans import BACKENDS, Plan
@@ -64,7 +64,7 @@ def _problem_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--splits", type=int, help="Clusters that share the K of a tile; 0: stream-K."),
         click.option("--cluster-splits", type=int, help="CTAs of a cluster that share the K of a tile."),
         click.option("--swap/--no-swap", default=None, help="Compute D^T, for few rows."),
-        click.option("--evict", nargs=2, type=click.Choice(["first", "normal", "last"]), help="L2 policies of A, B."),
+        click.option("--evict", nargs=2, type=click.Choice(get_args(Eviction)), help="L2 policies of A, B."),
         click.option("--pdl/--no-pdl", default=None, help="Programmatic dependent launch."),
     ]  # fmt: skip
     for option in reversed(options):

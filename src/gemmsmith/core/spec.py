@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal
+from typing import Literal, get_args
 
-from gemmsmith.core.config import Config
+from gemmsmith.core.config import Config, Eviction
 from gemmsmith.core.dtypes import FP16, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
@@ -160,7 +160,7 @@ class KernelSpec:
             (c.raster in ("m", "n") and c.swizzle >= 1,
              f"raster {c.raster!r}, swizzle {c.swizzle}: use m or n, at least 1"),
             (isinstance(c.evict, tuple) and len(c.evict) == 2
-             and all(x in ("first", "normal", "last") for x in c.evict),
+             and all(x in get_args(Eviction) for x in c.evict),
              f"evict: got {c.evict!r}; use first, normal or last, one for A and one for B"),
             (c.pdl in (True, False), f"pdl: got {c.pdl!r}; use True or False"),
             (0 <= c.splits <= 64, f"splits: got {c.splits}; use 1 for none, 2 to 64, or 0 for stream-K"),

@@ -33,8 +33,7 @@ class Table:
         """rows: m, n, k and config, a Config's fields."""
         self._found: dict[tuple[int, int], list[tuple[int, Config]]] = {}
         for row in rows:
-            fields: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in row["config"].items()}
-            self._found.setdefault((row["n"], row["k"]), []).append((row["m"], Config(**fields)))
+            self._found.setdefault((row["n"], row["k"]), []).append((row["m"], Config(**row["config"])))
         for entries in self._found.values():
             entries.sort(key=lambda entry: entry[0])
 
