@@ -41,6 +41,7 @@ def main() -> None:
         "torch.mm(out=)": lambda: torch.mm(a, b, out=d),
         "gemm(out=)": lambda: gemmsmith.gemm(a, b, out=d),
         "plan.run": lambda: plan.run(a, b, d),
+        "plan.prepare(...)()": plan.prepare(a, b, d),
         "gemm(epilogue=, out=)": lambda: gemmsmith.gemm(a, b, epilogue=biased, out=d, bias=bias),
     }
     for call in calls.values():

@@ -33,11 +33,11 @@ from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.measure import compile_all, halving, settled
 
 ROUNDS = ((64, 5_000.0), (16, 12_000.0), (6, 30_000.0))
-FINALISTS, FINALS, WARM_UP, BLOCK = 5, 3, 0.07, 0.2
+FINALISTS, FINALS, WARM_UP, BLOCK = 3, 2, 0.07, 0.2
 """The best run in turns with torch.mm, so many times, each for so many seconds after its own warm-up. Blocks of 60 ms
 misled: they favour kernels that take more power than lasts, by up to 4 %."""
-AGAIN = 3
-"""Configs of each kind that are timed again."""
+AGAIN, MODELS, ROUNDS_AGAIN = 3, 8, ((64, 20_000.0), (8, 40_000.0))
+"""How many configs of an earlier sweep are timed again, and of the model's first ones."""
 ALIKE = 2
 """Configs of one tile that are tried, but for the first dozen."""
 
@@ -48,7 +48,7 @@ def specs(shape: Shape) -> tuple[Any, Any]:
     return gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k))
 
 
-def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], ...], finalists: int) -> dict[str, Any]:
+def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], ...]) -> dict[str, Any]:
     """One shape's row: torch's time, and every config's; of the finalists also the ratio to torch."""
     m, n, k = shape
     sets = rotated(m, n, k, torch.bfloat16, "nt", least=2)
@@ -69,7 +69,7 @@ def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], 
     random.shuffle(configs)
     found = halving(configs, measure, rounds)
     graphs["torch"] = captured(lambda a, b, d: torch.mm(a, b, out=d), sets), None
-    contenders: list[Any] = ["torch", *(x.config for x in found[:finalists])]
+    contenders: list[Any] = ["torch", *(x.config for x in found[:FINALISTS])]
     times: dict[Any, list[float]] = {x: [] for x in contenders}
     for _ in range(FINALS):
         random.shuffle(contenders)
@@ -101,7 +101,7 @@ def again(shape: Shape, earlier: dict[str, Any], problem: Any) -> list[Config]:
     cluster turned."""
     found = [gemmsmith.plan(*specs(shape)).config, *(Config(**c["config"]) for c in earlier["configs"][:AGAIN])]
     both = []
-    for c in found + ranked(problem, most=AGAIN):
+    for c in found + ranked(problem, most=MODELS):
         both.append(c)
         rows, columns = c.cluster
         if {rows, columns} == {1, 2} and c.splits == 1 and c.tile[1] % (8 * columns) == 0:
@@ -156,8 +156,7 @@ def main() -> None:
     print(f"compiled by {time.perf_counter() - begun:.0f} s", flush=True)
     rows = []
     for shape in shapes:
-        count = len(chosen[shape]) if shape in earlier else FINALISTS
-        rows.append(sweep(shape, chosen[shape], ((count, 5_000.0),) if shape in earlier else ROUNDS, count))
+        rows.append(sweep(shape, chosen[shape], ROUNDS_AGAIN if shape in earlier else ROUNDS))
         best = rows[-1]["configs"][0]
         print(f"{shape} torch {rows[-1]['torch_us']:.1f} best {best['us']:.1f} ratio {best['ratio']:.3f} "
               f"{Config(**best['config'])}", flush=True)  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import types
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,55 @@ def test_arrays_that_meet_are_looked_at(seen: list[Any], monkeypatch: pytest.Mon
     plan.run(OnGpu((256, 64), 0x10002), b, d) if plan.workspace_bytes else None
     with pytest.raises(ArgumentError, match="shape"):
         plan.run(OnGpu((256, 32), 0x10000), b, d)
+
+
+class Replayed:
+    """Stands for a CUDA graph: what was launched when it was captured, at every launch."""
+
+    def __init__(self, call: Any, stream: Any) -> None:
+        call()
+        self.captured = Replayed.seen[-1:]
+        Replayed.seen.pop()
+
+    seen: list[Any]
+
+    def launch(self, stream: int) -> None:
+        assert stream == 7
+        Replayed.seen.extend(self.captured)
+
+
+@pytest.mark.parametrize("config", [Config(), Config(splits=0)])
+def test_a_prepared_run(seen: list[Any], monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
+    """Launches when it is called, not before; into a capture without its graph."""
+    Replayed.seen, capturing = seen, [False]
+    monkeypatch.setattr(calls, "Graph", Replayed)
+    monkeypatch.setattr(calls, "Stream", lambda: types.SimpleNamespace(handle=9))
+    monkeypatch.setattr(calls.launcher, "is_capturing", lambda stream: capturing[0])
+    a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
+    plan = gemmsmith.plan(a, b, out=d, config=config)
+    space = OnGpu((max(plan.workspace_bytes, 1),), 0x800000, np.uint8)
+    space.nbytes = space.shape[0]
+    a = OnGpu((256, 64), 0x20000)
+    run = plan.prepare(a, b, d, workspace=space)
+    assert not seen
+    for i, into_a_capture in enumerate((False, False, True)):
+        capturing[0] = into_a_capture
+        assert run() is d
+        assert len(seen) == i + 1
+        check(plan, a, b, seen, out=d.address, workspace=space.address)
+    with pytest.raises(gemmsmith.DeviceError, match="before the capture"):
+        plan.prepare(a, b, d, workspace=space)
+    with pytest.raises(ArgumentError, match="shares memory"):
+        plan.prepare(a, b, OnGpu((256, 512), 0x20000), workspace=space)
+
+
+def test_a_prepared_run_on_the_cpu() -> None:
+    a, b = np.random.default_rng(1).standard_normal((2, 64, 64)).astype(np.float16)
+    out = np.full((64, 64), np.nan, np.float16)
+    run = gemmsmith.plan(a, b).prepare(a, b, out)
+    assert run() is out
+    a *= 2
+    assert np.allclose(run(), a.astype(np.float64) @ b, rtol=2e-3, atol=2e-3)
 
 
 def test_swapped(seen: list[Any]) -> None:

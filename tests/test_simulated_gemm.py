@@ -23,7 +23,7 @@ def configs(draw: some.DrawFn) -> Config:
     tile_m = 64 * consumers * draw(some.sampled_from([1, 1, 2])) if consumers < 3 else 192
     if design == "pingpong":
         tile_m //= 2
-    tile_n = draw(some.sampled_from([8, 16, 24, 40, 64, 96, 128, 256]))
+    tile_n = draw(some.sampled_from([8, 16, 24, 40, 64, 96, 128, 176, 192, 256]))
     return Config(
         design,
         (tile_m, tile_n, draw(some.sampled_from([16, 32, 64, 128]))),

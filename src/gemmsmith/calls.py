@@ -8,9 +8,10 @@ from typing import Any
 from gemmsmith.arrays import ArrayInfo, byte_range, current_stream, describe, empty_like_kind
 from gemmsmith.backends.cuda import driver, launcher
 from gemmsmith.backends.cuda.flags import flags
+from gemmsmith.backends.cuda.graphs import Graph, Stream
 from gemmsmith.backends.cuda.prepared import Prepared
 from gemmsmith.core.dtypes import BF16
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, DeviceError
 from gemmsmith.epilogue.outputs import is_result
 from gemmsmith.jobs import Job
 from gemmsmith.lang.types import ORDER_LENGTH
@@ -54,13 +55,20 @@ class Call:
                     return False
         return True
 
+    def space(self, like: Any, workspace: Any) -> Any:
+        """The workspace: what the caller gives, or one of `like`'s library; None where none is needed."""
+        if workspace is None and self.workspace_bytes:
+            return empty_like_kind(like, (self.workspace_bytes // 2,), BF16)
+        return workspace
+
     def start(self, places: dict[str, Any], like: Any, workspace: Any) -> None:
         """Launches on the stream that `like`'s library works on; `workspace` is made where it is needed and None."""
-        stream = current_stream(like)
+        self.launch_on(current_stream(like), places, like, workspace)
+
+    def launch_on(self, stream: int, places: dict[str, Any], like: Any, workspace: Any) -> None:
+        """The same on a given stream."""
         if self.workspace_bytes:
-            if workspace is None:
-                workspace = empty_like_kind(like, (self.workspace_bytes // 2,), BF16)
-            places["workspace"] = _workspace_address(workspace, self.workspace_bytes)
+            places["workspace"] = _workspace_address(self.space(like, workspace), self.workspace_bytes)
         if self.flag_bytes:
             places["flags"] = flags(self.device, stream, self.flag_bytes)
         if launcher.is_current(self.device):
@@ -72,6 +80,38 @@ class Call:
     def _launch(self, places: Mapping[str, Any], stream: int) -> None:
         for launch in self.launches:
             launch.launch(places, stream)
+
+
+class PreparedRun:
+    """A job over arrays that stay where they are: calling it launches it on the stream that is current for `like`.
+
+    A CUDA graph of its own; into a stream that is being captured go the launches themselves. `value` is what a call
+    gives, `kept` what must live as long.
+    """
+
+    def __init__(self, call: Call, places: dict[str, Any], like: Any, workspace: Any, value: Any, kept: Any) -> None:
+        if launcher.is_capturing(current_stream(like)):
+            raise DeviceError("the stream is being captured into a graph; prepare a run before the capture")
+        self._call, self._places, self._like, self._value, self._kept = call, places, like, value, kept
+        self._workspace, self._device = call.space(like, workspace), call.device
+        with launcher.device_guard(call.device):
+            own = Stream()
+            self._graph = Graph(lambda: self._record(own.handle), own)
+
+    def _record(self, stream: int) -> None:
+        self._call.launch_on(stream, dict(self._places), self._like, self._workspace)
+
+    def __call__(self) -> Any:
+        """Launches it; gives the results."""
+        stream = current_stream(self._like)
+        if launcher.is_capturing(stream):
+            self._record(stream)
+        elif launcher.is_current(self._device):
+            self._graph.launch(stream)
+        else:
+            with launcher.device_guard(self._device):
+                self._graph.launch(stream)
+        return self._value
 
 
 def prepared(launch: Launch, device: int, stream: int, *, pdl: bool) -> Prepared:

@@ -48,6 +48,11 @@ class Job:
     value: Any
     swapped: bool
 
+    @property
+    def places(self) -> dict[str, Any]:
+        """The arrays' addresses, and the numbers."""
+        return {name: x.address if isinstance(x, ArrayInfo) else x for name, x in self.arrays.items()}
+
 
 def expect_values(bound: Bound, shape: tuple[int, ...]) -> None:
     """Nothing has no largest element."""

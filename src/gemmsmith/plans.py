@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -173,6 +173,30 @@ class Plan:
         key, places = signatures(a, b, self.given(out), given)
         return self.run_signed(key, self.call_of(key), places, a, b, out, given, workspace)
 
+    def prepare(
+        self, a: Any, b: Any, out: Any = None, *, operands: Mapping[str, Any] | None = None, workspace: Any = None,
+        **named: Any,
+    ) -> Callable[[], Any]:  # fmt: skip
+        """A run of these very arrays, to be called again and again; arguments as in `run`.
+
+        All that can be is done now, nothing is launched yet. Each call launches on the stream that is current then, as
+        one CUDA graph, and gives `out`, the same each time; the arrays are kept, and must stay where they are, with
+        their shapes. Operands that are numbers keep their values. Its calls do not overlap one another, not even on two
+        streams. Arrays on the CPU run as in `run`. Raises ArgumentError, and DeviceError where the stream is being
+        captured; a call of what it gives may be captured.
+        """
+        given = {**(operands or {}), **named}
+        found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
+        a_info = describe(a, "a")
+        job = self._job(*found, a_info, describe(b, "b"), a, out)
+        if self._backend(a_info) != "cuda":
+            results = job.value if found[1] is None else dict(job.results)
+            return partial(self.run, a, b, results, operands=given)
+        from gemmsmith.calls import PreparedRun
+
+        call = self._new_call(job, a, a_info.index)
+        return PreparedRun(call, job.places, a, workspace, job.value, (a, b, given, job.results))
+
     def call_of(self, key: Hashable) -> Call | None:
         """What earlier runs of arrays with such `signatures` left."""
         return self._calls.get(key)
@@ -207,12 +231,15 @@ class Plan:
                 raise HazardError(simulation.hazards)
         return job.value
 
-    def _start(self, job: Job, like: Any, device: int, workspace: Any, key: Hashable) -> None:
+    @staticmethod
+    def _new_call(job: Job, like: Any, device: int) -> Call:
         from gemmsmith.calls import Call
 
-        call = Call(job, device, current_stream(like))
-        places = {name: x.address if isinstance(x, ArrayInfo) else x for name, x in job.arrays.items()}
-        call.start(places, like, workspace)
+        return Call(job, device, current_stream(like))
+
+    def _start(self, job: Job, like: Any, device: int, workspace: Any, key: Hashable) -> None:
+        call = self._new_call(job, like, device)
+        call.start(job.places, like, workspace)
         p = job.route.problem
         if key is not None and p.batch * p.m * p.n:
             if len(self._calls) >= MOST_CALLS:

@@ -22,7 +22,9 @@ CONFIGS = [
     Config(cluster=(1, 1)),
     Config(tile=(256, 128, 64), cluster=(1, 2), raster="n", swizzle=2),
     Config(tile=(128, 128, 64), cluster=(2, 1), stages=5, swizzle=1),
+    Config(tile=(256, 192, 64), cluster=(1, 2), stages=2, raster="n"),
     Config(tile=(192, 96, 64), cluster=(1, 1), consumers=3),
+    Config(tile=(192, 176, 64), cluster=(2, 1), stages=3, consumers=3),
     Config(tile=(64, 256, 64), cluster=(2, 1), consumers=1, stages=3),
     Config(tile=(128, 64, 128), cluster=(1, 1), stages=3),
     Config(tile=(64, 40, 32), cluster=(1, 1), consumers=1),
@@ -33,6 +35,7 @@ CONFIGS = [
     Config("pingpong", (64, 256, 64), (2, 1)),
     Config("pingpong", (128, 96, 64), (1, 2)),
     Config("pingpong", (64, 64, 64), (1, 1)),
+    Config("pingpong", (128, 176, 64), (1, 2), 4),
     Config(splits=0),
     Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, splits=4),
     Config(tile=(128, 64, 64), cluster=(1, 2), splits=2, raster="n"),
@@ -237,6 +240,63 @@ def test_later_calls_put_addresses_in() -> None:
     square.run(store[0], store[1], torch.empty_like(store[0]))
     with pytest.raises(gemmsmith.ArgumentError, match="shares memory"):
         square.run(store[0], store[1], store[0])
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_a_prepared_run(config) -> None:
+    """Reads what its arrays hold when it is called: on the current stream, on another, in a graph."""
+    a, b = torch.randn(700, 1100, device="cuda").bfloat16(), torch.randn(900, 1100, device="cuda").bfloat16().T
+    out = torch.full((700, 900), float("nan"), device="cuda").bfloat16()
+    run = gemmsmith.plan(a, b, config=config).prepare(a, b, out)
+    assert out.isnan().all()
+    for _ in range(3):
+        a.normal_(), out.fill_(float("nan"))
+        assert run() is out
+        judge(out, a, b, "fp32")
+    want, stream = out.clone(), torch.cuda.Stream()
+    out.fill_(float("nan"))
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        run()
+    run()
+    torch.cuda.synchronize()
+    assert torch.equal(out, want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    out.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(out, want)
+    del run
+    graph.replay()
+    assert torch.equal(out, want)
+
+
+def test_a_prepared_run_with_a_second_step() -> None:
+    """Its own results, where none are given; numbers keep their values."""
+    a, b = torch.randn(300, 520, device="cuda").half(), torch.randn(520, 1000, device="cuda").half()
+
+    def f(acc, scale):
+        y = (acc * scale).relu()
+        return y, y.sum(-1)
+
+    run = gemmsmith.plan(a, b, epilogue=f, scale=1.0).prepare(a, b, scale=0.5)
+    y, sums = run()
+    for _ in range(2):
+        a.normal_(), y.fill_(float("nan")), sums.fill_(float("nan"))
+        run()
+        right = (a.double() @ b.double() * 0.5).relu()
+        assert (y.double() - right).norm() < 1e-3 * right.norm()
+        assert (sums.double() - right.sum(-1)).norm() < 1e-3 * right.sum(-1).norm()
+
+
+def test_preparing_during_a_capture_is_refused() -> None:
+    a, b = (torch.randn(256, 256, device="cuda").half() for _ in range(2))
+    out = torch.empty(256, 256, device="cuda").half()
+    plan = gemmsmith.plan(a, b, out=out)
+    plan.run(a, b, out)
+    with pytest.raises(gemmsmith.DeviceError, match="before the capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        plan.prepare(a, b, out)
 
 
 def test_compiling_during_a_capture_is_refused() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
@@ -34,6 +37,27 @@ def test_ranked_configs_can_be_built(m: int, n: int, k: int) -> None:
     estimates = estimate(p, Space.of(found)).cycles
     assert (estimates > 0).all()
     assert (np.diff(estimates) >= 0).all()
+
+
+def relu_sums(acc: Any) -> Any:
+    y = acc.maximum(0.0)
+    return y, y.sum(-1)
+
+
+@pytest.mark.parametrize("epilogue", [None, relu_sums, lambda acc, c: acc + c])
+@pytest.mark.parametrize("strides", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("n", [1000, 1104, 40])
+def test_what_is_chosen_fits_in_every_layout(epilogue: Any, strides: str, n: int) -> None:
+    """MN-major tiles are padded: 300 x 520 x 1000 by tiles of 64 x 40 had a stage too many."""
+    m, k = 300, 520
+    a = Spec((m, k), "fp16", (k, 1) if strides[0] == "n" else (1, m))
+    b = Spec((k, n), "fp16", (n, 1) if strides[1] == "n" else (1, k))
+    operands = {"c": Spec((m, n), "fp16")} if epilogue is not None and epilogue is not relu_sums else None
+    plan = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands)
+    problem, spec = plan.problem.T if plan.config.swap else plan.problem, plan.bound.spec if plan.bound else None
+    for config in [plan.config, *ranked(problem, spec, most=40)]:
+        built = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, config=config)
+        assert built.source
 
 
 @pytest.mark.parametrize(("shape", "kinds"), [

@@ -10,9 +10,9 @@ import numpy as np
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import WGMMA_M, EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import WGMMA_M, EpilogueSpec, KernelSpec, most_accumulators
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import space, stages_that_fit
+from gemmsmith.tuning.space import padded, space, stages_that_fit
 
 
 def fitted(config: Config, epilogue: EpilogueSpec, given: Iterable[str], *, fp16: bool = False) -> Config:
@@ -26,7 +26,7 @@ def fitted(config: Config, epilogue: EpilogueSpec, given: Iterable[str], *, fp16
         m, n, _ = config.tile
         possible = [c for c in (2, 3, 1) if m % (WGMMA_M * c) == 0]
         registers = [m // c * n // (256 if fp16 else 128) for c in possible]
-        fitting = [c for c, r in zip(possible, registers, strict=True) if r <= (128 if c == 3 else 200)]
+        fitting = [c for c, r in zip(possible, registers, strict=True) if r <= most_accumulators(c)]
         changes["consumers"] = (fitting or possible or [1])[0]
     if "cluster" not in given and "tile" in given:
         changes["cluster"] = (1, 1)
@@ -47,10 +47,10 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
         if len(found) == most:
             break
         try:
-            KernelSpec.of(problem.T if config.swap else problem, config, None if config.swap else epilogue)
+            spec = KernelSpec.of(problem.T if config.swap else problem, config, None if config.swap else epilogue)
         except ConfigError:
             continue
-        found.append(config)
+        found.append(padded(config, spec))
     return found
 
 

@@ -22,7 +22,7 @@ MANY_WAVES = 4
 """Beyond, SMs that are idle in the last wave save power that the others use: half a wave is half lost."""
 FILL_CYCLES, MEET_CYCLES = 5000, 290
 """Starting a kernel and filling the pipeline, and more for each peer in a cluster."""
-STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 32, 4, 1.5
+STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 32, 14, 1.5
 """What an epilogue that nothing hides takes: for its matrices, and for each of a thread's elements and of its nodes."""
 SWAPPED_STORE_BYTES_PER_CYCLE = 0.17
 """Of a transposed tile, by threads."""
@@ -32,7 +32,7 @@ LATENCY_CYCLES, SHARPNESS = 1200, 4
 """A copy's from DRAM; and how sharply the longest of work, memory and power decides."""
 LOOP_CYCLES = 117
 """Of a turn of the mainloop beside one for every column of K: a barrier's round trip and a wgmma's latency."""
-ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 456_000, 48_800, 142_000, 2_000_000, 7_000
+ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 456_000, 48_800, 142_000, 400_000, 7_000
 """At 700 W the chip gives a cycle (of 1/1755 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
 bytes that wgmma reads there, bytes from DRAM: one or the other."""
 

@@ -11,20 +11,20 @@ import numpy as np
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, EpilogueSpec
+from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.layout import least_bytes, suits
 
 Column = np.ndarray[Any, Any]
 
 SMS = 132
 """H100 SXM and H200."""
-COOPERATIVE = [(256, n, 2) for n in (128, 96, 64)] + [(192, n, 3) for n in (160, 128)]
+COOPERATIVE = [(256, n, 2) for n in (192, 176, 160, 144, 128, 96, 64)] + [(192, n, 3) for n in (192, 176, 160, 128)]
 COOPERATIVE += [(128, n, 2) for n in range(256, 128, -8)]
 COOPERATIVE += [(128, n, 1) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
 COOPERATIVE += [(64, n, 1) for n in (*range(256, 128, -16), *range(128, 0, -8))]
 """(M, N, consumers). Two warpgroups share a tile only where one has too few registers: it costs them 0.7 %."""
 SHARED = [(128, n, 2) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
-PINGPONG = [(64, n) for n in (256, 224, 192, 160, 128, 96)] + [(128, n) for n in (160, 144, 128, 112, 96, 64)]
+PINGPONG = [(64, n) for n in (256, 224, 192, 160, 128, 96)] + [(128, n) for n in (176, 160, 144, 128, 112, 96, 64)]
 PAIRS, FOUR = [(1, 1), (1, 2), (2, 1)], (1, 4)
 """Clusters; of four CTAs, fewer of which fit, only such as share the few rows of A."""
 SPLITS, CLUSTER_SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16), (2, 4)
@@ -48,6 +48,13 @@ def stages_that_fit(config: Config, epilogue: EpilogueSpec, most: int = 8) -> in
     m, n, k = config.tile
     left = SHARED_LIMIT - least_bytes(epilogue.graph, epilogue.tma, config)
     return max(2, min(most, left // ((m + n) * k * 2 + BARRIER_BYTES)))
+
+
+def padded(config: Config, spec: KernelSpec) -> Config:
+    """The config with fewer stages where the spec's layouts need more shared memory than the tiles' elements: an
+    MN-major tile has rows of a multiple of 32 bytes."""
+    m, n, k = config.tile
+    return config.replace(stages=config.stages * (m + n) * k * 2 // spec.stage_bytes)
 
 
 def resident_clusters(size: int) -> int:

@@ -16,7 +16,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.tuning.space import stages_that_fit
+from gemmsmith.tuning.space import padded, stages_that_fit
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""
@@ -55,10 +55,10 @@ def suited(config: Config, problem: Problem) -> Config | None:
     try:
         most = stages_that_fit(config, epilogue, most=config.stages)
         config = config.replace(stages=min(config.stages, most))
-        KernelSpec.of(problem.T if config.swap else problem, config, None if config.swap else epilogue)
+        spec = KernelSpec.of(problem.T if config.swap else problem, config, None if config.swap else epilogue)
     except ConfigError:
         return None
-    return config
+    return padded(config, spec)
 
 
 def tuned(problem: Problem) -> Config | None:

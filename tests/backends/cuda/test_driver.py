@@ -104,7 +104,7 @@ def test_what_a_tensor_map_is_encoded_from(
     assert call[0].name == f"CU_TENSOR_MAP_DATA_TYPE_{kind}"
     assert [x.name for x in call[7:]] == [
         "CU_TENSOR_MAP_INTERLEAVE_NONE", f"CU_TENSOR_MAP_SWIZZLE_{mode}",
-        "CU_TENSOR_MAP_L2_PROMOTION_L2_256B", "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
+        "CU_TENSOR_MAP_L2_PROMOTION_L2_128B", "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
     ]  # fmt: skip
 
 

@@ -112,6 +112,7 @@ def encode_tensor_map(map: TensorMap) -> Any:
         32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
         0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
     }[map.swizzle]
+    # Promotion to 256 B made M <= 64 slower by 1 to 5 %: more sectors are read, no fewer come from DRAM.
     result = cu.cuTensorMapEncodeTiled(
         dtype,
         3,
@@ -122,7 +123,7 @@ def encode_tensor_map(map: TensorMap) -> Any:
         [cu.cuuint32_t(1)] * 3,
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         swizzle,
-        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     return check(result, f"cuTensorMapEncodeTiled({map})")

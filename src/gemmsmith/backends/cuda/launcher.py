@@ -173,14 +173,22 @@ def _launch_config(kernel: LoadedKernel, name: str) -> Any:
 
 
 def is_capturing(stream: int) -> bool:
-    """Whether the stream is being captured into a graph."""
+    """Whether the stream is being captured into a graph. On a prepared run's path."""
+    result = _bindings().cuStreamIsCapturing(stream)
+    if not result[0]:
+        return bool(result[1])  # CU_STREAM_CAPTURE_STATUS_NONE is 0
+    if result[0].name == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT":
+        return True  # the legacy stream would join another stream's capture
+    check(result, f"cuStreamIsCapturing({stream:#x})")
+    return False
+
+
+@lru_cache(maxsize=1)
+def _bindings() -> Any:
+    """The driver's, whose import statement would cost as much as a call."""
     from cuda.bindings import driver
 
-    result = driver.cuStreamIsCapturing(stream)
-    if result[0] == driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
-        return True  # the legacy stream would join another stream's capture
-    status = check(result, f"cuStreamIsCapturing({stream:#x})")
-    return bool(status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+    return driver
 
 
 @lru_cache(maxsize=64)
