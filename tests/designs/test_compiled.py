@@ -91,6 +91,23 @@ def test_a_config_from_json() -> None:
     assert hash(given)
 
 
+@pytest.mark.parametrize("name", ["relu", "tanh", "gelu", "expm1"])
+def test_no_spills_beside_the_largest_accumulators(name: str) -> None:
+    def f(acc: Any, bias: Any) -> Any:
+        x = acc + bias
+        return 0.5 * x * (1.0 + (x * 0.5**0.5).erf()) if name == "gelu" else getattr(x, name)()
+
+    a, b = Spec((8192, 4096), "bf16"), Spec((4096, 8192), "bf16", (1, 4096))
+    bias = Spec((8192,), "bf16")
+    found = space(gemmsmith.plan(a, b, epilogue=f, bias=bias).spec.epilogue).configs
+    most = {(x.tile, x.consumers) for x in found if x.design != "pingpong" and x.tile[0] > 128 and x.tile[1] > 160}
+    assert ((256, 192, 64), 2) in most or name in ("gelu", "expm1")
+    for tile, consumers in most:
+        config = Config(tile=tile, cluster=(1, 1), consumers=consumers, stages=3)
+        r = gemmsmith.plan(a, b, epilogue=f, bias=bias, config=config).resources
+        assert (r.spill_stores, r.spill_loads, r.stack) == (0, 0, 0)
+
+
 @pytest.mark.parametrize("n", [128, 112, 64])
 def test_no_spills_where_one_warpgroup_has_a_tile(n: int) -> None:
     """And one further matrix, or a reduction."""

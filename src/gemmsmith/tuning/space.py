@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, EpilogueSpec, KernelSpec, most_accumulators
 from gemmsmith.epilogue.layout import least_bytes, suits
 
 Column = np.ndarray[Any, Any]
@@ -41,6 +41,10 @@ WASTE = 1.05
 WIDEST = {"warp_specialized": 256, "pingpong": 224}
 """Columns of 64 rows, a warpgroup's, beside which registers hold further matrices and reductions; half as many of 128
 rows, beside which a single warpgroup, with its 255 a thread, holds one."""
+
+
+RICH = frozenset({"erf", "gelu", "expm1", "elu"})
+"""Functions with so many intermediate values that they spill where the accumulator takes nine tenths of its most."""
 
 
 def stages_that_fit(config: Config, epilogue: EpilogueSpec, most: int = 8) -> int:
@@ -138,13 +142,14 @@ def space(epilogue: EpilogueSpec) -> Space:
 
 
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
-    held = _held(epilogue)
+    held, rich = _held(epilogue), any(node.op in RICH for node in epilogue.graph.nodes)
     cooperative = COOPERATIVE + SHARED * (held > 1)
     tiles = [("warp_specialized", *t) for t in cooperative] + [("pingpong", *t, 2) for t in PINGPONG]
     for design, m, n, consumers in tiles:
         blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
         room = 2 if held == consumers == 1 else 1
         crowded = held > 0 and (blocks > room or blocks * n > WIDEST[design])
+        crowded |= rich and blocks * n / 2 > 0.9 * most_accumulators(consumers)
         if not suits(epilogue.graph, n) or crowded:
             continue
         for k in (64, 128) if m + n <= 256 and n % 16 == 0 else (64,):
