@@ -30,9 +30,9 @@ from gemmsmith.tuning.choose import choose
 
 SUITES = {"flagships": FLAGSHIPS, "all": SUITE, "ragged": RAGGED}
 L2_BYTES = 60 * 2**20
-FAR = 10
-"""With 3, kernels that have the L2 evict what they read first found some of it there a round later, 2 to 5 % faster
-at 80 MB; with 50 they are slower."""
+FAR = 25
+"""With 3, kernels that have the L2 evict first what they read found some of it there a round later, and were up to 4 %
+faster; with 50 they are slower (benchmarks/results/tries-h200.json)."""
 BLOCK_SECONDS, WARM_UP_SECONDS = 0.5, 0.1
 
 
@@ -172,7 +172,8 @@ def machine() -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
         "nvrtc": ".".join(map(str, nvrtc.nvrtcVersion()[1:])), "gemmsmith": gemmsmith.__version__,
-        "python": platform.python_version(), "command": " ".join(["python", *sys.argv]).partition(" --json")[0],
+        "python": platform.python_version(), "buffers_over_l2": FAR,
+        "command": " ".join(["python", *sys.argv]).partition(" --json")[0],
         "driver": subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
                                  capture_output=True, text=True, check=True).stdout.strip(),
     }  # fmt: skip

@@ -8,8 +8,8 @@ the chip's power limit as a real load is.
     python benchmarks/sweep.py --json again.json --again sweep.json
     python benchmarks/sweep.py --enter again.json --table src/gemmsmith/tuning/h200.json
 
-The second times an earlier sweep's finalists again, with their clusters turned, and what would be chosen now; the third
-enters what a sweep found best in the table that the package ships.
+The second times an earlier sweep's finalists again, with their clusters turned, what would be chosen now, and what the
+model now puts first; the third enters what a sweep found best in the table that the package ships.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.measure import compile_all, halving, settled
 
 ROUNDS = ((64, 5_000.0), (16, 12_000.0), (6, 30_000.0))
-FINALISTS, FINALS, WARM_UP, BLOCK = 3, 2, 0.07, 0.2
+FINALISTS, FINALS, WARM_UP, BLOCK = 4, 3, 0.07, 0.2
 """The best run in turns with torch.mm, so many times, each for so many seconds after its own warm-up. Blocks of 60 ms
 misled: they favour kernels that take more power than lasts, by up to 4 %."""
 AGAIN, MODELS, ROUNDS_AGAIN = 3, 8, ((64, 20_000.0), (8, 40_000.0))
-"""How many configs of an earlier sweep are timed again, and of the model's first ones."""
+"""How many configs of an earlier sweep are timed again, and of the model's first ones; and the rounds for those."""
 ALIKE = 2
 """Configs of one tile that are tried, but for the first dozen."""
 

@@ -21,7 +21,8 @@ from gemmsmith.launches import Launch
 class Call:
     """The launches of a job, for this and all later arrays with the same signatures."""
 
-    def __init__(self, job: Job, device: int, stream: int) -> None:
+    def __init__(self, job: Job, like: Any) -> None:
+        device, stream = describe(like).index, current_stream(like)
         driver.require_hopper(device)
         self.device, self.workspace_bytes, self.flag_bytes = device, job.route.workspace_bytes, job.route.flag_bytes
         self.swapped = job.swapped
@@ -85,33 +86,41 @@ class Call:
 class PreparedRun:
     """A job over arrays that stay where they are: calling it launches it on the stream that is current for `like`.
 
-    A CUDA graph of its own; into a stream that is being captured go the launches themselves. `value` is what a call
-    gives, `kept` what must live as long.
+    A CUDA graph of its own; into a stream that is being captured go the launches themselves, with a workspace that is
+    the capture's or the caller's. `kept` is what must live as long beside the results and `like`.
     """
 
-    def __init__(self, call: Call, places: dict[str, Any], like: Any, workspace: Any, value: Any, kept: Any) -> None:
-        if launcher.is_capturing(current_stream(like)):
-            raise DeviceError("the stream is being captured into a graph; prepare a run before the capture")
-        self._call, self._places, self._like, self._value, self._kept = call, places, like, value, kept
-        self._workspace, self._device = call.space(like, workspace), call.device
-        with launcher.device_guard(call.device):
+    def __init__(self, job: Job, like: Any, workspace: Any, kept: Any) -> None:
+        self._like, self._given, self._value, self._kept = like, workspace, job.value, (job.results, kept)
+        self._device, self._places = describe(like).index, job.places
+        with launcher.device_guard(self._device):
+            if launcher.is_capturing(current_stream(like)):
+                raise DeviceError("the stream is being captured into a graph; prepare a run before the capture")
+            self._call = Call(job, like)
+            self._workspace = self._call.space(like, workspace)
+            if self._workspace is not None:
+                _workspace_address(self._workspace, self._call.workspace_bytes)
             own = Stream()
-            self._graph = Graph(lambda: self._record(own.handle), own)
+            self._graph = Graph(lambda: self._record(own.handle, self._workspace), own)
 
-    def _record(self, stream: int) -> None:
-        self._call.launch_on(stream, dict(self._places), self._like, self._workspace)
+    def _record(self, stream: int, workspace: Any) -> None:
+        self._call.launch_on(stream, dict(self._places), self._like, workspace)
 
     def __call__(self) -> Any:
         """Launches it; gives the results."""
-        stream = current_stream(self._like)
-        if launcher.is_capturing(stream):
-            self._record(stream)
-        elif launcher.is_current(self._device):
-            self._graph.launch(stream)
+        if launcher.is_current(self._device):
+            self._launch()
         else:
             with launcher.device_guard(self._device):
-                self._graph.launch(stream)
+                self._launch()
         return self._value
+
+    def _launch(self) -> None:
+        stream = current_stream(self._like)
+        if launcher.is_capturing(stream):
+            self._record(stream, self._given)
+        else:
+            self._graph.launch(stream)
 
 
 def prepared(launch: Launch, device: int, stream: int, *, pdl: bool) -> Prepared:

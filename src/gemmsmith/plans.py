@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from gemmsmith import jobs
-from gemmsmith.arrays import ArrayInfo, current_stream, describe, empty_like_kind, is_array, signature
+from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind, is_array, signature
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ArgumentError, HazardError
@@ -50,6 +50,7 @@ class Plan:
         if config is not None and not isinstance(config, Config):
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         from gemmsmith.tuning.choose import choose
+        from gemmsmith.tuning.space import fitting
         from gemmsmith.tuning.table import tuned
 
         if epilogue is None and operands:
@@ -73,6 +74,9 @@ class Plan:
         self.output: DType = self.formulation.output
         self.accumulate: DType = self.problem.accumulate
         self._route = self._routed(self.problem, self.bound)
+        if self._origin != "given" and (settled := fitting(self.config, self.spec)) != self.config:
+            self.config = settled
+            self._route = self._routed(self.problem, self.bound)
         self._calls: dict[Hashable, Call] = {}
         self._names = [r.name for r in self.bound.graph.results] if self.bound else ["out"]
         self._first = self.bound.first if self.bound else "out"
@@ -181,21 +185,20 @@ class Plan:
 
         All that can be is done now, nothing is launched yet. Each call launches on the stream that is current then, as
         one CUDA graph, and gives `out`, the same each time; the arrays are kept, and must stay where they are, with
-        their shapes. Operands that are numbers keep their values. Its calls do not overlap one another, not even on two
-        streams. Arrays on the CPU run as in `run`. Raises ArgumentError, and DeviceError where the stream is being
-        captured; a call of what it gives may be captured.
+        their shapes. Operands that are numbers keep their values. Calls that are not captured into a graph do not
+        overlap one another, not even on two streams; the workspace that is made where none is given belongs to the
+        stream that is current now. Arrays on the CPU run as in `run`. Raises ArgumentError, and DeviceError where the
+        stream is being captured; a call of what it gives may be captured.
         """
         given = {**(operands or {}), **named}
         found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
-        a_info = describe(a, "a")
-        job = self._job(*found, a_info, describe(b, "b"), a, out)
-        if self._backend(a_info) != "cuda":
+        job, backend = self._checked(*found, a, b, out)
+        if backend != "cuda":
             results = job.value if found[1] is None else dict(job.results)
             return partial(self.run, a, b, results, operands=given)
         from gemmsmith.calls import PreparedRun
 
-        call = self._new_call(job, a, a_info.index)
-        return PreparedRun(call, job.places, a, workspace, job.value, (a, b, given, job.results))
+        return PreparedRun(job, a, workspace, (b, given))
 
     def call_of(self, key: Hashable) -> Call | None:
         """What earlier runs of arrays with such `signatures` left."""
@@ -216,29 +219,30 @@ class Plan:
         key: Hashable = None,
     ) -> Any:  # fmt: skip
         """`run` for arrays that have been checked: `formulation` and `bound` are theirs, `key` their signature."""
-        a_info, b_info = describe(a, "a"), describe(b, "b")
-        backend = self._backend(a_info)
-        job = self._job(formulation, bound, a_info, b_info, a, out)
-        if bound and 0 in formulation.shape:
-            jobs.expect_values(bound, formulation.shape)
+        job, backend = self._checked(formulation, bound, a, b, out)
         if backend == "reference":
             jobs.reference(a, b, job)
         elif backend == "cuda":
-            self._start(job, a, a_info.index, workspace, key)
+            self._start(job, a, workspace, key)
         else:
             simulation = jobs.simulate(job, seed=0)
             if simulation.hazards:
                 raise HazardError(simulation.hazards)
         return job.value
 
-    @staticmethod
-    def _new_call(job: Job, like: Any, device: int) -> Call:
+    def _checked(self, formulation: Formulation, bound: Bound | None, a: Any, b: Any, out: Any) -> tuple[Job, Backend]:
+        """What is to be run, and where."""
+        a_info, b_info = describe(a, "a"), describe(b, "b")
+        backend = self._backend(a_info)
+        job = self._job(formulation, bound, a_info, b_info, a, out)
+        if bound and 0 in formulation.shape:
+            jobs.expect_values(bound, formulation.shape)
+        return job, backend
+
+    def _start(self, job: Job, like: Any, workspace: Any, key: Hashable) -> None:
         from gemmsmith.calls import Call
 
-        return Call(job, device, current_stream(like))
-
-    def _start(self, job: Job, like: Any, device: int, workspace: Any, key: Hashable) -> None:
-        call = self._new_call(job, like, device)
+        call = Call(job, like)
         call.start(job.places, like, workspace)
         p = job.route.problem
         if key is not None and p.batch * p.m * p.n:

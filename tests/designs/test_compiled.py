@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -91,21 +92,32 @@ def test_a_config_from_json() -> None:
     assert hash(given)
 
 
-@pytest.mark.parametrize("name", ["relu", "tanh", "gelu", "expm1"])
-def test_no_spills_beside_the_largest_accumulators(name: str) -> None:
-    def f(acc: Any, bias: Any) -> Any:
-        x = acc + bias
-        return 0.5 * x * (1.0 + (x * 0.5**0.5).erf()) if name == "gelu" else getattr(x, name)()
+def scaled(acc: Any, s: Any, r: Any, b: Any) -> Any:
+    return acc * s * r + b
 
-    a, b = Spec((8192, 4096), "bf16"), Spec((4096, 8192), "bf16", (1, 4096))
-    bias = Spec((8192,), "bf16")
-    found = space(gemmsmith.plan(a, b, epilogue=f, bias=bias).spec.epilogue).configs
-    most = {(x.tile, x.consumers) for x in found if x.design != "pingpong" and x.tile[0] > 128 and x.tile[1] > 160}
-    assert ((256, 192, 64), 2) in most or name in ("gelu", "expm1")
-    for tile, consumers in most:
-        config = Config(tile=tile, cluster=(1, 1), consumers=consumers, stages=3)
-        r = gemmsmith.plan(a, b, epilogue=f, bias=bias, config=config).resources
-        assert (r.spill_stores, r.spill_loads, r.stack) == (0, 0, 0)
+
+@pytest.mark.parametrize("name", ["relu", "tanh", "expm1", "gelu", "scaled", "direct"])
+def test_no_spills_beside_the_largest_accumulators(name: str) -> None:
+    """Of the tiles that the tuner's space has for an epilogue."""
+
+    def f(acc: Any, b: Any) -> Any:
+        x = acc + b
+        return {"gelu": lambda: 0.5 * x * (1.0 + (x * 0.5**0.5).erf()), "direct": x.relu}.get(
+            name, getattr(x, name, None)
+        )()
+
+    n = 8191 if name == "direct" else 8192
+    a, b = Spec((8192, 4096), "bf16"), Spec((4096, n), "bf16", (1, 4096))
+    given = {"b": Spec((n,), "bf16")}
+    if name == "scaled":
+        given = {"s": Spec((8192, 1), "fp32"), "r": Spec((n,), "fp32"), "b": Spec((8192, 1), "fp32")}
+    plan = partial(gemmsmith.plan, a, b, epilogue=scaled if name == "scaled" else f, operands=given)
+    tiles = {(x.design, x.tile, x.consumers, x.tile[0] * x.tile[1]) for x in space(plan().spec.epilogue).configs}
+    largest = sorted(tiles, key=lambda x: x[3])[-4:]
+    assert (("warp_specialized", (256, 192, 64), 2) in {x[:3] for x in largest}) == (name in ("relu", "tanh"))
+    for design, tile, consumers, _ in largest:
+        r = plan(config=Config(design, tile, (1, 1), 2, consumers)).resources
+        assert (r.spill_stores, r.spill_loads, r.stack) == (0, 0, 0), tile
 
 
 @pytest.mark.parametrize("n", [128, 112, 64])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -268,8 +269,22 @@ def test_a_prepared_run(config) -> None:
     graph.replay()
     assert torch.equal(out, want)
     del run
+    taken = torch.full((1 << 24,), float("nan"), device="cuda")  # what it has left
     graph.replay()
     assert torch.equal(out, want)
+    assert taken.isnan().all()
+
+
+def test_a_prepared_run_in_another_thread() -> None:
+    """Where no context is current yet."""
+    a, b = (torch.randn(256, 256, device="cuda").half() for _ in range(2))
+    out = torch.full((256, 256), float("nan"), device="cuda").half()
+    run = gemmsmith.plan(a, b).prepare(a, b, out)
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(2) as pool:
+        assert all(x.result() is out for x in [pool.submit(run) for _ in range(20)])
+    torch.cuda.synchronize()
+    judge(out, a, b, "fp32")
 
 
 def test_a_prepared_run_with_a_second_step() -> None:

@@ -12,13 +12,13 @@ from hypothesis import strategies as some
 import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.launches import Route
 from gemmsmith.problems import problem_of
 from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.measure import halving, settled
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import Space, space
+from gemmsmith.tuning.space import Space, fitting, space
 
 
 def problem(m: int, n: int, k: int) -> Problem:
@@ -45,19 +45,35 @@ def relu_sums(acc: Any) -> Any:
 
 
 @pytest.mark.parametrize("epilogue", [None, relu_sums, lambda acc, c: acc + c])
-@pytest.mark.parametrize("strides", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("n", [1000, 1104, 40])
-def test_what_is_chosen_fits_in_every_layout(epilogue: Any, strides: str, n: int) -> None:
+@pytest.mark.parametrize("strides", ["nn", "nt", "tn", "tt", "spread", "windows"])
+@pytest.mark.parametrize(("m", "n", "k"), [(300, 1000, 520), (300, 1104, 520), (300, 40, 520), (392, 630, 1160)])
+def test_what_is_chosen_fits_in_every_layout(epilogue: Any, strides: str, m: int, n: int, k: int) -> None:
     """MN-major tiles are padded: 300 x 520 x 1000 by tiles of 64 x 40 had a stage too many."""
-    m, k = 300, 520
-    a = Spec((m, k), "fp16", (k, 1) if strides[0] == "n" else (1, m))
-    b = Spec((k, n), "fp16", (n, 1) if strides[1] == "n" else (1, k))
+    a = Spec((m, k), "fp16", (1, m) if strides[0] == "t" else (k, 1))
+    b = {"n": (n, 1), "t": (1, k), "d": (2 * n, 2), "s": (1, 1)}[strides[-1]]
     operands = {"c": Spec((m, n), "fp16")} if epilogue is not None and epilogue is not relu_sums else None
-    plan = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands)
-    problem, spec = plan.problem.T if plan.config.swap else plan.problem, plan.bound.spec if plan.bound else None
-    for config in [plan.config, *ranked(problem, spec, most=40)]:
-        built = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, config=config)
-        assert built.source
+    assert gemmsmith.plan(a, Spec((k, n), "fp16", b), epilogue=epilogue, operands=operands).source
+
+
+def test_what_is_chosen_fits_a_turned_epilogue() -> None:
+    """Transposed, a column-major residual comes by TMA, and takes shared memory."""
+    a, b, c = Spec((1, 4096), "bf16"), Spec((4096, 16384), "bf16"), Spec((1, 16384), "fp32", (1, 16))
+    assert gemmsmith.plan(a, b, epilogue=lambda acc, c: (acc + c, (acc + c).sum(-1)), operands={"c": c}).source
+
+
+@pytest.mark.parametrize("n", [8, 40, 176, 256])
+@pytest.mark.parametrize("strides", ["nn", "tn", "tt"])
+def test_stages_that_fit_stay(n: int, strides: str) -> None:
+    """What is kept is what was measured."""
+    a = Spec((304, 520), "fp16", (520, 1) if strides[0] == "n" else (1, 304))
+    b = Spec((520, 1000), "fp16", (1000, 1) if strides[1] == "n" else (1, 520))
+    p = problem_of(a, b)
+    config = Config(tile=(64, n, 64), cluster=(1, 1), consumers=1, stages=16)
+    once = fitting(config, KernelSpec.of(p, config))
+    assert fitting(once, KernelSpec.of(p, once)) == once
+    assert gemmsmith.plan(a, b, config=once).source
+    if n == 8:
+        assert once.stages == 16
 
 
 @pytest.mark.parametrize(("shape", "kinds"), [

@@ -21,7 +21,7 @@ BARRIER_BYTES = 16
 
 
 def operand_major(matrix: Matrix) -> Literal["K", "MN"]:
-    """Major-ness of an operand seen as (M or N) x K; one with no unit stride is packed K-major."""
+    """Major-ness of an operand seen as (M or N) x K."""
     return "MN" if matrix.contiguous == "rows" else "K"
 
 
@@ -43,9 +43,9 @@ class EpilogueSpec:
         return EpilogueSpec(bare(d.dtype), frozenset({"out"} if d.stores_by_tma else ()))
 
 
-def most_accumulators(consumers: int) -> int:
-    """Registers a thread that its accumulator may take: of 128 with 512 threads a CTA, or 168."""
-    return 100 if consumers == 3 else 200
+def most_accumulators(config: Config) -> int:
+    """Registers a thread that its accumulator may take: with 512 threads a CTA ptxas has 128 for all."""
+    return 100 if config.consumers == 3 and config.design != "multistage" else 200
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class KernelSpec:
                     f"cluster: {parts} CTAs share the {name} tile, whose {tile.outer} rows do not split into parts "
                     "of 8; use a larger tile or a smaller cluster"
                 )
-        limit = most_accumulators(c.consumers)
+        limit = most_accumulators(c)
         if self.accumulator_registers > limit:
             raise ConfigError(
                 f"registers: the accumulator of {self.warpgroup_rows}x{n} takes {self.accumulator_registers} a thread, "

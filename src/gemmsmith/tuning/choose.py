@@ -12,7 +12,7 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import WGMMA_M, EpilogueSpec, KernelSpec, most_accumulators
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import padded, space, stages_that_fit
+from gemmsmith.tuning.space import fitting, space, stages_that_fit
 
 
 def fitted(config: Config, epilogue: EpilogueSpec, given: Iterable[str], *, fp16: bool = False) -> Config:
@@ -24,10 +24,10 @@ def fitted(config: Config, epilogue: EpilogueSpec, given: Iterable[str], *, fp16
             changes["tile"] = (64, 256, 64)
     elif "consumers" not in given and "tile" in given:
         m, n, _ = config.tile
-        possible = [c for c in (2, 3, 1) if m % (WGMMA_M * c) == 0]
-        registers = [m // c * n // (256 if fp16 else 128) for c in possible]
-        fitting = [c for c, r in zip(possible, registers, strict=True) if r <= most_accumulators(c)]
-        changes["consumers"] = (fitting or possible or [1])[0]
+        possible = [config.replace(consumers=c) for c in (2, 3, 1) if m % (WGMMA_M * c) == 0]
+        registers = [m // c.consumers * n // (256 if fp16 else 128) for c in possible]
+        held = [c for c, r in zip(possible, registers, strict=True) if r <= most_accumulators(c)]
+        changes["consumers"] = next(iter(held or possible), config.replace(consumers=1)).consumers
     if "cluster" not in given and "tile" in given:
         changes["cluster"] = (1, 1)
     config = config.replace(**changes)
@@ -37,7 +37,7 @@ def fitted(config: Config, epilogue: EpilogueSpec, given: Iterable[str], *, fp16
 
 
 def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 64) -> list[Config]:
-    """The `most` promising configs, best first; every one can be built."""
+    """The `most` promising configs, best first; a Plan settles the stages of operands that are packed first."""
     epilogue = epilogue or EpilogueSpec.bare(problem.d)
     found: list[Config] = []
     every = space(epilogue)
@@ -50,7 +50,7 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
             spec = KernelSpec.of(problem.T if config.swap else problem, config, None if config.swap else epilogue)
         except ConfigError:
             continue
-        found.append(padded(config, spec))
+        found.append(fitting(config, spec))
     return found
 
 

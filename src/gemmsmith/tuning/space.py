@@ -12,7 +12,7 @@ import numpy as np
 from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, EpilogueSpec, KernelSpec, most_accumulators
-from gemmsmith.epilogue.layout import least_bytes, suits
+from gemmsmith.epilogue.layout import ALIGNMENT, least_bytes, suits
 
 Column = np.ndarray[Any, Any]
 
@@ -44,7 +44,7 @@ rows, beside which a single warpgroup, with its 255 a thread, holds one."""
 
 
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
-"""Functions with so many intermediate values that they spill where the accumulator takes nine tenths of its most."""
+"""Functions with so many intermediate values that they spill beside the largest accumulators."""
 
 
 def stages_that_fit(config: Config, epilogue: EpilogueSpec, most: int = 8) -> int:
@@ -54,11 +54,13 @@ def stages_that_fit(config: Config, epilogue: EpilogueSpec, most: int = 8) -> in
     return max(2, min(most, left // ((m + n) * k * 2 + BARRIER_BYTES)))
 
 
-def padded(config: Config, spec: KernelSpec) -> Config:
-    """The config with fewer stages where the spec's layouts need more shared memory than the tiles' elements: an
-    MN-major tile has rows of a multiple of 32 bytes."""
-    m, n, k = config.tile
-    return config.replace(stages=config.stages * (m + n) * k * 2 // spec.stage_bytes)
+def fitting(config: Config, spec: KernelSpec) -> Config:
+    """The config with as many of its stages as fit, but at least two, beside what its epilogue should be left: the
+    spec's tiles may be padded (MN-major rows to 32 bytes), its epilogue turned."""
+    epilogue = spec.epilogue
+    left = SHARED_LIMIT - least_bytes(epilogue.graph, epilogue.tma, config)
+    left -= spec.exchange_bytes + ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
+    return config.replace(stages=max(2, min(config.stages, left // (spec.stage_bytes + BARRIER_BYTES))))
 
 
 def resident_clusters(size: int) -> int:
@@ -142,14 +144,14 @@ def space(epilogue: EpilogueSpec) -> Space:
 
 
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
-    held, rich = _held(epilogue), any(node.op in RICH for node in epilogue.graph.nodes)
+    held, light = _held(epilogue), _light(epilogue)
     cooperative = COOPERATIVE + SHARED * (held > 1)
     tiles = [("warp_specialized", *t) for t in cooperative] + [("pingpong", *t, 2) for t in PINGPONG]
     for design, m, n, consumers in tiles:
         blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
         room = 2 if held == consumers == 1 else 1
         crowded = held > 0 and (blocks > room or blocks * n > WIDEST[design])
-        crowded |= rich and blocks * n / 2 > 0.9 * most_accumulators(consumers)
+        crowded |= not light and blocks * n / 2 > 0.8 * most_accumulators(Config(design, consumers=consumers))
         if not suits(epilogue.graph, n) or crowded:
             continue
         for k in (64, 128) if m + n <= 256 and n % 16 == 0 else (64,):
@@ -177,8 +179,17 @@ def _held(epilogue: EpilogueSpec) -> int:
     return max(sum(extent.is_matrix for extent in matrices) - 1, 0) + reductions
 
 
+def _light(epilogue: EpilogueSpec) -> bool:
+    """Whether the largest accumulators leave it registers: the bare product, or little more, stored by TMA."""
+    graph, extents = epilogue.graph, epilogue.graph.extents()
+    vectors = [o for o in graph.operands if o.extent.m or o.extent.width]
+    rich = epilogue.exact or any(node.op in RICH for node in graph.nodes)
+    direct = any(extents[r.node].is_matrix and r.name not in epilogue.tma for r in graph.results)
+    return len(graph.nodes) == 1 or (len(vectors) <= 1 and not rich and not direct)
+
+
 def _shares(base: Config) -> Iterator[Config]:
-    if base.design == "pingpong" or base.cluster == FOUR:
+    if base.design == "pingpong" or base.cluster == FOUR or base.consumers == 3:  # of three, registers are few
         return
     for splits in SPLITS:
         yield base.replace(splits=splits)

@@ -15,8 +15,8 @@ from gemmsmith.backends.cuda.cache import write_whole
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.tuning.space import padded, stages_that_fit
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.tuning.space import fitting
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""
@@ -51,14 +51,10 @@ class Table:
 
 def suited(config: Config, problem: Problem) -> Config | None:
     """A config with as many stages as the result's dtype leaves room for; None where it cannot be."""
-    epilogue = EpilogueSpec.bare(problem.d)
     try:
-        most = stages_that_fit(config, epilogue, most=config.stages)
-        config = config.replace(stages=min(config.stages, most))
-        spec = KernelSpec.of(problem.T if config.swap else problem, config, None if config.swap else epilogue)
+        return fitting(config, KernelSpec.of(problem.T if config.swap else problem, config))
     except ConfigError:
         return None
-    return padded(config, spec)
 
 
 def tuned(problem: Problem) -> Config | None:
