@@ -41,8 +41,6 @@ WASTE = 1.05
 WIDEST = {"warp_specialized": 256, "pingpong": 224}
 """Columns of 64 rows, a warpgroup's, beside which registers hold further matrices and reductions; half as many of 128
 rows, beside which a single warpgroup, with its 255 a thread, holds one."""
-
-
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions with so many intermediate values that they spill beside the largest accumulators."""
 
