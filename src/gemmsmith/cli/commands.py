@@ -184,14 +184,10 @@ def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, t
     own = sizes == GPU_SIZES and "tile" not in given
     config: Config = Plan(a, b, **arguments).config if own else Config()
     if given:
-        from gemmsmith.core.graph import bare
-        from gemmsmith.core.spec import EpilogueSpec
         from gemmsmith.tuning.choose import fitted
         from gemmsmith.tuning.space import fitting
 
-        output = as_dtype(choices["out_dtype"] or choices["dtype"], "out_dtype")
-        epilogue = EpilogueSpec(bare(output), frozenset({"out"}))
-        config = fitted(replace(config, **given), epilogue, given, fp16=as_dtype(choices["accumulate"]) == FP16)
+        config = fitted(replace(config, **given), given, fp16=as_dtype(choices["accumulate"]) == FP16)
         if "stages" not in given:
             config = fitting(config, Plan(a, b, config=config, **arguments).spec)
     return Plan(a, b, config=config, **arguments), (m, n, k)

@@ -12,11 +12,15 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import WGMMA_M, EpilogueSpec, KernelSpec, most_accumulators
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import fitting, space, stages_that_fit
+from gemmsmith.tuning.space import fitting, space
+
+STAGES = 8
+"""Where a tile is given; more are worth something only to the smallest."""
 
 
-def fitted(config: Config, epilogue: EpilogueSpec, given: Iterable[str], *, fp16: bool = False) -> Config:
-    """A config with the choices that were not `given` adapted to those that were: consumers, stages, cluster."""
+def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Config:
+    """A config with the choices that were not `given` adapted to those that were: consumers, cluster, and so many
+    stages that `fitting` is left to take away what has no room."""
     changes: dict[str, object] = {}
     if config.design == "pingpong":
         changes["consumers"] = 2
@@ -30,10 +34,9 @@ def fitted(config: Config, epilogue: EpilogueSpec, given: Iterable[str], *, fp16
         changes["consumers"] = next(iter(held or possible), config.replace(consumers=1)).consumers
     if "cluster" not in given and "tile" in given:
         changes["cluster"] = (1, 1)
-    config = config.replace(**changes)
     if "stages" not in given:
-        config = config.replace(stages=stages_that_fit(config, epilogue))
-    return config
+        changes["stages"] = STAGES
+    return config.replace(**changes)
 
 
 def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 64) -> list[Config]:

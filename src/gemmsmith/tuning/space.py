@@ -45,20 +45,18 @@ RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions with so many intermediate values that they spill beside the largest accumulators."""
 
 
-def stages_that_fit(config: Config, epilogue: EpilogueSpec, most: int = 8) -> int:
-    """As many stages of 16-bit operands as shared memory holds beside what the epilogue needs, at most `most`."""
-    m, n, k = config.tile
-    left = SHARED_LIMIT - least_bytes(epilogue.graph, epilogue.tma, config)
-    return max(2, min(most, left // ((m + n) * k * 2 + BARRIER_BYTES)))
+def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, taken: int = 0) -> int:
+    """As many of the config's stages as shared memory holds beside what its epilogue should be left and what else is
+    `taken`, but at least two."""
+    left = SHARED_LIMIT - least_bytes(epilogue.graph, epilogue.tma, config) - taken
+    return max(2, min(config.stages, left // (stage_bytes + BARRIER_BYTES)))
 
 
 def fitting(config: Config, spec: KernelSpec) -> Config:
-    """The config with as many of its stages as fit, but at least two, beside what its epilogue should be left: the
-    spec's tiles may be padded (MN-major rows to 32 bytes), its epilogue turned."""
-    epilogue = spec.epilogue
-    left = SHARED_LIMIT - least_bytes(epilogue.graph, epilogue.tma, config)
-    left -= spec.exchange_bytes + ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
-    return config.replace(stages=max(2, min(config.stages, left // (spec.stage_bytes + BARRIER_BYTES))))
+    """The config with as many of its stages as fit a kernel, whose tiles may be padded (MN-major rows to 32 bytes) and
+    whose epilogue may be turned."""
+    exchange = spec.exchange_bytes + ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
+    return config.replace(stages=stages_that_fit(config, spec.epilogue, spec.stage_bytes, exchange))
 
 
 def resident_clusters(size: int) -> int:
@@ -153,8 +151,8 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
         if not suits(epilogue.graph, n) or crowded:
             continue
         for k in (64, 128) if m + n <= 256 and n % 16 == 0 else (64,):
-            tiled = Config(design, (m, n, k), consumers=consumers)
-            stages = stages_that_fit(tiled, epilogue, most=MOST_STAGES)
+            tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES)
+            stages = stages_that_fit(tiled, epilogue, (m + n) * k * 2)
             for cluster in [*PAIRS, FOUR] if m == 64 else PAIRS:
                 if stages < 3 or n % (8 * cluster[0]):
                     continue

@@ -214,10 +214,8 @@ def is_current(device: int) -> bool:
 
 @lru_cache(maxsize=64)
 def _current_context(device: int) -> tuple[Callable[[], Any], int]:
-    """cuCtxGetCurrent, whose import would cost as much as the call, and the primary context's handle."""
-    from cuda.bindings import driver
-
-    return driver.cuCtxGetCurrent, int(_primary_context(device))
+    """cuCtxGetCurrent, and the primary context's handle."""
+    return _bindings().cuCtxGetCurrent, int(_primary_context(device))
 
 
 class _Guard:
