@@ -49,6 +49,7 @@ cluster_turn = cluster.ClusterTurn.emit
 block_index = cluster.BlockIndex.emit
 grid_size = cluster.GridSize.emit
 cluster_arrive = cluster.ClusterArrive.emit
+cluster_arrive_relaxed = cluster.ClusterArriveRelaxed.emit
 cluster_wait = cluster.ClusterWait.emit
 mapa = cluster.Mapa.emit
 load_cluster = cluster.LoadCluster.emit

@@ -70,6 +70,19 @@ class ClusterArrive(Instruction):
         m.cluster_arrive()
 
 
+class ClusterArriveRelaxed(Instruction):
+    """Arrives at the cluster's barrier, releasing nothing: others see no write, but mbarrier inits that are fenced.
+
+    The release of `cluster_arrive` is a MEMBAR.GPU, which waits for all that is in flight, TMA copies too. As CUTLASS
+    3.x starts its kernels.
+    """
+
+    ptx = "barrier.cluster.arrive.relaxed.aligned;"
+
+    def simulate(self, m: Machine) -> None:
+        m.cluster_arrive(relaxed=True)
+
+
 class ClusterWait(Instruction):
     """Until every thread of the cluster has arrived."""
 

@@ -37,7 +37,8 @@ def set_registers(count: int | None) -> None:
 
 
 class ElectOne(Instruction):
-    """True in one lane of each warp."""
+    """True in one lane of each warp. Behind it ptxas knows that a single lane acts; behind `thread == 0` it puts each
+    TMA copy of a loop into a loop over the lanes, of 30 cycles."""
 
     result = PRED
     ptx = """{

@@ -80,26 +80,77 @@ def test_named_barriers(identifier: int, threads: int, found: set[str]) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize("relaxed", [False, True])
 @pytest.mark.parametrize(("before", "after"), [(True, True), (False, True), (True, False)])
-def test_distributed_shared_memory_needs_its_cta(before: bool, after: bool, seed: int) -> None:
+def test_distributed_shared_memory_needs_its_cta(before: bool, after: bool, relaxed: bool, seed: int) -> None:
     """A peer must have started, and must not have ended."""
-
-    def meet(k: Builder) -> None:
-        hw.cluster_arrive()
-        hw.cluster_wait()
 
     def record(k: Builder, out: Value) -> None:
         smem = k.shared(128, name="s")
         if before:
-            meet(k)
+            meet(relaxed)
         there = hw.mapa(smem[0], (hw.cluster_rank() ^ 1).to(U32))
         with k.when(k.thread == 0):
             hw.store_cluster(word(k, k.smem), there)
         if after:
-            meet(k)
+            meet(False)
 
     expected = set() if before and after else {"barrier"} if after else {"exited CTA"}
     assert kinds(run(record, threads=64, grid=2, cluster=2, seed=seed)) == expected
+
+
+@pytest.mark.parametrize("relaxed", [False, True])
+def test_a_relaxed_arrival_releases_no_write(relaxed: bool) -> None:
+    """Neither to the cluster's other CTAs nor to the CTA's other warps, nor to a warp's other lanes."""
+
+    def record(k: Builder, out: Value, reads: str) -> None:
+        smem = k.shared(256, name="s")
+        with k.when(k.thread == 0):
+            hw.store_shared(word(k, k.smem), smem[0].address)
+        meet(relaxed)
+        got = k.registers(U32, 1, "got")
+        with k.when({"peer": k.thread == 0, "warp": k.thread == 32, "lanes": k.thread < 32}[reads]):
+            if reads == "peer":
+                hw.load_cluster(got, hw.mapa(smem[0], (hw.cluster_rank() ^ 1).to(U32)))
+            else:
+                hw.load_shared(got, smem[0].address)
+        meet(False)
+
+    for reads in ("peer", "warp", "lanes"):
+        found = kinds(run(lambda k, out, reads=reads: record(k, out, reads), threads=64, grid=2, cluster=2))
+        assert found == ({"race"} if relaxed else set()), reads
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_relaxed_arrival_makes_fenced_inits_known(fenced: bool) -> None:
+    """To the whole cluster; inits after the fence are not, nor is any without one."""
+
+    def record(k: Builder, out: Value, late: bool) -> None:
+        barrier = k.shared(8, alignment=8, name="b")
+        with k.when(k.thread == 0):
+            if late and fenced:
+                hw.fence_mbarrier_init()
+            hw.mbarrier_init(barrier[0], 2)
+            if fenced and not late:
+                hw.fence_mbarrier_init()
+        meet(True)
+        with k.when(k.thread < 2):
+            hw.mbarrier_arrive_cluster(barrier[0], k.thread.to(U32))
+        with k.when(k.thread == 32):
+            hw.mbarrier_wait(barrier[0], 0)
+
+    right = run(lambda k, out: record(k, out, False), threads=64, grid=2, cluster=2)
+    assert kinds(right) == (set() if fenced else {"barrier"})
+    assert kinds(run(lambda k, out: record(k, out, True), threads=64, grid=2, cluster=2)) == {"barrier"}
+
+
+def meet(relaxed: bool) -> None:
+    """All threads of the cluster."""
+    if relaxed:
+        hw.cluster_arrive_relaxed()
+    else:
+        hw.cluster_arrive()
+    hw.cluster_wait()
 
 
 def test_a_rank_that_no_cta_has() -> None:

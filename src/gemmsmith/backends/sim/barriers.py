@@ -12,7 +12,7 @@ from gemmsmith.lang.statements import Where
 class Mbarrier:
     """An mbarrier. `phase` counts completed phases; the one in progress has its parity.
 
-    `initialiser` is (agent, count) of its init, `fence` that agent's count at its mbarrier_init fence, if any.
+    `initialiser` is (agent, count) of its init.
     `observed` is the last phase each unit has waited for, `observations` all of them as (phase, agent, count).
     """
 
@@ -21,7 +21,6 @@ class Mbarrier:
     initialiser: tuple[int, int]
     where: Where
     agents: int
-    fence: tuple[int, int] | None = None
     phase: int = 0
     pending: int = 0
     tx: int = 0

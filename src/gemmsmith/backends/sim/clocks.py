@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
+STARTED = 1
+ASYNC_PROXY, MBARRIER_INIT = 1, 2
+"""What a fence is of: the row of `Clock.vector` that it brings up to date."""
+
 
 class Clock:
-    """What an agent knows: `vector[0, a]`, agent a's events up to that count; `vector[1, a]`, those of a's ordinary
-    writes that a proxy fence has made visible to the async proxy; `done`, the completed asynchronous operations."""
+    """What an agent knows: `vector[0, a]`, agent a's events up to that count; of these, `vector[1, a]`, the ordinary
+    writes that a proxy fence has made visible to the async proxy, and `vector[2, a]`, the mbarrier inits that a fence
+    has made visible to the cluster; `done`, the completed asynchronous operations. An agent's events count from
+    STARTED + 1."""
 
     __slots__ = ("done", "vector")
 
     def __init__(self, agents: int) -> None:
-        self.vector = np.zeros((2, agents), np.int64)
+        self.vector = np.zeros((3, agents), np.int64)
         self.done = 0
 
     def copy(self) -> Clock:
@@ -35,7 +41,7 @@ class Warp:
     def __init__(self, index: int, agents: int) -> None:
         self.whole, self.part = 2 * index, 2 * index + 1
         self.clock, self.part_clock = Clock(agents), Clock(agents)
-        self.clock.vector[0, self.whole] = self.part_clock.vector[0, self.part] = 1
+        self.clock.vector[0, self.whole] = self.part_clock.vector[0, self.part] = STARTED + 1
         self.synced = 0
 
     def enter(self, partial: bool) -> tuple[int, Clock]:
@@ -65,14 +71,21 @@ class Warp:
         clock.vector[0, agent] += 1
         return copy
 
+    def release_relaxed(self) -> Clock:
+        """What others learn of the warp without a release: that it has started, and its fenced mbarrier inits."""
+        copy = Clock(self.clock.vector.shape[1])
+        for agent, clock in ((self.whole, self.clock), (self.part, self.part_clock)):
+            copy.vector[0, agent], copy.vector[MBARRIER_INIT, agent] = STARTED, clock.vector[MBARRIER_INIT, agent]
+        return copy
+
     def acquire(self, partial: bool, clock: Clock) -> None:
         self.enter(partial)[1].join(clock)
 
-    def fence_proxy(self, partial: bool) -> None:
-        """The acting agent's ordinary writes so far become visible to the async proxy."""
+    def fence(self, row: int, partial: bool) -> None:
+        """The acting agent's ordinary writes, or mbarrier inits, so far become visible where others are not."""
         agent, clock = self.enter(partial)
-        clock.vector[1, agent] = clock.vector[0, agent]
+        clock.vector[row, agent] = clock.vector[0, agent]
         clock.vector[0, agent] += 1
         if not partial:  # the lanes that acted alone execute the fence too
-            clock.vector[1, self.part] = self.part_clock.vector[0, self.part]
+            clock.vector[row, self.part] = self.part_clock.vector[0, self.part]
             self.part_clock.vector[0, self.part] += 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmsmith.backends.sim.clocks import Clock
+from gemmsmith.backends.sim.clocks import ASYNC_PROXY, Clock
 from gemmsmith.backends.sim.hazards import Hazards
 from gemmsmith.lang.statements import Where
 
@@ -33,7 +33,7 @@ class Event:
 
     def visible_to_async(self, clock: Clock) -> bool:
         """Whether an ordinary write was fenced for the async proxy."""
-        return self.agent < 0 or bool(clock.vector[1, self.agent] >= self.count)
+        return self.agent < 0 or bool(clock.vector[ASYNC_PROXY, self.agent] >= self.count)
 
     def __str__(self) -> str:
         return f"{self.what} by {self.who} ({self.where})"

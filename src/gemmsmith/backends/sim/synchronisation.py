@@ -8,7 +8,7 @@ import numpy as np
 
 from gemmsmith.backends.sim.accesses import Accessing
 from gemmsmith.backends.sim.barriers import Mbarrier, ThreadBarrier
-from gemmsmith.backends.sim.clocks import Clock
+from gemmsmith.backends.sim.clocks import ASYNC_PROXY, MBARRIER_INIT, Clock
 from gemmsmith.backends.sim.memory import OFFSET_MASK
 from gemmsmith.backends.sim.shadow import GRANULE, Event
 from gemmsmith.backends.sim.state import Cta
@@ -31,9 +31,10 @@ class Synchronising(Accessing):
         if found is None:
             raise self.state.stop("barrier", f"{name} is used but was never initialised [{self.title}]", self.where)
         agent, count = found.initialiser
-        if clock.vector[0, agent] < count:
+        fenced = clock.vector[MBARRIER_INIT, agent] >= count
+        if clock.vector[0, agent] < count and not fenced:
             self.hazard("barrier", f"{name} is used before its init is known: a barrier of all threads must follow it")
-        elif remote and (found.fence is None or clock.vector[0, agent] < found.fence[1]):
+        elif remote and not fenced:
             self.hazard("barrier", f"the init of {name} is not fenced for the cluster and the async proxy")
         return found
 
@@ -170,20 +171,23 @@ class Synchronising(Accessing):
         self._arrive(barrier)
         return barrier
 
-    def _arrive(self, barrier: ThreadBarrier) -> None:
+    def _arrive(self, barrier: ThreadBarrier, *, relaxed: bool = False) -> None:
         if any(part.partial for part in self.parts):
             self.hazard("barrier", f"{barrier.name} reached by a part of a warp")
         clock = Clock(self.state.agents)
         for part in self.parts:
-            part.warp.sync()
-            clock.join(part.warp.release(partial=False))
+            if relaxed:
+                clock.join(part.warp.release_relaxed())
+            else:
+                part.warp.sync()
+                clock.join(part.warp.release(partial=False))
         self.time += self.state.chip.instruction
         if not barrier.arrive(int(self.active.sum()), clock, self.time):
             self.hazard(
                 "barrier", f"{barrier.name}: more than the {barrier.expected} threads that it takes have arrived"
             )
 
-    def _wait_for(self, barrier: ThreadBarrier, generation: int, what: str) -> Blocking:
+    def _wait_for(self, barrier: ThreadBarrier, generation: int, what: str, *, relaxed: bool = False) -> Blocking:
         if barrier.generation <= generation:
             yield Wait(
                 lambda: barrier.generation > generation,
@@ -194,7 +198,8 @@ class Synchronising(Accessing):
         assert barrier.opened is not None
         for part in self.parts:
             part.warp.acquire(False, barrier.opened)
-            part.warp.sync()
+            if not relaxed:
+                part.warp.sync()
         self.waited(began, what)
 
     def warp_sync(self) -> None:
@@ -204,23 +209,23 @@ class Synchronising(Accessing):
             else:
                 part.warp.sync()
 
-    def cluster_arrive(self) -> None:
+    def cluster_arrive(self, *, relaxed: bool = False) -> None:
         number = self.block // self.cluster_size
         barrier = self.state.cluster_barriers.setdefault(
             number, ThreadBarrier("cluster barrier", self.cluster_size * self.state.kernel.threads)
         )
-        if self.cluster_generation is not None:
+        if self.cluster_arrival is not None:
             self.hazard("barrier", "barrier.cluster.arrive twice without a wait")
-        self.cluster_generation = barrier.generation
-        self._arrive(barrier)
+        self.cluster_arrival = barrier.generation, relaxed
+        self._arrive(barrier, relaxed=relaxed)
 
     def cluster_wait(self) -> Blocking:
-        if self.cluster_generation is None:
+        if self.cluster_arrival is None:
             self.hazard("barrier", "barrier.cluster.wait without an arrive")
             return
         barrier = self.state.cluster_barriers[self.block // self.cluster_size]
-        generation, self.cluster_generation = self.cluster_generation, None
-        yield from self._wait_for(barrier, generation, "cluster")
+        (generation, relaxed), self.cluster_arrival = self.cluster_arrival, None
+        yield from self._wait_for(barrier, generation, "cluster", relaxed=relaxed)
 
     def fence(self, kind: str) -> None:
         self.time += self.state.chip.instruction
@@ -229,12 +234,9 @@ class Synchronising(Accessing):
             return
         for part in self.parts:
             if kind == "proxy.async":
-                part.warp.fence_proxy(part.partial)
+                part.warp.fence(ASYNC_PROXY, part.partial)
             elif kind == "mbarrier_init":
-                agent, clock = part.warp.enter(part.partial)
-                for barrier in self.cta.mbarriers.values():
-                    if barrier.initialiser[0] == agent and barrier.fence is None:
-                        barrier.fence = (agent, int(clock.vector[0, agent]))
+                part.warp.fence(MBARRIER_INIT, part.partial)
 
     def set_register_budget(self, registers: int) -> Blocking:
         warps, change = len(self.warps), registers - self.budget

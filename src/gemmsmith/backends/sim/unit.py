@@ -64,7 +64,7 @@ class Unit:
         self.groups: dict[object, list[list[Running]]] = {}
         self.last_tensor: Running | None = None
         self.budget = state.kernel.register_cap
-        self.cluster_generation: int | None = None
+        self.cluster_arrival: tuple[int, bool] | None = None
         self.generator: Any = None
         self.builtins: dict[str | None, Any] = {
             "thread": self.threads,
