@@ -20,18 +20,19 @@ from gemmsmith import Config
 from gemmsmith.backends.cuda import launcher
 from gemmsmith.backends.cuda.driver import check
 
-STEPS = ["barriers", "first copy", "first k-tile there", "mainloop", "epilogue", "store read"]
+STEPS = ["barriers", "first copies", "cluster met", "first k-tile there", "mainloop", "epilogue", "store read"]
 STAMPS = """__device__ long long stamps[132 * 8];
 #define STAMP(i) stamps[blockIdx.x % 132 * 8 + i] = clock64()
 """
 PLACES = [
     (r"    const int thread = threadIdx.x;\n", " if (thread == 0) STAMP(0);\n"),
-    (r"    grid_dependency_wait\(\);\n", " if (thread == 0) STAMP(1);\n"),
-    (r"(?=write_stage = write_stage \+ 1;)", "if (k_tile == 0) STAMP(2); "),
-    (r"mbarrier_wait\(smem \+ \(uint32_t\)\(read_stage \* 8\)[^;]*;", " if (thread == 128 && k_tile_2 == 0) STAMP(3);"),
-    (r"wgmma_wait_0\(\);", " if (thread == 128) STAMP(4);"),
-    (r"bulk_commit\(\);", " if (thread == 128) STAMP(5);"),
-    (r"bulk_wait_read_0\(\);(?!.*bulk_wait_read_0)", " if (thread == 128) STAMP(6);"),
+    (r"        grid_dependency_wait\(\);\n", " STAMP(1);\n"),
+    (r"(?=    (cluster_arrive_relaxed|__syncthreads)\(\);\n)", " if (thread == 0) STAMP(2);\n"),
+    (r"\n    grid_dependency_wait\(\);\n", " if (thread == 0) STAMP(3);\n"),
+    (r"mbarrier_wait\(smem \+ \(uint32_t\)\(read_stage \* 8\)[^;]*;", " if (thread == 128 && k_tile_3 == 0) STAMP(4);"),
+    (r"wgmma_wait_0\(\);", " if (thread == 128) STAMP(5);"),
+    (r"bulk_commit\(\);", " if (thread == 128) STAMP(6);"),
+    (r"bulk_wait_read_0\(\);(?!.*bulk_wait_read_0)", " if (thread == 128) STAMP(7);"),
 ]
 """What is found first (the last: last) in the source of the bare, warp-specialised product, and what comes behind."""
 
@@ -85,8 +86,8 @@ def measure(m: int, n: int, k: int, chosen: Config) -> dict[str, Any]:
     found = np.zeros(size // 8, np.int64)
     check(driver.cuMemcpyDtoH(found.ctypes.data, address, size), "cuMemcpyDtoH")
     stamps = found.reshape(-1, 8)
-    stamps = stamps[stamps[:, 6] > 0]
-    steps = np.diff(stamps[:, :7], axis=1).mean(0).round().astype(int).tolist()
+    stamps = stamps[stamps[:, 7] > 0]
+    steps = np.diff(stamps, axis=1).mean(0).round().astype(int).tolist()
     return {
         "m": m, "n": n, "k": k, "config": str(chosen), "us": us, "torch_us": torch_us, "ctas": len(stamps),
         "cycles": dict(zip(STEPS, steps, strict=True)),

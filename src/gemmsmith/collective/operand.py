@@ -25,16 +25,20 @@ class Operand:
     mask: Value | int = 1
     policy: int = EVICT_NORMAL
 
-    def load(self, stage: SharedView, barrier: SharedView, mn: Value, k: Value, batch: Value) -> None:
-        """Starts the copies of the tile at rows `mn`, depth `k`, into `stage`. Recorded in one thread."""
+    def load(
+        self, stage: SharedView, barrier: SharedView, mn: Value, k: Value, batch: Value, *, alone: bool = False
+    ) -> None:
+        """Starts the copies of the tile at rows `mn`, depth `k`, into `stage`; `alone`: all parts, into this CTA's.
+        Recorded in one thread."""
         tile = self.tile
-        first = self.part * self.part_rows
-        for box in range(tile.boxes):
-            inner, outer = (k, mn) if tile.major == "K" else (mn, k)
-            destination = stage.at(box * tile.box_bytes).at(first, tile.pitch)
-            where = (self.map, inner + box * tile.box_inner, outer + first, batch, destination, barrier)
-            if self.parts == 1:
-                hw.tma_load(*where, self.policy)
-            else:
-                mask = self.mask if isinstance(self.mask, int) else self.mask.to(U16)
-                hw.tma_load_multicast(*where, mask, self.policy)
+        for part in range(self.parts) if alone else [self.part]:
+            first = part * self.part_rows
+            for box in range(tile.boxes):
+                inner, outer = (k, mn) if tile.major == "K" else (mn, k)
+                destination = stage.at(box * tile.box_bytes).at(first, tile.pitch)
+                where = (self.map, inner + box * tile.box_inner, outer + first, batch, destination, barrier)
+                if alone or self.parts == 1:
+                    hw.tma_load(*where, self.policy)
+                else:
+                    mask = self.mask if isinstance(self.mask, int) else self.mask.to(U16)
+                    hw.tma_load_multicast(*where, mask, self.policy)

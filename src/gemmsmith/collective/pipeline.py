@@ -11,7 +11,7 @@ one lane for each barrier it tells. Semantics as in CUTLASS 3.x, include/cutlass
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gemmsmith import hw
@@ -27,10 +27,10 @@ MBARRIER_BYTES = 8
 class PipelineState:
     """Which stage comes next, and the parity of its phase. `advance()` is `if (++index == N) index = 0, phase ^= 1`."""
 
-    def __init__(self, stages: int, phase: int = 0, name: str = "state") -> None:
+    def __init__(self, stages: int, phase: int = 0, name: str = "state", index: ValueLike = 0) -> None:
         k = current()
         self.stages = stages
-        self._index, self._phase = k.var(I32, 0, f"{name}_stage"), k.var(U32, phase, f"{name}_phase")
+        self._index, self._phase = k.var(I32, index, f"{name}_stage"), k.var(U32, phase, f"{name}_phase")
 
     @property
     def index(self) -> Value:
@@ -91,15 +91,16 @@ class _Pipeline:
             hw.mbarrier_init(self._full[stage], self._producers.count)
             hw.mbarrier_init(self._empty[stage], self._consumers.count)
 
-    def producer_start_state(self) -> PipelineState:
-        return PipelineState(self.stages, phase=1, name="write")
+    def producer_start_state(self, index: ValueLike = 0) -> PipelineState:
+        """Before the first stage, or behind the first `index` ones, fewer than all."""
+        return PipelineState(self.stages, phase=1, name="write", index=index)
 
     def consumer_start_state(self, name: str = "read") -> PipelineState:
         return PipelineState(self.stages, phase=0, name=name)
 
-    def barrier(self, state: PipelineState) -> SharedView:
+    def barrier(self, stage: PipelineState | Value) -> SharedView:
         """The full barrier of the stage: what a TMA copy completes on."""
-        return self._full[state.index]
+        return self._full[stage.index if isinstance(stage, PipelineState) else stage]
 
     # -- producer --------------------------------------------------------------------------------------
     def producer_try_acquire(self, state: PipelineState) -> Value:
@@ -147,6 +148,10 @@ class PipelineTmaAsync(_Pipeline):
         self._acquire(state, token)
         self._producers.expect(1)
         hw.mbarrier_arrive_expect_tx(self._full[state.index], self.transaction_bytes)
+
+    def producer_begin(self, stage: Value) -> None:
+        """In `start`, in place of the producer, which skips the stage: the bytes of a fresh stage are expected."""
+        hw.mbarrier_arrive_expect_tx(self._full[stage], self.transaction_bytes)
 
     def producer_commit(self, state: PipelineState) -> None:
         """Nothing: the copy engine completes the barrier."""
@@ -205,24 +210,26 @@ class PipelineTransactionAsync(PipelineAsync):
         hw.mbarrier_expect_tx(self._full[state.index], nbytes)
 
 
-def start(*pipelines: Initialised, prefetch: Sequence[Value] = ()) -> None:
+def start(*pipelines: Initialised, prefetch: Sequence[Value] = (), then: Callable[[], None] = lambda: None) -> None:
     """Initialises the pipelines' barriers and makes them known to the whole cluster; recorded before the roles.
 
-    The tensor maps of `prefetch` are brought into the descriptor cache meanwhile, by another warp. One thread inits all
-    barriers: lanes would take 45 cycles each, one after the other.
+    One thread inits all barriers: lanes would take 45 cycles each, one after the other. `then` is what it does next,
+    before any other thread knows of them: nobody waits for it, as the cluster's arrival releases nothing. The tensor
+    maps of `prefetch` are brought into the descriptor cache meanwhile, by another warp.
     """
     k = current()
     with k.when(k.thread == 32):
         for tensor_map in prefetch:
             hw.prefetch_tensor_map(tensor_map)
-    with k.when(k.thread == 0):
+    with k.when(k.warp_index == 0), k.when(hw.elect_one()):
         for pipeline in pipelines:
             pipeline.init()
         hw.fence_mbarrier_init()
+        then()
     if k.cluster == (1, 1, 1):
         hw.sync_threads()
     else:
-        hw.cluster_arrive()
+        hw.cluster_arrive_relaxed()
         hw.cluster_wait()
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import I32
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, WorkTile
 
 
@@ -49,6 +50,10 @@ class StreamScheduler(TileScheduler):
             share = Share(first, (stop == self.k_tiles).named("finishes"), cluster, other, turn)
             yield self._tile(index, place, (stop - first).named("k_tiles_of_share"), share)
 
+    def first(self, place: ClusterPosition) -> WorkTile | None:
+        """It is five divisions away."""
+        return None
+
 
 class ClusterScheduler(TileScheduler):
     """The CTAs of a cluster share the k-tiles of each of its tiles; the last finishes it."""
@@ -57,16 +62,25 @@ class ClusterScheduler(TileScheduler):
     def each(self, place: ClusterPosition, turns: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
         """The shares of this CTA, one after the other."""
         assert turns == 1, "whole tiles only"
-        k, splits = current(), self.spec.config.cluster_splits
+        k = current()
+        count, share = self._share(place)
+        turn = k.var(I32, 0, "turn")
+        with k.range(self.cluster, self.tiles, self.clusters, name="tile") as tile:
+            now = replace(share, turn=turn.get().named("turn_now"))
+            yield self._tile(tile, place, count, now)
+            turn.set(now.turn + 1)
+
+    def first(self, place: ClusterPosition) -> WorkTile | None:
+        return self._tile(self.cluster, place, *self._share(place))
+
+    def _share(self, place: ClusterPosition) -> tuple[Value, Share]:
+        """How many k-tiles of each tile are this CTA's, and which, at its first."""
+        splits = self.spec.config.cluster_splits
         assert isinstance(place.k, Value)
         begin = (place.k * self.k_tiles // splits).named("first_k_tile")
         count = ((place.k + 1) * self.k_tiles // splits - begin).named("k_tiles_of_share")
         finishes = (place.k == splits - 1).named("finishes")
-        turn = k.var(I32, 0, "turn")
-        with k.range(self.cluster, self.tiles, self.clusters, name="tile") as tile:
-            share = Share(begin, finishes, self.cluster, self.cluster, turn.get().named("turn_now"))
-            yield self._tile(tile, place, count, share)
-            turn.set(share.turn + 1)
+        return count, Share(begin, finishes, self.cluster, self.cluster, Constant(I32, 0))
 
 
 def tile_scheduler(spec: KernelSpec) -> TileScheduler:

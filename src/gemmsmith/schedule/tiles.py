@@ -119,6 +119,10 @@ class TileScheduler:
         with current().range(start, self.tiles, self.clusters * turns, name="tile") as tile:
             yield self._tile(tile, place, self.k_tiles)
 
+    def first(self, place: ClusterPosition) -> WorkTile | None:
+        """What `each` begins with; None where that takes long to find out."""
+        return self._tile(self.cluster, place, self.k_tiles)
+
     def _tile(self, index: Value, place: ClusterPosition, k_tiles: Value, share: Share | None = None) -> WorkTile:
         tile, size = self.spec.config.tile, self.spec.config.cluster
         batch = self.plane.quotient(index).named("batch")

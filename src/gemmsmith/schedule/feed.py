@@ -1,0 +1,92 @@
+"""A and B on their way into shared memory, as every TMA design brings them: who of the cluster copies what, when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from gemmsmith import hw
+from gemmsmith.collective.operand import Operand
+from gemmsmith.collective.pipeline import Initialised, PipelineState, PipelineTmaAsync, start
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.types import I32, U32
+from gemmsmith.lang.values import Constant, Value, ValueLike
+from gemmsmith.schedule.tiles import ClusterPosition, WorkTile
+
+POLICIES = {"first": EVICT_FIRST, "normal": EVICT_NORMAL, "last": EVICT_LAST}
+EARLY = 4
+"""K-tiles whose copies start before the roles begin; the others follow while these arrive."""
+
+
+class Feed:
+    """The stages of A and B, the pipeline they are handed on through, and the copies.
+
+    CTAs of one cluster row need the same A tile, those of one column the same B tile. Kernel arguments: a, b, and where
+    it is shared a_part, b_part, the rows that a CTA brings; stage_bytes. `turns`: as in PipelineTmaAsync.
+    """
+
+    def __init__(self, spec: KernelSpec, place: ClusterPosition, turns: int = 1) -> None:
+        k, self.spec = current(), spec
+        rows, columns = spec.config.cluster
+        row_mask = sum(1 << rows * j for j in range(columns))  # ranks run along M first
+        column_mask = (1 << rows) - 1
+        a_map, b_map = k.tensor_map("a"), k.tensor_map("b")
+        a_part = k.parameter("a_part") if columns > 1 else 0
+        b_part = k.parameter("b_part") if rows > 1 else 0
+        a_mask, b_mask = _shift(row_mask, place.m + place.first), _shift(column_mask, place.n * rows + place.first)
+        a_policy, b_policy = (POLICIES[eviction] for eviction in spec.config.evict)
+        self._a = Operand(a_map, spec.a_tile, columns, place.n, a_part, a_mask, a_policy)
+        self._b = Operand(b_map, spec.b_tile, rows, place.m, b_part, b_mask, b_policy)
+        self.a = k.shared(spec.a_tile, stages=spec.config.stages, name="A", partly=True)
+        self.b = k.shared(spec.b_tile, stages=spec.config.stages, name="B", partly=True)
+        self.pipe = PipelineTmaAsync(
+            spec.config.stages, transaction_bytes=k.parameter("stage_bytes", U32),
+            cluster_size=spec.multicast_size, first_rank=place.first, turns=turns,
+        )  # fmt: skip
+
+    def begin(self, tile: WorkTile | None, *others: Initialised, prefetch: Sequence[Value]) -> None:
+        """Makes all barriers; and in the same thread, at once, starts the copies of the first k-tiles of this CTA's
+        first `tile`: each CTA its own, for nothing can be multicast before the cluster has met."""
+        most = min(EARLY, self.spec.config.stages - 1)
+        early = 0 if tile is None else current().minimum(tile.k_tiles, most)
+        self._early = current().var(I32, early, "early")
+
+        def copies() -> None:
+            if tile is None:
+                return
+            hw.grid_dependency_wait()
+            with current().range(self._early.get(), name="k_tile") as k_tile:
+                self.pipe.producer_begin(k_tile)
+                self._load(k_tile, self.pipe.barrier(k_tile), tile, k_tile, alone=True)
+
+        start(self.pipe, *others, prefetch=(self._a.map, self._b.map, *prefetch), then=copies)
+        hw.grid_dependency_wait()
+        if self.spec.config.pdl:
+            hw.grid_dependency_launch()
+
+    def producer_start_state(self) -> PipelineState:
+        """Behind the k-tiles that `begin` has started."""
+        return self.pipe.producer_start_state(self._early.get())
+
+    @contextmanager
+    def rest(self, stop: ValueLike) -> Iterator[Value]:
+        """The k-tiles of a tile up to `stop` that `begin` has not started. For producers, once in each tile."""
+        with current().range(self._early.get(), stop, name="k_tile") as k_tile:
+            yield k_tile
+        self._early.set(0)
+
+    def load(self, state: PipelineState, tile: WorkTile, k_tile: Value) -> None:
+        """Starts the copies of a k-tile into an acquired stage. Recorded in one thread."""
+        self._load(state.index, self.pipe.barrier(state), tile, k_tile)
+
+    def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, alone: bool = False) -> None:
+        k = tile.k(k_tile, self.spec.config.tile[2])
+        self._a.load(self.a[stage], full, tile.m, k, tile.batch, alone=alone)
+        self._b.load(self.b[stage], full, tile.n, k, tile.batch, alone=alone)
+
+
+def _shift(mask: int, by: Value | int) -> Value | int:
+    return Constant(U32, mask) << by if isinstance(by, Value) else mask << by
