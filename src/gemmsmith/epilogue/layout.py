@@ -41,6 +41,11 @@ class Layout:
         return self.blocks * self.parts
 
     @property
+    def rounds(self) -> int:
+        """Of a tile; the last may have fewer pieces."""
+        return -(-self.pieces // self.round)
+
+    @property
     def load_bytes(self) -> int:
         return sum(tile.bytes for _, tile in self.loads)
 
@@ -117,17 +122,19 @@ def _rounds(left: int, pieces: int, load: int, store: int) -> tuple[int, int, in
     buffers = left // store if store else pieces
     if buffers >= pieces:
         return pieces, 1, 0
-    even = [n for n in range(1, pieces) if pieces % n == 0 and 2 * n <= buffers]
-    return (even[-1], 2, 0) if even else (1, 1, 0)
+    return (buffers // 2, 2, 0) if buffers > 1 else (1, 1, 0)
 
 
 def least_bytes(graph: Graph, tma: frozenset[str], config: Config) -> int:
-    """Shared memory an epilogue should be left beside the stages: two pieces of everything, each warpgroup."""
+    """Shared memory an epilogue should be left beside the stages: each warpgroup two pieces of everything, if it has as
+    many; and, where it only stores, a quarter of what it stores."""
     n, consumers = config.tile[1], config.consumers
     extents, columns = graph.extents(), piece_columns(graph, n)
-    matrices = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
-    matrices += [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix]
-    piece = sum(WGMMA_M * columns // e.width * dtype.bytes for e, dtype in matrices if dtype)
+    loads = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
+    stores = [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix]
+    piece = sum(WGMMA_M * columns // e.width * dtype.bytes for e, dtype in loads + stores if dtype)
+    all_pieces = config.tile[0] // config.tile_warpgroups // WGMMA_M * (n // columns)
+    pieces = min(all_pieces, 2 if loads else max(2, -(-all_pieces // 4)))
     vectors = sum(4 * n // o.extent.width for o in graph.operands if o.extent.width and not o.extent.m)
     whole = -(-consumers * vectors // ALIGNMENT) * ALIGNMENT
-    return consumers * (2 * piece + 2 * BARRIER_BYTES * bool(matrices)) + whole
+    return consumers * (pieces * piece + 2 * BARRIER_BYTES * bool(piece)) + whole

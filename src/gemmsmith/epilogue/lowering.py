@@ -83,7 +83,7 @@ class Epilogue:
 
     def prepare(self) -> None:
         """In the math warpgroups, before their first tile."""
-        self.leader = (current().thread % 128 == 0).named("epilogue_leader")
+        self.leader = ((current().warp_index % 4 == 0) & hw.elect_one()).named("epilogue_leader")
         if self.reductions:
             hw.grid_dependency_launch()  # the second step's CTAs wait where this grid's have ended
         if self.matrices:
@@ -101,7 +101,7 @@ class Epilogue:
         """Computes and stores the warpgroup's part of the tile."""
         k, plan, part = current(), self.layout, self.part
         barrier = part.warpgroup + _FIRST_BARRIER
-        turns = plan.pieces // plan.round
+        turns = plan.rounds
         for x in self.inputs.values():
             x.settle(part)
         for reduction in self.reductions:
@@ -113,7 +113,7 @@ class Epilogue:
                     self.stores.acquire(turn, turns)
             if self.stores or (turn == 0 and plan.vectors):
                 hw.barrier_sync(barrier, 128)
-            pieces = range(turn * plan.round, (turn + 1) * plan.round)
+            pieces = range(turn * plan.round, min((turn + 1) * plan.round, plan.pieces))
             for piece in pieces:
                 Piece(self, accumulator, piece, turn).run()
             if by_tma:

@@ -153,7 +153,7 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
         for k in (64, 128) if m + n <= 256 and n % 16 == 0 else (64,):
             tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES)
             stages = stages_that_fit(tiled, epilogue, (m + n) * k * 2)
-            for cluster in [*PAIRS, FOUR] if m == 64 else PAIRS:
+            for cluster in [*PAIRS, FOUR] if m <= 128 else PAIRS:
                 if stages < 3 or n % (8 * cluster[0]):
                     continue
                 raster = "n" if cluster[1] > cluster[0] else "m"

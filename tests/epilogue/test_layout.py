@@ -1,0 +1,58 @@
+"""How an epilogue's pieces go through shared memory: all of them, in rounds that fit beside the stages."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+import gemmsmith
+from gemmsmith import Config
+from gemmsmith.backends.reference import bounds
+from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.core.graph import bare
+from gemmsmith.core.spec import SHARED_LIMIT, EpilogueSpec, KernelSpec
+from gemmsmith.epilogue.layout import layout
+from gemmsmith.tuning.space import space
+
+EPILOGUE = EpilogueSpec(bare(BF16), frozenset({"out"}))
+
+
+def spec(config: Config) -> KernelSpec:
+    return KernelSpec(config, BF16, FP32, "K", "K", EPILOGUE)
+
+
+def test_every_tile_is_stored_whole_in_rounds_that_fit() -> None:
+    uneven = 0
+    for config in space(EPILOGUE).configs:
+        if config.swap:
+            continue
+        s = spec(config)
+        plan = layout(s)
+        sizes = [min(plan.round, plan.pieces - i * plan.round) for i in range(plan.rounds)]
+        assert sum(sizes) == plan.pieces
+        assert min(sizes) > 0
+        uneven += len(set(sizes)) > 1
+        buffers = config.consumers * plan.sets * plan.round * sum(tile.bytes for _, tile in plan.stores)
+        assert config.stages * s.stage_bytes + buffers + s.exchange_bytes <= SHARED_LIMIT
+    assert uneven > 0
+
+
+def test_the_largest_tiles_leave_a_quarter_to_the_epilogue() -> None:
+    """A stage less and a few rounds are faster than 11 rounds and a stage more."""
+    stages = {c.tile: (c.stages, layout(spec(c)).rounds) for c in space(EPILOGUE).configs if c.cluster_splits == 1}
+    assert stages[256, 176, 64] == (3, 3)
+    assert stages[256, 160, 64] == (3, 3)
+    assert stages[128, 248, 64] == (3, 1)  # one piece a warpgroup needs one buffer, not two
+
+
+def test_uneven_rounds_store_every_column() -> None:
+    """Eleven pieces of 16 columns, four at a time."""
+    config = Config(tile=(64, 176, 64), cluster=(1, 1), stages=7, consumers=1)
+    plan = layout(spec(config))
+    assert (plan.pieces, plan.round) == (11, 4)
+    rng = np.random.default_rng()
+    a, b = (rng.standard_normal(shape, np.float32).astype(ml_dtypes.bfloat16) for shape in ((100, 70), (70, 400)))
+    out = np.full((100, 400), np.nan, ml_dtypes.bfloat16)
+    done = gemmsmith.simulate(a, b, out=out, config=config)
+    assert done.hazards == []
+    bounds.check(out, a, b, FP32, BF16).require()
