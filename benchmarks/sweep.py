@@ -31,12 +31,13 @@ import gemmsmith
 from gemmsmith import Config
 from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.measure import compile_all, halving, settled
+from gemmsmith.tuning.space import fitting
 
 ROUNDS = ((64, 5_000.0), (16, 12_000.0), (6, 30_000.0))
 FINALISTS, FINALS, WARM_UP, BLOCK = 4, 3, 0.07, 0.2
 """The best run in turns with torch.mm, so many times, each for so many seconds after its own warm-up. Blocks of 60 ms
 misled: they favour kernels that take more power than lasts, by up to 4 %."""
-AGAIN, MODELS, ROUNDS_AGAIN = 3, 8, ((64, 20_000.0), (8, 40_000.0))
+AGAIN, MODELS, ROUNDS_AGAIN = 3, 12, ((64, 20_000.0), (8, 40_000.0))
 """How many configs of an earlier sweep are timed again, and of the model's first ones; and the rounds for those."""
 ALIKE = 2
 """Configs of one tile that are tried, but for the first dozen."""
@@ -109,17 +110,24 @@ def again(shape: Shape, earlier: dict[str, Any], problem: Any) -> list[Config]:
     return list(dict.fromkeys(both))
 
 
+def kept(shape: Shape, row: dict[str, Any]) -> bool:
+    """Whether a plan leaves a config of the table its stages."""
+    config = Config(**row["config"])
+    return fitting(config, gemmsmith.plan(*specs(shape), config=config).spec) == config
+
+
 def enter(sweep: Path, table: Path) -> None:
-    """Each shape's best config goes into the table, in place of what is there for that shape."""
+    """Each shape's best config that a plan would take as it is goes into the table, in place of what is there."""
     rows = {(r["m"], r["n"], r["k"]): r for r in json.loads(table.read_text())["rows"]} if table.exists() else {}
     found = json.loads(sweep.read_text())
     if found.get("block_seconds", 0) < BLOCK:
         raise SystemExit(f"{sweep}: its blocks are shorter than {BLOCK} s; time its finalists with --again")
     for r in found["rows"]:
-        best = max((c for c in r["configs"] if c["ratio"]), key=lambda c: c["ratio"])
+        shape = r["m"], r["n"], r["k"]
+        best = max((c for c in r["configs"] if c["ratio"] and kept(shape, c)), key=lambda c: c["ratio"])
         figures = {"us": round(best["us"], 2), "torch_us": round(r["torch_us"], 2), "ratio": round(best["ratio"], 3)}
         sizes = {"m": r["m"], "n": r["n"], "k": r["k"]}
-        rows[r["m"], r["n"], r["k"]] = {**sizes, "config": best["config"], **figures}
+        rows[shape] = {**sizes, "config": best["config"], **figures}
     lines = ",\n".join(json.dumps(rows[key]) for key in sorted(rows))
     made_with = {name: x for name, x in found["machine"].items() if name not in ("command", "note")}
     table.write_text(f'{{"machine": {json.dumps(made_with)},\n"rows": [\n{lines}\n]}}\n')
