@@ -34,6 +34,8 @@ CONFIGS = [
     Config(tile=(128, 128, 64), cluster=(2, 1), stages=3),
     Config(tile=(64, 48, 32), cluster=(1, 1), stages=2, consumers=1),
     Config(tile=(256, 128, 64), cluster=(1, 2), stages=2),
+    Config(tile=(128, 64, 64), cluster=(1, 2), stages=3, reuse=True),
+    Config(tile=(64, 64, 64), cluster=(1, 1), stages=2, consumers=1, splits=2, reuse=True),
     Config("multistage", (128, 256, 64), (1, 1), 2),
     Config("multistage", (64, 40, 64), (1, 1), 3, 1),
     Config(tile=(64, 64, 32), cluster=(1, 1), stages=3, consumers=1, splits=0),
@@ -41,8 +43,8 @@ CONFIGS = [
     Config(tile=(128, 16, 64), cluster=(1, 1), stages=3, consumers=2, swap=True),
     Config(tile=(128, 64, 32), cluster=(1, 1), stages=2, consumers=2, cluster_splits=2),
 ]
-SIZES = [(200, 136, 96), (130, 259, 70), (70, 96, 33), (300, 264, 64), (150, 272, 64), (77, 83, 40), (130, 144, 200),
-         (300, 208, 100), (14, 272, 80), (200, 144, 90)]  # fmt: skip
+SIZES = [(200, 136, 96), (130, 259, 70), (70, 96, 33), (300, 264, 64), (190, 136, 130), (70, 200, 270),
+         (150, 272, 64), (77, 83, 40), (130, 144, 200), (300, 208, 100), (14, 272, 80), (200, 144, 90)]  # fmt: skip
 
 
 def suited(case: Case, config: Config, n: int) -> tuple[Config, int]:

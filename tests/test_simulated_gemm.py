@@ -40,6 +40,7 @@ def configs(draw: some.DrawFn) -> Config:
         draw(some.booleans()),
         tuple(draw(some.sampled_from(["first", "normal", "last"])) for _ in "ab"),
         draw(some.booleans()),
+        draw(some.booleans()) and design == "warp_specialized",
     )  # type: ignore[arg-type]
 
 

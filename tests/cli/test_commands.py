@@ -42,6 +42,11 @@ def test_hints_and_programmatic_launch(call) -> None:
     assert "0x14f0000000000000" in source
 
 
+def test_results_that_leave_through_the_stages(call) -> None:
+    assert "shared memory      0: out" in good(call("show", *SMALL, "--reuse"))
+    assert "shared memory      0: out" not in good(call("show", *SMALL))
+
+
 def test_json(call) -> None:
     rows = json.loads(good(call("run", *SMALL, "--backend", "sim", "--json")))
     assert rows["result"] == "right"

@@ -18,6 +18,7 @@ CONFIGS = [
     Config(tile=(256, 128, 64), cluster=(1, 2)),
     Config(tile=(128, 128, 64), cluster=(2, 2), stages=5),
     Config(tile=(256, 192, 64), cluster=(1, 2), stages=2),
+    Config(tile=(128, 128, 64), cluster=(1, 2), stages=7, reuse=True),
     Config(tile=(256, 176, 64), cluster=(2, 1), stages=3),
     Config(tile=(192, 128, 64), cluster=(1, 1), consumers=3),
     Config(tile=(192, 192, 64), cluster=(1, 1), stages=2, consumers=3),
@@ -78,6 +79,13 @@ def test_the_machine_code_is_hoppers() -> None:
         ({"evict": None}, "evict: got None"),
         ({"evict": "first"}, "evict: got 'first'"),
         ({"pdl": "no"}, "pdl: got 'no'"),
+        ({"reuse": None}, "reuse: got None"),
+        (
+            {"design": "pingpong", "tile": (64, 256, 64), "reuse": True},
+            "reuse: got pingpong; it takes warp_specialized",
+        ),
+        ({"tile": (128, 248, 16), "cluster": (1, 1), "stages": 2, "reuse": True}, "reuse: results need 63488 bytes of"),
+        ({"tile": (256, 192, 64)}, "shared memory: .* exceed the 232448 of a CTA by"),
     ],
 )
 def test_a_config_that_cannot_work_says_why(changes: dict, message: str) -> None:

@@ -12,7 +12,7 @@ from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.graph import bare
 from gemmsmith.core.spec import SHARED_LIMIT, EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.layout import layout
-from gemmsmith.tuning.space import space
+from gemmsmith.tuning.space import space, stages_that_fit
 
 EPILOGUE = EpilogueSpec(bare(BF16), frozenset({"out"}))
 
@@ -43,6 +43,13 @@ def test_the_largest_tiles_leave_a_quarter_to_the_epilogue() -> None:
     assert stages[256, 176, 64] == (3, 3)
     assert stages[256, 160, 64] == (3, 3)
     assert stages[128, 248, 64] == (3, 1)  # one piece a warpgroup needs one buffer, not two
+
+
+def test_results_in_the_stages_leave_at_once_and_make_room() -> None:
+    config = Config(tile=(256, 192, 64), cluster=(1, 2), stages=4, reuse=True)
+    assert layout(spec(config)).rounds == 1
+    assert stages_that_fit(config.replace(stages=9), EPILOGUE, spec(config).stage_bytes) == 4
+    assert stages_that_fit(config.replace(stages=9, reuse=False), EPILOGUE, spec(config).stage_bytes) == 3
 
 
 def test_uneven_rounds_store_every_column() -> None:

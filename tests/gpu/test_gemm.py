@@ -48,6 +48,9 @@ CONFIGS = [
     Config(tile=(64, 8, 128), cluster=(1, 1), consumers=1, stages=8, splits=2, swap=True),
     Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1, evict=("last", "first"), pdl=True),
     Config("pingpong", (128, 64, 64), (2, 1), evict=("first", "last"), pdl=True),
+    Config(tile=(256, 192, 64), cluster=(1, 2), reuse=True),
+    Config(tile=(64, 96, 64), cluster=(2, 1), consumers=1, cluster_splits=2, reuse=True),
+    Config(tile=(128, 64, 64), cluster=(1, 1), splits=0, reuse=True),
 ]
 DTYPES = [("bf16", "fp32", None), ("fp16", "fp32", None), ("fp16", "fp16", None), ("bf16", "fp32", "fp32"),
           ("fp16", "fp32", "fp32"), ("bf16", "fp32", "fp16"), ("fp16", "fp16", "fp32")]  # fmt: skip

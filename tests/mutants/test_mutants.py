@@ -22,6 +22,7 @@ CONFIGS = [
     for design in ("warp_specialized", "multistage", "pingpong")
     for cluster in ((1, 1), (2, 1))
 ]
+CONFIGS += [c.replace(tile=(128, 128, 64), reuse=True) for c in CONFIGS[:2]]
 CONFIGS += [CONFIGS[0].replace(splits=0), CONFIGS[1].replace(splits=3), CONFIGS[0].replace(cluster_splits=2)]
 WHOLE, SHARED, IN_CLUSTER = (512, 128, 320, 2), (256, 192, 320, 4), (256, 128, 320, 4)
 """M, N, K and CTAs: several tiles a CTA, or tiles that CTAs share, and more k-tiles than stages."""
@@ -55,7 +56,7 @@ EXPECTED = {
     ("move", "store_release"): {"deadlock", "semaphore"},
     ("+16 bytes of", "mbarrier_arrive_expect_tx"): {"deadlock"},
     ("-16 bytes of", "mbarrier_arrive_expect_tx"): {"deadlock"},
-    ("+1 stages of", "advance"): {"barrier", "out of bounds", "race"},
+    ("+1 stages of", "advance"): {"barrier", "out of bounds", "race", "phase aliasing"},
     ("-1 stages of", "advance"): {"deadlock", "barrier", "race"},
     ("-32 threads of", "barrier_sync"): {"deadlock", "race", "barrier"},
     ("flip start of", "write_phase"): {"deadlock"},

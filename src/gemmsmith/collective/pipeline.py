@@ -19,7 +19,7 @@ from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, PRED, U32
-from gemmsmith.lang.values import Value, ValueLike
+from gemmsmith.lang.values import Value, ValueLike, Variable
 
 MBARRIER_BYTES = 8
 
@@ -158,15 +158,9 @@ class PipelineTmaAsync(_Pipeline):
 
     def consumer_release(self, stage: PipelineState | Value) -> None:
         """Each warp tells every CTA whose TMA writes into this slot; wgmma it has waited for did the reading."""
-        k = current()
         empty = self._empty[stage.index if isinstance(stage, PipelineState) else stage]
-        self._consumers.expect(k.role_warps // self.turns * self.cluster_size)
-        if self.cluster_size == 1:
-            with k.when(k.lane == 0):
-                hw.mbarrier_arrive(empty)
-        else:
-            with k.when(k.lane < self.cluster_size):
-                hw.mbarrier_arrive_cluster(empty, (k.lane + self.first_rank).to(U32))
+        self._consumers.expect(current().role_warps // self.turns * self.cluster_size)
+        _tell(empty, self.cluster_size, self.first_rank)
 
 
 class PipelineAsync(_Pipeline):
@@ -210,6 +204,32 @@ class PipelineTransactionAsync(PipelineAsync):
         hw.mbarrier_expect_tx(self._full[state.index], nbytes)
 
 
+class ReleaseBarrier:
+    """Consumers of every CTA of a cluster are done with something as a whole: one arrival of each of their warps."""
+
+    def __init__(self, name: str, cluster_size: int = 1, first_rank: Value | int = 0) -> None:
+        self.cluster_size, self.first_rank = cluster_size, first_rank
+        self._done = current().shared(MBARRIER_BYTES, alignment=MBARRIER_BYTES, name=name)
+        self._consumers = _Arrivals(name)
+
+    def init(self) -> None:
+        """Recorded in one thread, before the roles; `start` does it."""
+        hw.mbarrier_init(self._done[0], self._consumers.count)
+
+    def producer_start_phase(self) -> Variable:
+        return current().var(U32, 1, "write_phase")
+
+    def producer_wait(self, phase: Variable) -> None:
+        """Until they are done with what came before; the first time at once."""
+        hw.mbarrier_wait(self._done[0], phase.get())
+        phase.set(phase.get() ^ 1)
+
+    def consumer_release(self) -> None:
+        """Each warp tells every CTA."""
+        self._consumers.expect(current().role_warps * self.cluster_size)
+        _tell(self._done[0], self.cluster_size, self.first_rank)
+
+
 def start(*pipelines: Initialised, prefetch: Sequence[Value] = (), then: Callable[[], None] = lambda: None) -> None:
     """Initialises the pipelines' barriers and makes them known to the whole cluster; recorded before the roles.
 
@@ -231,6 +251,17 @@ def start(*pipelines: Initialised, prefetch: Sequence[Value] = (), then: Callabl
     else:
         hw.cluster_arrive_relaxed()
         hw.cluster_wait()
+
+
+def _tell(barrier: SharedView, cluster_size: int, first_rank: Value | int) -> None:
+    """A warp arrives at a barrier of each of `cluster_size` CTAs from `first_rank` on, with a lane each."""
+    k = current()
+    if cluster_size == 1:
+        with k.when(k.lane == 0):
+            hw.mbarrier_arrive(barrier)
+    else:
+        with k.when(k.lane < cluster_size):
+            hw.mbarrier_arrive_cluster(barrier, (k.lane + first_rank).to(U32))
 
 
 def _wait(barrier: SharedView, parity: Value, token: Value | None) -> None:

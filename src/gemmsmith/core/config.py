@@ -20,7 +20,8 @@ class Config:
     `cluster_splits` CTAs of a cluster share the K of a tile and bring their sums together in shared memory. `swap`
     computes D^T = B^T @ A^T, whose tiles' N are rows of A: for few of them. `evict` is what the L2 does with what the
     kernel reads of its A and B. `pdl`, programmatic dependent launch: the kernel is brought up while the stream's last
-    one ends, and lets the next one do so.
+    one ends, and lets the next one do so. `reuse`: the epilogue's results leave through the stages of A and B, which
+    makes room for more of them; copies of the next tile then wait for it.
     """
 
     design: Literal["warp_specialized", "multistage", "pingpong"] = "warp_specialized"
@@ -35,6 +36,7 @@ class Config:
     swap: bool = False
     evict: tuple[Eviction, Eviction] = ("normal", "normal")
     pdl: bool = False
+    reuse: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tile", "cluster", "evict"):
@@ -60,4 +62,5 @@ class Config:
             + " swapped" * self.swap
             + f" evict {' '.join(self.evict)}" * (self.evict != ("normal", "normal"))
             + " pdl" * self.pdl
+            + " reuse" * self.reuse
         )

@@ -20,7 +20,8 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
     ahead = spec.config.stages - 1
     scheduler = tile_scheduler(spec)
     place = scheduler.position()
-    epilogue, sums, feed = Epilogue(spec), partial_sums(spec, place), Feed(spec, place)
+    feed = Feed(spec, place)
+    epilogue, sums = Epilogue(spec, feed.stages), partial_sums(spec, place)
     feed.begin(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
@@ -62,6 +63,6 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
             with sums.finished(accumulator, tile, warpgroup):
                 epilogue.consume(accumulator)
         with k.when(producer):
-            feed.pipe.producer_tail(write)
+            feed.tail(write)
         epilogue.finish()
         sums.finish(warpgroup)

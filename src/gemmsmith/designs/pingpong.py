@@ -19,7 +19,8 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
     producer_registers, consumer_registers = REGISTERS[2]
     scheduler = TileScheduler(spec)
     place = scheduler.position()
-    epilogue, feed = Epilogue(spec), Feed(spec, place, turns=2)
+    feed = Feed(spec, place, turns=2)
+    epilogue = Epilogue(spec, feed.stages)
     order = OrderBarrier(2)
     feed.begin(scheduler.first(place), *epilogue.pipelines, prefetch=epilogue.maps)
 
@@ -31,7 +32,7 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
                 feed.pipe.producer_acquire(write)
                 feed.load(write, tile, k_tile)
                 write.advance()
-            feed.pipe.producer_tail(write)
+            feed.tail(write)
 
     with k.warpgroups(1, 3, "math") as warpgroup:
         hw.set_registers(consumer_registers)

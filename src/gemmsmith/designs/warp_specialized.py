@@ -24,7 +24,8 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
     producer_registers, consumer_registers = REGISTERS.get(consumers, (None, None))
     scheduler = tile_scheduler(spec)
     place = scheduler.position()
-    epilogue, sums, feed = Epilogue(spec), partial_sums(spec, place), Feed(spec, place)
+    feed = Feed(spec, place)
+    epilogue, sums = Epilogue(spec, feed.stages), partial_sums(spec, place)
     feed.begin(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroup(0):
@@ -35,7 +36,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
                 feed.pipe.producer_acquire(write)
                 feed.load(write, tile, k_tile)
                 write.advance()
-            feed.pipe.producer_tail(write)
+            feed.tail(write)
 
     with k.warpgroups(1, 1 + consumers, "math") as warpgroup:
         hw.set_registers(consumer_registers)
@@ -62,5 +63,6 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
                 feed.pipe.consumer_release(last.get())
             with sums.finished(accumulator, tile, warpgroup):
                 epilogue.consume(accumulator)
+            feed.end(tile)
         epilogue.finish()
         sums.finish(warpgroup)

@@ -102,13 +102,14 @@ def layout(spec: KernelSpec) -> Layout:
     left -= ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
     left -= -(-config.consumers * sum(4 * n for _, n in vectors) // ALIGNMENT) * ALIGNMENT
     left //= config.consumers
+    over = config.stages * spec.stage_bytes // config.consumers if config.reuse else 0
     load, store = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
-    round, sets, slots = _rounds(left, blocks * parts, load, store)
+    round, sets, slots = _rounds(left, over, blocks * parts, load, store)
     return Layout(columns, blocks, parts, tuple(loads), tuple(stores), tuple(vectors), round, sets, slots)
 
 
-def _rounds(left: int, pieces: int, load: int, store: int) -> tuple[int, int, int]:
-    """(pieces a round, sets of buffers, slots) for `left` bytes a warpgroup.
+def _rounds(left: int, over: int, pieces: int, load: int, store: int) -> tuple[int, int, int]:
+    """(pieces a round, sets of buffers, slots) for `left` bytes a warpgroup; stores may have `over` bytes instead.
 
     All pieces at once where shared memory holds them beside the stages; else as many as fit twice, so that one set
     is written while the other drains. With operands to load, pieces go one by one, and slots come first: what is
@@ -117,9 +118,10 @@ def _rounds(left: int, pieces: int, load: int, store: int) -> tuple[int, int, in
     if load:
         load += BARRIER_BYTES
         both = [(slots, sets) for slots in range(1, MOST_SLOTS + 1) for sets in (1, 2) if pieces % slots == 0]
-        slots, sets = max(((a, b) for a, b in both if b * store + a * load <= left), default=(1, 1))
+        fits = [(a, b) for a, b in both if b * store <= (over or left - a * load) and a * load <= left]
+        slots, sets = max(fits, default=(1, 1))
         return 1, min(sets, pieces), slots
-    buffers = left // store if store else pieces
+    buffers = (over or left) // store if store else pieces
     if buffers >= pieces:
         return pieces, 1, 0
     return (buffers // 2, 2, 0) if buffers > 1 else (1, 1, 0)
@@ -127,12 +129,13 @@ def _rounds(left: int, pieces: int, load: int, store: int) -> tuple[int, int, in
 
 def least_bytes(graph: Graph, tma: frozenset[str], config: Config) -> int:
     """Shared memory an epilogue should be left beside the stages: each warpgroup two pieces of everything, if it has as
-    many; and, where it only stores, a quarter of what it stores."""
+    many; and, where it only stores, a quarter of what it stores. Stores that reuse the stages need none."""
     n, consumers = config.tile[1], config.consumers
     extents, columns = graph.extents(), piece_columns(graph, n)
     loads = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
     stores = [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix]
-    piece = sum(WGMMA_M * columns // e.width * dtype.bytes for e, dtype in loads + stores if dtype)
+    beside = loads + stores * (not config.reuse)
+    piece = sum(WGMMA_M * columns // e.width * dtype.bytes for e, dtype in beside if dtype)
     all_pieces = config.tile[0] // config.tile_warpgroups // WGMMA_M * (n // columns)
     pieces = min(all_pieces, 2 if loads else max(2, -(-all_pieces // 4)))
     vectors = sum(4 * n // o.extent.width for o in graph.operands if o.extent.width and not o.extent.m)

@@ -23,14 +23,15 @@ from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import WorkTile
 
-_FIRST_BARRIER = 1
-"""Named barrier 0 is __syncthreads."""
+_FIRST_BARRIER, _ALL_MATH = 1, 11
+"""Named barriers: a warpgroup's, behind __syncthreads; and that of all math warpgroups, behind the partial sums'."""
 
 
 class Epilogue:
     """See the module."""
 
-    def __init__(self, spec: KernelSpec) -> None:
+    def __init__(self, spec: KernelSpec, stages: range) -> None:
+        """`stages`: the mainloop's bytes of shared memory, in which stores lie if the config has them reused."""
         k = current()
         self.spec, self.graph = spec, spec.epilogue.graph
         self.layout = layout(spec)
@@ -44,7 +45,8 @@ class Epilogue:
         self.matrices = None
         if plan.loads:
             self.matrices = TmaMatrices(plan.loads, self.widths, plan.slots, plan.pieces, plan.parts, consumers)
-        self.stores = Stores(spec, plan, self.widths) if plan.stores else None
+        self.reuse = spec.config.reuse and bool(plan.stores)
+        self.stores = Stores(spec, plan, self.widths, stages if self.reuse else None) if plan.stores else None
         self.inputs = {o.name: self._input(o) for o in loads}
         self.reductions: list[Reduction] = []
         self.scales: list[tuple[int, ScaleStore]] = []
@@ -108,10 +110,13 @@ class Epilogue:
             reduction.begin_tile()
         for turn in range(turns):
             by_tma = self.stores and self.stores.maps
-            if self.stores and by_tma:
+            enters = turn == 0 and self.reuse
+            if self.stores and by_tma and not enters:
                 with k.when(self.leader):
                     self.stores.acquire(turn, turns)
-            if self.stores or (turn == 0 and plan.vectors):
+            if enters:  # nobody reads the stages any more
+                hw.barrier_sync(_ALL_MATH, 128 * self.spec.config.consumers)
+            elif self.stores or (turn == 0 and plan.vectors):
                 hw.barrier_sync(barrier, 128)
             pieces = range(turn * plan.round, min((turn + 1) * plan.round, plan.pieces))
             for piece in pieces:
@@ -132,6 +137,17 @@ class Epilogue:
             reduction.end_tile(part)
         if self.matrices:
             self.matrices.end_of_tile()
+        if self.stores and self.reuse:
+            self._drain(self.stores)
+
+    def _drain(self, stores: Stores) -> None:
+        """Until what this warp has put into the stages has left them."""
+        if stores.maps:
+            with current().when(self.leader):
+                hw.bulk_wait_read(0)
+        if stores.arrays:
+            hw.fence_proxy_async()
+        hw.sync_warp()
 
     def _leave(self, turn: int, pieces: range, upcoming: list[int]) -> None:
         """In the leader: the stores of a round, and the loads into the slots it has freed."""
@@ -146,6 +162,6 @@ class Epilogue:
 
     def finish(self) -> None:
         """Shared memory must outlive the stores that read it."""
-        if self.stores and self.stores.maps:
+        if self.stores and self.stores.maps and not self.reuse:
             with current().when(self.leader):
                 hw.bulk_wait_read(0)

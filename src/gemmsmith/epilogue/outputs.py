@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue import fragment
 from gemmsmith.epilogue.inputs import Addressed, Part
 from gemmsmith.epilogue.layout import Layout
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import F32
 from gemmsmith.lang.values import Value
 
@@ -33,7 +34,8 @@ class Stores:
     along whichever index is contiguous.
     """
 
-    def __init__(self, spec: KernelSpec, plan: Layout, widths: dict[str, int]) -> None:
+    def __init__(self, spec: KernelSpec, plan: Layout, widths: dict[str, int], over: range | None) -> None:
+        """The buffers lie in `over`, if it is given: bytes of shared memory."""
         k, consumers = current(), spec.config.consumers
         self.stores, self.widths, self.round, self.sets = plan.stores, widths, plan.round, plan.sets
         self.tall = spec.epilogue.tall
@@ -45,7 +47,13 @@ class Stores:
             else:
                 self.arrays[name] = Addressed(result_argument(name), tile.dtype, m=True, n=True)
         slots = self.round * self.sets * consumers
-        self.buffers = {name: k.shared(tile, stages=slots, name=name) for name, tile in self.stores}
+        self.buffers: dict[str, SharedBuffer] = {}
+        offset = over.start if over else None
+        for name, tile in self.stores:
+            buffer = self.buffers[name] = k.shared(tile, stages=slots, name=name, offset=offset)
+            offset = buffer.offset + buffer.bytes if over else None
+        if over and offset not in range(over.stop + 1):
+            raise ConfigError(f"reuse: results need {offset} bytes of stages that have {over.stop}; use more stages")
 
     def buffer(self, name: str, part: Part, turn: int, i: int) -> SharedView:
         """Piece i of round `turn`."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from gemmsmith import hw
 from gemmsmith.collective.operand import Operand
-from gemmsmith.collective.pipeline import Initialised, PipelineState, PipelineTmaAsync, start
+from gemmsmith.collective.pipeline import Initialised, PipelineState, PipelineTmaAsync, ReleaseBarrier, start
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.builder import current
@@ -22,14 +22,16 @@ EARLY = 4
 
 
 class Feed:
-    """The stages of A and B, the pipeline they are handed on through, and the copies.
+    """The stages of A and B (`stages`: their bytes of shared memory), the pipeline they are handed on through, and the
+    copies.
 
     CTAs of one cluster row need the same A tile, those of one column the same B tile. Kernel arguments: a, b, and where
     it is shared a_part, b_part, the rows that a CTA brings; stage_bytes. `turns`: as in PipelineTmaAsync.
     """
 
     def __init__(self, spec: KernelSpec, place: ClusterPosition, turns: int = 1) -> None:
-        k, self.spec = current(), spec
+        k = current()
+        self.spec, self._place, self._turns = spec, place, turns
         rows, columns = spec.config.cluster
         row_mask = sum(1 << rows * j for j in range(columns))  # ranks run along M first
         column_mask = (1 << rows) - 1
@@ -42,16 +44,18 @@ class Feed:
         self._b = Operand(b_map, spec.b_tile, rows, place.m, b_part, b_mask, b_policy)
         self.a = k.shared(spec.a_tile, stages=spec.config.stages, name="A", partly=True)
         self.b = k.shared(spec.b_tile, stages=spec.config.stages, name="B", partly=True)
-        self.pipe = PipelineTmaAsync(
-            spec.config.stages, transaction_bytes=k.parameter("stage_bytes", U32),
-            cluster_size=spec.multicast_size, first_rank=place.first, turns=turns,
-        )  # fmt: skip
+        self.stages = range(self.a.offset, self.b.offset + self.b.bytes)
 
     def begin(self, tile: WorkTile | None, *others: Initialised, prefetch: Sequence[Value]) -> None:
         """Makes all barriers; and in the same thread, at once, starts the copies of the first k-tiles of this CTA's
         first `tile`: each CTA its own, for nothing can be multicast before the cluster has met."""
-        most = min(EARLY, self.spec.config.stages - 1)
-        early = 0 if tile is None else current().minimum(tile.k_tiles, most)
+        config, cluster_size, first_rank = self.spec.config, self.spec.multicast_size, self._place.first
+        self.pipe = PipelineTmaAsync(
+            config.stages, transaction_bytes=current().parameter("stage_bytes", U32),
+            cluster_size=cluster_size, first_rank=first_rank, turns=self._turns,
+        )  # fmt: skip
+        self._left = ReleaseBarrier("left", cluster_size, first_rank) if config.reuse else None
+        early = 0 if tile is None else current().minimum(tile.k_tiles, min(EARLY, config.stages - 1))
         self._early = current().var(I32, early, "early")
 
         def copies() -> None:
@@ -62,18 +66,26 @@ class Feed:
                 self.pipe.producer_begin(k_tile)
                 self._load(k_tile, self.pipe.barrier(k_tile), tile, k_tile, alone=True)
 
-        start(self.pipe, *others, prefetch=(self._a.map, self._b.map, *prefetch), then=copies)
+        own = (self.pipe, self._left) if self._left else (self.pipe,)
+        start(*own, *others, prefetch=(self._a.map, self._b.map, *prefetch), then=copies)
         hw.grid_dependency_wait()
-        if self.spec.config.pdl:
+        if config.pdl:
             hw.grid_dependency_launch()
 
+    # -- producers -------------------------------------------------------------------------------------
     def producer_start_state(self) -> PipelineState:
         """Behind the k-tiles that `begin` has started."""
+        if self._left:
+            self._phase = self._left.producer_start_phase()
         return self.pipe.producer_start_state(self._early.get())
 
     @contextmanager
     def rest(self, stop: ValueLike) -> Iterator[Value]:
-        """The k-tiles of a tile up to `stop` that `begin` has not started. For producers, once in each tile."""
+        """The k-tiles of a tile up to `stop` that `begin` has not started, once the last tile's epilogue has left the
+        stages, if it lay in them. Once in each tile."""
+        if self._left:
+            with current().when(stop > 0):
+                self._left.producer_wait(self._phase)
         with current().range(self._early.get(), stop, name="k_tile") as k_tile:
             yield k_tile
         self._early.set(0)
@@ -81,6 +93,20 @@ class Feed:
     def load(self, state: PipelineState, tile: WorkTile, k_tile: Value) -> None:
         """Starts the copies of a k-tile into an acquired stage. Recorded in one thread."""
         self._load(state.index, self.pipe.barrier(state), tile, k_tile)
+
+    def tail(self, state: PipelineState) -> None:
+        """Until all CTAs are done with this one's stages."""
+        if self._left:
+            self._left.producer_wait(self._phase)  # math leaves a tile behind its stages
+        else:
+            self.pipe.producer_tail(state)
+
+    # -- consumers -------------------------------------------------------------------------------------
+    def end(self, tile: WorkTile) -> None:
+        """After a tile's epilogue. Without k-tiles, which then no tile of the CTA has, nobody waits for it."""
+        if self._left:
+            with current().when(tile.k_tiles > 0):
+                self._left.consumer_release()
 
     def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, alone: bool = False) -> None:
         k = tile.k(k_tile, self.spec.config.tile[2])
