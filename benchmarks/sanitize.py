@@ -35,6 +35,7 @@ def epilogues(rng: np.random.Generator) -> None:
     """Fused kernels: they only have to run; their numbers are tested elsewhere."""
     for function, m, n, k, config in (
         (everything, 300, 264, 328, Config(tile=(128, 128, 64), cluster=(2, 1), stages=2)),
+        (everything, 300, 264, 328, Config(tile=(128, 64, 64), cluster=(1, 2), stages=3, reuse=True)),
         (everything, 129, 67, 45, Config("multistage", (128, 64, 64), (1, 1), 2)),
         (gated, 200, 512, 64, Config(tile=(128, 256, 64), cluster=(1, 1), stages=2)),
     ):
