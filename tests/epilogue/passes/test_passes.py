@@ -58,6 +58,8 @@ def test_each_pass_keeps_the_meaning(name: str, step, graph: Graph, seed: int) -
     (lambda acc: (acc + 0) * 1, []),
     (lambda acc: acc * -1, ["neg"]),
     (lambda acc: -(0 - acc), []),
+    (lambda acc: -acc * -1, []),
+    (lambda acc: (-acc).pow(1).abs(), ["abs"]),
     (lambda acc: acc / 4, ["mul"]),
     (lambda acc: acc / 3, ["div"]),
     (lambda acc: acc ** 2, ["mul"]),

@@ -24,6 +24,14 @@ def fold(graph: Graph) -> Graph:
 
 
 def _rule(e: Editor, node: Node) -> int | None:
+    """What replaces a node, folded in its turn: -x * -1 is -(-x), and that x."""
+    found = _once(e, node)
+    while found is not None and (further := _once(e, e.nodes[found])) is not None:
+        found = further
+    return found
+
+
+def _once(e: Editor, node: Node) -> int | None:
     function = FUNCTIONS.get(node.op)
     if function is None:
         return _cast(e, node) if node.op == "cast" else None
