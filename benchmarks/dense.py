@@ -3,9 +3,8 @@
 For each shape both are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in
 alternating blocks of at least half a second with a warm-up each, in turned order every other time, for what comes first
 after a pause is faster; the ratio of a pair of blocks is torch's time over ours, and the median over the pairs is what
-counts. Memory-bound shapes (M <= 64) are also compared with a copy of as
-many bytes, ragged ones with padding, torch.mm and cropping; with --untuned tuned shapes with the model's choice, with
---half fp32 accumulation with fp16.
+counts. Memory-bound shapes (M <= 64) are also compared with a copy of as many bytes, ragged ones with padding, torch.mm
+and cropping; with --untuned tuned shapes with the model's choice, with --half fp32 accumulation with fp16.
 
     python benchmarks/dense.py --json benchmarks/results/dense-h200.json
     python benchmarks/dense.py --suite all --json benchmarks/results/dense-suite-h200.json

@@ -49,6 +49,7 @@ class Feed:
     def begin(self, tile: WorkTile | None, *others: Initialised, prefetch: Sequence[Value]) -> None:
         """Makes all barriers; and in the same thread, at once, starts the copies of the first k-tiles of this CTA's
         first `tile`: each CTA its own, for nothing can be multicast before the cluster has met."""
+        # Barriers come behind the epilogue's buffers, which are aligned to more.
         config, cluster_size, first_rank = self.spec.config, self.spec.multicast_size, self._place.first
         self.pipe = PipelineTmaAsync(
             config.stages, transaction_bytes=current().parameter("stage_bytes", U32),

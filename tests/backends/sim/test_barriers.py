@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.backends.sim.tiny import kinds, run, word
+from tests.conformance.case import sync_cluster
 
 from gemmsmith import hw
 from gemmsmith.lang.builder import Builder
@@ -88,12 +89,12 @@ def test_distributed_shared_memory_needs_its_cta(before: bool, after: bool, rela
     def record(k: Builder, out: Value) -> None:
         smem = k.shared(128, name="s")
         if before:
-            meet(relaxed)
+            sync_cluster(relaxed=relaxed)
         there = hw.mapa(smem[0], (hw.cluster_rank() ^ 1).to(U32))
         with k.when(k.thread == 0):
             hw.store_cluster(word(k, k.smem), there)
         if after:
-            meet(False)
+            sync_cluster()
 
     expected = set() if before and after else {"barrier"} if after else {"exited CTA"}
     assert kinds(run(record, threads=64, grid=2, cluster=2, seed=seed)) == expected
@@ -107,14 +108,14 @@ def test_a_relaxed_arrival_releases_no_write(relaxed: bool) -> None:
         smem = k.shared(256, name="s")
         with k.when(k.thread == 0):
             hw.store_shared(word(k, k.smem), smem[0].address)
-        meet(relaxed)
+        sync_cluster(relaxed=relaxed)
         got = k.registers(U32, 1, "got")
         with k.when({"peer": k.thread == 0, "warp": k.thread == 32, "lanes": k.thread < 32}[reads]):
             if reads == "peer":
                 hw.load_cluster(got, hw.mapa(smem[0], (hw.cluster_rank() ^ 1).to(U32)))
             else:
                 hw.load_shared(got, smem[0].address)
-        meet(False)
+        sync_cluster()
 
     for reads in ("peer", "warp", "lanes"):
         found = kinds(run(lambda k, out, reads=reads: record(k, out, reads), threads=64, grid=2, cluster=2))
@@ -133,7 +134,7 @@ def test_a_relaxed_arrival_makes_fenced_inits_known(fenced: bool) -> None:
             hw.mbarrier_init(barrier[0], 2)
             if fenced and not late:
                 hw.fence_mbarrier_init()
-        meet(True)
+        sync_cluster(relaxed=True)
         with k.when(k.thread < 2):
             hw.mbarrier_arrive_cluster(barrier[0], k.thread.to(U32))
         with k.when(k.thread == 32):
@@ -142,15 +143,6 @@ def test_a_relaxed_arrival_makes_fenced_inits_known(fenced: bool) -> None:
     right = run(lambda k, out: record(k, out, False), threads=64, grid=2, cluster=2)
     assert kinds(right) == (set() if fenced else {"barrier"})
     assert kinds(run(lambda k, out: record(k, out, True), threads=64, grid=2, cluster=2)) == {"barrier"}
-
-
-def meet(relaxed: bool) -> None:
-    """All threads of the cluster."""
-    if relaxed:
-        hw.cluster_arrive_relaxed()
-    else:
-        hw.cluster_arrive()
-    hw.cluster_wait()
 
 
 def test_a_rank_that_no_cta_has() -> None:
