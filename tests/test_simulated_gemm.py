@@ -41,6 +41,7 @@ def configs(draw: some.DrawFn) -> Config:
         tuple(draw(some.sampled_from(["first", "normal", "last"])) for _ in "ab"),
         draw(some.booleans()),
         draw(some.booleans()) and design == "warp_specialized",
+        draw(some.booleans()),
     )  # type: ignore[arg-type]
 
 

@@ -76,6 +76,12 @@ def test_against_hardware_counters(row) -> None:
     assert 0.85 * found.l2 < row["l2_bytes"] < 1.1 * found.l2
 
 
+@given(m=some.integers(1, 6000), n=some.integers(1, 6000), k=some.integers(1, 9000), width=some.integers(1, 16))
+def test_to_and_fro_reads_no_more(m: int, n: int, k: int, width: int) -> None:
+    p, config = problem(m, n, k), Config(swizzle=width)
+    assert traffic(p, config.replace(serpentine=True)).dram <= traffic(p, config).dram
+
+
 def test_the_picture(tmp_path) -> None:
     picture(problem(1024, 2048, 512), Config(), tmp_path / "raster.png")
     assert (tmp_path / "raster.png").stat().st_size > 5000

@@ -21,7 +21,8 @@ class Config:
     computes D^T = B^T @ A^T, whose tiles' N are rows of A: for few of them. `evict` is what the L2 does with what the
     kernel reads of its A and B. `pdl`, programmatic dependent launch: the kernel is brought up while the stream's last
     one ends, and lets the next one do so. `reuse`: the epilogue's results leave through the stages of A and B, which
-    makes room for more of them; copies of the next tile then wait for it.
+    makes room for more of them; copies of the next tile then wait for it. `serpentine`: every other tile of a CTA is
+    summed from its last k-tile to its first, for the L2 still has most of what was read last.
     """
 
     design: Literal["warp_specialized", "multistage", "pingpong"] = "warp_specialized"
@@ -37,6 +38,7 @@ class Config:
     evict: tuple[Eviction, Eviction] = ("normal", "normal")
     pdl: bool = False
     reuse: bool = False
+    serpentine: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tile", "cluster", "evict"):
@@ -63,4 +65,5 @@ class Config:
             + f" evict {' '.join(self.evict)}" * (self.evict != ("normal", "normal"))
             + " pdl" * self.pdl
             + " reuse" * self.reuse
+            + " serpentine" * self.serpentine
         )

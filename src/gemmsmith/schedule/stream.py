@@ -48,7 +48,8 @@ class StreamScheduler(TileScheduler):
             stop = k.select(sharing, k.minimum(end - start, self.k_tiles), self.k_tiles).named("end_k_tile")
             other = (((start + 1) * clusters - 1) // k.maximum(row, 1)).named("other")  # c row / G <= start
             share = Share(first, (stop == self.k_tiles).named("finishes"), cluster, other, turn)
-            yield self._tile(index, place, (stop - first).named("k_tiles_of_share"), share)
+            backwards = self._odd(k.maximum(turn - parts, 0))  # whole tiles, as others do in the same wave
+            yield self._tile(index, place, (stop - first).named("k_tiles_of_share"), share, backwards)
 
     def first(self, place: ClusterPosition) -> WorkTile | None:
         """It is five divisions away."""
@@ -67,7 +68,7 @@ class ClusterScheduler(TileScheduler):
         turn = k.var(I32, 0, "turn")
         with k.range(self.cluster, self.tiles, self.clusters, name="tile") as tile:
             now = replace(share, turn=turn.get().named("turn_now"))
-            yield self._tile(tile, place, count, now)
+            yield self._tile(tile, place, count, now, self._odd(now.turn))
             turn.set(now.turn + 1)
 
     def first(self, place: ClusterPosition) -> WorkTile | None:

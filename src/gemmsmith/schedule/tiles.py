@@ -36,16 +36,20 @@ class Share:
 
 @dataclass(frozen=True)
 class WorkTile:
-    """Element (m, n) where the CTA's tile starts, its batch, and how many k-tiles it sums: all, or a share."""
+    """Element (m, n) where the CTA's tile starts, its batch, and how many k-tiles it sums: all, or a share; the last
+    first where it goes `backwards`."""
 
     m: Value
     n: Value
     batch: Value
     k_tiles: Value
     share: Share | None = None
+    backwards: Value | None = None
 
     def k(self, k_tile: Value, depth: int) -> Value:
         """The first element of k of its k-tile number `k_tile`."""
+        if self.backwards is not None:
+            k_tile = current().select(self.backwards, self.k_tiles - 1 - k_tile, k_tile)
         return (k_tile if self.share is None else self.share.first + k_tile) * depth
 
 
@@ -117,13 +121,24 @@ class TileScheduler:
         on."""
         start = self.cluster if turns == 1 else self.cluster + first * self.clusters
         with current().range(start, self.tiles, self.clusters * turns, name="tile") as tile:
-            yield self._tile(tile, place, self.k_tiles)
+            yield self._tile(tile, place, self.k_tiles, backwards=self._odd((tile - self.cluster) // self.clusters))
 
     def first(self, place: ClusterPosition) -> WorkTile | None:
         """What `each` begins with; None where that takes long to find out."""
         return self._tile(self.cluster, place, self.k_tiles)
 
-    def _tile(self, index: Value, place: ClusterPosition, k_tiles: Value, share: Share | None = None) -> WorkTile:
+    def _odd(self, turn: Value) -> Value | None:
+        """Whether a CTA goes through its tile number `turn` backwards."""
+        return (turn % 2 == 1).named("backwards") if self.spec.config.serpentine else None
+
+    def _tile(
+        self,
+        index: Value,
+        place: ClusterPosition,
+        k_tiles: Value,
+        share: Share | None = None,
+        backwards: Value | None = None,
+    ) -> WorkTile:
         tile, size = self.spec.config.tile, self.spec.config.cluster
         batch = self.plane.quotient(index).named("batch")
         within = (index - batch * (self.tiles_m * self.tiles_n)).named("within")
@@ -137,6 +152,7 @@ class TileScheduler:
             batch,
             k_tiles,
             share,
+            backwards,
         )
 
     def _band(self, index: Value, across: Value, along: Value) -> tuple[Value, Value]:

@@ -12,7 +12,7 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import WGMMA_M, EpilogueSpec, KernelSpec, most_accumulators
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import fitting, space
+from gemmsmith.tuning.space import MOST_STAGES, fitting, space
 
 STAGES = 8
 """Where a tile is given; more are worth something only to the smallest."""
@@ -45,8 +45,9 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
     found: list[Config] = []
     every = space(epilogue)
     some = every.take(np.flatnonzero(every.sensible(problem)))
+    once = some.tiles(problem) <= some.resident
     for i in np.argsort(estimate(problem, some, epilogue).cycles, kind="stable"):
-        config = some.configs[i]
+        config = completed(some.configs[i], bool(once[i]), epilogue)
         if len(found) == most:
             break
         try:
@@ -55,6 +56,20 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
             continue
         found.append(fitting(config, spec))
     return found
+
+
+def completed(config: Config, once: bool, epilogue: EpilogueSpec) -> Config:
+    """With the choices that follow from whether each CTA has one tile, at most: then results leave through the stages,
+    where a single warpgroup computes them and they surely fit (2 % of small products; two lose 1 %); else tiles are
+    walked through to and fro (0.5 to 1 % of large ones; benchmarks/results/sweep-fifth-h200.json)."""
+    if not once:
+        return config.replace(serpentine=True)
+    m, n, k = config.tile
+    stored = sum(r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.tma)
+    fits = 0 < m * n * stored <= 2 * (m + n) * k * 2
+    if fits and config.design == "warp_specialized" and config.consumers == 1 and not config.swap:
+        return config.replace(reuse=True, stages=MOST_STAGES)
+    return config
 
 
 @lru_cache(maxsize=4096)

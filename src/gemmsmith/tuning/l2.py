@@ -71,9 +71,9 @@ def traffic(problem: Problem, config: Config, capacity: int = CAPACITY) -> Traff
         while used > capacity:
             used -= held.popitem(last=False)[1]
 
-    for wave in waves(problem, config):
+    for turn, wave in enumerate(waves(problem, config)):
         rows, columns = sorted({m for m, _ in wave}), sorted({n for _, n in wave})
-        for k in range(0, problem.k, CHUNK):
+        for k in range(0, problem.k, CHUNK)[:: -1 if config.serpentine and turn % 2 else 1]:
             depth = min(CHUNK, problem.k - k)
             for m in rows:
                 touch(("A", m, k), tile_m * depth * size, True)
