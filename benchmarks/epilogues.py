@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from dense import block, captured, options, rotated, save, sm_clock
+from dense import block, block_seconds, captured, options, rotated, save, sm_clock
 
 import gemmsmith
 
@@ -149,7 +149,7 @@ def measure(m: int, n: int, k: int, names: list[str], modes: list[str], rounds: 
             order = list(graphs)
             random.shuffle(order)
             for contender in order:
-                times[contender].append(block(graphs[contender], len(sets)))
+                times[contender].append(block(graphs[contender], len(sets), block_seconds(m)))
             clocks.append(sm_clock())
         us = {contender: statistics.median(t) for contender, t in times.items()}
         matrices = sum(more.endswith("residual") for more in CASES[name].operands)

@@ -1,8 +1,8 @@
 """Times the configs of the tuner's space on the suite: what the model of tuning/ is fitted to.
 
 For every shape the configs that the model ranks first are compiled in parallel and timed in CUDA graphs over rotated
-buffers, in rounds that keep the better ones; the last few in turns with torch.mm, for long enough to be slowed down by
-the chip's power limit as a real load is.
+buffers, in rounds that keep the better ones; the last few and torch.mm in random order in blocks as long as
+benchmarks/dense.py's, which repeat within 0.3 %.
 
     python benchmarks/sweep.py --json sweep.json [--shape MxNxK ...] [--most 64]
     python benchmarks/sweep.py --json again.json --again sweep.json
@@ -17,14 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from dense import block, captured, machine, replayed, rotated
+from dense import block, block_seconds, captured, machine, replayed, rotated
 from suite import SUITE, Shape
 
 import gemmsmith
@@ -34,9 +33,7 @@ from gemmsmith.tuning.measure import compile_all, halving, settled
 from gemmsmith.tuning.space import fitting
 
 ROUNDS = ((64, 5_000.0), (16, 12_000.0), (6, 30_000.0))
-FINALISTS, FINALS, WARM_UP, BLOCK = 4, 3, 0.07, 0.2
-"""The best run in turns with torch.mm, so many times, each for so many seconds after its own warm-up. Blocks of 60 ms
-misled: they favour kernels that take more power than lasts, by up to 4 %."""
+FINALISTS = 6
 AGAIN, MODELS, ROUNDS_AGAIN = 3, 12, ((64, 20_000.0), (8, 40_000.0))
 """How many configs of an earlier sweep are timed again, and of the model's first ones; and the rounds for those."""
 ALIKE = 2
@@ -71,16 +68,11 @@ def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], 
     found = halving(configs, measure, rounds)
     graphs["torch"] = captured(lambda a, b, d: torch.mm(a, b, out=d), sets), None
     contenders: list[Any] = ["torch", *(x.config for x in found[:FINALISTS])]
-    times: dict[Any, list[float]] = {x: [] for x in contenders}
-    for _ in range(FINALS):
-        random.shuffle(contenders)
-        for x in contenders:
-            times[x].append(block(graphs[x][0], len(sets), BLOCK, WARM_UP))
-    us = {x: statistics.median(t) for x, t in times.items()}
-    theirs = times["torch"]
-    ratios = {x: statistics.median(t / o for t, o in zip(theirs, ours, strict=True)) for x, ours in times.items()}
+    random.shuffle(contenders)
+    us = {x: block(graphs[x][0], len(sets), block_seconds(m)) for x in contenders}
+    ratios = {x: us["torch"] / us[x] for x in contenders}
     ordered = sorted(found, key=lambda x: -ratios.get(x.config, 0.0))
-    return {"m": m, "n": n, "k": k, "torch_us": us["torch"],
+    return {"m": m, "n": n, "k": k, "torch_us": us["torch"], "block_seconds": block_seconds(m),
             "configs": [{"config": vars(x.config), "us": us.get(x.config, x.us), "ratio": ratios.get(x.config)}
                         for x in ordered]}  # fmt: skip
 
@@ -120,10 +112,10 @@ def enter(sweep: Path, table: Path) -> None:
     """Each shape's best config that a plan would take as it is goes into the table, in place of what is there."""
     rows = {(r["m"], r["n"], r["k"]): r for r in json.loads(table.read_text())["rows"]} if table.exists() else {}
     found = json.loads(sweep.read_text())
-    if found.get("block_seconds", 0) < BLOCK:
-        raise SystemExit(f"{sweep}: its blocks are shorter than {BLOCK} s; time its finalists with --again")
     for r in found["rows"]:
         shape = r["m"], r["n"], r["k"]
+        if r.get("block_seconds", 0) < block_seconds(r["m"]):
+            raise SystemExit(f"{sweep}, {shape}: its blocks are too short; time its finalists with --again")
         best = max((c for c in r["configs"] if c["ratio"] and kept(shape, c)), key=lambda c: c["ratio"])
         figures = {"us": round(best["us"], 2), "torch_us": round(r["torch_us"], 2), "ratio": round(best["ratio"], 3)}
         sizes = {"m": r["m"], "n": r["n"], "k": r["k"]}
@@ -168,7 +160,7 @@ def main() -> None:
         best = rows[-1]["configs"][0]
         print(f"{shape} torch {rows[-1]['torch_us']:.1f} best {best['us']:.1f} ratio {best['ratio']:.3f} "
               f"{Config(**best['config'])}", flush=True)  # fmt: skip
-        found = {"machine": machine(), "block_seconds": BLOCK, "rows": rows}
+        found = {"machine": machine(), "rows": rows}
         if arguments.json:
             arguments.json.write_text(json.dumps(found) + "\n")
     print(f"done after {time.perf_counter() - begun:.0f} s")

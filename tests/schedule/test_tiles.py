@@ -66,12 +66,20 @@ def test_shares_of_a_cluster_to_and_fro() -> None:
 
 
 @pytest.mark.parametrize("serpentine", [False, True])
-def test_whole_tiles_of_a_wave_go_one_way(serpentine: bool) -> None:
-    """Behind parts of tiles, of which CTAs have one or two."""
-    found = k_tiles(TILE.replace(splits=0, serpentine=serpentine), 11, 1, 4, 3)
-    assert sorted(len(tiles) for tiles in found) == [4, 4, 5]
-    for tiles in found:
-        *parts, first, second = tiles
-        assert all(part == sorted(part) for part in parts)
-        assert first == [0, 1, 2, 3]
-        assert second == ([3, 2, 1, 0] if serpentine else [0, 1, 2, 3])
+def test_a_row_of_tiles_cut_into_equal_parts(serpentine: bool) -> None:
+    """Behind whole ones, all CTAs' in one direction."""
+    found = k_tiles(TILE.replace(splits=0, serpentine=serpentine), 11, 1, 6, 3)
+    back = [5, 4, 3, 2, 1, 0] if serpentine else [0, 1, 2, 3, 4, 5]
+    assert [tiles[:2] for tiles in found] == [[[0, 1, 2, 3, 4, 5], back]] * 3
+    assert [tiles[2:] for tiles in found] == [
+        [[0, 1, 2, 3], [0, 1, 2, 3, 4, 5]],
+        [[0, 1], [0, 1, 2, 3, 4, 5], [4, 5]],
+        [[0, 1, 2, 3, 4, 5], [2, 3, 4, 5]],
+    ]
+
+
+def test_a_few_last_tiles_cut_alike() -> None:
+    """Two for five CTAs: all of a wave still read the same few k-tiles."""
+    found = k_tiles(TILE.replace(splits=0), 7, 1, 6, 5)
+    assert [tiles[0] for tiles in found] == [[0, 1, 2, 3, 4, 5]] * 5
+    assert [tiles[1:] for tiles in found] == [[[0, 1, 2]], [[3, 4, 5]]] * 2 + [[]]

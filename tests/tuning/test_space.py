@@ -111,7 +111,7 @@ def test_halving_finds_the_fastest(rng: np.random.Generator) -> None:
     assert broken not in [x.config for x in found]
     best = min((c for c in configs if c != broken), key=truth.__getitem__)
     assert found[0].config == best
-    assert sum(timed) < 1e6
+    assert sum(timed) < 5e6
 
 
 def test_large_products_are_warmed_up() -> None:

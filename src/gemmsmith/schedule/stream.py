@@ -17,8 +17,10 @@ from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, Work
 
 
 class StreamScheduler(TileScheduler):
-    """With G clusters and T tiles, the first tiles, T mod G and G more where there are (all, if T < G), are one row of
-    k-tiles that is cut into G equal parts; the others are computed whole, G at a time.
+    """With G clusters and T tiles, the last tiles are one row of k-tiles that is cut into equal parts, one a cluster;
+    those before are computed whole, G at a time. The row is the T mod G tiles that would not fill a wave, each cut into
+    as many parts as there are clusters for, so that all of a wave still read the same few k-tiles; where there are too
+    few for two of each, it is G tiles longer, if there are so many, and cut into G parts, wherever those begin.
 
     A cluster works its part from the end backwards: it first computes the head of a tile that the next cluster
     finishes, and at last the tail of one whose head was computed first. So nobody waits, and a cluster leaves at most
@@ -32,23 +34,30 @@ class StreamScheduler(TileScheduler):
         k = current()
         cluster, clusters = self.cluster, self.clusters
         waves = self.tiles // clusters
-        even = (self.tiles == waves * clusters) | (self.k_tiles == 0)
-        shared = k.select(even, 0, self.tiles - k.maximum(waves - 1, 0) * clusters).named("shared_tiles")
+        left = k.select(self.k_tiles == 0, 0, self.tiles - waves * clusters).named("left")
+        parts_of_each = k.minimum(clusters // k.maximum(left, 1), self.k_tiles).named("parts_of_each")
+        aligned = ((waves > 0) & (left > 0) & (parts_of_each > 1)).named("aligned")
+        longer = k.select((waves > 0) & (left > 0) & ~aligned, clusters, 0)
+        shared = (left + longer).named("shared_tiles")
+        cutters = k.select(aligned, left * parts_of_each, clusters).named("cutters")
+        whole_tiles = (self.tiles - shared).named("whole_tiles")
         row = (shared * self.k_tiles).named("shared_k_tiles")
-        begin, end = (cluster * row // clusters).named("begin"), ((cluster + 1) * row // clusters).named("end")
+        begin = (k.minimum(cluster, cutters) * row // cutters).named("begin")
+        end = (k.minimum(cluster + 1, cutters) * row // cutters).named("end")
         depth = k.maximum(self.k_tiles, 1).named("depth")
         last = (k.maximum(end - 1, 0) // depth).named("last")
         parts = k.select(end > begin, last - begin // depth + 1, 0).named("parts")
-        whole = (self.tiles - shared - cluster + clusters - 1) // clusters
-        with k.range(parts + whole, name="turn") as turn:
-            sharing = (turn < parts).named("sharing")
-            index = k.select(sharing, last - turn, shared + cluster + (turn - parts) * clusters).named("tile")
-            start = k.select(sharing, index * self.k_tiles, 0).named("start")
+        whole = ((whole_tiles - cluster + clusters - 1) // clusters).named("whole")
+        with k.range(whole + parts, name="turn") as turn:
+            sharing = (turn >= whole).named("sharing")
+            of_row = (last - (turn - whole)).named("of_row")
+            index = k.select(sharing, whole_tiles + of_row, cluster + turn * clusters).named("tile")
+            start = k.select(sharing, of_row * self.k_tiles, 0).named("start")
             first = k.select(sharing, k.maximum(begin - start, 0), 0).named("first_k_tile")
             stop = k.select(sharing, k.minimum(end - start, self.k_tiles), self.k_tiles).named("end_k_tile")
-            other = (((start + 1) * clusters - 1) // k.maximum(row, 1)).named("other")  # c row / G <= start
+            other = (((start + 1) * cutters - 1) // k.maximum(row, 1)).named("other")  # c row / cutters <= start
             share = Share(first, (stop == self.k_tiles).named("finishes"), cluster, other, turn)
-            backwards = self._odd(k.maximum(turn - parts, 0))  # whole tiles, as others do in the same wave
+            backwards = self._odd(k.minimum(turn, whole))
             yield self._tile(index, place, (stop - first).named("k_tiles_of_share"), share, backwards)
 
     def first(self, place: ClusterPosition) -> WorkTile | None:
