@@ -94,6 +94,18 @@ def test_every_kind_is_there(shape: tuple[int, int, int], kinds: set[str]) -> No
     assert kinds <= found
 
 
+@pytest.mark.parametrize("shape", [(128, 6144, 4096), (16, 28672, 4096), (512, 8192, 8192), (4096, 4096, 4096)])
+def test_one_tile_a_cta_or_several(shape: tuple[int, int, int]) -> None:
+    p = problem(*shape)
+    found = ranked(p, most=64)
+    once = Space.of(found).tiles(p) <= Space.of(found).resident
+    assert [c.serpentine for c in found] == [not o for o in once]
+    for config, alone in zip(found, once, strict=True):
+        lone = alone and config.design == "warp_specialized" and config.consumers == 1 and not config.swap
+        assert config.reuse == lone
+    assert gemmsmith.plan(Spec(shape[::2], "bf16"), Spec((shape[2], shape[1]), "bf16", (1, shape[2]))).source
+
+
 def test_halving_finds_the_fastest(rng: np.random.Generator) -> None:
     configs = [Config(stages=s, swizzle=w) for s in range(2, 10) for w in range(1, 9)]
     truth = dict(zip(configs, rng.uniform(10, 100, len(configs)), strict=True))
