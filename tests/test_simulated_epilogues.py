@@ -96,6 +96,11 @@ def test_case(name: str, index: int) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_with_the_config_that_is_chosen(name: str) -> None:
+    check(CASES[name], None, 130, 256, 100, "bf16", None, 3)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_batch(name: str) -> None:
     check(CASES[name], CONFIGS[0], 70, 80, 40, "bf16", 3, 5)
 

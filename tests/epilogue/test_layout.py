@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 import gemmsmith
-from gemmsmith import Config
+from gemmsmith import Config, ConfigError, Spec
 from gemmsmith.backends.reference import bounds
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.graph import bare
@@ -50,6 +51,23 @@ def test_results_in_the_stages_leave_at_once_and_make_room() -> None:
     assert layout(spec(config)).rounds == 1
     assert stages_that_fit(config.replace(stages=9), EPILOGUE, spec(config).stage_bytes) == 4
     assert stages_that_fit(config.replace(stages=9, reuse=False), EPILOGUE, spec(config).stage_bytes) == 3
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_rows_of_boxes_are_multiples_of_16_bytes(gated: bool) -> None:
+    def narrow(acc):
+        return ((acc.chunk(2)[0] if gated else acc) * 0.5).to("fp8_e4m3")
+
+    least = 32 if gated else 16
+    a, b = Spec((64, 64), "bf16"), Spec((64, 3072), "bf16", (1, 64))
+    for n in range(least // 2, 257, least // 2):
+        config = Config(tile=(64, n, 64), cluster=(1, 1), consumers=1, stages=2)
+        if n % least == 0:
+            assert gemmsmith.plan(a, b, epilogue=narrow, config=config).source
+        else:
+            with pytest.raises(ConfigError, match=f"got {n}; this epilogue needs a multiple of {least}"):
+                _ = gemmsmith.plan(a, b, epilogue=narrow, config=config).source
+    assert all(c.tile[1] % least == 0 for c in space(gemmsmith.plan(a, b, epilogue=narrow).spec.epilogue).configs)
 
 
 def test_uneven_rounds_store_every_column() -> None:

@@ -15,6 +15,8 @@ CHUNK = 8
 """Columns of an accumulator fragment's group: a thread holds two neighbours of each."""
 ALIGNMENT = 1024
 """Of swizzled tiles in shared memory."""
+TMA_BYTES = 16
+"""Rows of a box are a multiple of it (CUDA driver API, cuTensorMapEncodeTiled)."""
 MOST_SLOTS = 4
 """Matrix pieces in flight a warpgroup; more did not help."""
 
@@ -50,13 +52,16 @@ class Layout:
         return sum(tile.bytes for _, tile in self.loads)
 
 
-def piece_columns(graph: Graph, n: int) -> int:
-    """Columns of a piece of an n wide tile: 64 where it divides n, 128 for pairs of halves, a block or a whole row."""
+def piece_columns(graph: Graph, tma: frozenset[str], n: int) -> int:
+    """Columns of a piece of an n wide tile: 64 where it divides n, 128 for pairs of halves, a block or a whole row.
+    ConfigError where none suits the epilogue, or the boxes of the matrices in `tma`."""
+    extents = graph.extents()
+    matrices = [(o.extent, o.dtype) for o in graph.operands if o.name in tma]
+    matrices += [(extents[r.node], r.dtype) for r in graph.results if r.name in tma]
+    least = max((TMA_BYTES * extent.width // dtype.bytes for extent, dtype in matrices if dtype), default=1)
     ops = {node.op for node in graph.nodes}
     quantized = [
-        (e.width or 1) * node.value[1]
-        for e, node in zip(graph.extents(), graph.nodes, strict=True)
-        if node.op == "quantize"
+        (e.width or 1) * node.value[1] for e, node in zip(extents, graph.nodes, strict=True) if node.op == "quantize"
     ]
     if "top_k_softmax" in ops:
         widths: tuple[int, ...] = (n,)
@@ -67,15 +72,16 @@ def piece_columns(graph: Graph, n: int) -> int:
     else:
         widths = (64, 32, 16, n)
     for width in widths:
-        if n % width == 0:
+        if n % width == 0 and width % least == 0:
             return width
-    raise ConfigError(f"tile N: got {n}; this epilogue needs a multiple of {widths[-1]}")
+    needed = least if widths[-1] == n else max(least, widths[-1])
+    raise ConfigError(f"tile N: got {n}; this epilogue needs a multiple of {needed}")
 
 
-def suits(graph: Graph, n: int) -> bool:
+def suits(graph: Graph, tma: frozenset[str], n: int) -> bool:
     """Whether a tile n wide can have this epilogue."""
     try:
-        return piece_columns(graph, n) > 0
+        return piece_columns(graph, tma, n) > 0
     except ConfigError:
         return False
 
@@ -85,7 +91,7 @@ def layout(spec: KernelSpec) -> Layout:
     """The layout of a spec's epilogue. ConfigError where the tile does not suit it."""
     graph, config = spec.epilogue.graph, spec.config
     extents = graph.extents()
-    columns = piece_columns(graph, config.tile[1])
+    columns = piece_columns(graph, spec.epilogue.tma, config.tile[1])
     blocks, parts = spec.warpgroup_rows // WGMMA_M, config.tile[1] // columns
     loads = [
         (o.name, Tile(o.dtype, WGMMA_M, columns // o.extent.width, "K"))
@@ -131,7 +137,7 @@ def least_bytes(graph: Graph, tma: frozenset[str], config: Config) -> int:
     """Shared memory an epilogue should be left beside the stages: each warpgroup two pieces of everything, if it has as
     many; and, where it only stores, a quarter of what it stores. Stores that reuse the stages need none."""
     n, consumers = config.tile[1], config.consumers
-    extents, columns = graph.extents(), piece_columns(graph, n)
+    extents, columns = graph.extents(), piece_columns(graph, tma, n)
     loads = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
     stores = [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix]
     beside = loads + stores * (not config.reuse)

@@ -148,7 +148,7 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
         room = 2 if held == consumers == 1 else 1
         crowded = held > 0 and (blocks > room or blocks * n > WIDEST[design])
         crowded |= not light and blocks * n / 2 > 0.8 * most_accumulators(Config(design, consumers=consumers))
-        if not suits(epilogue.graph, n) or crowded:
+        if not suits(epilogue.graph, epilogue.tma, n) or crowded:
             continue
         for k in (64, 128) if m + n <= 256 and n % 16 == 0 else (64,):
             tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES)
