@@ -3,7 +3,7 @@
 For each shape both are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in
 alternating blocks with a warm-up each, in turned order every other time, for what comes first after a pause is faster.
 Blocks are of half a second, and of a whole one from 128 rows on: there the power limit holds the chip, and its clock
-swings with a period of a second, by as much as 7 %. The ratio of a pair of blocks is torch's time over ours, and the
+swings with a period of a second, by 5 to 8 %. The ratio of a pair of blocks is torch's time over ours, and the
 median over the pairs is what counts. Memory-bound shapes (M <= 64) are also compared with a copy of as many bytes,
 ragged ones with padding, torch.mm and cropping; with --untuned tuned shapes with the model's choice, with --half fp32
 accumulation with fp16.

@@ -18,7 +18,7 @@ from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import U32, U64
 from gemmsmith.problems import problem_of
 from gemmsmith.schedule.tiles import TileScheduler
-from gemmsmith.tuning.l2 import picture, traffic, walk, waves
+from gemmsmith.tuning.l2 import CAPACITY, picture, traffic, walk, wave_bytes, waves
 
 COUNTERS = Path(__file__).parents[2] / "benchmarks" / "results" / "counters-h200.json"
 
@@ -76,10 +76,17 @@ def test_against_hardware_counters(row) -> None:
     assert 0.85 * found.l2 < row["l2_bytes"] < 1.1 * found.l2
 
 
-@given(m=some.integers(1, 6000), n=some.integers(1, 6000), k=some.integers(1, 9000), width=some.integers(1, 16))
-def test_to_and_fro_reads_no_more(m: int, n: int, k: int, width: int) -> None:
-    p, config = problem(m, n, k), Config(swizzle=width)
-    assert traffic(p, config.replace(serpentine=True)).dram <= traffic(p, config).dram
+@pytest.mark.parametrize(("shape", "share"), [((8192, 8192, 8192), 0.95), ((4096, 4096, 4096), 0.82)])
+def test_to_and_fro_reads_less_where_a_wave_fills_the_l2(shape: tuple[int, int, int], share: float) -> None:
+    p, config = problem(*shape), Config()
+    assert wave_bytes(p, config) > CAPACITY
+    assert traffic(p, config.replace(serpentine=True)).dram < share * traffic(p, config).dram
+
+
+def test_to_and_fro_reads_more_where_a_wave_just_fits() -> None:
+    p, config = problem(4855, 5411, 2373), Config(swizzle=3)
+    assert CAPACITY / 2 < wave_bytes(p, config) < CAPACITY
+    assert traffic(p, config.replace(serpentine=True)).dram > 1.5 * traffic(p, config).dram
 
 
 def test_the_picture(tmp_path) -> None:

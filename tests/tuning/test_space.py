@@ -16,6 +16,7 @@ from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.launches import Route
 from gemmsmith.problems import problem_of
 from gemmsmith.tuning.choose import ranked
+from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.measure import halving, settled
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import Space, fitting, space
@@ -99,10 +100,10 @@ def test_one_tile_a_cta_or_several(shape: tuple[int, int, int]) -> None:
     p = problem(*shape)
     found = ranked(p, most=64)
     once = Space.of(found).tiles(p) <= Space.of(found).resident
-    assert [c.serpentine for c in found] == [not o for o in once]
     for config, alone in zip(found, once, strict=True):
-        lone = alone and config.design == "warp_specialized" and config.consumers == 1 and not config.swap
-        assert config.reuse == lone
+        lone = config.design == "warp_specialized" and config.consumers == config.splits == 1 and not config.swap
+        assert config.reuse == (alone and lone)
+        assert config.serpentine == (not alone and wave_bytes(p, config) > CAPACITY)
     assert gemmsmith.plan(Spec(shape[::2], "bf16"), Spec((shape[2], shape[1]), "bf16", (1, shape[2]))).source
 
 

@@ -15,15 +15,19 @@ from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, WorkTile
 
+MOST_PARTS = 4
+"""Of a tile that is cut like others: who finishes it adds them one after the other."""
+
 
 class StreamScheduler(TileScheduler):
-    """With G clusters and T tiles, the last tiles are one row of k-tiles that is cut into equal parts, one a cluster;
-    those before are computed whole, G at a time. The row is the T mod G tiles that would not fill a wave, each cut into
-    as many parts as there are clusters for, so that all of a wave still read the same few k-tiles; where there are too
-    few for two of each, it is G tiles longer, if there are so many, and cut into G parts, wherever those begin.
+    """With G clusters and T tiles, the last tiles are one row of k-tiles that is cut into equal parts, at most one a
+    cluster; those before are computed whole, G at a time. Behind whole tiles the row is the T mod G that would not fill
+    a wave, each cut into 2 to 4 parts, so that all of a wave still read the same few k-tiles. Where there are not
+    two clusters for each of these the row is G tiles longer, and cut into G parts, wherever those begin; so it is, with
+    its T tiles, where there are fewer than G.
 
-    A cluster works its part from the end backwards: it first computes the head of a tile that the next cluster
-    finishes, and at last the tail of one whose head was computed first. So nobody waits, and a cluster leaves at most
+    A cluster works its part from the end backwards: it first computes the head of a tile that a later cluster finishes,
+    and at last the tail of one whose head was computed first. So nobody waits for long, and a cluster leaves at most
     one partial tile. With T x S clusters, S for each tile, this is split-K.
     """
 
@@ -35,7 +39,7 @@ class StreamScheduler(TileScheduler):
         cluster, clusters = self.cluster, self.clusters
         waves = self.tiles // clusters
         left = k.select(self.k_tiles == 0, 0, self.tiles - waves * clusters).named("left")
-        parts_of_each = k.minimum(clusters // k.maximum(left, 1), self.k_tiles).named("parts_of_each")
+        parts_of_each = k.minimum(k.minimum(clusters // k.maximum(left, 1), self.k_tiles), MOST_PARTS)
         aligned = ((waves > 0) & (left > 0) & (parts_of_each > 1)).named("aligned")
         longer = k.select((waves > 0) & (left > 0) & ~aligned, clusters, 0)
         shared = (left + longer).named("shared_tiles")
@@ -61,7 +65,7 @@ class StreamScheduler(TileScheduler):
             yield self._tile(index, place, (stop - first).named("k_tiles_of_share"), share, backwards)
 
     def first(self, place: ClusterPosition) -> WorkTile | None:
-        """It is five divisions away."""
+        """It is some divisions away."""
         return None
 
 

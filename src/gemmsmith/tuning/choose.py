@@ -11,9 +11,11 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import WGMMA_M, EpilogueSpec, KernelSpec, most_accumulators
+from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import MOST_STAGES, fitting, space
 
+FEWEST_STAGES = 2
 STAGES = 8
 """Where a tile is given; more are worth something only to the smallest."""
 
@@ -47,7 +49,7 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
     some = every.take(np.flatnonzero(every.sensible(problem)))
     once = some.tiles(problem) <= some.resident
     for i in np.argsort(estimate(problem, some, epilogue).cycles, kind="stable"):
-        config = completed(some.configs[i], bool(once[i]), epilogue)
+        config = completed(some.configs[i], bool(once[i]), problem, epilogue)
         if len(found) == most:
             break
         try:
@@ -58,16 +60,18 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
     return found
 
 
-def completed(config: Config, once: bool, epilogue: EpilogueSpec) -> Config:
-    """With the choices that follow from whether each CTA has one tile, at most: then results leave through the stages,
-    where a single warpgroup computes them and they surely fit (2 % of small products; two lose 1 %); else tiles are
-    walked through to and fro (0.5 to 1 % of large ones; benchmarks/results/sweep-fifth-h200.json)."""
+def completed(config: Config, once: bool, problem: Problem, epilogue: EpilogueSpec) -> Config:
+    """With the choices that follow from the others. Where each CTA has one tile at most (`once`), and one warpgroup for
+    it, results that TMA stores leave through the stages, if two of these surely hold them: 1.1 % in the mean of 12
+    shapes (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds,
+    every other one is summed backwards: 0.5 to 0.8 % of large products (tries-h200.json)."""
     if not once:
-        return config.replace(serpentine=True)
-    m, n, k = config.tile
+        return config.replace(serpentine=wave_bytes(problem, config) > CAPACITY)
     stored = sum(r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.tma)
-    fits = 0 < m * n * stored <= 2 * (m + n) * k * 2
-    if fits and config.design == "warp_specialized" and config.consumers == 1 and not config.swap:
+    m, n, k = config.tile
+    fits = 0 < m * n * stored <= FEWEST_STAGES * (m + n) * k * problem.a.dtype.bytes
+    whole = config.splits == 1 and not config.swap  # a transposed D is not stored by TMA
+    if fits and whole and config.design == "warp_specialized" and config.consumers == 1:
         return config.replace(reuse=True, stages=MOST_STAGES)
     return config
 

@@ -13,7 +13,7 @@ from gemmsmith.core.errors import CompileError
 
 ROUNDS = ((64, 1_500.0), (16, 6_000.0), (6, 20_000.0), (4, 1_050_000.0))
 """How many configs are timed in a round, and each for how many microseconds: at last for a period of an H200's clock,
-which swings by up to 7 % where the power limit holds it (benchmarks/dense.py)."""
+which swings by 5 to 8 % where the power limit holds it (benchmarks/dense.py)."""
 HOT = 5e9
 """FLOPs from which a warm-up as long as what is timed comes first: under its power limit the chip takes a while to slow
 down, and an idle moment to recover."""

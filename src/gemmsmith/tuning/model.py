@@ -12,6 +12,7 @@ import numpy as np
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.schedule.stream import MOST_PARTS
 from gemmsmith.tuning.space import Column, Space
 
 FLOPS_PER_CYCLE = 4096
@@ -101,9 +102,13 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     stores = store + (waves - 1) * np.maximum(0.0, store - hidden)
     shared = s.splits != 1
     k_steps = np.where(shared, -(-tiles * k_tiles // clusters), k_steps)
+    left = np.where(stream & (tiles > resident), tiles % resident, 0)
+    parts = np.minimum(np.minimum(resident // np.maximum(left, 1), k_tiles), MOST_PARTS)
+    alike = (left > 0) & (parts > 1)
+    k_steps = np.where(alike, tiles // resident * k_tiles + -(-k_tiles // parts), k_steps)
     stores = np.where(shared, np.maximum(1, tiles // clusters) * store, stores)
     partial = 4 * s.m * s.n / BYTES_OF_SHARE_PER_CYCLE
-    others = np.where(stream, 1, -(-clusters // np.maximum(tiles, 1)) - 1)
+    others = np.where(stream, np.where(alike, parts - 1, 1), -(-clusters // np.maximum(tiles, 1)) - 1)
     share = np.where(shared, SHARE_CYCLES + others * partial, 0.0)
     share = np.where(s.cluster_splits > 1, CLUSTER_SHARE_CYCLES + (s.cluster_splits - 1) * partial, share)
     p = problem

@@ -20,7 +20,7 @@ from gemmsmith.tuning.space import fitting
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""
-VERSION, READABLE = 2, (1, 2)
+VERSION, READABLE = 3, (1, 2, 3)
 """Of the user's file: its configs are a Config's fields, of which older ones have fewer."""
 FEW_ROWS = 64
 """Up to here, M changes little: operands of that many rows take one tile."""
