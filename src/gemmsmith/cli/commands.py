@@ -67,7 +67,7 @@ def _problem_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--evict", nargs=2, type=click.Choice(get_args(Eviction)), help="L2 policies of A, B."),
         click.option("--pdl/--no-pdl", default=None, help="Programmatic dependent launch."),
         click.option("--reuse/--no-reuse", default=None, help="Results leave through the stages of A and B."),
-        click.option("--serpentine/--no-serpentine", default=None, help="Every other tile from its last k-tile to its first."),
+        click.option("--serpentine/--no-serpentine", default=None, help="Every other tile backwards through K."),
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)
