@@ -79,7 +79,14 @@ def test_a_row_of_tiles_cut_into_equal_parts(serpentine: bool) -> None:
 
 
 def test_a_few_last_tiles_cut_alike() -> None:
-    """Two for five CTAs: all of a wave still read the same few k-tiles."""
-    found = k_tiles(TILE.replace(splits=0), 7, 1, 6, 5)
-    assert [tiles[0] for tiles in found] == [[0, 1, 2, 3, 4, 5]] * 5
-    assert [tiles[1:] for tiles in found] == [[[0, 1, 2]], [[3, 4, 5]]] * 2 + [[]]
+    """Two for four CTAs: all of a wave still read the same few k-tiles."""
+    found = k_tiles(TILE.replace(splits=0), 6, 1, 6, 4)
+    assert [tiles[0] for tiles in found] == [[0, 1, 2, 3, 4, 5]] * 4
+    assert [tiles[1:] for tiles in found] == [[[0, 1, 2]], [[3, 4, 5]]] * 2
+
+
+@pytest.mark.parametrize(("waves", "idle"), [(4, False), (5, True)])
+def test_or_not_where_a_cta_would_be_idle_for_long(waves: int, idle: bool) -> None:
+    """Two for five CTAs: a tenth of a wave."""
+    found = k_tiles(TILE.replace(splits=0), 5 * waves + 2, 1, 6, 5)
+    assert all(len(tiles) > waves for tiles in found) != idle

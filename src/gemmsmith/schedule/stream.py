@@ -15,16 +15,17 @@ from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, WorkTile
 
-MOST_PARTS = 4
-"""Of a tile that is cut like others: who finishes it adds them one after the other."""
+MOST_PARTS, LEAST_IDLE = 4, 50
+"""Of a tile that is cut like others: who finishes it adds them one after the other. And what share of the time, one in
+so many, clusters may be idle for that: large products gain 1 % by it."""
 
 
 class StreamScheduler(TileScheduler):
     """With G clusters and T tiles, the last tiles are one row of k-tiles that is cut into equal parts, at most one a
     cluster; those before are computed whole, G at a time. Behind whole tiles the row is the T mod G that would not fill
     a wave, each cut into 2 to 4 parts, so that all of a wave still read the same few k-tiles. Where there are not
-    two clusters for each of these the row is G tiles longer, and cut into G parts, wherever those begin; so it is, with
-    its T tiles, where there are fewer than G.
+    two clusters for each of these, or too many would be idle, the row is G tiles longer, and cut into G parts, wherever
+    those begin; so it is, with its T tiles, where there are fewer than G.
 
     A cluster works its part from the end backwards: it first computes the head of a tile that a later cluster finishes,
     and at last the tail of one whose head was computed first. So nobody waits for long, and a cluster leaves at most
@@ -40,7 +41,8 @@ class StreamScheduler(TileScheduler):
         waves = self.tiles // clusters
         left = k.select(self.k_tiles == 0, 0, self.tiles - waves * clusters).named("left")
         parts_of_each = k.minimum(k.minimum(clusters // k.maximum(left, 1), self.k_tiles), MOST_PARTS)
-        aligned = ((waves > 0) & (left > 0) & (parts_of_each > 1)).named("aligned")
+        idle = (clusters - left * parts_of_each) * LEAST_IDLE > clusters * parts_of_each * waves
+        aligned = ((waves > 0) & (left > 0) & (parts_of_each > 1) & ~idle).named("aligned")
         longer = k.select((waves > 0) & (left > 0) & ~aligned, clusters, 0)
         shared = (left + longer).named("shared_tiles")
         cutters = k.select(aligned, left * parts_of_each, clusters).named("cutters")

@@ -42,7 +42,8 @@ def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Confi
 
 
 def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 64) -> list[Config]:
-    """The `most` promising configs, best first; a Plan settles the stages of operands that are packed first."""
+    """The `most` promising configs, best first, as they are before `completed`; a Plan settles the stages of operands
+    that are packed first."""
     epilogue = epilogue or EpilogueSpec.bare(problem.d)
     found: list[Config] = []
     every = space(epilogue)

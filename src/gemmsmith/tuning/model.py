@@ -12,7 +12,7 @@ import numpy as np
 
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.schedule.stream import MOST_PARTS
+from gemmsmith.schedule.stream import LEAST_IDLE, MOST_PARTS
 from gemmsmith.tuning.space import Column, Space
 
 FLOPS_PER_CYCLE = 4096
@@ -104,7 +104,8 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     k_steps = np.where(shared, -(-tiles * k_tiles // clusters), k_steps)
     left = np.where(stream & (tiles > resident), tiles % resident, 0)
     parts = np.minimum(np.minimum(resident // np.maximum(left, 1), k_tiles), MOST_PARTS)
-    alike = (left > 0) & (parts > 1)
+    idle = (resident - left * parts) * LEAST_IDLE > resident * parts * (tiles // resident)
+    alike = (left > 0) & (parts > 1) & ~idle
     k_steps = np.where(alike, tiles // resident * k_tiles + -(-k_tiles // parts), k_steps)
     stores = np.where(shared, np.maximum(1, tiles // clusters) * store, stores)
     partial = 4 * s.m * s.n / BYTES_OF_SHARE_PER_CYCLE
