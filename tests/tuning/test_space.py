@@ -37,8 +37,7 @@ def test_ranked_configs_can_be_built(m: int, n: int, k: int) -> None:
         assert route.clusters >= 1
     estimates = estimate(p, Space.of(found)).cycles
     assert (estimates > 0).all()
-    ranked_as_they_are = [not c.reuse for c in found]  # which gives the others a stage more, behind the ranking
-    assert (np.diff(estimates[ranked_as_they_are]) >= 0).all()
+    assert (np.diff(estimates) >= 0).all()
 
 
 def relu_sums(acc: Any) -> Any:
@@ -104,7 +103,7 @@ def test_one_tile_a_cta_or_several(shape: tuple[int, int, int]) -> None:
     for config, alone in zip(found, once, strict=True):
         lone = config.design == "warp_specialized" and config.consumers == config.splits == 1 and not config.swap
         assert config.reuse == (alone and lone)
-        assert config.serpentine == (not alone and wave_bytes(p, config) > CAPACITY)
+        assert config.serpentine == (not alone and wave_bytes(p.T if config.swap else p, config) > CAPACITY)
     assert gemmsmith.plan(Spec(shape[::2], "bf16"), Spec((shape[2], shape[1]), "bf16", (1, shape[2]))).source
 
 

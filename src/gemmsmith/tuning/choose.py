@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -13,9 +14,8 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import WGMMA_M, EpilogueSpec, KernelSpec, most_accumulators
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import MOST_STAGES, fitting, space
+from gemmsmith.tuning.space import fitting, space
 
-FEWEST_STAGES = 2
 STAGES = 8
 """Where a tile is given; more are worth something only to the smallest."""
 
@@ -42,39 +42,32 @@ def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Confi
 
 
 def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 64) -> list[Config]:
-    """The `most` promising configs, best first, as they are before `completed`; a Plan settles the stages of operands
-    that are packed first."""
+    """The `most` promising configs, best first; a Plan settles the stages of operands that are packed first.
+
+    Where each CTA has one tile at most, results leave through the stages that they can: 1.1 % in the mean of 12 shapes
+    (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds, every
+    other one is summed backwards: 0.5 to 0.8 % of large products (tries-h200.json).
+    """
     epilogue = epilogue or EpilogueSpec.bare(problem.d)
     found: list[Config] = []
     every = space(epilogue)
     some = every.take(np.flatnonzero(every.sensible(problem)))
     once = some.tiles(problem) <= some.resident
+    reuse = once & (some.reusing > 0)
+    some = replace(some, stages=np.where(reuse, some.reusing, some.stages))
     for i in np.argsort(estimate(problem, some, epilogue).cycles, kind="stable"):
-        config = completed(some.configs[i], bool(once[i]), problem, epilogue)
         if len(found) == most:
             break
+        config = some.configs[i].replace(stages=int(some.stages[i]), reuse=bool(reuse[i]))
+        turned = problem.T if config.swap else problem
+        if not once[i]:
+            config = config.replace(serpentine=wave_bytes(turned, config) > CAPACITY)
         try:
-            spec = KernelSpec.of(problem.T if config.swap else problem, config, None if config.swap else epilogue)
+            spec = KernelSpec.of(turned, config, None if config.swap else epilogue)
         except ConfigError:
             continue
         found.append(fitting(config, spec))
     return found
-
-
-def completed(config: Config, once: bool, problem: Problem, epilogue: EpilogueSpec) -> Config:
-    """With the choices that follow from the others. Where each CTA has one tile at most (`once`), and one warpgroup for
-    it, results that TMA stores leave through the stages, if two of these surely hold them: 1.1 % in the mean of 12
-    shapes (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds,
-    every other one is summed backwards: 0.5 to 0.8 % of large products (tries-h200.json)."""
-    if not once:
-        return config.replace(serpentine=wave_bytes(problem, config) > CAPACITY)
-    stored = sum(r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.tma)
-    m, n, k = config.tile
-    fits = 0 < m * n * stored <= FEWEST_STAGES * (m + n) * k * problem.a.dtype.bytes
-    whole = config.splits == 1 and not config.swap  # a transposed D is not stored by TMA
-    if fits and whole and config.design == "warp_specialized" and config.consumers == 1:
-        return config.replace(reuse=True, stages=MOST_STAGES)
-    return config
 
 
 @lru_cache(maxsize=4096)

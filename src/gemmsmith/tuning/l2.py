@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,15 +55,13 @@ def waves(problem: Problem, config: Config) -> Iterator[list[tuple[int, int]]]:
 
 
 def wave_bytes(problem: Problem, config: Config) -> int:
-    """Of A, B and D, what a full wave reads and writes."""
-    m, n = (t * c for t, c in zip(config.tile, config.cluster, strict=False))
-    sizes = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
-    tiles_m, tiles_n = -(-sizes[0] // m), -(-sizes[1] // n)
-    across = min(config.swizzle, tiles_n if config.raster == "m" else tiles_m)
-    along = -(-resident_clusters(config.cluster[0] * config.cluster[1]) // across)
-    rows, columns = (along, across) if config.raster == "m" else (across, along)
-    m, n = min(rows, tiles_m) * m, min(columns, tiles_n) * n
-    return (m + n) * problem.k * problem.a.dtype.bytes + m * n * problem.d.dtype.bytes
+    """Of A, B and D, what the first wave reads and writes; `problem` is in the kernel's orientation."""
+    tile_m, tile_n = (t * c for t, c in zip(config.tile, config.cluster, strict=False))
+    order = walk(-(-problem.m // tile_m), -(-problem.n // tile_n), config.raster, config.swizzle)
+    wave = list(islice(order, resident_clusters(config.cluster[0] * config.cluster[1])))
+    rows, columns = (len(set(indices)) for indices in zip(*wave, strict=True))
+    read = (rows * tile_m + columns * tile_n) * problem.k * problem.a.dtype.bytes
+    return read + len(wave) * tile_m * tile_n * problem.d.dtype.bytes
 
 
 def traffic(problem: Problem, config: Config, capacity: int = CAPACITY) -> Traffic:

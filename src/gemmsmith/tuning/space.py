@@ -82,9 +82,11 @@ class Space:
     resident: Column
     pingpong: Column
     swap: Column
+    reusing: Column
+    """Stages where results leave through them, if that is worth it; else 0."""
 
     @staticmethod
-    def of(configs: list[Config]) -> Space:
+    def of(configs: list[Config], epilogue: EpilogueSpec | None = None) -> Space:
         numbers = np.array(
             [
                 (*c.tile, *c.cluster, c.stages, c.consumers, c.splits, c.cluster_splits, c.design == "pingpong", c.swap)
@@ -96,7 +98,10 @@ class Space:
         size = rows * columns * cluster_splits
         resident = np.array([resident_clusters(int(x)) for x in size])
         yes = pingpong.astype(bool), swap.astype(bool)
-        return Space(configs, m, n, k, rows, columns, stages, consumers, splits, cluster_splits, size, resident, *yes)
+        reusing = np.array([_reusing(c, epilogue) if epilogue else 0 for c in configs])
+        return Space(
+            configs, m, n, k, rows, columns, stages, consumers, splits, cluster_splits, size, resident, *yes, reusing
+        )
 
     def take(self, which: Column) -> Space:
         """Some of them."""
@@ -136,7 +141,7 @@ class Space:
 @lru_cache(maxsize=64)
 def space(epilogue: EpilogueSpec) -> Space:
     """Every config worth a thought for an epilogue, of whatever problem."""
-    return Space.of(list(_configs(epilogue)))
+    return Space.of(list(_configs(epilogue)), epilogue)
 
 
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
@@ -184,6 +189,23 @@ def _light(epilogue: EpilogueSpec) -> bool:
     return len(graph.nodes) == 1 or (len(vectors) <= 1 and not rich and not direct)
 
 
+def _reusing(c: Config, epilogue: EpilogueSpec) -> int:
+    """Of a single warpgroup's tile that TMA stores, and two stages surely hold; two warpgroups lose by it."""
+    stored = sum(r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.tma)
+    (m, n, k), slots = c.tile, _slots(c)
+    stage = (m + n) * k * 2
+    fits = 0 < m * n * stored <= 2 * stage
+    lone = c.design == "warp_specialized" and c.consumers == c.splits == 1 and not c.swap
+    taken = slots + ALIGNMENT * (slots > 0)
+    reuse = c.replace(reuse=True, stages=MOST_STAGES)
+    return stages_that_fit(reuse, epilogue, stage, taken) if fits and lone else 0
+
+
+def _slots(c: Config) -> int:
+    """Bytes into which the CTAs of a cluster bring their sums."""
+    return (c.cluster_splits - 1) * c.tile[0] * c.tile[1] * 4
+
+
 def _shares(base: Config) -> Iterator[Config]:
     if base.design == "pingpong" or base.cluster == FOUR or base.consumers == 3:  # of three, registers are few
         return
@@ -191,7 +213,6 @@ def _shares(base: Config) -> Iterator[Config]:
         yield base.replace(splits=splits)
     m, n, k = base.tile
     for splits in CLUSTER_SPLITS:
-        slots = (splits - 1) * m * n * 4
-        stages = base.stages - -(-slots // ((m + n) * k * 2))
+        stages = base.stages - -(-_slots(base.replace(cluster_splits=splits)) // ((m + n) * k * 2))
         if base.cluster[0] * base.cluster[1] * splits in RESIDENT and stages >= 3:
             yield base.replace(cluster_splits=splits, stages=stages)
