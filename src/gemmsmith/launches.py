@@ -23,7 +23,7 @@ from gemmsmith.designs.reduce import reduce
 from gemmsmith.designs.reduce import shape as reduce_shape
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.layout import layout
-from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.epilogue.outputs import is_result, result_argument
 from gemmsmith.epilogue.reductions import Partials, is_atomic, partials, representatives
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import ORDER_LENGTH
@@ -218,7 +218,10 @@ class Route:
             if matrix is None:  # a number, or a reduction's result
                 arguments[argument] = address
             elif name in self.spec.epilogue.tma:
-                arguments[argument] = operand_map(matrix, tiles[name], tiles[name].outer, address, self.problem.batch)
+                tile, rows = tiles[name], tiles[name].outer
+                if is_result(argument) and tile.major == "K":
+                    rows = min(rows, matrix.rows)  # as in box_rows
+                arguments[argument] = operand_map(matrix, tile, rows, address, self.problem.batch)
             else:
                 arguments |= {
                     argument: address, f"{argument}_row": matrix.row_stride, f"{argument}_column": matrix.col_stride,

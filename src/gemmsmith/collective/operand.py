@@ -25,6 +25,11 @@ class Operand:
     mask: Value | int = 1
     policy: int = EVICT_NORMAL
 
+    @property
+    def copies(self) -> int:
+        """That bring a whole tile."""
+        return self.parts * self.tile.boxes
+
     def load(
         self, stage: SharedView, barrier: SharedView, mn: Value, k: Value, batch: Value, *, alone: bool = False
     ) -> None:

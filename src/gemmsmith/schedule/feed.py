@@ -17,8 +17,9 @@ from gemmsmith.lang.values import Constant, Value, ValueLike
 from gemmsmith.schedule.tiles import ClusterPosition, WorkTile
 
 POLICIES = {"first": EVICT_FIRST, "normal": EVICT_NORMAL, "last": EVICT_LAST}
-EARLY = 4
-"""K-tiles whose copies start before the roles begin; the others follow while these arrive."""
+EARLY, EARLY_COPIES = 4, 12
+"""K-tiles whose copies start before the roles begin, and those copies at most, which take the lane 55 cycles each; the
+others follow while these arrive."""
 
 
 class Feed:
@@ -56,7 +57,8 @@ class Feed:
             cluster_size=cluster_size, first_rank=first_rank, turns=self._turns,
         )  # fmt: skip
         self._left = ReleaseBarrier("left", cluster_size, first_rank) if config.reuse else None
-        early = 0 if tile is None else current().minimum(tile.k_tiles, min(EARLY, config.stages - 1))
+        most = min(EARLY, max(1, EARLY_COPIES // (self._a.copies + self._b.copies)), config.stages - 1)
+        early = 0 if tile is None else current().minimum(tile.k_tiles, most)
         self._early = current().var(I32, early, "early")
 
         def copies() -> None:
@@ -111,8 +113,10 @@ class Feed:
 
     def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, alone: bool = False) -> None:
         k = tile.k(k_tile, self.spec.config.tile[2])
-        self._a.load(self.a[stage], full, tile.m, k, tile.batch, alone=alone)
-        self._b.load(self.b[stage], full, tile.n, k, tile.batch, alone=alone)
+        copies = [(self._b, self.b, tile.n), (self._a, self.a, tile.m)]
+        # Few rows lie in the L2: the other operand, which comes from DRAM, goes first.
+        for operand, stages, mn in copies[:: -1 if self.spec.config.swap else 1]:
+            operand.load(stages[stage], full, mn, k, tile.batch, alone=alone)
 
 
 def _shift(mask: int, by: Value | int) -> Value | int:

@@ -19,6 +19,9 @@ FLOPS_PER_CYCLE = 4096
 """Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128."""
 SM_BYTES_PER_CYCLE, DRAM_BYTES_PER_CYCLE = 78, 2125
 """What the L2 gives an SM; and memory all of them, 3.7 TB/s at 1.75 GHz over a whole kernel, 4.3 in its middle."""
+SHORT_ROWS, FEW_ROWS = 1.04, 64
+"""Memory is so much slower where k-tiles of 64 ask for 128 bytes of a row at a time; felt where nothing else limits, as
+with so few rows of A."""
 MANY_WAVES = 4
 """Beyond, SMs that are idle in the last wave save power that the others use: half a wave is half lost."""
 FILL_CYCLES, MEET_CYCLES = 5000, 290
@@ -49,7 +52,7 @@ class Estimate(NamedTuple):
     k_steps: Column
     stores: Column
     share: Column
-    memory: float
+    memory: Column
     power: Column
     fill: Column
 
@@ -121,6 +124,7 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
         + 2 * s.k * (s.m + s.n) / ENERGY_FILL
         + operands / ENERGY_READ
     )
+    short = (s.k == 64) & (p.m <= FEW_ROWS)
+    memory = nbytes / DRAM_BYTES_PER_CYCLE * np.where(short, SHORT_ROWS, 1.0)
     fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1)
-    return Estimate(math, copies, step, k_steps, stores, share, nbytes / DRAM_BYTES_PER_CYCLE,
-                    power + nbytes / ENERGY_DRAM, fill)  # fmt: skip
+    return Estimate(math, copies, step, k_steps, stores, share, memory, power + nbytes / ENERGY_DRAM, fill)

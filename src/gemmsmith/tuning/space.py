@@ -155,7 +155,7 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
         crowded |= not light and blocks * n / 2 > 0.8 * most_accumulators(Config(design, consumers=consumers))
         if not suits(epilogue.graph, epilogue.tma, n) or crowded:
             continue
-        for k in (64, 128) if m + n <= 256 and n % 16 == 0 else (64,):
+        for k in (64, 128) if m == 64 or m + n <= 256 else (64,):
             tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES)
             stages = stages_that_fit(tiled, epilogue, (m + n) * k * 2)
             for cluster in [*PAIRS, FOUR] if m <= 128 else PAIRS:
