@@ -18,7 +18,7 @@ def why(problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin:
     """What the model says of the config, and of the best ones beside it. `problem` is that of the unswapped product."""
     beside = [c for c in ranked(problem, epilogue, OTHERS + 1) if c != config][:OTHERS]
     e = estimate(problem, Space.of([config, *beside]), epilogue)
-    math, copies, step, work = (float(x[0]) for x in (e.math, e.copies, e.step, e.work))
+    math, copies, step, memory, work = (float(x[0]) for x in (e.math, e.copies, e.step, e.memory, e.work))
     limit = "math" if math >= copies else "copies"
     if step > 1.2 * max(math, copies):
         limit = "their latency"
@@ -26,8 +26,8 @@ def why(problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin:
         f"{config}: {origin}",
         f"a k-tile: math {math:.0f} cycles, copies {copies:.0f}; each CTA works on {e.k_steps[0]:.0f}, "
         f"limited by {limit}",
-        f"stores not hidden {e.stores[0]:.0f}, shares brought together {e.share[0]:.0f}; memory alone {e.memory[0]:.0f}, "
-        f"work alone {work:.0f}: {'memory' if e.memory[0] > work else 'work'}-bound",
+        f"stores not hidden {e.stores[0]:.0f}, shares brought together {e.share[0]:.0f}; memory alone {memory:.0f}, "
+        f"work alone {work:.0f}: {'memory' if memory > work else 'work'}-bound",
         f"model: {e.cycles[0]:.0f} cycles, {e.cycles[0] / MHZ:.1f} us at {MHZ} MHz",
     ]
     lines += [f"beside it: {us / MHZ:.1f} us {c}" for us, c in zip(e.cycles[1:], beside, strict=True)]
