@@ -121,7 +121,7 @@ def bind(
     matrices += [r.name for r in inner.results if extents[r.node].is_matrix]
     arrays |= {name: arrays[name].canonical() for name in matrices}
     tma = frozenset(name for name in matrices if arrays[name].stores_by_tma)
-    tall = frozenset(name for name in matrices if name not in tma and arrays[name].contiguous == "rows")
+    tall = frozenset(name for name in matrices if arrays[name].tall)
     spec = EpilogueSpec(inner, tma, tall, exact, atomic)
     return Bound(written, graph, spec, problem, swapped, arrays, places, operands, results, first_name)
 

@@ -59,6 +59,11 @@ class Matrix:
         """Whether TMA reaches it row by row, as epilogues read and write."""
         return self.contiguous == "cols" and self.tma_ready
 
+    @property
+    def tall(self) -> bool:
+        """Whether TMA does not reach it so, and what lies side by side in memory is of one column."""
+        return not self.stores_by_tma and self.row_stride == 1
+
     def canonical(self) -> Matrix:
         """The same memory with strides that no index reaches set to what TMA likes (length-1 dimensions)."""
         step = TMA_ALIGNMENT // self.dtype.bytes

@@ -40,7 +40,8 @@ class EpilogueSpec:
     @staticmethod
     def bare(d: Matrix) -> EpilogueSpec:
         """Storing D, nothing else."""
-        return EpilogueSpec(bare(d.dtype), frozenset({"out"} if d.stores_by_tma else ()))
+        tma, tall = (frozenset({"out"} if yes else ()) for yes in (d.stores_by_tma, d.tall))
+        return EpilogueSpec(bare(d.dtype), tma, tall)
 
 
 def most_accumulators(config: Config) -> int:
@@ -137,7 +138,7 @@ class KernelSpec:
         e = self.epilogue
         results = "_".join(f"{r.dtype}" for r in e.graph.results)
         if len(e.graph.nodes) == 1:
-            return f"{results}_{'tma' if e.tma else 'direct'}"
+            return f"{results}_{'tma' if e.tma else 'tall' if e.tall else 'direct'}"
         text = f"{e.graph.nodes}{e.graph.operands}{e.graph.results}{sorted(e.tma)}{sorted(e.tall)}{e.exact}{e.atomic}"
         return f"{results}_epilogue_{sha256(text.encode()).hexdigest()[:8]}"
 

@@ -13,26 +13,27 @@ import numpy as np
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.schedule.stream import LEAST_IDLE, MOST_PARTS
-from gemmsmith.tuning.space import Column, Space
+from gemmsmith.tuning.space import SMS, Column, Space
 
 FLOPS_PER_CYCLE = 4096
 """Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128."""
-SM_BYTES_PER_CYCLE, DRAM_BYTES_PER_CYCLE = 78, 2125
-"""What the L2 gives an SM; and memory all of them, 3.7 TB/s at 1.75 GHz over a whole kernel, 4.3 in its middle."""
-SHORT_ROWS, FEW_ROWS = 1.04, 64
-"""Memory is so much slower where k-tiles of 64 ask for 128 bytes of a row at a time; felt where nothing else limits, as
-with so few rows of A."""
+SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, DRAM_BYTES_PER_CYCLE = 78, 100, 2125
+"""What the L2 gives an SM; what an SM takes, with what others of its cluster ask for; and what memory gives all of
+them, 3.7 TB/s at 1.75 GHz over a whole kernel, 4.3 in its middle."""
+SHORT_ROWS, IDLE, FEW_ROWS = 0.04, 0.2, 64
+"""Memory is by so much slower where k-tiles of 64 ask for 128 bytes of a row at a time, and by so much of the share of
+SMs that ask for nothing; felt where nothing else limits, as with so few rows of A."""
 MANY_WAVES = 4
 """Beyond, SMs that are idle in the last wave save power that the others use: half a wave is half lost."""
 FILL_CYCLES, MEET_CYCLES = 5000, 290
 """Starting a kernel and filling the pipeline, and more for each peer in a cluster."""
 STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 32, 14, 1.5
 """What an epilogue that nothing hides takes: for its matrices, and for each of a thread's elements and of its nodes."""
-SWAPPED_STORE_BYTES_PER_CYCLE = 0.17
+SWAPPED_STORE_BYTES_PER_CYCLE = 1
 """Of a transposed tile, by threads."""
 SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 5500, 250, 24
 """Of bringing a tile's partial sums together: flags or barriers, and reading them."""
-LATENCY_CYCLES, SHARPNESS = 1200, 4
+LATENCY_CYCLES, SHARPNESS = 850, 4
 """A copy's from DRAM; and how sharply the longest of work, memory and power decides."""
 LOOP_CYCLES = 117
 """Of a turn of the mainloop beside one for every column of K: a barrier's round trip and a wgmma's latency."""
@@ -91,8 +92,9 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     math = np.maximum(2 * s.m * s.n * s.k / FLOPS_PER_CYCLE, operands / 128)
     stream = s.splits == 0
     clusters = np.maximum(1, np.minimum(resident, tiles * np.where(stream, k_tiles, s.splits)))
-    read = 2 * s.k * (s.m / s.columns + s.n / s.rows)
-    copies = read / SM_BYTES_PER_CYCLE
+    rows, columns = (np.minimum(t, size) for t, size in zip((s.m, s.n), s.sizes(problem), strict=True))  # of boxes
+    read, filled = 2 * s.k * (rows / s.columns + columns / s.rows), 2 * s.k * (rows + columns)
+    copies = np.maximum(read / SM_BYTES_PER_CYCLE, filled / FILL_BYTES_PER_CYCLE)
     step = np.maximum(np.maximum(math, copies), np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + s.k))
     store = s.m * s.n * extra.nbytes / STORE_BYTES_PER_CYCLE
     swapped = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE
@@ -119,12 +121,10 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     nbytes = p.batch * (2 * (p.m * p.k + p.k * p.n) + extra.nbytes * p.m * p.n)
     k_steps_of_all = tiles * s.rows * s.columns * k_tiles
     power = k_steps_of_all * (
-        2 * s.m * s.n * s.k / ENERGY_FLOPS
-        + read / ENERGY_L2
-        + 2 * s.k * (s.m + s.n) / ENERGY_FILL
-        + operands / ENERGY_READ
+        2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ
     )
-    short = (s.k == 64) & (p.m <= FEW_ROWS)
-    memory = nbytes / DRAM_BYTES_PER_CYCLE * np.where(short, SHORT_ROWS, 1.0)
+    idle_sms = 1 - np.where(shared, clusters, np.minimum(tiles, resident)) * s.cluster_size / SMS
+    slower = SHORT_ROWS * (s.k == 64) + IDLE * idle_sms
+    memory = nbytes / DRAM_BYTES_PER_CYCLE * (1 + slower * (p.m <= FEW_ROWS))
     fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1)
     return Estimate(math, copies, step, k_steps, stores, share, memory, power + nbytes / ENERGY_DRAM, fill)
