@@ -19,31 +19,39 @@ import gemmsmith
 from gemmsmith import Config
 from gemmsmith.tuning.l2 import traffic
 
-CASES = [
+WALKS = [
     *((4096, 4096, 4096, raster, swizzle) for raster in "mn" for swizzle in (1, 4, 8, 16)),
     (8192, 8192, 4096, "m", 8), (8192, 8192, 4096, "n", 1), (2048, 28672, 4096, "m", 8), (2048, 28672, 4096, "m", 2),
 ]  # fmt: skip
+CHOSEN = [(8192, 8192, 8192), (2048, 28672, 4096), (8192, 28672, 4096), (4096, 7168, 2048)]
+"""With the config of the table, to and fro and with hints."""
 METRICS = {"dram": "dram__bytes_read.sum", "sectors": "lts__t_sectors_srcunit_tex.sum"}
 SECTOR = 32
 """Bytes."""
 
 
-def config(raster: str, swizzle: int) -> Config:
-    return Config(raster=raster, swizzle=swizzle)  # type: ignore[arg-type]
+def plans() -> list[gemmsmith.Plan]:
+    """What is counted."""
+    walks = [((m, n, k), Config(raster=raster, swizzle=width)) for m, n, k, raster, width in WALKS]
+    return [
+        gemmsmith.plan(gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k)), config=config)
+        for (m, n, k), config in [*walks, *((shape, None) for shape in CHOSEN)]
+    ]
 
 
 def profiled() -> None:
     """The products, one launch each."""
-    for m, n, k, raster, swizzle in CASES:
-        a, b, d = operands(m, n, k, torch.bfloat16, "nt")
-        gemmsmith.gemm(a, b, out=d, config=config(raster, swizzle))
+    for plan in plans():
+        p = plan.problem
+        a, b, d = operands(p.m, p.n, p.k, torch.bfloat16, "nt")
+        gemmsmith.gemm(a, b, out=d, config=plan.config)
     torch.cuda.synchronize()
 
 
 def counted() -> list[dict[str, float]]:
     """Each product's counters."""
-    command = ["ncu", "--csv", "--print-units", "base", "--clock-control", "none", "-k", "regex:warp_specialized",
-               "--metrics", ",".join(METRICS.values()), sys.executable, __file__, "--profiled"]  # fmt: skip
+    command = ["ncu", "--csv", "--print-units", "base", "--clock-control", "none",
+               "-k", "regex:warp_specialized|pingpong", "--metrics", ",".join(METRICS.values()), sys.executable, __file__, "--profiled"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
     if not lines:
@@ -61,15 +69,14 @@ def main() -> None:
     if arguments.profiled:
         return profiled()
     rows: list[dict[str, Any]] = []
-    for (m, n, k, raster, swizzle), seen in zip(CASES, counted(), strict=True):
-        a, b = gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k))
-        model = traffic(gemmsmith.plan(a, b, config=config(raster, swizzle)).problem, config(raster, swizzle))
-        rows.append({"m": m, "n": n, "k": k, "raster": raster, "swizzle": swizzle, "dram_bytes": seen["dram"],
+    for plan, seen in zip(plans(), counted(), strict=True):
+        p, model = plan.problem, traffic(plan.problem, plan.config)
+        rows.append({"m": p.m, "n": p.n, "k": p.k, "config": vars(plan.config), "dram_bytes": seen["dram"],
                      "l2_bytes": seen["sectors"] * SECTOR, "model_dram_bytes": model.dram,
                      "model_l2_bytes": model.l2})  # fmt: skip
-        print(f"{m:>5} {n:>5} {k:>5} {raster}{swizzle:<3} DRAM {seen['dram'] / 1e6:7.1f} MB, model "
-              f"{model.dram / 1e6:7.1f}   L2 {seen['sectors'] * SECTOR / 1e6:7.1f} MB, model "
-              f"{model.l2 / 1e6:7.1f}", flush=True)  # fmt: skip
+        print(f"{p.m:>5} {p.n:>5} {p.k:>5} DRAM {seen['dram'] / 1e6:7.1f} MB, model {model.dram / 1e6:7.1f}   "
+              f"L2 {seen['sectors'] * SECTOR / 1e6:7.1f} MB, model {model.l2 / 1e6:7.1f}   {plan.config}",
+              flush=True)  # fmt: skip
     save(arguments.json, rows)
 
 

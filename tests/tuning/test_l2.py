@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as some
 
 from gemmsmith import Config, Spec, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.core.config import Eviction
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
@@ -49,9 +51,15 @@ def test_the_walk_is_the_kernels(m: int, n: int, raster: str, swizzle: int) -> N
     assert list(map(tuple, found.tolist())) == list(walk(m, n, raster, swizzle))
 
 
-@given(m=some.integers(1, 6000), n=some.integers(1, 6000), k=some.integers(1, 6000), width=some.integers(1, 16))
-def test_bounds(m: int, n: int, k: int, width: int) -> None:
-    p, config = problem(m, n, k), Config(swizzle=width)
+EVICTIONS = some.sampled_from(get_args(Eviction))
+
+
+@given(
+    m=some.integers(1, 6000), n=some.integers(1, 6000), k=some.integers(1, 6000), width=some.integers(1, 16),
+    evict=some.tuples(EVICTIONS, EVICTIONS), serpentine=some.booleans(),
+)  # fmt: skip
+def test_bounds(m: int, n: int, k: int, width: int, evict: tuple[Eviction, Eviction], serpentine: bool) -> None:
+    p, config = problem(m, n, k), Config(swizzle=width, evict=evict, serpentine=serpentine)
     tiles = [tile for wave in waves(p, config) for tile in wave]
     assert len(set(tiles)) == len(tiles) == -(-m // 256) * -(-n // 256)
     rows, columns = -(-m // 256) * 256, -(-n // 256) * 256
@@ -70,7 +78,7 @@ def test_the_flagships_traffic() -> None:
 @pytest.mark.parametrize("row", json.loads(COUNTERS.read_text())["rows"], ids=str)
 def test_against_hardware_counters(row) -> None:
     """What an H200 counted (benchmarks/counters.py). Neighbours' reads that the chip merges are not modelled."""
-    config = Config(raster=row["raster"], swizzle=row["swizzle"])
+    config = Config(**row["config"])
     found = traffic(problem(row["m"], row["n"], row["k"]), config)
     assert found.dram == pytest.approx(row["dram_bytes"], rel=0.05)
     assert 0.85 * found.l2 < row["l2_bytes"] < 1.1 * found.l2
@@ -87,6 +95,15 @@ def test_to_and_fro_reads_more_where_a_wave_just_fits() -> None:
     p, config = problem(4855, 5411, 2373), Config(swizzle=3)
     assert CAPACITY / 2 < wave_bytes(p, config) < CAPACITY
     assert traffic(p, config.replace(serpentine=True)).dram > 1.5 * traffic(p, config).dram
+
+
+def test_a_hint_keeps_what_the_next_wave_reads_again() -> None:
+    p, config = problem(8192, 8192, 8192), Config(tile=(256, 192, 64), cluster=(1, 2), raster="n", serpentine=True)
+    plain, hinted, wrong = (
+        traffic(p, config.replace(evict=evict)).dram
+        for evict in (("normal", "normal"), ("normal", "first"), ("first", "normal"))
+    )
+    assert hinted < 0.9 * plain < plain < wrong
 
 
 def test_the_picture(tmp_path) -> None:

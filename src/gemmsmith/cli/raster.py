@@ -31,7 +31,8 @@ def raster(m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for order in "mn":
         for width in WIDTHS:
-            config: Config = plan.config.replace(raster=order, swizzle=width)
+            evict = plan.config.evict[:: 1 if order == plan.config.raster else -1]  # what the walk reads once
+            config: Config = plan.config.replace(raster=order, swizzle=width, evict=evict)
             found = traffic(plan.problem, config)
             rows.append({"raster": order, "swizzle": width, "dram_bytes": found.dram, "l2_bytes": found.l2,
                          "hit_rate": found.hit_rate, "taken": config == plan.config})  # fmt: skip

@@ -1,8 +1,9 @@
 """The order in which tiles run, and what of their operands the L2 still holds: a model of DRAM traffic.
 
 Clusters of a wave walk along K together, so a wave reads each of its row and column panels from DRAM at most once;
-from wave to wave the L2 keeps what was used last. An H200's counters (benchmarks/counters.py) are within 5 % of it for
-DRAM; from the L2 SMs read up to 12 % less, for the chip merges some reads of neighbours.
+from wave to wave the L2 keeps what was used last, less of what it is told to evict first. An H200's counters
+(benchmarks/counters.py) are within 5 % of it for DRAM, without such hints; from the L2 SMs read up to 12 % less, for
+the chip merges some reads of neighbours.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from gemmsmith.core.config import Config
+from gemmsmith.core.config import Config, Eviction
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning.space import resident_clusters
 
@@ -68,19 +69,21 @@ def traffic(problem: Problem, config: Config, capacity: int = CAPACITY) -> Traff
     """What a product of whole tiles reads; `problem` is in the kernel's orientation."""
     tile_m, tile_n = (t * c for t, c in zip(config.tile, config.cluster, strict=False))
     size, batch = problem.a.dtype.bytes, problem.batch
-    held: OrderedDict[tuple[str, int, int], int] = OrderedDict()
+    held: dict[str, OrderedDict[tuple[str, int, int], int]] = {name: OrderedDict() for name in get_args(Eviction)}
+    policies = dict(zip("AB", config.evict, strict=True))
     used = dram = l2 = 0
 
     def touch(key: tuple[str, int, int], nbytes: int, read: bool) -> None:
         nonlocal used, dram
-        if key in held:
-            held.move_to_end(key)
+        queue = held[policies.get(key[0], "normal")]
+        if key in queue:
+            queue.move_to_end(key)
             return
         dram += nbytes * read
-        held[key] = nbytes
+        queue[key] = nbytes
         used += nbytes
         while used > capacity:
-            used -= held.popitem(last=False)[1]
+            used -= next(filter(None, held.values())).popitem(last=False)[1]
 
     for turn, wave in enumerate(waves(problem, config)):
         rows, columns = sorted({m for m, _ in wave}), sorted({n for _, n in wave})
