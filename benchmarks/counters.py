@@ -51,7 +51,8 @@ def profiled() -> None:
 def counted() -> list[dict[str, float]]:
     """Each product's counters."""
     command = ["ncu", "--csv", "--print-units", "base", "--clock-control", "none",
-               "-k", "regex:warp_specialized|pingpong", "--metrics", ",".join(METRICS.values()), sys.executable, __file__, "--profiled"]  # fmt: skip
+               "-k", "regex:warp_specialized|pingpong", "--metrics", ",".join(METRICS.values()),
+               sys.executable, __file__, "--profiled"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
     if not lines:
