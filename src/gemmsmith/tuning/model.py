@@ -29,8 +29,8 @@ FILL_CYCLES, MEET_CYCLES = 5000, 290
 """Starting a kernel and filling the pipeline, and more for each peer in a cluster."""
 STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 32, 14, 1.5
 """What an epilogue that nothing hides takes: for its matrices, and for each of a thread's elements and of its nodes."""
-SWAPPED_STORE_BYTES_PER_CYCLE = 1
-"""Of a transposed tile, by threads."""
+SWAPPED_STORE_BYTES_PER_CYCLE = 0.17
+"""Of a transposed tile, by threads; fitted when a bare product's was stored across its lines."""
 SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 5500, 250, 24
 """Of bringing a tile's partial sums together: flags or barriers, and reading them."""
 LATENCY_CYCLES, SHARPNESS = 850, 4
