@@ -218,9 +218,8 @@ class Route:
             if matrix is None:  # a number, or a reduction's result
                 arguments[argument] = address
             elif name in self.spec.epilogue.tma:
-                tile, rows = tiles[name], tiles[name].outer
-                if is_result(argument) and tile.major == "K":
-                    rows = min(rows, matrix.rows)  # as in box_rows
+                tile = tiles[name]  # what is loaded is counted in whole tiles
+                rows = box_rows(tile, matrix.rows, tile.outer) if is_result(argument) else tile.outer
                 arguments[argument] = operand_map(matrix, tile, rows, address, self.problem.batch)
             else:
                 arguments |= {

@@ -113,9 +113,9 @@ class Feed:
 
     def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, alone: bool = False) -> None:
         k = tile.k(k_tile, self.spec.config.tile[2])
-        copies = [(self._b, self.b, tile.n), (self._a, self.a, tile.m)]
+        a, b = (self._a, self.a, tile.m), (self._b, self.b, tile.n)
         # Few rows lie in the L2: the other operand, which comes from DRAM, goes first.
-        for operand, stages, mn in copies[:: -1 if self.spec.config.swap else 1]:
+        for operand, stages, mn in (a, b) if self.spec.config.swap else (b, a):
             operand.load(stages[stage], full, mn, k, tile.batch, alone=alone)
 
 

@@ -50,16 +50,15 @@ def waves(problem: Problem, config: Config) -> Iterator[list[tuple[int, int]]]:
     """The tiles that run at once."""
     tile_m, tile_n = (t * c for t, c in zip(config.tile, config.cluster, strict=False))
     resident = resident_clusters(config.cluster[0] * config.cluster[1])
-    order = list(walk(-(-problem.m // tile_m), -(-problem.n // tile_n), config.raster, config.swizzle))
-    for first in range(0, len(order), resident):
-        yield order[first : first + resident]
+    order = walk(-(-problem.m // tile_m), -(-problem.n // tile_n), config.raster, config.swizzle)
+    while wave := list(islice(order, resident)):
+        yield wave
 
 
 def wave_bytes(problem: Problem, config: Config) -> int:
     """Of A, B and D, what the first wave reads and writes; `problem` is in the kernel's orientation."""
     tile_m, tile_n = (t * c for t, c in zip(config.tile, config.cluster, strict=False))
-    order = walk(-(-problem.m // tile_m), -(-problem.n // tile_n), config.raster, config.swizzle)
-    wave = list(islice(order, resident_clusters(config.cluster[0] * config.cluster[1])))
+    wave = next(waves(problem, config))
     rows, columns = (len(set(indices)) for indices in zip(*wave, strict=True))
     read = (rows * tile_m + columns * tile_n) * problem.k * problem.a.dtype.bytes
     return read + len(wave) * tile_m * tile_n * problem.d.dtype.bytes

@@ -20,7 +20,7 @@ FLOPS_PER_CYCLE = 4096
 SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, DRAM_BYTES_PER_CYCLE = 78, 100, 2125
 """What the L2 gives an SM; what an SM takes, with what others of its cluster ask for; and what memory gives all of
 them, 3.7 TB/s at 1.75 GHz over a whole kernel, 4.3 in its middle."""
-SHORT_ROWS, IDLE, FEW_ROWS = 0.04, 0.2, 64
+SHORT_ROWS, IDLE, MEMORY_BOUND_ROWS = 0.04, 0.2, 64
 """Memory is by so much slower where k-tiles of 64 ask for 128 bytes of a row at a time, and by so much of the share of
 SMs that ask for nothing; felt where nothing else limits, as with so few rows of A."""
 MANY_WAVES = 4
@@ -92,8 +92,8 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     math = np.maximum(2 * s.m * s.n * s.k / FLOPS_PER_CYCLE, operands / 128)
     stream = s.splits == 0
     clusters = np.maximum(1, np.minimum(resident, tiles * np.where(stream, k_tiles, s.splits)))
-    rows, columns = (np.minimum(t, size) for t, size in zip((s.m, s.n), s.sizes(problem), strict=True))  # of boxes
-    read, filled = 2 * s.k * (rows / s.columns + columns / s.rows), 2 * s.k * (rows + columns)
+    box_m, box_n = (np.minimum(t, size) for t, size in zip((s.m, s.n), s.sizes(problem), strict=True))
+    read, filled = 2 * s.k * (box_m / s.columns + box_n / s.rows), 2 * s.k * (box_m + box_n)
     copies = np.maximum(read / SM_BYTES_PER_CYCLE, filled / FILL_BYTES_PER_CYCLE)
     step = np.maximum(np.maximum(math, copies), np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + s.k))
     store = s.m * s.n * extra.nbytes / STORE_BYTES_PER_CYCLE
@@ -123,8 +123,7 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     power = k_steps_of_all * (
         2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ
     )
-    idle_sms = 1 - np.where(shared, clusters, np.minimum(tiles, resident)) * s.cluster_size / SMS
-    slower = SHORT_ROWS * (s.k == 64) + IDLE * idle_sms
-    memory = nbytes / DRAM_BYTES_PER_CYCLE * (1 + slower * (p.m <= FEW_ROWS))
+    slower = SHORT_ROWS * (s.k == 64) + IDLE * (1 - clusters * s.cluster_size / SMS)
+    memory = nbytes / DRAM_BYTES_PER_CYCLE * (1 + slower * (p.m <= MEMORY_BOUND_ROWS))
     fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1)
     return Estimate(math, copies, step, k_steps, stores, share, memory, power + nbytes / ENERGY_DRAM, fill)
