@@ -38,6 +38,8 @@ AGAIN, MODELS, ROUNDS_AGAIN = 3, 12, ((64, 20_000.0), (8, 40_000.0))
 """How many configs of an earlier sweep are timed again, and of the model's first ones; and the rounds for those."""
 ALIKE = 2
 """Configs of one tile that are tried, but for the first dozen."""
+BETTER = 1.003
+"""Than what the table has a config must be: blocks repeat within that."""
 
 
 def specs(shape: Shape) -> tuple[Any, Any]:
@@ -109,14 +111,19 @@ def kept(shape: Shape, row: dict[str, Any]) -> bool:
 
 
 def enter(sweep: Path, table: Path) -> None:
-    """Each shape's best config that a plan would take as it is goes into the table, in place of what is there."""
+    """Each shape's best config that a plan would take as it is goes into the table, in place of what is there if it is
+    BETTER."""
     rows = {(r["m"], r["n"], r["k"]): r for r in json.loads(table.read_text())["rows"]} if table.exists() else {}
     found = json.loads(sweep.read_text())
     for r in found["rows"]:
         shape = r["m"], r["n"], r["k"]
         if r.get("block_seconds", 0) < block_seconds(r["m"]):
             raise SystemExit(f"{sweep}, {shape}: its blocks are too short; time its finalists with --again")
-        best = max((c for c in r["configs"] if c["ratio"] and kept(shape, c)), key=lambda c: c["ratio"])
+        timed = [c for c in r["configs"] if c["ratio"] and kept(shape, c)]
+        best = max(timed, key=lambda c: c["ratio"])
+        held = next((c for c in timed if shape in rows and c["config"] == rows[shape]["config"]), best)
+        if best["ratio"] < held["ratio"] * BETTER:
+            best = held
         figures = {"us": round(best["us"], 2), "torch_us": round(r["torch_us"], 2), "ratio": round(best["ratio"], 3)}
         sizes = {"m": r["m"], "n": r["n"], "k": r["k"]}
         rows[shape] = {**sizes, "config": best["config"], **figures}

@@ -135,15 +135,17 @@ def _rounds(left: int, over: int, pieces: int, load: int, store: int) -> tuple[i
 
 def least_bytes(graph: Graph, tma: frozenset[str], config: Config) -> int:
     """Shared memory an epilogue should be left beside the stages: each warpgroup two pieces of everything, if it has as
-    many; and, where it only stores, a quarter of what it stores. Stores that reuse the stages need none."""
+    many; and, where it only stores, a quarter of what it stores, or one piece that is as wide as the tile. Stores that
+    reuse the stages need none."""
     n, consumers = config.tile[1], config.consumers
     extents, columns = graph.extents(), piece_columns(graph, tma, n)
     loads = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
     stores = [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix]
     beside = loads + stores * (not config.reuse)
     piece = sum(WGMMA_M * columns // e.width * dtype.bytes for e, dtype in beside if dtype)
-    all_pieces = config.tile[0] // config.tile_warpgroups // WGMMA_M * (n // columns)
-    pieces = min(all_pieces, 2 if loads else max(2, -(-all_pieces // 4)))
+    parts = n // columns
+    all_pieces = config.tile[0] // config.tile_warpgroups // WGMMA_M * parts
+    pieces = min(all_pieces, 2 if loads else max(min(parts, 2), -(-all_pieces // 4)))
     vectors = sum(4 * n // o.extent.width for o in graph.operands if o.extent.width and not o.extent.m)
     whole = -(-consumers * vectors // ALIGNMENT) * ALIGNMENT
     return consumers * (pieces * piece + 2 * BARRIER_BYTES * bool(piece)) + whole

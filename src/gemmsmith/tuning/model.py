@@ -21,16 +21,17 @@ SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, DRAM_BYTES_PER_CYCLE = 78, 100, 2125
 """What the L2 gives an SM; what an SM takes, with what others of its cluster ask for; and what memory gives all of
 them, 3.7 TB/s at 1.75 GHz over a whole kernel, 4.3 in its middle."""
 SHORT_ROWS, IDLE, MEMORY_BOUND_ROWS = 0.04, 0.2, 64
-"""Memory is by so much slower where k-tiles of 64 ask for 128 bytes of a row at a time, and by so much of the share of
-SMs that ask for nothing; felt where nothing else limits, as with so few rows of A."""
+"""Memory is by so much slower where k-tiles of 64 ask for 128 bytes of a row at a time, by a quarter of it where they
+are twice as deep; and by so much of the share of SMs that ask for nothing; felt where nothing else limits, as with so
+few rows of A."""
 MANY_WAVES = 4
 """Beyond, SMs that are idle in the last wave save power that the others use: half a wave is half lost."""
 FILL_CYCLES, MEET_CYCLES = 5000, 290
 """Starting a kernel and filling the pipeline, and more for each peer in a cluster."""
 STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 32, 14, 1.5
 """What an epilogue that nothing hides takes: for its matrices, and for each of a thread's elements and of its nodes."""
-SWAPPED_STORE_BYTES_PER_CYCLE = 0.17
-"""Of a transposed tile, by threads; fitted when a bare product's was stored across its lines."""
+SWAPPED_STORE_BYTES_PER_CYCLE = 0.7
+"""Of a transposed tile, by threads, along its lines."""
 SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 5500, 250, 24
 """Of bringing a tile's partial sums together: flags or barriers, and reading them."""
 LATENCY_CYCLES, SHARPNESS = 850, 4
@@ -123,7 +124,7 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     power = k_steps_of_all * (
         2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ
     )
-    slower = SHORT_ROWS * (s.k == 64) + IDLE * (1 - clusters * s.cluster_size / SMS)
+    slower = SHORT_ROWS * (64 / s.k) ** 2 + IDLE * (1 - clusters * s.cluster_size / SMS)
     memory = nbytes / DRAM_BYTES_PER_CYCLE * (1 + slower * (p.m <= MEMORY_BOUND_ROWS))
     fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1)
     return Estimate(math, copies, step, k_steps, stores, share, memory, power + nbytes / ENERGY_DRAM, fill)

@@ -18,7 +18,7 @@ Column = np.ndarray[Any, Any]
 
 SMS = 132
 """H100 SXM and H200."""
-COOPERATIVE = [(256, n, 2) for n in (192, 176, 160, 144, 128, 96, 64)] + [(192, n, 3) for n in (192, 176, 160, 128)]
+COOPERATIVE = [(256, n, 2) for n in (*range(192, 120, -8), 96, 64)] + [(192, n, 3) for n in range(192, 120, -8)]
 COOPERATIVE += [(128, n, 2) for n in range(256, 128, -8)]
 COOPERATIVE += [(128, n, 1) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
 COOPERATIVE += [(64, n, 1) for n in (*range(256, 128, -16), *range(128, 0, -8))]
@@ -41,6 +41,9 @@ WASTE = 1.05
 WIDEST = {"warp_specialized": 256, "pingpong": 224}
 """Columns of 64 rows, a warpgroup's, beside which registers hold further matrices and reductions; half as many of 128
 rows, beside which a single warpgroup, with its 255 a thread, holds one."""
+MOST_BESIDE_A_WIDE_PIECE = 128
+"""Registers of accumulators beside which an epilogue has enough for pieces as wide as its tile, as they are where N is
+no multiple of 16."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions with so many intermediate values that they spill beside the largest accumulators."""
 
@@ -122,7 +125,7 @@ class Space:
         m, n = self.sizes(problem)
         k_tiles, tiles, resident = -(-problem.k // self.k), self.tiles(problem), self.resident
         good = (self.m * self.rows < 2 * np.maximum(m, 64)) & (self.n * self.columns < 2 * np.maximum(n, 8))
-        good &= ~self.swap | (problem.m <= MOST_ROWS_SWAPPED)
+        good &= ~self.swap | (problem.m <= self.n)  # B is read once
         good &= (self.k == 64) | (problem.k >= DEEP)
         split = self.splits > 1
         good &= ~split | ((tiles * self.splits <= resident) & (k_tiles >= SMALLEST_SHARE * self.splits))
@@ -153,9 +156,11 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
         room = 2 if held == consumers == 1 else 1
         crowded = held > 0 and (blocks > room or blocks * n > WIDEST[design])
         crowded |= not light and blocks * n / 2 > 0.8 * most_accumulators(Config(design, consumers=consumers))
+        crowded |= len(epilogue.graph.nodes) > 1 and n % 16 > 0 and blocks * n / 2 > MOST_BESIDE_A_WIDE_PIECE
         if not suits(epilogue.graph, epilogue.tma, n) or crowded:
             continue
-        for k in (64, 128) if m == 64 or m + n <= 256 else (64,):
+        few = n <= MOST_ROWS_SWAPPED and epilogue.graph.turns
+        for k in (64, 128, 256)[: 1 + (m == 64 or m + n <= 256) + few]:
             tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES)
             stages = stages_that_fit(tiled, epilogue, (m + n) * k * 2)
             for cluster in [*PAIRS, FOUR] if m <= 128 else PAIRS:
@@ -163,8 +168,9 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
                     continue
                 raster = "n" if cluster[1] > cluster[0] else "m"
                 base = tiled.replace(cluster=cluster, stages=stages, raster=raster)
-                yield base
-                if n <= MOST_ROWS_SWAPPED and epilogue.graph.turns:
+                if k < 256:
+                    yield base
+                if few:
                     swapped = base.replace(swap=True)
                     yield swapped
                     yield from _shares(swapped)
