@@ -64,8 +64,8 @@ class Plan:
         if config is None:
             problem = self.bound.problem if self.bound else self.formulation.problem
             spec = self.bound.spec if self.bound else None
-            config = None if spec else tuned(problem)
-            self._origin = "tuned" if config else "chosen by the model"
+            config = tuned(problem, spec)
+            self._origin = "tuned" + " without its epilogue" * bool(spec) if config else "chosen by the model"
             config = config or choose(problem, spec)
             if config.swap:
                 self.formulation, self.bound = self._formulated(*arguments, swap=True)

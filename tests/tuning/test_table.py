@@ -53,9 +53,24 @@ def test_every_shipped_config_is_taken() -> None:
     assert shipped().get(problem(3, 5, 7)) is None
 
 
-def test_an_epilogue_is_left_to_the_model() -> None:
-    a, b = Spec((512, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
-    assert "tuned" in gemmsmith.plan(a, b).why
+def test_an_epilogue_takes_the_bare_products_tile_where_it_has_room() -> None:
+    a, b = Spec((8192, 8192), "bf16"), Spec((8192, 8192), "bf16", (1, 8192))
+    bare = gemmsmith.plan(a, b)
+    assert "tuned" in bare.why
+    assert bare.config.tile[0] == 256
+    fused = gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu())
+    assert "tuned without its epilogue" in fused.why
+    assert fused.config.tile == bare.config.tile
+    residual = gemmsmith.plan(a, b, epilogue=lambda acc, c: acc + c, operands={"c": a})
+    assert "chosen by the model" in residual.why
+    assert residual.config.tile[0] < 256
+
+
+@pytest.mark.parametrize("m", [1, 256])
+def test_an_epilogue_of_turned_results_or_through_the_stages_is_left_to_the_model(m: int) -> None:
+    a, b = Spec((m, 8192), "bf16"), Spec((8192, 8192), "bf16", (1, 8192))
+    bare = gemmsmith.plan(a, b).config
+    assert bare.swap or bare.reuse
     assert "chosen by the model" in gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).why
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+Design = Literal["warp_specialized", "multistage", "pingpong"]
 Eviction = Literal["first", "normal", "last"]
 
 
@@ -25,7 +26,7 @@ class Config:
     summed from its last k-tile to its first, for the L2 still has most of what was read last.
     """
 
-    design: Literal["warp_specialized", "multistage", "pingpong"] = "warp_specialized"
+    design: Design = "warp_specialized"
     tile: tuple[int, int, int] = (128, 256, 64)
     cluster: tuple[int, int] = (2, 1)
     stages: int = 4

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal, get_args
 
-from gemmsmith.core.config import Config, Eviction
+from gemmsmith.core.config import Config, Design, Eviction
 from gemmsmith.core.dtypes import FP16, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
@@ -147,7 +147,7 @@ class KernelSpec:
         c = self.config
         m, n, k = c.tile
         rules = [
-            (c.design in ("warp_specialized", "multistage", "pingpong"),
+            (c.design in get_args(Design),
              f"design: got {c.design!r}; use warp_specialized, multistage or pingpong"),
             (1 <= c.consumers <= 3, f"consumers: got {c.consumers}; use 1, 2 or 3"),
             (c.design != "pingpong" or c.consumers == 2, f"consumers: got {c.consumers}; pingpong takes 2"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.core.config import Config
+from gemmsmith.core.config import Config, Design
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, EpilogueSpec, KernelSpec, most_accumulators
 from gemmsmith.epilogue.layout import ALIGNMENT, least_bytes, suits
@@ -147,10 +147,25 @@ def space(epilogue: EpilogueSpec) -> Space:
     return Space.of(list(_configs(epilogue)), epilogue)
 
 
+def has_tile(config: Config, epilogue: EpilogueSpec) -> bool:
+    """Whether a config is in an epilogue's space, but for its stages and its raster."""
+    return _tile_of(config) in _tiles(epilogue)
+
+
+def _tile_of(c: Config) -> tuple[Any, ...]:
+    return c.design, c.tile, c.consumers, c.cluster, c.splits, c.cluster_splits, c.swap
+
+
+@lru_cache(maxsize=64)
+def _tiles(epilogue: EpilogueSpec) -> frozenset[tuple[Any, ...]]:
+    return frozenset(map(_tile_of, space(epilogue).configs))
+
+
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
     held, light = _held(epilogue), _light(epilogue)
     cooperative = COOPERATIVE + SHARED * (held > 1)
-    tiles = [("warp_specialized", *t) for t in cooperative] + [("pingpong", *t, 2) for t in PINGPONG]
+    tiles: list[tuple[Design, int, int, int]] = [("warp_specialized", *t) for t in cooperative]
+    tiles += [("pingpong", *t, 2) for t in PINGPONG]
     for design, m, n, consumers in tiles:
         blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
         room = 2 if held == consumers == 1 else 1

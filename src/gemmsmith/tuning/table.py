@@ -15,8 +15,8 @@ from gemmsmith.backends.cuda.cache import write_whole
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import KernelSpec
-from gemmsmith.tuning.space import fitting
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.tuning.space import fitting, has_tile
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""
@@ -57,9 +57,13 @@ def suited(config: Config, problem: Problem) -> Config | None:
         return None
 
 
-def tuned(problem: Problem) -> Config | None:
-    """The user's config for the bare product, else the package's, else None: of a fused one the model knows more."""
-    return kept().get(problem) or shipped().get(problem)
+def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
+    """The user's config for the bare product, else the package's, else None. A fused one takes it where its epilogue
+    leaves that tile room; where results are turned or reuse the stages the model knows more."""
+    found = kept().get(problem) or shipped().get(problem)
+    if found and epilogue and (found.swap or found.reuse or not has_tile(found, epilogue)):
+        return None
+    return found
 
 
 def keep(problem: Problem, config: Config, us: float, gpu: str) -> None:
