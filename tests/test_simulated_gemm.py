@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from importlib import resources
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import gemmsmith
 from gemmsmith import Config, ConfigError
 from gemmsmith.backends.reference import bounds
 from gemmsmith.core.dtypes import FP16, FP32, as_dtype
+from gemmsmith.tuning.table import SHIPPED
 
 OPERANDS = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16)}
 
@@ -23,10 +27,10 @@ def configs(draw: some.DrawFn) -> Config:
     tile_m = 64 * consumers * draw(some.sampled_from([1, 1, 2])) if consumers < 3 else 192
     if design == "pingpong":
         tile_m //= 2
-    tile_n = draw(some.sampled_from([8, 16, 24, 40, 64, 96, 128, 176, 192, 256]))
+    tile_n = draw(some.sampled_from([8, 16, 24, 40, 64, 96, 128, 176, 184, 192, 256]))
     return Config(
         design,
-        (tile_m, tile_n, draw(some.sampled_from([16, 32, 64, 128]))),
+        (tile_m, tile_n, draw(some.sampled_from([16, 32, 64, 128, 256]))),
         draw(some.sampled_from([(1, 1), (2, 1), (1, 2)])),
         draw(some.integers(2, 4)),
         consumers,
@@ -135,6 +139,19 @@ def test_shared_tiles(rng: np.random.Generator, design, m: int, n: int, k: int, 
         bounds.check(done.result, a, b, FP32, FP32).require()
         results.append(done.result)
     assert all((x == results[0]).all() for x in results)
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_tuned_configs(rng: np.random.Generator, turn: int) -> None:
+    """Of the table's some, by chance, with ragged sizes."""
+    rows = json.loads((resources.files("gemmsmith.tuning") / SHIPPED).read_text())["rows"]
+    config = Config(**rng.choice(rows)["config"])
+    m, n, k = (int(rng.integers(1, 300)) for _ in range(3))
+    a, b = (rng.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (n, k)))
+    out = np.full((m, n), np.nan, np.float16)
+    done = gemmsmith.simulate(a, b.T, out=out, config=config)
+    assert done.hazards == []
+    bounds.check(out, a, b.T, FP32, FP16).require()
 
 
 def test_one_kernel_serves_all_sizes(rng: np.random.Generator) -> None:

@@ -66,11 +66,10 @@ def test_an_epilogue_takes_the_bare_products_tile_where_it_has_room() -> None:
     assert residual.config.tile[0] < 256
 
 
-@pytest.mark.parametrize("m", [1, 256])
-def test_an_epilogue_of_turned_results_or_through_the_stages_is_left_to_the_model(m: int) -> None:
-    a, b = Spec((m, 8192), "bf16"), Spec((8192, 8192), "bf16", (1, 8192))
-    bare = gemmsmith.plan(a, b).config
-    assert bare.swap or bare.reuse
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 57344, 8192), (256, 8192, 8192), (128, 28672, 4096)])
+def test_an_epilogue_of_turned_results_or_of_one_tile_a_cta_is_left_to_the_model(m: int, n: int, k: int) -> None:
+    a, b = Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))
+    assert "tuned" in gemmsmith.plan(a, b).why
     assert "chosen by the model" in gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).why
 
 

@@ -16,7 +16,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.tuning.space import fitting, has_tile
+from gemmsmith.tuning.space import Space, fitting, has_tile
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""
@@ -59,10 +59,12 @@ def suited(config: Config, problem: Problem) -> Config | None:
 
 def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
     """The user's config for the bare product, else the package's, else None. A fused one takes it where its epilogue
-    leaves that tile room; where results are turned or reuse the stages the model knows more."""
+    leaves that tile room and CTAs have several; where they have one, or results are turned, the model knows more."""
     found = kept().get(problem) or shipped().get(problem)
-    if found and epilogue and (found.swap or found.reuse or not has_tile(found, epilogue)):
-        return None
+    if found and epilogue:
+        alone = Space.of([found])
+        several = not found.swap and bool(alone.tiles(problem)[0] > alone.resident[0])
+        return found if several and has_tile(found, epilogue) else None
     return found
 
 
