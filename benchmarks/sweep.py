@@ -6,10 +6,12 @@ benchmarks/dense.py's, which repeat within 0.3 %.
 
     python benchmarks/sweep.py --json sweep.json [--shape MxNxK ...] [--most 64]
     python benchmarks/sweep.py --json again.json --again sweep.json
-    python benchmarks/sweep.py --enter again.json --table src/gemmsmith/tuning/h200.json
+    python benchmarks/sweep.py --json finals.json --finals candidates.json
+    python benchmarks/sweep.py --enter finals.json --table src/gemmsmith/tuning/h200.json
 
 The second times an earlier sweep's finalists again, with their clusters turned, what would be chosen now, and what the
-model now puts first; the third enters what a sweep found best in the table that the package ships.
+model now puts first; the third times what a file names, rows as a sweep's, beside what would be chosen now, in the long
+blocks alone; the fourth enters what a sweep found best in the table that the package ships.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from gemmsmith.tuning.space import fitting
 
 ROUNDS = ((64, 5_000.0), (16, 12_000.0), (6, 30_000.0))
 FINALISTS = 6
+ALL_FINALISTS = ((1000, 1.0),)
+"""A call or two of each: whether it runs, and is right."""
 AGAIN, MODELS, ROUNDS_AGAIN = 3, 12, ((64, 20_000.0), (8, 40_000.0))
 """How many configs of an earlier sweep are timed again, and of the model's first ones; and the rounds for those."""
 ALIKE = 2
@@ -49,7 +53,8 @@ def specs(shape: Shape) -> tuple[Any, Any]:
 
 
 def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], ...]) -> dict[str, Any]:
-    """One shape's row: torch's time, and every config's; of the finalists also the ratio to torch."""
+    """One shape's row: torch's time, and every config's; of the finalists also the ratio to torch. Without rounds all
+    are finalists."""
     m, n, k = shape
     sets = rotated(m, n, k, torch.bfloat16, "nt", least=2)
     right = sets[0][0] @ sets[0][1]
@@ -67,9 +72,9 @@ def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], 
         return settled(partial(replayed, graphs[config][0]), microseconds, 2 * m * n * k) / len(sets)
 
     random.shuffle(configs)
-    found = halving(configs, measure, rounds)
+    found = halving(configs, measure, rounds or ALL_FINALISTS)
     graphs["torch"] = captured(lambda a, b, d: torch.mm(a, b, out=d), sets), None
-    contenders: list[Any] = ["torch", *(x.config for x in found[:FINALISTS])]
+    contenders: list[Any] = ["torch", *(x.config for x in (found[:FINALISTS] if rounds else found))]
     random.shuffle(contenders)
     us = {x: block(graphs[x][0], len(sets), block_seconds(m)) for x in contenders}
     ratios = {x: us["torch"] / us[x] for x in contenders}
@@ -138,13 +143,18 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=64, help="configs a shape")
     parser.add_argument("--json", type=Path, help="where the times go")
     parser.add_argument("--again", type=Path, help="an earlier sweep's times: its shapes and finalists, once more")
+    parser.add_argument(
+        "--finals", type=Path, help="rows whose configs are timed in long blocks, beside today's choice"
+    )
     parser.add_argument("--enter", type=Path, help="an earlier sweep's times, instead of measuring")
     parser.add_argument("--table", type=Path, help="the table to enter it in")
     arguments = parser.parse_args()
     if arguments.enter:
         return enter(arguments.enter, arguments.table)
-    before = json.loads(arguments.again.read_text())["rows"] if arguments.again else []
+    given = arguments.again or arguments.finals
+    before = json.loads(given.read_text())["rows"] if given else []
     earlier = {(r["m"], r["n"], r["k"]): r for r in before}
+    again_rounds = ROUNDS_AGAIN if arguments.again else ()
     shapes: list[Any] = list(earlier) or SUITE
     if arguments.shape:
         shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape]
@@ -152,7 +162,10 @@ def main() -> None:
     chosen = {}
     for shape in shapes:
         problem = gemmsmith.plan(*specs(shape), config=Config()).problem
-        if shape in earlier:
+        if shape in earlier and arguments.finals:
+            named = [Config(**c["config"]) for c in earlier[shape]["configs"]]
+            chosen[shape] = list(dict.fromkeys([gemmsmith.plan(*specs(shape)).config, *named]))
+        elif shape in earlier:
             chosen[shape] = again(shape, earlier[shape], problem)
         else:
             chosen[shape] = varied(ranked(problem, most=4 * arguments.most), arguments.most)
@@ -163,7 +176,7 @@ def main() -> None:
     print(f"compiled by {time.perf_counter() - begun:.0f} s", flush=True)
     rows = []
     for shape in shapes:
-        rows.append(sweep(shape, chosen[shape], ROUNDS_AGAIN if shape in earlier else ROUNDS))
+        rows.append(sweep(shape, chosen[shape], again_rounds if shape in earlier else ROUNDS))
         best = rows[-1]["configs"][0]
         print(f"{shape} torch {rows[-1]['torch_us']:.1f} best {best['us']:.1f} ratio {best['ratio']:.3f} "
               f"{Config(**best['config'])}", flush=True)  # fmt: skip
