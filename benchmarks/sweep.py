@@ -34,9 +34,11 @@ from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.measure import compile_all, halving, settled
 from gemmsmith.tuning.space import fitting
 
+Rounds = tuple[tuple[int, float], ...]
+"""As of `halving`."""
 ROUNDS = ((64, 5_000.0), (16, 12_000.0), (6, 30_000.0))
 FINALISTS = 6
-ALL_FINALISTS = ((1000, 1.0),)
+ONCE = ((1000, 1.0),)
 """A call or two of each: whether it runs, and is right."""
 AGAIN, MODELS, ROUNDS_AGAIN = 3, 12, ((64, 20_000.0), (8, 40_000.0))
 """How many configs of an earlier sweep are timed again, and of the model's first ones; and the rounds for those."""
@@ -52,9 +54,8 @@ def specs(shape: Shape) -> tuple[Any, Any]:
     return gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k))
 
 
-def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], ...]) -> dict[str, Any]:
-    """One shape's row: torch's time, and every config's; of the finalists also the ratio to torch. Without rounds all
-    are finalists."""
+def sweep(shape: Shape, configs: list[Config], rounds: Rounds, finalists: int | None) -> dict[str, Any]:
+    """One shape's row: torch's time, and every config's; of the finalists (None: all) also the ratio to torch."""
     m, n, k = shape
     sets = rotated(m, n, k, torch.bfloat16, "nt", least=2)
     right = sets[0][0] @ sets[0][1]
@@ -72,9 +73,9 @@ def sweep(shape: Shape, configs: list[Config], rounds: tuple[tuple[int, float], 
         return settled(partial(replayed, graphs[config][0]), microseconds, 2 * m * n * k) / len(sets)
 
     random.shuffle(configs)
-    found = halving(configs, measure, rounds or ALL_FINALISTS)
+    found = halving(configs, measure, rounds)
     graphs["torch"] = captured(lambda a, b, d: torch.mm(a, b, out=d), sets), None
-    contenders: list[Any] = ["torch", *(x.config for x in (found[:FINALISTS] if rounds else found))]
+    contenders: list[Any] = ["torch", *(x.config for x in found[:finalists])]
     random.shuffle(contenders)
     us = {x: block(graphs[x][0], len(sets), block_seconds(m)) for x in contenders}
     ratios = {x: us["torch"] / us[x] for x in contenders}
@@ -126,7 +127,7 @@ def enter(sweep: Path, table: Path) -> None:
             raise SystemExit(f"{sweep}, {shape}: its blocks are too short; time its finalists with --again")
         timed = [c for c in r["configs"] if c["ratio"] and kept(shape, c)]
         best = max(timed, key=lambda c: c["ratio"])
-        held = next((c for c in timed if shape in rows and c["config"] == rows[shape]["config"]), best)
+        held = next((c for c in timed if c["config"] == rows.get(shape, {}).get("config")), best)
         if best["ratio"] < held["ratio"] * BETTER:
             best = held
         figures = {"us": round(best["us"], 2), "torch_us": round(r["torch_us"], 2), "ratio": round(best["ratio"], 3)}
@@ -154,29 +155,29 @@ def main() -> None:
     given = arguments.again or arguments.finals
     before = json.loads(given.read_text())["rows"] if given else []
     earlier = {(r["m"], r["n"], r["k"]): r for r in before}
-    again_rounds = ROUNDS_AGAIN if arguments.again else ()
     shapes: list[Any] = list(earlier) or SUITE
     if arguments.shape:
         shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape]
     begun = time.perf_counter()
-    chosen = {}
+    contests: dict[Shape, tuple[list[Config], Rounds, int | None]] = {}
     for shape in shapes:
         problem = gemmsmith.plan(*specs(shape), config=Config()).problem
         if shape in earlier and arguments.finals:
             named = [Config(**c["config"]) for c in earlier[shape]["configs"]]
-            chosen[shape] = list(dict.fromkeys([gemmsmith.plan(*specs(shape)).config, *named]))
+            contests[shape] = list(dict.fromkeys([gemmsmith.plan(*specs(shape)).config, *named])), ONCE, None
         elif shape in earlier:
-            chosen[shape] = again(shape, earlier[shape], problem)
+            contests[shape] = again(shape, earlier[shape], problem), ROUNDS_AGAIN, FINALISTS
         else:
-            chosen[shape] = varied(ranked(problem, most=4 * arguments.most), arguments.most)
-    kernels = {(p.source, p.kernel.name) for s, cs in chosen.items() for c in cs
+            some = varied(ranked(problem, most=4 * arguments.most), arguments.most)
+            contests[shape] = some, ROUNDS, FINALISTS
+    kernels = {(p.source, p.kernel.name) for s, (cs, _, _) in contests.items() for c in cs
                for p in [gemmsmith.plan(*specs(s), config=c)]}  # fmt: skip
     print(f"{len(kernels)} kernels built in {time.perf_counter() - begun:.0f} s", flush=True)
     compile_all(kernels)
     print(f"compiled by {time.perf_counter() - begun:.0f} s", flush=True)
     rows = []
-    for shape in shapes:
-        rows.append(sweep(shape, chosen[shape], again_rounds if shape in earlier else ROUNDS))
+    for shape, contest in contests.items():
+        rows.append(sweep(shape, *contest))
         best = rows[-1]["configs"][0]
         print(f"{shape} torch {rows[-1]['torch_us']:.1f} best {best['us']:.1f} ratio {best['ratio']:.3f} "
               f"{Config(**best['config'])}", flush=True)  # fmt: skip

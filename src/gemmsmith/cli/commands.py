@@ -17,7 +17,7 @@ from gemmsmith.cli.execute import Outcome, execute
 from gemmsmith.cli.explain import explain
 from gemmsmith.cli.raster import raster
 from gemmsmith.cli.tune import tune
-from gemmsmith.core.config import Config, Eviction
+from gemmsmith.core.config import Config, Design, Eviction
 from gemmsmith.core.dtypes import FP16, as_dtype
 from gemmsmith.core.errors import GemmsmithError
 from gemmsmith.plans import BACKENDS, Plan
@@ -53,8 +53,7 @@ def _problem_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--accumulate", default="fp32", show_default=True, help="fp32, or fp16 for fp16 operands."),
         click.option("--layout", type=click.Choice(["nn", "nt", "tn", "tt"]), default="nt", show_default=True,
                      help="A and B: n row-major, t column-major."),
-        click.option("--design", type=click.Choice(["warp_specialized", "multistage", "pingpong"]),
-                     help="The kernel's design."),
+        click.option("--design", type=click.Choice(get_args(Design)), help="The kernel's design."),
         click.option("--tile", type=_Sizes(3), help="A CTA's tile, MxNxK."),
         click.option("--stages", type=int, help="Pipeline stages."),
         click.option("--consumers", type=int, help="Math warpgroups."),

@@ -149,6 +149,11 @@ class Graph:
         return float(inner.value) if node.op == "reduce" and inner.op == "constant" else None
 
     @property
+    def computes(self) -> bool:
+        """Whether anything is computed of the product, which is stored as it is otherwise."""
+        return len(self.nodes) > 1
+
+    @property
     def takes_whole_rows(self) -> bool:
         """Whether a row of the product must lie in one tile."""
         return any(n.op == "top_k_softmax" for n in self.nodes)

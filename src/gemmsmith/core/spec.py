@@ -137,7 +137,7 @@ class KernelSpec:
     def _epilogue_name(self) -> str:
         e = self.epilogue
         results = "_".join(f"{r.dtype}" for r in e.graph.results)
-        if len(e.graph.nodes) == 1:
+        if not e.graph.computes:
             return f"{results}_{'tma' if e.tma else 'tall' if e.tall else 'direct'}"
         text = f"{e.graph.nodes}{e.graph.operands}{e.graph.results}{sorted(e.tma)}{sorted(e.tall)}{e.exact}{e.atomic}"
         return f"{results}_epilogue_{sha256(text.encode()).hexdigest()[:8]}"

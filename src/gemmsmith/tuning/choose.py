@@ -52,7 +52,7 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
     found: list[Config] = []
     every = space(epilogue)
     some = every.take(np.flatnonzero(every.sensible(problem)))
-    once = some.tiles(problem) <= some.resident
+    once = some.once(problem)
     reuse = once & (some.reusing > 0)
     some = replace(some, stages=np.where(reuse, some.reusing, some.stages))
     for i in np.argsort(estimate(problem, some, epilogue).cycles, kind="stable"):

@@ -31,7 +31,8 @@ SPLITS, CLUSTER_SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16), (2, 4)
 MOST_STAGES = 16
 RESIDENT = {1: 132, 2: 66, 4: 30, 8: 14}
 """Clusters that an H200 holds at once, by their CTAs: its GPCs have 16 or 18 SMs."""
-MOST_ROWS_SWAPPED = 32
+MOST_ROWS_SWAPPED, SWAPPED_DEPTH = 32, 256
+"""Columns of swapped tiles, which are rows of A, and the K that only they are tried with."""
 DEEP = 512
 """K from which tiles of 128 are tried."""
 SMALLEST_SHARE = 4
@@ -120,6 +121,10 @@ class Space:
         m, n = self.sizes(problem)
         return np.asarray(problem.batch * -(-m // (self.m * self.rows)) * -(-n // (self.n * self.columns)))
 
+    def once(self, problem: Problem) -> Column:
+        """Those of which each CTA has one tile at most."""
+        return np.asarray(self.tiles(problem) <= self.resident)
+
     def sensible(self, problem: Problem) -> Column:
         """Those whose tiles are not mostly outside of the problem, and whose shares of K are worth it."""
         m, n = self.sizes(problem)
@@ -148,7 +153,7 @@ def space(epilogue: EpilogueSpec) -> Space:
 
 
 def has_tile(config: Config, epilogue: EpilogueSpec) -> bool:
-    """Whether a config is in an epilogue's space, but for its stages and its raster."""
+    """Whether a config is in an epilogue's space, whatever its stages, raster and hints."""
     return _tile_of(config) in _tiles(epilogue)
 
 
@@ -171,11 +176,12 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
         room = 2 if held == consumers == 1 else 1
         crowded = held > 0 and (blocks > room or blocks * n > WIDEST[design])
         crowded |= not light and blocks * n / 2 > 0.8 * most_accumulators(Config(design, consumers=consumers))
-        crowded |= len(epilogue.graph.nodes) > 1 and n % 16 > 0 and blocks * n / 2 > MOST_BESIDE_A_WIDE_PIECE
+        crowded |= epilogue.graph.computes and n % 16 > 0 and blocks * n / 2 > MOST_BESIDE_A_WIDE_PIECE
         if not suits(epilogue.graph, epilogue.tma, n) or crowded:
             continue
         few = n <= MOST_ROWS_SWAPPED and epilogue.graph.turns
-        for k in (64, 128, 256)[: 1 + (m == 64 or m + n <= 256) + few]:
+        depths = (64, 128) if m == 64 or m + n <= 256 else (64,)
+        for k in (*depths, SWAPPED_DEPTH) if few else depths:
             tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES)
             stages = stages_that_fit(tiled, epilogue, (m + n) * k * 2)
             for cluster in [*PAIRS, FOUR] if m <= 128 else PAIRS:
@@ -183,7 +189,7 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
                     continue
                 raster = "n" if cluster[1] > cluster[0] else "m"
                 base = tiled.replace(cluster=cluster, stages=stages, raster=raster)
-                if k < 256:
+                if k != SWAPPED_DEPTH:
                     yield base
                 if few:
                     swapped = base.replace(swap=True)
@@ -207,7 +213,7 @@ def _light(epilogue: EpilogueSpec) -> bool:
     vectors = [o for o in graph.operands if o.extent.m or o.extent.width]
     rich = epilogue.exact or any(node.op in RICH for node in graph.nodes)
     direct = any(extents[r.node].is_matrix and r.name not in epilogue.tma for r in graph.results)
-    return len(graph.nodes) == 1 or (len(vectors) <= 1 and not rich and not direct)
+    return not graph.computes or (len(vectors) <= 1 and not rich and not direct)
 
 
 def _reusing(c: Config, epilogue: EpilogueSpec) -> int:

@@ -61,11 +61,10 @@ def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | No
     """The user's config for the bare product, else the package's, else None. A fused one takes it where its epilogue
     leaves that tile room and CTAs have several; where they have one, or results are turned, the model knows more."""
     found = kept().get(problem) or shipped().get(problem)
-    if found and epilogue:
-        alone = Space.of([found])
-        several = not found.swap and bool(alone.tiles(problem)[0] > alone.resident[0])
-        return found if several and has_tile(found, epilogue) else None
-    return found
+    if found is None or epilogue is None:
+        return found
+    left = found.swap or not has_tile(found, epilogue) or Space.of([found]).once(problem).all()
+    return None if left else found
 
 
 def keep(problem: Problem, config: Config, us: float, gpu: str) -> None:
