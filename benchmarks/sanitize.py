@@ -57,9 +57,9 @@ def main() -> None:
     rng = np.random.default_rng()
     with launcher.device_guard(0):
         epilogues(rng)
-        for design, splits, cluster_splits in (
-            ("warp_specialized", 1, 1), ("multistage", 1, 1), ("pingpong", 1, 1), ("warp_specialized", 0, 1),
-            ("warp_specialized", 1, 2),
+        for design, splits, cluster_splits, lockstep in (
+            ("warp_specialized", 1, 1, False), ("multistage", 1, 1, False), ("pingpong", 1, 1, False),
+            ("warp_specialized", 0, 1, False), ("warp_specialized", 1, 2, False), ("warp_specialized", 1, 1, True),
         ):  # fmt: skip
             for tile, cluster in (((128, 128, 64), (1, 1)), ((128, 128, 64), (2, 1)), ((128, 64, 32), (1, 2))):
                 for m, n, k in ((300, 264, 328), (129, 67, 45)):
@@ -67,6 +67,7 @@ def main() -> None:
                     out = np.full((m, n), np.nan, np.float16)
                     on_device = [DeviceArray.from_numpy(x) for x in (a, b, out)]
                     config = Config(design, tile, cluster, 3, splits=splits, cluster_splits=cluster_splits)
+                    config = config.replace(lockstep=lockstep)
                     plan = gemmsmith.plan(a, b, out=out, config=config)
                     workspace = DeviceArray.from_numpy(np.zeros(max(plan.workspace_bytes, 1), np.uint8))
                     plan.run(*on_device, workspace=workspace)

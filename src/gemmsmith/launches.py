@@ -27,6 +27,7 @@ from gemmsmith.epilogue.outputs import is_result, result_argument
 from gemmsmith.epilogue.reductions import Partials, is_atomic, partials, representatives
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import ORDER_LENGTH
+from gemmsmith.schedule.lockstep import meeting_bytes
 from gemmsmith.schedule.partial_sums import bytes_of_slots
 from gemmsmith.schedule.tiles import TileScheduler
 
@@ -128,8 +129,8 @@ class Route:
 
     @property
     def flag_bytes(self) -> int:
-        """Device memory that is zero before and after every run, for launches that share tiles among clusters."""
-        return self._shared_tiles[1]
+        """Device memory that is zero before and after every run, for clusters that share tiles or keep step."""
+        return self._shared_tiles[1] + meeting_bytes(self.spec)
 
     @property
     def clusters(self) -> int:
@@ -190,6 +191,8 @@ class Route:
             seconds.append(self._second(r, shape, places[own] if own else 0))
         if self.spec.config.splits != 1:
             arguments |= {"partials": workspace, "flags": Pointer("flags")}
+        if self.spec.config.lockstep:
+            arguments["meetings"] = Pointer("flags")
         return [*result, Launch(build(self.spec), self.clusters, arguments), *seconds]
 
     def _gemm_arguments(self, a: Pointer, b: Pointer) -> dict[str, Argument]:

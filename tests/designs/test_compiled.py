@@ -18,6 +18,7 @@ CONFIGS = [
     Config(tile=(256, 128, 64), cluster=(1, 2), serpentine=True),
     Config(tile=(128, 128, 64), cluster=(2, 2), stages=5),
     Config(tile=(256, 192, 64), cluster=(1, 2), stages=2),
+    Config(tile=(256, 192, 64), cluster=(1, 2), stages=2, serpentine=True, lockstep=True),
     Config(tile=(128, 128, 64), cluster=(1, 2), stages=7, reuse=True),
     Config(tile=(256, 176, 64), cluster=(2, 1), stages=3),
     Config(tile=(192, 128, 64), cluster=(1, 1), consumers=3),
@@ -81,6 +82,10 @@ def test_the_machine_code_is_hoppers() -> None:
         ({"pdl": "no"}, "pdl: got 'no'"),
         ({"reuse": None}, "reuse: got None"),
         ({"serpentine": 2}, "serpentine: got 2"),
+        ({"lockstep": None}, "lockstep: got None"),
+        ({"lockstep": True, "splits": 0}, "lockstep: got warp_specialized, splits 0"),
+        ({"lockstep": True, "cluster_splits": 2}, "lockstep: got warp_specialized, splits 1 and 2"),
+        ({"lockstep": True, "design": "multistage"}, "lockstep: got multistage"),
         (
             {"design": "pingpong", "tile": (64, 256, 64), "reuse": True},
             "reuse: got pingpong; it takes warp_specialized",

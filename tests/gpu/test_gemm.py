@@ -38,6 +38,8 @@ CONFIGS = [
     Config("pingpong", (128, 96, 64), (1, 2), serpentine=True),
     Config("pingpong", (64, 64, 64), (1, 1)),
     Config("pingpong", (128, 176, 64), (1, 2), 4),
+    Config(tile=(256, 176, 64), cluster=(1, 2), stages=2, raster="n", serpentine=True, lockstep=True),
+    Config(tile=(128, 64, 64), cluster=(2, 1), consumers=1, lockstep=True, pdl=True),
     Config(splits=0, serpentine=True),
     Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, splits=4),
     Config(tile=(128, 64, 64), cluster=(1, 2), splits=2, raster="n"),

@@ -23,7 +23,12 @@ CONFIGS = [
     for cluster in ((1, 1), (2, 1))
 ]
 CONFIGS += [c.replace(tile=(128, 128, 64), reuse=True) for c in CONFIGS[:2]]
-CONFIGS += [CONFIGS[0].replace(splits=0), CONFIGS[1].replace(splits=3), CONFIGS[0].replace(cluster_splits=2)]
+CONFIGS += [
+    CONFIGS[1].replace(lockstep=True),
+    CONFIGS[0].replace(splits=0),
+    CONFIGS[1].replace(splits=3),
+    CONFIGS[0].replace(cluster_splits=2),
+]
 WHOLE, SHARED, IN_CLUSTER = (512, 128, 320, 2), (256, 192, 320, 4), (256, 128, 320, 4)
 """M, N, K and CTAs: several tiles a CTA, or tiles that CTAs share, and more k-tiles than stages."""
 SEEDS = 4
@@ -76,6 +81,8 @@ EQUIVALENT = {
     ("move later (past grid_dependency_wait)", "sync_threads"): "it touches no barrier and no memory",
     ("move later (past grid_dependency_wait)", "fence_mbarrier_init"): "the same",
     ("move later (past grid_dependency_wait)", "cluster_wait"): "it touches no barrier and no memory",
+    ("move later (past store_release)", "store_release"): "of two words that nobody waits for any more",
+    ("move earlier (past store_release)", "store_release"): "the same",
     ("move later (past wgmma_wait)", "barrier_arrive"): "the other warpgroup only starts later",
     ("move earlier (past barrier_arrive)", "wgmma_wait"): "the same",
     ("move later (past compiler_fence)", "wgmma_wait"): "no instruction lies between; ptxas itself keeps reads behind",

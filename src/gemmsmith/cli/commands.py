@@ -67,6 +67,7 @@ def _problem_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--pdl/--no-pdl", default=None, help="Programmatic dependent launch."),
         click.option("--reuse/--no-reuse", default=None, help="Results leave through the stages of A and B."),
         click.option("--serpentine/--no-serpentine", default=None, help="Every other tile backwards through K."),
+        click.option("--lockstep/--no-lockstep", default=None, help="Clusters wait for one another in the mainloop."),
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)

@@ -23,7 +23,8 @@ class Config:
     kernel reads of its A and B. `pdl`, programmatic dependent launch: the kernel is brought up while the stream's last
     one ends, and lets the next one do so. `reuse`: the epilogue's results leave through the stages of A and B, which
     makes room for more of them; copies of the next tile then wait for it. `serpentine`: every other tile of a CTA is
-    summed from its last k-tile to its first, for the L2 still has most of what was read last.
+    summed from its last k-tile to its first, for the L2 still has most of what was read last. `lockstep`: clusters wait
+    for one another every few k-tiles, so that what several read is read at one time.
     """
 
     design: Design = "warp_specialized"
@@ -40,6 +41,7 @@ class Config:
     pdl: bool = False
     reuse: bool = False
     serpentine: bool = False
+    lockstep: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tile", "cluster", "evict"):
@@ -67,4 +69,5 @@ class Config:
             + " pdl" * self.pdl
             + " reuse" * self.reuse
             + " serpentine" * self.serpentine
+            + " lockstep" * self.lockstep
         )

@@ -130,7 +130,7 @@ class KernelSpec:
         types = f"{self.operand}_{self.accumulate}_{self.a_major}{self.b_major}"
         parts = "_shared" * (c.splits != 1) + f"_by{c.cluster_splits}" * (c.cluster_splits > 1)
         parts += f"_evict_{'_'.join(c.evict)}" * (c.evict != ("normal", "normal")) + "_pdl" * c.pdl + "_reuse" * c.reuse
-        parts += "_serpentine" * c.serpentine
+        parts += "_serpentine" * c.serpentine + "_lockstep" * c.lockstep
         return f"{c.design}_{shape}_{c.raster}{c.swizzle}{parts}_{types}_{self._epilogue_name}".lower()
 
     @property
@@ -172,6 +172,10 @@ class KernelSpec:
             (c.pdl in (True, False), f"pdl: got {c.pdl!r}; use True or False"),
             (c.reuse in (True, False), f"reuse: got {c.reuse!r}; use True or False"),
             (c.serpentine in (True, False), f"serpentine: got {c.serpentine!r}; use True or False"),
+            (c.lockstep in (True, False), f"lockstep: got {c.lockstep!r}; use True or False"),
+            (not c.lockstep or (c.design == "warp_specialized" and c.splits == c.cluster_splits == 1),
+             f"lockstep: got {c.design}, splits {c.splits} and {c.cluster_splits} in a cluster; it takes "
+             "warp_specialized and whole tiles"),
             (not c.reuse or c.design == "warp_specialized", f"reuse: got {c.design}; it takes warp_specialized"),
             (0 <= c.splits <= 64, f"splits: got {c.splits}; use 1 for none, 2 to 64, or 0 for stream-K"),
         ]  # fmt: skip

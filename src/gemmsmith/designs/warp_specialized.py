@@ -10,6 +10,7 @@ from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32
 from gemmsmith.schedule.cluster_sums import partial_sums
 from gemmsmith.schedule.feed import Feed
+from gemmsmith.schedule.lockstep import Lockstep
 from gemmsmith.schedule.stream import tile_scheduler
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}
@@ -25,6 +26,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
     scheduler = tile_scheduler(spec)
     place = scheduler.position()
     feed = Feed(spec, place)
+    lockstep = Lockstep(spec, scheduler, place)
     epilogue, sums = Epilogue(spec, feed.stages), partial_sums(spec, place)
     feed.begin(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
 
@@ -32,10 +34,13 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
         hw.set_registers(producer_registers)
         with k.warp(0, "producer"), k.when(hw.elect_one()):
             write = feed.producer_start_state()
+            lockstep.start()
             with scheduler.each(place) as tile, feed.rest(tile.k_tiles) as k_tile:
+                lockstep.meet(tile, k_tile)
                 feed.pipe.producer_acquire(write)
                 feed.load(write, tile, k_tile)
                 write.advance()
+            lockstep.finish()
             feed.tail(write)
 
     with k.warpgroups(1, 1 + consumers, "math") as warpgroup:

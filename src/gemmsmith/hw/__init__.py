@@ -81,6 +81,7 @@ store_shared = memory.StoreShared.emit
 store_shared_16 = memory.StoreShared16.emit
 load_acquire = memory.LoadAcquire.emit
 wait_acquire = memory.WaitAcquire.emit
+wait_reached = memory.WaitReached.emit
 store_release = memory.StoreRelease.emit
 atomic_add = memory.AtomicAdd.emit
 reduce_add = memory.ReduceAdd.emit

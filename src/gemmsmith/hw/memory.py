@@ -210,7 +210,34 @@ class WaitAcquire(Instruction):
     }"""
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.wait_word(m.uniform(self.address), m.uniform(self.value))
+        value = m.uniform(self.value)
+        yield from m.wait_word(m.uniform(self.address), lambda word: word == value, "acquire")
+
+
+class WaitReached(Instruction):
+    """Until a word is at least `value`, or has been read `reads` times, relaxed; gives the word as it was last. The
+    simulator waits however long it takes."""
+
+    address: u64
+    value: u32
+    reads: u32
+    result = U32
+    ptx = """{
+    .reg .pred more;
+    .reg .b32 word, left;
+    mov.b32 left, {reads};
+    WAIT:
+    ld.relaxed.gpu.global.b32 word, [{address}];
+    sub.u32 left, left, 1;
+    setp.lt.u32 more, word, {value};
+    setp.ne.and.u32 more, left, 0, more;
+    @more bra WAIT;
+    mov.b32 {result}, word;
+    }"""
+
+    def simulate(self, m: Machine) -> Blocking:
+        value = m.uniform(self.value)
+        return (yield from m.wait_word(m.uniform(self.address), lambda word: word >= value, "relaxed"))
 
 
 class StoreRelease(Instruction):

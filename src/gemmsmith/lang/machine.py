@@ -117,8 +117,8 @@ class Machine(Protocol):
 
     def mbarrier_wait(self, address: Any, parity: Any) -> Blocking: ...
 
-    def wait_word(self, address: Any, value: Any) -> Blocking:
-        """Until a word of global memory, which others release, is `value`; acquires."""
+    def wait_word(self, address: Any, ready: Callable[[int], bool], order: Literal["acquire", "relaxed"]) -> Blocking:
+        """Until a word of global memory, which others change, is as it should be; gives it."""
 
     # -- other synchronisation ---------------------------------------------------------------------
     def barrier_sync(self, identifier: Any, threads: int) -> Blocking:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmsmith import hw
 from gemmsmith.core.spec import KernelSpec
@@ -37,7 +37,8 @@ class Share:
 @dataclass(frozen=True)
 class WorkTile:
     """Element (m, n) where the CTA's tile starts, its batch, and how many k-tiles it sums: all, or a share; the last
-    first where it goes `backwards`."""
+    first where it goes `backwards`. `whole_wave`: all clusters have a tile in this turn; known where the config has
+    `lockstep`."""
 
     m: Value
     n: Value
@@ -45,6 +46,7 @@ class WorkTile:
     k_tiles: Value
     share: Share | None = None
     backwards: Value | None = None
+    whole_wave: Value | None = None
 
     def k(self, k_tile: Value, depth: int) -> Value:
         """The first element of k of its k-tile number `k_tile`."""
@@ -121,7 +123,9 @@ class TileScheduler:
         on."""
         start = self.cluster if turns == 1 else self.cluster + first * self.clusters
         with current().range(start, self.tiles, self.clusters * turns, name="tile") as tile:
-            yield self._tile(tile, place, self.k_tiles, backwards=self._odd((tile - self.cluster) // self.clusters))
+            begin = tile - self.cluster  # of the wave
+            found = self._tile(tile, place, self.k_tiles, backwards=self._odd(begin // self.clusters))
+            yield replace(found, whole_wave=begin + self.clusters <= self.tiles)
 
     def first(self, place: ClusterPosition) -> WorkTile | None:
         """What `each` begins with; None where that takes long to find out."""

@@ -46,7 +46,8 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
 
     Where each CTA has one tile at most, results leave through the stages that they can: 1.1 % in the mean of 12 shapes
     (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds, every
-    other one is summed backwards: 0.5 to 0.8 % of large products (tries-h200.json).
+    other one is summed backwards: 0.5 to 0.8 % of large products (tries-h200.json); and warpgroups that share a tile
+    keep step: 0.7 % in the mean of 29 (lockstep-h200.json).
     """
     epilogue = epilogue or EpilogueSpec.bare(problem.d)
     found: list[Config] = []
@@ -61,13 +62,18 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
         config = some.configs[i].replace(stages=int(some.stages[i]), reuse=bool(reuse[i]))
         turned = problem.T if config.swap else problem
         if not once[i]:
-            config = config.replace(serpentine=wave_bytes(turned, config) > CAPACITY)
+            overflows = wave_bytes(turned, config) > CAPACITY
+            config = config.replace(serpentine=overflows, lockstep=overflows and _keeps_step(config))
         try:
             spec = KernelSpec.of(turned, config, None if config.swap else epilogue)
         except ConfigError:
             continue
         found.append(fitting(config, spec))
     return found
+
+
+def _keeps_step(config: Config) -> bool:
+    return config.design == "warp_specialized" and config.splits == config.cluster_splits == 1
 
 
 @lru_cache(maxsize=4096)

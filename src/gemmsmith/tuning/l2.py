@@ -2,8 +2,9 @@
 
 Clusters of a wave walk along K together, so a wave reads each of its row and column panels from DRAM at most once;
 from wave to wave the L2 keeps what was used last, less of what it is told to evict first. An H200's counters
-(benchmarks/counters.py) are within 5 % of it for DRAM, without such hints; from the L2 SMs read up to 12 % less, for
-the chip merges some reads of neighbours.
+(benchmarks/counters.py) are within 5 % of it for DRAM, with such hints only where clusters keep step (`lockstep`), for
+otherwise what is evicted first is gone before the last have read it, and within 7 % there. Of what the SMs of a GPC
+read from the L2 at one time the chip merges a part, unless it is multicast; that is within 10 %.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ from gemmsmith.core.config import Config, Eviction
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning.space import resident_clusters
 
-CAPACITY = 40_000_000
+CAPACITY = 39_000_000
 """Bytes of the 60 MB that hold operands to good use: both halves of the L2 keep what SMs of both read."""
+PASSING = 7_000_000
+"""Bytes of it that what is to be evicted first takes all the same."""
 CHUNK = 512
 """Elements of K that are read at once."""
+GPC_SMS = 16
+MERGED = {False: 0.4, True: 0.65}
+"""Of the reads that a GPC's clusters could share, by whether they keep step."""
 
 
 class Traffic(NamedTuple):
@@ -70,19 +76,22 @@ def traffic(problem: Problem, config: Config, capacity: int = CAPACITY) -> Traff
     size, batch = problem.a.dtype.bytes, problem.batch
     held: dict[str, OrderedDict[tuple[str, int, int], int]] = {name: OrderedDict() for name in get_args(Eviction)}
     policies = dict(zip("AB", config.evict, strict=True))
-    used = dram = l2 = 0
+    used = dict.fromkeys(held, 0)
+    dram = l2 = 0
 
     def touch(key: tuple[str, int, int], nbytes: int, read: bool) -> None:
-        nonlocal used, dram
-        queue = held[policies.get(key[0], "normal")]
-        if key in queue:
-            queue.move_to_end(key)
+        nonlocal dram
+        policy = policies.get(key[0], "normal")
+        if key in held[policy]:
+            held[policy].move_to_end(key)
             return
         dram += nbytes * read
-        queue[key] = nbytes
-        used += nbytes
-        while used > capacity:
-            used -= next(filter(None, held.values())).popitem(last=False)[1]
+        held[policy][key] = nbytes
+        used[policy] += nbytes
+        while sum(used.values()) > capacity:
+            kept = used["first"] <= PASSING and len(held["first"]) < sum(map(len, held.values()))
+            victim = next(name for name, queue in held.items() if queue and not (kept and name == "first"))
+            used[victim] -= held[victim].popitem(last=False)[1]
 
     for turn, wave in enumerate(waves(problem, config)):
         rows, columns = sorted({m for m, _ in wave}), sorted({n for _, n in wave})
@@ -94,8 +103,20 @@ def traffic(problem: Problem, config: Config, capacity: int = CAPACITY) -> Traff
                 touch(("B", n, k), tile_n * depth * size, True)
         for m, n in wave:
             touch(("D", m, n), tile_m * tile_n * problem.d.dtype.bytes, False)
-        l2 += len(wave) * (tile_m + tile_n) * problem.k * size
+        l2 += read_by_sms(wave, config, (tile_m, tile_n)) * problem.k * size
     return Traffic(dram * batch, l2 * batch)
+
+
+def read_by_sms(wave: list[tuple[int, int]], config: Config, tile: tuple[int, int]) -> int:
+    """Rows of A and of B that are read from the L2 for a wave; `tile` is a cluster's."""
+    rows, (down, across) = 0.0, config.cluster
+    neighbours = max(1, GPC_SMS // (down * across))  # clusters of a GPC take consecutive turns
+    for i in range(0, len(wave), neighbours):
+        ms, ns = zip(*wave[i : i + neighbours], strict=True)
+        for panels, extent, multicast in ((ms, tile[0], across > 1), (ns, tile[1], down > 1)):
+            same = len(panels) - len(set(panels))
+            rows += extent * (len(panels) - same * MERGED[config.lockstep] * (not multicast))
+    return round(rows)
 
 
 def picture(problem: Problem, config: Config, path: str | Path) -> None:

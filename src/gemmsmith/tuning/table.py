@@ -20,7 +20,7 @@ from gemmsmith.tuning.space import Space, fitting, has_tile
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""
-VERSION, READABLE = 3, (1, 2, 3)
+VERSION, READABLE = 4, (1, 2, 3, 4)
 """Of the user's file: its configs are a Config's fields, of which older ones have fewer."""
 FEW_ROWS = 64
 """Up to here, M changes little: operands of that many rows take one tile."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -133,24 +134,25 @@ class Synchronising(Accessing):
         add(Span(self.block, self.name, "wait", began, self.time, f"wait for {what}"))
         self.busy_since = self.time
 
-    def wait_word(self, address: Any, value: Any) -> Blocking:
-        address, value = int(address), int(value)
+    def wait_word(self, address: Any, ready: Callable[[int], bool], order: Literal["acquire", "relaxed"]) -> Blocking:
+        address = int(address)
 
         def word() -> int:
             return int(self._gather("global", self.cta, np.array([address]), 4).view(np.uint32)[0, 0])
 
         self.check_aligned(np.array([address]), 4)
         began = self.time
-        if word() != value:
+        if not ready(word()):
             buffer = self.state.memory.find(address)
             name = buffer.name if buffer else "a word"
-            yield Wait(lambda: word() == value, lambda: f"{name}: a word is {word()}, not {value}")
-        if released := self.state.releases.get(address):
+            yield Wait(lambda: ready(word()), lambda: f"{name}: a word is {word()}")
+        if order == "acquire" and (released := self.state.releases.get(address)):
             self.time = max(self.time, self.state.released_at.get(address, 0))
             for part in self.parts:
                 part.warp.acquire(part.partial, released)
         self.time += self.state.chip.barrier
-        self.waited(began, "another CTA's sums")
+        self.waited(began, "another CTA")
+        return word()
 
     # -- barriers of threads -----------------------------------------------------------------------------
     def barrier_sync(self, identifier: Any, threads: int) -> Blocking:
