@@ -95,6 +95,14 @@ def test_case(name: str, index: int) -> None:
         assert CASES[name].gated or CASES[name].whole_rows or not turns  # a config that does not suit it, and says so
 
 
+@pytest.mark.parametrize("name", ["row", "column", "matrix", "bias_gelu", "reductions"])
+@pytest.mark.parametrize("n", [280, 281])
+def test_a_piece_as_wide_as_its_tile(name: str, n: int) -> None:
+    """By TMA and not; vectors are read in slabs."""
+    config = Config(tile=(64, 136, 64), cluster=(1, 2), stages=2, consumers=1, lockstep=True)
+    check(CASES[name], config, 90, n, 150, "bf16", None, n)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_with_the_config_that_is_chosen(name: str) -> None:
     check(CASES[name], None, 130, 256, 100, "bf16", None, 3)

@@ -42,6 +42,7 @@ CONFIGS = [
     Config(tile=(256, 128, 64), cluster=(1, 2), stages=3),
     Config(tile=(128, 64, 64), cluster=(1, 1), stages=4),
     Config(tile=(256, 192, 64), cluster=(1, 2), stages=2, raster="n"),
+    Config(tile=(256, 152, 64), cluster=(1, 2), stages=2, raster="n", lockstep=True),
     Config(tile=(128, 128, 64), cluster=(2, 1), stages=6, reuse=True),
     Config(tile=(192, 96, 64), cluster=(1, 1), stages=3, consumers=3),
     Config(tile=(192, 192, 64), cluster=(1, 1), stages=2, consumers=3),

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from gemmsmith.epilogue.lowering import Epilogue
 
 
+AT_ONCE, SLAB = 8, 4
+"""Chunks of a piece whose vectors are read at once, up to so many; of wider ones, which may have 23, so many at a time:
+registers hold no more beside the largest accumulators."""
+
+
 class Piece:
     """64 rows by `columns` columns of the accumulator: piece `index` of the tile, stored in round `turn`."""
 
@@ -39,16 +44,19 @@ class Piece:
             e.matrices.wait(self.part, self.index)
         for reduction in e.reductions:
             reduction.begin_piece()
-        self.fetched = {
-            i: self._fetched(node.value, self.extents[i].width or 1)
-            for i, node in enumerate(self.graph.nodes)
-            if node.op == "operand"
-        }
-        for i, node in enumerate(self.graph.nodes):
-            if node.op in WHOLE_ROWS:
+        whole_rows = [i for i, node in enumerate(self.graph.nodes) if node.op in WHOLE_ROWS]
+        slab = self.chunks if whole_rows or self.chunks <= AT_ONCE else SLAB
+        for first in range(0, self.chunks, slab):
+            stop = min(first + slab, self.chunks)
+            self.fetched = {
+                i: self._fetched(node.value, self.extents[i].width or 1, first, stop)
+                for i, node in enumerate(self.graph.nodes)
+                if node.op == "operand"
+            }
+            for i in whole_rows:
                 self.rows[i] = self._whole_rows(i)
-        with k.unroll(0, self.chunks, self.step, name="chunk") as chunk:
-            self._write(chunk)
+            with k.unroll(first, stop, self.step, name="chunk") as chunk:
+                self._write(chunk)
         for reduction in e.reductions:
             reduction.end_piece(self.part, self.block, self.column // reduction.width)
         for index, scales in e.scales:
@@ -56,8 +64,8 @@ class Piece:
             assert isinstance(quantized, Quantized)
             scales.write(self.part, self.block, self.column, quantized.scales)
 
-    def _fetched(self, name: str, width: int) -> fragment.Pair:
-        """An operand's elements in the piece, by (chunk, half)."""
+    def _fetched(self, name: str, width: int, first: int, stop: int) -> fragment.Pair:
+        """An operand's elements in the piece, by (chunk, half), at least those of the chunks from `first` to `stop`."""
         e = self.epilogue
         x = e.inputs.get(name)
         if x is None:
@@ -65,7 +73,9 @@ class Piece:
             return e.matrices.fetch(name, self.part, self.index)
         if isinstance(x, (Scalar, Column)):
             return partial(_repeated, x, self.part, self.block)
-        return x.fetch(self.part, self.block, self.column // width, self.chunks // width)
+        place, begin = (self.column + first * 8) // width, first // width
+        pair = x.fetch(self.part, self.block, place, (stop - first) // width)
+        return partial(_from, pair, begin) if begin else pair
 
     def _spot(self, chunk: Value, width: int) -> Spot:
         place = chunk // width if width > 1 else chunk
@@ -149,6 +159,10 @@ class Piece:
 def _product(accumulator: Accumulator, block: int, chunk: Value, j: int, half: int) -> tuple[Value, Value]:
     i = (chunk + j) * 2 + half
     return accumulator.element(block, i, 0), accumulator.element(block, i, 1)
+
+
+def _from(pair: fragment.Pair, begin: int, chunk: Value, half: int) -> tuple[Value, Value]:
+    return pair(chunk - begin, half)
 
 
 def _at(pair: fragment.Pair, chunk: Value, j: int, half: int) -> tuple[Value, Value]:

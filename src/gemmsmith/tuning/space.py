@@ -42,9 +42,6 @@ WASTE = 1.05
 WIDEST = {"warp_specialized": 256, "pingpong": 224}
 """Columns of 64 rows, a warpgroup's, beside which registers hold further matrices and reductions; half as many of 128
 rows, beside which a single warpgroup, with its 255 a thread, holds one."""
-MOST_BESIDE_A_WIDE_PIECE = 128
-"""Registers of accumulators beside which an epilogue has enough for pieces as wide as its tile, as they are where N is
-no multiple of 16."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions with so many intermediate values that they spill beside the largest accumulators."""
 
@@ -176,7 +173,6 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
         room = 2 if held == consumers == 1 else 1
         crowded = held > 0 and (blocks > room or blocks * n > WIDEST[design])
         crowded |= not light and blocks * n / 2 > 0.8 * most_accumulators(Config(design, consumers=consumers))
-        crowded |= epilogue.graph.computes and n % 16 > 0 and blocks * n / 2 > MOST_BESIDE_A_WIDE_PIECE
         if not suits(epilogue.graph, epilogue.tma, n) or crowded:
             continue
         few = n <= MOST_ROWS_SWAPPED and epilogue.graph.turns
