@@ -42,6 +42,14 @@ def test_hints_and_programmatic_launch(call) -> None:
     assert "0x14f0000000000000" in source
 
 
+@pytest.mark.parametrize("options", [("--splits", "0"), ("--design", "pingpong"), ("--design", "multistage")])
+def test_options_over_a_config_in_lockstep(call, options: tuple[str, str]) -> None:
+    sizes = ("--m", "8192", "--n", "8192", "--k", "8192")
+    assert "wait_reached" in good(call("show", *sizes))
+    assert "wait_reached" not in good(call("show", *sizes, *options))
+    assert "it takes warp_specialized" in call("show", *sizes, *options, "--lockstep").output
+
+
 def test_results_that_leave_through_the_stages(call) -> None:
     assert "shared memory      0: out" in good(call("show", *SMALL, "--reuse"))
     assert "shared memory      0: out" not in good(call("show", *SMALL))

@@ -314,6 +314,16 @@ def wait(k: Builder) -> None:
         write(out, k.thread + 128, read_word(out, 127 - k.thread) + 1)
 
 
+def reached(k: Builder) -> None:
+    """Each CTA adds one to a word and waits until both have, then for what is there already."""
+    out = k.pointer("out")
+    with k.when(k.thread == 0):
+        hw.atomic_add(out + 16, 1)
+        found = hw.wait_reached(out + 16, Constant(U32, 2), Constant(U32, 1 << 30))
+        write(out, hw.block_index(), found)
+        write(out, hw.block_index() + 2, hw.wait_reached(out + 16, Constant(U32, 1), Constant(U32, 1)))
+
+
 _poison = poisoned((4 + 512,), np.uint32)
 _sums = np.array([(4 * np.arange(32) + i).sum() * 2 + 32 * 1000 for i in range(4)], np.uint32)
 _own = np.tile(THREAD + 5, 2)
@@ -325,6 +335,7 @@ CASES += [
     Case("reduce_add", reduce, _start + _x.reshape(-1, 8).sum(0), {"x": _x}, initial=_start, grid=2),
     Case("wait_acquire", wait, np.concatenate([THREAD * 11, THREAD[::-1] * 11 + 1, [0]]).astype(np.uint32),
          initial=np.zeros(257, np.uint32), grid=2),
+    Case("wait_reached", reached, np.array([2, 2, 2, 2, 2], np.uint32), initial=np.zeros(5, np.uint32), grid=2),
     Case("acquire_release", release,
          np.concatenate([THREAD * 11, THREAD + 77, (THREAD[::-1] + 77) + THREAD[::-1] * 11]), threads=256),
 ]  # fmt: skip

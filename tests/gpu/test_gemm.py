@@ -185,6 +185,7 @@ def test_runs_at_once_are_bit_identical(config) -> None:
     Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1, pdl=True),
     Config("pingpong", (128, 96, 64), (2, 1), pdl=True),
     Config("multistage", (64, 64, 64), (1, 1), 4, 1, pdl=True),
+    Config(tile=(64, 64, 64), cluster=(1, 2), consumers=1, lockstep=True, pdl=True),
     Config(splits=0, pdl=True),
     Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, cluster_splits=4, pdl=True),
 ], ids=str)  # fmt: skip

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+import gemmsmith
 from gemmsmith import Config, Spec, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.core.spec import KernelSpec
@@ -25,7 +28,7 @@ def walked(m: int, n: int, k: int, ctas: int, seed: int) -> list[int]:
     with Builder("walk", threads=32) as b:
         scheduler = TileScheduler(spec)
         place = scheduler.position()
-        lockstep = Lockstep(spec, scheduler, place)
+        lockstep = Lockstep(scheduler, place)
         out, count = b.pointer("out"), b.pointer("count")
         with b.when(b.thread == 0):
             lockstep.start()
@@ -64,3 +67,26 @@ def test_nobody_runs_ahead(m: int, n: int, k: int, ctas: int, seed: int) -> None
 
 def test_a_wave_that_is_not_whole_waits_for_nobody() -> None:
     assert sorted(walked(5, 1, 9, 3, 0)) == [0] * 18 + [1] * 18 + [2] * 9
+
+
+@pytest.mark.parametrize(("m", "n", "k", "batch", "changes"), [
+    (700, 72, 600, 1, {"stages": 6}),
+    (300, 80, 200, 3, {"serpentine": True, "pdl": True}),
+    (400, 40, 330, 1, {"reuse": True}),
+    (33, 600, 500, 1, {"swap": True}),
+    (500, 60, 400, 1, {"cluster": (2, 1), "evict": ("first", "normal")}),
+    (300, 40, 0, 1, {}),
+    (60, 8, 700, 1, {}),
+])  # fmt: skip
+def test_products(m: int, n: int, k: int, batch: int, changes: dict[str, Any]) -> None:
+    """In the simulator, which also finds words that are left raised."""
+    rng = np.random.default_rng()
+    lead = (batch,) if batch > 1 else ()
+    a = rng.integers(-4, 5, (*lead, m, k)).astype(np.float16)
+    b = rng.integers(-4, 5, (*lead, k, n)).astype(np.float16)
+    out = np.full((*lead, m, n), np.nan, np.float16)
+    config = Config(tile=(64, 16, 64), cluster=(1, 1), consumers=1, lockstep=True).replace(**changes)
+    plan = gemmsmith.plan(a, b, out=out, config=config, backend="sim")
+    assert "lockstep" in plan.spec.name
+    plan.run(a, b, out)
+    assert np.array_equal(out, (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16))

@@ -53,6 +53,11 @@ class Config:
         """Math warpgroups that share a tile."""
         return 1 if self.design == "pingpong" else self.consumers
 
+    @property
+    def can_keep_step(self) -> bool:
+        """Whether it may have `lockstep`: with a producer warp, and whole tiles for each cluster."""
+        return self.design == "warp_specialized" and self.splits == self.cluster_splits == 1
+
     def replace(self, **changes: Any) -> Config:
         """A copy with some choices changed."""
         return replace(self, **changes)

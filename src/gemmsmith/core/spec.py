@@ -173,7 +173,7 @@ class KernelSpec:
             (c.reuse in (True, False), f"reuse: got {c.reuse!r}; use True or False"),
             (c.serpentine in (True, False), f"serpentine: got {c.serpentine!r}; use True or False"),
             (c.lockstep in (True, False), f"lockstep: got {c.lockstep!r}; use True or False"),
-            (not c.lockstep or (c.design == "warp_specialized" and c.splits == c.cluster_splits == 1),
+            (not c.lockstep or c.can_keep_step,
              f"lockstep: got {c.design}, splits {c.splits} and {c.cluster_splits} in a cluster; it takes "
              "warp_specialized and whole tiles"),
             (not c.reuse or c.design == "warp_specialized", f"reuse: got {c.design}; it takes warp_specialized"),

@@ -10,7 +10,7 @@ from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32
 from gemmsmith.schedule.cluster_sums import partial_sums
 from gemmsmith.schedule.feed import Feed
-from gemmsmith.schedule.lockstep import Lockstep
+from gemmsmith.schedule.lockstep import meetings
 from gemmsmith.schedule.stream import tile_scheduler
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}
@@ -26,7 +26,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
     scheduler = tile_scheduler(spec)
     place = scheduler.position()
     feed = Feed(spec, place)
-    lockstep = Lockstep(spec, scheduler, place)
+    lockstep = meetings(spec, scheduler, place)
     epilogue, sums = Epilogue(spec, feed.stages), partial_sums(spec, place)
     feed.begin(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
 

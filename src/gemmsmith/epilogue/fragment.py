@@ -40,15 +40,15 @@ def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, packe
             hw.store_shared_16(place, hw.pack_fp8(low, high, _FORMATS[tile.dtype]))
 
 
-def read(tile: Tile, buffer: Value, chunks: int) -> Pair:
-    """Reads all chunks of a piece likewise, before any is used: gives (chunk, half) -> elements."""
+def read(tile: Tile, buffer: Value, first: int, chunks: int) -> Pair:
+    """Reads so many chunks of a piece likewise, before any is used: gives (chunk from `first` on, half) -> elements."""
     k = current()
     if tile.dtype.bits == 16:
         count = 2 if chunks % 2 == 0 else 1
         held = k.registers(U32, 2 * chunks, "loaded")
         with k.unroll(0, chunks, count, name="chunk") as chunk:
             values = k.registers(U32, 2 * count, "matrices")
-            hw.load_matrix(values, buffer + _matrix_row(tile, chunk, count))
+            hw.load_matrix(values, buffer + _matrix_row(tile, chunk + first, count))
             for i in range(2 * count):
                 held[chunk * 2 + i] = values[i]
         return lambda chunk, half: unpacked(held[chunk * 2 + half], tile.dtype)
@@ -56,7 +56,7 @@ def read(tile: Tile, buffer: Value, chunks: int) -> Pair:
     with k.unroll(chunks, name="chunk") as chunk:
         for half in range(2):
             values = k.registers(F32, 2, "pair")
-            hw.load_shared(values, buffer + _pair_offset(tile, chunk, half))
+            hw.load_shared(values, buffer + _pair_offset(tile, chunk + first, half))
             for i in range(2):
                 held[chunk * 4 + 2 * half + i] = values[i]
     return lambda chunk, half: (held[chunk * 4 + 2 * half], held[chunk * 4 + 2 * half + 1])

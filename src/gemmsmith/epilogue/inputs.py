@@ -276,7 +276,7 @@ class TmaMatrices:
         if self.flip is not None:
             self.flip.set(self.flip.get() ^ 1)
 
-    def fetch(self, name: str, part: Part, piece: int) -> fragment.Pair:
+    def fetch(self, name: str, part: Part, piece: int, first: int, chunks: int) -> fragment.Pair:
         base, slot = self._slot(part, piece)
         buffer, tile = self.buffers[name], dict(self.loads)[name]
-        return fragment.read(tile, buffer[slot].at(base, buffer.slot_bytes).address, tile.k // 8)
+        return fragment.read(tile, buffer[slot].at(base, buffer.slot_bytes).address, first, chunks)

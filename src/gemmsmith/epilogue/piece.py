@@ -45,7 +45,7 @@ class Piece:
         for reduction in e.reductions:
             reduction.begin_piece()
         whole_rows = [i for i, node in enumerate(self.graph.nodes) if node.op in WHOLE_ROWS]
-        slab = self.chunks if whole_rows or self.chunks <= AT_ONCE else SLAB
+        slab = self.chunks if whole_rows or not self.graph.operands or self.chunks <= AT_ONCE else SLAB
         for first in range(0, self.chunks, slab):
             stop = min(first + slab, self.chunks)
             self.fetched = {
@@ -65,17 +65,17 @@ class Piece:
             scales.write(self.part, self.block, self.column, quantized.scales)
 
     def _fetched(self, name: str, width: int, first: int, stop: int) -> fragment.Pair:
-        """An operand's elements in the piece, by (chunk, half), at least those of the chunks from `first` to `stop`."""
+        """An operand's elements in the piece's chunks from `first` to `stop`, by (chunk, half)."""
         e = self.epilogue
-        x = e.inputs.get(name)
-        if x is None:
-            assert e.matrices
-            return e.matrices.fetch(name, self.part, self.index)
+        x, begin, count = e.inputs.get(name), first // width, (stop - first) // width
         if isinstance(x, (Scalar, Column)):
             return partial(_repeated, x, self.part, self.block)
-        place, begin = (self.column + first * 8) // width, first // width
-        pair = x.fetch(self.part, self.block, place, (stop - first) // width)
-        return partial(_from, pair, begin) if begin else pair
+        if x is not None:
+            pair = x.fetch(self.part, self.block, (self.column + first * 8) // width, count)
+        else:
+            assert e.matrices
+            pair = e.matrices.fetch(name, self.part, self.index, begin, count)
+        return partial(_from, pair, begin)
 
     def _spot(self, chunk: Value, width: int) -> Spot:
         place = chunk // width if width > 1 else chunk

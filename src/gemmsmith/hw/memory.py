@@ -211,7 +211,7 @@ class WaitAcquire(Instruction):
 
     def simulate(self, m: Machine) -> Blocking:
         value = m.uniform(self.value)
-        yield from m.wait_word(m.uniform(self.address), lambda word: word == value, "acquire")
+        yield from m.wait_word(m.uniform(self.address), lambda word: word == value, f"not {value}", "acquire")
 
 
 class WaitReached(Instruction):
@@ -237,7 +237,9 @@ class WaitReached(Instruction):
 
     def simulate(self, m: Machine) -> Blocking:
         value = m.uniform(self.value)
-        return (yield from m.wait_word(m.uniform(self.address), lambda word: word >= value, "relaxed"))
+        return (
+            yield from m.wait_word(m.uniform(self.address), lambda word: word >= value, f"less than {value}", "relaxed")
+        )
 
 
 class StoreRelease(Instruction):

@@ -117,8 +117,10 @@ class Machine(Protocol):
 
     def mbarrier_wait(self, address: Any, parity: Any) -> Blocking: ...
 
-    def wait_word(self, address: Any, ready: Callable[[int], bool], order: Literal["acquire", "relaxed"]) -> Blocking:
-        """Until a word of global memory, which others change, is as it should be; gives it."""
+    def wait_word(
+        self, address: Any, ready: Callable[[int], bool], what: str, order: Literal["acquire", "relaxed"]
+    ) -> Blocking:
+        """Until a word of global memory, which others change, is `ready`, `what` it is not yet; gives it."""
 
     # -- other synchronisation ---------------------------------------------------------------------
     def barrier_sync(self, identifier: Any, threads: int) -> Blocking:

@@ -17,9 +17,10 @@ from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import ClusterPosition, TileScheduler, WorkTile
 
 EVERY = 4
-"""K-tiles between meetings: with 2, 4, 8 and 16 large products take the same time within 0.5 % (tries-h200.json)."""
+"""K-tiles between meetings: with 2, 4, 8 and 16 large products take the same time within 0.6 % (tries-h200.json)."""
 PATIENCE = 32
-"""Reads of the word, some 0.3 us each: several times what clusters of a launch start apart on a chip of their own."""
+"""Reads of the word, by the L2's latency some 10 us: several times what clusters of a launch start apart on a chip of
+their own."""
 WORD_BYTES = 4
 
 
@@ -28,26 +29,34 @@ def meeting_bytes(spec: KernelSpec) -> int:
     return 2 * WORD_BYTES * spec.config.lockstep
 
 
-class Lockstep:
-    """Where the config has it; else nothing. Kernel argument: `meetings`, two words, how many arrivals there were and
-    how many clusters are done. The last to be done makes both zero again."""
-
-    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, place: ClusterPosition) -> None:
-        self._on, self._scheduler, self._place = spec.config.lockstep, scheduler, place
-        if self._on:
-            self._arrived = current().pointer("meetings")
-            self._done = self._arrived + WORD_BYTES
+class Apart:
+    """Clusters that do not meet."""
 
     def start(self) -> None:
         """In the producer, before its first tile."""
-        if self._on:
-            self._due, self._patient = current().var(U32, 0, "due"), current().var(I32, 1, "patient")
 
     def meet(self, tile: WorkTile, k_tile: Value) -> None:
-        """In the producer, at each k-tile: now and then waits for the others, where all have a tile. The CTAs of a
-        cluster keep together by themselves, so one of them meets for all."""
-        if not self._on:
-            return
+        """In the producer, at each k-tile."""
+
+    def finish(self) -> None:
+        """In the producer, after its last tile."""
+
+
+class Lockstep(Apart):
+    """Kernel argument: `meetings`, two words, how many arrivals there were and how many clusters are done. The last to
+    be done makes both zero again."""
+
+    def __init__(self, scheduler: TileScheduler, place: ClusterPosition) -> None:
+        self._scheduler, self._place = scheduler, place
+        self._arrived = current().pointer("meetings")
+        self._done = self._arrived + WORD_BYTES
+
+    def start(self) -> None:
+        self._due, self._patient = current().var(U32, 0, "due"), current().var(I32, 1, "patient")
+
+    def meet(self, tile: WorkTile, k_tile: Value) -> None:
+        """Now and then waits for the others, where all have a tile. The CTAs of a cluster keep together by themselves,
+        so one of them meets for all."""
         assert tile.whole_wave is not None
         k = current()
         with k.when((k_tile % EVERY == 0) & (self._place.rank == 0)):
@@ -59,12 +68,16 @@ class Lockstep:
                     self._patient.set(0)
 
     def finish(self) -> None:
-        """In the producer, after its last tile."""
-        if not self._on:
-            return
         k = current()
         with k.when(self._place.rank == 0):
+            hw.fence_acq_rel()  # arrivals that nobody waited for come before
             before = hw.atomic_add(self._done, Constant(U32, 1))
             with k.when(before == self._scheduler.clusters.to(U32) - 1):
+                hw.fence_acq_rel()
                 for word in (self._arrived, self._done):
                     hw.store_release(word, Constant(U32, 0))
+
+
+def meetings(spec: KernelSpec, scheduler: TileScheduler, place: ClusterPosition) -> Apart:
+    """What a config has."""
+    return Lockstep(scheduler, place) if spec.config.lockstep else Apart()

@@ -22,7 +22,7 @@ STAGES = 8
 
 def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Config:
     """A config with the choices that were not `given` adapted to those that were: consumers, cluster, and so many
-    stages that `fitting` is left to take away what has no room."""
+    stages that `fitting` is left to take away what has no room; no lockstep where it cannot be."""
     changes: dict[str, object] = {}
     if config.design == "pingpong":
         changes["consumers"] = 2
@@ -38,6 +38,8 @@ def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Confi
         changes["cluster"] = (1, 1)
     if "stages" not in given:
         changes["stages"] = STAGES
+    if "lockstep" not in given:
+        changes["lockstep"] = config.lockstep and config.can_keep_step
     return config.replace(**changes)
 
 
@@ -63,17 +65,13 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
         turned = problem.T if config.swap else problem
         if not once[i]:
             overflows = wave_bytes(turned, config) > CAPACITY
-            config = config.replace(serpentine=overflows, lockstep=overflows and _keeps_step(config))
+            config = config.replace(serpentine=overflows, lockstep=overflows and config.can_keep_step)
         try:
             spec = KernelSpec.of(turned, config, None if config.swap else epilogue)
         except ConfigError:
             continue
         found.append(fitting(config, spec))
     return found
-
-
-def _keeps_step(config: Config) -> bool:
-    return config.design == "warp_specialized" and config.splits == config.cluster_splits == 1
 
 
 @lru_cache(maxsize=4096)

@@ -2,9 +2,9 @@
 
 Clusters of a wave walk along K together, so a wave reads each of its row and column panels from DRAM at most once;
 from wave to wave the L2 keeps what was used last, less of what it is told to evict first. An H200's counters
-(benchmarks/counters.py) are within 5 % of it for DRAM, with such hints only where clusters keep step (`lockstep`), for
-otherwise what is evicted first is gone before the last have read it, and within 7 % there. Of what the SMs of a GPC
-read from the L2 at one time the chip merges a part, unless it is multicast; that is within 10 %.
+(benchmarks/counters.py) are within 5 % of it for DRAM. With such hints they are within 7 %, if clusters keep step
+(`lockstep`); else they are up to twice as much, for what is evicted first is gone before the last have read it. Of what
+the SMs of a GPC read from the L2 at one time the chip merges a part, unless it is multicast; that is within 10 %.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def traffic(problem: Problem, config: Config, capacity: int = CAPACITY) -> Traff
         held[policy][key] = nbytes
         used[policy] += nbytes
         while sum(used.values()) > capacity:
-            kept = used["first"] <= PASSING and len(held["first"]) < sum(map(len, held.values()))
-            victim = next(name for name, queue in held.items() if queue and not (kept and name == "first"))
+            order = ("normal", "last", "first") if used["first"] <= PASSING else ("first", "normal", "last")
+            victim = next(name for name in order if held[name])
             used[victim] -= held[victim].popitem(last=False)[1]
 
     for turn, wave in enumerate(waves(problem, config)):

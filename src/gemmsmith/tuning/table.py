@@ -50,7 +50,10 @@ class Table:
 
 
 def suited(config: Config, problem: Problem) -> Config | None:
-    """A config with as many stages as the result's dtype leaves room for; None where it cannot be."""
+    """A config with as many stages as the result's dtype leaves room for, without lockstep where CTAs have one tile;
+    None where it cannot be."""
+    if config.lockstep and Space.of([config]).once(problem).all():
+        config = config.replace(lockstep=False)
     try:
         return fitting(config, KernelSpec.of(problem.T if config.swap else problem, config))
     except ConfigError:

@@ -134,7 +134,9 @@ class Synchronising(Accessing):
         add(Span(self.block, self.name, "wait", began, self.time, f"wait for {what}"))
         self.busy_since = self.time
 
-    def wait_word(self, address: Any, ready: Callable[[int], bool], order: Literal["acquire", "relaxed"]) -> Blocking:
+    def wait_word(
+        self, address: Any, ready: Callable[[int], bool], what: str, order: Literal["acquire", "relaxed"]
+    ) -> Blocking:
         address = int(address)
 
         def word() -> int:
@@ -145,7 +147,7 @@ class Synchronising(Accessing):
         if not ready(word()):
             buffer = self.state.memory.find(address)
             name = buffer.name if buffer else "a word"
-            yield Wait(lambda: ready(word()), lambda: f"{name}: a word is {word()}")
+            yield Wait(lambda: ready(word()), lambda: f"{name}: a word is {word()}, {what}")
         if order == "acquire" and (released := self.state.releases.get(address)):
             self.time = max(self.time, self.state.released_at.get(address, 0))
             for part in self.parts:
