@@ -83,6 +83,7 @@ EQUIVALENT = {
     ("move later (past grid_dependency_wait)", "cluster_wait"): "it touches no barrier and no memory",
     ("move later (past store_release)", "store_release"): "of two words that nobody waits for any more",
     ("move earlier (past store_release)", "store_release"): "the same",
+    ("move earlier (past fence_acq_rel)", "store_release"): "the simulator's atomics, which it follows, have one order",
     ("move later (past wgmma_wait)", "barrier_arrive"): "the other warpgroup only starts later",
     ("move earlier (past barrier_arrive)", "wgmma_wait"): "the same",
     ("move later (past compiler_fence)", "wgmma_wait"): "no instruction lies between; ptxas itself keeps reads behind",
