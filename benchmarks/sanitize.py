@@ -66,8 +66,8 @@ def main() -> None:
                     a, b = (rng.standard_normal(s, np.float32).astype(np.float16) for s in ((m, k), (k, n)))
                     out = np.full((m, n), np.nan, np.float16)
                     on_device = [DeviceArray.from_numpy(x) for x in (a, b, out)]
-                    config = Config(design, tile, cluster, 3, splits=splits, cluster_splits=cluster_splits)
-                    config = config.replace(lockstep=lockstep)
+                    shares = {"splits": splits, "cluster_splits": cluster_splits}
+                    config = Config(design, tile, cluster, 3, **shares, lockstep=lockstep)
                     plan = gemmsmith.plan(a, b, out=out, config=config)
                     workspace = DeviceArray.from_numpy(np.zeros(max(plan.workspace_bytes, 1), np.uint8))
                     plan.run(*on_device, workspace=workspace)

@@ -37,8 +37,8 @@ class Share:
 @dataclass(frozen=True)
 class WorkTile:
     """Element (m, n) where the CTA's tile starts, its batch, and how many k-tiles it sums: all, or a share; the last
-    first where it goes `backwards`. `whole_wave`: all clusters have a whole tile in
-    this turn; None where tiles may be shared."""
+    first where it goes `backwards`. `whole_wave`: all clusters have a whole tile in this turn; None where
+    tiles may be shared."""
 
     m: Value
     n: Value

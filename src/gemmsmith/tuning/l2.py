@@ -4,7 +4,7 @@ Clusters of a wave walk along K together, so a wave reads each of its row and co
 from wave to wave the L2 keeps what was used last, less of what it is told to evict first. An H200's counters
 (benchmarks/counters.py) are within 5 % of it for DRAM. With such hints they are within 7 %, if clusters keep step
 (`lockstep`); else they are up to twice as much, for what is evicted first is gone before the last have read it. Of what
-the SMs of a GPC read from the L2 at one time the chip merges a part, unless it is multicast; that is within 10 %.
+the SMs of a GPC read from the L2 at one time the chip merges a part, unless it is multicast; that is within 15 %.
 """
 
 from __future__ import annotations

@@ -149,6 +149,11 @@ def space(epilogue: EpilogueSpec) -> Space:
     return Space.of(list(_configs(epilogue)), epilogue)
 
 
+def has_one_tile(config: Config, problem: Problem) -> bool:
+    """Whether each CTA of a config has one tile at most."""
+    return bool(Space.of([config]).once(problem)[0])
+
+
 def has_tile(config: Config, epilogue: EpilogueSpec) -> bool:
     """Whether a config is in an epilogue's space, whatever its stages, raster and hints."""
     return _tile_of(config) in _tiles(epilogue)

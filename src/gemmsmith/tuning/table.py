@@ -16,7 +16,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.tuning.space import Space, fitting, has_tile
+from gemmsmith.tuning.space import fitting, has_one_tile, has_tile
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""
@@ -52,7 +52,7 @@ class Table:
 def suited(config: Config, problem: Problem) -> Config | None:
     """A config with as many stages as the result's dtype leaves room for, without lockstep where CTAs have one tile;
     None where it cannot be."""
-    if config.lockstep and Space.of([config]).once(problem).all():
+    if config.lockstep and has_one_tile(config, problem):
         config = config.replace(lockstep=False)
     try:
         return fitting(config, KernelSpec.of(problem.T if config.swap else problem, config))
@@ -66,7 +66,7 @@ def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | No
     found = kept().get(problem) or shipped().get(problem)
     if found is None or epilogue is None:
         return found
-    left = found.swap or not has_tile(found, epilogue) or Space.of([found]).once(problem).all()
+    left = found.swap or not has_tile(found, epilogue) or has_one_tile(found, problem)
     return None if left else found
 
 
