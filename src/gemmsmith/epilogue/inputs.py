@@ -38,14 +38,17 @@ class Part:
 
     def columns(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
         """This thread's two columns of chunk j of a spot."""
-        first = self.work.n // width + spot.column + (spot.chunk + j) * 8 + (current().lane % 4) * 2
+        first = self.first_column(width) + spot.column + (spot.chunk + j) * 8
         return first, first + 1
 
+    def first_column(self, width: int) -> Value:
+        """This thread's first column of the tile."""
+        return self.work.n // width + (current().lane % 4) * 2
+
     def columns_inside(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
-        """Whether they lie in the matrix."""
-        first, second = self.columns(spot, j, width)
-        last = self.columns_in_all // width
-        return first < last, second < last
+        """Whether they lie in the matrix: numbers known at build time beside one that is the same for all columns."""
+        first, left = spot.column + (spot.chunk + j) * 8, self.columns_in_all // width - self.first_column(width)
+        return first < left, first + 1 < left
 
     def inside(self, block: int, half: int) -> Value:
         return self.row(block, half) < self.rows_in_all
@@ -218,7 +221,7 @@ class TmaMatrices:
     """All (M, N) matrices that TMA reads, piece by piece into slots of the warpgroup's own.
 
     The warpgroup's leader starts the copies: the first pieces before the mainloop, the others as slots are freed.
-    A slot's barrier completes once for each piece it brings: pieces / slots times a tile.
+    A slot's barrier completes once for each piece it brings.
     """
 
     def __init__(self, loads: tuple[tuple[str, Tile], ...], widths: dict[str, int], slots: int, pieces: int,
@@ -238,26 +241,41 @@ class TmaMatrices:
             hw.mbarrier_init(self.barriers[i], 1)
 
     def prepare(self) -> None:
-        """Before the tiles: the parity of a slot's first piece in this tile."""
-        self.odd_uses = (self.pieces // self.slots) % 2 == 1
-        self.flip = current().var(U32, 0, "tile_parity") if self.odd_uses else None
+        """Before the tiles: the parity of the first piece in this tile of a slot that brings an odd number of them."""
+        odd = any(map(self._flips, range(self.slots)))
+        self.flip = current().var(U32, 0, "tile_parity") if odd else None
+
+    def _flips(self, slot: int) -> bool:
+        return len(range(slot, self.pieces, self.slots)) % 2 == 1
 
     def _slot(self, part: Part, piece: int) -> tuple[Value, int]:
         return part.warpgroup * self.slots, piece % self.slots
+
+    def prefetch(self, work: WorkTile, rows: int) -> None:
+        """Brings into the L2 what finds no slot before a tile's mainloop; each warpgroup has so many rows."""
+        for warpgroup in range(self.consumers):
+            for piece in range(self.slots, self.pieces):
+                for name, tile in self.loads:
+                    for box in range(tile.boxes):
+                        hw.tma_prefetch(*self._box(name, tile, work, work.m + warpgroup * rows, piece, box))
 
     def load(self, part: Part, piece: int) -> None:
         """Starts the copies of a piece. Recorded in the leader."""
         base, slot = self._slot(part, piece)
         barrier = self.barriers[slot].at(base, 8)
-        block, column = divmod(piece, self.parts)
         hw.mbarrier_arrive_expect_tx(barrier, self.bytes)
         for name, tile in self.loads:
             buffer = self.buffers[name]
             for box in range(tile.boxes):
-                n = part.work.n // self.widths[name] + column * tile.k + box * tile.box_inner
                 place = buffer[slot].at(base, buffer.slot_bytes).at(box * tile.box_bytes)
-                where = (self.maps[name], n, part.m + block * 64, part.work.batch)
+                where = self._box(name, tile, part.work, part.m, piece, box)
                 hw.tma_load(*where, place, barrier, EVICT_FIRST)  # it is read once
+
+    def _box(self, name: str, tile: Tile, work: WorkTile, m: Value, piece: int, box: int) -> tuple[Value, ...]:
+        """(map, x, y, z) of a box of a piece of a warpgroup whose rows start at m."""
+        block, column = divmod(piece, self.parts)
+        n = work.n // self.widths[name] + column * tile.k + box * tile.box_inner
+        return self.maps[name], n, m + block * 64, work.batch
 
     def begin(self, part: Part, leader: Value) -> None:
         share = part.work.share
@@ -268,7 +286,7 @@ class TmaMatrices:
     def wait(self, part: Part, piece: int) -> None:
         base, slot = self._slot(part, piece)
         parity: Value = Constant(U32, piece // self.slots % 2)
-        if self.flip is not None:
+        if self.flip is not None and self._flips(slot):
             parity = self.flip.get() ^ parity
         hw.mbarrier_wait(self.barriers[slot].at(base, 8), parity)
 

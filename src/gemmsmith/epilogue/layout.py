@@ -17,7 +17,7 @@ ALIGNMENT = 1024
 """Of swizzled tiles in shared memory."""
 TMA_BYTES = 16
 """Rows of a box are a multiple of it (CUDA driver API, cuTensorMapEncodeTiled)."""
-MOST_SLOTS = 4
+MOST_SLOTS = 8
 """Matrix pieces in flight a warpgroup; more did not help."""
 
 
@@ -25,7 +25,7 @@ MOST_SLOTS = 4
 class Layout:
     """A piece is 64 rows by `columns` columns of the accumulator. A warpgroup's part of a tile is `blocks` x `parts`
     pieces. Stores of `round` pieces go at once through one of `sets` sets of buffers; matrix operands come through
-    `slots` slots, a divisor of the pieces.
+    `slots` slots, a piece each.
     """
 
     columns: int
@@ -123,7 +123,7 @@ def _rounds(left: int, over: int, pieces: int, load: int, store: int) -> tuple[i
     """
     if load:
         load += BARRIER_BYTES
-        both = [(slots, sets) for slots in range(1, MOST_SLOTS + 1) for sets in (1, 2) if pieces % slots == 0]
+        both = [(slots, sets) for slots in range(1, MOST_SLOTS + 1) for sets in (1, 2) if slots <= pieces]
         fits = [(a, b) for a, b in both if b * store <= (over or left - a * load) and a * load <= left]
         slots, sets = max(fits, default=(1, 1))
         return 1, min(sets, pieces), slots

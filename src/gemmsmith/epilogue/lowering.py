@@ -99,6 +99,11 @@ class Epilogue:
         if self.matrices:
             self.matrices.begin(self.part, self.leader)
 
+    def foresee(self, work: WorkTile) -> None:
+        """In the producer, behind a tile's last copies: what the tile's epilogue has yet to read comes nearer."""
+        if self.matrices:
+            self.matrices.prefetch(work, self.spec.warpgroup_rows)
+
     def consume(self, accumulator: Accumulator) -> None:
         """Computes and stores the warpgroup's part of the tile."""
         k, plan, part = current(), self.layout, self.part

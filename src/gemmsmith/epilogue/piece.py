@@ -154,6 +154,7 @@ class Piece:
             for j in range(spot.count):
                 for half in range(2):
                     reduction.add(part, spot, j, half, here.pair(index, j, half))
+            reduction.cells.fence()
 
 
 def _product(accumulator: Accumulator, block: int, chunk: Value, j: int, half: int) -> tuple[Value, Value]:

@@ -98,6 +98,11 @@ class _Cells:
     def add(self, i: ValueLike, x: Value) -> None:
         self.set(i, self.monoid.merge(self.get(i), self.monoid.lift(x)))
 
+    def fence(self) -> None:
+        """Sums what was added so far here: the compiler would keep hundreds of summands for later, and spill."""
+        for array in self.arrays:
+            hw.compiler_fence(array)
+
     def across(self, i: ValueLike, masks: tuple[int, ...]) -> None:
         """Combines the cell over lanes whose numbers differ in these bits; all of them get the result."""
         state = self.get(i)

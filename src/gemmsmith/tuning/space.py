@@ -39,9 +39,9 @@ SMALLEST_SHARE = 4
 """K-tiles."""
 WASTE = 1.05
 """Of the last wave, from which cutting it up is tried."""
-WIDEST = {"warp_specialized": 256, "pingpong": 224}
-"""Columns of 64 rows, a warpgroup's, beside which registers hold further matrices and reductions; half as many of 128
-rows, beside which a single warpgroup, with its 255 a thread, holds one."""
+WIDEST, NARROWER = 400, 16
+"""Columns of 64 rows, a warpgroup's, and how many fewer with each further matrix and reduction beside them: beyond,
+more than a few words of a tile spill."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions with so many intermediate values that they spill beside the largest accumulators."""
 
@@ -169,14 +169,13 @@ def _tiles(epilogue: EpilogueSpec) -> frozenset[tuple[Any, ...]]:
 
 
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
-    held, light = _held(epilogue), _light(epilogue)
-    cooperative = COOPERATIVE + SHARED * (held > 1)
+    held, heavy, light = _held(epilogue), _heavy(epilogue), _light(epilogue)
+    cooperative = COOPERATIVE + SHARED * heavy
     tiles: list[tuple[Design, int, int, int]] = [("warp_specialized", *t) for t in cooperative]
     tiles += [("pingpong", *t, 2) for t in PINGPONG]
     for design, m, n, consumers in tiles:
         blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
-        room = 2 if held == consumers == 1 else 1
-        crowded = held > 0 and (blocks > room or blocks * n > WIDEST[design])
+        crowded = blocks * n > WIDEST - NARROWER * held or (heavy and blocks > 1)
         crowded |= not light and blocks * n / 2 > 0.8 * most_accumulators(Config(design, consumers=consumers))
         if not suits(epilogue.graph, epilogue.tma, n) or crowded:
             continue
@@ -206,6 +205,12 @@ def _held(epilogue: EpilogueSpec) -> int:
     matrices = [o.extent for o in graph.operands] + [extents[r.node] for r in graph.results]
     reductions = sum(node.op == "reduce" for node in graph.nodes)
     return max(sum(extent.is_matrix for extent in matrices) - 1, 0) + reductions
+
+
+def _heavy(epilogue: EpilogueSpec) -> bool:
+    """Whether it needs so many that a warpgroup should have 64 rows: sums of columns, a matrix read without TMA."""
+    summed = any(node.op == "reduce" and node.value[1] == "m" for node in epilogue.graph.nodes)
+    return summed or any(o.extent.is_matrix and o.name not in epilogue.tma for o in epilogue.graph.operands)
 
 
 def _light(epilogue: EpilogueSpec) -> bool:

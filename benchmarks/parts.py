@@ -1,0 +1,114 @@
+"""What is left of a kernel's time without some of its work, beside the whole kernel and torch.mm, in one run.
+
+Lines are cut out of the generated source: the copies of A but for those of the first k-tiles, the stores of D and,
+where few rows leave it little, the math. The results are wrong; what is left reads the weights and multiplies, and no
+kernel that only moves A and D better gets below it. Shapes with M <= 64, those over 32 MiB that are slower than 0.95 of
+a copy of as many bytes, are compared with that.
+
+    python benchmarks/parts.py --json benchmarks/results/parts-h200.json
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import statistics
+from typing import Any
+from unittest import mock
+
+import torch
+from dense import block, block_seconds, captured, options, rotated, save, sm_clock
+from suite import SUITE, Shape, classes
+
+import gemmsmith
+from gemmsmith import Config
+from gemmsmith.backends.cuda import launcher
+from gemmsmith.backends.cuda.compiler import Compiled, compile_source
+
+COPIED: list[Shape] = [(16, 4096, 4096), (16, 6144, 4096), (16, 32768, 512), (64, 4096, 4096), (64, 6144, 4096),
+                       (64, 32768, 512), (64, 24576, 1536), (64, 4096, 14336)]  # fmt: skip
+"""Over 32 MiB, and slower than 0.95 of a copy."""
+SHAPES = [s for s in SUITE if "middle, M 128 to 512" in classes(s)] + COPIED
+
+
+def variants(m: int) -> dict[str, tuple[str, ...]]:
+    """What is left out, by what is left."""
+    return {"all": (), "b alone": ("a", "d", "math")} if m <= 64 else {"all": (), "b and math": ("a", "d")}
+
+
+def without(source: str, parts: tuple[str, ...], config: Config) -> str:
+    """The source of a kernel of `config` without some parts."""
+    if not parts:
+        return source
+    place = source.rindex("    grid_dependency_wait();\n")
+    head, tail = source[:place], source[place:]
+    weights = "a" if config.swap else "b"
+    if "a" in parts:
+        other = "b" if weights == "a" else "a"
+        rows = config.tile[0 if other == "a" else 1]
+        tail, cut = re.subn(rf"\n\s*tma_load(_multicast)?\(&{other},[^;]*;", "", tail)
+        fewer = f", stage_bytes - {2 * rows * config.tile[2]}u);"
+        tail, expected = re.subn(r"(?<=mbarrier_arrive_expect_tx)(\([^;]*), stage_bytes\);", rf"\1{fewer}", tail)
+        if not cut or not expected:
+            raise SystemExit(f"{config}: no copies found")
+    if "d" in parts:
+        tail = re.sub(r"\n\s*tma_store\([^;]*;", "", tail)
+    if "math" in parts:
+        tail = re.sub(r"\n\s*wgmma_m64[^;]*;", "", tail)
+    return head + tail
+
+
+def measure(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
+    """One row: microseconds of torch.mm, of the kernel, of what is left of it, and of a copy."""
+    sets = rotated(m, n, k, torch.bfloat16, "nt", least=2)
+    config = gemmsmith.plan(*sets[0][:2], out=sets[0][2]).config
+    graphs = {"torch": captured(lambda a, b, d: torch.mm(a, b, out=d), sets)} if m > 64 else {}
+    alive: list[Any] = []
+    for name, parts in variants(m).items():
+
+        def cut(source: str, symbol: str, parts: tuple[str, ...] = parts) -> Compiled:
+            return compile_source(without(source, parts, config) if "tma_load" in source else source, symbol)
+
+        launcher._LOADED.clear()
+        with mock.patch.object(launcher, "compile_source", cut):
+            plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=config)
+            space = torch.empty(max(16, plan.workspace_bytes), dtype=torch.uint8, device="cuda")
+            graphs[name] = captured(lambda a, b, d, p=plan, s=space: p.run(a, b, d, workspace=s), sets)
+        alive += [plan, space]
+    if m <= 64:
+        size = m * k + k * n + m * n
+        halves = [torch.empty(2, size, dtype=torch.uint8, device="cuda") for _ in sets]
+        graphs["copy"] = captured(lambda x: x[1].copy_(x[0]), [(x,) for x in halves])
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    clocks = []
+    for _ in range(rounds):
+        order = list(graphs)
+        random.shuffle(order)
+        for name in order:
+            times[name].append(block(graphs[name], len(sets), block_seconds(m)))
+        clocks.append(sm_clock())
+    us = {name: statistics.median(t) for name, t in times.items()}
+    return {"m": m, "n": n, "k": k, "us": us, "config": str(config), "sm_mhz": clocks}
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--shape", action="append", help="MxNxK instead of the suite's; may be repeated")
+    parser.add_argument("--rounds", type=int, default=2)
+    arguments = parser.parse_args()
+    shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SHAPES
+    rows = []
+    for m, n, k in shapes:
+        rows.append(measure(m, n, k, arguments.rounds))
+        us = rows[-1]["us"]
+        print(f"{m:>6} {n:>6} {k:>6}  " + "  ".join(f"{name} {t:.2f}" for name, t in us.items()), flush=True)
+        save(arguments.json, rows)
+    for against, found in (("torch", [r for r in rows if r["m"] > 64]), ("copy", [r for r in rows if r["m"] <= 64])):
+        for name in variants(found[0]["m"]) if found else ():
+            ratios = [r["us"][against] / r["us"][name] for r in found]
+            print(f"{against} / {name}: geometric mean {statistics.geometric_mean(ratios):.3f} of {len(found)} shapes, "
+                  f"{min(ratios):.3f} to {max(ratios):.3f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
