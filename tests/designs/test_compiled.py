@@ -134,6 +134,21 @@ def test_no_spills_beside_the_largest_accumulators(name: str) -> None:
         assert (r.spill_stores, r.spill_loads, r.stack) == (0, 0, 0), tile
 
 
+@pytest.mark.parametrize(("n", "words"), [(192, 2), (184, 0), (176, 2), (128, 0)])
+def test_sums_of_rows_beside_the_largest_accumulators(n: int, words: int) -> None:
+    """What is summed is not kept for later; at most a few words that all tiles share are, once a tile."""
+
+    def sums(acc: Any, bias: Any) -> Any:
+        x = (acc + bias).maximum(0.0)
+        return x, x.sum(-1)
+
+    a, b = Spec((8192, 4096), "bf16"), Spec((4096, 28672), "bf16", (1, 4096))
+    config = Config(tile=(256, n, 64), cluster=(1, 2), stages=3, raster="n", serpentine=True, lockstep=True)
+    plan = gemmsmith.plan(a, b, epilogue=sums, operands={"bias": Spec((28672,), "bf16")}, config=config)
+    assert any((x.tile, x.cluster) == (config.tile, config.cluster) for x in space(plan.spec.epilogue).configs)
+    assert plan.resources.spill_stores <= 4 * words
+
+
 @pytest.mark.parametrize("n", [128, 112, 64])
 def test_no_spills_where_one_warpgroup_has_a_tile(n: int) -> None:
     """And one further matrix, or a reduction."""

@@ -81,3 +81,39 @@ def test_uneven_rounds_store_every_column() -> None:
     done = gemmsmith.simulate(a, b, out=out, config=config)
     assert done.hazards == []
     bounds.check(out, a, b, FP32, BF16).require()
+
+
+def test_slots_that_do_not_divide_the_pieces() -> None:
+    """Of five pieces a tile two slots bring three and two: their barriers' parities part in a CTA's later tiles."""
+    rng = np.random.default_rng()
+    a, b, c, d = (
+        rng.standard_normal(shape, np.float32).astype(ml_dtypes.bfloat16)
+        for shape in ((120, 70), (70, 800), (120, 800), (120, 800))
+    )
+    plan = gemmsmith.plan(
+        a, b, epilogue=lambda acc, c, d: acc + c * d, operands={"c": c, "d": d}, out_dtype="fp32",
+        config=Config(tile=(64, 160, 64), cluster=(1, 1), stages=7, consumers=1),
+    )  # fmt: skip
+    found = layout(plan.spec)
+    assert (found.pieces, found.slots) == (5, 2)
+    out = np.full((120, 800), np.nan, np.float32)
+    done = plan.simulate(a, b, out, operands={"c": c, "d": d})
+    assert done.hazards == []
+    wide = [x.astype(np.float64) for x in (a, b, c, d)]
+    np.testing.assert_allclose(out, wide[0] @ wide[1] + wide[2] * wide[3], rtol=1e-5, atol=1e-4)
+
+
+def test_a_clusters_ctas_finish_a_part_of_the_columns_each() -> None:
+    """Where that makes parts of 16 bytes, and no function wants a tile's columns together."""
+
+    def columns(tile: int, splits: int, epilogue: EpilogueSpec = EPILOGUE) -> int:
+        config = Config(tile=(64, tile, 64), cluster=(1, 1), stages=3, consumers=1, cluster_splits=splits)
+        return KernelSpec(config, BF16, FP32, "K", "K", epilogue).finished_columns
+
+    assert [columns(64, 2), columns(64, 4), columns(16, 2), columns(80, 2)] == [32, 16, 8, 40]
+    assert [columns(24, 2), columns(64, 3)] == [24, 64]
+    a, b = Spec((64, 64), "bf16"), Spec((64, 3072), "bf16", (1, 64))
+    gated = gemmsmith.plan(a, b, epilogue=lambda acc: acc.chunk(2)[0] * acc.chunk(2)[1]).spec.epilogue
+    small = gemmsmith.plan(a, b, epilogue=lambda acc: acc.to("fp8_e4m3")).spec.epilogue
+    assert columns(64, 2, gated) == 64
+    assert [columns(32, 2, small), columns(16, 2, small)] == [16, 16]

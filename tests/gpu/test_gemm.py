@@ -47,6 +47,7 @@ CONFIGS = [
     Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, cluster_splits=4),
     Config(tile=(128, 64, 64), cluster=(1, 2), cluster_splits=2, raster="n"),
     Config("multistage", (64, 128, 64), (1, 1), 4, 1, cluster_splits=2),
+    Config(tile=(128, 24, 64), cluster=(1, 1), cluster_splits=2),
     Config(tile=(128, 16, 64), cluster=(1, 1), stages=8, swap=True),
     Config(tile=(64, 8, 128), cluster=(1, 1), consumers=1, stages=8, splits=2, swap=True),
     Config(tile=(64, 16, 256), cluster=(1, 1), consumers=1, stages=4, cluster_splits=2, swap=True),

@@ -28,6 +28,7 @@ CONFIGS += [
     CONFIGS[0].replace(splits=0),
     CONFIGS[1].replace(splits=3),
     CONFIGS[0].replace(cluster_splits=2),
+    CONFIGS[0].replace(cluster_splits=2, tile=(128, 40, 64)),
 ]
 WHOLE, SHARED, IN_CLUSTER = (512, 128, 320, 2), (256, 192, 320, 4), (256, 128, 320, 4)
 """M, N, K and CTAs: several tiles a CTA, or tiles that CTAs share, and more k-tiles than stages."""

@@ -44,6 +44,14 @@ class EpilogueSpec:
         return EpilogueSpec(bare(d.dtype), tma, tall)
 
 
+def finishers(config: Config, graph: Graph) -> int:
+    """CTAs that finish a part of a tile's columns each, of those of a cluster that share its K: all of them, where that
+    makes parts of 8 columns and of 16 bytes and no function wants more of them; else one finishes it."""
+    dtypes = [o.dtype for o in graph.operands] + [r.dtype for r in graph.results]
+    columns = max([8, *(16 // dtype.bytes for dtype in dtypes if dtype)]) * config.cluster_splits
+    return config.cluster_splits if graph.turns and config.tile[1] % columns == 0 else 1
+
+
 def most_accumulators(config: Config) -> int:
     """Registers a thread that its accumulator may take: with 512 threads a CTA ptxas has 128 for all."""
     return 100 if config.consumers == 3 and config.design != "multistage" else 200
@@ -107,9 +115,19 @@ class KernelSpec:
         return self.multicast_size * self.config.cluster_splits
 
     @property
+    def finishers(self) -> int:
+        """CTAs of a cluster that finish a part of one tile's columns each."""
+        return finishers(self.config, self.epilogue.graph)
+
+    @property
+    def finished_columns(self) -> int:
+        """Columns of a tile that one CTA finishes."""
+        return self.config.tile[1] // self.finishers
+
+    @property
     def exchange_bytes(self) -> int:
         """Shared memory into which the CTAs of a cluster that share a tile bring their sums."""
-        registers = self.accumulator_registers * self.config.consumers
+        registers = self.accumulator_registers // self.finishers * self.config.consumers
         return (self.config.cluster_splits - 1) * registers * 4 * 128
 
     @property

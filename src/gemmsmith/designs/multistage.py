@@ -42,7 +42,7 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
         epilogue.prepare()
         sums.prepare()
         with scheduler.each(place) as tile:
-            epilogue.begin(tile, warpgroup, rows)
+            epilogue.begin(sums.mine(tile), warpgroup, rows)
             with feed.rest(ahead) as k_tile:
                 produce(tile, k_tile)
             with k.when(tile.k_tiles == 0):
@@ -60,8 +60,8 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
             accumulator.wait(pending=0)
             with k.when(tile.k_tiles > 0):
                 feed.pipe.consumer_release(last.get())
-            with sums.finished(accumulator, tile, warpgroup):
-                epilogue.consume(accumulator)
+            with sums.finished(accumulator, tile, warpgroup) as whole:
+                epilogue.consume(whole)
         with k.when(producer):
             feed.tail(write)
         epilogue.finish()

@@ -51,7 +51,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
         epilogue.prepare()
         sums.prepare()
         with scheduler.each(place) as tile:
-            epilogue.begin(tile, warpgroup, rows)
+            epilogue.begin(sums.mine(tile), warpgroup, rows)
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
@@ -66,8 +66,8 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
             accumulator.wait(pending=0)
             with k.when(tile.k_tiles > 0):
                 feed.pipe.consumer_release(last.get())
-            with sums.finished(accumulator, tile, warpgroup):
-                epilogue.consume(accumulator)
+            with sums.finished(accumulator, tile, warpgroup) as whole:
+                epilogue.consume(whole)
             feed.end(tile)
         epilogue.finish()
         sums.finish(warpgroup)

@@ -251,31 +251,19 @@ class TmaMatrices:
     def _slot(self, part: Part, piece: int) -> tuple[Value, int]:
         return part.warpgroup * self.slots, piece % self.slots
 
-    def prefetch(self, work: WorkTile, rows: int) -> None:
-        """Brings into the L2 what finds no slot before a tile's mainloop; each warpgroup has so many rows."""
-        for warpgroup in range(self.consumers):
-            for piece in range(self.slots, self.pieces):
-                for name, tile in self.loads:
-                    for box in range(tile.boxes):
-                        hw.tma_prefetch(*self._box(name, tile, work, work.m + warpgroup * rows, piece, box))
-
     def load(self, part: Part, piece: int) -> None:
         """Starts the copies of a piece. Recorded in the leader."""
         base, slot = self._slot(part, piece)
         barrier = self.barriers[slot].at(base, 8)
+        block, column = divmod(piece, self.parts)
         hw.mbarrier_arrive_expect_tx(barrier, self.bytes)
         for name, tile in self.loads:
             buffer = self.buffers[name]
             for box in range(tile.boxes):
+                n = part.work.n // self.widths[name] + column * tile.k + box * tile.box_inner
                 place = buffer[slot].at(base, buffer.slot_bytes).at(box * tile.box_bytes)
-                where = self._box(name, tile, part.work, part.m, piece, box)
+                where = (self.maps[name], n, part.m + block * 64, part.work.batch)
                 hw.tma_load(*where, place, barrier, EVICT_FIRST)  # it is read once
-
-    def _box(self, name: str, tile: Tile, work: WorkTile, m: Value, piece: int, box: int) -> tuple[Value, ...]:
-        """(map, x, y, z) of a box of a piece of a warpgroup whose rows start at m."""
-        block, column = divmod(piece, self.parts)
-        n = work.n // self.widths[name] + column * tile.k + box * tile.box_inner
-        return self.maps[name], n, m + block * 64, work.batch
 
     def begin(self, part: Part, leader: Value) -> None:
         share = part.work.share

@@ -8,7 +8,7 @@ from functools import lru_cache
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph
-from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, KernelSpec
+from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, KernelSpec, finishers
 from gemmsmith.core.tile import Tile
 
 CHUNK = 8
@@ -91,8 +91,9 @@ def layout(spec: KernelSpec) -> Layout:
     """The layout of a spec's epilogue. ConfigError where the tile does not suit it."""
     graph, config = spec.epilogue.graph, spec.config
     extents = graph.extents()
-    columns = piece_columns(graph, spec.epilogue.tma, config.tile[1])
-    blocks, parts = spec.warpgroup_rows // WGMMA_M, config.tile[1] // columns
+    n = spec.finished_columns
+    columns = piece_columns(graph, spec.epilogue.tma, n)
+    blocks, parts = spec.warpgroup_rows // WGMMA_M, n // columns
     loads = [
         (o.name, Tile(o.dtype, WGMMA_M, columns // o.extent.width, "K"))
         for o in graph.operands
@@ -103,10 +104,10 @@ def layout(spec: KernelSpec) -> Layout:
         for r in graph.results
         if extents[r.node].is_matrix and r.dtype
     ]
-    vectors = [(o.name, config.tile[1] // o.extent.width) for o in graph.operands if o.extent.width and not o.extent.m]
+    vectors = [(o.name, n // o.extent.width) for o in graph.operands if o.extent.width and not o.extent.m]
     left = SHARED_LIMIT - config.stages * (spec.stage_bytes + BARRIER_BYTES) - spec.exchange_bytes
     left -= ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
-    left -= -(-config.consumers * sum(4 * n for _, n in vectors) // ALIGNMENT) * ALIGNMENT
+    left -= -(-config.consumers * sum(4 * count for _, count in vectors) // ALIGNMENT) * ALIGNMENT
     left //= config.consumers
     over = config.stages * spec.stage_bytes // config.consumers if config.reuse else 0
     load, store = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
@@ -137,7 +138,7 @@ def least_bytes(graph: Graph, tma: frozenset[str], config: Config) -> int:
     """Shared memory an epilogue should be left beside the stages: each warpgroup two pieces of everything, if it has as
     many; and, where it only stores, a quarter of what it stores, or one piece that is as wide as the tile. Stores that
     reuse the stages need none."""
-    n, consumers = config.tile[1], config.consumers
+    n, consumers = config.tile[1] // finishers(config, graph), config.consumers
     extents, columns = graph.extents(), piece_columns(graph, tma, n)
     loads = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
     stores = [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix]

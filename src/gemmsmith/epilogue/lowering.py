@@ -71,7 +71,7 @@ class Epilogue:
         if extent.is_matrix:
             return DirectMatrix(operand)
         if extent.width:
-            return Row(operand, self.spec.config.tile[1] // extent.width, self.spec.config.consumers)
+            return Row(operand, self.spec.finished_columns // extent.width, self.spec.config.consumers)
         return Column(operand, self.layout.blocks) if extent.m else Scalar(operand)
 
     @property
@@ -98,11 +98,6 @@ class Epilogue:
             x.begin(self.part)
         if self.matrices:
             self.matrices.begin(self.part, self.leader)
-
-    def foresee(self, work: WorkTile) -> None:
-        """In the producer, behind a tile's last copies: what the tile's epilogue has yet to read comes nearer."""
-        if self.matrices:
-            self.matrices.prefetch(work, self.spec.warpgroup_rows)
 
     def consume(self, accumulator: Accumulator) -> None:
         """Computes and stores the warpgroup's part of the tile."""

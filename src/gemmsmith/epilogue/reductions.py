@@ -158,7 +158,7 @@ class Reduction:
     def end_tile(self, part: Part) -> None:
         k = current()
         if self.axis == "n":
-            tile = part.work.n // self.spec.config.tile[1]
+            tile = part.work.n // self.spec.finished_columns
             for i in range(2 * self.layout.blocks):
                 self.cells.across(i, (1, 2))
                 row = part.row(i // 2, i % 2)
@@ -171,7 +171,7 @@ class Reduction:
     def _warp_of_all(self, part: Part) -> Value:
         """A number for this warp's part of this tile, among all tiles of all batches."""
         k = current()
-        (m, n, _), warps = self.spec.config.tile, 4 * self.spec.config.tile_warpgroups
+        m, n, warps = self.spec.config.tile[0], self.spec.finished_columns, 4 * self.spec.config.tile_warpgroups
         tile = part.work.batch * self.elements + part.work.m // m * self.parts + part.work.n // n
         warpgroup = part.warpgroup if self.spec.config.tile_warpgroups > 1 else 0
         return tile * warps + warpgroup * 4 + k.warp_index % 4
@@ -239,7 +239,7 @@ def partials(
     kind: str, axis: str, width: int, spec: KernelSpec, m: int, n: int, batch: int
 ) -> tuple[Partials, dict[str, int]]:
     """The partials of a reduction of an (m, n) product, and the kernel's arguments: parts, elements."""
-    (tile_m, tile_n, _), cluster = spec.config.tile, spec.config.cluster
+    tile_m, tile_n, cluster = spec.config.tile[0], spec.finished_columns, spec.config.cluster
     if axis == "n":
         shape = Partials(kind, batch, -(-n // tile_n), m)
         return shape, {"parts": shape.parts, "elements": shape.elements}
@@ -247,6 +247,7 @@ def partials(
         shape = Partials(kind, batch, -(-m // 16), n // max(width, 1))
         return shape, {"parts": shape.parts, "elements": shape.elements}
     rows = -(-m // (tile_m * cluster[0])) * cluster[0]
-    columns = -(-n // (tile_n * cluster[1])) * cluster[1]
+    across = cluster[1] * spec.finishers
+    columns = -(-n // (tile_n * across)) * across
     shape = Partials(kind, 1, batch * rows * columns * 4 * spec.config.tile_warpgroups, 1)
     return shape, {"parts": columns, "elements": rows * columns}

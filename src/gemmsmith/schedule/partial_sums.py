@@ -40,6 +40,10 @@ class PartialSums:
     def pipelines(self) -> tuple[Initialised, ...]:
         return ()
 
+    def mine(self, tile: WorkTile) -> WorkTile:
+        """What of a tile this CTA finishes: all of it."""
+        return tile
+
     def prepare(self) -> None:
         """In the math warpgroups, before their first tile: nothing."""
 
@@ -47,11 +51,11 @@ class PartialSums:
         """After the last tile: nothing."""
 
     @contextmanager
-    def finished(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[None]:
+    def finished(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
         """What is recorded inside sees the tile's whole sum, in the cluster that finishes it."""
         k, share = current(), tile.share
         if share is None:
-            yield
+            yield accumulator
             return
         leader = k.thread % THREADS == 0
         with k.when(~share.finishes):
@@ -59,7 +63,7 @@ class PartialSums:
         with k.when(share.finishes):
             with k.range(share.cluster - share.other, name="giver") as giver, k.when(share.first > 0):
                 self._take(accumulator, share.other + giver, warpgroup, leader)
-            yield
+            yield accumulator
 
     def _slot(self, cluster: Value, warpgroup: Value) -> Value:
         """The number of a warpgroup's slot."""
@@ -92,16 +96,17 @@ class PartialSums:
         take(accumulator, lambda values, offset: hw.load_global(values, place + offset.to(U64), True))
 
 
-def width_of(accumulator: Accumulator) -> int:
-    """Registers that are moved at once."""
-    return 4 if len(accumulator.blocks[0]) % 4 == 0 else 2
+def width_of(accumulator: Accumulator, parts: int = 1) -> int:
+    """Registers of a part of the columns that are moved at once."""
+    return 4 if len(accumulator.blocks[0]) // parts % 4 == 0 else 2
 
 
-def give(accumulator: Accumulator, store: Move) -> None:
-    """Stores all registers, a vector at a time; a vector of all threads lies side by side."""
-    for block, i, values, offset in _vectors(accumulator):
+def give(accumulator: Accumulator, store: Move, part: int = 0, parts: int = 1) -> None:
+    """Stores the registers of a part of the columns, a vector at a time; a vector of all threads lies side by side."""
+    for block, i, values, offset in _vectors(accumulator, parts):
+        first = part * (len(block) // parts)
         for j in range(len(values)):
-            values[j] = block[i * len(values) + j]
+            values[j] = block[i * len(values) + (first + j)]
         store(values, offset)
 
 
@@ -113,11 +118,11 @@ def take(accumulator: Accumulator, load: Move) -> None:
             accumulator.add(block, i * len(values) + j, values[j])
 
 
-def _vectors(accumulator: Accumulator) -> Iterator[tuple[Registers, Value, Registers, Value]]:
+def _vectors(accumulator: Accumulator, parts: int = 1) -> Iterator[tuple[Registers, Value, Registers, Value]]:
     """(block, number of a vector in it, registers to move it through, bytes from this thread's first vector)."""
-    k, width = current(), width_of(accumulator)
+    k, width = current(), width_of(accumulator, parts)
     for n, block in enumerate(accumulator.blocks):
-        count = len(block) // width
+        count = len(block) // parts // width
         with k.unroll(count, name="vector") as i:
             yield block, i, k.registers(block.type, width, "values"), (i + n * count) * (4 * width * THREADS)
 

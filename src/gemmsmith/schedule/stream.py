@@ -72,7 +72,7 @@ class StreamScheduler(TileScheduler):
 
 
 class ClusterScheduler(TileScheduler):
-    """The CTAs of a cluster share the k-tiles of each of its tiles; the last finishes it."""
+    """The CTAs of a cluster share the k-tiles of each of its tiles; each finishes a part of it, or the last all."""
 
     @contextmanager
     def each(self, place: ClusterPosition, turns: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
@@ -95,7 +95,7 @@ class ClusterScheduler(TileScheduler):
         assert isinstance(place.k, Value)
         begin = (place.k * self.k_tiles // splits).named("first_k_tile")
         count = ((place.k + 1) * self.k_tiles // splits - begin).named("k_tiles_of_share")
-        finishes = (place.k == splits - 1).named("finishes")
+        finishes = (place.k >= splits - self.spec.finishers).named("finishes")
         return count, Share(begin, finishes, self.cluster, self.cluster, Constant(I32, 0))
 
 

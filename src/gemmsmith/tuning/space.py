@@ -11,7 +11,15 @@ import numpy as np
 
 from gemmsmith.core.config import Config, Design
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, EpilogueSpec, KernelSpec, most_accumulators
+from gemmsmith.core.spec import (
+    BARRIER_BYTES,
+    SHARED_LIMIT,
+    WGMMA_M,
+    EpilogueSpec,
+    KernelSpec,
+    finishers,
+    most_accumulators,
+)
 from gemmsmith.epilogue.layout import ALIGNMENT, least_bytes, suits
 
 Column = np.ndarray[Any, Any]
@@ -39,9 +47,6 @@ SMALLEST_SHARE = 4
 """K-tiles."""
 WASTE = 1.05
 """Of the last wave, from which cutting it up is tried."""
-WIDEST, NARROWER = 400, 16
-"""Columns of 64 rows, a warpgroup's, and how many fewer with each further matrix and reduction beside them: beyond,
-more than a few words of a tile spill."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions with so many intermediate values that they spill beside the largest accumulators."""
 
@@ -169,13 +174,13 @@ def _tiles(epilogue: EpilogueSpec) -> frozenset[tuple[Any, ...]]:
 
 
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
-    held, heavy, light = _held(epilogue), _heavy(epilogue), _light(epilogue)
+    heavy, light = _heavy(epilogue), _light(epilogue)
     cooperative = COOPERATIVE + SHARED * heavy
     tiles: list[tuple[Design, int, int, int]] = [("warp_specialized", *t) for t in cooperative]
     tiles += [("pingpong", *t, 2) for t in PINGPONG]
     for design, m, n, consumers in tiles:
         blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
-        crowded = blocks * n > WIDEST - NARROWER * held or (heavy and blocks > 1)
+        crowded = heavy and blocks > 1
         crowded |= not light and blocks * n / 2 > 0.8 * most_accumulators(Config(design, consumers=consumers))
         if not suits(epilogue.graph, epilogue.tma, n) or crowded:
             continue
@@ -194,38 +199,37 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
                 if few:
                     swapped = base.replace(swap=True)
                     yield swapped
-                    yield from _shares(swapped)
+                    yield from _shares(swapped, epilogue)
                 elif n % 16 == 0:
-                    yield from _shares(base)
-
-
-def _held(epilogue: EpilogueSpec) -> int:
-    """What an epilogue needs many registers for: matrices beside the first, and reductions."""
-    graph, extents = epilogue.graph, epilogue.graph.extents()
-    matrices = [o.extent for o in graph.operands] + [extents[r.node] for r in graph.results]
-    reductions = sum(node.op == "reduce" for node in graph.nodes)
-    return max(sum(extent.is_matrix for extent in matrices) - 1, 0) + reductions
+                    yield from _shares(base, epilogue)
 
 
 def _heavy(epilogue: EpilogueSpec) -> bool:
-    """Whether it needs so many that a warpgroup should have 64 rows: sums of columns, a matrix read without TMA."""
-    summed = any(node.op == "reduce" and node.value[1] == "m" for node in epilogue.graph.nodes)
-    return summed or any(o.extent.is_matrix and o.name not in epilogue.tma for o in epilogue.graph.operands)
+    """Whether an epilogue needs so many registers that a warpgroup should have 64 rows: for matrices beside the first
+    and reductions, if they are two, for sums of columns, and for a matrix that is read without TMA."""
+    graph, extents = epilogue.graph, epilogue.graph.extents()
+    matrices = [o.extent for o in graph.operands] + [extents[r.node] for r in graph.results]
+    reductions = [node for node in graph.nodes if node.op == "reduce"]
+    held = max(sum(extent.is_matrix for extent in matrices) - 1, 0) + len(reductions)
+    summed = any(node.value[1] == "m" for node in reductions)
+    return held > 1 or summed or any(o.extent.is_matrix and o.name not in epilogue.tma for o in graph.operands)
 
 
 def _light(epilogue: EpilogueSpec) -> bool:
-    """Whether the largest accumulators leave it registers: the bare product, or little more, stored by TMA."""
+    """Whether the largest accumulators leave it registers, and memory: the bare product, or little more, stored by TMA.
+    A matrix wants pieces of 64 columns, and two of them before the mainloop ends (tries-h200.json)."""
     graph, extents = epilogue.graph, epilogue.graph.extents()
     vectors = [o for o in graph.operands if o.extent.m or o.extent.width]
+    loads = any(o.extent.is_matrix for o in vectors)
     rich = epilogue.exact or any(node.op in RICH for node in graph.nodes)
     direct = any(extents[r.node].is_matrix and r.name not in epilogue.tma for r in graph.results)
-    return not graph.computes or (len(vectors) <= 1 and not rich and not direct)
+    return not graph.computes or not (len(vectors) > 1 or loads or rich or direct)
 
 
 def _reusing(c: Config, epilogue: EpilogueSpec) -> int:
     """Of a single warpgroup's tile that TMA stores, and two stages surely hold; two warpgroups lose by it."""
     stored = sum(r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.tma)
-    (m, n, k), slots = c.tile, _slots(c)
+    (m, n, k), slots = c.tile, _slots(c, epilogue)
     stage = (m + n) * k * 2
     fits = 0 < m * n * stored <= 2 * stage
     lone = c.design == "warp_specialized" and c.consumers == c.splits == 1 and not c.swap
@@ -234,18 +238,18 @@ def _reusing(c: Config, epilogue: EpilogueSpec) -> int:
     return stages_that_fit(reuse, epilogue, stage, taken) if fits and lone else 0
 
 
-def _slots(c: Config) -> int:
+def _slots(c: Config, epilogue: EpilogueSpec) -> int:
     """Bytes into which the CTAs of a cluster bring their sums."""
-    return (c.cluster_splits - 1) * c.tile[0] * c.tile[1] * 4
+    return (c.cluster_splits - 1) * c.tile[0] * c.tile[1] * 4 // finishers(c, epilogue.graph)
 
 
-def _shares(base: Config) -> Iterator[Config]:
+def _shares(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
     if base.design == "pingpong" or base.cluster == FOUR or base.consumers == 3:  # of three, registers are few
         return
     for splits in SPLITS:
         yield base.replace(splits=splits)
     m, n, k = base.tile
     for splits in CLUSTER_SPLITS:
-        stages = base.stages - -(-_slots(base.replace(cluster_splits=splits)) // ((m + n) * k * 2))
+        stages = base.stages - -(-_slots(base.replace(cluster_splits=splits), epilogue) // ((m + n) * k * 2))
         if base.cluster[0] * base.cluster[1] * splits in RESIDENT and stages >= 3:
             yield base.replace(cluster_splits=splits, stages=stages)
