@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -92,6 +93,21 @@ def block(graph: torch.cuda.CUDAGraph, calls: int, seconds: float, warm_up: floa
         replays += 1
     repeats = max(1, round(replays * seconds / warm_up * 1.1))
     return replayed(graph, repeats) / repeats / calls
+
+
+def shuffled(
+    graphs: dict[str, torch.cuda.CUDAGraph], calls: int, seconds: float, rounds: int
+) -> tuple[dict[str, list[float]], list[int]]:
+    """Microseconds a call of each graph, over blocks in a random order each round; and the SMs' MHz behind each."""
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    clocks = []
+    for _ in range(rounds):
+        order = list(graphs)
+        random.shuffle(order)
+        for name in order:
+            times[name].append(block(graphs[name], calls, seconds))
+        clocks.append(sm_clock())
+    return times, clocks
 
 
 def sm_clock() -> int:

@@ -10,7 +10,6 @@ time over the fused kernel's; medians over the rounds.
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from dense import block, block_seconds, captured, options, rotated, save, sm_clock
+from dense import block_seconds, captured, options, rotated, save, shuffled
 
 import gemmsmith
 
@@ -143,14 +142,7 @@ def measure(m: int, n: int, k: int, names: list[str], modes: list[str], rounds: 
     for name in names:
         graphs, alive, config = contenders(name, sets, modes)
         graphs["bare"] = bare
-        times: dict[str, list[float]] = {contender: [] for contender in graphs}
-        clocks = []
-        for _ in range(rounds):
-            order = list(graphs)
-            random.shuffle(order)
-            for contender in order:
-                times[contender].append(block(graphs[contender], len(sets), block_seconds(m)))
-            clocks.append(sm_clock())
+        times, clocks = shuffled(graphs, len(sets), block_seconds(m), rounds)
         us = {contender: statistics.median(t) for contender, t in times.items()}
         matrices = sum(more.endswith("residual") for more in CASES[name].operands)
         rows.append({

@@ -10,14 +10,13 @@ a copy of as many bytes, are compared with that.
 
 from __future__ import annotations
 
-import random
 import re
 import statistics
 from typing import Any
 from unittest import mock
 
 import torch
-from dense import block, block_seconds, captured, options, rotated, save, sm_clock
+from dense import block_seconds, captured, options, rotated, save, shuffled
 from suite import SUITE, Shape, classes
 
 import gemmsmith
@@ -42,13 +41,11 @@ def without(source: str, parts: tuple[str, ...], config: Config) -> str:
         return source
     place = source.rindex("    grid_dependency_wait();\n")
     head, tail = source[:place], source[place:]
-    weights = "a" if config.swap else "b"
     if "a" in parts:
-        other = "b" if weights == "a" else "a"
-        rows = config.tile[0 if other == "a" else 1]
-        tail, cut = re.subn(rf"\n\s*tma_load(_multicast)?\(&{other},[^;]*;", "", tail)
-        fewer = f", stage_bytes - {2 * rows * config.tile[2]}u);"
-        tail, expected = re.subn(r"(?<=mbarrier_arrive_expect_tx)(\([^;]*), stage_bytes\);", rf"\1{fewer}", tail)
+        few, rows = ("b", config.tile[0]) if config.swap else ("a", config.tile[1])
+        tail, cut = re.subn(rf"\n\s*tma_load(_multicast)?\(&{few},[^;]*;", "", tail)
+        weights = f", {2 * rows * config.tile[2]}u);"
+        tail, expected = re.subn(r"(?<=mbarrier_arrive_expect_tx)(\([^;]*), stage_bytes\);", rf"\1{weights}", tail)
         if not cut or not expected:
             raise SystemExit(f"{config}: no copies found")
     if "d" in parts:
@@ -79,14 +76,7 @@ def measure(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
         size = m * k + k * n + m * n
         halves = [torch.empty(2, size, dtype=torch.uint8, device="cuda") for _ in sets]
         graphs["copy"] = captured(lambda x: x[1].copy_(x[0]), [(x,) for x in halves])
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    clocks = []
-    for _ in range(rounds):
-        order = list(graphs)
-        random.shuffle(order)
-        for name in order:
-            times[name].append(block(graphs[name], len(sets), block_seconds(m)))
-        clocks.append(sm_clock())
+    times, clocks = shuffled(graphs, len(sets), block_seconds(m), rounds)
     us = {name: statistics.median(t) for name, t in times.items()}
     return {"m": m, "n": n, "k": k, "us": us, "config": str(config), "sm_mhz": clocks}
 
