@@ -46,7 +46,7 @@ class EpilogueSpec:
 
 def finishers(config: Config, graph: Graph) -> int:
     """CTAs that finish a part of a tile's columns each, of those of a cluster that share its K: all of them, where that
-    makes parts of 8 columns and of 16 bytes and no function wants more of them; else one finishes it."""
+    makes parts of 8 columns and of 16 bytes and the graph can be transposed, as most can; else one finishes it."""
     dtypes = [o.dtype for o in graph.operands] + [r.dtype for r in graph.results]
     columns = max([8, *(16 // dtype.bytes for dtype in dtypes if dtype)]) * config.cluster_splits
     return config.cluster_splits if graph.turns and config.tile[1] % columns == 0 else 1

@@ -18,7 +18,7 @@ ALIGNMENT = 1024
 TMA_BYTES = 16
 """Rows of a box are a multiple of it (CUDA driver API, cuTensorMapEncodeTiled)."""
 MOST_SLOTS = 8
-"""Matrix pieces in flight a warpgroup; more did not help."""
+"""Matrix pieces in flight a warpgroup: each has a barrier, which costs the kernel's start."""
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ IN_ORDER = tuple(range(ORDER_LENGTH))
 
 @dataclass(frozen=True)
 class Share:
-    """A tile whose k-tiles several CTAs sum: this one's are `first` and later ones. `finishes`: the last is among
-    them, and this CTA finishes the tile. Where they are of several clusters: this one is `cluster` in the walk, the
-    others are those from `other` on. `turn` counts the CTA's tiles."""
+    """A tile whose k-tiles several CTAs sum: this one's are `first` and later ones. `finishes`: this CTA finishes the
+    tile, or a part of its columns; of several clusters the one that has the last k-tile does. Where they are of several
+    clusters: this one is `cluster` in the walk, the others are those from `other` on. `turn` counts the CTA's
+    tiles."""
 
     first: Value
     finishes: Value

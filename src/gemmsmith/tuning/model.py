@@ -101,8 +101,7 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     swapped = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE
     threads = 128 * np.where(s.pingpong, 1, s.consumers)
     store = np.where(s.swap, swapped, store) + s.m * s.n / threads * (ELEMENT_CYCLES + NODE_CYCLES * extra.nodes)
-    finish = np.where(s.n % (8 * s.cluster_splits) == 0, s.cluster_splits, 1)
-    store = store / finish
+    store = store / s.finishers
     full = -(-tiles // resident)
     waves = np.where((full > MANY_WAVES) & (s.cluster_splits == 1), (full + tiles / resident) / 2, full)
     hidden = np.where(s.pingpong, k_tiles * step, 0.0)
@@ -119,7 +118,7 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     partial = 4 * s.m * s.n / BYTES_OF_SHARE_PER_CYCLE
     others = np.where(stream, np.where(alike, parts - 1, 1), -(-clusters // np.maximum(tiles, 1)) - 1)
     share = np.where(shared, SHARE_CYCLES + others * partial, 0.0)
-    share = np.where(s.cluster_splits > 1, CLUSTER_SHARE_CYCLES + (s.cluster_splits - 1) * partial / finish, share)
+    share = np.where(s.cluster_splits > 1, CLUSTER_SHARE_CYCLES + (s.cluster_splits - 1) * partial / s.finishers, share)
     p = problem
     nbytes = p.batch * (2 * (p.m * p.k + p.k * p.n) + extra.nbytes * p.m * p.n)
     k_steps_of_all = tiles * s.rows * s.columns * k_tiles

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.core.config import Config, Design
+from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.graph import bare
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import (
     BARRIER_BYTES,
@@ -84,6 +86,7 @@ class Space:
     consumers: Column
     splits: Column
     cluster_splits: Column
+    finishers: Column
     cluster_size: Column
     resident: Column
     pingpong: Column
@@ -103,11 +106,13 @@ class Space:
         m, n, k, rows, columns, stages, consumers, splits, cluster_splits, pingpong, swap = numbers.T
         size = rows * columns * cluster_splits
         resident = np.array([resident_clusters(int(x)) for x in size])
-        yes = pingpong.astype(bool), swap.astype(bool)
+        graph = epilogue.graph if epilogue else bare(BF16)
+        ends = np.array([finishers(c, graph) for c in configs], np.int64)
         reusing = np.array([_reusing(c, epilogue) if epilogue else 0 for c in configs])
         return Space(
-            configs, m, n, k, rows, columns, stages, consumers, splits, cluster_splits, size, resident, *yes, reusing
-        )
+            configs, m, n, k, rows, columns, stages, consumers, splits, cluster_splits, ends, size, resident,
+            pingpong.astype(bool), swap.astype(bool), reusing,
+        )  # fmt: skip
 
     def take(self, which: Column) -> Space:
         """Some of them."""
@@ -216,8 +221,8 @@ def _heavy(epilogue: EpilogueSpec) -> bool:
 
 
 def _light(epilogue: EpilogueSpec) -> bool:
-    """Whether the largest accumulators leave it registers, and memory: the bare product, or little more, stored by TMA.
-    A matrix wants pieces of 64 columns, and two of them before the mainloop ends (tries-h200.json)."""
+    """Whether it does well beside the largest accumulators: the bare product, or little more, stored by TMA. One that
+    loads a matrix has too few pieces of it, or too narrow ones, there before the mainloop ends (tries-h200.json)."""
     graph, extents = epilogue.graph, epilogue.graph.extents()
     vectors = [o for o in graph.operands if o.extent.m or o.extent.width]
     loads = any(o.extent.is_matrix for o in vectors)
@@ -250,6 +255,7 @@ def _shares(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
         yield base.replace(splits=splits)
     m, n, k = base.tile
     for splits in CLUSTER_SPLITS:
-        stages = base.stages - -(-_slots(base.replace(cluster_splits=splits), epilogue) // ((m + n) * k * 2))
+        shared = base.replace(cluster_splits=splits, stages=MOST_STAGES)
+        stages = stages_that_fit(shared, epilogue, (m + n) * k * 2, _slots(shared, epilogue) + ALIGNMENT)
         if base.cluster[0] * base.cluster[1] * splits in RESIDENT and stages >= 3:
-            yield base.replace(cluster_splits=splits, stages=stages)
+            yield shared.replace(stages=stages)
