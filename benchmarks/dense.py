@@ -22,6 +22,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ import torch
 from suite import FLAGSHIPS, RAGGED, SUITE, classes
 
 import gemmsmith
+from gemmsmith.lang.kernel import Kernel
 from gemmsmith.tuning.choose import choose
 
 SUITES = {"flagships": FLAGSHIPS, "all": SUITE, "ragged": RAGGED}
@@ -57,6 +60,17 @@ def captured(call: Any, sets: list[tuple[torch.Tensor, ...]]) -> torch.cuda.CUDA
         for s in sets:
             call(*s)
     return graph
+
+
+@contextmanager
+def edited(kernel: Kernel, source: str) -> Iterator[None]:
+    """Plans that are made and called inside run `source` where they would run the kernel's own."""
+    own = kernel.source
+    kernel.__dict__["source"] = source  # a cached property
+    try:
+        yield
+    finally:
+        kernel.__dict__["source"] = own
 
 
 def rotated(m: int, n: int, k: int, dtype: torch.dtype, layout: str, least: int = 3) -> list[tuple[torch.Tensor, ...]]:

@@ -13,16 +13,13 @@ from __future__ import annotations
 import re
 import statistics
 from typing import Any
-from unittest import mock
 
 import torch
-from dense import block_seconds, captured, options, rotated, save, shuffled
+from dense import block_seconds, captured, edited, options, rotated, save, shuffled
 from suite import SUITE, Shape, classes
 
 import gemmsmith
 from gemmsmith import Config
-from gemmsmith.backends.cuda import launcher
-from gemmsmith.backends.cuda.compiler import Compiled, compile_source
 
 COPIED: list[Shape] = [(16, 4096, 4096), (16, 6144, 4096), (16, 32768, 512), (64, 4096, 4096), (64, 6144, 4096),
                        (64, 32768, 512), (64, 24576, 1536), (64, 4096, 14336)]  # fmt: skip
@@ -60,16 +57,12 @@ def without(source: str, parts: tuple[str, ...], config: Config) -> str:
 def measure(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
     """One row: microseconds of torch.mm, of the kernel, of what is left of it, and of a copy."""
     sets = rotated(m, n, k, torch.bfloat16, "nt", least=2)
-    config = gemmsmith.plan(*sets[0][:2], out=sets[0][2]).config
+    whole = gemmsmith.plan(*sets[0][:2], out=sets[0][2])
+    kernel, config = whole.kernel, whole.config
     graphs = {"torch": captured(lambda a, b, d: torch.mm(a, b, out=d), sets)} if m > 64 else {}
     alive: list[Any] = []
     for name, parts in variants(m).items():
-
-        def cut(source: str, symbol: str, parts: tuple[str, ...] = parts) -> Compiled:
-            return compile_source(without(source, parts, config) if "tma_load" in source else source, symbol)
-
-        launcher._LOADED.clear()
-        with mock.patch.object(launcher, "compile_source", cut):
+        with edited(kernel, without(kernel.source, parts, config)):
             plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=config)
             space = torch.empty(max(16, plan.workspace_bytes), dtype=torch.uint8, device="cuda")
             graphs[name] = captured(lambda a, b, d, p=plan, s=space: p.run(a, b, d, workspace=s), sets)

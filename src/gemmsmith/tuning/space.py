@@ -234,18 +234,18 @@ def _light(epilogue: EpilogueSpec) -> bool:
 def _reusing(c: Config, epilogue: EpilogueSpec) -> int:
     """Of a single warpgroup's tile that TMA stores, and two stages surely hold; two warpgroups lose by it."""
     stored = sum(r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.tma)
-    (m, n, k), slots = c.tile, _slots(c, epilogue)
+    m, n, k = c.tile
     stage = (m + n) * k * 2
     fits = 0 < m * n * stored <= 2 * stage
     lone = c.design == "warp_specialized" and c.consumers == c.splits == 1 and not c.swap
-    taken = slots + ALIGNMENT * (slots > 0)
     reuse = c.replace(reuse=True, stages=MOST_STAGES)
-    return stages_that_fit(reuse, epilogue, stage, taken) if fits and lone else 0
+    return stages_that_fit(reuse, epilogue, stage, _exchange(c, epilogue)) if fits and lone else 0
 
 
-def _slots(c: Config, epilogue: EpilogueSpec) -> int:
-    """Bytes into which the CTAs of a cluster bring their sums."""
-    return (c.cluster_splits - 1) * c.tile[0] * c.tile[1] * 4 // finishers(c, epilogue.graph)
+def _exchange(c: Config, epilogue: EpilogueSpec) -> int:
+    """Bytes into which the CTAs of a cluster bring their sums, with their barriers."""
+    slots = (c.cluster_splits - 1) * c.tile[0] * c.tile[1] * 4 // finishers(c, epilogue.graph)
+    return slots + ALIGNMENT * (slots > 0)
 
 
 def _shares(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
@@ -256,6 +256,6 @@ def _shares(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
     m, n, k = base.tile
     for splits in CLUSTER_SPLITS:
         shared = base.replace(cluster_splits=splits, stages=MOST_STAGES)
-        stages = stages_that_fit(shared, epilogue, (m + n) * k * 2, _slots(shared, epilogue) + ALIGNMENT)
+        stages = stages_that_fit(shared, epilogue, (m + n) * k * 2, _exchange(shared, epilogue))
         if base.cluster[0] * base.cluster[1] * splits in RESIDENT and stages >= 3:
             yield shared.replace(stages=stages)
