@@ -5,8 +5,7 @@ alternating blocks with a warm-up each, in turned order every other time, for wh
 Blocks are of half a second, and of a whole one from 128 rows on: there the power limit holds the chip, and its clock
 swings with a period of a second, by 5 to 8 %. The ratio of a pair of blocks is torch's time over ours, and the
 median over the pairs is what counts. Memory-bound shapes (M <= 64) are also compared with a copy of as many bytes,
-ragged ones with padding, torch.mm and cropping; with --untuned tuned shapes with the model's choice, with --half fp32
-accumulation with fp16.
+ragged ones with padding, torch.mm and cropping; with --half fp32 accumulation with fp16.
 
     python benchmarks/dense.py --json benchmarks/results/dense-h200.json
     python benchmarks/dense.py --suite all --json benchmarks/results/dense-suite-h200.json
@@ -32,7 +31,6 @@ from suite import FLAGSHIPS, RAGGED, SUITE, classes
 
 import gemmsmith
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.tuning.choose import choose
 
 SUITES = {"flagships": FLAGSHIPS, "all": SUITE, "ragged": RAGGED}
 L2_BYTES = 60 * 2**20
@@ -130,9 +128,7 @@ def sm_clock() -> int:
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
-def measure(
-    m: int, n: int, k: int, dtype: torch.dtype, layout: str, rounds: int, untuned: bool, half: bool
-) -> dict[str, Any]:
+def measure(m: int, n: int, k: int, dtype: torch.dtype, layout: str, rounds: int, half: bool) -> dict[str, Any]:
     """One row: a shape, both times, and the median ratio torch / ours."""
     sets = rotated(m, n, k, dtype, layout)
     size = (m * k + k * n + m * n) * torch.finfo(dtype).bits // 8
@@ -149,10 +145,6 @@ def measure(
         graphs["copy"] = captured(lambda x, y: y.copy_(x), halves)
     if (m, n, k) in RAGGED:
         graphs["padded"] = captured(padded, sets)
-    problem = plan.problem.T if plan.config.swap else plan.problem
-    if untuned and (chosen := choose(problem)) != plan.config:
-        model = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=chosen)
-        graphs["untuned"] = captured(lambda a, b, d: model.run(a, b, d), sets)
     if half:
         fp16 = gemmsmith.plan(*sets[0][:2], out=sets[0][2], accumulate="fp16")
         graphs["half"] = captured(lambda a, b, d: fp16.run(a, b, d), sets)
@@ -192,9 +184,9 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
         least = min(members, key=lambda r: r["ratio"])
         line = (f"{name:<22} {len(ratios):>4} shapes   geometric mean {statistics.geometric_mean(ratios):.3f}   "
                 f"least {min(ratios):.3f} at {least['m']}x{least['n']}x{least['k']}")  # fmt: skip
-        for other in ("copy", "padded", "untuned", "half"):
+        for other in ("copy", "padded", "half"):
             against = [r[f"{other}_us"] / r["us"] for r in members if f"{other}_us" in r]
-            if len(against) == len(members) or (against and other == "untuned"):
+            if len(against) == len(members):
                 line += f"   {other} / ours {statistics.geometric_mean(against):.3f}, least {min(against):.3f}"
         lines.append(line)
     return lines
@@ -234,14 +226,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="pairs of blocks a shape; an even number")
     parser.add_argument("--suite", default="flagships", choices=list(SUITES))
     parser.add_argument("--shape", action="append", help="MxNxK instead of a suite; may be repeated")
-    parser.add_argument("--untuned", action="store_true", help="also the model's choice, where the table has another")
     parser.add_argument("--half", action="store_true", help="also fp16 accumulation, for --dtype float16")
     arguments = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SUITES[arguments.suite]
     rows = []
     for m, n, k in shapes:
         dtype = getattr(torch, arguments.dtype)
-        rows.append(measure(m, n, k, dtype, arguments.layout, arguments.rounds, arguments.untuned, arguments.half))
+        rows.append(measure(m, n, k, dtype, arguments.layout, arguments.rounds, arguments.half))
         r = rows[-1]
         print(f"{m:>6} {n:>6} {k:>6}  {r['us']:9.1f} us {r['tflops']:6.0f} TFLOP/s   torch {r['torch_us']:9.1f} us "
               f"{r['torch_tflops']:6.0f}   ratio {r['ratio']:.3f}   {r['config']}", flush=True)  # fmt: skip

@@ -15,7 +15,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.launches import Route
 from gemmsmith.problems import problem_of
-from gemmsmith.tuning.choose import ranked
+from gemmsmith.tuning.choose import READ_ONCE_ROWS, ranked
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.measure import halving, settled
 from gemmsmith.tuning.model import estimate
@@ -95,7 +95,9 @@ def test_every_kind_is_there(shape: tuple[int, int, int], kinds: set[str]) -> No
     assert kinds <= found
 
 
-@pytest.mark.parametrize("shape", [(128, 6144, 4096), (16, 28672, 4096), (512, 8192, 8192), (4096, 4096, 4096)])
+@pytest.mark.parametrize(
+    "shape", [(128, 6144, 4096), (16, 28672, 4096), (512, 8192, 8192), (4096, 4096, 4096), (8192, 8192, 8192)]
+)
 def test_one_tile_a_cta_or_several(shape: tuple[int, int, int]) -> None:
     p = problem(*shape)
     found = ranked(p, most=64)
@@ -103,7 +105,9 @@ def test_one_tile_a_cta_or_several(shape: tuple[int, int, int]) -> None:
     for config, alone in zip(found, once, strict=True):
         lone = config.design == "warp_specialized" and config.consumers == config.splits == 1 and not config.swap
         assert config.reuse == (alone and lone)
-        assert config.serpentine == (not alone and wave_bytes(p.T if config.swap else p, config) > CAPACITY)
+        overflows = wave_bytes(p.T if config.swap else p, config) > CAPACITY
+        assert config.serpentine == (shape[0] > READ_ONCE_ROWS and not alone and overflows)
+        assert config.lockstep == (config.serpentine and config.can_keep_step)
     assert gemmsmith.plan(Spec(shape[::2], "bf16"), Spec((shape[2], shape[1]), "bf16", (1, shape[2]))).source
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib import resources
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -66,11 +68,47 @@ def test_an_epilogue_takes_the_bare_products_tile_where_it_has_room() -> None:
     assert residual.config.tile[0] < 256
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 57344, 8192), (256, 8192, 8192), (128, 28672, 4096)])
-def test_an_epilogue_of_turned_results_or_of_one_tile_a_cta_is_left_to_the_model(m: int, n: int, k: int) -> None:
+def plans(
+    m: int, n: int, k: int, epilogue: Callable[..., Any], **operands: Spec
+) -> tuple[gemmsmith.Plan, gemmsmith.Plan]:
+    """Of the bare product and of a fused one."""
     a, b = Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))
-    assert "tuned" in gemmsmith.plan(a, b).why
-    assert "chosen by the model" in gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).why
+    return gemmsmith.plan(a, b), gemmsmith.plan(a, b, epilogue=epilogue, operands=operands)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(256, 8192, 8192), (256, 6144, 4096), (128, 28672, 4096)])
+def test_with_one_tile_a_cta_too(m: int, n: int, k: int) -> None:
+    bare, fused = plans(m, n, k, lambda acc: acc.relu())
+    assert "tuned without its epilogue" in fused.why
+    assert fused.config.replace(stages=1) == bare.config.replace(stages=1)
+
+
+def test_a_loaded_matrix_has_the_room_of_results_that_leave_through_the_stages() -> None:
+    bare, fused = plans(256, 6144, 4096, lambda acc, c: acc + c, c=Spec((256, 6144), "bf16"))
+    assert not bare.config.reuse
+    assert fused.config.reuse
+    assert fused.config.tile == bare.config.tile
+    bare, fused = plans(128, 28672, 4096, lambda acc, c: acc + c, c=Spec((128, 28672), "bf16"))
+    assert not fused.config.reuse  # two warpgroups lose by it
+    assert fused.config.tile == bare.config.tile
+
+
+def test_results_that_do_not_fit_the_stages_do_not_leave_through_them() -> None:
+    bare, fused = plans(256, 4096, 4096, lambda acc: (acc, acc.relu(), acc.tanh(), acc.exp()))
+    assert bare.config.reuse
+    assert not fused.config.reuse
+
+
+def test_turned_results_are_left_to_the_model() -> None:
+    bare, fused = plans(1, 57344, 8192, lambda acc: acc.relu())
+    assert bare.config.swap
+    assert "chosen by the model" in fused.why
+
+
+def test_a_row_in_one_tile_is_left_to_the_model() -> None:
+    bare, fused = plans(256, 256, 256, lambda acc: gemmsmith.top_k_softmax(acc, 4))
+    assert bare.config.tile[1] < 256
+    assert fused.config.tile[1] == 256
 
 
 def test_what_is_kept_is_taken(tmp_path, monkeypatch) -> None:

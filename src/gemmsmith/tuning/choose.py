@@ -18,6 +18,9 @@ from gemmsmith.tuning.space import fitting, space
 
 STAGES = 8
 """Where a tile is given; more are worth something only to the smallest."""
+READ_ONCE_ROWS = 128
+"""With no more rows (or columns) the other operand is read once, so that nothing is gained by its second readers coming
+soon: 128 x 57344 x 8192 loses 1.4 % in lockstep, 2.8 % with serpentine too (benchmarks/results/lockstep-h200.json)."""
 
 
 def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Config:
@@ -47,9 +50,9 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
     """The `most` promising configs, best first; a Plan settles the stages of operands that are packed first.
 
     Where each CTA has one tile at most, results leave through the stages that they can: 1.1 % in the mean of 12 shapes
-    (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds, every
-    other one is summed backwards: 0.5 to 0.8 % of large products (tries-h200.json); and warpgroups that share a tile
-    keep step: 0.7 % in the mean of 29 (lockstep-h200.json).
+    (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds of what
+    others read again, every other one is summed backwards: 0.5 to 0.8 % of large products (tries-h200.json); and
+    warpgroups that share a tile keep step: 0.7 % in the mean of 29 (lockstep-h200.json).
     """
     epilogue = epilogue or EpilogueSpec.bare(problem.d)
     found: list[Config] = []
@@ -57,6 +60,7 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
     some = every.take(np.flatnonzero(every.sensible(problem)))
     once = some.once(problem)
     reuse = once & (some.reusing > 0)
+    read_again = min(problem.m, problem.n) > READ_ONCE_ROWS
     some = replace(some, stages=np.where(reuse, some.reusing, some.stages))
     for i in np.argsort(estimate(problem, some, epilogue).cycles, kind="stable"):
         if len(found) == most:
@@ -64,7 +68,7 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
         config = some.configs[i].replace(stages=int(some.stages[i]), reuse=bool(reuse[i]))
         turned = problem.T if config.swap else problem
         if not once[i]:
-            overflows = wave_bytes(turned, config) > CAPACITY
+            overflows = read_again and wave_bytes(turned, config) > CAPACITY
             config = config.replace(serpentine=overflows, lockstep=overflows and config.can_keep_step)
         try:
             spec = KernelSpec.of(turned, config, None if config.swap else epilogue)

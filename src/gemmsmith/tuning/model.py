@@ -20,7 +20,7 @@ FLOPS_PER_CYCLE = 4096
 SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, DRAM_BYTES_PER_CYCLE = 78, 100, 2125
 """What the L2 gives an SM; what an SM takes, with what others of its cluster ask for; and what memory gives all of
 them, 3.7 TB/s at 1.75 GHz over a whole kernel, 4.3 in its middle."""
-SHORT_ROWS, IDLE, MEMORY_BOUND_ROWS = 0.04, 0.2, 64
+SHORT_ROWS, IDLE, MEMORY_BOUND_ROWS = 0.04, 0.3, 64
 """Memory is by so much slower where k-tiles of 64 ask for 128 bytes of a row at a time, by a quarter of it where they
 are twice as deep; and by so much of the share of SMs that ask for nothing; felt where nothing else limits, as with so
 few rows of A."""
@@ -125,7 +125,8 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     power = k_steps_of_all * (
         2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ
     )
-    slower = SHORT_ROWS * (64 / s.k) ** 2 + IDLE * (1 - clusters * s.cluster_size / SMS)
+    busy = np.where(shared, clusters, tiles / full) * s.cluster_size / SMS
+    slower = SHORT_ROWS * (64 / s.k) ** 2 + IDLE * (1 - busy)
     memory = nbytes / DRAM_BYTES_PER_CYCLE * (1 + slower * (p.m <= MEMORY_BOUND_ROWS))
     fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1)
     return Estimate(math, copies, step, k_steps, stores, share, memory, power + nbytes / ENERGY_DRAM, fill)

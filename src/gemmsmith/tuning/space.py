@@ -108,7 +108,7 @@ class Space:
         resident = np.array([resident_clusters(int(x)) for x in size])
         graph = epilogue.graph if epilogue else bare(BF16)
         ends = np.array([finishers(c, graph) for c in configs], np.int64)
-        reusing = np.array([_reusing(c, epilogue) if epilogue else 0 for c in configs])
+        reusing = np.array([_reusing(c, epilogue) if epilogue and _alone(c) else 0 for c in configs])
         return Space(
             configs, m, n, k, rows, columns, stages, consumers, splits, cluster_splits, ends, size, resident,
             pingpong.astype(bool), swap.astype(bool), reusing,
@@ -165,29 +165,29 @@ def has_one_tile(config: Config, problem: Problem) -> bool:
 
 
 def has_tile(config: Config, epilogue: EpilogueSpec) -> bool:
-    """Whether a config is in an epilogue's space, whatever its stages, raster and hints."""
-    return _tile_of(config) in _tiles(epilogue)
+    """Whether an epilogue leaves a config's tile its registers, and three stages or what it has."""
+    m, n, k = config.tile
+    if not _has_registers(config.design, m, n, config.consumers, epilogue):
+        return False
+    stages = stages_that_fit(config, epilogue, (m + n) * k * 2, _exchange(config, epilogue))
+    return stages >= min(3, config.stages)
 
 
-def _tile_of(c: Config) -> tuple[Any, ...]:
-    return c.design, c.tile, c.consumers, c.cluster, c.splits, c.cluster_splits, c.swap
-
-
-@lru_cache(maxsize=64)
-def _tiles(epilogue: EpilogueSpec) -> frozenset[tuple[Any, ...]]:
-    return frozenset(map(_tile_of, space(epilogue).configs))
+def with_epilogue(config: Config, epilogue: EpilogueSpec) -> Config:
+    """The bare product's config of one tile a CTA with an epilogue: results leave through the stages as they did, or
+    where a matrix that is loaded wants the room, if they fit: 0.3 to 1.3 % of five such products (tries-h200.json)."""
+    through = _reusing(config, epilogue)
+    if through and (config.reuse or (_alone(config) and _loads(epilogue))):
+        return config.replace(reuse=True, stages=through)
+    return config.replace(reuse=False)
 
 
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
-    heavy, light = _heavy(epilogue), _light(epilogue)
-    cooperative = COOPERATIVE + SHARED * heavy
+    cooperative = COOPERATIVE + SHARED * _heavy(epilogue)
     tiles: list[tuple[Design, int, int, int]] = [("warp_specialized", *t) for t in cooperative]
     tiles += [("pingpong", *t, 2) for t in PINGPONG]
     for design, m, n, consumers in tiles:
-        blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
-        crowded = heavy and blocks > 1
-        crowded |= not light and blocks * n / 2 > 0.8 * most_accumulators(Config(design, consumers=consumers))
-        if not suits(epilogue.graph, epilogue.tma, n) or crowded:
+        if not _has_registers(design, m, n, consumers, epilogue):
             continue
         few = n <= MOST_ROWS_SWAPPED and epilogue.graph.turns
         depths = (64, 128) if m == 64 or m + n <= 256 else (64,)
@@ -209,6 +209,16 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
                     yield from _shares(base, epilogue)
 
 
+def _has_registers(design: Design, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
+    """Whether a tile suits an epilogue, and has registers for it beside the accumulators."""
+    blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
+    crowded = blocks * n / 2 > 0.8 * most_accumulators(Config(design, consumers=consumers))
+    if (_heavy(epilogue) and blocks > 1) or (crowded and not _light(epilogue)):
+        return False
+    return suits(epilogue.graph, epilogue.tma, n)
+
+
+@lru_cache(maxsize=64)
 def _heavy(epilogue: EpilogueSpec) -> bool:
     """Whether an epilogue needs so many registers that a warpgroup should have 64 rows: for matrices beside the first
     and reductions, if they are two, for sums of columns, and for a matrix that is read without TMA."""
@@ -220,26 +230,34 @@ def _heavy(epilogue: EpilogueSpec) -> bool:
     return held > 1 or summed or any(o.extent.is_matrix and o.name not in epilogue.tma for o in graph.operands)
 
 
+@lru_cache(maxsize=64)
 def _light(epilogue: EpilogueSpec) -> bool:
     """Whether it does well beside the largest accumulators: the bare product, or little more, stored by TMA. One that
     loads a matrix has too few pieces of it, or too narrow ones, there before the mainloop ends (tries-h200.json)."""
     graph, extents = epilogue.graph, epilogue.graph.extents()
     vectors = [o for o in graph.operands if o.extent.m or o.extent.width]
-    loads = any(o.extent.is_matrix for o in vectors)
     rich = epilogue.exact or any(node.op in RICH for node in graph.nodes)
     direct = any(extents[r.node].is_matrix and r.name not in epilogue.tma for r in graph.results)
-    return not graph.computes or not (len(vectors) > 1 or loads or rich or direct)
+    return not graph.computes or not (len(vectors) > 1 or _loads(epilogue) or rich or direct)
+
+
+def _loads(epilogue: EpilogueSpec) -> bool:
+    return any(o.extent.is_matrix for o in epilogue.graph.operands)
+
+
+def _alone(c: Config) -> bool:
+    """Whether it is worth it that a config's results leave through its stages; two warpgroups lose by it."""
+    return c.design == "warp_specialized" and c.consumers == c.splits == 1 and not c.swap
 
 
 def _reusing(c: Config, epilogue: EpilogueSpec) -> int:
-    """Of a single warpgroup's tile that TMA stores, and two stages surely hold; two warpgroups lose by it."""
+    """The stages of a config whose results TMA stores through them, of which two surely hold them; else 0."""
     stored = sum(r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.tma)
     m, n, k = c.tile
     stage = (m + n) * k * 2
     fits = 0 < m * n * stored <= 2 * stage
-    lone = c.design == "warp_specialized" and c.consumers == c.splits == 1 and not c.swap
     reuse = c.replace(reuse=True, stages=MOST_STAGES)
-    return stages_that_fit(reuse, epilogue, stage, _exchange(c, epilogue)) if fits and lone else 0
+    return stages_that_fit(reuse, epilogue, stage, _exchange(c, epilogue)) if fits else 0
 
 
 def _exchange(c: Config, epilogue: EpilogueSpec) -> int:

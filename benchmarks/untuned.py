@@ -1,0 +1,52 @@
+"""The model's choice against the table's, side by side in one run: the shapes of the suite where they differ.
+
+python benchmarks/untuned.py --json benchmarks/results/untuned-h200.json
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+from dense import block_seconds, captured, options, rotated, save, shuffled
+from suite import SUITE
+
+import gemmsmith
+from gemmsmith.tuning.choose import choose
+
+
+def measure(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
+    """One row: microseconds with both configs, and how fast the model's is beside the table's; 1 where it is that."""
+    sets = rotated(m, n, k, torch.bfloat16, "nt", least=2)
+    tuned = gemmsmith.plan(*sets[0][:2], out=sets[0][2])
+    chosen = choose(tuned.problem.T if tuned.config.swap else tuned.problem)
+    row = {"m": m, "n": n, "k": k, "config": str(tuned.config), "chosen": str(chosen), "ratio": 1.0}
+    if chosen == tuned.config:
+        return row
+    untuned = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=chosen)
+    graphs = {name: captured(plan.run, sets) for name, plan in (("us", tuned), ("untuned_us", untuned))}
+    times, clocks = shuffled(graphs, len(sets), block_seconds(m), rounds)
+    us = {name: statistics.median(t) for name, t in times.items()}
+    return {**row, **us, "ratio": us["us"] / us["untuned_us"], "sm_mhz": clocks}
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=1)
+    arguments = parser.parse_args()
+    rows = []
+    for shape in SUITE:
+        rows.append(measure(*shape, arguments.rounds))
+        r = rows[-1]
+        print(f"{r['m']:>6} {r['n']:>6} {r['k']:>6}  {r['ratio']:.3f}   {r['chosen']}", flush=True)
+        save(arguments.json, rows)
+    for name, some in (("all", rows), ("M <= 64", [r for r in rows if r["m"] <= 64]),
+                       ("M >= 128", [r for r in rows if r["m"] >= 128])):  # fmt: skip
+        ratios = [r["ratio"] for r in some]
+        print(f"{name}: {len(some)} shapes, geometric mean {statistics.geometric_mean(ratios):.3f}, "
+              f"least {min(ratios):.3f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
