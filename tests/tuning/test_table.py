@@ -105,6 +105,12 @@ def test_turned_results_are_left_to_the_model() -> None:
     assert "chosen by the model" in fused.why
 
 
+def test_blocks_that_do_not_fit_the_tile_are_left_to_the_model() -> None:
+    bare, fused = plans(64, 4096, 4096, lambda acc: gemmsmith.quantize(acc))
+    assert bare.config.tile[1] < 128
+    assert fused.config.tile[1] % 128 == 0
+
+
 def test_a_row_in_one_tile_is_left_to_the_model() -> None:
     bare, fused = plans(256, 256, 256, lambda acc: gemmsmith.top_k_softmax(acc, 4))
     assert bare.config.tile[1] < 256

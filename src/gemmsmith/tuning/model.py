@@ -20,7 +20,7 @@ FLOPS_PER_CYCLE = 4096
 SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, DRAM_BYTES_PER_CYCLE = 78, 100, 2125
 """What the L2 gives an SM; what an SM takes, with what others of its cluster ask for; and what memory gives all of
 them, 3.7 TB/s at 1.75 GHz over a whole kernel, 4.3 in its middle."""
-SHORT_ROWS, IDLE, MEMORY_BOUND_ROWS = 0.04, 0.3, 64
+SHORT_ROWS, IDLE, MEMORY_BOUND_ROWS = 0.04, 0.2, 64
 """Memory is by so much slower where k-tiles of 64 ask for 128 bytes of a row at a time, by a quarter of it where they
 are twice as deep; and by so much of the share of SMs that ask for nothing; felt where nothing else limits, as with so
 few rows of A."""
@@ -41,6 +41,8 @@ LOOP_CYCLES = 117
 ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 456_000, 48_800, 142_000, 400_000, 7_000
 """At 700 W the chip gives a cycle (of 1/1755 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
 bytes that wgmma reads there, bytes from DRAM: one or the other."""
+OUT_OF_STEP = 0.01
+"""So much more energy stream-K takes, whose clusters cannot keep step (benchmarks/results/lockstep-h200.json)."""
 
 
 class Estimate(NamedTuple):
@@ -122,11 +124,12 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     p = problem
     nbytes = p.batch * (2 * (p.m * p.k + p.k * p.n) + extra.nbytes * p.m * p.n)
     k_steps_of_all = tiles * s.rows * s.columns * k_tiles
-    power = k_steps_of_all * (
-        2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ
+    power = (
+        (1 + OUT_OF_STEP * stream)
+        * k_steps_of_all
+        * (2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ)
     )
-    busy = np.where(shared, clusters, tiles / full) * s.cluster_size / SMS
-    slower = SHORT_ROWS * (64 / s.k) ** 2 + IDLE * (1 - busy)
+    slower = SHORT_ROWS * (64 / s.k) ** 2 + IDLE * (1 - clusters * s.cluster_size / SMS)
     memory = nbytes / DRAM_BYTES_PER_CYCLE * (1 + slower * (p.m <= MEMORY_BOUND_ROWS))
     fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1)
     return Estimate(math, copies, step, k_steps, stores, share, memory, power + nbytes / ENERGY_DRAM, fill)

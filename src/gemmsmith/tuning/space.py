@@ -164,13 +164,10 @@ def has_one_tile(config: Config, problem: Problem) -> bool:
     return bool(Space.of([config]).once(problem)[0])
 
 
-def has_tile(config: Config, epilogue: EpilogueSpec) -> bool:
-    """Whether an epilogue leaves a config's tile its registers, and three stages or what it has."""
-    m, n, k = config.tile
-    if not _has_registers(config.design, m, n, config.consumers, epilogue):
-        return False
-    stages = stages_that_fit(config, epilogue, (m + n) * k * 2, _exchange(config, epilogue))
-    return stages >= min(3, config.stages)
+def has_room(config: Config, epilogue: EpilogueSpec) -> bool:
+    """Whether an epilogue left a config, fitted to it, registers beside its accumulators and three stages."""
+    m, n, _ = config.tile
+    return config.stages >= 3 and _has_registers(config.design, m, n, config.consumers, epilogue)
 
 
 def with_epilogue(config: Config, epilogue: EpilogueSpec) -> Config:

@@ -16,7 +16,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.tuning.space import fitting, has_one_tile, has_tile, with_epilogue
+from gemmsmith.tuning.space import fitting, has_one_tile, has_room, with_epilogue
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""
@@ -52,10 +52,10 @@ class Table:
 def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
     """A config with as many stages as its epilogue (the result's dtype) leaves room for, without lockstep where CTAs
     have one tile; None where it cannot be."""
-    if (config.lockstep or epilogue) and has_one_tile(config, problem):
-        config = config.replace(lockstep=False)
-        config = with_epilogue(config, epilogue) if epilogue else config
     try:
+        if (config.lockstep or epilogue) and has_one_tile(config, problem):
+            config = config.replace(lockstep=False)
+            config = with_epilogue(config, epilogue) if epilogue else config
         return fitting(config, KernelSpec.of(problem.T if config.swap else problem, config, epilogue))
     except ConfigError:
         return None
@@ -68,7 +68,8 @@ def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | No
     found = kept().get(problem) or shipped().get(problem)
     if found is None or epilogue is None:
         return found
-    return None if found.swap or not has_tile(found, epilogue) else suited(found, problem, epilogue)
+    fused = None if found.swap else suited(found, problem, epilogue)
+    return fused if fused and has_room(fused, epilogue) else None
 
 
 def keep(problem: Problem, config: Config, us: float, gpu: str) -> None:
