@@ -15,11 +15,11 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.launches import Route
 from gemmsmith.problems import problem_of
-from gemmsmith.tuning.choose import READ_ONCE_ROWS, ranked
+from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.measure import halving, settled
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import Space, fitting, space
+from gemmsmith.tuning.space import READ_ONCE_ROWS, Space, fitting, space
 
 
 def problem(m: int, n: int, k: int) -> Problem:

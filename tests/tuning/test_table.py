@@ -44,6 +44,14 @@ def test_a_config_that_does_not_suit_is_none() -> None:
     assert Table([{**ROWS[1], "config": vars(wide)}]).get(problem(512, 4096, 1024)) is None
 
 
+def test_few_rows_do_not_keep_step() -> None:
+    config = Config(tile=(128, 256, 64), cluster=(2, 1), serpentine=True, lockstep=True)
+    table = Table([{"m": 256, "n": 57344, "k": 1024, "config": vars(config)}])
+    assert table.get(problem(256, 57344, 1024)) == config
+    assert table.get(problem(128, 57344, 1024)) == config.replace(serpentine=False, lockstep=False)
+    assert table.get(problem(256, 4096, 1024)) is None
+
+
 def test_every_shipped_config_is_taken() -> None:
     rows = json.loads((resources.files("gemmsmith.tuning") / SHIPPED).read_text())["rows"]
     assert len(rows) > 80

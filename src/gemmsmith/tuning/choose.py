@@ -14,13 +14,10 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import WGMMA_M, EpilogueSpec, KernelSpec, most_accumulators
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import fitting, space
+from gemmsmith.tuning.space import fitting, reads_again, space
 
 STAGES = 8
 """Where a tile is given; more are worth something only to the smallest."""
-READ_ONCE_ROWS = 128
-"""With no more rows (or columns) the other operand is read once, so that nothing is gained by its second readers coming
-soon: 128 x 57344 x 8192 loses 1.4 % in lockstep, 2.8 % with serpentine too (benchmarks/results/lockstep-h200.json)."""
 
 
 def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Config:
@@ -60,7 +57,6 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
     some = every.take(np.flatnonzero(every.sensible(problem)))
     once = some.once(problem)
     reuse = once & (some.reusing > 0)
-    read_again = min(problem.m, problem.n) > READ_ONCE_ROWS
     some = replace(some, stages=np.where(reuse, some.reusing, some.stages))
     for i in np.argsort(estimate(problem, some, epilogue).cycles, kind="stable"):
         if len(found) == most:
@@ -68,7 +64,7 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
         config = some.configs[i].replace(stages=int(some.stages[i]), reuse=bool(reuse[i]))
         turned = problem.T if config.swap else problem
         if not once[i]:
-            overflows = read_again and wave_bytes(turned, config) > CAPACITY
+            overflows = reads_again(problem) and wave_bytes(turned, config) > CAPACITY
             config = config.replace(serpentine=overflows, lockstep=overflows and config.can_keep_step)
         try:
             spec = KernelSpec.of(turned, config, None if config.swap else epilogue)

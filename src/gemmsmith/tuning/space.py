@@ -45,6 +45,9 @@ MOST_ROWS_SWAPPED, SWAPPED_DEPTH = 32, 256
 """Columns of swapped tiles, which are rows of A, and the K that only they are tried with."""
 DEEP = 512
 """K from which tiles of 128 are tried."""
+READ_ONCE_ROWS = 128
+"""With no more rows (or columns) the other operand is read once, or by all at once: 128 x 57344 x 8192 loses 1.4 % in
+lockstep, 2.8 % with serpentine too (benchmarks/results/lockstep-h200.json)."""
 SMALLEST_SHARE = 4
 """K-tiles."""
 WASTE = 1.05
@@ -108,7 +111,7 @@ class Space:
         resident = np.array([resident_clusters(int(x)) for x in size])
         graph = epilogue.graph if epilogue else bare(BF16)
         ends = np.array([finishers(c, graph) for c in configs], np.int64)
-        reusing = np.array([_reusing(c, epilogue) if epilogue and _alone(c) else 0 for c in configs])
+        reusing = np.array([_reusing(c, epilogue) if epilogue and _lone(c) else 0 for c in configs])
         return Space(
             configs, m, n, k, rows, columns, stages, consumers, splits, cluster_splits, ends, size, resident,
             pingpong.astype(bool), swap.astype(bool), reusing,
@@ -170,13 +173,16 @@ def has_room(config: Config, epilogue: EpilogueSpec) -> bool:
     return config.stages >= 3 and _has_registers(config.design, m, n, config.consumers, epilogue)
 
 
-def with_epilogue(config: Config, epilogue: EpilogueSpec) -> Config:
-    """The bare product's config of one tile a CTA with an epilogue: results leave through the stages as they did, or
-    where a matrix that is loaded wants the room, if they fit: 0.3 to 1.3 % of five such products (tries-h200.json)."""
-    through = _reusing(config, epilogue)
-    if through and (config.reuse or (_alone(config) and _loads(epilogue))):
-        return config.replace(reuse=True, stages=through)
-    return config.replace(reuse=False)
+def with_reuse_for(epilogue: EpilogueSpec, config: Config) -> Config:
+    """A bare product's config of one tile a CTA: an epilogue's results leave through the stages as the product did, and
+    where a matrix is loaded wherever they fit: 0.3 to 1.3 % of six such products (tries-h200.json)."""
+    through = _reusing(config, epilogue) if _lone(config) and (config.reuse or _loads(epilogue)) else 0
+    return config.replace(reuse=through > 0, stages=through or config.stages)
+
+
+def reads_again(problem: Problem) -> bool:
+    """Whether what a wave has read of both operands is read again, so that it pays if that comes soon."""
+    return min(problem.m, problem.n) > READ_ONCE_ROWS
 
 
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
@@ -239,11 +245,12 @@ def _light(epilogue: EpilogueSpec) -> bool:
 
 
 def _loads(epilogue: EpilogueSpec) -> bool:
+    """Whether it reads a matrix."""
     return any(o.extent.is_matrix for o in epilogue.graph.operands)
 
 
-def _alone(c: Config) -> bool:
-    """Whether it is worth it that a config's results leave through its stages; two warpgroups lose by it."""
+def _lone(c: Config) -> bool:
+    """Whether one warpgroup has a tile, which is worth it where results leave through the stages; two lose by it."""
     return c.design == "warp_specialized" and c.consumers == c.splits == 1 and not c.swap
 
 

@@ -16,7 +16,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.tuning.space import fitting, has_one_tile, has_room, with_epilogue
+from gemmsmith.tuning.space import fitting, has_one_tile, has_room, reads_again, with_reuse_for
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""
@@ -50,12 +50,14 @@ class Table:
 
 
 def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
-    """A config with as many stages as its epilogue (the result's dtype) leaves room for, without lockstep where CTAs
-    have one tile; None where it cannot be."""
+    """A bare product's config for one that may have an epilogue, other sizes and dtypes: no lockstep where CTAs have
+    one tile, `reuse` and stages as the results leave room; None where it cannot be."""
     try:
-        if (config.lockstep or epilogue) and has_one_tile(config, problem):
+        if has_one_tile(config, problem):
             config = config.replace(lockstep=False)
-            config = with_epilogue(config, epilogue) if epilogue else config
+            config = with_reuse_for(epilogue, config) if epilogue else config
+        elif not reads_again(problem):
+            config = config.replace(lockstep=False, serpentine=False)
         return fitting(config, KernelSpec.of(problem.T if config.swap else problem, config, epilogue))
     except ConfigError:
         return None
@@ -63,7 +65,7 @@ def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = Non
 
 def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
     """The user's config for the bare product, else the package's, else None. A fused one takes it where its epilogue
-    leaves that tile room: it is 1.6 % faster than what the model chooses in the mean of 28 products of one tile a CTA
+    leaves that tile room: it is 1.6 % faster than what the model chooses in the mean of 29 products of one tile a CTA
     (tries-h200.json). Where results are turned the model knows more."""
     found = kept().get(problem) or shipped().get(problem)
     if found is None or epilogue is None:
