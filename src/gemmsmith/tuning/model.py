@@ -42,8 +42,8 @@ ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 456_000, 48_800
 """At 700 W the chip gives a cycle (of 1/1755 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
 bytes that wgmma reads there, bytes from DRAM: one or the other."""
 OUT_OF_STEP = 0.03
-"""So much more energy clusters take that share tiles through memory and cannot keep step: without it three choices fell
-on stream-K, which had 0.81, 0.96 and 0.97 of the tuned speed (benchmarks/results/untuned-h200.json)."""
+"""So much more energy stream-K takes, whose clusters cannot keep step: without it three choices fell on it, which had
+0.81, 0.96 and 0.97 of the tuned speed (benchmarks/results/untuned-h200.json)."""
 
 
 class Estimate(NamedTuple):
@@ -125,11 +125,8 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     p = problem
     nbytes = p.batch * (2 * (p.m * p.k + p.k * p.n) + extra.nbytes * p.m * p.n)
     k_steps_of_all = tiles * s.rows * s.columns * k_tiles
-    power = (
-        (1 + OUT_OF_STEP * stream)
-        * k_steps_of_all
-        * (2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ)
-    )
+    energy = 2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ
+    power = k_steps_of_all * energy * (1 + OUT_OF_STEP * stream)
     slower = SHORT_ROWS * (64 / s.k) ** 2 + IDLE * (1 - clusters * s.cluster_size / SMS)
     memory = nbytes / DRAM_BYTES_PER_CYCLE * (1 + slower * (p.m <= MEMORY_BOUND_ROWS))
     fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1)
