@@ -105,7 +105,7 @@ def simulate(job: Job, seed: int) -> Simulation:
     for launch in job.route.launches:
         size = launch.kernel.cluster[0]
         clusters = min(launch.clusters, max(1, RESIDENT_CTAS // size))
-        done = execute(launch.kernel, clusters * size, launch.at(addresses), memory, seed=seed)
+        done = execute(launch.kernel, clusters * size, launch.at(addresses), memory, seed=seed, dependent=True)
         hazards += done.hazards
         if done.cycles >= longest:  # the product's, not a packing's or a second step's
             timeline, longest = done.timeline, done.cycles

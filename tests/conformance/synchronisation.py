@@ -110,7 +110,7 @@ def remote_arrive(k: Builder) -> None:
     (barrier,) = barriers(size)
     for phase in range(2):
         with k.when(k.thread < size):
-            hw.mbarrier_arrive_cluster(barrier, k.lane.to(U32))
+            hw.mbarrier_arrive_cluster(barrier, k.lane.to(U32), "cluster")
         hw.mbarrier_wait(barrier, phase)
         hw.sync_threads()  # all have seen this phase before the next may complete
     write(out, hw.block_index() * 128 + k.thread, (k.thread + hw.cluster_rank()).to(U32))
@@ -251,7 +251,7 @@ def stored_asynchronously(count: int, size: int) -> Case:
         hw.load_global(values, at(source, rank * 128 + k.thread, 4 * count), True)
         there = hw.mapa(slot(buffer[0], k.thread ^ 5, 4 * count), left)
         hw.store_async(values, there, hw.mapa(full[0], left))
-        hw.mbarrier_wait(full[0], 0, cluster=True)
+        hw.mbarrier_wait(full[0], 0, "cluster")
         hw.load_shared(near, slot(buffer[0], k.thread, 4 * count))
         hw.store_global(near, at(out, rank * 128 + k.thread, 4 * count), True)
         sync_cluster()
@@ -284,17 +284,23 @@ def reduce(k: Builder) -> None:
     hw.reduce_add(at(out, k.thread % 8, 4), value[0])
 
 
+def count(k: Builder) -> None:
+    """Both CTAs' threads add their numbers to eight words."""
+    out = k.pointer("out")
+    hw.reduce_add_u32(at(out, k.thread % 8, 4), (k.thread + hw.block_index()).to(U32))
+
+
 def release(k: Builder) -> None:
     """One warpgroup's threads each write data and release a flag; after a barrier another's acquire and read them."""
     out = k.pointer("out")
     with k.when(k.thread < 128):
         write(out, k.thread, (k.thread * 11).to(U32))
         hw.fence_acq_rel()
-        hw.store_release(at(out, k.thread + 128, 4), (k.thread + 77).to(U32))
+        hw.store_strong(at(out, k.thread + 128, 4), (k.thread + 77).to(U32), "release", "gpu")
     hw.sync_threads()
     with k.when(k.thread >= 128):
         other = 255 - k.thread
-        flag = hw.load_acquire(at(out, other + 128, 4))
+        flag = hw.load_strong(at(out, other + 128, 4), "acquire", "gpu")
         write(out, k.thread + 128, flag + read_word(out, other))
 
 
@@ -305,11 +311,11 @@ def wait(k: Builder) -> None:
         write(out, k.thread, (k.thread * 11).to(U32))
         hw.sync_threads()
         with k.when(k.thread == 0):
-            hw.store_release(at(out, k.thread + 256, 4), Constant(U32, 5))
+            hw.store_strong(at(out, k.thread + 256, 4), Constant(U32, 5), "release", "gpu")
     with k.when(hw.block_index() == 0):
         with k.when(k.thread == 0):
             hw.wait_acquire(at(out, k.thread + 256, 4), Constant(U32, 5))
-            hw.store_release(at(out, k.thread + 256, 4), Constant(U32, 0))
+            hw.store_strong(at(out, k.thread + 256, 4), Constant(U32, 0), "release", "gpu")
         hw.sync_threads()
         write(out, k.thread + 128, read_word(out, 127 - k.thread) + 1)
 
@@ -332,6 +338,8 @@ _start = np.arange(8, dtype=np.float32)
 CASES += [
     Case("atomic_add", atomic,
          np.concatenate([_poison[:4] + _sums, _poison[4:260] + _own, np.tile(THREAD, 2)]), grid=2),
+    Case("reduce_add_u32", count, np.array([2 * sum(range(i, 128, 8)) + 16 for i in range(8)], np.uint32),
+         initial=np.zeros(8, np.uint32), grid=2),
     Case("reduce_add", reduce, _start + _x.reshape(-1, 8).sum(0), {"x": _x}, initial=_start, grid=2),
     Case("wait_acquire", wait, np.concatenate([THREAD * 11, THREAD[::-1] * 11 + 1, [0]]).astype(np.uint32),
          initial=np.zeros(257, np.uint32), grid=2),
@@ -390,7 +398,7 @@ def pipeline_tma(tokens: bool, cluster: int) -> Case:
     def record(k: Builder) -> None:
         out, source = k.pointer("out"), k.tensor_map("source")
         buffer = k.shared(512, stages=STAGES, alignment=128)
-        pipe = PipelineTmaAsync(STAGES, transaction_bytes=512, cluster_size=cluster)
+        pipe = PipelineTmaAsync(STAGES, transaction_bytes=512, cluster_size=cluster, scope="cluster")
         start(pipe, prefetch=[source])
         part = 128 // cluster
         with k.warpgroup(0), k.warp(1), k.when(hw.elect_one()):

@@ -1,23 +1,33 @@
-"""Mutants of a kernel: each synchronising statement deleted, moved one step, or changed by one."""
+"""Mutants of a kernel: each synchronising statement deleted, moved one step, changed by one, narrowed in scope, or
+executed by one lane alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.build import build
-from gemmsmith.hw import barrier, cluster, fence, mbarrier, memory, tma, wgmma
+from gemmsmith.hw import barrier, cluster, fence, matrix, mbarrier, memory, register, tma, wgmma
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.values import Constant, LateConstant, Operation, Parameter, Value
+from gemmsmith.lang.types import I32, PRED
+from gemmsmith.lang.values import Builtin, Constant, LateConstant, Operation, Parameter, Value
 
 SYNCHRONISING = (
     mbarrier.MbarrierWait, mbarrier.MbarrierArrive, mbarrier.MbarrierArriveCluster, mbarrier.MbarrierArriveExpectTx,
     mbarrier.FenceMbarrierInit, fence.FenceProxyAsync, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait,
     tma.BulkCommit, tma.BulkWaitRead, barrier.BarrierSync, barrier.BarrierArrive, barrier.SyncThreads,
-    cluster.ClusterArriveRelaxed, cluster.ClusterWait, memory.WaitAcquire, memory.StoreRelease,
+    cluster.ClusterArriveRelaxed, cluster.ClusterWait, memory.WaitAcquire, memory.StoreStrong,
 )  # fmt: skip
+ONLY_DELETED = (fence.FenceAcqRel, fence.GridDependencyWait, wgmma.CompilerFence, barrier.SyncWarp, register.SetMaxNReg)
+"""Where these stand among their neighbours does not matter."""
+ALIGNED = (
+    register.SetMaxNReg, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait, barrier.BarrierSync, barrier.SyncThreads,
+    barrier.SyncWarp, cluster.ClusterArriveRelaxed, cluster.ClusterWait, matrix.StoreMatrix, matrix.LoadMatrix,
+)  # fmt: skip
+"""All lanes of a warp execute them together."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +66,11 @@ def _changes(kernel: Kernel) -> Iterator[Change]:
     for block in _blocks(kernel.body):
         for position, statement in enumerate(block.statements):
             where = str(statement.where)
-            if isinstance(statement, st.Execute) and isinstance(statement.instruction, SYNCHRONISING):
+            if isinstance(statement, st.Execute) and isinstance(statement.instruction, (*SYNCHRONISING, *ONLY_DELETED)):
                 name = statement.instruction.mnemonic
                 yield "delete", name, where, _deletion(block, position)
-                for step, direction in ((-1, "earlier"), (1, "later")):
+                steps = () if isinstance(statement.instruction, ONLY_DELETED) else ((-1, "earlier"), (1, "later"))
+                for step, direction in steps:
                     other = position + step
                     if 0 <= other < len(block.statements) and _matters(block.statements[other]):
                         yield (
@@ -69,6 +80,7 @@ def _changes(kernel: Kernel) -> Iterator[Change]:
                             _swap(block, position, other),
                         )
             yield from _off_by_one(statement, where)
+            yield from _too_few(block, position, where)
 
 
 def _blocks(block: st.Block) -> Iterator[st.Block]:
@@ -98,6 +110,32 @@ def _swap(block: st.Block, a: int, b: int) -> Callable[[], None]:
         s[a], s[b] = s[b], s[a]
 
     return apply
+
+
+def _too_few(block: st.Block, position: int, where: str) -> Iterator[Change]:
+    """Ordered as far as too small a scope, or not at all; executed by too few; the wrong way round."""
+    statement = block.statements[position]
+    if not isinstance(statement, st.Execute):
+        return
+    i: Any = statement.instruction
+    if getattr(i, "scope", "cta") != "cta":
+        relaxed = "relaxed " * (getattr(i, "order", "") == "relaxed")
+        yield "narrow scope of", relaxed + i.mnemonic, where, _set(i, "scope", "cta")
+    if getattr(i, "order", "relaxed") != "relaxed":
+        yield "relax", i.mnemonic, where, _set(i, "order", "relaxed")
+    if isinstance(i, register.SetMaxNReg):
+        yield "swap inc and dec of", i.mnemonic, where, _set(i, "action", {"inc": "dec", "dec": "inc"}[i.action])
+    if isinstance(i, ALIGNED):
+        yield "by one lane", i.mnemonic, where, _alone(block, position)
+
+
+def _alone(block: st.Block, position: int) -> Callable[[], None]:
+    first = Operation("==", PRED, (Builtin(I32, "lane"), Constant(I32, 0)))
+    statement = block.statements[position]
+    alone = [st.Bind(first), st.If(first, st.Block([statement]))]
+    for made in alone:
+        made.where = statement.where
+    return lambda: block.statements.__setitem__(slice(position, position + 1), alone)
 
 
 def _set(thing: object, name: str, value: object) -> Callable[[], None]:

@@ -17,6 +17,7 @@ from typing import Protocol
 from gemmsmith import hw
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.builder import current
+from gemmsmith.lang.machine import Scope
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, PRED, U32
 from gemmsmith.lang.values import Value, ValueLike, Variable
@@ -76,11 +77,11 @@ class _Arrivals:
 
 
 class _Pipeline:
-    """Two barriers a stage, and what all pipelines share."""
+    """Two barriers a stage, and what all pipelines share. `scope`: as far as stages are handed back."""
 
-    def __init__(self, stages: int, name: str = "pipeline", cluster_size: int = 1) -> None:
+    def __init__(self, stages: int, name: str = "pipeline", cluster_size: int = 1, scope: Scope = "cta") -> None:
         k = current()
-        self.stages, self.name, self.cluster_size = stages, name, cluster_size
+        self.stages, self.name, self.cluster_size, self.scope = stages, name, cluster_size, scope
         self._full = k.shared(MBARRIER_BYTES, stages=stages, alignment=MBARRIER_BYTES, name=f"{name} full")
         self._empty = k.shared(MBARRIER_BYTES, stages=stages, alignment=MBARRIER_BYTES, name=f"{name} empty")
         self._producers, self._consumers = _Arrivals(f"{name} full"), _Arrivals(f"{name} empty")
@@ -105,10 +106,10 @@ class _Pipeline:
     # -- producer --------------------------------------------------------------------------------------
     def producer_try_acquire(self, state: PipelineState) -> Value:
         """A token: whether the stage is free already."""
-        return hw.mbarrier_try_wait(self._empty[state.index], state.phase)
+        return hw.mbarrier_try_wait(self._empty[state.index], state.phase, self.scope)
 
     def _acquire(self, state: PipelineState, token: Value | None) -> None:
-        _wait(self._empty[state.index], state.phase, token)
+        _wait(self._empty[state.index], state.phase, token, self.scope)
 
     def producer_tail(self, state: PipelineState) -> None:
         """Until consumers have released every stage: no CTA may exit while a peer still arrives on its barriers."""
@@ -136,11 +137,12 @@ class PipelineTmaAsync(_Pipeline):
 
     def __init__(
         self, stages: int, *, transaction_bytes: ValueLike, cluster_size: int = 1, first_rank: Value | int = 0,
-        turns: int = 1, name: str = "pipeline",
+        turns: int = 1, scope: Scope = "cta", name: str = "pipeline",
     ) -> None:  # fmt: skip
         """`cluster_size` CTAs from `first_rank` on share copies. Of the consuming warpgroups one in `turns` reads each
-        stage."""
-        super().__init__(stages, name, cluster_size)
+        stage. `scope`, as far as stages are handed back: "cta" suffices where wgmma that was waited for has read them,
+        not where ld has (see MbarrierArriveCluster)."""
+        super().__init__(stages, name, cluster_size, scope)
         self.transaction_bytes, self.first_rank, self.turns = transaction_bytes, first_rank, turns
 
     def producer_acquire(self, state: PipelineState, token: Value | None = None) -> None:
@@ -157,10 +159,10 @@ class PipelineTmaAsync(_Pipeline):
         """Nothing: the copy engine completes the barrier."""
 
     def consumer_release(self, stage: PipelineState | Value) -> None:
-        """Each warp tells every CTA whose TMA writes into this slot; wgmma it has waited for did the reading."""
+        """Each warp tells every CTA whose TMA writes into this slot that it has read it."""
         empty = self._empty[stage.index if isinstance(stage, PipelineState) else stage]
         self._consumers.expect(current().role_warps // self.turns * self.cluster_size)
-        _tell(empty, self.cluster_size, self.first_rank)
+        _tell(empty, self.cluster_size, self.first_rank, self.scope)
 
 
 class PipelineAsync(_Pipeline):
@@ -181,16 +183,13 @@ class PipelineAsync(_Pipeline):
         with k.when(k.lane == 0):
             hw.mbarrier_arrive(self._full[state.index])
 
-    def consumer_release(self, state: PipelineState, rank: ValueLike | None = None) -> None:
-        """The executing warps are done with the stage; `rank` is the CTA whose producer is told, else its own."""
+    def consumer_release(self, state: PipelineState) -> None:
+        """The executing warps are done with the stage."""
         k = current()
         self._consumers.expect(k.role_warps)
         hw.sync_warp()
         with k.when(k.lane == 0):
-            if rank is None:
-                hw.mbarrier_arrive(self._empty[state.index])
-            else:
-                hw.mbarrier_arrive_cluster(self._empty[state.index], rank)
+            hw.mbarrier_arrive(self._empty[state.index])
 
 
 class PipelineTransactionAsync(PipelineAsync):
@@ -205,10 +204,11 @@ class PipelineTransactionAsync(PipelineAsync):
 
 
 class ReleaseBarrier:
-    """Consumers of every CTA of a cluster are done with something as a whole: one arrival of each of their warps."""
+    """Consumers of every CTA of a cluster are done with something as a whole: one arrival of each of their warps.
+    `scope` as in PipelineTmaAsync."""
 
-    def __init__(self, name: str, cluster_size: int = 1, first_rank: Value | int = 0) -> None:
-        self.cluster_size, self.first_rank = cluster_size, first_rank
+    def __init__(self, name: str, cluster_size: int, first_rank: Value | int, scope: Scope) -> None:
+        self.cluster_size, self.first_rank, self.scope = cluster_size, first_rank, scope
         self._done = current().shared(MBARRIER_BYTES, alignment=MBARRIER_BYTES, name=name)
         self._consumers = _Arrivals(name)
 
@@ -216,18 +216,16 @@ class ReleaseBarrier:
         """Recorded in one thread, before the roles; `start` does it."""
         hw.mbarrier_init(self._done[0], self._consumers.count)
 
-    def producer_start_phase(self) -> Variable:
-        return current().var(U32, 1, "write_phase")
-
-    def producer_wait(self, phase: Variable) -> None:
-        """Until they are done with what came before; the first time at once."""
-        hw.mbarrier_wait(self._done[0], phase.get())
+    def wait(self, phase: Variable) -> None:
+        """Until they are done once more: in order of the variable, which starts with 0. Who waits has done something
+        since the last time that they must wait for, or they could be done twice before it looks."""
+        hw.mbarrier_wait(self._done[0], phase.get(), self.scope)
         phase.set(phase.get() ^ 1)
 
     def consumer_release(self) -> None:
         """Each warp tells every CTA."""
         self._consumers.expect(current().role_warps * self.cluster_size)
-        _tell(self._done[0], self.cluster_size, self.first_rank)
+        _tell(self._done[0], self.cluster_size, self.first_rank, self.scope)
 
 
 def start(*pipelines: Initialised, prefetch: Sequence[Value] = (), then: Callable[[], None] = lambda: None) -> None:
@@ -253,7 +251,7 @@ def start(*pipelines: Initialised, prefetch: Sequence[Value] = (), then: Callabl
         hw.cluster_wait()
 
 
-def _tell(barrier: SharedView, cluster_size: int, first_rank: Value | int) -> None:
+def _tell(barrier: SharedView, cluster_size: int, first_rank: Value | int, scope: Scope) -> None:
     """A warp arrives at a barrier of each of `cluster_size` CTAs from `first_rank` on, with a lane each."""
     k = current()
     if cluster_size == 1:
@@ -261,13 +259,13 @@ def _tell(barrier: SharedView, cluster_size: int, first_rank: Value | int) -> No
             hw.mbarrier_arrive(barrier)
     else:
         with k.when(k.lane < cluster_size):
-            hw.mbarrier_arrive_cluster(barrier, (k.lane + first_rank).to(U32))
+            hw.mbarrier_arrive_cluster(barrier, (k.lane + first_rank).to(U32), scope)
 
 
-def _wait(barrier: SharedView, parity: Value, token: Value | None) -> None:
+def _wait(barrier: SharedView, parity: Value, token: Value | None, scope: Scope = "cta") -> None:
     if token is None:
-        hw.mbarrier_wait(barrier, parity)
+        hw.mbarrier_wait(barrier, parity, scope)
     else:
         assert token.type == PRED
         with current().when(~token):
-            hw.mbarrier_wait(barrier, parity)
+            hw.mbarrier_wait(barrier, parity, scope)

@@ -43,6 +43,12 @@ class EpilogueSpec:
         tma, tall = (frozenset({"out"} if yes else ()) for yes in (d.stores_by_tma, d.tall))
         return EpilogueSpec(bare(d.dtype), tma, tall)
 
+    @property
+    def by_threads(self) -> bool:
+        """Whether some matrix is stored element by element, not by TMA."""
+        extents = self.graph.extents()
+        return any(extents[r.node].is_matrix and r.name not in self.tma for r in self.graph.results)
+
 
 def finishers(config: Config, graph: Graph) -> int:
     """CTAs that finish a part of a tile's columns each, of those of a cluster that share its K: all of them, where that

@@ -79,12 +79,13 @@ load_shared = memory.LoadShared.emit
 load_shared_narrow = memory.LoadSharedNarrow.emit
 store_shared = memory.StoreShared.emit
 store_shared_16 = memory.StoreShared16.emit
-load_acquire = memory.LoadAcquire.emit
+load_strong = memory.LoadStrong.emit
+store_strong = memory.StoreStrong.emit
 wait_acquire = memory.WaitAcquire.emit
 wait_reached = memory.WaitReached.emit
-store_release = memory.StoreRelease.emit
 atomic_add = memory.AtomicAdd.emit
 reduce_add = memory.ReduceAdd.emit
+reduce_add_u32 = memory.ReduceAddU32.emit
 
 store_matrix = matrix.StoreMatrix.emit
 load_matrix = matrix.LoadMatrix.emit

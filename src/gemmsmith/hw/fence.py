@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmsmith.lang.instruction import Instruction
-from gemmsmith.lang.machine import Machine
+from gemmsmith.lang.machine import Machine, Scope
 
 
 class FenceProxyAsync(Instruction):
@@ -16,12 +16,13 @@ class FenceProxyAsync(Instruction):
 
 
 class FenceAcqRel(Instruction):
-    """Orders this thread's global accesses at GPU scope."""
+    """Orders this thread's relaxed accesses, and what they publish and learn, as far as a scope."""
 
-    ptx = "fence.acq_rel.gpu;"
+    scope: Scope = "gpu"
+    ptx = "fence.acq_rel.{scope};"
 
     def simulate(self, m: Machine) -> None:
-        m.fence("acq_rel")
+        m.fence("acq_rel", self.scope)
 
 
 class GridDependencyWait(Instruction):
@@ -30,7 +31,7 @@ class GridDependencyWait(Instruction):
     ptx = "griddepcontrol.wait;"
 
     def simulate(self, m: Machine) -> None:
-        return None
+        m.grid_dependency_wait()
 
 
 class GridDependencyLaunch(Instruction):

@@ -51,6 +51,7 @@ class StoreMatrix(Instruction):
         return f"stmatrix.sync.aligned.m8n8.x{self.values.count}{trans}.shared.b16 [{{address}}], {vector};"
 
     def simulate(self, m: Machine) -> None:
+        m.converged("stmatrix")
         rows = _rows_of(np.asarray(m.registers(self.values)), self.transposed)
         warps, count = rows.shape[:2]
         data = np.zeros((warps, 32, 16), np.uint8)
@@ -75,6 +76,7 @@ class LoadMatrix(Instruction):
         return f"ldmatrix.sync.aligned.m8n8.x{self.values.count}{trans}.shared.b16 {vector}, [{{address}}];"
 
     def simulate(self, m: Machine) -> None:
+        m.converged("ldmatrix")
         count = self.values.count
         mask = m.active & (m.threads % 32 < 8 * count)
         data = np.ascontiguousarray(m.load("shared", m.column(self.address), 16, mask=mask))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmsmith.lang.instruction import Instruction, u32
-from gemmsmith.lang.machine import Blocking, Machine
+from gemmsmith.lang.machine import Blocking, Machine, Scope
 from gemmsmith.lang.types import PRED
 
 
@@ -42,20 +42,24 @@ class MbarrierArrive(Instruction):
 class MbarrierArriveCluster(Instruction):
     """One arrival on the barrier at the same address in CTA `rank` of the cluster (its own included).
 
-    The default scope, as in CUTLASS: `.release.cluster` costs a membar.gpu, 15 % of a GEMM's time, and what a consumer
-    hands back was read by wgmma it has waited for.
+    `scope` says what the other CTA may overwrite then. With "cta", which releases nothing to it: what wgmma or TMA has
+    read, and was waited for. With "cluster", at the price of a membar.gpu: what ld or st have accessed too.
     """
 
     barrier: u32
     rank: u32
-    ptx = """{
+    scope: Scope
+
+    def text(self) -> str:
+        release = "" if self.scope == "cta" else f".release.{self.scope}"
+        return f"""{{
     .reg .b32 remote;
-    mapa.shared::cluster.u32 remote, {barrier}, {rank};
-    mbarrier.arrive.shared::cluster.b64 _, [remote];
-    }"""
+    mapa.shared::cluster.u32 remote, {{barrier}}, {{rank}};
+    mbarrier.arrive{release}.shared::cluster.b64 _, [remote];
+    }}"""
 
     def simulate(self, m: Machine) -> None:
-        m.mbarrier_arrive(m.value(self.barrier), rank=m.value(self.rank))
+        m.mbarrier_arrive(m.value(self.barrier), rank=m.value(self.rank), scope=self.scope)
 
 
 class MbarrierArriveExpectTx(Instruction):
@@ -81,39 +85,46 @@ class MbarrierExpectTx(Instruction):
 
 
 class MbarrierTryWait(Instruction):
-    """Whether the phase of that parity has completed; may suspend the thread for a while first."""
+    """Whether the phase of that parity has completed; may suspend the thread for a while first. `scope` as in
+    MbarrierWait."""
 
     barrier: u32
     parity: u32
+    scope: Scope = "cta"
     result = PRED
-    ptx = """{
-    .reg .pred complete;
-    mbarrier.try_wait.parity.shared::cta.b64 complete, [{barrier}], {parity};
-    selp.b32 {result}, 1, 0, complete;
-    }"""
+
+    def text(self) -> str:
+        return f"""{{
+        .reg .pred complete;
+        mbarrier.try_wait.parity{_acquire(self.scope)}.shared::cta.b64 complete, [{{barrier}}], {{parity}};
+        selp.b32 {{result}}, 1, 0, complete;
+        }}"""
 
     def simulate(self, m: Machine) -> Any:
-        return m.mbarrier_test(m.uniform(self.barrier), m.uniform(self.parity))
+        return m.mbarrier_test(m.uniform(self.barrier), m.uniform(self.parity), self.scope)
+
+
+def _acquire(scope: Scope) -> str:
+    return "" if scope == "cta" else f".acquire.{scope}"
 
 
 class MbarrierWait(Instruction):
-    """Returns once the phase of that parity has completed: on a fresh barrier, at once for parity 1. With `cluster`,
-    it sees what other CTAs of the cluster stored."""
+    """Returns once the phase of that parity has completed: on a fresh barrier, at once for parity 1. With the scope
+    "cluster" it sees what other CTAs of the cluster stored."""
 
     barrier: u32
     parity: u32
-    cluster: bool = False
+    scope: Scope = "cta"
 
     def text(self) -> str:
-        scope = ".acquire.cluster" if self.cluster else ""
         return f"""{{
         .reg .pred complete;
         WAIT:
-        mbarrier.try_wait.parity{scope}.shared::cta.b64 complete, [{{barrier}}], {{parity}};
+        mbarrier.try_wait.parity{_acquire(self.scope)}.shared::cta.b64 complete, [{{barrier}}], {{parity}};
         @complete bra DONE;
         bra WAIT;
         DONE:
         }}"""
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.mbarrier_wait(m.uniform(self.barrier), m.uniform(self.parity))
+        yield from m.mbarrier_wait(m.uniform(self.barrier), m.uniform(self.parity), self.scope)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.instruction import Instruction, f32, pred, registers_in, registers_out, u16, u32, u64
-from gemmsmith.lang.machine import Blocking, Machine
+from gemmsmith.lang.machine import Blocking, Machine, Scope
 from gemmsmith.lang.types import F32, U16, U32
 from gemmsmith.lang.values import Registers
 
@@ -183,35 +183,53 @@ class StoreShared16(Instruction):
         m.store("shared", m.column(self.address), m.column(self.value).astype(np.uint16)[:, None].view(np.uint8))
 
 
-class LoadAcquire(Instruction):
-    """A word other CTAs release (a semaphore), at GPU scope."""
+class LoadStrong(Instruction):
+    """A word that other threads write at the same time, as a semaphore is: `order` relaxed, or acquire, which makes
+    known what its writer released, as far as `scope`."""
 
     address: u64
+    order: Literal["relaxed", "acquire"]
+    scope: Scope
     result = U32
-    ptx = "ld.acquire.gpu.global.b32 {result}, [{address}];"
+    ptx = "ld.{order}.{scope}.global.b32 {result}, [{address}];"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        data = m.load("global", m.column(self.address), 4, order="acquire")
+        data = m.load("global", m.column(self.address), 4, order=self.order, scope=self.scope)
         return np.ascontiguousarray(data).view(np.uint32)[:, 0].astype(np.int64)
 
 
-class WaitAcquire(Instruction):
-    """Until a word that another CTA releases is `value`, at GPU scope."""
+class StoreStrong(Instruction):
+    """Writes such a word: `order` relaxed, or release, which publishes what came before it, as far as `scope`."""
 
     address: u64
     value: u32
+    order: Literal["relaxed", "release"]
+    scope: Scope
+    ptx = "st.{order}.{scope}.global.b32 [{address}], {value};"
+
+    def simulate(self, m: Machine) -> None:
+        data = m.column(self.value).astype(np.uint32)[:, None].view(np.uint8)
+        m.store("global", m.column(self.address), data, order=self.order, scope=self.scope)
+
+
+class WaitAcquire(Instruction):
+    """Until a word that another CTA releases is `value`."""
+
+    address: u64
+    value: u32
+    scope: Scope = "gpu"
     ptx = """{
     .reg .pred other;
     .reg .b32 word;
     WAIT:
-    ld.acquire.gpu.global.b32 word, [{address}];
+    ld.acquire.{scope}.global.b32 word, [{address}];
     setp.ne.b32 other, word, {value};
     @other bra WAIT;
     }"""
 
     def simulate(self, m: Machine) -> Blocking:
-        value = m.uniform(self.value)
-        yield from m.wait_word(m.uniform(self.address), lambda word: word == value, f"not {value}", "acquire")
+        value, address = m.uniform(self.value), m.uniform(self.address)
+        yield from m.wait_word(address, lambda word: word == value, f"not {value}", "acquire", self.scope)
 
 
 class WaitReached(Instruction):
@@ -236,34 +254,23 @@ class WaitReached(Instruction):
     }"""
 
     def simulate(self, m: Machine) -> Blocking:
-        value = m.uniform(self.value)
-        return (
-            yield from m.wait_word(m.uniform(self.address), lambda word: word >= value, f"less than {value}", "relaxed")
-        )
-
-
-class StoreRelease(Instruction):
-    """Publishes a word, and what this thread wrote before it, at GPU scope."""
-
-    address: u64
-    value: u32
-    ptx = "st.release.gpu.global.b32 [{address}], {value};"
-
-    def simulate(self, m: Machine) -> None:
-        data = m.column(self.value).astype(np.uint32)[:, None].view(np.uint8)
-        m.store("global", m.column(self.address), data, order="release")
+        value, address = m.uniform(self.value), m.uniform(self.address)
+        return (yield from m.wait_word(address, lambda word: word >= value, f"less than {value}", "relaxed"))
 
 
 class AtomicAdd(Instruction):
-    """memory += value, relaxed; gives what was there."""
+    """memory += value; gives what was there."""
 
     address: u64
     value: u32
+    order: Literal["relaxed", "acquire", "release", "acq_rel"] = "relaxed"
+    scope: Scope = "gpu"
     result = U32
-    ptx = "atom.relaxed.gpu.global.add.u32 {result}, [{address}], {value};"
+    ptx = "atom.{order}.{scope}.global.add.u32 {result}, [{address}], {value};"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        return m.atomic("global", m.column(self.address), np.uint32, lambda a, b: a + b, m.column(self.value))
+        address, value = m.column(self.address), m.column(self.value)
+        return m.atomic("global", address, np.uint32, lambda a, b: a + b, value, order=self.order, scope=self.scope)
 
 
 class ReduceAdd(Instruction):
@@ -274,4 +281,17 @@ class ReduceAdd(Instruction):
     ptx = "red.relaxed.gpu.global.add.f32 [{address}], {value};"
 
     def simulate(self, m: Machine) -> None:
-        m.atomic("global", m.column(self.address), np.float32, lambda a, b: a + b, m.column(self.value))
+        address, value = m.column(self.address), m.column(self.value)
+        m.atomic("global", address, np.float32, lambda a, b: a + b, value, returns=False)
+
+
+class ReduceAddU32(Instruction):
+    """memory += value, relaxed: the atomic that does not give what was there, and so tells nothing of others."""
+
+    address: u64
+    value: u32
+    ptx = "red.relaxed.gpu.global.add.u32 [{address}], {value};"
+
+    def simulate(self, m: Machine) -> None:
+        address, value = m.column(self.address), m.column(self.value)
+        m.atomic("global", address, np.uint32, lambda a, b: a + b, value, returns=False)

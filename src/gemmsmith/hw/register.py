@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from gemmsmith.lang.types import PRED, U32
 class SetMaxNReg(Instruction):
     """Sets the warpgroup's registers a thread; `action` is dec (give back) or inc (wait for)."""
 
-    action: str
+    action: Literal["inc", "dec"]
     register_budget: int
     ptx = "setmaxnreg.{action}.sync.aligned.u32 {register_budget};"
 
@@ -26,7 +26,7 @@ class SetMaxNReg(Instruction):
             raise KernelError(f"setmaxnreg: got {self.register_budget}; use a multiple of 8 from 24 to 256")
 
     def simulate(self, m: Machine) -> Blocking:
-        yield from m.set_register_budget(self.register_budget)
+        yield from m.set_register_budget(self.register_budget, self.action)
 
 
 def set_registers(count: int | None) -> None:
@@ -48,10 +48,12 @@ class ElectOne(Instruction):
     }"""
 
     def simulate(self, m: Machine) -> np.ndarray:
+        m.converged("elect.sync")
         return np.asarray(m.threads % 32 == 0)
 
 
 def _from_lane(m: Machine, x: np.ndarray, lane: Any) -> np.ndarray:
+    m.converged("a shuffle")
     own = np.arange(len(m.threads))
     taken: np.ndarray = x[own // 32 * 32 + lane]
     return taken

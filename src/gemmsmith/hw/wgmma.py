@@ -253,4 +253,4 @@ class CompilerFence(Instruction):
     ptx = ""
 
     def simulate(self, m: Machine) -> None:
-        return None
+        m.compiler_fence(self.d)

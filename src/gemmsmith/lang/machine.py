@@ -17,6 +17,8 @@ from gemmsmith.lang.values import Registers, Value
 
 Space = Literal["shared", "global"]
 Group = Literal["wgmma", "bulk", "cp.async"]
+Scope = Literal["cta", "cluster", "gpu"]
+Order = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
 Blocking = Generator[Any, None, Any]
 
 
@@ -83,22 +85,27 @@ class Machine(Protocol):
 
     # -- memory, ordinary accesses (generic proxy) by the active threads -----------------------------
     def load(
-        self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: str = "weak", mask: Any = None
-    ) -> np.ndarray:
-        """(T, nbytes) uint8, zeros for inactive threads; `order` "acquire" synchronises with a release.
+        self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: Order = "weak",
+        scope: Scope = "gpu", mask: Any = None,
+    ) -> np.ndarray:  # fmt: skip
+        """(T, nbytes) uint8, zeros for inactive threads; `order` "acquire" synchronises with a release, as far as
+        `scope`, which ordinary accesses do not have.
 
         `rank` (number or array) names another CTA's shared memory; `mask` (T,) narrows the active threads.
         """
 
     def store(
-        self, space: Space, address: Any, data: np.ndarray, *, rank: Any = None, order: str = "weak", mask: Any = None
-    ) -> None:
+        self, space: Space, address: Any, data: np.ndarray, *, rank: Any = None, order: Order = "weak",
+        scope: Scope = "gpu", mask: Any = None,
+    ) -> None:  # fmt: skip
         """Stores (T, nbytes) uint8 rows, likewise."""
 
     def atomic(
-        self, space: Space, address: np.ndarray, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray
-    ) -> np.ndarray:
-        """old = memory; memory = update(old, operand), thread after thread, relaxed; gives (T,) old values."""
+        self, space: Space, address: np.ndarray, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
+        order: Order = "relaxed", scope: Scope = "gpu", returns: bool = True,
+    ) -> np.ndarray:  # fmt: skip
+        """old = memory; memory = update(old, operand), thread after thread; gives (T,) old values, which tell what others
+        did unless the instruction does not return them."""
 
     def peek(self, access: Access) -> np.ndarray:
         """The bytes now, (len(addresses), width) uint8: for `perform` of asynchronous operations, unchecked."""
@@ -108,18 +115,23 @@ class Machine(Protocol):
 
     # -- mbarriers: every active thread arrives, at its own `address`; waits are uniform -----------------
     def mbarrier_init(self, address: Any, count: int) -> None: ...
-    def mbarrier_arrive(self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None) -> None: ...
+    def mbarrier_arrive(
+        self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None, scope: Scope = "cta"
+    ) -> None:
+        """Releases what came before, as far as `scope`; `rank` names another CTA's barrier."""
+
     def mbarrier_expect_tx(self, address: Any, nbytes: Any) -> None:
         """Raises the pending bytes without an arrival."""
 
-    def mbarrier_test(self, address: Any, parity: Any) -> bool:
-        """Whether the phase of that parity has completed (acquires where it has). Never blocks."""
+    def mbarrier_test(self, address: Any, parity: Any, scope: Scope = "cta") -> bool:
+        """Whether the phase of that parity has completed (acquires where it has, as far as `scope`). Never blocks."""
 
-    def mbarrier_wait(self, address: Any, parity: Any) -> Blocking: ...
+    def mbarrier_wait(self, address: Any, parity: Any, scope: Scope = "cta") -> Blocking: ...
 
     def wait_word(
-        self, address: Any, ready: Callable[[int], bool], what: str, order: Literal["acquire", "relaxed"]
-    ) -> Blocking:
+        self, address: Any, ready: Callable[[int], bool], what: str, order: Literal["acquire", "relaxed"],
+        scope: Scope = "gpu",
+    ) -> Blocking:  # fmt: skip
         """Until a word of global memory, which others change, is `ready`, `what` it is not yet; gives it."""
 
     # -- other synchronisation ---------------------------------------------------------------------
@@ -132,13 +144,24 @@ class Machine(Protocol):
 
     def cluster_arrive(self, *, relaxed: bool = False) -> None: ...
     def cluster_wait(self) -> Blocking: ...
-    def fence(self, kind: Literal["proxy.async", "mbarrier_init", "wgmma", "acq_rel"]) -> None:
+
+    def converged(self, what: str) -> None:
+        """Where all lanes of a warp must execute an instruction together (.aligned, or a full mask): a hazard where
+        some do not."""
+
+    def fence(self, kind: Literal["proxy.async", "mbarrier_init", "wgmma", "acq_rel"], scope: Scope = "gpu") -> None:
         """proxy.async: my earlier ordinary accesses become visible to the async proxy.
         mbarrier_init: my mbarrier inits become visible to the cluster and to the async proxy.
         wgmma: my register accesses are ordered before the wgmmas that follow.
-        acq_rel: a memory fence at GPU scope."""
+        acq_rel: a memory fence, as far as `scope`."""
 
-    def set_register_budget(self, registers: int) -> Blocking:
+    def compiler_fence(self, registers: Registers) -> None:
+        """The compiler moves no access of the registers from below to above this."""
+
+    def grid_dependency_wait(self) -> None:
+        """The grids that this one depends on have ended, and their writes are visible."""
+
+    def set_register_budget(self, registers: int, action: Literal["inc", "dec"]) -> Blocking:
         """setmaxnreg of a warpgroup: blocks until the pool has them."""
 
     # -- asynchronous operations -----------------------------------------------------------------------

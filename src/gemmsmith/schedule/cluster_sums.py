@@ -77,7 +77,7 @@ class ClusterSums:
     def finish(self, warpgroup: Value) -> None:
         """No CTA may exit while a finisher still arrives at it."""
         with current().when(self.given.get() > 0):
-            hw.mbarrier_wait(self.taken[warpgroup], ((self.given.get() + 1) % 2).to(U32))
+            hw.mbarrier_wait(self.taken[warpgroup], ((self.given.get() + 1) % 2).to(U32), "cluster")
 
     def _rank(self, k: Value | int) -> Value:
         """The CTA with this one's tile and the k-th share."""
@@ -86,7 +86,7 @@ class ClusterSums:
     def _give(self, accumulator: Accumulator, share: Share, warpgroup: Value) -> None:
         """To each finisher but itself what that one finishes."""
         k = current()
-        hw.mbarrier_wait(self.taken[warpgroup], ((share.turn + 1) % 2).to(U32))
+        hw.mbarrier_wait(self.taken[warpgroup], ((share.turn + 1) % 2).to(U32), "cluster")
         mine = (k.thread % THREADS * (4 * width_of(accumulator, self.finishers))).to(U32)
         for part in range(self.finishers):
             whose = self.others + 1 - self.finishers + part
@@ -119,13 +119,13 @@ class ClusterSums:
             slot = (giver * self.consumers + warpgroup).named("slot")
             with k.when(k.thread % THREADS == 0):
                 hw.mbarrier_arrive_expect_tx(self.full[slot], self.slot_bytes)
-            hw.mbarrier_wait(self.full[slot], (share.turn % 2).to(U32), cluster=True)
+            hw.mbarrier_wait(self.full[slot], (share.turn % 2).to(U32), "cluster")
             here = (self.slots[slot].address + mine).named("here")
             take(accumulator, lambda values, offset: hw.load_shared(values, here + offset.to(U32)))
             hw.sync_warp()
             with k.when(k.lane == 0):
                 whose = giver + k.select(giver >= self.k, 1, 0)
-                hw.mbarrier_arrive_cluster(self.taken[warpgroup], self._rank(whose))
+                hw.mbarrier_arrive_cluster(self.taken[warpgroup], self._rank(whose), "cluster")  # ld has read it
 
 
 def _store(there: Value, full: Value, values: Registers, offset: Value) -> None:

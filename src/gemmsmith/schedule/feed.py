@@ -11,6 +11,7 @@ from gemmsmith.collective.pipeline import Initialised, PipelineState, PipelineTm
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.builder import current
+from gemmsmith.lang.machine import Scope
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, Value, ValueLike
@@ -56,7 +57,9 @@ class Feed:
             config.stages, transaction_bytes=current().parameter("stage_bytes", U32),
             cluster_size=cluster_size, first_rank=first_rank, turns=self._turns,
         )  # fmt: skip
-        self._left = ReleaseBarrier("left", cluster_size, first_rank) if config.reuse else None
+        # What has read results in the stages: ld, or TMA alone.
+        scope: Scope = "cluster" if self.spec.epilogue.by_threads else "cta"
+        self._left = ReleaseBarrier("left", cluster_size, first_rank, scope) if config.reuse else None
         most = min(EARLY, max(1, EARLY_COPIES // (self._a.copies + self._b.copies)), config.stages - 1)
         early = 0 if tile is None else current().minimum(tile.k_tiles, most)
         self._early = current().var(I32, early, "early")
@@ -79,19 +82,19 @@ class Feed:
     def producer_start_state(self) -> PipelineState:
         """Behind the k-tiles that `begin` has started."""
         if self._left:
-            self._phase = self._left.producer_start_phase()
+            self._phase = current().var(U32, 0, "left_phase")
         return self.pipe.producer_start_state(self._early.get())
 
     @contextmanager
     def rest(self, stop: ValueLike) -> Iterator[Value]:
-        """The k-tiles of a tile up to `stop` that `begin` has not started, once the last tile's epilogue has left the
-        stages, if it lay in them. Once in each tile."""
-        if self._left:
-            with current().when(stop > 0):
-                self._left.producer_wait(self._phase)
+        """The k-tiles of a tile up to `stop` that `begin` has not started; then, if the tile's epilogue lies in the
+        stages, until it has left them. Once in each tile."""
         with current().range(self._early.get(), stop, name="k_tile") as k_tile:
             yield k_tile
         self._early.set(0)
+        if self._left:
+            with current().when(stop > 0):
+                self._left.wait(self._phase)
 
     def load(self, state: PipelineState, tile: WorkTile, k_tile: Value) -> None:
         """Starts the copies of a k-tile into an acquired stage. Recorded in one thread."""
@@ -99,9 +102,7 @@ class Feed:
 
     def tail(self, state: PipelineState) -> None:
         """Until all CTAs are done with this one's stages."""
-        if self._left:
-            self._left.producer_wait(self._phase)  # math leaves a tile behind its stages
-        else:
+        if not self._left:  # they left each tile behind its stages
             self.pipe.producer_tail(state)
 
     # -- consumers -------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Lockstep(Apart):
         assert tile.whole_wave is not None
         k = current()
         with k.when((k_tile % EVERY == 0) & (self._place.rank == 0)):
-            hw.atomic_add(self._arrived, Constant(U32, 1))
+            hw.reduce_add_u32(self._arrived, Constant(U32, 1))
             self._due.set(self._due.get() + self._scheduler.clusters.to(U32))
             with k.when(tile.whole_wave & (self._patient.get() == 1)):
                 found = hw.wait_reached(self._arrived, self._due.get(), Constant(U32, PATIENCE))
@@ -75,7 +75,7 @@ class Lockstep(Apart):
             with k.when(before == self._scheduler.clusters.to(U32) - 1):
                 hw.fence_acq_rel()
                 for word in (self._arrived, self._done):
-                    hw.store_release(word, Constant(U32, 0))
+                    hw.store_strong(word, Constant(U32, 0), "relaxed", "gpu")
 
 
 def meetings(spec: KernelSpec, scheduler: TileScheduler, place: ClusterPosition) -> Apart:

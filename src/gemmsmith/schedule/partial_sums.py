@@ -83,7 +83,7 @@ class PartialSums:
         give(accumulator, lambda values, offset: hw.store_global(values, place + offset.to(U64), True))
         hw.barrier_sync(warpgroup + FIRST_BARRIER, THREADS)
         with k.when(leader):
-            hw.store_release(self.flags + (slot * 4).to(U64), Constant(U32, 1))
+            hw.store_strong(self.flags + (slot * 4).to(U64), Constant(U32, 1), "release", "gpu")
 
     def _take(self, accumulator: Accumulator, cluster: Value, warpgroup: Value, leader: Value) -> None:
         k = current()
@@ -91,7 +91,7 @@ class PartialSums:
         place, flag = self._place(slot, accumulator), self.flags + (slot * 4).to(U64)
         with k.when(leader):
             hw.wait_acquire(flag, Constant(U32, 1))
-            hw.store_release(flag, Constant(U32, 0))
+            hw.store_strong(flag, Constant(U32, 0), "relaxed", "gpu")
         hw.barrier_sync(warpgroup + FIRST_BARRIER, THREADS)
         take(accumulator, lambda values, offset: hw.load_global(values, place + offset.to(U64), True))
 

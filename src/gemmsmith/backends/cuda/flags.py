@@ -12,7 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from gemmsmith.backends.cuda.driver import check
-from gemmsmith.backends.cuda.launcher import device_guard, is_capturing
+from gemmsmith.backends.cuda.graphs import Stream
+from gemmsmith.backends.cuda.launcher import beside_captures, device_guard, is_capturing
 
 CHUNK = 1 << 20
 """Bytes that are taken from the device at once; they are never given back."""
@@ -61,14 +62,9 @@ def _zeros(nbytes: int) -> int:
     """Device memory, zeroed; also while some stream is being captured."""
     from cuda.bindings import driver
 
-    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    mode = check(driver.cuThreadExchangeStreamCaptureMode(relaxed), "cuThreadExchangeStreamCaptureMode")
-    try:
+    with beside_captures():
         address = int(check(driver.cuMemAlloc(nbytes), f"cuMemAlloc({nbytes})"))
-        own = check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value), "cuStreamCreate")
-        check(driver.cuMemsetD8Async(address, 0, nbytes, own), f"cuMemsetD8Async({nbytes})")
-        check(driver.cuStreamSynchronize(own), "cuStreamSynchronize")
-        check(driver.cuStreamDestroy(own), "cuStreamDestroy")
-    finally:
-        check(driver.cuThreadExchangeStreamCaptureMode(mode), "cuThreadExchangeStreamCaptureMode")
+        own = Stream()
+        check(driver.cuMemsetD8Async(address, 0, nbytes, own.handle), f"cuMemsetD8Async({nbytes})")
+        check(driver.cuStreamSynchronize(own.handle), "cuStreamSynchronize")
     return address

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -121,7 +121,7 @@ def load(
         )
     from cuda.bindings import driver
 
-    with _LOADING.setdefault(key, threading.Lock()):
+    with _LOADING.setdefault(key, threading.Lock()), beside_captures():
         if key not in _LOADED:
             cubin = compile_source(source, name).cubin
             module = check(driver.cuModuleLoadData(cubin), f"cuModuleLoadData({name}, by NVRTC {nvrtc_version()})")
@@ -181,6 +181,19 @@ def is_capturing(stream: int) -> bool:
         return True  # the legacy stream would join another stream's capture
     check(result, f"cuStreamIsCapturing({stream:#x})")
     return False
+
+
+@contextmanager
+def beside_captures() -> Iterator[None]:
+    """This thread may allocate memory and load modules although another one is capturing a stream: what it does there
+    becomes no part of any graph."""
+    driver = _bindings()
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    mode = check(driver.cuThreadExchangeStreamCaptureMode(relaxed), "cuThreadExchangeStreamCaptureMode")
+    try:
+        yield
+    finally:
+        check(driver.cuThreadExchangeStreamCaptureMode(mode), "cuThreadExchangeStreamCaptureMode")
 
 
 @lru_cache(maxsize=1)

@@ -43,11 +43,12 @@ class DeviceArray:
             check(driver.cuMemcpyHtoD(self.address + first, pattern.ctypes.data, size), "cuMemcpyHtoD")
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy on the host, after what runs on the default stream."""
+        """A copy on the host, after what runs on the array's stream."""
         from cuda.bindings import driver
 
         raw = np.empty(self.nbytes, np.uint8)
-        check(driver.cuMemcpyDtoH(raw.ctypes.data, self.address, self.nbytes), "cuMemcpyDtoH")
+        check(driver.cuMemcpyDtoHAsync(raw.ctypes.data, self.address, self.nbytes, self.stream), "cuMemcpyDtoHAsync")
+        check(driver.cuStreamSynchronize(self.stream), "cuStreamSynchronize")
         return np.ndarray(self.shape, self.dtype, raw, strides=self.strides)
 
     @property

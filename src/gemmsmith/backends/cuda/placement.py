@@ -16,6 +16,7 @@ import numpy as np
 
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.driver import attributes, check
+from gemmsmith.backends.cuda.graphs import Stream
 from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.core.errors import DeviceError
 from gemmsmith.lang.types import ORDER_LENGTH
@@ -80,7 +81,8 @@ def _probe(device: int, cluster: int, clusters: int) -> Array:
     function = _function(device)
     if clusters * cluster > attributes(device).multiprocessors:
         raise DeviceError("more CTAs than SMs")
-    out = DeviceArray(4 * clusters * cluster, (clusters * cluster,), (4,), np.uint32)
+    own = Stream()  # the default stream would wait for others, which may be being captured
+    out = DeviceArray(4 * clusters * cluster, (clusters * cluster,), (4,), np.uint32, own.handle)
     config, attribute = cu.CUlaunchConfig(), cu.CUlaunchAttribute()
     attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     dimension = attribute.value.clusterDim
@@ -90,6 +92,7 @@ def _probe(device: int, cluster: int, clusters: int) -> Array:
     config.sharedMemBytes = attributes(device).shared_bytes
     config.attrs, config.numAttrs = [attribute], 1
     arguments = ((out.address,), (ctypes.c_uint64,))
+    config.hStream = own.handle
     check(cu.cuLaunchKernelEx(config, function, arguments, 0), f"the probe with clusters of {cluster}")
     return out.numpy().astype(int)
 

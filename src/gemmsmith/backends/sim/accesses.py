@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.sim.clocks import Clock
+from gemmsmith.backends.sim.clocks import EXECUTED, GRID_BEFORE, Clock
 from gemmsmith.backends.sim.memory import OFFSET_MASK, SHARED_BASE, gather, scatter
-from gemmsmith.backends.sim.shadow import Event
+from gemmsmith.backends.sim.scopes import Scope, scope_of
+from gemmsmith.backends.sim.shadow import Event, Lanes
 from gemmsmith.backends.sim.state import Cta
 from gemmsmith.backends.sim.unit import Part, Unit
+from gemmsmith.backends.sim.words import Word, reach
 from gemmsmith.lang.machine import Access
 
 
@@ -19,46 +21,49 @@ class Accessing(Unit):
     """A unit that reads and writes memory."""
 
     def load(
-        self, space: str, address: Any, nbytes: int, *, rank: Any = None, order: str = "weak", mask: Any = None
-    ) -> np.ndarray:
+        self, space: str, address: Any, nbytes: int, *, rank: Any = None, order: str = "weak", scope: str = "gpu",
+        mask: Any = None,
+    ) -> np.ndarray:  # fmt: skip
         result = np.zeros((len(self.threads), nbytes), np.uint8)
         self.time += self.state.chip.memory_instruction
         for part, rows, cta, addresses in self._accesses(address, rank, mask):
             self.check_aligned(addresses, nbytes)
-            if order == "acquire":
-                for x in addresses:
-                    if int(x) in self.state.releases:
-                        part.warp.acquire(part.partial, self.state.releases[int(x)])
-            else:
-                self._touch(part, cta, space, addresses, nbytes, write=False)
+            strong = None if order == "weak" else scope_of(scope)
+            self._touch(part, rows, cta, space, addresses, nbytes, "read", strong)
+            if strong is not None:
+                for x in np.unique(addresses):
+                    self.observe_word(part, int(x), order, strong)
             result[rows] = self._gather(space, cta, addresses, nbytes)
         return result
 
     def store(
-        self, space: str, address: Any, data: np.ndarray, *, rank: Any = None, order: str = "weak", mask: Any = None
-    ) -> None:
+        self, space: str, address: Any, data: np.ndarray, *, rank: Any = None, order: str = "weak", scope: str = "gpu",
+        mask: Any = None,
+    ) -> None:  # fmt: skip
         self.time += self.state.chip.memory_instruction
         for part, rows, cta, addresses in self._accesses(address, rank, mask):
             self.check_aligned(addresses, data.shape[1])
-            if order == "release":
-                clock = part.warp.release(part.partial)
-                for x in addresses:
-                    self.state.releases.setdefault(int(x), Clock(self.state.agents)).join(clock)
-                    self.state.released_at[int(x)] = self.time + self.state.chip.store_latency
-            else:
-                self._touch(part, cta, space, addresses, data.shape[1], write=True)
+            strong = None if order == "weak" else scope_of(scope)
+            event = self._touch(part, rows, cta, space, addresses, data.shape[1], "write", strong)
+            if strong is not None:
+                self._write_words(part, addresses, event, order, strong, atomic=False)
             target, offsets = self._raw(space, cta, addresses, data.shape[1])
             if target is not None:
                 scatter(target, offsets, data[rows])
 
     def atomic(
-        self, space: str, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray
-    ) -> np.ndarray:
+        self, space: str, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
+        order: str = "relaxed", scope: str = "gpu", returns: bool = True,
+    ) -> np.ndarray:  # fmt: skip
         old = np.zeros(len(self.threads), np.dtype(dtype))
         self.time += self.state.chip.memory_instruction
-        size = old.itemsize
-        for _, rows, cta, addresses in self._accesses(address, None, None):
+        size, strong = old.itemsize, scope_of(scope)
+        for part, rows, cta, addresses in self._accesses(address, None, None):
             self.check_aligned(addresses, size)
+            event = self._touch(part, rows, cta, space, addresses, size, "atomic", strong)
+            for x in np.unique(addresses) if returns else ():
+                self.observe_word(part, int(x), "acquire" if order in ("acquire", "acq_rel") else "relaxed", strong)
+            self._write_words(part, addresses, event, order, strong, atomic=True)
             for row, place in zip(rows, addresses, strict=True):
                 target, offsets = self._raw(space, cta, np.array([place]), size)
                 if target is None:
@@ -67,6 +72,37 @@ class Accessing(Unit):
                 new = np.asarray(update(old[row], np.dtype(dtype).type(operand[row])), dtype).reshape(1)
                 target[offsets[0] : offsets[0] + size] = new.view(np.uint8)
         return old if old.dtype == np.float32 else old.astype(np.int64)
+
+    def observe_word(self, part: Part, address: int, order: str, scope: Scope) -> None:
+        """A strong read: what the word's writers tell is known at once with acquire, else after a fence."""
+        agent = part.enter()
+        word = self.state.words.setdefault(address, Word())
+        for message in word.read(agent.number):
+            clock = message[2]
+            least = reach(self.cta, scope, message)
+            if least is not None and order == "acquire":
+                agent.clock.join(clock)
+                continue
+            agent.clock.follow(clock)
+            if least is not None:
+                agent.pending.append((least, clock))
+
+    def _write_words(
+        self, part: Part, addresses: np.ndarray, event: Event, order: str, scope: Scope, *, atomic: bool
+    ) -> None:
+        """A strong write: others learn all with release, else what came before a fence."""
+        agent = part.enter()
+        if order in ("release", "acq_rel"):
+            fenced, clock = Scope.GPU, part.release()
+        else:
+            fenced, clock = part.warp.release_relaxed(part.lanes)
+        for x in np.unique(addresses):
+            word = self.state.words.setdefault(int(x), Word())
+            message = min(scope, fenced), self.cta, clock
+            overtaken = word.write(event, message, atomic=atomic, ordered=lambda e: e.known(agent.clock))
+            if overtaken:
+                self.hazard("race", f"{event} of a word is not ordered after {overtaken}", overtaken.where)
+            self.state.released_at[int(x)] = self.time + self.state.chip.store_latency
 
     def peek(self, access: Access) -> np.ndarray:
         return self._gather(access.space, self.peer(access.rank), access.addresses, access.width)
@@ -123,15 +159,30 @@ class Accessing(Unit):
         data, offsets = self._raw(space, cta, addresses, width)
         return np.zeros((len(addresses), width), np.uint8) if data is None else gather(data, offsets, width)
 
-    def _touch(self, part: Part, cta: Cta, space: Any, addresses: np.ndarray, width: int, write: bool) -> None:
-        agent, clock = part.warp.enter(part.partial)
-        event = Event(agent, int(clock.vector[0, agent]), 0, "write" if write else "read", self.title, self.where)
-        self.record(Access(space, addresses, width), cta, write, event, clock, is_async=False)
+    def _touch(
+        self, part: Part, rows: np.ndarray, cta: Cta, space: Any, addresses: np.ndarray, width: int, what: str,
+        scope: Scope | None,
+    ) -> Event:  # fmt: skip
+        """Enters an access of some of a part's lanes: ordinary, or strong, as far as a scope."""
+        agent = part.enter()
+        lanes = Lanes(self._offsets(space, addresses), width, rows % 32)
+        strong = None if scope is None else (scope, self.cta)
+        event = Event(agent.number, agent.count, 0, what, self.title, self.where, warp=part.warp, lanes=lanes,
+                      strong=strong, only_reads=what == "read")  # fmt: skip
+        self.record(Access(space, addresses, width), cta, what != "read", event, agent.clock, is_async=False)
         if cta is not self.cta:
             cta.remote.append(event)
-            if not any(clock.vector[0, warp.whole] for warp in cta.warps):
+            if not any(agent.clock.vector[EXECUTED, warp.first] for warp in cta.warps):
                 self.hazard("barrier", f"shared memory of CTA {cta.index}, which may not have started: "
                             "a cluster barrier must come first")  # fmt: skip
+        return event
+
+    def _offsets(self, space: str, addresses: np.ndarray) -> np.ndarray:
+        """As the memory's shadow counts."""
+        if space == "shared":
+            return addresses & OFFSET_MASK
+        buffer = self.state.memory.find(int(addresses[0])) if len(addresses) else None
+        return addresses - buffer.address if buffer else addresses
 
     def record(self, access: Access, cta: Cta, write: bool, event: Event, clock: Clock, is_async: bool) -> int | None:
         """Checks an access against the memory's shadow and enters it there; the number of its event."""
@@ -145,6 +196,9 @@ class Accessing(Unit):
         else:
             buffer = self.state.memory.find(int(access.addresses[0]))
             assert buffer is not None
+            if not clock.done & GRID_BEFORE:
+                self.hazard("race", f"{event} of {buffer.name} is not ordered after the grids that this one "
+                            "depends on: griddepcontrol.wait must come first")  # fmt: skip
             if write and not buffer.writable:
                 self.hazard("out of bounds", f"write to {buffer.name}, which is an input")
             if not buffer.writable:

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gemmsmith.backends.sim.clocks import Clock
+from gemmsmith.backends.sim.clocks import EXECUTED, Agent, Clock
 from gemmsmith.lang.statements import Where
+
+
+class Reach:
+    """What those who wait learn: `near` with the scope of the CTA, `far` besides with that of the cluster."""
+
+    def __init__(self, agents: int) -> None:
+        self.near, self.far = Clock(agents), Clock(agents)
+
+    def join(self, other: Reach) -> None:
+        self.near.join(other.near)
+        self.far.join(other.far)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A wait for a phase that is over: by an agent at its count."""
+
+    phase: int
+    agent: int
+    count: int
+    who: str
+    where: Where
+
+    def known(self, clock: Clock) -> bool:
+        """Whether it is known to have been executed."""
+        return bool(clock.vector[EXECUTED, self.agent] >= self.count)
 
 
 @dataclass(eq=False)
@@ -13,7 +40,9 @@ class Mbarrier:
     """An mbarrier. `phase` counts completed phases; the one in progress has its parity.
 
     `initialiser` is (agent, count) of its init.
-    `observed` is the last phase each unit has waited for, `observations` all of them as (phase, agent, count).
+    `observed` is the last phase each unit has waited for, `observations` the last of each agent. A wait by parity is
+    sound only if the phase after the awaited one completes after the wait, however late that comes; `overrun` is told
+    of one for which nothing ensures that.
     """
 
     name: str
@@ -21,25 +50,33 @@ class Mbarrier:
     initialiser: tuple[int, int]
     where: Where
     agents: int
+    overrun: Callable[[Observation], None]
     phase: int = 0
     pending: int = 0
     tx: int = 0
     delivered: bool = False
     time: int = 0
     completed_at: int = 0
-    arriving: Clock = field(init=False)
-    completed: Clock = field(init=False)
+    arriving: Reach = field(init=False)
+    completed: Reach = field(init=False)
     observed: dict[object, int] = field(default_factory=dict)
-    observations: list[tuple[int, int, int]] = field(default_factory=list)
+    observations: dict[int, Observation] = field(default_factory=dict)
     filled: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pending = self.count
-        self.arriving, self.completed = Clock(self.agents), Clock(self.agents)
+        self.arriving, self.completed = Reach(self.agents), Reach(self.agents)
 
-    def arrive(self, count: int, expect: int, clock: Clock, time: int) -> bool:
-        """False where more arrive than the phase takes."""
-        self.arriving.join(clock)
+    def arrive(self, count: int, expect: int, clock: Clock, time: int, *, near: bool, far: bool) -> bool:
+        """`near`, `far`: whether the arrival releases the clock to waits of the CTA's scope, of the cluster's. False
+        where more arrive than the phase takes."""
+        if near:
+            self.arriving.near.join(clock)
+        else:  # wgmma and TMA that the arriving thread has waited for are over, whatever the scope
+            self.arriving.near.follow(clock)
+            self.arriving.near.done |= clock.done
+        if far:
+            self.arriving.far.join(clock)
         self.pending -= count
         self.tx += expect
         self.time = max(self.time, time)
@@ -48,9 +85,12 @@ class Mbarrier:
         self._advance()
         return True
 
-    def complete(self, nbytes: int, clock: Clock, time: int) -> None:
-        """Bytes have landed; they may do so before anybody expects them."""
-        self.arriving.join(clock)
+    def complete(self, nbytes: int, clock: Clock, bits: int, time: int, *, near: bool) -> None:
+        """Bytes of an operation have landed, started by one who knew `clock`; they may do so before anybody expects
+        them. `near`: waits of the CTA's scope see them, else only those of the cluster's."""
+        reached = self.arriving.near if near else self.arriving.far
+        reached.done |= bits
+        self.arriving.near.follow(clock)
         self.tx -= nbytes
         self.delivered = True
         self.time = max(self.time, time)
@@ -61,20 +101,23 @@ class Mbarrier:
             return
         if self.delivered:
             self.filled.append(self.phase)
+        for seen in self.observations.values():
+            if seen.phase == self.phase - 1 and not seen.known(self.arriving.near):
+                self.overrun(seen)
         self.completed.join(self.arriving)
         self.completed_at = self.time
         self.phase, self.pending, self.delivered = self.phase + 1, self.count, False
 
-    def observe(self, unit: object, phase: int, agent: int, clock: Clock) -> None:
-        """A unit's wait for a phase is over."""
+    def observe(self, unit: object, agent: Agent, phase: int, who: str, where: Where) -> None:
+        """An agent's wait for a phase is over."""
         self.observed[unit] = phase
-        self.observations.append((phase, agent, int(clock.vector[0, agent])))
+        self.observations[agent.number] = Observation(phase, agent.number, agent.count, who, where)
 
     def awaited(self, unit: object, clock: Clock, parity: int) -> int:
         """The phase that this waiter's wait for a parity means: the next one of that parity after those that it has
         waited for, or that it knows others to have waited for in its stead; -1 is before the first."""
-        known = (phase for phase, agent, count in reversed(self.observations) if clock.vector[0, agent] >= count)
-        last = max(self.observed.get(unit, -2), next(known, -2))
+        known = (seen.phase for seen in self.observations.values() if seen.known(clock))
+        last = max(self.observed.get(unit, -2), max(known, default=-2))
         return last + 1 if (last + 1) % 2 == parity else last + 2
 
     def done(self, parity: int) -> bool:
@@ -84,7 +127,11 @@ class Mbarrier:
 
 @dataclass(eq=False)
 class ThreadBarrier:
-    """A named barrier, or a cluster's: opens when `expected` threads have arrived, then begins again."""
+    """A named barrier, or a cluster's: opens when `expected` threads have arrived, then begins again.
+
+    `arrivals` are of the round in progress, `before` of the last one, as (agent, count). An arrival that does not know
+    all of these to have come may be counted among them: threads of two rounds then mix.
+    """
 
     name: str
     expected: int
@@ -94,18 +141,26 @@ class ThreadBarrier:
     opened_at: int = 0
     clock: Clock | None = None
     opened: Clock | None = None
+    arrivals: list[tuple[int, int]] = field(default_factory=list)
+    before: list[tuple[int, int]] = field(default_factory=list)
 
-    def arrive(self, threads: int, clock: Clock, time: int) -> bool:
+    def mixes(self, clock: Clock) -> bool:
+        """Whether one who knows that clock may arrive in the last round instead of this one."""
+        return any(clock.vector[EXECUTED, agent] < count for agent, count in self.before)
+
+    def arrive(self, threads: int, clock: Clock, arrivals: list[tuple[int, int]], time: int) -> bool:
         """False where more arrive than it takes."""
         if self.clock is None:
             self.clock = clock
         else:
             self.clock.join(clock)
         self.arrived += threads
+        self.arrivals += arrivals
         fits = self.arrived <= self.expected
         self.time = max(self.time, time)
         if self.arrived >= self.expected:
             self.opened, self.clock, self.arrived = self.clock, None, self.arrived - self.expected
+            self.before, self.arrivals = self.arrivals, []
             self.opened_at = self.time
             self.generation += 1
         return fits

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemmsmith.backends.sim.chip import H200, Chip
-from gemmsmith.backends.sim.clocks import Clock, Warp
+from gemmsmith.backends.sim.clocks import AGENTS, GRID_BEFORE, Clock, Warp
 from gemmsmith.backends.sim.hazards import Hazard, Hazards, Stop
 from gemmsmith.backends.sim.interpreter import Interpreter
 from gemmsmith.backends.sim.memory import SHARED_BASE, GlobalMemory
@@ -39,18 +39,20 @@ Argument = int | float | TensorMap | tuple[int, ...]
 
 def simulate(
     kernel: Kernel, grid: int, arguments: Mapping[str, Argument], memory: GlobalMemory, *,
-    seed: int = 0, chip: Chip = H200, max_hazards: int = 20,
+    seed: int = 0, chip: Chip = H200, max_hazards: int = 20, dependent: bool = False,
 ) -> SimulationResult:  # fmt: skip
     """Executes `grid` CTAs, all resident at once, on the bytes of `memory`.
 
     seed 0 takes what the cost model says comes first; other seeds interleave units and complete asynchronous
-    operations in a random order that the hardware may choose too. A wrong kernel is reported, it raises nothing; a
+    operations in a random order that the hardware may choose too. `dependent`: the grid may have been started while
+    those before it run (programmatic dependent launch), so griddepcontrol.wait must precede its accesses to global
+    memory. A wrong kernel is reported, it raises nothing; a
     launch that no driver takes (a missing argument, a ragged cluster) is an ArgumentError or KernelError.
     """
     _check_launch(kernel, grid, arguments)
     size = kernel.cluster[0]
     per_cta = kernel.threads // 32
-    agents = 2 * grid * per_cta
+    agents = AGENTS * grid * per_cta
     state = State(kernel, memory, chip, seed, Hazards(max_hazards), dict(arguments), grid, agents)
     for index in range(grid):
         shared = np.full(SHARED_BASE + -(-kernel.shared_bytes // 16) * 16, 0xFF, np.uint8)
@@ -58,6 +60,8 @@ def simulate(
         for slots in (b for b in kernel.buffers if b.partly):
             shadow.allow_unwritten(SHARED_BASE + slots.offset, slots.bytes)
         warps = [Warp(index * per_cta + i, agents) for i in range(per_cta)]
+        for warp in warps:
+            warp.all.clock.done = 0 if dependent else GRID_BEFORE
         state.ctas.append(Cta(index, index % size, [], shared, shadow, warps))
     for cta in state.ctas:
         first = cta.index - cta.rank
@@ -175,8 +179,9 @@ def _check_end(state: State) -> None:
     for cta in state.ctas:
         known = Clock(state.agents)
         for warp in cta.warps:
-            known.join(warp.clock)
-            known.join(warp.part_clock)
+            for agent in (warp.all, *warp.sets.values()):
+                known.join(agent.clock)
+        _check_registers(state, cta)
         for event in cta.remote:
             if not event.known(known):
                 report("exited CTA", f"CTA {cta.index} may have ended before {event} reached it", event.where)
@@ -205,3 +210,14 @@ def _check_end(state: State) -> None:
                     "unread phase", f"{barrier.name}: nobody waited for phase {unread[0]}, which brought data",
                     barrier.where, barrier.name.partition("[")[0],
                 )  # fmt: skip
+
+
+def _check_registers(state: State, cta: Cta) -> None:
+    """setmaxnreg is for all warps of a warpgroup."""
+    budgets: dict[int, set[int]] = {}
+    for unit in cta.units:
+        budgets.setdefault(int(unit.threads[0]) // 128, set()).add(unit.budget)
+    for warpgroup, found in budgets.items():
+        if len(found) > 1:
+            message = f"setmaxnreg by some warps of warpgroup {warpgroup}, which have {sorted(found)} registers"
+            state.hazards.report("registers", message, state.kernel.body.statements[0].where)

@@ -12,8 +12,8 @@ class Hazard:
     """One mistake: its kind, what happened, and the kernel line that was executing.
 
     Kinds: race, missing proxy fence, uninitialised read, deadlock, phase aliasing, over-arrival, barrier, unread
-    phase, exited CTA, accumulator, group, registers, out of bounds, alignment, overflow, uniformity, duplicate issue,
-    semaphore.
+    phase, exited CTA, accumulator, group, registers, out of bounds, alignment, overflow, uniformity, divergence,
+    duplicate issue, semaphore.
     """
 
     kind: str

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from gemmsmith.backends.sim.clocks import MBARRIER_INIT
 from gemmsmith.backends.sim.memory import OFFSET_MASK
-from gemmsmith.backends.sim.shadow import Event
+from gemmsmith.backends.sim.shadow import Event, Lanes
 from gemmsmith.backends.sim.state import Running
 from gemmsmith.backends.sim.synchronisation import Synchronising
 from gemmsmith.backends.sim.timeline import Span
-from gemmsmith.backends.sim.unit import Wait
+from gemmsmith.backends.sim.unit import Part, Wait
 from gemmsmith.lang.machine import Access, AsyncOperation, Blocking
 
 ENGINE_ROWS = {"tma": "TMA", "tensor": "tensor core", "copy": "copy"}
@@ -31,15 +32,17 @@ class Issuing(Synchronising):
                 f"{operation.what} by {threads} threads; a warpgroup's 128 must, outside of warp roles",
                 self.where,
             )
-        clock = first.warp.enter(first.partial)[1].copy()
-        for part in self.parts[1:]:
-            other = part.warp.enter(part.partial)[1]
-            clock.vector, clock.done = np.minimum(clock.vector, other.vector), clock.done & other.done
+        clock = first.enter().clock.copy()
+        for part in self.parts[1:]:  # what all know is ordered before; what each has executed has been
+            other = part.enter().clock
+            np.minimum(clock.vector[:MBARRIER_INIT], other.vector[:MBARRIER_INIT], out=clock.vector[:MBARRIER_INIT])
+            clock.follow(other)
+            clock.done &= other.done
         bits = 1 << 2 * state.started, 2 << 2 * state.started
         state.started += 1
         running = Running(operation, self, clock, bits, self._schedule(operation), self.where)
         for rank, address, _ in operation.completes:
-            self.mbarrier(self.peer(rank), address, clock, remote=True)
+            self.mbarrier(self.peer(rank), address, clock, remote=self.peer(rank) is not self.cta, copies=True)
         if operation.engine == "copy":
             self._check_copy(operation)
         for access in operation.reads:
@@ -57,11 +60,14 @@ class Issuing(Synchronising):
             key = ("bulk", int(first.rows[0])) if operation.group == "bulk" else operation.group
             self.open.setdefault(key, []).append(running)
 
-    def _enter(self, running: Running, access: Access, write: bool) -> int | None:
-        """The operation's access as an event: who knows its bit knows that it is over."""
+    def _enter(self, running: Running, access: Access, write: bool, part: Part | None = None) -> int | None:
+        """The operation's access as an event: who knows its bit knows that it is over. `part`: whose lanes make it."""
         cta, operation = self.peer(access.rank), running.operation
         what = f"{'write' if write else 'read'} of {operation.what}"
         event = Event(-1, 0, running.bits[write], what, self.title, self.where)
+        if part:
+            lanes = Lanes(access.addresses & OFFSET_MASK, access.width, part.rows % 32)
+            event = replace(event, warp=part.warp, lanes=lanes)
         if cta is not self.cta:
             cta.remote.append(event)
         return self.record(access, cta, write, event, running.clock, operation.proxy == "async")
@@ -78,7 +84,7 @@ class Issuing(Synchronising):
         first = 0
         for part in self.parts:
             addresses = access.addresses[first : first + len(part.rows)]
-            number = self._enter(running, replace(access, addresses=addresses), write=True)
+            number = self._enter(running, replace(access, addresses=addresses), write=True, part=part)
             if number is not None:
                 running.writes[part.warp] = number
             first += len(part.rows)
@@ -90,6 +96,7 @@ class Issuing(Synchronising):
                     "accumulator", f"{registers.name} was accessed and no wgmma.fence orders that before the wgmma"
                 )
             self.owned[registers] = running
+            self.unfenced.discard(registers)
         running.after, self.last_tensor = self.last_tensor, running
 
     def _schedule(self, operation: AsyncOperation) -> int:
@@ -122,10 +129,14 @@ class Issuing(Synchronising):
         return [key for key in held if self.active[key[1]]]
 
     def commit_group(self, group: str) -> None:
+        if group == "wgmma":
+            self.converged("wgmma.commit_group")
         for key in self._group(group):
             self.groups.setdefault(key, []).append(self.open.pop(key, []))
 
     def wait_group(self, group: str, pending: int, *, read: bool = False) -> Blocking:
+        if group == "wgmma":
+            self.converged("wgmma.wait_group")
         keys = self._group(group)
         waited = {key: held[: max(0, len(held) - pending)] for key in keys if (held := self.groups.get(key, []))}
         operations = [running for groups in waited.values() for members in groups for running in members]
@@ -140,6 +151,7 @@ class Issuing(Synchronising):
             for registers in running.operation.owns:
                 if self.owned.get(registers) is running:
                     del self.owned[registers]
+                    self.unfenced.add(registers)
         for key, groups in waited.items():
             self._learn(key, [running for members in groups for running in members], read)
             if not read and not any(running.writes for members in groups for running in members):
@@ -153,25 +165,24 @@ class Issuing(Synchronising):
         for running in operations:
             bits |= running.bits[0] if read else running.bits[0] | running.bits[1]
         if isinstance(key, tuple):  # of bulk stores, to the one thread that issued them
-            self.warps[key[1] // 32].enter(partial=True)[1].done |= bits
+            self.warps[key[1] // 32].enter(1 << key[1] % 32).clock.done |= bits
             return
         for part in self.parts:
-            agent, clock = part.warp.enter(part.partial)
-            clock.done |= bits
+            agent = part.enter()
+            agent.clock.done |= bits
             for running in operations:
                 if part.warp in running.writes:  # from here on a cp.async is like a store of this warp
                     number = running.writes.pop(part.warp)
-                    event = self.state.events.list[number]
-                    assert event is not None
-                    count = int(clock.vector[0, agent])
-                    self.state.events.list[number] = replace(event, agent=agent, count=count)
+                    event = self.state.events[number]
+                    self.state.events.list[number] = replace(event, agent=agent.number, count=agent.count)
 
     def complete(self, running: Running) -> None:
         """One of its operations ends: its data moves, and its mbarriers are told."""
         running.operation.perform()
         running.finished = True
         self.state.running.remove(running)
-        clock = running.clock.copy()
-        clock.done |= running.bits[0] | running.bits[1]
+        bits = running.bits[0] | running.bits[1]
         for rank, address, nbytes in running.operation.completes:
-            self.peer(rank).mbarriers[address & OFFSET_MASK].complete(nbytes, clock, running.end)
+            cta = self.peer(rank)
+            near = running.operation.proxy == "async" or cta is self.cta
+            cta.mbarriers[address & OFFSET_MASK].complete(nbytes, running.clock, bits, running.end, near=near)

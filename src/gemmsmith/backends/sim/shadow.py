@@ -1,4 +1,4 @@
-"""Shadow memory: for every granule the last write and the reads since, each an event that others must know of."""
+"""Shadow memory: for every granule the last write and the accesses since, each an event that others must know of."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmsmith.backends.sim.clocks import ASYNC_PROXY, Clock
+from gemmsmith.backends.sim.clocks import ASYNC_PROXY, MEMORY, Clock, Warp
 from gemmsmith.backends.sim.hazards import Hazards
+from gemmsmith.backends.sim.scopes import Placed, Scope, between
 from gemmsmith.lang.statements import Where
 
 GRANULE = 2
@@ -15,8 +16,32 @@ GRANULE = 2
 
 
 @dataclass(frozen=True)
+class Lanes:
+    """Which lane of a warp accessed which of `width` bytes from each of `offsets`."""
+
+    offsets: np.ndarray
+    width: int
+    lanes: np.ndarray
+
+    def at(self, cells: np.ndarray, granule: int) -> np.ndarray:
+        """The lane that accessed each cell; -1 where none did, -2 where several did."""
+        count = max(1, self.width // granule)
+        mine = (self.offsets[:, None] // granule + np.arange(count)).reshape(-1)
+        lanes = np.repeat(self.lanes, count)
+        order = np.argsort(mine, kind="stable")
+        mine, lanes = mine[order], lanes[order]
+        first, last = np.searchsorted(mine, cells), np.searchsorted(mine, cells, "right") - 1
+        low, high = lanes[np.minimum(first, len(mine) - 1)], lanes[last]
+        return np.where(last < first, -1, np.where(low == high, low, -2))
+
+
+@dataclass(frozen=True)
 class Event:
-    """An access: by an agent at its count, or (agent -1) by an asynchronous operation whose `bits` say it is done."""
+    """An access: by an agent at its count, or (agent -1) by an asynchronous operation whose `bits` say it is done.
+
+    `row` of a clock says whether it is known. An ordinary access is of a `warp`, by `lanes`; a strong one (atomic,
+    relaxed, acquire, release) has a scope, of the CTA it is of, and may only read.
+    """
 
     agent: int
     count: int
@@ -24,12 +49,36 @@ class Event:
     what: str
     who: str
     where: Where
+    row: int = MEMORY
+    warp: Warp | None = None
+    lanes: Lanes | None = None
+    strong: tuple[Scope, Placed] | None = None
+    only_reads: bool = False
 
     def known(self, clock: Clock) -> bool:
         """Whether it happened before what `clock` stands for."""
         if self.agent < 0:
             return clock.done & self.bits == self.bits
-        return bool(clock.vector[0, self.agent] >= self.count)
+        return bool(clock.vector[self.row, self.agent] >= self.count)
+
+    def ordered_before(self, later: Event, clock: Clock, cells: np.ndarray, granule: int) -> bool:
+        """The same for an event whose agent knows `clock`. Accesses of one warp are ordered where the lanes have met
+        since, or where the same lane made both, to each of the cells."""
+        if self.agent < 0 or (self.known(clock) and self.agent != later.agent):
+            return self.known(clock)
+        if self.warp is None or self.warp is not later.warp or self.lanes is None or later.lanes is None:
+            return False
+        if self.count <= self.warp.synced[self.agent - self.warp.first]:
+            return True
+        mine, others = self.lanes.at(cells, granule), later.lanes.at(cells, granule)
+        return bool(((mine == others) & (mine >= 0)).all())
+
+    def together_with(self, other: Event) -> bool:
+        """Whether both are strong, as far as each other's CTA: no race, whatever their order."""
+        if self.strong is None or other.strong is None:
+            return False
+        (scope, cta), (other_scope, other_cta) = self.strong, other.strong
+        return min(scope, other_scope) >= between(cta, other_cta)
 
     def visible_to_async(self, clock: Clock) -> bool:
         """Whether an ordinary write was fenced for the async proxy."""
@@ -40,7 +89,7 @@ class Event:
 
 
 class Events:
-    """All events by number (0 is none), and all sets of readers by number (0 is empty)."""
+    """All events by number (0 is none), and all sets of them by number (0 is empty)."""
 
     def __init__(self) -> None:
         self.list: list[Event | None] = [None]
@@ -51,76 +100,135 @@ class Events:
         self.list.append(event)
         return len(self.list) - 1
 
-    def number(self, readers: tuple[int, ...]) -> int:
-        if readers not in self._numbers:
-            self._numbers[readers] = len(self.sets)
-            self.sets.append(readers)
-        return self._numbers[readers]
+    def __getitem__(self, number: int) -> Event:
+        event = self.list[number]
+        assert event is not None
+        return event
+
+    def number(self, members: tuple[int, ...]) -> int:
+        if members not in self._numbers:
+            self._numbers[members] = len(self.sets)
+            self.sets.append(members)
+        return self._numbers[members]
 
 
 class Shadow:
-    """The shadow of one memory of `size` bytes; `written` says that it held data before the kernel."""
+    """The shadow of one memory of `size` bytes; `written` says that it held data before the kernel. By cell: the last
+    ordinary write, the ordinary reads since, and the strong accesses since."""
 
     def __init__(self, size: int, events: Events, hazards: Hazards, written: bool, granule: int = GRANULE) -> None:
         count, self.granule = -(-size // granule), granule
-        self.writer, self.readers = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        self.writer, self.readers, self.strong = (np.zeros(count, np.int32) for _ in range(3))
         self.events, self.hazards = events, hazards
         self.readable = np.full(count, written)
         self.barriers = np.zeros(count, bool)
+        self.any_strong = False
 
     def access(
         self, offsets: np.ndarray, width: int, write: bool, number: int, clock: Clock, is_async: bool, name: str
     ) -> None:
         """Checks and records event `number`, which touches `width` bytes from each of `offsets`."""
         cells = (offsets[:, None] // self.granule + np.arange(max(1, width // self.granule))).reshape(-1)
-        event = self.events.list[number]
-        assert event is not None
+        event = self.events[number]
         if self.barriers[cells].any():
             self.hazards.report("barrier", f"{event} touches the mbarrier {name}", event.where)
-        for last in _distinct(self.writer[cells]):
-            if last:
-                self._against_writer(last, event, write, clock, is_async, name)
-            elif not write and not self.readable[cells[self.writer[cells] == 0]].all():
-                self.hazards.report("uninitialised read", f"{event} of {name}, which nobody wrote", event.where)
-        readers = self.readers[cells]
-        if write:
-            for group in _distinct(readers):
-                for reader in self.events.sets[group]:
-                    self._against(self.events.list[reader], event, clock, "write after read", name)
+        check = _Check(self, event, write, clock, is_async, name, cells)
+        superseded = check.readers() if write else np.zeros(0, bool)
+        check.writers(superseded)
+        if self.any_strong:
+            check.strong()
+        if event.strong is not None:
+            self.any_strong = True
+            self._add(self.strong, cells, event, number, clock)
+            self.readable[cells] |= write
+        elif write:
             self.writer[cells], self.readers[cells] = number, 0
-            return
-        groups = _distinct(readers)
+            if self.any_strong:
+                self.strong[cells] = 0
+        else:
+            self._add(self.readers, cells, event, number, clock)
+
+    def _add(self, sets: np.ndarray, cells: np.ndarray, event: Event, number: int, clock: Clock) -> None:
+        """Adds an event to the cells' sets, in place of those that it comes after."""
+        held = sets[cells]
+        groups = _distinct(held)
         for group in groups:
-            kept = tuple(r for r in self.events.sets[group] if not self.events.list[r].known(clock))  # type: ignore[union-attr]
-            replacement = self.events.number((*kept, number))
-            if len(groups) == 1:
-                self.readers[cells] = replacement
-            else:
-                self.readers[cells[readers == group]] = replacement
+            where = cells if len(groups) == 1 else cells[held == group]
+            members = self.events.sets[group]
+            kept = tuple(x for x in members if not self.events[x].ordered_before(event, clock, where, self.granule))
+            sets[where] = self.events.number((*kept, number))
 
     def allow_unwritten(self, first: int, nbytes: int) -> None:
         """These bytes may be read although nobody wrote them."""
         self.readable[first // self.granule : -(-(first + nbytes) // self.granule)] = True
 
-    def _against_writer(self, last: int, event: Event, write: bool, clock: Clock, is_async: bool, name: str) -> None:
-        writer = self.events.list[last]
-        kind = "write after write" if write else "read after write"
-        if self._against(writer, event, clock, kind, name) and is_async:
-            assert writer is not None
-            if not writer.visible_to_async(clock):
-                self.hazards.report(
+
+@dataclass
+class _Check:
+    """One access, `event`, against those before it."""
+
+    shadow: Shadow
+    event: Event
+    write: bool
+    clock: Clock
+    is_async: bool
+    name: str
+    cells: np.ndarray
+
+    def readers(self) -> np.ndarray:
+        """A write after reads. Gives by cell whether an asynchronous read is among those that are ordered before: then
+        so is the write that this one saw, which its own check found to be ordered and fenced."""
+        events, held = self.shadow.events, self.shadow.readers[self.cells]
+        superseded = np.zeros(len(held), bool)
+        for group in _distinct(held):
+            where = held == group
+            for reader in events.sets[group]:
+                ordered = self._against(events[reader], where, "write after read")
+                if ordered and events[reader].agent < 0:
+                    superseded |= where
+        return superseded
+
+    def writers(self, superseded: np.ndarray) -> None:
+        shadow = self.shadow
+        held = shadow.writer[self.cells]
+        kind = "write after write" if self.write else "read after write"
+        for last in _distinct(held):
+            where = held == last
+            if not last:
+                if not self.write and not shadow.readable[self.cells[where]].all():
+                    message = f"{self.event} of {self.name}, which nobody wrote"
+                    shadow.hazards.report("uninitialised read", message, self.event.where)
+                continue
+            if self.write and superseded[where].all():
+                continue
+            writer = shadow.events[last]
+            if self._against(writer, where, kind) and self.is_async and not writer.visible_to_async(self.clock):
+                shadow.hazards.report(
                     "missing proxy fence",
-                    f"{event} of {name} after {writer} without fence.proxy.async by the writer", event.where,
-                    writer.where,
+                    f"{self.event} of {self.name} after {writer} without fence.proxy.async by the writer",
+                    self.event.where, writer.where,
                 )  # fmt: skip
 
-    def _against(self, earlier: Event | None, event: Event, clock: Clock, kind: str, name: str) -> bool:
-        assert earlier is not None
-        if earlier.known(clock):
+    def strong(self) -> None:
+        """Against atomics and other strong accesses."""
+        events, held = self.shadow.events, self.shadow.strong[self.cells]
+        for group in _distinct(held):
+            where = held == group
+            for other in events.sets[group]:
+                earlier = events[other]
+                if earlier.together_with(self.event) or (earlier.only_reads and not self.write):
+                    continue
+                kind = f"{'write' if self.write else 'read'} after {'read' if earlier.only_reads else 'write'}"
+                self._against(earlier, where, kind)
+
+    def _against(self, earlier: Event, where: np.ndarray, kind: str) -> bool:
+        shadow, event = self.shadow, self.event
+        if earlier.ordered_before(event, self.clock, self.cells[where], shadow.granule):
             return True
-        self.hazards.report(
-            "race", f"{kind} of {name}: {event} is not ordered after {earlier}", event.where, (kind, earlier.where)
-        )
+        shadow.hazards.report(
+            "race", f"{kind} of {self.name}: {event} is not ordered after {earlier}", event.where,
+            (kind, earlier.where),
+        )  # fmt: skip
         return False
 
 

@@ -15,6 +15,7 @@ from gemmsmith.backends.sim.hazards import Hazards, Stop
 from gemmsmith.backends.sim.memory import OFFSET_MASK, SHARED_BASE, Buffer, GlobalMemory
 from gemmsmith.backends.sim.shadow import Event, Events, Shadow
 from gemmsmith.backends.sim.timeline import Timeline
+from gemmsmith.backends.sim.words import Word
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.machine import AsyncOperation
 from gemmsmith.lang.statements import Where
@@ -75,9 +76,9 @@ class State:
     timeline: Timeline = field(default_factory=Timeline)
     ctas: list[Cta] = field(default_factory=list)
     running: list[Running] = field(default_factory=list)
-    started: int = 0
+    started: int = 1
     cluster_barriers: dict[int, ThreadBarrier] = field(default_factory=dict)
-    releases: dict[int, Clock] = field(default_factory=dict)
+    words: dict[int, Word] = field(default_factory=dict)
     released_at: dict[int, int] = field(default_factory=dict)
     all_operations: list[Running] = field(default_factory=list)
     _global_shadows: dict[Buffer, Shadow] = field(default_factory=dict)

@@ -8,14 +8,16 @@ from typing import Any, Literal
 import numpy as np
 
 from gemmsmith.backends.sim.accesses import Accessing
-from gemmsmith.backends.sim.barriers import Mbarrier, ThreadBarrier
-from gemmsmith.backends.sim.clocks import ASYNC_PROXY, MBARRIER_INIT, Clock
+from gemmsmith.backends.sim.barriers import Mbarrier, Observation, ThreadBarrier
+from gemmsmith.backends.sim.clocks import ASYNC_PROXY, EXECUTED, GRID_BEFORE, MBARRIER_INIT, MEMORY, Clock, Warp
 from gemmsmith.backends.sim.memory import OFFSET_MASK
+from gemmsmith.backends.sim.scopes import Scope, scope_of
 from gemmsmith.backends.sim.shadow import GRANULE, Event
-from gemmsmith.backends.sim.state import Cta
+from gemmsmith.backends.sim.state import Cta, State
 from gemmsmith.backends.sim.timeline import Span
-from gemmsmith.backends.sim.unit import Wait
+from gemmsmith.backends.sim.unit import Wait, mask_of
 from gemmsmith.lang.machine import Blocking
+from gemmsmith.lang.values import Registers
 
 NAMED_BARRIERS = 16
 """Of a CTA. PTX ISA, "barrier"."""
@@ -25,23 +27,23 @@ MBARRIER_BYTES = 8
 class Synchronising(Accessing):
     """A unit that arrives, waits and fences."""
 
-    def mbarrier(self, cta: Cta, address: int, clock: Clock, remote: bool) -> Mbarrier:
-        """The mbarrier at an address, which `clock` must know to be initialised."""
+    def mbarrier(self, cta: Cta, address: int, clock: Clock, *, remote: bool = False, copies: bool = False) -> Mbarrier:
+        """The mbarrier at an address, which `clock` must know to be initialised; by another CTA (`remote`), or by the
+        copy engine."""
         found = cta.mbarriers.get(address & OFFSET_MASK)
         name = self.state.place(address)[0]
         if found is None:
             raise self.state.stop("barrier", f"{name} is used but was never initialised [{self.title}]", self.where)
         agent, count = found.initialiser
-        fenced = clock.vector[MBARRIER_INIT, agent] >= count
-        if clock.vector[0, agent] < count and not fenced:
+        known = clock.vector[:, agent] >= count
+        if not known[MEMORY] and not known[MBARRIER_INIT]:
             self.hazard("barrier", f"{name} is used before its init is known: a barrier of all threads must follow it")
-        elif remote and not fenced:
+        elif (remote or copies) and not known[MBARRIER_INIT] and (remote or not known[ASYNC_PROXY]):
             self.hazard("barrier", f"the init of {name} is not fenced for the cluster and the async proxy")
         return found
 
     def mbarrier_init(self, address: Any, count: int) -> None:
-        part = self.parts[0]
-        agent, clock = part.warp.enter(part.partial)
+        agent = self.parts[0].enter()
         offset = int(address) & OFFSET_MASK
         name = self.state.place(int(address))[0]
         if offset % MBARRIER_BYTES:
@@ -50,28 +52,35 @@ class Synchronising(Accessing):
             self.hazard("barrier", f"{name} is initialised twice")
         if count < 1:
             raise self.state.stop("barrier", f"{name} is initialised for {count} arrivals", self.where)
-        initialiser = agent, int(clock.vector[0, agent])
-        self.cta.mbarriers[offset] = Mbarrier(name, count, initialiser, self.where, self.state.agents)
+        initialiser = agent.number, agent.count
+        made = Mbarrier(
+            name, count, initialiser, self.where, self.state.agents, lambda seen: overrun(self.state, made, seen)
+        )
+        self.cta.mbarriers[offset] = made
         self.cta.shadow.barriers[offset // GRANULE : (offset + MBARRIER_BYTES) // GRANULE] = True
 
-    def mbarrier_arrive(self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None) -> None:
+    def mbarrier_arrive(
+        self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None, scope: str = "cta"
+    ) -> None:
         self.time += self.state.chip.instruction
+        wide = scope_of(scope) >= Scope.CLUSTER
         for part in self.parts:
-            lanes = len(part.rows)
             addresses = np.broadcast_to(np.asarray(address), len(self.threads))[part.rows]
             ranks = np.broadcast_to(np.asarray(-1 if rank is None else rank), len(self.threads))[part.rows]
             bytes_ = np.broadcast_to(np.asarray(expect_tx), len(self.threads))[part.rows]
-            agent, clock = part.warp.enter(part.partial)
-            event = Event(agent, int(clock.vector[0, agent]), 0, "arrive", self.title, self.where)
-            released = part.warp.release(part.partial)
             for where in sorted({(int(r), int(a)) for r, a in zip(ranks, addresses, strict=True)}):
                 cta = self.peer(None if rank is None else where[0])
                 chosen = (ranks == where[0]) & (addresses == where[1])
-                arrivals = lanes if chosen.all() else int(chosen.sum())
-                barrier = self.mbarrier(cta, where[1], clock, remote=cta is not self.cta)
-                if cta is not self.cta:
+                arrivals = len(part.rows) if chosen.all() else int(chosen.sum())
+                lanes = mask_of(part.rows[chosen] % 32)
+                agent, own = part.warp.enter(lanes), cta is self.cta
+                barrier = self.mbarrier(cta, where[1], agent.clock, remote=not own)
+                if not own:
+                    event = Event(agent.number, agent.count, 0, "arrive", self.title, self.where, row=EXECUTED)
                     cta.remote.append(event)
-                if not barrier.arrive(arrivals * count, int(bytes_[chosen].sum()), released, self.time):
+                released = part.warp.release(lanes)
+                nbytes = int(bytes_[chosen].sum())
+                if not barrier.arrive(arrivals * count, nbytes, released, self.time, near=own, far=wide):
                     raise self.state.stop(
                         "over-arrival",
                         f"{barrier.name} phase {barrier.phase} takes {barrier.count} arrivals, "
@@ -79,19 +88,18 @@ class Synchronising(Accessing):
                     )  # fmt: skip
 
     def mbarrier_expect_tx(self, address: Any, nbytes: Any) -> None:
-        part = self.parts[0]
-        barrier = self.mbarrier(self.cta, int(address), part.warp.enter(part.partial)[1], remote=False)
+        barrier = self.mbarrier(self.cta, int(address), self.parts[0].enter().clock)
         lanes = sum(len(part.rows) for part in self.parts)
         barrier.tx += int(nbytes) * lanes if np.ndim(nbytes) == 0 else int(np.asarray(nbytes)[self.active].sum())
 
-    def mbarrier_test(self, address: Any, parity: Any) -> bool:
+    def mbarrier_test(self, address: Any, parity: Any, scope: str = "cta") -> bool:
         barrier, phase = self._awaited(int(address), int(parity))
         if not barrier.done(int(parity)):
             return False
-        self._observe(barrier, phase)
+        self._observe(barrier, phase, scope)
         return True
 
-    def mbarrier_wait(self, address: Any, parity: Any) -> Blocking:
+    def mbarrier_wait(self, address: Any, parity: Any, scope: str = "cta") -> Blocking:
         parity = int(parity)
         barrier, phase = self._awaited(int(address), parity)
         if not barrier.done(parity):
@@ -104,13 +112,12 @@ class Synchronising(Accessing):
             )
             self._awaited(int(address), parity)
         began = self.time
-        self._observe(barrier, phase)
+        self._observe(barrier, phase, scope)
         self.waited(began, barrier.name)
 
     def _awaited(self, address: int, parity: int) -> tuple[Mbarrier, int]:
-        part = self.parts[0]
-        clock = part.warp.enter(part.partial)[1]
-        barrier = self.mbarrier(self.cta, address, clock, remote=False)
+        clock = self.parts[0].enter().clock
+        barrier = self.mbarrier(self.cta, address, clock)
         phase = barrier.awaited(self, clock, parity)
         if barrier.phase - phase >= 2:
             self.hazard(
@@ -120,11 +127,13 @@ class Synchronising(Accessing):
             )
         return barrier, phase
 
-    def _observe(self, barrier: Mbarrier, phase: int) -> None:
-        agent, clock = self.parts[0].warp.enter(self.parts[0].partial)
-        barrier.observe(self, min(phase, barrier.phase - 1), agent, clock)  # it may have asked again for the last one
+    def _observe(self, barrier: Mbarrier, phase: int, scope: str) -> None:
         for part in self.parts:
-            part.warp.acquire(part.partial, barrier.completed)
+            part.acquire(barrier.completed.near)
+            if scope_of(scope) >= Scope.CLUSTER:
+                part.acquire(barrier.completed.far)
+            last = min(phase, barrier.phase - 1)  # it may have asked again for the last one
+            barrier.observe(self, part.enter(), last, self.title, self.where)
         self.time = max(self.time, barrier.completed_at) + self.state.chip.barrier
 
     def waited(self, began: int, what: str) -> None:
@@ -135,8 +144,9 @@ class Synchronising(Accessing):
         self.busy_since = self.time
 
     def wait_word(
-        self, address: Any, ready: Callable[[int], bool], what: str, order: Literal["acquire", "relaxed"]
-    ) -> Blocking:
+        self, address: Any, ready: Callable[[int], bool], what: str, order: Literal["acquire", "relaxed"],
+        scope: str = "gpu",
+    ) -> Blocking:  # fmt: skip
         address = int(address)
 
         def word() -> int:
@@ -148,10 +158,8 @@ class Synchronising(Accessing):
             buffer = self.state.memory.find(address)
             name = buffer.name if buffer else "a word"
             yield Wait(lambda: ready(word()), lambda: f"{name}: a word is {word()}, {what}")
-        if order == "acquire" and (released := self.state.releases.get(address)):
-            self.time = max(self.time, self.state.released_at.get(address, 0))
-            for part in self.parts:
-                part.warp.acquire(part.partial, released)
+        self.time = max(self.time, self.state.released_at.get(address, 0))
+        self.load("global", address, 4, order=order, scope=scope)
         self.time += self.state.chip.barrier
         self.waited(began, "another CTA")
         return word()
@@ -176,22 +184,31 @@ class Synchronising(Accessing):
         return barrier
 
     def _arrive(self, barrier: ThreadBarrier, *, relaxed: bool = False) -> None:
-        if any(part.partial for part in self.parts):
-            self.hazard("barrier", f"{barrier.name} reached by a part of a warp")
-        clock = Clock(self.state.agents)
+        self.converged(barrier.name)
+        clock, arrivals = Clock(self.state.agents), []
         for part in self.parts:
+            agent = part.enter()
+            if barrier.mixes(agent.clock):
+                self.hazard("barrier", f"{barrier.name}: this arrival may be counted in the round before, whose "
+                            "threads it does not know to have come")  # fmt: skip
             if relaxed:
-                clock.join(part.warp.release_relaxed())
+                arrivals.append((agent.number, agent.count))
+                scope, told = part.warp.release_relaxed(part.lanes)
+                clock.join(told) if scope >= Scope.CLUSTER else clock.follow(told)
             else:
                 part.warp.sync()
-                clock.join(part.warp.release(partial=False))
+                arrivals.append((agent.number, agent.count))
+                clock.join(part.release())
         self.time += self.state.chip.instruction
-        if not barrier.arrive(int(self.active.sum()), clock, self.time):
+        if not barrier.arrive(int(self.active.sum()), clock, arrivals, self.time):
             self.hazard(
                 "barrier", f"{barrier.name}: more than the {barrier.expected} threads that it takes have arrived"
             )
 
-    def _wait_for(self, barrier: ThreadBarrier, generation: int, what: str, *, relaxed: bool = False) -> Blocking:
+    def _wait_for(
+        self, barrier: ThreadBarrier, generation: int, what: str, relaxed: frozenset[Warp] = frozenset()
+    ) -> Blocking:
+        """`relaxed`: warps whose lanes' accesses their arrival has not ordered."""
         if barrier.generation <= generation:
             yield Wait(
                 lambda: barrier.generation > generation,
@@ -201,16 +218,15 @@ class Synchronising(Accessing):
         self.time = max(self.time, barrier.opened_at) + self.state.chip.barrier
         assert barrier.opened is not None
         for part in self.parts:
-            part.warp.acquire(False, barrier.opened)
-            if not relaxed:
+            part.acquire(barrier.opened)
+            if part.warp not in relaxed:
                 part.warp.sync()
         self.waited(began, what)
 
     def warp_sync(self) -> None:
+        self.converged("__syncwarp")
         for part in self.parts:
-            if part.partial:
-                self.hazard("barrier", "__syncwarp of all lanes reached by some")
-            else:
+            if not part.partial:
                 part.warp.sync()
 
     def cluster_arrive(self, *, relaxed: bool = False) -> None:
@@ -218,32 +234,47 @@ class Synchronising(Accessing):
         barrier = self.state.cluster_barriers.setdefault(
             number, ThreadBarrier("cluster barrier", self.cluster_size * self.state.kernel.threads)
         )
-        if self.cluster_arrival is not None:
-            self.hazard("barrier", "barrier.cluster.arrive twice without a wait")
-        self.cluster_arrival = barrier.generation, relaxed
+        for part in self.parts:
+            if part.warp in self.cluster_arrivals:
+                self.hazard("barrier", "barrier.cluster.arrive twice without a wait")
+            self.cluster_arrivals[part.warp] = barrier.generation, relaxed
         self._arrive(barrier, relaxed=relaxed)
 
     def cluster_wait(self) -> Blocking:
-        if self.cluster_arrival is None:
+        self.converged("barrier.cluster.wait")
+        arrivals = {part.warp: self.cluster_arrivals.pop(part.warp, None) for part in self.parts}
+        generations = [arrival[0] for arrival in arrivals.values() if arrival is not None]
+        if len(generations) < len(arrivals):
             self.hazard("barrier", "barrier.cluster.wait without an arrive")
             return
         barrier = self.state.cluster_barriers[self.block // self.cluster_size]
-        (generation, relaxed), self.cluster_arrival = self.cluster_arrival, None
-        yield from self._wait_for(barrier, generation, "cluster", relaxed=relaxed)
+        relaxed = frozenset(warp for warp, arrival in arrivals.items() if arrival and arrival[1])
+        yield from self._wait_for(barrier, max(generations), "cluster", relaxed)
 
-    def fence(self, kind: str) -> None:
+    def fence(self, kind: str, scope: str = "gpu") -> None:
         self.time += self.state.chip.instruction
         if kind == "wgmma":
+            self.converged("wgmma.fence")
             self.dirty.clear()
             return
         for part in self.parts:
-            if kind == "proxy.async":
-                part.warp.fence(ASYNC_PROXY, part.partial)
-            elif kind == "mbarrier_init":
-                part.warp.fence(MBARRIER_INIT, part.partial)
+            if kind == "acq_rel":
+                part.warp.fence(scope_of(scope), part.lanes)
+            else:
+                part.warp.fence_proxy({"proxy.async": ASYNC_PROXY, "mbarrier_init": MBARRIER_INIT}[kind], part.lanes)
 
-    def set_register_budget(self, registers: int) -> Blocking:
+    def compiler_fence(self, registers: Registers) -> None:
+        self.unfenced.discard(registers)
+
+    def grid_dependency_wait(self) -> None:
+        for part in self.parts:
+            part.enter().clock.done |= GRID_BEFORE
+
+    def set_register_budget(self, registers: int, action: str) -> Blocking:
+        self.converged("setmaxnreg")
         warps, change = len(self.warps), registers - self.budget
+        if (action == "inc") != (change > 0) and change:
+            self.hazard("registers", f"setmaxnreg.{action} to {registers} from {self.budget} registers a thread")
         self.budget = registers
         if change > 0 and self.cta.free_registers < change * warps:
             yield Wait(
@@ -251,3 +282,13 @@ class Synchronising(Accessing):
                 lambda: f"{change} more registers a thread: the pool has {self.cta.free_registers // warps}",
             )
         self.cta.free_registers -= change * warps
+
+
+def overrun(state: State, barrier: Mbarrier, seen: Observation) -> None:
+    """Reports a wait that nothing orders before the completion of the next phase."""
+    state.hazards.report(
+        "phase aliasing",
+        f"a wait for phase {seen.phase} of {barrier.name} by {seen.who} is not ordered before the completion of phase "
+        f"{barrier.phase}: where it comes later, the parity has changed under it", seen.where,
+        barrier.name.partition("[")[0],
+    )  # fmt: skip

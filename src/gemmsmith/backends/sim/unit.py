@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.sim.clocks import Warp
+from gemmsmith.backends.sim.clocks import ALL_LANES, Agent, Clock, Warp
 from gemmsmith.backends.sim.memory import RANK_SHIFT, SHARED_BASE
 from gemmsmith.backends.sim.state import Cta, Running, State
 from gemmsmith.lang.statements import Where
@@ -29,6 +29,11 @@ def uninitialised(type: Type, shape: tuple[int, int]) -> np.ndarray:
     return np.full(shape, POISON, np.uint32).view(np.float32) if type == F32 else np.full(shape, POISON_INTEGER)
 
 
+def mask_of(lanes: np.ndarray) -> int:
+    """Lanes of a warp as bits."""
+    return ALL_LANES if len(lanes) == 32 else sum(1 << int(lane) for lane in lanes)
+
+
 @dataclass
 class Wait:
     """Why a unit is blocked: until `ready()`; `describe()` says for what."""
@@ -39,11 +44,24 @@ class Wait:
 
 @dataclass(frozen=True)
 class Part:
-    """The active lanes of one warp: all (not partial) or some; `rows` are their positions in the unit."""
+    """The active lanes of one warp, as a mask; `rows` are their positions in the unit."""
 
     warp: Warp
-    partial: bool
+    lanes: int
     rows: np.ndarray
+
+    @property
+    def partial(self) -> bool:
+        return self.lanes != ALL_LANES
+
+    def enter(self) -> Agent:
+        return self.warp.enter(self.lanes)
+
+    def release(self) -> Clock:
+        return self.warp.release(self.lanes)
+
+    def acquire(self, clock: Clock) -> None:
+        self.warp.acquire(self.lanes, clock)
 
 
 class Unit:
@@ -60,11 +78,12 @@ class Unit:
         self.arrays: dict[Registers, np.ndarray] = {}
         self.owned: dict[Registers, Running] = {}
         self.dirty: set[Registers] = set()
+        self.unfenced: set[Registers] = set()
         self.open: dict[object, list[Running]] = {}
         self.groups: dict[object, list[list[Running]]] = {}
         self.last_tensor: Running | None = None
         self.budget = state.kernel.register_cap
-        self.cluster_arrival: tuple[int, bool] | None = None
+        self.cluster_arrivals: dict[Warp, tuple[int, bool]] = {}
         self.generator: Any = None
         self.builtins: dict[str | None, Any] = {
             "thread": self.threads,
@@ -85,7 +104,8 @@ class Unit:
         parts = []
         for i, lanes in enumerate(active.reshape(-1, 32)):
             if lanes.any():
-                parts.append(Part(self.warps[i], not lanes.all(), 32 * i + np.flatnonzero(lanes)))
+                chosen = np.flatnonzero(lanes)
+                parts.append(Part(self.warps[i], mask_of(chosen), 32 * i + chosen))
         return parts
 
     @property
@@ -98,6 +118,13 @@ class Unit:
 
     def report(self, kind: str, message: str) -> None:
         self.hazard(kind, message)
+
+    def converged(self, what: str) -> None:
+        for part in self.parts:
+            if part.partial:
+                self.hazard("divergence", f"{what} by some lanes of a warp; all must execute it together")
+            else:
+                part.warp.converge()
 
     # -- values ------------------------------------------------------------------------------------
     def value(self, x: Value) -> Any:
@@ -125,6 +152,9 @@ class Unit:
     def registers(self, x: Registers, write: bool = False) -> np.ndarray:
         if x in self.owned:
             self.hazard("accumulator", f"{x.name} touched while {self.owned[x].operation.what} owns it")
+        elif x in self.unfenced:
+            self.hazard("accumulator", f"{x.name} touched after a wait for wgmma without compiler_fence: "
+                        "the compiler may move that above the wait")  # fmt: skip
         self.dirty.add(x)
         if not write:
             self.check_initialised(x, self.arrays[x])
