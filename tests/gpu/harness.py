@@ -111,7 +111,7 @@ def supervise(command: Callable[[int], list[str]], count: int, silence: float, t
             timer = _killer(child, silence)
         timer.cancel()
         code = child.wait()
-        if done == count or (code == 0 and done > first):
+        if code == 0:
             return
         told({"item": at, "died": DEATHS.get(code, f"exit code {code}")})
         first = max(at, done) + 1
