@@ -74,7 +74,7 @@ def _spread(x: Any, product: Array) -> Array:
 
 def _half(x: Array, which: int) -> Array:
     """The even (0) or odd (1) groups of 8 columns."""
-    groups = x.reshape(*x.shape[:-1], -1, 2, 8)[..., which, :]
+    groups = x.reshape(*x.shape[:-1], x.shape[-1] // 16, 2, 8)[..., which, :]
     return groups.reshape(*x.shape[:-1], x.shape[-1] // 2)
 
 
@@ -84,6 +84,8 @@ def _reduced(x: Array, kind: str, axis: str) -> Array:
         largest = x.max(axis=along, keepdims=True, initial=-np.inf)
         offset = np.where(np.isfinite(largest), largest, 0)
         return np.asarray(np.log(np.exp(x - offset).sum(axis=along)) + offset.squeeze(axis=along))
+    if kind in ("max", "min"):  # the initial value is for what has no rows and no batch either
+        return np.asarray(getattr(x, kind)(axis=along, initial=-np.inf if kind == "max" else np.inf))
     return np.asarray(getattr(x, kind)(axis=along))
 
 

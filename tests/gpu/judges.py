@@ -1,0 +1,44 @@
+"""The bounds of `backends.reference.bounds` and `tests.epilogues`, in torch: results are judged where they lie."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import torch
+
+from gemmsmith.backends.reference.bounds import K_STEP, STEP, TINY
+from gemmsmith.core.dtypes import as_dtype
+
+
+def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b in float64."""
+    return a.double() @ b.double()
+
+
+def product_bound(
+    a: torch.Tensor, b: torch.Tensor, want: torch.Tensor, accumulate: str, output: torch.dtype
+) -> torch.Tensor:
+    """What an element of a @ b, `want` in float64, may be off by; a little less where operands are subnormal."""
+    steps = -(-a.shape[-1] // K_STEP)
+    c = math.expm1(steps * math.log1p(STEP[as_dtype(accumulate)]))
+    lost = c * exact(a.abs(), b.abs()) + steps * TINY[as_dtype(accumulate)] * (1 + c)
+    subnormal = float(ml_dtypes.finfo(as_dtype(output).numpy).smallest_subnormal)
+    return lost + as_dtype(output).roundoff * (want.abs() + lost) + subnormal / 2
+
+
+def epilogue_bound(want: torch.Tensor, product: torch.Tensor, output: torch.dtype, *, summed: bool) -> torch.Tensor:
+    """What an element of a result, `want`, may be off by: its rounding, and what fp32 and coarse functions lose."""
+    loss = (2.0**-11 if torch.finfo(output).bits < 32 else 2.0**-15) * (math.sqrt(product.numel()) if summed else 1)
+    largest = max(1.0, float(product.abs().max()), float(want.abs().max()))
+    return 1.01 * as_dtype(output).roundoff * want.abs() + loss * largest
+
+
+def wrong(got: torch.Tensor, want: torch.Tensor, bound: torch.Tensor) -> int:
+    """Elements that are farther from `want` than their bound, or NaN."""
+    return int((~((got.double() - want).abs() <= bound)).sum())
+
+
+def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether both hold the same bytes."""
+    return torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))

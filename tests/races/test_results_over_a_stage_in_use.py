@@ -1,0 +1,77 @@
+"""The epilogue's results are written over a stage that is still in use.
+
+Source: mKernel #18. To save shared memory the epilogue's C lies where stages of A and B do. A copy for the next tile,
+started early, may land on it; and the wgmma of another warpgroup, which shares B, may still read what is overwritten.
+Mended: nothing is in flight to those stages, and all math warpgroups have finished the mainloop, before C is written.
+"""
+
+from __future__ import annotations
+
+import pytest
+from tests.backends.sim.tiny import kinds, run, word
+
+from gemmsmith import hw
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.core.tile import Tile
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.types import U32
+from gemmsmith.lang.values import Value
+
+SEEDS = range(6)
+
+
+def fill(k: Builder, view: SharedView, nbytes: int, threads: int) -> None:
+    """Writes the first bytes of a buffer, 4 a thread and step."""
+    for step in range(nbytes // (4 * threads)):
+        hw.store_shared(word(k, k.thread.to(U32)), view.address + ((k.thread + step * threads) * 4).to(U32))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("waits", [True, False])
+def test_over_a_copy_in_flight(waits: bool, seed: int) -> None:
+    def record(k: Builder, out: Value) -> None:
+        box = k.tensor_map("map")
+        stage = k.shared(512, alignment=128, name="stage")
+        full = k.shared(8, alignment=8, name="full")
+        with k.when(k.thread == 0):
+            hw.mbarrier_init(full[0], 1)
+            hw.fence_mbarrier_init()
+        hw.sync_threads()
+        with k.when(k.thread == 0):
+            hw.mbarrier_arrive_expect_tx(full[0], 512)
+            hw.tma_load(box, 0, 0, 0, stage[0], full[0], 0)
+        if waits:
+            hw.mbarrier_wait(full[0], 0)
+        fill(k, stage[0], 512, 128)
+        if not waits:
+            hw.mbarrier_wait(full[0], 0)
+
+    result = run(record, seed=seed)
+    assert kinds(result) == (set() if waits else {"race"})
+    assert waits or "write after write of stage" in str(result.hazards[0])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("everybody", [True, False])
+def test_over_the_b_that_another_warpgroup_multiplies(everybody: bool, seed: int) -> None:
+    """Each warpgroup has waited for its own wgmma, which is not enough."""
+
+    def record(k: Builder, out: Value) -> None:
+        a_tile, b_tile = Tile(BF16, 128, 16, "K"), Tile(BF16, 64, 16, "K")
+        a, b = k.shared(a_tile, name="A"), k.shared(b_tile, name="B")
+        fill(k, a[0], a_tile.bytes, 256)
+        fill(k, b[0], b_tile.bytes, 256)
+        hw.fence_proxy_async()
+        hw.sync_threads()
+        accumulator = Accumulator(64, 64, BF16, FP32)
+        accumulator.multiply(a[0].rows(k.warpgroup_index * 64, 64), b[0], False)
+        accumulator.wait(pending=0)
+        if everybody:
+            hw.sync_threads()
+        fill(k, b[0], b_tile.bytes, 256)
+
+    result = run(record, threads=256, seed=seed)
+    assert kinds(result) == (set() if everybody else {"race"})
+    assert everybody or "of B" in str(result.hazards[0])

@@ -1,0 +1,97 @@
+"""A tensor map in memory is rewritten while copies still read it.
+
+Source: DeepGEMM #343. A grouped kernel for weight gradients keeps the tensor maps of A and B in global memory and
+rewrites them (tensormap.replace) where the next group begins, without waiting for the copies that it has started: these
+may read half of the old map and half of the new. Errors were rare and small; results differed from run to run.
+Mended: who rewrites a map has waited for the last copies that use it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.backends.sim.tiny import kinds, run
+
+from gemmsmith import hw
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.instruction import Instruction, u32, u64
+from gemmsmith.lang.machine import Access, AsyncOperation, Machine
+from gemmsmith.lang.types import U32, U64
+from gemmsmith.lang.values import Value
+
+MAP_BYTES = 128
+BYTES = 128
+"""Of a copy."""
+
+
+class ReplaceAddress(Instruction):
+    """The map in memory at `map` is one of the data at `data` now. Fences of tensor maps are left out."""
+
+    map: u64
+    data: u64
+
+    def simulate(self, m: Machine) -> None:
+        words = np.zeros((len(m.threads), MAP_BYTES // 8), np.uint64)
+        words[:, 0] = m.column(self.data).astype(np.uint64)
+        m.store("global", m.column(self.map), words.view(np.uint8))
+
+
+class LoadByMap(Instruction):
+    """Copies the data of the map at `map` to shared memory; its bytes complete on `barrier`."""
+
+    map: u64
+    destination: u32
+    barrier: u32
+
+    def simulate(self, m: Machine) -> None:
+        destination = Access("shared", np.array([m.uniform(self.destination)]), BYTES)
+        map = Access("global", np.array([m.uniform(self.map)]), MAP_BYTES)
+
+        def data() -> Access:
+            return Access("global", m.peek(map).view(np.int64)[0, :1], BYTES)
+
+        m.start(
+            AsyncOperation(
+                "TMA load by a map in memory",
+                "tma",
+                perform=lambda: m.poke(destination, m.peek(data())),
+                reads=[map, data()],
+                writes=[destination],
+                completes=[(None, m.uniform(self.barrier), BYTES)],
+                work=BYTES,
+            )
+        )
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_map_is_rewritten_for_the_next_group(waits: bool, seed: int, rng: np.random.Generator) -> None:
+    def record(k: Builder, out: Value) -> None:
+        tile = k.shared(BYTES, stages=2, alignment=128, name="tile")
+        full = k.shared(8, stages=2, alignment=8, name="full")
+        with k.when(k.thread == 0):
+            for group in range(2):
+                hw.mbarrier_init(full[group], 1)
+            hw.fence_mbarrier_init()
+        hw.sync_threads()
+        with k.when(k.thread == 0):
+            for group in range(2):
+                if group and waits:
+                    hw.mbarrier_wait(full[group - 1], 0)
+                ReplaceAddress.emit(out, out + 1024 * (group + 1))
+                hw.mbarrier_arrive_expect_tx(full[group], BYTES)
+                LoadByMap.emit(out, tile[group], full[group])
+        got = k.registers(U32, 1, "got")
+        for group in range(2):
+            hw.mbarrier_wait(full[group], 0)
+            hw.load_shared(got, tile[group].address + (k.lane * 4).to(U32))
+            hw.store_global(got, out + 3072 + (k.lane * 4 + group * BYTES).to(U64), True)
+
+    memory = rng.integers(2**32, size=1024, dtype=np.uint32)
+    groups = memory[256 : 256 + 32].copy(), memory[512 : 512 + 32].copy()
+    result = run(record, threads=32, seed=seed, out=memory.view(np.uint8))
+    assert kinds(result) == (set() if waits else {"race"})
+    if waits:
+        assert np.array_equal(memory[768 : 768 + 64].reshape(2, 32), groups)
+    else:
+        assert "read of TMA load by a map in memory" in str(result.hazards[0])
