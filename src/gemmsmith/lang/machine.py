@@ -104,8 +104,8 @@ class Machine(Protocol):
         self, space: Space, address: np.ndarray, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
         order: Order = "relaxed", scope: Scope = "gpu", returns: bool = True,
     ) -> np.ndarray:  # fmt: skip
-        """old = memory; memory = update(old, operand), thread after thread; gives (T,) old values, which tell what others
-        did unless the instruction does not return them."""
+        """old = memory; memory = update(old, operand), thread after thread; gives (T,) old values, which tell what
+        others did unless the instruction does not return them."""
 
     def peek(self, access: Access) -> np.ndarray:
         """The bytes now, (len(addresses), width) uint8: for `perform` of asynchronous operations, unchecked."""
