@@ -171,6 +171,8 @@ class Issuing(Synchronising):
         running.operation.perform()
         running.finished = True
         self.state.running.remove(running)
+        if running.operation.engine == "tensor":
+            self.state.worked(running.operation.work)
         clock = running.clock.copy()
         clock.done |= running.bits[0] | running.bits[1]
         for rank, address, nbytes in running.operation.completes:
