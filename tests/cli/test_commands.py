@@ -17,9 +17,12 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gemmsmith import Config, Plan, Spec
 from gemmsmith.cli import commands, main
 from gemmsmith.cli.options import Sizes
 from gemmsmith.epilogue.fusions import FUSIONS
+from gemmsmith.tuning.measure import Measured
+from gemmsmith.tuning.table import keep
 
 FAULT = "a fault of gemmsmith"
 
@@ -119,6 +122,11 @@ def test_reference(call) -> None:
     assert "float64" in good(call("run", *SMALL, "--backend", "reference", "--dtype", "fp16", "--layout", "tn"))
 
 
+def test_nothing_to_sum(call) -> None:
+    found = json.loads(good(call("run", "--m", "70", "--n", "72", "--k", "0", "--backend", "reference", "--json")))
+    assert (found["result"], found["error"]["max"], found["files"]) == ("right", 0, {})
+
+
 def test_simulate_with_another_seed(call) -> None:
     out = good(call("simulate", *SMALL, "--seed", "7", "--dtype", "fp16", "--accumulate", "fp16", "--json"))
     assert json.loads(out)["result"] == "right"
@@ -155,7 +163,8 @@ def test_show(call) -> None:
         (["raster", "--picture", "a.doc"], "use a file that ends in .png, .svg, .pdf"),
         (["raster", "--picture", "a"], "use a file that ends in .png, .svg, .pdf"),
         (["explain", "--epilogue", "amax", "--picture", "nosuch/a.png"], "there is no folder 'nosuch'"),
-        (["tune", "--", "-1x2x3"], "is not 3 integers joined by x, such as 512x4096x4096"),
+        (["tune", "--", "-1x2x3"], "is not 3 integers joined by x, at least 1 each, such as 512x4096x4096"),
+        (["tune", "0x2x3"], "is not 3 integers joined by x, at least 1 each, such as 512x4096x4096"),
         (["tune", "--most", "0", "1x2x3"], "'--most': 0 is not in the range x>=1"),
         (["nosuch"], "No such command 'nosuch'; see gemmsmith --help"),
         (["explain", "--epilogue", "nosuch"], "use module:function, file.py:function, or one of ScaledAcc"),
@@ -273,6 +282,28 @@ def test_help_says_what_and_gives_an_example_that_works(call, name: str | None) 
     assert name in (None, words[0])
     result = call(*words)
     assert result.exit_code == 0 or (name == "tune" and "Error: no usable GPU" in result.stderr)
+
+
+def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, slow = Config(), Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1)
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("gemmsmith.backends.cuda.driver.available", lambda: True)
+    monkeypatch.setattr(
+        "gemmsmith.cli.tune.tune_problem", lambda a, b, most, step: [Measured(fast, 10.0), Measured(slow, 20.0)]
+    )
+    assert good(call("tune", "512x1000x1024")) == f"512x1000x1024: 10.0 us, 105 TFLOP/s, {fast}\n"
+    row, other = map(json.loads, good(call("tune", "512x1000x1024", "64x64x64", "--json")).splitlines())
+    assert (row["m"], row["n"], row["k"], row["operands"], row["tuned_before"]) == (512, 1000, 1024, "bf16", False)
+    assert [x["time_us"] for x in row["configs"]] == [10, 20]
+    assert row["configs"][1]["tflops"] == pytest.approx(2 * 512 * 1000 * 1024 / 20e6)
+    assert row["configs"][1]["config"]["tile"] == [64, 64, 64]
+    assert other["m"] == 64
+    keep(Plan(Spec((512, 1024), "bf16"), Spec((1024, 1000), "bf16", (1, 1024))).problem, slow, 20.0, "none")
+    assert "tuned before" in good(call("tune", "512x1000x1024"))
+    before = json.loads(good(call("tune", "512x1000x1024", "--json")))
+    assert before["tuned_before"]
+    assert before["configs"][0]["config"]["tile"] == [64, 64, 64]
+    assert "10.0 us" in good(call("tune", "512x1000x1024", "--again"))
 
 
 def test_without_a_command_there_is_help(call) -> None:

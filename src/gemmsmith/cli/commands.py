@@ -56,9 +56,10 @@ main.add_command(tune)
 )
 @options.execution
 def run(backend: str, seed: int, output: Path, as_json: bool, **choices: Any) -> None:
-    """Forges a kernel, executes it on random normal data, and compares D with the float64 reference.
+    """Forges a kernel, executes it, and compares D with float64.
 
-    Sizes that are not given are 8192 on a GPU and 512 elsewhere. The exit code is 1 if D is wrong.
+    The data are random and normal. Sizes that are not given are 8192 on a GPU and 512 elsewhere. The exit code is 1 if
+    D is wrong.
 
     \b
     Example: gemmsmith run --m 200 --n 136 --k 96 --tile 64x64x32 --backend sim
@@ -70,10 +71,11 @@ def run(backend: str, seed: int, output: Path, as_json: bool, **choices: Any) ->
 @options.problem
 @options.execution
 def simulate(seed: int, output: Path, as_json: bool, **choices: Any) -> None:
-    """Executes a kernel on the CPU, checks every barrier and hazard, and draws its timeline.
+    """Executes a kernel on the CPU and looks for hazards.
 
-    Sizes that are not given are 512. Seeds other than 0 take other schedules that the hardware may take too. The trace
-    is for ui.perfetto.dev. The exit code is 1 if D is wrong or there is a hazard.
+    Every barrier and every access is checked; the timeline is drawn, and written as a trace for ui.perfetto.dev. Sizes
+    that are not given are 512. Seeds other than 0 take other schedules that the hardware may take too. The exit code is
+    1 if D is wrong or there is a hazard.
 
     \b
     Example: gemmsmith simulate --m 256 --n 256 --k 128 --design pingpong --seed 3

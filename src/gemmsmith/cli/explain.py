@@ -32,7 +32,7 @@ CHOICES: dict[str, Any] = {"activation": "gelu", "k": 2, "epilogue": amax}
 @click.command()
 @click.option("--epilogue", required=True, help="module:function or file.py:function; or the name of a ready-made one.")
 @click.option("--operand", "operands", multiple=True,
-              help=f"name=kind; a kind is {', '.join(KINDS)}. Those of a ready-made epilogue are known.")  # fmt: skip
+              help=f"name=kind, again for each; a kind is {', '.join(KINDS)}.")  # fmt: skip
 @options.sizes(m=4096, n=256, k=4096)
 @options.dtype
 @options.picture
@@ -40,9 +40,10 @@ CHOICES: dict[str, Any] = {"activation": "gelu", "k": 2, "epilogue": amax}
 def explain(
     epilogue: str, operands: tuple[str, ...], m: int, n: int, k: int, dtype: str, picture: Path | None, as_json: bool
 ) -> None:
-    """Shows an epilogue as a visitor tree: as written, and after each pass that changes it.
+    """Shows an epilogue as a visitor tree, pass by pass.
 
-    The picture shows it before and after all passes.
+    It is printed as written, and after each pass that changes it; the picture shows it before and after all of them. A
+    ready-made one has its own operands, and gelu where it takes an activation.
 
     \b
     Example: gemmsmith explain --epilogue LinCombPerColBiasEltAct --operand beta=row

@@ -15,9 +15,9 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Sizes(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Integers joined by x: 128x256x64."""
+    """Integers from 1 joined by x: 128x256x64."""
 
-    name = "MxNx…"
+    name = "sizes"
 
     def __init__(self, count: int, example: str) -> None:
         self.count, self.example = count, example
@@ -26,8 +26,9 @@ class Sizes(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         if isinstance(value, tuple):
             return value
         parts = str(value).lower().split("x")
-        if len(parts) != self.count or not all(p.isdecimal() and len(p) < 20 for p in parts):
-            self.fail(f"{value!r} is not {self.count} integers joined by x, such as {self.example}", param, ctx)
+        if len(parts) != self.count or not all(p.isdecimal() and len(p) < 20 and int(p) for p in parts):
+            wanted = f"{self.count} integers joined by x, at least 1 each, such as {self.example}"
+            self.fail(f"{value!r} is not {wanted}", param, ctx)
         return tuple(int(p) for p in parts)
 
 
@@ -85,10 +86,10 @@ problem = every(
     click.option("--layout", type=click.Choice(["nn", "nt", "tn", "tt"]), default="nt", show_default=True,
                  help="A and B: n row-major, t column-major."),
     click.option("--design", type=click.Choice(get_args(Design)), help="The kernel's design."),
-    click.option("--tile", type=Sizes(3, "128x256x64"), help="A CTA's tile, MxNxK."),
+    click.option("--tile", type=Sizes(3, "128x256x64"), metavar="MxNxK", help="A CTA's tile."),
     click.option("--stages", type=int, help="Pipeline stages."),
     click.option("--consumers", type=int, help="Math warpgroups."),
-    click.option("--cluster", type=Sizes(2, "2x1"), help="CTAs of a cluster, MxN."),
+    click.option("--cluster", type=Sizes(2, "2x1"), metavar="MxN", help="CTAs of a cluster."),
     click.option("--raster", type=click.Choice(["m", "n"]), help="The index consecutive tiles run along."),
     click.option("--swizzle", type=int, help="Width of a raster band, in tiles."),
     click.option("--splits", type=int, help="Clusters that share the K of a tile; 0: stream-K."),

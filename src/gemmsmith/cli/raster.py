@@ -29,9 +29,10 @@ MOST_READS = 1 << 25
 @options.picture
 @options.as_json
 def raster(m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
-    """Shows what each order of the tiles reads from DRAM, by a model of the L2, and which one a plan takes.
+    """Shows what each order of the tiles reads from DRAM.
 
-    Operands are bf16, B column-major. The picture numbers the tiles and colours them by waves.
+    A model of the L2 says so; "taken" is the order of a plan, for bf16 operands and a column-major B. The picture
+    numbers the tiles and colours them by waves.
 
     \b
     Example: gemmsmith raster --m 4096 --n 14336 --picture raster.png

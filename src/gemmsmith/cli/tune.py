@@ -19,17 +19,17 @@ from gemmsmith.tuning.table import kept
 
 
 @click.command()
-@click.argument("shapes", nargs=-1, required=True, type=options.Sizes(3, "512x4096x4096"))
+@click.argument("shapes", nargs=-1, required=True, type=options.Sizes(3, "512x4096x4096"), metavar="MxNxK...")
 @options.dtype
 @click.option("--most", type=click.IntRange(min=1), default=ROUNDS[0][0], show_default=True,
               help="Configs that are tried for a shape.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Also shapes that are tuned already.")
 @options.as_json
 def tune(shapes: tuple[tuple[int, int, int], ...], dtype: str, most: int, again: bool, as_json: bool) -> None:
-    """Measures configs for SHAPES, each MxNxK with a column-major B, on the GPU, and keeps the fastest for later plans.
+    """Measures configs on the GPU and keeps the fastest.
 
-    It takes a minute or so a shape; stopped, it goes on where it was. With --json there is an object a line and shape,
-    its configs fastest first.
+    Later plans take it. B is column-major. Shapes that are tuned already are passed over, so it can be stopped and
+    started again. With --json there is a line for each shape, an object with its configs, fastest first.
 
     \b
     Example: gemmsmith tune 512x4096x4096 1024x4096x4096
