@@ -18,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemmsmith import Config, Plan, Spec
+from gemmsmith.backends.reference.bounds import Report
 from gemmsmith.cli import commands, main
+from gemmsmith.cli.execute import Outcome
 from gemmsmith.cli.options import Sizes
 from gemmsmith.epilogue.fusions import FUSIONS
 from gemmsmith.tuning.measure import Measured
@@ -120,6 +122,16 @@ def test_lines_are_never_folded(call, tmp_path: Path) -> None:
 
 def test_reference(call) -> None:
     assert "float64" in good(call("run", *SMALL, "--backend", "reference", "--dtype", "fp16", "--layout", "tn"))
+
+
+def test_a_gpus_time_is_a_number_with_its_unit() -> None:
+    plan = Plan(Spec((64, 64), "bf16"), Spec((64, 64), "bf16"))
+    report = Report(float("inf"), float("inf"), 3, 0.5, 0.25, "none")
+    outcome = Outcome((64, 64, 64), "cuda", report, [], {"time_us": 10.04, "tflops": 105.2}, {"source": "a.cu"})
+    assert outcome.rows(plan)["speed"] == "10.0 us, 105 TFLOP/s (one buffer, back to back)"
+    facts = json.loads(json.dumps(outcome.facts(plan), allow_nan=False))
+    assert (facts["time_us"], facts["tflops"], facts["result"]) == (10.04, 105.2, "wrong")
+    assert (facts["error"]["max"], facts["error"]["elements_beyond_bound"]) == (None, 3)
 
 
 def test_nothing_to_sum(call) -> None:
