@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gemmsmith.cli import main
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -27,3 +29,16 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    text = page.read_text()
+    code = [
+        *re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL),
+        *re.findall(r"`(gemmsmith [^`]+)`", text),
+    ]
+    for name, words in re.findall(r"^(?:.*&& )?gemmsmith ([a-z]+)(.*)$", "\n".join(code), re.MULTILINE):
+        assert name in main.commands, name
+        options = {opt for p in main.commands[name].params for opt in (*p.opts, *p.secondary_opts)}
+        assert set(re.findall(r"--[a-z-]+", words)) <= options, (name, words)

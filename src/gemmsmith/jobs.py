@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,14 @@ import numpy as np
 from gemmsmith.arrays import ArrayInfo, as_numpy, byte_range, describe
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.epilogue.outputs import is_result
-from gemmsmith.launches import Route
+from gemmsmith.launches import Launch, Route
 
 if TYPE_CHECKING:
     from gemmsmith.backends.sim.hazards import Hazard
     from gemmsmith.backends.sim.timeline import Timeline
     from gemmsmith.epilogues import Bound
 
+Progress = Callable[[float], None]
 RESIDENT_CTAS = 4
 """CTAs that the simulator holds at once, so that small problems are persistent too."""
 
@@ -80,8 +82,9 @@ def reference(a: Any, b: Any, job: Job) -> None:
         as_numpy(out, name)[...] = rounded(values[name], describe(out, name).dtype)
 
 
-def simulate(job: Job, seed: int) -> Simulation:
-    """Executes the launches on the CPU, events in the order of the seed. Arrays on the CPU."""
+def simulate(job: Job, seed: int, progress: Progress | None = None) -> Simulation:
+    """Executes the launches on the CPU, events in the order of the seed. Arrays on the CPU. `progress` is told the
+    fraction of the product's tensor-core cycles that is done, now and then."""
     from gemmsmith.backends.sim import GlobalMemory, Timeline
     from gemmsmith.backends.sim import simulate as execute
     from gemmsmith.backends.sim.hazards import Hazard
@@ -100,12 +103,22 @@ def simulate(job: Job, seed: int) -> Simulation:
     hazards: list[Hazard] = []
     timeline, cycles = Timeline(), 0
     longest = 0
+    total, worked = sum(_tensor_cycles(job.route, launch) for launch in job.route.launches), 0.0
+
+    def work(done: float) -> None:
+        nonlocal worked
+        worked += done
+        if progress:
+            progress(worked / total)
+
     words = np.zeros(max(job.route.flag_bytes, 4) // 4, np.uint32)
     addresses["flags"] = memory.place(words, "flags", granule=4)
     for launch in job.route.launches:
         size = launch.kernel.cluster[0]
         clusters = min(launch.clusters, max(1, RESIDENT_CTAS // size))
-        done = execute(launch.kernel, clusters * size, launch.at(addresses), memory, seed=seed, dependent=True)
+        done = execute(
+            launch.kernel, clusters * size, launch.at(addresses), memory, seed=seed, dependent=True, worked=work
+        )
         hazards += done.hazards
         if done.cycles >= longest:  # the product's, not a packing's or a second step's
             timeline, longest = done.timeline, done.cycles
@@ -113,6 +126,14 @@ def simulate(job: Job, seed: int) -> Simulation:
     if words.any():
         hazards.append(Hazard("semaphore", f"{np.count_nonzero(words)} flags are left raised", Where("?", 0)))
     return Simulation(job.value, hazards, timeline, cycles)
+
+
+def _tensor_cycles(route: Route, launch: Launch) -> int:
+    """Of all the wgmmas of a launch: those of m64nNk16 take N / 2 each; 0 where it multiplies nothing."""
+    tiles, k_tiles = launch.arguments.get("tiles", 0), launch.arguments.get("k_tiles", 0)
+    assert isinstance(tiles, int)
+    assert isinstance(k_tiles, int)
+    return tiles * route.spec.multicast_size * k_tiles * math.prod(route.spec.config.tile) // (64 * 16 * 2)
 
 
 def _place(memory: Any, info: ArrayInfo, name: str, *, writable: bool) -> int:

@@ -20,7 +20,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.build import build
 from gemmsmith.epilogue.inputs import operand_argument
 from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.jobs import Job, Simulation
+from gemmsmith.jobs import Job, Progress, Simulation
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.launches import Route
 from gemmsmith.problems import Formulation, formulate
@@ -288,15 +288,16 @@ class Plan:
 
     def simulate(
         self, a: Any, b: Any, out: Any = None, *, operands: Mapping[str, Any] | None = None, seed: int = 0,
-        **named: Any,
+        progress: Progress | None = None, **named: Any,
     ) -> Simulation:  # fmt: skip
         """Executes the kernel on the CPU, every barrier and asynchronous hazard checked. Arrays on the CPU.
 
-        Other seeds give other schedules; seed 0 is the one the timeline's cost model predicts.
+        Other seeds give other schedules; seed 0 is the one the timeline's cost model predicts. `progress` is told the
+        fraction that is done, now and then.
         """
         given = {**(operands or {}), **named}
         found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
-        return jobs.simulate(self._job(*found, describe(a, "a"), describe(b, "b"), a, out), seed)
+        return jobs.simulate(self._job(*found, describe(a, "a"), describe(b, "b"), a, out), seed, progress)
 
     def _job(
         self, formulation: Formulation, bound: Bound | None, a: ArrayInfo, b: ArrayInfo, like: Any, out: Any

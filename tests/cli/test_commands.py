@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gemmsmith.cli import main
+from gemmsmith import Config, Plan, Spec
+from gemmsmith.backends.reference.bounds import Report
+from gemmsmith.cli import commands, main
+from gemmsmith.cli.execute import Outcome
+from gemmsmith.cli.options import Sizes
+from gemmsmith.epilogue.fusions import FUSIONS
+from gemmsmith.tuning.measure import Measured
+from gemmsmith.tuning.table import keep
+
+FAULT = "a fault of gemmsmith"
 
 SMALL = ["--m", "200", "--n", "136", "--k", "96", "--tile", "64x64x32", "--stages", "3"]
 
@@ -57,12 +75,68 @@ def test_results_that_leave_through_the_stages(call) -> None:
 
 def test_json(call) -> None:
     rows = json.loads(good(call("run", *SMALL, "--backend", "sim", "--json")))
-    assert rows["result"] == "right"
-    assert rows["hazards"] == "none"
+    assert rows["problem"] == {"m": 200, "n": 136, "k": 96, "operands": "bf16", "output": "bf16", "accumulate": "fp32"}
+    assert rows["config"]["tile"] == [64, 64, 32]
+    assert (rows["backend"], rows["result"], rows["hazards"]) == ("sim", "right", [])
+    assert 0 < rows["error"]["max_over_bound"] <= 1
+    assert 0 < rows["error"]["frobenius"] <= rows["error"]["frobenius_bound"]
+    assert rows["error"]["elements_beyond_bound"] == 0
+    assert rows["cycles"] > 1000
+    assert rows["spill_bytes"] == 0
+    assert all(Path(file).is_file() for file in rows["files"].values())
+    taken = json.loads(good(call("show", *SMALL, "--resources", "--json")))
+    assert {name: rows[name] for name in ("registers", "spill_bytes", "shared_bytes")} == {
+        name: taken[name] for name in ("registers", "spill_bytes", "shared_bytes")
+    }
+    assert json.loads(good(call("show", *SMALL, "--json"))) == {"source": good(call("show", *SMALL)).removesuffix("\n")}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "kind", "message"),
+    [
+        (["run", "--stages", "0"], 1, "ConfigError", "stages: got 0; use at least 2"),
+        (["raster", "--m", "0"], 2, "BadParameter", "0 is not in the range x>=1"),
+        (["tune", "1x2"], 2, "BadParameter", "such as 512x4096x4096"),
+        (["simulate", "--nosuch"], 2, "NoSuchOption", "gemmsmith simulate --help"),
+        (["show", "--m", "-1"], 2, "BadParameter", "--m"),
+        (["explain"], 2, "MissingParameter", "--epilogue"),
+    ],
+)
+def test_errors_as_json(call, words: list[str], code: int, kind: str, message: str) -> None:
+    result = call(*words, "--json")
+    assert (result.exit_code, result.stderr) == (code, "")
+    error = json.loads(result.stdout)["error"]
+    assert error["type"] == kind
+    assert message in error["message"]
+
+
+def test_lines_are_never_folded(call, tmp_path: Path) -> None:
+    """Paths can be copied, however narrow the terminal is."""
+    folder = tmp_path / ("long" * 40)
+    rows = good(call("simulate", *SMALL, "--output", str(folder))).splitlines()
+    assert f"timeline  {folder / 'timeline.png'}" in rows
+    assert any(row.startswith("source") and Path(row.split()[1]).is_file() for row in rows)
+    picture = folder / "a [b].svg"
+    assert f"picture: {picture}" in good(call("raster", "--m", "256", "--picture", str(picture))).splitlines()
 
 
 def test_reference(call) -> None:
     assert "float64" in good(call("run", *SMALL, "--backend", "reference", "--dtype", "fp16", "--layout", "tn"))
+
+
+def test_a_gpus_time_is_a_number_with_its_unit() -> None:
+    plan = Plan(Spec((64, 64), "bf16"), Spec((64, 64), "bf16"))
+    report = Report(float("inf"), float("inf"), 3, 0.5, 0.25, "none")
+    outcome = Outcome((64, 64, 64), "cuda", report, [], {"time_us": 10.04, "tflops": 105.2}, {"source": "a.cu"})
+    assert outcome.rows(plan)["speed"] == "10.0 us, 105 TFLOP/s (one buffer, back to back)"
+    facts = json.loads(json.dumps(outcome.facts(plan), allow_nan=False))
+    assert (facts["time_us"], facts["tflops"], facts["result"]) == (10.04, 105.2, "wrong")
+    assert (facts["error"]["max"], facts["error"]["elements_beyond_bound"]) == (None, 3)
+
+
+def test_nothing_to_sum(call) -> None:
+    found = json.loads(good(call("run", "--m", "70", "--n", "72", "--k", "0", "--backend", "reference", "--json")))
+    assert (found["result"], found["error"]["max"], found["files"]) == ("right", 0, {})
 
 
 def test_simulate_with_another_seed(call) -> None:
@@ -88,14 +162,216 @@ def test_show(call) -> None:
         ),
         (["show", "--tile", "128x256x64", "--stages", "9"], "shared memory:"),
         (["show", "--dtype", "bf16", "--accumulate", "fp16"], "no such instruction exists"),
-        (["show", "--dtype", "fp8"], "use one of bf16, fp16, fp32"),
+        (["show", "--dtype", "fp8"], "'fp8' is not one of 'bf16', 'fp16'"),
+        (["show", "--cluster-splits", "5"], "5 splits; use"),
+        (["run", "--m", "-1"], "'--m': -1 is not in the range x>=0"),
+        (["run", "--seed", "-1"], "'--seed': -1 is not in the range x>=0"),
+        (["run", "--output", "file"], "'file' is a file"),
+        (["run", "--output", "file/below"], "file/below: Not a directory"),
+        (["run", "--output", "/proc/nosuch"], "/proc/nosuch: No such file or directory"),
+        (["run", "--m", "1000000000", "--backend", "reference"], "takes 10240 GB of memory, and this machine has"),
+        (["raster", "--k", "-2"], "'--k': -2 is not in the range x>=1"),
+        (["raster", "--m", "2000000000"], "too much to walk over; use smaller ones"),
+        (["raster", "--picture", "a.doc"], "use a file that ends in .png, .svg, .pdf"),
+        (["raster", "--picture", "a"], "use a file that ends in .png, .svg, .pdf"),
+        (["explain", "--epilogue", "amax", "--picture", "nosuch/a.png"], "there is no folder 'nosuch'"),
+        (["tune", "--", "-1x2x3"], "is not 3 integers joined by x, at least 1 each, such as 512x4096x4096"),
+        (["tune", "0x2x3"], "is not 3 integers joined by x, at least 1 each, such as 512x4096x4096"),
+        (["tune", "--most", "0", "1x2x3"], "'--most': 0 is not in the range x>=1"),
+        (["nosuch"], "No such command 'nosuch'; see gemmsmith --help"),
+        (["explain", "--epilogue", "nosuch"], "use module:function, file.py:function, or one of ScaledAcc"),
+        (["explain", "--epilogue", "nosuch:f"], "No module named 'nosuch'"),
+        (["explain", "--epilogue", "nosuch.py:f"], "No such file"),
+        (["explain", "--epilogue", "wrong.py:f"], "SyntaxError: '(' was never closed (wrong.py, line 1)"),
+        (["explain", "--epilogue", "raises.py:f"], "ZeroDivisionError: division by zero at raises.py:1: 1 / 0"),
+        (["explain", "--epilogue", "exits.py:f"], "SystemExit: 3 at exits.py:2: sys.exit(3)"),
+        (["explain", "--epilogue", "good.py:nosuch"], "has no attribute 'nosuch'"),
+        (["explain", "--epilogue", "good.py:late"], "IndexError: list index out of range at good.py:2: return [][3]"),
+        (["explain", "--epilogue", "good.py:number"], "epilogue: got int; use a function"),
+        (["explain", "--epilogue", "amax", "--operand", "x=y"], "use name=kind with a kind of number, scalar"),
     ],
 )
-def test_errors_are_one_clear_line(call, words: list[str], message: str) -> None:
+def test_errors_are_one_clear_line(call, tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "wrong.py").write_text("def f(")
+    (tmp_path / "raises.py").write_text("1 / 0\n")
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit(3)\n")
+    (tmp_path / "good.py").write_text("def late(acc):\n    return [][3]\nnumber = 7\n")
     result = call(*words)
-    assert result.exit_code != 0
-    assert message in " ".join(result.output.split())
-    assert "Traceback" not in result.output
+    assert result.exit_code == (2 if "--help" in result.stderr else 1)
+    assert message in result.stderr
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert FAULT not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_folder_that_cannot_be_written(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path, text: str) -> int:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    result = call("run", *SMALL, "--backend", "sim")
+    assert result.exit_code == 1
+    assert "tma.cu: Permission denied; use a file or folder that can be written" in result.stderr
+
+
+def test_a_fault_of_the_library_is_one_line_too(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **named: object) -> None:
+        raise KeyError("nothing there")
+
+    monkeypatch.setattr(commands, "execute", broken)
+    result = call("run", *SMALL)
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "KeyError: 'nothing there' at " in result.stderr
+    assert FAULT in result.stderr
+    monkeypatch.setattr(commands, "execute", lambda *args: (_ for _ in ()).throw(MemoryError("1 TB")))
+    assert call("run", *SMALL).stderr == "Error: out of memory; use smaller sizes (1 TB)\n"
+    monkeypatch.setattr(commands, "execute", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt()))
+    assert call("run", *SMALL).stderr.strip() == "Error: interrupted"
+
+
+@pytest.mark.parametrize(
+    "words", [["show", *SMALL], ["run", "--nosuch", "--json"], ["raster", "--m", "64"], ["--help"]]
+)
+def test_a_closed_pipe(words: list[str], tmp_path: Path) -> None:
+    """As by | head: nothing is said."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    start = [sys.executable, "-c", "from gemmsmith.cli import main; main()"]
+    done = subprocess.run([*start, *words], stdout=writes, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
+    os.close(writes)
+    assert done.returncode in (1, 2)
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [(["simulate", *SMALL], "simulating"), (["run", *SMALL, "--backend", "sim"], "simulating"),
+     (["raster", "--m", "512"], "walking")],
+)  # fmt: skip
+def test_progress_is_shown_on_a_terminal_only(words: list[str], what: str, tmp_path: Path) -> None:
+    terminal, end = pty.openpty()
+    start = [sys.executable, "-c", "from gemmsmith.cli import main; main()"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen([*start, *words], stdout=subprocess.PIPE, stderr=end, cwd=tmp_path, env=environment) as run:
+        os.close(end)
+        shown = b""
+        try:
+            while read := os.read(terminal, 1 << 16):
+                shown += read
+        except OSError:  # its other end is closed
+            pass
+        assert run.stdout
+        printed = run.stdout.read()
+    os.close(terminal)
+    assert run.returncode == 0
+    assert re.search(rf"{what}.*100%", shown.decode())
+    assert what.encode() not in printed
+    result = CliRunner().invoke(main, words + ["--output", str(tmp_path)] * (words[0] != "raster"))
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_every_ready_made_epilogue_is_explained(call) -> None:
+    """With its operands, and what else it is made with."""
+    for name, fusion in FUSIONS.items():
+        text = good(call("explain", "--epilogue", name))
+        assert text.startswith("as written:\n")
+        for operand, kind in fusion.operands.items():
+            label = {"row": "RowBroadcast", "column": "ColBroadcast", "matrix": "AuxLoad", "half": "AuxLoad"}
+            assert f"{label.get(kind, 'ScalarBroadcast')}({operand})" in text
+        if "activation" in fusion.meaning:  # gelu, or its derivative
+            assert "Compute(gelu)" in text or "Compute(erf)" in text
+
+
+@pytest.mark.parametrize("name", [None, *sorted(main.commands)])
+def test_help_says_what_and_gives_an_example_that_works(call, name: str | None) -> None:
+    text = good(call(*filter(None, [name]), "--help"))
+    example = re.search(r"Example: gemmsmith (.*)", text)
+    assert example
+    words = example[1].split()
+    assert name in (None, words[0])
+    result = call(*words)
+    assert result.exit_code == 0 or (name == "tune" and "Error: no usable GPU" in result.stderr)
+
+
+def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, slow = Config(), Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1)
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("gemmsmith.backends.cuda.driver.available", lambda: True)
+    monkeypatch.setattr(
+        "gemmsmith.cli.tune.tune_problem", lambda a, b, most, step: [Measured(fast, 10.0), Measured(slow, 20.0)]
+    )
+    assert good(call("tune", "512x1000x1024")) == f"512x1000x1024: 10.0 us, 105 TFLOP/s, {fast}\n"
+    row, other = map(json.loads, good(call("tune", "512x1000x1024", "64x64x64", "--json")).splitlines())
+    assert (row["m"], row["n"], row["k"], row["operands"], row["tuned_before"]) == (512, 1000, 1024, "bf16", False)
+    assert [x["time_us"] for x in row["configs"]] == [10, 20]
+    assert row["configs"][1]["tflops"] == pytest.approx(2 * 512 * 1000 * 1024 / 20e6)
+    assert row["configs"][1]["config"]["tile"] == [64, 64, 64]
+    assert other["m"] == 64
+    keep(Plan(Spec((512, 1024), "bf16"), Spec((1024, 1000), "bf16", (1, 1024))).problem, slow, 20.0, "none")
+    assert "tuned before" in good(call("tune", "512x1000x1024"))
+    before = json.loads(good(call("tune", "512x1000x1024", "--json")))
+    assert before["tuned_before"]
+    assert before["configs"][0]["config"]["tile"] == [64, 64, 64]
+    assert "10.0 us" in good(call("tune", "512x1000x1024", "--again"))
+
+
+def test_without_a_command_there_is_help(call) -> None:
+    assert good(call()) == good(call("--help"))
+
+
+NUMBERS = st.one_of(
+    st.integers(-3, 200), st.sampled_from([2**31 - 4096, 2**31, 2**63, 10**30]), st.sampled_from(["", "x", "1.5", "٣"])
+).map(str)
+SIZES = st.one_of(NUMBERS, st.lists(NUMBERS, min_size=1, max_size=4).map("x".join), st.just("64x64x32"))
+
+
+def values(option: click.Parameter) -> st.SearchStrategy[list[str]]:
+    """Words for an option: right ones and others."""
+    if isinstance(option, click.Argument):
+        return st.lists(SIZES, max_size=2)
+    word = st.sampled_from(
+        ["", "x", "amax", "swiglu", "LinCombEltAct", "os:nosuch", "x=row", "c=matrix", "a/b", "a.png"]
+    )
+    if isinstance(option.type, click.Choice):
+        word = st.sampled_from([*option.type.choices, "fp8"])
+    elif isinstance(option.type, Sizes):
+        word = SIZES
+    elif option.type.name.startswith("integer"):
+        word = NUMBERS
+    if option.is_flag:
+        return st.sampled_from([*option.opts, *option.secondary_opts]).map(lambda flag: [flag])
+    return st.lists(word, min_size=option.nargs, max_size=option.nargs).map(lambda words: [option.opts[0], *words])
+
+
+@st.composite
+def commands_with_options(draw: st.DrawFn) -> list[str]:
+    name = draw(st.sampled_from(sorted(main.commands)))
+    options = [p for p in main.commands[name].params if p.name not in ("m", "n", "k")]
+    words = [name]
+    if name != "tune":
+        for size in "mnk":  # or a run would take long
+            words += [f"--{size}", draw(NUMBERS if name in ("show", "explain") else st.integers(-1, 130).map(str))]
+    for option in draw(st.lists(st.sampled_from(options), max_size=5)):
+        words += draw(values(option))
+    return words
+
+
+@given(words=commands_with_options())
+@settings(max_examples=150)
+def test_any_words_end_in_a_result_or_in_one_line(words: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        result = CliRunner().invoke(main, words)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert FAULT not in result.output
+    if result.exit_code and "--json" in words:
+        assert json.loads(result.stdout)["error"]["message"]
+    elif result.exit_code:
+        assert result.stderr.startswith("Error: ")
+        assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.gpu
@@ -103,4 +379,5 @@ def test_run_on_the_gpu(call) -> None:
     rows = json.loads(good(call("run", "--m", "1000", "--n", "1000", "--k", "1000", "--json")))
     assert rows["backend"] == "cuda"
     assert rows["result"] == "right"
-    assert "TFLOP/s" in rows["speed"]
+    assert rows["time_us"] > 1
+    assert rows["tflops"] == pytest.approx(2e-6 * 1000**3 / rows["time_us"])

@@ -113,6 +113,14 @@ def test_a_hint_keeps_what_the_next_wave_reads_again() -> None:
     assert hinted < 0.95 * min(plain, wrong)
 
 
+def test_progress_is_told_to_the_end() -> None:
+    told: list[float] = []
+    assert traffic(problem(4096, 3000, 512), Config(), progress=told.append).dram
+    assert told == sorted(told)
+    assert len(told) > 1
+    assert 0 < told[0] < told[-1] == 1
+
+
 def test_the_picture(tmp_path) -> None:
     picture(problem(1024, 2048, 512), Config(), tmp_path / "raster.png")
     assert (tmp_path / "raster.png").stat().st_size > 5000

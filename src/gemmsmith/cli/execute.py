@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gemmsmith.backends.reference import bounds
+from gemmsmith.cli.progress import Tell
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.plans import Plan
 
 SIMULATED_LIMIT = 512
@@ -17,66 +22,123 @@ SIMULATED_LIMIT = 512
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an execution gave; `speed` is time and TFLOP/s, or simulated cycles."""
+    """What an execution of m, n, k gave. `speed`: time_us and tflops, or simulated cycles, or nothing; `files` by what
+    they are."""
 
+    sizes: tuple[int, int, int]
     backend: str
     report: bounds.Report
     hazards: list[Any]
-    speed: str
+    speed: dict[str, float]
     files: dict[str, str]
 
     @property
     def ok(self) -> bool:
         return self.report.ok and not self.hazards
 
-    def rows(self, plan: Plan) -> dict[str, Any]:
-        """The table, in order."""
-        rows: dict[str, Any] = {
-            "problem": str(plan.problem),
-            "config": str(plan.config),
+    def facts(self, plan: Plan) -> dict[str, Any]:
+        """For JSON: errors are absolute, `max_over_bound` and the norms relative, null where NaN or Inf is out of
+        place."""
+        m, n, k = self.sizes
+        r = self.report
+        error = {"max": r.max_error, "max_over_bound": r.ratio, "elements_beyond_bound": r.wrong,
+                 "frobenius": r.frobenius, "frobenius_bound": r.frobenius_bound}  # fmt: skip
+        facts: dict[str, Any] = {
+            "problem": {"m": m, "n": n, "k": k, "operands": f"{plan.spec.operand}", "output": f"{plan.output}",
+                        "accumulate": f"{plan.accumulate}"},
+            "config": vars(plan.config),
+            "backend": self.backend,
+            "result": "right" if self.ok else "wrong",
+            "error": {name: x if math.isfinite(x) else None for name, x in error.items()},
+        }  # fmt: skip
+        if self.backend != "reference":
+            facts |= resources(plan)
+        if self.backend == "sim":
+            facts["hazards"] = [{"kind": h.kind, "where": f"{h.where}", "message": h.message} for h in self.hazards]
+        return facts | self.speed | {"files": self.files}
+
+    def rows(self, plan: Plan) -> dict[str, str]:
+        """For people, in order."""
+        rows = {
+            "problem": f"{plan.problem}",
+            "config": f"{plan.config}",
             "backend": self.backend,
             "result": "right" if self.ok else "WRONG",
-            "error": str(self.report),
+            "error": f"{self.report}",
         }
         if self.backend != "reference":
-            r = plan.resources
+            r = resources(plan)
             rows["resources"] = (
-                f"{r.registers} registers, {r.spill_stores + r.spill_loads} bytes spilled, "
-                f"{plan.kernel.shared_bytes} bytes of shared memory"
+                f"{r['registers']} registers, {r['spill_bytes']} bytes spilled, "
+                f"{r['shared_bytes']} bytes of shared memory"
             )
         if self.backend == "sim":
-            rows["hazards"] = "none" if not self.hazards else "\n".join(map(str, self.hazards))
-        rows["speed"] = self.speed
+            rows["hazards"] = "\n".join(map(str, self.hazards)) or "none"
+        rows["speed"] = {
+            "cuda": "{time_us:.1f} us, {tflops:.0f} TFLOP/s (one buffer, back to back)",
+            "sim": "{cycles} simulated cycles",
+        }.get(self.backend, "not timed: the meaning, in float64").format(**self.speed)
         return rows | self.files
 
 
-def execute(plan: Plan, sizes: tuple[int, int, int], layout: str, backend: str, seed: int, folder: Path) -> Outcome:
-    """Runs the plan, compares with float64, writes the CUDA file and the timeline."""
-    a, b, out = operands(plan, sizes, layout, seed)
-    files: dict[str, str] = {}
+def resources(plan: Plan) -> dict[str, int]:
+    """What the kernel takes: registers a thread, bytes of spills and of a CTA's shared memory."""
+    r = plan.resources
+    spilled = r.spill_stores + r.spill_loads
+    return {"registers": r.registers, "spill_bytes": spilled, "shared_bytes": plan.kernel.shared_bytes}
+
+
+def execute(
+    plan: Plan, sizes: tuple[int, int, int], layout: str, backend: str, seed: int, folder: Path, tell: Tell
+) -> Outcome:
+    """Runs the plan, compares with float64, writes the CUDA file and the timeline. Raises ArgumentError where that
+    needs more memory than there is, OSError where the files cannot be written."""
+    _require_memory(plan, sizes, backend)
     folder.mkdir(parents=True, exist_ok=True)
-    hazards: list[Any] = []
-    if backend == "reference":
-        Plan(a, b, out, config=plan.config, backend="reference", accumulate=plan.accumulate).run(a, b, out)
-        speed = "not timed: the meaning, in float64"
-    else:
+    files: dict[str, str] = {}
+    if backend != "reference":
         source = folder / f"{plan.kernel.name}.cu"
         source.write_text(plan.source)
-        files["cuda_file"] = str(source)
+        files["source"] = str(source)
+    tell("making data")
+    a, b, out = operands(plan, sizes, layout, seed)
+    hazards: list[Any] = []
+    speed: dict[str, float] = {}
+    if backend == "reference":
+        tell("multiplying in float64")
+        Plan(a, b, out, config=plan.config, backend="reference", accumulate=plan.accumulate).run(a, b, out)
+    else:
+        simulating = partial(tell, "simulating")
         if backend == "cuda":
+            tell("running on the GPU")
             speed = _on_gpu(plan, a, b, out)
-            small = tuple(min(size, SIMULATED_LIMIT) for size in sizes)
-            simulation = plan.simulate(*operands(plan, (small[0], small[1], small[2]), layout, seed))
+            m, n, k = (min(size, SIMULATED_LIMIT) for size in sizes)
+            simulation = plan.simulate(*operands(plan, (m, n, k), layout, seed), progress=simulating)
         else:
-            simulation = plan.simulate(a, b, out, seed=seed)
-            hazards = simulation.hazards
-            speed = f"{simulation.cycles} simulated cycles"
+            simulation = plan.simulate(a, b, out, seed=seed, progress=simulating)
+            hazards, speed = simulation.hazards, {"cycles": simulation.cycles}
+        tell("drawing the timeline")
         picture, trace = folder / "timeline.png", folder / "timeline.json"
         simulation.timeline.picture(picture)
         simulation.timeline.trace(trace)
-        files |= {"timeline": str(picture), "trace": f"{trace} (ui.perfetto.dev)"}
+        files |= {"timeline": str(picture), "trace": str(trace)}
+    tell("comparing with float64")
     report = bounds.check(out, a, b, plan.accumulate, plan.output)
-    return Outcome(backend, report, hazards, speed, files)
+    return Outcome(sizes, backend, report, hazards, speed, files)
+
+
+def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> None:
+    """ArgumentError where A, B, D and what checks them certainly do not fit this machine."""
+    m, n, k = sizes
+    arrays = 2 * (m * k + k * n) + plan.output.bytes * m * n
+    doubles = 4 * k * n + (m * k + m * n) * (backend == "reference")  # bounds.check's B, |B| and what that is made of
+    needed = arrays + max(4 * m * k, 8 * doubles)
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise ArgumentError(
+            f"--m, --n, --k: {m} x {n} x {k} takes {needed / 1e9:.0f} GB of memory, and this machine has "
+            f"{there / 1e9:.0f} GB; use smaller ones"
+        )
 
 
 def operands(plan: Plan, sizes: tuple[int, int, int], layout: str, seed: int) -> tuple[Any, Any, Any]:
@@ -93,7 +155,7 @@ def operands(plan: Plan, sizes: tuple[int, int, int], layout: str, seed: int) ->
     return matrix(m, k, layout[0]), matrix(k, n, layout[1]), np.full((m, n), np.nan, plan.output.numpy)
 
 
-def _on_gpu(plan: Plan, a: Any, b: Any, out: Any) -> str:
+def _on_gpu(plan: Plan, a: Any, b: Any, out: Any) -> dict[str, float]:
     from gemmsmith.backends.cuda import driver, launcher
     from gemmsmith.backends.cuda.memory import DeviceArray
 
@@ -104,4 +166,4 @@ def _on_gpu(plan: Plan, a: Any, b: Any, out: Any) -> str:
         out[...] = device[2].numpy()
         repeats = max(3, int(0.2 * 5e14 / max(plan.problem.flops, 10**8)))
         microseconds = launcher.time_launches(lambda: plan.run(*device), 0, repeats)
-    return f"{microseconds:.1f} us, {plan.problem.flops / microseconds / 1e6:.0f} TFLOP/s (one buffer, back to back)"
+    return {"time_us": microseconds, "tflops": plan.problem.flops / microseconds / 1e6}

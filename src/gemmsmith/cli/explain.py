@@ -4,49 +4,69 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+import gemmsmith
 from gemmsmith.arrays import Spec
-from gemmsmith.core.errors import GemmsmithError
+from gemmsmith.cli import options
+from gemmsmith.core.errors import EpilogueError, GemmsmithError
+from gemmsmith.epilogue.fusions import FUSIONS, amax
+from gemmsmith.epilogue.passes import optimise, steps
+from gemmsmith.epilogue.show import pictures, tree
+from gemmsmith.plans import Plan
 
+PACKAGE = str(Path(gemmsmith.__file__).parent)
 KINDS = ("number", "scalar", "row", "column", "matrix")
+CHOICES: dict[str, Any] = {"activation": "gelu", "k": 2, "epilogue": amax}
+"""What ready-made epilogues are made with, where they take such a thing."""
 
 
 @click.command()
 @click.option("--epilogue", required=True, help="module:function or file.py:function; or the name of a ready-made one.")
-@click.option("--operand", "operands", multiple=True, help="name=kind; a kind is " + ", ".join(KINDS) + ".")
-@click.option("--m", default=4096, show_default=True, help="Rows of the product.")
-@click.option("--n", default=4096, show_default=True, help="Columns of the product.")
-@click.option("--k", default=4096, show_default=True, help="What is summed.")
-@click.option("--dtype", default="bf16", show_default=True, help="Of A, B and the operands.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draws the graph before and after.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option("--operand", "operands", multiple=True,
+              help=f"name=kind, again for each; a kind is {', '.join(KINDS)}.")  # fmt: skip
+@options.sizes(m=4096, n=256, k=4096)
+@options.dtype
+@options.picture
+@options.as_json
 def explain(
     epilogue: str, operands: tuple[str, ...], m: int, n: int, k: int, dtype: str, picture: Path | None, as_json: bool
 ) -> None:
-    """Shows an epilogue as a visitor tree: as written, and after each pass that changes it."""
-    from gemmsmith.epilogue.passes import optimise, steps
-    from gemmsmith.epilogue.show import pictures, tree
-    from gemmsmith.plans import Plan
+    """Shows an epilogue as a visitor tree, pass by pass.
 
+    It is printed as written, and after each pass that changes it; the picture shows it before and after all of them. A
+    ready-made one has its own operands, and gelu where it takes an activation.
+
+    \b
+    Example: gemmsmith explain --epilogue LinCombPerColBiasEltAct --operand beta=row
+    """
+    function, kinds = _found(epilogue)
+    kinds |= dict(_operand(text) for text in operands)
+    shapes = {"scalar": (), "row": (n,), "column": (m, 1), "matrix": (m, n)}
+    given = {name: 1.0 if kind == "number" else Spec(shapes[kind], dtype) for name, kind in kinds.items()}
     try:
-        given = dict(_operand(text, m, n, dtype) for text in operands)
-        plan = Plan(Spec((m, k), dtype), Spec((k, n), dtype), epilogue=_function(epilogue), operands=given)
-    except GemmsmithError as error:
-        raise click.ClickException(str(error)) from None
+        plan = Plan(Spec((m, k), dtype), Spec((k, n), dtype), epilogue=function, operands=given)
+    except GemmsmithError:
+        raise
+    except Exception as error:
+        if not _frames(error):
+            raise
+        raise _raised(epilogue, error) from error
     assert plan.bound
     written = plan.bound.written
     shown = [("as written", written), *steps(written)]
     if picture:
         pictures([shown[0], ("after the passes", optimise(written))], picture)
     if as_json:
-        click.echo(json.dumps([{"step": name, "tree": tree(graph)} for name, graph in shown], indent=1))
+        click.echo(json.dumps([{"step": name, "tree": tree(graph)} for name, graph in shown], indent=2))
         return
     for name, graph in shown:
         click.secho(f"{name}:", bold=True)
@@ -55,20 +75,21 @@ def explain(
         click.echo(f"picture: {picture}")
 
 
-def _operand(text: str, m: int, n: int, dtype: str) -> tuple[str, Any]:
+def _operand(text: str) -> tuple[str, str]:
     name, _, kind = text.partition("=")
-    shapes = {"scalar": (), "row": (n,), "column": (m, 1), "matrix": (m, n)}
     if not name.isidentifier() or kind not in KINDS:
         raise click.BadParameter(f"{text!r}: use name=kind with a kind of {', '.join(KINDS)}", param_hint="--operand")
-    return name, 1.0 if kind == "number" else Spec(shapes[kind], dtype)
+    return name, kind
 
 
-def _function(text: str) -> Callable[..., Any]:
-    """The function that `module:function`, `file.py:function` or a ready-made name means."""
-    from gemmsmith.epilogue.fusions import FUSIONS
-
+def _found(text: str) -> tuple[Callable[..., Any], dict[str, str]]:
+    """The function that `module:function`, `file.py:function` or a ready-made name means, and its operands' kinds where
+    they are known."""
     if text in FUSIONS:
-        return FUSIONS[text].make()
+        fusion = FUSIONS[text]
+        taken = inspect.signature(fusion.make).parameters
+        chosen = {name: x for name, x in CHOICES.items() if name in taken and name in fusion.meaning}
+        return fusion.make(**chosen), dict(fusion.operands)
     where, _, name = text.rpartition(":")
     if not where:
         raise click.BadParameter(
@@ -85,7 +106,18 @@ def _function(text: str) -> Callable[..., Any]:
         else:
             sys.path.insert(0, "")
             module = importlib.import_module(where)
-        function: Callable[..., Any] = getattr(module, name)
-    except (ImportError, OSError, AttributeError) as error:
-        raise click.BadParameter(f"{text!r}: {error}", param_hint="--epilogue") from None
-    return function
+        return getattr(module, name), {}
+    except (Exception, SystemExit) as error:  # it is the user's: anything may come
+        raise _raised(text, error) from error
+
+
+def _raised(text: str, error: BaseException) -> EpilogueError:
+    """What the user's code raised, and where."""
+    where = "".join(f" at {Path(f.filename).name}:{f.lineno}: {f.line}" for f in _frames(error)[-1:])
+    return EpilogueError(f"--epilogue {text}: {type(error).__name__}: {error}{where}")
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The user's frames that an error went through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f for f in frames if not f.filename.startswith(PACKAGE) and "importlib" not in f.filename]

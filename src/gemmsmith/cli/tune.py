@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gemmsmith.arrays import Spec
-from gemmsmith.core.errors import GemmsmithError
+from gemmsmith.cli import options
+from gemmsmith.cli.progress import shown
+from gemmsmith.core.errors import DeviceError
 from gemmsmith.plans import Plan
 from gemmsmith.tuner import tune as tune_problem
 from gemmsmith.tuning.measure import ROUNDS
@@ -18,42 +19,50 @@ from gemmsmith.tuning.table import kept
 
 
 @click.command()
-@click.argument("shapes", nargs=-1, required=True)
-@click.option("--dtype", default="bf16", show_default=True, help="Operands: bf16 or fp16.")
-@click.option("--most", type=int, default=ROUNDS[0][0], show_default=True, help="Configs that are tried for a shape.")
+@click.argument("shapes", nargs=-1, required=True, type=options.Sizes(3, "512x4096x4096"), metavar="MxNxK...")
+@options.dtype
+@click.option("--most", type=click.IntRange(min=1), default=ROUNDS[0][0], show_default=True,
+              help="Configs that are tried for a shape.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Also shapes that are tuned already.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a shape.")
-def tune(shapes: tuple[str, ...], dtype: str, most: int, again: bool, as_json: bool) -> None:
-    """Tunes SHAPES, each MxNxK, with a column-major B; stopped, it goes on where it was."""
-    console = Console(stderr=True)
-    for shape in shapes:
-        try:
-            m, n, k = (int(x) for x in shape.split("x"))
-        except ValueError:
-            raise click.BadParameter(f"{shape!r}; use MxNxK, such as 512x4096x4096") from None
+@options.as_json
+def tune(shapes: tuple[tuple[int, int, int], ...], dtype: str, most: int, again: bool, as_json: bool) -> None:
+    """Measures configs on the GPU and keeps the fastest.
+
+    Later plans take it. B is column-major. Shapes that are tuned already are passed over, so it can be stopped and
+    started again. With --json there is a line for each shape, an object with its configs, fastest first.
+
+    \b
+    Example: gemmsmith tune 512x4096x4096 1024x4096x4096
+    """
+    from gemmsmith.backends.cuda import driver
+
+    if not driver.available():
+        raise DeviceError("no usable GPU, and tuning measures on one; use a machine with an H100 or H200")
+    for m, n, k in shapes:
         a, b = Spec((m, k), dtype), Spec((k, n), dtype, (1, max(k, 1)))
-        try:
-            found = kept().get(Plan(a, b).problem)
-            if found and not again:
-                console.print(f"{shape}: {found}, tuned before")
-                continue
-            rows = _tuned(a, b, most, shape, console)
-        except GemmsmithError as error:
-            raise click.ClickException(str(error)) from None
+        shape, flops = f"{m}x{n}x{k}", 2 * m * n * k
+        before = None if again else kept().get(Plan(a, b).problem)
+        rows: list[dict[str, Any]] = [] if before is None else [{"name": f"{before}", "config": vars(before)}]
+        if not before:
+            for config, us in _measured(a, b, most, shape):
+                rows.append({"name": f"{config}", "config": vars(config), "time_us": us, "tflops": flops / us / 1e6})
         if as_json:
-            click.echo(json.dumps({"m": m, "n": n, "k": k, "configs": rows}))
+            click.echo(json.dumps({"m": m, "n": n, "k": k, "operands": dtype, "tuned_before": bool(before),
+                                   "configs": rows}))  # fmt: skip
+        elif before:
+            click.echo(f"{shape}: {before}, tuned before")
         elif rows:
-            best = rows[0]
-            click.echo(f"{shape}: {best['us']:.1f} us, {2e-6 * m * n * k / best['us']:.0f} TFLOP/s, {best['name']}")
+            click.echo(f"{shape}: {rows[0]['time_us']:.1f} us, {rows[0]['tflops']:.0f} TFLOP/s, {rows[0]['name']}")
 
 
-def _tuned(a: Spec, b: Spec, most: int, shape: str, console: Console) -> list[dict[str, Any]]:
-    total = sum(min(most, count) for count, _ in ROUNDS)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as progress:
-        tasks = {
-            "compile": progress.add_task(f"{shape} compile", total=most),
-            "measure": progress.add_task(f"{shape} measure", total=total),
-        }
-        measured = tune_problem(a, b, most=most, step=lambda what: progress.advance(tasks[what]))
-    return [{"name": str(x.config), "us": x.us, "config": vars(x.config)} for x in measured]
+def _measured(a: Spec, b: Spec, most: int, shape: str) -> Any:
+    """(config, microseconds) of those that ran, fastest first."""
+    totals = {"compile": most, "measure": sum(min(most, count) for count, _ in ROUNDS)}
+    done: Counter[str] = Counter()
+    with shown() as tell:
+
+        def step(what: str) -> None:
+            done[what] += 1
+            tell(f"{shape} {what}", done[what] / totals[what])
+
+        return tune_problem(a, b, most=most, step=step)

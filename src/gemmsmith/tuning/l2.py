@@ -10,7 +10,7 @@ the SMs of a GPC read from the L2 at one time the chip merges a part, unless it 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -70,9 +70,13 @@ def wave_bytes(problem: Problem, config: Config) -> int:
     return read + len(wave) * tile_m * tile_n * problem.d.dtype.bytes
 
 
-def traffic(problem: Problem, config: Config, capacity: int = CAPACITY) -> Traffic:
-    """What a product of whole tiles reads; `problem` is in the kernel's orientation."""
+def traffic(
+    problem: Problem, config: Config, capacity: int = CAPACITY, progress: Callable[[float], None] | None = None
+) -> Traffic:
+    """What a product of whole tiles reads; `problem` is in the kernel's orientation. `progress` is told the fraction of
+    the tiles that is done, after each wave."""
     tile_m, tile_n = (t * c for t, c in zip(config.tile, config.cluster, strict=False))
+    tiles, walked = -(-problem.m // tile_m) * -(-problem.n // tile_n), 0
     size, batch = problem.a.dtype.bytes, problem.batch
     held: dict[str, OrderedDict[tuple[str, int, int], int]] = {name: OrderedDict() for name in get_args(Eviction)}
     policies = dict(zip("AB", config.evict, strict=True))
@@ -104,6 +108,9 @@ def traffic(problem: Problem, config: Config, capacity: int = CAPACITY) -> Traff
         for m, n in wave:
             touch(("D", m, n), tile_m * tile_n * problem.d.dtype.bytes, False)
         l2 += read_by_sms(wave, config, (tile_m, tile_n)) * problem.k * size
+        walked += len(wave)
+        if progress:
+            progress(walked / tiles)
     return Traffic(dram * batch, l2 * batch)
 
 
@@ -127,17 +134,17 @@ def picture(problem: Problem, config: Config, path: str | Path) -> None:
     import matplotlib.pyplot as plt
     import numpy as np
 
-    every = list(waves(problem, config))
-    tiles_m, tiles_n = (max(tile[i] for wave in every for tile in wave) + 1 for i in range(2))
-    grid = np.zeros((tiles_m, tiles_n))
-    number = np.zeros((tiles_m, tiles_n), int)
-    count = 0
-    for i, wave in enumerate(every):
+    extents = zip((problem.m, problem.n), config.tile, config.cluster, strict=False)
+    tiles_m, tiles_n = (-(-extent // (tile * ctas)) for extent, tile, ctas in extents)
+    number = np.zeros((tiles_m, tiles_n), np.int32)
+    wave_of = np.zeros((tiles_m, tiles_n), np.int32)
+    count = last = 0
+    for last, wave in enumerate(waves(problem, config)):
         for m, n in wave:
-            grid[m, n], number[m, n] = i, count
+            wave_of[m, n], number[m, n] = last, count
             count += 1
     figure, axes = plt.subplots(figsize=(min(12, 3 + tiles_n / 2.5), min(12, 2 + tiles_m / 3.5)))
-    axes.imshow(grid, cmap="tab20", aspect="auto", interpolation="nearest")
+    axes.imshow(wave_of, cmap="tab20", aspect="auto", interpolation="nearest")
     if count <= 1024:
         for m in range(tiles_m):
             for n in range(tiles_n):
@@ -146,7 +153,7 @@ def picture(problem: Problem, config: Config, path: str | Path) -> None:
     axes.set_xlabel("tiles along N")
     axes.set_ylabel("tiles along M")
     axes.set_title(
-        f"raster {config.raster}, bands of {config.swizzle}: {len(every)} waves, "
+        f"raster {config.raster}, bands of {config.swizzle}: {last + 1} waves, "
         f"{found.dram / 1e6:.0f} MB from DRAM, L2 hit rate {found.hit_rate:.1%}"
     )
     figure.tight_layout()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,20 +40,22 @@ Argument = int | float | TensorMap | tuple[int, ...]
 def simulate(
     kernel: Kernel, grid: int, arguments: Mapping[str, Argument], memory: GlobalMemory, *,
     seed: int = 0, chip: Chip = H200, max_hazards: int = 20, dependent: bool = False,
+    worked: Callable[[float], None] = lambda cycles: None,
 ) -> SimulationResult:  # fmt: skip
     """Executes `grid` CTAs, all resident at once, on the bytes of `memory`.
 
     seed 0 takes what the cost model says comes first; other seeds interleave units and complete asynchronous
-    operations in a random order that the hardware may choose too. `dependent`: the grid may have been started while
-    those before it run (programmatic dependent launch), so griddepcontrol.wait must precede its accesses to global
-    memory. A wrong kernel is reported, it raises nothing; a
+    operations in a random order that the hardware may choose too. A wrong kernel is reported, it raises nothing; a
     launch that no driver takes (a missing argument, a ragged cluster) is an ArgumentError or KernelError.
+    `dependent`: the grid may have been started while those before it run (programmatic dependent launch), so
+    griddepcontrol.wait must precede its accesses to global memory. `worked` is told the tensor-core cycles of every
+    wgmma that is done.
     """
     _check_launch(kernel, grid, arguments)
     size = kernel.cluster[0]
     per_cta = kernel.threads // 32
     agents = AGENTS * grid * per_cta
-    state = State(kernel, memory, chip, seed, Hazards(max_hazards), dict(arguments), grid, agents)
+    state = State(kernel, memory, chip, seed, Hazards(max_hazards), dict(arguments), grid, agents, worked)
     for index in range(grid):
         shared = np.full(SHARED_BASE + -(-kernel.shared_bytes // 16) * 16, 0xFF, np.uint8)
         shadow = Shadow(len(shared), state.events, state.hazards, written=False)

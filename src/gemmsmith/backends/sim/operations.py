@@ -181,6 +181,8 @@ class Issuing(Synchronising):
         running.operation.perform()
         running.finished = True
         self.state.running.remove(running)
+        if running.operation.engine == "tensor":
+            self.state.worked(running.operation.work)
         bits = running.bits[0] | running.bits[1]
         for rank, address, nbytes in running.operation.completes:
             cta = self.peer(rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,7 @@ class State:
     arguments: dict[str, object]
     grid: int
     agents: int
+    worked: Callable[[float], None] = lambda cycles: None  # told of every wgmma that is done
     events: Events = field(default_factory=Events)
     timeline: Timeline = field(default_factory=Timeline)
     ctas: list[Cta] = field(default_factory=list)
