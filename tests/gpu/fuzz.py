@@ -186,7 +186,7 @@ def problem(seed: int, limits: Limits) -> Problem:
     if epilogue != "bare":
         accumulate = "fp32"
         n = columns_of(EPILOGUES[epilogue], n)
-        n = min(n, 256) if EPILOGUES[epilogue].whole_rows == -1 else n
+        n = min(max(n, 2), 256) if EPILOGUES[epilogue].whole_rows == -1 else n  # the best two
     group = 16 if epilogue != "bare" and EPILOGUES[epilogue].gated else 1
 
     most = limits.elements // (1 if epilogue == "bare" else 4)  # the others are judged on the CPU

@@ -93,10 +93,10 @@ def supervise(command: Callable[[int], list[str]], count: int, silence: float, t
     `told` gets every result; where a child died, {"item": i, "died": why}. A child that prints nothing for `silence`
     seconds is killed.
     """
-    first = 0
+    first, environment = 0, {"OMP_NUM_THREADS": "2", **os.environ}  # there are several
     while first < count:
         done, at = first, first
-        child = subprocess.Popen(command(first), stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        child = subprocess.Popen(command(first), stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
         assert child.stdout
         timer = _killer(child, silence)
         for line in child.stdout:

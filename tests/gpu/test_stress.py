@@ -48,6 +48,15 @@ def test_the_program_without_a_gpu(tmp_path: Path) -> None:
     assert "seed 5" in printed
 
 
+@pytest.mark.parametrize("name", stress.SCHEDULES)
+def test_every_schedule_is_one_of_a_kernel(name: str) -> None:
+    """None is left out for a ConfigError where products are bare, and FEW has one of each."""
+    a, b = gemmsmith.Spec((1000, 4096), "bf16"), gemmsmith.Spec((4096, 2112), "bf16")
+    for config in stress.SCHEDULES[name]:
+        assert gemmsmith.plan(a, b, config=config).kernel
+    assert stress.SCHEDULES[name][0] in stress.FEW
+
+
 @pytest.mark.parametrize("name", ["auto", "prepared", "graphs"])
 def test_a_wrong_element_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One element of every tenth run is off by what no rounding explains."""
