@@ -43,6 +43,29 @@ class Mutant:
         return f"{self.what} {self.target} at {self.where}"
 
 
+CLASSES = {
+    "delete": "deleted: a wait, arrival, fence, barrier, commit, setmaxnreg",
+    "move": "moved past a neighbour",
+    "of": "changed by one: arrivals, bytes, stages, pending groups, threads, the first phase",
+    "narrow": "narrowed to the scope .cta",
+    "relax": "relaxed: a release that is none",
+    "by": "executed by one lane",
+    "swap": "setmaxnreg, inc and dec swapped",
+}
+
+
+def kind_of(what: str) -> str:
+    """The class of a change."""
+    first = what.split()[0]
+    return first if first in CLASSES else "of"
+
+
+def changes_of(spec: KernelSpec) -> list[str]:
+    """What the changes of a spec's kernel are, without making them."""
+    build.cache_clear()
+    return [what for what, *_ in _changes(build(spec))]
+
+
 def mutants(spec: KernelSpec) -> Iterator[Mutant]:
     """Every mutant of the spec's kernel, each in a kernel of its own."""
     number = 0
