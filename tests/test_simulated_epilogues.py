@@ -258,3 +258,29 @@ def test_random_graphs(graph: Graph, seed: int, index: int) -> None:
     names = [r.name for r in graph.results]
     got = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
     judge_random(graph, got, want, exact(a, b), more)
+
+
+def test_names_that_meet_in_the_kernel_of_one_another(rng: np.random.Generator) -> None:
+    """By TMA and element by element, strides of one beside arrays of that name."""
+    m, n, k = 70, 88, 40
+
+    def named(acc, bias, bias_row, bias_column, out_x):
+        x = acc + bias * bias_row + bias_column * out_x
+        return {"x": x, "x_row": x * 2, "row": x * 3, "stride_x": x.sum(-1), "y": x.sum(-2), "y_2": x.logsumexp(-1)}
+
+    def array(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    a, b = array(m, k).astype(np.float16), array(k, n).astype(np.float16)
+    given = {"bias": array(m, 1), "bias_row": array(n), "bias_column": array(m, 2 * n)[:, ::2], "out_x": array(m, n)}
+    out = {"x": np.full((m, 2 * n), np.nan, np.float32)[:, ::2], "row": np.full((n, m), np.nan, np.float32).T}
+    done = gemmsmith.simulate(a, b, epilogue=named, operands=given, out=out, out_dtype="fp32", config=CONFIGS[2])
+    assert done.hazards == []
+    wide = {key: x.astype(np.float64) for key, x in given.items()}
+    x = exact(a, b) + wide["bias"] * wide["bias_row"] + wide["bias_column"] * wide["out_x"]
+    wants = {"x": x, "x_row": 2 * x, "row": 3 * x, "stride_x": x.sum(-1), "y": x.sum(-2),
+             "y_2": np.log(np.exp(x).sum(-1))}  # fmt: skip
+    for key, want in wants.items():
+        np.testing.assert_allclose(done.result[key], want, rtol=1e-4, atol=1e-3, err_msg=key)
+    with pytest.raises(gemmsmith.ArgumentError, match="operands: got the name 'a b'"):
+        gemmsmith.gemm(a, b, epilogue=lambda acc, **more: acc * more["a b"], operands={"a b": 2.0})

@@ -78,6 +78,9 @@ def bind(
     Raises EpilogueError and ArgumentError; ConfigError where the graph cannot be transposed.
     """
     problem, _, shape, output = formulation
+    for name in operands:
+        if not name.isidentifier():
+            raise ArgumentError(f"operands: got the name {name!r}; use one that could be a variable's")
     infos: dict[str, ArrayInfo | float] = {
         name: float(x) if isinstance(x, numbers.Real) else describe(x, name) for name, x in operands.items()
     }

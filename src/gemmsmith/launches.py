@@ -21,7 +21,7 @@ from gemmsmith.designs.pack import THREADS, Packing, pack
 from gemmsmith.designs.reduce import arguments as reduce_arguments
 from gemmsmith.designs.reduce import reduce
 from gemmsmith.designs.reduce import shape as reduce_shape
-from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.epilogue.inputs import operand_argument, strides
 from gemmsmith.epilogue.layout import layout
 from gemmsmith.epilogue.outputs import is_result, result_argument
 from gemmsmith.epilogue.reductions import Partials, is_atomic, partials, representatives
@@ -181,7 +181,7 @@ class Route:
             own = self._partials_of.get(r.name)  # None: its value is known
             if own == r.name:
                 arguments |= {f"{key}_{r.name}": value for key, value in extents.items()}
-                arguments |= {f"partial_{r.name}": workspace, f"stride_{r.name}": shape.state}
+                arguments |= {f"partial_{r.name}": workspace, f"state_stride_{r.name}": shape.state}
                 places[r.name] = workspace
                 if is_atomic(shape.kind, self.spec):
                     arguments[f"partial_{r.name}"] = Pointer(result_argument(r.name))
@@ -225,10 +225,7 @@ class Route:
                 rows = box_rows(tile, matrix.rows, tile.outer) if is_result(argument) else tile.outer
                 arguments[argument] = operand_map(matrix, tile, rows, address, self.problem.batch)
             else:
-                arguments |= {
-                    argument: address, f"{argument}_row": matrix.row_stride, f"{argument}_column": matrix.col_stride,
-                    f"{argument}_batch": matrix.batch_stride,
-                }  # fmt: skip
+                arguments |= {argument: address, **strides(argument, matrix)}
         return arguments
 
     def _second(self, result: Result, shape: Partials, source: Pointer | int) -> Launch:

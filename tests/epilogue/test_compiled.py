@@ -57,3 +57,19 @@ def test_function_and_tree_make_the_same_kernel() -> None:
     one, other = (plan_of(x, {"bias": "column", "labels": "matrix"}) for x in (bce, bce_tree()))
     assert one.source == other.source
     assert one.epilogue == other.epilogue
+
+
+def test_any_name_makes_a_kernel_that_compiles() -> None:
+    """Words of C++, names that another's arguments or registers might have, and letters beyond ASCII."""
+
+    def named(acc, default, default_row, new, new_2, größe, max, fabsf):
+        x = acc * default + default_row + new * new_2 + größe * fabsf
+        results = {"x": x, "x_row": x * 2, "row": x * 3, "class": x.sum(-1), "class_2": x.max(-2), "größe_2": x.min(-1)}
+        return {**results, "float": x + max}
+
+    kinds = {"default": "column", "default_row": "column", "new": "row", "new_2": "row", "größe": "matrix",
+             "max": "matrix", "fabsf": "column"}  # fmt: skip
+    plan = plan_of(named, kinds, 130)  # TMA can neither read nor write these
+    assert plan.resources.spill_stores == 0
+    names = [p.name for p in plan.kernel.parameters]
+    assert len(set(names)) == len(names)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gemmsmith import hw
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.graph import Operand
+from gemmsmith.core.problem import Matrix
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue import fragment
 from gemmsmith.hw.tma import EVICT_FIRST
@@ -66,15 +67,16 @@ class Spot:
 
 
 class Addressed:
-    """An array in global memory, element by element. Kernel arguments: its address and the strides it needs."""
+    """An array in global memory, element by element. Kernel arguments: its address and the strides it needs (see
+    `strides`)."""
 
     def __init__(self, name: str, dtype: DType, *, m: bool, n: bool) -> None:
         k = current()
         self.dtype = dtype
         self.address = k.pointer(name)
-        self.row_stride = k.parameter(f"{name}_row", I64) if m else None
-        self.column_stride = k.parameter(f"{name}_column", I64) if n else None
-        self.batch_stride = k.parameter(f"{name}_batch", I64)
+        self.row_stride = k.parameter(f"row_stride_{name}", I64) if m else None
+        self.column_stride = k.parameter(f"column_stride_{name}", I64) if n else None
+        self.batch_stride = k.parameter(f"batch_stride_{name}", I64)
 
     def at(self, batch: Value, row: Value | None = None, column: Value | None = None) -> Value:
         """The byte address of an element."""
@@ -95,8 +97,17 @@ class Addressed:
 
 
 def operand_argument(name: str) -> str:
-    """The kernel argument of an operand."""
+    """The kernel argument of an operand. A user's name stands behind one of a few words, none of which begins another,
+    in all names of a kernel: so no two of them meet, nor one of the kernel's own, nor a word of C++."""
     return f"in_{name}"
+
+
+def strides(argument: str, matrix: Matrix) -> dict[str, int]:
+    """The kernel arguments of an `Addressed` array beside its address."""
+    return {
+        f"row_stride_{argument}": matrix.row_stride, f"column_stride_{argument}": matrix.col_stride,
+        f"batch_stride_{argument}": matrix.batch_stride,
+    }  # fmt: skip
 
 
 def as_fp32(bits: Value, dtype: DType) -> Value:
@@ -132,7 +143,7 @@ class Column:
 
     def __init__(self, operand: Operand, blocks: int) -> None:
         assert operand.dtype is not None
-        self.blocks, self.name = blocks, operand.name
+        self.blocks, self.name = blocks, f"held_{operand.name}"
         self.array = Addressed(operand_argument(operand.name), operand.dtype, m=True, n=False)
 
     def begin(self, part: Part) -> None:
@@ -153,7 +164,7 @@ class Row:
 
     def __init__(self, operand: Operand, columns: int, consumers: int) -> None:
         assert operand.dtype is not None
-        self.columns, self.width, self.name = columns, operand.extent.width, operand.name
+        self.columns, self.width, self.name = columns, operand.extent.width, f"held_{operand.name}"
         self.array = Addressed(operand_argument(operand.name), operand.dtype, m=False, n=True)
         self.buffer: SharedBuffer = current().shared(4 * columns, stages=consumers, name=operand.name)
         self.turns = -(-columns // 128)

@@ -112,7 +112,7 @@ class _Cells:
 
 
 class Reduction:
-    """One reduction result. Kernel arguments: partial_<name> (address) and the extents of its partials."""
+    """One reduction result. Kernel arguments: its partials' address and extents, see `arguments`."""
 
     def __init__(self, result: Result, kind: str, axis: str, width: int, spec: KernelSpec, layout: Layout) -> None:
         k = current()
@@ -122,16 +122,16 @@ class Reduction:
         self.address = k.pointer(f"partial_{result.name}")
         self.parts = k.parameter(f"parts_{result.name}")
         self.elements = k.parameter(f"elements_{result.name}")
-        self.stride = k.parameter(f"stride_{result.name}", I64)  # between states
+        self.stride = k.parameter(f"state_stride_{result.name}", I64)  # between states
 
     def begin_tile(self) -> None:
         if self.axis != "m":
             count = 2 * self.layout.blocks if self.axis == "n" else 1
-            self.cells = _Cells(self.monoid, count, self.result.name)
+            self.cells = _Cells(self.monoid, count, f"reduced_{self.result.name}")
 
     def begin_piece(self) -> None:
         if self.axis == "m":
-            self.cells = _Cells(self.monoid, self.layout.columns // self.width // 4, self.result.name)
+            self.cells = _Cells(self.monoid, self.layout.columns // self.width // 4, f"reduced_{self.result.name}")
 
     def add(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
         """Two neighbouring elements, masked along what is reduced; results outside the matrix are not written."""
