@@ -284,3 +284,98 @@ def test_names_that_meet_in_the_kernel_of_one_another(rng: np.random.Generator) 
         np.testing.assert_allclose(done.result[key], want, rtol=1e-4, atol=1e-3, err_msg=key)
     with pytest.raises(gemmsmith.ArgumentError, match="operands: got the name 'a b'"):
         gemmsmith.gemm(a, b, epilogue=lambda acc, **more: acc * more["a b"], operands={"a b": 2.0})
+
+
+@pytest.mark.parametrize("backend", ["sim", "reference"])
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_reductions_and_scales_are_stored_as_they_are_cast(
+    rng: np.random.Generator, dtype: str, atomic: bool, backend: str
+) -> None:
+    """Nothing is written behind their ends."""
+    kind, (m, n, k) = as_dtype(dtype), (70, 96, 32)
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((m, k), (k, n)))
+
+    def reduced(acc):
+        constant = np.where(acc > 0, 3.0, 3.0)
+        q, s = gemmsmith.quantize(acc, block=32)
+        return {
+            "q": q, "s": s.to(dtype), "rows": acc.sum(-1).to(dtype), "columns": acc.max(-2).to(dtype),
+            "all": acc.mean(dtype=dtype), "soft": acc.logsumexp(-1).to(dtype), "known": constant.sum(-1).to(dtype),
+        }  # fmt: skip
+
+    shapes = {"s": (m, 3), "rows": (m,), "columns": (n,), "all": (), "soft": (m,), "known": (m,)}
+    held = {name: np.full(2 * int(np.prod(shape)), np.nan, kind.numpy) for name, shape in shapes.items()}
+    out = {name: held[name][: int(np.prod(shape))].reshape(shape) for name, shape in shapes.items()}
+    done = gemmsmith.gemm(a, b, epilogue=reduced, out=out, atomic=atomic, backend=backend)
+    made = gemmsmith.gemm(a, b, epilogue=reduced, atomic=atomic, backend=backend)
+    x = exact(a, b)
+    blocks = np.abs(x).reshape(m, 3, 32).max(-1)
+    wants = {"s": blocks / 448, "rows": x.sum(-1), "columns": x.max(-2), "all": x.mean(),
+             "soft": np.log(np.exp(x).sum(-1)), "known": np.full(m, 3.0 * n)}  # fmt: skip
+    for name, want in wants.items():
+        tolerance = 1.01 * kind.roundoff + 2.0**-15
+        np.testing.assert_allclose(done[name].astype(float), want, rtol=tolerance, atol=1e-4, err_msg=name)
+        assert made[name].dtype == kind.numpy
+        assert made[name].tobytes() == done[name].tobytes()
+        assert np.isnan(held[name][done[name].size :].astype(float)).all()
+
+
+def test_dtypes_that_reductions_do_not_have() -> None:
+    a, b = np.ones((8, 16), np.float16), np.ones((16, 32), np.float16)
+    for epilogue, message in (
+        (lambda acc: (acc, acc.sum(-1).to("fp8_e4m3")), "out1: got dtype fp8_e4m3 for a reduction's result; use fp32"),
+        (lambda acc: gemmsmith.quantize(acc, block=16)[1].to("fp8_e5m2"), "got dtype fp8_e5m2 for scales; use fp32"),
+        (lambda acc: acc.sum(-1).half().float(), "got a second cast of a value in fp16"),
+        (lambda acc: acc.sum(dtype="int64"), "got 'int64'; use one of bf16, fp16, fp32"),
+    ):
+        with pytest.raises(gemmsmith.EpilogueError, match=message):
+            gemmsmith.gemm(a, b, epilogue=epilogue)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("block", [16, 48])
+@pytest.mark.parametrize("n", [96, 100])
+def test_every_column_of_a_block_is_written(rng: np.random.Generator, n: int, block: int, gated: bool) -> None:
+    """By TMA and not; the last block is not whole."""
+    n = 96 if gated else n
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((70, 32), (32, n)))
+    shape = (70, n // 2 if gated else n)
+    held = np.full((70, shape[1] + n % 16 + 1), np.nan, ml_dtypes.float8_e4m3fn)
+    q = held[:, : shape[1]]  # TMA can store neither
+    epilogue = lambda acc: gemmsmith.quantize(acc.chunk(2)[1] if gated else acc, block=block)  # noqa: E731
+    for out in ({"out": q}, None):
+        plan = gemmsmith.plan(a, b, epilogue=epilogue, out=out)
+        done = plan.simulate(a, b, out)
+        assert done.hazards == []
+        assert plan.bound
+        want = execute(plan.bound.written, exact(a, b), {})
+        judge(plan.bound.graph, dict(zip(want, done.result, strict=True)), want, exact(a, b))
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("index", [None, 0, 2, 10, 11])
+def test_a_chunk_that_no_result_needs(rng: np.random.Generator, index: int | None, half: bool) -> None:
+    """What pairs columns are the values, whose halves are left."""
+    m, n = 130, 96
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((m, 32), (32, n)))
+    x = rng.standard_normal((m, n // 2 if half else n)).astype(np.float32)
+    row = rng.standard_normal(x.shape[1]).astype(np.float32)
+
+    def dead(acc, x, row):
+        _ = acc.chunk(2)
+        y = x * 2 + row
+        return y, y.sum(-1), y.sum(-2), y.sum()
+
+    more = {"x": x, "row": row}
+    given = {"out": np.full(x.shape, np.nan, np.float32)}
+    config = None if index is None else CONFIGS[index]
+    if half and config is not None and config.swap:
+        with pytest.raises(ConfigError, match="swap: got True for an epilogue that pairs"):
+            gemmsmith.plan(a, b, epilogue=dead, operands=more, out_dtype="fp32", config=config)
+        return
+    done = gemmsmith.simulate(a, b, epilogue=dead, operands=more, out=given, out_dtype="fp32", config=config)
+    assert done.hazards == []
+    want = 2 * x.astype(np.float64) + row
+    for got, expected in zip(done.result, (want, want.sum(-1), want.sum(-2), want.sum()), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)

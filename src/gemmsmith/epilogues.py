@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, Spec, describe, empty_like_kind, overlap
-from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError
 from gemmsmith.core.graph import Extent, Graph, Result
 from gemmsmith.core.problem import Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.epilogue.classify import classify
+from gemmsmith.epilogue.layout import check_blocks
+from gemmsmith.epilogue.lines import refused
 from gemmsmith.epilogue.passes import optimise
 from gemmsmith.epilogue.tracer import trace
 from gemmsmith.problems import Formulation
@@ -90,6 +92,7 @@ def bind(
     }
     written = _graph(source, shape, kinds)
     graph = _typed(optimise(written), output)
+    check_blocks(graph)
     first_name = next((r.name for r in graph.results if graph.nodes[r.node].op != "reduce"), "out")
     given = given_results([r.name for r in graph.results], first_name, out)
     results: dict[str, Any] = {}
@@ -149,8 +152,12 @@ def _typed(graph: Graph, output: DType) -> Graph:
     """Every result with a dtype: matrices the product's, reductions and scales fp32, by default."""
     results = []
     for r in graph.results:
-        default = FP32 if graph.nodes[r.node].op in ("reduce", "scale") else output
-        results.append(replace(r, dtype=r.dtype or default))
+        node = graph.nodes[r.node]
+        small = node.op in ("reduce", "scale")
+        if small and r.dtype not in (None, FP32, FP16, BF16):
+            what = "a reduction's result" if node.op == "reduce" else "scales"
+            raise refused(f"{r.name}: got dtype {r.dtype} for {what}; use fp32, fp16 or bf16", node.where)
+        results.append(replace(r, dtype=r.dtype or (FP32 if small else output)))
     return replace(graph, results=tuple(results))
 
 

@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Result
 from gemmsmith.core.pointer import Pointer
@@ -71,7 +72,7 @@ class Route:
     """How a problem is computed: what is packed first, the GEMM with its epilogue, and what is reduced afterwards.
 
     `arrays` are the epilogue's operands and results in memory, by name: (rows, columns) each, 1 where it does not
-    vary. Reductions' results are contiguous fp32.
+    vary. Reductions' results are contiguous.
     """
 
     problem: Problem
@@ -122,7 +123,7 @@ class Route:
         two_steps = [
             shape
             for r, shape, _ in self.reductions
-            if self._partials_of.get(r.name) == r.name and not is_atomic(shape.kind, self.spec)
+            if self._partials_of.get(r.name) == r.name and not is_atomic(r, self.spec)
         ]
         partials, _ = self._shared_tiles
         return packed + sum(_aligned(shape.bytes) for shape in two_steps) + _aligned(partials)
@@ -183,7 +184,7 @@ class Route:
                 arguments |= {f"{key}_{r.name}": value for key, value in extents.items()}
                 arguments |= {f"partial_{r.name}": workspace, f"state_stride_{r.name}": shape.state}
                 places[r.name] = workspace
-                if is_atomic(shape.kind, self.spec):
+                if is_atomic(r, self.spec):
                     arguments[f"partial_{r.name}"] = Pointer(result_argument(r.name))
                     result.append(self._second(r, replace(shape, parts=0), 0))  # zeros
                     continue
@@ -239,7 +240,11 @@ class Route:
             scale = 1 / count if count else math.nan
         columns, threads = reduce_shape(shape)
         clusters = -(-shape.batch * shape.elements // columns)
-        return Launch(reduce(kind, columns, threads), clusters, reduce_arguments(shape, source, out, scale, offset))
+        return Launch(
+            reduce(kind, result.dtype or FP32, columns, threads),
+            clusters,
+            reduce_arguments(shape, source, out, scale, offset),
+        )
 
     def _reduced_elements(self, result: Result, axis: str) -> int:
         """How many elements of the product, or of a half, one element of the result is made of."""

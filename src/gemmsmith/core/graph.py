@@ -154,6 +154,11 @@ class Graph:
         return len(self.nodes) > 1
 
     @property
+    def halves(self) -> bool:
+        """Whether it pairs columns: some value has one in every two, even where no `chunk` is left that made it."""
+        return any(extent.width == 2 for extent in self.extents())
+
+    @property
     def takes_whole_rows(self) -> bool:
         """Whether a row of the product must lie in one tile."""
         return any(n.op == "top_k_softmax" for n in self.nodes)
@@ -161,7 +166,8 @@ class Graph:
     @property
     def turns(self) -> bool:
         """Whether `transposed` is possible."""
-        return not any(n.op in ("chunk", "one_hot", "quantize", "scale", "top_k_softmax") for n in self.nodes)
+        ops = {node.op for node in self.nodes}
+        return not (self.halves or ops & {"one_hot", "quantize", "scale", "top_k_softmax"})
 
 
 def bare(output: DType) -> Graph:

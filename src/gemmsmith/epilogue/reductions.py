@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmsmith import hw
+from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.graph import Graph, Result
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.inputs import Part, Spot
@@ -118,7 +119,7 @@ class Reduction:
         k = current()
         self.result, self.axis, self.width, self.spec, self.layout = result, axis, max(width, 1), spec, layout
         self.monoid = MONOIDS[kind]
-        self.atomic = is_atomic(kind, spec)
+        self.atomic = is_atomic(result, spec)
         self.address = k.pointer(f"partial_{result.name}")
         self.parts = k.parameter(f"parts_{result.name}")
         self.elements = k.parameter(f"elements_{result.name}")
@@ -211,9 +212,10 @@ def representatives(graph: Graph, atomic: bool) -> dict[str, str]:
     return found
 
 
-def is_atomic(kind: str, spec: KernelSpec) -> bool:
-    """Whether warps add to the result itself, which is zero before. Only sums can; others take two steps."""
-    return spec.epilogue.atomic and kind == "sum"
+def is_atomic(result: Result, spec: KernelSpec) -> bool:
+    """Whether warps add to the result itself, which is zero before. Only sums in fp32 can; others take two steps."""
+    kind, _ = spec.epilogue.graph.nodes[result.node].value
+    return spec.epilogue.atomic and kind == "sum" and result.dtype == FP32
 
 
 @dataclass(frozen=True)

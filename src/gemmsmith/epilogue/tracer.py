@@ -66,7 +66,8 @@ def trace(
 def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, Any]:
     """In an epilogue: x, a matrix, in fp8 over one scale a row and `block` columns, and the scales (M, N / block).
 
-    A scale is the block's largest magnitude over the dtype's maximum. Raises EpilogueError for other dtypes and blocks.
+    A scale is the block's largest magnitude over the dtype's maximum. A block is a multiple of 16, at most 256, or 128
+    after chunk; all of one epilogue are the same. Raises EpilogueError for other dtypes and blocks.
     """
     t = _matrix("quantize", x)
     kind = _dtype(dtype)
@@ -151,10 +152,11 @@ class Tracing:
         return result if dtype is None else result.storing(_dtype(dtype))
 
     def cast(self, x: Traced, dtype: Any) -> Traced:
-        if dtype is COMPUTED or isinstance(dtype, Traced):
-            return x.storing(None) if x.op in ("reduce", "scale") else self.value(x).storing(None)
-        kind = _dtype(dtype)
-        return (x if x.op in ("reduce", "scale") else self.value(x)).storing(kind)
+        kind = None if dtype is COMPUTED or isinstance(dtype, Traced) else _dtype(dtype)
+        last = x.op in ("reduce", "scale")
+        if last and x.stored not in (None, FP32, kind):
+            raise refused(f"got a second cast of a value in {x.stored}; return it, and cast it again afterwards")
+        return (x if last else self.value(x)).storing(kind)
 
     def chunk(self, x: Any, chunks: Any, dim: Any) -> tuple[Traced, Traced]:
         """gate and up: the even and the odd groups of 8 columns, which is how their weights are interleaved."""
