@@ -240,11 +240,8 @@ class Route:
             scale = 1 / count if count else math.nan
         columns, threads = reduce_shape(shape)
         clusters = -(-shape.batch * shape.elements // columns)
-        return Launch(
-            reduce(kind, result.dtype or FP32, columns, threads),
-            clusters,
-            reduce_arguments(shape, source, out, scale, offset),
-        )
+        kernel = reduce(kind, result.dtype or FP32, columns, threads)
+        return Launch(kernel, clusters, reduce_arguments(shape, source, out, scale, offset))
 
     def _reduced_elements(self, result: Result, axis: str) -> int:
         """How many elements of the product, or of a half, one element of the result is made of."""
