@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -379,3 +381,29 @@ def test_a_chunk_that_no_result_needs(rng: np.random.Generator, index: int | Non
     want = 2 * x.astype(np.float64) + row
     for got, expected in zip(done.result, (want, want.sum(-1), want.sum(-2), want.sum()), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["sim", "reference"])
+def test_numbers_that_fp32_does_not_have(rng: np.random.Generator, backend: str) -> None:
+    """They are infinite, or zero, as in torch."""
+    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((40, 16), (16, 24)))
+
+    def extreme(acc):
+        every = np.where(acc > 0, 1e38, 1e38)
+        return {
+            "x": acc.clamp(max=1e300), "y": acc.clamp(min=-(10**400)), "inf": acc.abs() * 1e39, "zero": acc * 1e-300,
+            "nan": acc + math.nan, "some": acc.where(acc > math.nan, -math.inf), "all": every.sum(),
+            "small": (acc - acc) / 2.0**-140, "max": every.amax(),
+        }  # fmt: skip
+
+    got = gemmsmith.gemm(a, b, epilogue=extreme, out_dtype="fp32", backend=backend)
+    product = exact(a, b)
+    for name in ("x", "y"):
+        np.testing.assert_allclose(got[name], product, rtol=1e-5, atol=1e-5)
+    assert np.isnan(got["nan"]).all()
+    assert (got["inf"] == np.inf).all()
+    assert not got["zero"].any()
+    assert not got["small"].any()
+    assert (got["some"] == -np.inf).all()
+    assert got["all"] == np.inf
+    assert got["max"] == np.float32(1e38)

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.dtypes import FP32, in_fp32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Result
 from gemmsmith.core.pointer import Pointer
@@ -241,7 +241,7 @@ class Route:
         columns, threads = reduce_shape(shape)
         clusters = -(-shape.batch * shape.elements // columns)
         kernel = reduce(kind, result.dtype or FP32, columns, threads)
-        return Launch(kernel, clusters, reduce_arguments(shape, source, out, scale, offset))
+        return Launch(kernel, clusters, reduce_arguments(shape, source, out, scale, in_fp32(offset)))
 
     def _reduced_elements(self, result: Result, axis: str) -> int:
         """How many elements of the product, or of a half, one element of the result is made of."""

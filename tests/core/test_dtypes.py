@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from gemmsmith.core.dtypes import BF16, FP16, FP32, DType, as_dtype
+from gemmsmith.core.dtypes import BF16, FP16, FP32, DType, as_dtype, in_fp32
 from gemmsmith.core.errors import ArgumentError
 
 
@@ -48,3 +50,11 @@ def test_the_numbers_are_those_of_the_format(dtype: DType) -> None:
     assert dtype.bytes == dtype.numpy.itemsize
     assert dtype.mantissa == info.nmant
     assert dtype.roundoff == float(info.eps) / 2
+
+
+def test_numbers_that_fp32_does_not_have() -> None:
+    assert [in_fp32(x) for x in (1e300, -1e39, 10**400, -(10**400), math.inf, 3.41e38)] == [
+        math.inf, -math.inf, math.inf, -math.inf, math.inf, math.inf,
+    ]  # fmt: skip
+    assert [in_fp32(x) for x in (1e-300, 0, -1e-50, 0.1, 3.4e38, 1e-40, 7)] == [0, 0, 0, 0.1, 3.4e38, 1e-40, 7]
+    assert in_fp32(np.float32("nan")) is in_fp32(-math.nan) is math.nan

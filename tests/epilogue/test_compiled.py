@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 
+import numpy as np
 import pytest
 
 import gemmsmith
@@ -73,3 +75,11 @@ def test_any_name_makes_a_kernel_that_compiles() -> None:
     assert plan.resources.spill_stores == 0
     names = [p.name for p in plan.kernel.parameters]
     assert len(set(names)) == len(names)
+
+
+def test_numbers_that_fp32_does_not_have() -> None:
+    def extreme(acc):
+        x = acc.clamp(max=1e300).clamp(min=-(10**400)) * 1e-60 + 1e-40
+        return {"out": x, "nan": acc.where(acc > math.nan, 1e39), "sum": np.where(acc > 0, 1e38, 1e38).sum()}
+
+    assert plan_of(extreme, {}).resources.spill_stores == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,3 +66,16 @@ def as_dtype(value: Any, argument: str = "dtype") -> DType:
     if name in _NAMES:
         return _NAMES[name]
     raise ArgumentError(f"{argument}: got {value!r}; use one of {', '.join(d.name for d in _ALL)}")
+
+
+def in_fp32(x: Any) -> float:
+    """A real number; where fp32 holds none that is near, what it makes of it: an infinity, or 0."""
+    try:
+        number = float(x)
+    except OverflowError:  # an integer
+        number = math.inf if x > 0 else -math.inf
+    with np.errstate(over="ignore", under="ignore"):
+        held = float(np.float32(number))
+    if math.isnan(held):
+        return math.nan  # this one: NaNs are equal only where they are the same object
+    return held if math.isinf(held) or held == 0 else number

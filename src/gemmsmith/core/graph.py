@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from gemmsmith.core.dtypes import DType
+from gemmsmith.core.dtypes import DType, in_fp32
 
 
 class Extent(NamedTuple):
@@ -44,7 +44,7 @@ class Node:
 
     op, inputs, value:
       "accumulator"   ()      None           the product, fp32
-      "constant"      ()      float
+      "constant"      ()      float          as fp32 has it: an infinity where it is beyond, see `in_fp32`
       "operand"       ()      name           as fp32
       "chunk"         (x,)    0 or 1         the even or odd groups of 8 columns of x: gate and up, interleaved
       "one_hot"       (x,)    None           whether a column's number is x, which has one value a row
@@ -62,6 +62,10 @@ class Node:
     inputs: tuple[int, ...] = ()
     value: Any = None
     where: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.op == "constant":
+            object.__setattr__(self, "value", in_fp32(self.value))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -124,8 +123,7 @@ class Tracing:
             )
         if not isinstance(x, (numbers.Real, np.generic, np.ndarray)):
             raise refused(f"got {x!r}; use a traced value or a number")
-        number = float(x)
-        return self.add("constant", Extent(), value=math.nan if math.isnan(number) else number)
+        return self.add("constant", Extent(), value=x)
 
     def expect_conditions(self, op: str, inputs: tuple[Any, ...]) -> None:
         for x in inputs:

@@ -173,7 +173,7 @@ class ScalarBroadcast(Visitor):
     def emit(self, build: Build, inputs: Sequence[int]) -> int:
         if isinstance(self.value, str):
             return build.operand(self.value, Extent(), self.where)
-        return build.node("constant", (), float(self.value), self.where)
+        return build.node("constant", (), self.value, self.where)
 
     def __repr__(self) -> str:
         return f"ScalarBroadcast({self.value!r})"
@@ -211,7 +211,7 @@ class Compute(Visitor):
         def add(op: str, *inputs: int) -> int:
             return build.node(op, inputs, where=self.where)
 
-        x = [*inputs, *(build.node("constant", (), float(p), self.where) for p in self.parameters)]
+        x = [*inputs, *(build.node("constant", (), p, self.where) for p in self.parameters)]
         match self.function:
             case "identity":
                 return x[0]
