@@ -193,6 +193,8 @@ def test_empty_products(backend: str, m: int, n: int) -> None:
     assert (soft == -np.inf).all()
     with pytest.raises(gemmsmith.ArgumentError, match="has no value"):
         gemmsmith.gemm(a, b, epilogue=lambda acc: acc.max(), backend=backend)
+    with pytest.raises(gemmsmith.ArgumentError, match="has no value"):
+        gemmsmith.simulate(a, b, epilogue=lambda acc: acc.abs().amax())
 
 
 def test_atomic_sums() -> None:

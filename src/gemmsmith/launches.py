@@ -25,7 +25,7 @@ from gemmsmith.designs.reduce import shape as reduce_shape
 from gemmsmith.epilogue.inputs import operand_argument, strides
 from gemmsmith.epilogue.layout import layout
 from gemmsmith.epilogue.outputs import is_result, result_argument
-from gemmsmith.epilogue.reductions import Partials, is_atomic, partials, representatives
+from gemmsmith.epilogue.reductions import MOST_PARTIALS, Partials, is_atomic, partials, representatives
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import ORDER_LENGTH
 from gemmsmith.schedule.lockstep import meeting_bytes
@@ -105,7 +105,8 @@ class Route:
 
     @cached_property
     def reductions(self) -> list[tuple[Result, Partials, dict[str, int]]]:
-        """Results that are reduced in a second step: their partials, and the GEMM's arguments for them."""
+        """Results that are reduced in a second step: their partials, and the GEMM's arguments for them. ArgumentError
+        where they are more than kernels count."""
         graph, p = self.spec.epilogue.graph, self.problem
         extents, found = graph.extents(), []
         for result in graph.results:
@@ -113,12 +114,21 @@ class Route:
             if node.op == "reduce":
                 kind, axis = node.value
                 width = extents[node.inputs[0]].width
-                found.append((result, *partials(kind, axis, width, self.spec, p.m, p.n, p.batch)))
+                shape, counts = partials(kind, axis, width, self.spec, p.m, p.n, p.batch)
+                count = shape.batch * max(shape.parts, shape.elements)
+                if count > MOST_PARTIALS:
+                    raise ArgumentError(
+                        f"{result.name}: got {p}, whose {kind} takes {count} partial results, and kernels count up to "
+                        f"{MOST_PARTIALS}; reduce a part of the product at a time"
+                    )
+                found.append((result, shape, counts))
         return found
 
     @property
     def workspace_bytes(self) -> int:
         """Device memory the packings and partials need; every one starts at a multiple of 256 bytes."""
+        if self.empty:
+            return 0
         packed = sum(_aligned(p.bytes) for p in self.packings if p)
         two_steps = [
             shape
@@ -131,7 +141,12 @@ class Route:
     @property
     def flag_bytes(self) -> int:
         """Device memory that is zero before and after every run, for clusters that share tiles or keep step."""
-        return self._shared_tiles[1] + meeting_bytes(self.spec)
+        return 0 if self.empty else self._shared_tiles[1] + meeting_bytes(self.spec)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the product has no elements: only the reductions, of nothing, are then left to write."""
+        return 0 in (self.problem.batch, self.problem.m, self.problem.n)
 
     @property
     def clusters(self) -> int:
@@ -160,7 +175,7 @@ class Route:
     @cached_property
     def launches(self) -> list[Launch]:
         """The launches, in order. Of an empty product only the reductions are left."""
-        if 0 in (self.problem.batch, self.problem.m, self.problem.n):
+        if self.empty:
             return [
                 self._second(r, replace(shape, parts=0), 0)
                 for r, shape, _ in self.reductions

@@ -234,10 +234,7 @@ class Plan:
         """What is to be run, and where."""
         a_info, b_info = describe(a, "a"), describe(b, "b")
         backend = self._backend(a_info)
-        job = self._job(formulation, bound, a_info, b_info, a, out)
-        if bound and 0 in formulation.shape:
-            jobs.expect_values(bound, formulation.shape)
-        return job, backend
+        return self._job(formulation, bound, a_info, b_info, a, out), backend
 
     def _start(self, job: Job, like: Any, workspace: Any, key: Hashable) -> None:
         from gemmsmith.calls import Call
@@ -303,6 +300,8 @@ class Plan:
     ) -> Job:
         """The route of arrays like those planned for, with where they are."""
         problem, swapped, shape, _ = formulation
+        if bound and 0 in shape:
+            jobs.expect_values(bound, shape)
         if bound is None:
             if out is None:
                 out = empty_like_kind(like, shape, self.output)

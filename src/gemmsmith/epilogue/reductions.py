@@ -25,6 +25,8 @@ LOWEST = -3.4e38
 """A finite stand-in for -Inf: differences to it are never NaN."""
 LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 State = tuple[Value, ...]
+MOST_PARTIALS = 2**31 - 2**14
+"""Parts, or elements, of all batches: kernels count them in int32, and up to 2^13 further."""
 
 
 def _exp(x: Value) -> Value:
