@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType, as_dtype
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, meant
 
 
 class ArrayInfo(NamedTuple):
@@ -218,7 +218,7 @@ def _find(x: Any, argument: str) -> _Reader:
     else:
         raise ArgumentError(
             f"{argument}: got {type(x).__module__}.{type(x).__qualname__}; use a torch tensor, a numpy or CuPy array, "
-            "or an object with __cuda_array_interface__ or __dlpack__"
+            f"or an object with __cuda_array_interface__ or __dlpack__{meant(argument)}"
         )
     return _READERS.setdefault(type(x), reader)
 

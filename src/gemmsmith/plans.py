@@ -14,7 +14,7 @@ from gemmsmith import jobs
 from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind, is_array, signature
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import DType
-from gemmsmith.core.errors import ArgumentError, HazardError
+from gemmsmith.core.errors import ArgumentError, HazardError, meant
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.build import build
@@ -54,8 +54,8 @@ class Plan:
         from gemmsmith.tuning.table import tuned
 
         if epilogue is None and operands:
-            given = ", ".join(operands)
-            raise ArgumentError(f"{given}: got an operand without an epilogue that reads it; give `epilogue`")
+            given, hint = ", ".join(operands), next(filter(None, map(meant, operands)), "")
+            raise ArgumentError(f"{given}: got an operand without an epilogue that reads it; give `epilogue`{hint}")
         self.backend: Backend = backend
         self._source, self._exact, self._atomic = epilogue, exact, atomic
         arguments = (a, b, out, operands or {}, out_dtype, accumulate)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
-from gemmsmith.core.errors import ArgumentError, EpilogueError
+from gemmsmith.core.errors import ArgumentError, EpilogueError, meant
 from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
 from gemmsmith.epilogue.copies import Copies
 from gemmsmith.epilogue.functions import PREDICATES
@@ -417,7 +417,8 @@ def _parameters(function: Callable[..., Any], operands: Mapping[str, Any], where
     for name in operands:
         if name not in named:
             expected = ", ".join(named) or "none"
-            raise refused(f"{name}: the function takes no operand of this name; those it takes are {expected}", where)
+            message = f"{name}: the function takes no operand of this name; those it takes are {expected}"
+            raise refused(message + meant(name), where)
     return named
 
 

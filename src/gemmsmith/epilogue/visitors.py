@@ -15,6 +15,7 @@ from numbers import Real
 from typing import Any, ClassVar
 
 from gemmsmith.core.dtypes import DType, as_dtype
+from gemmsmith.core.errors import meant
 from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
 from gemmsmith.epilogue.functions import FUNCTIONS
 from gemmsmith.epilogue.lines import refused, user_line
@@ -436,7 +437,9 @@ def bind(graph: Graph, operands: Mapping[str, tuple[Extent, DType | None]], prod
     for name in wanted.keys() - operands.keys():
         raise refused(f"{name}: not given; pass {_kind(wanted[name].extent)} of that name")
     for name in operands.keys() - wanted.keys():
-        raise refused(f"{name}: given, but the epilogue reads {', '.join(wanted) or 'no operand'}; leave it out")
+        raise refused(
+            f"{name}: given, but the epilogue reads {', '.join(wanted) or 'no operand'}; leave it out{meant(name)}"
+        )
     one_row, one_column = product[-2:-1] == (1,), product[-1:] == (1,)
     bound = []
     for name, operand in wanted.items():
