@@ -13,7 +13,7 @@ from gemmsmith import ArgumentError, Config
 from gemmsmith.core.errors import ARGUMENTS, meant
 from gemmsmith.epilogue.visitors import EVT, AccFetch, Compute
 
-A, B = np.ones((4, 8), np.float16), np.ones((8, 4), np.float16)
+A, B, C = (np.ones(shape, np.float16) for shape in ((4, 8), (8, 4), (4, 4)))
 
 
 def test_the_arguments_are_those_of_gemm() -> None:
@@ -26,7 +26,7 @@ def test_the_arguments_are_those_of_gemm() -> None:
     ("name", "value", "right"),
     [
         ("epilog", lambda acc: acc, "epilogue"), ("out_dtyp", "fp32", "out_dtype"), ("dtype", "fp32", "out_dtype"),
-        ("exat", True, "exact"), ("confg", Config(), "config"), ("outs", A, "out"), ("backened", "sim", "backend"),
+        ("exat", True, "exact"), ("confg", Config(), "config"), ("outs", C, "out"), ("backened", "sim", "backend"),
     ],
 )  # fmt: skip
 def test_an_argument_that_is_spelt_almost_right(epilogue: Any, name: str, value: Any, right: str) -> None:

@@ -437,9 +437,8 @@ def bind(graph: Graph, operands: Mapping[str, tuple[Extent, DType | None]], prod
     for name in wanted.keys() - operands.keys():
         raise refused(f"{name}: not given; pass {_kind(wanted[name].extent)} of that name")
     for name in operands.keys() - wanted.keys():
-        raise refused(
-            f"{name}: given, but the epilogue reads {', '.join(wanted) or 'no operand'}; leave it out{meant(name)}"
-        )
+        reads = ", ".join(wanted) or "no operand"
+        raise refused(f"{name}: given, but the epilogue reads {reads}; leave it out{meant(name)}")
     one_row, one_column = product[-2:-1] == (1,), product[-1:] == (1,)
     bound = []
     for name, operand in wanted.items():
