@@ -139,10 +139,12 @@ def _new(like: Any, shape: tuple[int, ...], dtype: DType) -> Any:
 def _graph(source: Source, shape: tuple[int, ...], kinds: Mapping[str, tuple[Extent, DType | None]]) -> Graph:
     if isinstance(source, Graph):
         return source
-    if hasattr(source, "graph"):
+    if isinstance(source, type):
+        raise EpilogueError(f"epilogue: got the class {source.__name__}; use an instance of it")
+    if callable(graph := getattr(source, "graph", None)):
         from gemmsmith.epilogue.visitors import bind as bind_visitor
 
-        return bind_visitor(source.graph(), kinds, shape)
+        return bind_visitor(graph(), kinds, shape)
     if callable(source):
         return trace(source, shape, kinds)
     raise ArgumentError(f"epilogue: got {type(source).__name__}; use a function, a visitor tree, or None")

@@ -18,7 +18,7 @@ import numpy as np
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, EpilogueError, meant
 from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
-from gemmsmith.epilogue.copies import Copies
+from gemmsmith.epilogue.copies import Copies, is_module
 from gemmsmith.epilogue.functions import PREDICATES
 from gemmsmith.epilogue.lines import line, refused, user_line
 from gemmsmith.epilogue.names import ELSE, HINTS, METHODS, NAMES, SPELLINGS
@@ -37,9 +37,11 @@ def trace(
 
     Its first parameter is the accumulator, every other one the operand of that name; a default stands for an operand
     that is not given, and **kwargs takes those that no parameter names. It returns a value, a tuple or list of them
-    (out, out1, out2 ...), or a dict. A last cast is the result's dtype.
+    (out, out1, out2 ...), or a dict. A last cast is the result's dtype. Any callable is as good: a bound method, a
+    functools.partial, an object with __call__, a torch.nn.Module without parameters, whose forward it is.
     Raises EpilogueError, which quotes the function's line, for what cannot be fused.
     """
+    function = _called(function)
     where = _definition(function)
     parameters = _parameters(function, operands, where)
     t = Tracing(product)
@@ -379,6 +381,22 @@ def _dtype(value: Any) -> DType:
 
 def _arguments(entry: Callable[..., Any]) -> str:
     return ", ".join(str(p) for p in list(inspect.signature(entry).parameters.values())[1:])
+
+
+def _called(function: Any) -> Any:
+    """What is called of a module: its forward, whose parameters are named."""
+    if isinstance(function, functools.partial):
+        return functools.partial(_called(function.func), *function.args, **function.keywords)
+    if not is_module(function):
+        return function
+    kind = type(function).__name__
+    held = [name for name, _ in (*function.named_parameters(), *function.named_buffers())]
+    if held:
+        message = f"{kind} has parameters or buffers ({', '.join(held)}); write a function that takes them as operands"
+        raise refused(message, _definition(function.forward))
+    if any(vars(x)[hooks] for x in function.modules() for hooks in ("_forward_hooks", "_forward_pre_hooks")):
+        raise refused(f"{kind} has hooks; write a function that computes what they do", _definition(function.forward))
+    return function.forward
 
 
 def _definition(function: Any) -> str:
