@@ -409,3 +409,67 @@ def test_numbers_that_fp32_does_not_have(rng: np.random.Generator, backend: str)
     assert (got["some"] == -np.inf).all()
     assert got["all"] == np.inf
     assert got["max"] == np.float32(1e38)
+
+
+@pytest.mark.parametrize("backend", ["sim", "reference"])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_whole_numbers_are_exact(rng: np.random.Generator, dtype: type, backend: str) -> None:
+    """Up to 2^24, of either sign; what lies beyond is near, and 2^32 + 3 is not 3."""
+    a, b = np.zeros((64, 16), np.float16), np.zeros((16, 40), np.float16)
+    whole = rng.integers(-(2**24), 2**24, (64, 40), endpoint=True).astype(dtype)
+    whole[:2] = [[2**24] * 40, [-(2**24)] * 40]
+    column = rng.integers(-100, 100, (64, 1)).astype(dtype)
+    if dtype == np.int64:
+        column[:3, 0] = 2**32 + 3, -(2**40) - 1, 2**63 - 1
+    more = {"x": whole[:, ::-1], "y": column, "z": np.array(-7, dtype), "mask": column < 0}
+
+    def read(acc, x, y, z, mask):
+        return {"x": acc + x, "y": acc + y, "z": acc + z, "label": y.one_hot(40), "mask": acc.where(mask, 1.0)}
+
+    got = gemmsmith.gemm(a, b, epilogue=read, operands=more, out_dtype="fp32", backend=backend)
+    np.testing.assert_array_equal(got["x"], whole[:, ::-1].astype(np.float32))
+    np.testing.assert_array_equal(got["y"], np.broadcast_to(column, (64, 40)).astype(np.float32))
+    np.testing.assert_array_equal(got["z"], -7)
+    np.testing.assert_array_equal(got["label"], np.arange(40) == column)
+    np.testing.assert_array_equal(got["mask"], np.broadcast_to(column >= 0, (64, 40)))
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_cross_entropy_with_torchs_labels(rng: np.random.Generator, ignored: bool) -> None:
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    m, n = 70, 96
+    a, b = (torch.from_numpy(rng.standard_normal(s)).bfloat16() for s in ((m, 32), (32, n)))
+    labels = torch.from_numpy(rng.integers(n, size=m))
+    if ignored:
+        labels[::3] = -100
+
+    def cross_entropy(acc, labels):
+        chosen = functional.one_hot(labels, n)
+        return (acc * chosen).sum(-1), acc.logsumexp(-1), chosen.sum(-1)
+
+    done = gemmsmith.simulate(a, b, epilogue=cross_entropy, labels=labels[:, None])
+    assert done.hazards == []
+    of_label, soft, counts = done.result
+    product = a.double() @ b.double()
+    want = functional.cross_entropy(product, labels, reduction="none")
+    loss = torch.where(labels == -100, 0.0, soft - of_label)
+    torch.testing.assert_close(loss.double(), want, rtol=1e-4, atol=1e-4)
+    assert torch.equal(counts, (labels >= 0).float())
+
+
+def test_operands_that_kernels_cannot_read() -> None:
+    a, b = np.ones((8, 16), np.float16), np.ones((16, 32), np.float16)
+    bytes_ = np.zeros(8 * 32 * 8 + 1, np.uint8)
+    for c, message in (
+        (np.zeros((8, 32), ml_dtypes.float8_e4m3fn), "c: got dtype fp8_e4m3; operands are fp32, .* or bool"),
+        (bytes_[1:].view(np.int64).reshape(8, 32), "c: got address .*; use a multiple of an element's 8"),
+        (np.zeros((8, 32), np.int16), "c: got dtype int16"),
+    ):
+        with pytest.raises(gemmsmith.ArgumentError, match=message):
+            gemmsmith.gemm(a, b, epilogue=lambda acc, c: acc + c, c=c)
+    for name, array in (("a", a.astype(np.int64)), ("out", np.zeros((8, 32), np.int64))):
+        with pytest.raises(gemmsmith.ArgumentError, match=f"{name}: got dtype int64"):
+            gemmsmith.gemm(**{"a": a, "b": b, name: array})
+    with pytest.raises(gemmsmith.ArgumentError, match="out: got dtype int64; the epilogue gives fp16"):
+        gemmsmith.gemm(a, b, epilogue=lambda acc: acc * 2, out=np.zeros((8, 32), np.int64))

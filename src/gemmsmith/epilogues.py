@@ -86,6 +86,7 @@ def bind(
     infos: dict[str, ArrayInfo | float] = {
         name: float(x) if isinstance(x, numbers.Real) else describe(x, name) for name, x in operands.items()
     }
+    _check_operands(infos, like)
     kinds = {
         name: (Extent(), None) if not isinstance(x, ArrayInfo) else (classify(name, x.shape, shape), x.dtype)
         for name, x in infos.items()
@@ -126,10 +127,24 @@ def bind(
     matrices = [o.name for o in inner.operands if o.extent.is_matrix]
     matrices += [r.name for r in inner.results if extents[r.node].is_matrix]
     arrays |= {name: arrays[name].canonical() for name in matrices}
-    tma = frozenset(name for name in matrices if arrays[name].stores_by_tma)
+    tma = frozenset(name for name in matrices if arrays[name].stores_by_tma and not arrays[name].dtype.is_integer)
     tall = frozenset(name for name in matrices if arrays[name].tall)
     spec = EpilogueSpec(inner, tma, tall, exact, atomic)
     return Bound(written, graph, spec, problem, swapped, arrays, places, operands, results, first_name)
+
+
+def _check_operands(infos: Mapping[str, ArrayInfo | float], like: Any) -> None:
+    """ArgumentError for those that kernels cannot read."""
+    home = describe(like, "a")
+    for name, x in infos.items():
+        if not isinstance(x, ArrayInfo):
+            continue
+        if x.dtype.bits == 8 and not x.dtype.is_integer:
+            raise ArgumentError(f"{name}: got dtype {x.dtype}; operands are fp32, fp16, bf16, int32, int64 or bool")
+        if x.address % x.itemsize:
+            raise ArgumentError(f"{name}: got address {x.address:#x}; use a multiple of an element's {x.itemsize}")
+        if "spec" not in (x.device, home.device) and x.place != home.place:
+            raise ArgumentError(f"{name}: got an array on {x.place} with a on {home.place}; use arrays of one device")
 
 
 def _new(like: Any, shape: tuple[int, ...], dtype: DType) -> Any:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gemmsmith.core.dtypes import BF16, FP16, FP32, DType, as_dtype, in_fp32
+from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, DType, as_dtype, in_fp32
 from gemmsmith.core.errors import ArgumentError
 
 
@@ -33,8 +33,20 @@ def test_every_spelling(value: object, dtype: DType) -> None:
     assert as_dtype(value) is dtype
 
 
+@pytest.mark.parametrize("value", ["int32", "int64", "bool", np.int64, bool, np.dtype("i4"), INT32])
+def test_integers_where_they_are_asked_for(value: object) -> None:
+    assert as_dtype(value, integers=True) in (INT32, INT64, BOOL)
+    assert as_dtype("bf16", integers=True) is BF16
+    with pytest.raises(ArgumentError, match="got 'int8'; use one of bf16, .*int32, int64, bool"):
+        as_dtype("int8", integers=True)
+    if value is not INT32:
+        with pytest.raises(ArgumentError, match="out_dtype: got .*fp8_e5m2$"):
+            as_dtype(value, "out_dtype")
+
+
 def test_torch() -> None:
     torch = pytest.importorskip("torch")
+    assert [as_dtype(d, integers=True) for d in (torch.int32, torch.int64, torch.bool)] == [INT32, INT64, BOOL]
     assert [as_dtype(d) for d in (torch.bfloat16, torch.float16, torch.half, torch.float32)] == [BF16, FP16, FP16, FP32]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
+from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, DType
 from gemmsmith.core.graph import Operand
 from gemmsmith.core.problem import Matrix
 from gemmsmith.core.tile import Tile
@@ -17,7 +17,7 @@ from gemmsmith.epilogue import fragment
 from gemmsmith.hw.tma import EVICT_FIRST
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedBuffer
-from gemmsmith.lang.types import F32, I64, PRED, U32, U64
+from gemmsmith.lang.types import F32, I32, I64, PRED, U32, U64
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import WorkTile
 
@@ -88,12 +88,16 @@ class Addressed:
         return self.address + (offset * self.dtype.bytes).to(U64)
 
     def load(self, where: Value, inside: Value) -> Value:
-        """An element as fp32, zero where not `inside`."""
-        if self.dtype == FP32:
-            one = current().registers(F32, 1, "element")
-            hw.load_global(one, where, inside)
-            return one[0]
-        return as_fp32(hw.load_global_16(where, inside).to(U32), self.dtype)
+        """An element as fp32, zero where not `inside`; an integer is rounded, exact up to 2^24."""
+        if self.dtype == BOOL:
+            return current().select(hw.load_global_8(where, inside).to(U32) != 0, 1.0, Constant(F32, 0.0))
+        if self.dtype.bytes == 2:
+            return as_fp32(hw.load_global_16(where, inside).to(U32), self.dtype)
+        words = current().registers(F32 if self.dtype == FP32 else U32, self.dtype.bytes // 4, "element")
+        hw.load_global(words, where, inside)
+        if self.dtype == INT64:
+            return (words[1].to(U64) << 32 | words[0].to(U64)).to(I64).to(F32)
+        return words[0].to(I32).to(F32) if self.dtype == INT32 else words[0]
 
 
 def operand_argument(name: str) -> str:

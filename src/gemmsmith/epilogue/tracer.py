@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.core.dtypes import FP32, DType, as_dtype
+from gemmsmith.core.dtypes import BOOL, FP32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, EpilogueError, meant
 from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
 from gemmsmith.epilogue.copies import Copies, is_module
@@ -46,8 +46,13 @@ def trace(
     parameters = _parameters(function, operands, where)
     t = Tracing(product)
     accumulator = t.add("accumulator", Extent(True, True, 1), where=where)
-    given = [name for name in parameters if name in operands]
-    values = {name: t.add("operand", operands[name][0], value=name, where=where) for name in given}
+    values: dict[str, Traced] = {}
+    for name in parameters:
+        if name not in operands:
+            continue
+        extent, dtype = operands[name]
+        values[name] = t.add("operand", extent, value=name, where=where)
+        values[name].condition = dtype == BOOL
     positional = [values.get(p.name, p.default) for p in parameters.values() if p.kind == p.POSITIONAL_ONLY]
     keywords = {name: x for name, x in values.items() if parameters[name].kind != inspect.Parameter.POSITIONAL_ONLY}
     try:
@@ -172,7 +177,8 @@ class Tracing:
         return gate, up
 
     def one_hot(self, x: Any, classes: Any) -> Traced:
-        """1 in the column that x, a column of labels, names. Labels are whole numbers in [0, N), as torch's are."""
+        """1 in the column that x, a column of labels, names. Labels are whole numbers; one outside [0, N), such as an
+        ignored -100, names none."""
         x, n = self.value(x), self.product[-1]
         if n == 1 and x.extent.width:  # a column is the whole product
             return self("eq", x, 0)
