@@ -24,9 +24,10 @@ from tests.epilogues import (
 
 import gemmsmith
 from gemmsmith import Config, ConfigError
+from gemmsmith.arrays import ArrayInfo
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.product import exact
-from gemmsmith.core.dtypes import as_dtype
+from gemmsmith.core.dtypes import FP16, as_dtype
 from gemmsmith.core.graph import Graph
 from gemmsmith.epilogue.functions import FUNCTIONS
 from gemmsmith.epilogue.fusions import FUSIONS
@@ -424,14 +425,13 @@ def test_whole_numbers_are_exact(rng: np.random.Generator, dtype: type, backend:
     more = {"x": whole[:, ::-1], "y": column, "z": np.array(-7, dtype), "mask": column < 0}
 
     def read(acc, x, y, z, mask):
-        return {"x": acc + x, "y": acc + y, "z": acc + z, "label": y.one_hot(40), "mask": acc.where(mask, 1.0)}
+        return acc + x, acc + y, acc + z, y.one_hot(40), acc.where(mask, 1.0)
 
     got = gemmsmith.gemm(a, b, epilogue=read, operands=more, out_dtype="fp32", backend=backend)
-    np.testing.assert_array_equal(got["x"], whole[:, ::-1].astype(np.float32))
-    np.testing.assert_array_equal(got["y"], np.broadcast_to(column, (64, 40)).astype(np.float32))
-    np.testing.assert_array_equal(got["z"], -7)
-    np.testing.assert_array_equal(got["label"], np.arange(40) == column)
-    np.testing.assert_array_equal(got["mask"], np.broadcast_to(column >= 0, (64, 40)))
+    all_rows = np.broadcast_to(column, (64, 40))
+    wants = (whole[:, ::-1], all_rows, -7, np.arange(40) == column, all_rows >= 0)
+    for x, want in zip(got, wants, strict=True):
+        np.testing.assert_array_equal(x, np.asarray(want).astype(np.float32))
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -468,6 +468,9 @@ def test_operands_that_kernels_cannot_read() -> None:
     ):
         with pytest.raises(gemmsmith.ArgumentError, match=message):
             gemmsmith.gemm(a, b, epilogue=lambda acc, c: acc + c, c=c)
+    there = [ArrayInfo(FP16, x.shape, (x.shape[1], 1), 256, "cuda", 0, True) for x in (a, b)]
+    with pytest.raises(gemmsmith.ArgumentError, match="c: got an array on cpu with a on cuda:0; use arrays of one"):
+        gemmsmith.plan(*there, epilogue=lambda acc, c: acc + c, c=np.zeros(32, np.float16))
     for name, array in (("a", a.astype(np.int64)), ("out", np.zeros((8, 32), np.int64))):
         with pytest.raises(gemmsmith.ArgumentError, match=f"{name}: got dtype int64"):
             gemmsmith.gemm(**{"a": a, "b": b, name: array})

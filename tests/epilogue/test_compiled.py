@@ -83,3 +83,28 @@ def test_numbers_that_fp32_does_not_have() -> None:
         return {"out": x, "nan": acc.where(acc > math.nan, 1e39), "sum": np.where(acc > 0, 1e38, 1e38).sum()}
 
     assert plan_of(extreme, {}).resources.spill_stores == 0
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_reductions_and_scales_of_every_dtype(dtype: str) -> None:
+    def small(acc):
+        q, s = gemmsmith.quantize(acc)
+        return q, s.to(dtype), acc.sum(-1).to(dtype), acc.logsumexp(-2).to(dtype), acc.mean().to(dtype)
+
+    plan = plan_of(small, {})
+    assert plan.compiled.cubin
+    seconds = [launch.kernel for launch in plan._route.launches[1:]]
+    assert len(seconds) == 3
+    for kernel in seconds:
+        assert compile_source(kernel.source, kernel.name).resources.spill_stores == 0
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "bool"])
+def test_operands_of_every_integer(dtype: str) -> None:
+    def read(acc, row, column, matrix, scalar):
+        return acc * row + column * matrix + scalar
+
+    given = {"row": (256,), "column": (128, 1), "matrix": (128, 256), "scalar": ()}
+    operands = {name: Spec(shape, dtype) for name, shape in given.items()}
+    plan = gemmsmith.plan(Spec((128, 64), "bf16"), Spec((64, 256), "bf16"), epilogue=read, operands=operands)
+    assert plan.resources.spill_stores == 0
