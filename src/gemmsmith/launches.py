@@ -25,7 +25,14 @@ from gemmsmith.designs.reduce import shape as reduce_shape
 from gemmsmith.epilogue.inputs import operand_argument, strides
 from gemmsmith.epilogue.layout import layout
 from gemmsmith.epilogue.outputs import is_result, result_argument
-from gemmsmith.epilogue.reductions import MOST_PARTIALS, Partials, is_atomic, partials, representatives
+from gemmsmith.epilogue.reductions import (
+    MOST_PARTIALS,
+    Partials,
+    is_atomic,
+    partials,
+    partials_arguments,
+    representatives,
+)
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import ORDER_LENGTH
 from gemmsmith.schedule.lockstep import meeting_bytes
@@ -193,14 +200,13 @@ class Route:
         arguments = self._gemm_arguments(operands[0], operands[1]) | self._epilogue_arguments()
         seconds = []
         places: dict[str, Pointer] = {}
-        for r, shape, extents in self.reductions:
+        for r, shape, counts in self.reductions:
             own = self._partials_of.get(r.name)  # None: its value is known
             if own == r.name:
-                arguments |= {f"{key}_{r.name}": value for key, value in extents.items()}
-                arguments |= {f"partial_{r.name}": workspace, f"state_stride_{r.name}": shape.state}
-                places[r.name] = workspace
-                if is_atomic(r, self.spec):
-                    arguments[f"partial_{r.name}"] = Pointer(result_argument(r.name))
+                atomic = is_atomic(r, self.spec)
+                places[r.name] = Pointer(result_argument(r.name)) if atomic else workspace
+                arguments |= partials_arguments(r.name, places[r.name], shape, counts)
+                if atomic:
                     result.append(self._second(r, replace(shape, parts=0), 0))  # zeros
                     continue
                 workspace += _aligned(shape.bytes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from gemmsmith.core.dtypes import DType, in_fp32
@@ -157,7 +158,7 @@ class Graph:
         """Whether anything is computed of the product, which is stored as it is otherwise."""
         return len(self.nodes) > 1
 
-    @property
+    @cached_property
     def halves(self) -> bool:
         """Whether it pairs columns: some value has one in every two, even where no `chunk` is left that made it."""
         return any(extent.width == 2 for extent in self.extents())

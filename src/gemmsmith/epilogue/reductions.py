@@ -7,13 +7,14 @@ CTA computed which tile. Partials lie as (state, batch, part, element) in fp32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.graph import Graph, Result
+from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.inputs import Part, Spot
 from gemmsmith.epilogue.layout import Layout
@@ -115,7 +116,7 @@ class _Cells:
 
 
 class Reduction:
-    """One reduction result. Kernel arguments: its partials' address and extents, see `arguments`."""
+    """One reduction result. Kernel arguments: see `partials_arguments`."""
 
     def __init__(self, result: Result, kind: str, axis: str, width: int, spec: KernelSpec, layout: Layout) -> None:
         k = current()
@@ -237,6 +238,14 @@ class Partials:
     def state(self) -> int:
         """Elements of one state's array."""
         return self.batch * self.parts * self.elements
+
+
+def partials_arguments(
+    name: str, address: Pointer, shape: Partials, counts: Mapping[str, int]
+) -> dict[str, int | Pointer]:
+    """The kernel's arguments for the reduction of that name, whose partials lie at `address`."""
+    named: dict[str, int | Pointer] = {f"{key}_{name}": count for key, count in counts.items()}
+    return {**named, f"partial_{name}": address, f"state_stride_{name}": shape.state}
 
 
 def partials(
