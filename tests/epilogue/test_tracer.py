@@ -718,14 +718,15 @@ def test_modules_of_ones_own(rng: np.random.Generator) -> None:
 @pytest.mark.skipif(torch is None, reason="needs torch")
 def test_modules_that_hold_more_than_numbers() -> None:
     nn = torch.nn
-    hooked = nn.Sequential(nn.ReLU())
-    hooked[0].register_forward_hook(lambda module, args, result: result + 1)
+    hooked = nn.ReLU()
+    hooked.register_forward_hook(lambda module, args, result: result + 1)
+    assert traced(nn.Sequential(hooked)).nodes[-1].op == "add"
     for module, message in (
         (nn.PReLU(), r"PReLU has parameters or buffers \(weight\); write a function that takes them as operands"),
         (nn.Sequential(nn.ReLU(), nn.Linear(N, N)), r"Sequential has parameters or buffers \(1.weight, 1.bias\)"),
         (nn.BatchNorm1d(N, affine=False), r"buffers \(running_mean, running_var, num_batches_tracked\)"),
         (functools.partial(nn.PReLU()), r"PReLU has parameters"),
-        (hooked, "Sequential has hooks; write a function"),
+        (hooked, "ReLU has hooks; write a function"),
         (nn.Dropout(0.5), "dropout: got training=True; pass the mask"),
         (nn.Softmax(-1), "softmax cannot be part of an epilogue; use gemmsmith's top_k_softmax"),
     ):

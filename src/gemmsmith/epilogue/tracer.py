@@ -400,7 +400,7 @@ def _called(function: Any) -> Any:
     if held:
         message = f"{kind} has parameters or buffers ({', '.join(held)}); write a function that takes them as operands"
         raise refused(message, _definition(function.forward))
-    if any(vars(x)[hooks] for x in function.modules() for hooks in ("_forward_hooks", "_forward_pre_hooks")):
+    if function._forward_hooks or function._forward_pre_hooks:  # those of modules inside it run
         raise refused(f"{kind} has hooks; write a function that computes what they do", _definition(function.forward))
     return function.forward
 
