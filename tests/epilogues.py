@@ -17,7 +17,8 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """An epilogue and what its operands are: number, scalar, row, column, matrix; with half_ for N / 2 columns."""
+    """An epilogue and what its operands are: number, scalar, row, column, matrix; with half_ for N / 2 columns; with a
+    dtype behind a colon where it is not that of A and B."""
 
     function: Callable[..., Any]
     operands: dict[str, str] = field(default_factory=dict)
@@ -76,6 +77,11 @@ def best_of_row(acc: Any) -> Any:
     return top_k_softmax(acc, min(3, acc.shape[-1]))
 
 
+def integers(acc: Any, ids: Any, counts: Any, mask: Any, more: Any, on: Any, keep: Any) -> Any:
+    x = (acc + ids * counts).where(mask & ~keep, more)
+    return x, x.where(ids > on, -1.0), acc.where(mask, 0).sum(-1)
+
+
 def everything(acc: Any, s: Any, t: Any, r: Any, c: Any, x: Any, y: Any) -> Any:
     z = acc * s + r * c - x
     return z.tanh() + t, (z * y).to("fp16"), z.amax(-2), z.mean(-1), z.logsumexp(-1)
@@ -96,6 +102,9 @@ CASES: dict[str, Case] = {
     "reductions": Case(lambda acc: (acc, acc.sum(-1), acc.max(-2), acc.min(-1), acc.mean(), acc.logsumexp(-2))),
     "loss": Case(bce, {"bias": "column", "labels": "matrix"}),
     "cross_entropy": Case(cross_entropy, {"labels": "labels"}),
+    "integers": Case(integers, {"ids": "column:int64", "counts": "row:int32", "mask": "matrix:bool",
+                                "more": "matrix:int64", "on": "scalar:int64", "keep": "row:bool"}),
+    "small_reductions": Case(lambda acc: (acc, acc.sum(-1).half(), acc.max(-2).bfloat16(), acc.mean(dtype="fp16"))),
     "swiglu": Case(_gated(lambda x: x.silu()), gated=True),
     "geglu": Case(_gated(lambda x: x.gelu()), gated=True),
     "gated_everything": Case(gated_everything, {"bias": "row", "factor": "half_row", "more": "half_matrix"}, True),
@@ -111,11 +120,12 @@ CASES: dict[str, Case] = {
 def operands(case: Case, rng: np.random.Generator, m: int, n: int, dtype: DType, batch: int | None) -> dict[str, Any]:
     """The case's operands, random normal; those of a batched product are batched half of the time."""
     made: dict[str, Any] = {}
-    for name, kind in case.operands.items():
+    for name, given in case.operands.items():
+        kind, _, own = given.partition(":")
         width = n // 2 if kind.startswith("half_") else n
         shapes = {"scalar": (), "row": (width,), "column": (m, 1), "matrix": (m, width)}
         if kind == "labels":
-            made[name] = rng.integers(min(n, 128), size=(m, 1)).astype(dtype.numpy)
+            made[name] = np.where(rng.random((m, 1)) < 0.2, -100, rng.integers(n, size=(m, 1)))
             continue
         if kind == "number":
             made[name] = float(rng.standard_normal())
@@ -123,7 +133,10 @@ def operands(case: Case, rng: np.random.Generator, m: int, n: int, dtype: DType,
         shape: tuple[int, ...] = shapes[kind.removeprefix("half_")]
         if batch is not None and rng.random() < 0.5:
             shape = (batch, *((1,) * (2 - len(shape))), *shape)
-        made[name] = rng.standard_normal(shape).astype(np.float32).astype(dtype.numpy)
+        if own:
+            made[name] = rng.integers(-5, 6, shape).astype(own) if own != "bool" else rng.random(shape) < 0.7
+        else:
+            made[name] = rng.standard_normal(shape).astype(np.float32).astype(dtype.numpy)
     return made
 
 

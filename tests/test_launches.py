@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gemmsmith import Config, Spec
+import gemmsmith
+from gemmsmith import ArgumentError, Config, Spec
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.tile import Tile
 from gemmsmith.launches import Route, box_rows, part_rows
@@ -34,3 +36,33 @@ def test_a_stage_is_the_bytes_of_its_boxes() -> None:
         p = problem_of(Spec((m, 512), "bf16"), Spec((512, 4096), "bf16", (1, 512)))
         arguments = Route.of(p, config).launches[0].arguments
         assert arguments["stage_bytes"] == expected * 128
+
+
+def test_reductions_that_are_too_large_say_so() -> None:
+    million = 1 << 20
+    for a, b, reduction in (
+        ((3 * million, 8), (8, 3 * million), lambda acc: acc.abs().amax()),
+        ((4, 1024 * million, 8), (8, 16), lambda acc: acc.sum(-1)),
+        ((4, 64, 8), (8, 1024 * million), lambda acc: acc.sum(-2).half()),
+    ):
+        plan = gemmsmith.plan(Spec(a, "bf16"), Spec(b, "bf16"), epilogue=reduction)
+        for asked in ("workspace_bytes", "launches"):
+            with pytest.raises(ArgumentError, match=r"out: got .* partial results, .*; reduce a part of the product"):
+                getattr(plan._route, asked)
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 100_001), (1, 100_001, 0), (0, 5001, 5001)])
+def test_an_empty_product_needs_no_memory(shape: tuple[int, int, int]) -> None:
+    """Its operands, of which one may have elements, are not packed, and nothing is shared."""
+    batch, m, n = shape
+
+    def sums(acc):
+        return acc, acc.sum(-1), acc.sum(-2), acc.sum(), acc.logsumexp(-1)
+
+    a, b = Spec((batch, m, 4097), "bf16"), Spec((batch, 4097, n), "bf16")
+    full = gemmsmith.plan(Spec((2, 300, 4097), "bf16"), Spec((2, 4097, 301), "bf16"), epilogue=sums)
+    assert full.workspace_bytes > 0
+    for config in (None, Config(splits=2), Config(lockstep=True, cluster=(2, 1))):
+        route = gemmsmith.plan(a, b, epilogue=sums, config=config)._route
+        assert (route.workspace_bytes, route.flag_bytes) == (0, 0)
+        assert not any("workspace" in str(launch.arguments) for launch in route.launches)

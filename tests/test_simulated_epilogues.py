@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -22,9 +24,10 @@ from tests.epilogues import (
 
 import gemmsmith
 from gemmsmith import Config, ConfigError
+from gemmsmith.arrays import ArrayInfo
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.product import exact
-from gemmsmith.core.dtypes import as_dtype
+from gemmsmith.core.dtypes import FP16, as_dtype
 from gemmsmith.core.graph import Graph
 from gemmsmith.epilogue.functions import FUNCTIONS
 from gemmsmith.epilogue.fusions import FUSIONS
@@ -191,6 +194,8 @@ def test_empty_products(backend: str, m: int, n: int) -> None:
     assert (soft == -np.inf).all()
     with pytest.raises(gemmsmith.ArgumentError, match="has no value"):
         gemmsmith.gemm(a, b, epilogue=lambda acc: acc.max(), backend=backend)
+    with pytest.raises(gemmsmith.ArgumentError, match="has no value"):
+        gemmsmith.simulate(a, b, epilogue=lambda acc: acc.abs().amax())
 
 
 def test_atomic_sums() -> None:
@@ -258,3 +263,216 @@ def test_random_graphs(graph: Graph, seed: int, index: int) -> None:
     names = [r.name for r in graph.results]
     got = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
     judge_random(graph, got, want, exact(a, b), more)
+
+
+def test_names_that_meet_in_the_kernel_of_one_another(rng: np.random.Generator) -> None:
+    """By TMA and element by element, strides of one beside arrays of that name."""
+    m, n, k = 70, 88, 40
+
+    def named(acc, bias, bias_row, bias_column, out_x):
+        x = acc + bias * bias_row + bias_column * out_x
+        return {"x": x, "x_row": x * 2, "row": x * 3, "stride_x": x.sum(-1), "y": x.sum(-2), "y_2": x.logsumexp(-1)}
+
+    def array(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    a, b = array(m, k).astype(np.float16), array(k, n).astype(np.float16)
+    given = {"bias": array(m, 1), "bias_row": array(n), "bias_column": array(m, 2 * n)[:, ::2], "out_x": array(m, n)}
+    out = {"x": np.full((m, 2 * n), np.nan, np.float32)[:, ::2], "row": np.full((n, m), np.nan, np.float32).T}
+    done = gemmsmith.simulate(a, b, epilogue=named, operands=given, out=out, out_dtype="fp32", config=CONFIGS[2])
+    assert done.hazards == []
+    wide = {key: x.astype(np.float64) for key, x in given.items()}
+    x = exact(a, b) + wide["bias"] * wide["bias_row"] + wide["bias_column"] * wide["out_x"]
+    wants = {"x": x, "x_row": 2 * x, "row": 3 * x, "stride_x": x.sum(-1), "y": x.sum(-2),
+             "y_2": np.log(np.exp(x).sum(-1))}  # fmt: skip
+    for key, want in wants.items():
+        np.testing.assert_allclose(done.result[key], want, rtol=1e-4, atol=1e-3, err_msg=key)
+    with pytest.raises(gemmsmith.ArgumentError, match="operands: got the name 'a b'"):
+        gemmsmith.gemm(a, b, epilogue=lambda acc, **more: acc * more["a b"], operands={"a b": 2.0})
+
+
+@pytest.mark.parametrize("backend", ["sim", "reference"])
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_reductions_and_scales_are_stored_as_they_are_cast(
+    rng: np.random.Generator, dtype: str, atomic: bool, backend: str
+) -> None:
+    """Nothing is written behind their ends."""
+    kind, (m, n, k) = as_dtype(dtype), (70, 96, 32)
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((m, k), (k, n)))
+
+    def reduced(acc):
+        constant = np.where(acc > 0, 3.0, 3.0)
+        q, s = gemmsmith.quantize(acc, block=32)
+        return {
+            "q": q, "s": s.to(dtype), "rows": acc.sum(-1).to(dtype), "columns": acc.max(-2).to(dtype),
+            "all": acc.mean(dtype=dtype), "soft": acc.logsumexp(-1).to(dtype), "known": constant.sum(-1).to(dtype),
+        }  # fmt: skip
+
+    shapes = {"s": (m, 3), "rows": (m,), "columns": (n,), "all": (), "soft": (m,), "known": (m,)}
+    held = {name: np.full(2 * int(np.prod(shape)), np.nan, kind.numpy) for name, shape in shapes.items()}
+    out = {name: held[name][: int(np.prod(shape))].reshape(shape) for name, shape in shapes.items()}
+    done = gemmsmith.gemm(a, b, epilogue=reduced, out=out, atomic=atomic, backend=backend)
+    made = gemmsmith.gemm(a, b, epilogue=reduced, atomic=atomic, backend=backend)
+    x = exact(a, b)
+    blocks = np.abs(x).reshape(m, 3, 32).max(-1)
+    wants = {"s": blocks / 448, "rows": x.sum(-1), "columns": x.max(-2), "all": x.mean(),
+             "soft": np.log(np.exp(x).sum(-1)), "known": np.full(m, 3.0 * n)}  # fmt: skip
+    for name, want in wants.items():
+        tolerance = 1.01 * kind.roundoff + 2.0**-15
+        np.testing.assert_allclose(done[name].astype(float), want, rtol=tolerance, atol=1e-4, err_msg=name)
+        assert made[name].dtype == kind.numpy
+        assert made[name].tobytes() == done[name].tobytes()
+        assert np.isnan(held[name][done[name].size :].astype(float)).all()
+
+
+def test_dtypes_that_reductions_do_not_have() -> None:
+    a, b = np.ones((8, 16), np.float16), np.ones((16, 32), np.float16)
+    for epilogue, message in (
+        (lambda acc: (acc, acc.sum(-1).to("fp8_e4m3")), "out1: got dtype fp8_e4m3 for a reduction's result; use fp32"),
+        (lambda acc: gemmsmith.quantize(acc, block=16)[1].to("fp8_e5m2"), "got dtype fp8_e5m2 for scales; use fp32"),
+        (lambda acc: acc.sum(-1).half().float(), "got a second cast of a value in fp16"),
+        (lambda acc: acc.sum(dtype="int64"), "got 'int64'; use one of bf16, fp16, fp32"),
+    ):
+        with pytest.raises(gemmsmith.EpilogueError, match=message):
+            gemmsmith.gemm(a, b, epilogue=epilogue)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("block", [16, 48])
+@pytest.mark.parametrize("n", [96, 100])
+def test_every_column_of_a_block_is_written(rng: np.random.Generator, n: int, block: int, gated: bool) -> None:
+    """By TMA and not; the last block is not whole."""
+    n = 96 if gated else n
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((70, 32), (32, n)))
+    shape = (70, n // 2 if gated else n)
+    held = np.full((70, shape[1] + n % 16 + 1), np.nan, ml_dtypes.float8_e4m3fn)
+    q = held[:, : shape[1]]  # TMA can store neither
+    epilogue = lambda acc: gemmsmith.quantize(acc.chunk(2)[1] if gated else acc, block=block)  # noqa: E731
+    for out in ({"out": q}, None):
+        plan = gemmsmith.plan(a, b, epilogue=epilogue, out=out)
+        done = plan.simulate(a, b, out)
+        assert done.hazards == []
+        assert plan.bound
+        want = execute(plan.bound.written, exact(a, b), {})
+        judge(plan.bound.graph, dict(zip(want, done.result, strict=True)), want, exact(a, b))
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("index", [None, 0, 2, 10, 11])
+def test_a_chunk_that_no_result_needs(rng: np.random.Generator, index: int | None, half: bool) -> None:
+    """What pairs columns are the values, whose halves are left."""
+    m, n = 130, 96
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((m, 32), (32, n)))
+    x = rng.standard_normal((m, n // 2 if half else n)).astype(np.float32)
+    row = rng.standard_normal(x.shape[1]).astype(np.float32)
+
+    def dead(acc, x, row):
+        _ = acc.chunk(2)
+        y = x * 2 + row
+        return y, y.sum(-1), y.sum(-2), y.sum()
+
+    more = {"x": x, "row": row}
+    given = {"out": np.full(x.shape, np.nan, np.float32)}
+    config = None if index is None else CONFIGS[index]
+    if half and config is not None and config.swap:
+        with pytest.raises(ConfigError, match="swap: got True for an epilogue that pairs"):
+            gemmsmith.plan(a, b, epilogue=dead, operands=more, out_dtype="fp32", config=config)
+        return
+    done = gemmsmith.simulate(a, b, epilogue=dead, operands=more, out=given, out_dtype="fp32", config=config)
+    assert done.hazards == []
+    want = 2 * x.astype(np.float64) + row
+    for got, expected in zip(done.result, (want, want.sum(-1), want.sum(-2), want.sum()), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["sim", "reference"])
+def test_numbers_that_fp32_does_not_have(rng: np.random.Generator, backend: str) -> None:
+    """They are infinite, or zero, as in torch."""
+    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((40, 16), (16, 24)))
+
+    def extreme(acc):
+        every = np.where(acc > 0, 1e38, 1e38)
+        return {
+            "x": acc.clamp(max=1e300), "y": acc.clamp(min=-(10**400)), "inf": acc.abs() * 1e39, "zero": acc * 1e-300,
+            "nan": acc + math.nan, "some": acc.where(acc > math.nan, -math.inf), "all": every.sum(),
+            "small": (acc - acc) / 2.0**-140, "max": every.amax(),
+        }  # fmt: skip
+
+    got = gemmsmith.gemm(a, b, epilogue=extreme, out_dtype="fp32", backend=backend)
+    product = exact(a, b)
+    for name in ("x", "y"):
+        np.testing.assert_allclose(got[name], product, rtol=1e-5, atol=1e-5)
+    assert np.isnan(got["nan"]).all()
+    assert (got["inf"] == np.inf).all()
+    assert not got["zero"].any()
+    assert not got["small"].any()
+    assert (got["some"] == -np.inf).all()
+    assert got["all"] == np.inf
+    assert got["max"] == np.float32(1e38)
+
+
+@pytest.mark.parametrize("backend", ["sim", "reference"])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_whole_numbers_are_exact(rng: np.random.Generator, dtype: type, backend: str) -> None:
+    """Up to 2^24, of either sign; what lies beyond is near, and 2^32 + 3 is not 3."""
+    a, b = np.zeros((64, 16), np.float16), np.zeros((16, 40), np.float16)
+    whole = rng.integers(-(2**24), 2**24, (64, 40), endpoint=True).astype(dtype)
+    whole[:2] = [[2**24] * 40, [-(2**24)] * 40]
+    column = rng.integers(-100, 100, (64, 1)).astype(dtype)
+    if dtype == np.int64:
+        column[:3, 0] = 2**32 + 3, -(2**40) - 1, 2**63 - 1
+    more = {"x": whole[:, ::-1], "y": column, "z": np.array(-7, dtype), "mask": column < 0}
+
+    def read(acc, x, y, z, mask):
+        return acc + x, acc + y, acc + z, y.one_hot(40), acc.where(mask, 1.0)
+
+    got = gemmsmith.gemm(a, b, epilogue=read, operands=more, out_dtype="fp32", backend=backend)
+    all_rows = np.broadcast_to(column, (64, 40))
+    wants = (whole[:, ::-1], all_rows, -7, np.arange(40) == column, all_rows >= 0)
+    for x, want in zip(got, wants, strict=True):
+        np.testing.assert_array_equal(x, np.asarray(want).astype(np.float32))
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_cross_entropy_with_torchs_labels(rng: np.random.Generator, ignored: bool) -> None:
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    m, n = 70, 96
+    a, b = (torch.from_numpy(rng.standard_normal(s)).bfloat16() for s in ((m, 32), (32, n)))
+    labels = torch.from_numpy(rng.integers(n, size=m))
+    if ignored:
+        labels[::3] = -100
+
+    def cross_entropy(acc, labels):
+        chosen = functional.one_hot(labels, n)
+        return (acc * chosen).sum(-1), acc.logsumexp(-1), chosen.sum(-1)
+
+    done = gemmsmith.simulate(a, b, epilogue=cross_entropy, labels=labels[:, None])
+    assert done.hazards == []
+    of_label, soft, counts = done.result
+    product = a.double() @ b.double()
+    want = functional.cross_entropy(product, labels, reduction="none")
+    loss = torch.where(labels == -100, 0.0, soft - of_label)
+    torch.testing.assert_close(loss.double(), want, rtol=1e-4, atol=1e-4)
+    assert torch.equal(counts, (labels >= 0).float())
+
+
+def test_operands_that_kernels_cannot_read() -> None:
+    a, b = np.ones((8, 16), np.float16), np.ones((16, 32), np.float16)
+    bytes_ = np.zeros(8 * 32 * 8 + 1, np.uint8)
+    for c, message in (
+        (np.zeros((8, 32), ml_dtypes.float8_e4m3fn), "c: got dtype fp8_e4m3; operands are fp32, .* or bool"),
+        (bytes_[1:].view(np.int64).reshape(8, 32), "c: got address .*; use a multiple of an element's 8"),
+        (np.zeros((8, 32), np.int16), "c: got dtype int16"),
+    ):
+        with pytest.raises(gemmsmith.ArgumentError, match=message):
+            gemmsmith.gemm(a, b, epilogue=lambda acc, c: acc + c, c=c)
+    there = [ArrayInfo(FP16, x.shape, (x.shape[1], 1), 256, "cuda", 0, True) for x in (a, b)]
+    with pytest.raises(gemmsmith.ArgumentError, match="c: got an array on cpu with a on cuda:0; use arrays of one"):
+        gemmsmith.plan(*there, epilogue=lambda acc, c: acc + c, c=np.zeros(32, np.float16))
+    for name, array in (("a", a.astype(np.int64)), ("out", np.zeros((8, 32), np.int64))):
+        with pytest.raises(gemmsmith.ArgumentError, match=f"{name}: got dtype int64"):
+            gemmsmith.gemm(**{"a": a, "b": b, name: array})
+    with pytest.raises(gemmsmith.ArgumentError, match="out: got dtype int64; the epilogue gives fp16"):
+        gemmsmith.gemm(a, b, epilogue=lambda acc: acc * 2, out=np.zeros((8, 32), np.int64))

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType, as_dtype
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT32, INT64, DType, as_dtype
+from gemmsmith.core.errors import ArgumentError, meant
 
 
 class ArrayInfo(NamedTuple):
@@ -50,7 +50,8 @@ class ArrayInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Spec:
-    """A stand-in for an array: what to plan for. dtype as in `as_dtype`; strides in elements, default row-major.
+    """A stand-in for an array: what to plan for. dtype as in `as_dtype`, integers too; strides in elements, default
+    row-major.
 
     The base address is taken to be a multiple of 16 bytes. Raises ArgumentError for a shape or strides that no
     array can have.
@@ -69,7 +70,7 @@ class Spec:
             raise ArgumentError(f"Spec.strides: got {self.strides!r}; use {len(shape)} integers, in elements")
         object.__setattr__(self, "shape", tuple(map(int, shape)))
         object.__setattr__(self, "strides", tuple(map(int, strides)))
-        object.__setattr__(self, "dtype", as_dtype(self.dtype, "Spec.dtype"))
+        object.__setattr__(self, "dtype", as_dtype(self.dtype, "Spec.dtype", integers=True))
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -84,7 +85,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 def describe(x: Any, argument: str = "array") -> ArrayInfo:
     """Reads an array of any library (see the module); an ArrayInfo is given back as it is.
 
-    Raises ArgumentError naming `argument` for other objects, dtypes but bf16, fp16 and fp32, sparse or masked
+    Raises ArgumentError naming `argument` for other objects, dtypes but those of core/dtypes.py, sparse or masked
     arrays, and arrays on a device that is neither a CPU nor CUDA.
     """
     reader = _READERS.get(type(x)) or _find(x, argument)
@@ -218,7 +219,7 @@ def _find(x: Any, argument: str) -> _Reader:
     else:
         raise ArgumentError(
             f"{argument}: got {type(x).__module__}.{type(x).__qualname__}; use a torch tensor, a numpy or CuPy array, "
-            "or an object with __cuda_array_interface__ or __dlpack__"
+            f"or an object with __cuda_array_interface__ or __dlpack__{meant(argument)}"
         )
     return _READERS.setdefault(type(x), reader)
 
@@ -236,6 +237,7 @@ def _torch_reader(torch: Any) -> _Reader:
     dtypes = {
         torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32,
         torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2,
+        torch.int32: INT32, torch.int64: INT64, torch.bool: BOOL,
     }  # fmt: skip
     names = {dtype: name for name, dtype in dtypes.items()}
     strided = torch.strided
@@ -275,7 +277,7 @@ def _torch_reader(torch: Any) -> _Reader:
 
 # -- numpy ---------------------------------------------------------------------------------------------------------
 
-_NUMPY = {dtype.numpy: dtype for dtype in (BF16, FP16, FP32, E4M3, E5M2)}
+_NUMPY = {dtype.numpy: dtype for dtype in (BF16, FP16, FP32, E4M3, E5M2, INT32, INT64, BOOL)}
 
 
 def _dtype(dtype: np.dtype[Any]) -> DType:
@@ -377,7 +379,9 @@ class _DLVersioned(ctypes.Structure):
     ]
 
 
-_DLPACK_DTYPES = {(2, 16, 1): FP16, (2, 32, 1): FP32, (4, 16, 1): BF16}
+_DLPACK_DTYPES = {
+    (2, 16, 1): FP16, (2, 32, 1): FP32, (4, 16, 1): BF16, (0, 32, 1): INT32, (0, 64, 1): INT64, (6, 8, 1): BOOL,
+}  # fmt: skip
 _DLPACK_DEVICES = {1: "cpu", 3: "cpu", 2: "cuda", 13: "cuda"}  # 3: pinned, 13: managed
 _READ_ONLY = 1
 

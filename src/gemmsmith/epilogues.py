@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, Spec, describe, empty_like_kind, overlap
-from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError
 from gemmsmith.core.graph import Extent, Graph, Result
 from gemmsmith.core.problem import Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.epilogue.classify import classify
+from gemmsmith.epilogue.layout import check_blocks
+from gemmsmith.epilogue.lines import refused
 from gemmsmith.epilogue.passes import optimise
 from gemmsmith.epilogue.tracer import trace
 from gemmsmith.problems import Formulation
@@ -78,15 +80,20 @@ def bind(
     Raises EpilogueError and ArgumentError; ConfigError where the graph cannot be transposed.
     """
     problem, _, shape, output = formulation
+    for name in operands:
+        if not name.isidentifier():
+            raise ArgumentError(f"operands: got the name {name!r}; use one that could be a variable's")
     infos: dict[str, ArrayInfo | float] = {
         name: float(x) if isinstance(x, numbers.Real) else describe(x, name) for name, x in operands.items()
     }
+    _check_operands(infos, like)
     kinds = {
         name: (Extent(), None) if not isinstance(x, ArrayInfo) else (classify(name, x.shape, shape), x.dtype)
         for name, x in infos.items()
     }
     written = _graph(source, shape, kinds)
     graph = _typed(optimise(written), output)
+    check_blocks(graph)
     first_name = next((r.name for r in graph.results if graph.nodes[r.node].op != "reduce"), "out")
     given = given_results([r.name for r in graph.results], first_name, out)
     results: dict[str, Any] = {}
@@ -120,10 +127,24 @@ def bind(
     matrices = [o.name for o in inner.operands if o.extent.is_matrix]
     matrices += [r.name for r in inner.results if extents[r.node].is_matrix]
     arrays |= {name: arrays[name].canonical() for name in matrices}
-    tma = frozenset(name for name in matrices if arrays[name].stores_by_tma)
+    tma = frozenset(name for name in matrices if arrays[name].stores_by_tma and not arrays[name].dtype.is_integer)
     tall = frozenset(name for name in matrices if arrays[name].tall)
     spec = EpilogueSpec(inner, tma, tall, exact, atomic)
     return Bound(written, graph, spec, problem, swapped, arrays, places, operands, results, first_name)
+
+
+def _check_operands(infos: Mapping[str, ArrayInfo | float], like: Any) -> None:
+    """ArgumentError for those that kernels cannot read."""
+    home = describe(like, "a")
+    for name, x in infos.items():
+        if not isinstance(x, ArrayInfo):
+            continue
+        if x.dtype.bits == 8 and not x.dtype.is_integer:
+            raise ArgumentError(f"{name}: got dtype {x.dtype}; operands are fp32, fp16, bf16, int32, int64 or bool")
+        if x.address % x.itemsize:
+            raise ArgumentError(f"{name}: got address {x.address:#x}; use a multiple of an element's {x.itemsize}")
+        if "spec" not in (x.device, home.device) and x.place != home.place:
+            raise ArgumentError(f"{name}: got an array on {x.place} with a on {home.place}; use arrays of one device")
 
 
 def _new(like: Any, shape: tuple[int, ...], dtype: DType) -> Any:
@@ -133,10 +154,12 @@ def _new(like: Any, shape: tuple[int, ...], dtype: DType) -> Any:
 def _graph(source: Source, shape: tuple[int, ...], kinds: Mapping[str, tuple[Extent, DType | None]]) -> Graph:
     if isinstance(source, Graph):
         return source
-    if hasattr(source, "graph"):
+    if isinstance(source, type):
+        raise EpilogueError(f"epilogue: got the class {source.__name__}; use an instance of it")
+    if callable(graph := getattr(source, "graph", None)):
         from gemmsmith.epilogue.visitors import bind as bind_visitor
 
-        return bind_visitor(source.graph(), kinds, shape)
+        return bind_visitor(graph(), kinds, shape)
     if callable(source):
         return trace(source, shape, kinds)
     raise ArgumentError(f"epilogue: got {type(source).__name__}; use a function, a visitor tree, or None")
@@ -146,8 +169,12 @@ def _typed(graph: Graph, output: DType) -> Graph:
     """Every result with a dtype: matrices the product's, reductions and scales fp32, by default."""
     results = []
     for r in graph.results:
-        default = FP32 if graph.nodes[r.node].op in ("reduce", "scale") else output
-        results.append(replace(r, dtype=r.dtype or default))
+        node = graph.nodes[r.node]
+        small = node.op in ("reduce", "scale")
+        if small and r.dtype not in (None, FP32, FP16, BF16):
+            what = "a reduction's result" if node.op == "reduce" else "scales"
+            raise refused(f"{r.name}: got dtype {r.dtype} for {what}; use fp32, fp16 or bf16", node.where)
+        results.append(replace(r, dtype=r.dtype or (FP32 if small else output)))
     return replace(graph, results=tuple(results))
 
 

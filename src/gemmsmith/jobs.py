@@ -137,9 +137,10 @@ def _tensor_cycles(route: Route, launch: Launch) -> int:
 
 
 def _place(memory: Any, info: ArrayInfo, name: str, *, writable: bool) -> int:
-    """An array's bytes at a simulated address with the same alignment."""
+    """An array's bytes at a simulated address with the same alignment; gives where its first element is."""
     if 0 in info.shape:
         return int(memory.place(np.zeros(16, np.uint8), name, writable=writable))
     first, end = byte_range(info)
     raw = np.ctypeslib.as_array((ctypes.c_uint8 * (end - first)).from_address(first))
-    return int(memory.place(raw, name, alignment_offset=first % 16, writable=writable, granule=min(2, info.itemsize)))
+    place = memory.place(raw, name, alignment_offset=first % 16, writable=writable, granule=min(2, info.itemsize))
+    return int(place) + info.address - first

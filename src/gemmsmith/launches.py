@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import FP32, in_fp32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Result
 from gemmsmith.core.pointer import Pointer
@@ -21,10 +22,17 @@ from gemmsmith.designs.pack import THREADS, Packing, pack
 from gemmsmith.designs.reduce import arguments as reduce_arguments
 from gemmsmith.designs.reduce import reduce
 from gemmsmith.designs.reduce import shape as reduce_shape
-from gemmsmith.epilogue.inputs import operand_argument
+from gemmsmith.epilogue.inputs import operand_argument, strides
 from gemmsmith.epilogue.layout import layout
 from gemmsmith.epilogue.outputs import is_result, result_argument
-from gemmsmith.epilogue.reductions import Partials, is_atomic, partials, representatives
+from gemmsmith.epilogue.reductions import (
+    MOST_PARTIALS,
+    Partials,
+    is_atomic,
+    partials,
+    partials_arguments,
+    representatives,
+)
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import ORDER_LENGTH
 from gemmsmith.schedule.lockstep import meeting_bytes
@@ -71,7 +79,7 @@ class Route:
     """How a problem is computed: what is packed first, the GEMM with its epilogue, and what is reduced afterwards.
 
     `arrays` are the epilogue's operands and results in memory, by name: (rows, columns) each, 1 where it does not
-    vary. Reductions' results are contiguous fp32.
+    vary. Reductions' results are contiguous.
     """
 
     problem: Problem
@@ -104,7 +112,8 @@ class Route:
 
     @cached_property
     def reductions(self) -> list[tuple[Result, Partials, dict[str, int]]]:
-        """Results that are reduced in a second step: their partials, and the GEMM's arguments for them."""
+        """Results that are reduced in a second step: their partials, and the GEMM's arguments for them. ArgumentError
+        where they are more than kernels count."""
         graph, p = self.spec.epilogue.graph, self.problem
         extents, found = graph.extents(), []
         for result in graph.results:
@@ -112,17 +121,26 @@ class Route:
             if node.op == "reduce":
                 kind, axis = node.value
                 width = extents[node.inputs[0]].width
-                found.append((result, *partials(kind, axis, width, self.spec, p.m, p.n, p.batch)))
+                shape, counts = partials(kind, axis, width, self.spec, p.m, p.n, p.batch)
+                count = shape.batch * max(shape.parts, shape.elements)
+                if count > MOST_PARTIALS:
+                    raise ArgumentError(
+                        f"{result.name}: got {p}, whose {kind} takes {count} partial results, and kernels count up to "
+                        f"{MOST_PARTIALS}; reduce a part of the product at a time"
+                    )
+                found.append((result, shape, counts))
         return found
 
     @property
     def workspace_bytes(self) -> int:
         """Device memory the packings and partials need; every one starts at a multiple of 256 bytes."""
+        if self.empty:
+            return 0
         packed = sum(_aligned(p.bytes) for p in self.packings if p)
         two_steps = [
             shape
             for r, shape, _ in self.reductions
-            if self._partials_of.get(r.name) == r.name and not is_atomic(shape.kind, self.spec)
+            if self._partials_of.get(r.name) == r.name and not is_atomic(r, self.spec)
         ]
         partials, _ = self._shared_tiles
         return packed + sum(_aligned(shape.bytes) for shape in two_steps) + _aligned(partials)
@@ -130,7 +148,12 @@ class Route:
     @property
     def flag_bytes(self) -> int:
         """Device memory that is zero before and after every run, for clusters that share tiles or keep step."""
-        return self._shared_tiles[1] + meeting_bytes(self.spec)
+        return 0 if self.empty else self._shared_tiles[1] + meeting_bytes(self.spec)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the product has no elements: only the reductions, of nothing, are then left to write."""
+        return 0 in (self.problem.batch, self.problem.m, self.problem.n)
 
     @property
     def clusters(self) -> int:
@@ -159,7 +182,7 @@ class Route:
     @cached_property
     def launches(self) -> list[Launch]:
         """The launches, in order. Of an empty product only the reductions are left."""
-        if 0 in (self.problem.batch, self.problem.m, self.problem.n):
+        if self.empty:
             return [
                 self._second(r, replace(shape, parts=0), 0)
                 for r, shape, _ in self.reductions
@@ -177,14 +200,13 @@ class Route:
         arguments = self._gemm_arguments(operands[0], operands[1]) | self._epilogue_arguments()
         seconds = []
         places: dict[str, Pointer] = {}
-        for r, shape, extents in self.reductions:
+        for r, shape, counts in self.reductions:
             own = self._partials_of.get(r.name)  # None: its value is known
             if own == r.name:
-                arguments |= {f"{key}_{r.name}": value for key, value in extents.items()}
-                arguments |= {f"partial_{r.name}": workspace, f"stride_{r.name}": shape.state}
-                places[r.name] = workspace
-                if is_atomic(shape.kind, self.spec):
-                    arguments[f"partial_{r.name}"] = Pointer(result_argument(r.name))
+                atomic = is_atomic(r, self.spec)
+                places[r.name] = Pointer(result_argument(r.name)) if atomic else workspace
+                arguments |= partials_arguments(r.name, places[r.name], shape, counts)
+                if atomic:
                     result.append(self._second(r, replace(shape, parts=0), 0))  # zeros
                     continue
                 workspace += _aligned(shape.bytes)
@@ -225,10 +247,7 @@ class Route:
                 rows = box_rows(tile, matrix.rows, tile.outer) if is_result(argument) else tile.outer
                 arguments[argument] = operand_map(matrix, tile, rows, address, self.problem.batch)
             else:
-                arguments |= {
-                    argument: address, f"{argument}_row": matrix.row_stride, f"{argument}_column": matrix.col_stride,
-                    f"{argument}_batch": matrix.batch_stride,
-                }  # fmt: skip
+                arguments |= {argument: address, **strides(argument, matrix)}
         return arguments
 
     def _second(self, result: Result, shape: Partials, source: Pointer | int) -> Launch:
@@ -242,7 +261,8 @@ class Route:
             scale = 1 / count if count else math.nan
         columns, threads = reduce_shape(shape)
         clusters = -(-shape.batch * shape.elements // columns)
-        return Launch(reduce(kind, columns, threads), clusters, reduce_arguments(shape, source, out, scale, offset))
+        kernel = reduce(kind, result.dtype or FP32, columns, threads)
+        return Launch(kernel, clusters, reduce_arguments(shape, source, out, scale, in_fp32(offset)))
 
     def _reduced_elements(self, result: Result, axis: str) -> int:
         """How many elements of the product, or of a half, one element of the result is made of."""

@@ -14,7 +14,7 @@ from gemmsmith import jobs
 from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind, is_array, signature
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import DType
-from gemmsmith.core.errors import ArgumentError, HazardError
+from gemmsmith.core.errors import ArgumentError, HazardError, meant
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.build import build
@@ -54,8 +54,8 @@ class Plan:
         from gemmsmith.tuning.table import tuned
 
         if epilogue is None and operands:
-            given = ", ".join(operands)
-            raise ArgumentError(f"{given}: got an operand without an epilogue that reads it; give `epilogue`")
+            given, hint = ", ".join(operands), next(filter(None, map(meant, operands)), "")
+            raise ArgumentError(f"{given}: got an operand without an epilogue that reads it; give `epilogue`{hint}")
         self.backend: Backend = backend
         self._source, self._exact, self._atomic = epilogue, exact, atomic
         arguments = (a, b, out, operands or {}, out_dtype, accumulate)
@@ -234,10 +234,7 @@ class Plan:
         """What is to be run, and where."""
         a_info, b_info = describe(a, "a"), describe(b, "b")
         backend = self._backend(a_info)
-        job = self._job(formulation, bound, a_info, b_info, a, out)
-        if bound and 0 in formulation.shape:
-            jobs.expect_values(bound, formulation.shape)
-        return job, backend
+        return self._job(formulation, bound, a_info, b_info, a, out), backend
 
     def _start(self, job: Job, like: Any, workspace: Any, key: Hashable) -> None:
         from gemmsmith.calls import Call
@@ -304,6 +301,8 @@ class Plan:
     ) -> Job:
         """The route of arrays like those planned for, with where they are."""
         problem, swapped, shape, _ = formulation
+        if bound and 0 in shape:
+            jobs.expect_values(bound, shape)
         if bound is None:
             if out is None:
                 out = empty_like_kind(like, shape, self.output)

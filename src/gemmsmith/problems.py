@@ -97,6 +97,8 @@ def _check_dtypes(a: ArrayInfo, b: ArrayInfo, accumulate: Any) -> DType:
 
 
 def _output_dtype(a: ArrayInfo, out: ArrayInfo | None, out_dtype: Any) -> DType:
+    if out is not None and out.dtype.is_integer:
+        raise ArgumentError(f"out: got dtype {out.dtype}; use bf16, fp16 or fp32")
     if out_dtype is None:
         return a.dtype if out is None else out.dtype
     output = as_dtype(out_dtype, "out_dtype")

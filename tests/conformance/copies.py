@@ -239,10 +239,20 @@ def global_halves(k: Builder) -> None:
     hw.store_global_16(k.select(stores, at(out, k.thread, 2), 0), value, stores)
 
 
+def global_bytes(k: Builder) -> None:
+    out, source = k.pointer("out"), k.pointer("x")
+    loads, stores = k.thread % 3 != 0, k.thread % 5 != 0
+    value = hw.load_global_8(k.select(loads, at(source, 127 - k.thread, 1), 0), loads)
+    hw.store_global_8(k.select(stores, at(out, k.thread, 1), 0), value, stores)
+
+
 _x, _t = integers("halves", (64,)).view(np.uint16), np.arange(128)
 _halves = np.where(_t % 5 != 0, np.where(_t % 3 != 0, _x[::-1], 0), poisoned((128,), np.uint16)).astype(np.uint16)
 CASES += [global_copy(count) for count in (1, 2, 4)]
 CASES += [Case("global_2_bytes", global_halves, _halves, {"x": _x})]
+_y = integers("bytes", (32,)).view(np.uint8)
+_bytes = np.where(_t % 5 != 0, np.where(_t % 3 != 0, _y[::-1], 0), poisoned((128,), np.uint8)).astype(np.uint8)
+CASES += [Case("global_1_byte", global_bytes, _bytes, {"x": _y})]
 
 
 def shared_copy(count: int) -> Case:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from gemmsmith.core.dtypes import BF16, FP16, FP32, DType, as_dtype
+from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, DType, as_dtype, in_fp32
 from gemmsmith.core.errors import ArgumentError
 
 
@@ -31,8 +33,20 @@ def test_every_spelling(value: object, dtype: DType) -> None:
     assert as_dtype(value) is dtype
 
 
+@pytest.mark.parametrize("value", ["int32", "int64", "bool", np.int64, bool, np.dtype("i4"), INT32])
+def test_integers_where_they_are_asked_for(value: object) -> None:
+    assert as_dtype(value, integers=True) in (INT32, INT64, BOOL)
+    assert as_dtype("bf16", integers=True) is BF16
+    with pytest.raises(ArgumentError, match="got 'int8'; use one of bf16, .*int32, int64, bool"):
+        as_dtype("int8", integers=True)
+    if value is not INT32:
+        with pytest.raises(ArgumentError, match="out_dtype: got .*fp8_e5m2$"):
+            as_dtype(value, "out_dtype")
+
+
 def test_torch() -> None:
     torch = pytest.importorskip("torch")
+    assert [as_dtype(d, integers=True) for d in (torch.int32, torch.int64, torch.bool)] == [INT32, INT64, BOOL]
     assert [as_dtype(d) for d in (torch.bfloat16, torch.float16, torch.half, torch.float32)] == [BF16, FP16, FP16, FP32]
 
 
@@ -48,3 +62,11 @@ def test_the_numbers_are_those_of_the_format(dtype: DType) -> None:
     assert dtype.bytes == dtype.numpy.itemsize
     assert dtype.mantissa == info.nmant
     assert dtype.roundoff == float(info.eps) / 2
+
+
+def test_numbers_that_fp32_does_not_have() -> None:
+    assert [in_fp32(x) for x in (1e300, -1e39, 10**400, -(10**400), math.inf, 3.41e38)] == [
+        math.inf, -math.inf, math.inf, -math.inf, math.inf, math.inf,
+    ]  # fmt: skip
+    assert [in_fp32(x) for x in (1e-300, 0, -1e-50, 0.1, 3.4e38, 1e-40, 7)] == [0, 0, 0, 0.1, 3.4e38, 1e-40, 7]
+    assert in_fp32(np.float32("nan")) is in_fp32(-math.nan) is math.nan

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 
+import numpy as np
 import pytest
 
 import gemmsmith
@@ -57,3 +59,52 @@ def test_function_and_tree_make_the_same_kernel() -> None:
     one, other = (plan_of(x, {"bias": "column", "labels": "matrix"}) for x in (bce, bce_tree()))
     assert one.source == other.source
     assert one.epilogue == other.epilogue
+
+
+def test_any_name_makes_a_kernel_that_compiles() -> None:
+    """Words of C++, names that another's arguments or registers might have, and letters beyond ASCII."""
+
+    def named(acc, default, default_row, new, new_2, größe, max, fabsf):
+        x = acc * default + default_row + new * new_2 + größe * fabsf
+        results = {"x": x, "x_row": x * 2, "row": x * 3, "class": x.sum(-1), "class_2": x.max(-2), "größe_2": x.min(-1)}
+        return {**results, "float": x + max}
+
+    kinds = {"default": "column", "default_row": "column", "new": "row", "new_2": "row", "größe": "matrix",
+             "max": "matrix", "fabsf": "column"}  # fmt: skip
+    plan = plan_of(named, kinds, 130)  # TMA can neither read nor write these
+    assert plan.resources.spill_stores == 0
+    names = [p.name for p in plan.kernel.parameters]
+    assert len(set(names)) == len(names)
+
+
+def test_numbers_that_fp32_does_not_have() -> None:
+    def extreme(acc):
+        x = acc.clamp(max=1e300).clamp(min=-(10**400)) * 1e-60 + 1e-40
+        return {"out": x, "nan": acc.where(acc > math.nan, 1e39), "sum": np.where(acc > 0, 1e38, 1e38).sum()}
+
+    assert plan_of(extreme, {}).resources.spill_stores == 0
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_reductions_and_scales_of_every_dtype(dtype: str) -> None:
+    def small(acc):
+        q, s = gemmsmith.quantize(acc)
+        return q, s.to(dtype), acc.sum(-1).to(dtype), acc.logsumexp(-2).to(dtype), acc.mean().to(dtype)
+
+    plan = plan_of(small, {})
+    assert plan.compiled.cubin
+    seconds = [launch.kernel for launch in plan._route.launches[1:]]
+    assert len(seconds) == 3
+    for kernel in seconds:
+        assert compile_source(kernel.source, kernel.name).resources.spill_stores == 0
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "bool"])
+def test_operands_of_every_integer(dtype: str) -> None:
+    def read(acc, row, column, matrix, scalar):
+        return acc * row + column * matrix + scalar
+
+    given = {"row": (256,), "column": (128, 1), "matrix": (128, 256), "scalar": ()}
+    operands = {name: Spec(shape, dtype) for name, shape in given.items()}
+    plan = gemmsmith.plan(Spec((128, 64), "bf16"), Spec((64, 256), "bf16"), epilogue=read, operands=operands)
+    assert plan.resources.spill_stores == 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import Config, ConfigError, Spec
+from gemmsmith import Config, ConfigError, EpilogueError, Spec
 from gemmsmith.backends.reference import bounds
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.graph import bare
@@ -117,3 +117,35 @@ def test_a_clusters_ctas_finish_a_part_of_the_columns_each() -> None:
     small = gemmsmith.plan(a, b, epilogue=lambda acc: acc.to("fp8_e4m3")).spec.epilogue
     assert columns(64, 2, gated) == 64
     assert [columns(32, 2, small), columns(16, 2, small)] == [16, 16]
+
+
+@pytest.mark.parametrize("block", [1, 2, 4, 8, 12, 24, 40, 100, 272])
+@pytest.mark.parametrize("gated", [False, True])
+def test_blocks_that_no_piece_can_be(block: int, gated: bool) -> None:
+    """Whether TMA can store D or not."""
+
+    def quantised(acc):
+        return gemmsmith.quantize(acc.chunk(2)[0] if gated else acc, block=block)
+
+    message = f"block: got {block}; use a multiple of 16, at most {128 if gated else 256}"
+    for n in (96, 80 if gated else 83):
+        with pytest.raises(EpilogueError, match=message):
+            gemmsmith.plan(Spec((70, 32), "bf16"), Spec((32, n), "bf16"), epilogue=quantised)
+
+
+def test_blocks_of_two_sizes() -> None:
+    """A piece has room for one of them; beside a whole row, for one as wide as the tile."""
+
+    def two(acc):
+        q, s = gemmsmith.quantize(acc, block=32)
+        return q, s, *gemmsmith.quantize(acc.chunk(2)[0], block=32)
+
+    a, b = Spec((70, 32), "bf16"), Spec((32, 96), "bf16")
+    with pytest.raises(EpilogueError, match="got blocks of 32 and 64 columns of the product; use blocks of one size"):
+        gemmsmith.plan(a, b, epilogue=two)
+    with pytest.raises(ConfigError, match="needs 32, a block"):
+        gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.quantize(gemmsmith.top_k_softmax(acc, 2), block=32))
+    b, odd = Spec((32, 32), "bf16"), Config(tile=(64, 40, 64), cluster=(1, 1), stages=2, consumers=1)
+    plan = gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.top_k_softmax(acc.chunk(2)[0], 2), config=odd)
+    with pytest.raises(ConfigError, match="got 40; this epilogue needs a multiple of 16"):
+        _ = plan.source

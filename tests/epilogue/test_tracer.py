@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, in_fp32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import Extent, Graph, Node, Result
 from gemmsmith.epilogue.classify import classify
@@ -116,6 +116,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "lerp": lambda f, x: f(x, x * x, 0.3),
     "where": lambda f, x: f(x > 0.2, x, -x),
     "threshold": lambda f, x: f(x, 0.4, 9.0),
+    "dropout": lambda f, x: f(x, 0.5, False),
     "leaky_relu": lambda f, x: f(x, 0.2),
     "elu": lambda f, x: f(x, 0.7),
     "celu": lambda f, x: f(x, 0.7),
@@ -495,10 +496,10 @@ def test_closures_and_defaults_are_seen(a: float, b: float) -> None:
         return lambda acc: acc * x
 
     graphs = [traced(make(a)), traced(make(b))]
-    assert (graphs[0] == graphs[1]) == (a == b)
+    assert (graphs[0] == graphs[1]) == (in_fp32(a) == in_fp32(b))
     assert graphs[0] == traced(make(a))
     assert hash(graphs[0]) == hash(traced(make(a)))
-    assert (traced(lambda acc, x=a: acc * x) == graphs[1]) == (a == b)
+    assert (traced(lambda acc, x=a: acc * x) == graphs[1]) == (in_fp32(a) == in_fp32(b))
 
 
 def test_only_what_is_needed_stays() -> None:
@@ -654,3 +655,80 @@ def test_values_do_not_outlive_their_call() -> None:
     traced(keeps)
     with pytest.raises(EpilogueError, match="another call"):
         traced(keeps)
+
+
+# -- callables that are no functions -----------------------------------------------------------------
+class Scaled:
+    """Called, or by its method."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, acc: Any, bias: Any) -> Any:
+        return math.exp(acc * self.factor) + bias
+
+    method = __call__
+
+
+def test_callables(rng: np.random.Generator) -> None:
+    x, bias = rng.normal(size=PRODUCT), rng.normal(size=N)
+    want = np.exp(x * 0.5) + bias
+    scaled = Scaled(0.5)
+    for epilogue in (scaled, scaled.method, functools.partial(scaled.method), functools.partial(Scaled.method, scaled)):
+        close(one(epilogue, x, bias=bias), want)
+    close(one(functools.partial(lambda f, acc: acc * f, 3.0), x), 3 * x)
+    close(one(functools.partial(lambda acc, f, bias: acc * f + bias, f=2.0), x, bias=bias), 2 * x + bias)
+
+
+@pytest.mark.skipif(torch is None, reason="needs torch")
+def test_modules(rng: np.random.Generator) -> None:
+    nn, x = torch.nn, rng.normal(size=PRODUCT) * 3
+    activations = [
+        nn.GELU(), nn.GELU(approximate="tanh"), nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.Mish(), nn.Softplus(),
+        nn.Softplus(beta=2.0, threshold=5.0), nn.LeakyReLU(0.2), nn.ELU(0.3), nn.CELU(0.3), nn.SELU(), nn.Tanh(),
+        nn.Sigmoid(), nn.LogSigmoid(), nn.Softsign(), nn.Tanhshrink(), nn.Hardtanh(-0.3, 0.4), nn.Hardswish(),
+        nn.Hardsigmoid(), nn.Threshold(0.1, 7.0), nn.Identity(), nn.Dropout(0.5).eval(), nn.Dropout(0.0),
+        nn.Sequential(nn.GELU(), nn.Dropout(0.1), nn.LeakyReLU(0.1)).eval(),
+    ]  # fmt: skip
+    for module in activations:
+        want = module(torch.from_numpy(x))
+        close(one(module, x), want)
+        close(one(functools.partial(module), x), want)
+        close(one(lambda acc: module(acc) + 1, x), want + 1)  # noqa: B023
+
+
+class Exponential(torch.nn.Module if torch else object):  # type: ignore[misc]
+    """One of a user's own, with an operand and with a helper of math's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.factor = torch.nn.LeakyReLU(0.2), 0.5
+
+    def forward(self, acc: Any, bias: Any) -> Any:
+        return self.inner(math.exp(acc * self.factor) + bias)
+
+
+@pytest.mark.skipif(torch is None, reason="needs torch")
+def test_modules_of_ones_own(rng: np.random.Generator) -> None:
+    x, bias = rng.normal(size=PRODUCT), rng.normal(size=N)
+    y = np.exp(x * 0.5) + bias
+    close(one(Exponential(), x, bias=bias), np.where(y > 0, y, 0.2 * y))
+
+
+@pytest.mark.skipif(torch is None, reason="needs torch")
+def test_modules_that_hold_more_than_numbers() -> None:
+    nn = torch.nn
+    hooked = nn.ReLU()
+    hooked.register_forward_hook(lambda module, args, result: result + 1)
+    assert traced(nn.Sequential(hooked)).nodes[-1].op == "add"
+    for module, message in (
+        (nn.PReLU(), r"PReLU has parameters or buffers \(weight\); write a function that takes them as operands"),
+        (nn.Sequential(nn.ReLU(), nn.Linear(N, N)), r"Sequential has parameters or buffers \(1.weight, 1.bias\)"),
+        (nn.BatchNorm1d(N, affine=False), r"buffers \(running_mean, running_var, num_batches_tracked\)"),
+        (functools.partial(nn.PReLU()), r"PReLU has parameters"),
+        (hooked, "ReLU has hooks; write a function"),
+        (nn.Dropout(0.5), "dropout: got training=True; pass the mask"),
+        (nn.Softmax(-1), "softmax cannot be part of an epilogue; use gemmsmith's top_k_softmax"),
+    ):
+        with pytest.raises(EpilogueError, match=message):
+            traced(module)

@@ -67,6 +67,8 @@ def on_gpu(x, dtype: str):
     """An operand's copy on the GPU; numbers stay."""
     if isinstance(x, float):
         return x
+    if np.asarray(x).dtype.kind in "ib":
+        return torch.from_numpy(np.asarray(x)).to("cuda")
     return torch.from_numpy(np.asarray(x, np.float32)).to("cuda", TORCH[dtype])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import numpy as np
@@ -13,7 +14,7 @@ from gemmsmith.collective.pipeline import PipelineAsync, PipelineTmaAsync, start
 from gemmsmith.core.errors import ConfigError, KernelError
 from gemmsmith.lang.builder import Builder, current
 from gemmsmith.lang.types import F32, I32, U32, U64
-from gemmsmith.lang.values import evaluate
+from gemmsmith.lang.values import Registers, evaluate
 
 
 def test_values_have_no_truth_value() -> None:
@@ -229,3 +230,20 @@ def _python(expression: str) -> str:
         a, b = rest.split(":", 1)
         expression = f"({a}) if ({c}) else ({b})"
     return expression
+
+
+def test_names_in_the_source_are_ascii_and_of_one_thing_each() -> None:
+    with Builder("k", threads=32) as k:
+        hw.store_global(_filled(k, "x"), k.pointer("größe"), k.lane == 0)
+        for name in ("x", "x_2", "x", "x_2", "größe"):
+            hw.store_global(_filled(k, name), k.pointer("out"), k.lane == 0)
+    source = k.finish().source
+    arrays = re.findall(r"float (\w+)\[1\];", source)
+    assert arrays == ["x", "x_2", "x_2_2", "x_3", "x_2_3", "gr_e_2"]
+    assert source.isascii()
+
+
+def _filled(k: Builder, name: str) -> Registers:
+    array = k.registers(F32, 1, name)
+    array[0] = 1.0
+    return array

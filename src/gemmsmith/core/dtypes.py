@@ -1,7 +1,8 @@
-"""Element types of matrices, and how torch's, numpy's and plain names map to them."""
+"""Element types of arrays, and how torch's, numpy's and plain names map to them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,11 @@ class DType:
         return self.bits // 8
 
     @property
+    def is_integer(self) -> bool:
+        """Whether it is an integer or bool: of an epilogue's operands, which kernels read as fp32."""
+        return self.numpy.kind in "ib"
+
+    @property
     def roundoff(self) -> float:
         """Unit roundoff u of round-to-nearest."""
         return 2.0 ** -(self.mantissa + 1)
@@ -40,7 +46,12 @@ FP32 = DType("fp32", 32, 23, np.dtype(np.float32))
 E4M3 = DType("fp8_e4m3", 8, 3, np.dtype(ml_dtypes.float8_e4m3fn))
 E5M2 = DType("fp8_e5m2", 8, 2, np.dtype(ml_dtypes.float8_e5m2))
 
+INT32 = DType("int32", 32, 31, np.dtype(np.int32))
+INT64 = DType("int64", 64, 63, np.dtype(np.int64))
+BOOL = DType("bool", 8, 1, np.dtype(np.bool_))
+
 _ALL = (BF16, FP16, FP32, E4M3, E5M2)
+_INTEGERS = {d.name: d for d in (INT32, INT64, BOOL)}
 _NAMES = {
     **{d.name: d for d in _ALL},
     **{d.numpy.name: d for d in _ALL},
@@ -49,19 +60,33 @@ _NAMES = {
 }
 
 
-def as_dtype(value: Any, argument: str = "dtype") -> DType:
-    """The `DType` for a name ("bf16"), a numpy or ml_dtypes dtype, or a torch dtype.
+def as_dtype(value: Any, argument: str = "dtype", integers: bool = False) -> DType:
+    """The `DType` for a name ("bf16"), a numpy or ml_dtypes dtype, or a torch dtype; with `integers` those too.
 
     Raises ArgumentError naming `argument` when it is none of them.
     """
     if isinstance(value, DType):
         return value
+    names = _NAMES | _INTEGERS if integers else _NAMES
     name = value if isinstance(value, str) else str(value).removeprefix("torch.")
-    if name not in _NAMES and not isinstance(value, str):
+    if name not in names and not isinstance(value, str):
         try:
             name = np.dtype(value).name
         except TypeError:
             pass
-    if name in _NAMES:
-        return _NAMES[name]
-    raise ArgumentError(f"{argument}: got {value!r}; use one of {', '.join(d.name for d in _ALL)}")
+    if name in names:
+        return names[name]
+    raise ArgumentError(f"{argument}: got {value!r}; use one of {', '.join(dict.fromkeys(map(repr, names.values())))}")
+
+
+def in_fp32(x: Any) -> float:
+    """A real number; where fp32 holds none that is near, what it makes of it: an infinity, or 0."""
+    try:
+        number = float(x)
+    except OverflowError:  # an integer
+        number = math.inf if x > 0 else -math.inf
+    with np.errstate(over="ignore", under="ignore"):
+        held = float(np.float32(number))
+    if math.isnan(held):
+        return math.nan  # this one: NaNs are equal only where they are the same object
+    return held if math.isinf(held) or held == 0 else number

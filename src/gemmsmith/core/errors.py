@@ -39,3 +39,15 @@ class HazardError(GemmsmithError):
     def __init__(self, hazards: list[Any]) -> None:
         self.hazards = hazards
         super().__init__("\n".join(str(h) for h in hazards))
+
+
+ARGUMENTS = ("epilogue", "operands", "out", "out_dtype", "accumulate", "exact", "atomic", "config", "backend")
+"""What `gemm` takes by name; any other name is an operand's."""
+
+
+def meant(name: str) -> str:
+    """What an error adds about an operand that nobody reads: the argument that its name is almost that of, if any."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, ARGUMENTS, 1, 0.65)
+    return f"; did you mean {near[0]}?" if near and name not in ARGUMENTS else ""

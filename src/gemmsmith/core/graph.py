@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from gemmsmith.core.dtypes import DType
+from gemmsmith.core.dtypes import DType, in_fp32
 
 
 class Extent(NamedTuple):
@@ -44,7 +45,7 @@ class Node:
 
     op, inputs, value:
       "accumulator"   ()      None           the product, fp32
-      "constant"      ()      float
+      "constant"      ()      float          as fp32 has it: an infinity where it is beyond, see `in_fp32`
       "operand"       ()      name           as fp32
       "chunk"         (x,)    0 or 1         the even or odd groups of 8 columns of x: gate and up, interleaved
       "one_hot"       (x,)    None           whether a column's number is x, which has one value a row
@@ -62,6 +63,10 @@ class Node:
     inputs: tuple[int, ...] = ()
     value: Any = None
     where: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.op == "constant":
+            object.__setattr__(self, "value", in_fp32(self.value))
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,11 @@ class Graph:
         """Whether anything is computed of the product, which is stored as it is otherwise."""
         return len(self.nodes) > 1
 
+    @cached_property
+    def halves(self) -> bool:
+        """Whether it pairs columns: some value has one in every two, even where no `chunk` is left that made it."""
+        return any(extent.width == 2 for extent in self.extents())
+
     @property
     def takes_whole_rows(self) -> bool:
         """Whether a row of the product must lie in one tile."""
@@ -161,7 +171,8 @@ class Graph:
     @property
     def turns(self) -> bool:
         """Whether `transposed` is possible."""
-        return not any(n.op in ("chunk", "one_hot", "quantize", "scale", "top_k_softmax") for n in self.nodes)
+        ops = {node.op for node in self.nodes}
+        return not (self.halves or ops & {"one_hot", "quantize", "scale", "top_k_softmax"})
 
 
 def bare(output: DType) -> Graph:

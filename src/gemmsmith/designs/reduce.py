@@ -1,11 +1,13 @@
-"""The second step of a reduction: combines partial results in a fixed order."""
+"""The second step of a reduction: combines partial results in a fixed order, and rounds their total as it is stored."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from gemmsmith import hw
+from gemmsmith.core.dtypes import DType
 from gemmsmith.core.pointer import Pointer
+from gemmsmith.epilogue.outputs import store_rounded
 from gemmsmith.epilogue.reductions import MONOIDS, Monoid, Partials, State
 from gemmsmith.lang.builder import Builder, current
 from gemmsmith.lang.kernel import Kernel
@@ -36,11 +38,12 @@ def arguments(
     }  # fmt: skip
 
 
-@lru_cache(maxsize=16)
-def reduce(kind: str, columns: int, threads: int) -> Kernel:
-    """`threads` threads take turns on an element's partials and meet in shared memory; `columns` elements a CTA."""
+@lru_cache(maxsize=64)
+def reduce(kind: str, dtype: DType, columns: int, threads: int) -> Kernel:
+    """`threads` threads take turns on an element's partials and meet in shared memory; `columns` elements a CTA,
+    stored as `dtype`: fp32, fp16 or bf16."""
     monoid = MONOIDS[kind]
-    with Builder(f"reduce_{kind}_{columns}x{threads}", threads=columns * threads) as k:
+    with Builder(f"reduce_{kind}_{dtype}_{columns}x{threads}", threads=columns * threads) as k:
         k.header += [f"gemmsmith: reduce ({kind})", "combines partial results, (batch, parts, elements), in order"]
         source, out = k.pointer("partials"), k.pointer("out")
         parts, elements, total = (k.parameter(name) for name in ("parts", "elements", "total"))
@@ -80,9 +83,9 @@ def reduce(kind: str, columns: int, threads: int) -> Kernel:
                     _merge(monoid, cells, tuple(other_cell[0] for other_cell in others))
                 hw.sync_threads()
                 half //= 2
-            result = k.registers(F32, 1, "result")
-            result[0] = monoid.finish(tuple(cell[0] for cell in cells)) * scale + shift
-            hw.store_global(result, out + (index.to(I64) * 4).to(U64), (mine == 0) & (index < total))
+            result = monoid.finish(tuple(cell[0] for cell in cells)) * scale + shift
+            where = out + (index.to(I64) * dtype.bytes).to(U64)
+            store_rounded(result, where, (mine == 0) & (index < total), dtype)
         return k.finish()
 
 

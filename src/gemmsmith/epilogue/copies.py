@@ -12,6 +12,12 @@ from typing import Any
 _KEPT = {"torch", "numpy", "gemmsmith", *sys.stdlib_module_names}
 
 
+def is_module(x: Any) -> bool:
+    """Whether x is a torch.nn.Module."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.nn.Module)
+
+
 class Copies:
     """Copies of functions and of helpers that they find in their globals or closures, made once each.
 

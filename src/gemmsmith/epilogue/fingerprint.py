@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from functools import lru_cache
+from collections.abc import Hashable, Mapping
+from functools import lru_cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from gemmsmith.core.graph import Graph
+from gemmsmith.epilogue.copies import is_module
 
 LIBRARIES = {"torch", "numpy", "math", "gemmsmith"}
 """Modules that are taken not to change."""
@@ -22,12 +23,14 @@ def fingerprint(source: Any) -> Hashable:
     """Equal for two sources only if they make the same graph; None where that cannot be told.
 
     A function's is its code with the values of its defaults, of the variables it closes over and of the globals it
-    names, functions likewise. It keeps those alive, so that an id is not used again.
+    names, functions likewise; a partial's is its function's with its arguments; a module's of torch.nn its class with
+    its attributes. It keeps those alive, so that an id is not used again.
     """
     if isinstance(source, Graph):
         return source
     try:
-        return _value(source, ()) if isinstance(source, FunctionType) else None
+        known = isinstance(source, (FunctionType, partial)) or is_module(source)
+        return _value(source, ()) if known else None
     except _UnknownError:
         return None
 
@@ -39,6 +42,12 @@ def _value(x: Any, inside: tuple[CodeType, ...]) -> Hashable:
         return tuple(_value(y, inside) for y in x)
     if isinstance(x, FunctionType):
         return _function(x, inside)
+    if type(x) is partial and not vars(x):
+        return partial, _value(x.func, inside), _value(x.args, inside), _items(x.keywords, inside)
+    if is_module(x) and type(x).__module__.partition(".")[0] in LIBRARIES:
+        # hooks, parameters and buffers are dictionaries, empty where there are none
+        held = {name: y for name, y in vars(x).items() if not (isinstance(y, (dict, set)) and not y)}
+        return _Same(type(x)), _items(held.pop("_modules", {}), inside), _items(held, inside)
     library = (getattr(x, "__module__", None) or getattr(x, "__name__", "") or "").partition(".")[0]
     if isinstance(x, ModuleType):
         library = x.__name__.partition(".")[0]
@@ -47,6 +56,10 @@ def _value(x: Any, inside: tuple[CodeType, ...]) -> Hashable:
     if type(x).__module__.partition(".")[0] in LIBRARIES and type(x).__name__ in ("dtype", "DType", "ufunc"):
         return _Same(x)
     raise _UnknownError
+
+
+def _items(named: Mapping[str, Any], inside: tuple[CodeType, ...]) -> Hashable:
+    return tuple((name, _value(x, inside)) for name, x in named.items())
 
 
 def _function(f: FunctionType, inside: tuple[CodeType, ...]) -> Hashable:
@@ -59,7 +72,7 @@ def _function(f: FunctionType, inside: tuple[CodeType, ...]) -> Hashable:
         raise _UnknownError
     inside = (*inside, code)
     parts: list[Hashable] = [code, _value(f.__defaults__ or (), inside)]
-    parts += [(name, _value(x, inside)) for name, x in (f.__kwdefaults__ or {}).items()]
+    parts.append(_items(f.__kwdefaults__ or {}, inside))
     for cell in f.__closure__ or ():
         try:
             parts.append(_value(cell.cell_contents, inside))

@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
+from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, DType
 from gemmsmith.core.graph import Operand
+from gemmsmith.core.problem import Matrix
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue import fragment
 from gemmsmith.hw.tma import EVICT_FIRST
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedBuffer
-from gemmsmith.lang.types import F32, I64, PRED, U32, U64
+from gemmsmith.lang.types import F32, I32, I64, PRED, U32, U64
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import WorkTile
 
@@ -66,15 +67,16 @@ class Spot:
 
 
 class Addressed:
-    """An array in global memory, element by element. Kernel arguments: its address and the strides it needs."""
+    """An array in global memory, element by element. Kernel arguments: its address and the strides it needs (see
+    `strides`)."""
 
     def __init__(self, name: str, dtype: DType, *, m: bool, n: bool) -> None:
         k = current()
         self.dtype = dtype
         self.address = k.pointer(name)
-        self.row_stride = k.parameter(f"{name}_row", I64) if m else None
-        self.column_stride = k.parameter(f"{name}_column", I64) if n else None
-        self.batch_stride = k.parameter(f"{name}_batch", I64)
+        self.row_stride = k.parameter(f"row_stride_{name}", I64) if m else None
+        self.column_stride = k.parameter(f"column_stride_{name}", I64) if n else None
+        self.batch_stride = k.parameter(f"batch_stride_{name}", I64)
 
     def at(self, batch: Value, row: Value | None = None, column: Value | None = None) -> Value:
         """The byte address of an element."""
@@ -86,17 +88,30 @@ class Addressed:
         return self.address + (offset * self.dtype.bytes).to(U64)
 
     def load(self, where: Value, inside: Value) -> Value:
-        """An element as fp32, zero where not `inside`."""
-        if self.dtype == FP32:
-            one = current().registers(F32, 1, "element")
-            hw.load_global(one, where, inside)
-            return one[0]
-        return as_fp32(hw.load_global_16(where, inside).to(U32), self.dtype)
+        """An element as fp32, zero where not `inside`; an integer is rounded, exact up to 2^24."""
+        if self.dtype == BOOL:
+            return current().select(hw.load_global_8(where, inside).to(U32) != 0, 1.0, Constant(F32, 0.0))
+        if self.dtype.bytes == 2:
+            return as_fp32(hw.load_global_16(where, inside).to(U32), self.dtype)
+        words = current().registers(F32 if self.dtype == FP32 else U32, self.dtype.bytes // 4, "element")
+        hw.load_global(words, where, inside)
+        if self.dtype == INT64:
+            return (words[1].to(U64) << 32 | words[0].to(U64)).to(I64).to(F32)
+        return words[0].to(I32).to(F32) if self.dtype == INT32 else words[0]
 
 
 def operand_argument(name: str) -> str:
-    """The kernel argument of an operand."""
+    """The kernel argument of an operand. A user's name stands behind one of a few words, none of which begins another,
+    in all names of a kernel: so no two of them meet, nor one of the kernel's own, nor a word of C++."""
     return f"in_{name}"
+
+
+def strides(argument: str, matrix: Matrix) -> dict[str, int]:
+    """The kernel arguments of an `Addressed` array beside its address."""
+    return {
+        f"row_stride_{argument}": matrix.row_stride, f"column_stride_{argument}": matrix.col_stride,
+        f"batch_stride_{argument}": matrix.batch_stride,
+    }  # fmt: skip
 
 
 def as_fp32(bits: Value, dtype: DType) -> Value:
@@ -132,7 +147,7 @@ class Column:
 
     def __init__(self, operand: Operand, blocks: int) -> None:
         assert operand.dtype is not None
-        self.blocks, self.name = blocks, operand.name
+        self.blocks, self.name = blocks, f"held_{operand.name}"
         self.array = Addressed(operand_argument(operand.name), operand.dtype, m=True, n=False)
 
     def begin(self, part: Part) -> None:
@@ -153,7 +168,7 @@ class Row:
 
     def __init__(self, operand: Operand, columns: int, consumers: int) -> None:
         assert operand.dtype is not None
-        self.columns, self.width, self.name = columns, operand.extent.width, operand.name
+        self.columns, self.width, self.name = columns, operand.extent.width, f"held_{operand.name}"
         self.array = Addressed(operand_argument(operand.name), operand.dtype, m=False, n=True)
         self.buffer: SharedBuffer = current().shared(4 * columns, stages=consumers, name=operand.name)
         self.turns = -(-columns // 128)

@@ -7,10 +7,13 @@ from functools import lru_cache
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.core.graph import Graph
+from gemmsmith.core.graph import Graph, Node
 from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, KernelSpec, finishers
 from gemmsmith.core.tile import Tile
+from gemmsmith.epilogue.lines import refused
 
+MOST_COLUMNS = 256
+"""Of a tile."""
 CHUNK = 8
 """Columns of an accumulator fragment's group: a thread holds two neighbours of each."""
 ALIGNMENT = 1024
@@ -55,27 +58,45 @@ class Layout:
 def piece_columns(graph: Graph, tma: frozenset[str], n: int) -> int:
     """Columns of a piece of an n wide tile: 64 where it divides n, 128 for pairs of halves, a block or a whole row.
     ConfigError where none suits the epilogue, or the boxes of the matrices in `tma`."""
-    extents = graph.extents()
+    extents, halves, blocks = graph.extents(), graph.halves, _blocks(graph)
     matrices = [(o.extent, o.dtype) for o in graph.operands if o.name in tma]
     matrices += [(extents[r.node], r.dtype) for r in graph.results if r.name in tma]
-    least = max((TMA_BYTES * extent.width // dtype.bytes for extent, dtype in matrices if dtype), default=1)
-    ops = {node.op for node in graph.nodes}
-    quantized = [
-        (e.width or 1) * node.value[1] for e, node in zip(extents, graph.nodes, strict=True) if node.op == "quantize"
-    ]
-    if "top_k_softmax" in ops:
+    least = max([TMA_BYTES * extent.width // dtype.bytes for extent, dtype in matrices if dtype], default=1)
+    least = max(least, 2 * CHUNK if halves else CHUNK)
+    if graph.takes_whole_rows:
         widths: tuple[int, ...] = (n,)
-    elif quantized:
-        widths = (max(quantized),)
-    elif "chunk" in ops:
+    elif blocks:
+        widths = tuple(blocks)
+    elif halves:
         widths = (128, 64, 32, 16)
     else:
         widths = (64, 32, 16, n)
     for width in widths:
-        if n % width == 0 and width % least == 0:
+        if n % width == 0 and width % least == 0 and blocks.keys() <= {width}:
             return width
+    if graph.takes_whole_rows and blocks:
+        raise ConfigError(f"tile N: got {n}; this epilogue needs {', '.join(map(str, blocks))}, a block")
     needed = least if widths[-1] == n else max(least, widths[-1])
     raise ConfigError(f"tile N: got {n}; this epilogue needs a multiple of {needed}")
+
+
+def _blocks(graph: Graph) -> dict[int, tuple[Node, int]]:
+    """Columns of the product that are quantised together -> a node that asks for it, the width of its values."""
+    nodes = zip(graph.extents(), graph.nodes, strict=True)
+    return {(e.width or 1) * node.value[1]: (node, e.width or 1) for e, node in nodes if node.op == "quantize"}
+
+
+def check_blocks(graph: Graph) -> None:
+    """EpilogueError for blocks to be quantised that no piece can be: whole pairs of chunks in a tile, all the same."""
+    blocks = _blocks(graph)
+    for columns, (node, width) in blocks.items():
+        if columns % (2 * CHUNK * width) or columns > MOST_COLUMNS:
+            message = f"quantize: block: got {columns // width}; use a multiple of {2 * CHUNK}"
+            raise refused(f"{message}, at most {MOST_COLUMNS // width}", node.where)
+    if len(blocks) > 1:
+        listed = " and ".join(map(str, sorted(blocks)))
+        node, _ = blocks[max(blocks)]
+        raise refused(f"quantize: got blocks of {listed} columns of the product; use blocks of one size", node.where)
 
 
 def suits(graph: Graph, tma: frozenset[str], n: int) -> bool:

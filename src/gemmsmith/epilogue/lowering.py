@@ -56,8 +56,8 @@ class Epilogue:
             if own.get(r.name) == r.name:
                 kind, axis = node.value
                 self.reductions.append(Reduction(r, kind, axis, self.extents[node.inputs[0]].width, spec, plan))
-            elif node.op == "scale":
-                self.scales.append((r.node, ScaleStore(r.name, plan.columns)))
+            elif node.op == "scale" and r.dtype:
+                self.scales.append((r.node, ScaleStore(r.name, r.dtype, plan.columns)))
         copied = self.stores.arrays if self.stores else {}
         bounded = [*copied, *self.scales, *self.reductions, *self.inputs, *self._whole_rows()]
         self.m = k.parameter("m") if bounded else Constant(I32, 0)

@@ -115,6 +115,12 @@ def _logaddexp(t: Any, input: Any, other: Any) -> Any:
     return t("where", t("eq", input, other), t("add", input, math.log(2)), apart)
 
 
+def _dropout(t: Any, input: Any, p: Any = 0.5, training: Any = True) -> Any:
+    if training and p:
+        raise refused("dropout: got training=True; pass the mask as an operand and multiply by it")
+    return input
+
+
 def _ceil(t: Any, input: Any) -> Any:
     return t("neg", t("floor", t("neg", input)))
 
@@ -197,6 +203,7 @@ NAMES: dict[str, Entry] = {
     "half": lambda t, input: t.cast(input, "fp16"),
     "bfloat16": lambda t, input: t.cast(input, "bf16"),
     "chunk": lambda t, input, chunks, dim=-1: t.chunk(input, chunks, dim),
+    "dropout": _dropout,
     "one_hot": lambda t, input, num_classes: t.one_hot(input, num_classes),
     "clone": lambda t, input, **_: input,
 }  # fmt: skip
@@ -236,7 +243,6 @@ HINTS: dict[str, str] = {
     **dict.fromkeys(("double", "int", "long", "bool"), "use float(), half() or bfloat16(), or a comparison"),
     "size": "use .shape",
     "equal": "use ==, which compares element by element",
-    "dropout": "pass the mask as an operand and multiply by it",
 }  # fmt: skip
 """What to write in place of functions and methods that are not in the table."""
 ELSE = "use arithmetic, comparisons, where, and the elementwise functions and reductions"

@@ -12,7 +12,7 @@ from gemmsmith.epilogue.inputs import Addressed, Part
 from gemmsmith.epilogue.layout import Layout
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedBuffer, SharedView
-from gemmsmith.lang.types import F32
+from gemmsmith.lang.types import F32, U16
 from gemmsmith.lang.values import Value
 
 
@@ -122,11 +122,21 @@ def _move(place: Value, where: Value, inside: Value, dtype: DType) -> None:
     store(where, value, inside)
 
 
-class ScaleStore:
-    """The scales of a quantised result: one a row and piece, fp32."""
+def store_rounded(value: Value, where: Value, inside: Value, dtype: DType) -> None:
+    """An fp32 value, rounded to fp32, fp16 or bf16, at a global address where `inside`."""
+    if dtype == FP32:
+        one = current().registers(F32, 1, "stored")
+        one[0] = value
+        hw.store_global(one, where, inside)
+    else:
+        hw.store_global_16(where, hw.pack(value, value, dtype).to(U16), inside)
 
-    def __init__(self, name: str, columns: int) -> None:
-        self.array, self.columns = Addressed(result_argument(name), FP32, m=True, n=True), columns
+
+class ScaleStore:
+    """The scales of a quantised result: one a row and piece."""
+
+    def __init__(self, name: str, dtype: DType, columns: int) -> None:
+        self.array, self.columns = Addressed(result_argument(name), dtype, m=True, n=True), columns
 
     def write(self, part: Part, block: int, column: int, scales: list[Value]) -> None:
         """The scales of the rows of a piece, one lane a row."""
@@ -134,7 +144,6 @@ class ScaleStore:
         first = part.work.n + column
         for half, scale in enumerate(scales):
             row = part.row(block, half)
-            one = k.registers(F32, 1, "scale")
-            one[0] = scale
             inside = (k.lane % 4 == 0) & (row < part.rows_in_all) & (first < part.columns_in_all)
-            hw.store_global(one, self.array.at(part.work.batch, row, first // self.columns), inside)
+            where = self.array.at(part.work.batch, row, first // self.columns)
+            store_rounded(scale, where, inside, self.array.dtype)

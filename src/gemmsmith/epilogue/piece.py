@@ -33,8 +33,7 @@ class Piece:
         plan = epilogue.layout
         self.block, column = divmod(index, plan.parts)
         self.column, self.chunks = column * plan.columns, plan.columns // 8
-        gated = any(node.op == "chunk" for node in self.graph.nodes)
-        self.step = next(s for s in ((4, 2) if gated else (2, 1)) if self.chunks % s == 0)
+        self.step = next(s for s in ((4, 2) if self.graph.halves else (2, 1)) if self.chunks % s == 0)
         self.rows: dict[int, Quantized | TopKSoftmax] = {}
 
     def run(self) -> None:

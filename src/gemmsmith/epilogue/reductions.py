@@ -7,12 +7,14 @@ CTA computed which tile. Partials lie as (state, batch, part, element) in fp32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gemmsmith import hw
+from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.graph import Graph, Result
+from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.inputs import Part, Spot
 from gemmsmith.epilogue.layout import Layout
@@ -24,6 +26,8 @@ LOWEST = -3.4e38
 """A finite stand-in for -Inf: differences to it are never NaN."""
 LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 State = tuple[Value, ...]
+MOST_PARTIALS = 2**31 - 2**14
+"""Parts, or elements, of all batches: kernels count them in int32, and up to 2^13 further."""
 
 
 def _exp(x: Value) -> Value:
@@ -112,26 +116,26 @@ class _Cells:
 
 
 class Reduction:
-    """One reduction result. Kernel arguments: partial_<name> (address) and the extents of its partials."""
+    """One reduction result. Kernel arguments: see `partials_arguments`."""
 
     def __init__(self, result: Result, kind: str, axis: str, width: int, spec: KernelSpec, layout: Layout) -> None:
         k = current()
         self.result, self.axis, self.width, self.spec, self.layout = result, axis, max(width, 1), spec, layout
         self.monoid = MONOIDS[kind]
-        self.atomic = is_atomic(kind, spec)
+        self.atomic = is_atomic(result, spec)
         self.address = k.pointer(f"partial_{result.name}")
         self.parts = k.parameter(f"parts_{result.name}")
         self.elements = k.parameter(f"elements_{result.name}")
-        self.stride = k.parameter(f"stride_{result.name}", I64)  # between states
+        self.stride = k.parameter(f"state_stride_{result.name}", I64)  # between states
 
     def begin_tile(self) -> None:
         if self.axis != "m":
             count = 2 * self.layout.blocks if self.axis == "n" else 1
-            self.cells = _Cells(self.monoid, count, self.result.name)
+            self.cells = _Cells(self.monoid, count, f"reduced_{self.result.name}")
 
     def begin_piece(self) -> None:
         if self.axis == "m":
-            self.cells = _Cells(self.monoid, self.layout.columns // self.width // 4, self.result.name)
+            self.cells = _Cells(self.monoid, self.layout.columns // self.width // 4, f"reduced_{self.result.name}")
 
     def add(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
         """Two neighbouring elements, masked along what is reduced; results outside the matrix are not written."""
@@ -211,9 +215,10 @@ def representatives(graph: Graph, atomic: bool) -> dict[str, str]:
     return found
 
 
-def is_atomic(kind: str, spec: KernelSpec) -> bool:
-    """Whether warps add to the result itself, which is zero before. Only sums can; others take two steps."""
-    return spec.epilogue.atomic and kind == "sum"
+def is_atomic(result: Result, spec: KernelSpec) -> bool:
+    """Whether warps add to the result itself, which is zero before. Only sums in fp32 can; others take two steps."""
+    kind, _ = spec.epilogue.graph.nodes[result.node].value
+    return spec.epilogue.atomic and kind == "sum" and result.dtype == FP32
 
 
 @dataclass(frozen=True)
@@ -233,6 +238,14 @@ class Partials:
     def state(self) -> int:
         """Elements of one state's array."""
         return self.batch * self.parts * self.elements
+
+
+def partials_arguments(
+    name: str, address: Pointer, shape: Partials, counts: Mapping[str, int]
+) -> dict[str, int | Pointer]:
+    """The kernel's arguments for the reduction of that name, whose partials lie at `address`."""
+    named: dict[str, int | Pointer] = {f"{key}_{name}": count for key, count in counts.items()}
+    return {**named, f"partial_{name}": address, f"state_stride_{name}": shape.state}
 
 
 def partials(

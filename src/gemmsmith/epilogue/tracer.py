@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.core.dtypes import FP32, DType, as_dtype
-from gemmsmith.core.errors import ArgumentError, EpilogueError
+from gemmsmith.core.dtypes import BOOL, FP32, DType, as_dtype
+from gemmsmith.core.errors import ArgumentError, EpilogueError, meant
 from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
-from gemmsmith.epilogue.copies import Copies
+from gemmsmith.epilogue.copies import Copies, is_module
 from gemmsmith.epilogue.functions import PREDICATES
 from gemmsmith.epilogue.lines import line, refused, user_line
 from gemmsmith.epilogue.names import ELSE, HINTS, METHODS, NAMES, SPELLINGS
@@ -38,15 +37,22 @@ def trace(
 
     Its first parameter is the accumulator, every other one the operand of that name; a default stands for an operand
     that is not given, and **kwargs takes those that no parameter names. It returns a value, a tuple or list of them
-    (out, out1, out2 ...), or a dict. A last cast is the result's dtype.
+    (out, out1, out2 ...), or a dict. A last cast is the result's dtype. Any callable is as good: a bound method, a
+    functools.partial, an object with __call__, a torch.nn.Module without parameters, whose forward it is.
     Raises EpilogueError, which quotes the function's line, for what cannot be fused.
     """
+    function = _called(function)
     where = _definition(function)
     parameters = _parameters(function, operands, where)
     t = Tracing(product)
     accumulator = t.add("accumulator", Extent(True, True, 1), where=where)
-    given = [name for name in parameters if name in operands]
-    values = {name: t.add("operand", operands[name][0], value=name, where=where) for name in given}
+    values: dict[str, Traced] = {}
+    for name in parameters:
+        if name not in operands:
+            continue
+        extent, dtype = operands[name]
+        values[name] = t.add("operand", extent, value=name, where=where)
+        values[name].condition = dtype == BOOL
     positional = [values.get(p.name, p.default) for p in parameters.values() if p.kind == p.POSITIONAL_ONLY]
     keywords = {name: x for name, x in values.items() if parameters[name].kind != inspect.Parameter.POSITIONAL_ONLY}
     try:
@@ -66,7 +72,8 @@ def trace(
 def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, Any]:
     """In an epilogue: x, a matrix, in fp8 over one scale a row and `block` columns, and the scales (M, N / block).
 
-    A scale is the block's largest magnitude over the dtype's maximum. Raises EpilogueError for other dtypes and blocks.
+    A scale is the block's largest magnitude over the dtype's maximum. A block is a multiple of 16, at most 256, or 128
+    after chunk; all of one epilogue are the same. Raises EpilogueError for other dtypes and blocks.
     """
     t = _matrix("quantize", x)
     kind = _dtype(dtype)
@@ -123,8 +130,7 @@ class Tracing:
             )
         if not isinstance(x, (numbers.Real, np.generic, np.ndarray)):
             raise refused(f"got {x!r}; use a traced value or a number")
-        number = float(x)
-        return self.add("constant", Extent(), value=math.nan if math.isnan(number) else number)
+        return self.add("constant", Extent(), value=x)
 
     def expect_conditions(self, op: str, inputs: tuple[Any, ...]) -> None:
         for x in inputs:
@@ -151,10 +157,11 @@ class Tracing:
         return result if dtype is None else result.storing(_dtype(dtype))
 
     def cast(self, x: Traced, dtype: Any) -> Traced:
-        if dtype is COMPUTED or isinstance(dtype, Traced):
-            return x.storing(None) if x.op in ("reduce", "scale") else self.value(x).storing(None)
-        kind = _dtype(dtype)
-        return (x if x.op in ("reduce", "scale") else self.value(x)).storing(kind)
+        kind = None if dtype is COMPUTED or isinstance(dtype, Traced) else _dtype(dtype)
+        last = x.op in ("reduce", "scale")
+        if last and x.stored not in (None, FP32, kind):
+            raise refused(f"got a second cast of a value in {x.stored}; return it, and cast it again afterwards")
+        return (x if last else self.value(x)).storing(kind)
 
     def chunk(self, x: Any, chunks: Any, dim: Any) -> tuple[Traced, Traced]:
         """gate and up: the even and the odd groups of 8 columns, which is how their weights are interleaved."""
@@ -170,7 +177,8 @@ class Tracing:
         return gate, up
 
     def one_hot(self, x: Any, classes: Any) -> Traced:
-        """1 in the column that x, a column of labels, names. Labels are whole numbers in [0, N), as torch's are."""
+        """1 in the column that x, a column of labels, names. Labels are whole numbers; one outside [0, N), such as an
+        ignored -100, names none."""
         x, n = self.value(x), self.product[-1]
         if n == 1 and x.extent.width:  # a column is the whole product
             return self("eq", x, 0)
@@ -381,6 +389,22 @@ def _arguments(entry: Callable[..., Any]) -> str:
     return ", ".join(str(p) for p in list(inspect.signature(entry).parameters.values())[1:])
 
 
+def _called(function: Any) -> Any:
+    """What is called of a module: its forward, whose parameters are named."""
+    if isinstance(function, functools.partial):
+        return functools.partial(_called(function.func), *function.args, **function.keywords)
+    if not is_module(function):
+        return function
+    kind = type(function).__name__
+    held = [name for name, _ in (*function.named_parameters(), *function.named_buffers())]
+    if held:
+        message = f"{kind} has parameters or buffers ({', '.join(held)}); write a function that takes them as operands"
+        raise refused(message, _definition(function.forward))
+    if function._forward_hooks or function._forward_pre_hooks:  # those of modules inside it run
+        raise refused(f"{kind} has hooks; write a function that computes what they do", _definition(function.forward))
+    return function.forward
+
+
 def _definition(function: Any) -> str:
     """The line where the function is defined."""
     while isinstance(function, functools.partial):
@@ -417,7 +441,8 @@ def _parameters(function: Callable[..., Any], operands: Mapping[str, Any], where
     for name in operands:
         if name not in named:
             expected = ", ".join(named) or "none"
-            raise refused(f"{name}: the function takes no operand of this name; those it takes are {expected}", where)
+            message = f"{name}: the function takes no operand of this name; those it takes are {expected}"
+            raise refused(message + meant(name), where)
     return named
 
 

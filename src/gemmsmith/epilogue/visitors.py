@@ -15,6 +15,7 @@ from numbers import Real
 from typing import Any, ClassVar
 
 from gemmsmith.core.dtypes import DType, as_dtype
+from gemmsmith.core.errors import meant
 from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
 from gemmsmith.epilogue.functions import FUNCTIONS
 from gemmsmith.epilogue.lines import refused, user_line
@@ -173,7 +174,7 @@ class ScalarBroadcast(Visitor):
     def emit(self, build: Build, inputs: Sequence[int]) -> int:
         if isinstance(self.value, str):
             return build.operand(self.value, Extent(), self.where)
-        return build.node("constant", (), float(self.value), self.where)
+        return build.node("constant", (), self.value, self.where)
 
     def __repr__(self) -> str:
         return f"ScalarBroadcast({self.value!r})"
@@ -211,7 +212,7 @@ class Compute(Visitor):
         def add(op: str, *inputs: int) -> int:
             return build.node(op, inputs, where=self.where)
 
-        x = [*inputs, *(build.node("constant", (), float(p), self.where) for p in self.parameters)]
+        x = [*inputs, *(build.node("constant", (), p, self.where) for p in self.parameters)]
         match self.function:
             case "identity":
                 return x[0]
@@ -436,7 +437,8 @@ def bind(graph: Graph, operands: Mapping[str, tuple[Extent, DType | None]], prod
     for name in wanted.keys() - operands.keys():
         raise refused(f"{name}: not given; pass {_kind(wanted[name].extent)} of that name")
     for name in operands.keys() - wanted.keys():
-        raise refused(f"{name}: given, but the epilogue reads {', '.join(wanted) or 'no operand'}; leave it out")
+        reads = ", ".join(wanted) or "no operand"
+        raise refused(f"{name}: given, but the epilogue reads {reads}; leave it out{meant(name)}")
     one_row, one_column = product[-2:-1] == (1,), product[-1:] == (1,)
     bound = []
     for name, operand in wanted.items():

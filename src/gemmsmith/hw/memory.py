@@ -95,6 +95,24 @@ class LoadGlobal16(Instruction):
         return np.ascontiguousarray(data).view(np.uint16)[:, 0].astype(np.int64)
 
 
+class LoadGlobal8(Instruction):
+    """A byte where `predicate` holds, zero elsewhere."""
+
+    address: u64
+    predicate: pred
+    result = U16
+    ptx = """{
+    .reg .pred p;
+    setp.ne.b32 p, {predicate}, 0;
+    mov.b16 {result}, 0;
+    @p ld.global.u8 {result}, [{address}];
+    }"""
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        data = m.load("global", m.column(self.address), 1, mask=_where(m, self.predicate))
+        return np.ascontiguousarray(data)[:, 0].astype(np.int64)
+
+
 class StoreGlobal16(Instruction):
     """2 bytes where `predicate` holds."""
 

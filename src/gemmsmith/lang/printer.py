@@ -72,10 +72,14 @@ class _Printer:
 
     # -- names and expressions ---------------------------------------------------------------------
     def name(self, thing: object, hint: str) -> str:
+        """An identifier of its own for `thing`: the hint in ASCII, with a number where that is taken."""
         if thing not in self.names:
-            hint = re.sub(r"\W+", "_", hint)
-            self.taken[hint] += 1
-            self.names[thing] = hint if self.taken[hint] == 1 else f"{hint}_{self.taken[hint]}"
+            hint = name = re.sub(r"\W+", "_", hint, flags=re.ASCII)
+            while self.taken[name]:
+                self.taken[hint] += 1
+                name = f"{hint}_{self.taken[hint]}"
+            self.taken[name] = 1
+            self.names[thing] = name
         return self.names[thing]
 
     def expression(self, value: Value) -> tuple[str, int, set[object]]:

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from gemmsmith.core.dtypes import in_fp32
 from gemmsmith.core.graph import Graph, Node
 from gemmsmith.epilogue.functions import FUNCTIONS
 from gemmsmith.epilogue.passes.rewrite import Editor, rewritten
@@ -74,7 +75,7 @@ def _binary(e: Editor, node: Node, numbers: list[float | None]) -> int | None:
             one, other = (x, b) if b is not None else (y, a)
             return one if other == 1 else e.add("neg", one) if other == -1 else None
         case "div":
-            if b is not None and b != 0 and math.isfinite(1 / b) and math.frexp(b)[0] in (0.5, -0.5):
+            if b is not None and b != 0 and math.frexp(b)[0] in (0.5, -0.5) and in_fp32(1 / b) == 1 / b:
                 return x if b == 1 else e.add("mul", x, e.constant(1 / b))  # a power of two: exact
             return None
         case "maximum" | "minimum":

@@ -1,9 +1,9 @@
 """Reduction elimination: reductions whose value is known, a simpler reduction of the same value, and the same
 reduction asked for twice.
 
-A reduction of a constant is not computed: the second step writes its value (launches.py). A one-hot row, whose label
-names one of its columns, sums to 1. Equal reductions of equal values become one node by `share`; results that reduce
-the same value over the same axis by the same rule (sum and mean) share one set of partials (epilogue/reductions.py).
+A reduction of a constant is not computed: the second step writes its value (launches.py). Equal reductions of equal
+values become one node by `share`; results that reduce the same value over the same axis by the same rule (sum and mean)
+share one set of partials (epilogue/reductions.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ def reductions(graph: Graph) -> Graph:
 def _rule(e: Editor, node: Node) -> int | None:
     if node.op != "reduce":
         return None
-    kind, axis = node.value
+    kind, _ = node.value
     inner = e.nodes[node.inputs[0]]
-    if inner.op == "one_hot" and axis == "n" and kind in ("sum", "max"):
-        return e.add("reduce", e.constant(1.0), value=("max", axis))
     if inner.op == "abs" and e.nodes[inner.inputs[0]].op in _NEVER_NEGATIVE:
         return e.add("reduce", inner.inputs[0], value=node.value)
     if kind in ("max", "min") and inner.op in ("maximum", "minimum") and inner.inputs[0] == inner.inputs[1]:

@@ -26,7 +26,7 @@ class Editor:
         return len(self.nodes) - 1
 
     def constant(self, x: float) -> int:
-        return self.add("constant", value=float(x))
+        return self.add("constant", value=x)
 
     def number(self, index: int) -> float | None:
         """A constant's value."""
