@@ -40,6 +40,19 @@ def test_ranked_configs_can_be_built(m: int, n: int, k: int) -> None:
     assert (np.diff(estimates) >= 0).all()
 
 
+@given(m=some.integers(1, 300), n=some.integers(1, 300), log=some.integers(20, 30), few=some.integers(0, 1 << 16))
+def test_no_choice_is_too_deep(m: int, n: int, log: int, few: int) -> None:
+    k = (1 << log) + 8 * few
+    plan = gemmsmith.plan(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))
+    assert plan._route.clusters >= 1
+
+
+def test_no_choice_has_more_tiles_than_an_int32_counts() -> None:
+    tall = problem_of(Spec((1 << 24, 1 << 14, 8), "bf16", (0, 8, 1)), Spec((1 << 24, 8, 8), "bf16", (64, 8, 1)))
+    for config in ranked(tall, most=12):
+        assert Route.of(tall.T if config.swap else tall, config).clusters >= 1
+
+
 def relu_sums(acc: Any) -> Any:
     y = acc.maximum(0.0)
     return y, y.sum(-1)

@@ -12,7 +12,7 @@ import numpy as np
 from gemmsmith.core.config import Config, Design
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.graph import bare
-from gemmsmith.core.problem import Problem
+from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import (
     BARRIER_BYTES,
     SHARED_LIMIT,
@@ -21,8 +21,11 @@ from gemmsmith.core.spec import (
     KernelSpec,
     finishers,
     most_accumulators,
+    operand_major,
 )
+from gemmsmith.designs.pack import Packing
 from gemmsmith.epilogue.layout import ALIGNMENT, least_bytes, suits
+from gemmsmith.lang.types import ORDER_LENGTH
 
 Column = np.ndarray[Any, Any]
 
@@ -52,6 +55,9 @@ SMALLEST_SHARE = 4
 """K-tiles."""
 WASTE = 1.05
 """Of the last wave, from which cutting it up is tried."""
+MOST_COPIES = 13, 11
+"""Of a k-tile, beside two and three consumers: with more, their addresses do not fit the producer's registers. Boxes of
+a tile along M or N may be as narrow as 16 elements."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions with so many intermediate values that they spill beside the largest accumulators."""
 
@@ -153,13 +159,42 @@ class Space:
         good &= ~stream | ragged
         shared = self.cluster_splits > 1
         good &= ~shared | ((tiles <= resident) & (k_tiles >= SMALLEST_SHARE * self.cluster_splits))
-        return np.asarray(good)
+        return np.asarray(good & self.fed(problem) & self.countable(problem))
+
+    def fed(self, problem: Problem) -> Column:
+        """Those whose producer has registers for the copies of a k-tile, in the operands' layouts."""
+        a, b = (operand_major(m if m.tma_ready else Packing.of(m).packed) == "MN" for m in (problem.a, problem.b.T))
+        copies = sum(
+            np.where(np.where(self.swap, other, own), _boxes(mn), _boxes(self.k))
+            for mn, own, other in ((self.m, a, b), (self.n, b, a))
+        )
+        return np.asarray((self.consumers == 1) | (copies <= np.where(self.consumers == 2, *MOST_COPIES)))
+
+    def countable(self, problem: Problem) -> Column:
+        """Those whose tiles, and the turns of clusters that share them, an int32 counts, as launches want."""
+        tiles, k_tiles = self.tiles(problem), np.maximum(1, -(-problem.k // self.k))
+        clusters = np.minimum(
+            tiles * np.minimum(np.where(self.splits == 0, k_tiles, self.splits), k_tiles), ORDER_LENGTH
+        )
+        turns = np.where(self.splits == 1, 0, np.minimum(tiles, 2 * clusters) * k_tiles * clusters)
+        return np.asarray(np.maximum(tiles, turns) <= MAX_EXTENT)
 
 
 @lru_cache(maxsize=64)
 def space(epilogue: EpilogueSpec) -> Space:
     """Every config worth a thought for an epilogue, of whatever problem."""
     return Space.of(list(_configs(epilogue)), epilogue)
+
+
+def _boxes(extent: Column) -> Column:
+    """Of 64, 32 or 16 elements along a tile's contiguous index: see Tile."""
+    whole = -(-extent // 16) * 16
+    return np.asarray(whole // np.gcd(whole, 64))
+
+
+def is_fed(config: Config, problem: Problem) -> bool:
+    """Whether a config's producer has registers for its copies; `problem` is that of the unswapped product."""
+    return bool(Space.of([config]).fed(problem)[0])
 
 
 def has_one_tile(config: Config, problem: Problem) -> bool:

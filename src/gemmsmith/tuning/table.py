@@ -16,7 +16,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.tuning.space import fitting, has_one_tile, has_room, reads_again, with_reuse_for
+from gemmsmith.tuning.space import fitting, has_one_tile, has_room, is_fed, reads_again, with_reuse_for
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""
@@ -51,7 +51,9 @@ class Table:
 
 def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
     """A bare product's config for one that may have an epilogue, other sizes and dtypes: no lockstep where CTAs have
-    one tile, `reuse` and stages as the results leave room; None where it cannot be."""
+    one tile, `reuse` and stages as the results leave room; None where it cannot be, or its producer would spill."""
+    if not is_fed(config, problem):
+        return None
     try:
         if has_one_tile(config, problem):
             config = config.replace(lockstep=False)
