@@ -75,7 +75,7 @@ def test_the_machine_code_is_hoppers() -> None:
         ({"tile": (128, 8, 64), "cluster": (2, 1)}, "whose 8 rows do not split into parts of 8"),
         ({"consumers": 4}, "consumers: got 4"),
         ({"design": "stream"}, "design: got 'stream'"),
-        ({"raster": "x"}, "raster 'x'"),
+        ({"raster": "x"}, "raster: got 'x'; use m or n"),
         ({"evict": ["first", "most"]}, r"evict: got \('first', 'most'\)"),
         ({"evict": None}, "evict: got None"),
         ({"evict": "first"}, "evict: got 'first'"),
