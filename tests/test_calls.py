@@ -340,3 +340,29 @@ def test_a_first_call_that_fails_is_no_matter(seen: list[Any], monkeypatch: pyte
 
 def raising() -> None:
     raise gemmsmith.DeviceError("it is being captured")
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c", "out"])
+def test_no_gradient_is_lost_in_silence(name: str, rng: np.random.Generator) -> None:
+    """Of any argument of any call, also of one whose like came before."""
+    torch = pytest.importorskip("torch")
+    given = {
+        x: torch.nn.Parameter(torch.from_numpy(rng.standard_normal((64, 64))).bfloat16(), requires_grad=x == name)
+        for x in ("a", "b", "c", "out")
+    }
+
+    def f(acc: Any, c: Any) -> Any:
+        return acc + c
+
+    plan = gemmsmith.plan(**given, epilogue=f)
+    ways = [lambda: gemmsmith.gemm(**given, epilogue=f), lambda: plan.run(**given), lambda: plan.prepare(**given)()]
+    ways.append(lambda: plan.simulate(**given))
+    want = given["a"].detach().double() @ given["b"].detach().double() + given["c"].detach().double()
+    for _ in range(2):
+        for way in ways:
+            with pytest.raises(ArgumentError, match=f"^{name}: got a tensor that requires grad"):
+                way()
+            with torch.no_grad():
+                given["out"].fill_(torch.nan)
+                way()
+                assert torch.allclose(given["out"].double(), want, rtol=2**-7, atol=2**-7)

@@ -191,6 +191,7 @@ class Plan:
         stream is being captured; a call of what it gives may be captured.
         """
         given = {**(operands or {}), **named}
+        signatures(a, b, self.given(out), given)  # refuses what would lose its gradient
         found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
         job, backend = self._checked(*found, a, b, out)
         if backend != "cuda":
@@ -295,6 +296,7 @@ class Plan:
         Other seeds give other schedules; seed 0 is the one the timeline's cost model predicts.
         """
         given = {**(operands or {}), **named}
+        signatures(a, b, self.given(out), given)  # refuses what would lose its gradient
         found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
         return jobs.simulate(self._job(*found, describe(a, "a"), describe(b, "b"), a, out), seed)
 
