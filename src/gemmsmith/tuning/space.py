@@ -55,9 +55,9 @@ SMALLEST_SHARE = 4
 """K-tiles."""
 WASTE = 1.05
 """Of the last wave, from which cutting it up is tried."""
-MOST_COPIES = 13, 11
-"""Of a k-tile, beside two and three consumers: with more, their addresses do not fit the producer's registers. Boxes of
-a tile along M or N may be as narrow as 16 elements."""
+MOST_COPIES = 11
+"""Of a k-tile, where warpgroups share the registers: with more, their addresses do not fit the producer's. Boxes of a
+tile along M or N may be as narrow as 16 elements."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions with so many intermediate values that they spill beside the largest accumulators."""
 
@@ -168,7 +168,7 @@ class Space:
             np.where(np.where(self.swap, other, own), _boxes(mn), _boxes(self.k))
             for mn, own, other in ((self.m, a, b), (self.n, b, a))
         )
-        return np.asarray((self.consumers == 1) | (copies <= np.where(self.consumers == 2, *MOST_COPIES)))
+        return np.asarray((self.consumers == 1) | (copies <= MOST_COPIES))
 
     def countable(self, problem: Problem) -> Column:
         """Those whose tiles, and the turns of clusters that share them, an int32 counts, as launches want."""
