@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Literal
 
@@ -43,6 +43,19 @@ class EpilogueSpec:
         """Storing D, nothing else."""
         tma, tall = (frozenset({"out"} if yes else ()) for yes in (d.stores_by_tma, d.tall))
         return EpilogueSpec(bare(d.dtype), tma, tall)
+
+    @property
+    def matrices(self) -> list[str]:
+        """Operands and results that are matrices."""
+        extents = self.graph.extents()
+        operands = [o.name for o in self.graph.operands if o.extent.is_matrix]
+        return operands + [r.name for r in self.graph.results if extents[r.node].is_matrix]
+
+    def over(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
+        """The same for matrices that lie so."""
+        tma = frozenset(name for name in self.matrices if arrays[name].stores_by_tma)
+        tall = frozenset(name for name in self.matrices if arrays[name].tall)
+        return replace(self, tma=tma, tall=tall)
 
 
 def finishers(config: Config, graph: Graph) -> int:
