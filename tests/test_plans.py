@@ -77,3 +77,10 @@ def test_the_command_takes_hardly_any_k(k: int, layout: str, tmp_path: Any) -> N
     done = CliRunner().invoke(main, ["run", *options, "--backend", "sim", "--json"])
     assert done.exit_code == 0, done.output
     assert '"result": "right"' in done.output
+
+
+@pytest.mark.parametrize("config", [SMALL, SMALL.replace(stages=4), Config()])
+def test_resources_count_the_shared_memory_of_a_launch(config: Config) -> None:
+    plan = gemmsmith.plan(gemmsmith.Spec((512, 512), "bf16"), gemmsmith.Spec((512, 512), "bf16"), config=config)
+    assert plan.resources.shared == plan.kernel.shared_bytes + plan.compiled.resources.shared
+    assert plan.resources.shared >= config.stages * (config.tile[0] + config.tile[1]) * config.tile[2] * 2

@@ -153,8 +153,9 @@ class Plan:
 
     @property
     def resources(self) -> Resources:
-        """Registers, spills and compiler advisories."""
-        return self.compiled.resources
+        """Registers, spills, compiler advisories, and shared memory: what ptxas counts and what a launch asks for."""
+        found = self.compiled.resources
+        return replace(found, shared=found.shared + self.kernel.shared_bytes)
 
     @property
     def workspace_bytes(self) -> int:

@@ -154,11 +154,14 @@ def test_what_is_kept_is_taken(tmp_path, monkeypatch) -> None:
 def test_tuning_needs_a_gpu() -> None:
     if driver.available():
         pytest.skip("there is one")
-    with pytest.raises(gemmsmith.DeviceError):
+    with pytest.raises(
+        gemmsmith.DeviceError, match="tune: this machine has no GPU to measure on; use"
+    ):
         tune(Spec((64, 64), "bf16"), Spec((64, 64), "bf16"))
     done = CliRunner().invoke(main, ["tune", "64x64x64"])
     assert done.exit_code == 1
-    assert "Error" in done.output
+    assert "Error: tune: this machine has no GPU" in done.output
+    assert "backend=" not in done.output
     assert CliRunner().invoke(main, ["tune", "64x64"]).exit_code == 2
 
 
