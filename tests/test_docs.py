@@ -27,3 +27,10 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_every_environment_variable_is_documented() -> None:
+    sources = (ROOT / "src").rglob("*.py")
+    read = {name for path in sources for name in re.findall(r"environ\b\W+(?:get\W+)?(\w+)", path.read_text())}
+    assert read
+    assert read <= set(re.findall(r"`(\w+)`", (ROOT / "docs" / "environment.md").read_text()))

@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmsmith.core.config import Config, Design
 from gemmsmith.core.dtypes import BF16
-from gemmsmith.core.graph import bare
+from gemmsmith.core.graph import Node, bare
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import (
     BARRIER_BYTES,
@@ -58,6 +58,9 @@ WASTE = 1.05
 MOST_COPIES = 11
 """Of a k-tile, where warpgroups share the registers: with more, their addresses do not fit the producer's. Boxes of a
 tile along M or N may be as narrow as 16 elements."""
+CROWDED, APART = 0.8, 0.44
+"""Of the registers that accumulators may take, what they may where an epilogue needs more than a few; and where it
+reads a matrix without TMA, whose elements and addresses are held at once."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions with so many intermediate values that they spill beside the largest accumulators."""
 
@@ -250,8 +253,10 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
 def _has_registers(design: Design, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
     """Whether a tile suits an epilogue, and has registers for it beside the accumulators."""
     blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
-    crowded = blocks * n / 2 > 0.8 * most_accumulators(Config(design, consumers=consumers))
-    if (_heavy(epilogue) and blocks > 1) or (crowded and not _light(epilogue)):
+    taken = blocks * n / 2 / most_accumulators(Config(design, consumers=consumers))
+    if blocks > 1 and (_heavy(epilogue) or (design == "pingpong" and _reductions(epilogue))):
+        return False
+    if taken > (APART if _reads_apart(epilogue) else 1.0 if _light(epilogue) else CROWDED):
         return False
     return suits(epilogue.graph, epilogue.tma, n)
 
@@ -259,13 +264,15 @@ def _has_registers(design: Design, m: int, n: int, consumers: int, epilogue: Epi
 @lru_cache(maxsize=64)
 def _heavy(epilogue: EpilogueSpec) -> bool:
     """Whether an epilogue needs so many registers that a warpgroup should have 64 rows: for matrices beside the first
-    and reductions, if they are two, for sums of columns, and for a matrix that is read without TMA."""
+    and reductions, if they are two, for sums of columns, for a matrix that is read without TMA, and for one that is
+    stored along its columns."""
     graph, extents = epilogue.graph, epilogue.graph.extents()
     matrices = [o.extent for o in graph.operands] + [extents[r.node] for r in graph.results]
-    reductions = [node for node in graph.nodes if node.op == "reduce"]
+    reductions = _reductions(epilogue)
     held = max(sum(extent.is_matrix for extent in matrices) - 1, 0) + len(reductions)
     summed = any(node.value[1] == "m" for node in reductions)
-    return held > 1 or summed or any(o.extent.is_matrix and o.name not in epilogue.tma for o in graph.operands)
+    tall = any(r.name in epilogue.tall for r in graph.results)
+    return held > 1 or summed or _reads_apart(epilogue) or (graph.computes and tall)
 
 
 @lru_cache(maxsize=64)
@@ -276,7 +283,16 @@ def _light(epilogue: EpilogueSpec) -> bool:
     vectors = [o for o in graph.operands if o.extent.m or o.extent.width]
     rich = epilogue.exact or any(node.op in RICH for node in graph.nodes)
     direct = any(extents[r.node].is_matrix and r.name not in epilogue.tma for r in graph.results)
-    return not graph.computes or not (len(vectors) > 1 or _loads(epilogue) or rich or direct)
+    return not graph.computes or not (len(vectors) > 1 or _loads(epilogue) or rich or direct or _heavy(epilogue))
+
+
+def _reductions(epilogue: EpilogueSpec) -> list[Node]:
+    return [node for node in epilogue.graph.nodes if node.op == "reduce"]
+
+
+def _reads_apart(epilogue: EpilogueSpec) -> bool:
+    """Whether it reads a matrix without TMA."""
+    return any(o.extent.is_matrix and o.name not in epilogue.tma for o in epilogue.graph.operands)
 
 
 def _loads(epilogue: EpilogueSpec) -> bool:
