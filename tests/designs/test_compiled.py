@@ -227,10 +227,10 @@ def problems(draw: some.DrawFn) -> dict[str, Any]:
 @settings(max_examples=25)
 @given(problems())
 def test_no_choice_spills(problem: dict[str, Any]) -> None:
-    """But for the words of row sums that all tiles share, as above."""
+    """But for a few words that all tiles of row sums share, once a tile, as above."""
     plan = gemmsmith.plan(**problem)
     r = plan.resources
-    assert r.spill_stores <= 8 * (problem["epilogue"] is summed), plan.config
+    assert r.spill_stores <= 16 * (problem["epilogue"] is summed), plan.config
     assert r.advisories == ()
 
 

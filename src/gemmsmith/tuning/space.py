@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmsmith.core.config import Config, Design
 from gemmsmith.core.dtypes import BF16
-from gemmsmith.core.graph import Node, bare
+from gemmsmith.core.graph import bare
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import (
     BARRIER_BYTES,
@@ -56,8 +56,8 @@ SMALLEST_SHARE = 4
 WASTE = 1.05
 """Of the last wave, from which cutting it up is tried."""
 MOST_COPIES = 11
-"""Of a k-tile, where warpgroups share the registers: with more, their addresses do not fit the producer's. Boxes of a
-tile along M or N may be as narrow as 16 elements."""
+"""Of an operand's k-tile, beside two math warpgroups; of both operands beside three, or where D is not stored by TMA:
+with more, their addresses do not fit the producer's registers. Boxes along M or N may be as narrow as 16 elements."""
 CROWDED, APART = 0.8, 0.44
 """Of the registers that accumulators may take, what they may where an epilogue needs more than a few; and where it
 reads a matrix without TMA, whose elements and addresses are held at once."""
@@ -166,11 +166,12 @@ class Space:
 
     def fed(self, problem: Problem) -> Column:
         """Those whose producer has registers for the copies of a k-tile, in the operands' layouts."""
-        a, b = (operand_major(m if m.tma_ready else Packing.of(m).packed) == "MN" for m in (problem.a, problem.b.T))
-        copies = sum(
-            np.where(np.where(self.swap, other, own), _boxes(mn), _boxes(self.k))
-            for mn, own, other in ((self.m, a, b), (self.n, b, a))
-        )
+        read = [m if m.tma_ready else Packing.of(m).packed for m in (problem.a, problem.b)]
+        a, b = (operand_major(m) == "MN" for m in (read[0], read[1].T))
+        of_a = np.where(np.where(self.swap, b, a), _boxes(self.m), _boxes(self.k))
+        of_b = np.where(np.where(self.swap, a, b), _boxes(self.n), _boxes(self.k))
+        few = (self.consumers == 3) | (not problem.d.stores_by_tma)
+        copies = np.where(few, of_a + of_b, np.maximum(of_a, of_b))
         return np.asarray((self.consumers == 1) | (copies <= MOST_COPIES))
 
     def countable(self, problem: Problem) -> Column:
@@ -254,7 +255,7 @@ def _has_registers(design: Design, m: int, n: int, consumers: int, epilogue: Epi
     """Whether a tile suits an epilogue, and has registers for it beside the accumulators."""
     blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
     taken = blocks * n / 2 / most_accumulators(Config(design, consumers=consumers))
-    if blocks > 1 and (_heavy(epilogue) or (design == "pingpong" and _reductions(epilogue))):
+    if blocks > 1 and _heavy(epilogue):
         return False
     if taken > (APART if _reads_apart(epilogue) else 1.0 if _light(epilogue) else CROWDED):
         return False
@@ -268,7 +269,7 @@ def _heavy(epilogue: EpilogueSpec) -> bool:
     stored along its columns."""
     graph, extents = epilogue.graph, epilogue.graph.extents()
     matrices = [o.extent for o in graph.operands] + [extents[r.node] for r in graph.results]
-    reductions = _reductions(epilogue)
+    reductions = [node for node in graph.nodes if node.op == "reduce"]
     held = max(sum(extent.is_matrix for extent in matrices) - 1, 0) + len(reductions)
     summed = any(node.value[1] == "m" for node in reductions)
     tall = any(r.name in epilogue.tall for r in graph.results)
@@ -284,10 +285,6 @@ def _light(epilogue: EpilogueSpec) -> bool:
     rich = epilogue.exact or any(node.op in RICH for node in graph.nodes)
     direct = any(extents[r.node].is_matrix and r.name not in epilogue.tma for r in graph.results)
     return not graph.computes or not (len(vectors) > 1 or _loads(epilogue) or rich or direct or _heavy(epilogue))
-
-
-def _reductions(epilogue: EpilogueSpec) -> list[Node]:
-    return [node for node in epilogue.graph.nodes if node.op == "reduce"]
 
 
 def _reads_apart(epilogue: EpilogueSpec) -> bool:
