@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import sys
 from typing import Any
@@ -13,7 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmsmith.arrays import ArrayInfo, Spec, as_numpy, current_stream, describe, empty_like_kind, overlap, row_major
+from gemmsmith.arrays import (
+    ArrayInfo,
+    Spec,
+    as_numpy,
+    current_stream,
+    describe,
+    empty_like_kind,
+    overlap,
+    row_major,
+    signature,
+)
 from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, DType
 from gemmsmith.core.errors import ArgumentError
 
@@ -194,6 +205,75 @@ def test_torch_refusals() -> None:
         else:
             with pytest.raises(ArgumentError, match=message):
                 describe(x, "a")
+
+
+def seen_by(transform: Any, x: Any) -> Any:
+    """What a function sees of x under a torch.func transform."""
+    seen: list[Any] = []
+
+    def f(y: Any) -> Any:
+        with pytest.raises(ArgumentError) as error:
+            signature(y, "a")
+        with pytest.raises(ArgumentError):
+            describe(y.detach(), "a")
+        seen.append(str(error.value))
+        return y.float().sum()
+
+    transform(f)(x)
+    return seen[0]
+
+
+def test_torch_tensors_without_memory() -> None:
+    torch = pytest.importorskip("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x = torch.zeros(2, 4, 4, dtype=torch.bfloat16)
+    message = "a: got a .* without memory of its own .*; use an ordinary tensor"
+    with FakeTensorMode():
+        fake = torch.zeros(4, 4, dtype=torch.bfloat16)
+    freed = torch.zeros(4, 4, dtype=torch.bfloat16)
+    freed.untyped_storage().resize_(0)
+
+    class Wrapper(torch.Tensor):
+        __torch_dispatch__ = torch.Tensor.__torch_function__
+
+    wrapper = torch.Tensor._make_wrapper_subclass(Wrapper, (4, 4), dtype=torch.bfloat16)
+    for y in (fake, freed, wrapper):
+        for look in (describe, signature):
+            with pytest.raises(ArgumentError, match=message):
+                look(y, "a")
+    assert re.match(message, seen_by(torch.vmap, x))
+    assert re.match("a: got a tensor that requires grad", seen_by(torch.func.grad, x))
+    parts = [torch.zeros(2, 4, dtype=torch.bfloat16), torch.zeros(3, 4, dtype=torch.bfloat16)]
+    for layout, said in ((torch.strided, "a nested tensor"), (torch.jagged, "a torch.jagged tensor")):
+        for look in (describe, signature):
+            with pytest.raises(ArgumentError, match=f"a: got {said}; use a dense one"):
+                look(torch.nested.nested_tensor(parts, layout=layout), "a")
+    assert describe(torch.zeros(0, 4, dtype=torch.bfloat16)).address == 0
+    assert signature(torch.zeros(0, 4, dtype=torch.bfloat16))[1] == 0
+
+
+def test_a_gradient_that_would_be_lost() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.bfloat16))
+    for y in (x, x.t(), x * 2):
+        with pytest.raises(ArgumentError, match=r"w: got a tensor that requires grad.*no_grad\(\).* or x.detach\(\)"):
+            signature(y, "w")
+        assert signature(y.detach())[1] == y.data_ptr()
+        with torch.no_grad():
+            assert signature(y)[1] == y.data_ptr()
+        with torch.inference_mode():
+            assert signature(y)[1] == y.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "complex64", "float64"])
+def test_a_torch_dtype_that_is_no_operands(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ArgumentError) as error:
+        describe(torch.zeros(2, 2, dtype=getattr(torch, dtype)), "a")
+    said = f"a: got a dense tensor of torch.{dtype}; use torch.bfloat16 or torch.float16 for a and b"
+    assert str(error.value).startswith(said)
+    assert "to_dense" not in str(error.value)
 
 
 @pytest.mark.gpu

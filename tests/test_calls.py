@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -340,3 +342,48 @@ def test_a_first_call_that_fails_is_no_matter(seen: list[Any], monkeypatch: pyte
 
 def raising() -> None:
     raise gemmsmith.DeviceError("it is being captured")
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c", "out"])
+def test_no_gradient_is_lost_in_silence(name: str, rng: np.random.Generator) -> None:
+    """Of any argument of any call, also of one whose like came before."""
+    torch = pytest.importorskip("torch")
+    given = {
+        x: torch.nn.Parameter(torch.from_numpy(rng.standard_normal((64, 64))).bfloat16(), requires_grad=x == name)
+        for x in ("a", "b", "c", "out")
+    }
+
+    def f(acc: Any, c: Any) -> Any:
+        return acc + c
+
+    plan = gemmsmith.plan(**given, epilogue=f)
+    ways = [lambda: gemmsmith.gemm(**given, epilogue=f), lambda: plan.run(**given), lambda: plan.prepare(**given)()]
+    ways.append(lambda: plan.simulate(**given))
+    want = given["a"].detach().double() @ given["b"].detach().double() + given["c"].detach().double()
+    for _ in range(2):
+        for way in ways:
+            with pytest.raises(ArgumentError, match=f"^{name}: got a tensor that requires grad"):
+                way()
+            with torch.no_grad():
+                given["out"].fill_(torch.nan)
+                way()
+                assert torch.allclose(given["out"].double(), want, rtol=2**-7, atol=2**-7)
+
+
+def test_many_threads_at_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one plan that all of them make first: each launch has the addresses of one call."""
+    monkeypatch.setattr(api, "_KNOWN", {})
+    monkeypatch.setattr(prepared, "MOST_MAPS", 3)
+    b, start = OnGpu((64, 512), 0x100000), threading.Barrier(8)
+
+    def work(first: int) -> None:
+        start.wait()
+        for i in range(first, 400, 8):
+            gemmsmith.gemm(OnGpu((256, 64), 0x1000000 + 4096 * i), b, out=OnGpu((256, 512), 0x2000000 + 4096 * i))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    (known,) = api._KNOWN.values()
+    names = [p.name for p in known.plan.kernel.parameters]
+    pairs = [tuple(values[names.index(name)].address for name in ("a", "out")) for _, _, values in seen]
+    assert sorted(pairs) == [(0x1000000 + 4096 * i, 0x2000000 + 4096 * i) for i in range(400)]

@@ -42,3 +42,10 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         assert name in main.commands, name
         options = {opt for p in main.commands[name].params for opt in (*p.opts, *p.secondary_opts)}
         assert set(re.findall(r"--[a-z-]+", words)) <= options, (name, words)
+
+
+def test_every_environment_variable_is_documented() -> None:
+    sources = (ROOT / "src").rglob("*.py")
+    read = {name for path in sources for name in re.findall(r"environ\b\W+(?:get\W+)?(\w+)", path.read_text())}
+    assert read
+    assert read <= set(re.findall(r"`(\w+)`", (ROOT / "docs" / "environment.md").read_text()))

@@ -214,6 +214,7 @@ CUDA = ArrayInfo(BF16, (8, 5), (5, 1), 0x1000, "cuda", 0, True)
         ((A, B, None, None, "bf16"), "accumulate: got bf16; use fp32, or fp16 for fp16 operands"),
         ((A, B, None, None, "fp64"), "accumulate: got 'fp64'"),
         ((A, B, None, "int8"), "out_dtype: got 'int8'; use one of bf16, fp16, fp32"),
+        ((A, B, None, None, "fp8"), "accumulate: got 'fp8'; use fp32, or fp16 for fp16 operands"),
         ((A, B, Spec((4, 5), "fp16"), "fp32"), "out: got dtype fp16 with out_dtype fp32"),
         (("A", B), "a: got builtins.str; use a torch tensor"),
         # memory

@@ -96,7 +96,10 @@ def describe(x: Any, argument: str = "array") -> ArrayInfo:
 
 
 def signature(x: Any, argument: str = "array") -> tuple[Hashable, int]:
-    """(what `describe` says of an array besides its address, in whatever form is cheap to get; its address)."""
+    """(what `describe` says of an array besides its address, in whatever form is cheap to get; its address).
+
+    Raises ArgumentError naming `argument`, also for a torch tensor whose gradient would be lost.
+    """
     reader = _READERS.get(type(x)) or _find(x, argument)
     try:
         return reader.signature(x)
@@ -240,20 +243,35 @@ def _torch_reader(torch: Any) -> _Reader:
         torch.int32: INT32, torch.int64: INT64, torch.bool: BOOL,
     }  # fmt: skip
     names = {dtype: name for name, dtype in dtypes.items()}
+    others = ", ".join(str(name) for name, dtype in dtypes.items() if dtype not in (BF16, FP16))
     strided = torch.strided
 
     def read(x: Any) -> ArrayInfo:
         dtype = dtypes.get(x.dtype)
-        if dtype is None or x.layout is not strided or x.is_neg():
+        if x.layout is not strided:
+            raise _UnreadableError(f"got a {x.layout} tensor; use a dense one, for instance x.to_dense()")
+        if x.is_nested:
+            raise _UnreadableError("got a nested tensor; use a dense one, for instance x.to_padded_tensor(0)")
+        if dtype is None:
             raise _UnreadableError(
-                f"got a {x.layout} tensor of {x.dtype}; use a dense one (x.to_dense(), x.resolve_neg()) "
-                "of torch.bfloat16, float16 or float32"
+                f"got a dense tensor of {x.dtype}; use torch.bfloat16 or torch.float16 for a and b; "
+                f"an epilogue's operands and results may also be {others}"
             )
-        if x.is_cuda:
-            return ArrayInfo(dtype, x.shape, x.stride(), x.data_ptr(), "cuda", x.get_device(), True)
-        if not x.is_cpu:
+        if x.is_neg():
+            raise _UnreadableError("got a tensor whose sign is not applied yet; use x.resolve_neg()")
+        if not (x.is_cuda or x.is_cpu):
             raise _UnreadableError(f"got a tensor on {x.device}; use one on a CUDA device or the CPU")
-        return ArrayInfo(dtype, x.shape, x.stride(), x.data_ptr(), "cpu", 0, True)
+        try:
+            address = x.data_ptr()
+        except RuntimeError:  # functorch's
+            address = None
+        if address is None or (not address and x.numel()):
+            raise _UnreadableError(
+                f"got a {type(x).__qualname__} without memory of its own (a fake one, one in torch.func, a wrapper); "
+                "use an ordinary tensor"
+            )
+        device, index = ("cuda", x.get_device()) if x.is_cuda else ("cpu", 0)
+        return ArrayInfo(dtype, x.shape, x.stride(), address, device, index, True)
 
     # a tenth of the cost of torch.cuda.current_stream(device).cuda_stream; Triton and Inductor use it
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -266,11 +284,22 @@ def _torch_reader(torch: Any) -> _Reader:
     def empty(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
         return torch.empty(shape, dtype=names[dtype], device=x.device)
 
+    recording = torch.is_grad_enabled
+
     def signature(x: Any) -> tuple[Hashable, int]:
+        if x.requires_grad and recording():
+            raise _UnreadableError(
+                "got a tensor that requires grad, and gemmsmith computes no gradients; "
+                "use torch.no_grad() around the call, or x.detach()"
+            )
         try:
-            return (x.dtype, x.shape, x.stride(), x.get_device(), x.is_neg()), x.data_ptr()
-        except RuntimeError:  # a sparse tensor has no strides
-            return read(x), 0  # refuses it
+            address = x.data_ptr()
+            signed = x.dtype, x.shape, x.stride(), x.get_device(), x.is_neg()
+        except RuntimeError:  # sparse, nested or functorch's
+            return read(x)._replace(address=0), 0  # refuses it
+        if not address:
+            read(x)  # refuses it, but where it is empty
+        return signed, address
 
     return _Reader(read, signature, stream, empty)
 

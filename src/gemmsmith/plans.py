@@ -38,7 +38,7 @@ MOST_CALLS = 4096
 
 class Plan:
     """A compiled product with its epilogue. One plan serves every problem with the same dtypes, layouts and alignment,
-    of any size."""
+    of any size. (Rows of 16-bit elements are aligned alike if both or neither have lengths that are multiples of 8.)"""
 
     def __init__(
         self, a: Any, b: Any, out: Any = None, *, out_dtype: Any = None, accumulate: Any = "fp32",
@@ -77,6 +77,7 @@ class Plan:
         if self._origin != "given" and (settled := fitting(self.config, self.spec)) != self.config:
             self.config = settled
             self._route = self._routed(self.problem, self.bound)
+        self._swapped = _swapped(self.formulation, self.bound)
         self._calls: dict[Hashable, Call] = {}
         self._names = [r.name for r in self.bound.graph.results] if self.bound else ["out"]
         self._first = self.bound.first if self.bound else "out"
@@ -92,6 +93,21 @@ class Plan:
         formulation = formulate(a, b, None, out_dtype, accumulate, literal=True)
         bound = bind(self._source, formulation, a, operands, out, exact=self._exact, atomic=self._atomic, swap=swap)
         return formulation, bound
+
+    def _as_planned(self, a: Any, b: Any, out: Any, given: Mapping[str, Any]) -> tuple[Formulation, Bound | None]:
+        """What arrays for a run are, D in the plan's orientation: of one row or one column it has both."""
+        arguments = (a, b, out, given, self.output, self.accumulate)
+        found = self._formulated(*arguments, self.config.swap)
+        if _swapped(*found) != self._swapped:
+            found = self._formulated(*arguments, not self.config.swap)
+        formulation, bound = found
+        if bound is None:
+            return formulation._replace(problem=formulation.problem.read_like(self.problem)), None
+        assert self.bound is not None
+        known, matrices = self.bound.arrays, bound.spec.matrices
+        arrays = {name: x.read_like(known.get(name, x)) if name in matrices else x for name, x in bound.arrays.items()}
+        problem, spec = bound.problem.read_like(self.problem), bound.spec.over(arrays)
+        return formulation, replace(bound, problem=problem, arrays=arrays, spec=spec)
 
     def _routed(self, problem: Problem, bound: Bound | None) -> Route:
         if bound is None:
@@ -137,8 +153,9 @@ class Plan:
 
     @property
     def resources(self) -> Resources:
-        """Registers, spills and compiler advisories."""
-        return self.compiled.resources
+        """Registers, spills, compiler advisories, and shared memory: what ptxas counts and what a launch asks for."""
+        found = self.compiled.resources
+        return replace(found, shared=found.shared + self.kernel.shared_bytes)
 
     @property
     def workspace_bytes(self) -> int:
@@ -191,7 +208,8 @@ class Plan:
         stream is being captured; a call of what it gives may be captured.
         """
         given = {**(operands or {}), **named}
-        found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
+        signatures(a, b, self.given(out), given)  # refuses what would lose its gradient
+        found = self._as_planned(a, b, out, given)
         job, backend = self._checked(*found, a, b, out)
         if backend != "cuda":
             results = job.value if found[1] is None else dict(job.results)
@@ -211,7 +229,7 @@ class Plan:
         """`run` for arrays whose `signatures` and `call_of` them are known."""
         if call is not None and call.apart(places):
             return self._called(call, places, a, out, workspace)
-        found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
+        found = self._as_planned(a, b, out, given)
         return self.run_formulated(*found, a, b, out, workspace, key)
 
     def run_formulated(
@@ -293,7 +311,8 @@ class Plan:
         fraction that is done, now and then.
         """
         given = {**(operands or {}), **named}
-        found = self._formulated(a, b, out, given, self.output, self.accumulate, self.config.swap)
+        signatures(a, b, self.given(out), given)  # refuses what would lose its gradient
+        found = self._as_planned(a, b, out, given)
         return jobs.simulate(self._job(*found, describe(a, "a"), describe(b, "b"), a, out), seed, progress)
 
     def _job(
@@ -337,6 +356,10 @@ class Plan:
                 + ("use arrays on a GPU" if self.backend == "cuda" else "use arrays on the CPU")
             )
         return self.backend
+
+
+def _swapped(formulation: Formulation, bound: Bound | None) -> bool:
+    return bound.swapped if bound else formulation.swapped
 
 
 def signatures(a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[Hashable, dict[str, Any]]:

@@ -85,7 +85,10 @@ def _check_dtypes(a: ArrayInfo, b: ArrayInfo, accumulate: Any) -> DType:
             raise ArgumentError(f"{name}: got dtype {info.dtype}; operands are bf16 or fp16")
     if a.dtype != b.dtype:
         raise ArgumentError(f"b: got dtype {b.dtype} with a of {a.dtype}; use the same for both")
-    accumulator = as_dtype(accumulate, "accumulate")
+    try:
+        accumulator = as_dtype(accumulate, "accumulate")
+    except ArgumentError:
+        raise ArgumentError(f"accumulate: got {accumulate!r}; use fp32, or fp16 for fp16 operands") from None
     if accumulator == FP16 and a.dtype != FP16:
         raise ArgumentError(
             f"accumulate: got fp16 for operands of {a.dtype}, and no such instruction exists; "

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmsmith.arrays import Spec, row_major
 from gemmsmith.core.config import Config
-from gemmsmith.core.errors import GemmsmithError
+from gemmsmith.core.errors import DeviceError, GemmsmithError
 from gemmsmith.plans import Plan
 from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.measure import ROUNDS, Measured, compile_all, halving, settled
@@ -30,6 +30,11 @@ def tune(a: Spec, b: Spec, *, most: int = ROUNDS[0][0], step: Step = lambda what
     """
     from gemmsmith.backends.cuda import driver, launcher
 
+    if not driver.available():
+        raise DeviceError(
+            "tune: this machine has no GPU to measure on; use one with an H100, H200 or GH200. "
+            "What is not tuned has the model's choice, which needs none"
+        )
     driver.require_hopper(0)
     problem = Plan(a, b, config=Config()).problem
     plans: dict[Config, Plan] = {}

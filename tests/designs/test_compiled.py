@@ -6,6 +6,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
 
 import gemmsmith
 from gemmsmith import Config, ConfigError, Spec
@@ -75,7 +77,7 @@ def test_the_machine_code_is_hoppers() -> None:
         ({"tile": (128, 8, 64), "cluster": (2, 1)}, "whose 8 rows do not split into parts of 8"),
         ({"consumers": 4}, "consumers: got 4"),
         ({"design": "stream"}, "design: got 'stream'"),
-        ({"raster": "x"}, "raster 'x'"),
+        ({"raster": "x"}, "raster: got 'x'; use m or n"),
         ({"evict": ["first", "most"]}, r"evict: got \('first', 'most'\)"),
         ({"evict": None}, "evict: got None"),
         ({"evict": "first"}, "evict: got 'first'"),
@@ -165,3 +167,91 @@ def test_no_spills_where_one_warpgroup_has_a_tile(n: int) -> None:
         assert any((x.tile, x.consumers) == (config.tile, 1) for x in found)
         r = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, config=config.replace(stages=4)).resources
         assert (r.spill_stores, r.spill_loads, r.stack) == (0, 0, 0)
+
+
+def relu(acc: Any) -> Any:
+    return acc.relu()
+
+
+def biased(acc: Any, bias: Any) -> Any:
+    return (acc + bias).relu()
+
+
+def added(acc: Any, c: Any) -> Any:
+    return acc + c
+
+
+def summed(acc: Any, bias: Any) -> Any:
+    x = (acc + bias).relu()
+    return {"out": x, "sums": x.sum(-1)}
+
+
+def doubled(acc: Any) -> Any:
+    return {"out": acc, "relu": acc.relu()}
+
+
+extents = some.one_of(
+    some.sampled_from([1, 16, 64, 128, 512, 777, 1000, 1024, 2771, 4096, 5704, 8192]), some.integers(1, 10000)
+)
+
+
+@some.composite
+def problems(draw: some.DrawFn) -> dict[str, Any]:
+    """Arguments of `plan`: any sizes, dtypes and layouts, with an epilogue or without."""
+    m, n, k, batch = draw(extents), draw(extents), draw(extents), draw(some.sampled_from([1, 1, 1, 2]))
+    dtype = draw(some.sampled_from(["bf16", "fp16"]))
+    output = draw(some.sampled_from(["bf16", "fp16", "fp32"]))
+    epilogue = draw(some.sampled_from([None, None, None, relu, biased, added, summed, doubled]))
+
+    def matrix(rows: int, columns: int, dtype: str) -> Spec:
+        pitch = draw(some.sampled_from([0, 0, 8]))
+        rows_, columns_ = (-(-x // pitch) * pitch if pitch else x for x in (rows, columns))
+        strides = draw(some.sampled_from([(columns_, 1), (1, rows_)]))
+        size = -(-max(strides[0] * rows, strides[1] * columns) // 8) * 8
+        return (
+            Spec((batch, rows, columns), dtype, (size, *strides))
+            if batch > 1
+            else Spec((rows, columns), dtype, strides)
+        )
+
+    out = matrix(m, n, output)
+    found: dict[str, Any] = {"a": matrix(m, k, dtype), "b": matrix(k, n, dtype), "out_dtype": output}
+    found["accumulate"] = draw(some.sampled_from(["fp32", "fp16"])) if dtype == "fp16" else "fp32"
+    operands = {"added": {"c": matrix(m, n, "bf16")}}.get(getattr(epilogue, "__name__", ""), {})
+    if epilogue in (biased, summed):
+        operands = {"bias": Spec((n,), draw(some.sampled_from(["bf16", "fp32"])))}
+    return {**found, "out": {"out": out} if epilogue in (summed, doubled) else out, "epilogue": epilogue,
+            "operands": operands}  # fmt: skip
+
+
+@settings(max_examples=25)
+@given(problems())
+def test_no_choice_spills(problem: dict[str, Any]) -> None:
+    """But for a few words that all tiles of row sums share, once a tile, as above."""
+    plan = gemmsmith.plan(**problem)
+    r = plan.resources
+    assert r.spill_stores <= 16 * (problem["epilogue"] is summed), plan.config
+    assert r.advisories == ()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "out", "options"),
+    [
+        ((1000, 1024, (1, 1000)), (1024, 8192, (8192, 1)), (1000, 8192, (1, 1000)), {"out_dtype": "fp16"}),
+        ((8192, 8192, (8192, 1)), (8192, 777, (777, 1)), (8192, 777, (777, 1)), {}),
+        ((8192, 8192, (1, 8192)), (8192, 777, (777, 1)), (8192, 777, (777, 1)), {}),
+        ((3072, 6061, (6061, 1)), (6061, 9574, (9574, 1)), (3072, 9574, (9574, 1)), {"out_dtype": "fp32"}),
+        ((4096, 2302, (2304, 1)), (2302, 2771, (1, 2302)), (4096, 2771, (2776, 1)), {"c": (4096, 2771, (1, 4096))}),
+        ((5455, 768, (768, 1)), (768, 3072, (3072, 1)), (5455, 3072, (1, 5455)), {"out_dtype": "fp32", "two": True}),
+    ],
+)  # fmt: skip
+def test_problems_whose_choice_once_spilled(a: Any, b: Any, out: Any, options: dict[str, Any]) -> None:
+    def spec(x: Any, dtype: str = "bf16") -> Spec:
+        return Spec(x[:2], dtype, x[2])
+
+    output = options.get("out_dtype", "bf16")
+    more: dict[str, Any] = {"epilogue": doubled, "out": {"out": spec(out, output)}} if "two" in options else {}
+    if "c" in options:
+        more = {"epilogue": added, "operands": {"c": spec(options["c"])}}
+    plan = gemmsmith.plan(spec(a), spec(b), **{"out": spec(out, output), "out_dtype": output, **more})
+    assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config

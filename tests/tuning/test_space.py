@@ -19,7 +19,7 @@ from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.measure import halving, settled
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import READ_ONCE_ROWS, Space, fitting, space
+from gemmsmith.tuning.space import MOST_COPIES, READ_ONCE_ROWS, Space, fitting, space
 
 
 def problem(m: int, n: int, k: int) -> Problem:
@@ -38,6 +38,19 @@ def test_ranked_configs_can_be_built(m: int, n: int, k: int) -> None:
     estimates = estimate(p, Space.of(found)).cycles
     assert (estimates > 0).all()
     assert (np.diff(estimates) >= 0).all()
+
+
+@given(m=some.integers(1, 300), n=some.integers(1, 300), log=some.integers(20, 30), few=some.integers(0, 1 << 16))
+def test_no_choice_is_too_deep(m: int, n: int, log: int, few: int) -> None:
+    k = (1 << log) + 8 * few
+    plan = gemmsmith.plan(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))
+    assert plan._route.clusters >= 1
+
+
+def test_no_choice_has_more_tiles_than_an_int32_counts() -> None:
+    tall = problem_of(Spec((1 << 24, 1 << 14, 8), "bf16", (0, 8, 1)), Spec((1 << 24, 8, 8), "bf16", (64, 8, 1)))
+    for config in ranked(tall, most=12):
+        assert Route.of(tall.T if config.swap else tall, config).clusters >= 1
 
 
 def relu_sums(acc: Any) -> Any:
@@ -141,3 +154,18 @@ def test_large_products_are_warmed_up() -> None:
     assert settled(replay, 1000.0, 1e6) == 20.0
     assert settled(replay, 1000.0, 1e12) == 20.0
     assert asked == [1, 50, 1, 50, 50]
+
+
+def test_narrow_boxes_are_few_where_the_producers_registers_are() -> None:
+    """Of a column-major A and a row-major B, also where packing makes them so."""
+    sizes = {"m": 1000, "n": 8192, "k": 1024}
+    for a_strides, b_strides in (((1, 1000), (8192, 1)), ((1, 1001), (16384, 2))):
+        a = Spec((sizes["m"], sizes["k"]), "bf16", a_strides)
+        p = problem_of(a, Spec((sizes["k"], sizes["n"]), "bf16", b_strides))
+        for config in ranked(p, most=12):
+            spec = Route.of(p.T if config.swap else p, config).spec
+            assert (spec.a_major, spec.b_major) == ("MN", "MN")
+            if config.consumers == 3:
+                assert spec.a_tile.boxes + spec.b_tile.boxes <= MOST_COPIES
+            elif config.consumers == 2:
+                assert max(spec.a_tile.boxes, spec.b_tile.boxes) <= MOST_COPIES

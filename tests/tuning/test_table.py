@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import warnings
 from collections.abc import Callable
 from importlib import resources
 from typing import Any
@@ -147,18 +149,73 @@ def test_what_is_kept_is_taken(tmp_path, monkeypatch) -> None:
     older = kept().get(problem(7, 72, 80))
     assert older
     assert older.design == "multistage"
-    (tmp_path / "cache" / "tuned.json").write_text("damaged")
-    assert kept().get(p) is None
+
+
+GOOD = {"m": 48, "n": 4096, "k": 1024, "config": {**vars(SMALL), "stages": 3}}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "",
+        "damaged",
+        json.dumps({"version": 4, "rows": [GOOD]})[:-9],
+        "\0\xff",
+        json.dumps([GOOD]),
+        json.dumps(7),
+        json.dumps({"rows": [GOOD]}),
+        *(
+            json.dumps({"version": 4, "rows": rows})
+            for rows in (
+                None,
+                7,
+                [GOOD, 7],
+                [{**GOOD, "n": "4096"}],
+                [{**GOOD, "m": 4.5}],
+                [{**GOOD, "config": None}],
+                [{"m": 48, "n": 4096, "k": 1024}],
+                [{**GOOD, "config": {"tile": [64, 64]}}],
+                [{**GOOD, "config": {"warps": 4}}],
+                [{**GOOD, "config": {"cluster": [0, 1]}}],
+                [{**GOOD, "config": {"tile": [100, 64, 64]}}],
+            )
+        ),
+    ],
+)
+def test_a_damaged_table_is_ignored_and_said_once(damaged: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    a, b = Spec((48, 1024), "bf16"), Spec((1024, 4096), "bf16", (1, 1024))
+    want = gemmsmith.plan(a, b).config
+    file = tmp_path / "tuned.json"
+    file.write_bytes(damaged.encode("latin-1"))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert gemmsmith.plan(a, b).config == want
+            os.utime(file, ns=(0, file.stat().st_mtime_ns + 10**9))  # read again
+    (once,) = said
+    assert str(file) in str(once.message)
+    keep(problem(48, 4096, 1024), SMALL, 12.5, "a GPU")
+    assert gemmsmith.plan(a, b).config == SMALL
+
+
+def test_a_table_of_another_version_is_none(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    (tmp_path / "tuned.json").write_text(json.dumps({"version": 99, "rows": [{"of": "the future"}]}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kept().get(problem(48, 4096, 1024)) is None
 
 
 def test_tuning_needs_a_gpu() -> None:
     if driver.available():
         pytest.skip("there is one")
-    with pytest.raises(gemmsmith.DeviceError):
+    with pytest.raises(gemmsmith.DeviceError, match="tune: this machine has no GPU to measure on; use"):
         tune(Spec((64, 64), "bf16"), Spec((64, 64), "bf16"))
     done = CliRunner().invoke(main, ["tune", "64x64x64"])
     assert done.exit_code == 1
-    assert "Error" in done.output
+    assert "Error: tune: this machine has no GPU" in done.output
+    assert "backend=" not in done.output
     assert CliRunner().invoke(main, ["tune", "64x64"]).exit_code == 2
 
 

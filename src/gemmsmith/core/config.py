@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from gemmsmith.core.errors import ConfigError
 
 Design = Literal["warp_specialized", "multistage", "pingpong"]
 Eviction = Literal["first", "normal", "last"]
+Raster = Literal["m", "n"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Config:
     cluster: tuple[int, int] = (2, 1)
     stages: int = 4
     consumers: int = 2
-    raster: Literal["m", "n"] = "m"
+    raster: Raster = "m"
     swizzle: int = 8
     splits: int = 1
     cluster_splits: int = 1
@@ -44,9 +49,15 @@ class Config:
     lockstep: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tile", "cluster", "evict"):
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, read, wanted in _FIELDS:
+            given = getattr(self, name)
+            try:
+                found = read(given)
+            except (TypeError, ValueError, KeyError):
+                shown = tuple(given) if isinstance(given, list) else given
+                raise ConfigError(f"{name}: got {shown!r}; use {wanted}") from None
+            if found is not given:
+                object.__setattr__(self, name, found)
 
     @property
     def tile_warpgroups(self) -> int:
@@ -76,3 +87,35 @@ class Config:
             + " serpentine" * self.serpentine
             + " lockstep" * self.lockstep
         )
+
+
+def _integer(x: Any) -> int:
+    if isinstance(x, bool):
+        raise TypeError
+    return operator.index(x)
+
+
+def _switch(x: Any) -> bool:
+    return x if isinstance(x, bool) else {0: False, 1: True}[x]  # numpy's, and JSON's that were written as numbers
+
+
+def _several(x: Any, read: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
+    found = tuple(map(read, x))
+    if len(found) != count:
+        raise ValueError
+    return found
+
+
+_EVICTIONS = {x: x for x in get_args(Eviction)}
+_INTEGERS = ("stages", "consumers", "swizzle", "splits", "cluster_splits")
+_SWITCHES = ("swap", "pdl", "reuse", "serpentine", "lockstep")
+_FIELDS: list[tuple[str, Callable[[Any], Any], str]] = [
+    ("design", {x: x for x in get_args(Design)}.__getitem__, "warp_specialized, multistage or pingpong"),
+    ("tile", lambda x: _several(x, _integer, 3), "three integers, for M, N and K"),
+    ("cluster", lambda x: _several(x, _integer, 2), "two integers, along M and along N"),
+    ("raster", {x: x for x in get_args(Raster)}.__getitem__, "m or n"),
+    ("evict", lambda x: _several(x, _EVICTIONS.__getitem__, 2), "first, normal or last, one for A and one for B"),
+    *((name, _integer, "an integer") for name in _INTEGERS),
+    *((name, _switch, "True or False") for name in _SWITCHES),
+]
+"""Name, what reads it, and what that takes."""

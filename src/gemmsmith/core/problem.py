@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmsmith.core.dtypes import DType
 
@@ -40,8 +40,8 @@ class Matrix:
 
     @property
     def contiguous(self) -> str | None:
-        """Which index is contiguous: "cols" (row-major), "rows" (column-major), or None."""
-        if self.col_stride == 1:
+        """Which index is contiguous: "cols" (row-major), "rows" (column-major), or None; of both, one of length 1."""
+        if self.col_stride == 1 and not (self.row_stride == 1 and self.rows <= 1 < self.cols):
             return "cols"
         return "rows" if self.row_stride == 1 else None
 
@@ -62,7 +62,7 @@ class Matrix:
     @property
     def tall(self) -> bool:
         """Whether TMA does not reach it so, and what lies side by side in memory is of one column."""
-        return not self.stores_by_tma and self.row_stride == 1
+        return not self.stores_by_tma and self.contiguous == "rows"
 
     def canonical(self) -> Matrix:
         """The same memory with strides that no index reaches set to what TMA likes (length-1 dimensions)."""
@@ -78,6 +78,13 @@ class Matrix:
             col = -(-max(self.rows, 1) // step) * step
         batch = self.batch_stride if self.batch > 1 else 0
         return Matrix(self.dtype, self.rows, self.cols, row, col, self.batch, batch, self.alignment)
+
+    def read_like(self, other: Matrix) -> Matrix:
+        """The same memory with `other`'s strides where no index reaches."""
+        empty = 0 in (self.batch, self.rows, self.cols)
+        row = other.row_stride if empty or self.rows <= 1 else self.row_stride
+        col = other.col_stride if empty or self.cols <= 1 else self.col_stride
+        return replace(self, row_stride=row, col_stride=col)
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,11 @@ class Problem:
     def T(self) -> Problem:
         """The same product read transposed, D^T = B^T @ A^T: makes a column-major D row-major."""
         return Problem(self.b.T, self.a.T, self.d.T, self.accumulate)
+
+    def read_like(self, other: Problem) -> Problem:
+        """The same product, matrices of one row, one column or none laid out as in `other` as far as they may be."""
+        a, b, d = self.a.read_like(other.a), self.b.read_like(other.b), self.d.read_like(other.d)
+        return Problem(a, b, d, self.accumulate)
 
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch > 1 else ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Literal, get_args
+from typing import Literal
 
-from gemmsmith.core.config import Config, Design, Eviction
+from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP16, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
@@ -44,10 +45,26 @@ class EpilogueSpec:
         return EpilogueSpec(bare(d.dtype), tma, tall)
 
     @property
+    def matrices(self) -> list[str]:
+        """Operands and results that are matrices."""
+        operands = [o.name for o in self.graph.operands if o.extent.is_matrix]
+        return operands + self._stored
+
+    @property
     def by_threads(self) -> bool:
         """Whether some matrix is stored element by element, not by TMA."""
+        return not self.tma.issuperset(self._stored)
+
+    @property
+    def _stored(self) -> list[str]:
         extents = self.graph.extents()
-        return any(extents[r.node].is_matrix and r.name not in self.tma for r in self.graph.results)
+        return [r.name for r in self.graph.results if extents[r.node].is_matrix]
+
+    def over(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
+        """The same for matrices that lie so."""
+        tma = frozenset(name for name in self.matrices if arrays[name].stores_by_tma)
+        tall = frozenset(name for name in self.matrices if arrays[name].tall)
+        return replace(self, tma=tma, tall=tall)
 
 
 def finishers(config: Config, graph: Graph) -> int:
@@ -61,6 +78,42 @@ def finishers(config: Config, graph: Graph) -> int:
 def most_accumulators(config: Config) -> int:
     """Registers a thread that its accumulator may take: with 512 threads a CTA ptxas has 128 for all."""
     return 100 if config.consumers == 3 and config.design != "multistage" else 200
+
+
+def check(c: Config) -> None:
+    """ConfigError for a config that no operands suit; it says what would."""
+    for holds, message in _rules(c):
+        if not holds:
+            raise ConfigError(message)
+
+
+def _rules(c: Config) -> Iterator[tuple[bool, str]]:
+    """One after the other: a rule may count on those before it."""
+    (m, n, k), (rows, columns), splits = c.tile, c.cluster, c.cluster_splits
+    yield 1 <= c.consumers <= 3, f"consumers: got {c.consumers}; use 1, 2 or 3"
+    yield c.design != "pingpong" or c.consumers == 2, f"consumers: got {c.consumers}; pingpong takes 2"
+    warpgroups = c.tile_warpgroups
+    yield (m > 0 and m % (WGMMA_M * warpgroups) == 0 and m <= 256,
+           f"tile M: got {m}; use a multiple of {WGMMA_M} x {warpgroups} warpgroups, up to 256")  # fmt: skip
+    yield 8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"
+    yield (k in (16, 32) or (k % 64 == 0 and 64 <= k <= 256),
+           f"tile K: got {k}; use 16, 32, or a multiple of 64 up to 256")  # fmt: skip
+    yield c.stages >= 2, f"stages: got {c.stages}; use at least 2"
+    yield ({rows, columns} <= {1, 2, 4} and rows * columns <= 8,
+           f"cluster: got {c.cluster}; use 1, 2 or 4 each way, at most 8 CTAs")  # fmt: skip
+    yield (1 <= splits <= 8 // (rows * columns),
+           f"cluster_splits: got {splits}; use 1 for none, up to {8 // (rows * columns)} with a cluster of "
+           f"{rows}x{columns}, at most 8 CTAs in all")  # fmt: skip
+    yield 0 <= c.splits <= 64, f"splits: got {c.splits}; use 1 for none, 2 to 64, or 0 for stream-K"
+    yield (1 in (c.splits, splits),
+           f"splits: got {c.splits} and {splits} in a cluster; use one of them, 1 for the other")  # fmt: skip
+    yield (c.design != "pingpong" or c.splits == splits == 1,
+           f"splits: got {c.splits} and {splits} in a cluster; pingpong computes whole tiles, use 1")  # fmt: skip
+    yield c.swizzle >= 1, f"swizzle: got {c.swizzle}; use at least 1"
+    yield (not c.lockstep or c.can_keep_step,
+           f"lockstep: got {c.design}, splits {c.splits} and {splits} in a cluster; it takes warp_specialized and "
+           "whole tiles")  # fmt: skip
+    yield not c.reuse or c.design == "warp_specialized", f"reuse: got {c.design}; it takes warp_specialized"
 
 
 @dataclass(frozen=True)
@@ -167,54 +220,18 @@ class KernelSpec:
         return f"{results}_epilogue_{sha256(text.encode()).hexdigest()[:8]}"
 
     def check(self) -> None:
-        """ConfigError for tiles, clusters or stages that cannot work; it says what would."""
+        """ConfigError for a config that cannot work, or not for these operands; it says what would."""
         c = self.config
-        m, n, k = c.tile
-        rules = [
-            (c.design in get_args(Design),
-             f"design: got {c.design!r}; use warp_specialized, multistage or pingpong"),
-            (1 <= c.consumers <= 3, f"consumers: got {c.consumers}; use 1, 2 or 3"),
-            (c.design != "pingpong" or c.consumers == 2, f"consumers: got {c.consumers}; pingpong takes 2"),
-            (c.design != "pingpong" or c.splits == c.cluster_splits == 1,
-             f"splits: got {c.splits} and {c.cluster_splits} in a cluster; pingpong computes whole tiles, use 1"),
-            (m > 0 and m % (WGMMA_M * c.tile_warpgroups) == 0 and m <= 256,
-             f"tile M: got {m}; use a multiple of {WGMMA_M} x {c.tile_warpgroups} warpgroups, up to 256"),
-            (8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"),
-            (k in (16, 32) or (k % 64 == 0 and 64 <= k <= 256),
-             f"tile K: got {k}; use 16, 32, or a multiple of 64 up to 256"),
-            (c.stages >= 2, f"stages: got {c.stages}; use at least 2"),
-            (all(x in (1, 2, 4) for x in c.cluster) and self.cluster_size <= 8,
-             f"cluster: got {c.cluster}, {c.cluster_splits} splits; use 1, 2 or 4 each way, at most 8 CTAs"),
-            (1 <= c.cluster_splits <= 8, f"cluster_splits: got {c.cluster_splits}; use 1 for none, up to 8"),
-            (1 in (c.splits, c.cluster_splits),
-             f"splits: got {c.splits} and {c.cluster_splits} in a cluster; use one of them, 1 for the other"),
-            (c.raster in ("m", "n") and c.swizzle >= 1,
-             f"raster {c.raster!r}, swizzle {c.swizzle}: use m or n, at least 1"),
-            (isinstance(c.evict, tuple) and len(c.evict) == 2
-             and all(x in get_args(Eviction) for x in c.evict),
-             f"evict: got {c.evict!r}; use first, normal or last, one for A and one for B"),
-            (c.pdl in (True, False), f"pdl: got {c.pdl!r}; use True or False"),
-            (c.reuse in (True, False), f"reuse: got {c.reuse!r}; use True or False"),
-            (c.serpentine in (True, False), f"serpentine: got {c.serpentine!r}; use True or False"),
-            (c.lockstep in (True, False), f"lockstep: got {c.lockstep!r}; use True or False"),
-            (not c.lockstep or c.can_keep_step,
-             f"lockstep: got {c.design}, splits {c.splits} and {c.cluster_splits} in a cluster; it takes "
-             "warp_specialized and whole tiles"),
-            (not c.reuse or c.design == "warp_specialized", f"reuse: got {c.design}; it takes warp_specialized"),
-            (0 <= c.splits <= 64, f"splits: got {c.splits}; use 1 for none, 2 to 64, or 0 for stream-K"),
-        ]  # fmt: skip
-        for holds, message in rules:
-            if not holds:
-                raise ConfigError(message)
+        check(c)
         for name, tile, parts in (("A", self.a_tile, c.cluster[1]), ("B", self.b_tile, c.cluster[0])):
             if tile.outer % (8 * parts):
                 raise ConfigError(
                     f"cluster: {parts} CTAs share the {name} tile, whose {tile.outer} rows do not split into parts "
                     "of 8; use a larger tile or a smaller cluster"
                 )
-        limit = most_accumulators(c)
-        if self.accumulator_registers > limit:
+        taken, limit = self.accumulator_registers, most_accumulators(c)
+        if taken > limit:
             raise ConfigError(
-                f"registers: the accumulator of {self.warpgroup_rows}x{n} takes {self.accumulator_registers} a thread, "
-                f"{self.accumulator_registers - limit} more than fit; use more consumers or a smaller tile"
+                f"registers: the accumulator of {self.warpgroup_rows}x{c.tile[1]} takes {taken} a thread, "
+                f"{taken - limit} more than fit; use more consumers or a smaller tile"
             )

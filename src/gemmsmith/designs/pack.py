@@ -64,11 +64,12 @@ def pack() -> Kernel:
         strides = [k.parameter(name, I64) for name in ("row_stride", "column_stride", "batch_stride")]
         hw.grid_dependency_wait()
         threads = (hw.grid_size() * THREADS).named("threads")
-        turns = (total + threads - 1) // threads
+        mine = (hw.block_index() * THREADS + k.thread).named("mine")
+        turns = (total - 1) // threads + 1  # sums beyond the total might not be int32
         with k.range(turns, name="turn") as turn:
-            index = (turn * threads + hw.block_index() * THREADS + k.thread).named("index")
+            inside = (mine < total - turn * threads).named("inside")
+            index = (turn * threads + k.select(inside, mine, 0)).named("index")
             column, row, batch = index % chunks * CHUNK, index // chunks % rows, index // chunks // rows
-            inside = (index < total).named("inside")
             start = row.to(I64) * strides[0] + column.to(I64) * strides[1] + batch.to(I64) * strides[2]
             elements = []
             for i in range(CHUNK):

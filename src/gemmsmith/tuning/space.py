@@ -12,7 +12,7 @@ import numpy as np
 from gemmsmith.core.config import Config, Design
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.graph import bare
-from gemmsmith.core.problem import Problem
+from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import (
     BARRIER_BYTES,
     SHARED_LIMIT,
@@ -21,8 +21,11 @@ from gemmsmith.core.spec import (
     KernelSpec,
     finishers,
     most_accumulators,
+    operand_major,
 )
+from gemmsmith.designs.pack import Packing
 from gemmsmith.epilogue.layout import ALIGNMENT, least_bytes, suits
+from gemmsmith.lang.types import ORDER_LENGTH
 
 Column = np.ndarray[Any, Any]
 
@@ -52,6 +55,12 @@ SMALLEST_SHARE = 4
 """K-tiles."""
 WASTE = 1.05
 """Of the last wave, from which cutting it up is tried."""
+MOST_COPIES = 11
+"""Of an operand's k-tile, beside two math warpgroups; of both operands beside three, or where D is not stored by TMA:
+with more, their addresses do not fit the producer's registers. Boxes along M or N may be as narrow as 16 elements."""
+CROWDED, APART = 0.8, 0.44
+"""Of the registers that accumulators may take, what they may where an epilogue needs more than a few; and where it
+reads a matrix without TMA, whose elements and addresses are held at once."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions with so many intermediate values that they spill beside the largest accumulators."""
 
@@ -153,13 +162,43 @@ class Space:
         good &= ~stream | ragged
         shared = self.cluster_splits > 1
         good &= ~shared | ((tiles <= resident) & (k_tiles >= SMALLEST_SHARE * self.cluster_splits))
-        return np.asarray(good)
+        return np.asarray(good & self.fed(problem) & self.countable(problem))
+
+    def fed(self, problem: Problem) -> Column:
+        """Those whose producer has registers for the copies of a k-tile, in the operands' layouts."""
+        read = [m if m.tma_ready else Packing.of(m).packed for m in (problem.a, problem.b)]
+        a, b = (operand_major(m) == "MN" for m in (read[0], read[1].T))
+        of_a = np.where(np.where(self.swap, b, a), _boxes(self.m), _boxes(self.k))
+        of_b = np.where(np.where(self.swap, a, b), _boxes(self.n), _boxes(self.k))
+        few = (self.consumers == 3) | (not problem.d.stores_by_tma)
+        copies = np.where(few, of_a + of_b, np.maximum(of_a, of_b))
+        return np.asarray((self.consumers == 1) | (copies <= MOST_COPIES))
+
+    def countable(self, problem: Problem) -> Column:
+        """Those whose tiles, and the turns of clusters that share them, an int32 counts, as launches want."""
+        tiles, k_tiles = self.tiles(problem), np.maximum(1, -(-problem.k // self.k))
+        clusters = np.minimum(
+            tiles * np.minimum(np.where(self.splits == 0, k_tiles, self.splits), k_tiles), ORDER_LENGTH
+        )
+        turns = np.where(self.splits == 1, 0, np.minimum(tiles, 2 * clusters) * k_tiles * clusters)
+        return np.asarray(np.maximum(tiles, turns) <= MAX_EXTENT)
 
 
 @lru_cache(maxsize=64)
 def space(epilogue: EpilogueSpec) -> Space:
     """Every config worth a thought for an epilogue, of whatever problem."""
     return Space.of(list(_configs(epilogue)), epilogue)
+
+
+def _boxes(extent: Column) -> Column:
+    """Of 64, 32 or 16 elements along a tile's contiguous index: see Tile."""
+    whole = -(-extent // 16) * 16
+    return np.asarray(whole // np.gcd(whole, 64))
+
+
+def is_fed(config: Config, problem: Problem) -> bool:
+    """Whether a config's producer has registers for its copies; `problem` is that of the unswapped product."""
+    return bool(Space.of([config]).fed(problem)[0])
 
 
 def has_one_tile(config: Config, problem: Problem) -> bool:
@@ -215,8 +254,10 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
 def _has_registers(design: Design, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
     """Whether a tile suits an epilogue, and has registers for it beside the accumulators."""
     blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
-    crowded = blocks * n / 2 > 0.8 * most_accumulators(Config(design, consumers=consumers))
-    if (_heavy(epilogue) and blocks > 1) or (crowded and not _light(epilogue)):
+    taken = blocks * n / 2 / most_accumulators(Config(design, consumers=consumers))
+    if blocks > 1 and _heavy(epilogue):
+        return False
+    if taken > (APART if _reads_apart(epilogue) else 1.0 if _light(epilogue) else CROWDED):
         return False
     return suits(epilogue.graph, epilogue.tma, n)
 
@@ -224,13 +265,15 @@ def _has_registers(design: Design, m: int, n: int, consumers: int, epilogue: Epi
 @lru_cache(maxsize=64)
 def _heavy(epilogue: EpilogueSpec) -> bool:
     """Whether an epilogue needs so many registers that a warpgroup should have 64 rows: for matrices beside the first
-    and reductions, if they are two, for sums of columns, and for a matrix that is read without TMA."""
+    and reductions, if they are two, for sums of columns, for a matrix that is read without TMA, and for one that is
+    stored along its columns."""
     graph, extents = epilogue.graph, epilogue.graph.extents()
     matrices = [o.extent for o in graph.operands] + [extents[r.node] for r in graph.results]
     reductions = [node for node in graph.nodes if node.op == "reduce"]
     held = max(sum(extent.is_matrix for extent in matrices) - 1, 0) + len(reductions)
     summed = any(node.value[1] == "m" for node in reductions)
-    return held > 1 or summed or any(o.extent.is_matrix and o.name not in epilogue.tma for o in graph.operands)
+    tall = any(r.name in epilogue.tall for r in graph.results)
+    return held > 1 or summed or _reads_apart(epilogue) or (graph.computes and tall)
 
 
 @lru_cache(maxsize=64)
@@ -241,7 +284,12 @@ def _light(epilogue: EpilogueSpec) -> bool:
     vectors = [o for o in graph.operands if o.extent.m or o.extent.width]
     rich = epilogue.exact or any(node.op in RICH for node in graph.nodes)
     direct = any(extents[r.node].is_matrix and r.name not in epilogue.tma for r in graph.results)
-    return not graph.computes or not (len(vectors) > 1 or _loads(epilogue) or rich or direct)
+    return not graph.computes or not (len(vectors) > 1 or _loads(epilogue) or rich or direct or _heavy(epilogue))
+
+
+def _reads_apart(epilogue: EpilogueSpec) -> bool:
+    """Whether it reads a matrix without TMA."""
+    return any(o.extent.is_matrix and o.name not in epilogue.tma for o in epilogue.graph.operands)
 
 
 def _loads(epilogue: EpilogueSpec) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib import resources
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from gemmsmith.backends.cuda.cache import write_whole
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.tuning.space import fitting, has_one_tile, has_room, reads_again, with_reuse_for
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec, check
+from gemmsmith.tuning.space import fitting, has_one_tile, has_room, is_fed, reads_again, with_reuse_for
 
 SHIPPED = "h200.json"
 """Beside this file; made by benchmarks/sweep.py."""
@@ -30,10 +32,13 @@ class Table:
     """Configs by (N, K), and M within."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        """rows: m, n, k and config, a Config's fields."""
+        """rows: m, n, k and config, a Config's fields. Raises KeyError, TypeError or ValueError for others."""
         self._found: dict[tuple[int, int], list[tuple[int, Config]]] = {}
         for row in rows:
-            self._found.setdefault((row["n"], row["k"]), []).append((row["m"], Config(**row["config"])))
+            m, n, k = (index(row[name]) for name in "mnk")
+            config = Config(**row["config"])
+            check(config)
+            self._found.setdefault((n, k), []).append((m, config))
         for entries in self._found.values():
             entries.sort(key=lambda entry: entry[0])
 
@@ -51,7 +56,9 @@ class Table:
 
 def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
     """A bare product's config for one that may have an epilogue, other sizes and dtypes: no lockstep where CTAs have
-    one tile, `reuse` and stages as the results leave room; None where it cannot be."""
+    one tile, `reuse` and stages as the results leave room; None where it cannot be, or its producer would spill."""
+    if not is_fed(config, problem):
+        return None
     try:
         if has_one_tile(config, problem):
             config = config.replace(lockstep=False)
@@ -98,12 +105,23 @@ def _read(file: Path, changed: int) -> Table:
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    """None where the file is of another version or damaged."""
+    """None where there is no file, or one of another version; nor, with a warning, where it is damaged."""
     try:
         found = json.loads(file.read_text())
-        return list(found["rows"]) if found["version"] in READABLE else []
-    except (OSError, ValueError, KeyError, TypeError):
+        rows = list(found["rows"]) if found["version"] in READABLE else []
+        Table(rows)
+    except FileNotFoundError:
         return []
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        _damaged(file, f"{type(error).__name__}: {error}")
+        return []
+    return rows
+
+
+@lru_cache(maxsize=64)
+def _damaged(file: Path, why: str) -> None:
+    """Said once of a file and a fault."""
+    warnings.warn(f"gemmsmith ignores its table of tuned configs {file} ({why}); mend or delete it", stacklevel=2)
 
 
 def _kept_file() -> Path:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import platformdirs
@@ -112,7 +113,13 @@ def test_many_processes_fill_it_at_once(folder: Path) -> None:
 def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    assert isinstance(compile_source(SOURCE, "one"), Compiled)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for i in range(2):
+            assert isinstance(compile_source(SOURCE + "//" * i, "one"), Compiled)
+    (once,) = said
+    assert f"cannot write to its cache folder {tmp_path / 'file' / 'cache'} (" in str(once.message)
+    assert "set GEMMSMITH_CACHE_DIR" in str(once.message)
 
 
 def test_a_failed_rename_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,12 +127,16 @@ def test_a_failed_rename_leaves_nothing_behind(folder: Path, monkeypatch: pytest
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "replace", full)
-    cache.store(KEY, b"cubin", "log")
+    with pytest.warns(UserWarning, match="no space left"):
+        cache.store(KEY, b"cubin", "log")
     assert entries(folder) == []
 
 
 def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", "/somewhere/else")
     assert cache.directory() == Path("/somewhere/else")
+    monkeypatch.setenv("HOME", "/home/of")
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", "~/kernels")
+    assert cache.directory() == Path("/home/of/kernels")
     monkeypatch.delenv("GEMMSMITH_CACHE_DIR")
     assert cache.directory() == Path(platformdirs.user_cache_dir("gemmsmith"))

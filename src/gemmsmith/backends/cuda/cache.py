@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,10 +13,10 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def directory() -> Path:
-    """GEMMSMITH_CACHE_DIR, else the platform's cache folder."""
+    """GEMMSMITH_CACHE_DIR, where ~ is the home folder; else the platform's cache folder."""
     given = os.environ.get("GEMMSMITH_CACHE_DIR")
     if given:
-        return Path(given)
+        return Path(os.path.expanduser(given))
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("gemmsmith"))
@@ -40,13 +41,13 @@ def load(key: str) -> tuple[bytes, str] | None:
 
 
 def store(key: str, cubin: bytes, log: str) -> None:
-    """Adds an entry; a folder that cannot be written to is no error, only no cache."""
+    """Adds an entry; a folder that cannot be written to is no error, only no cache, and a warning."""
     body = len(cubin).to_bytes(8, "little") + cubin + log.encode()
     write_whole(_path(key), hashlib.sha256(body).digest() + body)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that other processes see whole or not at all; one that cannot be written is no error."""
+    """Writes a file that other processes see whole or not at all; one that cannot be written is a warning."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
@@ -56,8 +57,23 @@ def write_whole(path: Path, data: bytes) -> None:
             os.replace(name, path)
         except OSError:
             os.unlink(name)
-    except OSError:
-        return
+            raise
+    except OSError as error:
+        _unwritable(directory(), str(error))
+
+
+_WARNED: set[Path] = set()
+
+
+def _unwritable(folder: Path, why: str) -> None:
+    """Said once of a folder in a process."""
+    if folder not in _WARNED:
+        _WARNED.add(folder)
+        warnings.warn(
+            f"gemmsmith cannot write to its cache folder {folder} ({why}): what is compiled or tuned is not kept; "
+            "set GEMMSMITH_CACHE_DIR to a folder that can be written to",
+            stacklevel=2,
+        )
 
 
 def _path(key: str) -> Path:

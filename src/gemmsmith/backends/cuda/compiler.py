@@ -17,7 +17,8 @@ OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17", "--ptxas-options=-v")
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas reports of a kernel: registers a thread; spills, stack and static shared memory in bytes."""
+    """What a kernel takes: registers a thread; spills, stack and shared memory in bytes, of which ptxas, and so
+    `Compiled`, knows the static part; a plan's kernels have theirs at launch, which `Plan.resources` counts too."""
 
     registers: int
     spill_stores: int

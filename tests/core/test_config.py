@@ -1,0 +1,84 @@
+"""What a config's fields may be."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from gemmsmith import Config, ConfigError
+from gemmsmith.core.spec import check
+
+TRIPLE, PAIR, INTEGER, SWITCH = "three integers, for M, N and K", "two integers", "an integer", "True or False"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "wanted"),
+    [
+        ("tile", (128, 256), TRIPLE),
+        ("tile", (128, 256, 64, 1), TRIPLE),
+        ("tile", (128.0, 256, 64), TRIPLE),
+        ("tile", "128x256x64", TRIPLE),
+        ("tile", 128, TRIPLE),
+        ("tile", None, TRIPLE),
+        ("cluster", 2, PAIR),
+        ("cluster", (2,), PAIR),
+        ("cluster", ("2", 1), PAIR),
+        ("stages", 4.0, INTEGER),
+        ("stages", "4", INTEGER),
+        ("consumers", None, INTEGER),
+        ("swizzle", True, INTEGER),
+        ("splits", (1,), INTEGER),
+        ("cluster_splits", 2.5, INTEGER),
+        ("design", "pingpong ", "warp_specialized, multistage or pingpong"),
+        ("design", ("pingpong",), "warp_specialized, multistage or pingpong"),
+        ("raster", "M", "m or n"),
+        ("raster", 0, "m or n"),
+        ("evict", "first", "first, normal or last, one for A and one for B"),
+        ("evict", ("first",), "first, normal or last"),
+        ("swap", "yes", SWITCH),
+        ("pdl", 2, SWITCH),
+        ("reuse", (), SWITCH),
+    ],
+)
+def test_a_field_of_another_type(name: str, given: Any, wanted: str) -> None:
+    for make in (lambda: Config(**{name: given}), lambda: Config().replace(**{name: given})):
+        with pytest.raises(ConfigError) as error:
+            make()
+        assert str(error.value).startswith(f"{name}: got {given!r}; use {wanted}")
+
+
+@given(some.sampled_from([np.int8, np.int64, np.uint16]), some.sampled_from([list, tuple]))
+def test_numpys_numbers_and_lists(integer: Any, sequence: Any) -> None:
+    got = Config(
+        tile=sequence(map(integer, (64, 96, 32))), cluster=np.array([1, 2]), stages=integer(3), pdl=np.bool_(True),
+        evict=sequence(("last", "first")), swap=integer(1),
+    )  # fmt: skip
+    want = Config(tile=(64, 96, 32), cluster=(1, 2), stages=3, pdl=True, evict=("last", "first"), swap=True)
+    assert got == want
+    assert repr(got) == repr(want)
+    assert hash(got) == hash(want)
+    assert pickle.loads(pickle.dumps(got)) == want
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"consumers": 0}, "consumers: got 0; use 1, 2 or 3"),
+        ({"consumers": -2}, "consumers: got -2"),
+        ({"cluster_splits": 5}, "cluster_splits: got 5; use 1 for none, up to 4 with a cluster of 2x1, at most 8 CTAs"),
+        ({"cluster_splits": 0}, "cluster_splits: got 0; use 1 for none"),
+        ({"cluster": (4, 4)}, r"cluster: got \(4, 4\); use 1, 2 or 4 each way, at most 8 CTAs"),
+        ({"cluster": (0, 1)}, r"cluster: got \(0, 1\)"),
+        ({"splits": -1}, "splits: got -1; use 1 for none, 2 to 64, or 0 for stream-K"),
+        ({"swizzle": 0}, "swizzle: got 0; use at least 1"),
+        ({"tile": (0, 256, 64)}, "tile M: got 0"),
+    ],
+)
+def test_choices_that_no_operands_suit(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(Config(**changes))

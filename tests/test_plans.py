@@ -1,0 +1,86 @@
+"""One plan, problems of any size; and what a plan says of its kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+import gemmsmith
+from gemmsmith import ArgumentError, Config
+from gemmsmith.backends.reference import bounds
+from gemmsmith.cli.commands import main
+from gemmsmith.core.dtypes import FP16, FP32
+
+SMALL = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, stages=2)
+extents = some.sampled_from([0, 1, 1, 2, 7, 8, 64, 65])
+ALIGNED, ODD = some.sampled_from([0, 8, 64, 72]), some.sampled_from([0, 1, 7, 63])
+
+
+def matrix(rows: int, columns: int, column_major: bool, fill: Any = None) -> Any:
+    """fp16, random normal where not given."""
+    shape = (columns, rows) if column_major else (rows, columns)
+    random = np.random.default_rng().standard_normal(shape) if fill is None else np.full(shape, fill)
+    return random.astype(np.float16).T if column_major else random.astype(np.float16)
+
+
+def add(acc: Any, c: Any) -> Any:
+    return acc + c
+
+
+@settings(max_examples=80)
+@given(
+    m=extents, k=extents, planned_k=some.sampled_from([64, 63]), aligned=some.booleans(), data=some.data(),
+    majors=some.tuples(some.booleans(), some.booleans(), some.booleans()), fused=some.booleans(), swap=some.booleans(),
+)  # fmt: skip
+def test_a_plan_serves_every_size(
+    m: int, k: int, planned_k: int, aligned: bool, data: Any, majors: Any, fused: bool, swap: bool
+) -> None:
+    """With rows of D that are aligned as those planned for, which are its columns where it is column-major."""
+    n = data.draw(ALIGNED if aligned else ODD, label="n")
+    planned = (96, 64 if aligned else 63)
+    if majors[2]:
+        (m, n), planned = (n, m), planned[::-1]
+
+    def arrays(m: int, n: int, k: int) -> dict[str, Any]:
+        found = {"a": matrix(m, k, majors[0]), "b": matrix(k, n, majors[1]), "out": matrix(m, n, majors[2], np.nan)}
+        return {**found, "operands": {"c": matrix(m, n, majors[2])}} if fused else found
+
+    options = {"epilogue": add if fused else None, "config": SMALL.replace(swap=swap), "backend": "sim"}
+    plan = gemmsmith.plan(**arrays(*planned, planned_k), **options)
+    given = arrays(m, n, k)
+    assert plan.run(**given) is given["out"]
+    product = given["a"].astype(float) @ given["b"].astype(float)
+    if fused:
+        assert np.allclose(given["out"], product + given["operands"]["c"], rtol=2e-3, atol=2e-3)
+    else:
+        assert bounds.check(given["out"], given["a"], given["b"], FP32, FP16).ok
+
+
+def test_other_alignment_is_another_kernel() -> None:
+    plan = gemmsmith.plan(matrix(64, 64, False), matrix(64, 64, False), config=SMALL)
+    for n in (63, 1):
+        with pytest.raises(ArgumentError, match="a, b, out: their layouts need the kernel .* make a plan from arrays"):
+            plan.run(matrix(64, 64, False), matrix(64, n, False))
+    with pytest.raises(ArgumentError, match="a, b, out: their layouts need"):
+        plan.run(matrix(64, 64, True), matrix(64, 64, False))
+
+
+@pytest.mark.parametrize("k", [0, 1])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_the_command_takes_hardly_any_k(k: int, layout: str, tmp_path: Any) -> None:
+    options = ["--m", "128", "--n", "128", "--k", str(k), "--layout", layout, "--output", str(tmp_path)]
+    done = CliRunner().invoke(main, ["run", *options, "--backend", "sim", "--json"])
+    assert done.exit_code == 0, done.output
+    assert '"result": "right"' in done.output
+
+
+@pytest.mark.parametrize("config", [SMALL, SMALL.replace(stages=4), Config()])
+def test_resources_count_the_shared_memory_of_a_launch(config: Config) -> None:
+    plan = gemmsmith.plan(gemmsmith.Spec((512, 512), "bf16"), gemmsmith.Spec((512, 512), "bf16"), config=config)
+    assert plan.resources.shared == plan.kernel.shared_bytes + plan.compiled.resources.shared
+    assert plan.resources.shared >= config.stages * (config.tile[0] + config.tile[1]) * config.tile[2] * 2
