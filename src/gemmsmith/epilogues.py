@@ -123,13 +123,9 @@ def bind(
         problem = problem.T
     problem = replace(problem, a=problem.a.canonical(), b=problem.b.canonical())
     inner = graph.transposed() if swapped else graph
-    extents = inner.extents()
-    matrices = [o.name for o in inner.operands if o.extent.is_matrix]
-    matrices += [r.name for r in inner.results if extents[r.node].is_matrix]
-    arrays |= {name: arrays[name].canonical() for name in matrices}
-    tma = frozenset(name for name in matrices if arrays[name].stores_by_tma and not arrays[name].dtype.is_integer)
-    tall = frozenset(name for name in matrices if arrays[name].tall)
-    spec = EpilogueSpec(inner, tma, tall, exact, atomic)
+    spec = EpilogueSpec(inner, frozenset(), frozenset(), exact, atomic)
+    arrays |= {name: arrays[name].canonical() for name in spec.matrices}
+    spec = spec.over(arrays)
     return Bound(written, graph, spec, problem, swapped, arrays, places, operands, results, first_name)
 
 

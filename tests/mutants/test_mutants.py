@@ -93,6 +93,7 @@ EXPECTED = {
     ("narrow scope of", "mbarrier_wait"): {"race"},
     ("narrow scope of", "store_strong"): {"race"},
     ("narrow scope of", "wait_acquire"): {"race"},
+    ("narrow scope of", "relaxed store_strong"): {"race"},
     ("narrow scope of", "fence_acq_rel"): {"race"},
     ("relax", "store_strong"): {"race"},
     **{("by one lane", name): {"divergence"} for name in (

@@ -61,8 +61,9 @@ class EpilogueSpec:
         return [r.name for r in self.graph.results if extents[r.node].is_matrix]
 
     def over(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
-        """The same for matrices that lie so."""
-        tma = frozenset(name for name in self.matrices if arrays[name].stores_by_tma)
+        """The same for matrices that lie so. TMA brings no integers, which are not the kernel's numbers."""
+        here = ((name, arrays[name]) for name in self.matrices)
+        tma = frozenset(name for name, x in here if x.stores_by_tma and not x.dtype.is_integer)
         tall = frozenset(name for name in self.matrices if arrays[name].tall)
         return replace(self, tma=tma, tall=tall)
 

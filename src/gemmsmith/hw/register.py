@@ -37,7 +37,7 @@ def set_registers(count: int | None) -> None:
 
 
 class ElectOne(Instruction):
-    """True in one lane of each warp. Behind it ptxas knows that a single lane acts; behind `thread == 0` it puts each
+    """True in one lane of each warp, PTX does not say which. Behind it ptxas knows that a single lane acts; behind `thread == 0` it puts each
     TMA copy of a loop into a loop over the lanes, of 30 cycles."""
 
     result = PRED
@@ -49,7 +49,7 @@ class ElectOne(Instruction):
 
     def simulate(self, m: Machine) -> np.ndarray:
         m.converged("elect.sync")
-        return np.asarray(m.threads % 32 == 0)
+        return np.asarray(m.threads % 32 == m.elected)
 
 
 def _from_lane(m: Machine, x: np.ndarray, lane: Any) -> np.ndarray:

@@ -66,6 +66,7 @@ class Machine(Protocol):
     grid: int  # gridDim.x
     rank: int  # CTA rank in the cluster
     cluster_size: int  # CTAs in the cluster
+    elected: int  # the lane that elect.sync chooses
 
     # -- values ------------------------------------------------------------------------------------
     def value(self, x: Value) -> Any:

@@ -77,7 +77,7 @@ class ClusterSums:
     def finish(self, warpgroup: Value) -> None:
         """No CTA may exit while a finisher still arrives at it."""
         with current().when(self.given.get() > 0):
-            hw.mbarrier_wait(self.taken[warpgroup], ((self.given.get() + 1) % 2).to(U32), "cluster")
+            hw.mbarrier_wait(self.taken[warpgroup], ((self.given.get() + 1) % 2).to(U32))
 
     def _rank(self, k: Value | int) -> Value:
         """The CTA with this one's tile and the k-th share."""

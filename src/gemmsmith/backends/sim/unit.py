@@ -73,6 +73,7 @@ class Unit:
         self.warps = cta.warps[first // 32 : (first + count) // 32]
         self.block, self.grid, self.rank = cta.index, state.grid, cta.rank
         self.cluster_size = len(cta.cluster)
+        self.elected = state.random.randrange(32) if state.seed else 0
         self.time, self.busy_since, self.where = 0, 0, Where("?", 0)
         self.environment: dict[Value, Any] = {}
         self.arrays: dict[Registers, np.ndarray] = {}
