@@ -179,3 +179,20 @@ def test_the_timeline_shows_loads_under_the_math(rng: np.random.Generator, tmp_p
         assert (tmp_path / name).stat().st_size > 5000
     done.timeline.trace(tmp_path / "t.json")
     assert '"traceEvents"' in (tmp_path / "t.json").read_text()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("m", "n", "pad"), [(40, 61, 3), (1, 65, 7), (33, 60, 4), (24, 64, 8), (1, 64, 8)])
+@pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])
+def test_nothing_is_written_beside_the_result(
+    m: int, n: int, pad: int, turned: bool, out_dtype: str, rng: np.random.Generator
+) -> None:
+    """What lies behind a row of a wider array belongs to others. TMA writes whole chunks of 16 bytes."""
+    a, b = (matrix(rng, shape, OPERANDS["bf16"], column, 0, 0) for shape, column in (((m, 96), False), ((96, n), True)))
+    whole = np.full((n + 1, -(-m // 8) * 8) if turned else (m + 1, n + pad), 7, as_dtype(out_dtype).numpy)
+    out = (whole.T if turned else whole)[:m, :n]
+    out[...] = np.nan
+    assert gemmsmith.simulate(a, b, out=out).hazards == []
+    bounds.check(out, a, b, FP32, as_dtype(out_dtype)).require()
+    out[...] = 7
+    assert (whole == 7).all()

@@ -127,6 +127,27 @@ def tma_store(
     return Case(f"tma_store_{name}", record, expected, {"x": laid}, maps)
 
 
+def short_rows(dtype: DType, columns: int) -> Case:
+    """A tensor whose rows end within a chunk of 16 bytes, in an array with wider ones: whole chunks are written."""
+    wide = 128 // dtype.bytes
+    image = integers(f"short {dtype}", (8, wide), dtype.numpy, 100) + dtype.numpy.type(1)
+
+    def record(k: Builder) -> None:
+        x, target, buffer = k.pointer("x"), k.tensor_map("target"), k.shared(image.nbytes, alignment=1024)
+        fill(buffer[0], image.nbytes, x)
+        hw.fence_proxy_async()
+        hw.sync_threads()
+        with k.when(k.thread == 0):
+            hw.tma_store(target, 0, 0, 0, buffer[0])
+            hw.bulk_commit()
+            hw.bulk_wait(0)
+
+    expected = poisoned((8, wide + 16), dtype.numpy)
+    expected[:, :wide] = image
+    maps = {"target": Map("out", dtype, (columns, 8, 1), (wide + 16, 0), (wide, 8, 1), 0)}
+    return Case(f"tma_store_short_rows_{dtype}", record, expected, {"x": image}, maps)
+
+
 for dtype, swizzle in product((BF16, FP16, FP32), SWIZZLES):
     inner = (swizzle or 96) // dtype.bytes
     tag, wide = f"{dtype}_swizzle{swizzle}", 256 // dtype.bytes
@@ -143,6 +164,7 @@ for swizzle in SWIZZLES:
     CASES.append(tma_load(f"batches_{tag}", BF16, (4, 16, 64), (inner, 8, 2), swizzle, (0, 4, 1), (8, 12, 3)))
     turns = [(0, 8 * i, i % 2) for i in range(4)]
     CASES.append(tma_store(f"turns_{tag}", FP16, shape, box, swizzle, *turns, turn=True))
+CASES += [short_rows(BF16, 61), short_rows(FP32, 30)]
 CASES += [tma_load(f"cache_{cache:x}", BF16, (1, 8, 64), (64, 8, 1), 128, (0, 0, 0), cache=cache)
           for cache in (EVICT_FIRST, EVICT_NORMAL, EVICT_LAST)]  # fmt: skip
 CASES += [tma_load("stride_0", FP16, (1, 16, 64), (64, 8, 1), 128, (0, 0, 4), (0, 8, 1), (0, 0, 5), batches=5)]

@@ -276,6 +276,8 @@ class Trial:
     def _operand(self, x: Any) -> Any:
         if isinstance(x, float):
             return x
+        if np.asarray(x).dtype.kind in "ib":  # labels and masks
+            return torch.from_numpy(np.array(x)).to(self.device)
         values = torch.from_numpy(np.asarray(x, np.float32)).to(self.device)
         return self._filled(values, as_dtype(x.dtype), Layout.random(self.rng))
 

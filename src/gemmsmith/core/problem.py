@@ -55,14 +55,20 @@ class Matrix:
         return all(0 <= s < MAX_STRIDE_BYTES and s % TMA_ALIGNMENT == 0 for s in strides)
 
     @property
-    def stores_by_tma(self) -> bool:
-        """Whether TMA reaches it row by row, as epilogues read and write."""
+    def loads_by_tma(self) -> bool:
+        """Whether TMA reads it row by row, as epilogues do."""
         return self.contiguous == "cols" and self.tma_ready
 
     @property
+    def stores_by_tma(self) -> bool:
+        """Whether TMA writes it so. It writes whole chunks of 16 bytes: behind a row that ends within one it would
+        overwrite what is not of the matrix (seen on an H200)."""
+        return self.loads_by_tma and self.cols * self.dtype.bytes % TMA_ALIGNMENT == 0
+
+    @property
     def tall(self) -> bool:
-        """Whether TMA does not reach it so, and what lies side by side in memory is of one column."""
-        return not self.stores_by_tma and self.contiguous == "rows"
+        """Whether what lies side by side in memory is of one column."""
+        return self.contiguous == "rows"
 
     def canonical(self) -> Matrix:
         """The same memory with strides that no index reaches set to what TMA likes (length-1 dimensions)."""

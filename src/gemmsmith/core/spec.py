@@ -62,10 +62,11 @@ class EpilogueSpec:
 
     def over(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
         """The same for matrices that lie so. TMA brings no integers, which are not the kernel's numbers."""
-        here = ((name, arrays[name]) for name in self.matrices)
-        tma = frozenset(name for name, x in here if x.stores_by_tma and not x.dtype.is_integer)
+        floats = [o.name for o in self.graph.operands if o.extent.is_matrix and o.dtype and not o.dtype.is_integer]
+        tma = {name for name in floats if arrays[name].loads_by_tma}
+        tma |= {name for name in self._stored if arrays[name].stores_by_tma}
         tall = frozenset(name for name in self.matrices if arrays[name].tall)
-        return replace(self, tma=tma, tall=tall)
+        return replace(self, tma=frozenset(tma), tall=tall)
 
 
 def finishers(config: Config, graph: Graph) -> int:

@@ -37,8 +37,8 @@ def set_registers(count: int | None) -> None:
 
 
 class ElectOne(Instruction):
-    """True in one lane of each warp, PTX does not say which. Behind it ptxas knows that a single lane acts; behind `thread == 0` it puts each
-    TMA copy of a loop into a loop over the lanes, of 30 cycles."""
+    """True in one lane of each warp, PTX does not say which. Behind it ptxas knows that a single lane acts; behind
+    `thread == 0` it puts each TMA copy of a loop into a loop over the lanes, of 30 cycles."""
 
     result = PRED
     ptx = """{

@@ -44,8 +44,8 @@ class Box:
         first, stop = max(-self.x, 0), min(self.map.extents[0] - self.x, self.map.box[0])
         return rows.reshape(-1), slice(first * self.map.dtype.bytes, max(first, stop) * self.map.dtype.bytes)
 
-    def in_memory(self) -> Access:
-        rows, columns = self.inside()
+    def in_memory(self, *, stored: bool = False) -> Access:
+        rows, columns = self._written() if stored else self.inside()
         width = columns.stop - columns.start
         y = self.y + np.arange(self.map.box[1], dtype=np.int64)[None, :]
         z = self.z + np.arange(self.map.box[2], dtype=np.int64)[:, None]
@@ -66,11 +66,17 @@ class Box:
         for rank in ranks:
             m.poke(self.in_shared(address, rank), data.reshape(-1, CHUNK))
 
-    def store(self, m: Machine, address: int) -> None:
+    def _written(self) -> tuple[np.ndarray, slice]:
+        """Of what is inside, whole chunks: also what lies behind a row that ends within one."""
         rows, columns = self.inside()
+        whole = -(-columns.stop // CHUNK) * CHUNK
+        return rows, slice(columns.start, whole if columns.start < columns.stop else columns.stop)
+
+    def store(self, m: Machine, address: int) -> None:
+        rows, columns = self._written()
         data = m.peek(self.in_shared(address, None)).reshape(len(rows), self.row_bytes)
         if columns.start < columns.stop:
-            m.poke(self.in_memory(), data[rows, columns])
+            m.poke(self.in_memory(stored=True), data[rows, columns])
 
 
 def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
@@ -134,7 +140,8 @@ class TmaLoadMulticast(Instruction):
 
 
 class TmaStore(Instruction):
-    """Copies the box in shared memory to (x, y, z); what lies outside the tensor is dropped. Joins the bulk group."""
+    """Copies the box in shared memory to (x, y, z); what lies outside the tensor is dropped, in whole chunks of 16
+    bytes: a row that ends within one is written to the chunk's end. Joins the bulk group."""
 
     map: tensor_map
     x: i32
@@ -158,7 +165,7 @@ class TmaStore(Instruction):
                 "tma",
                 perform=lambda: box.store(m, source),
                 reads=[box.in_shared(source, None)],
-                writes=[box.in_memory()],
+                writes=[box.in_memory(stored=True)],
                 group="bulk",
                 work=box.bytes,
             )
