@@ -30,12 +30,7 @@ def tune(a: Spec, b: Spec, *, most: int = ROUNDS[0][0], step: Step = lambda what
     """
     from gemmsmith.backends.cuda import driver, launcher
 
-    if not driver.available():
-        raise DeviceError(
-            "tune: this machine has no GPU to measure on; use one with an H100, H200 or GH200. "
-            "What is not tuned has the model's choice, which needs none"
-        )
-    driver.require_hopper(0)
+    require_gpu()
     problem = Plan(a, b, config=Config()).problem
     plans: dict[Config, Plan] = {}
     for config in ranked(problem, most=most):
@@ -50,6 +45,18 @@ def tune(a: Spec, b: Spec, *, most: int = ROUNDS[0][0], step: Step = lambda what
     if found:
         keep(problem, found[0].config, found[0].us, driver.attributes(0).name)
     return found
+
+
+def require_gpu() -> None:
+    """Raises DeviceError where there is no Hopper GPU to measure on."""
+    from gemmsmith.backends.cuda import driver
+
+    if not driver.available():
+        raise DeviceError(
+            "tune: this machine has no GPU to measure on; use one with an H100, H200 or GH200. "
+            "What is not tuned has the model's choice, which needs none"
+        )
+    driver.require_hopper(0)
 
 
 class _Bench:

@@ -163,7 +163,7 @@ def test_show(call) -> None:
         (["show", "--tile", "128x256x64", "--stages", "9"], "shared memory:"),
         (["show", "--dtype", "bf16", "--accumulate", "fp16"], "no such instruction exists"),
         (["show", "--dtype", "fp8"], "'fp8' is not one of 'bf16', 'fp16'"),
-        (["show", "--cluster-splits", "5"], "5 splits; use"),
+        (["show", "--cluster-splits", "5"], "cluster_splits: got 5; use"),
         (["run", "--m", "-1"], "'--m': -1 is not in the range x>=0"),
         (["run", "--seed", "-1"], "'--seed': -1 is not in the range x>=0"),
         (["run", "--output", "file"], "'file' is a file"),
@@ -293,7 +293,7 @@ def test_help_says_what_and_gives_an_example_that_works(call, name: str | None) 
     words = example[1].split()
     assert name in (None, words[0])
     result = call(*words)
-    assert result.exit_code == 0 or (name == "tune" and "Error: no usable GPU" in result.stderr)
+    assert result.exit_code == 0 or (name == "tune" and "Error: tune: this machine has no GPU" in result.stderr)
 
 
 def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +360,7 @@ def commands_with_options(draw: st.DrawFn) -> list[str]:
 
 
 @given(words=commands_with_options())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_any_words_end_in_a_result_or_in_one_line(words: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

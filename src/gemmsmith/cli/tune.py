@@ -11,8 +11,8 @@ import click
 from gemmsmith.arrays import Spec
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import shown
-from gemmsmith.core.errors import DeviceError
 from gemmsmith.plans import Plan
+from gemmsmith.tuner import require_gpu
 from gemmsmith.tuner import tune as tune_problem
 from gemmsmith.tuning.measure import ROUNDS
 from gemmsmith.tuning.table import kept
@@ -34,10 +34,7 @@ def tune(shapes: tuple[tuple[int, int, int], ...], dtype: str, most: int, again:
     \b
     Example: gemmsmith tune 512x4096x4096 1024x4096x4096
     """
-    from gemmsmith.backends.cuda import driver
-
-    if not driver.available():
-        raise DeviceError("no usable GPU, and tuning measures on one; use a machine with an H100 or H200")
+    require_gpu()
     for m, n, k in shapes:
         a, b = Spec((m, k), dtype), Spec((k, n), dtype, (1, max(k, 1)))
         shape, flops = f"{m}x{n}x{k}", 2 * m * n * k

@@ -124,8 +124,12 @@ class ClusterSums:
             take(accumulator, lambda values, offset: hw.load_shared(values, here + offset.to(U32)))
             hw.sync_warp()
             with k.when(k.lane == 0):
-                whose = giver + k.select(giver >= self.k, 1, 0)
-                hw.mbarrier_arrive_cluster(self.taken[warpgroup], self._rank(whose), "cluster")  # ld has read it
+                whose = self._rank(giver + k.select(giver >= self.k, 1, 0))
+                assert share.more is not None
+                with k.when(share.more):  # ld has read the slot, which is written again
+                    hw.mbarrier_arrive_cluster(self.taken[warpgroup], whose, "cluster")
+                with k.otherwise():
+                    hw.mbarrier_arrive_cluster(self.taken[warpgroup], whose, "cta")
 
 
 def _store(there: Value, full: Value, values: Registers, offset: Value) -> None:

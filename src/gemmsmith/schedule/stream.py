@@ -82,7 +82,8 @@ class ClusterScheduler(TileScheduler):
         count, share = self._share(place)
         turn = k.var(I32, 0, "turn")
         with k.range(self.cluster, self.tiles, self.clusters, name="tile") as tile:
-            now = replace(share, turn=turn.get().named("turn_now"))
+            more = (tile + self.clusters < self.tiles).named("more")
+            now = replace(share, turn=turn.get().named("turn_now"), more=more)
             yield self._tile(tile, place, count, now, self._odd(now.turn))
             turn.set(now.turn + 1)
 

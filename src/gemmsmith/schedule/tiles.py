@@ -25,14 +25,15 @@ IN_ORDER = tuple(range(ORDER_LENGTH))
 class Share:
     """A tile whose k-tiles several CTAs sum: this one's are `first` and later ones. `finishes`: this CTA finishes the
     tile, or a part of its columns; of several clusters the one that has the last k-tile does. Where they are of several
-    clusters: this one is `cluster` in the walk, the others are those from `other` on. `turn` counts the CTA's
-    tiles."""
+    clusters: this one is `cluster` in the walk, the others are those from `other` on. `turn` counts the CTA's tiles;
+    `more` says whether another one follows, where a cluster's CTAs share them."""
 
     first: Value
     finishes: Value
     cluster: Value
     other: Value
     turn: Value
+    more: Value | None = None
 
 
 @dataclass(frozen=True)
