@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.mutants.mutate import CLASSES, changes_of, kind_of, mutants
 
-from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.backends.sim import GlobalMemory, Hazard, simulate
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.graph import bare
@@ -125,6 +125,10 @@ EQUIVALENT_ALONE = {
 
 def execute(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes = WHOLE) -> set[str]:
     """The kinds of hazard reported, on fresh random data; the result must be right where there are none."""
+    return {h.kind for h in hazards(spec, kernel, seed, whole)}
+
+
+def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes) -> list[Hazard]:
     rng = np.random.default_rng(seed)
     m, n, k, grid = whole if spec.config.splits == 1 else SHARED
     n *= 2 if spec.config.design == "pingpong" else 1  # as many tiles for each warpgroup
@@ -148,10 +152,10 @@ def execute(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes = WHOLE) -
     arguments |= {f"stage_bytes{change:+d}": arguments["stage_bytes"] + change for change in (-16, 16)}
     result = simulate(kernel, grid, arguments, memory, seed=seed, dependent=True)
     if words.any():
-        return {"semaphore"} | {h.kind for h in result.hazards}
+        return [Hazard("semaphore", "a word is left raised", kernel.body.statements[0].where), *result.hazards]
     if not result.hazards:
         assert np.array_equal(d, (a.astype(np.float64) @ b.T.astype(np.float64)).astype(d.dtype))
-    return {h.kind for h in result.hazards}
+    return result.hazards
 
 
 def spec_of(config: Config) -> KernelSpec:
@@ -178,6 +182,14 @@ def test_every_mutant_is_reported(config: Config) -> None:
         assert kinds & EXPECTED[what, mutant.target], f"{mutant}: reported as {kinds}"
     assert count >= 40
     assert equivalents <= 10
+
+
+def test_the_readme_quotes_a_mutant() -> None:
+    """accumulator.wait(pending=1) gone from the mainloop."""
+    spec, page = spec_of(CONFIGS[0]), (Path(__file__).parents[2] / "README.md").read_text()
+    waits = [m.kernel for m in mutants(spec) if (m.what, m.target) == ("delete", "wgmma_wait")]
+    found = [str(hazards(spec, kernel, 0, WHOLE)[0]) for kernel in waits]
+    assert any(text in " ".join(page.split()) for text in found), found
 
 
 def test_the_page_says_how_many() -> None:
