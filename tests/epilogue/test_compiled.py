@@ -1,9 +1,8 @@
-"""Ready-made fusions at the default config: compiled for the chip, without spills, in less than a second."""
+"""Ready-made fusions at the default config: compiled for the chip, without spills."""
 
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -37,13 +36,8 @@ def test_no_spills(name: str) -> None:
         {**FUSIONS[name].operands, **MORE.get(name, {})},
         128 if name in WHOLE_ROWS else 4096,
     )
-    plan.ptx  # noqa: B018  # the source is printed and NVRTC warm
-    start = time.perf_counter()
-    compiled = compile_source(plan.source, plan.kernel.name, cache=False)
-    seconds = time.perf_counter() - start
-    r = compiled.resources
+    r = plan.resources
     assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
-    assert seconds < 5, seconds  # below 1 s on an idle machine; benchmarks/results has the figures
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
