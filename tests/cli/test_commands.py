@@ -299,7 +299,7 @@ def test_help_says_what_and_gives_an_example_that_works(call, name: str | None) 
 def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast, slow = Config(), Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1)
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("gemmsmith.backends.cuda.driver.available", lambda: True)
+    monkeypatch.setattr("gemmsmith.cli.tune.require_gpu", lambda: None)
     monkeypatch.setattr(
         "gemmsmith.cli.tune.tune_problem", lambda a, b, most, step: [Measured(fast, 10.0), Measured(slow, 20.0)]
     )
