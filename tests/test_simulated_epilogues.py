@@ -476,3 +476,16 @@ def test_operands_that_kernels_cannot_read() -> None:
             gemmsmith.gemm(**{"a": a, "b": b, name: array})
     with pytest.raises(gemmsmith.ArgumentError, match="out: got dtype int64; the epilogue gives fp16"):
         gemmsmith.gemm(a, b, epilogue=lambda acc: acc * 2, out=np.zeros((8, 32), np.int64))
+
+
+@pytest.mark.parametrize("number", [1e300, -1e39, 10**400])
+@pytest.mark.parametrize("backend", ["reference", "sim"])
+def test_numbers_that_fp32_cannot_hold_are_refused(number: float, backend: str, rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(shape, np.float32).astype(np.float16) for shape in ((8, 16), (16, 8)))
+
+    def scaled(acc, alpha):
+        return acc * alpha
+
+    with pytest.raises(gemmsmith.ArgumentError, match="alpha: got .*; use a number that fp32 can hold"):
+        gemmsmith.gemm(a, b, epilogue=scaled, alpha=number, backend=backend)
+    gemmsmith.gemm(a, b, epilogue=scaled, alpha=-np.inf, backend="reference")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, Spec, describe, empty_like_kind, overlap
-from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
+from gemmsmith.core.dtypes import BF16, FP16, FP32, DType, number_operand
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError
 from gemmsmith.core.graph import Extent, Graph, Result
 from gemmsmith.core.problem import Matrix, Problem
@@ -84,7 +84,8 @@ def bind(
         if not name.isidentifier():
             raise ArgumentError(f"operands: got the name {name!r}; use one that could be a variable's")
     infos: dict[str, ArrayInfo | float] = {
-        name: float(x) if isinstance(x, numbers.Real) else describe(x, name) for name, x in operands.items()
+        name: number_operand(name, x) if isinstance(x, numbers.Real) else describe(x, name)
+        for name, x in operands.items()
     }
     _check_operands(infos, like)
     kinds = {

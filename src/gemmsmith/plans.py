@@ -13,7 +13,7 @@ import numpy as np
 from gemmsmith import jobs
 from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind, is_array, signature
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import DType
+from gemmsmith.core.dtypes import DType, number_operand
 from gemmsmith.core.errors import ArgumentError, HazardError, meant
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
@@ -382,7 +382,10 @@ def _signed(x: Any, name: str, pointer: str, places: dict[str, Any]) -> Hashable
     if not is_array(x) and (
         isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real))
     ):
-        places[pointer] = float(x)
+        try:
+            places[pointer] = float(x)
+        except OverflowError:
+            places[pointer] = number_operand(name, x)  # refuses it
         return "number"
     signed, address = signature(x, name)
     places[pointer] = address

@@ -32,7 +32,7 @@ CONFIGS += [
     CONFIGS[0].replace(cluster_splits=2),
     CONFIGS[0].replace(cluster_splits=2, tile=(128, 40, 64)),
 ]
-WHOLE, SHARED, IN_CLUSTER, UNEVEN = (512, 64, 320, 2), (256, 192, 256, 4), (256, 64, 320, 2), (640, 64, 320, 3)
+WHOLE, SHARED, IN_CLUSTER, UNEVEN = (512, 64, 320, 2), (256, 192, 320, 4), (256, 64, 320, 2), (640, 64, 320, 3)
 """M, N, K and CTAs: several tiles a CTA, tiles that CTAs share, a last wave that is not whole; and more k-tiles than
 stages."""
 Sizes = tuple[int, int, int, int]

@@ -79,6 +79,17 @@ def as_dtype(value: Any, argument: str = "dtype", integers: bool = False) -> DTy
     raise ArgumentError(f"{argument}: got {value!r}; use one of {', '.join(dict.fromkeys(map(repr, names.values())))}")
 
 
+def number_operand(name: str, x: Any) -> float:
+    """A real number given for an operand, which the kernel gets as fp32. ArgumentError where fp32 does not hold it."""
+    try:
+        number = float(x)
+    except OverflowError:  # an integer
+        number = math.inf
+    if math.isinf(in_fp32(number)) and abs(x) != math.inf:
+        raise ArgumentError(f"{name}: got {x}; use a number that fp32 can hold")
+    return number
+
+
 def in_fp32(x: Any) -> float:
     """A real number; where fp32 holds none that is near, what it makes of it: an infinity, or 0."""
     try:
