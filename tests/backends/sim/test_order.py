@@ -199,6 +199,24 @@ def test_a_scope_reaches_as_far_as_it_says(scope: str, cluster: int) -> None:
     assert found(record, threads=32, grid=2, cluster=cluster) == (set() if right else {"race"})
 
 
+@pytest.mark.parametrize("everybody", [True, False])
+def test_a_fence_of_all_lanes_is_one_of_each(everybody: bool) -> None:
+    """A lane that has acted alone before executes it too; one of another lane says nothing of this one's."""
+
+    def record(k: Builder, out: Value) -> None:
+        with k.when((k.thread == 0) & (hw.block_index() == 0)):
+            hw.store_global(word(k, k.smem), out + DATA, True)
+        with k.when((k.lane == 1) | everybody):
+            hw.fence_acq_rel()
+        with k.when((k.thread == 0) & (hw.block_index() == 0)):
+            hw.store_strong(out + FLAG, Constant(U32, 1), "relaxed", "gpu")
+        with k.when((k.thread == 0) & (hw.block_index() == 1)):
+            hw.wait_acquire(out + FLAG, Constant(U32, 1))
+            hw.load_global(k.registers(U32, 1, "got"), out + DATA, True)
+
+    assert found(record, threads=32, grid=2) == (set() if everybody else {"race"})
+
+
 # -- atomics -------------------------------------------------------------------------------------------------------
 
 

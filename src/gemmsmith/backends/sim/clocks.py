@@ -168,19 +168,25 @@ class Warp:
     def acquire(self, lanes: int, clock: Clock) -> None:
         self.enter(lanes).clock.join(clock)
 
+    def _agents(self, lanes: int) -> list[Agent]:
+        """The agent of those lanes, and those of parts of them, which execute what they do."""
+        agent = self.enter(lanes)
+        return [agent] + [x for part, x in self.sets.items() if part & ~lanes == 0 and x is not agent]
+
     def fence(self, scope: Scope, lanes: int) -> None:
         """Orders the acting lanes' relaxed accesses before with those after it, as far as the scope."""
-        agent = self.enter(lanes)
-        for reach, clock in agent.pending:
-            if scope >= reach:
-                agent.clock.join(clock)
-        agent.pending.clear()
-        agent.fenced = scope, self.release(lanes)
+        for agent in self._agents(lanes):
+            for reach, clock in agent.pending:
+                if scope >= reach:
+                    agent.clock.join(clock)
+            agent.pending.clear()
+        fenced = scope, self.release(lanes)
+        for agent in self._agents(lanes):
+            agent.fenced = fenced
 
     def fence_proxy(self, row: int, lanes: int) -> None:
         """The acting lanes' ordinary writes, or mbarrier inits, so far become visible where others are not."""
-        agents = [self.enter(lanes)]
-        agents += [other for others, other in self.sets.items() if others & ~lanes == 0 and other is not agents[0]]
+        agents = self._agents(lanes)
         for agent in agents:
             agent.clock.vector[row, agent.number] = agent.count
             agent.advance()
