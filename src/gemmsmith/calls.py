@@ -68,8 +68,8 @@ class Call:
 
     def launch_on(self, stream: int, places: dict[str, Any], like: Any, workspace: Any) -> None:
         """The same on a given stream."""
-        space = self.space(like, workspace)  # held until the launches: what is freed before may be unmapped
         if self.workspace_bytes:
+            space = self.space(like, workspace)  # held until the launches: what is freed before may be unmapped
             places["workspace"] = _workspace_address(space, self.workspace_bytes)
         if self.flag_bytes:
             places["flags"] = flags(self.device, stream, self.flag_bytes)

@@ -168,29 +168,24 @@ class Warp:
     def acquire(self, lanes: int, clock: Clock) -> None:
         self.enter(lanes).clock.join(clock)
 
-    def _agents(self, lanes: int) -> list[Agent]:
-        """The agent of those lanes, and those of parts of them, which execute what they do."""
-        agent = self.enter(lanes)
-        return [agent] + [x for part, x in self.sets.items() if part & ~lanes == 0 and x is not agent]
+    def _within(self, lanes: int) -> dict[int, Agent]:
+        """The agent of those lanes first, and those of parts of them, which execute what they do; by lanes."""
+        return {lanes: self.enter(lanes)} | {part: x for part, x in self.sets.items() if part & ~lanes == 0}
 
     def fence(self, scope: Scope, lanes: int) -> None:
         """Orders the acting lanes' relaxed accesses before with those after it, as far as the scope."""
-        for agent in self._agents(lanes):
+        agents = self._within(lanes)
+        for agent in agents.values():
             for reach, clock in agent.pending:
                 if scope >= reach:
                     agent.clock.join(clock)
             agent.pending.clear()
-        fenced = scope, self.release(lanes)
-        for agent in self._agents(lanes):
-            agent.fenced = fenced
+        for part, agent in agents.items():  # each lane publishes what it knows itself
+            agent.fenced = scope, self.release(part)
 
     def fence_proxy(self, row: int, lanes: int) -> None:
         """The acting lanes' ordinary writes, or mbarrier inits, so far become visible where others are not."""
-        agents = self._agents(lanes)
-        for agent in agents:
-            agent.clock.vector[row, agent.number] = agent.count
+        acting = self.enter(lanes)
+        for agent in self._within(lanes).values():
+            agent.clock.vector[row, agent.number] = acting.clock.vector[row, agent.number] = agent.count
             agent.advance()
-        for agent in agents[1:]:
-            agents[0].clock.vector[row, agent.number] = max(
-                agents[0].clock.vector[row, agent.number], agent.clock.vector[row, agent.number]
-            )
