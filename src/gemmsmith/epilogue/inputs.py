@@ -34,8 +34,12 @@ class Part:
 
     def row(self, block: int, half: int) -> Value:
         """This thread's row of a block's half."""
+        return self.m + self.row_of_part(block, half)
+
+    def row_of_part(self, block: int, half: int) -> Value:
+        """The same, counted in the part."""
         k = current()
-        return self.m + (block * 64 + 8 * half) + (k.warp_index % 4) * 16 + k.lane // 4
+        return (k.warp_index % 4) * 16 + k.lane // 4 + (block * 64 + 8 * half)
 
     def columns(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
         """This thread's two columns of chunk j of a spot."""
@@ -142,60 +146,55 @@ class Scalar:
         return self.number if self.number is not None else self.held[0]
 
 
-class Column:
-    """One value a row (M, 1): each thread keeps those of its rows."""
+class Vector:
+    """One value a column (N) or a row (M, 1): loaded once a tile, kept as fp32 in the warpgroup's shared memory.
 
-    def __init__(self, operand: Operand, blocks: int) -> None:
+    Registers that a thread kept from before the mainloop would let ptxas compute on later pieces before earlier ones
+    are stored, for which there are no registers.
+    """
+
+    def __init__(self, operand: Operand, count: int, consumers: int) -> None:
         assert operand.dtype is not None
-        self.blocks, self.name = blocks, f"held_{operand.name}"
-        self.array = Addressed(operand_argument(operand.name), operand.dtype, m=True, n=False)
-
-    def begin(self, part: Part) -> None:
-        self.held = current().registers(F32, 2 * self.blocks, self.name)
-        for i in range(2 * self.blocks):
-            row = part.row(i // 2, i % 2)
-            self.held[i] = self.array.load(self.array.at(part.work.batch, row), row < part.rows_in_all)
-
-    def settle(self, part: Part) -> None:
-        """Nothing."""
-
-    def element(self, part: Part, block: int, half: int) -> Value:
-        return self.held[2 * block + half]
-
-
-class Row:
-    """One value a column (N): loaded once a tile, kept as fp32 in the warpgroup's shared memory."""
-
-    def __init__(self, operand: Operand, columns: int, consumers: int) -> None:
-        assert operand.dtype is not None
-        self.columns, self.width, self.name = columns, operand.extent.width, f"held_{operand.name}"
-        self.array = Addressed(operand_argument(operand.name), operand.dtype, m=False, n=True)
-        self.buffer: SharedBuffer = current().shared(4 * columns, stages=consumers, name=operand.name)
-        self.turns = -(-columns // 128)
+        self.count, self.width, self.name = count, operand.extent.width, f"held_{operand.name}"
+        argument = operand_argument(operand.name)
+        self.array = Addressed(argument, operand.dtype, m=not self.width, n=bool(self.width))
+        self.buffer: SharedBuffer = current().shared(4 * count, stages=consumers, name=operand.name)
+        self.turns = -(-count // 128)
 
     def _mine(self, turn: int) -> Value:
-        """The tile's column this thread brings."""
+        """The element, of the tile's or the warpgroup's, that this thread brings."""
         return current().thread % 128 + 128 * turn
 
     def begin(self, part: Part) -> None:
         self.held = current().registers(F32, self.turns, self.name)
         for turn in range(self.turns):
-            column = part.work.n // self.width + self._mine(turn)
-            inside = (column < part.columns_in_all // self.width) & (self._mine(turn) < self.columns)
-            self.held[turn] = self.array.load(self.array.at(part.work.batch, column=column), inside)
+            mine, here = self._mine(turn), part.work.batch
+            if self.width:
+                column = part.work.n // self.width + mine
+                where, inside = self.array.at(here, column=column), column < part.columns_in_all // self.width
+            else:
+                where, inside = self.array.at(here, part.m + mine), part.m + mine < part.rows_in_all
+            self.held[turn] = self.array.load(where, inside & (mine < self.count))
 
     def settle(self, part: Part) -> None:
         k = current()
         for turn in range(self.turns):
             one = k.registers(F32, 1, "element")
             one[0] = self.held[turn]
-            with k.when(self._mine(turn) < self.columns):
+            with k.when(self._mine(turn) < self.count):
                 hw.store_shared(one, self.buffer[part.warpgroup].address + (self._mine(turn) * 4).to(U32))
 
     def fetch(self, part: Part, block: int, column: int, chunks: int) -> fragment.Pair:
         k = current()
-        held = k.registers(F32, 2 * chunks, self.name)
         place = self.buffer[part.warpgroup].address
+        if not self.width:
+            rows = k.registers(F32, 2, self.name)
+            for half in range(2):
+                one, row = k.registers(F32, 1, "element"), part.row_of_part(block, half)
+                hw.load_shared(one, place + (row * 4).to(U32))
+                rows[half] = one[0]
+            return lambda chunk, half: (rows[half], rows[half])
+        held = k.registers(F32, 2 * chunks, self.name)
         with k.unroll(chunks, name="chunk") as chunk:
             two = k.registers(F32, 2, "pair")
             hw.load_shared(two, place + ((chunk * 8 + column + (k.lane % 4) * 2) * 4).to(U32))

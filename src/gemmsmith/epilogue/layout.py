@@ -125,7 +125,7 @@ def layout(spec: KernelSpec) -> Layout:
         for r in graph.results
         if extents[r.node].is_matrix and r.dtype
     ]
-    vectors = [(o.name, n // o.extent.width) for o in graph.operands if o.extent.width and not o.extent.m]
+    vectors = _vectors(graph, n, spec.warpgroup_rows)
     left = SHARED_LIMIT - config.stages * (spec.stage_bytes + BARRIER_BYTES) - spec.exchange_bytes
     left -= ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
     left -= -(-config.consumers * sum(4 * count for _, count in vectors) // ALIGNMENT) * ALIGNMENT
@@ -133,7 +133,13 @@ def layout(spec: KernelSpec) -> Layout:
     over = config.stages * spec.stage_bytes // config.consumers if config.reuse else 0
     load, store = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
     round, sets, slots = _rounds(left, over, blocks * parts, load, store)
-    return Layout(columns, blocks, parts, tuple(loads), tuple(stores), tuple(vectors), round, sets, slots)
+    return Layout(columns, blocks, parts, tuple(loads), tuple(stores), vectors, round, sets, slots)
+
+
+def _vectors(graph: Graph, columns: int, rows: int) -> tuple[tuple[str, int], ...]:
+    """The operands with one value a column or a row of a warpgroup's part of a tile, and how many those are."""
+    vectors = [o for o in graph.operands if not o.extent.is_matrix and (o.extent.m or o.extent.width)]
+    return tuple((o.name, columns // o.extent.width if o.extent.width else rows) for o in vectors)
 
 
 def _rounds(left: int, over: int, pieces: int, load: int, store: int) -> tuple[int, int, int]:
@@ -165,9 +171,9 @@ def least_bytes(graph: Graph, tma: frozenset[str], config: Config) -> int:
     stores = [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix]
     beside = loads + stores * (not config.reuse)
     piece = sum(WGMMA_M * columns // e.width * dtype.bytes for e, dtype in beside if dtype)
-    parts = n // columns
-    all_pieces = config.tile[0] // config.tile_warpgroups // WGMMA_M * parts
+    parts, rows = n // columns, config.tile[0] // config.tile_warpgroups
+    all_pieces = rows // WGMMA_M * parts
     pieces = min(all_pieces, 2 if loads else max(min(parts, 2), -(-all_pieces // 4)))
-    vectors = sum(4 * n // o.extent.width for o in graph.operands if o.extent.width and not o.extent.m)
+    vectors = sum(4 * count for _, count in _vectors(graph, n, rows))
     whole = -(-consumers * vectors // ALIGNMENT) * ALIGNMENT
     return consumers * (pieces * piece + 2 * BARRIER_BYTES * bool(piece)) + whole

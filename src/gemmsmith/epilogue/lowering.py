@@ -12,7 +12,7 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.graph import Operand
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.evaluate import lowerings
-from gemmsmith.epilogue.inputs import Column, DirectMatrix, Part, Row, Scalar, TmaMatrices
+from gemmsmith.epilogue.inputs import DirectMatrix, Part, Scalar, TmaMatrices, Vector
 from gemmsmith.epilogue.layout import layout
 from gemmsmith.epilogue.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.piece import Piece
@@ -66,13 +66,11 @@ class Epilogue:
     def _whole_rows(self) -> list[str]:
         return [node.op for node in self.graph.nodes if node.op in WHOLE_ROWS]
 
-    def _input(self, operand: Operand) -> Scalar | Column | Row | DirectMatrix:
-        extent = operand.extent
-        if extent.is_matrix:
+    def _input(self, operand: Operand) -> Scalar | Vector | DirectMatrix:
+        if operand.extent.is_matrix:
             return DirectMatrix(operand)
-        if extent.width:
-            return Row(operand, self.spec.finished_columns // extent.width, self.spec.config.consumers)
-        return Column(operand, self.layout.blocks) if extent.m else Scalar(operand)
+        count = dict(self.layout.vectors).get(operand.name)
+        return Vector(operand, count, self.spec.config.consumers) if count else Scalar(operand)
 
     @property
     def pipelines(self) -> tuple[TmaMatrices, ...]:

@@ -10,7 +10,7 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.epilogue import fragment
 from gemmsmith.epilogue.evaluate import Evaluation, Source
-from gemmsmith.epilogue.inputs import Column, Part, Scalar, Spot
+from gemmsmith.epilogue.inputs import Part, Scalar, Spot
 from gemmsmith.epilogue.rows import WHOLE_ROWS, HeldRows, Quantized, TopKSoftmax
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.values import Value
@@ -67,7 +67,7 @@ class Piece:
         """An operand's elements in the piece's chunks from `first` to `stop`, by (chunk, half)."""
         e = self.epilogue
         x, begin, count = e.inputs.get(name), first // width, (stop - first) // width
-        if isinstance(x, (Scalar, Column)):
+        if isinstance(x, Scalar):
             return partial(_repeated, x, self.part, self.block)
         if x is not None:
             pair = x.fetch(self.part, self.block, (self.column + first * 8) // width, count)
@@ -173,7 +173,7 @@ def _scale(quantized: Quantized, j: int, half: int) -> tuple[Value, Value]:
     return quantized.scales[half], quantized.scales[half]
 
 
-def _repeated(x: Scalar | Column, part: Part, block: int, chunk: Value, half: int) -> tuple[Value, Value]:
+def _repeated(x: Scalar, part: Part, block: int, chunk: Value, half: int) -> tuple[Value, Value]:
     value = x.element(part, block, half)
     return value, value
 
