@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from gemmsmith.core.dtypes import DType, as_dtype
@@ -153,6 +154,8 @@ def judge(graph: Graph, got: dict[str, Array], want: dict[str, Array], product: 
             loss *= max(1.0, math.sqrt(product.size)) if graph.nodes[result.node].value[0] == "sum" else 1.0
         largest = max(scale, float(np.abs(y[np.isfinite(y)]).max(initial=0)))
         bound = (1.01 if dtype.bits >= 16 else 2.02) * dtype.roundoff * np.abs(y) + loss * largest
+        if not dtype.is_integer:
+            bound += 0.51 * float(ml_dtypes.finfo(dtype.numpy).smallest_subnormal)
         wrong = ~((np.abs(x - y) <= bound) | (x == y) | (np.isnan(x) & np.isnan(y)))  # the mean of nothing is NaN
         assert not wrong.any(), (
             f"{result.name} at {np.argwhere(wrong)[0]}: got {x[wrong].flat[0]}, want {y[wrong].flat[0]}"

@@ -192,6 +192,8 @@ def test_empty_products(backend: str, m: int, n: int) -> None:
     assert total == 0
     assert np.isnan(mean)
     assert (soft == -np.inf).all()
+    q, scales = gemmsmith.gemm(a, b, epilogue=lambda acc: gemmsmith.quantize(acc, block=16), backend=backend)
+    assert (q.shape, scales.shape) == ((m, n), (m, -(-n // 16)))
     with pytest.raises(gemmsmith.ArgumentError, match="has no value"):
         gemmsmith.gemm(a, b, epilogue=lambda acc: acc.max(), backend=backend)
     with pytest.raises(gemmsmith.ArgumentError, match="has no value"):

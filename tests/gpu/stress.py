@@ -286,6 +286,13 @@ def run_mode(
     return {**result, "first_errors": errors[:3]} if errors else result
 
 
+def keep(found: dict[str, Result], args: argparse.Namespace) -> None:
+    """Into the file of --json."""
+    if args.json:
+        about = {**surroundings(args.device), "seed": args.seed}
+        args.json.write_text(json.dumps({"where": about, "modes": found}, indent=1) + "\n")
+
+
 def run_all(names: list[str], args: argparse.Namespace) -> dict[str, Result]:
     """Every mode for its share of the time, in child processes."""
     found: dict[str, Result] = {}
@@ -298,6 +305,7 @@ def run_all(names: list[str], args: argparse.Namespace) -> dict[str, Result]:
             before = found.setdefault(name, {"runs": 0, "wrong": 0, "different": 0, "errors": 0})
             found[name] = {**before, **result, **{key: before[key] + result.get(key, 0) for key in
                                                   ("runs", "wrong", "different", "errors")}}  # fmt: skip
+            keep(found, args)  # a run that is cut off leaves what it has counted
         print(name, found[name], flush=True)
 
     def child(group: list[str], process: int) -> None:
@@ -362,9 +370,6 @@ def main() -> int:
     print(f"seed {args.seed}", flush=True)
     found = run_all(names, args)
     print(table(found))
-    if args.json:
-        about = {**surroundings(args.device), "seed": args.seed}
-        args.json.write_text(json.dumps({"where": about, "modes": found}, indent=1) + "\n")
     return int(len(found) < len(names) or any(map(bad, found.values())))
 
 

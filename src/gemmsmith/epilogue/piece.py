@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ AT_ONCE, SLAB = 8, 4
 """Chunks of a piece whose vectors are read at once, up to so many; of wider ones, which may have 23, so many at a time:
 registers hold no more beside the largest accumulators."""
 
+BEYOND = 4096
+"""More columns than the tiles of a cluster may begin behind the matrix, and than a tile has pieces."""
+
 
 class Piece:
     """64 rows by `columns` columns of the accumulator: piece `index` of the tile, stored in round `turn`."""
@@ -38,9 +42,17 @@ class Piece:
 
     def run(self) -> None:
         """Computes and writes the piece."""
-        k, e = current(), self.epilogue
+        e, part = self.epilogue, self.part
         if e.matrices:
-            e.matrices.wait(self.part, self.index)
+            e.matrices.wait(part, self.index)
+        # Always true, and another for each piece. Without the branches ptxas starts on later pieces before it has added
+        # this one's columns, and spills.
+        begins = part.columns_in_all - part.work.n > self.index - BEYOND
+        with current().when(begins) if any(x.axis == "n" for x in e.reductions) else nullcontext():
+            self._compute()
+
+    def _compute(self) -> None:
+        k, e = current(), self.epilogue
         for reduction in e.reductions:
             reduction.begin_piece()
         whole_rows = [i for i, node in enumerate(self.graph.nodes) if node.op in WHOLE_ROWS]

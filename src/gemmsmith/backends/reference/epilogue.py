@@ -98,7 +98,7 @@ def _kept(x: Array, axis: str, rank: int) -> Array:
 def _quantized(x: Array, dtype: DType, block: int) -> tuple[Array, Array]:
     """(x over its scale, rounded; the scale of every row and `block` columns)."""
     limit = float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]
-    q, scales = np.empty_like(x), []
+    q, scales = np.empty_like(x), [x[..., :0]]
     for first in range(0, x.shape[-1], block):
         part = x[..., first : first + block]
         amax = np.abs(part).max(axis=-1, keepdims=True)
