@@ -8,9 +8,10 @@ from hypothesis import strategies as some
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, Spec
+from gemmsmith.collective.operand import box_rows, part_rows
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.tile import Tile
-from gemmsmith.launches import Route, box_rows, part_rows
+from gemmsmith.launches import Route
 from gemmsmith.problems import problem_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from gemmsmith.schedule.division import Divisor
+from gemmsmith.schedule.division import factors
 
 LARGEST = 2**31 - 1
 
@@ -16,7 +16,7 @@ LARGEST = 2**31 - 1
 @example(divisor=2**30 + 1, x=LARGEST)
 @example(divisor=3, x=LARGEST - 1)
 def test_it_is_the_quotient(divisor: int, x: int) -> None:
-    multiplier, shift = Divisor.arguments("d", divisor).values()
+    multiplier, shift = factors(divisor)
     assert 0 < multiplier < 2**32
     assert x * multiplier < 2**64
     assert x * multiplier >> shift == x // divisor

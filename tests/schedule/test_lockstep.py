@@ -43,7 +43,7 @@ def walked(m: int, n: int, k: int, ctas: int, seed: int) -> list[int]:
     order, turns, meetings = (np.zeros(size, np.uint32) for size in (m * n * k, 1, 2))
     memory = GlobalMemory()
     arguments = {
-        **TileScheduler.arguments(spec, problem.m, problem.n, problem.k, 1),
+        **kernel.arguments(problem),
         "out": memory.place(order, "out", granule=4),
         "count": memory.place(turns, "count", granule=4),
         "meetings": memory.place(meetings, "meetings", granule=4),

@@ -12,7 +12,6 @@ from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.problems import problem_of
 from gemmsmith.schedule.stream import tile_scheduler
-from gemmsmith.schedule.tiles import TileScheduler
 
 TILE = Config(tile=(64, 8, 16), cluster=(1, 1), consumers=1)
 
@@ -39,7 +38,7 @@ def k_tiles(config: Config, m: int, n: int, k: int, ctas: int) -> list[list[list
     found = np.full((ctas, room), 2000, np.uint32)
     memory = GlobalMemory()
     arguments = {
-        **TileScheduler.arguments(spec, problem.m, problem.n, problem.k, 1),
+        **kernel.arguments(problem),
         "out": memory.place(found, "out", granule=4),
     }
     assert simulate(kernel, ctas, arguments, memory, seed=0).hazards == []

@@ -1,49 +1,105 @@
-"""Bringing an operand's tile into a stage by TMA: one copy a box, shared with the cluster where others need it too."""
+"""An operand of the mainloop: its stages of shared memory, and TMA copies that bring its tiles into them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from gemmsmith import hw
-from gemmsmith.core.tile import Tile
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import BoundProblem, Matrix
+from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.tile import ATOM_ROWS, Tile
 from gemmsmith.hw.tma import EVICT_NORMAL
+from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U16
 from gemmsmith.lang.values import Value
 
+Source = Callable[[BoundProblem], tuple[Matrix, Pointer]]
+"""Gives an operand of a problem as an (M or N) x K matrix, and where it lies."""
 
-@dataclass(frozen=True)
+
 class Operand:
-    """A tensor map and the tile it is read in. `parts` CTAs of the cluster need the same tile: each brings one part of
-    `part_rows` rows of the boxes, `part` being this CTA's, to all the CTAs of `mask`. `policy`: the L2's."""
+    """A tile of an operand in each of `stages` stages. Kernel arguments: `name`, its tensor map; where CTAs share the
+    tile, `name`_part, the rows of the boxes that each of them brings. `policy`: the L2's."""
 
-    map: Value
-    tile: Tile
-    parts: int = 1
-    part: Value | int = 0
-    part_rows: Value | int = 0
-    mask: Value | int = 1
-    policy: int = EVICT_NORMAL
+    def __init__(self, name: str, tile: Tile, stages: int, source: Source, policy: int = EVICT_NORMAL) -> None:
+        self.name, self.tile, self.policy, self._source = name, tile, policy, source
+        self.map = current().tensor_map(name, self._map_of)
+        self.stages = current().shared(tile, stages=stages, name=name.upper(), partly=True)
+        self._parts = 1
+        self._part: Value | int = 0
+        self._part_rows: Value | int = 0
+        self._mask: Value | int = 1
+
+    def multicast(self, parts: int, part: Value | int, mask: Value | int) -> None:
+        """`parts` CTAs of the cluster need the same tile: each brings one part of its rows, `part` being this CTA's, to
+        all the CTAs of `mask`."""
+        if parts > 1:
+            self._parts, self._part, self._mask = parts, part, mask
+            self._part_rows = current().parameter(f"{self.name}_part", bind=self._rows_of_part)
 
     @property
     def copies(self) -> int:
         """That bring a whole tile."""
-        return self.parts * self.tile.boxes
+        return self._parts * self.tile.boxes
 
     def load(
-        self, stage: SharedView, barrier: SharedView, mn: Value, k: Value, batch: Value, *, alone: bool = False
+        self, stage: Value, barrier: SharedView, mn: Value, k: Value, batch: Value, *, alone: bool = False
     ) -> None:
-        """Starts the copies of the tile at rows `mn`, depth `k`, into `stage`; `alone`: all parts, into this CTA's.
+        """Starts the copies of the tile at rows `mn`, depth `k`, into a stage; `alone`: all parts, into this CTA's.
         Recorded in one thread."""
         tile = self.tile
-        for part in range(self.parts) if alone else [self.part]:
-            first = part * self.part_rows
+        for part in range(self._parts) if alone else [self._part]:
+            first = part * self._part_rows
             for box in range(tile.boxes):
                 inner, outer = (k, mn) if tile.major == "K" else (mn, k)
-                destination = stage.at(box * tile.box_bytes).at(first, tile.pitch)
+                destination = self.stages[stage].at(box * tile.box_bytes).at(first, tile.pitch)
                 where = (self.map, inner + box * tile.box_inner, outer + first, batch, destination, barrier)
-                if alone or self.parts == 1:
+                if alone or self._parts == 1:
                     hw.tma_load(*where, self.policy)
                 else:
-                    mask = self.mask if isinstance(self.mask, int) else self.mask.to(U16)
+                    mask = self._mask if isinstance(self._mask, int) else self._mask.to(U16)
                     hw.tma_load_multicast(*where, mask, self.policy)
+
+    # -- what the host computes of a problem ---------------------------------------------------------------
+    def bytes_of_stage(self, p: BoundProblem) -> int:
+        """What the copies of all parts bring into a stage."""
+        return self._map_of(p).box_bytes * self.copies if p.k else 0
+
+    def _rows_of_part(self, p: BoundProblem) -> int:
+        return part_rows(self.tile, self._source(p)[0].rows, self._parts)
+
+    def _map_of(self, p: BoundProblem) -> TensorMap:
+        matrix, address = self._source(p)
+        if not p.k:  # no k-tile is ever loaded, and extents of zero cannot be encoded
+            return TensorMap(0, matrix.dtype, (8, 1, 1), (16, 0), (8, 1, 1), 0)
+        rows = box_rows(self.tile, matrix.rows, self._rows_of_part(p))
+        return tensor_map(matrix, self.tile, rows, address, p.batch)
+
+
+def part_rows(tile: Tile, extent: int, parts: int) -> int:
+    """Rows of a tile's boxes that each of `parts` CTAs brings, for an operand of `extent` rows: its share of those that
+    there are, in whole swizzle atoms."""
+    if tile.major == "MN" or extent >= tile.outer:
+        return tile.outer // parts
+    return min(-(-extent // (parts * ATOM_ROWS)) * ATOM_ROWS, tile.outer // parts)
+
+
+def box_rows(tile: Tile, extent: int, part: int) -> int:
+    """Rows of the boxes in which a part is read, no more than the operand has. Those outside of a tensor take the copy
+    engine about 5 cycles each to fill with zeros; what lies in their place instead reaches only what is never stored.
+    Where rows count depth they must be zeros."""
+    return part if tile.major == "MN" else min(part, extent)
+
+
+def tensor_map(matrix: Matrix, tile: Tile, rows: int, address: Pointer, batch: int) -> TensorMap:
+    """The tensor map of a (M or N) x K matrix, read or written in a tile's boxes, of so many rows."""
+    inner, outer, stride = matrix.cols, matrix.rows, matrix.row_stride
+    if tile.major == "MN":
+        inner, outer, stride = matrix.rows, matrix.cols, matrix.col_stride
+    size = matrix.dtype.bytes
+    return TensorMap(
+        address, matrix.dtype, (inner, outer, batch), (stride * size, matrix.batch_stride * size),
+        (tile.box_inner, rows, 1), tile.swizzle,
+    )  # fmt: skip

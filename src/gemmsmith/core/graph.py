@@ -147,6 +147,10 @@ class Graph:
         operands = [replace(o, extent=turned(o.extent)) for o in self.operands]
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
 
+    def is_reduced(self, result: Result) -> bool:
+        """Whether a result is a reduction."""
+        return self.nodes[result.node].op == "reduce"
+
     def known(self, result: Result) -> float | None:
         """The number that a reduction is of, where it is of a constant."""
         node = self.nodes[result.node]

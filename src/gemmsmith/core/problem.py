@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gemmsmith.core.dtypes import DType
+from gemmsmith.core.pointer import Pointer
 
 TMA_ALIGNMENT = 16
 """Bytes: base address and every stride but the innermost (PTX ISA, tensor maps)."""
@@ -136,3 +138,19 @@ class Problem:
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch > 1 else ""
         return f"{batch}{self.m}x{self.n}x{self.k} {self.a.dtype} -> {self.d.dtype}"
+
+
+@dataclass(frozen=True)
+class BoundProblem(Problem):
+    """A problem whose A and B TMA reads as they are, with where these lie: what a kernel's arguments are computed from.
+
+    `arrays`: the epilogue's operands and results in memory, by name: (rows, columns) each, 1 where it does not vary.
+    """
+
+    a_at: Pointer
+    b_at: Pointer
+    arrays: Mapping[str, Matrix]
+
+    @staticmethod
+    def of(p: Problem, a: Pointer, b: Pointer, arrays: Mapping[str, Matrix]) -> BoundProblem:
+        return BoundProblem(p.a, p.b, p.d, p.accumulate, a, b, arrays)

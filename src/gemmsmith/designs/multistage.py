@@ -21,7 +21,7 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
     scheduler = tile_scheduler(spec)
     place = scheduler.position()
     feed = Feed(spec, place)
-    epilogue, sums = Epilogue(spec, feed.stages), partial_sums(spec, place)
+    epilogue, sums = Epilogue(spec, feed.stages), partial_sums(spec, scheduler, place)
     feed.begin(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
@@ -49,8 +49,8 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
                 accumulator.clear()
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 feed.pipe.consumer_wait(read)
-                a_rows = feed.a[read.index].rows(rows, spec.warpgroup_rows)
-                accumulator.multiply(a_rows, feed.b[read.index], accumulate=k_tile > 0)
+                a, b = feed.a.stages[read.index], feed.b.stages[read.index]
+                accumulator.multiply(a.rows(rows, spec.warpgroup_rows), b, accumulate=k_tile > 0)
                 accumulator.wait(pending=1)
                 with k.when(k_tile > 0):  # one group stays in flight: a stage is released one step late
                     feed.pipe.consumer_release(last.get())

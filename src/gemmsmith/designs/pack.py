@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gemmsmith import hw
 from gemmsmith.core.pointer import Pointer
@@ -36,7 +37,7 @@ class Packing:
     @property
     def bytes(self) -> int:
         """Workspace bytes of the packed copy."""
-        return self.source.batch * self.source.rows * self.chunks * TMA_ALIGNMENT
+        return self.total * TMA_ALIGNMENT
 
     @property
     def packed(self) -> Matrix:
@@ -45,23 +46,37 @@ class Packing:
         copy = Matrix(s.dtype, s.rows, s.cols, pitch, 1, s.batch, s.rows * pitch if s.batch > 1 else 0)
         return copy.T if self.turned else copy
 
-    def arguments(self, source: Pointer, workspace: Pointer) -> dict[str, int | Pointer]:
-        """The kernel's arguments for these addresses."""
-        s = self.source
-        return {
-            "source": source, "packed": workspace, "rows": s.rows, "columns": s.cols, "chunks": self.chunks,
-            "total": s.batch * s.rows * self.chunks, "row_stride": s.row_stride, "column_stride": s.col_stride,
-            "batch_stride": s.batch_stride,
-        }  # fmt: skip
+    @property
+    def total(self) -> int:
+        """16-byte chunks in all."""
+        return self.source.batch * self.source.rows * self.chunks
 
 
+@dataclass(frozen=True)
+class BoundPacking:
+    """A packing with where the matrix and its copy lie."""
+
+    packing: Packing
+    source: Pointer
+    packed: Pointer
+
+
+@lru_cache(maxsize=1)
 def pack() -> Kernel:
     """Each thread gathers 8 elements, one by one, and stores them at once; a grid-stride loop over all chunks."""
     with Builder("pack", threads=THREADS) as k:
         k.header += ["gemmsmith: pack", "copies a matrix of 16-bit elements into rows of whole 16-byte chunks"]
-        source, packed = k.pointer("source"), k.pointer("packed")
-        rows, columns, chunks, total = (k.parameter(name) for name in ("rows", "columns", "chunks", "total"))
-        strides = [k.parameter(name, I64) for name in ("row_stride", "column_stride", "batch_stride")]
+        k.grid = lambda p: -(-p.packing.total // THREADS)
+        source, packed = k.pointer("source", lambda p: p.source), k.pointer("packed", lambda p: p.packed)
+        rows = k.parameter("rows", bind=lambda p: p.packing.source.rows)
+        columns = k.parameter("columns", bind=lambda p: p.packing.source.cols)
+        chunks = k.parameter("chunks", bind=lambda p: p.packing.chunks)
+        total = k.parameter("total", bind=lambda p: p.packing.total)
+        strides = [
+            k.parameter("row_stride", I64, lambda p: p.packing.source.row_stride),
+            k.parameter("column_stride", I64, lambda p: p.packing.source.col_stride),
+            k.parameter("batch_stride", I64, lambda p: p.packing.source.batch_stride),
+        ]
         hw.grid_dependency_wait()
         threads = (hw.grid_size() * THREADS).named("threads")
         mine = (hw.block_index() * THREADS + k.thread).named("mine")

@@ -48,7 +48,8 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
             order.wait(warpgroup)
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 feed.pipe.consumer_wait(read)
-                accumulator.multiply(feed.a[read.index], feed.b[read.index], accumulate=k_tile > 0)
+                a, b = feed.a.stages[read.index], feed.b.stages[read.index]
+                accumulator.multiply(a, b, accumulate=k_tile > 0)
                 accumulator.wait(pending=1)
                 with k.when(k_tile > 0):  # one group stays in flight: a stage is released one step late
                     feed.pipe.consumer_release(last.get())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from gemmsmith import hw
@@ -27,15 +28,20 @@ def shape(partials: Partials) -> tuple[int, int]:
     return (32, threads) if threads <= 8 else (8, threads)
 
 
-def arguments(
-    partials: Partials, source: Pointer | int, out: Pointer, scale: float = 1.0, offset: float = 0.0
-) -> dict[str, int | float | Pointer]:
-    """The kernel's arguments; scale * total + offset of each element, one after the other at `out`."""
-    return {
-        "partials": source, "out": out, "parts": partials.parts, "elements": partials.elements,
-        "total": partials.batch * partials.elements, "state": partials.state, "scale": scale,
-        "offset": offset,
-    }  # fmt: skip
+@dataclass(frozen=True)
+class BoundReduction:
+    """scale * total + offset of each element, one after the other at `out`; its partials lie at `source`."""
+
+    partials: Partials
+    source: Pointer | int
+    out: Pointer
+    scale: float = 1.0
+    offset: float = 0.0
+
+    @property
+    def total(self) -> int:
+        """Elements of the result."""
+        return self.partials.batch * self.partials.elements
 
 
 @lru_cache(maxsize=64)
@@ -45,9 +51,13 @@ def reduce(kind: str, dtype: DType, columns: int, threads: int) -> Kernel:
     monoid = MONOIDS[kind]
     with Builder(f"reduce_{kind}_{dtype}_{columns}x{threads}", threads=columns * threads) as k:
         k.header += [f"gemmsmith: reduce ({kind})", "combines partial results, (batch, parts, elements), in order"]
-        source, out = k.pointer("partials"), k.pointer("out")
-        parts, elements, total = (k.parameter(name) for name in ("parts", "elements", "total"))
-        state_stride, scale, shift = k.parameter("state", I64), k.parameter("scale", F32), k.parameter("offset", F32)
+        k.grid = lambda r: -(-r.total // columns)
+        source, out = k.pointer("partials", lambda r: r.source), k.pointer("out", lambda r: r.out)
+        parts = k.parameter("parts", bind=lambda r: r.partials.parts)
+        elements = k.parameter("elements", bind=lambda r: r.partials.elements)
+        total = k.parameter("total", bind=lambda r: r.total)
+        state_stride = k.parameter("state", I64, lambda r: r.partials.state)
+        scale, shift = k.parameter("scale", F32, lambda r: r.scale), k.parameter("offset", F32, lambda r: r.offset)
         hw.grid_dependency_wait()
         mine = (k.thread // columns).named("mine")
         slots = k.shared(4 * columns * threads, stages=len(monoid.identity), name="totals")

@@ -27,7 +27,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
     place = scheduler.position()
     feed = Feed(spec, place)
     lockstep = meetings(spec, scheduler, place)
-    epilogue, sums = Epilogue(spec, feed.stages), partial_sums(spec, place)
+    epilogue, sums = Epilogue(spec, feed.stages), partial_sums(spec, scheduler, place)
     feed.begin(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroup(0):
@@ -56,8 +56,8 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
                 accumulator.clear()
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 feed.pipe.consumer_wait(read)
-                a_rows = feed.a[read.index].rows(rows, spec.warpgroup_rows)
-                accumulator.multiply(a_rows, feed.b[read.index], accumulate=k_tile > 0)
+                a, b = feed.a.stages[read.index], feed.b.stages[read.index]
+                accumulator.multiply(a.rows(rows, spec.warpgroup_rows), b, accumulate=k_tile > 0)
                 accumulator.wait(pending=1)
                 with k.when(k_tile > 0):  # one group stays in flight: a stage is released one step late
                     feed.pipe.consumer_release(last.get())

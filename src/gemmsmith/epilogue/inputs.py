@@ -7,11 +7,15 @@ shared memory once the mainloop is over; `fetch` reads what a piece needs, befor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from gemmsmith import hw
+from gemmsmith.collective.operand import tensor_map
 from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, DType
 from gemmsmith.core.graph import Operand
-from gemmsmith.core.problem import Matrix
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import BoundProblem
+from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue import fragment
 from gemmsmith.hw.tma import EVICT_FIRST
@@ -71,16 +75,20 @@ class Spot:
 
 
 class Addressed:
-    """An array in global memory, element by element. Kernel arguments: its address and the strides it needs (see
-    `strides`)."""
+    """The epilogue's array `name` in global memory, element by element. Kernel arguments: `argument`, its address, and
+    the strides it needs."""
 
-    def __init__(self, name: str, dtype: DType, *, m: bool, n: bool) -> None:
+    def __init__(self, argument: str, name: str, dtype: DType, *, m: bool, n: bool) -> None:
+        def stride(along: str, attribute: str) -> Value:
+            bind = lambda p: getattr(p.arrays[name], attribute)  # noqa: E731
+            return k.parameter(f"{along}_stride_{argument}", I64, bind)
+
         k = current()
         self.dtype = dtype
-        self.address = k.pointer(name)
-        self.row_stride = k.parameter(f"row_stride_{name}", I64) if m else None
-        self.column_stride = k.parameter(f"column_stride_{name}", I64) if n else None
-        self.batch_stride = k.parameter(f"batch_stride_{name}", I64)
+        self.address = k.pointer(argument, lambda p: Pointer(argument))
+        self.row_stride = stride("row", "row_stride") if m else None
+        self.column_stride = stride("column", "col_stride") if n else None
+        self.batch_stride = stride("batch", "batch_stride")
 
     def at(self, batch: Value, row: Value | None = None, column: Value | None = None) -> Value:
         """The byte address of an element."""
@@ -110,14 +118,6 @@ def operand_argument(name: str) -> str:
     return f"in_{name}"
 
 
-def strides(argument: str, matrix: Matrix) -> dict[str, int]:
-    """The kernel arguments of an `Addressed` array beside its address."""
-    return {
-        f"row_stride_{argument}": matrix.row_stride, f"column_stride_{argument}": matrix.col_stride,
-        f"batch_stride_{argument}": matrix.batch_stride,
-    }  # fmt: skip
-
-
 def as_fp32(bits: Value, dtype: DType) -> Value:
     """16 bits in a u32, as fp32."""
     if dtype == BF16:
@@ -130,9 +130,9 @@ class Scalar:
     """A Python number, which is an argument, or an element in memory, one a batch or one in all."""
 
     def __init__(self, operand: Operand) -> None:
-        name = operand_argument(operand.name)
-        self.number = current().parameter(name, F32) if operand.dtype is None else None
-        self.array = None if operand.dtype is None else Addressed(name, operand.dtype, m=False, n=False)
+        argument, dtype = operand_argument(operand.name), operand.dtype
+        self.number = current().parameter(argument, F32, lambda p: Pointer(argument)) if dtype is None else None
+        self.array = None if dtype is None else Addressed(argument, operand.name, dtype, m=False, n=False)
 
     def begin(self, part: Part) -> None:
         if self.array:
@@ -157,7 +157,7 @@ class Vector:
         assert operand.dtype is not None
         self.count, self.width, self.name = count, operand.extent.width, f"held_{operand.name}"
         argument = operand_argument(operand.name)
-        self.array = Addressed(argument, operand.dtype, m=not self.width, n=bool(self.width))
+        self.array = Addressed(argument, operand.name, operand.dtype, m=not self.width, n=bool(self.width))
         self.buffer: SharedBuffer = current().shared(4 * count, stages=consumers, name=operand.name)
         self.turns = -(-count // 128)
 
@@ -208,7 +208,7 @@ class DirectMatrix:
 
     def __init__(self, operand: Operand) -> None:
         assert operand.dtype is not None
-        self.array = Addressed(operand_argument(operand.name), operand.dtype, m=True, n=True)
+        self.array = Addressed(operand_argument(operand.name), operand.name, operand.dtype, m=True, n=True)
         self.width = operand.extent.width
 
     def begin(self, part: Part) -> None:
@@ -231,6 +231,11 @@ class DirectMatrix:
         return lambda chunk, half: (held[chunk * 4 + 2 * half], held[chunk * 4 + 2 * half + 1])
 
 
+def _whole_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
+    """The map of a matrix operand, read in whole tiles: what is loaded is counted so."""
+    return tensor_map(p.arrays[name], tile, tile.outer, Pointer(operand_argument(name)), p.batch)
+
+
 class TmaMatrices:
     """All (M, N) matrices that TMA reads, piece by piece into slots of the warpgroup's own.
 
@@ -243,7 +248,8 @@ class TmaMatrices:
         k = current()
         self.loads, self.widths = loads, widths
         self.slots, self.pieces, self.parts, self.consumers = slots, pieces, parts, consumers
-        self.maps = {name: k.tensor_map(operand_argument(name)) for name, _ in loads}
+        self.maps = {name: k.tensor_map(operand_argument(name), partial(_whole_boxes, name, tile))
+                     for name, tile in loads}  # fmt: skip
         self.buffers = {name: k.shared(tile, stages=slots * consumers, name=name) for name, tile in loads}
         self.bytes = sum(tile.bytes for _, tile in loads)
 

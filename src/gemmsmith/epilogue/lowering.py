@@ -60,8 +60,8 @@ class Epilogue:
                 self.scales.append((r.node, ScaleStore(r.name, r.dtype, plan.columns)))
         copied = self.stores.arrays if self.stores else {}
         bounded = [*copied, *self.scales, *self.reductions, *self.inputs, *self._whole_rows()]
-        self.m = k.parameter("m") if bounded else Constant(I32, 0)
-        self.n = k.parameter("n") if bounded else Constant(I32, 0)
+        self.m = k.parameter("m", bind=lambda p: p.m) if bounded else Constant(I32, 0)
+        self.n = k.parameter("n", bind=lambda p: p.n) if bounded else Constant(I32, 0)
 
     def _whole_rows(self) -> list[str]:
         return [node.op for node in self.graph.nodes if node.op in WHOLE_ROWS]

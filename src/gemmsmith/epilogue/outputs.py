@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gemmsmith import hw
+from gemmsmith.collective.operand import box_rows, tensor_map
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue import fragment
 from gemmsmith.epilogue.inputs import Addressed, Part
@@ -26,6 +32,13 @@ def is_result(argument: str) -> bool:
     return argument == "out" or argument.startswith("out_")
 
 
+def _boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
+    """The map of a matrix result, written in boxes of no more rows than it has."""
+    matrix = p.arrays[name]
+    rows = box_rows(tile, matrix.rows, tile.outer)
+    return tensor_map(matrix, tile, rows, Pointer(result_argument(name)), p.batch)
+
+
 class Stores:
     """Matrix results: buffers for `round` x `sets` pieces a warpgroup, from which they go out.
 
@@ -43,9 +56,9 @@ class Stores:
         self.arrays: dict[str, Addressed] = {}
         for name, tile in self.stores:
             if name in spec.epilogue.tma:
-                self.maps[name] = k.tensor_map(result_argument(name))
+                self.maps[name] = k.tensor_map(result_argument(name), partial(_boxes, name, tile))
             else:
-                self.arrays[name] = Addressed(result_argument(name), tile.dtype, m=True, n=True)
+                self.arrays[name] = Addressed(result_argument(name), name, tile.dtype, m=True, n=True)
         slots = self.round * self.sets * consumers
         self.buffers: dict[str, SharedBuffer] = {}
         offset = over.start if over else None
@@ -136,7 +149,7 @@ class ScaleStore:
     """The scales of a quantised result: one a row and piece."""
 
     def __init__(self, name: str, dtype: DType, columns: int) -> None:
-        self.array, self.columns = Addressed(result_argument(name), dtype, m=True, n=True), columns
+        self.array, self.columns = Addressed(result_argument(name), name, dtype, m=True, n=True), columns
 
     def write(self, part: Part, block: int, column: int, scales: list[Value]) -> None:
         """The scales of the rows of a piece, one lane a row."""

@@ -7,17 +7,21 @@ CTA computed which tile. Partials lie as (state, batch, part, element) in fp32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Graph, Result
 from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.inputs import Part, Spot
 from gemmsmith.epilogue.layout import Layout
+from gemmsmith.epilogue.outputs import result_argument
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, I32, I64, U64
 from gemmsmith.lang.values import Constant, Registers, Value, ValueLike
@@ -116,17 +120,22 @@ class _Cells:
 
 
 class Reduction:
-    """One reduction result. Kernel arguments: see `partials_arguments`."""
+    """One reduction result. Kernel arguments: `partial_` and the result's name, where its partials go, or the result
+    itself where sums are atomic; `parts_`, `elements_` and `state_stride_`, the extents of `Partials`."""
 
     def __init__(self, result: Result, kind: str, axis: str, width: int, spec: KernelSpec, layout: Layout) -> None:
-        k = current()
+        k, of = current(), partial(partials, result, spec)
         self.result, self.axis, self.width, self.spec, self.layout = result, axis, max(width, 1), spec, layout
         self.monoid = MONOIDS[kind]
         self.atomic = is_atomic(result, spec)
-        self.address = k.pointer(f"partial_{result.name}")
-        self.parts = k.parameter(f"parts_{result.name}")
-        self.elements = k.parameter(f"elements_{result.name}")
-        self.stride = k.parameter(f"state_stride_{result.name}", I64)  # between states
+        argument = partials_argument(result.name)
+        if self.atomic:
+            self.address = k.pointer(argument, lambda p: Pointer(result_argument(result.name)))
+        else:
+            self.address = k.scratch(argument, lambda p: of(p).bytes)
+        self.parts = k.parameter(f"parts_{result.name}", bind=lambda p: of(p).tiles_n or of(p).parts)
+        self.elements = k.parameter(f"elements_{result.name}", bind=lambda p: of(p).tiles or of(p).elements)
+        self.stride = k.parameter(f"state_stride_{result.name}", I64, lambda p: of(p).state)  # between states
 
     def begin_tile(self) -> None:
         if self.axis != "m":
@@ -221,14 +230,22 @@ def is_atomic(result: Result, spec: KernelSpec) -> bool:
     return spec.epilogue.atomic and kind == "sum" and result.dtype == FP32
 
 
+def partials_argument(name: str) -> str:
+    """The kernel argument that says where a reduction's partials go."""
+    return f"partial_{name}"
+
+
 @dataclass(frozen=True)
 class Partials:
-    """What the host must know of a reduction: its partials' shape and how they become the result."""
+    """What the host must know of a reduction: its partials' shape. `tiles` and `tiles_n`: of the padded grid, in all
+    and along N, where each warp of each tile has a part of the one result there is; else 0."""
 
     kind: str
     batch: int
     parts: int
     elements: int
+    tiles: int = 0
+    tiles_n: int = 0
 
     @property
     def bytes(self) -> int:
@@ -240,27 +257,25 @@ class Partials:
         return self.batch * self.parts * self.elements
 
 
-def partials_arguments(
-    name: str, address: Pointer, shape: Partials, counts: Mapping[str, int]
-) -> dict[str, int | Pointer]:
-    """The kernel's arguments for the reduction of that name, whose partials lie at `address`."""
-    named: dict[str, int | Pointer] = {f"{key}_{name}": count for key, count in counts.items()}
-    return {**named, f"partial_{name}": address, f"state_stride_{name}": shape.state}
-
-
-def partials(
-    kind: str, axis: str, width: int, spec: KernelSpec, m: int, n: int, batch: int
-) -> tuple[Partials, dict[str, int]]:
-    """The partials of a reduction of an (m, n) product, and the kernel's arguments: parts, elements."""
-    tile_m, tile_n, cluster = spec.config.tile[0], spec.finished_columns, spec.config.cluster
+def partials(result: Result, spec: KernelSpec, p: Problem) -> Partials:
+    """The partials of a reduction. ArgumentError where they are more than kernels count."""
+    graph, config = spec.epilogue.graph, spec.config
+    node = graph.nodes[result.node]
+    (kind, axis), width = node.value, max(graph.extents()[node.inputs[0]].width, 1)
     if axis == "n":
-        shape = Partials(kind, batch, -(-n // tile_n), m)
-        return shape, {"parts": shape.parts, "elements": shape.elements}
-    if axis == "m":
-        shape = Partials(kind, batch, -(-m // 16), n // max(width, 1))
-        return shape, {"parts": shape.parts, "elements": shape.elements}
-    rows = -(-m // (tile_m * cluster[0])) * cluster[0]
-    across = cluster[1] * spec.finishers
-    columns = -(-n // (tile_n * across)) * across
-    shape = Partials(kind, 1, batch * rows * columns * 4 * spec.config.tile_warpgroups, 1)
-    return shape, {"parts": columns, "elements": rows * columns}
+        shape = Partials(kind, p.batch, -(-p.n // spec.finished_columns), p.m)
+    elif axis == "m":
+        shape = Partials(kind, p.batch, -(-p.m // 16), p.n // width)
+    else:
+        rows = -(-p.m // (config.tile[0] * config.cluster[0])) * config.cluster[0]
+        across = config.cluster[1] * spec.finishers
+        columns = -(-p.n // (spec.finished_columns * across)) * across
+        parts = p.batch * rows * columns * 4 * config.tile_warpgroups
+        shape = Partials(kind, 1, parts, 1, rows * columns, columns)
+    count = shape.batch * max(shape.parts, shape.elements)
+    if count > MOST_PARTIALS:
+        raise ArgumentError(
+            f"{result.name}: got {p}, whose {kind} takes {count} partial results, and kernels count up to "
+            f"{MOST_PARTIALS}; reduce a part of the product at a time"
+        )
+    return shape

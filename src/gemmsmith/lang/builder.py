@@ -17,10 +17,11 @@ from gemmsmith.core.errors import KernelError
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Instruction
-from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.kernel import Kernel, Scratch
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import I32, PRED, TENSOR_MAP, U32, U64, Type
 from gemmsmith.lang.values import (
+    Bind,
     Builtin,
     Constant,
     LateConstant,
@@ -60,6 +61,9 @@ class Builder:
         self.parameters: list[Parameter] = []
         self.buffers: list[SharedBuffer] = []
         self.late: list[LateConstant] = []
+        self.memory: list[Scratch] = []
+        self.grid: Bind = lambda _: 1
+        """The clusters that have work, of the problem the kernel is launched for."""
         self.header: list[str] = []
         self.body = st.Block()
         self._blocks = [self.body]
@@ -85,8 +89,9 @@ class Builder:
         from gemmsmith.lang.verify import verify
 
         kernel = Kernel(
-            self.name, self.threads, self.cluster, self.parameters, self.buffers, self.late, self.body, self.header
-        )
+            self.name, self.threads, self.cluster, self.parameters, self.buffers, self.late, self.body, self.header,
+            self.memory, self.grid,
+        )  # fmt: skip
         verify(kernel)
         return kernel
 
@@ -115,17 +120,23 @@ class Builder:
         self.emit(st.Comment(text))
 
     # -- arguments and storage -----------------------------------------------------------------------
-    def parameter(self, name: str, type: Type = I32) -> Parameter:
-        """An argument given at launch; sizes and strides are such."""
-        self.parameters.append(Parameter(type, name))
+    def parameter(self, name: str, type: Type = I32, bind: Bind | None = None) -> Parameter:
+        """An argument given at launch, such as a size or a stride; `bind` computes it from the problem at hand."""
+        self.parameters.append(Parameter(type, name, bind))
         return self.parameters[-1]
 
-    def tensor_map(self, name: str) -> Parameter:
-        return self.parameter(name, TENSOR_MAP)
+    def tensor_map(self, name: str, bind: Bind | None = None) -> Parameter:
+        return self.parameter(name, TENSOR_MAP, bind)
 
-    def pointer(self, name: str) -> Parameter:
+    def pointer(self, name: str, bind: Bind | None = None) -> Parameter:
         """A global address in bytes, as u64."""
-        return self.parameter(name, U64)
+        return self.parameter(name, U64, bind)
+
+    def scratch(self, name: str, nbytes: Bind, *, zeroed: bool = False) -> Parameter:
+        """The address of global memory of the launch's own, as u64; `nbytes` computes how many bytes. `zeroed`: zero
+        before the kernel, which leaves it so."""
+        self.memory.append(Scratch(self.pointer(name), nbytes, zeroed))
+        return self.memory[-1].parameter
 
     def shared(
         self, what: Tile | int, *, stages: int = 1, alignment: int | None = None, name: str = "buffer",

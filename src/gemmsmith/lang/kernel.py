@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gemmsmith.lang.statements import Block
 from gemmsmith.lang.types import TENSOR_MAP, U64
-from gemmsmith.lang.values import LateConstant, Parameter
+from gemmsmith.lang.values import Bind, LateConstant, Parameter
 
 if TYPE_CHECKING:
     from gemmsmith.lang.shared import SharedBuffer
+
+
+SCRATCH_ALIGNMENT = 256
+"""Of every piece of scratch memory, in bytes."""
+
+
+def aligned(nbytes: int) -> int:
+    """Rounded up to what scratch memory is aligned to."""
+    return -(-nbytes // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
 
 
 def register_cap(threads: int) -> int:
@@ -19,9 +28,18 @@ def register_cap(threads: int) -> int:
     return min(65536 // threads // 8 * 8, 255)
 
 
+@dataclass(frozen=True)
+class Scratch:
+    """Global memory of a launch's own: its address is an argument. See `Builder.scratch`."""
+
+    parameter: Parameter
+    nbytes: Bind
+    zeroed: bool
+
+
 @dataclass(eq=False)
 class Kernel:
-    """One kernel's description. `header` lines open the printed file."""
+    """One kernel's description. `header` lines open the printed file; `grid` computes how many clusters have work."""
 
     name: str
     threads: int
@@ -31,6 +49,26 @@ class Kernel:
     late: list[LateConstant]
     body: Block
     header: list[str]
+    memory: list[Scratch] = field(default_factory=list)
+    grid: Bind = lambda _: 1
+
+    def arguments(self, bound: Any, workspace: Any = 0, zeroed: Any = 0) -> dict[str, Any]:
+        """The arguments by name, for the problem `bound`, which is what the parameters' `bind` take; scratch memory
+        lies at `workspace`, and what must be zero at `zeroed`."""
+        found = {p.name: p.bind(bound) for p in self.parameters if p.name and p.bind}
+        return found | self._scratch(bound, workspace, zeroed=False) | self._scratch(bound, zeroed, zeroed=True)
+
+    def scratch_bytes(self, bound: Any, *, zeroed: bool = False) -> int:
+        """How much scratch memory a launch needs, of either kind."""
+        return sum(aligned(s.nbytes(bound)) for s in self.memory if s.zeroed == zeroed)
+
+    def _scratch(self, bound: Any, address: Any, *, zeroed: bool) -> dict[str, Any]:
+        found = {}
+        for s in self.memory:
+            if s.zeroed == zeroed:
+                found[s.parameter.name or ""] = address
+                address = address + aligned(s.nbytes(bound))
+        return found
 
     @property
     def shared_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Union
 
 from gemmsmith.core.errors import KernelError
@@ -136,8 +137,16 @@ class LateConstant(Value):
         self.number: int | None = None
 
 
+Bind = Callable[[Any], Any]
+"""What computes an argument from the problem that a kernel is launched for; the language does not look into either."""
+
+
 class Parameter(Value):
-    """An argument of the kernel, given at launch."""
+    """An argument of the kernel. `bind` gives it; without one whoever launches the kernel does."""
+
+    def __init__(self, type: Type, name: str, bind: Bind | None = None) -> None:
+        super().__init__(type, name)
+        self.bind = bind
 
 
 class Builtin(Value):

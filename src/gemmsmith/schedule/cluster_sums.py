@@ -14,7 +14,7 @@ from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Registers, Value
 from gemmsmith.schedule.partial_sums import THREADS, PartialSums, give, take, width_of
-from gemmsmith.schedule.tiles import ClusterPosition, Share, WorkTile
+from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, WorkTile
 
 WARPS = 4
 """Of a warpgroup: each hands a slot back with one lane."""
@@ -136,6 +136,6 @@ def _store(there: Value, full: Value, values: Registers, offset: Value) -> None:
     hw.store_async(values, there + offset.to(U32), full)
 
 
-def partial_sums(spec: KernelSpec, place: ClusterPosition) -> PartialSums | ClusterSums:
+def partial_sums(spec: KernelSpec, scheduler: TileScheduler, place: ClusterPosition) -> PartialSums | ClusterSums:
     """How sums of shares come together in this config."""
-    return ClusterSums(spec, place) if spec.config.cluster_splits > 1 else PartialSums(spec, place)
+    return ClusterSums(spec, place) if spec.config.cluster_splits > 1 else PartialSums(spec, scheduler, place)

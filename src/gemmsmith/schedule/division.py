@@ -5,22 +5,24 @@ from __future__ import annotations
 
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import I32, U32, U64
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.values import Bind, Value
 
 
 class Divisor:
-    """A positive divisor of numbers in 0 .. 2^31 - 1. Kernel arguments: `name`_multiplier, `name`_shift."""
+    """A positive divisor of numbers in 0 .. 2^31 - 1, which `bind` computes from the problem. Kernel arguments:
+    `name`_multiplier, `name`_shift."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, bind: Bind) -> None:
         k = current()
-        self.multiplier, self.shift = k.parameter(f"{name}_multiplier", U32), k.parameter(f"{name}_shift", U32)
-
-    @staticmethod
-    def arguments(name: str, divisor: int) -> dict[str, int]:
-        """What the host gives."""
-        shift = 31 + (divisor - 1).bit_length()
-        return {f"{name}_multiplier": -(-(1 << shift) // divisor), f"{name}_shift": shift}
+        self.multiplier = k.parameter(f"{name}_multiplier", U32, lambda p: factors(bind(p))[0])
+        self.shift = k.parameter(f"{name}_shift", U32, lambda p: factors(bind(p))[1])
 
     def quotient(self, x: Value) -> Value:
         """x divided by it, rounded down."""
         return (x.to(U32).to(U64) * self.multiplier.to(U64) >> self.shift).to(I32)
+
+
+def factors(divisor: int) -> tuple[int, int]:
+    """(multiplier, shift)."""
+    shift = 31 + (divisor - 1).bit_length()
+    return -(-(1 << shift) // divisor), shift

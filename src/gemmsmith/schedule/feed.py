@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from gemmsmith import hw
 from gemmsmith.collective.operand import Operand
 from gemmsmith.collective.pipeline import Initialised, PipelineState, PipelineTmaAsync, ReleaseBarrier, start
+from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.builder import current
@@ -27,26 +28,22 @@ class Feed:
     """The stages of A and B (`stages`: their bytes of shared memory), the pipeline they are handed on through, and the
     copies.
 
-    CTAs of one cluster row need the same A tile, those of one column the same B tile. Kernel arguments: a, b, and where
-    it is shared a_part, b_part, the rows that a CTA brings; stage_bytes. `turns`: as in PipelineTmaAsync.
+    CTAs of one cluster row need the same A tile, those of one column the same B tile. Kernel arguments: the operands',
+    and stage_bytes. `turns`: as in PipelineTmaAsync.
     """
 
     def __init__(self, spec: KernelSpec, place: ClusterPosition, turns: int = 1) -> None:
-        k = current()
         self.spec, self._place, self._turns = spec, place, turns
         rows, columns = spec.config.cluster
         row_mask = sum(1 << rows * j for j in range(columns))  # ranks run along M first
         column_mask = (1 << rows) - 1
-        a_map, b_map = k.tensor_map("a"), k.tensor_map("b")
-        a_part = k.parameter("a_part") if columns > 1 else 0
-        b_part = k.parameter("b_part") if rows > 1 else 0
-        a_mask, b_mask = _shift(row_mask, place.m + place.first), _shift(column_mask, place.n * rows + place.first)
-        a_policy, b_policy = (POLICIES[eviction] for eviction in spec.config.evict)
-        self._a = Operand(a_map, spec.a_tile, columns, place.n, a_part, a_mask, a_policy)
-        self._b = Operand(b_map, spec.b_tile, rows, place.m, b_part, b_mask, b_policy)
-        self.a = k.shared(spec.a_tile, stages=spec.config.stages, name="A", partly=True)
-        self.b = k.shared(spec.b_tile, stages=spec.config.stages, name="B", partly=True)
-        self.stages = range(self.a.offset, self.b.offset + self.b.bytes)
+        count, policies = spec.config.stages, [POLICIES[eviction] for eviction in spec.config.evict]
+        self.a = Operand("a", spec.a_tile, count, lambda p: (p.a, p.a_at), policies[0])
+        self.b = Operand("b", spec.b_tile, count, lambda p: (p.b.T, p.b_at), policies[1])
+        self.a.multicast(columns, place.n, _shift(row_mask, place.m + place.first))
+        self.b.multicast(rows, place.m, _shift(column_mask, place.n * rows + place.first))
+        self.operands = (self.a, self.b)
+        self.stages = range(self.a.stages.offset, self.b.stages.offset + self.b.stages.bytes)
 
     def begin(self, tile: WorkTile | None, *others: Initialised, prefetch: Sequence[Value]) -> None:
         """Makes all barriers; and in the same thread, at once, starts the copies of the first k-tiles of this CTA's
@@ -54,13 +51,13 @@ class Feed:
         # Barriers come behind the epilogue's buffers, which are aligned to more.
         config, cluster_size, first_rank = self.spec.config, self.spec.multicast_size, self._place.first
         self.pipe = PipelineTmaAsync(
-            config.stages, transaction_bytes=current().parameter("stage_bytes", U32),
+            config.stages, transaction_bytes=current().parameter("stage_bytes", U32, self._bytes_of_stage),
             cluster_size=cluster_size, first_rank=first_rank, turns=self._turns,
         )  # fmt: skip
         # What has read results in the stages: ld, or TMA alone.
         scope: Scope = "cluster" if self.spec.epilogue.by_threads else "cta"
         self._left = ReleaseBarrier("left", cluster_size, first_rank, scope) if config.reuse else None
-        most = min(EARLY, max(1, EARLY_COPIES // (self._a.copies + self._b.copies)), config.stages - 1)
+        most = min(EARLY, max(1, EARLY_COPIES // sum(x.copies for x in self.operands)), config.stages - 1)
         early = 0 if tile is None else current().minimum(tile.k_tiles, most)
         self._early = current().var(I32, early, "early")
 
@@ -73,7 +70,7 @@ class Feed:
                 self._load(k_tile, self.pipe.barrier(k_tile), tile, k_tile, alone=True)
 
         own = (self.pipe, self._left) if self._left else (self.pipe,)
-        start(*own, *others, prefetch=(self._a.map, self._b.map, *prefetch), then=copies)
+        start(*own, *others, prefetch=(*(x.map for x in self.operands), *prefetch), then=copies)
         hw.grid_dependency_wait()
         if config.pdl:
             hw.grid_dependency_launch()
@@ -114,10 +111,13 @@ class Feed:
 
     def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, alone: bool = False) -> None:
         k = tile.k(k_tile, self.spec.config.tile[2])
-        a, b = (self._a, self.a, tile.m), (self._b, self.b, tile.n)
+        a, b = (self.a, tile.m), (self.b, tile.n)
         # Few rows lie in the L2: the other operand, which comes from DRAM, goes first.
-        for operand, stages, mn in (a, b) if self.spec.config.swap else (b, a):
-            operand.load(stages[stage], full, mn, k, tile.batch, alone=alone)
+        for operand, mn in (a, b) if self.spec.config.swap else (b, a):
+            operand.load(stage, full, mn, k, tile.batch, alone=alone)
+
+    def _bytes_of_stage(self, p: BoundProblem) -> int:
+        return sum(operand.bytes_of_stage(p) for operand in self.operands)
 
 
 def _shift(mask: int, by: Value | int) -> Value | int:

@@ -24,11 +24,6 @@ their own."""
 WORD_BYTES = 4
 
 
-def meeting_bytes(spec: KernelSpec) -> int:
-    """Of device memory that is zero before and after a kernel."""
-    return 2 * WORD_BYTES * spec.config.lockstep
-
-
 class Apart:
     """Clusters that do not meet."""
 
@@ -48,7 +43,7 @@ class Lockstep(Apart):
 
     def __init__(self, scheduler: TileScheduler, place: ClusterPosition) -> None:
         self._scheduler, self._place = scheduler, place
-        self._arrived = current().pointer("meetings")
+        self._arrived = current().scratch("meetings", lambda p: 2 * WORD_BYTES, zeroed=True)
         self._done = self._arrived + WORD_BYTES
 
     def start(self) -> None:

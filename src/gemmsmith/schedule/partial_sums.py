@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.pipeline import Initialised
+from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import U32, U64
 from gemmsmith.lang.values import Constant, Registers, Value
-from gemmsmith.schedule.tiles import ClusterPosition, Share, WorkTile
+from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, WorkTile
 
 FIRST_BARRIER = 8
 """Named barriers of the warpgroups; the epilogue's come before."""
@@ -30,11 +31,16 @@ class PartialSums:
     """Kernel arguments, where tiles are shared: `partials` and `flags`, a slot of registers and a word for each
     warpgroup of each CTA."""
 
-    def __init__(self, spec: KernelSpec, place: ClusterPosition) -> None:
+    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, place: ClusterPosition) -> None:
         k = current()
         self.spec, self.place = spec, place
         if spec.config.splits != 1:
-            self.partials, self.flags = k.pointer("partials"), k.pointer("flags")
+
+            def slots(p: Problem) -> int:
+                return scheduler.clusters_of(p) * spec.cluster_size * spec.config.consumers
+
+            self.partials = k.scratch("partials", lambda p: slots(p) * self._slot_bytes)
+            self.flags = k.scratch("flags", lambda p: slots(p) * 4, zeroed=True)
 
     @property
     def pipelines(self) -> tuple[Initialised, ...]:
@@ -72,9 +78,12 @@ class PartialSums:
 
     def _place(self, slot: Value, accumulator: Accumulator) -> Value:
         """Where this thread's first vector lies."""
-        bytes_of_slot = self.spec.accumulator_registers * 4 * THREADS
         mine = current().thread % THREADS * (4 * width_of(accumulator))
-        return (self.partials + slot.to(U64) * bytes_of_slot + mine.to(U64)).named("place")
+        return (self.partials + slot.to(U64) * self._slot_bytes + mine.to(U64)).named("place")
+
+    @property
+    def _slot_bytes(self) -> int:
+        return self.spec.accumulator_registers * 4 * THREADS
 
     def _give(self, accumulator: Accumulator, share: Share, warpgroup: Value, leader: Value) -> None:
         k = current()
@@ -125,9 +134,3 @@ def _vectors(accumulator: Accumulator, parts: int = 1) -> Iterator[tuple[Registe
         count = len(block) // parts // width
         with k.unroll(count, name="vector") as i:
             yield block, i, k.registers(block.type, width, "values"), (i + n * count) * (4 * width * THREADS)
-
-
-def bytes_of_slots(spec: KernelSpec, clusters: int) -> tuple[int, int]:
-    """Of `partials` and of `flags`, for a grid."""
-    slots = clusters * spec.cluster_size * spec.config.consumers
-    return slots * spec.accumulator_registers * 4 * THREADS, slots * 4

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.types import I32
+from gemmsmith.lang.types import I32, ORDER_LENGTH
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, WorkTile
 
@@ -31,6 +33,16 @@ class StreamScheduler(TileScheduler):
     and at last the tail of one whose head was computed first. So nobody waits for long, and a cluster leaves at most
     one partial tile. With T x S clusters, S for each tile, this is split-K.
     """
+
+    def clusters_of(self, p: Problem) -> int:
+        """How many clusters have work. ArgumentError for products too deep for the kernel's int32 sums."""
+        tiles, k_tiles, splits = self.tiles_of(p), self.k_tiles_of(p), self.spec.config.splits
+        if not k_tiles:
+            return tiles
+        clusters = min(tiles * min(splits or k_tiles, k_tiles), ORDER_LENGTH)
+        if min(tiles, 2 * clusters) * k_tiles * clusters > MAX_EXTENT:
+            raise ArgumentError(f"{p}: too deep for {splits or 'stream-K'} splits of K; use splits=1")
+        return clusters
 
     @contextmanager
     def each(self, place: ClusterPosition, turns: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
@@ -67,7 +79,7 @@ class StreamScheduler(TileScheduler):
             yield self._tile(index, place, (stop - first).named("k_tiles_of_share"), share, backwards)
 
     def first(self, place: ClusterPosition) -> WorkTile | None:
-        """It is some divisions away."""
+        """None: finding the first share takes divisions."""
         return None
 
 

@@ -6,11 +6,14 @@ is never stored, and take part in its barriers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from gemmsmith import hw
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import ORDER, ORDER_LENGTH
@@ -77,37 +80,46 @@ class TileScheduler:
 
     def __init__(self, spec: KernelSpec) -> None:
         k = current()
-        self.spec = spec
-        self.tiles_m, self.tiles_n = k.parameter("tiles_m"), k.parameter("tiles_n")
-        self.tiles, self.k_tiles = k.parameter("tiles"), k.parameter("k_tiles")
-        self.plane, self.band, self.last_band = Divisor("plane"), Divisor("band"), Divisor("last_band")
-        self.order = k.parameter("order", ORDER)  # behind the numbers, which then are one line of the constant cache
+        self.spec, width = spec, spec.config.swizzle
+        self.tiles_m = k.parameter("tiles_m", bind=lambda p: self.grid(p)[0])
+        self.tiles_n = k.parameter("tiles_n", bind=lambda p: self.grid(p)[1])
+        self.tiles = k.parameter("tiles", bind=self.tiles_of)
+        self.k_tiles = k.parameter("k_tiles", bind=self.k_tiles_of)
+        self.plane = Divisor("plane", lambda p: max(math.prod(self.grid(p)), 1))
+        self.band = Divisor("band", lambda p: max(self._sides(p)[1] * width, 1))
+        self.last_band = Divisor("last_band", lambda p: self._sides(p)[0] % width or width)
+        # The order comes behind the numbers, which then are one line of the constant cache.
+        self.order = k.parameter("order", ORDER, lambda p: IN_ORDER)
+        k.grid = self.clusters_of
         self.cluster = hw.cluster_turn(self.order, hw.block_index() // spec.cluster_size).named("cluster")
         self.clusters = (hw.grid_size() // spec.cluster_size).named("clusters")
 
-    @staticmethod
-    def arguments(spec: KernelSpec, m: int, n: int, k: int, batch: int) -> dict[str, int | tuple[int, ...]]:
-        """What the host gives for a problem of these sizes."""
-        tiles_m, tiles_n = TileScheduler.grid(spec, m, n)
-        across, along = (tiles_n, tiles_m) if spec.config.raster == "m" else (tiles_m, tiles_n)
-        width = spec.config.swizzle
-        return {
-            "tiles_m": tiles_m,
-            "tiles_n": tiles_n,
-            "tiles": tiles_m * tiles_n * batch,
-            "k_tiles": -(-k // spec.config.tile[2]),
-            "order": IN_ORDER,
-            **Divisor.arguments("plane", max(tiles_m * tiles_n, 1)),
-            **Divisor.arguments("band", max(along * width, 1)),
-            **Divisor.arguments("last_band", across % width or width),
-        }
-
-    @staticmethod
-    def grid(spec: KernelSpec, m: int, n: int) -> tuple[int, int]:
+    # -- what the host computes of a problem ---------------------------------------------------------------
+    def grid(self, p: Problem) -> tuple[int, int]:
         """Tiles of a whole cluster along M and along N."""
-        tile, cluster = spec.config.tile, spec.config.cluster
-        return -(-m // (tile[0] * cluster[0])), -(-n // (tile[1] * cluster[1]))
+        tile, cluster = self.spec.config.tile, self.spec.config.cluster
+        return -(-p.m // (tile[0] * cluster[0])), -(-p.n // (tile[1] * cluster[1]))
 
+    def tiles_of(self, p: Problem) -> int:
+        """All of them. ArgumentError for more than the kernel counts."""
+        tiles = math.prod(self.grid(p)) * p.batch
+        if tiles > MAX_EXTENT:
+            raise ArgumentError(f"{p}: {tiles} tiles are more than an int32 can count; use a larger tile")
+        return tiles
+
+    def k_tiles_of(self, p: Problem) -> int:
+        return -(-p.k // self.spec.config.tile[2])
+
+    def clusters_of(self, p: Problem) -> int:
+        """How many clusters have work."""
+        return self.tiles_of(p)
+
+    def _sides(self, p: Problem) -> tuple[int, int]:
+        """Tiles across the bands of the walk, and along them."""
+        m, n = self.grid(p)
+        return (n, m) if self.spec.config.raster == "m" else (m, n)
+
+    # -- what the kernel does ------------------------------------------------------------------------------
     def position(self) -> ClusterPosition:
         """This CTA's place in its cluster: ranks run along M first."""
         (rows, columns), splits = self.spec.config.cluster, self.spec.config.cluster_splits
