@@ -3,6 +3,7 @@
 from gemmsmith.api import gemm, plan, simulate, tune
 from gemmsmith.arrays import Spec
 from gemmsmith.core.config import Config
+from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.errors import (
     ArgumentError,
     CompileError,
@@ -21,7 +22,7 @@ from gemmsmith.plans import Plan
 __version__ = "0.1.0"
 
 __all__ = [
-    "ArgumentError", "CompileError", "Config", "ConfigError", "DeviceError", "EpilogueError", "GemmsmithError",
-    "HazardError", "KernelError", "Plan", "Simulation", "Spec", "deinterleave", "gemm", "interleave", "plan",
-    "quantize", "simulate", "top_k_softmax", "tune",
+    "ArgumentError", "CompileError", "Config", "ConfigError", "Design", "DeviceError", "EpilogueError",
+    "GemmsmithError", "HazardError", "KernelError", "Plan", "Simulation", "Spec", "deinterleave", "gemm", "interleave",
+    "plan", "quantize", "register_design", "simulate", "top_k_softmax", "tune",
 ]  # fmt: skip

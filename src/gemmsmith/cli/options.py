@@ -8,7 +8,8 @@ from typing import Any, get_args
 
 import click
 
-from gemmsmith.core.config import Design, Eviction
+from gemmsmith.core.config import Eviction
+from gemmsmith.core.design import names
 
 PICTURES = (".png", ".svg", ".pdf")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -85,7 +86,7 @@ problem = every(
                  help="What sums are kept in; fp16 for fp16 operands only."),
     click.option("--layout", type=click.Choice(["nn", "nt", "tn", "tt"]), default="nt", show_default=True,
                  help="A and B: n row-major, t column-major."),
-    click.option("--design", type=click.Choice(get_args(Design)), help="The kernel's design."),
+    click.option("--design", type=click.Choice(names()), help="The kernel's design."),
     click.option("--tile", type=Sizes(3, "128x256x64"), metavar="MxNxK", help="A CTA's tile."),
     click.option("--stages", type=int, help="Pipeline stages."),
     click.option("--consumers", type=int, help="Math warpgroups."),

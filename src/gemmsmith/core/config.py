@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from gemmsmith.core.design import find
 from gemmsmith.core.errors import ConfigError
 
-Design = Literal["warp_specialized", "multistage", "pingpong"]
 Eviction = Literal["first", "normal", "last"]
 Raster = Literal["m", "n"]
 
@@ -32,7 +32,7 @@ class Config:
     for one another every few k-tiles, so that what several read is read at one time.
     """
 
-    design: Design = "warp_specialized"
+    design: str = "warp_specialized"
     tile: tuple[int, int, int] = (128, 256, 64)
     cluster: tuple[int, int] = (2, 1)
     stages: int = 4
@@ -53,6 +53,8 @@ class Config:
             given = getattr(self, name)
             try:
                 found = read(given)
+            except ConfigError:
+                raise
             except (TypeError, ValueError, KeyError):
                 shown = tuple(given) if isinstance(given, list) else given
                 raise ConfigError(f"{name}: got {shown!r}; use {wanted}") from None
@@ -62,12 +64,12 @@ class Config:
     @property
     def tile_warpgroups(self) -> int:
         """Math warpgroups that share a tile."""
-        return 1 if self.design == "pingpong" else self.consumers
+        return find(self.design).tile_warpgroups(self.consumers)
 
     @property
     def can_keep_step(self) -> bool:
-        """Whether it may have `lockstep`: with a producer warp, and whole tiles for each cluster."""
-        return self.design == "warp_specialized" and self.splits == self.cluster_splits == 1
+        """Whether it may have `lockstep`: its design implements it, and clusters have whole tiles."""
+        return "lockstep" in find(self.design).takes and self.splits == self.cluster_splits == 1
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some choices changed."""
@@ -110,7 +112,7 @@ _EVICTIONS = {x: x for x in get_args(Eviction)}
 _INTEGERS = ("stages", "consumers", "swizzle", "splits", "cluster_splits")
 _SWITCHES = ("swap", "pdl", "reuse", "serpentine", "lockstep")
 _FIELDS: list[tuple[str, Callable[[Any], Any], str]] = [
-    ("design", {x: x for x in get_args(Design)}.__getitem__, "warp_specialized, multistage or pingpong"),
+    ("design", lambda x: find(x).name, "a design that is registered"),
     ("tile", lambda x: _several(x, _integer, 3), "three integers, for M, N and K"),
     ("cluster", lambda x: _several(x, _integer, 2), "two integers, along M and along N"),
     ("raster", {x: x for x in get_args(Raster)}.__getitem__, "m or n"),

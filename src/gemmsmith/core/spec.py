@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import Literal
 
 from gemmsmith.core.config import Config
+from gemmsmith.core.design import find, listed, taking
 from gemmsmith.core.dtypes import FP16, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
@@ -77,11 +78,6 @@ def finishers(config: Config, graph: Graph) -> int:
     return config.cluster_splits if graph.turns and config.tile[1] % columns == 0 else 1
 
 
-def most_accumulators(config: Config) -> int:
-    """Registers a thread that its accumulator may take: with 512 threads a CTA ptxas has 128 for all."""
-    return 100 if config.consumers == 3 and config.design != "multistage" else 200
-
-
 def check(c: Config) -> None:
     """ConfigError for a config that no operands suit; it says what would."""
     for holds, message in _rules(c):
@@ -92,8 +88,9 @@ def check(c: Config) -> None:
 def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     """One after the other: a rule may count on those before it."""
     (m, n, k), (rows, columns), splits = c.tile, c.cluster, c.cluster_splits
-    yield 1 <= c.consumers <= 3, f"consumers: got {c.consumers}; use 1, 2 or 3"
-    yield c.design != "pingpong" or c.consumers == 2, f"consumers: got {c.consumers}; pingpong takes 2"
+    design = find(c.design)
+    yield (c.consumers in design.accumulators,
+           f"consumers: got {c.consumers}; use {listed(design.accumulators)} with {c.design}")  # fmt: skip
     warpgroups = c.tile_warpgroups
     yield (m > 0 and m % (WGMMA_M * warpgroups) == 0 and m <= 256,
            f"tile M: got {m}; use a multiple of {WGMMA_M} x {warpgroups} warpgroups, up to 256")  # fmt: skip
@@ -109,13 +106,14 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     yield 0 <= c.splits <= 64, f"splits: got {c.splits}; use 1 for none, 2 to 64, or 0 for stream-K"
     yield (1 in (c.splits, splits),
            f"splits: got {c.splits} and {splits} in a cluster; use one of them, 1 for the other")  # fmt: skip
-    yield (c.design != "pingpong" or c.splits == splits == 1,
-           f"splits: got {c.splits} and {splits} in a cluster; pingpong computes whole tiles, use 1")  # fmt: skip
+    for name, count in (("splits", c.splits), ("cluster_splits", splits)):
+        yield (name in design.takes or count == 1,
+               f"{name}: got {count}; {c.design} computes whole tiles, use 1, or {taking(name)}")  # fmt: skip
     yield c.swizzle >= 1, f"swizzle: got {c.swizzle}; use at least 1"
     yield (not c.lockstep or c.can_keep_step,
-           f"lockstep: got {c.design}, splits {c.splits} and {splits} in a cluster; it takes warp_specialized and "
+           f"lockstep: got {c.design}, splits {c.splits} and {splits} in a cluster; it takes {taking('lockstep')} and "
            "whole tiles")  # fmt: skip
-    yield not c.reuse or c.design == "warp_specialized", f"reuse: got {c.design}; it takes warp_specialized"
+    yield not c.reuse or "reuse" in design.takes, f"reuse: got {c.design}; it takes {taking('reuse')}"
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ class KernelSpec:
 
     @property
     def threads(self) -> int:
-        return 128 * (self.config.consumers + (self.config.design != "multistage"))
+        return 128 * (self.config.consumers + find(self.config.design).other_warpgroups)
 
     @property
     def accumulator_registers(self) -> int:
@@ -231,7 +229,7 @@ class KernelSpec:
                     f"cluster: {parts} CTAs share the {name} tile, whose {tile.outer} rows do not split into parts "
                     "of 8; use a larger tile or a smaller cluster"
                 )
-        taken, limit = self.accumulator_registers, most_accumulators(c)
+        taken, limit = self.accumulator_registers, find(c.design).accumulators[c.consumers]
         if taken > limit:
             raise ConfigError(
                 f"registers: the accumulator of {self.warpgroup_rows}x{c.tile[1]} takes {taken} a thread, "

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from gemmsmith.core.design import find
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.designs.multistage import multistage
-from gemmsmith.designs.pingpong import pingpong
-from gemmsmith.designs.warp_specialized import warp_specialized
+from gemmsmith.designs import multistage, pingpong, warp_specialized  # noqa: F401 they register themselves
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
-
-DESIGNS = {"warp_specialized": warp_specialized, "multistage": multistage, "pingpong": pingpong}
 
 
 @lru_cache(maxsize=256)
@@ -26,5 +23,5 @@ def build(spec: KernelSpec) -> Kernel:
             "compile: nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin, or NVRTC for sm_90a",
             f"launch: grid a multiple of {spec.cluster_size}, block {spec.threads}, shared memory as below, dynamic",
         ]
-        DESIGNS[spec.config.design](k, spec)
+        find(spec.config.design).record(k, spec)
         return k.finish()

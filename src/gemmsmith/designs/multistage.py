@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
@@ -66,3 +67,8 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
             feed.tail(write)
         epilogue.finish()
         sums.finish(warpgroup)
+
+
+register_design(Design(
+    "multistage", multistage, accumulators={1: 200, 2: 200, 3: 200}, takes=frozenset({"splits", "cluster_splits"})
+))  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.order import OrderBarrier
+from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.warp_specialized import REGISTERS
 from gemmsmith.epilogue.lowering import Epilogue
@@ -62,3 +63,9 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
             read.skip(tile.k_tiles)
             epilogue.consume(accumulator)
         epilogue.finish()
+
+
+register_design(Design(
+    "pingpong", pingpong, accumulators={2: 200}, other_warpgroups=1, own_tiles=True,
+    defaults={"tile": (64, 256, 64), "consumers": 2},
+))  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
@@ -71,3 +72,10 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
             feed.end(tile)
         epilogue.finish()
         sums.finish(warpgroup)
+
+
+register_design(Design(
+    "warp_specialized", warp_specialized, other_warpgroups=1,
+    accumulators={1: 200, 2: 200, 3: 100},  # with 512 threads a CTA ptxas has 128 registers a thread for all
+    takes=frozenset({"splits", "cluster_splits", "reuse", "lockstep"}),
+))  # fmt: skip

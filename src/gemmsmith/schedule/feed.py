@@ -59,13 +59,13 @@ class Feed:
         self._left = ReleaseBarrier("left", cluster_size, first_rank, scope) if config.reuse else None
         most = min(EARLY, max(1, EARLY_COPIES // sum(x.copies for x in self.operands)), config.stages - 1)
         early = 0 if tile is None else current().minimum(tile.k_tiles, most)
-        self._early = current().var(I32, early, "early")
+        self.started = current().var(I32, early, "early")  # k-tiles; 0 from a second tile on
 
         def copies() -> None:
             if tile is None:
                 return
             hw.grid_dependency_wait()
-            with current().range(self._early.get(), name="k_tile") as k_tile:
+            with current().range(self.started.get(), name="k_tile") as k_tile:
                 self.pipe.producer_begin(k_tile)
                 self._load(k_tile, self.pipe.barrier(k_tile), tile, k_tile, alone=True)
 
@@ -80,15 +80,15 @@ class Feed:
         """Behind the k-tiles that `begin` has started."""
         if self._left:
             self._phase = current().var(U32, 0, "left_phase")
-        return self.pipe.producer_start_state(self._early.get())
+        return self.pipe.producer_start_state(self.started.get())
 
     @contextmanager
     def rest(self, stop: ValueLike) -> Iterator[Value]:
         """The k-tiles of a tile up to `stop` that `begin` has not started; then, if the tile's epilogue lies in the
         stages, until it has left them. Once in each tile."""
-        with current().range(self._early.get(), stop, name="k_tile") as k_tile:
+        with current().range(self.started.get(), stop, name="k_tile") as k_tile:
             yield k_tile
-        self._early.set(0)
+        self.started.set(0)
         if self._left:
             with current().when(stop > 0):
                 self._left.wait(self._phase)

@@ -9,9 +9,10 @@ from functools import lru_cache
 import numpy as np
 
 from gemmsmith.core.config import Config
+from gemmsmith.core.design import find
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import WGMMA_M, EpilogueSpec, KernelSpec, most_accumulators
+from gemmsmith.core.spec import WGMMA_M, EpilogueSpec, KernelSpec
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import fitting, reads_again, space
@@ -24,16 +25,15 @@ def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Confi
     """A config with the choices that were not `given` adapted to those that were: consumers, cluster, and so many
     stages that `fitting` is left to take away what has no room; no lockstep where it cannot be."""
     changes: dict[str, object] = {}
-    if config.design == "pingpong":
-        changes["consumers"] = 2
-        if "tile" not in given:
-            changes["tile"] = (64, 256, 64)
+    design = find(config.design)
+    defaults = {name: x for name, x in design.defaults.items() if name not in given}
+    if defaults:
+        changes |= defaults
     elif "consumers" not in given and "tile" in given:
         m, n, _ = config.tile
-        possible = [config.replace(consumers=c) for c in (2, 3, 1) if m % (WGMMA_M * c) == 0]
-        registers = [m // c.consumers * n // (256 if fp16 else 128) for c in possible]
-        held = [c for c, r in zip(possible, registers, strict=True) if r <= most_accumulators(c)]
-        changes["consumers"] = next(iter(held or possible), config.replace(consumers=1)).consumers
+        possible = [c for c in (2, 3, 1) if c in design.accumulators and m % (WGMMA_M * c) == 0]
+        held = [c for c in possible if m // c * n // (256 if fp16 else 128) <= design.accumulators[c]]
+        changes["consumers"] = next(iter(held or possible), 1)
     if "cluster" not in given and "tile" in given:
         changes["cluster"] = (1, 1)
     if "stages" not in given:

@@ -102,12 +102,12 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     step = np.maximum(np.maximum(math, copies), np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + s.k))
     store = s.m * s.n * extra.nbytes / STORE_BYTES_PER_CYCLE
     swapped = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE
-    threads = 128 * np.where(s.pingpong, 1, s.consumers)
+    threads = 128 * np.where(s.own_tiles, 1, s.consumers)
     store = np.where(s.swap, swapped, store) + s.m * s.n / threads * (ELEMENT_CYCLES + NODE_CYCLES * extra.nodes)
     store = store / s.finishers
     full = -(-tiles // resident)
     waves = np.where((full > MANY_WAVES) & (s.cluster_splits == 1), (full + tiles / resident) / 2, full)
-    hidden = np.where(s.pingpong, k_tiles * step, 0.0)
+    hidden = np.where(s.own_tiles, k_tiles * step, 0.0)
     k_steps = waves * -(-k_tiles // s.cluster_splits)
     stores = store + (waves - 1) * np.maximum(0.0, store - hidden)
     shared = s.splits != 1

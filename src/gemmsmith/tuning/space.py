@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.core.config import Config, Design
+from gemmsmith.core.config import Config
+from gemmsmith.core.design import find
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.graph import bare
 from gemmsmith.core.problem import MAX_EXTENT, Problem
@@ -20,7 +21,6 @@ from gemmsmith.core.spec import (
     EpilogueSpec,
     KernelSpec,
     finishers,
-    most_accumulators,
     operand_major,
 )
 from gemmsmith.designs.pack import Packing
@@ -101,7 +101,7 @@ class Space:
     finishers: Column
     cluster_size: Column
     resident: Column
-    pingpong: Column
+    own_tiles: Column
     swap: Column
     reusing: Column
     """Stages where results leave through them, if that is worth it; else 0."""
@@ -110,12 +110,21 @@ class Space:
     def of(configs: list[Config], epilogue: EpilogueSpec | None = None) -> Space:
         numbers = np.array(
             [
-                (*c.tile, *c.cluster, c.stages, c.consumers, c.splits, c.cluster_splits, c.design == "pingpong", c.swap)
+                (
+                    *c.tile,
+                    *c.cluster,
+                    c.stages,
+                    c.consumers,
+                    c.splits,
+                    c.cluster_splits,
+                    find(c.design).own_tiles,
+                    c.swap,
+                )
                 for c in configs
             ],
             np.int64,
         ).reshape(-1, 11)
-        m, n, k, rows, columns, stages, consumers, splits, cluster_splits, pingpong, swap = numbers.T
+        m, n, k, rows, columns, stages, consumers, splits, cluster_splits, own_tiles, swap = numbers.T
         size = rows * columns * cluster_splits
         resident = np.array([resident_clusters(int(x)) for x in size])
         graph = epilogue.graph if epilogue else bare(BF16)
@@ -123,7 +132,7 @@ class Space:
         reusing = np.array([_reusing(c, epilogue) if epilogue and _lone(c) else 0 for c in configs])
         return Space(
             configs, m, n, k, rows, columns, stages, consumers, splits, cluster_splits, ends, size, resident,
-            pingpong.astype(bool), swap.astype(bool), reusing,
+            own_tiles.astype(bool), swap.astype(bool), reusing,
         )  # fmt: skip
 
     def take(self, which: Column) -> Space:
@@ -226,7 +235,7 @@ def reads_again(problem: Problem) -> bool:
 
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
     cooperative = COOPERATIVE + SHARED * _heavy(epilogue)
-    tiles: list[tuple[Design, int, int, int]] = [("warp_specialized", *t) for t in cooperative]
+    tiles: list[tuple[str, int, int, int]] = [("warp_specialized", *t) for t in cooperative]
     tiles += [("pingpong", *t, 2) for t in PINGPONG]
     for design, m, n, consumers in tiles:
         if not _has_registers(design, m, n, consumers, epilogue):
@@ -251,10 +260,11 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
                     yield from _shares(base, epilogue)
 
 
-def _has_registers(design: Design, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
+def _has_registers(name: str, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
     """Whether a tile suits an epilogue, and has registers for it beside the accumulators."""
-    blocks = m // WGMMA_M // (1 if design == "pingpong" else consumers)
-    taken = blocks * n / 2 / most_accumulators(Config(design, consumers=consumers))
+    design = find(name)
+    blocks = m // WGMMA_M // design.tile_warpgroups(consumers)
+    taken = blocks * n / 2 / design.accumulators[consumers]
     if blocks > 1 and _heavy(epilogue):
         return False
     if taken > (APART if _reads_apart(epilogue) else 1.0 if _light(epilogue) else CROWDED):
@@ -319,7 +329,7 @@ def _exchange(c: Config, epilogue: EpilogueSpec) -> int:
 
 
 def _shares(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
-    if base.design == "pingpong" or base.cluster == FOUR or base.consumers == 3:  # of three, registers are few
+    if not find(base.design).takes or base.cluster == FOUR or base.consumers == 3:  # of three, registers are few
         return
     for splits in SPLITS:
         yield base.replace(splits=splits)

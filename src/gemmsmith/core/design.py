@@ -1,0 +1,65 @@
+"""Designs: how the warps of a kernel share the work. Each says here what configs it takes; none is known by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemmsmith.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Design:
+    """`record(builder, spec)` records the kernel of a `KernelSpec` in the kernel language.
+
+    `accumulators`: the numbers of math warpgroups that it takes, each with the registers a thread that the accumulator
+    may have then. `other_warpgroups`: those beside the math warpgroups. `own_tiles`: each math warpgroup has a tile of
+    its own; else they share one. `takes`: which of the Config's fields splits, cluster_splits, reuse and lockstep it
+    implements. `defaults`: of a Config's fields, where only the design is given.
+    """
+
+    name: str
+    record: Callable[[Any, Any], None]
+    accumulators: Mapping[int, int]
+    other_warpgroups: int = 0
+    own_tiles: bool = False
+    takes: frozenset[str] = frozenset()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def tile_warpgroups(self, consumers: int) -> int:
+        """Math warpgroups that share a tile."""
+        return 1 if self.own_tiles else consumers
+
+
+_DESIGNS: dict[str, Design] = {}
+
+
+def register_design(design: Design) -> Design:
+    """Makes a design known, to `Config(design=...)` for one. ConfigError where its name is taken."""
+    if _DESIGNS.setdefault(design.name, design) is not design:
+        raise ConfigError(f"design: got {design.name!r}, which is registered already; use another name")
+    return design
+
+
+def find(name: str) -> Design:
+    """The design of that name. ConfigError where there is none."""
+    if not isinstance(name, str) or name not in _DESIGNS:
+        raise ConfigError(f"design: got {name!r}; use {listed(names())}")
+    return _DESIGNS[name]
+
+
+def names() -> list[str]:
+    """Those registered."""
+    return sorted(_DESIGNS)
+
+
+def taking(option: str) -> str:
+    """The designs that implement a Config's field, as an error lists them."""
+    return listed(name for name in names() if option in _DESIGNS[name].takes)
+
+
+def listed(choices: Iterable[object]) -> str:
+    """`a, b or c`."""
+    words = [str(x) for x in choices]
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,0 +1,103 @@
+"""The examples: kernels and designs from outside the package do what theirs say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from examples.own_design import SERIAL
+from examples.own_kernel import on_cpu, on_gpu, transpose
+
+import gemmsmith
+from gemmsmith import Config, ConfigError, Design, Spec, register_design
+from gemmsmith.backends.cuda.compiler import compile_source
+from gemmsmith.backends.reference import bounds
+from gemmsmith.core.dtypes import BF16, FP32
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = [
+    Config("serial", (64, 64, 64), (1, 1), 2, 1),
+    Config("serial", (128, 128, 64), (1, 2), 2),
+    Config("serial", (128, 64, 32), (2, 1), 4, raster="n", serpentine=True),
+    Config("serial", (64, 64, 64), (1, 1), 3, 1, splits=0),
+    Config("serial", (64, 64, 64), (1, 1), 2, 1, cluster_splits=2),
+]
+
+
+@pytest.mark.parametrize("name", ["own_design", "own_kernel", "bce"])
+def test_it_runs(name: str) -> None:
+    done = subprocess.run([sys.executable, ROOT / "examples" / f"{name}.py"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_a_design_of_ones_own_is_short() -> None:
+    assert len((ROOT / "examples" / "own_design.py").read_text().splitlines()) < 100
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_design_of_ones_own_is_right(config: Config, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    m, n, k = (int(x) for x in rng.integers(1, 300, 3))
+    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    a, b = a.astype(ml_dtypes.bfloat16), b.astype(ml_dtypes.bfloat16)
+    done = gemmsmith.simulate(a, b, config=config, seed=seed)
+    assert done.hazards == []
+    bounds.check(done.result, a, b, FP32, BF16).require()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_it_compiles_without_spills(config: Config) -> None:
+    r = gemmsmith.plan(Spec((512, 512), "bf16"), Spec((512, 512), "bf16"), config=config).resources
+    assert (r.spill_stores, r.advisories) == (0, ())
+
+
+def test_what_a_design_does_not_take_is_refused() -> None:
+    a = Spec((512, 512), "bf16")
+    for config, message in (
+        (Config("serial", (192, 64, 64), consumers=3), r"consumers: got 3; use 1 or 2 with serial"),
+        (Config("serial", (128, 128, 64), reuse=True), r"reuse: got serial; it takes warp_specialized"),
+        (Config("serial", (128, 128, 64), lockstep=True), r"lockstep: got serial, .* it takes warp_specialized"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            gemmsmith.plan(a, a, config=config)
+    with pytest.raises(ConfigError, match="'serial', which is registered already"):
+        register_design(Design("serial", print, {1: 200}))
+    assert register_design(SERIAL) is SERIAL
+
+
+@pytest.mark.parametrize("shape", [(70, 45), (1, 1), (32, 64), (33, 1)])
+def test_a_kernel_of_ones_own(shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    found, hazards = on_cpu(transpose(), x)
+    np.testing.assert_array_equal(found, x.T)
+    assert hazards == []
+    kernel = transpose()
+    assert compile_source(kernel.source, kernel.name).resources.spill_stores == 0
+
+
+def test_its_planted_race_is_reported() -> None:
+    _, hazards = on_cpu(transpose(barrier=False), np.ones((70, 45), np.float32))
+    assert any("own_kernel.py" in hazard for hazard in hazards)
+
+
+@pytest.mark.gpu
+def test_a_kernel_of_ones_own_on_a_gpu() -> None:
+    x = np.random.default_rng(2).standard_normal((700, 451)).astype(np.float32)
+    np.testing.assert_array_equal(on_gpu(transpose(), x), x.T)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_a_design_of_ones_own_on_a_gpu(config: Config) -> None:
+    torch = pytest.importorskip("torch")
+    a, b = (torch.randn(s, device="cuda").bfloat16() for s in ((519, 328), (328, 264)))
+    out = torch.full((519, 264), float("nan"), device="cuda").bfloat16()
+    gemmsmith.gemm(a, b, out=out, config=config)
+    want = a.double() @ b.double()
+    assert ((out.double() - want).abs() <= 2.0**-8 * want.abs() + 1e-2).all()
