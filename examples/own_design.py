@@ -21,7 +21,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.schedule.cluster_sums import partial_sums
-from gemmsmith.schedule.feed import Feed
+from gemmsmith.schedule.mainloop import Mainloop
 from gemmsmith.schedule.stream import tile_scheduler
 
 
@@ -30,14 +30,14 @@ def serial(k: Builder, spec: KernelSpec) -> None:
     # What the kernel is made of: each part declares its arguments and its shared memory.
     scheduler = tile_scheduler(spec)
     place = scheduler.position()
-    feed = Feed(spec, place)
-    epilogue, sums = Epilogue(spec, feed.stages), partial_sums(spec, scheduler, place)
+    mainloop = Mainloop(spec, place)
+    epilogue, sums = Epilogue(spec, mainloop.stages), partial_sums(spec, scheduler, place)
     # Prologue: barriers, and the first copies of the first tile.
-    feed.begin(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
+    mainloop.prologue(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         producer = ((k.warp_index == 0) & hw.elect_one()).named("producer")
-        write, read = feed.producer_start_state(), feed.pipe.consumer_start_state()
+        write, read = mainloop.producer_start_state(), mainloop.pipe.consumer_start_state()
         rows = warpgroup * spec.warpgroup_rows
         accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
         epilogue.prepare()
@@ -47,22 +47,22 @@ def serial(k: Builder, spec: KernelSpec) -> None:
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
-                with k.when(k_tile >= feed.started.get()):  # the prologue has started those before
+                with k.when(k_tile >= mainloop.started.get()):  # the prologue has started those before
                     with k.when(producer):
-                        feed.pipe.producer_acquire(write)
-                        feed.load(write, tile, k_tile)
+                        mainloop.pipe.producer_acquire(write)
+                        mainloop.load(write, tile, k_tile)
                     write.advance()
-                feed.pipe.consumer_wait(read)
-                a, b = feed.a.stages[read.index], feed.b.stages[read.index]
+                mainloop.pipe.consumer_wait(read)
+                a, b = mainloop.a.stages[read.index], mainloop.b.stages[read.index]
                 accumulator.multiply(a.rows(rows, spec.warpgroup_rows), b, accumulate=k_tile > 0)
                 accumulator.wait(pending=0)
-                feed.pipe.consumer_release(read)
+                mainloop.pipe.consumer_release(read)
                 read.advance()
-            feed.started.set(0)
+            mainloop.started.set(0)
             with sums.finished(accumulator, tile, warpgroup) as whole:
                 epilogue.consume(whole)
         with k.when(producer):
-            feed.tail(write)
+            mainloop.tail(write)
         epilogue.finish()
         sums.finish(warpgroup)
 

@@ -203,6 +203,24 @@ class PipelineTransactionAsync(PipelineAsync):
         hw.mbarrier_expect_tx(self._full[state.index], nbytes)
 
 
+class LateRelease:
+    """Hands each stage back one k-tile late, since one group of wgmma stays in flight (CUTLASS: smem_pipe_release)."""
+
+    def __init__(self, pipeline: PipelineTmaAsync) -> None:
+        self.pipeline, self._last = pipeline, current().var(I32, 0, "last_stage")
+
+    def previous(self, k_tile: Value, now: PipelineState) -> None:
+        """Behind the wait for all groups but that of `now`, the stage of k-tile number `k_tile`."""
+        with current().when(k_tile > 0):
+            self.pipeline.consumer_release(self._last.get())
+        self._last.set(now.index)
+
+    def last(self, k_tiles: Value) -> None:
+        """Behind the wait for the last group of a tile of so many k-tiles."""
+        with current().when(k_tiles > 0):
+            self.pipeline.consumer_release(self._last.get())
+
+
 class ReleaseBarrier:
     """Consumers of every CTA of a cluster are done with something as a whole: one arrival of each of their warps.
     `scope` as in PipelineTmaAsync."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.pipeline import LateRelease
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Value
 from gemmsmith.schedule.cluster_sums import partial_sums
-from gemmsmith.schedule.feed import Feed
+from gemmsmith.schedule.mainloop import Mainloop
 from gemmsmith.schedule.stream import tile_scheduler
 from gemmsmith.schedule.tiles import WorkTile
 
@@ -21,14 +21,14 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
     ahead = spec.config.stages - 1
     scheduler = tile_scheduler(spec)
     place = scheduler.position()
-    feed = Feed(spec, place)
-    epilogue, sums = Epilogue(spec, feed.stages), partial_sums(spec, scheduler, place)
-    feed.begin(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
+    mainloop = Mainloop(spec, place)
+    epilogue, sums = Epilogue(spec, mainloop.stages), partial_sums(spec, scheduler, place)
+    mainloop.prologue(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         producer = ((k.warp_index == 0) & hw.elect_one()).named("producer")
-        write, read = feed.producer_start_state(), feed.pipe.consumer_start_state()
-        last = k.var(I32, 0, "last_stage")
+        write, read = mainloop.producer_start_state(), mainloop.pipe.consumer_start_state()
+        release = LateRelease(mainloop.pipe)
         rows = warpgroup * spec.warpgroup_rows
         accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
 
@@ -36,35 +36,32 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
             """Starts the copies of one k-tile, if there is one."""
             with k.when(k_tile < tile.k_tiles):
                 with k.when(producer):
-                    feed.pipe.producer_acquire(write)
-                    feed.load(write, tile, k_tile)
+                    mainloop.pipe.producer_acquire(write)
+                    mainloop.load(write, tile, k_tile)
                 write.advance()
 
         epilogue.prepare()
         sums.prepare()
         with scheduler.each(place) as tile:
             epilogue.begin(sums.mine(tile), warpgroup, rows)
-            with feed.rest(ahead) as k_tile:
+            with mainloop.rest(ahead) as k_tile:
                 produce(tile, k_tile)
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
-                feed.pipe.consumer_wait(read)
-                a, b = feed.a.stages[read.index], feed.b.stages[read.index]
+                mainloop.pipe.consumer_wait(read)
+                a, b = mainloop.a.stages[read.index], mainloop.b.stages[read.index]
                 accumulator.multiply(a.rows(rows, spec.warpgroup_rows), b, accumulate=k_tile > 0)
                 accumulator.wait(pending=1)
-                with k.when(k_tile > 0):  # one group stays in flight: a stage is released one step late
-                    feed.pipe.consumer_release(last.get())
-                last.set(read.index)
+                release.previous(k_tile, read)
                 read.advance()
                 produce(tile, k_tile + ahead)
             accumulator.wait(pending=0)
-            with k.when(tile.k_tiles > 0):
-                feed.pipe.consumer_release(last.get())
+            release.last(tile.k_tiles)
             with sums.finished(accumulator, tile, warpgroup) as whole:
                 epilogue.consume(whole)
         with k.when(producer):
-            feed.tail(write)
+            mainloop.tail(write)
         epilogue.finish()
         sums.finish(warpgroup)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.order import OrderBarrier
+from gemmsmith.collective.pipeline import LateRelease
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.designs.warp_specialized import REGISTERS
 from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import I32
-from gemmsmith.schedule.feed import Feed
+from gemmsmith.schedule.mainloop import Mainloop
 from gemmsmith.schedule.tiles import TileScheduler
 
 
@@ -20,24 +20,24 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
     producer_registers, consumer_registers = REGISTERS[2]
     scheduler = TileScheduler(spec)
     place = scheduler.position()
-    feed = Feed(spec, place, turns=2)
-    epilogue = Epilogue(spec, feed.stages)
+    mainloop = Mainloop(spec, place, turns=2)
+    epilogue = Epilogue(spec, mainloop.stages)
     order = OrderBarrier(2)
-    feed.begin(scheduler.first(place), *epilogue.pipelines, prefetch=epilogue.maps)
+    mainloop.prologue(scheduler.first(place), *epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)
         with k.warp(0, "producer"), k.when(hw.elect_one()):
-            write = feed.producer_start_state()
-            with scheduler.each(place) as tile, feed.rest(tile.k_tiles) as k_tile:
-                feed.pipe.producer_acquire(write)
-                feed.load(write, tile, k_tile)
+            write = mainloop.producer_start_state()
+            with scheduler.each(place) as tile, mainloop.rest(tile.k_tiles) as k_tile:
+                mainloop.pipe.producer_acquire(write)
+                mainloop.load(write, tile, k_tile)
                 write.advance()
-            feed.tail(write)
+            mainloop.tail(write)
 
     with k.warpgroups(1, 3, "math") as warpgroup:
         hw.set_registers(consumer_registers)
-        read, last = feed.pipe.consumer_start_state(), k.var(I32, 0, "last_stage")
+        read, release = mainloop.pipe.consumer_start_state(), LateRelease(mainloop.pipe)
         accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
         epilogue.prepare()
         order.start(warpgroup)
@@ -48,18 +48,15 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
                 accumulator.clear()
             order.wait(warpgroup)
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
-                feed.pipe.consumer_wait(read)
-                a, b = feed.a.stages[read.index], feed.b.stages[read.index]
+                mainloop.pipe.consumer_wait(read)
+                a, b = mainloop.a.stages[read.index], mainloop.b.stages[read.index]
                 accumulator.multiply(a, b, accumulate=k_tile > 0)
                 accumulator.wait(pending=1)
-                with k.when(k_tile > 0):  # one group stays in flight: a stage is released one step late
-                    feed.pipe.consumer_release(last.get())
-                last.set(read.index)
+                release.previous(k_tile, read)
                 read.advance()
             order.arrive(warpgroup)
             accumulator.wait(pending=0)
-            with k.when(tile.k_tiles > 0):
-                feed.pipe.consumer_release(last.get())
+            release.last(tile.k_tiles)
             read.skip(tile.k_tiles)
             epilogue.consume(accumulator)
         epilogue.finish()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.pipeline import LateRelease
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import I32
 from gemmsmith.schedule.cluster_sums import partial_sums
-from gemmsmith.schedule.feed import Feed
 from gemmsmith.schedule.lockstep import meetings
+from gemmsmith.schedule.mainloop import Mainloop
 from gemmsmith.schedule.stream import tile_scheduler
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}
@@ -26,28 +26,28 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
     producer_registers, consumer_registers = REGISTERS.get(consumers, (None, None))
     scheduler = tile_scheduler(spec)
     place = scheduler.position()
-    feed = Feed(spec, place)
+    mainloop = Mainloop(spec, place)
     lockstep = meetings(spec, scheduler, place)
-    epilogue, sums = Epilogue(spec, feed.stages), partial_sums(spec, scheduler, place)
-    feed.begin(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
+    epilogue, sums = Epilogue(spec, mainloop.stages), partial_sums(spec, scheduler, place)
+    mainloop.prologue(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)
         with k.warp(0, "producer"), k.when(hw.elect_one()):
-            write = feed.producer_start_state()
+            write = mainloop.producer_start_state()
             lockstep.start()
-            with scheduler.each(place) as tile, feed.rest(tile.k_tiles) as k_tile:
+            with scheduler.each(place) as tile, mainloop.rest(tile.k_tiles) as k_tile:
                 lockstep.meet(tile, k_tile)
-                feed.pipe.producer_acquire(write)
-                feed.load(write, tile, k_tile)
+                mainloop.pipe.producer_acquire(write)
+                mainloop.load(write, tile, k_tile)
                 write.advance()
             lockstep.finish()
-            feed.tail(write)
+            mainloop.tail(write)
 
     with k.warpgroups(1, 1 + consumers, "math") as warpgroup:
         hw.set_registers(consumer_registers)
         rows = warpgroup * spec.warpgroup_rows
-        read, last = feed.pipe.consumer_start_state(), k.var(I32, 0, "last_stage")
+        read, release = mainloop.pipe.consumer_start_state(), LateRelease(mainloop.pipe)
         accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
         epilogue.prepare()
         sums.prepare()
@@ -56,20 +56,17 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
-                feed.pipe.consumer_wait(read)
-                a, b = feed.a.stages[read.index], feed.b.stages[read.index]
+                mainloop.pipe.consumer_wait(read)
+                a, b = mainloop.a.stages[read.index], mainloop.b.stages[read.index]
                 accumulator.multiply(a.rows(rows, spec.warpgroup_rows), b, accumulate=k_tile > 0)
                 accumulator.wait(pending=1)
-                with k.when(k_tile > 0):  # one group stays in flight: a stage is released one step late
-                    feed.pipe.consumer_release(last.get())
-                last.set(read.index)
+                release.previous(k_tile, read)
                 read.advance()
             accumulator.wait(pending=0)
-            with k.when(tile.k_tiles > 0):
-                feed.pipe.consumer_release(last.get())
+            release.last(tile.k_tiles)
             with sums.finished(accumulator, tile, warpgroup) as whole:
                 epilogue.consume(whole)
-            feed.end(tile)
+            mainloop.release_alias(tile)
         epilogue.finish()
         sums.finish(warpgroup)
 

@@ -24,7 +24,7 @@ EARLY, EARLY_COPIES = 4, 12
 others follow while these arrive."""
 
 
-class Feed:
+class Mainloop:
     """The stages of A and B (`stages`: their bytes of shared memory), the pipeline they are handed on through, and the
     copies.
 
@@ -45,9 +45,11 @@ class Feed:
         self.operands = (self.a, self.b)
         self.stages = range(self.a.stages.offset, self.b.stages.offset + self.b.stages.bytes)
 
-    def begin(self, tile: WorkTile | None, *others: Initialised, prefetch: Sequence[Value]) -> None:
-        """Makes all barriers; and in the same thread, at once, starts the copies of the first k-tiles of this CTA's
-        first `tile`: each CTA its own, for nothing can be multicast before the cluster has met."""
+    def prologue(self, tile: WorkTile | None, *others: Initialised, prefetch: Sequence[Value]) -> None:
+        """Initialises all barriers, the `others`' too, and the cluster meets. The thread that initialises them also
+        starts the copies of the first k-tiles of this CTA's first `tile`, if that is known: each CTA its own, for
+        nothing can be multicast before the cluster has met. The global memory of earlier kernels is waited for
+        (programmatic dependent launch)."""
         # Barriers come behind the epilogue's buffers, which are aligned to more.
         config, cluster_size, first_rank = self.spec.config, self.spec.multicast_size, self._place.first
         self.pipe = PipelineTmaAsync(
@@ -77,15 +79,15 @@ class Feed:
 
     # -- producers -------------------------------------------------------------------------------------
     def producer_start_state(self) -> PipelineState:
-        """Behind the k-tiles that `begin` has started."""
+        """Behind the k-tiles that the prologue has started."""
         if self._left:
             self._phase = current().var(U32, 0, "left_phase")
         return self.pipe.producer_start_state(self.started.get())
 
     @contextmanager
     def rest(self, stop: ValueLike) -> Iterator[Value]:
-        """The k-tiles of a tile up to `stop` that `begin` has not started; then, if the tile's epilogue lies in the
-        stages, until it has left them. Once in each tile."""
+        """The k-tiles of a tile up to `stop` that the prologue has not started; then, if the tile's epilogue lies in
+        the stages, waits until it has left them. Once in each tile."""
         with current().range(self.started.get(), stop, name="k_tile") as k_tile:
             yield k_tile
         self.started.set(0)
@@ -103,8 +105,9 @@ class Feed:
             self.pipe.producer_tail(state)
 
     # -- consumers -------------------------------------------------------------------------------------
-    def end(self, tile: WorkTile) -> None:
-        """After a tile's epilogue. Without k-tiles, which then no tile of the CTA has, nobody waits for it."""
+    def release_alias(self, tile: WorkTile) -> None:
+        """After a tile's epilogue: the stages, if it lay in them, are the producer's again. Without k-tiles, which then
+        no tile of the CTA has, nobody waits for it."""
         if self._left:
             with current().when(tile.k_tiles > 0):
                 self._left.consumer_release()
