@@ -144,5 +144,29 @@ def test_the_tables_of_epilogues_are_of_their_results() -> None:
             assert row in text, row
 
 
+def test_the_table_by_rows_of_a_is_of_its_results() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text()
+    layers = [r for r in rows_of("dense-suite-h200.json") if not r["m"] == r["n"] == r["k"]]
+    for m in (1, 16, 64, 128, 256, 512):
+        ratios = [r["ratio"] for r in layers if r["m"] == m]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        row = f"| M = {m} | {len(ratios)} | {mean:.3f} | {min(ratios):.3f} |"
+        assert row in text, row
+
+
+def test_the_tables_of_packing_and_of_the_host_are_of_their_results() -> None:
+    text = (ROOT / "README.md").read_text()
+    packed = {(r["m"], r["n"], r["k"]): r for r in rows_of("predicated-producer-h200.json")}
+    for shape in [(4097, 4093, 4095), (1001, 777, 3333), (257, 5001, 7001), (8191, 511, 129)]:
+        times = (packed[shape][name] for name in ("packing_us", "torch_us"))
+        row = f"| {' x '.join(map(str, shape))} | {' | '.join(f'{us:.{int(us < 20)}f}' for us in times)} |"
+        assert row in text, row
+    calls = {r["call"]: r["us"] for r in rows_of("launch-h200.json")}
+    names = {"a call of `gemm`": "gemm(out=)", "`plan.run`": "plan.run", "torch.mm": "torch.mm(out=)",
+             "what `plan.prepare` returns": "plan.prepare(...)()"}  # fmt: skip
+    for name, call in names.items():
+        assert f"| {name} | {calls[call]:.1f} us |" in text, name
+
+
 def rows_of(name: str) -> list[dict[str, Any]]:
     return json.loads((ROOT / "benchmarks" / "results" / name).read_text())["rows"]
