@@ -1,17 +1,26 @@
-"""The pages' Python runs as it is printed, and what they refer to exists."""
+"""The pages' Python runs as it is printed, what they refer to exists, and what they quote is what the code gives."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from PIL import Image
 
 from gemmsmith.cli import main
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_epilogue_page_runs() -> None:
@@ -26,9 +35,18 @@ def test_the_epilogue_page_runs() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+    """To a file, and if to a heading of a page, to one that is there."""
+    for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            file = page.parent / target if target else page
+            assert file.exists(), target
+            assert not heading or heading in headings(file), f"{target}#{heading}"
+
+
+def headings(page: Path) -> list[str]:
+    """As GitHub names them in links."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in found]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -36,6 +54,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     text = page.read_text()
     code = [
         *re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL),
+        *re.findall(r"^```console\n\$ (.*)$", text, re.MULTILINE),
         *re.findall(r"`(gemmsmith [^`]+)`", text),
     ]
     for name, words in re.findall(r"^(?:.*&& )?gemmsmith ([a-z]+)(.*)$", "\n".join(code), re.MULTILINE):
@@ -49,3 +68,105 @@ def test_every_environment_variable_is_documented() -> None:
     read = {name for path in sources for name in re.findall(r"environ\b\W+(?:get\W+)?(\w+)", path.read_text())}
     assert read
     assert read <= set(re.findall(r"`(\w+)`", (ROOT / "docs" / "environment.md").read_text()))
+
+
+def test_console_blocks_are_what_the_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block begins with `$ gemmsmith …`; the rest is its standard output, but for spaces at the ends of lines."""
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))  # without configs that the user tuned
+    blocks = [b for page in PAGES for b in re.findall(r"^```console\n\$ (.*)\n([^`]*)^```", page.read_text(), re.M)]
+    assert blocks
+    for command, expected in blocks:
+        name, *words = shlex.split(command)
+        assert name == "gemmsmith", command
+        result = CliRunner().invoke(main, words)
+        assert [line.rstrip() for line in result.stdout.splitlines()] == expected.splitlines(), command
+
+
+def test_pictures_are_what_the_commands_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CONTRIBUTING.md's last block of commands draws every picture of the pages."""
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))  # without configs that the user tuned
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs" / "pictures").mkdir(parents=True)
+    for name in ("examples", "benchmarks"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    block = re.findall(r"^```sh\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL)[-1]
+    for command in block.replace("\\\n", "").replace(" && ", "\n").splitlines():
+        program, *words = shlex.split(command)
+        if program == "gemmsmith":
+            result = CliRunner().invoke(main, words)
+            assert result.exit_code == 0, result.output
+        else:
+            subprocess.run([sys.executable if program == "python" else program, *words], check=True)
+    pictures = sorted(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.png"))
+    assert pictures == sorted(path.relative_to(tmp_path) for path in (tmp_path / "docs").rglob("*.png"))
+    for picture in pictures:
+        kept, fresh = (Image.open(folder / picture) for folder in (ROOT, tmp_path))
+        if kept.text["Software"] == fresh.text["Software"]:  # another matplotlib places text otherwise
+            assert kept.size == fresh.size, picture
+            difference = np.abs(np.asarray(kept, int) - np.asarray(fresh, int)).max()
+            assert difference <= 8, f"{picture} is not what its command in CONTRIBUTING.md draws today"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
+def test_the_table_of_the_suite_is_of_its_results(name: str) -> None:
+    """Classes, numbers of shapes, geometric means and least ratios."""
+    dense, ragged = (rows_of(f"dense-{which}-h200.json") for which in ("suite", "ragged"))
+
+    def within(condition: Callable[[int, int, int], bool]) -> list[dict[str, Any]]:
+        return [r for r in dense if condition(r["m"], r["n"], r["k"])]
+
+    found = {
+        "all but the ragged": dense,
+        "memory-bound, M <= 64": within(lambda m, n, k: m <= 64),
+        "middle, M 128 to 512": within(lambda m, n, k: 128 <= m <= 512),
+        "large, 2MNK >= 1e11": within(lambda m, n, k: 2 * m * n * k >= 1e11),
+        "cubes, M = N = K": within(lambda m, n, k: m == n == k),
+        "ragged": ragged,
+    }
+    text = (ROOT / name).read_text()
+    for title, rows in found.items():
+        mean = math.exp(sum(math.log(r["ratio"]) for r in rows) / len(rows))
+        least = min(rows, key=lambda r: r["ratio"])
+        shape = f"{least['m']} x {least['n']} x {least['k']}"
+        mean_text = f"{mean:.2f}" if title == "ragged" else f"{mean:.3f}"
+        row = f"| {title} | {len(rows)} | {mean_text} | {least['ratio']:.3f} | {shape} |"
+        assert row in text, row
+
+
+def test_the_tables_of_epilogues_are_of_their_results() -> None:
+    rows = rows_of("epilogues-tuned-h200.json")
+    text = (ROOT / "README.md").read_text()
+    for value in (lambda r: f"{r['us']:#.4g}".rstrip(".") if r["us"] > 100 else f"{r['us']:.1f}",
+                  lambda r: f"{r['cost']:.2f}", lambda r: f"{r['over_eager']:.2f}"):  # fmt: skip
+        for shape in dict.fromkeys((r["m"], r["n"], r["k"]) for r in rows):
+            of = {r["epilogue"]: value(r) for r in rows if (r["m"], r["n"], r["k"]) == shape}
+            row = f"| {' x '.join(map(str, shape))} | {' | '.join(of.values())} |"
+            assert row in text, row
+
+
+def test_the_table_by_rows_of_a_is_of_its_results() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text()
+    layers = [r for r in rows_of("dense-suite-h200.json") if not r["m"] == r["n"] == r["k"]]
+    for m in (1, 16, 64, 128, 256, 512):
+        ratios = [r["ratio"] for r in layers if r["m"] == m]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        row = f"| M = {m} | {len(ratios)} | {mean:.3f} | {min(ratios):.3f} |"
+        assert row in text, row
+
+
+def test_the_tables_of_packing_and_of_the_host_are_of_their_results() -> None:
+    text = (ROOT / "README.md").read_text()
+    packed = {(r["m"], r["n"], r["k"]): r for r in rows_of("predicated-producer-h200.json")}
+    for shape in [(4097, 4093, 4095), (1001, 777, 3333), (257, 5001, 7001), (8191, 511, 129)]:
+        times = (packed[shape][name] for name in ("packing_us", "torch_us"))
+        row = f"| {' x '.join(map(str, shape))} | {' | '.join(f'{us:.{int(us < 20)}f}' for us in times)} |"
+        assert row in text, row
+    calls = {r["call"]: r["us"] for r in rows_of("launch-h200.json")}
+    names = {"a call of `gemm`": "gemm(out=)", "`plan.run`": "plan.run", "torch.mm": "torch.mm(out=)",
+             "what `plan.prepare` returns": "plan.prepare(...)()"}  # fmt: skip
+    for name, call in names.items():
+        assert f"| {name} | {calls[call]:.1f} us |" in text, name
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    return json.loads((ROOT / "benchmarks" / "results" / name).read_text())["rows"]

@@ -1,4 +1,4 @@
-"""What users call."""
+"""The functions of the public interface: gemm, plan, simulate, tune."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST_PLANS = 1024
 _KNOWN: dict[Hashable, _Known] = {}
-"""What `gemm` has made, by what the arrays and options are."""
+"""Plans that `gemm` has made, by epilogue, signatures of the arrays, and options."""
 
 
 def gemm(
@@ -53,7 +53,7 @@ def gemm(
     options = source, key, type(out), out_dtype, accumulate, exact, atomic, config, backend
     try:
         found = _KNOWN.get(options)
-    except TypeError:  # something that cannot be an option
+    except TypeError:  # an option is not hashable: Plan refuses it
         source = found = None
     if found is not None:
         if not found.alike:
@@ -76,7 +76,7 @@ def gemm(
 
 @dataclass(slots=True)
 class _Known:
-    """A plan; whether it names its results as `_outs` does; and the call of the arrays it was made for."""
+    """A plan; whether its results' names are those of `_outs`; and the prepared call for the arrays' signature."""
 
     plan: Plan
     alike: bool
@@ -84,7 +84,7 @@ class _Known:
 
 
 def _outs(out: Any) -> dict[str, Any]:
-    """The arrays given for results, by names or numbers."""
+    """The arrays given for results: by name from a dict, by position from a tuple or list, else as "out"."""
     if out is None:
         return {}
     if is_array(out) or not isinstance(out, (Mapping, tuple, list)):
@@ -99,7 +99,7 @@ def plan(
 ) -> Plan:  # fmt: skip
     """A Plan for arrays like these, or for `Spec(shape, dtype, strides)` stand-ins; arguments as in `gemm`.
 
-    Its source, ptx, sass and resources can be had on any machine, also one without a GPU.
+    Its source, ptx, sass and resources are available on any machine, also without a GPU.
     """
     given = {**(operands or {}), **named}
     plan_ = Plan(
@@ -115,9 +115,10 @@ def simulate(
     out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, atomic: bool = False,
     config: Config | None = None, seed: int = 0, **named: Any,
 ) -> Simulation:  # fmt: skip
-    """Executes the very kernel `gemm` would run, on the CPU, instruction by instruction; arguments as in `gemm`.
+    """Executes the kernel that `gemm` would run, on the CPU, instruction by instruction; arguments as in `gemm`.
 
-    Gives the result, the hazards found (an empty list for a right kernel), the timeline and the model's cycles.
+    Returns the result, the hazards found (an empty list for a right kernel), the timeline, and cycles of the cost
+    model.
     """
     given = {**(operands or {}), **named}
     plan_ = Plan(
@@ -131,7 +132,7 @@ def tune(a: Spec, b: Spec, *, most: int = 64) -> list[Measured]:
     """Times the `most` promising configs of a @ b on the GPU, on random data, and keeps the fastest for later plans.
 
     a (m, k), b (k, n): Specs of bf16 or fp16, in the layouts that will be used. Gives (config, us) of all that ran,
-    fastest first. What is kept lies in the cache folder (GEMMSMITH_CACHE_DIR) and is taken for that N and K and up to
+    fastest first. The fastest is stored in the cache folder (GEMMSMITH_CACHE_DIR) and used for that N and K and up to
     as many rows. Raises DeviceError where there is no Hopper GPU.
     """
     from gemmsmith.tuner import tune as measured

@@ -96,7 +96,7 @@ def describe(x: Any, argument: str = "array") -> ArrayInfo:
 
 
 def signature(x: Any, argument: str = "array") -> tuple[Hashable, int]:
-    """(what `describe` says of an array besides its address, in whatever form is cheap to get; its address).
+    """(all that `describe` says of an array but its address, hashable and cheap to read; its address).
 
     Raises ArgumentError naming `argument`, also for a torch tensor whose gradient would be lost.
     """
@@ -108,7 +108,7 @@ def signature(x: Any, argument: str = "array") -> tuple[Hashable, int]:
 
 
 def is_array(x: Any) -> bool:
-    """Whether x's type has been read before: a quick answer, and only yes is sure."""
+    """Whether x's type has been read before. Fast; False does not mean that x is no array."""
     return type(x) in _READERS
 
 
@@ -141,7 +141,7 @@ def as_numpy(x: Any, argument: str = "array") -> np.ndarray[Any, Any]:
 
 
 def overlap(x: ArrayInfo, y: ArrayInfo) -> bool:
-    """Whether some byte belongs to both; where that is too hard to tell, whether their address ranges meet."""
+    """Whether some byte belongs to both arrays; if numpy gives up on that, whether their address ranges overlap."""
     if x.device == "spec" or (x.device, x.index) != (y.device, y.index) or 0 in x.shape or 0 in y.shape:
         return False
     (x_first, x_end), (y_first, y_end) = byte_range(x), byte_range(y)
@@ -175,11 +175,11 @@ class _Bytes:
 
 
 class _UnreadableError(Exception):
-    """What is wrong with an array; `describe` adds which argument it is."""
+    """An array that cannot be used. The message says why; `describe` adds the argument's name."""
 
 
 class _Reader(NamedTuple):
-    """How one type of array is read."""
+    """Functions that read one type of array."""
 
     read: Callable[[Any], ArrayInfo]
     signature: Callable[[Any], tuple[Hashable, int]]
@@ -188,7 +188,7 @@ class _Reader(NamedTuple):
 
 
 def _reader(read: Callable[[Any], ArrayInfo], *others: Any) -> _Reader:
-    """One whose signature is all of `read` but the address."""
+    """A reader whose signature is what `read` returns, without the address."""
 
     def signature(x: Any) -> tuple[Hashable, int]:
         info = read(x)
@@ -198,7 +198,8 @@ def _reader(read: Callable[[Any], ArrayInfo], *others: Any) -> _Reader:
 
 
 _READERS: dict[type, _Reader] = {}
-"""By type, so that a known type costs one look-up. Filled by `_find`; a lost race writes the same thing twice."""
+"""Readers by type, so that a known type costs one look-up. `_find` fills it; if two threads do so at once, both write
+equal readers."""
 
 
 def _find(x: Any, argument: str) -> _Reader:
@@ -298,7 +299,7 @@ def _torch_reader(torch: Any) -> _Reader:
         except RuntimeError:  # sparse, nested or functorch's
             return read(x)._replace(address=0), 0  # refuses it
         if not address:
-            read(x)  # refuses it, but where it is empty
+            read(x)  # raises for it, unless it is empty
         return signed, address
 
     return _Reader(read, signature, stream, empty)
@@ -419,7 +420,7 @@ _capsule.restype, _capsule.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 def _read_dlpack(x: Any) -> ArrayInfo:
-    """Reads the capsule and lets it go: the memory stays x's. Without flags it counts as read-only."""
+    """Reads the capsule and releases it; x keeps the memory. A capsule without flags counts as read-only."""
     try:
         held = x.__dlpack__(max_version=(1, 0))
     except TypeError:  # before version 1

@@ -1,4 +1,4 @@
-"""From an epilogue and arrays to a kernel's: what every operand and result is, where it lies, how it is reached."""
+"""From an epilogue and arrays to an EpilogueSpec: each operand's and result's kind, address and way of access."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gemmsmith.epilogue.tracer import trace
 from gemmsmith.problems import Formulation
 
 Source = Callable[..., Any] | Graph | Any
-"""A function, a graph, or a visitor tree (anything with `graph()` that makes one)."""
+"""A function, a graph, or a visitor tree: any object with a method `graph()` that returns a Graph."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,19 @@ class Bound:
 
     @property
     def value(self) -> Any:
-        """The results as the function gave them: one, a tuple, or a dict."""
+        """The results in the form in which the function returned them: one, a tuple, or a dict."""
         return arranged(self.results, [r.name for r in self.graph.results])
 
 
 def arranged(results: Mapping[str, Any], names: list[str]) -> Any:
-    """Results in the way in which a function that names them so gave them."""
+    """The results as one array, a tuple or a dict, as their names say that the function returned them."""
     if names == positional(len(names)):
         return results["out"] if len(names) == 1 else tuple(results[name] for name in names)
     return {name: results[name] for name in names}
 
 
 def positional(count: int) -> list[str]:
-    """The names of `count` results that have none."""
+    """The names of `count` results that the function returned without names."""
     return ["out", *(f"out{i}" for i in range(1, count))][:count]
 
 
@@ -131,7 +131,7 @@ def bind(
 
 
 def _check_operands(infos: Mapping[str, ArrayInfo | float], like: Any) -> None:
-    """ArgumentError for those that kernels cannot read."""
+    """Raises ArgumentError for operands that kernels cannot read."""
     home = describe(like, "a")
     for name, x in infos.items():
         if not isinstance(x, ArrayInfo):
@@ -240,7 +240,7 @@ def _check_result(
 
 
 def describe_contiguous(info: ArrayInfo) -> tuple[int, ...]:
-    """The strides of a contiguous array of that shape, where an index of length 1 keeps its own."""
+    """The strides of a contiguous array of that shape; a dimension of length 1 keeps the stride it has."""
     strides, step = [], 1
     for extent, own in zip(reversed(info.shape), reversed(info.strides), strict=True):
         strides.append(own if extent <= 1 else step)

@@ -25,7 +25,7 @@ class Formulation(NamedTuple):
 
 
 def problem_of(a: Any, b: Any, out: Any = None, out_dtype: Any = None, accumulate: Any = "fp32") -> Problem:
-    """The problem of `formulate`, for those who need no addresses."""
+    """The `problem` of `formulate`, without the relation to the arrays."""
     return formulate(a, b, out, out_dtype, accumulate).problem
 
 
@@ -41,12 +41,12 @@ def formulate(
     "fp16" for fp16 operands. out, if given, has exactly the result's shape, can be written, has no element twice
     and shares no byte with a or b; its dtype is out_dtype (bf16, fp16, fp32; default: out's, or the operands').
 
-    Two things make the problem faster than its literal reading. A column-major out becomes `Problem.T`, so that
+    Two changes make the problem faster. A column-major out becomes `Problem.T`, so that
     the kernel's D has unit column stride whenever out has a unit stride. And where b is the same for the whole
     batch and the batch continues the rows of a and out, it is folded into M: one problem of batch * m rows. `literal`
     leaves both to the caller; `swap` takes the other of the problem and its transpose.
 
-    Raises ArgumentError, naming the argument, what came and what would work.
+    Raises ArgumentError, naming the argument, what was given and what would work.
     """
     a_info, b_info = describe(a, "a"), describe(b, "b")
     out_info = None if out is None else describe(out, "out")
@@ -177,7 +177,7 @@ def _matrix(x: ArrayInfo, batch: int) -> Matrix:
 
 
 def _folded(p: Problem) -> Problem:
-    """The batch as further rows of a and d, where one row stride reaches them all and b is the same for each."""
+    """The problem with its batch folded into M, if one row stride reaches all rows of a and d, and b is broadcast."""
     rows = p.batch * p.m
     if p.batch <= 1 or p.b.batch_stride or not 0 < rows <= MAX_EXTENT:
         return p

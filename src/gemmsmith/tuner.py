@@ -17,7 +17,7 @@ from gemmsmith.tuning.table import keep
 
 L2_BYTES = 60 * 2**20
 PATTERN = 1 << 22
-"""Elements of random data that operands repeat."""
+"""Length of the pattern of random data that operands repeat, in elements."""
 Step = Callable[[str], None]
 
 
@@ -60,7 +60,7 @@ def require_gpu() -> None:
 
 
 class _Bench:
-    """Operands in as many copies as leave the L2 behind, and a CUDA graph for each config."""
+    """Operands in so many copies that they exceed the L2, and a CUDA graph for each config."""
 
     def __init__(self, a: Spec, b: Spec, plans: dict[Config, Plan]) -> None:
         from gemmsmith.backends.cuda.graphs import Graph, Stream
@@ -75,7 +75,7 @@ class _Bench:
         self.sets = [tuple(_filled(s, pattern, self.stream.handle) for s in (a, b, d)) for _ in range(count)]
 
     def measure(self, config: Config, microseconds: float) -> float:
-        """Microseconds of a call, over replays that take about so long."""
+        """Microseconds of a call, measured over replays that take about `microseconds`."""
         from gemmsmith.backends.cuda.graphs import Graph
         from gemmsmith.backends.cuda.memory import DeviceArray
 

@@ -1,4 +1,4 @@
-"""gemmsmith run | show | simulate: forge a kernel for a problem, look at it, execute it."""
+"""gemmsmith run | show | simulate: makes a kernel for a problem, prints it, executes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gemmsmith.core.dtypes import FP16, as_dtype
 from gemmsmith.plans import BACKENDS, Plan
 
 GPU_SIZES, CPU_SIZES = (8192, 8192, 8192), (512, 512, 512)
-"""m, n, k where none are given: a GPU's ordinary work, and what the simulator ends in seconds."""
+"""m, n, k where none are given: a large product on a GPU, and one that the simulator finishes in seconds."""
 
 
 @click.group(
@@ -31,7 +31,7 @@ GPU_SIZES, CPU_SIZES = (8192, 8192, 8192), (512, 512, 512)
 @click.version_option(package_name="gemmsmith")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Forges GEMM kernels for Hopper GPUs, and executes them on any machine.
+    """Makes GEMM kernels for Hopper GPUs, and executes them on any machine.
 
     \b
     Example: gemmsmith run --m 256 --n 256 --k 256 --backend sim
@@ -56,7 +56,7 @@ main.add_command(tune)
 )
 @options.execution
 def run(backend: str, seed: int, output: Path, as_json: bool, **choices: Any) -> None:
-    """Forges a kernel, executes it, and compares D with float64.
+    """Makes a kernel, executes it, and compares D with float64.
 
     The data are random and normal. Sizes that are not given are 8192 on a GPU and 512 elsewhere. The exit code is 1 if
     D is wrong.
@@ -112,7 +112,7 @@ def show(what: str, as_json: bool, **choices: Any) -> None:
 
 
 def _executed(backend: str, seed: int, output: Path, as_json: bool, choices: dict[str, Any]) -> None:
-    """Executes, and prints what came of it."""
+    """Executes the kernel and prints the outcome."""
     plan, sizes = _plan(choices, GPU_SIZES if backend == "cuda" else CPU_SIZES)
     with shown() as tell:
         outcome = execute(plan, sizes, choices["layout"], backend, seed, output, tell)
@@ -134,7 +134,8 @@ def _resolve(backend: str) -> str:
 
 
 def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, tuple[int, int, int]]:
-    """The plan for the options; what is not given is the plan's own, on a CPU or beside a given tile the flagship's."""
+    """The plan for the options. Fields of the config that are not given are the plan's own; in the simulator, or if a
+    tile is given, those of `Config()`."""
     m, n, k = (choices[name] if choices[name] is not None else size for name, size in zip("mnk", sizes, strict=True))
     a, b = operand_specs((m, n, k), choices["layout"], choices["dtype"])
     arguments = {"out_dtype": choices["out_dtype"], "accumulate": choices["accumulate"]}

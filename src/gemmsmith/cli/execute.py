@@ -1,4 +1,4 @@
-"""Executing a plan on random normal data, on any backend, and what is told of it."""
+"""Executing a plan on random normal data, on any backend, and reporting the outcome."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.plans import Plan
 
 SIMULATED_LIMIT = 512
-"""Where the GPU executes, the timeline is drawn from a problem of at most that size each way."""
+"""On a GPU the timeline is simulated for a problem with at most this M, N and K."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an execution of m, n, k gave. `speed`: time_us and tflops, or simulated cycles, or nothing; `files` by what
-    they are."""
+    """The outcome of an execution. `speed` has time_us and tflops, or cycles (simulator), or nothing; `files` are paths
+    by kind: source, timeline, trace."""
 
     sizes: tuple[int, int, int]
     backend: str
@@ -58,7 +58,7 @@ class Outcome:
         return facts | self.speed | {"files": self.files}
 
     def rows(self, plan: Plan) -> dict[str, str]:
-        """For people, in order."""
+        """The outcome as lines of text: title and value, in order."""
         rows = {
             "problem": f"{plan.problem}",
             "config": f"{plan.config}",
@@ -82,7 +82,7 @@ class Outcome:
 
 
 def resources(plan: Plan) -> dict[str, int]:
-    """What the kernel takes: registers a thread, bytes of spills and of a CTA's shared memory."""
+    """The kernel's registers a thread, bytes of spills, and bytes of shared memory a CTA."""
     r = plan.resources
     spilled = r.spill_stores + r.spill_loads
     return {"registers": r.registers, "spill_bytes": spilled, "shared_bytes": plan.kernel.shared_bytes}
@@ -128,10 +128,10 @@ def execute(
 
 
 def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> None:
-    """ArgumentError where A, B, D and what checks them certainly do not fit this machine."""
+    """Raises ArgumentError if A, B, D and the float64 copies for checking them exceed this machine's memory."""
     m, n, k = sizes
     arrays = 2 * (m * k + k * n) + plan.output.bytes * m * n
-    doubles = 4 * k * n + (m * k + m * n) * (backend == "reference")  # bounds.check's B, |B| and what that is made of
+    doubles = 4 * k * n + (m * k + m * n) * (backend == "reference")  # bounds.check's B, |B|, temporaries
     needed = arrays + max(4 * m * k, 8 * doubles)
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:

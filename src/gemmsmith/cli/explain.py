@@ -26,7 +26,7 @@ from gemmsmith.plans import Plan
 PACKAGE = str(Path(gemmsmith.__file__).parent)
 KINDS = ("number", "scalar", "row", "column", "matrix")
 CHOICES: dict[str, Any] = {"activation": "gelu", "k": 2, "epilogue": amax}
-"""What ready-made epilogues are made with, where they take such a thing."""
+"""Arguments for the factories of ready-made epilogues, by parameter name."""
 
 
 @click.command()
@@ -107,12 +107,12 @@ def _found(text: str) -> tuple[Callable[..., Any], dict[str, str]]:
             sys.path.insert(0, "")
             module = importlib.import_module(where)
         return getattr(module, name), {}
-    except (Exception, SystemExit) as error:  # it is the user's: anything may come
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise _raised(text, error) from error
 
 
 def _raised(text: str, error: BaseException) -> EpilogueError:
-    """What the user's code raised, and where."""
+    """An error message with what the user's code raised, and at which line."""
     where = "".join(f" at {Path(f.filename).name}:{f.lineno}: {f.line}" for f in _frames(error)[-1:])
     return EpilogueError(f"--epilogue {text}: {type(error).__name__}: {error}{where}")
 

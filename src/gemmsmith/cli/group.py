@@ -1,4 +1,4 @@
-"""Where every command ends: in a result, or in one line that says what went wrong and what would work."""
+"""The command group: it turns every exception into one line that says what went wrong and what would work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from gemmsmith.core.errors import GemmsmithError
 
 FAILED, USAGE = 1, 2
-"""Exit codes: a wrong result or an error; words that are no command."""
+"""Exit codes: a wrong result or an error; a command line that cannot be parsed."""
 
 
 class Group(click.Group):
@@ -37,12 +37,12 @@ def _tell(error: Exception, as_json: bool) -> None:
             click.echo(json.dumps({"error": {"type": kind, "message": message}}))
         else:
             click.echo(f"Error: {message}", err=True)
-    except BrokenPipeError:  # nobody reads it; what is left in the buffer must not fail at the end either
+    except BrokenPipeError:  # stdout is closed: the rest of its buffer must not raise at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _described(error: Exception) -> tuple[str, str]:
-    """The error's type, and what it says in one line."""
+    """The error's type, and its message in one line."""
     kind, found = type(error).__name__, str(error)
     match error:
         case click.ClickException():

@@ -34,7 +34,7 @@ class Sizes(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 class Picture(click.Path):
-    """A file to draw into: its suffix says of which kind, its folder is there."""
+    """A path to draw into: its suffix is one of PICTURES, and its folder exists."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)

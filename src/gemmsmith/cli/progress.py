@@ -1,4 +1,4 @@
-"""What a command that takes long is doing, on stderr."""
+"""Progress of long commands, on stderr."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from gemmsmith.tuning.l2 import picture as draw
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 MOST_READS = 1 << 25
-"""Tiles times chunks of K, all of which the model walks over: a minute or two."""
+"""Limit of tiles times chunks of K, which the model visits one by one: a minute or two."""
 
 
 @click.command()
@@ -49,7 +49,7 @@ def raster(m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
             tell("walking", (i + done) / len(choices))
 
         for i, (order, width) in enumerate(choices):
-            evict = plan.config.evict[:: 1 if order == plan.config.raster else -1]  # what the walk reads once
+            evict = plan.config.evict[:: 1 if order == plan.config.raster else -1]  # of the operand that is read once
             config: Config = plan.config.replace(raster=order, swizzle=width, evict=evict)
             found = traffic(plan.problem, config, progress=partial(walked, i))
             rows.append({"raster": order, "swizzle": width, "dram_bytes": found.dram, "l2_bytes": found.l2,

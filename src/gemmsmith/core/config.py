@@ -1,4 +1,4 @@
-"""A kernel's choices: everything that is constant in its code and free in its problem."""
+"""Config: the choices of a kernel that do not depend on the problem, and are constant in its code."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ Raster = Literal["m", "n"]
 
 @dataclass(frozen=True)
 class Config:
-    """tile (M, N, K) of a CTA, cluster (M, N) in CTAs, pipeline stages, design, and the raster of its tiles.
+    """The choices of a kernel.
 
-    `consumers` is the number of math warpgroups; each takes tile M / consumers rows, a multiple of 64. The two of
-    pingpong have a tile each.
-    `raster` is the index along which consecutive tiles run; `swizzle` is the width, in tiles of the other
-    index, of the band they run in (CUTLASS: max_swizzle_size). `splits` clusters share the K of a tile (split-K), one
-    by default; with 0 all clusters get equal shares of the tiles that would not fill a last wave (stream-K).
-    `cluster_splits` CTAs of a cluster share the K of a tile and bring their sums together in shared memory. `swap`
-    computes D^T = B^T @ A^T, whose tiles' N are rows of A: for few of them. `evict` is what the L2 does with what the
-    kernel reads of its A and B. `pdl`, programmatic dependent launch: the kernel is brought up while the stream's last
-    one ends, and lets the next one do so. `reuse`: the epilogue's results leave through the stages of A and B, which
-    makes room for more of them; copies of the next tile then wait for it. `serpentine`: every other tile of a CTA is
-    summed from its last k-tile to its first, for the L2 still has most of what was read last. `lockstep`: clusters wait
-    for one another every few k-tiles, so that what several read is read at one time.
+    design: how the kernel's warps share the work; the name of a registered `Design`.
+    tile: M, N, K of a CTA's tile. cluster: CTAs along M and along N. stages: of the pipeline of A and B.
+    consumers: math warpgroups. Each takes tile M / consumers rows, a multiple of 64; with pingpong, a tile of its own.
+    raster: the index ("m" or "n") along which consecutive tiles run. swizzle: the width, in tiles of the other index,
+    of the band in which they run (CUTLASS: max_swizzle_size).
+    splits: clusters that share the K of a tile (split-K), 1 by default; 0: all clusters get equal shares of the tiles
+    that would not fill a last wave (stream-K).
+    cluster_splits: CTAs of a cluster that share the K of a tile and add up their sums in shared memory.
+    swap: computes D^T = B^T @ A^T, so that a tile's N counts rows of A; for problems with few rows.
+    evict: the L2's eviction policies for the kernel's reads of A and B.
+    pdl: programmatic dependent launch. The kernel starts while the stream's last one ends, and lets the next one do so.
+    reuse: the epilogue's results leave through the stages of A and B, which makes room for more stages; copies of the
+    next tile wait for that.
+    serpentine: every other tile of a CTA is summed from its last k-tile to its first, for more hits in the L2.
+    lockstep: clusters wait for one another every few k-tiles, so that reads of the same data happen at the same time.
+
+    Raises ConfigError for a value of the wrong type.
     """
 
     design: str = "warp_specialized"
@@ -98,7 +103,7 @@ def _integer(x: Any) -> int:
 
 
 def _switch(x: Any) -> bool:
-    return x if isinstance(x, bool) else {0: False, 1: True}[x]  # numpy's, and JSON's that were written as numbers
+    return x if isinstance(x, bool) else {0: False, 1: True}[x]  # numpy's bools, and JSON that has numbers
 
 
 def _several(x: Any, read: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
@@ -120,4 +125,4 @@ _FIELDS: list[tuple[str, Callable[[Any], Any], str]] = [
     *((name, _integer, "an integer") for name in _INTEGERS),
     *((name, _switch, "True or False") for name in _SWITCHES),
 ]
-"""Name, what reads it, and what that takes."""
+"""A field's name, the function that reads its value, and the values that it takes, for error messages."""

@@ -27,7 +27,7 @@ class DType:
 
     @property
     def is_integer(self) -> bool:
-        """Whether it is an integer or bool: of an epilogue's operands, which kernels read as fp32."""
+        """Whether it is an integer type or bool. Only operands of epilogues may be; kernels read them as fp32."""
         return self.numpy.kind in "ib"
 
     @property
@@ -91,7 +91,7 @@ def number_operand(name: str, x: Any) -> float:
 
 
 def in_fp32(x: Any) -> float:
-    """A real number; where fp32 holds none that is near, what it makes of it: an infinity, or 0."""
+    """A real number as a float, not rounded; but one that is infinite or 0 in fp32 becomes that."""
     try:
         number = float(x)
     except OverflowError:  # an integer

@@ -1,4 +1,4 @@
-"""The exceptions a user can meet. Each message names the argument, what came, and what would work."""
+"""The exceptions of this library. Each message names the argument, what was given, and what would work."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ class HazardError(GemmsmithError):
 
 
 ARGUMENTS = ("epilogue", "operands", "out", "out_dtype", "accumulate", "exact", "atomic", "config", "backend")
-"""What `gemm` takes by name; any other name is an operand's."""
+"""The names of `gemm`'s own arguments; any other name is an operand's."""
 
 
 def meant(name: str) -> str:
-    """What an error adds about an operand that nobody reads: the argument that its name is almost that of, if any."""
+    """The end of an error message about an operand that the epilogue does not read: the argument with a similar name,
+    or an empty string."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, ARGUMENTS, 1, 0.65)

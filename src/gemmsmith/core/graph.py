@@ -1,6 +1,6 @@
-"""An epilogue as data: what is computed of every element of the product, what is read for it, what comes out.
+"""An epilogue as data: the nodes computed for every element of the product, its operands, and its results.
 
-The epilogue floor makes graphs (from Python functions or visitor trees), rewrites them and lowers them; a KernelSpec
+The package `epilogue` makes graphs (from Python functions or visitor trees), rewrites and lowers them; a KernelSpec
 holds one; the reference executes one in float64. The bare product is the graph with one node.
 """
 
@@ -95,7 +95,7 @@ class Graph:
         return next(o for o in self.operands if o.name == name)
 
     def extents(self) -> list[Extent]:
-        """Of every node. Inputs of elementwise nodes broadcast; their widths agree where both have one."""
+        """The extent of every node. Inputs of elementwise nodes broadcast; widths that are not 0 must agree."""
         result: list[Extent] = []
         for node in self.nodes:
             result.append(self._extent(node, [result[i] for i in node.inputs]))
@@ -137,7 +137,7 @@ class Graph:
                 yield source, i
 
     def transposed(self) -> Graph:
-        """The same on the transposed product: rows and columns change places. No node may pair or group columns."""
+        """The graph for the transposed product: rows and columns are exchanged. No node may pair or group columns."""
 
         def turned(e: Extent) -> Extent:
             return Extent(e.batch, e.width > 0, 1 if e.m else 0)
@@ -152,14 +152,14 @@ class Graph:
         return self.nodes[result.node].op == "reduce"
 
     def known(self, result: Result) -> float | None:
-        """The number that a reduction is of, where it is of a constant."""
+        """The constant that a result reduces; None if it reduces anything else."""
         node = self.nodes[result.node]
         inner = self.nodes[node.inputs[0]] if node.op == "reduce" else node
         return float(inner.value) if node.op == "reduce" and inner.op == "constant" else None
 
     @property
     def computes(self) -> bool:
-        """Whether anything is computed of the product, which is stored as it is otherwise."""
+        """Whether anything is computed; if not, the product is stored as it is."""
         return len(self.nodes) > 1
 
     @cached_property
@@ -169,7 +169,7 @@ class Graph:
 
     @property
     def takes_whole_rows(self) -> bool:
-        """Whether a row of the product must lie in one tile."""
+        """Whether the graph needs each row of the product within one tile."""
         return any(n.op == "top_k_softmax" for n in self.nodes)
 
     @property

@@ -1,4 +1,4 @@
-"""An address that is known when a kernel runs."""
+"""Pointer: a kernel argument that is an address known only at launch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pointer:
-    """`offset` bytes into the array `name`; for a number, the number."""
+    """The address `offset` bytes into the array `name`; if that operand is a number, the number."""
 
     name: str
     offset: int = 0

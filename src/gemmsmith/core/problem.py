@@ -42,7 +42,7 @@ class Matrix:
 
     @property
     def contiguous(self) -> str | None:
-        """Which index is contiguous: "cols" (row-major), "rows" (column-major), or None; of both, one of length 1."""
+        """The contiguous index: "cols" (row-major), "rows" (column-major), or None. If both are, one of length 1."""
         if self.col_stride == 1 and not (self.row_stride == 1 and self.rows <= 1 < self.cols):
             return "cols"
         return "rows" if self.row_stride == 1 else None
@@ -63,17 +63,17 @@ class Matrix:
 
     @property
     def stores_by_tma(self) -> bool:
-        """Whether TMA writes it so. It writes whole chunks of 16 bytes: behind a row that ends within one it would
-        overwrite what is not of the matrix (seen on an H200)."""
+        """Whether TMA can write it row by row. TMA writes whole chunks of 16 bytes: if a row ends within a
+        chunk it would overwrite bytes that do not belong to the matrix (seen on an H200)."""
         return self.loads_by_tma and self.cols * self.dtype.bytes % TMA_ALIGNMENT == 0
 
     @property
     def tall(self) -> bool:
-        """Whether what lies side by side in memory is of one column."""
+        """Whether the matrix is column-major: neighbours in memory belong to one column."""
         return self.contiguous == "rows"
 
     def canonical(self) -> Matrix:
-        """The same memory with strides that no index reaches set to what TMA likes (length-1 dimensions)."""
+        """The same matrix; strides of length-1 dimensions, which are never used, become values that TMA accepts."""
         step = TMA_ALIGNMENT // self.dtype.bytes
         row, col = self.row_stride, self.col_stride
         if self.cols <= 1 and row != 1:
@@ -88,7 +88,7 @@ class Matrix:
         return Matrix(self.dtype, self.rows, self.cols, row, col, self.batch, batch, self.alignment)
 
     def read_like(self, other: Matrix) -> Matrix:
-        """The same memory with `other`'s strides where no index reaches."""
+        """The same matrix with `other`'s strides in length-1 dimensions."""
         empty = 0 in (self.batch, self.rows, self.cols)
         row = other.row_stride if empty or self.rows <= 1 else self.row_stride
         col = other.col_stride if empty or self.cols <= 1 else self.col_stride

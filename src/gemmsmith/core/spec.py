@@ -19,7 +19,7 @@ WGMMA_M = 64
 SHARED_LIMIT = 227 * 1024
 """Bytes a CTA can have on compute capability 9.0 (CUDA programming guide, technical specifications)."""
 BARRIER_BYTES = 16
-"""A stage's two mbarriers."""
+"""Bytes of a stage's two mbarriers."""
 
 
 def operand_major(matrix: Matrix) -> Literal["K", "MN"]:
@@ -41,19 +41,19 @@ class EpilogueSpec:
 
     @staticmethod
     def bare(d: Matrix) -> EpilogueSpec:
-        """Storing D, nothing else."""
+        """The epilogue that stores D and computes nothing."""
         tma, tall = (frozenset({"out"} if yes else ()) for yes in (d.stores_by_tma, d.tall))
         return EpilogueSpec(bare(d.dtype), tma, tall)
 
     @property
     def matrices(self) -> list[str]:
-        """Operands and results that are matrices."""
+        """The names of operands and results that are matrices."""
         operands = [o.name for o in self.graph.operands if o.extent.is_matrix]
         return operands + self._stored
 
     @property
     def by_threads(self) -> bool:
-        """Whether some matrix is stored element by element, not by TMA."""
+        """Whether threads store some matrix element by element, not TMA."""
         return not self.tma.issuperset(self._stored)
 
     @property
@@ -62,7 +62,8 @@ class EpilogueSpec:
         return [r.name for r in self.graph.results if extents[r.node].is_matrix]
 
     def over(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
-        """The same for matrices that lie so. TMA brings no integers, which are not the kernel's numbers."""
+        """The spec for matrices with these strides and alignments. Integers are not loaded by TMA, since the kernel
+        computes in fp32."""
         floats = [o.name for o in self.graph.operands if o.extent.is_matrix and o.dtype and not o.dtype.is_integer]
         tma = {name for name in floats if arrays[name].loads_by_tma}
         tma |= {name for name in self._stored if arrays[name].stores_by_tma}
@@ -79,14 +80,14 @@ def finishers(config: Config, graph: Graph) -> int:
 
 
 def check(c: Config) -> None:
-    """ConfigError for a config that no operands suit; it says what would."""
+    """Raises ConfigError for a config that works with no operands; the message says what would work."""
     for holds, message in _rules(c):
         if not holds:
             raise ConfigError(message)
 
 
 def _rules(c: Config) -> Iterator[tuple[bool, str]]:
-    """One after the other: a rule may count on those before it."""
+    """The rules in order, each with its message; a rule may assume that those before it hold."""
     (m, n, k), (rows, columns), splits = c.tile, c.cluster, c.cluster_splits
     design = find(c.design)
     yield (c.consumers in design.accumulators,
@@ -201,7 +202,7 @@ class KernelSpec:
 
     @property
     def name(self) -> str:
-        """A symbol that says what the kernel is."""
+        """The kernel's symbol: design, config, dtypes, layouts, and epilogue."""
         c = self.config
         shape = "x".join(map(str, c.tile)) + "_" + "x".join(map(str, c.cluster)) + f"_{c.stages}_{c.consumers}"
         types = f"{self.operand}_{self.accumulate}_{self.a_major}{self.b_major}"
@@ -220,7 +221,7 @@ class KernelSpec:
         return f"{results}_epilogue_{sha256(text.encode()).hexdigest()[:8]}"
 
     def check(self) -> None:
-        """ConfigError for a config that cannot work, or not for these operands; it says what would."""
+        """Raises ConfigError for a config that cannot work with these operands; the message says what would work."""
         c = self.config
         check(c)
         for name, tile, parts in (("A", self.a_tile, c.cluster[1]), ("B", self.b_tile, c.cluster[0])):

@@ -25,5 +25,5 @@ class TensorMap:
 
     @property
     def box_bytes(self) -> int:
-        """What a load of a box writes to shared memory, also where it lies outside of the tensor."""
+        """Bytes that a load of a box writes to shared memory; what lies outside of the tensor counts, as zeros."""
         return self.box[0] * self.box[1] * self.box[2] * self.dtype.bytes

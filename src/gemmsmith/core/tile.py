@@ -1,4 +1,4 @@
-"""How a tile lies in shared memory: its TMA boxes, its swizzle, and the byte each element is at."""
+"""The layout of a tile in shared memory: its TMA boxes, its swizzle, and each element's byte offset."""
 
 from __future__ import annotations
 

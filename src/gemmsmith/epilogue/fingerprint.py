@@ -11,16 +11,16 @@ from gemmsmith.core.graph import Graph
 from gemmsmith.epilogue.copies import is_module
 
 LIBRARIES = {"torch", "numpy", "math", "gemmsmith"}
-"""Modules that are taken not to change."""
+"""Modules whose attributes are assumed not to change."""
 _NUMBERS = (bool, int, float, str, bytes, type(None))
 
 
 class _UnknownError(Exception):
-    """Something that may change without being seen here."""
+    """Raised for a value that may change without its fingerprint changing."""
 
 
 def fingerprint(source: Any) -> Hashable:
-    """Equal for two sources only if they make the same graph; None where that cannot be told.
+    """Two sources with equal fingerprints make the same graph; None if that cannot be determined.
 
     A function's is its code with the values of its defaults, of the variables it closes over and of the globals it
     names, functions likewise; a partial's is its function's with its arguments; a module's of torch.nn its class with

@@ -76,7 +76,7 @@ def _relu(x: Value) -> Value:
 
 
 def _softplus(x: Value, log1p: Lowering, exp: Lowering) -> Value:
-    """max(x, 0) + log(1 + exp(-|x|)): nothing overflows."""
+    """max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
     return _relu(x) + log1p(exp(-hw.library("fabsf", x)))
 
 
@@ -174,4 +174,4 @@ _TABLE = [
 
 FUNCTIONS: dict[str, Function] = {f.name: f for f in _TABLE}
 PREDICATES = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "one_hot"})
-"""Those whose result is true or false; where's first input is one."""
+"""Functions whose result is true or false, as the first input of `where` must be."""

@@ -1,4 +1,4 @@
-"""Ready-made epilogues: those of CUTLASS's epilogue/fusion/operations.hpp for Hopper, and by the names people know.
+"""Ready-made epilogues: those of CUTLASS's epilogue/fusion/operations.hpp for Hopper, and others by common names.
 
 Each factory gives an ordinary function of the accumulator and named operands, for gemmsmith.gemm(..., epilogue=...) as
 well as for tensors of torch. What an operand is follows from its shape: the same function takes a bias of one value a

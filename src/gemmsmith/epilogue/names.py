@@ -109,7 +109,7 @@ def _log(t: Any, input: Any, base: Any = None) -> Any:
 
 
 def _logaddexp(t: Any, input: Any, other: Any) -> Any:
-    """Where both are the same, which may be an infinity, their difference is not used."""
+    """logaddexp. If both are equal, which they may be as infinities, their difference is not used."""
     soft = t("softplus", t("neg", t("abs", t("sub", input, other))))
     apart = t("add", t("maximum", input, other), soft)
     return t("where", t("eq", input, other), t("add", input, math.log(2)), apart)
@@ -244,6 +244,6 @@ HINTS: dict[str, str] = {
     "size": "use .shape",
     "equal": "use ==, which compares element by element",
 }  # fmt: skip
-"""What to write in place of functions and methods that are not in the table."""
+"""For functions and methods that are not in the table: what to write instead, for error messages."""
 ELSE = "use arithmetic, comparisons, where, and the elementwise functions and reductions"
-"""In place of those of which nothing is known."""
+"""What to write instead of any other function that is not in the table."""

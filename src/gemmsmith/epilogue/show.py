@@ -1,4 +1,4 @@
-"""A graph for people: as a visitor tree, in the field's terms, and as a picture."""
+"""Shows a graph as text (a visitor tree with CUTLASS's names) and as a picture."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def pictures(graphs: Sequence[tuple[str, Graph]], path: Path | str) -> None:
 
 
 Item = tuple[str, int]
-"""("node", index), ("result", index), or ("via", n): where a long arrow crosses a layer."""
+"""("node", index), ("result", index), or ("via", n), a point at which an arrow crosses a layer."""
 Arrow = list[Item]
 """From a node to its user, through the layers between."""
 

@@ -1,7 +1,7 @@
 """From a Python function to a graph: it runs once, on values that record what is done to them.
 
 Python operators, methods, and functions of torch (`__torch_function__`), numpy (`__array_ufunc__`,
-`__array_function__`) and math (copies.py) all end in the table of names.py. Nothing outlives a call.
+`__array_function__`) and math (copies.py) all end in the table of names.py. No state is kept between calls.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from gemmsmith.epilogue.lines import line, refused, user_line
 from gemmsmith.epilogue.names import ELSE, HINTS, METHODS, NAMES, SPELLINGS
 
 COMPUTED = replace(FP32)
-"""What `.dtype` of a traced value is: fp32, and as a cast's target what asks for nothing."""
+"""The `.dtype` of a traced value: fp32. A cast to it does nothing."""
 
 LARGEST_LABEL = 1 << 24
-"""Whole numbers up to here are exact in fp32."""
+"""Integers up to this are exact in fp32."""
 
 
 def trace(
@@ -190,7 +190,7 @@ class Tracing:
 
 
 def call(spelled: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: bool = False) -> Any:
-    """What `name` of the table gives; `spelled` is the user's name for it, for errors."""
+    """Calls the entry `name` of the table; `spelled` is the user's name for it, for error messages."""
     everything = [*args, *kwargs.values()]
     arrays = [x for x in everything if is_array(x)]
     first = next((x for x in everything if isinstance(x, Traced)), None)
@@ -218,7 +218,7 @@ def is_array(x: Any) -> bool:
 
 
 def _operator(symbol: str, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The operator and the reflected one."""
+    """The methods of an operator and of its reflected form."""
     return (
         lambda self, *other: call(symbol, name, (self, *other), {}),
         lambda self, other: call(symbol, name, (other, self), {}),
@@ -239,7 +239,7 @@ _WHOLE = (
 
 
 class EpilogueAttributeError(EpilogueError, AttributeError):
-    """An attribute that traced values do not have; hasattr works."""
+    """The error for an attribute that traced values do not have; an AttributeError, so that hasattr works."""
 
 
 class Traced:
@@ -256,7 +256,7 @@ class Traced:
         return self.tracing.nodes[self.node].op
 
     def storing(self, dtype: DType | None) -> Traced:
-        """The same, cast to a dtype. It is a number, not a condition."""
+        """The value cast to a dtype. The result is a number, not a condition."""
         other = Traced(self.tracing, self.node, self.extent, stored=dtype)
         other.keepdim = self.keepdim
         return other
@@ -360,7 +360,7 @@ class Traced:
 
 
 def _traced_math(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for a function of math."""
+    """A stand-in for a function of math, which accepts traced values."""
 
     @functools.wraps(function)
     def either(*args: Any, **kwargs: Any) -> Any:
@@ -464,7 +464,7 @@ def _results(returned: Any, t: Tracing, where: str) -> dict[str, Traced]:
 
 
 def _graph(t: Tracing, results: dict[str, Traced], operands: list[Operand]) -> Graph:
-    """With the nodes that some result needs."""
+    """The graph with only the nodes that some result needs."""
     made = tuple(Result(name, x.node, x.stored, x.keepdim) for name, x in results.items())
     graph = Graph(tuple(t.nodes), tuple(operands), made)
     kept = {old: new for new, old in enumerate(sorted(graph.reachable()))}

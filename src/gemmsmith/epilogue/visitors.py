@@ -40,7 +40,7 @@ class Visitor:
 
     @property
     def argument(self) -> str | None:
-        """The name of the argument that it takes."""
+        """The name of the visitor's argument."""
         return getattr(self, "name", None)
 
     def emit(self, build: Build, inputs: Sequence[int]) -> int:
@@ -74,7 +74,7 @@ class Visitor:
 
 
 class Build:
-    """A graph that grows. Leaves that are the same are one node."""
+    """A graph under construction. Equal leaves become one node."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []

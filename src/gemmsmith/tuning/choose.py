@@ -18,12 +18,12 @@ from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import fitting, reads_again, space
 
 STAGES = 8
-"""Where a tile is given; more are worth something only to the smallest."""
+"""Stages asked for where the user gives a tile; only the smallest problems gain from more."""
 
 
 def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Config:
-    """A config with the choices that were not `given` adapted to those that were: consumers, cluster, and so many
-    stages that `fitting` is left to take away what has no room; no lockstep where it cannot be."""
+    """A config with the fields that were not `given` adapted to those that were: consumers, cluster, lockstep, and
+    stages, of which `fitting` takes away those that do not fit shared memory."""
     changes: dict[str, object] = {}
     design = find(config.design)
     defaults = {name: x for name, x in design.defaults.items() if name not in given}
@@ -46,10 +46,10 @@ def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Confi
 def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 64) -> list[Config]:
     """The `most` promising configs, best first; a Plan settles the stages of operands that are packed first.
 
-    Where each CTA has one tile at most, results leave through the stages that they can: 1.1 % in the mean of 12 shapes
+    Where each CTA has one tile at most, those that can have `reuse` do: 1.1 % in the mean of 12 shapes
     (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds of what
-    others read again, every other one is summed backwards: 0.5 to 0.8 % of large products (tries-h200.json); and
-    warpgroups that share a tile keep step: 0.7 % in the mean of 29 (lockstep-h200.json).
+    others read again, it has `serpentine`: 0.5 to 0.8 % of large products (tries-h200.json); and, if warpgroups share
+    a tile, `lockstep`: 0.7 % in the mean of 29 (lockstep-h200.json).
     """
     epilogue = epilogue or EpilogueSpec.bare(problem.d)
     found: list[Config] = []
@@ -76,5 +76,6 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
 
 @lru_cache(maxsize=4096)
 def choose(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config:
-    """The config with the least estimated time; one that is refused later where none can be built."""
+    """The config with the least estimated time. If none can be built: the default config, which is refused later, with
+    the reason."""
     return next(iter(ranked(problem, epilogue, most=1)), Config())

@@ -1,10 +1,10 @@
-"""The order in which tiles run, and what of their operands the L2 still holds: a model of DRAM traffic.
+"""A model of DRAM traffic: the order in which tiles run, and what of their operands the L2 still holds.
 
 Clusters of a wave walk along K together, so a wave reads each of its row and column panels from DRAM at most once;
 from wave to wave the L2 keeps what was used last, less of what it is told to evict first. An H200's counters
-(benchmarks/counters.py) are within 5 % of it for DRAM. With such hints they are within 7 %, if clusters keep step
-(`lockstep`); else they are up to twice as much, for what is evicted first is gone before the last have read it. Of what
-the SMs of a GPC read from the L2 at one time the chip merges a part, unless it is multicast; that is within 15 %.
+(benchmarks/counters.py) are within 5 % of it for DRAM. With such hints they are within 7 % if clusters have
+`lockstep`; else the counters are up to twice the model, since data are evicted before all clusters have read them. The
+chip merges a part of what the SMs of a GPC read from the L2 at one time, unless it is multicast; that is within 15 %.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.tuning.space import resident_clusters
 
 CAPACITY = 39_000_000
-"""Bytes of the 60 MB that hold operands to good use: both halves of the L2 keep what SMs of both read."""
+"""Bytes of operands that the 60 MB hold; fewer than 60 MB, since what SMs of both halves read is kept twice."""
 PASSING = 7_000_000
-"""Bytes of it that what is to be evicted first takes all the same."""
+"""Bytes of it that data with the policy evict_first occupy nevertheless."""
 CHUNK = 512
 """Elements of K that are read at once."""
 GPC_SMS = 16
 MERGED = {False: 0.4, True: 0.65}
-"""Of the reads that a GPC's clusters could share, by whether they keep step."""
+"""The part of the reads that a GPC's clusters could share which the chip merges, by whether `lockstep` is on."""
 
 
 class Traffic(NamedTuple):
@@ -38,12 +38,12 @@ class Traffic(NamedTuple):
 
     @property
     def hit_rate(self) -> float:
-        """Of the reads that reach the L2."""
+        """The fraction of reads from the L2 that do not go to DRAM."""
         return 1 - self.dram / max(self.l2, 1)
 
 
 def walk(tiles_m: int, tiles_n: int, raster: str, swizzle: int) -> Iterator[tuple[int, int]]:
-    """Tiles (m, n), in units of clusters, in the order in which they are given out: as TileScheduler does."""
+    """Tiles (m, n), in units of clusters, in the order in which TileScheduler hands them out."""
     across, along = (tiles_n, tiles_m) if raster == "m" else (tiles_m, tiles_n)
     for index in range(across * along):
         band, position = divmod(index, along * swizzle)

@@ -1,4 +1,4 @@
-"""Measuring configs: kernels compiled side by side, then timed in rounds that keep the better part."""
+"""Measuring configs: kernels are compiled in parallel, then timed in rounds, each with the fastest of the last one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def halving(
         for config in left:
             try:
                 times[config] = measure(config, microseconds)
-            except Exception:  # what does not run here is no candidate
+            except Exception:  # a config that does not run on this GPU is left out
                 times.pop(config, None)
             step()
         left = sorted((c for c in left if c in times), key=times.__getitem__)
@@ -78,4 +78,4 @@ def _compile(kernel: tuple[str, str]) -> None:
     try:
         compile_source(*kernel)
     except CompileError:
-        return  # measuring it will say so
+        return  # the same error is raised when it is measured

@@ -1,7 +1,7 @@
-"""How fast a config is for a problem, in SM cycles, for any number of configs at once.
+"""The estimated time of configs for a problem, in SM cycles, for any number of configs at once.
 
-Waves of tiles, each as long as its slower half, copies or math; or the time that the bytes take at all; or the time
-in which the chip can give the energy. The constants were fitted to benchmarks/sweep.py on an H200.
+It is the largest of three bounds: waves of tiles, each as long as the slower of copies and math; the bytes over the
+memory bandwidth; the energy over the power limit. The constants were fitted to benchmarks/sweep.py on an H200.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from gemmsmith.tuning.space import SMS, Column, Space
 FLOPS_PER_CYCLE = 4096
 """Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128."""
 SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, DRAM_BYTES_PER_CYCLE = 78, 100, 2125
-"""What the L2 gives an SM; what an SM takes, with what others of its cluster ask for; and what memory gives all of
-them, 3.7 TB/s at 1.75 GHz over a whole kernel, 4.3 in its middle."""
+"""Bytes a cycle: from the L2 to an SM; into an SM, with what other CTAs of its cluster multicast; from memory to all
+SMs, 3.7 TB/s at 1.75 GHz over a whole kernel, 4.3 in its middle."""
 SHORT_ROWS, IDLE, MEMORY_BOUND_ROWS = 0.04, 0.2, 64
 """Memory is by so much slower where k-tiles of 64 ask for 128 bytes of a row at a time, by a quarter of it where they
 are twice as deep; and by so much of the share of SMs that ask for nothing; felt where nothing else limits, as with so
 few rows of A."""
 MANY_WAVES = 4
-"""Beyond, SMs that are idle in the last wave save power that the others use: half a wave is half lost."""
+"""With more waves, SMs that are idle in the last one save power that the others use: half a wave is counted half."""
 FILL_CYCLES, MEET_CYCLES = 5000, 290
 """Starting a kernel and filling the pipeline, and more for each peer in a cluster."""
 STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 32, 14, 1.5
-"""What an epilogue that nothing hides takes: for its matrices, and for each of a thread's elements and of its nodes."""
+"""An epilogue that overlaps no mainloop: bytes of matrices a cycle; cycles for each element of a thread, and node."""
 SWAPPED_STORE_BYTES_PER_CYCLE = 0.7
-"""Of a transposed tile, by threads, along its lines."""
+"""Bytes a cycle of a transposed tile that threads store along D's contiguous index."""
 SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 5500, 250, 24
-"""Of bringing a tile's partial sums together: flags or barriers, and reading them."""
+"""Adding up a tile's partial sums: cycles for flags, cycles for barriers, bytes read a cycle."""
 LATENCY_CYCLES, SHARPNESS = 850, 4
-"""A copy's from DRAM; and how sharply the longest of work, memory and power decides."""
+"""The latency of a copy from DRAM; and the exponent of the norm that combines work, memory and power."""
 LOOP_CYCLES = 117
-"""Of a turn of the mainloop beside one for every column of K: a barrier's round trip and a wgmma's latency."""
+"""Cycles of an iteration of the mainloop, beside one for each column of K: a barrier's and a wgmma's latency."""
 ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 456_000, 48_800, 142_000, 400_000, 7_000
 """At 700 W the chip gives a cycle (of 1/1755 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
 bytes that wgmma reads there, bytes from DRAM: one or the other."""
 OUT_OF_STEP = 0.03
-"""So much more energy stream-K takes, whose clusters cannot keep step: without it three choices fell on it, which had
-0.81, 0.96 and 0.97 of the tuned speed (benchmarks/results/untuned-h200.json)."""
+"""Additional energy, as a fraction, of stream-K, which cannot have `lockstep`. Without it the model chose
+stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (benchmarks/results/untuned-h200.json)."""
 
 
 class Estimate(NamedTuple):
@@ -72,7 +72,7 @@ class Estimate(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What an epilogue takes of an element of the product: bytes of matrices, and nodes that compute."""
+    """An epilogue's cost for an element of the product: bytes of matrices, and nodes that compute."""
 
     nbytes: float
     nodes: int
@@ -87,7 +87,7 @@ class Extra(NamedTuple):
 
 
 def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -> Estimate:
-    """Of every config of a space; of the bare product where no epilogue is given."""
+    """The estimate for every config of a space; for the bare product if no epilogue is given."""
     extra = Extra.of(epilogue or EpilogueSpec.bare(problem.d))
     tiles, resident = s.tiles(problem), s.resident
     k_tiles = np.maximum(1, -(-problem.k // s.k))

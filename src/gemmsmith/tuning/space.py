@@ -1,4 +1,4 @@
-"""The configs that may be the fastest for a problem, all of them in columns of numbers."""
+"""The configs that may be the fastest for a problem, as arrays with one entry a config."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ READ_ONCE_ROWS = 128
 """With no more rows (or columns) the other operand is read once, or by all at once: 128 x 57344 x 8192 loses 1.4 % in
 lockstep, 2.8 % with serpentine too (benchmarks/results/lockstep-h200.json)."""
 SMALLEST_SHARE = 4
-"""K-tiles."""
+"""The least number of k-tiles in a share of K."""
 WASTE = 1.05
 """Of the last wave, from which cutting it up is tried."""
 MOST_COPIES = 11
@@ -62,7 +62,7 @@ CROWDED, APART = 0.8, 0.44
 """Of the registers that accumulators may take, what they may where an epilogue needs more than a few; and where it
 reads a matrix without TMA, whose elements and addresses are held at once."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
-"""Functions with so many intermediate values that they spill beside the largest accumulators."""
+"""Functions whose intermediate values would spill with the largest accumulators."""
 
 
 def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, taken: int = 0) -> int:
@@ -74,7 +74,7 @@ def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, ta
 
 def fitting(config: Config, spec: KernelSpec) -> Config:
     """The config with as many of its stages as fit a kernel, whose tiles may be padded (MN-major rows to 32 bytes) and
-    whose epilogue may be turned."""
+    whose epilogue may be computed transposed."""
     exchange = spec.exchange_bytes + ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
     return config.replace(stages=stages_that_fit(config, spec.epilogue, spec.stage_bytes, exchange))
 
@@ -104,7 +104,7 @@ class Space:
     own_tiles: Column
     swap: Column
     reusing: Column
-    """Stages where results leave through them, if that is worth it; else 0."""
+    """For each config, its stages with `reuse`, if that is considered; else 0."""
 
     @staticmethod
     def of(configs: list[Config], epilogue: EpilogueSpec | None = None) -> Space:
@@ -136,25 +136,25 @@ class Space:
         )  # fmt: skip
 
     def take(self, which: Column) -> Space:
-        """Some of them."""
+        """The configs at these indices."""
         columns = {f.name: getattr(self, f.name)[which] for f in fields(self)[1:]}
         return Space([self.configs[i] for i in which], **columns)
 
     def sizes(self, problem: Problem) -> tuple[Column, Column]:
-        """M and N of what each config computes: the problem, or its transpose."""
+        """M and N for each config: of the problem, or with `swap` of its transpose."""
         return np.where(self.swap, problem.n, problem.m), np.where(self.swap, problem.m, problem.n)
 
     def tiles(self, problem: Problem) -> Column:
-        """How many clusters have a tile."""
+        """For each config, the number of clusters that have a tile."""
         m, n = self.sizes(problem)
         return np.asarray(problem.batch * -(-m // (self.m * self.rows)) * -(-n // (self.n * self.columns)))
 
     def once(self, problem: Problem) -> Column:
-        """Those of which each CTA has one tile at most."""
+        """For each config, whether every CTA has one tile at most."""
         return np.asarray(self.tiles(problem) <= self.resident)
 
     def sensible(self, problem: Problem) -> Column:
-        """Those whose tiles are not mostly outside of the problem, and whose shares of K are worth it."""
+        """For each config, whether its tiles are not mostly outside of the problem and its shares of K long enough."""
         m, n = self.sizes(problem)
         k_tiles, tiles, resident = -(-problem.k // self.k), self.tiles(problem), self.resident
         good = (self.m * self.rows < 2 * np.maximum(m, 64)) & (self.n * self.columns < 2 * np.maximum(n, 8))
@@ -174,7 +174,7 @@ class Space:
         return np.asarray(good & self.fed(problem) & self.countable(problem))
 
     def fed(self, problem: Problem) -> Column:
-        """Those whose producer has registers for the copies of a k-tile, in the operands' layouts."""
+        """For each config, whether its producer has registers for the copies of a k-tile, in the operands' layouts."""
         read = [m if m.tma_ready else Packing.of(m).packed for m in (problem.a, problem.b)]
         a, b = (operand_major(m) == "MN" for m in (read[0], read[1].T))
         of_a = np.where(np.where(self.swap, b, a), _boxes(self.m), _boxes(self.k))
@@ -184,7 +184,7 @@ class Space:
         return np.asarray((self.consumers == 1) | (copies <= MOST_COPIES))
 
     def countable(self, problem: Problem) -> Column:
-        """Those whose tiles, and the turns of clusters that share them, an int32 counts, as launches want."""
+        """For each config, whether int32 can count its tiles and shares of K, which launches require."""
         tiles, k_tiles = self.tiles(problem), np.maximum(1, -(-problem.k // self.k))
         clusters = np.minimum(
             tiles * np.minimum(np.where(self.splits == 0, k_tiles, self.splits), k_tiles), ORDER_LENGTH
@@ -195,7 +195,7 @@ class Space:
 
 @lru_cache(maxsize=64)
 def space(epilogue: EpilogueSpec) -> Space:
-    """Every config worth a thought for an epilogue, of whatever problem."""
+    """The configs that are considered for an epilogue, whatever the problem."""
     return Space.of(list(_configs(epilogue)), epilogue)
 
 
@@ -229,7 +229,7 @@ def with_reuse_for(epilogue: EpilogueSpec, config: Config) -> Config:
 
 
 def reads_again(problem: Problem) -> bool:
-    """Whether what a wave has read of both operands is read again, so that it pays if that comes soon."""
+    """Whether later waves read parts of both operands again, so that L2 hits depend on the order of the tiles."""
     return min(problem.m, problem.n) > READ_ONCE_ROWS
 
 
@@ -288,8 +288,8 @@ def _heavy(epilogue: EpilogueSpec) -> bool:
 
 @lru_cache(maxsize=64)
 def _light(epilogue: EpilogueSpec) -> bool:
-    """Whether it does well beside the largest accumulators: the bare product, or little more, stored by TMA. One that
-    loads a matrix has too few pieces of it, or too narrow ones, there before the mainloop ends (tries-h200.json)."""
+    """Whether an epilogue is considered with the largest accumulators: the bare product, or little more, stored by TMA.
+    One that loads a matrix would have too few or too narrow pieces of it in flight (tries-h200.json)."""
     graph, extents = epilogue.graph, epilogue.graph.extents()
     vectors = [o for o in graph.operands if o.extent.m or o.extent.width]
     rich = epilogue.exact or any(node.op in RICH for node in graph.nodes)
@@ -298,17 +298,17 @@ def _light(epilogue: EpilogueSpec) -> bool:
 
 
 def _reads_apart(epilogue: EpilogueSpec) -> bool:
-    """Whether it reads a matrix without TMA."""
+    """Whether the epilogue reads a matrix without TMA."""
     return any(o.extent.is_matrix and o.name not in epilogue.tma for o in epilogue.graph.operands)
 
 
 def _loads(epilogue: EpilogueSpec) -> bool:
-    """Whether it reads a matrix."""
+    """Whether the epilogue reads a matrix."""
     return any(o.extent.is_matrix for o in epilogue.graph.operands)
 
 
 def _lone(c: Config) -> bool:
-    """Whether one warpgroup has a tile, which is worth it where results leave through the stages; two lose by it."""
+    """Whether one warpgroup computes a whole tile. Only then is `reuse` faster; with two warpgroups it is slower."""
     return c.design == "warp_specialized" and c.consumers == c.splits == 1 and not c.swap
 
 
@@ -323,13 +323,15 @@ def _reusing(c: Config, epilogue: EpilogueSpec) -> int:
 
 
 def _exchange(c: Config, epilogue: EpilogueSpec) -> int:
-    """Bytes into which the CTAs of a cluster bring their sums, with their barriers."""
+    """Bytes of shared memory for the sums that the CTAs of a cluster exchange, and for their barriers."""
     slots = (c.cluster_splits - 1) * c.tile[0] * c.tile[1] * 4 // finishers(c, epilogue.graph)
     return slots + ALIGNMENT * (slots > 0)
 
 
 def _shares(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
-    if not find(base.design).takes or base.cluster == FOUR or base.consumers == 3:  # of three, registers are few
+    if (
+        "splits" not in find(base.design).takes or base.cluster == FOUR or base.consumers == 3
+    ):  # three have few registers
         return
     for splits in SPLITS:
         yield base.replace(splits=splits)

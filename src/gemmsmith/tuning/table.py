@@ -1,4 +1,4 @@
-"""Tuned configs: measured once for a shape, and kept."""
+"""Tables of tuned configs: the package's, and the user's, which `tune` writes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from gemmsmith.core.spec import EpilogueSpec, KernelSpec, check
 from gemmsmith.tuning.space import fitting, has_one_tile, has_room, is_fed, reads_again, with_reuse_for
 
 SHIPPED = "h200.json"
-"""Beside this file; made by benchmarks/sweep.py."""
+"""The package's table, in this folder; made by benchmarks/sweep.py."""
 VERSION, READABLE = 4, (1, 2, 3, 4)
 """Of the user's file: its configs are a Config's fields, of which older ones have fewer."""
 FEW_ROWS = 64
-"""Up to here, M changes little: operands of that many rows take one tile."""
+"""Entries with M up to this serve every smaller M: operands of that many rows take one tile."""
 
 
 class Table:
-    """Configs by (N, K), and M within."""
+    """Configs by (N, K), and for each by M."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         """rows: m, n, k and config, a Config's fields. Raises KeyError, TypeError or ValueError for others."""
@@ -73,7 +73,7 @@ def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = Non
 def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
     """The user's config for the bare product, else the package's, else None. A fused one takes it where its epilogue
     leaves that tile room: it is 1.6 % faster than what the model chooses in the mean of 29 products of one tile a CTA
-    (tries-h200.json). Where results are turned the model knows more."""
+    (tries-h200.json). Where D is computed transposed, the model is used instead."""
     found = kept().get(problem) or shipped().get(problem)
     if found is None or epilogue is None:
         return found
@@ -91,7 +91,7 @@ def keep(problem: Problem, config: Config, us: float, gpu: str) -> None:
 
 
 def kept() -> Table:
-    """The user's own, as it is now."""
+    """The user's table, read again if its file has changed."""
     file = _kept_file()
     try:
         return _read(file, file.stat().st_mtime_ns)
@@ -105,7 +105,8 @@ def _read(file: Path, changed: int) -> Table:
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    """None where there is no file, or one of another version; nor, with a warning, where it is damaged."""
+    """The rows of a file; an empty list if there is none, if it has another version, or, with a warning, if it is
+    damaged."""
     try:
         found = json.loads(file.read_text())
         rows = list(found["rows"]) if found["version"] in READABLE else []
@@ -120,7 +121,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=64)
 def _damaged(file: Path, why: str) -> None:
-    """Said once of a file and a fault."""
+    """Warns of a damaged table, once for each file and fault."""
     warnings.warn(f"gemmsmith ignores its table of tuned configs {file} ({why}); mend or delete it", stacklevel=2)
 
 
@@ -130,7 +131,7 @@ def _kept_file() -> Path:
 
 @lru_cache(maxsize=1)
 def shipped() -> Table:
-    """The package's own."""
+    """The package's table."""
     file = resources.files("gemmsmith.tuning") / SHIPPED
     return Table(json.loads(file.read_text())["rows"]) if file.is_file() else Table()
 

@@ -10,12 +10,15 @@ from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import Space
 
 MHZ = 1600
-"""About what an H200 holds under load."""
+"""About the clock of an H200 under sustained load."""
 OTHERS = 3
 
 
 def why(problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin: str) -> str:
-    """What the model says of the config, and of the best ones beside it. `problem` is that of the unswapped product."""
+    """The text of `plan.why`: the model's estimate for the config and for the best alternatives.
+
+    `problem` is that of the product that is not transposed.
+    """
     beside = [c for c in ranked(problem, epilogue, OTHERS + 1) if c != config][:OTHERS]
     e = estimate(problem, Space.of([config, *beside]), epilogue)
     math, copies, step, memory, work = (float(x[0]) for x in (e.math, e.copies, e.step, e.memory, e.work))

@@ -23,12 +23,12 @@ def directory() -> Path:
 
 
 def key(source: str, options: Sequence[str], compiler: str) -> str:
-    """What a cubin depends on, and nothing else: source, options, compiler version."""
+    """A digest of all that a cubin depends on: source, options, compiler version."""
     return hashlib.sha256("\0".join((compiler, *options, source)).encode()).hexdigest()
 
 
 def load(key: str) -> tuple[bytes, str] | None:
-    """The cubin and log of an entry; None where there is none, or none that is whole."""
+    """The cubin and log of an entry; None if it is missing or damaged."""
     try:
         data = _path(key).read_bytes()
     except OSError:
@@ -41,13 +41,13 @@ def load(key: str) -> tuple[bytes, str] | None:
 
 
 def store(key: str, cubin: bytes, log: str) -> None:
-    """Adds an entry; a folder that cannot be written to is no error, only no cache, and a warning."""
+    """Adds an entry. If the folder cannot be written to, nothing is cached, with a warning."""
     body = len(cubin).to_bytes(8, "little") + cubin + log.encode()
     write_whole(_path(key), hashlib.sha256(body).digest() + body)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that other processes see whole or not at all; one that cannot be written is a warning."""
+    """Writes a file by rename, so that other processes see it complete or not at all; warns if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
@@ -66,7 +66,7 @@ _WARNED: set[Path] = set()
 
 
 def _unwritable(folder: Path, why: str) -> None:
-    """Said once of a folder in a process."""
+    """Warns that a folder cannot be written to, once a process."""
     if folder not in _WARNED:
         _WARNED.add(folder)
         warnings.warn(

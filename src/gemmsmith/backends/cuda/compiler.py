@@ -1,4 +1,4 @@
-"""NVRTC: CUDA C++ to a cubin or PTX for sm_90a, on any machine; and what ptxas says of the result."""
+"""NVRTC: CUDA C++ to a cubin or PTX for sm_90a, with or without a GPU; and the resources that ptxas reports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Compiled:
 
 @lru_cache(maxsize=1)
 def _nvrtc() -> Any:
-    """The bindings, once they have found their library. Imported late: they take 50 ms."""
+    """The NVRTC bindings, if they find their library. Imported at first use, since the import takes 50 ms."""
     try:
         from cuda.bindings import nvrtc
 
@@ -68,7 +68,7 @@ def _nvrtc() -> Any:
 
 @lru_cache(maxsize=1)
 def nvrtc_version() -> str:
-    """As "13.0". Raises CompileError where there is no NVRTC."""
+    """NVRTC's version, such as "13.0". Raises CompileError if NVRTC is not installed."""
     return ".".join(map(str, _check(_nvrtc().nvrtcVersion())))
 
 
@@ -98,7 +98,7 @@ def _compile(source: str, name: str, what: str) -> tuple[bytes, str]:
         log = log.rstrip("\0")
         if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             lines = _lines_named(source, log, r"\.cu\((\d+)\): (?:catastrophic )?error")
-            if what == "cubin" and re.search(_PTX_LINE, log):  # the front end was content: ptxas names lines of PTX
+            if what == "cubin" and re.search(_PTX_LINE, log):  # ptxas failed: it names lines of PTX
                 lines = _lines_named(compile_ptx(source, name), log, _PTX_LINE)
             raise CompileError(f"{name}: {error.name}\n{log}\n{lines}")
         if what == "ptx":
@@ -121,7 +121,7 @@ def _check(result: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _lines_named(source: str, log: str, pattern: str) -> str:
-    """The lines whose numbers the log's errors give: the first ten."""
+    """The source lines of the log's errors, the first ten."""
     lines = source.split("\n")
     numbers = sorted({int(n) for n in re.findall(pattern, log)})
     return "\n".join(f"{n:5}  {lines[n - 1]}" for n in numbers[:10] if n <= len(lines))

@@ -1,4 +1,4 @@
-"""The CUDA driver: is there a Hopper, its attributes, and tensor maps."""
+"""The CUDA driver: whether there is a Hopper GPU, its attributes, and encoding tensor maps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gemmsmith.core.errors import DeviceError
 from gemmsmith.core.tensor_map import TensorMap
 
 TENSOR_MAPS = 4096
-"""Encoded maps kept: 128 bytes each, and a few hundred of Python's."""
+"""Encoded maps that are kept; each takes 128 bytes and a few hundred of Python objects."""
 
 
 @lru_cache(maxsize=1)
 def _initialised() -> str:
-    """Empty when the driver works, else why it does not."""
+    """An empty string if the driver works, else the reason why it does not."""
     try:
         from cuda.bindings import driver
 
@@ -38,7 +38,7 @@ def _count() -> int:
 
 
 def check(result: tuple[Any, ...], what: str = "") -> Any:
-    """A driver call's result without its error code; DeviceError naming the error."""
+    """A driver call's result without its error code. Raises DeviceError, which names the error."""
     if int(result[0]):
         raise DeviceError(f"CUDA driver: {result[0].name}" + (f" in {what}" if what else ""))
     return result[1] if len(result) == 2 else result[1:]
@@ -67,7 +67,7 @@ class Attributes:
 
 @lru_cache(maxsize=64)
 def attributes(device: int) -> Attributes:
-    """Device `device`, asked for once. Raises DeviceError where there is no driver or no such device."""
+    """The attributes of device `device`, queried once. Raises DeviceError if there is no driver or no such device."""
     _require_driver()
     if not 0 <= device < _count():
         raise DeviceError(f"device: got {device}, this process sees {_count()} GPU(s)")

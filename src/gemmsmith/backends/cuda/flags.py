@@ -1,7 +1,7 @@
 """Words of device memory that are zero between kernels: the flags of clusters that share a tile.
 
 Every stream has its own, and so has every launch that is captured into a graph, for a graph may run on any stream.
-Kernels leave them as they found them.
+Kernels set them to zero again before they end.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from gemmsmith.backends.cuda.graphs import Stream
 from gemmsmith.backends.cuda.launcher import beside_captures, device_guard, is_capturing
 
 CHUNK = 1 << 20
-"""Bytes that are taken from the device at once; they are never given back."""
+"""Bytes of an allocation, from which launches get theirs; it is never freed."""
 ALIGNMENT = 128
 
 
 @dataclass
 class _Pool:
-    """One device's. `place` and `left` are what a chunk still holds."""
+    """The flags of one device. `place` and `left` are the address and the bytes that an allocation still has."""
 
     place: int = 0
     left: int = 0
@@ -51,7 +51,7 @@ def flags(device: int, stream: int, nbytes: int) -> int:
     with pool.lock, device_guard(device):
         if is_capturing(stream):
             return pool.take(nbytes)
-        identifier = int(check(driver.cuStreamGetId(stream), f"cuStreamGetId({stream:#x})"))  # handles are used again
+        identifier = int(check(driver.cuStreamGetId(stream), f"cuStreamGetId({stream:#x})"))  # handles are reused
         address, size = pool.streams.get(identifier, (0, 0))
         if size < nbytes:
             address, size = pool.streams[identifier] = pool.take(nbytes), nbytes

@@ -30,7 +30,7 @@ class Graph:
         from cuda.bindings import driver
 
         self._driver, self.stream = driver, stream
-        self._lock = threading.Lock()  # the driver wants one thread at a time
+        self._lock = threading.Lock()  # the driver requires one thread at a time
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         check(driver.cuStreamBeginCapture(stream.handle, mode), "cuStreamBeginCapture")
         try:
@@ -49,7 +49,7 @@ class Graph:
             check(result, f"cuGraphLaunch on stream {stream:#x}")
 
     def replay(self, times: int) -> float:
-        """Microseconds that so many replays take together."""
+        """Microseconds of `repeats` replays together."""
         begin, end = events = [check(self._driver.cuEventCreate(0), "cuEventCreate") for _ in range(2)]
         try:
             check(self._driver.cuEventRecord(begin, self.stream.handle), "cuEventRecord")

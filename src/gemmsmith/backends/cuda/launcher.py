@@ -53,7 +53,7 @@ class LoadedKernel:
         self._programmatic = threading.local()  # a thread's CUlaunchConfig: making one costs as much as a launch
 
     def order(self, clusters: int) -> tuple[int, ...]:
-        """The turns of a grid of that many clusters that keep neighbours on neighbouring SMs."""
+        """The order for a grid of that many clusters, which gives neighbouring tiles to clusters of one GPC."""
         if clusters not in self._orders:
             sms = attributes(self.device).multiprocessors
             resident = min(self.max_active_clusters(), sms // self.cluster[0])
@@ -61,7 +61,7 @@ class LoadedKernel:
         return self._orders[clusters]
 
     def max_active_clusters(self) -> int:
-        """How many clusters the device holds at once, as the driver says. Raises DeviceError where it is none."""
+        """The number of clusters that are resident at once, from the driver. Raises DeviceError if it is 0."""
         if not self._clusters:
             self._clusters = _occupancy(self)
             if not self._clusters:
@@ -100,7 +100,7 @@ class LoadedKernel:
 
 _LOADED: dict[tuple[str, int], LoadedKernel] = {}
 _LOADING: dict[tuple[str, int], threading.Lock] = {}
-"""A lock a kernel, so that threads compile different ones side by side."""
+"""A lock for each kernel, so that threads can compile different kernels at the same time."""
 
 
 def load(
@@ -198,7 +198,7 @@ def beside_captures() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _bindings() -> Any:
-    """The driver's, whose import statement would cost as much as a call."""
+    """The driver's bindings, imported once: an import statement would take as long as a call."""
     from cuda.bindings import driver
 
     return driver
@@ -219,7 +219,7 @@ def device_guard(device: int) -> AbstractContextManager[None]:
 
 
 def is_current(device: int) -> bool:
-    """Whether a device's primary context is current, as it nearly always is. On every call's path."""
+    """Whether a device's primary context is current, which it nearly always is. Executed in every call."""
     get, handle = _current_context(device)
     result, context = get()
     return not result and int(context) == handle
@@ -232,7 +232,7 @@ def _current_context(device: int) -> tuple[Callable[[], Any], int]:
 
 
 class _Guard:
-    """A class: contextlib's generators cost twice as much."""
+    """A context manager; a class, since contextlib's generators take twice as long."""
 
     __slots__ = ("_device", "_pushed")
 
@@ -266,7 +266,7 @@ def time_launches(call: Callable[[], Any], stream: int, repeats: int) -> float:
         for _ in range(repeats):
             call()
         check(driver.cuEventRecord(end, stream), "cuEventRecord")
-        check(driver.cuEventSynchronize(end), "cuEventSynchronize")  # where a kernel's fault shows
+        check(driver.cuEventSynchronize(end), "cuEventSynchronize")  # errors of the kernel are raised here
         return float(check(driver.cuEventElapsedTime(begin, end), "cuEventElapsedTime")) * 1e3 / repeats
     finally:
         for event in (begin, end):

@@ -35,7 +35,7 @@ class DeviceArray:
         return device
 
     def fill(self, pattern: np.ndarray[Any, Any]) -> None:
-        """Repeats the bytes of a contiguous array all over."""
+        """Fills the array with repetitions of the bytes of a contiguous array."""
         from cuda.bindings import driver
 
         for first in range(0, self.nbytes, pattern.nbytes):
@@ -63,5 +63,5 @@ class DeviceArray:
             from cuda.bindings import driver
 
             driver.cuMemFree(self.address)
-        except Exception:  # the interpreter or the driver is going away
+        except Exception:  # the interpreter or the driver is shutting down
             return

@@ -1,4 +1,4 @@
-"""Where the hardware puts a grid's clusters, and the order of turns that makes neighbours of neighbours.
+"""On which SMs a grid's clusters run, and the order that gives neighbouring tiles to clusters of one GPC.
 
 SMs of one GPC that read the same bytes at about the same time are served by one request to the L2. The hardware
 deals consecutive clusters out to the GPCs in turn, so consecutive tiles, which share operands, land in different
@@ -35,7 +35,7 @@ extern "C" __global__ void probe(unsigned* sm_of_cta)
 }
 """
 _NEIGHBOURS = (16, 12, 10, 8, 6, 4)
-"""Cluster sizes that show which SMs share a GPC: a cluster never spans two."""
+"""Cluster sizes used to find which SMs share a GPC: the CTAs of a cluster always run on one GPC."""
 
 
 def turns(device: int, cluster: int, resident: int, clusters: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Launches whose arguments are known but for addresses: a call only puts those in. It is on every call's path."""
+"""Launches whose arguments are known except for addresses, which each call fills in. Executed in every call."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Prepared:
         self._fixed += scalars
 
     def launch(self, places: Mapping[str, Any], stream: int) -> None:
-        """Starts it, with the addresses and numbers of `places`."""
+        """Launches the kernel with the addresses and numbers of `places`."""
         local = self._local
         try:
             block, address = local.block
@@ -72,7 +72,7 @@ class Prepared:
         self.kernel.start(self.grid, address, stream, self.pdl)
 
     def _fill(self, block: Any, address: int, places: Mapping[str, Any]) -> list[Any]:
-        """Puts addresses and numbers in; gives what the block points to, to be kept as long."""
+        """Writes addresses and numbers into the block; returns the objects it points to, which the caller must keep."""
         maps = []
         for entry, name, offset in self._addresses:
             block[entry] = places[name] + offset

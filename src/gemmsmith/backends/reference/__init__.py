@@ -1,1 +1,1 @@
-"""What a problem means, in float64: the answer every other backend is compared with."""
+"""The float64 reference, with which the results of every other backend are compared."""

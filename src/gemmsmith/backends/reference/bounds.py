@@ -1,4 +1,4 @@
-"""Is a computed D right? Every element within a stated bound of the float64 product, and the whole beside it.
+"""Checks a computed D: every element, and the Frobenius norm, within a stated bound of the float64 product.
 
 The bound of one element, with ref = A @ B in float64, P = |A| @ |B| and u the output's unit roundoff:
 
@@ -15,7 +15,8 @@ once, toward zero to fp32 or to nearest to fp16. Every such step thus errs by at
 s = ceil(K / 16) steps by c = (1 + step)^s - 1, about s * step, in any order. (Adding the parts of a split K costs
 2^-24 each, a tenth of a step.) The products of subnormal operands are aligned as if those were the smallest normal,
 so P takes them as that. `tiny` is s times what a step may lose below the accumulator's smallest normal.
-A float32 chain of fused multiply-adds stays far within: its errors go both ways, these need not.
+A float32 chain of fused multiply-adds stays far within the bound, since its errors have both signs; a tensor core's may
+all have the same.
 
 Source: Xie et al., "MMA-Sim", arXiv 2511.10909, and Khattak and Mikaitis, arXiv 2512.07004 (both measured on an
 H100); Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1, for the product of steps.
@@ -113,7 +114,7 @@ def check(out: Array, a: Array, b: Array, accumulate: DType, output: DType, *, z
 
 
 class _Judge:
-    """Judges panels of D one by one and keeps the sums."""
+    """Checks D panel by panel and keeps the sums for the norms."""
 
     def __init__(self, accumulate: DType, output: DType, k: int, zero_mean: bool) -> None:
         steps = -(-k // K_STEP)

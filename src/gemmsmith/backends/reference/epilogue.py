@@ -1,4 +1,4 @@
-"""The meaning of an epilogue graph, in float64."""
+"""Executes an epilogue graph in float64."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _quantized(x: Array, dtype: DType, block: int) -> tuple[Array, Array]:
 
 
 def _top_k_softmax(x: Array, k: int) -> Array:
-    """Among equals the first columns are taken."""
+    """The softmax over the k largest elements of each row; of equal elements the first columns count."""
     chosen = np.argsort(-x, axis=-1, kind="stable")[..., :k]
     best = np.take_along_axis(x, chosen, axis=-1)
     weights = np.exp(best - best.max(axis=-1, keepdims=True))

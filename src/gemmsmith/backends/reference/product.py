@@ -1,4 +1,4 @@
-"""D = A @ B in float64, rounded once: the meaning of a problem."""
+"""The reference for D = A @ B: computed in float64, rounded once."""
 
 from __future__ import annotations
 

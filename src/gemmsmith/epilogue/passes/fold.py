@@ -25,7 +25,7 @@ def fold(graph: Graph) -> Graph:
 
 
 def _rule(e: Editor, node: Node) -> int | None:
-    """What replaces a node, folded in its turn: -x * -1 is -(-x), and that x."""
+    """What replaces a node, folded again: -x * -1 becomes -(-x), which becomes x."""
     found = _once(e, node)
     while found is not None and (further := _once(e, e.nodes[found])) is not None:
         found = further

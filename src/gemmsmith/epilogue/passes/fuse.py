@@ -48,7 +48,7 @@ FUSIONS: list[tuple[Pattern, Pattern]] = [
     (("div", 1, "x"), ("reciprocal", "x")),
     (("maximum", "x", 0), ("relu", "x")),
 ]
-"""What is matched, what it becomes; the first that fits is taken. Variables name any value."""
+"""(pattern, replacement); the first pattern that matches is used. A variable matches any value."""
 MULTIPLY_ADD: list[tuple[Pattern, Pattern]] = [
     (("add", ("mul", "x", "y"), "z"), ("fma", "x", "y", "z")),
     (("sub", ("mul", "x", "y"), "z"), ("fma", "x", "y", ("neg", "z"))),
@@ -68,7 +68,7 @@ def multiply_add(graph: Graph) -> Graph:
 
 
 def _apply(graph: Graph, table: list[tuple[Pattern, Pattern]]) -> Graph:
-    graph = pruned(graph)  # what nobody needs is no use
+    graph = pruned(graph)  # nodes that no result needs do not count as users
     uses = use_counts(graph)
     old_of: dict[int, int] = {}
 

@@ -18,7 +18,7 @@ Pattern = Any
 
 
 class Matcher:
-    """Matches patterns against nodes; inner nodes must have no other user, or work would be done twice."""
+    """Matches patterns against nodes. Inner nodes must have no other user, since they would then be computed twice."""
 
     def __init__(self, nodes: Sequence[Node], uses: Counter[int]) -> None:
         self.nodes, self.uses = nodes, uses

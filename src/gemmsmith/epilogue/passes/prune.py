@@ -1,4 +1,4 @@
-"""Pruning: nodes whose result nobody asked for, and operands nobody reads."""
+"""Pruning: removes nodes that no result depends on, and operands that no node reads."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from gemmsmith.epilogue.passes.rewrite import pruned
 
 
 def prune(graph: Graph) -> Graph:
-    """Without the nodes and operands that no result needs."""
+    """The graph without the nodes and operands that no result needs."""
     return pruned(graph)

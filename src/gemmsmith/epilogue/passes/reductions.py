@@ -15,7 +15,7 @@ _NEVER_NEGATIVE = frozenset({"abs", "relu", "exp", "exp2", "sqrt", "sigmoid", "s
 
 
 def reductions(graph: Graph) -> Graph:
-    """What a reduction does to its value anyway is not done before."""
+    """Removes an operation before a reduction that the reduction repeats."""
     return rewritten(graph, _rule)
 
 

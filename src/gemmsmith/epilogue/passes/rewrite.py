@@ -50,7 +50,7 @@ def rewritten(graph: Graph, rule: Rule) -> Graph:
 
 
 def pruned(graph: Graph) -> Graph:
-    """Without the nodes, and the operands, that no result needs."""
+    """The graph without the nodes and operands that no result needs."""
     needed = sorted(graph.reachable())
     place = {old: i for i, old in enumerate(needed)}
     nodes = tuple(replace(graph.nodes[old], inputs=tuple(place[j] for j in graph.nodes[old].inputs)) for old in needed)

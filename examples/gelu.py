@@ -1,0 +1,14 @@
+"""gelu's tanh form written out, which the passes recognise as one function.
+
+gemmsmith explain --epilogue examples/gelu.py:gelu --operand bias=row --picture gelu.png
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def gelu(acc: Any, bias: Any) -> Any:
+    """acc (m, n), bias (n,): gelu(acc + bias), the tanh form of torch.nn.functional.gelu."""
+    x = acc + bias
+    return 0.5 * x * (1 + (0.7978845608 * (x + 0.044715 * x**3)).tanh())
