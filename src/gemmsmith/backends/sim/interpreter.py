@@ -49,6 +49,8 @@ class Interpreter:
                     yield from done
                 if unit.state.seed and random.random() < PREEMPTION:
                     yield None
+            elif isinstance(statement, st.AssignRegister):
+                self._assign_register(statement)
             elif isinstance(statement, st.Assign):
                 values.assign(statement.variable, statement.value)
             elif isinstance(statement, st.Declare):
@@ -57,8 +59,6 @@ class Interpreter:
                 yield from self._if(statement)
             elif isinstance(statement, st.Loop):
                 yield from self._loop(statement)
-            elif isinstance(statement, st.AssignRegister):
-                self._assign_register(statement)
             elif isinstance(statement, st.Role):
                 if self._in_role(statement):
                     yield from self._block(statement.body)
@@ -67,12 +67,12 @@ class Interpreter:
 
     def _compute(self, value: Value) -> Any:
         """An operation or a read."""
-        if isinstance(value, Read):
-            return self.values.variables[value.variable]
+        if isinstance(value, Operation):
+            return self.arithmetic.compute(value, [self.values.value(x) for x in value.operands])
         if isinstance(value, RegisterRead):
             return self.registers.read(value.registers, int(self.values.value(value.index)))
-        assert isinstance(value, Operation)
-        return self.arithmetic.compute(value, [self.values.value(x) for x in value.operands])
+        assert isinstance(value, Read)
+        return self.values.variables[value.variable]
 
     def _assign_register(self, statement: st.AssignRegister) -> None:
         index, active = int(self.values.value(statement.index)), self.unit.active

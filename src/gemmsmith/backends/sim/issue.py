@@ -38,8 +38,9 @@ class Issue:
         running = Running(operation, unit.cta, clock, operations.next_bits(), end, unit.where)
         for rank, address, _ in operation.completes:
             self.mbarriers.at(unit.peer(rank), address, clock, copies=True)
-        if operation.engine == "copy":
-            self._check_copy(operation)
+        if operation.engine == "copy":  # a thread's bytes lie at a multiple of their number, at both ends
+            for access in (*operation.writes, *operation.reads):
+                self.memory.check_aligned(access.addresses, operation.writes[0].width)
         for access in operation.reads:
             self._enter(running, access, write=False)
         if operation.group == "cp.async":
@@ -73,12 +74,6 @@ class Issue:
             clock.follow(other)
             clock.done &= other.done
         return clock
-
-    def _check_copy(self, operation: AsyncOperation) -> None:
-        """A thread's bytes lie at a multiple of their number, at both ends."""
-        (access,) = operation.writes
-        for either in (access, *operation.reads):
-            self.memory.check_aligned(either.addresses, access.width)
 
     def _enter(self, running: Running, access: Access, write: bool, part: Part | None = None) -> int | None:
         """The operation's access as an event: who knows its bit knows that it is over. `part`: whose lanes make it."""

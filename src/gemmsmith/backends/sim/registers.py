@@ -31,10 +31,8 @@ class RegisterFile:
     def declare(self, x: Registers) -> None:
         """Registers nobody has written: using them gives wrong answers, reading them is reported."""
         shape = len(self.unit.threads), x.count
-        is_float = x.type == F32
-        self.arrays[x] = (
-            np.full(shape, POISON, np.uint32).view(np.float32) if is_float else np.full(shape, POISON_INTEGER)
-        )
+        held = np.full(shape, POISON, np.uint32).view(np.float32) if x.type == F32 else np.full(shape, POISON_INTEGER)
+        self.arrays[x] = held
         self.access(x, write=True)
 
     def access(self, x: Registers, write: bool = False) -> np.ndarray:

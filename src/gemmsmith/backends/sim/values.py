@@ -31,13 +31,14 @@ class Values:
         }
 
     def value(self, x: Value) -> Any:
+        if x in self.bound:
+            return self.bound[x]
         if isinstance(x, (Constant, LateConstant)):
             return x.number
         if isinstance(x, Builtin):
             return self.builtins[x.name]
-        if isinstance(x, Parameter):
-            return self.unit.state.arguments[x.name or ""]
-        return self.bound[x]
+        assert isinstance(x, Parameter)
+        return self.unit.state.arguments[x.name or ""]
 
     def column(self, x: Value) -> np.ndarray:
         kind = np.float32 if x.type == F32 else bool if x.type == PRED else np.int64
