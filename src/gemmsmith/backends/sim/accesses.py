@@ -34,7 +34,7 @@ class Accesses:
             self.memory.check_aligned(addresses, nbytes)
             self._touch(part, rows, cta, space, addresses, nbytes, "read", strong)
             if strong is not None:
-                self._observe_words(part, addresses, order, strong)
+                self._observe_words(part, addresses, strong, acquires=order == "acquire")
             result[rows] = self.memory.read(space, cta, addresses, nbytes)
         return result
 
@@ -63,9 +63,7 @@ class Accesses:
             self.memory.check_aligned(addresses, kind.itemsize)
             event = self._touch(part, rows, cta, space, addresses, kind.itemsize, "atomic", strong)
             if returns:
-                self._observe_words(
-                    part, addresses, "acquire" if order in ("acquire", "acq_rel") else "relaxed", strong
-                )
+                self._observe_words(part, addresses, strong, acquires=order in ("acquire", "acq_rel"))
             self._write_words(part, addresses, event, order, strong, atomic=True)
             for row, place in zip(rows, addresses.reshape(-1, 1), strict=True):
                 old[row] = self.memory.read(space, cta, place, kind.itemsize).view(kind)[0, 0]
@@ -126,14 +124,14 @@ class Accesses:
                             "a cluster barrier must come first")  # fmt: skip
         return event
 
-    def _observe_words(self, part: Part, addresses: np.ndarray, order: str, scope: Scope) -> None:
-        """A strong read: what the words' writers tell is known at once with acquire, else after a fence."""
+    def _observe_words(self, part: Part, addresses: np.ndarray, scope: Scope, *, acquires: bool) -> None:
+        """A strong read: what the words' writers tell is known at once to one that acquires, else after a fence."""
         agent = part.enter()
         for x in np.unique(addresses):
             for message in self.unit.state.words[int(x)].read(agent.number):
                 clock = message[2]
                 least = reach(self.unit.cta, scope, message)
-                if least is not None and order == "acquire":
+                if least is not None and acquires:
                     agent.clock.join(clock)
                     continue
                 agent.clock.follow(clock)
