@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gemmsmith.backends.sim.clocks import EXECUTED, Agent, Clock
+from gemmsmith.backends.sim.hazards import Hazards
 from gemmsmith.lang.statements import Where
 
 
@@ -41,8 +41,8 @@ class Mbarrier:
 
     `initialiser` is (agent, count) of its init.
     `observed` is the last phase each unit has waited for, `observations` the last of each agent. A wait by parity is
-    sound only if the phase after the awaited one completes after the wait, however late that comes; `overrun` is told
-    of one for which nothing ensures that.
+    sound only if the phase after the awaited one completes after the wait, however late that comes; one for which
+    nothing ensures that is reported.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Mbarrier:
     initialiser: tuple[int, int]
     where: Where
     agents: int
-    overrun: Callable[[Observation], None]
+    hazards: Hazards
     phase: int = 0
     pending: int = 0
     tx: int = 0
@@ -103,10 +103,22 @@ class Mbarrier:
             self.filled.append(self.phase)
         for seen in self.observations.values():
             if seen.phase == self.phase - 1 and not seen.known(self.arriving.near):
-                self.overrun(seen)
+                self._report_overrun(seen)
         self.completed.join(self.arriving)
         self.completed_at = self.time
         self.phase, self.pending, self.delivered = self.phase + 1, self.count, False
+
+    def _report_overrun(self, seen: Observation) -> None:
+        self.hazards.report(
+            "phase aliasing",
+            f"a wait for phase {seen.phase} of {self.name} by {seen.who} is not ordered before the completion of phase "
+            f"{self.phase}: where it comes later, the parity has changed under it", seen.where, self.buffer,
+        )  # fmt: skip
+
+    @property
+    def buffer(self) -> str:
+        """The shared buffer it is in: its name without the slot."""
+        return self.name.partition("[")[0]
 
     def observe(self, unit: object, agent: Agent, phase: int, who: str, where: Where) -> None:
         """An agent's wait for a phase is over."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gemmsmith.backends.sim.clocks import Clock
+from gemmsmith.backends.sim.events import Event
 from gemmsmith.backends.sim.scopes import Placed, Scope, between
-from gemmsmith.backends.sim.shadow import Event
 
 Message = tuple[Scope, Placed, Clock]
 """What a write tells those who read it: as far as a scope from a CTA, that clock."""
@@ -16,12 +16,14 @@ Message = tuple[Scope, Placed, Clock]
 @dataclass(eq=False)
 class Word:
     """`messages`: of the last store and of the atomics since, for these hand on what they read (PTX ISA, "observation
-    order"). `writes`: the same ones' events. `seen`: how many writes each agent has observed itself."""
+    order"). `writes`: the same ones' events. `seen`: how many writes each agent has observed itself.
+    `written_at`: when the last write is visible to those who poll the word."""
 
     messages: list[Message] = field(default_factory=list)
     writes: list[tuple[int, Event]] = field(default_factory=list)
     count: int = 0
     seen: dict[int, int] = field(default_factory=dict)
+    written_at: int = 0
 
     def read(self, agent: int) -> list[Message]:
         """An agent observes the word."""

@@ -1,0 +1,44 @@
+"""CTAs and the clusters they form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gemmsmith.backends.sim.barriers import Mbarrier, ThreadBarrier
+from gemmsmith.backends.sim.clocks import Warp
+from gemmsmith.backends.sim.events import Event
+from gemmsmith.backends.sim.shadow import Shadow
+
+
+@dataclass(eq=False)
+class Cluster:
+    """The CTAs of a cluster by rank, and its barrier."""
+
+    barrier: ThreadBarrier
+    ctas: list[Cta] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Cta:
+    """One CTA: its shared memory, barriers, register pool, and the engines whose time it shares.
+
+    `remote` are the accesses to it, and arrivals at it, by other CTAs of the cluster.
+    """
+
+    index: int
+    rank: int
+    cluster: Cluster
+    shared: np.ndarray
+    shadow: Shadow
+    warps: list[Warp]
+    mbarriers: dict[int, Mbarrier] = field(default_factory=dict)
+    named: dict[int, ThreadBarrier] = field(default_factory=dict)
+    engines: dict[str, int] = field(default_factory=dict)
+    free_registers: int = 0
+    remote: list[Event] = field(default_factory=list)
+
+    def peer(self, rank: int | None) -> Cta:
+        """The CTA of that rank in the cluster; None is this one."""
+        return self if rank is None else self.cluster.ctas[rank]

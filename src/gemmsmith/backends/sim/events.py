@@ -1,0 +1,108 @@
+"""Accesses to memory as events: by whom, and what orders them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gemmsmith.backends.sim.clocks import ASYNC_PROXY, MEMORY, Clock, Warp
+from gemmsmith.backends.sim.scopes import Placed, Scope, between
+from gemmsmith.lang.statements import Where
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Which lane of a warp accessed which of `width` bytes from each of `offsets`."""
+
+    offsets: np.ndarray
+    width: int
+    lanes: np.ndarray
+
+    def at(self, cells: np.ndarray, granule: int) -> np.ndarray:
+        """The lane that accessed each cell; -1 where none did, -2 where several did."""
+        count = max(1, self.width // granule)
+        mine = (self.offsets[:, None] // granule + np.arange(count)).reshape(-1)
+        lanes = np.repeat(self.lanes, count)
+        order = np.argsort(mine, kind="stable")
+        mine, lanes = mine[order], lanes[order]
+        first, last = np.searchsorted(mine, cells), np.searchsorted(mine, cells, "right") - 1
+        low, high = lanes[np.minimum(first, len(mine) - 1)], lanes[last]
+        return np.where(last < first, -1, np.where(low == high, low, -2))
+
+
+@dataclass(frozen=True)
+class Event:
+    """An access: by an agent at its count, or (agent -1) by an asynchronous operation whose `bits` say it is done.
+
+    `row` of a clock says whether it is known. An ordinary access is of a `warp`, by `lanes`; a strong one (atomic,
+    relaxed, acquire, release) has a scope, of the CTA it is of, and may only read.
+    """
+
+    agent: int
+    count: int
+    bits: int
+    what: str
+    who: str
+    where: Where
+    row: int = MEMORY
+    warp: Warp | None = None
+    lanes: Lanes | None = None
+    strong: tuple[Scope, Placed] | None = None
+    only_reads: bool = False
+
+    def known(self, clock: Clock) -> bool:
+        """Whether it happened before what `clock` stands for."""
+        if self.agent < 0:
+            return clock.done & self.bits == self.bits
+        return bool(clock.vector[self.row, self.agent] >= self.count)
+
+    def ordered_before(self, later: Event, clock: Clock, cells: np.ndarray, granule: int) -> bool:
+        """The same for an event whose agent knows `clock`. Accesses of one warp are ordered where the lanes have met
+        since, or where the same lane made both, to each of the cells."""
+        if self.agent < 0 or (self.known(clock) and self.agent != later.agent):
+            return self.known(clock)
+        if self.warp is None or self.warp is not later.warp or self.lanes is None or later.lanes is None:
+            return False
+        if self.count <= self.warp.synced[self.agent - self.warp.first]:
+            return True
+        mine, others = self.lanes.at(cells, granule), later.lanes.at(cells, granule)
+        return bool(((mine == others) & (mine >= 0)).all())
+
+    def together_with(self, other: Event) -> bool:
+        """Whether both are strong, as far as each other's CTA: no race, whatever their order."""
+        if self.strong is None or other.strong is None:
+            return False
+        (scope, cta), (other_scope, other_cta) = self.strong, other.strong
+        return min(scope, other_scope) >= between(cta, other_cta)
+
+    def visible_to_async(self, clock: Clock) -> bool:
+        """Whether an ordinary write was fenced for the async proxy."""
+        return self.agent < 0 or bool(clock.vector[ASYNC_PROXY, self.agent] >= self.count)
+
+    def __str__(self) -> str:
+        return f"{self.what} by {self.who} ({self.where})"
+
+
+class Events:
+    """All events by number (0 is none), and all sets of them by number (0 is empty)."""
+
+    def __init__(self) -> None:
+        self.list: list[Event | None] = [None]
+        self.sets: list[tuple[int, ...]] = [()]
+        self._numbers: dict[tuple[int, ...], int] = {(): 0}
+
+    def add(self, event: Event) -> int:
+        self.list.append(event)
+        return len(self.list) - 1
+
+    def __getitem__(self, number: int) -> Event:
+        event = self.list[number]
+        assert event is not None
+        return event
+
+    def number(self, members: tuple[int, ...]) -> int:
+        if members not in self._numbers:
+            self._numbers[members] = len(self.sets)
+            self.sets.append(members)
+        return self._numbers[members]

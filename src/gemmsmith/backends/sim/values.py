@@ -1,0 +1,65 @@
+"""What a unit's values and variables hold: a Python number where uniform, else an array over its threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.backends.sim.memory import RANK_SHIFT, SHARED_BASE
+from gemmsmith.backends.sim.unit import Unit
+from gemmsmith.lang.types import F32, PRED
+from gemmsmith.lang.values import Builtin, Constant, LateConstant, Parameter, Value, Variable
+
+
+class Values:
+    """See the module. `bound` are those that a statement has computed."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+        self.bound: dict[Value, Any] = {}
+        self.variables: dict[Variable, Any] = {}
+        self._declared: dict[Variable, np.ndarray] = {}  # by which threads
+        first, count = int(unit.threads[0]), len(unit.threads)
+        self.builtins: dict[str | None, Any] = {
+            "thread": unit.threads,
+            "lane": unit.threads % 32,
+            "warp": first // 32 if count == 32 else unit.threads // 32,
+            "warpgroup": first // 128,
+            "smem": SHARED_BASE + (unit.cta.rank << RANK_SHIFT),
+            "smem_chunk": SHARED_BASE // 16,
+        }
+
+    def value(self, x: Value) -> Any:
+        if x in self.bound:
+            return self.bound[x]
+        if isinstance(x, (Constant, LateConstant)):
+            return x.number
+        if isinstance(x, Builtin):
+            return self.builtins[x.name]
+        assert isinstance(x, Parameter)
+        return self.unit.state.arguments[x.name or ""]
+
+    def column(self, x: Value) -> np.ndarray:
+        kind = np.float32 if x.type == F32 else bool if x.type == PRED else np.int64
+        return np.broadcast_to(np.asarray(self.value(x), kind), len(self.unit.threads))
+
+    def uniform(self, x: Value) -> Any:
+        held = self.value(x)
+        if not isinstance(held, np.ndarray):
+            return held
+        chosen = held[self.unit.active]
+        if (chosen != chosen[0]).any():
+            self.unit.hazard("uniformity", "an operand that all threads must agree on differs between them")
+        return chosen[0].item()
+
+    def declare(self, variable: Variable, initial: Value) -> None:
+        self.variables[variable] = self.value(initial)
+        self._declared[variable] = self.unit.active
+
+    def assign(self, variable: Variable, value: Value) -> None:
+        """By the active threads; the others that have the variable keep what it holds."""
+        new, active = self.value(value), self.unit.active
+        if (self._declared[variable] & ~active).any():
+            new = np.where(active, new, self.variables[variable])
+        self.variables[variable] = new
