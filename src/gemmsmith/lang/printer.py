@@ -35,8 +35,12 @@ _PRECEDENCE = {
 }  # fmt: skip
 _ATOM, _UNARY, _TERNARY = 20, 15, 1
 _PRELUDE = """\
+#ifdef __CUDACC_RTC__  // NVRTC has no headers
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t; typedef long long int64_t;
+#else
+#include <cstdint>
+#endif
 """
 _TENSOR_MAP = "struct alignas(64) TensorMap { uint64_t opaque[16]; };  // CUtensorMap\n"
 _ORDER = f"struct Order {{ uint16_t of[{ORDER_LENGTH}]; }};  // a permutation of a grid's clusters\n"
