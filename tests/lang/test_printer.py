@@ -14,7 +14,9 @@ import pytest
 import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.backends.cuda.compiler import compile_source
+from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.types import I32
 
 CSTDINT = """typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
 typedef unsigned long uint64_t; typedef long int64_t;
@@ -40,3 +42,32 @@ def test_the_command_in_its_header_compiles_it(tmp_path: Path) -> None:
     assert command
     subprocess.run([*shlex.split(command[1]), "kernel.cu"], cwd=tmp_path, check=True)
     assert (tmp_path / "kernel.cubin").stat().st_size
+
+
+def test_roles_and_sections_have_a_comment() -> None:
+    source = flagship().source
+    comments = ["prologue: barriers", "producer warp", "math warpgroups", "mainloop", "epilogue"]
+    places = [source.index(f"// {text}\n") for text in comments]
+    assert places == sorted(places)
+
+
+def test_adjacent_ifs_of_one_condition_are_one() -> None:
+    with Builder("k", threads=32) as k:
+        first, other = (k.lane == 0).named("first"), (k.lane == 1).named("other")
+        x = k.var(I32, 0, "x")
+        for i, condition in enumerate((first, first, other, first)):
+            with k.when(condition):
+                x.set(i)
+        with k.otherwise():
+            x.set(4)
+        with k.when(first):  # behind an else
+            x.set(5)
+        x.set(6)
+        with k.when(first):
+            x.set(7)
+        source = k.finish().source
+    body = " ".join(source[source.index("int x = 0;") :].split())
+    assert body == (
+        "int x = 0; if (first) { x = 0; x = 1; } if (other) { x = 2; } if (first) { x = 3; } else { x = 4; } "
+        "if (first) { x = 5; } x = 6; if (first) { x = 7; } }"
+    )

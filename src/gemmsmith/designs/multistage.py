@@ -47,6 +47,7 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
                 produce(tile, k_tile)
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
+            k.comment("mainloop")
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 feed.pipe.consumer_wait(read)
                 a_rows = feed.a[read.index].rows(rows, spec.warpgroup_rows)

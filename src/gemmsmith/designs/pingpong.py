@@ -46,6 +46,7 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
             order.wait(warpgroup)
+            k.comment("mainloop")
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 feed.pipe.consumer_wait(read)
                 accumulator.multiply(feed.a[read.index], feed.b[read.index], accumulate=k_tile > 0)

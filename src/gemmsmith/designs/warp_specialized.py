@@ -54,6 +54,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
             epilogue.begin(sums.mine(tile), warpgroup, rows)
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
+            k.comment("mainloop")
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 feed.pipe.consumer_wait(read)
                 a_rows = feed.a[read.index].rows(rows, spec.warpgroup_rows)

@@ -102,6 +102,7 @@ class Epilogue:
         k, plan, part = current(), self.layout, self.part
         barrier = part.warpgroup + _FIRST_BARRIER
         turns = plan.rounds
+        k.comment("epilogue")
         for x in self.inputs.values():
             x.settle(part)
         for reduction in self.reductions:

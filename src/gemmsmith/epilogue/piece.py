@@ -43,6 +43,8 @@ class Piece:
     def run(self) -> None:
         """Computes and writes the piece."""
         e, part = self.epilogue, self.part
+        row, last = 64 * self.block, self.column + 8 * self.chunks - 1
+        current().comment(f"rows {row} to {row + 63} of the warpgroup's, columns {self.column} to {last}")
         if e.matrices:
             e.matrices.wait(part, self.index)
         # Always true, and another for each piece. Without the branches ptxas starts on later pieces before it has added

@@ -72,6 +72,8 @@ class _Printer:
     builtins: set[str] = field(default_factory=set)
     wrappers: dict[str, None] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+    last_if: tuple[Value | None, int] = None, 0
+    """The condition of the last `if` without `else`, and the number of lines behind it."""
     depth: int = 1
 
     # -- names and expressions ---------------------------------------------------------------------
@@ -232,12 +234,17 @@ class _Printer:
             case st.If():
                 condition = self.text(statement.condition)
                 self.flush()
-                self.line(f"if ({condition}) {{")
+                if self.last_if[0] is statement.condition and self.last_if[1] == len(self.lines):
+                    self.lines.pop()  # of the same condition, just before: values never change
+                else:
+                    self.line(f"if ({condition}) {{")
                 self.nested(statement.then)
                 if statement.otherwise:
                     self.line("} else {")
                     self.nested(statement.otherwise)
                 self.line("}")
+                if not statement.otherwise:
+                    self.last_if = statement.condition, len(self.lines)
 
     def _loop(self, loop: st.Loop) -> None:
         start, stop, by = (self._bound(x) for x in (loop.start, loop.stop, loop.step))
@@ -268,6 +275,8 @@ class _Printer:
             opening = "if" if role is roles[0] else "} else if"
             last = role is roles[-1] and whole and len(roles) > 1
             self.line("} else {" if last else f"{opening} ({self._test(role, limit)}) {{")
+            if role.name:
+                self.line(f"    // {role.name} {role.unit}{'s' * (role.count > 1)}")
             self.nested(role.body)
         self.line("}")
 
