@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 import gemmsmith
-from gemmsmith import Config, Spec
+from gemmsmith import Config, Spec, hw
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.types import I32
+from gemmsmith.lang.types import I32, U32
+from gemmsmith.lang.values import Constant
 
 CSTDINT = """typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
 typedef unsigned long uint64_t; typedef long int64_t;
@@ -71,3 +72,27 @@ def test_adjacent_ifs_of_one_condition_are_one() -> None:
         "int x = 0; if (first) { x = 0; x = 1; } if (other) { x = 2; } if (first) { x = 3; } else { x = 4; } "
         "if (first) { x = 5; } x = 6; if (first) { x = 7; } }"
     )
+
+
+def test_offsets_descriptors_and_policies_are_named_constants() -> None:
+    source = flagship().source
+    body = source[source.index("\n{\n") :]
+    constants = dict(re.findall(r"constexpr \w+ (\w+) = (\w+);", body))
+    buffers = {str(b.start.name).replace(" ", "_"): f"{b.offset}u" for b in flagship().buffers}
+    assert buffers.items() <= constants.items()
+    assert constants["EVICT_NORMAL"] == "0x1000000000000000ull"
+    assert constants["DESCRIPTOR_SWIZZLE_128B"] == "0x4000004000000000ull"
+    assert all(len(re.findall(rf"\b{name}\b", body)) > 1 for name in constants)
+    assert not re.search(r"0x\w+ull|\d{5}u", body[body.index("const int thread") :])
+
+
+def test_constants_of_one_name_and_different_numbers() -> None:
+    with Builder("k", threads=32) as k:
+        for number in (1, 2, 1):
+            hw.mbarrier_init(k.smem, Constant(U32, number, "COUNT"))
+        source = k.finish().source
+    assert re.findall(r"constexpr .*;", source) == [
+        "constexpr uint32_t COUNT = 1u;",
+        "constexpr uint32_t COUNT_2 = 2u;",
+    ]
+    assert re.findall(r"mbarrier_init\(smem, (\w+)\);", source) == ["COUNT", "COUNT_2", "COUNT"]

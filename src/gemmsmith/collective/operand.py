@@ -9,7 +9,7 @@ from gemmsmith.core.tile import Tile
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U16
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.values import Constant, Value
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Operand:
     part: Value | int = 0
     part_rows: Value | int = 0
     mask: Value | int = 1
-    policy: int = EVICT_NORMAL
+    policy: Constant = EVICT_NORMAL
 
     @property
     def copies(self) -> int:

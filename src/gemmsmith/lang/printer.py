@@ -70,6 +70,7 @@ class _Printer:
     taken: Counter[str] = field(default_factory=Counter)
     pending: dict[Value, _Pending] = field(default_factory=dict)
     builtins: set[str] = field(default_factory=set)
+    constants: dict[str, Constant] = field(default_factory=dict)
     wrappers: dict[str, None] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     last_if: tuple[Value | None, int] = None, 0
@@ -88,6 +89,12 @@ class _Printer:
             self.names[thing] = name
         return self.names[thing]
 
+    def constant(self, value: Constant) -> str:
+        """The name of a constant that has one: those of the same name and number are one."""
+        name = self.name((value.name, value.type, value.number), value.name or "")
+        self.constants[name] = value
+        return name
+
     def expression(self, value: Value) -> tuple[str, int, set[object]]:
         """Text, precedence, and the variables it reads."""
         if value in self.pending:
@@ -95,6 +102,8 @@ class _Printer:
             return done.text, done.precedence, done.reads
         if value in self.names:
             return self.names[value], _ATOM, set()
+        if isinstance(value, Constant) and value.name:
+            return self.constant(value), _ATOM, set()
         if isinstance(value, (Constant, LateConstant)):
             return _literal(value.type, value.number), _ATOM, set()
         if isinstance(value, Builtin):
@@ -438,21 +447,23 @@ def print_kernel(kernel: Kernel) -> str:
         f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, 1)\n'
         f"{kernel.name}(\n    " + ",\n    ".join(parameters) + ")\n{\n"
     )
-    shared = "extern __shared__ __align__(1024) uint8_t shared_memory[];"
+    shared = f"extern __shared__ __align__(1024) uint8_t shared_memory[];  // {kernel.shared_bytes} bytes"
     opening = [shared] * bool({"smem", "smem_chunk"} & p.builtins) + [
         text for name, text in _BUILTINS.items() if name in p.builtins
     ]
     header = "".join(f"// {line}".rstrip() + "\n" for line in kernel.header)
     kinds = {q.type for q in kernel.parameters}
     structs = _TENSOR_MAP * (TENSOR_MAP in kinds) + _ORDER * (ORDER in kinds)
-    layout = "".join(
-        f"    // shared memory {b.offset:>6}: {b.name}, {b.count} x {b.slot_bytes} bytes\n" for b in kernel.buffers
-    )
+    sizes = {b.start.name: f"  // shared memory: {b.count} x {b.slot_bytes} bytes" for b in kernel.buffers}
+    constants = [
+        f"constexpr {c.type.cpp} {name} = {_literal(c.type, c.number)};{sizes.get(c.name, '')}"
+        for name, c in sorted(p.constants.items(), key=lambda x: (x[1].name not in sizes, x[1].number))
+    ]
     return (
         f"{header}\n{_PRELUDE}{structs}\n"
         + "\n".join(p.wrappers)
-        + f"\n{signature}{layout}"
-        + "".join(f"    {line}\n" for line in opening)
+        + f"\n{signature}"
+        + "".join(f"    {line}\n" for line in (*constants, *opening))
         + "\n".join(p.lines)
         + "\n}\n"
     )

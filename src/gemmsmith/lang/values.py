@@ -30,7 +30,7 @@ class Value:
 
     def named(self, name: str) -> Value:
         """Prints this value as a constant of that name; what has a name already keeps it."""
-        if not isinstance(self, (Parameter, Builtin, LoopIndex, LateConstant)):
+        if not isinstance(self, (Constant, Parameter, Builtin, LoopIndex, LateConstant)):
             self.name = name
         return self
 
@@ -121,10 +121,10 @@ class Value:
 
 
 class Constant(Value):
-    """A number known while the kernel is built."""
+    """A number known while the kernel is built. One with a name prints as a `constexpr`, and is not folded."""
 
-    def __init__(self, type: Type, number: Any) -> None:
-        super().__init__(type)
+    def __init__(self, type: Type, number: Any, name: str | None = None) -> None:
+        super().__init__(type, name)
         self.number = number
 
 
@@ -274,12 +274,12 @@ def arithmetic(op: str, left: ValueLike, right: ValueLike) -> Value:
 
 def operation(op: str, type: Type, *operands: Value) -> Value:
     """Binds an operation, folding what is known at build time."""
-    if all(isinstance(v, Constant) for v in operands):
+    if all(_is_number(v) for v in operands):
         return Constant(type, evaluate(op, type, *(v.number for v in operands)))  # type: ignore[attr-defined]
     if len(operands) == 2:
         a, b = operands
         for x, y, commutes in ((a, b, True), (b, a, False)):
-            if isinstance(y, Constant):
+            if isinstance(y, Constant) and not y.name:
                 if y.number == 0 and (op in ("+", "|", "^") or (commutes and op in ("-", "<<", ">>"))):
                     return x
                 if y.number == 1 and (op == "*" or (commutes and op == "/")):
@@ -287,6 +287,10 @@ def operation(op: str, type: Type, *operands: Value) -> Value:
                 if y.number == 0 and op == "*" and type.is_integer:
                     return y
     return bind(Operation(op, type, operands))
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, Constant) and not value.name
 
 
 def evaluate(op: str, type: Type, *x: Any) -> Any:
