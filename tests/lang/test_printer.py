@@ -96,3 +96,30 @@ def test_constants_of_one_name_and_different_numbers() -> None:
         "constexpr uint32_t COUNT_2 = 2u;",
     ]
     assert re.findall(r"mbarrier_init\(smem, (\w+)\);", source) == ["COUNT", "COUNT_2", "COUNT"]
+
+
+def test_values_are_called_by_what_they_are() -> None:
+    body = flagship().source[flagship().source.index("\n{\n") :]
+    assert not re.search(r"\bt(_\d+)?\b", body)
+    assert "const int math_warpgroup = warpgroup - 1;" in body
+    with Builder("k", threads=32) as k:
+        twice = k.lane * 3
+        hw.mbarrier_init(k.smem, (twice * twice).to(U32))
+        source = k.finish().source
+    assert "const int product = lane * 3;" in source
+    assert "mbarrier_init(smem, (uint32_t)(product * product));" in source
+
+
+def test_a_variable_is_read_by_its_name_until_it_changes() -> None:
+    with Builder("k", threads=32) as k:
+        x = k.var(U32, 0, "x")
+        before = x.get()
+        hw.mbarrier_init(k.smem + before, before)
+        x.set(before + 1)
+        hw.mbarrier_init(k.smem + before, x.get())
+        source = k.finish().source
+    body = " ".join(source[source.index("uint32_t x = 0u;") :].split())
+    assert body == (
+        "uint32_t x = 0u; mbarrier_init(smem + x, x); const uint32_t x_now = x; x = x + 1u; "
+        "mbarrier_init(smem + x_now, x); }"
+    )

@@ -8,8 +8,8 @@ from gemmsmith import hw
 from gemmsmith.core.tile import Tile
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.types import U16
-from gemmsmith.lang.values import Constant, Value
+from gemmsmith.lang.types import I32, U16
+from gemmsmith.lang.values import Constant, Value, as_value
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Operand:
         Recorded in one thread."""
         tile = self.tile
         for part in range(self.parts) if alone else [self.part]:
-            first = part * self.part_rows
+            first = as_value(part * self.part_rows, I32).named("first_row")
             for box in range(tile.boxes):
                 inner, outer = (k, mn) if tile.major == "K" else (mn, k)
                 destination = stage.at(box * tile.box_bytes).at(first, tile.pitch)

@@ -28,7 +28,7 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
         producer = ((k.warp_index == 0) & hw.elect_one()).named("producer")
         write, read = feed.producer_start_state(), feed.pipe.consumer_start_state()
         last = k.var(I32, 0, "last_stage")
-        rows = warpgroup * spec.warpgroup_rows
+        rows = (warpgroup * spec.warpgroup_rows).named("rows")
         accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
 
         def produce(tile: WorkTile, k_tile: Value) -> None:

@@ -45,7 +45,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
 
     with k.warpgroups(1, 1 + consumers, "math") as warpgroup:
         hw.set_registers(consumer_registers)
-        rows = warpgroup * spec.warpgroup_rows
+        rows = (warpgroup * spec.warpgroup_rows).named("rows")
         read, last = feed.pipe.consumer_start_state(), k.var(I32, 0, "last_stage")
         accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
         epilogue.prepare()

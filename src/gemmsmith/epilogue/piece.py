@@ -100,7 +100,8 @@ class Piece:
         for i, node in enumerate(self.graph.nodes):
             place = self._spot(chunk, self.extents[i].width or 1).chunk
             if node.op == "accumulator":
-                sources[i] = partial(_product, self.accumulator, self.block, chunk + self.column // 8)
+                place = (chunk + self.column // 8).named("chunk_of_tile")
+                sources[i] = partial(_product, self.accumulator, self.block, place)
             elif node.op == "operand":
                 sources[i] = partial(_at, self.fetched[i], place)
             elif i in self.rows:
@@ -158,7 +159,7 @@ class Piece:
                     pair = partial(_shifted, here, r.node, first)
                     packed: partial[Value] = partial(_packed, pair, r.dtype)
                     if self.graph.nodes[r.node].op == "accumulator":
-                        place = chunk + (self.column // 8 + first)
+                        place = (chunk + (self.column // 8 + first)).named("chunk_of_tile")
                         packed = partial(_packed_product, self.accumulator, self.block, place, r.dtype)
                     fragment.write(tiles[r.name], buffer, spot.chunk + first, min(2, spot.count - first), pair, packed)
         for reduction in e.reductions:
@@ -171,7 +172,7 @@ class Piece:
 
 
 def _product(accumulator: Accumulator, block: int, chunk: Value, j: int, half: int) -> tuple[Value, Value]:
-    i = (chunk + j) * 2 + half
+    i = ((chunk + j) * 2 + half).named("pair")
     return accumulator.element(block, i, 0), accumulator.element(block, i, 1)
 
 
@@ -203,4 +204,4 @@ def _packed(pair: fragment.Pair, dtype: DType, j: int, half: int) -> Value:
 
 def _packed_product(accumulator: Accumulator, block: int, chunk: Value, dtype: DType, j: int, half: int) -> Value:
     """The product itself, which may be packed already."""
-    return accumulator.pair(block, (chunk + j) * 2 + half, dtype)
+    return accumulator.pair(block, ((chunk + j) * 2 + half).named("pair"), dtype)

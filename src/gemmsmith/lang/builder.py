@@ -246,7 +246,8 @@ class Builder:
         try:
             with self._nested(role.body):
                 index = self.warpgroup_index if role.unit == "warpgroup" else self.warp_index % 4
-                yield index - role.first if role.count > 1 else Constant(I32, 0)
+                name = f"{role.name or 'own'}_{role.unit}"
+                yield (index - role.first).named(name) if role.count > 1 else Constant(I32, 0)
         finally:
             self._roles.pop()
 

@@ -1,7 +1,7 @@
 """Prints a kernel as one readable, self-contained CUDA C++ file.
 
-Pure values used once are folded into their use; all others become named constants, in the order they were made.
-A value that reads a variable is written down before the variable changes.
+Pure values used once, and reads of variables, are folded into their uses; all others become named constants, in the
+order they were made. A value that reads a variable is written down before the variable changes.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ _PRECEDENCE = {
     "==": 6, "!=": 6, "&": 5, "^": 4, "|": 3,
 }  # fmt: skip
 _ATOM, _UNARY, _TERNARY = 20, 15, 1
+_HINTS = {
+    "+": "sum", "-": "difference", "*": "product", "/": "quotient", "%": "remainder", "neg": "negated",
+    "min": "minimum", "max": "maximum", "select": "selected", "cast": "converted",
+}  # fmt: skip
+"""What an operation's result is called that has no name."""
 _PRELUDE = """\
 #ifdef __CUDACC_RTC__  // NVRTC has no headers
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
@@ -98,7 +103,10 @@ class _Printer:
     def expression(self, value: Value) -> tuple[str, int, set[object]]:
         """Text, precedence, and the variables it reads."""
         if value in self.pending:
-            done = self.pending.pop(value)
+            done = self.pending[value]
+            self.uses[value] -= 1
+            if not self.uses[value]:
+                del self.pending[value]
             return done.text, done.precedence, done.reads
         if value in self.names:
             return self.names[value], _ATOM, set()
@@ -185,7 +193,7 @@ class _Printer:
         if pure and not self.uses[value]:
             return
         done = self._compose(value)
-        if pure and self.uses[value] == 1 and not value.name:
+        if pure and not value.name and (self.uses[value] == 1 or isinstance(value, Read)):
             self.pending[value] = done
             return
         if not self.uses[value]:
@@ -387,8 +395,10 @@ def _hint(value: Value) -> str:
             return value.instruction.mnemonic + "_result"
         case RegisterRead():
             return f"{value.registers.name}_value"
+        case Operation(op=op):
+            return _HINTS.get(op, "value" if value.type != PRED else "condition")
         case _:
-            return "t"
+            return "value"
 
 
 def _count_uses(kernel: Kernel) -> Counter[Value]:

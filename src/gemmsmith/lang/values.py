@@ -29,8 +29,8 @@ class Value:
     __hash__ = object.__hash__
 
     def named(self, name: str) -> Value:
-        """Prints this value as a constant of that name; what has a name already keeps it."""
-        if not isinstance(self, (Constant, Parameter, Builtin, LoopIndex, LateConstant)):
+        """Prints this value as a constant of that name; what has a name already keeps it, and a number stays one."""
+        if not self.name and not isinstance(self, Constant):
             self.name = name
         return self
 
