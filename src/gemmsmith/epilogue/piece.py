@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.graph import Extent, Graph
 from gemmsmith.epilogue import fragment
 from gemmsmith.epilogue.evaluate import Evaluation, Source
-from gemmsmith.epilogue.inputs import Part, Scalar, Spot
+from gemmsmith.epilogue.functions import Lowering
+from gemmsmith.epilogue.inputs import DirectMatrix, Part, Scalar, Spot, TmaMatrices, Vector
+from gemmsmith.epilogue.layout import Layout
+from gemmsmith.epilogue.outputs import ScaleStore, Stores
+from gemmsmith.epilogue.reductions import Reduction
 from gemmsmith.epilogue.rows import WHOLE_ROWS, HeldRows, Quantized, TopKSoftmax
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.values import Value
-
-if TYPE_CHECKING:
-    from gemmsmith.epilogue.lowering import Epilogue
-
 
 AT_ONCE, SLAB = 8, 4
 """Chunks of a piece whose vectors are read at once, up to so many; of wider ones, which may have 23, so many at a time:
@@ -28,10 +29,26 @@ BEYOND = 4096
 """More columns than the tiles of a cluster may begin behind the matrix, and than a tile has pieces."""
 
 
+class Lowered(Protocol):
+    """What a piece needs of the epilogue that it is of."""
+
+    graph: Graph
+    layout: Layout
+    extents: list[Extent]
+    widths: dict[str, int]
+    chosen: dict[int, Lowering]
+    inputs: dict[str, Scalar | Vector | DirectMatrix]
+    matrices: TmaMatrices | None
+    stores: Stores | None
+    reductions: list[Reduction]
+    scales: list[tuple[int, ScaleStore]]
+    part: Part
+
+
 class Piece:
     """64 rows by `columns` columns of the accumulator: piece `index` of the tile, stored in round `turn`."""
 
-    def __init__(self, epilogue: Epilogue, accumulator: Accumulator, index: int, turn: int) -> None:
+    def __init__(self, epilogue: Lowered, accumulator: Accumulator, index: int, turn: int) -> None:
         self.epilogue, self.accumulator, self.index, self.turn = epilogue, accumulator, index, turn
         self.graph, self.extents, self.part = epilogue.graph, epilogue.extents, epilogue.part
         plan = epilogue.layout

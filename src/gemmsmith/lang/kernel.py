@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.statements import Block
 from gemmsmith.lang.types import TENSOR_MAP, U64
 from gemmsmith.lang.values import LateConstant, Parameter
-
-if TYPE_CHECKING:
-    from gemmsmith.lang.shared import SharedBuffer
 
 
 def register_cap(threads: int) -> int:
@@ -21,7 +19,7 @@ def register_cap(threads: int) -> int:
 
 @dataclass(eq=False)
 class Kernel:
-    """One kernel's description. `header` lines open the printed file."""
+    """One kernel's description. `header` lines open the printed file, which `printer` makes."""
 
     name: str
     threads: int
@@ -31,6 +29,7 @@ class Kernel:
     late: list[LateConstant]
     body: Block
     header: list[str]
+    printer: Callable[[Kernel], str]
 
     @property
     def shared_bytes(self) -> int:
@@ -51,6 +50,4 @@ class Kernel:
     @cached_property
     def source(self) -> str:
         """The kernel as one self-contained CUDA C++ file."""
-        from gemmsmith.lang.printer import print_kernel
-
-        return print_kernel(self)
+        return self.printer(self)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from gemmsmith.lang import statements as st
-from gemmsmith.lang.instruction import Instruction, RegisterOperand
+from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32, ORDER, ORDER_LENGTH, PRED, TENSOR_MAP, Type
 from gemmsmith.lang.values import (
@@ -25,7 +25,6 @@ from gemmsmith.lang.values import (
     Read,
     RegisterRead,
     Registers,
-    Result,
     Value,
 )
 

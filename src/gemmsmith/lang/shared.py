@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.tile import Tile
+from gemmsmith.lang.recording import recorder
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, Value, ValueLike, as_value
-
-if TYPE_CHECKING:
-    from gemmsmith.lang.builder import Builder
 
 
 @dataclass(frozen=True)
@@ -21,7 +18,6 @@ class SharedBuffer:
     `partly`: where nobody wrote, what is read does not matter.
     """
 
-    kernel: Builder
     name: str
     offset: int
     slot_bytes: int
@@ -39,7 +35,7 @@ class SharedBuffer:
         return Constant(U32, self.offset, f"{self.name}_OFFSET".upper())
 
     def __getitem__(self, slot: ValueLike) -> SharedView:
-        return SharedView(self.kernel, self.start, 0, (), self.tile).at(slot, self.slot_bytes)
+        return SharedView(self.start, 0, (), self.tile).at(slot, self.slot_bytes)
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,6 @@ class SharedView:
     It is kept as a sum so that it can be had in other units without arithmetic in the kernel.
     """
 
-    kernel: Builder
     start: Constant
     constant: int
     terms: tuple[tuple[Value, int], ...]
@@ -59,12 +54,12 @@ class SharedView:
     @property
     def address(self) -> Value:
         """u32, in bytes."""
-        return self._sum(self.kernel.smem, 1)
+        return self._sum(recorder().smem, 1)
 
     @property
     def chunk(self) -> Value:
         """u32, in 16-byte chunks, 14 bits: what matrix descriptors hold."""
-        return self._sum(self.kernel.smem_chunk, 16)
+        return self._sum(recorder().smem_chunk, 16)
 
     def _sum(self, base: Value, unit: int) -> Value:
         if any(x % unit for x in (self.start.number, self.constant, *(step for _, step in self.terms))):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 from gemmsmith.core.errors import KernelError
+from gemmsmith.lang.recording import recorder
 from gemmsmith.lang.types import F32, I32, PRED, Type
-
-if TYPE_CHECKING:
-    from gemmsmith.lang.instruction import Instruction
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 ValueLike = Union["Value", int, float, bool]
@@ -176,14 +174,6 @@ class RegisterRead(Value):
         self.registers, self.index = registers, index
 
 
-class Result(Value):
-    """What an instruction gave."""
-
-    def __init__(self, instruction: Instruction, type: Type) -> None:
-        super().__init__(type)
-        self.instruction = instruction
-
-
 class Variable:
     """The one thing that is assigned to: `get()` binds what it holds now, `set()` changes it."""
 
@@ -194,9 +184,7 @@ class Variable:
         return bind(Read(self))
 
     def set(self, value: ValueLike) -> None:
-        from gemmsmith.lang.builder import current
-
-        current().assign(self, as_value(value, self.type))
+        recorder().assign(self, as_value(value, self.type))
 
 
 class Registers:
@@ -212,9 +200,7 @@ class Registers:
         return bind(RegisterRead(self, self._index(index)))
 
     def __setitem__(self, index: ValueLike, value: ValueLike) -> None:
-        from gemmsmith.lang.builder import current
-
-        current().assign_register(self, self._index(index), as_value(value, self.type))
+        recorder().assign_register(self, self._index(index), as_value(value, self.type))
 
     def _index(self, index: ValueLike) -> Value:
         value = as_value(index, I32)
@@ -256,9 +242,8 @@ def as_value(x: ValueLike, type: Type) -> Value:
 
 
 def bind(value: Value) -> Value:
-    from gemmsmith.lang.builder import current
-
-    return current().bind(value)
+    recorder().bind(value)
+    return value
 
 
 def arithmetic(op: str, left: ValueLike, right: ValueLike) -> Value:

@@ -12,10 +12,10 @@ import numpy as np
 from gemmsmith.backends.sim.operations import Issuing
 from gemmsmith.backends.sim.unit import uninitialised
 from gemmsmith.lang import statements as st
-from gemmsmith.lang.instruction import Instruction
+from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.machine import Blocking
 from gemmsmith.lang.types import F32, PRED, Type
-from gemmsmith.lang.values import Operation, Read, RegisterRead, Result, Value, Variable
+from gemmsmith.lang.values import Operation, Read, RegisterRead, Value, Variable
 
 PREEMPTION = 0.2
 """With a seed, how often a unit is interrupted at an instruction that others can see."""
