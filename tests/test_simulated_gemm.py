@@ -8,7 +8,7 @@ from importlib import resources
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as some
 
 import gemmsmith
@@ -28,24 +28,24 @@ def configs(draw: some.DrawFn) -> Config:
     if design == "pingpong":
         tile_m //= 2
     tile_n = draw(some.sampled_from([8, 16, 24, 40, 64, 96, 128, 176, 184, 192, 256]))
+    shares = (1, 1)
+    if design != "pingpong":
+        shares = draw(some.sampled_from([(1, 1), (1, 1), (0, 1), (2, 1), (3, 1), (1, 2), (1, 4)]))
     return Config(
         design,
         (tile_m, tile_n, draw(some.sampled_from([16, 32, 64, 128, 256]))),
-        draw(some.sampled_from([(1, 1), (2, 1), (1, 2)])),
+        draw(some.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)])),
         draw(some.integers(2, 4)),
         consumers,
         draw(some.sampled_from(["m", "n"])),
         draw(some.integers(1, 3)),
-        *(
-            draw(some.sampled_from([(1, 1), (1, 1), (0, 1), (2, 1), (3, 1), (1, 2), (1, 4)]))
-            if design != "pingpong"
-            else (1, 1)
-        ),
+        *shares,
         draw(some.booleans()),
         tuple(draw(some.sampled_from(["first", "normal", "last"])) for _ in "ab"),
         draw(some.booleans()),
         draw(some.booleans()) and design == "warp_specialized",
         draw(some.booleans()),
+        draw(some.booleans()) and design == "warp_specialized" and shares == (1, 1),
     )  # type: ignore[arg-type]
 
 
@@ -74,14 +74,13 @@ def test_any_product(config, m, n, k, batch, shared, dtype, output, half, turned
     a = matrix(rng, (m, k) if batch is None else (batch, m, k), OPERANDS[dtype], turned[0], pad, offset)
     b = matrix(rng, (k, n) if batch is None or shared else (batch, k, n), OPERANDS[dtype], turned[1], pad, 0)
     accumulate = "fp16" if half and dtype == "fp16" else "fp32"
-    out = np.full((n, m) if turned[2] else (m, n), np.nan, as_dtype(output).numpy)
-    out = out.T if turned[2] else out
-    if batch is not None:
-        out = np.repeat(out[None], batch, 0)
+    lead = () if batch is None else (batch,)
+    out = np.full((*lead, n, m) if turned[2] else (*lead, m, n), np.nan, as_dtype(output).numpy)
+    out = out.swapaxes(-1, -2) if turned[2] else out
     try:
         done = gemmsmith.simulate(a, b, out=out, accumulate=accumulate, config=config, seed=seed)
     except ConfigError:
-        return  # it does not fit, and says so
+        reject()  # it does not fit, and says so; another is drawn in its place
     assert done.hazards == []
     assert done.result is out
     bounds.check(out, a, b, as_dtype(accumulate), as_dtype(output)).require()
@@ -172,6 +171,7 @@ def test_the_timeline_shows_loads_under_the_math(rng: np.random.Generator, tmp_p
     math = [(s.start, s.end) for s in spans if s.kind == "mma"]
     loads = [(s.start, s.end) for s in spans if s.kind == "load"]
     under = sum(any(a < end and start < b for a, b in math) for start, end in loads)
+    assert len(loads) >= 16  # A and B of eight k-tiles
     assert under >= len(loads) // 2
     assert done.timeline.cycles <= done.cycles + 2000
     for name in ("t.png", "t.svg"):

@@ -339,8 +339,8 @@ class Plan:
             route = self._routed(problem, bound) if 0 not in shape else replace(route, problem=problem)
         if route.spec != self.spec:
             raise ArgumentError(
-                f"a, b, out: their layouts need the kernel {route.spec.name}, this plan has {self.spec.name}; "
-                "make a plan from arrays like these"
+                f"a, b, out: their layouts need the kernel {route.spec.name} ({route.spec.layouts}), this plan has "
+                f"{self.spec.name} ({self.spec.layouts}); make a plan from arrays like these"
             )
         first, second = (b, a) if swapped else (a, b)
         return Job(route, {"a": first, "b": second, **arrays}, bound, results, value, swapped)

@@ -59,7 +59,7 @@ def swizzle_image(x: np.ndarray, swizzle: int) -> np.ndarray:
 
 def tma_load(
     name: str, dtype: DType, shape: tuple[int, int, int], box: tuple[int, int, int], swizzle: int,
-    *places: tuple[int, int, int], cache: int = EVICT_NORMAL, columns: int | None = None, batches: int = 0,
+    *places: tuple[int, int, int], cache: Constant = EVICT_NORMAL, columns: int | None = None, batches: int = 0,
 ) -> Case:  # fmt: skip
     """Boxes side by side in shared memory, dumped as they lie there.
 
@@ -165,7 +165,7 @@ for swizzle in SWIZZLES:
     turns = [(0, 8 * i, i % 2) for i in range(4)]
     CASES.append(tma_store(f"turns_{tag}", FP16, shape, box, swizzle, *turns, turn=True))
 CASES += [short_rows(BF16, 61), short_rows(FP32, 30)]
-CASES += [tma_load(f"cache_{cache:x}", BF16, (1, 8, 64), (64, 8, 1), 128, (0, 0, 0), cache=cache)
+CASES += [tma_load(f"cache_{cache.name}", BF16, (1, 8, 64), (64, 8, 1), 128, (0, 0, 0), cache=cache)
           for cache in (EVICT_FIRST, EVICT_NORMAL, EVICT_LAST)]  # fmt: skip
 CASES += [tma_load("stride_0", FP16, (1, 16, 64), (64, 8, 1), 128, (0, 0, 4), (0, 8, 1), (0, 0, 5), batches=5)]
 # A row of 37 elements is no multiple of 16 bytes: rows are padded, and the padding is never read.

@@ -1,12 +1,17 @@
-"""What a kernel is made for: how the bare product's D leaves it."""
+"""What a kernel is made for: how the bare product's D leaves it, and its name."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 
-from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import BF16, FP16, FP32
+from gemmsmith.core.graph import bare
 from gemmsmith.core.problem import Matrix
-from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 
 
 @pytest.mark.parametrize(
@@ -23,3 +28,23 @@ from gemmsmith.core.spec import EpilogueSpec
 def test_d_is_stored_along_what_is_contiguous(d: Matrix, tma: bool, tall: bool) -> None:
     found = EpilogueSpec.bare(d.canonical())
     assert (bool(found.tma), bool(found.tall)) == (tma, tall)
+
+
+def test_names_are_short_symbols_and_of_one_kernel_each() -> None:
+    configs = [
+        Config(), Config(tile=(256, 256, 256)), Config("pingpong"), Config(cluster=(1, 2)), Config(stages=3),
+        Config(consumers=1), Config(raster="n"), Config(swizzle=4), Config(splits=4), Config(cluster_splits=2),
+        Config(swap=True), Config(evict=("first", "normal")), Config(pdl=True), Config(reuse=True),
+        Config(serpentine=True), Config(lockstep=True),
+    ]  # fmt: skip
+    epilogues = [EpilogueSpec(bare(FP32), frozenset({"out"})), EpilogueSpec(bare(FP16), frozenset({"out"}))]
+    epilogues += [EpilogueSpec(bare(FP32), frozenset(), frozenset({"out"})), EpilogueSpec(bare(FP32), frozenset())]
+    specs = [
+        KernelSpec(*parts)
+        for parts in product(configs, (BF16, FP16), (FP32, FP16), ("K", "MN"), ("K", "MN"), epilogues)
+    ]
+    names = {spec.name for spec in specs}
+    assert len(names) == len(specs)
+    assert all(name.isidentifier() and len(name) < 48 for name in names)
+    split = replace(specs[0], config=Config(splits=4))
+    assert split.name == replace(specs[0], config=Config(splits=0)).name  # an argument says how many

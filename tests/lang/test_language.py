@@ -213,7 +213,7 @@ def test_values_never_change_behind_their_users_back(seed: int) -> None:
             line = line.strip().rstrip(";")
             if "word[0] =" in line:
                 got.append(eval(_python(line.split("=", 1)[1]), {}, names))
-            elif line.startswith(("const int t", "const int x", "int x", "x =", "const bool")):
+            elif line.startswith(("const int ", "int x", "x =", "const bool")) and "threadIdx" not in line:
                 name, expression = line.split("=", 1)
                 names[name.split()[-1]] = eval(_python(expression), {}, names)
     assert np.array_equal(got, want)

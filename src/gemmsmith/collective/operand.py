@@ -12,8 +12,8 @@ from gemmsmith.core.tile import ATOM_ROWS, Tile
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.types import U16
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.types import I32, U16
+from gemmsmith.lang.values import Constant, Value, as_value
 
 Source = Callable[[BoundProblem], tuple[Matrix, Pointer]]
 """Gives an operand of a problem as an (M or N) x K matrix, and where it lies."""
@@ -23,7 +23,7 @@ class Operand:
     """A tile of an operand in each of `stages` stages. Kernel arguments: `name`, its tensor map; where CTAs share the
     tile, `name`_part, the rows of the boxes that each of them brings. `policy`: the L2's."""
 
-    def __init__(self, name: str, tile: Tile, stages: int, source: Source, policy: int = EVICT_NORMAL) -> None:
+    def __init__(self, name: str, tile: Tile, stages: int, source: Source, policy: Constant = EVICT_NORMAL) -> None:
         self.name, self.tile, self.policy, self._source = name, tile, policy, source
         self.map = current().tensor_map(name, self._map_of)
         self.stages = current().shared(tile, stages=stages, name=name.upper(), partly=True)
@@ -51,7 +51,7 @@ class Operand:
         Recorded in one thread."""
         tile = self.tile
         for part in range(self._parts) if alone else [self._part]:
-            first = part * self._part_rows
+            first = as_value(part * self._part_rows, I32).named("first_row")
             for box in range(tile.boxes):
                 inner, outer = (k, mn) if tile.major == "K" else (mn, k)
                 destination = self.stages[stage].at(box * tile.box_bytes).at(first, tile.pitch)

@@ -254,6 +254,7 @@ def start(*pipelines: Initialised, prefetch: Sequence[Value] = (), then: Callabl
     maps of `prefetch` are brought into the descriptor cache meanwhile, by another warp.
     """
     k = current()
+    k.comment("prologue: barriers")
     with k.when(k.thread == 32):
         for tensor_map in prefetch:
             hw.prefetch_tensor_map(tensor_map)

@@ -202,23 +202,19 @@ class KernelSpec:
 
     @property
     def name(self) -> str:
-        """The kernel's symbol: design, config, dtypes, layouts, and epilogue."""
-        c = self.config
-        shape = "x".join(map(str, c.tile)) + "_" + "x".join(map(str, c.cluster)) + f"_{c.stages}_{c.consumers}"
-        types = f"{self.operand}_{self.accumulate}_{self.a_major}{self.b_major}"
-        parts = "_shared" * (c.splits != 1) + f"_by{c.cluster_splits}" * (c.cluster_splits > 1)
-        parts += f"_evict_{'_'.join(c.evict)}" * (c.evict != ("normal", "normal")) + "_pdl" * c.pdl + "_reuse" * c.reuse
-        parts += "_serpentine" * c.serpentine + "_lockstep" * c.lockstep
-        return f"{c.design}_{shape}_{c.raster}{c.swizzle}{parts}_{types}_{self._epilogue_name}".lower()
+        """A symbol: the design, the tile, and a hash of all else that makes another kernel."""
+        c, e = self.config, self.epilogue
+        parts = (
+            c.replace(splits=int(c.splits == 1)),  # an argument says how many
+            self.operand, self.accumulate, self.a_major, self.b_major,
+            e.graph, sorted(e.tma), sorted(e.tall), e.exact, e.atomic,
+        )  # fmt: skip
+        return f"{c.design}_{'x'.join(map(str, c.tile))}_{sha256(repr(parts).encode()).hexdigest()[:8]}"
 
     @property
-    def _epilogue_name(self) -> str:
-        e = self.epilogue
-        results = "_".join(f"{r.dtype}" for r in e.graph.results)
-        if not e.graph.computes:
-            return f"{results}_{'tma' if e.tma else 'tall' if e.tall else 'direct'}"
-        text = f"{e.graph.nodes}{e.graph.operands}{e.graph.results}{sorted(e.tma)}{sorted(e.tall)}{e.exact}{e.atomic}"
-        return f"{results}_epilogue_{sha256(text.encode()).hexdigest()[:8]}"
+    def layouts(self) -> str:
+        """How its matrices lie."""
+        return f"A is {self.a_major}-major, B is {self.b_major}-major; by TMA: {', '.join(sorted(self.epilogue.tma))}"
 
     def check(self) -> None:
         """Raises ConfigError for a config that cannot work with these operands; the message says what would work."""

@@ -14,12 +14,13 @@ from gemmsmith.lang.kernel import Kernel
 @lru_cache(maxsize=256)
 def build(spec: KernelSpec) -> Kernel:
     """The kernel of a spec, verified. Raises ConfigError or KernelError."""
+    results = ", ".join(f"{r.name} {r.dtype}" for r in spec.epilogue.graph.results)
     with Builder(spec.name, threads=spec.threads, cluster=(spec.cluster_size, 1, 1)) as k:
         k.header += [
             f"gemmsmith: {spec.name}",
-            f"D = epilogue(A @ B), {spec.operand} operands, {spec.accumulate} accumulation",
+            f"D = epilogue(A @ B), {spec.operand} operands, {spec.accumulate} accumulation; results: {results}",
             f"config: {spec.config.replace(splits=int(spec.config.splits == 1), swap=False)}",  # not how many
-            f"A is {spec.a_major}-major, B is {spec.b_major}-major; by TMA: {', '.join(sorted(spec.epilogue.tma))}",
+            spec.layouts,
             "compile: nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin, or NVRTC for sm_90a",
             f"launch: grid a multiple of {spec.cluster_size}, block {spec.threads}, shared memory as below, dynamic",
         ]

@@ -29,7 +29,7 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
         producer = ((k.warp_index == 0) & hw.elect_one()).named("producer")
         write, read = mainloop.producer_start_state(), mainloop.pipe.consumer_start_state()
         release = LateRelease(mainloop.pipe)
-        rows = warpgroup * spec.warpgroup_rows
+        rows = (warpgroup * spec.warpgroup_rows).named("rows")
         accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
 
         def produce(tile: WorkTile, k_tile: Value) -> None:
@@ -48,6 +48,7 @@ def multistage(k: Builder, spec: KernelSpec) -> None:
                 produce(tile, k_tile)
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
+            k.comment("mainloop")
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 mainloop.pipe.consumer_wait(read)
                 a, b = mainloop.a.stages[read.index], mainloop.b.stages[read.index]

@@ -47,6 +47,7 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
             order.wait(warpgroup)
+            k.comment("mainloop")
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 mainloop.pipe.consumer_wait(read)
                 a, b = mainloop.a.stages[read.index], mainloop.b.stages[read.index]

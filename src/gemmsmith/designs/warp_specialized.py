@@ -46,7 +46,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
 
     with k.warpgroups(1, 1 + consumers, "math") as warpgroup:
         hw.set_registers(consumer_registers)
-        rows = warpgroup * spec.warpgroup_rows
+        rows = (warpgroup * spec.warpgroup_rows).named("rows")
         read, release = mainloop.pipe.consumer_start_state(), LateRelease(mainloop.pipe)
         accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
         epilogue.prepare()
@@ -55,6 +55,7 @@ def warp_specialized(k: Builder, spec: KernelSpec) -> None:
             epilogue.begin(sums.mine(tile), warpgroup, rows)
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
+            k.comment("mainloop")
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 mainloop.pipe.consumer_wait(read)
                 a, b = mainloop.a.stages[read.index], mainloop.b.stages[read.index]

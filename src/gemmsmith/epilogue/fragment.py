@@ -73,7 +73,7 @@ def unpacked(pair: Value, dtype: DType) -> tuple[Value, Value]:
 def _matrix_row(tile: Tile, chunk: Index, count: int) -> Value:
     """Where this lane's row of a ldmatrix or stmatrix lies: rows 0-7 and 8-15 of the warp's 16, chunk by chunk."""
     k = current()
-    row = (k.warp_index % 4) * 16 + k.lane % 16
+    row = ((k.warp_index % 4) * 16 + k.lane % 16).named("row")
     place = k.lane // 16 + chunk if count == 2 else chunk
     return _offset(tile, row, place, 0)
 
@@ -81,7 +81,7 @@ def _matrix_row(tile: Tile, chunk: Index, count: int) -> Value:
 def _pair_offset(tile: Tile, chunk: Index, half: int) -> Value:
     """Where this lane's pair of a chunk lies, in row lane / 4 (+ 8) of the warp's 16."""
     k = current()
-    row = (k.warp_index % 4) * 16 + k.lane // 4 + 8 * half
+    row = ((k.warp_index % 4) * 16 + k.lane // 4 + 8 * half).named("row")
     size = tile.dtype.bytes
     if tile.dtype == FP32:  # 8 columns are two 16-byte chunks, a pair is half of one
         return _offset(tile, row, k.lane % 4 // 2 + 2 * chunk, k.lane % 2 * 8)

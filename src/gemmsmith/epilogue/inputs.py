@@ -38,7 +38,7 @@ class Part:
 
     def row(self, block: int, half: int) -> Value:
         """This thread's row of a block's half."""
-        return self.m + self.row_of_part(block, half)
+        return (self.m + self.row_of_part(block, half)).named("row")
 
     def row_of_part(self, block: int, half: int) -> Value:
         """The same, counted in the part."""
@@ -56,11 +56,12 @@ class Part:
 
     def columns_inside(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
         """Whether they lie in the matrix: numbers known at build time beside one that is the same for all columns."""
-        first, left = spot.column + (spot.chunk + j) * 8, self.columns_in_all // width - self.first_column(width)
+        first = (spot.column + (spot.chunk + j) * 8).named("column")
+        left = (self.columns_in_all // width - self.first_column(width)).named("columns_left")
         return first < left, first + 1 < left
 
     def inside(self, block: int, half: int) -> Value:
-        return self.row(block, half) < self.rows_in_all
+        return (self.row(block, half) < self.rows_in_all).named("row_inside")
 
 
 @dataclass

@@ -91,7 +91,7 @@ class Epilogue:
 
     def begin(self, work: WorkTile, warpgroup: Value, first_row: Value | int) -> None:
         """Starts what the tile's epilogue will read; the warpgroup's rows start `first_row` below the tile's."""
-        self.part = Part(work, work.m + first_row, warpgroup, self.m, self.n)
+        self.part = Part(work, (work.m + first_row).named("first_row"), warpgroup, self.m, self.n)
         for x in self.inputs.values():
             x.begin(self.part)
         if self.matrices:
@@ -100,8 +100,9 @@ class Epilogue:
     def consume(self, accumulator: Accumulator) -> None:
         """Computes and stores the warpgroup's part of the tile."""
         k, plan, part = current(), self.layout, self.part
-        barrier = part.warpgroup + _FIRST_BARRIER
+        barrier = (part.warpgroup + _FIRST_BARRIER).named("epilogue_barrier")
         turns = plan.rounds
+        k.comment("epilogue")
         for x in self.inputs.values():
             x.settle(part)
         for reduction in self.reductions:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.graph import Extent, Graph
 from gemmsmith.epilogue import fragment
 from gemmsmith.epilogue.evaluate import Evaluation, Source
-from gemmsmith.epilogue.inputs import Part, Scalar, Spot
+from gemmsmith.epilogue.functions import Lowering
+from gemmsmith.epilogue.inputs import DirectMatrix, Part, Scalar, Spot, TmaMatrices, Vector
+from gemmsmith.epilogue.layout import Layout
+from gemmsmith.epilogue.outputs import ScaleStore, Stores
+from gemmsmith.epilogue.reductions import Reduction
 from gemmsmith.epilogue.rows import WHOLE_ROWS, HeldRows, Quantized, TopKSoftmax
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.values import Value
-
-if TYPE_CHECKING:
-    from gemmsmith.epilogue.lowering import Epilogue
-
 
 AT_ONCE, SLAB = 8, 4
 """Chunks of a piece whose vectors are read at once, up to so many; of wider ones, which may have 23, so many at a time:
@@ -28,10 +29,26 @@ BEYOND = 4096
 """More columns than the tiles of a cluster may begin behind the matrix, and than a tile has pieces."""
 
 
+class Lowered(Protocol):
+    """What a piece needs of the epilogue that it is of."""
+
+    graph: Graph
+    layout: Layout
+    extents: list[Extent]
+    widths: dict[str, int]
+    chosen: dict[int, Lowering]
+    inputs: dict[str, Scalar | Vector | DirectMatrix]
+    matrices: TmaMatrices | None
+    stores: Stores | None
+    reductions: list[Reduction]
+    scales: list[tuple[int, ScaleStore]]
+    part: Part
+
+
 class Piece:
     """64 rows by `columns` columns of the accumulator: piece `index` of the tile, stored in round `turn`."""
 
-    def __init__(self, epilogue: Epilogue, accumulator: Accumulator, index: int, turn: int) -> None:
+    def __init__(self, epilogue: Lowered, accumulator: Accumulator, index: int, turn: int) -> None:
         self.epilogue, self.accumulator, self.index, self.turn = epilogue, accumulator, index, turn
         self.graph, self.extents, self.part = epilogue.graph, epilogue.extents, epilogue.part
         plan = epilogue.layout
@@ -43,6 +60,8 @@ class Piece:
     def run(self) -> None:
         """Computes and writes the piece."""
         e, part = self.epilogue, self.part
+        row, last = 64 * self.block, self.column + 8 * self.chunks - 1
+        current().comment(f"rows {row} to {row + 63} of the warpgroup's, columns {self.column} to {last}")
         if e.matrices:
             e.matrices.wait(part, self.index)
         # Always true, and another for each piece. Without the branches ptxas starts on later pieces before it has added
@@ -98,7 +117,8 @@ class Piece:
         for i, node in enumerate(self.graph.nodes):
             place = self._spot(chunk, self.extents[i].width or 1).chunk
             if node.op == "accumulator":
-                sources[i] = partial(_product, self.accumulator, self.block, chunk + self.column // 8)
+                place = (chunk + self.column // 8).named("chunk_of_tile")
+                sources[i] = partial(_product, self.accumulator, self.block, place)
             elif node.op == "operand":
                 sources[i] = partial(_at, self.fetched[i], place)
             elif i in self.rows:
@@ -156,7 +176,7 @@ class Piece:
                     pair = partial(_shifted, here, r.node, first)
                     packed: partial[Value] = partial(_packed, pair, r.dtype)
                     if self.graph.nodes[r.node].op == "accumulator":
-                        place = chunk + (self.column // 8 + first)
+                        place = (chunk + (self.column // 8 + first)).named("chunk_of_tile")
                         packed = partial(_packed_product, self.accumulator, self.block, place, r.dtype)
                     fragment.write(tiles[r.name], buffer, spot.chunk + first, min(2, spot.count - first), pair, packed)
         for reduction in e.reductions:
@@ -169,7 +189,7 @@ class Piece:
 
 
 def _product(accumulator: Accumulator, block: int, chunk: Value, j: int, half: int) -> tuple[Value, Value]:
-    i = (chunk + j) * 2 + half
+    i = ((chunk + j) * 2 + half).named("pair")
     return accumulator.element(block, i, 0), accumulator.element(block, i, 1)
 
 
@@ -201,4 +221,4 @@ def _packed(pair: fragment.Pair, dtype: DType, j: int, half: int) -> Value:
 
 def _packed_product(accumulator: Accumulator, block: int, chunk: Value, dtype: DType, j: int, half: int) -> Value:
     """The product itself, which may be packed already."""
-    return accumulator.pair(block, (chunk + j) * 2 + half, dtype)
+    return accumulator.pair(block, ((chunk + j) * 2 + half).named("pair"), dtype)

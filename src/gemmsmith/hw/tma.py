@@ -11,8 +11,12 @@ from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import swizzled
 from gemmsmith.lang.instruction import Instruction, i32, tensor_map, u16, u32, u64
 from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
+from gemmsmith.lang.types import U64
+from gemmsmith.lang.values import Constant
 
-EVICT_FIRST, EVICT_NORMAL, EVICT_LAST = 0x12F0000000000000, 0x1000000000000000, 0x14F0000000000000
+EVICT_FIRST = Constant(U64, 0x12F0000000000000, "EVICT_FIRST")
+EVICT_NORMAL = Constant(U64, 0x1000000000000000, "EVICT_NORMAL")
+EVICT_LAST = Constant(U64, 0x14F0000000000000, "EVICT_LAST")
 """L2 cache policies, as `createpolicy.fractional` encodes them (CUTLASS, TMA::CacheHintSm90)."""
 CHUNK = 16
 """Bytes that a swizzle moves as one."""

@@ -13,8 +13,8 @@ from gemmsmith.core.tile import Tile, swizzled
 from gemmsmith.lang.instruction import Instruction, pred, registers_in, registers_inout, u64
 from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
 from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.types import U64
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.types import U32, U64
+from gemmsmith.lang.values import Constant, Value
 
 K = 16
 """Depth of one wgmma of 16-bit elements: 32 bytes."""
@@ -35,8 +35,11 @@ def descriptor(view: SharedView, step: int) -> Value:
     stride = 8 * tile.swizzle
     leading = tile.box_bytes if tile.major == "MN" else 16
     # The low word varies, the high word is constant: a step costs one 32-bit addition.
-    low = view.chunk + ((step_offset(tile, step) >> 4) + ((leading >> 4) << 16))
-    return low.to(U64) | ((stride >> 4) << 32 | _LAYOUT[tile.swizzle] << 62)
+    low_constant = Constant(U32, (leading >> 4) << 16, f"DESCRIPTOR_LBO_{leading}")
+    high_constant = Constant(
+        U64, (stride >> 4) << 32 | _LAYOUT[tile.swizzle] << 62, f"DESCRIPTOR_SWIZZLE_{tile.swizzle}B"
+    )
+    return (view.chunk + low_constant + (step_offset(tile, step) >> 4)).to(U64) | high_constant
 
 
 def step_offset(tile: Tile, step: int) -> int:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang import statements as st
-from gemmsmith.lang.instruction import Instruction
+from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.kernel import Kernel, Scratch
+from gemmsmith.lang.printer import print_kernel
+from gemmsmith.lang.recording import RECORDING, recorder
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import I32, PRED, TENSOR_MAP, U32, U64, Type
 from gemmsmith.lang.values import (
@@ -28,15 +29,14 @@ from gemmsmith.lang.values import (
     LoopIndex,
     Parameter,
     Registers,
-    Result,
     Value,
     ValueLike,
     Variable,
     as_value,
     operation,
 )
+from gemmsmith.lang.verify import verify
 
-_CURRENT: ContextVar[Builder | None] = ContextVar("gemmsmith_builder", default=None)
 _PACKAGE = str(Path(__file__).parents[1])
 # Frames in these floors are mechanics: a statement's line is the design's (or the user's) that called them.
 _MECHANICS = tuple(str(Path(_PACKAGE) / floor) for floor in ("lang", "hw", "collective", "schedule", "epilogue"))
@@ -45,9 +45,7 @@ _STDLIB = str(Path(sys.modules["contextlib"].__file__ or "").parent)
 
 def current() -> Builder:
     """The builder being recorded into; KernelError outside of one."""
-    builder = _CURRENT.get()
-    if builder is None:
-        raise KernelError("kernel code runs only while a Builder records it: `with Builder(...) as k:`")
+    builder: Builder = recorder()
     return builder
 
 
@@ -73,11 +71,11 @@ class Builder:
         self.smem, self.smem_chunk = Builtin(U32, "smem"), Builtin(U32, "smem_chunk")
 
     def __enter__(self) -> Builder:
-        self._token = _CURRENT.set(self)
+        self._token = RECORDING.set(self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        _CURRENT.reset(self._token)
+        RECORDING.reset(self._token)
         if isinstance(error, KernelError) and not getattr(error, "located", False):
             lines = [(t.tb_frame.f_code.co_filename, t.tb_lineno) for t in _frames(trace)]
             own = [st.Where(*line) for line in lines if not line[0].startswith((*_MECHANICS, _STDLIB, "<"))]
@@ -86,11 +84,9 @@ class Builder:
 
     def finish(self) -> Kernel:
         """The kernel, verified. KernelError names the line of what is wrong."""
-        from gemmsmith.lang.verify import verify
-
         kernel = Kernel(
             self.name, self.threads, self.cluster, self.parameters, self.buffers, self.late, self.body, self.header,
-            self.memory, self.grid,
+            print_kernel, self.memory, self.grid,
         )  # fmt: skip
         verify(kernel)
         return kernel
@@ -150,7 +146,7 @@ class Builder:
         align = alignment or (tile.alignment if tile else 16)
         nbytes = -(-nbytes // align) * align if stages > 1 else nbytes
         end = max((b.offset + b.bytes for b in self.buffers), default=0) if offset is None else offset
-        buffer = SharedBuffer(self, name, -(-end // align) * align, nbytes, stages, tile, partly)
+        buffer = SharedBuffer(name, -(-end // align) * align, nbytes, stages, tile, partly)
         self.buffers.append(buffer)
         return buffer
 
@@ -257,7 +253,8 @@ class Builder:
         try:
             with self._nested(role.body):
                 index = self.warpgroup_index if role.unit == "warpgroup" else self.warp_index % 4
-                yield index - role.first if role.count > 1 else Constant(I32, 0)
+                name = f"{role.name or 'own'}_{role.unit}"
+                yield (index - role.first).named(name) if role.count > 1 else Constant(I32, 0)
         finally:
             self._roles.pop()
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 from gemmsmith.core.errors import KernelError
+from gemmsmith.lang.recording import recorder
 from gemmsmith.lang.types import F32, I32, I64, ORDER, PRED, TENSOR_MAP, U16, U32, U64, Type
 from gemmsmith.lang.values import Registers, Value, as_value
 
@@ -87,9 +88,8 @@ class Instruction:
 
     def issue(self) -> Value:
         """Records the instruction in the current builder; gives its result, if it has one."""
-        from gemmsmith.lang.builder import current
-
-        return current().execute(self)
+        result: Value = recorder().execute(self)
+        return result
 
     # -- what the printer, the verifier and the simulator ask -------------------------------------
     @property
@@ -129,3 +129,11 @@ class Instruction:
     def simulate(self, m: Any) -> Any:
         """The meaning on a Machine: gives the result's value, or is a generator where it may block."""
         raise KernelError(f"{self.mnemonic} has no meaning on a machine")
+
+
+class Result(Value):
+    """What an instruction gave."""
+
+    def __init__(self, instruction: Instruction, type: Type) -> None:
+        super().__init__(type)
+        self.instruction = instruction

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.statements import Block
 from gemmsmith.lang.types import TENSOR_MAP, U64
 from gemmsmith.lang.values import Bind, LateConstant, Parameter
-
-if TYPE_CHECKING:
-    from gemmsmith.lang.shared import SharedBuffer
-
 
 SCRATCH_ALIGNMENT = 256
 """Of every piece of scratch memory, in bytes."""
@@ -39,7 +37,8 @@ class Scratch:
 
 @dataclass(eq=False)
 class Kernel:
-    """One kernel's description. `header` lines open the printed file; `grid` computes how many clusters have work."""
+    """One kernel's description. `header` lines open the printed file, which `printer` makes; `grid` computes how many
+    clusters have work."""
 
     name: str
     threads: int
@@ -49,6 +48,7 @@ class Kernel:
     late: list[LateConstant]
     body: Block
     header: list[str]
+    printer: Callable[[Kernel], str]
     memory: list[Scratch] = field(default_factory=list)
     grid: Bind = lambda _: 1
 
@@ -89,6 +89,4 @@ class Kernel:
     @cached_property
     def source(self) -> str:
         """The kernel as one self-contained CUDA C++ file."""
-        from gemmsmith.lang.printer import print_kernel
-
-        return print_kernel(self)
+        return self.printer(self)

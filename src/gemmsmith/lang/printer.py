@@ -1,7 +1,7 @@
 """Prints a kernel as one readable, self-contained CUDA C++ file.
 
-Pure values used once are folded into their use; all others become named constants, in the order they were made.
-A value that reads a variable is written down before the variable changes.
+Pure values used once, and reads of variables, are folded into their uses; all others become named constants, in the
+order they were made. A value that reads a variable is written down before the variable changes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from gemmsmith.lang import statements as st
-from gemmsmith.lang.instruction import Instruction, RegisterOperand
+from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32, ORDER, ORDER_LENGTH, PRED, TENSOR_MAP, Type
 from gemmsmith.lang.values import (
@@ -25,7 +25,6 @@ from gemmsmith.lang.values import (
     Read,
     RegisterRead,
     Registers,
-    Result,
     Value,
 )
 
@@ -34,9 +33,18 @@ _PRECEDENCE = {
     "==": 6, "!=": 6, "&": 5, "^": 4, "|": 3,
 }  # fmt: skip
 _ATOM, _UNARY, _TERNARY = 20, 15, 1
+_HINTS = {
+    "+": "sum", "-": "difference", "*": "product", "/": "quotient", "%": "remainder", "neg": "negated",
+    "min": "minimum", "max": "maximum", "select": "selected", "cast": "converted",
+}  # fmt: skip
+"""What an operation's result is called that has no name."""
 _PRELUDE = """\
+#ifdef __CUDACC_RTC__  // NVRTC has no headers
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t; typedef long long int64_t;
+#else
+#include <cstdint>
+#endif
 """
 _TENSOR_MAP = "struct alignas(64) TensorMap { uint64_t opaque[16]; };  // CUtensorMap\n"
 _ORDER = f"struct Order {{ uint16_t of[{ORDER_LENGTH}]; }};  // a permutation of a grid's clusters\n"
@@ -66,8 +74,11 @@ class _Printer:
     taken: Counter[str] = field(default_factory=Counter)
     pending: dict[Value, _Pending] = field(default_factory=dict)
     builtins: set[str] = field(default_factory=set)
+    constants: dict[str, Constant] = field(default_factory=dict)
     wrappers: dict[str, None] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+    last_if: tuple[Value | None, int] = None, 0
+    """The condition of the last `if` without `else`, and the number of lines behind it."""
     depth: int = 1
 
     # -- names and expressions ---------------------------------------------------------------------
@@ -82,13 +93,24 @@ class _Printer:
             self.names[thing] = name
         return self.names[thing]
 
+    def constant(self, value: Constant) -> str:
+        """The name of a constant that has one: those of the same name and number are one."""
+        name = self.name((value.name, value.type, value.number), value.name or "")
+        self.constants[name] = value
+        return name
+
     def expression(self, value: Value) -> tuple[str, int, set[object]]:
         """Text, precedence, and the variables it reads."""
         if value in self.pending:
-            done = self.pending.pop(value)
+            done = self.pending[value]
+            self.uses[value] -= 1
+            if not self.uses[value]:
+                del self.pending[value]
             return done.text, done.precedence, done.reads
         if value in self.names:
             return self.names[value], _ATOM, set()
+        if isinstance(value, Constant) and value.name:
+            return self.constant(value), _ATOM, set()
         if isinstance(value, (Constant, LateConstant)):
             return _literal(value.type, value.number), _ATOM, set()
         if isinstance(value, Builtin):
@@ -170,7 +192,7 @@ class _Printer:
         if pure and not self.uses[value]:
             return
         done = self._compose(value)
-        if pure and self.uses[value] == 1 and not value.name:
+        if pure and not value.name and (self.uses[value] == 1 or isinstance(value, Read)):
             self.pending[value] = done
             return
         if not self.uses[value]:
@@ -228,12 +250,17 @@ class _Printer:
             case st.If():
                 condition = self.text(statement.condition)
                 self.flush()
-                self.line(f"if ({condition}) {{")
+                if self.last_if[0] is statement.condition and self.last_if[1] == len(self.lines):
+                    self.lines.pop()  # of the same condition, just before: values never change
+                else:
+                    self.line(f"if ({condition}) {{")
                 self.nested(statement.then)
                 if statement.otherwise:
                     self.line("} else {")
                     self.nested(statement.otherwise)
                 self.line("}")
+                if not statement.otherwise:
+                    self.last_if = statement.condition, len(self.lines)
 
     def _loop(self, loop: st.Loop) -> None:
         start, stop, by = (self._bound(x) for x in (loop.start, loop.stop, loop.step))
@@ -264,6 +291,8 @@ class _Printer:
             opening = "if" if role is roles[0] else "} else if"
             last = role is roles[-1] and whole and len(roles) > 1
             self.line("} else {" if last else f"{opening} ({self._test(role, limit)}) {{")
+            if role.name:
+                self.line(f"    // {role.name} {role.unit}{'s' * (role.count > 1)}")
             self.nested(role.body)
         self.line("}")
 
@@ -365,8 +394,10 @@ def _hint(value: Value) -> str:
             return value.instruction.mnemonic + "_result"
         case RegisterRead():
             return f"{value.registers.name}_value"
+        case Operation(op=op):
+            return _HINTS.get(op, "value" if value.type != PRED else "condition")
         case _:
-            return "t"
+            return "value"
 
 
 def _count_uses(kernel: Kernel) -> Counter[Value]:
@@ -425,21 +456,23 @@ def print_kernel(kernel: Kernel) -> str:
         f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, 1)\n'
         f"{kernel.name}(\n    " + ",\n    ".join(parameters) + ")\n{\n"
     )
-    shared = "extern __shared__ __align__(1024) uint8_t shared_memory[];"
+    shared = f"extern __shared__ __align__(1024) uint8_t shared_memory[];  // {kernel.shared_bytes} bytes"
     opening = [shared] * bool({"smem", "smem_chunk"} & p.builtins) + [
         text for name, text in _BUILTINS.items() if name in p.builtins
     ]
     header = "".join(f"// {line}".rstrip() + "\n" for line in kernel.header)
     kinds = {q.type for q in kernel.parameters}
     structs = _TENSOR_MAP * (TENSOR_MAP in kinds) + _ORDER * (ORDER in kinds)
-    layout = "".join(
-        f"    // shared memory {b.offset:>6}: {b.name}, {b.count} x {b.slot_bytes} bytes\n" for b in kernel.buffers
-    )
+    sizes = {b.start.name: f"  // shared memory: {b.count} x {b.slot_bytes} bytes" for b in kernel.buffers}
+    constants = [
+        f"constexpr {c.type.cpp} {name} = {_literal(c.type, c.number)};{sizes.get(c.name, '')}"
+        for name, c in sorted(p.constants.items(), key=lambda x: (x[1].name not in sizes, x[1].number))
+    ]
     return (
         f"{header}\n{_PRELUDE}{structs}\n"
         + "\n".join(p.wrappers)
-        + f"\n{signature}{layout}"
-        + "".join(f"    {line}\n" for line in opening)
+        + f"\n{signature}"
+        + "".join(f"    {line}\n" for line in (*constants, *opening))
         + "\n".join(p.lines)
         + "\n}\n"
     )

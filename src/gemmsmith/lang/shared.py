@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.tile import Tile
+from gemmsmith.lang.recording import recorder
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, Value, ValueLike, as_value
-
-if TYPE_CHECKING:
-    from gemmsmith.lang.builder import Builder
 
 
 @dataclass(frozen=True)
@@ -21,7 +18,6 @@ class SharedBuffer:
     `partly`: where nobody wrote, what is read does not matter.
     """
 
-    kernel: Builder
     name: str
     offset: int
     slot_bytes: int
@@ -33,18 +29,24 @@ class SharedBuffer:
     def bytes(self) -> int:
         return self.slot_bytes * self.count
 
+    @property
+    def start(self) -> Constant:
+        """The offset, by the buffer's name."""
+        return Constant(U32, self.offset, f"{self.name}_OFFSET".upper())
+
     def __getitem__(self, slot: ValueLike) -> SharedView:
-        return SharedView(self.kernel, self.offset, (), self.tile).at(slot, self.slot_bytes)
+        return SharedView(self.start, 0, (), self.tile).at(slot, self.slot_bytes)
 
 
 @dataclass(frozen=True)
 class SharedView:
-    """A place in shared memory, `constant` + the sum of value x step bytes from its start, and the tile there, if any.
+    """A place in shared memory, `start` + `constant` + the sum of value x step bytes behind its first byte, and the
+    tile there, if any.
 
     It is kept as a sum so that it can be had in other units without arithmetic in the kernel.
     """
 
-    kernel: Builder
+    start: Constant
     constant: int
     terms: tuple[tuple[Value, int], ...]
     tile: Tile | None = None
@@ -52,20 +54,20 @@ class SharedView:
     @property
     def address(self) -> Value:
         """u32, in bytes."""
-        return self._sum(self.kernel.smem, 1)
+        return self._sum(recorder().smem, 1)
 
     @property
     def chunk(self) -> Value:
         """u32, in 16-byte chunks, 14 bits: what matrix descriptors hold."""
-        return self._sum(self.kernel.smem_chunk, 16)
+        return self._sum(recorder().smem_chunk, 16)
 
-    def _sum(self, start: Value, unit: int) -> Value:
-        if self.constant % unit or any(step % unit for _, step in self.terms):
+    def _sum(self, base: Value, unit: int) -> Value:
+        if any(x % unit for x in (self.start.number, self.constant, *(step for _, step in self.terms))):
             raise KernelError(f"a place in shared memory that is no multiple of {unit} bytes")
-        total = start
+        total = base
         for value, step in self.terms:
             total = total + (value * (step // unit)).to(U32)
-        return total + self.constant // unit
+        return total + self.start // unit + self.constant // unit
 
     def at(self, count: ValueLike, step: int = 1) -> SharedView:
         """The same view, `count` x `step` bytes further."""

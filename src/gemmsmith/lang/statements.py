@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from gemmsmith.lang.instruction import Instruction
-    from gemmsmith.lang.values import LoopIndex, Registers, Value, Variable
+from gemmsmith.lang.instruction import Instruction
+from gemmsmith.lang.values import LoopIndex, Registers, Value, Variable
 
 
 class Where(NamedTuple):

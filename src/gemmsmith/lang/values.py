@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 from gemmsmith.core.errors import KernelError
+from gemmsmith.lang.recording import recorder
 from gemmsmith.lang.types import F32, I32, PRED, Type
-
-if TYPE_CHECKING:
-    from gemmsmith.lang.instruction import Instruction
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 ValueLike = Union["Value", int, float, bool]
@@ -30,8 +28,8 @@ class Value:
     __hash__ = object.__hash__
 
     def named(self, name: str) -> Value:
-        """Prints this value as a constant of that name; what has a name already keeps it."""
-        if not isinstance(self, (Parameter, Builtin, LoopIndex, LateConstant)):
+        """Prints this value as a constant of that name; what has a name already keeps it, and a number stays one."""
+        if not self.name and not isinstance(self, Constant):
             self.name = name
         return self
 
@@ -122,10 +120,10 @@ class Value:
 
 
 class Constant(Value):
-    """A number known while the kernel is built."""
+    """A number known while the kernel is built. One with a name prints as a `constexpr`, and is not folded."""
 
-    def __init__(self, type: Type, number: Any) -> None:
-        super().__init__(type)
+    def __init__(self, type: Type, number: Any, name: str | None = None) -> None:
+        super().__init__(type, name)
         self.number = number
 
 
@@ -185,14 +183,6 @@ class RegisterRead(Value):
         self.registers, self.index = registers, index
 
 
-class Result(Value):
-    """What an instruction gave."""
-
-    def __init__(self, instruction: Instruction, type: Type) -> None:
-        super().__init__(type)
-        self.instruction = instruction
-
-
 class Variable:
     """The one thing that is assigned to: `get()` binds what it holds now, `set()` changes it."""
 
@@ -203,9 +193,7 @@ class Variable:
         return bind(Read(self))
 
     def set(self, value: ValueLike) -> None:
-        from gemmsmith.lang.builder import current
-
-        current().assign(self, as_value(value, self.type))
+        recorder().assign(self, as_value(value, self.type))
 
 
 class Registers:
@@ -221,9 +209,7 @@ class Registers:
         return bind(RegisterRead(self, self._index(index)))
 
     def __setitem__(self, index: ValueLike, value: ValueLike) -> None:
-        from gemmsmith.lang.builder import current
-
-        current().assign_register(self, self._index(index), as_value(value, self.type))
+        recorder().assign_register(self, self._index(index), as_value(value, self.type))
 
     def _index(self, index: ValueLike) -> Value:
         value = as_value(index, I32)
@@ -265,9 +251,8 @@ def as_value(x: ValueLike, type: Type) -> Value:
 
 
 def bind(value: Value) -> Value:
-    from gemmsmith.lang.builder import current
-
-    return current().bind(value)
+    recorder().bind(value)
+    return value
 
 
 def arithmetic(op: str, left: ValueLike, right: ValueLike) -> Value:
@@ -283,12 +268,12 @@ def arithmetic(op: str, left: ValueLike, right: ValueLike) -> Value:
 
 def operation(op: str, type: Type, *operands: Value) -> Value:
     """Binds an operation, folding what is known at build time."""
-    if all(isinstance(v, Constant) for v in operands):
+    if all(_is_number(v) for v in operands):
         return Constant(type, evaluate(op, type, *(v.number for v in operands)))  # type: ignore[attr-defined]
     if len(operands) == 2:
         a, b = operands
         for x, y, commutes in ((a, b, True), (b, a, False)):
-            if isinstance(y, Constant):
+            if isinstance(y, Constant) and not y.name:
                 if y.number == 0 and (op in ("+", "|", "^") or (commutes and op in ("-", "<<", ">>"))):
                     return x
                 if y.number == 1 and (op == "*" or (commutes and op == "/")):
@@ -296,6 +281,10 @@ def operation(op: str, type: Type, *operands: Value) -> Value:
                 if y.number == 0 and op == "*" and type.is_integer:
                     return y
     return bind(Operation(op, type, operands))
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, Constant) and not value.name
 
 
 def evaluate(op: str, type: Type, *x: Any) -> Any:

@@ -44,7 +44,7 @@ class Lockstep(Apart):
     def __init__(self, scheduler: TileScheduler, place: ClusterPosition) -> None:
         self._scheduler, self._place = scheduler, place
         self._arrived = current().scratch("meetings", lambda p: 2 * WORD_BYTES, zeroed=True)
-        self._done = self._arrived + WORD_BYTES
+        self._done = (self._arrived + WORD_BYTES).named("meetings_done")
 
     def start(self) -> None:
         self._due, self._patient = current().var(U32, 0, "due"), current().var(I32, 1, "patient")

@@ -57,7 +57,7 @@ class WorkTile:
         """The first element of k of its k-tile number `k_tile`."""
         if self.backwards is not None:
             k_tile = current().select(self.backwards, self.k_tiles - 1 - k_tile, k_tile)
-        return (k_tile if self.share is None else self.share.first + k_tile) * depth
+        return ((k_tile if self.share is None else self.share.first + k_tile) * depth).named("k")
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ class TileScheduler:
         on."""
         start = self.cluster if turns == 1 else self.cluster + first * self.clusters
         with current().range(start, self.tiles, self.clusters * turns, name="tile") as tile:
-            begin = tile - self.cluster  # of the wave
+            begin = (tile - self.cluster).named("wave_begin")
             found = self._tile(tile, place, self.k_tiles, backwards=self._odd(begin // self.clusters))
-            yield replace(found, whole_wave=begin + self.clusters <= self.tiles)
+            yield replace(found, whole_wave=(begin + self.clusters <= self.tiles).named("whole_wave"))
 
     def first(self, place: ClusterPosition) -> WorkTile | None:
         """What `each` begins with; None where that takes long to find out."""
@@ -180,7 +180,7 @@ class TileScheduler:
         position = (index - band * (along * width)).named("position")
         if width == 1:
             return band, position
-        left = across - band * width
+        left = (across - band * width).named("left")
         whole = (left >= width).named("whole_band")
         row = k.select(whole, position // width, self.last_band.quotient(position)).named("row")
         return band * width + position - row * k.select(whole, width, left), row

@@ -186,6 +186,9 @@ class Warp:
     def fence_proxy(self, row: int, lanes: int) -> None:
         """The acting lanes' ordinary writes, or mbarrier inits, so far become visible where others are not."""
         acting = self.enter(lanes)
+        if lanes == ALL_LANES:  # each lane's own, of what sets of lanes did before the lanes last met
+            known = acting.clock.vector
+            known[row, self.own] = np.maximum(known[row, self.own], known[MEMORY, self.own])
         for agent in self._within(lanes).values():
             agent.clock.vector[row, agent.number] = acting.clock.vector[row, agent.number] = agent.count
             agent.advance()

@@ -13,8 +13,9 @@ from gemmsmith.backends.sim.registers import RegisterFile
 from gemmsmith.backends.sim.unit import Unit
 from gemmsmith.backends.sim.values import Values
 from gemmsmith.lang import statements as st
+from gemmsmith.lang.instruction import Result
 from gemmsmith.lang.machine import Blocking, Machine
-from gemmsmith.lang.values import Operation, Read, RegisterRead, Result, Value
+from gemmsmith.lang.values import Operation, Read, RegisterRead, Value
 
 PREEMPTION = 0.2
 """With a seed, how often a unit is interrupted at an instruction that others can see."""
