@@ -6,9 +6,6 @@ from gemmsmith import hw
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.values import Value
 
-FIRST_BARRIER = 12
-"""The first of `groups` named barriers; those before are the epilogue's."""
-
 
 class OrderBarrier:
     """Each of `groups` warpgroups waits until the one before it has arrived; the first begins.
@@ -18,15 +15,16 @@ class OrderBarrier:
 
     def __init__(self, groups: int) -> None:
         self.groups, self.threads = groups, 256
+        self._first = current().named_barriers(groups)
 
     def start(self, group: Value) -> None:
         """The last lets the first begin."""
         with current().when(group == self.groups - 1):
-            hw.barrier_arrive(FIRST_BARRIER, self.threads)
+            hw.barrier_arrive(self._first, self.threads)
 
     def wait(self, group: Value) -> None:
-        hw.barrier_sync(group + FIRST_BARRIER, self.threads)
+        hw.barrier_sync(group + self._first, self.threads)
 
     def arrive(self, group: Value) -> None:
         """Lets the next go on."""
-        hw.barrier_arrive((group + 1) % self.groups + FIRST_BARRIER, self.threads)
+        hw.barrier_arrive((group + 1) % self.groups + self._first, self.threads)

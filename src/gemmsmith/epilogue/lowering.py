@@ -23,9 +23,6 @@ from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import WorkTile
 
-_FIRST_BARRIER, _ALL_MATH = 1, 11
-"""Named barriers: a warpgroup's, behind __syncthreads; and that of all math warpgroups, behind the partial sums'."""
-
 
 class Epilogue:
     """See the module."""
@@ -46,6 +43,8 @@ class Epilogue:
         if plan.loads:
             self.matrices = TmaMatrices(plan.loads, self.widths, plan.slots, plan.pieces, plan.parts, consumers)
         self.reuse = spec.config.reuse and bool(plan.stores)
+        self._barriers = k.named_barriers(consumers)  # one a warpgroup
+        self._all_math = k.named_barriers(1) if self.reuse else 0
         self.stores = Stores(spec, plan, self.widths, stages if self.reuse else None) if plan.stores else None
         self.inputs = {o.name: self._input(o) for o in loads}
         self.reductions: list[Reduction] = []
@@ -100,7 +99,7 @@ class Epilogue:
     def consume(self, accumulator: Accumulator) -> None:
         """Computes and stores the warpgroup's part of the tile."""
         k, plan, part = current(), self.layout, self.part
-        barrier = (part.warpgroup + _FIRST_BARRIER).named("epilogue_barrier")
+        barrier = (part.warpgroup + self._barriers).named("epilogue_barrier")
         turns = plan.rounds
         k.comment("epilogue")
         for x in self.inputs.values():
@@ -114,7 +113,7 @@ class Epilogue:
                 with k.when(self.leader):
                     self.stores.acquire(turn, turns)
             if enters:  # nobody reads the stages any more
-                hw.barrier_sync(_ALL_MATH, 128 * self.spec.config.consumers)
+                hw.barrier_sync(self._all_math, 128 * self.spec.config.consumers)
             elif self.stores or (turn == 0 and plan.vectors):
                 hw.barrier_sync(barrier, 128)
             pieces = range(turn * plan.round, min((turn + 1) * plan.round, plan.pieces))

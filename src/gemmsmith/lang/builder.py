@@ -42,6 +42,9 @@ _PACKAGE = str(Path(__file__).parents[1])
 _MECHANICS = tuple(str(Path(_PACKAGE) / floor) for floor in ("lang", "hw", "collective", "schedule", "epilogue"))
 _STDLIB = str(Path(sys.modules["contextlib"].__file__ or "").parent)
 
+NAMED_BARRIERS = 16
+"""Of a CTA (PTX ISA, bar)."""
+
 
 def current() -> Builder:
     """The builder being recorded into; KernelError outside of one."""
@@ -60,6 +63,7 @@ class Builder:
         self.buffers: list[SharedBuffer] = []
         self.late: list[LateConstant] = []
         self.memory: list[Scratch] = []
+        self._next_barrier = 1  # 0 is that of __syncthreads
         self.grid: Bind = lambda _: 1
         """The clusters that have work, of the problem the kernel is launched for."""
         self.header: list[str] = []
@@ -149,6 +153,15 @@ class Builder:
         buffer = SharedBuffer(name, -(-end // align) * align, nbytes, stages, tile, partly)
         self.buffers.append(buffer)
         return buffer
+
+    def named_barriers(self, count: int) -> int:
+        """The first of `count` named barriers of the CTA that nothing else uses. KernelError behind the last, 15."""
+        first, self._next_barrier = self._next_barrier, self._next_barrier + count
+        if self._next_barrier > NAMED_BARRIERS:
+            raise KernelError(
+                f"named barriers: {self._next_barrier - 1} are more than the {NAMED_BARRIERS - 1} of a CTA"
+            )
+        return first
 
     def late_constant(self, name: str, type: Type = U32) -> LateConstant:
         """A number that code recorded later decides; it must be set when the building ends."""

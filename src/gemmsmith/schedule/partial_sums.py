@@ -19,8 +19,6 @@ from gemmsmith.lang.types import U32, U64
 from gemmsmith.lang.values import Constant, Registers, Value
 from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, WorkTile
 
-FIRST_BARRIER = 8
-"""Named barriers of the warpgroups; the epilogue's come before."""
 THREADS = 128
 """Of a warpgroup."""
 Move = Callable[[Registers, Value], object]
@@ -35,6 +33,7 @@ class PartialSums:
         k = current()
         self.spec, self.place = spec, place
         if spec.config.splits != 1:
+            self._barriers = k.named_barriers(spec.config.consumers)
 
             def slots(p: Problem) -> int:
                 return scheduler.clusters_of(p) * spec.cluster_size * spec.config.consumers
@@ -90,7 +89,7 @@ class PartialSums:
         slot = self._slot(share.cluster, warpgroup)
         place = self._place(slot, accumulator)
         give(accumulator, lambda values, offset: hw.store_global(values, place + offset.to(U64), True))
-        hw.barrier_sync(warpgroup + FIRST_BARRIER, THREADS)
+        hw.barrier_sync(warpgroup + self._barriers, THREADS)
         with k.when(leader):
             hw.store_strong(self.flags + (slot * 4).to(U64), Constant(U32, 1), "release", "gpu")
 
@@ -101,7 +100,7 @@ class PartialSums:
         with k.when(leader):
             hw.wait_acquire(flag, Constant(U32, 1))
             hw.store_strong(flag, Constant(U32, 0), "relaxed", "gpu")
-        hw.barrier_sync(warpgroup + FIRST_BARRIER, THREADS)
+        hw.barrier_sync(warpgroup + self._barriers, THREADS)
         take(accumulator, lambda values, offset: hw.load_global(values, place + offset.to(U64), True))
 
 

@@ -454,6 +454,29 @@ def test_an_init_is_fenced_before_the_copy_engine_uses_the_barrier(fence: Callab
     assert found(record) == (set() if fence else {"barrier"})
 
 
+@pytest.mark.parametrize("fences", ["those who wrote", "others", "nobody"])
+def test_a_fence_of_all_lanes_is_one_of_those_that_wrote_before_a_barrier(fences: str) -> None:
+    def record(k: Builder, out: Value) -> None:
+        tile, box = k.shared(512, alignment=128, name="tile"), k.tensor_map("map")
+        values = k.registers(U32, 4, "values")
+        for i in range(4):
+            values[i] = 0
+        for half in range(2):  # each half of the lanes writes alone
+            with k.when((k.thread < 32) & (k.lane // 16 == half)):
+                hw.store_shared(values, tile[0].address + (k.thread * 16).to(U32))
+        hw.sync_threads()
+        if fences != "nobody":
+            with k.when(k.thread // 32 == int(fences == "others")):
+                hw.fence_proxy_async()
+        hw.sync_threads()
+        with k.when(k.thread == 0):
+            hw.tma_store(box, 0, 0, 0, tile[0])
+            hw.bulk_commit()
+            hw.bulk_wait(0)
+
+    assert found(record) == (set() if fences == "those who wrote" else {"missing proxy fence"})
+
+
 @pytest.mark.parametrize("waits", ["everybody", "one, then a barrier", "one", "nobody"])
 def test_a_dependent_grid_waits_before_it_touches_memory(waits: str) -> None:
     def record(k: Builder, out: Value) -> None:
