@@ -69,8 +69,8 @@ def test_options_over_a_config_in_lockstep(call, options: tuple[str, str]) -> No
 
 
 def test_results_that_leave_through_the_stages(call) -> None:
-    assert "shared memory      0: out" in good(call("show", *SMALL, "--reuse"))
-    assert "shared memory      0: out" not in good(call("show", *SMALL))
+    assert "OUT_OFFSET = 0u;" in good(call("show", *SMALL, "--reuse"))
+    assert "OUT_OFFSET = 0u;" not in good(call("show", *SMALL))
 
 
 def test_json(call) -> None:
@@ -213,7 +213,7 @@ def test_a_folder_that_cannot_be_written(call, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Path, "write_text", refused)
     result = call("run", *SMALL, "--backend", "sim")
     assert result.exit_code == 1
-    assert "tma.cu: Permission denied; use a file or folder that can be written" in result.stderr
+    assert ".cu: Permission denied; use a file or folder that can be written" in result.stderr
 
 
 def test_a_fault_of_the_library_is_one_line_too(call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,7 @@ Change = tuple[str, str, str, Callable[[], None]]
 
 def _changes(kernel: Kernel) -> Iterator[Change]:
     for block in _blocks(kernel.body):
+        block.statements = [s for s in block.statements if not isinstance(s, st.Comment)]
         for position, statement in enumerate(block.statements):
             where = str(statement.where)
             if isinstance(statement, st.Execute) and isinstance(statement.instruction, (*SYNCHRONISING, *ONLY_DELETED)):
