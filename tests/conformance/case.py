@@ -6,12 +6,15 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 
 from gemmsmith import hw
+from gemmsmith.collective.operand import Operand
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder, current
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.shared import SharedView
@@ -42,7 +45,8 @@ class Map:
 class Case:
     """A tiny kernel, recorded by `record`, and what numpy says its output `out` holds when it ends.
 
-    Its pointers carry the names of `inputs` and "out", its tensor maps those of `maps`.
+    Its pointers carry the names of `inputs` and "out", its tensor maps those of `maps`, its
+    numbers those of `numbers`.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Case:
     threads: int = 128
     cluster: int = 1
     grid: int = 1
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name
@@ -67,7 +72,8 @@ class Case:
         return poisoned(self.expected.shape, self.expected.dtype) if self.initial is None else self.initial.copy()
 
     def arguments(self, addresses: Mapping[str, int]) -> dict[str, int | TensorMap]:
-        return {**addresses, **{name: map.at(addresses[map.array]) for name, map in self.maps.items()}}
+        maps = {name: map.at(addresses[map.array]) for name, map in self.maps.items()}
+        return {**addresses, **maps, **self.numbers}
 
 
 def poisoned(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
@@ -89,6 +95,17 @@ def integers(name: str, shape: tuple[int, ...], dtype: np.dtype | type = np.uint
 
 
 # -- kernel language -----------------------------------------------------------------------------------
+
+
+def staged(name: str, tile: Tile) -> Operand:
+    """One stage of an operand, whose tensor map the case gives by that name."""
+
+    def unbound(problem: object) -> NoReturn:
+        raise AssertionError("a case's maps and numbers are given")
+
+    return Operand(name, tile, 1, unbound)
+
+
 def at(pointer: Value, index: Value, nbytes: int) -> Value:
     """The global address of element `index`, each of them `nbytes`."""
     return pointer + (index * nbytes).to(U64)

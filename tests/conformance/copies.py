@@ -18,13 +18,13 @@ from tests.conformance.case import (
     poisoned,
     read_word,
     slot,
+    staged,
     sync_cluster,
     words,
     write,
 )
 
 from gemmsmith import hw
-from gemmsmith.collective.operand import Operand
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.tile import Tile
 from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
@@ -182,12 +182,13 @@ def tile_load(dtype: DType, mn: int, depth: int, major: str, parts: int = 1) -> 
 
     def record(k: Builder) -> None:
         out, rank = k.pointer("out"), hw.cluster_rank() if parts > 1 else k.lane * 0
-        operand = Operand(k.tensor_map("source"), tile, parts, rank, tile.outer // parts, (1 << parts) - 1)
-        buffer = k.shared(tile)
+        operand = staged("source", tile)
+        operand.multicast(parts, rank, (1 << parts) - 1)
+        buffer = operand.stages
         (full,) = barriers(1)
         with k.when(k.thread == 0):
             hw.mbarrier_arrive_expect_tx(full, tile.bytes)
-            operand.load(buffer[0], full, k.lane * 0, k.lane * 0, k.lane * 0)
+            operand.load(Constant(I32, 0), full, k.lane * 0, k.lane * 0, k.lane * 0)
         hw.mbarrier_wait(full, 0)
         dump(buffer[0], tile.bytes, out + (rank * tile.bytes).to(U64))
 
@@ -196,7 +197,10 @@ def tile_load(dtype: DType, mn: int, depth: int, major: str, parts: int = 1) -> 
     image[tile.offset(row, column) // dtype.bytes] = x if major == "K" else x.T
     maps = {"source": Map("x", dtype, (shape[1], shape[0], 1), (shape[1], 0),
                           (tile.box_inner, tile.outer // parts, 1), tile.swizzle)}  # fmt: skip
-    return Case(f"tma_{name}", record, np.tile(image, parts), {"x": x}, maps, cluster=parts, grid=parts)
+    numbers = {"source_part": tile.outer // parts} if parts > 1 else {}
+    return Case(
+        f"tma_{name}", record, np.tile(image, parts), {"x": x}, maps, cluster=parts, grid=parts, numbers=numbers
+    )
 
 
 for major, parts in product(("K", "MN"), (1, 2, 4)):

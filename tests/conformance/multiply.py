@@ -5,15 +5,14 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-from tests.conformance.case import Case, Map, at, barriers, integers
+from tests.conformance.case import Case, Map, at, barriers, integers, staged
 
 from gemmsmith import hw
-from gemmsmith.collective.operand import Operand
 from gemmsmith.core.dtypes import BF16, FP16, DType
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import F32, U32
-from gemmsmith.lang.values import Registers, Value
+from gemmsmith.lang.types import F32, I32, U32
+from gemmsmith.lang.values import Constant, Registers, Value
 
 KINDS = ((BF16, "f32"), (FP16, "f32"), (FP16, "f16"))
 ROWS = 64
@@ -61,15 +60,15 @@ def wgmma(
 
     def record(k: Builder) -> None:
         out, c, a_words = k.pointer("out"), k.pointer("c"), k.pointer("a")
-        a, b = Operand(k.tensor_map("a_map"), a_tile), Operand(k.tensor_map("b_map"), b_tile)
-        a_smem, b_smem = k.shared(a_tile, name="A"), k.shared(b_tile, name="B")
+        a, b, first = staged("a_map", a_tile), staged("b_map", b_tile), Constant(I32, 0)
+        a_smem, b_smem = a.stages, b.stages
         (full,) = barriers(1)
         rank = hw.cluster_rank() if cluster > 1 else k.lane * 0
         with k.when(k.thread == 0):
             hw.mbarrier_arrive_expect_tx(full, b_tile.bytes + (0 if from_registers else a_tile.bytes))
             if not from_registers:
-                a.load(a_smem[0], full, rank * rows, k.lane * 0, k.lane * 0)
-            b.load(b_smem[0], full, rank * n, k.lane * 0, k.lane * 0)
+                a.load(first, full, rank * rows, k.lane * 0, k.lane * 0)
+            b.load(first, full, rank * n, k.lane * 0, k.lane * 0)
         hw.mbarrier_wait(full, 0)
         row = rank * rows + k.warpgroup_index * ROWS
         places = _places(k, row, n, half)
