@@ -69,6 +69,7 @@ def test_numpys_numbers_and_lists(integer: Any, sequence: Any) -> None:
     ("changes", "message"),
     [
         ({"consumers": 0}, "consumers: got 0; use 1, 2 or 3"),
+        ({"stages": 2**31}, "stages: got 2147483648; shared memory has room for 100 of the smallest"),
         ({"consumers": -2}, "consumers: got -2"),
         ({"cluster_splits": 5}, "cluster_splits: got 5; use 1 for none, up to 4 with a cluster of 2x1, at most 8 CTAs"),
         ({"cluster_splits": 0}, "cluster_splits: got 0; use 1 for none"),
