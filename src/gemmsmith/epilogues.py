@@ -116,7 +116,7 @@ def bind(
     for name, info in places.items():
         if not isinstance(info, ArrayInfo):
             continue
-        reduced = any(r.name == name and graph.nodes[r.node].op == "reduce" for r in graph.results)
+        reduced = any(r.name == name and graph.is_reduced(r) for r in graph.results)
         if not reduced:
             matrix = _matrix(info, problem.batch, name in results or kinds[name][0].is_matrix)
             arrays[name] = matrix.T if swapped else matrix
@@ -229,7 +229,7 @@ def _check_result(
         return
     if not info.writable:
         raise ArgumentError(f"{r.name}: got a read-only array; use one that can be written")
-    if graph.nodes[r.node].op == "reduce" and info.strides != describe_contiguous(info):
+    if graph.is_reduced(r) and info.strides != describe_contiguous(info):
         raise ArgumentError(f"{r.name}: got strides {tuple(info.strides)}; a reduction's result is contiguous")
     for name, other in places.items():
         if name == r.name or not isinstance(other, ArrayInfo) or not overlap(info, other):

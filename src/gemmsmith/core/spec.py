@@ -18,7 +18,7 @@ from gemmsmith.core.tile import Tile
 WGMMA_M = 64
 SHARED_LIMIT = 227 * 1024
 """Bytes a CTA can have on compute capability 9.0 (CUDA programming guide, technical specifications)."""
-MOST_STAGES = SHARED_LIMIT // (2 * 16 * (WGMMA_M + 8))
+STAGES_LIMIT = SHARED_LIMIT // (2 * 16 * (WGMMA_M + 8))
 """Of the smallest tile, 64x8x16."""
 BARRIER_BYTES = 16
 """Bytes of a stage's two mbarriers."""
@@ -101,7 +101,7 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     yield (k in (16, 32) or (k % 64 == 0 and 64 <= k <= 256),
            f"tile K: got {k}; use 16, 32, or a multiple of 64 up to 256")  # fmt: skip
     yield c.stages >= 2, f"stages: got {c.stages}; use at least 2"
-    yield c.stages <= MOST_STAGES, f"stages: got {c.stages}; shared memory has room for {MOST_STAGES} of the smallest"
+    yield c.stages <= STAGES_LIMIT, f"stages: got {c.stages}; shared memory has room for {STAGES_LIMIT} of the smallest"
     yield ({rows, columns} <= {1, 2, 4} and rows * columns <= 8,
            f"cluster: got {c.cluster}; use 1, 2 or 4 each way, at most 8 CTAs")  # fmt: skip
     yield (1 <= splits <= 8 // (rows * columns),

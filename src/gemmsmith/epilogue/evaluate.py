@@ -20,7 +20,7 @@ def lowerings(graph: Graph, exact: bool) -> dict[int, Lowering]:
     """How each elementwise node is computed: coarsely where all results that need it are stored in bf16 or fp8."""
     fine: set[int] = set()
     for result in graph.results:
-        reduced = graph.nodes[result.node].op == "reduce"
+        reduced = graph.is_reduced(result)
         if reduced or result.dtype in (FP32, FP16):
             fine.add(result.node)
     for i in range(len(graph.nodes) - 1, -1, -1):

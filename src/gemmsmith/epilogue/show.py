@@ -65,7 +65,7 @@ def tree(graph: Graph) -> str:
             visit(j, depth + 1)
 
     for r in graph.results:
-        reduced = graph.nodes[r.node].op == "reduce"
+        reduced = graph.is_reduced(r)
         dtype = f", {r.dtype}" if r.dtype else ""
         lines.append(
             f"{r.name} = {'' if reduced else f'AuxStore({r.name}{dtype})' if r.name != 'out' else f'D{dtype}'}"
