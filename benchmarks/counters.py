@@ -20,11 +20,11 @@ from gemmsmith import Config
 from gemmsmith.tuning.l2 import traffic
 
 WALKS = [
-    *((4096, 4096, 4096, raster, swizzle) for raster in "mn" for swizzle in (1, 4, 8, 16)),
+    *((4096, 4096, 4096, raster, raster_group) for raster in "mn" for raster_group in (1, 4, 8, 16)),
     (8192, 8192, 4096, "m", 8), (8192, 8192, 4096, "n", 1), (2048, 28672, 4096, "m", 8), (2048, 28672, 4096, "m", 2),
 ]  # fmt: skip
 CHOSEN = [(8192, 8192, 8192), (2048, 28672, 4096), (8192, 28672, 4096), (4096, 7168, 2048)]
-"""With the config of the table, to and fro, with hints, in lockstep but for the last."""
+"""With the config of the table, to and fro, with hints, in sync_clusters but for the last."""
 METRICS = {"dram": "dram__bytes_read.sum", "sectors": "lts__t_sectors_srcunit_tex.sum"}
 SECTOR = 32
 """Bytes."""
@@ -32,7 +32,7 @@ SECTOR = 32
 
 def plans() -> list[gemmsmith.Plan]:
     """What is counted."""
-    walks = [((m, n, k), Config(raster=raster, swizzle=width)) for m, n, k, raster, width in WALKS]
+    walks = [((m, n, k), Config(raster=raster, raster_group=width)) for m, n, k, raster, width in WALKS]
     return [
         gemmsmith.plan(gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k)), config=config)
         for (m, n, k), config in [*walks, *((shape, None) for shape in CHOSEN)]
@@ -51,7 +51,7 @@ def profiled() -> None:
 def counted() -> list[dict[str, float]]:
     """Each product's counters."""
     command = ["ncu", "--csv", "--print-units", "base", "--clock-control", "none",
-               "-k", "regex:warp_specialized|pingpong", "--metrics", ",".join(METRICS.values()),
+               "-k", "regex:cooperative|pingpong", "--metrics", ",".join(METRICS.values()),
                sys.executable, __file__, "--profiled"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith('"')]

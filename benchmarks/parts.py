@@ -42,7 +42,7 @@ def without(source: str, parts: tuple[str, ...], config: Config) -> str:
     place = source.rindex("    grid_dependency_wait();\n")
     head, tail = source[:place], source[place:]
     if "a" in parts:
-        few, rows = ("b", config.tile[0]) if config.swap else ("a", config.tile[1])
+        few, rows = ("b", config.tile[0]) if config.swap_ab else ("a", config.tile[1])
         weights = 2 * rows * config.tile[2]
         tail = replaced(rf"(?=tma_load(_multicast)?\(&{few},)", "if (fills) ", tail)
         tail = replaced(r"(?=int write_stage = )", "int filled = early; ", tail)

@@ -35,8 +35,8 @@ def epilogues(rng: np.random.Generator) -> None:
     """Fused kernels: they only have to run; their numbers are tested elsewhere."""
     for function, m, n, k, config in (
         (everything, 300, 264, 328, Config(tile=(128, 128, 64), cluster=(2, 1), stages=2)),
-        (everything, 300, 264, 328, Config(tile=(128, 64, 64), cluster=(1, 2), stages=3, reuse=True)),
-        (everything, 129, 67, 45, Config("multistage", (128, 64, 64), (1, 1), 2)),
+        (everything, 300, 264, 328, Config(tile=(128, 64, 64), cluster=(1, 2), stages=3, alias_epilogue=True)),
+        (everything, 129, 67, 45, Config("tma", (128, 64, 64), (1, 1), 2)),
         (gated, 200, 512, 64, Config(tile=(128, 256, 64), cluster=(1, 1), stages=2)),
     ):
         a, b = (rng.standard_normal(s, np.float32).astype(np.float16) for s in ((m, k), (k, n)))
@@ -57,9 +57,9 @@ def main() -> None:
     rng = np.random.default_rng()
     with launcher.device_guard(0):
         epilogues(rng)
-        for design, splits, cluster_splits, lockstep in (
-            ("warp_specialized", 1, 1, False), ("multistage", 1, 1, False), ("pingpong", 1, 1, False),
-            ("warp_specialized", 0, 1, False), ("warp_specialized", 1, 2, False), ("warp_specialized", 1, 1, True),
+        for design, splits, cluster_splits, sync_clusters in (
+            ("cooperative", 1, 1, False), ("tma", 1, 1, False), ("pingpong", 1, 1, False),
+            ("cooperative", 0, 1, False), ("cooperative", 1, 2, False), ("cooperative", 1, 1, True),
         ):  # fmt: skip
             for tile, cluster in (((128, 128, 64), (1, 1)), ((128, 128, 64), (2, 1)), ((128, 64, 32), (1, 2))):
                 for m, n, k in ((300, 264, 328), (129, 67, 45)):
@@ -67,7 +67,7 @@ def main() -> None:
                     out = np.full((m, n), np.nan, np.float16)
                     on_device = [DeviceArray.from_numpy(x) for x in (a, b, out)]
                     shares = {"splits": splits, "cluster_splits": cluster_splits}
-                    config = Config(design, tile, cluster, 3, **shares, lockstep=lockstep)
+                    config = Config(design, tile, cluster, 3, **shares, sync_clusters=sync_clusters)
                     plan = gemmsmith.plan(a, b, out=out, config=config)
                     workspace = DeviceArray.from_numpy(np.zeros(max(plan.workspace_bytes, 1), np.uint8))
                     plan.run(*on_device, workspace=workspace)

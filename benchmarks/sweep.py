@@ -100,7 +100,10 @@ def varied(configs: list[Config], most: int) -> list[Config]:
 def again(shape: Shape, earlier: dict[str, Any], problem: Any) -> list[Config]:
     """What would be chosen now, the first finalists of an earlier sweep's row and of the model's, each also with its
     cluster turned."""
-    found = [gemmsmith.plan(*specs(shape)).config, *(Config(**c["config"]) for c in earlier["configs"][:AGAIN])]
+    found = [
+        gemmsmith.plan(*specs(shape)).config,
+        *(Config.stored(c["config"]) for c in earlier["configs"][:AGAIN]),
+    ]
     both = []
     for c in found + ranked(problem, most=MODELS):
         both.append(c)
@@ -112,7 +115,7 @@ def again(shape: Shape, earlier: dict[str, Any], problem: Any) -> list[Config]:
 
 def kept(shape: Shape, row: dict[str, Any]) -> bool:
     """Whether a plan leaves a config of the table its stages."""
-    config = Config(**row["config"])
+    config = Config.stored(row["config"])
     return fitting(config, gemmsmith.plan(*specs(shape), config=config).spec) == config
 
 
@@ -163,7 +166,7 @@ def main() -> None:
     for shape in shapes:
         problem = gemmsmith.plan(*specs(shape), config=Config()).problem
         if shape in earlier and arguments.finals:
-            named = [Config(**c["config"]) for c in earlier[shape]["configs"]]
+            named = [Config.stored(c["config"]) for c in earlier[shape]["configs"]]
             contests[shape] = list(dict.fromkeys([gemmsmith.plan(*specs(shape)).config, *named])), ONCE, None
         elif shape in earlier:
             contests[shape] = again(shape, earlier[shape], problem), ROUNDS_AGAIN, FINALISTS
@@ -180,7 +183,7 @@ def main() -> None:
         rows.append(sweep(shape, *contest))
         best = rows[-1]["configs"][0]
         print(f"{shape} torch {rows[-1]['torch_us']:.1f} best {best['us']:.1f} ratio {best['ratio']:.3f} "
-              f"{Config(**best['config'])}", flush=True)  # fmt: skip
+              f"{Config.stored(best['config'])}", flush=True)  # fmt: skip
         found = {"machine": machine(), "rows": rows}
         if arguments.json:
             arguments.json.write_text(json.dumps(found) + "\n")

@@ -23,7 +23,7 @@ def measure(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
     """One row: microseconds with both configs, and how fast the model's is beside the table's; 1 where it is that."""
     sets = rotated(m, n, k, torch.bfloat16, "nt", least=2)
     tuned = gemmsmith.plan(*sets[0][:2], out=sets[0][2])
-    chosen = choose(tuned.problem.T if tuned.config.swap else tuned.problem)
+    chosen = choose(tuned.problem.T if tuned.config.swap_ab else tuned.problem)
     row = {"m": m, "n": n, "k": k, "config": str(tuned.config), "chosen": str(chosen), "ratio": 1.0}
     if chosen == tuned.config:
         return row

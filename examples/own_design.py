@@ -17,11 +17,11 @@ import numpy as np
 import gemmsmith
 from gemmsmith import Config, Design, hw
 from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.cluster_sums import partial_sums
+from gemmsmith.collective.mainloop import Mainloop
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.lowering import Epilogue
+from gemmsmith.epilogue.device.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
-from gemmsmith.schedule.cluster_sums import partial_sums
-from gemmsmith.schedule.mainloop import Mainloop
 from gemmsmith.schedule.stream import tile_scheduler
 
 

@@ -170,7 +170,7 @@ def columns_of(case: Case, n: int) -> int:
 
 def fusion(name: str) -> tuple[Callable[..., Any], dict[str, str]]:
     """A ready-made epilogue and what its operands are."""
-    from gemmsmith.epilogue.fusions import FUSIONS, bias_activation
+    from gemmsmith.epilogue.frontend.fusions import FUSIONS, bias_activation
 
     needs: dict[str, tuple[Any, ...]] = {
         "LinCombTopKSoftmaxCol": (2,), "LinCombDeEltAct": ("gelu",), "LinCombDeEltActDePerRowBias": ("silu",),

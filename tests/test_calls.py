@@ -234,7 +234,7 @@ def test_a_prepared_run_on_the_cpu() -> None:
 
 def test_swapped(seen: list[Any]) -> None:
     a, b, d = OnGpu((16, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((16, 512), 0x200000)
-    plan = gemmsmith.plan(a, b, out=d, config=Config(tile=(128, 16, 64), cluster=(1, 1), swap=True))
+    plan = gemmsmith.plan(a, b, out=d, config=Config(tile=(128, 16, 64), cluster=(1, 1), swap_ab=True))
     for i in range(2):
         a = OnGpu((16, 64), 0x10000 + 1024 * i)
         plan.run(a, b, d)

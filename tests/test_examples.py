@@ -61,8 +61,8 @@ def test_what_a_design_does_not_take_is_refused() -> None:
     a = Spec((512, 512), "bf16")
     for config, message in (
         (Config("serial", (192, 64, 64), consumers=3), r"consumers: got 3; use 1 or 2 with serial"),
-        (Config("serial", (128, 128, 64), reuse=True), r"reuse: got serial; it takes warp_specialized"),
-        (Config("serial", (128, 128, 64), lockstep=True), r"lockstep: got serial, .* it takes warp_specialized"),
+        (Config("serial", (128, 128, 64), alias_epilogue=True), r"alias_epilogue: got serial; it takes cooperative"),
+        (Config("serial", (128, 128, 64), sync_clusters=True), r"sync_clusters: got serial, .* it takes cooperative"),
     ):
         with pytest.raises(ConfigError, match=message):
             gemmsmith.plan(a, a, config=config)

@@ -21,11 +21,11 @@ def row_sums(acc: Any) -> Any:
     ("config", "m", "n", "k", "epilogue"),
     [
         (SMALL.replace(cluster=(2, 1)), 200, 136, 96, None),
-        (SMALL.replace(design="multistage"), 130, 72, 64, None),
+        (SMALL.replace(design="tma"), 130, 72, 64, None),
         (SMALL.replace(design="pingpong", consumers=2), 130, 136, 64, None),
         (SMALL.replace(splits=0), 130, 72, 160, None),
         (SMALL.replace(cluster_splits=2), 130, 72, 160, None),
-        (SMALL.replace(swap=True), 20, 200, 64, None),
+        (SMALL.replace(swap_ab=True), 20, 200, 64, None),
         (SMALL, 70, 77, 33, None),  # packed first
         (SMALL, 70, 72, 64, row_sums),  # and a second step
         (SMALL, 70, 72, 0, None),

@@ -42,7 +42,7 @@ def test_an_empty_product_needs_no_memory(shape: tuple[int, int, int]) -> None:
     a, b = Spec((batch, m, 4097), "bf16"), Spec((batch, 4097, n), "bf16")
     full = gemmsmith.plan(Spec((2, 300, 4097), "bf16"), Spec((2, 4097, 301), "bf16"), epilogue=sums)
     assert full.workspace_bytes > 0
-    for config in (None, Config(splits=2), Config(lockstep=True, cluster=(2, 1))):
+    for config in (None, Config(splits=2), Config(sync_clusters=True, cluster=(2, 1))):
         route = gemmsmith.plan(a, b, epilogue=sums, config=config)._route
         assert (route.workspace_bytes, route.flag_bytes) == (0, 0)
         assert not any("workspace" in str(launch.arguments) for launch in route.launches)

@@ -35,10 +35,11 @@ def add(acc: Any, c: Any) -> Any:
 @settings(max_examples=80)
 @given(
     m=extents, k=extents, planned_k=some.sampled_from([64, 63]), aligned=some.booleans(), data=some.data(),
-    majors=some.tuples(some.booleans(), some.booleans(), some.booleans()), fused=some.booleans(), swap=some.booleans(),
+    majors=some.tuples(some.booleans(), some.booleans(), some.booleans()), fused=some.booleans(),
+    swap_ab=some.booleans(),
 )  # fmt: skip
 def test_a_plan_serves_every_size(
-    m: int, k: int, planned_k: int, aligned: bool, data: Any, majors: Any, fused: bool, swap: bool
+    m: int, k: int, planned_k: int, aligned: bool, data: Any, majors: Any, fused: bool, swap_ab: bool
 ) -> None:
     """With rows of D that are aligned as those planned for, which are its columns where it is column-major."""
     n = data.draw(ALIGNED if aligned else ODD, label="n")
@@ -50,7 +51,7 @@ def test_a_plan_serves_every_size(
         found = {"a": matrix(m, k, majors[0]), "b": matrix(k, n, majors[1]), "out": matrix(m, n, majors[2], np.nan)}
         return {**found, "operands": {"c": matrix(m, n, majors[2])}} if fused else found
 
-    options = {"epilogue": add if fused else None, "config": SMALL.replace(swap=swap), "backend": "sim"}
+    options = {"epilogue": add if fused else None, "config": SMALL.replace(swap_ab=swap_ab), "backend": "sim"}
     plan = gemmsmith.plan(**arrays(*planned, planned_k), **options)
     given = arrays(m, n, k)
     assert plan.run(**given) is given["out"]

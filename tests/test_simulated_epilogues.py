@@ -29,21 +29,21 @@ from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.product import exact
 from gemmsmith.core.dtypes import FP16, as_dtype
 from gemmsmith.core.graph import Graph
+from gemmsmith.epilogue.frontend.fusions import FUSIONS
 from gemmsmith.epilogue.functions import FUNCTIONS
-from gemmsmith.epilogue.fusions import FUSIONS
 
 CONFIGS = [
     Config(tile=(128, 64, 64), cluster=(1, 1), stages=3),
     Config(tile=(128, 128, 64), cluster=(2, 1), stages=3),
     Config(tile=(64, 48, 32), cluster=(1, 1), stages=2, consumers=1),
     Config(tile=(256, 128, 64), cluster=(1, 2), stages=2),
-    Config(tile=(128, 64, 64), cluster=(1, 2), stages=3, reuse=True),
-    Config(tile=(64, 64, 64), cluster=(1, 1), stages=2, consumers=1, splits=2, reuse=True),
-    Config("multistage", (128, 256, 64), (1, 1), 2),
-    Config("multistage", (64, 40, 64), (1, 1), 3, 1),
+    Config(tile=(128, 64, 64), cluster=(1, 2), stages=3, alias_epilogue=True),
+    Config(tile=(64, 64, 64), cluster=(1, 1), stages=2, consumers=1, splits=2, alias_epilogue=True),
+    Config("tma", (128, 256, 64), (1, 1), 2),
+    Config("tma", (64, 40, 64), (1, 1), 3, 1),
     Config(tile=(64, 64, 32), cluster=(1, 1), stages=3, consumers=1, splits=0),
     Config("pingpong", (64, 64, 64), (2, 1), 3),
-    Config(tile=(128, 16, 64), cluster=(1, 1), stages=3, consumers=2, swap=True),
+    Config(tile=(128, 16, 64), cluster=(1, 1), stages=3, consumers=2, swap_ab=True),
     Config(tile=(128, 64, 32), cluster=(1, 1), stages=2, consumers=2, cluster_splits=2),
     Config(tile=(64, 96, 32), cluster=(1, 1), stages=2, consumers=1, cluster_splits=4),
 ]
@@ -96,7 +96,7 @@ def test_case(name: str, index: int) -> None:
     try:
         check(CASES[name], CONFIGS[index], m, n, k, dtype, None, 10 * index)
     except ConfigError:
-        turns = name != "cross_entropy" or not CONFIGS[index].swap
+        turns = name != "cross_entropy" or not CONFIGS[index].swap_ab
         assert CASES[name].gated or CASES[name].whole_rows or not turns  # a config that does not suit it, and says so
 
 
@@ -104,7 +104,7 @@ def test_case(name: str, index: int) -> None:
 @pytest.mark.parametrize("n", [280, 281])
 def test_a_piece_as_wide_as_its_tile(name: str, n: int) -> None:
     """By TMA and not; vectors are read in slabs."""
-    config = Config(tile=(64, 136, 64), cluster=(1, 2), stages=2, consumers=1, lockstep=True)
+    config = Config(tile=(64, 136, 64), cluster=(1, 2), stages=2, consumers=1, sync_clusters=True)
     check(CASES[name], config, 90, n, 150, "bf16", None, n)
 
 
@@ -377,8 +377,8 @@ def test_a_chunk_that_no_result_needs(rng: np.random.Generator, index: int | Non
     more = {"x": x, "row": row}
     given = {"out": np.full(x.shape, np.nan, np.float32)}
     config = None if index is None else CONFIGS[index]
-    if half and config is not None and config.swap:
-        with pytest.raises(ConfigError, match="swap: got True for an epilogue that pairs"):
+    if half and config is not None and config.swap_ab:
+        with pytest.raises(ConfigError, match="swap_ab: got True for an epilogue that pairs"):
             gemmsmith.plan(a, b, epilogue=dead, operands=more, out_dtype="fp32", config=config)
         return
     done = gemmsmith.simulate(a, b, epilogue=dead, operands=more, out=given, out_dtype="fp32", config=config)

@@ -22,7 +22,7 @@ OPERANDS = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16)}
 
 @some.composite
 def configs(draw: some.DrawFn) -> Config:
-    design = draw(some.sampled_from(["warp_specialized", "multistage", "pingpong"]))
+    design = draw(some.sampled_from(["cooperative", "tma", "pingpong"]))
     consumers = draw(some.sampled_from([1, 1, 2, 3])) if design != "pingpong" else 2
     tile_m = 64 * consumers * draw(some.sampled_from([1, 1, 2])) if consumers < 3 else 192
     if design == "pingpong":
@@ -43,9 +43,9 @@ def configs(draw: some.DrawFn) -> Config:
         draw(some.booleans()),
         tuple(draw(some.sampled_from(["first", "normal", "last"])) for _ in "ab"),
         draw(some.booleans()),
-        draw(some.booleans()) and design == "warp_specialized",
+        draw(some.booleans()) and design == "cooperative",
         draw(some.booleans()),
-        draw(some.booleans()) and design == "warp_specialized" and shares == (1, 1),
+        draw(some.booleans()) and design == "cooperative" and shares == (1, 1),
     )  # type: ignore[arg-type]
 
 
@@ -106,7 +106,7 @@ def test_nan_and_inf_propagate(rng: np.random.Generator) -> None:
     bounds.check(out, a, b, FP32, FP16).require()
 
 
-@pytest.mark.parametrize("design", ["warp_specialized", "multistage"])
+@pytest.mark.parametrize("design", ["cooperative", "tma"])
 @pytest.mark.parametrize("splits", [2, 3, 4])
 def test_shared_tiles_of_a_cluster(rng: np.random.Generator, design, splits: int) -> None:
     a, b = (rng.standard_normal(shape, np.float32).astype(np.float16) for shape in ((130, 300), (300, 200)))
@@ -120,7 +120,7 @@ def test_shared_tiles_of_a_cluster(rng: np.random.Generator, design, splits: int
     assert all((x == results[0]).all() for x in results)
 
 
-@pytest.mark.parametrize("design", ["warp_specialized", "multistage"])
+@pytest.mark.parametrize("design", ["cooperative", "tma"])
 @pytest.mark.parametrize(
     ("m", "n", "k", "splits"),
     [(64, 64, 512, 4), (64, 64, 300, 3), (130, 130, 200, 0), (64, 320, 200, 0), (320, 192, 100, 0), (64, 64, 64, 0)],
@@ -144,7 +144,7 @@ def test_shared_tiles(rng: np.random.Generator, design, m: int, n: int, k: int, 
 def test_tuned_configs(rng: np.random.Generator, turn: int) -> None:
     """Of the table's some, by chance, with ragged sizes."""
     rows = json.loads((resources.files("gemmsmith.tuning") / SHIPPED).read_text())["rows"]
-    config = Config(**rng.choice(rows)["config"])
+    config = Config.stored(rng.choice(rows)["config"])
     m, n, k = (int(rng.integers(1, 300)) for _ in range(3))
     a, b = (rng.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (n, k)))
     out = np.full((m, n), np.nan, np.float16)

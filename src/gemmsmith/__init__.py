@@ -14,8 +14,8 @@ from gemmsmith.core.errors import (
     HazardError,
     KernelError,
 )
-from gemmsmith.epilogue.gating import deinterleave, interleave
-from gemmsmith.epilogue.tracer import quantize, top_k_softmax
+from gemmsmith.epilogue.frontend.gating import deinterleave, interleave
+from gemmsmith.epilogue.frontend.tracer import quantize, top_k_softmax
 from gemmsmith.jobs import Simulation
 from gemmsmith.plans import Plan
 

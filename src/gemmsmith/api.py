@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmsmith.arrays import is_array
 from gemmsmith.core.config import Config
-from gemmsmith.epilogue.fingerprint import fingerprint
+from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.jobs import Simulation
 from gemmsmith.plans import Backend, Plan, signatures
 

@@ -12,7 +12,7 @@ from gemmsmith.backends.cuda.graphs import Graph, Stream
 from gemmsmith.backends.cuda.prepared import Prepared
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError, DeviceError
-from gemmsmith.epilogue.outputs import is_result
+from gemmsmith.epilogue.device.outputs import is_result
 from gemmsmith.jobs import Job
 from gemmsmith.lang.types import ORDER_LENGTH
 from gemmsmith.launches import Launch

@@ -13,11 +13,11 @@ from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError
 from gemmsmith.core.graph import Extent, Graph, Result
 from gemmsmith.core.problem import Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.epilogue.classify import classify
-from gemmsmith.epilogue.layout import check_blocks
+from gemmsmith.epilogue.device.layout import check_blocks
+from gemmsmith.epilogue.frontend.classify import classify
+from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.lines import refused
 from gemmsmith.epilogue.passes import optimise
-from gemmsmith.epilogue.tracer import trace
 from gemmsmith.problems import Formulation
 
 Source = Callable[..., Any] | Graph | Any
@@ -71,12 +71,12 @@ def bind(
     *,
     exact: bool = False,
     atomic: bool = False,
-    swap: bool = False,
+    swap_ab: bool = False,
 ) -> Bound:
     """The epilogue `source` of a product, with its operands, and its results allocated where `out` does not give them.
 
     `formulation` is literal; `like` is an array of the library that results are made in; out is an array for the
-    first matrix result, or a dict or tuple of arrays. `swap` asks for the transpose of what would be computed.
+    first matrix result, or a dict or tuple of arrays. `swap_ab` asks for the transpose of what would be computed.
     Raises EpilogueError and ArgumentError; ConfigError where the graph cannot be transposed.
     """
     problem, _, shape, output = formulation
@@ -109,9 +109,9 @@ def bind(
         places[r.name] = described
         _check_result(r, described, want, places, given, graph)
     first = places.get(first_name)
-    swapped = (isinstance(first, ArrayInfo) and _column_major(first) and graph.turns) != swap
+    swapped = (isinstance(first, ArrayInfo) and _column_major(first) and graph.turns) != swap_ab
     if swapped and not graph.turns:
-        raise ConfigError("swap: got True for an epilogue that pairs or groups columns; use False")
+        raise ConfigError("swap_ab: got True for an epilogue that pairs or groups columns; use False")
     arrays: dict[str, Matrix] = {}
     for name, info in places.items():
         if not isinstance(info, ArrayInfo):
@@ -154,7 +154,7 @@ def _graph(source: Source, shape: tuple[int, ...], kinds: Mapping[str, tuple[Ext
     if isinstance(source, type):
         raise EpilogueError(f"epilogue: got the class {source.__name__}; use an instance of it")
     if callable(graph := getattr(source, "graph", None)):
-        from gemmsmith.epilogue.visitors import bind as bind_visitor
+        from gemmsmith.epilogue.frontend.visitors import bind as bind_visitor
 
         return bind_visitor(graph(), kinds, shape)
     if callable(source):

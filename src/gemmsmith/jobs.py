@@ -13,7 +13,7 @@ import numpy as np
 
 from gemmsmith.arrays import ArrayInfo, as_numpy, byte_range, describe
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.epilogue.outputs import is_result
+from gemmsmith.epilogue.device.outputs import is_result
 from gemmsmith.launches import Launch, Route
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import MAX_EXTENT, BoundProblem, Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.core.tensor_map import TensorMap
-from gemmsmith.designs.build import build
-from gemmsmith.designs.pack import BoundPacking, Packing, pack
-from gemmsmith.designs.reduce import BoundReduction, reduce
-from gemmsmith.designs.reduce import shape as reduce_shape
-from gemmsmith.epilogue.outputs import result_argument
-from gemmsmith.epilogue.reductions import Partials, is_atomic, partials, partials_argument, representatives
+from gemmsmith.epilogue.device.outputs import result_argument
+from gemmsmith.epilogue.device.reductions import Partials, is_atomic, partials, partials_argument, representatives
+from gemmsmith.kernels.build import build
+from gemmsmith.kernels.pack import BoundPacking, Packing, pack
+from gemmsmith.kernels.reduce import BoundReduction, reduce
+from gemmsmith.kernels.reduce import shape as reduce_shape
 from gemmsmith.lang.kernel import Kernel, aligned
 
 Argument = int | float | TensorMap | tuple[int, ...] | Pointer

@@ -17,10 +17,10 @@ from gemmsmith.core.dtypes import DType, number_operand
 from gemmsmith.core.errors import ArgumentError, HazardError, meant
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.designs.build import build
-from gemmsmith.epilogue.inputs import operand_argument
-from gemmsmith.epilogue.outputs import result_argument
+from gemmsmith.epilogue.device.inputs import operand_argument
+from gemmsmith.epilogue.device.outputs import result_argument
 from gemmsmith.jobs import Job, Progress, Simulation
+from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.launches import Route
 from gemmsmith.problems import Formulation, formulate
@@ -59,7 +59,7 @@ class Plan:
         self.backend: Backend = backend
         self._source, self._exact, self._atomic = epilogue, exact, atomic
         arguments = (a, b, out, operands or {}, out_dtype, accumulate)
-        self.formulation, self.bound = self._formulated(*arguments, swap=config is not None and config.swap)
+        self.formulation, self.bound = self._formulated(*arguments, swap_ab=config is not None and config.swap_ab)
         self._origin = "given"
         if config is None:
             problem = self.bound.problem if self.bound else self.formulation.problem
@@ -67,8 +67,8 @@ class Plan:
             config = tuned(problem, spec)
             self._origin = "tuned" + " without its epilogue" * bool(spec) if config else "chosen by the model"
             config = config or choose(problem, spec)
-            if config.swap:
-                self.formulation, self.bound = self._formulated(*arguments, swap=True)
+            if config.swap_ab:
+                self.formulation, self.bound = self._formulated(*arguments, swap_ab=True)
         self.config: Config = config
         self.problem: Problem = self.bound.problem if self.bound else self.formulation.problem
         self.output: DType = self.formulation.output
@@ -83,23 +83,25 @@ class Plan:
         self._first = self.bound.first if self.bound else "out"
 
     def _formulated(
-        self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], out_dtype: Any, accumulate: Any, swap: bool
+        self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], out_dtype: Any, accumulate: Any, swap_ab: bool
     ) -> tuple[Formulation, Bound | None]:
         """What the arrays are; with an epilogue also what its operands and results are."""
         if self._source is None:
-            return formulate(a, b, out, out_dtype, accumulate, swap=swap), None
+            return formulate(a, b, out, out_dtype, accumulate, swap_ab=swap_ab), None
         from gemmsmith.epilogues import bind
 
         formulation = formulate(a, b, None, out_dtype, accumulate, literal=True)
-        bound = bind(self._source, formulation, a, operands, out, exact=self._exact, atomic=self._atomic, swap=swap)
+        bound = bind(
+            self._source, formulation, a, operands, out, exact=self._exact, atomic=self._atomic, swap_ab=swap_ab
+        )
         return formulation, bound
 
     def _as_planned(self, a: Any, b: Any, out: Any, given: Mapping[str, Any]) -> tuple[Formulation, Bound | None]:
         """What arrays for a run are, D in the plan's orientation: of one row or one column it has both."""
         arguments = (a, b, out, given, self.output, self.accumulate)
-        found = self._formulated(*arguments, self.config.swap)
+        found = self._formulated(*arguments, self.config.swap_ab)
         if _swapped(*found) != self._swapped:
-            found = self._formulated(*arguments, not self.config.swap)
+            found = self._formulated(*arguments, not self.config.swap_ab)
         formulation, bound = found
         if bound is None:
             return formulation._replace(problem=formulation.problem.read_like(self.problem)), None
@@ -167,14 +169,14 @@ class Plan:
         """Where the config comes from, and what the model says of it and of others."""
         from gemmsmith.tuning.why import why
 
-        problem, spec = self.problem.T if self.config.swap else self.problem, self.bound.spec if self.bound else None
-        return why(problem, self.config, None if self.config.swap else spec, self._origin)
+        problem, spec = self.problem.T if self.config.swap_ab else self.problem, self.bound.spec if self.bound else None
+        return why(problem, self.config, None if self.config.swap_ab else spec, self._origin)
 
     @property
     def epilogue(self) -> str:
         """The epilogue as a visitor tree, after the passes."""
         from gemmsmith.core.graph import bare
-        from gemmsmith.epilogue.show import tree
+        from gemmsmith.epilogue.frontend.show import tree
 
         return tree(self.bound.graph if self.bound else bare(self.output))
 

@@ -31,7 +31,7 @@ def problem_of(a: Any, b: Any, out: Any = None, out_dtype: Any = None, accumulat
 
 def formulate(
     a: Any, b: Any, out: Any = None, out_dtype: Any = None, accumulate: Any = "fp32", *, literal: bool = False,
-    swap: bool = False,
+    swap_ab: bool = False,
 ) -> Formulation:  # fmt: skip
     """What `out = a @ b` is as a problem of strided matrices, with everything checked.
 
@@ -44,7 +44,7 @@ def formulate(
     Two changes make the problem faster. A column-major out becomes `Problem.T`, so that
     the kernel's D has unit column stride whenever out has a unit stride. And where b is the same for the whole
     batch and the batch continues the rows of a and out, it is folded into M: one problem of batch * m rows. `literal`
-    leaves both to the caller; `swap` takes the other of the problem and its transpose.
+    leaves both to the caller; `swap_ab` takes the other of the problem and its transpose.
 
     Raises ArgumentError, naming the argument, what was given and what would work.
     """
@@ -69,7 +69,7 @@ def formulate(
     if literal:
         return Formulation(problem, False, shape, output)
     problem = _folded(problem)
-    swapped = (problem.d.canonical().contiguous == "rows") != swap
+    swapped = (problem.d.canonical().contiguous == "rows") != swap_ab
     if swapped:
         problem = _folded(problem.T)
     problem = replace(problem, a=problem.a.canonical(), b=problem.b.canonical(), d=problem.d.canonical())

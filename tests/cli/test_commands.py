@@ -22,7 +22,7 @@ from gemmsmith.backends.reference.bounds import Report
 from gemmsmith.cli import commands, main
 from gemmsmith.cli.execute import Outcome
 from gemmsmith.cli.options import Sizes
-from gemmsmith.epilogue.fusions import FUSIONS
+from gemmsmith.epilogue.frontend.fusions import FUSIONS
 from gemmsmith.tuning.measure import Measured
 from gemmsmith.tuning.table import keep
 
@@ -42,7 +42,7 @@ def good(result: Result) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("design", ["warp_specialized", "multistage"])
+@pytest.mark.parametrize("design", ["cooperative", "tma"])
 def test_run_prints_a_table_and_writes_the_files(call, tmp_path: Path, design: str) -> None:
     text = good(call("run", *SMALL, "--backend", "sim", "--design", design, "--cluster", "2x1"))
     for word in ("200x136x96 bf16", design, "cluster 2x1", "right", "registers", "0 bytes spilled", "simulated cycles"):
@@ -60,16 +60,16 @@ def test_hints_and_programmatic_launch(call) -> None:
     assert "0x14f0000000000000" in source
 
 
-@pytest.mark.parametrize("options", [("--splits", "0"), ("--design", "pingpong"), ("--design", "multistage")])
+@pytest.mark.parametrize("options", [("--splits", "0"), ("--design", "pingpong"), ("--design", "tma")])
 def test_options_over_a_config_in_lockstep(call, options: tuple[str, str]) -> None:
     sizes = ("--m", "8192", "--n", "8192", "--k", "8192")
     assert "wait_reached" in good(call("show", *sizes))
     assert "wait_reached" not in good(call("show", *sizes, *options))
-    assert "it takes warp_specialized" in call("show", *sizes, *options, "--lockstep").output
+    assert "it takes cooperative" in call("show", *sizes, *options, "--sync-clusters").output
 
 
 def test_results_that_leave_through_the_stages(call) -> None:
-    assert "OUT_OFFSET = 0u;" in good(call("show", *SMALL, "--reuse"))
+    assert "OUT_OFFSET = 0u;" in good(call("show", *SMALL, "--alias-epilogue"))
     assert "OUT_OFFSET = 0u;" not in good(call("show", *SMALL))
 
 

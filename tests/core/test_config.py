@@ -31,18 +31,18 @@ TRIPLE, PAIR, INTEGER, SWITCH = "three integers, for M, N and K", "two integers"
         ("stages", 4.0, INTEGER),
         ("stages", "4", INTEGER),
         ("consumers", None, INTEGER),
-        ("swizzle", True, INTEGER),
+        ("raster_group", True, INTEGER),
         ("splits", (1,), INTEGER),
         ("cluster_splits", 2.5, INTEGER),
-        ("design", "pingpong ", "multistage, pingpong"),
-        ("design", ("pingpong",), "multistage, pingpong"),
+        ("design", "pingpong ", "cooperative, pingpong"),
+        ("design", ("pingpong",), "cooperative, pingpong"),
         ("raster", "M", "m or n"),
         ("raster", 0, "m or n"),
         ("evict", "first", "first, normal or last, one for A and one for B"),
         ("evict", ("first",), "first, normal or last"),
-        ("swap", "yes", SWITCH),
+        ("swap_ab", "yes", SWITCH),
         ("pdl", 2, SWITCH),
-        ("reuse", (), SWITCH),
+        ("alias_epilogue", (), SWITCH),
     ],
 )
 def test_a_field_of_another_type(name: str, given: Any, wanted: str) -> None:
@@ -56,9 +56,9 @@ def test_a_field_of_another_type(name: str, given: Any, wanted: str) -> None:
 def test_numpys_numbers_and_lists(integer: Any, sequence: Any) -> None:
     got = Config(
         tile=sequence(map(integer, (64, 96, 32))), cluster=np.array([1, 2]), stages=integer(3), pdl=np.bool_(True),
-        evict=sequence(("last", "first")), swap=integer(1),
+        evict=sequence(("last", "first")), swap_ab=integer(1),
     )  # fmt: skip
-    want = Config(tile=(64, 96, 32), cluster=(1, 2), stages=3, pdl=True, evict=("last", "first"), swap=True)
+    want = Config(tile=(64, 96, 32), cluster=(1, 2), stages=3, pdl=True, evict=("last", "first"), swap_ab=True)
     assert got == want
     assert repr(got) == repr(want)
     assert hash(got) == hash(want)
@@ -76,7 +76,7 @@ def test_numpys_numbers_and_lists(integer: Any, sequence: Any) -> None:
         ({"cluster": (4, 4)}, r"cluster: got \(4, 4\); use 1, 2 or 4 each way, at most 8 CTAs"),
         ({"cluster": (0, 1)}, r"cluster: got \(0, 1\)"),
         ({"splits": -1}, "splits: got -1; use 1 for none, 2 to 64, or 0 for stream-K"),
-        ({"swizzle": 0}, "swizzle: got 0; use at least 1"),
+        ({"raster_group": 0}, "raster_group: got 0; use at least 1"),
         ({"tile": (0, 256, 64)}, "tile M: got 0"),
     ],
 )

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from gemmsmith import Config, ConfigError, Design, register_design
+from gemmsmith.core.config import FORMERLY
 from gemmsmith.core.design import find, names, taking
 
 
 def test_those_of_the_package() -> None:
-    assert {"multistage", "pingpong", "warp_specialized"} <= set(names())
-    assert "warp_specialized" in taking("lockstep")
+    assert {"tma", "pingpong", "cooperative"} <= set(names())
+    assert "cooperative" in taking("sync_clusters")
     assert "pingpong" not in taking("splits")
     assert find("pingpong").tile_warpgroups(2) == 1
-    assert find("multistage").tile_warpgroups(2) == 2
+    assert find("tma").tile_warpgroups(2) == 2
 
 
 def test_a_name_is_taken_once_and_must_be_known() -> None:
@@ -25,8 +26,23 @@ def test_a_name_is_taken_once_and_must_be_known() -> None:
             Config(name)  # type: ignore[arg-type]
 
 
+def test_an_old_name_is_refused_with_the_new_one() -> None:
+    for old, new in (("warp_specialized", "cooperative"), ("multistage", "tma")):
+        with pytest.raises(ConfigError, match=f"design: got '{old}', which is called {new} now"):
+            Config(old)
+
+
+def test_an_old_field_is_refused_with_the_new_one_and_read_from_tables() -> None:
+    for old, new in FORMERLY.items():
+        for make in (Config, Config().replace):
+            with pytest.raises(ConfigError, match=f"{old}: this field is called {new} now"):
+                make(**{old: 1})
+        assert getattr(Config.stored({old: 1, "design": "multistage"}), new) == 1
+    assert Config.stored({"design": "multistage"}) == Config("tma")
+
+
 def test_a_config_takes_what_its_design_takes() -> None:
     assert Config("pingpong").tile_warpgroups == 1
-    assert Config("warp_specialized").can_keep_step
-    assert not Config("multistage").can_keep_step
-    assert not Config("warp_specialized", splits=2).can_keep_step
+    assert Config("cooperative").can_sync_clusters
+    assert not Config("tma").can_sync_clusters
+    assert not Config("cooperative", splits=2).can_sync_clusters

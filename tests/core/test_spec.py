@@ -15,7 +15,7 @@ from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 
 
 @pytest.mark.parametrize(
-    ("d", "tma", "tall"),
+    ("d", "tma", "column_major"),
     [
         (Matrix(BF16, 64, 256, 256, 1), True, False),  # row-major
         (Matrix(BF16, 256, 64, 1, 256), False, True),  # the same, swapped
@@ -25,17 +25,17 @@ from gemmsmith.core.spec import EpilogueSpec, KernelSpec
         (Matrix(BF16, 64, 256, 512, 2), False, False),  # no index is contiguous
     ],
 )
-def test_d_is_stored_along_what_is_contiguous(d: Matrix, tma: bool, tall: bool) -> None:
+def test_d_is_stored_along_what_is_contiguous(d: Matrix, tma: bool, column_major: bool) -> None:
     found = EpilogueSpec.bare(d.canonical())
-    assert (bool(found.tma), bool(found.tall)) == (tma, tall)
+    assert (bool(found.tma), bool(found.column_major)) == (tma, column_major)
 
 
 def test_names_are_short_symbols_and_of_one_kernel_each() -> None:
     configs = [
         Config(), Config(tile=(256, 256, 256)), Config("pingpong"), Config(cluster=(1, 2)), Config(stages=3),
-        Config(consumers=1), Config(raster="n"), Config(swizzle=4), Config(splits=4), Config(cluster_splits=2),
-        Config(swap=True), Config(evict=("first", "normal")), Config(pdl=True), Config(reuse=True),
-        Config(serpentine=True), Config(lockstep=True),
+        Config(consumers=1), Config(raster="n"), Config(raster_group=4), Config(splits=4), Config(cluster_splits=2),
+        Config(swap_ab=True), Config(evict=("first", "normal")), Config(pdl=True), Config(alias_epilogue=True),
+        Config(serpentine=True), Config(sync_clusters=True),
     ]  # fmt: skip
     epilogues = [EpilogueSpec(bare(FP32), frozenset({"out"})), EpilogueSpec(bare(FP16), frozenset({"out"}))]
     epilogues += [EpilogueSpec(bare(FP32), frozenset(), frozenset({"out"})), EpilogueSpec(bare(FP32), frozenset())]

@@ -38,7 +38,7 @@ from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.core.dtypes import DType, as_dtype
-from gemmsmith.epilogue.fusions import FUSIONS
+from gemmsmith.epilogue.frontend.fusions import FUSIONS
 from gemmsmith.epilogues import result_shape
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8_e4m3": torch.float8_e4m3fn,
@@ -209,7 +209,7 @@ def problem(seed: int, limits: Limits) -> Problem:
 
 def random_config(rng: random.Random) -> Config:
     """Every choice by chance; most do not suit one another, and `Plan` says so."""
-    design = rng.choice(["warp_specialized"] * 3 + ["multistage", "pingpong"])
+    design = rng.choice(["cooperative"] * 3 + ["tma", "pingpong"])
     consumers = 2 if design == "pingpong" else rng.choice([1, 2, 2, 3])
     m = 64 * (1 if design == "pingpong" else consumers) * rng.choice([1, 1, 2])
     n = 8 * rng.choice([rng.randint(1, 32), 8, 16, 32])

@@ -29,8 +29,8 @@ from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.product import exact
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.graph import Graph
+from gemmsmith.epilogue.frontend.fusions import FUSIONS
 from gemmsmith.epilogue.functions import FUNCTIONS
-from gemmsmith.epilogue.fusions import FUSIONS
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -42,16 +42,16 @@ CONFIGS = [
     Config(tile=(256, 128, 64), cluster=(1, 2), stages=3),
     Config(tile=(128, 64, 64), cluster=(1, 1), stages=4),
     Config(tile=(256, 192, 64), cluster=(1, 2), stages=2, raster="n"),
-    Config(tile=(256, 152, 64), cluster=(1, 2), stages=2, raster="n", lockstep=True),
-    Config(tile=(128, 128, 64), cluster=(2, 1), stages=6, reuse=True),
+    Config(tile=(256, 152, 64), cluster=(1, 2), stages=2, raster="n", sync_clusters=True),
+    Config(tile=(128, 128, 64), cluster=(2, 1), stages=6, alias_epilogue=True),
     Config(tile=(192, 96, 64), cluster=(1, 1), stages=3, consumers=3),
     Config(tile=(192, 192, 64), cluster=(1, 1), stages=2, consumers=3),
     Config(tile=(64, 48, 64), cluster=(1, 1), consumers=1),
-    Config("multistage", (128, 128, 64), (2, 1), 3),
+    Config("tma", (128, 128, 64), (2, 1), 3),
     Config("pingpong", (64, 128, 64), (2, 1)),
     Config("pingpong", (128, 176, 64), (2, 1), 3),
     Config(tile=(128, 64, 64), cluster=(1, 1), splits=0),
-    Config(tile=(128, 32, 64), cluster=(1, 1), swap=True),
+    Config(tile=(128, 32, 64), cluster=(1, 1), swap_ab=True),
 ]
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -21,8 +21,8 @@ CONFIGS = [
     None,
     Config(),
     Config(cluster=(1, 1)),
-    Config(tile=(256, 128, 64), cluster=(1, 2), raster="n", swizzle=2, serpentine=True),
-    Config(tile=(128, 128, 64), cluster=(2, 1), stages=5, swizzle=1),
+    Config(tile=(256, 128, 64), cluster=(1, 2), raster="n", raster_group=2, serpentine=True),
+    Config(tile=(128, 128, 64), cluster=(2, 1), stages=5, raster_group=1),
     Config(tile=(256, 192, 64), cluster=(1, 2), stages=2, raster="n"),
     Config(tile=(256, 184, 64), cluster=(1, 2), stages=2, raster="n", serpentine=True),
     Config(tile=(192, 96, 64), cluster=(1, 1), consumers=3),
@@ -31,31 +31,31 @@ CONFIGS = [
     Config(tile=(128, 64, 128), cluster=(1, 1), stages=3),
     Config(tile=(64, 40, 32), cluster=(1, 1), consumers=1),
     Config(tile=(128, 128, 64), cluster=(2, 2), stages=4),
-    Config("multistage", (128, 256, 64), (2, 1), 3),
-    Config("multistage", (128, 128, 64), (1, 2), 4),
-    Config("multistage", (64, 64, 64), (1, 1), 4, 1),
+    Config("tma", (128, 256, 64), (2, 1), 3),
+    Config("tma", (128, 128, 64), (1, 2), 4),
+    Config("tma", (64, 64, 64), (1, 1), 4, 1),
     Config("pingpong", (64, 256, 64), (2, 1)),
     Config("pingpong", (128, 96, 64), (1, 2), serpentine=True),
     Config("pingpong", (64, 64, 64), (1, 1)),
     Config("pingpong", (128, 176, 64), (1, 2), 4),
-    Config(tile=(256, 176, 64), cluster=(1, 2), stages=2, raster="n", serpentine=True, lockstep=True),
-    Config(tile=(128, 64, 64), cluster=(2, 1), consumers=1, lockstep=True, pdl=True),
+    Config(tile=(256, 176, 64), cluster=(1, 2), stages=2, raster="n", serpentine=True, sync_clusters=True),
+    Config(tile=(128, 64, 64), cluster=(2, 1), consumers=1, sync_clusters=True, pdl=True),
     Config(splits=0, serpentine=True),
     Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, splits=4),
     Config(tile=(128, 64, 64), cluster=(1, 2), splits=2, raster="n"),
-    Config("multistage", (128, 64, 64), (1, 1), 4, splits=0),
+    Config("tma", (128, 64, 64), (1, 1), 4, splits=0),
     Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, cluster_splits=4),
     Config(tile=(128, 64, 64), cluster=(1, 2), cluster_splits=2, raster="n"),
-    Config("multistage", (64, 128, 64), (1, 1), 4, 1, cluster_splits=2),
+    Config("tma", (64, 128, 64), (1, 1), 4, 1, cluster_splits=2),
     Config(tile=(128, 24, 64), cluster=(1, 1), cluster_splits=2),
-    Config(tile=(128, 16, 64), cluster=(1, 1), stages=8, swap=True),
-    Config(tile=(64, 8, 128), cluster=(1, 1), consumers=1, stages=8, splits=2, swap=True),
-    Config(tile=(64, 16, 256), cluster=(1, 1), consumers=1, stages=4, cluster_splits=2, swap=True),
+    Config(tile=(128, 16, 64), cluster=(1, 1), stages=8, swap_ab=True),
+    Config(tile=(64, 8, 128), cluster=(1, 1), consumers=1, stages=8, splits=2, swap_ab=True),
+    Config(tile=(64, 16, 256), cluster=(1, 1), consumers=1, stages=4, cluster_splits=2, swap_ab=True),
     Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1, evict=("last", "first"), pdl=True),
     Config("pingpong", (128, 64, 64), (2, 1), evict=("first", "last"), pdl=True),
-    Config(tile=(256, 192, 64), cluster=(1, 2), reuse=True),
-    Config(tile=(64, 96, 64), cluster=(2, 1), consumers=1, cluster_splits=2, reuse=True),
-    Config(tile=(128, 64, 64), cluster=(1, 1), splits=0, reuse=True),
+    Config(tile=(256, 192, 64), cluster=(1, 2), alias_epilogue=True),
+    Config(tile=(64, 96, 64), cluster=(2, 1), consumers=1, cluster_splits=2, alias_epilogue=True),
+    Config(tile=(128, 64, 64), cluster=(1, 1), splits=0, alias_epilogue=True),
 ]
 DTYPES = [("bf16", "fp32", None), ("fp16", "fp32", None), ("fp16", "fp16", None), ("bf16", "fp32", "fp32"),
           ("fp16", "fp32", "fp32"), ("bf16", "fp32", "fp16"), ("fp16", "fp16", "fp32")]  # fmt: skip
@@ -110,7 +110,7 @@ def test_every_residue_of_k_and_n(residue: int) -> None:
         judge(gemmsmith.gemm(a, b, out=out), a, b, "fp32")
 
 
-@pytest.mark.parametrize("design", ["warp_specialized", "multistage"])
+@pytest.mark.parametrize("design", ["cooperative", "tma"])
 def test_zero_k_gives_zeros(design: str) -> None:
     a, b = (torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in ((130, 0), (0, 50)))
     out = torch.full((130, 50), float("nan"), device="cuda", dtype=torch.bfloat16)
@@ -185,8 +185,8 @@ def test_runs_at_once_are_bit_identical(config) -> None:
 @pytest.mark.parametrize("config", [
     Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1, pdl=True),
     Config("pingpong", (128, 96, 64), (2, 1), pdl=True),
-    Config("multistage", (64, 64, 64), (1, 1), 4, 1, pdl=True),
-    Config(tile=(64, 64, 64), cluster=(1, 2), consumers=1, lockstep=True, pdl=True),
+    Config("tma", (64, 64, 64), (1, 1), 4, 1, pdl=True),
+    Config(tile=(64, 64, 64), cluster=(1, 2), consumers=1, sync_clusters=True, pdl=True),
     Config(splits=0, pdl=True),
     Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, cluster_splits=4, pdl=True),
 ], ids=str)  # fmt: skip
@@ -394,7 +394,7 @@ def test_cupy_arrays() -> None:
     bounds.check(cupy.asnumpy(out), cupy.asnumpy(a), cupy.asnumpy(b.T), as_dtype("fp32"), as_dtype("fp16")).require()
 
 
-@pytest.mark.parametrize("design", ["warp_specialized", "multistage"])
+@pytest.mark.parametrize("design", ["cooperative", "tma"])
 @pytest.mark.parametrize("cluster", [(1, 1), (2, 1)])
 def test_repeated_runs_are_bit_identical(design: str, cluster: tuple[int, int]) -> None:
     a, b = (torch.randn(2048, 2048, device="cuda").bfloat16() for _ in range(2))

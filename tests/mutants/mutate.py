@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.designs.build import build
 from gemmsmith.hw import barrier, cluster, fence, matrix, mbarrier, memory, register, tma, wgmma
+from gemmsmith.kernels.build import build
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import I32, PRED

@@ -14,19 +14,19 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.graph import bare
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.designs.build import build
+from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.launches import Route
 from gemmsmith.problems import formulate
 
 CONFIGS = [
     Config(design, (128, 64, 64), cluster, 3, 2)  # type: ignore[arg-type]
-    for design in ("warp_specialized", "multistage", "pingpong")
+    for design in ("cooperative", "tma", "pingpong")
     for cluster in ((1, 1), (2, 1))
 ]
-CONFIGS += [c.replace(tile=(128, 128, 64), reuse=True) for c in CONFIGS[:2]]
+CONFIGS += [c.replace(tile=(128, 128, 64), alias_epilogue=True) for c in CONFIGS[:2]]
 CONFIGS += [
-    CONFIGS[0].replace(lockstep=True),
+    CONFIGS[0].replace(sync_clusters=True),
     CONFIGS[0].replace(splits=0),
     CONFIGS[1].replace(splits=3),
     CONFIGS[0].replace(cluster_splits=2),
@@ -203,7 +203,7 @@ def test_the_page_says_how_many() -> None:
 
 
 RUNS = [(config, range(i, i + 50)) for config in CONFIGS[:4] for i in range(0, 200, 50)]
-RUNS += [(config, range(50)) for config in (*CONFIGS[4:], CONFIGS[1].replace(lockstep=True))]
+RUNS += [(config, range(50)) for config in (*CONFIGS[4:], CONFIGS[1].replace(sync_clusters=True))]
 
 
 @pytest.mark.parametrize(("config", "seeds"), RUNS, ids=lambda x: f"{x.start}.." if isinstance(x, range) else str(x))

@@ -29,9 +29,9 @@ def problem(m: int, n: int, k: int) -> Problem:
     return problem_of(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))
 
 
-@given(m=some.integers(1, 20), n=some.integers(1, 20), raster=some.sampled_from("mn"), swizzle=some.integers(1, 9))
-def test_the_walk_is_the_kernels(m: int, n: int, raster: str, swizzle: int) -> None:
-    config = Config(tile=(64, 8, 64), cluster=(1, 1), consumers=1, raster=raster, swizzle=swizzle)  # type: ignore
+@given(m=some.integers(1, 20), n=some.integers(1, 20), raster=some.sampled_from("mn"), raster_group=some.integers(1, 9))
+def test_the_walk_is_the_kernels(m: int, n: int, raster: str, raster_group: int) -> None:
+    config = Config(tile=(64, 8, 64), cluster=(1, 1), consumers=1, raster=raster, raster_group=raster_group)  # type: ignore
     p = problem(64 * m, 8 * n, 8)
     spec = KernelSpec.of(p, config)
     with Builder("walk", threads=32) as k:
@@ -48,7 +48,7 @@ def test_the_walk_is_the_kernels(m: int, n: int, raster: str, swizzle: int) -> N
     memory = GlobalMemory()
     arguments = {**kernel.arguments(p), "out": memory.place(found, "out", granule=4)}
     assert simulate(kernel, 1, arguments, memory, seed=0).hazards == []
-    assert list(map(tuple, found.tolist())) == list(walk(m, n, raster, swizzle))
+    assert list(map(tuple, found.tolist())) == list(walk(m, n, raster, raster_group))
 
 
 EVICTIONS = some.sampled_from(get_args(Eviction))
@@ -59,7 +59,7 @@ EVICTIONS = some.sampled_from(get_args(Eviction))
     evict=some.tuples(EVICTIONS, EVICTIONS), serpentine=some.booleans(),
 )  # fmt: skip
 def test_bounds(m: int, n: int, k: int, width: int, evict: tuple[Eviction, Eviction], serpentine: bool) -> None:
-    p, config = problem(m, n, k), Config(swizzle=width, evict=evict, serpentine=serpentine)
+    p, config = problem(m, n, k), Config(raster_group=width, evict=evict, serpentine=serpentine)
     tiles = [tile for wave in waves(p, config) for tile in wave]
     assert len(set(tiles)) == len(tiles) == -(-m // 256) * -(-n // 256)
     rows, columns = -(-m // 256) * 256, -(-n // 256) * 256
@@ -79,10 +79,10 @@ def test_traffic_where_neighbours_share_what_is_multicast() -> None:
 def test_against_hardware_counters(row) -> None:
     """What an H200 counted (benchmarks/counters.py); with hints, as the table's configs, a little less well, and more
     than that where clusters drift apart."""
-    config = Config(**row["config"])
+    config = Config.stored(row["config"])
     found = traffic(problem(row["m"], row["n"], row["k"]), config)
-    if config.lockstep or "first" not in config.evict:
-        assert found.dram == pytest.approx(row["dram_bytes"], rel=0.07 if config.lockstep else 0.05)
+    if config.sync_clusters or "first" not in config.evict:
+        assert found.dram == pytest.approx(row["dram_bytes"], rel=0.07 if config.sync_clusters else 0.05)
     else:
         assert found.dram < row["dram_bytes"] < 2 * found.dram
     assert 0.85 * found.l2 < row["l2_bytes"] < 1.1 * found.l2
@@ -96,7 +96,7 @@ def test_to_and_fro_reads_less_where_a_wave_fills_the_l2(shape: tuple[int, int, 
 
 
 def test_to_and_fro_reads_more_where_a_wave_just_fits() -> None:
-    p, config = problem(4855, 5411, 2300), Config(swizzle=3)
+    p, config = problem(4855, 5411, 2300), Config(raster_group=3)
     assert CAPACITY / 2 < wave_bytes(p, config) < CAPACITY
     assert traffic(p, config.replace(serpentine=True)).dram > 1.5 * traffic(p, config).dram
 

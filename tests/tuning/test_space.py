@@ -33,7 +33,7 @@ def test_ranked_configs_can_be_built(m: int, n: int, k: int) -> None:
     assert found
     assert len(set(found)) == len(found)
     for config in found:
-        route = Route.of(p.T if config.swap else p, config)
+        route = Route.of(p.T if config.swap_ab else p, config)
         assert route.launches[-1].clusters >= 1
     estimates = estimate(p, Space.of(found)).cycles
     assert (estimates > 0).all()
@@ -50,7 +50,7 @@ def test_no_choice_is_too_deep(m: int, n: int, log: int, few: int) -> None:
 def test_no_choice_has_more_tiles_than_an_int32_counts() -> None:
     tall = problem_of(Spec((1 << 24, 1 << 14, 8), "bf16", (0, 8, 1)), Spec((1 << 24, 8, 8), "bf16", (64, 8, 1)))
     for config in ranked(tall, most=12):
-        assert Route.of(tall.T if config.swap else tall, config).launches[-1].clusters >= 1
+        assert Route.of(tall.T if config.swap_ab else tall, config).launches[-1].clusters >= 1
 
 
 def relu_sums(acc: Any) -> Any:
@@ -91,7 +91,7 @@ def test_stages_that_fit_stay(n: int, strides: str) -> None:
 
 
 @pytest.mark.parametrize(("shape", "kinds"), [
-    ((16, 4096, 4096), {"swap", "splits", "cluster_splits", "stream"}),
+    ((16, 4096, 4096), {"swap_ab", "splits", "cluster_splits", "stream"}),
     ((512, 4096, 4096), {"pingpong", "stream"}),
     ((1024, 4096, 8192), {"pingpong", "stream"}),
 ])  # fmt: skip
@@ -102,7 +102,7 @@ def test_every_kind_is_there(shape: tuple[int, int, int], kinds: set[str]) -> No
     for c, sensible in zip(every.configs, every.sensible(p), strict=True):
         if not sensible:
             continue
-        found |= {name for name, there in (("pingpong", c.design == "pingpong"), ("swap", c.swap),
+        found |= {name for name, there in (("pingpong", c.design == "pingpong"), ("swap_ab", c.swap_ab),
                   ("splits", c.splits > 1), ("stream", c.splits == 0), ("cluster_splits", c.cluster_splits > 1))
                   if there}  # fmt: skip
     assert kinds <= found
@@ -116,16 +116,16 @@ def test_one_tile_a_cta_or_several(shape: tuple[int, int, int]) -> None:
     found = ranked(p, most=64)
     once = Space.of(found).tiles(p) <= Space.of(found).resident
     for config, alone in zip(found, once, strict=True):
-        lone = config.design == "warp_specialized" and config.consumers == config.splits == 1 and not config.swap
-        assert config.reuse == (alone and lone)
-        overflows = wave_bytes(p.T if config.swap else p, config) > CAPACITY
+        lone = config.design == "cooperative" and config.consumers == config.splits == 1 and not config.swap_ab
+        assert config.alias_epilogue == (alone and lone)
+        overflows = wave_bytes(p.T if config.swap_ab else p, config) > CAPACITY
         assert config.serpentine == (shape[0] > READ_ONCE_ROWS and not alone and overflows)
-        assert config.lockstep == (config.serpentine and config.can_keep_step)
+        assert config.sync_clusters == (config.serpentine and config.can_sync_clusters)
     assert gemmsmith.plan(Spec(shape[::2], "bf16"), Spec((shape[2], shape[1]), "bf16", (1, shape[2]))).source
 
 
 def test_halving_finds_the_fastest(rng: np.random.Generator) -> None:
-    configs = [Config(stages=s, swizzle=w) for s in range(2, 10) for w in range(1, 9)]
+    configs = [Config(stages=s, raster_group=w) for s in range(2, 10) for w in range(1, 9)]
     truth = dict(zip(configs, rng.uniform(10, 100, len(configs)), strict=True))
     broken = configs[5]
     timed: list[float] = []
@@ -163,7 +163,7 @@ def test_narrow_boxes_are_few_where_the_producers_registers_are() -> None:
         a = Spec((sizes["m"], sizes["k"]), "bf16", a_strides)
         p = problem_of(a, Spec((sizes["k"], sizes["n"]), "bf16", b_strides))
         for config in ranked(p, most=12):
-            spec = Route.of(p.T if config.swap else p, config).spec
+            spec = Route.of(p.T if config.swap_ab else p, config).spec
             assert (spec.a_major, spec.b_major) == ("MN", "MN")
             if config.consumers == 3:
                 assert spec.a_tile.boxes + spec.b_tile.boxes <= MOST_COPIES

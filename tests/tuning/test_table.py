@@ -47,10 +47,10 @@ def test_a_config_that_does_not_suit_is_none() -> None:
 
 
 def test_few_rows_do_not_keep_step() -> None:
-    config = Config(tile=(128, 256, 64), cluster=(2, 1), serpentine=True, lockstep=True)
+    config = Config(tile=(128, 256, 64), cluster=(2, 1), serpentine=True, sync_clusters=True)
     table = Table([{"m": 256, "n": 57344, "k": 1024, "config": vars(config)}])
     assert table.get(problem(256, 57344, 1024)) == config
-    assert table.get(problem(128, 57344, 1024)) == config.replace(serpentine=False, lockstep=False)
+    assert table.get(problem(128, 57344, 1024)) == config.replace(serpentine=False, sync_clusters=False)
     assert table.get(problem(256, 4096, 1024)) is None
 
 
@@ -95,23 +95,23 @@ def test_with_one_tile_a_cta_too(m: int, n: int, k: int) -> None:
 
 def test_a_loaded_matrix_has_the_room_of_results_that_leave_through_the_stages() -> None:
     bare, fused = plans(256, 6144, 4096, lambda acc, c: acc + c, c=Spec((256, 6144), "bf16"))
-    assert not bare.config.reuse
-    assert fused.config.reuse
+    assert not bare.config.alias_epilogue
+    assert fused.config.alias_epilogue
     assert fused.config.tile == bare.config.tile
     bare, fused = plans(128, 28672, 4096, lambda acc, c: acc + c, c=Spec((128, 28672), "bf16"))
-    assert not fused.config.reuse  # two warpgroups lose by it
+    assert not fused.config.alias_epilogue  # two warpgroups lose by it
     assert fused.config.tile == bare.config.tile
 
 
 def test_results_that_do_not_fit_the_stages_do_not_leave_through_them() -> None:
     bare, fused = plans(256, 4096, 4096, lambda acc: (acc, acc.relu(), acc.tanh(), acc.exp()))
-    assert bare.config.reuse
-    assert not fused.config.reuse
+    assert bare.config.alias_epilogue
+    assert not fused.config.alias_epilogue
 
 
 def test_turned_results_are_left_to_the_model() -> None:
     bare, fused = plans(1, 57344, 8192, lambda acc: acc.relu())
-    assert bare.config.swap
+    assert bare.config.swap_ab
     assert "chosen by the model" in fused.why
 
 
@@ -148,7 +148,7 @@ def test_what_is_kept_is_taken(tmp_path, monkeypatch) -> None:
     (tmp_path / "cache" / "tuned.json").write_text(json.dumps({"version": 1, "rows": [row]}))
     older = kept().get(problem(7, 72, 80))
     assert older
-    assert older.design == "multistage"
+    assert older.design == "tma"
 
 
 GOOD = {"m": 48, "n": 4096, "k": 1024, "config": {**vars(SMALL), "stages": 3}}
@@ -234,7 +234,7 @@ def test_tuning_finds_and_keeps(tmp_path, monkeypatch) -> None:
 def test_why_says_where_it_comes_from() -> None:
     a, b = Spec((520, 4096), "bf16"), Spec((4096, 4088), "bf16", (1, 4096))
     assert "chosen by the model" in gemmsmith.plan(a, b).why
-    said = gemmsmith.plan(a, b, config=Config(tile=(64, 256, 64), cluster=(1, 1), consumers=1, swap=True)).why
+    said = gemmsmith.plan(a, b, config=Config(tile=(64, 256, 64), cluster=(1, 1), consumers=1, swap_ab=True)).why
     assert "given" in said
-    assert "swapped" in said
+    assert "swap_ab" in said
     assert said.count("beside it") == 3

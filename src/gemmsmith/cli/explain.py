@@ -18,9 +18,9 @@ import gemmsmith
 from gemmsmith.arrays import Spec
 from gemmsmith.cli import options
 from gemmsmith.core.errors import EpilogueError, GemmsmithError
-from gemmsmith.epilogue.fusions import FUSIONS, amax
+from gemmsmith.epilogue.frontend.fusions import FUSIONS, amax
+from gemmsmith.epilogue.frontend.show import pictures, tree
 from gemmsmith.epilogue.passes import optimise, steps
-from gemmsmith.epilogue.show import pictures, tree
 from gemmsmith.plans import Plan
 
 PACKAGE = str(Path(gemmsmith.__file__).parent)

@@ -92,15 +92,15 @@ problem = every(
     click.option("--consumers", type=int, help="Math warpgroups."),
     click.option("--cluster", type=Sizes(2, "2x1"), metavar="MxN", help="CTAs of a cluster."),
     click.option("--raster", type=click.Choice(["m", "n"]), help="The index consecutive tiles run along."),
-    click.option("--swizzle", type=int, help="Width of a raster band, in tiles."),
+    click.option("--raster-group", type=int, help="Width of a raster band, in tiles."),
     click.option("--splits", type=int, help="Clusters that share the K of a tile; 0: stream-K."),
     click.option("--cluster-splits", type=int, help="CTAs of a cluster that share the K of a tile."),
-    click.option("--swap/--no-swap", default=None, help="Compute D^T, for few rows."),
+    click.option("--swap-ab/--no-swap-ab", default=None, help="Compute D^T, for few rows."),
     click.option("--evict", nargs=2, type=click.Choice(get_args(Eviction)), help="L2 policies of A, B."),
     click.option("--pdl/--no-pdl", default=None, help="Programmatic dependent launch."),
-    click.option("--reuse/--no-reuse", default=None, help="Results leave through the stages of A and B."),
+    click.option("--alias-epilogue/--no-alias-epilogue", default=None, help="Results leave through A and B's stages."),
     click.option("--serpentine/--no-serpentine", default=None, help="Every other tile backwards through K."),
-    click.option("--lockstep/--no-lockstep", default=None, help="Clusters wait for one another in the mainloop."),
+    click.option("--sync-clusters/--no-sync-clusters", default=None, help="Clusters wait for one another."),
 )  # fmt: skip
 """What is computed, and by which kernel: the fields of a Config."""
 

@@ -50,9 +50,9 @@ def raster(m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
 
         for i, (order, width) in enumerate(choices):
             evict = plan.config.evict[:: 1 if order == plan.config.raster else -1]  # of the operand that is read once
-            config: Config = plan.config.replace(raster=order, swizzle=width, evict=evict)
+            config: Config = plan.config.replace(raster=order, raster_group=width, evict=evict)
             found = traffic(plan.problem, config, progress=partial(walked, i))
-            rows.append({"raster": order, "swizzle": width, "dram_bytes": found.dram, "l2_bytes": found.l2,
+            rows.append({"raster": order, "raster_group": width, "dram_bytes": found.dram, "l2_bytes": found.l2,
                          "hit_rate": found.hit_rate, "taken": config == plan.config})  # fmt: skip
         if picture:
             tell("drawing")
@@ -64,8 +64,8 @@ def raster(m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
     click.echo("raster  bands of  MB from DRAM  MB from the L2  hit rate")
     for row in rows:
         click.echo(
-            f"{row['raster']:<6}  {row['swizzle']:<8}  {row['dram_bytes'] / 1e6:<12.0f}  {row['l2_bytes'] / 1e6:<14.0f}"
-            f"  {row['hit_rate']:<8.1%}" + "  taken" * row["taken"]
+            f"{row['raster']:<6}  {row['raster_group']:<8}  {row['dram_bytes'] / 1e6:<12.0f}"
+            f"  {row['l2_bytes'] / 1e6:<14.0f}  {row['hit_rate']:<8.1%}" + "  taken" * row["taken"]
         )
     if picture:
         click.echo(f"picture: {picture}")

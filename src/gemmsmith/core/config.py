@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from gemmsmith.core.design import find
+from gemmsmith.core.design import current_name, find
 from gemmsmith.core.errors import ConfigError
 
 Eviction = Literal["first", "normal", "last"]
 Raster = Literal["m", "n"]
+FORMERLY = {"swap": "swap_ab", "swizzle": "raster_group", "reuse": "alias_epilogue", "lockstep": "sync_clusters"}
+"""What fields were called in tables that are stored."""
 
 
 @dataclass(frozen=True)
@@ -21,37 +23,50 @@ class Config:
     design: how the kernel's warps share the work; the name of a registered `Design`.
     tile: M, N, K of a CTA's tile. cluster: CTAs along M and along N. stages: of the pipeline of A and B.
     consumers: math warpgroups. Each takes tile M / consumers rows, a multiple of 64; with pingpong, a tile of its own.
-    raster: the index ("m" or "n") along which consecutive tiles run. swizzle: the width, in tiles of the other index,
-    of the band in which they run (CUTLASS: max_swizzle_size).
+    raster: the index ("m" or "n") along which consecutive tiles run. raster_group: the width, in tiles of the other
+    index, of the band in which they run (CUTLASS: max_swizzle_size).
     splits: clusters that share the K of a tile (split-K), 1 by default; 0: all clusters get equal shares of the tiles
     that would not fill a last wave (stream-K).
     cluster_splits: CTAs of a cluster that share the K of a tile and add up their sums in shared memory.
-    swap: computes D^T = B^T @ A^T, so that a tile's N counts rows of A; for problems with few rows.
+    swap_ab: computes D^T = B^T @ A^T, so that a tile's N counts rows of A; for problems with few rows.
     evict: the L2's eviction policies for the kernel's reads of A and B.
     pdl: programmatic dependent launch. The kernel starts while the stream's last one ends, and lets the next one do so.
-    reuse: the epilogue's results leave through the stages of A and B, which makes room for more stages; copies of the
-    next tile wait for that.
+    alias_epilogue: the epilogue's buffers lie over the stages of A and B, which makes room for more stages; copies of
+    the next tile wait until they are empty (CUTLASS: ReuseSmemC).
     serpentine: every other tile of a CTA is summed from its last k-tile to its first, for more hits in the L2.
-    lockstep: clusters wait for one another every few k-tiles, so that reads of the same data happen at the same time.
+    sync_clusters: clusters wait for one another every few k-tiles, so that they read the same data at the same time.
 
     Raises ConfigError for a value of the wrong type.
     """
 
-    design: str = "warp_specialized"
+    design: str = "cooperative"
     tile: tuple[int, int, int] = (128, 256, 64)
     cluster: tuple[int, int] = (2, 1)
     stages: int = 4
     consumers: int = 2
     raster: Raster = "m"
-    swizzle: int = 8
+    raster_group: int = 8
     splits: int = 1
     cluster_splits: int = 1
-    swap: bool = False
+    swap_ab: bool = False
     evict: tuple[Eviction, Eviction] = ("normal", "normal")
     pdl: bool = False
-    reuse: bool = False
+    alias_epilogue: bool = False
     serpentine: bool = False
-    lockstep: bool = False
+    sync_clusters: bool = False
+
+    def __new__(cls, *_: object, **fields: object) -> Config:
+        for name in FORMERLY.keys() & fields.keys():
+            raise ConfigError(f"{name}: this field is called {FORMERLY[name]} now")
+        return super().__new__(cls)
+
+    @staticmethod
+    def stored(fields: Mapping[str, Any]) -> Config:
+        """From a table's row, which may have the names that designs and fields had when it was stored."""
+        found = {FORMERLY.get(name, name): x for name, x in dict(fields).items()}
+        if "design" in found:
+            found["design"] = current_name(found["design"])
+        return Config(**found)
 
     def __post_init__(self) -> None:
         for name, read, wanted in _FIELDS:
@@ -72,9 +87,9 @@ class Config:
         return find(self.design).tile_warpgroups(self.consumers)
 
     @property
-    def can_keep_step(self) -> bool:
-        """Whether it may have `lockstep`: its design implements it, and clusters have whole tiles."""
-        return "lockstep" in find(self.design).takes and self.splits == self.cluster_splits == 1
+    def can_sync_clusters(self) -> bool:
+        """Whether it may have `sync_clusters`: its design implements it, and clusters have whole tiles."""
+        return "sync_clusters" in find(self.design).takes and self.splits == self.cluster_splits == 1
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some choices changed."""
@@ -84,15 +99,15 @@ class Config:
         tile, cluster = "x".join(map(str, self.tile)), "x".join(map(str, self.cluster))
         return (
             f"{self.design} {tile} cluster {cluster} stages {self.stages} "
-            f"consumers {self.consumers} raster {self.raster}{self.swizzle}"
+            f"consumers {self.consumers} raster {self.raster}{self.raster_group}"
             + {1: "", 0: " stream-K"}.get(self.splits, f" splits {self.splits}")
             + f" cluster splits {self.cluster_splits}" * (self.cluster_splits > 1)
-            + " swapped" * self.swap
+            + " swap_ab" * self.swap_ab
             + f" evict {' '.join(self.evict)}" * (self.evict != ("normal", "normal"))
             + " pdl" * self.pdl
-            + " reuse" * self.reuse
+            + " alias_epilogue" * self.alias_epilogue
             + " serpentine" * self.serpentine
-            + " lockstep" * self.lockstep
+            + " sync_clusters" * self.sync_clusters
         )
 
 
@@ -114,8 +129,8 @@ def _several(x: Any, read: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
 
 
 _EVICTIONS = {x: x for x in get_args(Eviction)}
-_INTEGERS = ("stages", "consumers", "swizzle", "splits", "cluster_splits")
-_SWITCHES = ("swap", "pdl", "reuse", "serpentine", "lockstep")
+_INTEGERS = ("stages", "consumers", "raster_group", "splits", "cluster_splits")
+_SWITCHES = ("swap_ab", "pdl", "alias_epilogue", "serpentine", "sync_clusters")
 _FIELDS: list[tuple[str, Callable[[Any], Any], str]] = [
     ("design", lambda x: find(x).name, "a design that is registered"),
     ("tile", lambda x: _several(x, _integer, 3), "three integers, for M, N and K"),

@@ -15,8 +15,9 @@ class Design:
 
     `accumulators`: the numbers of math warpgroups that it takes, each with the registers a thread that the accumulator
     may have then. `other_warpgroups`: those beside the math warpgroups. `own_tiles`: each math warpgroup has a tile of
-    its own; else they share one. `takes`: which of the Config's fields splits, cluster_splits, reuse and lockstep it
-    implements. `defaults`: of a Config's fields, where only the design is given.
+    its own; else they share one. `takes`: which of the Config's fields splits, cluster_splits, alias_epilogue and
+    sync_clusters it implements. `defaults`: of a Config's fields, where only the design is given. `formerly`: the name
+    that it has in tables which were stored before it was renamed.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Design:
     own_tiles: bool = False
     takes: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    formerly: str = ""
 
     def tile_warpgroups(self, consumers: int) -> int:
         """Math warpgroups that share a tile."""
@@ -45,8 +47,15 @@ def register_design(design: Design) -> Design:
 def find(name: str) -> Design:
     """The design of that name. ConfigError where there is none."""
     if not isinstance(name, str) or name not in _DESIGNS:
-        raise ConfigError(f"design: got {name!r}; use {listed(names())}")
+        renamed = current_name(name)
+        hint = f", which is called {renamed} now" if renamed != name else f"; use {listed(names())}"
+        raise ConfigError(f"design: got {name!r}{hint}")
     return _DESIGNS[name]
+
+
+def current_name(name: str) -> str:
+    """The name today of a design that was called so in a stored table."""
+    return next((design.name for design in _DESIGNS.values() if name and design.formerly == name), name)
 
 
 def names() -> list[str]:

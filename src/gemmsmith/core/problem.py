@@ -68,7 +68,7 @@ class Matrix:
         return self.loads_by_tma and self.cols * self.dtype.bytes % TMA_ALIGNMENT == 0
 
     @property
-    def tall(self) -> bool:
+    def column_major(self) -> bool:
         """Whether the matrix is column-major: neighbours in memory belong to one column."""
         return self.contiguous == "rows"
 

@@ -37,15 +37,15 @@ class EpilogueSpec:
 
     graph: Graph
     tma: frozenset[str]
-    tall: frozenset[str] = frozenset()
+    column_major: frozenset[str] = frozenset()
     exact: bool = False
     atomic: bool = False
 
     @staticmethod
     def bare(d: Matrix) -> EpilogueSpec:
         """The epilogue that stores D and computes nothing."""
-        tma, tall = (frozenset({"out"} if yes else ()) for yes in (d.stores_by_tma, d.tall))
-        return EpilogueSpec(bare(d.dtype), tma, tall)
+        tma, column_major = (frozenset({"out"} if x else ()) for x in (d.stores_by_tma, d.column_major))
+        return EpilogueSpec(bare(d.dtype), tma, column_major)
 
     @property
     def matrices(self) -> list[str]:
@@ -69,8 +69,8 @@ class EpilogueSpec:
         floats = [o.name for o in self.graph.operands if o.extent.is_matrix and o.dtype and not o.dtype.is_integer]
         tma = {name for name in floats if arrays[name].loads_by_tma}
         tma |= {name for name in self._stored if arrays[name].stores_by_tma}
-        tall = frozenset(name for name in self.matrices if arrays[name].tall)
-        return replace(self, tma=frozenset(tma), tall=tall)
+        column_major = frozenset(name for name in self.matrices if arrays[name].column_major)
+        return replace(self, tma=frozenset(tma), column_major=column_major)
 
 
 def finishers(config: Config, graph: Graph) -> int:
@@ -113,11 +113,14 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     for name, count in (("splits", c.splits), ("cluster_splits", splits)):
         yield (name in design.takes or count == 1,
                f"{name}: got {count}; {c.design} computes whole tiles, use 1, or {taking(name)}")  # fmt: skip
-    yield c.swizzle >= 1, f"swizzle: got {c.swizzle}; use at least 1"
-    yield (not c.lockstep or c.can_keep_step,
-           f"lockstep: got {c.design}, splits {c.splits} and {splits} in a cluster; it takes {taking('lockstep')} and "
-           "whole tiles")  # fmt: skip
-    yield not c.reuse or "reuse" in design.takes, f"reuse: got {c.design}; it takes {taking('reuse')}"
+    yield c.raster_group >= 1, f"raster_group: got {c.raster_group}; use at least 1"
+    yield (not c.sync_clusters or c.can_sync_clusters,
+           f"sync_clusters: got {c.design}, splits {c.splits} and {splits} in a cluster; it takes "
+           f"{taking('sync_clusters')} and whole tiles")  # fmt: skip
+    yield (
+        not c.alias_epilogue or "alias_epilogue" in design.takes,
+        f"alias_epilogue: got {c.design}; it takes {taking('alias_epilogue')}",
+    )
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,7 @@ class KernelSpec:
         parts = (
             c.replace(splits=int(c.splits == 1)),  # an argument says how many
             self.operand, self.accumulate, self.a_major, self.b_major,
-            e.graph, sorted(e.tma), sorted(e.tall), e.exact, e.atomic,
+            e.graph, sorted(e.tma), sorted(e.column_major), e.exact, e.atomic,
         )  # fmt: skip
         return f"{c.design}_{'x'.join(map(str, c.tile))}_{sha256(repr(parts).encode()).hexdigest()[:8]}"
 

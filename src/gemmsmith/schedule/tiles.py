@@ -80,7 +80,7 @@ class TileScheduler:
 
     def __init__(self, spec: KernelSpec) -> None:
         k = current()
-        self.spec, width = spec, spec.config.swizzle
+        self.spec, width = spec, spec.config.raster_group
         self.tiles_m = k.parameter("tiles_m", bind=lambda p: self.grid(p)[0])
         self.tiles_n = k.parameter("tiles_n", bind=lambda p: self.grid(p)[1])
         self.tiles = k.parameter("tiles", bind=self.tiles_of)
@@ -174,8 +174,8 @@ class TileScheduler:
         )
 
     def _band(self, index: Value, across: Value, along: Value) -> tuple[Value, Value]:
-        """Tile `index` of a walk along `along` in bands `swizzle` wide of `across`: (across, along)."""
-        k, width = current(), self.spec.config.swizzle
+        """Tile `index` of a walk along `along` in bands `raster_group` wide of `across`: (across, along)."""
+        k, width = current(), self.spec.config.raster_group
         band = self.band.quotient(index).named("band")
         position = (index - band * (along * width)).named("position")
         if width == 1:

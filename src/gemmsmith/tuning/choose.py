@@ -22,7 +22,7 @@ STAGES = 8
 
 
 def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Config:
-    """A config with the fields that were not `given` adapted to those that were: consumers, cluster, lockstep, and
+    """A config with the fields that were not `given` adapted to those that were: consumers, cluster, sync_clusters, and
     stages, of which `fitting` takes away those that do not fit shared memory."""
     changes: dict[str, object] = {}
     design = find(config.design)
@@ -38,36 +38,36 @@ def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Confi
         changes["cluster"] = (1, 1)
     if "stages" not in given:
         changes["stages"] = STAGES
-    if "lockstep" not in given:
-        changes["lockstep"] = config.lockstep and config.can_keep_step
+    if "sync_clusters" not in given:
+        changes["sync_clusters"] = config.sync_clusters and config.can_sync_clusters
     return config.replace(**changes)
 
 
 def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 64) -> list[Config]:
     """The `most` promising configs, best first; a Plan settles the stages of operands that are packed first.
 
-    Where each CTA has one tile at most, those that can have `reuse` do: 1.1 % in the mean of 12 shapes
+    Where each CTA has one tile at most, those that can have `alias_epilogue` do: 1.1 % in the mean of 12 shapes
     (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds of what
     others read again, it has `serpentine`: 0.5 to 0.8 % of large products (tries-h200.json); and, if warpgroups share
-    a tile, `lockstep`: 0.7 % in the mean of 29 (lockstep-h200.json).
+    a tile, `sync_clusters`: 0.7 % in the mean of 29 (lockstep-h200.json).
     """
     epilogue = epilogue or EpilogueSpec.bare(problem.d)
     found: list[Config] = []
     every = space(epilogue)
     some = every.take(np.flatnonzero(every.sensible(problem)))
     once = some.once(problem)
-    reuse = once & (some.reusing > 0)
-    some = replace(some, stages=np.where(reuse, some.reusing, some.stages))
+    alias_epilogue = once & (some.reusing > 0)
+    some = replace(some, stages=np.where(alias_epilogue, some.reusing, some.stages))
     for i in np.argsort(estimate(problem, some, epilogue).cycles, kind="stable"):
         if len(found) == most:
             break
-        config = some.configs[i].replace(stages=int(some.stages[i]), reuse=bool(reuse[i]))
-        turned = problem.T if config.swap else problem
+        config = some.configs[i].replace(stages=int(some.stages[i]), alias_epilogue=bool(alias_epilogue[i]))
+        turned = problem.T if config.swap_ab else problem
         if not once[i]:
             overflows = reads_again(problem) and wave_bytes(turned, config) > CAPACITY
-            config = config.replace(serpentine=overflows, lockstep=overflows and config.can_keep_step)
+            config = config.replace(serpentine=overflows, sync_clusters=overflows and config.can_sync_clusters)
         try:
-            spec = KernelSpec.of(turned, config, None if config.swap else epilogue)
+            spec = KernelSpec.of(turned, config, None if config.swap_ab else epilogue)
         except ConfigError:
             continue
         found.append(fitting(config, spec))

@@ -2,9 +2,10 @@
 
 Clusters of a wave walk along K together, so a wave reads each of its row and column panels from DRAM at most once;
 from wave to wave the L2 keeps what was used last, less of what it is told to evict first. An H200's counters
-(benchmarks/counters.py) are within 5 % of it for DRAM. With such hints they are within 7 % if clusters have
-`lockstep`; else the counters are up to twice the model, since data are evicted before all clusters have read them. The
-chip merges a part of what the SMs of a GPC read from the L2 at one time, unless it is multicast; that is within 15 %.
+(benchmarks/counters.py) are within 5 % of it for DRAM. With such hints they are within 7 % with
+`sync_clusters`; else the counters are up to twice the model, since data are evicted before all clusters have read them.
+The chip merges a part of what the SMs of a GPC read from the L2 at one time, unless it is multicast; that is within
+15 %.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CHUNK = 512
 """Elements of K that are read at once."""
 GPC_SMS = 16
 MERGED = {False: 0.4, True: 0.65}
-"""The part of the reads that a GPC's clusters could share which the chip merges, by whether `lockstep` is on."""
+"""The part of the reads that a GPC's clusters could share which the chip merges, by whether `sync_clusters` is on."""
 
 
 class Traffic(NamedTuple):
@@ -42,13 +43,13 @@ class Traffic(NamedTuple):
         return 1 - self.dram / max(self.l2, 1)
 
 
-def walk(tiles_m: int, tiles_n: int, raster: str, swizzle: int) -> Iterator[tuple[int, int]]:
+def walk(tiles_m: int, tiles_n: int, raster: str, raster_group: int) -> Iterator[tuple[int, int]]:
     """Tiles (m, n), in units of clusters, in the order in which TileScheduler hands them out."""
     across, along = (tiles_n, tiles_m) if raster == "m" else (tiles_m, tiles_n)
     for index in range(across * along):
-        band, position = divmod(index, along * swizzle)
-        width = min(across - band * swizzle, swizzle)
-        a, b = band * swizzle + position % width, position // width
+        band, position = divmod(index, along * raster_group)
+        width = min(across - band * raster_group, raster_group)
+        a, b = band * raster_group + position % width, position // width
         yield (b, a) if raster == "m" else (a, b)
 
 
@@ -56,7 +57,7 @@ def waves(problem: Problem, config: Config) -> Iterator[list[tuple[int, int]]]:
     """The tiles that run at once."""
     tile_m, tile_n = (t * c for t, c in zip(config.tile, config.cluster, strict=False))
     resident = resident_clusters(config.cluster[0] * config.cluster[1])
-    order = walk(-(-problem.m // tile_m), -(-problem.n // tile_n), config.raster, config.swizzle)
+    order = walk(-(-problem.m // tile_m), -(-problem.n // tile_n), config.raster, config.raster_group)
     while wave := list(islice(order, resident)):
         yield wave
 
@@ -122,7 +123,7 @@ def read_by_sms(wave: list[tuple[int, int]], config: Config, tile: tuple[int, in
         ms, ns = zip(*wave[i : i + neighbours], strict=True)
         for panels, extent, multicast in ((ms, tile[0], across > 1), (ns, tile[1], down > 1)):
             same = len(panels) - len(set(panels))
-            rows += extent * (len(panels) - same * MERGED[config.lockstep] * (not multicast))
+            rows += extent * (len(panels) - same * MERGED[config.sync_clusters] * (not multicast))
     return round(rows)
 
 
@@ -153,7 +154,7 @@ def picture(problem: Problem, config: Config, path: str | Path) -> None:
     axes.set_xlabel("tiles along N")
     axes.set_ylabel("tiles along M")
     axes.set_title(
-        f"raster {config.raster}, bands of {config.swizzle}: {last + 1} waves, "
+        f"raster {config.raster}, bands of {config.raster_group}: {last + 1} waves, "
         f"{found.dram / 1e6:.0f} MB from DRAM, L2 hit rate {found.hit_rate:.1%}"
     )
     figure.tight_layout()

@@ -42,7 +42,7 @@ ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 456_000, 48_800
 """At 700 W the chip gives a cycle (of 1/1755 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
 bytes that wgmma reads there, bytes from DRAM: one or the other."""
 OUT_OF_STEP = 0.03
-"""Additional energy, as a fraction, of stream-K, which cannot have `lockstep`. Without it the model chose
+"""Additional energy, as a fraction, of stream-K, which cannot have `sync_clusters`. Without it the model chose
 stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (benchmarks/results/untuned-h200.json)."""
 
 
@@ -103,7 +103,7 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     store = s.m * s.n * extra.nbytes / STORE_BYTES_PER_CYCLE
     swapped = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE
     threads = 128 * np.where(s.own_tiles, 1, s.consumers)
-    store = np.where(s.swap, swapped, store) + s.m * s.n / threads * (ELEMENT_CYCLES + NODE_CYCLES * extra.nodes)
+    store = np.where(s.swap_ab, swapped, store) + s.m * s.n / threads * (ELEMENT_CYCLES + NODE_CYCLES * extra.nodes)
     store = store / s.finishers
     full = -(-tiles // resident)
     waves = np.where((full > MANY_WAVES) & (s.cluster_splits == 1), (full + tiles / resident) / 2, full)

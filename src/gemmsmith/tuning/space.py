@@ -23,8 +23,8 @@ from gemmsmith.core.spec import (
     finishers,
     operand_major,
 )
-from gemmsmith.designs.pack import Packing
-from gemmsmith.epilogue.layout import ALIGNMENT, least_bytes, suits
+from gemmsmith.epilogue.device.layout import ALIGNMENT, least_bytes, suits
+from gemmsmith.kernels.pack import Packing
 from gemmsmith.lang.types import ORDER_LENGTH
 
 Column = np.ndarray[Any, Any]
@@ -50,7 +50,7 @@ DEEP = 512
 """K from which tiles of 128 are tried."""
 READ_ONCE_ROWS = 128
 """With no more rows (or columns) the other operand is read once, or by all at once: 128 x 57344 x 8192 loses 1.4 % in
-lockstep, 2.8 % with serpentine too (benchmarks/results/lockstep-h200.json)."""
+sync_clusters, 2.8 % with serpentine too (benchmarks/results/lockstep-h200.json)."""
 SMALLEST_SHARE = 4
 """The least number of k-tiles in a share of K."""
 WASTE = 1.05
@@ -102,9 +102,9 @@ class Space:
     cluster_size: Column
     resident: Column
     own_tiles: Column
-    swap: Column
+    swap_ab: Column
     reusing: Column
-    """For each config, its stages with `reuse`, if that is considered; else 0."""
+    """For each config, its stages with `alias_epilogue`, if that is considered; else 0."""
 
     @staticmethod
     def of(configs: list[Config], epilogue: EpilogueSpec | None = None) -> Space:
@@ -118,13 +118,13 @@ class Space:
                     c.splits,
                     c.cluster_splits,
                     find(c.design).own_tiles,
-                    c.swap,
+                    c.swap_ab,
                 )
                 for c in configs
             ],
             np.int64,
         ).reshape(-1, 11)
-        m, n, k, rows, columns, stages, consumers, splits, cluster_splits, own_tiles, swap = numbers.T
+        m, n, k, rows, columns, stages, consumers, splits, cluster_splits, own_tiles, swap_ab = numbers.T
         size = rows * columns * cluster_splits
         resident = np.array([resident_clusters(int(x)) for x in size])
         graph = epilogue.graph if epilogue else bare(BF16)
@@ -132,7 +132,7 @@ class Space:
         reusing = np.array([_reusing(c, epilogue) if epilogue and _lone(c) else 0 for c in configs])
         return Space(
             configs, m, n, k, rows, columns, stages, consumers, splits, cluster_splits, ends, size, resident,
-            own_tiles.astype(bool), swap.astype(bool), reusing,
+            own_tiles.astype(bool), swap_ab.astype(bool), reusing,
         )  # fmt: skip
 
     def take(self, which: Column) -> Space:
@@ -141,8 +141,8 @@ class Space:
         return Space([self.configs[i] for i in which], **columns)
 
     def sizes(self, problem: Problem) -> tuple[Column, Column]:
-        """M and N for each config: of the problem, or with `swap` of its transpose."""
-        return np.where(self.swap, problem.n, problem.m), np.where(self.swap, problem.m, problem.n)
+        """M and N for each config: of the problem, or with `swap_ab` of its transpose."""
+        return np.where(self.swap_ab, problem.n, problem.m), np.where(self.swap_ab, problem.m, problem.n)
 
     def tiles(self, problem: Problem) -> Column:
         """For each config, the number of clusters that have a tile."""
@@ -158,7 +158,7 @@ class Space:
         m, n = self.sizes(problem)
         k_tiles, tiles, resident = -(-problem.k // self.k), self.tiles(problem), self.resident
         good = (self.m * self.rows < 2 * np.maximum(m, 64)) & (self.n * self.columns < 2 * np.maximum(n, 8))
-        good &= ~self.swap | (problem.m <= self.n)  # B is read once
+        good &= ~self.swap_ab | (problem.m <= self.n)  # B is read once
         good &= (self.k == 64) | (problem.k >= DEEP)
         split = self.splits > 1
         good &= ~split | ((tiles * self.splits <= resident) & (k_tiles >= SMALLEST_SHARE * self.splits))
@@ -177,8 +177,8 @@ class Space:
         """For each config, whether its producer has registers for the copies of a k-tile, in the operands' layouts."""
         read = [m if m.tma_ready else Packing.of(m).packed for m in (problem.a, problem.b)]
         a, b = (operand_major(m) == "MN" for m in (read[0], read[1].T))
-        of_a = np.where(np.where(self.swap, b, a), _boxes(self.m), _boxes(self.k))
-        of_b = np.where(np.where(self.swap, a, b), _boxes(self.n), _boxes(self.k))
+        of_a = np.where(np.where(self.swap_ab, b, a), _boxes(self.m), _boxes(self.k))
+        of_b = np.where(np.where(self.swap_ab, a, b), _boxes(self.n), _boxes(self.k))
         few = (self.consumers == 3) | (not problem.d.stores_by_tma)
         copies = np.where(few, of_a + of_b, np.maximum(of_a, of_b))
         return np.asarray((self.consumers == 1) | (copies <= MOST_COPIES))
@@ -224,8 +224,8 @@ def has_room(config: Config, epilogue: EpilogueSpec) -> bool:
 def with_reuse_for(epilogue: EpilogueSpec, config: Config) -> Config:
     """A bare product's config of one tile a CTA: an epilogue's results leave through the stages as the product did, and
     where a matrix is loaded wherever they fit: 0.3 to 1.3 % of six such products (tries-h200.json)."""
-    through = _reusing(config, epilogue) if _lone(config) and (config.reuse or _loads(epilogue)) else 0
-    return config.replace(reuse=through > 0, stages=through or config.stages)
+    through = _reusing(config, epilogue) if _lone(config) and (config.alias_epilogue or _loads(epilogue)) else 0
+    return config.replace(alias_epilogue=through > 0, stages=through or config.stages)
 
 
 def reads_again(problem: Problem) -> bool:
@@ -235,7 +235,7 @@ def reads_again(problem: Problem) -> bool:
 
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
     cooperative = COOPERATIVE + SHARED * _heavy(epilogue)
-    tiles: list[tuple[str, int, int, int]] = [("warp_specialized", *t) for t in cooperative]
+    tiles: list[tuple[str, int, int, int]] = [("cooperative", *t) for t in cooperative]
     tiles += [("pingpong", *t, 2) for t in PINGPONG]
     for design, m, n, consumers in tiles:
         if not _has_registers(design, m, n, consumers, epilogue):
@@ -253,7 +253,7 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
                 if k != SWAPPED_DEPTH:
                     yield base
                 if few:
-                    swapped = base.replace(swap=True)
+                    swapped = base.replace(swap_ab=True)
                     yield swapped
                     yield from _shares(swapped, epilogue)
                 elif n % 16 == 0:
@@ -282,8 +282,8 @@ def _heavy(epilogue: EpilogueSpec) -> bool:
     reductions = [node for node in graph.nodes if node.op == "reduce"]
     held = max(sum(extent.is_matrix for extent in matrices) - 1, 0) + len(reductions)
     summed = any(node.value[1] == "m" for node in reductions)
-    tall = any(r.name in epilogue.tall for r in graph.results)
-    return held > 1 or summed or _reads_apart(epilogue) or (graph.computes and tall)
+    column_major = any(r.name in epilogue.column_major for r in graph.results)
+    return held > 1 or summed or _reads_apart(epilogue) or (graph.computes and column_major)
 
 
 @lru_cache(maxsize=64)
@@ -308,8 +308,8 @@ def _loads(epilogue: EpilogueSpec) -> bool:
 
 
 def _lone(c: Config) -> bool:
-    """Whether one warpgroup computes a whole tile. Only then is `reuse` faster; with two warpgroups it is slower."""
-    return c.design == "warp_specialized" and c.consumers == c.splits == 1 and not c.swap
+    """Whether one warpgroup computes a whole tile: `alias_epilogue` is faster with one, slower with two."""
+    return c.design == "cooperative" and c.consumers == c.splits == 1 and not c.swap_ab
 
 
 def _reusing(c: Config, epilogue: EpilogueSpec) -> int:
@@ -318,8 +318,8 @@ def _reusing(c: Config, epilogue: EpilogueSpec) -> int:
     m, n, k = c.tile
     stage = (m + n) * k * 2
     fits = 0 < m * n * stored <= 2 * stage
-    reuse = c.replace(reuse=True, stages=MOST_STAGES)
-    return stages_that_fit(reuse, epilogue, stage, _exchange(c, epilogue)) if fits else 0
+    alias_epilogue = c.replace(alias_epilogue=True, stages=MOST_STAGES)
+    return stages_that_fit(alias_epilogue, epilogue, stage, _exchange(c, epilogue)) if fits else 0
 
 
 def _exchange(c: Config, epilogue: EpilogueSpec) -> int:

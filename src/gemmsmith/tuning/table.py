@@ -22,8 +22,8 @@ from gemmsmith.tuning.space import fitting, has_one_tile, has_room, is_fed, read
 
 SHIPPED = "h200.json"
 """The package's table, in this folder; made by benchmarks/sweep.py."""
-VERSION, READABLE = 4, (1, 2, 3, 4)
-"""Of the user's file: its configs are a Config's fields, of which older ones have fewer."""
+VERSION, READABLE = 5, (1, 2, 3, 4, 5)
+"""Of the user's file: its configs are a Config's fields, of which older ones have fewer, and may have other names."""
 FEW_ROWS = 64
 """Entries with M up to this serve every smaller M: operands of that many rows take one tile."""
 
@@ -32,11 +32,12 @@ class Table:
     """Configs by (N, K), and for each by M."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        """rows: m, n, k and config, a Config's fields. Raises KeyError, TypeError or ValueError for others."""
+        """rows: m, n, k and config, a Config's fields as they are called now or were once. Raises KeyError, TypeError
+        or ValueError for others."""
         self._found: dict[tuple[int, int], list[tuple[int, Config]]] = {}
         for row in rows:
             m, n, k = (index(row[name]) for name in "mnk")
-            config = Config(**row["config"])
+            config = Config.stored(row["config"])
             check(config)
             self._found.setdefault((n, k), []).append((m, config))
         for entries in self._found.values():
@@ -55,17 +56,18 @@ class Table:
 
 
 def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
-    """A bare product's config for one that may have an epilogue, other sizes and dtypes: no lockstep where CTAs have
-    one tile, `reuse` and stages as the results leave room; None where it cannot be, or its producer would spill."""
+    """A bare product's config for one that may have an epilogue, other sizes and dtypes: no `sync_clusters` where CTAs
+    have one tile, `alias_epilogue` and stages as the results leave room; None where it cannot be, or its producer would
+    spill."""
     if not is_fed(config, problem):
         return None
     try:
         if has_one_tile(config, problem):
-            config = config.replace(lockstep=False)
+            config = config.replace(sync_clusters=False)
             config = with_reuse_for(epilogue, config) if epilogue else config
         elif not reads_again(problem):
-            config = config.replace(lockstep=False, serpentine=False)
-        return fitting(config, KernelSpec.of(problem.T if config.swap else problem, config, epilogue))
+            config = config.replace(sync_clusters=False, serpentine=False)
+        return fitting(config, KernelSpec.of(problem.T if config.swap_ab else problem, config, epilogue))
     except ConfigError:
         return None
 
@@ -77,7 +79,7 @@ def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | No
     found = kept().get(problem) or shipped().get(problem)
     if found is None or epilogue is None:
         return found
-    fused = None if found.swap else suited(found, problem, epilogue)
+    fused = None if found.swap_ab else suited(found, problem, epilogue)
     return fused if fused and has_room(fused, epilogue) else None
 
 

@@ -11,9 +11,9 @@ from tests.epilogue.graphs import M, N, data, graphs
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.graph import Extent, Graph
+from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.passes import LAST, PASSES, optimise, steps
 from gemmsmith.epilogue.passes.fission import SPECIAL_FUNCTION_OPERATIONS
-from gemmsmith.epilogue.tracer import trace
 
 KINDS = {"x": (Extent(m=True, width=1), BF16), "row": (Extent(width=1), BF16), "s": (Extent(), None)}
 

@@ -3,7 +3,7 @@ reduction asked for twice.
 
 A reduction of a constant is not computed: the second step writes its value (launches.py). Equal reductions of equal
 values become one node by `share`; results that reduce the same value over the same axis by the same rule (sum and mean)
-share one set of partials (epilogue/reductions.py).
+share one set of partials (epilogue/device/reductions.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,127 @@
+"""A and B on their way into shared memory, as every TMA design brings them: who of the cluster copies what, when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from gemmsmith import hw
+from gemmsmith.collective.operand import Operand
+from gemmsmith.collective.pipeline import Initialised, PipelineState, PipelineTmaAsync, ReleaseBarrier, start
+from gemmsmith.core.problem import BoundProblem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.machine import Scope
+from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.types import I32, U32
+from gemmsmith.lang.values import Constant, Value, ValueLike
+from gemmsmith.schedule.tiles import ClusterPosition, WorkTile
+
+POLICIES = {"first": EVICT_FIRST, "normal": EVICT_NORMAL, "last": EVICT_LAST}
+EARLY, EARLY_COPIES = 4, 12
+"""K-tiles whose copies start before the roles begin, and those copies at most, which take the lane 55 cycles each; the
+others follow while these arrive."""
+
+
+class Mainloop:
+    """The stages of A and B (`stages`: their bytes of shared memory), the pipeline they are handed on through, and the
+    copies.
+
+    CTAs of one cluster row need the same A tile, those of one column the same B tile. Kernel arguments: the operands',
+    and stage_bytes. `turns`: as in PipelineTmaAsync.
+    """
+
+    def __init__(self, spec: KernelSpec, place: ClusterPosition, turns: int = 1) -> None:
+        self.spec, self._place, self._turns = spec, place, turns
+        rows, columns = spec.config.cluster
+        row_mask = sum(1 << rows * j for j in range(columns))  # ranks run along M first
+        column_mask = (1 << rows) - 1
+        count, policies = spec.config.stages, [POLICIES[eviction] for eviction in spec.config.evict]
+        self.a = Operand("a", spec.a_tile, count, lambda p: (p.a, p.a_at), policies[0])
+        self.b = Operand("b", spec.b_tile, count, lambda p: (p.b.T, p.b_at), policies[1])
+        self.a.multicast(columns, place.n, _shift(row_mask, place.m + place.first))
+        self.b.multicast(rows, place.m, _shift(column_mask, place.n * rows + place.first))
+        self.operands = (self.a, self.b)
+        self.stages = range(self.a.stages.offset, self.b.stages.offset + self.b.stages.bytes)
+
+    def prologue(self, tile: WorkTile | None, *others: Initialised, prefetch: Sequence[Value]) -> None:
+        """Initialises all barriers, the `others`' too, and the cluster meets. The thread that initialises them also
+        starts the copies of the first k-tiles of this CTA's first `tile`, if that is known: each CTA its own, for
+        nothing can be multicast before the cluster has met. The global memory of earlier kernels is waited for
+        (programmatic dependent launch)."""
+        # Barriers come behind the epilogue's buffers, which are aligned to more.
+        config, cluster_size, first_rank = self.spec.config, self.spec.multicast_size, self._place.first
+        self.pipe = PipelineTmaAsync(
+            config.stages, transaction_bytes=current().parameter("stage_bytes", U32, self._bytes_of_stage),
+            cluster_size=cluster_size, first_rank=first_rank, turns=self._turns,
+        )  # fmt: skip
+        # What has read results in the stages: ld, or TMA alone.
+        scope: Scope = "cluster" if self.spec.epilogue.by_threads else "cta"
+        self._left = ReleaseBarrier("left", cluster_size, first_rank, scope) if config.alias_epilogue else None
+        most = min(EARLY, max(1, EARLY_COPIES // sum(x.copies for x in self.operands)), config.stages - 1)
+        early = 0 if tile is None else current().minimum(tile.k_tiles, most)
+        self.started = current().var(I32, early, "early")  # k-tiles; 0 from a second tile on
+
+        def copies() -> None:
+            if tile is None:
+                return
+            hw.grid_dependency_wait()
+            with current().range(self.started.get(), name="k_tile") as k_tile:
+                self.pipe.producer_begin(k_tile)
+                self._load(k_tile, self.pipe.barrier(k_tile), tile, k_tile, alone=True)
+
+        own = (self.pipe, self._left) if self._left else (self.pipe,)
+        start(*own, *others, prefetch=(*(x.map for x in self.operands), *prefetch), then=copies)
+        hw.grid_dependency_wait()
+        if config.pdl:
+            hw.grid_dependency_launch()
+
+    # -- producers -------------------------------------------------------------------------------------
+    def producer_start_state(self) -> PipelineState:
+        """Behind the k-tiles that the prologue has started."""
+        if self._left:
+            self._phase = current().var(U32, 0, "left_phase")
+        return self.pipe.producer_start_state(self.started.get())
+
+    @contextmanager
+    def rest(self, stop: ValueLike) -> Iterator[Value]:
+        """The k-tiles of a tile up to `stop` that the prologue has not started; then, if the tile's epilogue lies in
+        the stages, waits until it has left them. Once in each tile."""
+        with current().range(self.started.get(), stop, name="k_tile") as k_tile:
+            yield k_tile
+        self.started.set(0)
+        if self._left:
+            with current().when(stop > 0):
+                self._left.wait(self._phase)
+
+    def load(self, state: PipelineState, tile: WorkTile, k_tile: Value) -> None:
+        """Starts the copies of a k-tile into an acquired stage. Recorded in one thread."""
+        self._load(state.index, self.pipe.barrier(state), tile, k_tile)
+
+    def tail(self, state: PipelineState) -> None:
+        """Until all CTAs are done with this one's stages."""
+        if not self._left:  # they left each tile behind its stages
+            self.pipe.producer_tail(state)
+
+    # -- consumers -------------------------------------------------------------------------------------
+    def release_alias(self, tile: WorkTile) -> None:
+        """After a tile's epilogue: the stages, if it lay in them, are the producer's again. Without k-tiles, which then
+        no tile of the CTA has, nobody waits for it."""
+        if self._left:
+            with current().when(tile.k_tiles > 0):
+                self._left.consumer_release()
+
+    def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, alone: bool = False) -> None:
+        k = tile.k(k_tile, self.spec.config.tile[2])
+        a, b = (self.a, tile.m), (self.b, tile.n)
+        # Few rows lie in the L2: the other operand, which comes from DRAM, goes first.
+        for operand, mn in (a, b) if self.spec.config.swap_ab else (b, a):
+            operand.load(stage, full, mn, k, tile.batch, alone=alone)
+
+    def _bytes_of_stage(self, p: BoundProblem) -> int:
+        return sum(operand.bytes_of_stage(p) for operand in self.operands)
+
+
+def _shift(mask: int, by: Value | int) -> Value | int:
+    return Constant(U32, mask) << by if isinstance(by, Value) else mask << by

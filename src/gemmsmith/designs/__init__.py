@@ -1,1 +1,0 @@
-"""The kernels themselves, in the kernel language: one file a design, each readable from top to bottom."""

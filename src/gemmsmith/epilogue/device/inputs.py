@@ -1,0 +1,309 @@
+"""Operands of an epilogue inside the kernel: scalars, rows, columns, matrices by TMA or element by element.
+
+Each has three steps. `begin` starts its loads before the tile's mainloop, which hides them; `settle` puts a row into
+shared memory once the mainloop is over; `fetch` reads what a piece needs, before any of it is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from gemmsmith import hw
+from gemmsmith.collective.operand import tensor_map
+from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, DType
+from gemmsmith.core.graph import Operand
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import BoundProblem
+from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.tile import Tile
+from gemmsmith.epilogue.device import fragment
+from gemmsmith.hw.tma import EVICT_FIRST
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.shared import SharedBuffer
+from gemmsmith.lang.types import F32, I32, I64, PRED, U32, U64
+from gemmsmith.lang.values import Constant, Value
+from gemmsmith.schedule.tiles import WorkTile
+
+
+@dataclass
+class Part:
+    """A warpgroup's part of a tile, and the matrix's extents: element (m + row, n + column)."""
+
+    work: WorkTile
+    m: Value
+    warpgroup: Value
+    rows_in_all: Value
+    columns_in_all: Value
+
+    def row(self, block: int, half: int) -> Value:
+        """This thread's row of a block's half."""
+        return (self.m + self.row_of_part(block, half)).named("row")
+
+    def row_of_part(self, block: int, half: int) -> Value:
+        """The same, counted in the part."""
+        k = current()
+        return (k.warp_index % 4) * 16 + k.lane // 4 + (block * 64 + 8 * half)
+
+    def columns(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
+        """This thread's two columns of chunk j of a spot."""
+        first = self.first_column(width) + spot.column + (spot.chunk + j) * 8
+        return first, first + 1
+
+    def first_column(self, width: int) -> Value:
+        """This thread's first column of the tile."""
+        return self.work.n // width + (current().lane % 4) * 2
+
+    def columns_inside(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
+        """Whether they lie in the matrix: numbers known at build time beside one that is the same for all columns."""
+        first = (spot.column + (spot.chunk + j) * 8).named("column")
+        left = (self.columns_in_all // width - self.first_column(width)).named("columns_left")
+        return first < left, first + 1 < left
+
+    def inside(self, block: int, half: int) -> Value:
+        return (self.row(block, half) < self.rows_in_all).named("row_inside")
+
+
+@dataclass
+class Spot:
+    """Where in a piece a step works: `count` chunks of the operand's own columns from `chunk` on; `column` is the
+    piece's first column in the tile. Both count the operand's columns (half as many for width 2)."""
+
+    block: int
+    column: int
+    chunk: Value
+    count: int
+
+
+class Addressed:
+    """The epilogue's array `name` in global memory, element by element. Kernel arguments: `argument`, its address, and
+    the strides it needs."""
+
+    def __init__(self, argument: str, name: str, dtype: DType, *, m: bool, n: bool) -> None:
+        def stride(along: str, attribute: str) -> Value:
+            bind = lambda p: getattr(p.arrays[name], attribute)  # noqa: E731
+            return k.parameter(f"{along}_stride_{argument}", I64, bind)
+
+        k = current()
+        self.dtype = dtype
+        self.address = k.pointer(argument, lambda p: Pointer(argument))
+        self.row_stride = stride("row", "row_stride") if m else None
+        self.column_stride = stride("column", "col_stride") if n else None
+        self.batch_stride = stride("batch", "batch_stride")
+
+    def at(self, batch: Value, row: Value | None = None, column: Value | None = None) -> Value:
+        """The byte address of an element."""
+        offset = batch.to(I64) * self.batch_stride
+        if self.row_stride is not None and row is not None:
+            offset = offset + row.to(I64) * self.row_stride
+        if self.column_stride is not None and column is not None:
+            offset = offset + column.to(I64) * self.column_stride
+        return self.address + (offset * self.dtype.bytes).to(U64)
+
+    def load(self, where: Value, inside: Value) -> Value:
+        """An element as fp32, zero where not `inside`; an integer is rounded, exact up to 2^24."""
+        if self.dtype == BOOL:
+            return current().select(hw.load_global_8(where, inside).to(U32) != 0, 1.0, Constant(F32, 0.0))
+        if self.dtype.bytes == 2:
+            return as_fp32(hw.load_global_16(where, inside).to(U32), self.dtype)
+        words = current().registers(F32 if self.dtype == FP32 else U32, self.dtype.bytes // 4, "element")
+        hw.load_global(words, where, inside)
+        if self.dtype == INT64:
+            return (words[1].to(U64) << 32 | words[0].to(U64)).to(I64).to(F32)
+        return words[0].to(I32).to(F32) if self.dtype == INT32 else words[0]
+
+
+def operand_argument(name: str) -> str:
+    """The kernel argument of an operand. A user's name stands behind one of a few words, none of which begins another,
+    in all names of a kernel: so no two of them meet, nor one of the kernel's own, nor a word of C++."""
+    return f"in_{name}"
+
+
+def as_fp32(bits: Value, dtype: DType) -> Value:
+    """16 bits in a u32, as fp32."""
+    if dtype == BF16:
+        return hw.as_float(bits << 16)
+    assert dtype == FP16, dtype
+    return hw.unpack(bits, 0, FP16)
+
+
+class Scalar:
+    """A Python number, which is an argument, or an element in memory, one a batch or one in all."""
+
+    def __init__(self, operand: Operand) -> None:
+        argument, dtype = operand_argument(operand.name), operand.dtype
+        self.number = current().parameter(argument, F32, lambda p: Pointer(argument)) if dtype is None else None
+        self.array = None if dtype is None else Addressed(argument, operand.name, dtype, m=False, n=False)
+
+    def begin(self, part: Part) -> None:
+        if self.array:
+            self.held = current().registers(F32, 1, "scalar")
+            self.held[0] = self.array.load(self.array.at(part.work.batch), Constant(PRED, True))
+
+    def settle(self, part: Part) -> None:
+        """Nothing."""
+
+    def element(self, part: Part, block: int, half: int) -> Value:
+        return self.number if self.number is not None else self.held[0]
+
+
+class Vector:
+    """One value a column (N) or a row (M, 1): loaded once a tile, kept as fp32 in the warpgroup's shared memory.
+
+    Registers that a thread kept from before the mainloop would let ptxas compute on later pieces before earlier ones
+    are stored, for which there are no registers.
+    """
+
+    def __init__(self, operand: Operand, count: int, consumers: int) -> None:
+        assert operand.dtype is not None
+        self.count, self.width, self.name = count, operand.extent.width, f"held_{operand.name}"
+        argument = operand_argument(operand.name)
+        self.array = Addressed(argument, operand.name, operand.dtype, m=not self.width, n=bool(self.width))
+        self.buffer: SharedBuffer = current().shared(4 * count, stages=consumers, name=operand.name)
+        self.turns = -(-count // 128)
+
+    def _mine(self, turn: int) -> Value:
+        """The element, of the tile's or the warpgroup's, that this thread brings."""
+        return current().thread % 128 + 128 * turn
+
+    def begin(self, part: Part) -> None:
+        self.held = current().registers(F32, self.turns, self.name)
+        for turn in range(self.turns):
+            mine, here = self._mine(turn), part.work.batch
+            if self.width:
+                column = part.work.n // self.width + mine
+                where, inside = self.array.at(here, column=column), column < part.columns_in_all // self.width
+            else:
+                where, inside = self.array.at(here, part.m + mine), part.m + mine < part.rows_in_all
+            self.held[turn] = self.array.load(where, inside & (mine < self.count))
+
+    def settle(self, part: Part) -> None:
+        k = current()
+        for turn in range(self.turns):
+            one = k.registers(F32, 1, "element")
+            one[0] = self.held[turn]
+            with k.when(self._mine(turn) < self.count):
+                hw.store_shared(one, self.buffer[part.warpgroup].address + (self._mine(turn) * 4).to(U32))
+
+    def fetch(self, part: Part, block: int, column: int, chunks: int) -> fragment.Pair:
+        k = current()
+        place = self.buffer[part.warpgroup].address
+        if not self.width:
+            rows = k.registers(F32, 2, self.name)
+            for half in range(2):
+                one, row = k.registers(F32, 1, "element"), part.row_of_part(block, half)
+                hw.load_shared(one, place + (row * 4).to(U32))
+                rows[half] = one[0]
+            return lambda chunk, half: (rows[half], rows[half])
+        held = k.registers(F32, 2 * chunks, self.name)
+        with k.unroll(chunks, name="chunk") as chunk:
+            two = k.registers(F32, 2, "pair")
+            hw.load_shared(two, place + ((chunk * 8 + column + (k.lane % 4) * 2) * 4).to(U32))
+            for i in range(2):
+                held[chunk * 2 + i] = two[i]
+        return lambda chunk, half: (held[chunk * 2], held[chunk * 2 + 1])
+
+
+class DirectMatrix:
+    """An (M, N) matrix that TMA cannot read: each thread loads its own elements, any strides."""
+
+    def __init__(self, operand: Operand) -> None:
+        assert operand.dtype is not None
+        self.array = Addressed(operand_argument(operand.name), operand.name, operand.dtype, m=True, n=True)
+        self.width = operand.extent.width
+
+    def begin(self, part: Part) -> None:
+        """Nothing: the elements are loaded where they are used."""
+
+    def settle(self, part: Part) -> None:
+        """Nothing."""
+
+    def fetch(self, part: Part, block: int, column: int, chunks: int) -> fragment.Pair:
+        k = current()
+        held = k.registers(F32, 4 * chunks, "loaded")
+        last = part.columns_in_all // self.width
+        with k.unroll(chunks, name="chunk") as chunk:
+            for half in range(2):
+                row, inside = part.row(block, half), part.inside(block, half)
+                first = part.work.n // self.width + column + chunk * 8 + (k.lane % 4) * 2
+                for i in range(2):
+                    where = self.array.at(part.work.batch, row, first + i)
+                    held[chunk * 4 + 2 * half + i] = self.array.load(where, inside & (first + i < last))
+        return lambda chunk, half: (held[chunk * 4 + 2 * half], held[chunk * 4 + 2 * half + 1])
+
+
+def _whole_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
+    """The map of a matrix operand, read in whole tiles: what is loaded is counted so."""
+    return tensor_map(p.arrays[name], tile, tile.outer, Pointer(operand_argument(name)), p.batch)
+
+
+class TmaMatrices:
+    """All (M, N) matrices that TMA reads, piece by piece into slots of the warpgroup's own.
+
+    The warpgroup's leader starts the copies: the first pieces before the mainloop, the others as slots are freed.
+    A slot's barrier completes once for each piece it brings.
+    """
+
+    def __init__(self, loads: tuple[tuple[str, Tile], ...], widths: dict[str, int], slots: int, pieces: int,
+                 parts: int, consumers: int) -> None:  # fmt: skip
+        k = current()
+        self.loads, self.widths = loads, widths
+        self.slots, self.pieces, self.parts, self.consumers = slots, pieces, parts, consumers
+        self.maps = {name: k.tensor_map(operand_argument(name), partial(_whole_boxes, name, tile))
+                     for name, tile in loads}  # fmt: skip
+        self.buffers = {name: k.shared(tile, stages=slots * consumers, name=name) for name, tile in loads}
+        self.bytes = sum(tile.bytes for _, tile in loads)
+
+    def init(self) -> None:
+        """The barriers come behind all tiles, which want aligned places."""
+        count = self.slots * self.consumers
+        self.barriers = current().shared(8, stages=count, alignment=8, name="loaded")
+        for i in range(self.slots * self.consumers):
+            hw.mbarrier_init(self.barriers[i], 1)
+
+    def prepare(self) -> None:
+        """Before the tiles: the parity of the first piece in this tile of a slot that brings an odd number of them."""
+        odd = any(map(self._flips, range(self.slots)))
+        self.flip = current().var(U32, 0, "tile_parity") if odd else None
+
+    def _flips(self, slot: int) -> bool:
+        return len(range(slot, self.pieces, self.slots)) % 2 == 1
+
+    def _slot(self, part: Part, piece: int) -> tuple[Value, int]:
+        return part.warpgroup * self.slots, piece % self.slots
+
+    def load(self, part: Part, piece: int) -> None:
+        """Starts the copies of a piece. Recorded in the leader."""
+        base, slot = self._slot(part, piece)
+        barrier = self.barriers[slot].at(base, 8)
+        block, column = divmod(piece, self.parts)
+        hw.mbarrier_arrive_expect_tx(barrier, self.bytes)
+        for name, tile in self.loads:
+            buffer = self.buffers[name]
+            for box in range(tile.boxes):
+                n = part.work.n // self.widths[name] + column * tile.k + box * tile.box_inner
+                place = buffer[slot].at(base, buffer.slot_bytes).at(box * tile.box_bytes)
+                where = (self.maps[name], n, part.m + block * 64, part.work.batch)
+                hw.tma_load(*where, place, barrier, EVICT_FIRST)  # it is read once
+
+    def begin(self, part: Part, leader: Value) -> None:
+        share = part.work.share
+        with current().when(leader if share is None else leader & share.finishes):
+            for piece in range(self.slots):
+                self.load(part, piece)
+
+    def wait(self, part: Part, piece: int) -> None:
+        base, slot = self._slot(part, piece)
+        parity: Value = Constant(U32, piece // self.slots % 2)
+        if self.flip is not None and self._flips(slot):
+            parity = self.flip.get() ^ parity
+        hw.mbarrier_wait(self.barriers[slot].at(base, 8), parity)
+
+    def end_of_tile(self) -> None:
+        if self.flip is not None:
+            self.flip.set(self.flip.get() ^ 1)
+
+    def fetch(self, name: str, part: Part, piece: int, first: int, chunks: int) -> fragment.Pair:
+        base, slot = self._slot(part, piece)
+        buffer, tile = self.buffers[name], dict(self.loads)[name]
+        return fragment.read(tile, buffer[slot].at(base, buffer.slot_bytes).address, first, chunks)

@@ -1,0 +1,166 @@
+"""Matrix results leaving the kernel: through swizzled shared memory by TMA, or element by element."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gemmsmith import hw
+from gemmsmith.collective.operand import box_rows, tensor_map
+from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import BoundProblem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.tile import Tile
+from gemmsmith.epilogue.device import fragment
+from gemmsmith.epilogue.device.inputs import Addressed, Part
+from gemmsmith.epilogue.device.layout import Layout
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.shared import SharedBuffer, SharedView
+from gemmsmith.lang.types import F32, U16
+from gemmsmith.lang.values import Value
+
+
+def result_argument(name: str) -> str:
+    """The kernel argument of a matrix result."""
+    return name if name == "out" else f"out_{name}"
+
+
+def is_result(argument: str) -> bool:
+    """Whether a kernel argument is one of those."""
+    return argument == "out" or argument.startswith("out_")
+
+
+def _boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
+    """The map of a matrix result, written in boxes of no more rows than it has."""
+    matrix = p.arrays[name]
+    rows = box_rows(tile, matrix.rows, tile.outer)
+    return tensor_map(matrix, tile, rows, Pointer(result_argument(name)), p.batch)
+
+
+class Stores:
+    """Matrix results: buffers for `round` x `sets` pieces a warpgroup, from which they go out.
+
+    By TMA: one thread issues the stores of a round's pieces, and the next round waits only for its own set, so the
+    last stores drain under the next tile's mainloop. Results that TMA cannot write are copied by all threads, lanes
+    along whichever index is contiguous.
+    """
+
+    def __init__(self, spec: KernelSpec, plan: Layout, widths: dict[str, int], over: range | None) -> None:
+        """The buffers lie in `over`, if it is given: bytes of shared memory."""
+        k, consumers = current(), spec.config.consumers
+        self.stores, self.widths, self.round, self.sets = plan.stores, widths, plan.round, plan.sets
+        self.column_major = spec.epilogue.column_major
+        self.maps: dict[str, Value] = {}
+        self.arrays: dict[str, Addressed] = {}
+        for name, tile in self.stores:
+            if name in spec.epilogue.tma:
+                self.maps[name] = k.tensor_map(result_argument(name), partial(_boxes, name, tile))
+            else:
+                self.arrays[name] = Addressed(result_argument(name), name, tile.dtype, m=True, n=True)
+        slots = self.round * self.sets * consumers
+        self.buffers: dict[str, SharedBuffer] = {}
+        offset = over.start if over else None
+        for name, tile in self.stores:
+            buffer = self.buffers[name] = k.shared(tile, stages=slots, name=name, offset=offset)
+            offset = buffer.offset + buffer.bytes if over else None
+        if over and offset not in range(over.stop + 1):
+            raise ConfigError(
+                f"alias_epilogue: results need {offset} bytes of stages that have {over.stop}; use more stages"
+            )
+
+    def buffer(self, name: str, part: Part, turn: int, i: int) -> SharedView:
+        """Piece i of round `turn`."""
+        buffer = self.buffers[name]
+        size = self.round * self.sets * buffer.slot_bytes  # of a warpgroup's buffers
+        return buffer[turn % self.sets * self.round + i].at(part.warpgroup, size)
+
+    def acquire(self, turn: int, turns: int) -> None:
+        """In the leader: until the round's set has been read.
+
+        After an odd number of rounds a tile begins with the set that the last one ended with.
+        """
+        hw.bulk_wait_read(0 if turn == 0 and turns % self.sets else self.sets - 1)
+
+    def issue(self, part: Part, turn: int, i: int, block: int, column: int) -> None:
+        """In the leader: the TMA stores of piece i of a round, whose first column in the tile is `column`."""
+        for name, tile in self.stores:
+            if name not in self.maps:
+                continue
+            n = part.work.n // self.widths[name] + column // self.widths[name]
+            for box in range(tile.boxes):
+                place = self.buffer(name, part, turn, i).at(box * tile.box_bytes)
+                hw.tma_store(self.maps[name], n + box * tile.box_inner, part.m + block * 64, part.work.batch, place)
+
+    def copy(self, part: Part, turn: int, i: int, block: int, column: int) -> None:
+        """In all threads: the other results of a piece, element by element."""
+        for name, tile in self.stores:
+            if name in self.arrays:
+                place, width = self.buffer(name, part, turn, i).address, self.widths[name]
+                self._copy(
+                    self.arrays[name], tile, place, part, block, column // width, width, name in self.column_major
+                )
+
+    def _copy(
+        self, array: Addressed, tile: Tile, buffer: Value, part: Part, block: int, column: int, width: int,
+        column_major: bool,
+    ) -> None:  # fmt: skip
+        """Each warp takes a quarter of the rows (of the columns, if `column_major`), a lane the elements along it."""
+        k = current()
+        across, along = (tile.k, 64) if column_major else (64, tile.k)
+        share = -(-across // 4)
+        first = (k.warp_index % 4) * share
+        m, n = part.m + block * 64, part.work.n // width + column
+        batch = next(n for n in (4, 2, 1) if share % n == 0)
+        with (
+            k.range(share // batch, name="turn") as turn,
+            k.unroll(batch, name="line") as line,
+            k.unroll(0, along, 32, name="start") as start,
+        ):
+            at = first + turn * batch + line
+            row, col = (start + k.lane, at) if column_major else (at, start + k.lane)
+            inside = (m + row < part.rows_in_all) & (n + col < part.columns_in_all // width)
+            if along % 32 or across % 4:
+                inside = inside & (row < 64) & (col < tile.k)
+            where = array.at(part.work.batch, m + row, n + col)
+            place = buffer + fragment.element_offset(tile, row, col if along % 32 == 0 else k.minimum(col, tile.k - 1))
+            _move(place, where, inside, tile.dtype)
+
+
+def _move(place: Value, where: Value, inside: Value, dtype: DType) -> None:
+    if dtype == FP32:
+        one = current().registers(F32, 1, "element")
+        hw.load_shared(one, place)
+        hw.store_global(one, where, inside)
+        return
+    value = hw.load_shared_narrow(place, dtype.bits)
+    store = hw.store_global_16 if dtype.bits == 16 else hw.store_global_8
+    store(where, value, inside)
+
+
+def store_rounded(value: Value, where: Value, inside: Value, dtype: DType) -> None:
+    """An fp32 value, rounded to fp32, fp16 or bf16, at a global address where `inside`."""
+    if dtype == FP32:
+        one = current().registers(F32, 1, "stored")
+        one[0] = value
+        hw.store_global(one, where, inside)
+    else:
+        hw.store_global_16(where, hw.pack(value, value, dtype).to(U16), inside)
+
+
+class ScaleStore:
+    """The scales of a quantised result: one a row and piece."""
+
+    def __init__(self, name: str, dtype: DType, columns: int) -> None:
+        self.array, self.columns = Addressed(result_argument(name), name, dtype, m=True, n=True), columns
+
+    def write(self, part: Part, block: int, column: int, scales: list[Value]) -> None:
+        """The scales of the rows of a piece, one lane a row."""
+        k = current()
+        first = part.work.n + column
+        for half, scale in enumerate(scales):
+            row = part.row(block, half)
+            inside = (k.lane % 4 == 0) & (row < part.rows_in_all) & (first < part.columns_in_all)
+            where = self.array.at(part.work.batch, row, first // self.columns)
+            store_rounded(scale, where, inside, self.array.dtype)

@@ -1,0 +1,224 @@
+"""One piece of a tile: its operands are read, the graph is evaluated chunk by chunk, results are written."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import Protocol
+
+from gemmsmith import hw
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.graph import Extent, Graph
+from gemmsmith.epilogue.device import fragment
+from gemmsmith.epilogue.device.inputs import DirectMatrix, Part, Scalar, Spot, TmaMatrices, Vector
+from gemmsmith.epilogue.device.layout import Layout
+from gemmsmith.epilogue.device.outputs import ScaleStore, Stores
+from gemmsmith.epilogue.device.reductions import Reduction
+from gemmsmith.epilogue.device.rows import WHOLE_ROWS, HeldRows, Quantized, TopKSoftmax
+from gemmsmith.epilogue.evaluate import Evaluation, Source
+from gemmsmith.epilogue.functions import Lowering
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.values import Value
+
+AT_ONCE, SLAB = 8, 4
+"""Chunks of a piece whose vectors are read at once, up to so many; of wider ones, which may have 23, so many at a time:
+registers hold no more beside the largest accumulators."""
+
+BEYOND = 4096
+"""More columns than the tiles of a cluster may begin behind the matrix, and than a tile has pieces."""
+
+
+class Lowered(Protocol):
+    """What a piece needs of the epilogue that it is of."""
+
+    graph: Graph
+    layout: Layout
+    extents: list[Extent]
+    widths: dict[str, int]
+    chosen: dict[int, Lowering]
+    inputs: dict[str, Scalar | Vector | DirectMatrix]
+    matrices: TmaMatrices | None
+    stores: Stores | None
+    reductions: list[Reduction]
+    scales: list[tuple[int, ScaleStore]]
+    part: Part
+
+
+class Piece:
+    """64 rows by `columns` columns of the accumulator: piece `index` of the tile, stored in round `turn`."""
+
+    def __init__(self, epilogue: Lowered, accumulator: Accumulator, index: int, turn: int) -> None:
+        self.epilogue, self.accumulator, self.index, self.turn = epilogue, accumulator, index, turn
+        self.graph, self.extents, self.part = epilogue.graph, epilogue.extents, epilogue.part
+        plan = epilogue.layout
+        self.block, column = divmod(index, plan.parts)
+        self.column, self.chunks = column * plan.columns, plan.columns // 8
+        self.step = next(s for s in ((4, 2) if self.graph.halves else (2, 1)) if self.chunks % s == 0)
+        self.rows: dict[int, Quantized | TopKSoftmax] = {}
+
+    def run(self) -> None:
+        """Computes and writes the piece."""
+        e, part = self.epilogue, self.part
+        row, last = 64 * self.block, self.column + 8 * self.chunks - 1
+        current().comment(f"rows {row} to {row + 63} of the warpgroup's, columns {self.column} to {last}")
+        if e.matrices:
+            e.matrices.wait(part, self.index)
+        # Always true, and another for each piece. Without the branches ptxas starts on later pieces before it has added
+        # this one's columns, and spills.
+        begins = part.columns_in_all - part.work.n > self.index - BEYOND
+        with current().when(begins) if any(x.axis == "n" for x in e.reductions) else nullcontext():
+            self._compute()
+
+    def _compute(self) -> None:
+        k, e = current(), self.epilogue
+        for reduction in e.reductions:
+            reduction.begin_piece()
+        whole_rows = [i for i, node in enumerate(self.graph.nodes) if node.op in WHOLE_ROWS]
+        slab = self.chunks if whole_rows or not self.graph.operands or self.chunks <= AT_ONCE else SLAB
+        for first in range(0, self.chunks, slab):
+            stop = min(first + slab, self.chunks)
+            self.fetched = {
+                i: self._fetched(node.value, self.extents[i].width or 1, first, stop)
+                for i, node in enumerate(self.graph.nodes)
+                if node.op == "operand"
+            }
+            for i in whole_rows:
+                self.rows[i] = self._whole_rows(i)
+            with k.unroll(first, stop, self.step, name="chunk") as chunk:
+                self._write(chunk)
+        for reduction in e.reductions:
+            reduction.end_piece(self.part, self.block, self.column // reduction.width)
+        for index, scales in e.scales:
+            quantized = self.rows[self.graph.nodes[index].inputs[0]]
+            assert isinstance(quantized, Quantized)
+            scales.write(self.part, self.block, self.column, quantized.scales)
+
+    def _fetched(self, name: str, width: int, first: int, stop: int) -> fragment.Pair:
+        """An operand's elements in the piece's chunks from `first` to `stop`, by (chunk, half)."""
+        e = self.epilogue
+        x, begin, count = e.inputs.get(name), first // width, (stop - first) // width
+        if isinstance(x, Scalar):
+            return partial(_repeated, x, self.part, self.block)
+        if x is not None:
+            pair = x.fetch(self.part, self.block, (self.column + first * 8) // width, count)
+        else:
+            assert e.matrices
+            pair = e.matrices.fetch(name, self.part, self.index, begin, count)
+        return partial(_from, pair, begin)
+
+    def _spot(self, chunk: Value, width: int) -> Spot:
+        place = chunk // width if width > 1 else chunk
+        return Spot(self.block, self.column // width, place, self.step // width)
+
+    def _evaluation(self, chunk: Value) -> Evaluation:
+        """The graph at `step` chunks from `chunk` on."""
+        sources: dict[int, Source] = {}
+        for i, node in enumerate(self.graph.nodes):
+            place = self._spot(chunk, self.extents[i].width or 1).chunk
+            if node.op == "accumulator":
+                place = (chunk + self.column // 8).named("chunk_of_tile")
+                sources[i] = partial(_product, self.accumulator, self.block, place)
+            elif node.op == "operand":
+                sources[i] = partial(_at, self.fetched[i], place)
+            elif i in self.rows:
+                sources[i] = partial(_at, self.rows[i].pair, place)
+            elif node.op == "scale" and node.inputs[0] in self.rows:
+                quantized = self.rows[node.inputs[0]]
+                assert isinstance(quantized, Quantized)
+                sources[i] = partial(_scale, quantized)
+        columns = partial(self.part.columns, self._spot(chunk, 1), width=1)
+        return Evaluation(self.graph, self.epilogue.chosen, sources, columns)
+
+    def _whole_rows(self, index: int) -> Quantized | TopKSoftmax:
+        """Evaluates the input of a function of whole rows everywhere in the piece."""
+        k, node = current(), self.graph.nodes[index]
+        width = self.extents[index].width or 1
+        place = None
+        if self._last_of_product() == {index} and self.accumulator.accumulate == FP32:
+            place = self.accumulator.blocks[self.block]  # nobody else reads it any more
+        held = HeldRows(self.chunks // width, place, self.column // 2 if place else 0, width if place else 1)
+        rows: Quantized | TopKSoftmax = WHOLE_ROWS[node.op](node, held)
+        with k.unroll(0, self.chunks, self.step, name="chunk") as chunk:
+            here, spot = self._evaluation(chunk), self._spot(chunk, width)
+            for j in range(spot.count):
+                inside = self.part.columns_inside(spot, j, width)
+                for half in range(2):
+                    pair = here.pair(node.inputs[0], j, half)
+                    rows.held.put(spot.chunk + j, half, pair, inside, rows.neutral)
+        rows.settle()
+        return rows
+
+    def _last_of_product(self) -> set[int]:
+        """The nodes through which everything reads the product: results themselves, or functions of whole rows."""
+        found: set[int] = set()
+        seen: set[int] = set()
+        stack = [(r.node, r.node) for r in self.graph.results]
+        while stack:
+            i, root = stack.pop()
+            root = i if self.graph.nodes[i].op in WHOLE_ROWS else root
+            if self.graph.nodes[i].op == "accumulator":
+                found.add(root)
+            elif i not in seen or root not in found:
+                seen.add(i)
+                stack += [(j, root) for j in self.graph.nodes[i].inputs]
+        return found
+
+    def _write(self, chunk: Value) -> None:
+        """`step` chunks: everything the graph gives at them."""
+        e, part, here = self.epilogue, self.part, self._evaluation(chunk)
+        tiles = dict(e.layout.stores)
+        for r in self.graph.results:
+            if r.name in tiles and e.stores and r.dtype:
+                spot = self._spot(chunk, e.widths[r.name])
+                buffer = e.stores.buffer(r.name, part, self.turn, self.index % e.layout.round).address
+                for first in range(0, spot.count, 2):
+                    pair = partial(_shifted, here, r.node, first)
+                    packed: partial[Value] = partial(_packed, pair, r.dtype)
+                    if self.graph.nodes[r.node].op == "accumulator":
+                        place = (chunk + (self.column // 8 + first)).named("chunk_of_tile")
+                        packed = partial(_packed_product, self.accumulator, self.block, place, r.dtype)
+                    fragment.write(tiles[r.name], buffer, spot.chunk + first, min(2, spot.count - first), pair, packed)
+        for reduction in e.reductions:
+            index = self.graph.nodes[reduction.result.node].inputs[0]
+            spot = self._spot(chunk, reduction.width)
+            for j in range(spot.count):
+                for half in range(2):
+                    reduction.add(part, spot, j, half, here.pair(index, j, half))
+            reduction.cells.fence()
+
+
+def _product(accumulator: Accumulator, block: int, chunk: Value, j: int, half: int) -> tuple[Value, Value]:
+    i = ((chunk + j) * 2 + half).named("pair")
+    return accumulator.element(block, i, 0), accumulator.element(block, i, 1)
+
+
+def _from(pair: fragment.Pair, begin: int, chunk: Value, half: int) -> tuple[Value, Value]:
+    return pair(chunk - begin, half)
+
+
+def _at(pair: fragment.Pair, chunk: Value, j: int, half: int) -> tuple[Value, Value]:
+    return pair(chunk + j, half)
+
+
+def _scale(quantized: Quantized, j: int, half: int) -> tuple[Value, Value]:
+    return quantized.scales[half], quantized.scales[half]
+
+
+def _repeated(x: Scalar, part: Part, block: int, chunk: Value, half: int) -> tuple[Value, Value]:
+    value = x.element(part, block, half)
+    return value, value
+
+
+def _shifted(here: Evaluation, node: int, first: int, j: int, half: int) -> tuple[Value, Value]:
+    return here.pair(node, first + j, half)
+
+
+def _packed(pair: fragment.Pair, dtype: DType, j: int, half: int) -> Value:
+    low, high = pair(j, half)
+    return hw.pack(low, high, dtype)
+
+
+def _packed_product(accumulator: Accumulator, block: int, chunk: Value, dtype: DType, j: int, half: int) -> Value:
+    """The product itself, which may be packed already."""
+    return accumulator.pair(block, ((chunk + j) * 2 + half).named("pair"), dtype)

@@ -1,0 +1,281 @@
+"""Reductions in an epilogue: each warp reduces its part of a tile in registers and writes a partial result.
+
+A second kernel (kernels/reduce.py) combines the partials in a fixed order, so that a result does not depend on which
+CTA computed which tile. Partials lie as (state, batch, part, element) in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gemmsmith import hw
+from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.graph import Graph, Result
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.device.inputs import Part, Spot
+from gemmsmith.epilogue.device.layout import Layout
+from gemmsmith.epilogue.device.outputs import result_argument
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.types import F32, I32, I64, U64
+from gemmsmith.lang.values import Constant, Registers, Value, ValueLike
+
+LOWEST = -3.4e38
+"""A finite stand-in for -Inf: differences to it are never NaN."""
+LOG2_E, LN_2 = math.log2(math.e), math.log(2)
+State = tuple[Value, ...]
+MOST_PARTIALS = 2**31 - 2**14
+"""Parts, or elements, of all batches: kernels count them in int32, and up to 2^13 further."""
+
+
+def _exp(x: Value) -> Value:
+    return hw.approximate("ex2.approx.ftz", x * LOG2_E)
+
+
+def _merge_logsumexp(a: State, b: State) -> State:
+    """(m, s) stands for m + log(s). Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018."""
+    m = hw.maximum_nan(a[0], b[0])
+    return m, a[1] * _exp(a[0] - m) + b[1] * _exp(b[0] - m)
+
+
+@dataclass(frozen=True)
+class Monoid:
+    """How partial results combine: `neutral` is a masked element, `identity` an empty state."""
+
+    neutral: float
+    identity: tuple[float, ...]
+    lift: Callable[[Value], State]
+    merge: Callable[[State, State], State]
+    finish: Callable[[State], Value]
+
+
+def _simple(identity: float, merge: Callable[[Value, Value], Value]) -> Monoid:
+    return Monoid(identity, (identity,), lambda x: (x,), lambda a, b: (merge(a[0], b[0]),), lambda s: s[0])
+
+
+_SUM = _simple(0.0, lambda a, b: a + b)
+MONOIDS: dict[str, Monoid] = {
+    "sum": _SUM,
+    "mean": _SUM,
+    "max": _simple(-math.inf, hw.maximum_nan),
+    "min": _simple(math.inf, hw.minimum_nan),
+    "logsumexp": Monoid(
+        -math.inf, (LOWEST, 0.0), lambda x: (hw.maximum_nan(x, LOWEST), _one_or_none(x)), _merge_logsumexp,
+        lambda s: s[0] + hw.approximate("lg2.approx.ftz", s[1]) * LN_2,
+    ),
+}  # fmt: skip
+
+
+def _one_or_none(x: Value) -> Value:
+    """exp(x - max(x, LOWEST)): 1, 0 for -Inf, NaN for NaN."""
+    return _exp(x - hw.maximum_nan(x, LOWEST))
+
+
+def states(kind: str) -> int:
+    """fp32 numbers in a state."""
+    return len(MONOIDS[kind].identity)
+
+
+def _shuffled(state: State, mask: int) -> State:
+    return tuple(hw.as_float(hw.shuffle_xor(hw.as_unsigned(x), mask)) for x in state)
+
+
+class _Cells:
+    """`count` states in registers."""
+
+    def __init__(self, monoid: Monoid, count: int, name: str) -> None:
+        self.monoid = monoid
+        self.arrays: list[Registers] = [current().registers(F32, count, name) for _ in monoid.identity]
+        with current().unroll(count) as i:
+            for array, identity in zip(self.arrays, monoid.identity, strict=True):
+                array[i] = identity
+
+    def get(self, i: ValueLike) -> State:
+        return tuple(array[i] for array in self.arrays)
+
+    def set(self, i: ValueLike, state: State) -> None:
+        for array, x in zip(self.arrays, state, strict=True):
+            array[i] = x
+
+    def add(self, i: ValueLike, x: Value) -> None:
+        self.set(i, self.monoid.merge(self.get(i), self.monoid.lift(x)))
+
+    def fence(self) -> None:
+        """Sums what was added so far here: the compiler would keep hundreds of summands for later, and spill."""
+        for array in self.arrays:
+            hw.compiler_fence(array)
+
+    def across(self, i: ValueLike, masks: tuple[int, ...]) -> None:
+        """Combines the cell over lanes whose numbers differ in these bits; all of them get the result."""
+        state = self.get(i)
+        for mask in masks:
+            state = self.monoid.merge(state, _shuffled(state, mask))
+        self.set(i, state)
+
+
+class Reduction:
+    """One reduction result. Kernel arguments: `partial_` and the result's name, where its partials go, or the result
+    itself where sums are atomic; `parts_`, `elements_` and `state_stride_`, the extents of `Partials`."""
+
+    def __init__(self, result: Result, kind: str, axis: str, width: int, spec: KernelSpec, layout: Layout) -> None:
+        k, of = current(), partial(partials, result, spec)
+        self.result, self.axis, self.width, self.spec, self.layout = result, axis, max(width, 1), spec, layout
+        self.monoid = MONOIDS[kind]
+        self.atomic = is_atomic(result, spec)
+        argument = partials_argument(result.name)
+        if self.atomic:
+            self.address = k.pointer(argument, lambda p: Pointer(result_argument(result.name)))
+        else:
+            self.address = k.scratch(argument, lambda p: of(p).bytes)
+        self.parts = k.parameter(f"parts_{result.name}", bind=lambda p: of(p).tiles_n or of(p).parts)
+        self.elements = k.parameter(f"elements_{result.name}", bind=lambda p: of(p).tiles or of(p).elements)
+        self.stride = k.parameter(f"state_stride_{result.name}", I64, lambda p: of(p).state)  # between states
+
+    def begin_tile(self) -> None:
+        if self.axis != "m":
+            count = 2 * self.layout.blocks if self.axis == "n" else 1
+            self.cells = _Cells(self.monoid, count, f"reduced_{self.result.name}")
+
+    def begin_piece(self) -> None:
+        if self.axis == "m":
+            self.cells = _Cells(self.monoid, self.layout.columns // self.width // 4, f"reduced_{self.result.name}")
+
+    def add(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
+        """Two neighbouring elements, masked along what is reduced; results outside the matrix are not written."""
+        columns, row = part.columns_inside(spot, j, self.width), part.inside(spot.block, half)
+        for i, x in enumerate(pair):
+            inside = {"n": columns[i], "m": row, "all": columns[i] & row}[self.axis]
+            kept = current().select(inside, x, self.monoid.neutral)
+            cell: Any = {"n": 2 * spot.block + half, "m": (spot.chunk + j) * 2 + i, "all": 0}[self.axis]
+            self.cells.add(cell, kept)
+
+    def end_piece(self, part: Part, block: int, column: int) -> None:
+        """Column sums of a piece: over the 8 lanes of each column, 16 rows a warp."""
+        if self.axis != "m":
+            return
+        k = current()
+        slab = (part.m + block * 64) // 16 + k.warp_index % 4
+        with k.unroll(self.layout.columns // self.width // 8, name="chunk") as chunk:
+            n = part.work.n // self.width + column + chunk * 8 + (k.lane % 4) * 2
+            for i in range(2):
+                self.cells.across(chunk * 2 + i, (4, 8, 16))
+                inside = (k.lane < 4) & (slab < self.parts) & (n + i < self.elements)
+                self._write(part, slab, n + i, self.cells.get(chunk * 2 + i), inside)
+
+    def end_tile(self, part: Part) -> None:
+        k = current()
+        if self.axis == "n":
+            tile = part.work.n // self.spec.finished_columns
+            for i in range(2 * self.layout.blocks):
+                self.cells.across(i, (1, 2))
+                row = part.row(i // 2, i % 2)
+                inside = (k.lane % 4 == 0) & (row < self.elements) & (tile < self.parts)
+                self._write(part, tile, row, self.cells.get(i), inside)
+        elif self.axis == "all":
+            self.cells.across(0, (1, 2, 4, 8, 16))
+            self._write(part, self._warp_of_all(part), 0, self.cells.get(0), k.lane == 0, batch=False)
+
+    def _warp_of_all(self, part: Part) -> Value:
+        """A number for this warp's part of this tile, among all tiles of all batches."""
+        k = current()
+        m, n, warps = self.spec.config.tile[0], self.spec.finished_columns, 4 * self.spec.config.tile_warpgroups
+        tile = part.work.batch * self.elements + part.work.m // m * self.parts + part.work.n // n
+        warpgroup = part.warpgroup if self.spec.config.tile_warpgroups > 1 else 0
+        return tile * warps + warpgroup * 4 + k.warp_index % 4
+
+    def _write(
+        self, part: Part, piece: Value, element: ValueLike, state: State, inside: Value, batch: bool = True
+    ) -> None:
+        k = current()
+        if self.atomic:
+            piece = Constant(I32, 0)
+        offset = piece.to(I64)
+        if batch:
+            parts = 1 if self.atomic else self.parts
+            offset = (part.work.batch * parts + piece).to(I64) * self.elements.to(I64)
+            offset = offset + (element.to(I64) if isinstance(element, Value) else element)
+        if self.atomic:
+            with k.when(inside):
+                hw.reduce_add(self.address + (offset * 4).to(U64), state[0])
+            return
+        for i, x in enumerate(state):
+            one = k.registers(F32, 1, "partial")
+            one[0] = x
+            hw.store_global(one, self.address + ((offset + self.stride * i) * 4).to(U64), inside)
+
+
+def representatives(graph: Graph, atomic: bool) -> dict[str, str]:
+    """For every reduced result whose value is not known the one whose partials it uses: the first that reduces the
+    same value over the same axis by the same rule, as a sum and a mean do. Atomic ones have none to share."""
+    first: dict[tuple[int, str, Monoid], str] = {}
+    found = {}
+    for r in graph.results:
+        node = graph.nodes[r.node]
+        if node.op == "reduce" and graph.known(r) is None:
+            kind, axis = node.value
+            same = first.setdefault((node.inputs[0], axis, MONOIDS[kind]), r.name)
+            found[r.name] = r.name if atomic else same
+    return found
+
+
+def is_atomic(result: Result, spec: KernelSpec) -> bool:
+    """Whether warps add to the result itself, which is zero before. Only sums in fp32 can; others take two steps."""
+    kind, _ = spec.epilogue.graph.nodes[result.node].value
+    return spec.epilogue.atomic and kind == "sum" and result.dtype == FP32
+
+
+def partials_argument(name: str) -> str:
+    """The kernel argument that says where a reduction's partials go."""
+    return f"partial_{name}"
+
+
+@dataclass(frozen=True)
+class Partials:
+    """What the host must know of a reduction: its partials' shape. `tiles` and `tiles_n`: of the padded grid, in all
+    and along N, where each warp of each tile has a part of the one result there is; else 0."""
+
+    kind: str
+    batch: int
+    parts: int
+    elements: int
+    tiles: int = 0
+    tiles_n: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return 4 * states(self.kind) * self.state
+
+    @property
+    def state(self) -> int:
+        """Elements of one state's array."""
+        return self.batch * self.parts * self.elements
+
+
+def partials(result: Result, spec: KernelSpec, p: Problem) -> Partials:
+    """The partials of a reduction. ArgumentError where they are more than kernels count."""
+    graph, config = spec.epilogue.graph, spec.config
+    node = graph.nodes[result.node]
+    (kind, axis), width = node.value, max(graph.extents()[node.inputs[0]].width, 1)
+    if axis == "n":
+        shape = Partials(kind, p.batch, -(-p.n // spec.finished_columns), p.m)
+    elif axis == "m":
+        shape = Partials(kind, p.batch, -(-p.m // 16), p.n // width)
+    else:
+        rows = -(-p.m // (config.tile[0] * config.cluster[0])) * config.cluster[0]
+        across = config.cluster[1] * spec.finishers
+        columns = -(-p.n // (spec.finished_columns * across)) * across
+        parts = p.batch * rows * columns * 4 * config.tile_warpgroups
+        shape = Partials(kind, 1, parts, 1, rows * columns, columns)
+    count = shape.batch * max(shape.parts, shape.elements)
+    if count > MOST_PARTIALS:
+        raise ArgumentError(
+            f"{result.name}: got {p}, whose {kind} takes {count} partial results, and kernels count up to "
+            f"{MOST_PARTIALS}; reduce a part of the product at a time"
+        )
+    return shape

@@ -1,0 +1,436 @@
+"""Ready-made epilogues: those of CUTLASS's epilogue/fusion/operations.hpp for Hopper, and others by common names.
+
+Each factory gives an ordinary function of the accumulator and named operands, for gemmsmith.gemm(..., epilogue=...) as
+well as for tensors of torch. What an operand is follows from its shape: the same function takes a bias of one value a
+column, (N,), which CUTLASS calls PerCol, and of one a row, (M, 1), PerRow. Scalars may be numbers or 0-d tensors.
+`FUSIONS` says which of CUTLASS's names is which function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any
+
+from gemmsmith.core.errors import EpilogueError
+from gemmsmith.epilogue.frontend.tracer import quantize, top_k_softmax
+from gemmsmith.epilogue.functions import GELU_A, GELU_B
+
+Epilogue = Callable[..., Any]
+
+# -- activations ------------------------------------------------------------------------------------------------------
+
+
+def _method(name: str, **arguments: Any) -> Epilogue:
+    """A method of traced values; tensors of torch have some of them as functions only."""
+
+    def call(x: Any) -> Any:
+        if hasattr(x, name):
+            return getattr(x, name)(**arguments)
+        from torch.nn import functional
+
+        return getattr(functional, name)(x, **arguments)
+
+    return call
+
+
+def _d_gelu(dy: Any, z: Any) -> Any:
+    """Phi(z) + z phi(z), of the normal distribution and its density."""
+    density = (z * z * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
+    return dy * (0.5 + 0.5 * (z * math.sqrt(0.5)).erf() + z * density)
+
+
+def _d_gelu_tanh(dy: Any, z: Any) -> Any:
+    """The derivative of z (1 + t) / 2, t = tanh(a (z + b z^3)), by the product and chain rules."""
+    t = (z * (GELU_A + GELU_A * GELU_B * z * z)).tanh()
+    inner = GELU_A + 3 * GELU_A * GELU_B * z * z
+    return dy * (0.5 + 0.5 * t + 0.5 * z * (1 - t * t) * inner)
+
+
+def _d_silu(dy: Any, z: Any) -> Any:
+    s = z.sigmoid()
+    return dy * (s * (1 + z * (1 - s)))
+
+
+def _d_sigmoid(dy: Any, z: Any) -> Any:
+    s = z.sigmoid()
+    return dy * (s * (1 - s))
+
+
+def _d_tanh(dy: Any, z: Any) -> Any:
+    t = z.tanh()
+    return dy * (1 - t * t)
+
+
+def _d_hardswish(dy: Any, z: Any) -> Any:
+    """0 below -3, 1 above 3, z / 3 + 1 / 2 between."""
+    return dy.where(z >= 3, (dy * (z / 3 + 0.5)).where(z > -3, 0.0))
+
+
+def _d_mish(dy: Any, z: Any) -> Any:
+    """With t = tanh(softplus(z)), of which softplus' = sigmoid."""
+    t = _method("softplus")(z).tanh()
+    return dy * (t + z * z.sigmoid() * (1 - t * t))
+
+
+@dataclass(frozen=True)
+class Activation:
+    """`function(z)`, `derivative(dy, z)` = dy * function'(z), and where the function is from."""
+
+    function: Epilogue
+    derivative: Epilogue
+    source: str
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "identity": Activation(lambda z: z, lambda dy, z: dy, "none"),
+    "relu": Activation(_method("relu"), lambda dy, z: dy.where(z > 0, 0.0),
+                       "Nair and Hinton, ICML 2010; the derivative at 0 is 0, as in torch"),
+    "leaky_relu": Activation(_method("leaky_relu", negative_slope=0.01), lambda dy, z: dy.where(z > 0, dy * 0.01),
+                             "Maas, Hannun and Ng, ICML 2013; slope 0.01"),
+    "elu": Activation(_method("elu", alpha=1.0), lambda dy, z: dy.where(z > 0, dy * z.exp()),
+                      "Clevert, Unterthiner and Hochreiter, ICLR 2016; alpha 1"),
+    "gelu": Activation(_method("gelu"), _d_gelu, "Hendrycks and Gimpel, arXiv:1606.08415, by erf"),
+    "gelu_tanh": Activation(_method("gelu", approximate="tanh"), _d_gelu_tanh,
+                            "Hendrycks and Gimpel, arXiv:1606.08415, by tanh; CUTLASS's GELU_taylor and dGELU"),
+    "silu": Activation(_method("silu"), _d_silu, "Elfwing, Uchibe and Doya, Neural Networks 107, 2018; swish"),
+    "sigmoid": Activation(_method("sigmoid"), _d_sigmoid, "the logistic function"),
+    "tanh": Activation(_method("tanh"), _d_tanh, "the hyperbolic tangent"),
+    "hardswish": Activation(_method("hardswish"), _d_hardswish, "Howard et al., MobileNetV3, ICCV 2019"),
+    "mish": Activation(_method("mish"), _d_mish, "Misra, BMVC 2020"),
+    "softplus": Activation(_method("softplus"), lambda dy, z: dy * z.sigmoid(), "Dugas et al., NIPS 2000"),
+}  # fmt: skip
+"""By name. Where a factory takes an activation, a function of z may stand for the name, of (dy, z) for a gradient."""
+
+
+def _activation(which: str | Epilogue | None) -> Epilogue:
+    return which if callable(which) else _named(which or "identity").function
+
+
+def _derivative(which: str | Epilogue) -> Epilogue:
+    return which if callable(which) else _named(which).derivative
+
+
+def _named(name: str) -> Activation:
+    if name not in ACTIVATIONS:
+        raise EpilogueError(f"activation: got {name!r}; use a function or one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _stored(x: Any, dtype: Any) -> Any:
+    return x if dtype is None else x.to(dtype)
+
+
+# -- CUTLASS's --------------------------------------------------------------------------------------------------------
+
+
+def scaled_acc(activation: str | Epilogue | None = None) -> Epilogue:
+    """activation(alpha * acc)."""
+    act = _activation(activation)
+
+    def epilogue(acc: Any, alpha: Any = 1.0) -> Any:
+        return act(acc * alpha)
+
+    return epilogue
+
+
+def linear_combination(activation: str | Epilogue | None = None) -> Epilogue:
+    """activation(alpha * acc + beta * c)."""
+    act = _activation(activation)
+
+    def epilogue(acc: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
+        return act(acc * alpha + c * beta)
+
+    return epilogue
+
+
+def linear_combination_bias(
+    activation: str | Epilogue | None = None, aux: bool = False, aux_dtype: Any = None
+) -> Epilogue:
+    """activation(z), z = alpha * acc + beta * c + bias; with `aux`, (activation(z), z), z stored as aux_dtype.
+
+    alpha, beta and bias may be scalars, rows or columns.
+    """
+    act = _activation(activation)
+
+    def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
+        z = acc * alpha + c * beta + bias
+        return (act(z), _stored(z, aux_dtype)) if aux else act(z)
+
+    return epilogue
+
+
+def residual_add_bias(activation: str | Epilogue | None = None) -> Epilogue:
+    """activation(alpha * acc + bias) + beta * c."""
+    act = _activation(activation)
+
+    def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
+        return act(acc * alpha + bias) + c * beta
+
+    return epilogue
+
+
+def linear_combination_top_k_softmax(k: int) -> Epilogue:
+    """The softmax over the k largest elements of a row of alpha * acc + beta * c, 0 elsewhere; N fits a tile."""
+
+    def epilogue(acc: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
+        return top_k_softmax(acc * alpha + c * beta, k)
+
+    return epilogue
+
+
+def scaled_linear_combination_bias(activation: str | Epilogue | None = None) -> Epilogue:
+    """For fp8: scale_d * activation(z), z = scale_a * scale_b * alpha * acc + scale_c * beta * c + bias.
+
+    A scale that is not given is 1, as scale_d is where D is not fp8.
+    """
+    act = _activation(activation)
+
+    def epilogue(
+        acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0,
+        scale_a: Any = 1.0, scale_b: Any = 1.0, scale_c: Any = 1.0, scale_d: Any = 1.0,
+    ) -> Any:  # fmt: skip
+        return act(acc * (scale_a * scale_b * alpha) + c * (scale_c * beta) + bias) * scale_d
+
+    return epilogue
+
+
+def scaled_linear_combination_bias_amax_aux(
+    activation: str | Epilogue | None = None, aux_dtype: Any = None
+) -> Epilogue:
+    """For fp8: (scale_d * y, scale_aux * z stored as aux_dtype, the largest |y|, the largest |z|).
+
+    y = activation(z), z as in `scaled_linear_combination_bias`.
+    """
+    act = _activation(activation)
+
+    def epilogue(
+        acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0,
+        scale_a: Any = 1.0, scale_b: Any = 1.0, scale_c: Any = 1.0, scale_d: Any = 1.0, scale_aux: Any = 1.0,
+    ) -> Any:  # fmt: skip
+        z = acc * (scale_a * scale_b * alpha) + c * (scale_c * beta) + bias
+        y = act(z)
+        return y * scale_d, _stored(z * scale_aux, aux_dtype), y.abs().max(), z.abs().max()
+
+    return epilogue
+
+
+def linear_combination_gradient(activation: str | Epilogue, bias_gradient: bool = False) -> Epilogue:
+    """dz = (alpha * acc + beta * c) * activation'(aux), aux being the pre-activation that the forward pass stored.
+
+    With `bias_gradient`, (dz, its sums over each row): the gradient of a bias of one value a row.
+    """
+    d_act = _derivative(activation)
+
+    def epilogue(acc: Any, c: Any, aux: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
+        dz = d_act(acc * alpha + c * beta, aux)
+        return (dz, dz.sum(-1)) if bias_gradient else dz
+
+    return epilogue
+
+
+# -- by plain names ---------------------------------------------------------------------------------------------------
+
+
+def bias_activation(activation: str | Epilogue | None = None) -> Epilogue:
+    """activation(acc + bias)."""
+    act = _activation(activation)
+
+    def epilogue(acc: Any, bias: Any) -> Any:
+        return act(acc + bias)
+
+    return epilogue
+
+
+def residual_before(activation: str | Epilogue | None = None) -> Epilogue:
+    """activation(acc + bias + residual)."""
+    act = _activation(activation)
+
+    def epilogue(acc: Any, residual: Any, bias: Any = 0.0) -> Any:
+        return act(acc + bias + residual)
+
+    return epilogue
+
+
+def residual_after(activation: str | Epilogue | None = None) -> Epilogue:
+    """activation(acc + bias) + residual."""
+    act = _activation(activation)
+
+    def epilogue(acc: Any, residual: Any, bias: Any = 0.0) -> Any:
+        return act(acc + bias) + residual
+
+    return epilogue
+
+
+def gated(activation: str | Epilogue | None = None) -> Epilogue:
+    """activation(gate) * up, (M, N/2), of acc + bias with columns packed by `interleave`.
+
+    Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202.
+    """
+    act = _activation(activation)
+
+    def epilogue(acc: Any, bias: Any = 0.0) -> Any:
+        gate, up = (acc + bias).chunk(2, -1)
+        return act(gate) * up
+
+    return epilogue
+
+
+def activation_gradient(activation: str | Epilogue, bias_gradient: bool = False) -> Epilogue:
+    """dz = acc * activation'(z), z a matrix; with `bias_gradient`, (dz, its sums over each column)."""
+    d_act = _derivative(activation)
+
+    def epilogue(acc: Any, z: Any) -> Any:
+        dz = d_act(acc, z)
+        return (dz, dz.sum(-2)) if bias_gradient else dz
+
+    return epilogue
+
+
+def amax(acc: Any) -> Any:
+    """(acc, the largest |acc|)."""
+    return acc, acc.abs().max()
+
+
+def quantized(activation: str | Epilogue | None = None, dtype: Any = None, amax: bool = False) -> Epilogue:
+    """scale_d * y, y = activation(acc + bias), as dtype (None: as the output's); with `amax`, also the largest |y|."""
+    act = _activation(activation)
+
+    def epilogue(acc: Any, bias: Any = 0.0, scale_d: Any = 1.0) -> Any:
+        y = act(acc + bias)
+        d = _stored(y * scale_d, dtype)
+        return (d, y.abs().max()) if amax else d
+
+    return epilogue
+
+
+def block_quantized(epilogue: Epilogue, dtype: Any = "fp8_e4m3", block: int = 128) -> Epilogue:
+    """`epilogue` with D in fp8 over one scale a row and `block` columns; the scales, (M, N / block), follow D."""
+
+    @wraps(epilogue)
+    def with_scales(*args: Any, **operands: Any) -> Any:
+        results = epilogue(*args, **operands)
+        d, *others = results if isinstance(results, (tuple, list)) else (results,)
+        return (*quantize(d, dtype, block), *others)
+
+    return with_scales
+
+
+bias_relu, bias_gelu, bias_gelu_tanh, bias_silu = map(bias_activation, ("relu", "gelu", "gelu_tanh", "silu"))
+bias_residual = residual_before()
+swiglu, geglu, geglu_tanh, reglu = map(gated, ("silu", "gelu", "gelu_tanh", "relu"))
+drelu, dgelu, dgelu_tanh, dsilu = map(activation_gradient, ("relu", "gelu", "gelu_tanh", "silu"))
+drelu_dbias, dgelu_dbias, dgelu_tanh_dbias, dsilu_dbias = (
+    activation_gradient(name, bias_gradient=True) for name in ("relu", "gelu", "gelu_tanh", "silu")
+)
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """`make(...)` gives the epilogue function; operands' and results' names say what each is.
+
+    A kind is "scalar", "row" (N,), "column" (M, 1), "matrix" (M, N) or "half" (M, N/2); a reduced column is (M,).
+    """
+
+    make: Callable[..., Epilogue]
+    meaning: str
+    operands: Mapping[str, str]
+    results: Mapping[str, str]
+
+
+_SOURCE = {"c": "matrix", "alpha": "scalar", "beta": "scalar"}
+_SCALES = {f"scale_{x}": "scalar" for x in "abcd"}
+_BIAS, _RESIDUAL, _Z = {"bias": "row"}, {"residual": "matrix", "bias": "row"}, {"z": "matrix"}
+_D, _D_AUX, _D_AMAX = {"D": "matrix"}, {"D": "matrix", "aux": "matrix"}, {"D": "matrix", "amax_d": "scalar"}
+
+
+def _per(per: str, kind: str) -> dict[str, Fusion]:
+    """The names with PerRow, whose vectors are columns, or with PerCol, whose vectors are rows."""
+    bias = {**_SOURCE, "bias": kind}
+    z, scaled = "alpha * acc + beta * c + bias", "scale_a * scale_b * alpha * acc + scale_c * beta * c + bias"
+    return {
+        f"LinComb{per}Bias": Fusion(linear_combination_bias, z, bias, _D),
+        f"LinComb{per}BiasEltAct": Fusion(linear_combination_bias, f"activation({z})", bias, _D),
+        f"LinComb{per}BiasEltActAux": Fusion(
+            partial(linear_combination_bias, aux=True), f"D = activation(aux), aux = {z}", bias, _D_AUX
+        ),
+        f"{per}LinComb{per}BiasEltAct": Fusion(
+            linear_combination_bias, f"activation({z})", {**bias, "alpha": kind, "beta": kind}, _D
+        ),
+        f"ScaledLinComb{per}BiasEltAct": Fusion(
+            scaled_linear_combination_bias, f"scale_d * activation({scaled})", {**bias, **_SCALES}, _D
+        ),
+        f"ScaledLinComb{per}BiasEltActAmaxAux": Fusion(
+            scaled_linear_combination_bias_amax_aux,
+            f"D = scale_d * y, aux = scale_aux * z, the largest |y| and |z|; y = activation(z), z = {scaled}",
+            {**bias, **_SCALES, "scale_aux": "scalar"},
+            {**_D_AUX, "amax_d": "scalar", "amax_aux": "scalar"},
+        ),
+    }
+
+
+FUSIONS: dict[str, Fusion] = {
+    "ScaledAcc": Fusion(scaled_acc, "alpha * acc", {"alpha": "scalar"}, _D),
+    "LinearCombination": Fusion(linear_combination, "alpha * acc + beta * c", _SOURCE, _D),
+    "LinCombEltAct": Fusion(linear_combination, "activation(alpha * acc + beta * c)", _SOURCE, _D),
+    "LinCombTopKSoftmaxCol": Fusion(
+        linear_combination_top_k_softmax, "softmax over the k largest of a row of alpha * acc + beta * c", _SOURCE, _D
+    ),
+    **_per("PerRow", "column"),
+    **_per("PerCol", "row"),
+    "PerColResAddPerColBiasEltAct": Fusion(
+        residual_add_bias, "activation(alpha * acc + bias) + beta * c",
+        {"c": "matrix", "alpha": "row", "beta": "row", "bias": "row"}, _D,
+    ),
+    "LinCombDeEltAct": Fusion(
+        linear_combination_gradient, "(alpha * acc + beta * c) * activation'(aux)", {**_SOURCE, "aux": "matrix"}, _D
+    ),
+    "LinCombDeEltActDePerRowBias": Fusion(
+        partial(linear_combination_gradient, bias_gradient=True),
+        "D = (alpha * acc + beta * c) * activation'(aux), dbias = sums over D's rows",
+        {**_SOURCE, "aux": "matrix"}, {**_D, "dbias": "column"},
+    ),
+    "bias_residual": Fusion(residual_before, "acc + bias + residual", _RESIDUAL, _D),
+    "residual_before": Fusion(residual_before, "activation(acc + bias + residual)", _RESIDUAL, _D),
+    "residual_after": Fusion(residual_after, "activation(acc + bias) + residual", _RESIDUAL, _D),
+    "amax": Fusion(lambda: amax, "D = acc, the largest |acc|", {}, _D_AMAX),
+    "quantized": Fusion(quantized, "scale_d * activation(acc + bias)", {**_BIAS, "scale_d": "scalar"}, _D),
+    "block_quantized": Fusion(
+        block_quantized, "another epilogue's D in fp8, over a scale for each row and 128 columns of it",
+        {}, {**_D, "scale": "matrix (M, N/128)"},
+    ),
+    **{
+        f"bias_{name}": Fusion(partial(bias_activation, name), f"{name}(acc + bias)", _BIAS, _D)
+        for name in ("relu", "gelu", "gelu_tanh", "silu")
+    },
+    **{
+        glu: Fusion(partial(gated, name), f"{name}(gate) * up of acc + bias", _BIAS, {"D": "half"})
+        for glu, name in {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}.items()
+    },
+    **{
+        f"d{name}": Fusion(partial(activation_gradient, name), f"acc * {name}'(z)", _Z, _D)
+        for name in ("relu", "gelu", "gelu_tanh", "silu")
+    },
+    **{
+        f"d{name}_dbias": Fusion(
+            partial(activation_gradient, name, bias_gradient=True),
+            f"D = acc * {name}'(z), dbias = sums over D's columns", _Z, {**_D, "dbias": "row"},
+        )
+        for name in ("relu", "gelu", "gelu_tanh", "silu")
+    },
+}  # fmt: skip
+"""CUTLASS's names, then plain ones, which also are functions of this module where they need no choice."""
+
+ABSENT: dict[str, str] = {
+    "LinearCombinationGroupedWgrad": "not an epilogue alone: it moves blocks of the accumulator within a tile of a "
+    "grouped convolution",
+    **{
+        f"LinComb{which}BlockScaleFactor": "Blackwell only, scales of 16 or 32 elements; here: block_quantized"
+        for which in ("", "EltAct", "PerRowBias", "PerColBias", "PerRowBiasEltAct", "PerColBiasEltAct")
+    },
+}
+"""The other names of operations.hpp, and why they are not in `FUSIONS`."""

@@ -1,0 +1,472 @@
+"""From a Python function to a graph: it runs once, on values that record what is done to them.
+
+Python operators, methods, and functions of torch (`__torch_function__`), numpy (`__array_ufunc__`,
+`__array_function__`) and math (copies.py) all end in the table of names.py. No state is kept between calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.core.dtypes import BOOL, FP32, DType, as_dtype
+from gemmsmith.core.errors import ArgumentError, EpilogueError, meant
+from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
+from gemmsmith.epilogue.frontend.copies import Copies, is_module
+from gemmsmith.epilogue.frontend.names import ELSE, HINTS, METHODS, NAMES, SPELLINGS
+from gemmsmith.epilogue.functions import PREDICATES
+from gemmsmith.epilogue.lines import line, refused, user_line
+
+COMPUTED = replace(FP32)
+"""The `.dtype` of a traced value: fp32. A cast to it does nothing."""
+
+LARGEST_LABEL = 1 << 24
+"""Integers up to this are exact in fp32."""
+
+
+def trace(
+    function: Callable[..., Any], product: tuple[int, ...], operands: Mapping[str, tuple[Extent, DType | None]]
+) -> Graph:
+    """The graph of an epilogue function for a product of shape (M, N) or (B, M, N).
+
+    Its first parameter is the accumulator, every other one the operand of that name; a default stands for an operand
+    that is not given, and **kwargs takes those that no parameter names. It returns a value, a tuple or list of them
+    (out, out1, out2 ...), or a dict. A last cast is the result's dtype. Any callable is as good: a bound method, a
+    functools.partial, an object with __call__, a torch.nn.Module without parameters, whose forward it is.
+    Raises EpilogueError, which quotes the function's line, for what cannot be fused.
+    """
+    function = _called(function)
+    where = _definition(function)
+    parameters = _parameters(function, operands, where)
+    t = Tracing(product)
+    accumulator = t.add("accumulator", Extent(True, True, 1), where=where)
+    values: dict[str, Traced] = {}
+    for name in parameters:
+        if name not in operands:
+            continue
+        extent, dtype = operands[name]
+        values[name] = t.add("operand", extent, value=name, where=where)
+        values[name].condition = dtype == BOOL
+    positional = [values.get(p.name, p.default) for p in parameters.values() if p.kind == p.POSITIONAL_ONLY]
+    keywords = {name: x for name, x in values.items() if parameters[name].kind != inspect.Parameter.POSITIONAL_ONLY}
+    try:
+        returned = Copies(_traced_math).of(function)(accumulator, *positional, **keywords)
+    except TypeError as error:
+        raise refused(f"{error}; use traced values and numbers", user_line(error.__traceback__)) from error
+    graph = _graph(t, _results(returned, t, where), [Operand(name, *operands[name]) for name in values])
+    used = {node.value for node in graph.nodes if node.op == "operand"}
+    for operand in graph.operands:
+        if operand.name not in used:
+            raise refused(f"{operand.name}: no result needs this operand; use it, or do not pass it", where)
+        if any(r.name == operand.name for r in graph.results):
+            raise refused(f"{operand.name}: a result has an operand's name; give it another", where)
+    return graph
+
+
+def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, Any]:
+    """In an epilogue: x, a matrix, in fp8 over one scale a row and `block` columns, and the scales (M, N / block).
+
+    A scale is the block's largest magnitude over the dtype's maximum. A block is a multiple of 16, at most 256, or 128
+    after chunk; all of one epilogue are the same. Raises EpilogueError for other dtypes and blocks.
+    """
+    t = _matrix("quantize", x)
+    kind = _dtype(dtype)
+    if kind.bits != 8:
+        raise refused(f"quantize: dtype: got {dtype!r}; use 'fp8_e4m3' or 'fp8_e5m2'")
+    if not isinstance(block, int) or block < 1:
+        raise refused(f"quantize: block: got {block!r}; use a number of columns, such as 128")
+    q = t.add("quantize", x.extent, t.value(x), value=(kind, block))
+    return q.storing(kind), t.add("scale", x.extent, q)
+
+
+def top_k_softmax(x: Any, k: int) -> Any:
+    """In an epilogue: the softmax over the k largest elements of each row of x, a matrix, and 0 elsewhere."""
+    t = _matrix("top_k_softmax", x)
+    if not isinstance(k, int) or not 1 <= k <= x.shape[-1]:
+        raise refused(f"top_k_softmax: k: got {k!r}; use an integer from 1 to {x.shape[-1]}")
+    return t.add("top_k_softmax", x.extent, t.value(x), value=k)
+
+
+class Tracing:
+    """One run of a function: the nodes so far, and how more are made. A call makes an elementwise one."""
+
+    def __init__(self, product: tuple[int, ...]) -> None:
+        self.product = product
+        self.nodes: list[Node] = []
+
+    def add(self, op: str, extent: Extent, *inputs: Traced, value: Any = None, where: str | None = None) -> Traced:
+        self.nodes.append(Node(op, tuple(x.node for x in inputs), value, where or user_line()))
+        return Traced(self, len(self.nodes) - 1, extent, condition=op in PREDICATES)
+
+    def __call__(self, op: str, *inputs: Any) -> Traced:
+        values = [self.value(x) for x in inputs]
+        if op in ("add", "sub", "neg") and all(x.condition for x in values):
+            raise refused(f"{op}: got conditions only; use & or | or ~, or .float() to count them")
+        widths = {x.extent.width for x in values} - {0}
+        if len(widths) > 1:
+            n = self.product[-1]
+            raise refused(f"{op}: got {n} and {n // 2} columns; use the halves that chunk gives, or the whole of both")
+        extent = Extent(any(x.extent.batch for x in values), any(x.extent.m for x in values), max(widths, default=0))
+        return self.add(op, extent, *values)
+
+    def value(self, x: Any) -> Traced:
+        """x as an input of a further node: a number becomes a constant."""
+        if isinstance(x, Traced):
+            if x.tracing is not self:
+                raise refused("got a value of another call; values cannot be kept from one call to the next")
+            if x.op in ("reduce", "scale"):
+                what = "a reduction's result" if x.op == "reduce" else "a scale"
+                raise refused(f"{what} used again would need the whole grid; return it, and apply this afterwards")
+            return x if x.stored in (None, FP32) else self.add("cast", x.extent, x.storing(None), value=x.stored)
+        if is_array(x):
+            raise refused(
+                f"got {type(x).__name__} of shape {tuple(x.shape)}; make it a parameter and pass it as an operand"
+            )
+        if not isinstance(x, (numbers.Real, np.generic, np.ndarray)):
+            raise refused(f"got {x!r}; use a traced value or a number")
+        return self.add("constant", Extent(), value=x)
+
+    def expect_conditions(self, op: str, inputs: tuple[Any, ...]) -> None:
+        for x in inputs:
+            if not (x.condition if isinstance(x, Traced) else isinstance(x, (bool, np.bool_))):
+                raise refused(f"{op}: got a number; use comparisons on both sides, in parentheses: (x > 0) & (x < 1)")
+
+    def reduce(self, kind: str, x: Any, dim: Any, keepdim: Any, dtype: Any = None) -> Traced:
+        x, rank = self.value(x), len(self.product)
+        if not x.extent.is_matrix or (rank == 3 and not x.extent.batch):
+            raise refused(f"{kind}: got a value that is no whole product; reduce it before, and pass it as an operand")
+        if not isinstance(keepdim, (bool, np.bool_)):
+            raise refused(f"{kind}: keepdim: got {keepdim!r}; use True or False, and dtype= for a dtype")
+        dims = range(rank) if dim is None else dim if isinstance(dim, (tuple, list)) else (dim,)
+        if not all(isinstance(d, (int, np.integer)) and -rank <= d < rank for d in dims):
+            raise refused(f"{kind}: dim: got {dim!r}; use -1 (one value a row), -2 (one a column) or None (one in all)")
+        axes = {(rank - 1,): "n", (rank - 2,): "m", tuple(range(rank)): "all"}
+        axis = axes.get(tuple(sorted({d % rank for d in dims})))
+        if axis is None:
+            raise refused(f"{kind}: dim: got {dim!r} of {rank}; use -1 (one value a row), -2 (one a column), or all")
+        batch, width = x.extent.batch and axis != "all", x.extent.width if axis == "m" else 0
+        extent = x.extent._replace(batch=batch, m=axis == "n", width=width)
+        result = self.add("reduce", extent, x, value=(kind, axis))
+        result.keepdim = bool(keepdim)
+        return result if dtype is None else result.storing(_dtype(dtype))
+
+    def cast(self, x: Traced, dtype: Any) -> Traced:
+        kind = None if dtype is COMPUTED or isinstance(dtype, Traced) else _dtype(dtype)
+        last = x.op in ("reduce", "scale")
+        if last and x.stored not in (None, FP32, kind):
+            raise refused(f"got a second cast of a value in {x.stored}; return it, and cast it again afterwards")
+        return (x if last else self.value(x)).storing(kind)
+
+    def chunk(self, x: Any, chunks: Any, dim: Any) -> tuple[Traced, Traced]:
+        """gate and up: the even and the odd groups of 8 columns, which is how their weights are interleaved."""
+        x, rank = self.value(x), len(self.product)
+        if chunks != 2:
+            raise refused(f"chunk: chunks: got {chunks!r}; use 2")
+        if dim not in (-1, rank - 1):
+            raise refused(f"chunk: dim: got {dim!r}; use -1, the columns")
+        if x.extent.width != 1 or self.product[-1] % 16:
+            got = f"{self.product[-1]} columns" if x.extent.width == 1 else "a value without all columns"
+            raise refused(f"chunk: got {got}; use the whole product, its columns a multiple of 16 (8 of each half)")
+        gate, up = (self.add("chunk", x.extent._replace(width=2), x, value=i) for i in range(2))
+        return gate, up
+
+    def one_hot(self, x: Any, classes: Any) -> Traced:
+        """1 in the column that x, a column of labels, names. Labels are whole numbers; one outside [0, N), such as an
+        ignored -100, names none."""
+        x, n = self.value(x), self.product[-1]
+        if n == 1 and x.extent.width:  # a column is the whole product
+            return self("eq", x, 0)
+        if not x.extent.m or x.extent.width:
+            raise refused(f"one_hot: input: got a value of shape {x.shape}; use one label a row, an operand (M, 1)")
+        if classes != n or n > LARGEST_LABEL:
+            raise refused(f"one_hot: num_classes: got {classes!r}; use {n}, the product's columns, at most 2^24")
+        return self.add("one_hot", x.extent._replace(width=1), x)
+
+
+def call(spelled: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: bool = False) -> Any:
+    """Calls the entry `name` of the table; `spelled` is the user's name for it, for error messages."""
+    everything = [*args, *kwargs.values()]
+    arrays = [x for x in everything if is_array(x)]
+    first = next((x for x in everything if isinstance(x, Traced)), None)
+    if arrays and first is not None:
+        first.tracing.value(arrays[0])  # refuses it
+    entry = METHODS.get(name) if method else None
+    entry = entry or NAMES.get(name)
+    if entry is None or first is None:
+        raise refused(f"{spelled} cannot be part of an epilogue; {HINTS.get(name, ELSE)}")
+    named = {SPELLINGS.get(key, key): x for key, x in kwargs.items()}
+    if named.pop("out", None) is not None or named.pop("inplace", False):
+        raise refused(f"{spelled}: values cannot be changed in place; use what it returns")
+    try:
+        inspect.signature(entry).bind(first.tracing, *args, **named)
+    except TypeError as error:
+        raise refused(f"{spelled}: {error}; its arguments are {_arguments(entry)}") from None
+    return entry(first.tracing, *args, **named)
+
+
+def is_array(x: Any) -> bool:
+    """Whether x is an array, which is an operand; numpy's scalars and arrays of no dimensions are numbers."""
+    if isinstance(x, (Traced, np.generic, type)):
+        return False
+    return x.ndim > 0 if isinstance(x, np.ndarray) else hasattr(x, "shape")
+
+
+def _operator(symbol: str, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The methods of an operator and of its reflected form."""
+    return (
+        lambda self, *other: call(symbol, name, (self, *other), {}),
+        lambda self, other: call(symbol, name, (other, self), {}),
+    )
+
+
+def _cannot(what: str, instead: str) -> Any:
+    def method(self: Traced, *args: Any, **kwargs: Any) -> Any:
+        raise refused(f"{what}; {instead}")
+
+    return method
+
+
+_NUMBER = "use traced functions (import math, if you do, outside of the function), or where(condition, a, b)"
+_WHOLE = (
+    "every element is computed alike; use operands, where(condition, a, b), gate, up = x.chunk(2), or max(dim).values"
+)
+
+
+class EpilogueAttributeError(EpilogueError, AttributeError):
+    """The error for an attribute that traced values do not have; an AttributeError, so that hasattr works."""
+
+
+class Traced:
+    """A value of an epilogue. `extent` is what it varies along; `stored` a cast that its next use makes a node."""
+
+    def __init__(
+        self, tracing: Tracing, node: int, extent: Extent, condition: bool = False, stored: DType | None = None
+    ) -> None:
+        self.tracing, self.node, self.extent, self.condition, self.stored = tracing, node, extent, condition, stored
+        self.keepdim = False
+
+    @property
+    def op(self) -> str:
+        return self.tracing.nodes[self.node].op
+
+    def storing(self, dtype: DType | None) -> Traced:
+        """The value cast to a dtype. The result is a number, not a condition."""
+        other = Traced(self.tracing, self.node, self.extent, stored=dtype)
+        other.keepdim = self.keepdim
+        return other
+
+    dtype = COMPUTED
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Broadcast over what it does not vary along, without indices of length 1 in front."""
+        if self.op in ("reduce", "scale"):
+            raise refused("the shape of a reduction's result is known afterwards; return it")
+        *b, m, n = self.tracing.product
+        width = self.extent.width
+        if self.extent.batch and b:
+            return (*b, m if self.extent.m else 1, n // width if width else 1)
+        return (m, n // width if width else 1) if self.extent.m else (n // width,) if width else ()
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def values(self) -> Traced:
+        """Of max(dim) and min(dim), which are a pair in torch."""
+        node = self.tracing.nodes[self.node]
+        if node.op == "reduce" and node.value[0] in ("max", "min"):
+            return self
+        raise refused(".values: only max(dim) and min(dim) have them", kind=EpilogueAttributeError)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in NAMES or name in METHODS:
+            return lambda *args, **kwargs: call(f".{name}()", name, (self, *args), kwargs, method=True)
+        plain = name.removesuffix("_")
+        if plain in NAMES:
+            hint = f"a value cannot be changed in place; use {plain}"
+        elif name in ("T", "mT", "H", "mH", "indices"):
+            hint = "use .values alone" if name == "indices" else "store the result in a transposed array: out=d.T"
+        else:
+            hint = HINTS.get(name, ELSE)
+        raise refused(f".{name} cannot be part of an epilogue; {hint}", kind=EpilogueAttributeError)
+
+    def __repr__(self) -> str:
+        return f"<traced {self.op}>"
+
+    __hash__ = object.__hash__
+    __add__, __radd__ = _operator("+", "add")
+    __sub__, __rsub__ = _operator("-", "sub")
+    __mul__, __rmul__ = _operator("*", "mul")
+    __truediv__, __rtruediv__ = _operator("/", "div")
+    __pow__, __rpow__ = _operator("**", "pow")
+    __and__, __rand__ = _operator("&", "bitwise_and")
+    __or__, __ror__ = _operator("|", "bitwise_or")
+    __xor__, __rxor__ = _operator("^", "bitwise_xor")
+    __neg__, _ = _operator("-", "neg")
+    __pos__, _ = _operator("+", "positive")
+    __abs__, _ = _operator("abs", "abs")
+    __invert__, _ = _operator("~", "bitwise_not")
+    __round__, _ = _operator("round", "round")
+    __lt__, _ = _operator("<", "lt")
+    __le__, _ = _operator("<=", "le")
+    __gt__, _ = _operator(">", "gt")
+    __ge__, _ = _operator(">=", "ge")
+    __eq__, _ = _operator("==", "eq")
+    __ne__, _ = _operator("!=", "ne")
+    __floordiv__ = __rfloordiv__ = _cannot("// cannot be part of an epilogue", "use floor(x / y)")
+    __mod__ = __rmod__ = _cannot("% cannot be part of an epilogue", "use x - floor(x / y) * y")
+    __matmul__ = __rmatmul__ = _cannot("@ cannot be part of an epilogue", HINTS["matmul"])
+    __bool__ = _cannot(
+        "a condition differs from element to element, so if, while, and, or, not, min() and max() cannot ask for it",
+        "use where(condition, a, b), & | ~, minimum and maximum",
+    )
+    __float__ = __int__ = __index__ = __complex__ = __array__ = _cannot("a traced value has no number yet", _NUMBER)
+    __len__ = __iter__ = __contains__ = __setitem__ = _cannot("a traced value has no elements yet", _WHOLE)
+
+    def __getitem__(self, key: Any) -> Traced:
+        """values, indices = x.max(dim): [0] of it are the values."""
+        node = self.tracing.nodes[self.node]
+        if node.op == "reduce" and node.value[0] in ("max", "min") and isinstance(key, int) and key == 0:
+            return self
+        raise refused(f"a traced value cannot be indexed; {_WHOLE}")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", str(function))
+        if name.startswith("__"):
+            name = name.strip("_")
+        elif name.endswith("_"):
+            raise refused(f"torch.{name}: a value cannot be changed in place; use {name.rstrip('_')}")
+        return call(f"torch.{name}", name.removeprefix("_").removeprefix("special_"), args, kwargs or {})
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method != "__call__":
+            raise refused(f"numpy.{ufunc.__name__}.{method} cannot be part of an epilogue; use sum, max or min")
+        name = ufunc.__name__
+        return call(f"numpy.{name}", "eq" if name == "equal" else name, inputs, kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return call(f"numpy.{function.__name__}", function.__name__, args, kwargs)
+
+
+def _traced_math(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A stand-in for a function of math, which accepts traced values."""
+
+    @functools.wraps(function)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(x, Traced) for x in args):
+            return call(f"math.{function.__name__}", function.__name__, args, kwargs)
+        return function(*args, **kwargs)
+
+    return either
+
+
+def _matrix(name: str, x: Any) -> Tracing:
+    if not isinstance(x, Traced) or not x.extent.is_matrix:
+        what = "a value that is no matrix" if isinstance(x, Traced) else type(x).__name__
+        raise refused(f"{name}: got {what}; use the product, or something computed from it, in an epilogue")
+    return x.tracing
+
+
+def _dtype(value: Any) -> DType:
+    try:
+        return as_dtype(value)
+    except ArgumentError as error:
+        raise refused(str(error)) from None
+
+
+def _arguments(entry: Callable[..., Any]) -> str:
+    return ", ".join(str(p) for p in list(inspect.signature(entry).parameters.values())[1:])
+
+
+def _called(function: Any) -> Any:
+    """What is called of a module: its forward, whose parameters are named."""
+    if isinstance(function, functools.partial):
+        return functools.partial(_called(function.func), *function.args, **function.keywords)
+    if not is_module(function):
+        return function
+    kind = type(function).__name__
+    held = [name for name, _ in (*function.named_parameters(), *function.named_buffers())]
+    if held:
+        message = f"{kind} has parameters or buffers ({', '.join(held)}); write a function that takes them as operands"
+        raise refused(message, _definition(function.forward))
+    if function._forward_hooks or function._forward_pre_hooks:  # those of modules inside it run
+        raise refused(f"{kind} has hooks; write a function that computes what they do", _definition(function.forward))
+    return function.forward
+
+
+def _definition(function: Any) -> str:
+    """The line where the function is defined."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return line(code.co_filename, code.co_firstlineno) if code else getattr(function, "__name__", repr(function))
+
+
+def _parameters(function: Callable[..., Any], operands: Mapping[str, Any], where: str) -> dict[str, inspect.Parameter]:
+    """By name, in order, without the accumulator; those of **kwargs are the operands that nothing else names."""
+    try:
+        found = list(inspect.signature(function).parameters.values())
+    except ValueError:  # a builtin that does not tell
+        found = [inspect.Parameter("input", inspect.Parameter.POSITIONAL_ONLY)]
+    if not found or found[0].kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+        got = found[0] if found else "no parameters"
+        raise refused(f"got {got}; the first parameter is the product: use def epilogue(acc, ...)", where)
+    first, *others = found
+    named: dict[str, inspect.Parameter] = {}
+    for p in others:
+        if p.kind == p.VAR_POSITIONAL:
+            raise refused(f"{p}: operands are found by name; name each of them", where)
+        if p.kind == p.VAR_KEYWORD:
+            taken = {first.name, *(q.name for q in others)}
+            extra = [name for name in operands if name not in taken]
+            named.update({name: inspect.Parameter(name, p.KEYWORD_ONLY) for name in extra})
+        elif p.name not in operands and p.default is p.empty:
+            given = ", ".join(operands) or "none"
+            raise refused(f"{p.name}: no operand has this name; pass {p.name}=..., the operands are {given}", where)
+        else:
+            named[p.name] = p
+    for name in operands:
+        if name not in named:
+            expected = ", ".join(named) or "none"
+            message = f"{name}: the function takes no operand of this name; those it takes are {expected}"
+            raise refused(message + meant(name), where)
+    return named
+
+
+def _results(returned: Any, t: Tracing, where: str) -> dict[str, Traced]:
+    """By name."""
+    if isinstance(returned, Mapping):
+        results = dict(returned)
+    else:
+        several = returned if isinstance(returned, (tuple, list)) else (returned,)
+        results = {f"out{i or ''}": x for i, x in enumerate(several)}
+    for name, x in results.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise refused(f"a result is named {name!r}; use a string that could be a variable's name", where)
+        if not isinstance(x, Traced) or x.tracing is not t:
+            raise refused(f"{name}: the function returns {x!r}; return values computed from its parameters", where)
+    if not results:
+        raise refused("the function returns nothing; return values computed from its parameters", where)
+    return results
+
+
+def _graph(t: Tracing, results: dict[str, Traced], operands: list[Operand]) -> Graph:
+    """The graph with only the nodes that some result needs."""
+    made = tuple(Result(name, x.node, x.stored, x.keepdim) for name, x in results.items())
+    graph = Graph(tuple(t.nodes), tuple(operands), made)
+    kept = {old: new for new, old in enumerate(sorted(graph.reachable()))}
+    nodes = [replace(t.nodes[i], inputs=tuple(kept[j] for j in t.nodes[i].inputs)) for i in kept]
+    return Graph(tuple(nodes), graph.operands, tuple(replace(r, node=kept[r.node]) for r in made))

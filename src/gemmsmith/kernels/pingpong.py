@@ -1,0 +1,69 @@
+"""Pingpong: two math warpgroups, each with tiles of its own, so that one's epilogue runs under the other's mainloop."""
+
+from __future__ import annotations
+
+from gemmsmith import hw
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.mainloop import Mainloop
+from gemmsmith.collective.order import OrderBarrier
+from gemmsmith.collective.pipeline import LateRelease
+from gemmsmith.core.design import Design, register_design
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.device.lowering import Epilogue
+from gemmsmith.kernels.cooperative import REGISTERS
+from gemmsmith.lang.builder import Builder
+from gemmsmith.schedule.tiles import TileScheduler
+
+
+def pingpong(k: Builder, spec: KernelSpec) -> None:
+    """Persistent: one producer warp feeds both warpgroups, which take turns at the tensor cores, tile by tile."""
+    producer_registers, consumer_registers = REGISTERS[2]
+    scheduler = TileScheduler(spec)
+    place = scheduler.position()
+    mainloop = Mainloop(spec, place, turns=2)
+    epilogue = Epilogue(spec, mainloop.stages)
+    order = OrderBarrier(2)
+    mainloop.prologue(scheduler.first(place), *epilogue.pipelines, prefetch=epilogue.maps)
+
+    with k.warpgroup(0):
+        hw.set_registers(producer_registers)
+        with k.warp(0, "producer"), k.when(hw.elect_one()):
+            write = mainloop.producer_start_state()
+            with scheduler.each(place) as tile, mainloop.rest(tile.k_tiles) as k_tile:
+                mainloop.pipe.producer_acquire(write)
+                mainloop.load(write, tile, k_tile)
+                write.advance()
+            mainloop.tail(write)
+
+    with k.warpgroups(1, 3, "math") as warpgroup:
+        hw.set_registers(consumer_registers)
+        read, release = mainloop.pipe.consumer_start_state(), LateRelease(mainloop.pipe)
+        accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
+        epilogue.prepare()
+        order.start(warpgroup)
+        read.skip(warpgroup * scheduler.k_tiles)
+        with scheduler.each(place, turns=2, first=warpgroup) as tile:
+            epilogue.begin(tile, warpgroup, 0)
+            with k.when(tile.k_tiles == 0):
+                accumulator.clear()
+            order.wait(warpgroup)
+            k.comment("mainloop")
+            with k.range(tile.k_tiles, name="k_tile") as k_tile:
+                mainloop.pipe.consumer_wait(read)
+                a, b = mainloop.a.stages[read.index], mainloop.b.stages[read.index]
+                accumulator.multiply(a, b, accumulate=k_tile > 0)
+                accumulator.wait(pending=1)
+                release.previous(k_tile, read)
+                read.advance()
+            order.arrive(warpgroup)
+            accumulator.wait(pending=0)
+            release.last(tile.k_tiles)
+            read.skip(tile.k_tiles)
+            epilogue.consume(accumulator)
+        epilogue.finish()
+
+
+register_design(Design(
+    "pingpong", pingpong, accumulators={2: 200}, other_warpgroups=1, own_tiles=True,
+    defaults={"tile": (64, 256, 64), "consumers": 2},
+))  # fmt: skip

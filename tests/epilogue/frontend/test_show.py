@@ -1,0 +1,39 @@
+"""Graphs as text and as pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.graph import Extent
+from gemmsmith.epilogue.frontend.show import pictures, tree
+from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.epilogue.passes import optimise
+
+KINDS = {"bias": (Extent(m=True), BF16), "labels": (Extent(m=True, width=1), BF16)}
+
+
+def bce(acc, bias, labels):
+    x = acc + bias
+    return {"loss": ((labels - 1) * x + x.sigmoid().log()).sum()}
+
+
+def test_tree() -> None:
+    graph = trace(bce, (64, 64), KINDS)
+    text = tree(graph)
+    for part in (
+        "loss = ",
+        "ScalarReduction(sum)",
+        "ColBroadcast(bias)",
+        "AuxLoad(labels)",
+        "AccFetch",
+        "Compute(log)",
+    ):
+        assert part in text
+    assert text.count("AccFetch") == 1  # the logits are printed once
+
+
+def test_pictures(tmp_path: Path) -> None:
+    graph = trace(bce, (64, 64), KINDS)
+    pictures([("before", graph), ("after", optimise(graph))], tmp_path / "graph.png")
+    assert (tmp_path / "graph.png").stat().st_size > 5000

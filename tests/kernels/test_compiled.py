@@ -1,0 +1,264 @@
+"""What ptxas makes of the designs: no spills, no advisories (serialised wgmma, ignored setmaxnreg), the right code."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+import gemmsmith
+from gemmsmith import Config, ConfigError, Spec
+from gemmsmith.tuning.space import space
+
+CONFIGS = [
+    Config(),
+    Config(cluster=(1, 1)),
+    Config(stages=3),
+    Config(tile=(256, 128, 64), cluster=(1, 2), serpentine=True),
+    Config(tile=(128, 128, 64), cluster=(2, 2), stages=5),
+    Config(tile=(256, 192, 64), cluster=(1, 2), stages=2),
+    Config(tile=(256, 192, 64), cluster=(1, 2), stages=2, serpentine=True, sync_clusters=True),
+    Config(tile=(128, 128, 64), cluster=(1, 2), stages=7, alias_epilogue=True),
+    Config(tile=(256, 176, 64), cluster=(2, 1), stages=3),
+    Config(tile=(192, 128, 64), cluster=(1, 1), consumers=3),
+    Config(tile=(192, 192, 64), cluster=(1, 1), stages=2, consumers=3),
+    Config("pingpong", (128, 176, 64), (2, 1), 4, serpentine=True),
+    Config(tile=(64, 256, 64), cluster=(2, 1), consumers=1, stages=3),
+    Config(tile=(64, 8, 128), cluster=(1, 1), consumers=1),
+    Config("tma"),
+    Config("tma", (128, 128, 64), (1, 2)),
+    Config("tma", (64, 96, 32), (1, 1), 5, 1),
+]
+
+
+@pytest.mark.parametrize("output", ["bf16", "fp32"])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_no_spills_and_no_advisories(config: Config, ragged: bool, output: str) -> None:
+    n = 4095 if ragged else 4096
+    a, b = Spec((4096, 4096), "bf16"), Spec((4096, n), "bf16", (1, 4096))
+    out = Spec((4096, n), output)
+    plan = gemmsmith.plan(a, b, out=out, config=config)
+    r = plan.resources
+    assert plan.spec.epilogue.tma == (frozenset() if ragged else {"out"})
+    assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
+    if config.design == "cooperative" and config.consumers > 1:
+        assert r.registers <= plan.kernel.register_cap
+
+
+def test_the_machine_code_is_hoppers() -> None:
+    code = gemmsmith.plan(Spec((4096, 4096), "fp16"), Spec((4096, 4096), "fp16"), config=Config()).sass
+    for instruction in (
+        "HGMMA.64x256x16.F32",
+        "UTMALDG.3D.MULTICAST",
+        "UTMASTG.3D",
+        "SYNCS.PHASECHK",
+        "USETMAXREG",
+        "STSM",
+    ):
+        assert instruction in code
+    for slow in ("HMMA", " LDL", " STL"):
+        assert slow not in code
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tile": (100, 256, 64)}, "tile M: got 100; use a multiple of 64 x 2 warpgroups"),
+        ({"tile": (128, 260, 64)}, "tile N: got 260"),
+        ({"tile": (128, 256, 48)}, "tile K: got 48"),
+        ({"stages": 1}, "stages: got 1"),
+        ({"stages": 5}, "shared memory: .* exceed the 232448 of a CTA by"),
+        ({"tile": (256, 256, 64)}, "the accumulator of 128x256 takes 256 a thread, 56 more than fit"),
+        ({"cluster": (3, 1)}, r"cluster: got \(3, 1\)"),
+        ({"tile": (128, 8, 64), "cluster": (2, 1)}, "whose 8 rows do not split into parts of 8"),
+        ({"consumers": 4}, "consumers: got 4"),
+        ({"design": "stream"}, "design: got 'stream'"),
+        ({"raster": "x"}, "raster: got 'x'; use m or n"),
+        ({"evict": ["first", "most"]}, r"evict: got \('first', 'most'\)"),
+        ({"evict": None}, "evict: got None"),
+        ({"evict": "first"}, "evict: got 'first'"),
+        ({"pdl": "no"}, "pdl: got 'no'"),
+        ({"alias_epilogue": None}, "alias_epilogue: got None"),
+        ({"serpentine": 2}, "serpentine: got 2"),
+        ({"sync_clusters": None}, "sync_clusters: got None"),
+        ({"sync_clusters": True, "splits": 0}, "sync_clusters: got cooperative, splits 0"),
+        ({"sync_clusters": True, "cluster_splits": 2}, "sync_clusters: got cooperative, splits 1 and 2"),
+        ({"sync_clusters": True, "design": "tma"}, "sync_clusters: got tma"),
+        (
+            {"design": "pingpong", "tile": (64, 256, 64), "alias_epilogue": True},
+            "alias_epilogue: got pingpong; it takes cooperative",
+        ),
+        (
+            {"tile": (128, 248, 16), "cluster": (1, 1), "stages": 2, "alias_epilogue": True},
+            "alias_epilogue: results need 63488 bytes of",
+        ),
+        ({"tile": (256, 192, 64)}, "shared memory: .* exceed the 232448 of a CTA by"),
+    ],
+)
+def test_a_config_that_cannot_work_says_why(changes: dict, message: str) -> None:
+    a, b = Spec((512, 512), "bf16"), Spec((512, 512), "bf16", (1, 512))
+    with pytest.raises(ConfigError, match=message):
+        gemmsmith.plan(a, b, config=Config().replace(**changes)).kernel  # noqa: B018
+
+
+def test_a_config_from_json() -> None:
+    given = Config(tile=[128, 128, 64], cluster=[1, 2], evict=["last", "first"])  # type: ignore[arg-type]
+    assert given == Config(tile=(128, 128, 64), cluster=(1, 2), evict=("last", "first"))
+    assert hash(given)
+
+
+def scaled(acc: Any, s: Any, r: Any, b: Any) -> Any:
+    return acc * s * r + b
+
+
+@pytest.mark.parametrize("name", ["relu", "tanh", "expm1", "gelu", "scaled", "direct"])
+def test_no_spills_beside_the_largest_accumulators(name: str) -> None:
+    """Of the tiles that the tuner's space has for an epilogue."""
+
+    def f(acc: Any, b: Any) -> Any:
+        x = acc + b
+        return {"gelu": lambda: 0.5 * x * (1.0 + (x * 0.5**0.5).erf()), "direct": x.relu}.get(
+            name, getattr(x, name, None)
+        )()
+
+    n = 8191 if name == "direct" else 8192
+    a, b = Spec((8192, 4096), "bf16"), Spec((4096, n), "bf16", (1, 4096))
+    given = {"b": Spec((n,), "bf16")}
+    if name == "scaled":
+        given = {"s": Spec((8192, 1), "fp32"), "r": Spec((n,), "fp32"), "b": Spec((8192, 1), "fp32")}
+    plan = partial(gemmsmith.plan, a, b, epilogue=scaled if name == "scaled" else f, operands=given)
+    tiles = {(x.design, x.tile, x.consumers, x.tile[0] * x.tile[1]) for x in space(plan().spec.epilogue).configs}
+    largest = sorted(tiles, key=lambda x: x[3])[-4:]
+    assert (("cooperative", (256, 192, 64), 2) in {x[:3] for x in largest}) == (name in ("relu", "tanh"))
+    for design, tile, consumers, _ in largest:
+        r = plan(config=Config(design, tile, (1, 1), 2, consumers)).resources
+        assert (r.spill_stores, r.spill_loads, r.stack) == (0, 0, 0), tile
+
+
+@pytest.mark.parametrize("n", [192, 184, 176, 128])
+def test_sums_of_rows_beside_the_largest_accumulators(n: int) -> None:
+    """What is summed is not kept for later."""
+
+    def sums(acc: Any, bias: Any) -> Any:
+        x = (acc + bias).maximum(0.0)
+        return x, x.sum(-1)
+
+    a, b = Spec((8192, 4096), "bf16"), Spec((4096, 28672), "bf16", (1, 4096))
+    config = Config(tile=(256, n, 64), cluster=(1, 2), stages=3, raster="n", serpentine=True, sync_clusters=True)
+    plan = gemmsmith.plan(a, b, epilogue=sums, operands={"bias": Spec((28672,), "bf16")}, config=config)
+    assert any((x.tile, x.cluster) == (config.tile, config.cluster) for x in space(plan.spec.epilogue).configs)
+    assert plan.resources.spill_stores == 0
+
+
+@pytest.mark.parametrize("n", [128, 112, 64])
+def test_no_spills_where_one_warpgroup_has_a_tile(n: int) -> None:
+    """And one further matrix, or a reduction."""
+
+    def sums(acc: Any, bias: Any) -> Any:
+        x = (acc + bias).maximum(0.0)
+        return x, x.sum(-1)
+
+    a, b = Spec((512, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    row, matrix = Spec((4096,), "bf16"), Spec((512, 4096), "bf16")
+    config = Config(tile=(128, n, 64), cluster=(1, 1), consumers=1)
+    for epilogue, operands in ((sums, {"bias": row}), (lambda acc, c: acc + c, {"c": matrix})):
+        found = space(gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, config=config).spec.epilogue).configs
+        assert any((x.tile, x.consumers) == (config.tile, 1) for x in found)
+        r = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, config=config.replace(stages=4)).resources
+        assert (r.spill_stores, r.spill_loads, r.stack) == (0, 0, 0)
+
+
+def relu(acc: Any) -> Any:
+    return acc.relu()
+
+
+def biased(acc: Any, bias: Any) -> Any:
+    return (acc + bias).relu()
+
+
+def added(acc: Any, c: Any) -> Any:
+    return acc + c
+
+
+def summed(acc: Any, bias: Any) -> Any:
+    x = (acc + bias).relu()
+    return {"out": x, "sums": x.sum(-1)}
+
+
+def gelu_of_column(acc: Any, column: Any) -> Any:
+    return (acc + column).gelu()
+
+
+def doubled(acc: Any) -> Any:
+    return {"out": acc, "relu": acc.relu()}
+
+
+extents = some.one_of(
+    some.sampled_from([1, 16, 64, 128, 512, 777, 1000, 1024, 2771, 4096, 5704, 8192]), some.integers(1, 10000)
+)
+
+
+@some.composite
+def problems(draw: some.DrawFn) -> dict[str, Any]:
+    """Arguments of `plan`: any sizes, dtypes and layouts, with an epilogue or without."""
+    m, n, k, batch = draw(extents), draw(extents), draw(extents), draw(some.sampled_from([1, 1, 1, 2]))
+    dtype = draw(some.sampled_from(["bf16", "fp16"]))
+    output = draw(some.sampled_from(["bf16", "fp16", "fp32"]))
+    epilogue = draw(some.sampled_from([None, None, None, relu, biased, gelu_of_column, added, summed, doubled]))
+
+    def matrix(rows: int, columns: int, dtype: str) -> Spec:
+        pitch = draw(some.sampled_from([0, 0, 8]))
+        rows_, columns_ = (-(-x // pitch) * pitch if pitch else x for x in (rows, columns))
+        strides = draw(some.sampled_from([(columns_, 1), (1, rows_)]))
+        size = -(-max(strides[0] * rows, strides[1] * columns) // 8) * 8
+        return (
+            Spec((batch, rows, columns), dtype, (size, *strides))
+            if batch > 1
+            else Spec((rows, columns), dtype, strides)
+        )
+
+    out = matrix(m, n, output)
+    found: dict[str, Any] = {"a": matrix(m, k, dtype), "b": matrix(k, n, dtype), "out_dtype": output}
+    found["accumulate"] = draw(some.sampled_from(["fp32", "fp16"])) if dtype == "fp16" else "fp32"
+    operands = {"added": {"c": matrix(m, n, "bf16")}}.get(getattr(epilogue, "__name__", ""), {})
+    if epilogue in (biased, summed):
+        operands = {"bias": Spec((n,), draw(some.sampled_from(["bf16", "fp32"])))}
+    if epilogue is gelu_of_column:
+        operands = {"column": Spec((m, 1), draw(some.sampled_from(["bf16", "fp32"])))}
+    return {**found, "out": {"out": out} if epilogue in (summed, doubled) else out, "epilogue": epilogue,
+            "operands": operands}  # fmt: skip
+
+
+@settings(max_examples=25)
+@given(problems())
+def test_no_choice_spills(problem: dict[str, Any]) -> None:
+    plan = gemmsmith.plan(**problem)
+    r = plan.resources
+    assert (r.spill_stores, r.spill_loads, r.advisories) == (0, 0, ()), plan.config
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "out", "options"),
+    [
+        ((1000, 1024, (1, 1000)), (1024, 8192, (8192, 1)), (1000, 8192, (1, 1000)), {"out_dtype": "fp16"}),
+        ((8192, 8192, (8192, 1)), (8192, 777, (777, 1)), (8192, 777, (777, 1)), {}),
+        ((8192, 8192, (1, 8192)), (8192, 777, (777, 1)), (8192, 777, (777, 1)), {}),
+        ((3072, 6061, (6061, 1)), (6061, 9574, (9574, 1)), (3072, 9574, (9574, 1)), {"out_dtype": "fp32"}),
+        ((4096, 2302, (2304, 1)), (2302, 2771, (1, 2302)), (4096, 2771, (2776, 1)), {"c": (4096, 2771, (1, 4096))}),
+        ((5455, 768, (768, 1)), (768, 3072, (3072, 1)), (5455, 3072, (1, 5455)), {"out_dtype": "fp32", "two": True}),
+    ],
+)  # fmt: skip
+def test_problems_whose_choice_once_spilled(a: Any, b: Any, out: Any, options: dict[str, Any]) -> None:
+    def spec(x: Any, dtype: str = "bf16") -> Spec:
+        return Spec(x[:2], dtype, x[2])
+
+    output = options.get("out_dtype", "bf16")
+    more: dict[str, Any] = {"epilogue": doubled, "out": {"out": spec(out, output)}} if "two" in options else {}
+    if "c" in options:
+        more = {"epilogue": added, "operands": {"c": spec(options["c"])}}
+    plan = gemmsmith.plan(spec(a), spec(b), **{"out": spec(out, output), "out_dtype": output, **more})
+    assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
