@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 Shape = tuple[int, int, int]
 
@@ -21,11 +23,76 @@ RAGGED: list[Shape] = [
 ]
 
 
+MODELS = {
+    "Llama 7B": 4096, "Llama 13B": 5120, "Llama 33B": 6656, "Llama 65B": 8192, "Llama 3.2 1B": 2048,
+    "Llama 3.2 3B": 3072, "Llama 3 8B": 4096, "Llama 3 405B": 16384, "Llama 4 Scout": 5120, "TinyLlama": 2048,
+    "Mistral 7B": 4096, "Mistral Nemo": 5120, "Mistral Large 2": 12288, "Mixtral 8x7B": 4096, "Mixtral 8x22B": 6144,
+    "Qwen 7B": 4096, "Qwen 14B": 5120, "Qwen 72B": 8192, "Qwen2 0.5B": 896, "Qwen2 1.5B": 1536, "Qwen2 7B": 3584,
+    "Qwen2.5 3B": 2048, "Qwen2.5 32B": 5120, "Qwen3 0.6B": 1024, "Qwen3 4B": 2560, "Qwen3 8B": 4096,
+    "Qwen3 30B-A3B": 2048, "Gemma 2B": 2048, "Gemma 7B": 3072, "Gemma 2 2B": 2304, "Gemma 2 9B": 3584,
+    "Gemma 2 27B": 4608, "Gemma 3 1B": 1152, "Gemma 3 4B": 2560, "Gemma 3 12B": 3840, "Gemma 3 27B": 5376,
+    "Phi-1.5": 2048, "Phi-2": 2560, "Phi-3 mini": 3072, "Phi-3 medium": 5120, "DeepSeek LLM 7B": 4096,
+    "DeepSeek LLM 67B": 8192, "DeepSeek V2-Lite": 2048, "DeepSeek V2": 5120, "DeepSeek V3": 7168, "GPT-2": 768,
+    "GPT-2 medium": 1024, "GPT-2 large": 1280, "GPT-2 XL": 1600, "GPT-Neo 2.7B": 2560, "GPT-J 6B": 4096,
+    "GPT-NeoX 20B": 6144, "gpt-oss 120B": 2880, "Pythia 410M": 1024, "Pythia 1.4B": 2048, "Pythia 12B": 5120,
+    "OPT 350M": 1024, "OPT 2.7B": 2560, "OPT 30B": 7168, "OPT 66B": 9216, "OPT 175B": 12288, "BLOOM 1B1": 1536,
+    "BLOOM 3B": 2560, "BLOOM 176B": 14336, "Falcon 7B": 4544, "Falcon 40B": 8192, "Falcon 180B": 14848, "Yi 6B": 4096,
+    "Yi 34B": 7168, "InternLM2 7B": 4096, "InternLM2 20B": 6144, "ChatGLM3 6B": 4096, "GLM-4 9B": 4096,
+    "Baichuan 13B": 5120, "MPT 7B": 4096, "MPT 30B": 7168, "StarCoder": 6144, "StarCoder2 3B": 3072,
+    "StarCoder2 7B": 4608, "Command R": 8192, "Command R+": 12288, "DBRX": 6144, "Grok-1": 6144,
+    "Nemotron-4 340B": 18432, "OLMo 1B": 2048, "OLMo 7B": 4096, "SmolLM 135M": 576, "SmolLM 360M": 960,
+    "MiniCPM 2B": 2304, "Kimi K2": 7168, "BERT base": 768, "BERT large": 1024, "DeBERTa V2 XL": 1536, "T5 small": 512,
+    "T5 base": 768, "T5 large": 1024, "Whisper tiny": 384, "Whisper base": 512, "Whisper small": 768,
+    "Whisper medium": 1024, "Whisper large": 1280, "ViT-B": 768, "ViT-L": 1024, "ViT-H": 1280, "ViT-G": 1664,
+    "ViT-22B": 6144, "DINOv2 ViT-g": 1536, "SigLIP So400m": 1152, "DiT-XL": 1152, "FLUX.1": 3072, "ESM-2 3B": 2560,
+    "ESM-2 15B": 5120,
+}  # fmt: skip
+"""Public models' hidden sizes."""
+FACTORS = (1, 1.5, 2.67, 8 / 3, 3, 3.5, 4)
+"""The wider side of a layer over the hidden size: feed-forward layers, and Q, K and V together."""
+MULTIPLES = (8, 64, 256)
+"""The wider side is rounded up to one of these."""
+LARGEST = 1.05e12
+"""MNK: 3 ms at 700 TFLOP/s."""
+
+
+def unseen(count: int) -> list[Shape]:
+    """Layers of public models that are not tuned: (N, K) are not in WEIGHTS nor a cube's, M is log-uniform from 1 to
+    32768, every other one a power of two. A generator of its own: random() gives the same numbers in every Python."""
+    draw = random.Random(20261123).random
+    tuned, hidden = {*WEIGHTS, *((n, k) for _, n, k in CUBES)}, list(MODELS.values())
+    shapes: list[Shape] = []
+
+    def one_of(options: Sequence[Any]) -> Any:
+        return options[int(draw() * len(options))]
+
+    while len(shapes) < count:
+        if len(shapes) % 2:
+            m = 2 ** int(draw() * 16)
+        else:
+            m = 1
+            while m & (m - 1) == 0:  # a power of two
+                m = round(2 ** (draw() * 15))
+        while True:
+            narrow, multiple = one_of(hidden), one_of(MULTIPLES)
+            wide = -int(-narrow * one_of(FACTORS) // multiple) * multiple
+            n, k = one_of(((wide, narrow), (narrow, wide)))
+            if (n, k) not in tuned and m * n * k <= LARGEST and (m, n, k) not in shapes:
+                break
+        shapes.append((m, n, k))
+    return shapes
+
+
+UNSEEN = unseen(200)
+
+
 def classes(shape: Shape) -> list[str]:
     """The classes a shape of the suite belongs to."""
     m, n, k = shape
     if shape in RAGGED:
         return ["ragged"]
+    if shape in UNSEEN:
+        return ["unseen"]
     found = ["cubes" if shape in CUBES else "layers", "all"]
     if m <= 64:
         found.append("memory-bound, M <= 64")
