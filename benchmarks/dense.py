@@ -1,14 +1,17 @@
-"""Dense GEMM against torch.mm (cuBLAS), side by side in one run.
+"""Dense GEMM against torch.mm (cuBLAS) and cuBLASLt's fastest algorithm, side by side in one run.
 
-For each shape both are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in
+For each shape all are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in
 alternating blocks with a warm-up each, in turned order every other time, for what comes first after a pause is faster.
 Blocks are of half a second, and of a whole one from 128 rows on: there the power limit holds the chip, and its clock
-swings with a period of a second, by 5 to 8 %. The ratio of a pair of blocks is torch's time over ours, and the
-median over the pairs is what counts. Memory-bound shapes (M <= 64) are also compared with a copy of as many bytes,
-ragged ones with padding, torch.mm and cropping; with --half fp32 accumulation with fp16.
+swings with a period of a second, by 5 to 8 %. The ratio of a pair of blocks is the other's time over ours, and the
+median over the pairs is what counts. Every result is checked against float64. cuBLASLt's algorithm is the fastest, in
+short blocks, of up to 32 that its heuristic suggests for a workspace of 32 MiB (cublaslt.py). Memory-bound shapes
+(M <= 64) are also compared with a copy of as many bytes, ragged ones with padding, torch.mm and cropping; with --half
+fp32 accumulation with fp16.
 
     python benchmarks/dense.py --json benchmarks/results/dense-h200.json
     python benchmarks/dense.py --suite all --json benchmarks/results/dense-suite-h200.json
+    python benchmarks/dense.py --suite unseen --json benchmarks/results/dense-unseen-h200.json --resume
 """
 
 from __future__ import annotations
@@ -26,18 +29,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import cublaslt
 import torch
-from suite import FLAGSHIPS, RAGGED, SUITE, classes
+from suite import FLAGSHIPS, RAGGED, SUITE, UNSEEN, classes
 
 import gemmsmith
 from gemmsmith.lang.kernel import Kernel
 
-SUITES = {"flagships": FLAGSHIPS, "all": SUITE, "ragged": RAGGED}
+SUITES = {"flagships": FLAGSHIPS, "all": SUITE, "ragged": RAGGED, "unseen": UNSEEN}
 L2_BYTES = 60 * 2**20
 FAR = 25
 """With 3, kernels that have the L2 evict first what they read found some of it there a round later, and were up to 4 %
 faster; with 50 they are slower (benchmarks/results/tries-h200.json)."""
 WARM_UP_SECONDS = 0.3
+SELECTION = ((8, 0.01), (2, 0.06), (1, 0.3))
+"""How many of cuBLASLt's algorithms are kept after a block each of so many seconds."""
 
 
 def operands(m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> tuple[torch.Tensor, ...]:
@@ -128,17 +134,68 @@ def sm_clock() -> int:
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
-def measure(m: int, n: int, k: int, dtype: torch.dtype, layout: str, rounds: int, half: bool) -> dict[str, Any]:
-    """One row: a shape, both times, and the median ratio torch / ours."""
+def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The product of a (m, k) and b (k, n), summed in float64, as float32."""
+    return (a.double() @ b.double()).float()
+
+
+def is_right(call: Any, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, product: torch.Tensor) -> bool:
+    """Whether call(a, b, d) writes the product of random normal a and b to all of d, as exactly as d's dtype allows:
+    sums of parts may be rounded to it too, as torch.mm does by default."""
+    call(a, b, d.fill_(float("nan")))
+    epsilon, size = torch.finfo(d.dtype).eps, a.shape[1] ** 0.5  # of the sum of k products
+    return bool(((d.float() - product).abs() <= epsilon * (product.abs() + size)).all())
+
+
+def lt_graphs(sets: list[tuple[torch.Tensor, ...]], product: torch.Tensor) -> dict[Any, torch.cuda.CUDAGraph]:
+    """A graph for each of cuBLASLt's algorithms that runs, and computes the first set's product."""
+    graphs = {}
+    for algorithm in cublaslt.algorithms(*sets[0]):
+        try:
+            right = is_right(algorithm, *sets[0], product)
+        except cublaslt.CublasLtError:
+            continue
+        if right:
+            graphs[algorithm] = captured(algorithm, sets)
+        else:
+            print(f"cuBLASLt's result is wrong: {algorithm}", file=sys.stderr)
+    return graphs
+
+
+def fastest(graphs: dict[Any, torch.cuda.CUDAGraph], calls: int) -> Any:
+    """The key of the fastest graph, in ever longer blocks of ever fewer; None where there is no graph."""
+    names = list(graphs)
+    for kept, seconds in SELECTION:
+        random.shuffle(names)
+        times = {name: block(graphs[name], calls, seconds, seconds / 2) for name in names}
+        names = sorted(names, key=times.__getitem__)[:kept]
+    return names[0] if names else None
+
+
+def measure(
+    m: int, n: int, k: int, dtype: torch.dtype, layout: str, rounds: int, half: bool, lt: bool
+) -> dict[str, Any]:
+    """One row: a shape, all times, and the median ratios torch / ours and, with `lt`, cuBLASLt / ours. Where cuBLASLt
+    suggests no algorithm, there is no lt_us."""
     sets = rotated(m, n, k, dtype, layout)
     size = (m * k + k * n + m * n) * torch.finfo(dtype).bits // 8
     plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2])
-    ours = captured(lambda a, b, d: plan.run(a, b, d), sets)
-    right = torch.mm(sets[0][0], sets[0][1])
-    difference = (sets[0][2].float() - right.float()).norm() / right.float().norm()
-    if not difference < 1e-2:
-        raise SystemExit(f"{m}x{n}x{k}: off torch's result by {difference:.3g}")
-    graphs = {"ours": ours, "torch": captured(lambda a, b, d: torch.mm(a, b, out=d), sets)}
+    calls = {"ours": lambda a, b, d: plan.run(a, b, d), "torch": lambda a, b, d: torch.mm(a, b, out=d)}
+    product = exact(*sets[0][:2])
+    for name, call in calls.items():
+        if not is_right(call, *sets[0], product):
+            raise SystemExit(f"{m}x{n}x{k}: {name} is off the float64 product")
+    graphs = {name: captured(call, sets) for name, call in calls.items()}
+    about_lt = {}
+    if lt:
+        suggested = lt_graphs(sets, product)
+        chosen = fastest(suggested, len(sets))
+        about_lt = {"lt_algorithms": len(suggested)}
+        if chosen:
+            graphs["lt"] = suggested[chosen]
+            about_lt["lt_algorithm"] = str(chosen)
+        del suggested
+    del product
     if m <= 64:
         halves = [(torch.empty(size // 2, dtype=torch.uint8, device="cuda"), torch.empty(size // 2, dtype=torch.uint8,
                 device="cuda")) for _ in sets]  # fmt: skip
@@ -155,11 +212,14 @@ def measure(m: int, n: int, k: int, dtype: torch.dtype, layout: str, rounds: int
             times[name].append(block(graphs[name], len(sets), block_seconds(m)))
         clocks.append(sm_clock())
     us, torch_us = (statistics.median(times[name]) for name in ("ours", "torch"))
-    ratio = statistics.median(t / o for o, t in zip(times["ours"], times["torch"], strict=True))
+    ratio = {name: statistics.median(t / o for o, t in zip(times["ours"], times[name], strict=True)) for name in times}
+    if "lt" in times:
+        about_lt["lt_ratio"] = ratio["lt"]
     return {
         "m": m, "n": n, "k": k, "dtype": str(dtype).removeprefix("torch."), "layout": layout,
-        "us": us, "torch_us": torch_us, "ratio": ratio,
+        "us": us, "torch_us": torch_us, "ratio": ratio["torch"],
         **{f"{name}_us": statistics.median(t) for name, t in times.items() if name not in ("ours", "torch")},
+        **about_lt,
         "tflops": 2 * m * n * k / us / 1e6, "torch_tflops": 2 * m * n * k / torch_us / 1e6,
         "config": str(plan.config), "sm_mhz": clocks,
     }  # fmt: skip
@@ -173,22 +233,24 @@ def padded(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for each class: how many shapes, the geometric mean of the ratios, the least."""
+    """A line for each class and peer: how many shapes, the geometric mean of the ratios, the least."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         for name in classes((row["m"], row["n"], row["k"])):
             found.setdefault(name, []).append(row)
     lines = []
     for name, members in found.items():
-        ratios = [r["ratio"] for r in members]
-        least = min(members, key=lambda r: r["ratio"])
-        line = (f"{name:<22} {len(ratios):>4} shapes   geometric mean {statistics.geometric_mean(ratios):.3f}   "
-                f"least {min(ratios):.3f} at {least['m']}x{least['n']}x{least['k']}")  # fmt: skip
+        for other, ratio in (("torch.mm", "ratio"), ("cuBLASLt", "lt_ratio")):
+            compared = [r for r in members if ratio in r]
+            if compared:
+                least = min(compared, key=lambda r: r[ratio])
+                mean = statistics.geometric_mean(r[ratio] for r in compared)
+                lines.append(f"{name:<22} {len(compared):>4} shapes   {other} / ours   geometric mean {mean:.3f}   "
+                             f"least {least[ratio]:.3f} at {least['m']}x{least['n']}x{least['k']}")  # fmt: skip
         for other in ("copy", "padded", "half"):
             against = [r[f"{other}_us"] / r["us"] for r in members if f"{other}_us" in r]
             if len(against) == len(members):
-                line += f"   {other} / ours {statistics.geometric_mean(against):.3f}, least {min(against):.3f}"
-        lines.append(line)
+                lines[-1] += f"   {other} / ours {statistics.geometric_mean(against):.3f}, least {min(against):.3f}"
     return lines
 
 
@@ -199,6 +261,7 @@ def machine() -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
         "nvrtc": ".".join(map(str, nvrtc.nvrtcVersion()[1:])), "gemmsmith": gemmsmith.__version__,
+        "cublaslt": cublaslt.library().cublasLtGetVersion(),
         "python": platform.python_version(), "buffers_over_l2": FAR,
         "command": " ".join(["python", *sys.argv]).partition(" --json")[0],
         "driver": subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
@@ -227,15 +290,23 @@ def main() -> None:
     parser.add_argument("--suite", default="flagships", choices=list(SUITES))
     parser.add_argument("--shape", action="append", help="MxNxK instead of a suite; may be repeated")
     parser.add_argument("--half", action="store_true", help="also fp16 accumulation, for --dtype float16")
+    parser.add_argument("--lt", action=argparse.BooleanOptionalAction, default=True, help="cuBLASLt's fastest too")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of --json, and add the missing shapes'")
     arguments = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SUITES[arguments.suite]
-    rows = []
+    if arguments.resume and not arguments.json:
+        parser.error("--resume needs --json, whose rows are to be kept")
+    rows = json.loads(arguments.json.read_text())["rows"] if arguments.resume and arguments.json.exists() else []
+    measured = {(r["m"], r["n"], r["k"]) for r in rows}
     for m, n, k in shapes:
+        if (m, n, k) in measured:
+            continue
         dtype = getattr(torch, arguments.dtype)
-        rows.append(measure(m, n, k, dtype, arguments.layout, arguments.rounds, arguments.half))
+        rows.append(measure(m, n, k, dtype, arguments.layout, arguments.rounds, arguments.half, arguments.lt))
         r = rows[-1]
+        lt = f"cuBLASLt {r['lt_us']:9.1f} us, ratio {r['lt_ratio']:.3f}" if "lt_us" in r else ""
         print(f"{m:>6} {n:>6} {k:>6}  {r['us']:9.1f} us {r['tflops']:6.0f} TFLOP/s   torch {r['torch_us']:9.1f} us "
-              f"{r['torch_tflops']:6.0f}   ratio {r['ratio']:.3f}   {r['config']}", flush=True)  # fmt: skip
+              f"{r['torch_tflops']:6.0f}   ratio {r['ratio']:.3f}   {lt}   {r['config']}", flush=True)  # fmt: skip
         save(arguments.json, rows)
     print("\n".join(summary(rows)))
 

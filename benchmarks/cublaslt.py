@@ -1,0 +1,204 @@
+"""cuBLASLt through ctypes: every algorithm that its heuristic suggests for a product, to be called one by one.
+
+Constants and functions have cublasLt.h's names. The library is the one that torch has loaded, or else the one of the
+nvidia-cublas wheel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from ctypes import POINTER, byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ALGORITHMS = 32
+"""How many are asked of the heuristic."""
+WORKSPACE_BYTES = 32 * 2**20
+"""For split-K: as much as torch gives cuBLAS on Hopper."""
+
+CUBLAS_STATUS_SUCCESS = 0
+CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
+CUBLAS_COMPUTE_32F = 68
+CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF = 0, 2, 14
+CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB = 3, 4
+CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1
+CONFIG_ATTRIBUTES = {  # CUBLASLT_ALGO_CONFIG_...: its number, its type, its name here
+    "ID": (0, c_int32, "algo"),
+    "TILE_ID": (1, c_uint32, "tile"),
+    "STAGES_ID": (6, c_uint32, "stages"),
+    "CLUSTER_SHAPE_ID": (8, c_uint16, "cluster"),
+    "SPLITK_NUM": (2, c_int32, "splitk"),
+    "REDUCTION_SCHEME": (3, c_uint32, "reduction"),
+    "CTA_SWIZZLING": (4, c_uint32, "swizzling"),
+    "CUSTOM_OPTION": (5, c_uint32, "custom"),
+}
+DTYPES = {torch.float16: CUDA_R_16F, torch.bfloat16: CUDA_R_16BF}
+
+
+class MatmulAlgo(ctypes.Structure):
+    """cublasLtMatmulAlgo_t."""
+
+    _fields_ = [("data", c_uint64 * 8)]
+
+
+class MatmulHeuristicResult(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = [("algo", MatmulAlgo), ("workspaceSize", c_size_t), ("state", c_int), ("wavesCount", c_float),
+                ("reserved", c_int * 4)]  # fmt: skip
+
+
+PROTOTYPES = {
+    "cublasLtCreate": [POINTER(c_void_p)],
+    "cublasLtMatmulDescCreate": [POINTER(c_void_p), c_int, c_int],
+    "cublasLtMatmulDescSetAttribute": [c_void_p, c_int, c_void_p, c_size_t],
+    "cublasLtMatrixLayoutCreate": [POINTER(c_void_p), c_int, c_uint64, c_uint64, c_int64],
+    "cublasLtMatmulPreferenceCreate": [POINTER(c_void_p)],
+    "cublasLtMatmulPreferenceSetAttribute": [c_void_p, c_int, c_void_p, c_size_t],
+    "cublasLtMatmulAlgoGetHeuristic": [*[c_void_p] * 7, c_int, POINTER(MatmulHeuristicResult), POINTER(c_int)],
+    "cublasLtMatmulAlgoConfigGetAttribute": [c_void_p, c_int, c_void_p, c_size_t, POINTER(c_size_t)],
+    "cublasLtMatmul": [*[c_void_p] * 14, c_size_t, c_void_p],
+}
+
+
+class CublasLtError(RuntimeError):
+    """A function of cuBLASLt returned a status other than CUBLAS_STATUS_SUCCESS."""
+
+
+@cache
+def library() -> Any:
+    """libcublasLt with its prototypes; a function that fails raises CublasLtError. FileNotFoundError where there is
+    none."""
+    maps = Path("/proc/self/maps")
+    loaded = {line.split()[-1] for line in maps.read_text().splitlines()} if maps.exists() else set()
+    wheels = (file for folder in sys.path for file in Path(folder).glob("nvidia/*/lib/libcublasLt.so*"))
+    found = next((file for file in [*loaded, *map(str, wheels)] if Path(file).name.startswith("libcublasLt.so")), None)
+    if found is None:
+        raise FileNotFoundError("no libcublasLt: install torch with CUDA, or the wheel nvidia-cublas")
+    lt = ctypes.CDLL(found)
+    lt.cublasLtGetVersion.restype = c_size_t
+    for name, types in PROTOTYPES.items():
+        function = getattr(lt, name)
+        function.argtypes, function.errcheck = types, _checked
+    return lt
+
+
+def _checked(status: int, function: Any, _: tuple[Any, ...]) -> None:
+    if status != CUBLAS_STATUS_SUCCESS:
+        raise CublasLtError(f"{function.__name__} returned status {status}")
+
+
+@cache
+def handle() -> c_void_p:
+    """Of the device that is current at the first call."""
+    torch.cuda.init()
+    return created("cublasLtCreate")
+
+
+@cache
+def workspace() -> torch.Tensor:
+    return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+
+
+def created(function: str, *arguments: int) -> c_void_p:
+    """What a cublasLt...Create makes."""
+    made = c_void_p()
+    getattr(library(), function)(byref(made), *arguments)
+    return made
+
+
+@cache
+def preference() -> c_void_p:
+    """Any algorithm that needs no more than WORKSPACE_BYTES."""
+    made = created("cublasLtMatmulPreferenceCreate")
+    attribute, limit = CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, c_uint64(WORKSPACE_BYTES)
+    library().cublasLtMatmulPreferenceSetAttribute(made, attribute, byref(limit), ctypes.sizeof(limit))
+    return made
+
+
+def transposed(x: torch.Tensor) -> tuple[int, int, int, int]:
+    """x^T as cuBLASLt takes it: (op, rows, columns, leading dimension) such that op of that column-major matrix is x^T.
+
+    x: a matrix, row-major or column-major. Raises ValueError for other strides.
+    """
+    for op, row_major in ((CUBLAS_OP_N, x), (CUBLAS_OP_T, x.T)):
+        (outer, inner), (ld, step) = row_major.shape, row_major.stride()
+        if (step == 1 or inner == 1) and (ld >= inner or outer == 1):
+            return op, inner, outer, max(ld, inner)
+    raise ValueError(f"operands are row-major or column-major, but one has the shape {x.shape}, strides {x.stride()}")
+
+
+class Matmul:
+    """cuBLASLt's descriptors of D = A B in fp32, written D^T = B^T A^T, for its matrices are column-major.
+
+    a: (m, k), b: (k, n), d: (m, n), all bf16 or all fp16, each row-major or column-major. Raises ValueError for others,
+    CublasLtError where cuBLASLt refuses. The descriptors, a few hundred bytes of the host's, are never freed.
+    """
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
+        if not a.dtype == b.dtype == d.dtype or d.dtype not in DTYPES:
+            raise ValueError(f"a, b and d are all bf16 or all fp16, but came as {a.dtype}, {b.dtype} and {d.dtype}")
+        if (a.shape[0], b.shape[1]) != tuple(d.shape) or a.shape[1] != b.shape[0]:
+            raise ValueError(f"a, b, d are (m, k), (k, n), (m, n), but came as {[tuple(x.shape) for x in (a, b, d)]}")
+        self.of_transpose = transposed(d)[0] == CUBLAS_OP_T
+        """Whether D is column-major. Then D^T is row-major, and the problem is D^T = B^T A^T to begin with."""
+        self.desc = created("cublasLtMatmulDescCreate", CUBLAS_COMPUTE_32F, CUDA_R_32F)
+        (op_a, *of_a), (op_b, *of_b), (_, *of_d) = map(transposed, self.operands(a, b, d))
+        for attribute, op in ((CUBLASLT_MATMUL_DESC_TRANSA, op_a), (CUBLASLT_MATMUL_DESC_TRANSB, op_b)):
+            library().cublasLtMatmulDescSetAttribute(self.desc, attribute, byref(c_int32(op)), 4)
+        self.layouts = [created("cublasLtMatrixLayoutCreate", DTYPES[d.dtype], *sizes) for sizes in (of_a, of_b, of_d)]
+
+    def operands(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The transposes of cuBLASLt's A, B and D."""
+        return (a.T, b.T, d.T) if self.of_transpose else (b, a, d)
+
+    def heuristic(self) -> list[MatmulHeuristicResult]:
+        """Up to ALGORITHMS that cuBLASLt suggests, first the one that it expects to be the fastest."""
+        a, b, d = self.layouts
+        found, count = (MatmulHeuristicResult * ALGORITHMS)(), c_int()
+        library().cublasLtMatmulAlgoGetHeuristic(
+            handle(), self.desc, a, b, d, d, preference(), ALGORITHMS, found, byref(count)
+        )
+        return [f for f in found[: count.value] if f.state == CUBLAS_STATUS_SUCCESS]
+
+
+@dataclass(frozen=True, eq=False)
+class Algorithm:
+    """One of cuBLASLt's algorithms for a product. Called with operands of the same shapes, strides and dtype."""
+
+    matmul: Matmul
+    algo: MatmulAlgo
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
+        """D = A B on the current stream. Raises CublasLtError where the algorithm does not run."""
+        one, zero = c_float(1), c_float(0)
+        left, right, result = (x.data_ptr() for x in self.matmul.operands(a, b, d))
+        of_left, of_right, of_result = self.matmul.layouts
+        library().cublasLtMatmul(
+            handle(), self.matmul.desc, byref(one), left, of_left, right, of_right, byref(zero), result, of_result,
+            result, of_result, byref(self.algo), workspace().data_ptr(), WORKSPACE_BYTES,
+            torch.cuda.current_stream().cuda_stream,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        """Its configuration, in cublasLt.h's ids: "algo 66, tile 393, ..."."""
+        parts = []
+        for number, kind, name in CONFIG_ATTRIBUTES.values():
+            value, written = kind(), c_size_t()
+            library().cublasLtMatmulAlgoConfigGetAttribute(
+                byref(self.algo), number, byref(value), ctypes.sizeof(value), byref(written)
+            )
+            parts.append(f"{name} {value.value}")
+        return ", ".join(parts)
+
+
+def algorithms(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> list[Algorithm]:
+    """Those that cuBLASLt's heuristic suggests for D = A B: a (m, k), b (k, n), d (m, n), bf16 or fp16, on the GPU and
+    aligned to 256 bytes, as torch allocates them."""
+    matmul = Matmul(a, b, d)
+    return [Algorithm(matmul, found.algo) for found in matmul.heuristic()]

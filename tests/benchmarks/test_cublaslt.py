@@ -1,0 +1,98 @@
+"""cuBLASLt's binding: what it is told of A, B and D. Its results need a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import product
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+import cublaslt  # noqa: E402
+
+LAYOUTS = list(product("nt", repeat=3))
+"""Of A, B and D: row-major (n) or column-major (t)."""
+
+
+def matrix(rng: np.random.Generator, rows: int, columns: int, layout: str, device: str = "cpu") -> torch.Tensor:
+    """Integers, which bf16 holds, in a matrix whose rows (columns) lie further apart than they are long."""
+    outer, inner = (rows, columns) if layout == "n" else (columns, rows)
+    values = torch.from_numpy(rng.integers(-3, 4, (outer, inner + 8))).to(device, torch.bfloat16)[:, :inner]
+    return values if layout == "n" else values.T
+
+
+def column_major(x: torch.Tensor, rows: int, columns: int, ld: int) -> torch.Tensor:
+    """What a column-major layout of these sizes reads at x's first element."""
+    return torch.as_strided(x, (rows, columns), (1, ld))
+
+
+def test_structures_have_the_headers_sizes() -> None:
+    assert ctypes.sizeof(cublaslt.MatmulAlgo) == 64
+    assert ctypes.sizeof(cublaslt.MatmulHeuristicResult) == 96
+    assert cublaslt.MatmulHeuristicResult.state.offset == 72
+
+
+@pytest.mark.parametrize("layout", "nt")
+@pytest.mark.parametrize(("rows", "columns"), [(5, 7), (1, 7), (5, 1), (1, 1)])
+def test_op_of_a_column_major_layout_is_the_transpose(
+    rows: int, columns: int, layout: str, rng: np.random.Generator
+) -> None:
+    for x in (matrix(rng, rows, columns, layout), matrix(rng, rows, columns, layout).contiguous()):
+        op, *sizes = cublaslt.transposed(x)
+        stored = column_major(x, *sizes)
+        assert sizes[2] >= sizes[0]
+        assert torch.equal(stored.T if op == cublaslt.CUBLAS_OP_T else stored, x.T)
+
+
+def test_other_strides_are_refused() -> None:
+    for x in (torch.zeros(6, 8)[:, ::2], torch.zeros(1, 8).expand(6, 8)):
+        with pytest.raises(ValueError, match=r"row-major or column-major, .* strides"):
+            cublaslt.transposed(x)
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS, ids="".join)
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 7, 9), (1, 7, 9), (5, 1, 9), (5, 7, 1)])
+def test_the_described_product_is_ours(
+    m: int, n: int, k: int, layouts: tuple[str, ...], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ops and layouts given to the library, read as its documentation says."""
+    library = MagicMock()
+    monkeypatch.setattr(cublaslt, "library", lambda: library)
+    a, b, d = (matrix(rng, *s, layout) for s, layout in zip(((m, k), (k, n), (m, n)), layouts, strict=True))
+    d.fill_(float("nan"))
+    matmul = cublaslt.Matmul(a, b, d)
+    ops = {c.args[1]: c.args[2]._obj.value for c in library.cublasLtMatmulDescSetAttribute.call_args_list}
+    sizes = [c.args[2:] for c in library.cublasLtMatrixLayoutCreate.call_args_list]
+    left, right, result = (column_major(x, *s) for x, s in zip(matmul.operands(a, b, d), sizes, strict=True))
+    left = left.T if ops[cublaslt.CUBLASLT_MATMUL_DESC_TRANSA] == cublaslt.CUBLAS_OP_T else left
+    right = right.T if ops[cublaslt.CUBLASLT_MATMUL_DESC_TRANSB] == cublaslt.CUBLAS_OP_T else right
+    result.copy_(left.double() @ right.double())
+    assert torch.equal(d.double(), a.double() @ b.double())
+
+
+def test_operands_of_other_dtypes_or_shapes_are_refused() -> None:
+    a, b, d = (torch.zeros(4, 4, dtype=torch.bfloat16) for _ in range(3))
+    with pytest.raises(ValueError, match=r"all bf16 or all fp16, but came as .*float32"):
+        cublaslt.Matmul(a, b, d.float())
+    with pytest.raises(ValueError, match=r"\(m, k\), \(k, n\), \(m, n\), but came as .*\(4, 3\)"):
+        cublaslt.Matmul(a, b[:, :3], d)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layouts", LAYOUTS, ids="".join)
+@pytest.mark.parametrize(("m", "n", "k"), [(256, 384, 512), (1, 768, 2048), (100, 72, 4096)])
+def test_every_algorithm_computes_the_product(
+    m: int, n: int, k: int, layouts: tuple[str, ...], rng: np.random.Generator
+) -> None:
+    """Integers whose sums fp32 holds: the result is the exact one, rounded once, or sums of parts that were rounded."""
+    a, b, d = (matrix(rng, *s, layout, "cuda") for s, layout in zip(((m, k), (k, n), (m, n)), layouts, strict=True))
+    exact = a.double() @ b.double()
+    algorithms = cublaslt.algorithms(a, b, d)
+    assert algorithms
+    assert len({str(algorithm) for algorithm in algorithms}) > 1
+    for algorithm in algorithms:
+        d.fill_(float("nan"))
+        algorithm(a, b, d)
+        assert ((d.double() - exact).abs() <= 2**-7 * (exact.abs() + 2 * k**0.5)).all(), str(algorithm)
