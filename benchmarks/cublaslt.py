@@ -21,7 +21,7 @@ ALGORITHMS = 32
 WORKSPACE_BYTES = 32 * 2**20
 """For split-K: as much as torch gives cuBLAS on Hopper."""
 
-CUBLAS_STATUS_SUCCESS = 0
+CUBLAS_STATUS_SUCCESS, CUBLAS_STATUS_NOT_SUPPORTED = 0, 15
 CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
 CUBLAS_COMPUTE_32F = 68
 CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF = 0, 2, 14
@@ -69,6 +69,10 @@ PROTOTYPES = {
 class CublasLtError(RuntimeError):
     """A function of cuBLASLt returned a status other than CUBLAS_STATUS_SUCCESS."""
 
+    def __init__(self, function: str, status: int) -> None:
+        super().__init__(f"{function} returned status {status}")
+        self.status = status
+
 
 @cache
 def library() -> Any:
@@ -90,7 +94,7 @@ def library() -> Any:
 
 def _checked(status: int, function: Any, _: tuple[Any, ...]) -> None:
     if status != CUBLAS_STATUS_SUCCESS:
-        raise CublasLtError(f"{function.__name__} returned status {status}")
+        raise CublasLtError(function.__name__, status)
 
 
 @cache
@@ -161,9 +165,13 @@ class Matmul:
         """Up to ALGORITHMS that cuBLASLt suggests, first the one that it expects to be the fastest."""
         a, b, d = self.layouts
         found, count = (MatmulHeuristicResult * ALGORITHMS)(), c_int()
-        library().cublasLtMatmulAlgoGetHeuristic(
-            handle(), self.desc, a, b, d, d, preference(), ALGORITHMS, found, byref(count)
-        )
+        try:
+            library().cublasLtMatmulAlgoGetHeuristic(
+                handle(), self.desc, a, b, d, d, preference(), ALGORITHMS, found, byref(count)
+            )
+        except CublasLtError as error:
+            if error.status != CUBLAS_STATUS_NOT_SUPPORTED:  # it knows none for these layouts
+                raise
         return [f for f in found[: count.value] if f.state == CUBLAS_STATUS_SUCCESS]
 
 

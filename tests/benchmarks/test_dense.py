@@ -51,7 +51,7 @@ def test_algorithms_that_fail_or_are_wrong_are_left_out(
         d.zero_()
 
     def failing(*_: torch.Tensor) -> None:
-        raise dense.cublaslt.CublasLtError("cublasLtMatmul returned status 15")
+        raise dense.cublaslt.CublasLtError("cublasLtMatmul", 15)
 
     monkeypatch.setattr(dense.cublaslt, "algorithms", lambda a, b, d: [failing, wrong, right])
     monkeypatch.setattr(dense, "captured", lambda call, sets: call)
