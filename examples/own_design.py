@@ -17,7 +17,6 @@ import numpy as np
 import gemmsmith
 from gemmsmith import Config, Design, hw
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.cluster_sums import partial_sums
 from gemmsmith.collective.mainloop import Mainloop
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.lowering import Epilogue
@@ -29,21 +28,19 @@ def serial(k: Builder, spec: KernelSpec) -> None:
     """Copy, wait, multiply, release; then the next k-tile."""
     # What the kernel is made of: each part declares its arguments and its shared memory.
     scheduler = tile_scheduler(spec)
-    place = scheduler.position()
-    mainloop = Mainloop(spec, place)
-    epilogue, sums = Epilogue(spec, mainloop.stages), partial_sums(spec, scheduler, place)
+    mainloop = Mainloop(spec, scheduler)
+    epilogue = Epilogue(spec, scheduler, mainloop)
     # Prologue: barriers, and the first copies of the first tile.
-    mainloop.prologue(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
+    mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         producer = ((k.warp_index == 0) & hw.elect_one()).named("producer")
         write, read = mainloop.producer_start_state(), mainloop.pipe.consumer_start_state()
         rows = warpgroup * spec.warpgroup_rows
-        accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
-        epilogue.prepare()
-        sums.prepare()
-        with scheduler.each(place) as tile:
-            epilogue.begin(sums.mine(tile), warpgroup, rows)
+        accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.config.tile[1])
+        epilogue.start(warpgroup, rows)
+        with scheduler.each() as tile:
+            epilogue.load(tile)
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
@@ -53,18 +50,16 @@ def serial(k: Builder, spec: KernelSpec) -> None:
                         mainloop.load(write, tile, k_tile)
                     write.advance()
                 mainloop.pipe.consumer_wait(read)
-                a, b = mainloop.a.stages[read.index], mainloop.b.stages[read.index]
+                a, b = mainloop.stage(read)
                 accumulator.multiply(a.rows(rows, spec.warpgroup_rows), b, accumulate=k_tile > 0)
                 accumulator.wait(pending=0)
                 mainloop.pipe.consumer_release(read)
                 read.advance()
             mainloop.started.set(0)
-            with sums.finished(accumulator, tile, warpgroup) as whole:
-                epilogue.consume(whole)
+            epilogue.store(accumulator, tile)
         with k.when(producer):
             mainloop.tail(write)
         epilogue.finish()
-        sums.finish(warpgroup)
 
 
 SERIAL = gemmsmith.register_design(Design(

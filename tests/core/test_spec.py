@@ -40,8 +40,10 @@ def test_names_are_short_symbols_and_of_one_kernel_each() -> None:
     epilogues = [EpilogueSpec(bare(FP32), frozenset({"out"})), EpilogueSpec(bare(FP16), frozenset({"out"}))]
     epilogues += [EpilogueSpec(bare(FP32), frozenset(), frozenset({"out"})), EpilogueSpec(bare(FP32), frozenset())]
     specs = [
-        KernelSpec(*parts)
-        for parts in product(configs, (BF16, FP16), (FP32, FP16), ("K", "MN"), ("K", "MN"), epilogues)
+        KernelSpec(config, operand, accumulate, (a, b), epilogue)
+        for config, operand, accumulate, a, b, epilogue in product(
+            configs, (BF16, FP16), (FP32, FP16), ("K", "MN"), ("K", "MN"), epilogues
+        )
     ]
     names = {spec.name for spec in specs}
     assert len(names) == len(specs)

@@ -11,7 +11,9 @@ import pytest
 from gemmsmith import hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.collective.pipeline import PipelineAsync, PipelineTmaAsync, start
+from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32, INT8, INT32
 from gemmsmith.core.errors import ConfigError, KernelError
+from gemmsmith.core.mma import Mma, find_mma
 from gemmsmith.lang.builder import Builder, current
 from gemmsmith.lang.types import F32, I32, U32, U64
 from gemmsmith.lang.values import Registers, evaluate
@@ -150,12 +152,16 @@ def test_wgmma_shapes_and_dtypes() -> None:
     with Builder("k", threads=128) as k:
         d = k.registers(F32, 4, "d")
         zero = k.smem.to(U64)
-        with pytest.raises(KernelError, match="bf16 with f16 accumulators does not exist"):
-            hw.wgmma_mma(d, zero, zero, True, n=8, dtype="bf16", accumulator="f16")
+        with pytest.raises(KernelError, match="got f16.bf16.bf16; use one of f32.bf16.bf16, f32.f16.f16"):
+            hw.wgmma_mma(d, zero, zero, True, 8, Mma(BF16, BF16, FP16))
         with pytest.raises(KernelError, match="multiple of 8 from 8 to 256"):
-            hw.wgmma_mma(d, zero, zero, True, n=12, dtype="bf16")
+            hw.wgmma_mma(d, zero, zero, True, 12, find_mma(BF16, BF16, FP32))
+        with pytest.raises(KernelError, match="multiple of 16, or 8 or 24, from 8 to 256"):
+            hw.wgmma_mma(d, zero, zero, True, 40, find_mma(INT8, INT8, INT32))
         with pytest.raises(KernelError, match="4 registers given, 8 needed"):
-            hw.wgmma_mma(d, zero, zero, True, n=16, dtype="bf16")
+            hw.wgmma_mma(d, zero, zero, True, 16, find_mma(BF16, BF16, FP32))
+        with pytest.raises(KernelError, match="b: got MN-major elements of fp8_e4m3; use K-major ones"):
+            hw.wgmma_mma(d, zero, zero, True, 8, find_mma(E4M3, E4M3, FP32), "K", "MN")
 
 
 def test_integers_wrap_or_are_refused() -> None:

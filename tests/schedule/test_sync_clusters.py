@@ -15,7 +15,7 @@ from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.lang.values import Constant
 from gemmsmith.problems import problem_of
-from gemmsmith.schedule.sync_clusters import EVERY, ClusterSync
+from gemmsmith.schedule.sync_clusters import EVERY
 from gemmsmith.schedule.tiles import TileScheduler
 
 TILE = Config(tile=(64, 8, 16), cluster=(1, 1), consumers=1, sync_clusters=True)
@@ -27,18 +27,16 @@ def walked(m: int, n: int, k: int, ctas: int, seed: int) -> list[int]:
     spec = KernelSpec.of(problem, TILE)
     with Builder("walk", threads=32) as b:
         scheduler = TileScheduler(spec)
-        place = scheduler.position()
-        sync_clusters = ClusterSync(scheduler, place)
         out, count = b.pointer("out"), b.pointer("count")
-        with b.when(b.thread == 0):
-            sync_clusters.start()
-            with scheduler.each(place) as tile, b.range(tile.k_tiles, name="k_tile") as k_tile:
-                sync_clusters.meet(tile, k_tile)
-                one = b.registers(U32, 1, "one")
-                one[0] = hw.block_index().to(U32)
-                turn = hw.atomic_add(count, Constant(U32, 1)).to(I32)
-                hw.store_global(one, out + (turn * 4).to(U64), True)
-            sync_clusters.finish()
+        with (
+            b.when(b.thread == 0),
+            scheduler.each_synchronised() as tile,
+            scheduler.each_k_tile(tile, Constant(I32, 0)),
+        ):
+            one = b.registers(U32, 1, "one")
+            one[0] = hw.block_index().to(U32)
+            turn = hw.atomic_add(count, Constant(U32, 1)).to(I32)
+            hw.store_global(one, out + (turn * 4).to(U64), True)
         kernel = b.finish()
     order, turns, meetings = (np.zeros(size, np.uint32) for size in (m * n * k, 1, 2))
     memory = GlobalMemory()

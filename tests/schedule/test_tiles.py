@@ -30,7 +30,7 @@ def k_tiles(config: Config, m: int, n: int, k: int, ctas: int) -> list[list[list
             hw.store_global(one, out + ((hw.block_index() * room + count.get()) * 4).to(U64), b.thread == 0)
             count.set(count.get() + 1)
 
-        with scheduler.each(scheduler.position()) as tile:
+        with scheduler.each() as tile:
             note(tile.m * 0 + 1000)
             with b.range(tile.k_tiles, name="k_tile") as k_tile:
                 note(tile.k(k_tile, 1))

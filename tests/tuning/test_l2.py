@@ -37,7 +37,7 @@ def test_the_walk_is_the_kernels(m: int, n: int, raster: str, raster_group: int)
     with Builder("walk", threads=32) as k:
         scheduler, out = TileScheduler(spec), k.pointer("out")
         index = k.var(U32, 0, "index")
-        with scheduler.each(scheduler.position()) as tile:
+        with scheduler.each() as tile:
             for value, place in ((tile.m // 64, 0), (tile.n // 8, 4)):
                 one = k.registers(U32, 1, "one")
                 one[0] = value.to(U32)

@@ -164,8 +164,8 @@ def test_narrow_boxes_are_few_where_the_producers_registers_are() -> None:
         p = problem_of(a, Spec((sizes["k"], sizes["n"]), "bf16", b_strides))
         for config in ranked(p, most=12):
             spec = Route.of(p.T if config.swap_ab else p, config).spec
-            assert (spec.a_major, spec.b_major) == ("MN", "MN")
+            assert spec.majors == ("MN", "MN")
             if config.consumers == 3:
-                assert spec.a_tile.boxes + spec.b_tile.boxes <= MOST_COPIES
+                assert sum(tile.boxes for tile in spec.tiles) <= MOST_COPIES
             elif config.consumers == 2:
-                assert max(spec.a_tile.boxes, spec.b_tile.boxes) <= MOST_COPIES
+                assert max(tile.boxes for tile in spec.tiles) <= MOST_COPIES

@@ -1,36 +1,30 @@
-"""The accumulator of one math warpgroup: wgmma issue and wait, and which element each register holds."""
+"""The accumulator of one math warpgroup: issue and wait of its instructions, promotion, and its elements."""
 
 from __future__ import annotations
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import BF16, FP16, DType
-from gemmsmith.hw.wgmma import K
+from gemmsmith.core.dtypes import FP16, FP32, INT32, DType
+from gemmsmith.core.mma import Mma
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.types import F32, U32
+from gemmsmith.lang.types import F32, I32, U32
 from gemmsmith.lang.values import Registers, Value, ValueLike
 
 Index = int | Value
 """Known at build time, or the index of an unrolled loop."""
-BLOCK = 64
-"""Rows of one wgmma."""
+_REGISTERS = {FP32: F32, FP16: U32, INT32: I32}
+"""What holds an accumulator's elements; fp16 ones lie in pairs."""
 
 
 class Accumulator:
-    """rows x n of fp32 (or packed fp16 pairs), as one register array for every 64 rows.
+    """rows x n of fp32, int32 or fp16, as one register array for the rows of each instruction; which element a register
+    holds is said in core/mma.py."""
 
-    Element i of thread t lies in row 16 * (t / 32) + (t % 32) / 4 + 8 * (i / 2 % 2) and column
-    8 * (i / 4) + 2 * (t % 4) + i % 2 (PTX ISA, register fragments of wgmma).
-    """
-
-    def __init__(self, rows: int, n: int, operand: DType, accumulate: DType) -> None:
+    def __init__(self, mma: Mma, rows: int, n: int) -> None:
         k = current()
-        self.n, self.accumulate = n, accumulate
-        self.mma = {"n": n, "dtype": {BF16: "bf16", FP16: "f16"}[operand], "accumulator": "f32"}
-        if accumulate == FP16:
-            self.mma["accumulator"] = "f16"
-        type, count = (U32, n // 4) if accumulate == FP16 else (F32, n // 2)
-        self.blocks = [k.registers(type, count, f"accumulator_{i}") for i in range(rows // BLOCK)]
+        self.mma, self.n, self.dtype = mma, n, mma.d
+        type, count = _REGISTERS[mma.d], mma.registers(n)
+        self.blocks = [k.registers(type, count, f"accumulator_{i}") for i in range(rows // mma.m)]
 
     def clear(self) -> None:
         """All zeros."""
@@ -43,17 +37,11 @@ class Accumulator:
         assert a.tile is not None
         assert b.tile is not None
         hw.wgmma_fence()
-        for step in range(b.tile.k // K):
+        for step in range(b.tile.k // self.mma.k):
             for i, block in enumerate(self.blocks):
-                hw.wgmma_mma(
-                    block,
-                    hw.descriptor(a.rows(i * BLOCK, BLOCK), step),
-                    hw.descriptor(b, step),
-                    accumulate if step == 0 else True,
-                    **self.mma,
-                    a_major=a.tile.major,
-                    b_major=b.tile.major,
-                )
+                a_rows = hw.descriptor(a.rows(i * self.mma.m, self.mma.m), step)
+                keep = accumulate if step == 0 else True
+                hw.wgmma_mma(block, a_rows, hw.descriptor(b, step), keep, self.n, self.mma, a.tile.major, b.tile.major)
         hw.wgmma_commit()
 
     def wait(self, pending: int) -> None:
@@ -63,9 +51,19 @@ class Accumulator:
             for block in self.blocks:
                 hw.compiler_fence(block)
 
+    def promote(self, into: Accumulator) -> None:
+        """Adds all elements to those of an fp32 accumulator of the same size (DeepGEMM: FP8's sums of few k)."""
+        for block, total in zip(self.blocks, into.blocks, strict=True):
+            with current().unroll(len(block)) as i:
+                if self.dtype == FP16:
+                    for half in range(2):
+                        total[2 * i + half] = total[2 * i + half] + hw.unpack_fp16(block[i], half)
+                else:
+                    total[i] = total[i] + block[i].to(F32)
+
     def add(self, block: Registers, index: Index, other: Value) -> None:
         """Adds another accumulator's register to that of a block."""
-        if self.accumulate == FP16:
+        if self.dtype == FP16:
             (low, high), (other_low, other_high) = self._unpacked(block[index]), self._unpacked(other)
             block[index] = hw.pack(low + other_low, high + other_high, FP16)
         else:
@@ -74,16 +72,16 @@ class Accumulator:
     def pair(self, block: int, index: Index, output: DType) -> Value:
         """Elements 2 * index and 2 * index + 1 of a block, rounded to `output` (16 bits) and packed."""
         registers = self.blocks[block]
-        if self.accumulate == FP16:
+        if self.dtype == FP16:
             return registers[index] if output == FP16 else hw.pack(*self._unpacked(registers[index]), output)
-        return hw.pack(registers[2 * index], registers[2 * index + 1], output)
+        return hw.pack(self.element(block, index, 0), self.element(block, index, 1), output)
 
     def element(self, block: int, index: Index, second: int) -> Value:
         """Element 2 * index + second of a block, as fp32."""
         registers = self.blocks[block]
-        if self.accumulate == FP16:
+        if self.dtype == FP16:
             return hw.unpack_fp16(registers[index], second)
-        return registers[2 * index + second]
+        return registers[2 * index + second].to(F32)
 
     @staticmethod
     def _unpacked(pair: Value) -> tuple[Value, Value]:

@@ -70,7 +70,7 @@ class ClusterSums:
             self._take(own, share, warpgroup)
             yield own
 
-    def prepare(self) -> None:
+    def start(self) -> None:
         """In the math warpgroups, before their first tile."""
         self.given = current().var(I32, 0, "given")
 
@@ -104,7 +104,7 @@ class ClusterSums:
         if self.finishers == 1:
             return accumulator
         k, spec = current(), self.spec
-        own = Accumulator(spec.warpgroup_rows, spec.finished_columns, spec.operand, spec.accumulate)
+        own = Accumulator(spec.mma, spec.warpgroup_rows, spec.finished_columns)
         for part in range(self.finishers):
             with k.when(self.k == part):
                 for block, every in zip(own.blocks, accumulator.blocks, strict=True):
@@ -136,6 +136,6 @@ def _store(there: Value, full: Value, values: Registers, offset: Value) -> None:
     hw.store_async(values, there + offset.to(U32), full)
 
 
-def partial_sums(spec: KernelSpec, scheduler: TileScheduler, place: ClusterPosition) -> PartialSums | ClusterSums:
+def partial_sums(spec: KernelSpec, scheduler: TileScheduler) -> PartialSums | ClusterSums:
     """How sums of shares come together in this config."""
-    return ClusterSums(spec, place) if spec.config.cluster_splits > 1 else PartialSums(spec, scheduler, place)
+    return ClusterSums(spec, scheduler.position) if spec.config.cluster_splits > 1 else PartialSums(spec, scheduler)

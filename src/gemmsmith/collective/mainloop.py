@@ -1,14 +1,16 @@
-"""A and B on their way into shared memory, as every TMA design brings them: who of the cluster copies what, when."""
+"""The mainloop's operands on their way into shared memory, as every TMA design brings them: who copies what, when."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.operand import Operand
 from gemmsmith.collective.pipeline import Initialised, PipelineState, PipelineTmaAsync, ReleaseBarrier, start
-from gemmsmith.core.problem import BoundProblem
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import BoundProblem, Matrix
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.builder import current
@@ -16,7 +18,7 @@ from gemmsmith.lang.machine import Scope
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, Value, ValueLike
-from gemmsmith.schedule.tiles import ClusterPosition, WorkTile
+from gemmsmith.schedule.tiles import TileScheduler, WorkTile
 
 POLICIES = {"first": EVICT_FIRST, "normal": EVICT_NORMAL, "last": EVICT_LAST}
 EARLY, EARLY_COPIES = 4, 12
@@ -25,36 +27,43 @@ others follow while these arrive."""
 
 
 class Mainloop:
-    """The stages of A and B (`stages`: their bytes of shared memory), the pipeline they are handed on through, and the
-    copies.
+    """The stages of all operands (`stages`: their bytes of shared memory), the pipeline they are handed on through, and
+    the copies.
 
     CTAs of one cluster row need the same A tile, those of one column the same B tile. Kernel arguments: the operands',
-    and stage_bytes. `turns`: as in PipelineTmaAsync.
+    and stage_bytes. `readers`: of the math warpgroups one in so many reads each stage.
     """
 
-    def __init__(self, spec: KernelSpec, place: ClusterPosition, turns: int = 1) -> None:
-        self.spec, self._place, self._turns = spec, place, turns
-        rows, columns = spec.config.cluster
+    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, readers: int = 1) -> None:
+        self.spec, self._scheduler, self._readers = spec, scheduler, readers
+        position, (rows, columns) = scheduler.position, spec.config.cluster
+        self.operands = tuple(
+            Operand(name, tile, spec.config.stages, partial(_operand, i), POLICIES[spec.config.evict[i]])
+            for i, (name, tile) in enumerate(zip("ab", spec.tiles, strict=True))
+        )
         row_mask = sum(1 << rows * j for j in range(columns))  # ranks run along M first
         column_mask = (1 << rows) - 1
-        count, policies = spec.config.stages, [POLICIES[eviction] for eviction in spec.config.evict]
-        self.a = Operand("a", spec.a_tile, count, lambda p: (p.a, p.a_at), policies[0])
-        self.b = Operand("b", spec.b_tile, count, lambda p: (p.b.T, p.b_at), policies[1])
-        self.a.multicast(columns, place.n, _shift(row_mask, place.m + place.first))
-        self.b.multicast(rows, place.m, _shift(column_mask, place.n * rows + place.first))
-        self.operands = (self.a, self.b)
-        self.stages = range(self.a.stages.offset, self.b.stages.offset + self.b.stages.bytes)
+        parts = (
+            (position.n, _shift(row_mask, position.m + position.first)),
+            (position.m, _shift(column_mask, position.n * rows + position.first)),
+        )
+        for operand, sharers, (part, mask) in zip(self.operands, spec.sharers, parts, strict=True):
+            operand.multicast(sharers, part, mask)
+        last = self.operands[-1].stages
+        self.stages = range(self.operands[0].stages.offset, last.offset + last.bytes)
 
-    def prologue(self, tile: WorkTile | None, *others: Initialised, prefetch: Sequence[Value]) -> None:
+    def prologue(self, *others: Initialised, prefetch: Sequence[Value]) -> None:
         """Initialises all barriers, the `others`' too, and the cluster meets. The thread that initialises them also
-        starts the copies of the first k-tiles of this CTA's first `tile`, if that is known: each CTA its own, for
+        starts the copies of the first k-tiles of this CTA's first tile, if that is known: each CTA its own, for
         nothing can be multicast before the cluster has met. The global memory of earlier kernels is waited for
         (programmatic dependent launch)."""
+        tile = self._scheduler.first()
         # Barriers come behind the epilogue's buffers, which are aligned to more.
-        config, cluster_size, first_rank = self.spec.config, self.spec.multicast_size, self._place.first
+        config, cluster_size = self.spec.config, self.spec.multicast_size
+        first_rank = self._scheduler.position.first
         self.pipe = PipelineTmaAsync(
             config.stages, transaction_bytes=current().parameter("stage_bytes", U32, self._bytes_of_stage),
-            cluster_size=cluster_size, first_rank=first_rank, turns=self._turns,
+            cluster_size=cluster_size, first_rank=first_rank, readers=self._readers,
         )  # fmt: skip
         # What has read results in the stages: ld, or TMA alone.
         scope: Scope = "cluster" if self.spec.epilogue.by_threads else "cta"
@@ -85,14 +94,20 @@ class Mainloop:
         return self.pipe.producer_start_state(self.started.get())
 
     @contextmanager
-    def rest(self, stop: ValueLike) -> Iterator[Value]:
-        """The k-tiles of a tile up to `stop` that the prologue has not started; then, if the tile's epilogue lies in
+    def each_k_tile(self) -> Iterator[tuple[WorkTile, Value]]:
+        """What a producer does nothing but load: the k-tiles of all tiles but those that the prologue has started."""
+        with self._scheduler.each_synchronised() as tile, self.rest(tile) as k_tile:
+            yield tile, k_tile
+
+    @contextmanager
+    def rest(self, tile: WorkTile, stop: ValueLike | None = None) -> Iterator[Value]:
+        """The k-tiles of a tile (up to `stop`) that the prologue has not started; then, if the tile's epilogue lies in
         the stages, waits until it has left them. Once in each tile."""
-        with current().range(self.started.get(), stop, name="k_tile") as k_tile:
+        with self._scheduler.each_k_tile(tile, self.started.get(), stop) as k_tile:
             yield k_tile
         self.started.set(0)
         if self._left:
-            with current().when(stop > 0):
+            with current().when(tile.k_tiles > 0):
                 self._left.wait(self._phase)
 
     def load(self, state: PipelineState, tile: WorkTile, k_tile: Value) -> None:
@@ -105,6 +120,10 @@ class Mainloop:
             self.pipe.producer_tail(state)
 
     # -- consumers -------------------------------------------------------------------------------------
+    def stage(self, state: PipelineState) -> list[SharedView]:
+        """The tiles of all operands in a stage."""
+        return [x.stages[state.index] for x in self.operands]
+
     def release_alias(self, tile: WorkTile) -> None:
         """After a tile's epilogue: the stages, if it lay in them, are the producer's again. Without k-tiles, which then
         no tile of the CTA has, nobody waits for it."""
@@ -114,13 +133,17 @@ class Mainloop:
 
     def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, alone: bool = False) -> None:
         k = tile.k(k_tile, self.spec.config.tile[2])
-        a, b = (self.a, tile.m), (self.b, tile.n)
+        copies = list(zip(self.operands, tile.operands, strict=True))
         # Few rows lie in the L2: the other operand, which comes from DRAM, goes first.
-        for operand, mn in (a, b) if self.spec.config.swap_ab else (b, a):
-            operand.load(stage, full, mn, k, tile.batch, alone=alone)
+        for operand, at in copies if self.spec.config.swap_ab else reversed(copies):
+            operand.load(stage, full, at.row, k, at.batch, alone=alone)
 
     def _bytes_of_stage(self, p: BoundProblem) -> int:
         return sum(operand.bytes_of_stage(p) for operand in self.operands)
+
+
+def _operand(index: int, p: BoundProblem) -> tuple[Matrix, Pointer]:
+    return p.operands[index], p.at[index]
 
 
 def _shift(mask: int, by: Value | int) -> Value | int:

@@ -17,7 +17,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import U32, U64
 from gemmsmith.lang.values import Constant, Registers, Value
-from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, WorkTile
+from gemmsmith.schedule.tiles import Share, TileScheduler, WorkTile
 
 THREADS = 128
 """Of a warpgroup."""
@@ -29,9 +29,9 @@ class PartialSums:
     """Kernel arguments, where tiles are shared: `partials` and `flags`, a slot of registers and a word for each
     warpgroup of each CTA."""
 
-    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, place: ClusterPosition) -> None:
+    def __init__(self, spec: KernelSpec, scheduler: TileScheduler) -> None:
         k = current()
-        self.spec, self.place = spec, place
+        self.spec, self.rank = spec, scheduler.position.rank
         if spec.config.splits != 1:
             self._barriers = k.named_barriers(spec.config.consumers)
 
@@ -49,7 +49,7 @@ class PartialSums:
         """What of a tile this CTA finishes: all of it."""
         return tile
 
-    def prepare(self) -> None:
+    def start(self) -> None:
         """In the math warpgroups, before their first tile: nothing."""
 
     def finish(self, warpgroup: Value) -> None:
@@ -72,7 +72,7 @@ class PartialSums:
 
     def _slot(self, cluster: Value, warpgroup: Value) -> Value:
         """The number of a warpgroup's slot."""
-        cta = cluster * self.spec.cluster_size + self.place.rank
+        cta = cluster * self.spec.cluster_size + self.rank
         return (cta * self.spec.config.consumers + warpgroup).named("slot")
 
     def _place(self, slot: Value, accumulator: Accumulator) -> Value:

@@ -137,13 +137,13 @@ class PipelineTmaAsync(_Pipeline):
 
     def __init__(
         self, stages: int, *, transaction_bytes: ValueLike, cluster_size: int = 1, first_rank: Value | int = 0,
-        turns: int = 1, scope: Scope = "cta", name: str = "pipeline",
+        readers: int = 1, scope: Scope = "cta", name: str = "pipeline",
     ) -> None:  # fmt: skip
-        """`cluster_size` CTAs from `first_rank` on share copies. Of the consuming warpgroups one in `turns` reads each
-        stage. `scope`, as far as stages are handed back: "cta" suffices where wgmma that was waited for has read them,
-        not where ld has (see MbarrierArriveCluster)."""
+        """`cluster_size` CTAs from `first_rank` on share copies. Of the consuming warpgroups one in `readers` reads
+        each stage. `scope`, as far as stages are handed back: "cta" suffices where wgmma that was waited for has read
+        them, not where ld has (see MbarrierArriveCluster)."""
         super().__init__(stages, name, cluster_size, scope)
-        self.transaction_bytes, self.first_rank, self.turns = transaction_bytes, first_rank, turns
+        self.transaction_bytes, self.first_rank, self.readers = transaction_bytes, first_rank, readers
 
     def producer_acquire(self, state: PipelineState, token: Value | None = None) -> None:
         """In one thread: until the stage is free; then its bytes are expected."""
@@ -161,7 +161,7 @@ class PipelineTmaAsync(_Pipeline):
     def consumer_release(self, stage: PipelineState | Value) -> None:
         """Each warp tells every CTA whose TMA writes into this slot that it has read it."""
         empty = self._empty[stage.index if isinstance(stage, PipelineState) else stage]
-        self._consumers.expect(current().role_warps // self.turns * self.cluster_size)
+        self._consumers.expect(current().role_warps // self.readers * self.cluster_size)
         _tell(empty, self.cluster_size, self.first_rank, self.scope)
 
 

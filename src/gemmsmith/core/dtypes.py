@@ -14,12 +14,14 @@ from gemmsmith.core.errors import ArgumentError
 
 @dataclass(frozen=True)
 class DType:
-    """An element type: `bits` wide, `mantissa` stored bits (unit roundoff 2^-(mantissa+1))."""
+    """An element type: `bits` wide in memory, `mantissa` stored bits (unit roundoff 2^-(mantissa+1)), and PTX's name
+    of it."""
 
     name: str
     bits: int
     mantissa: int
     numpy: np.dtype
+    ptx: str
 
     @property
     def bytes(self) -> int:
@@ -39,16 +41,19 @@ class DType:
         return self.name
 
 
-BF16 = DType("bf16", 16, 7, np.dtype(ml_dtypes.bfloat16))
-FP16 = DType("fp16", 16, 10, np.dtype(np.float16))
-FP32 = DType("fp32", 32, 23, np.dtype(np.float32))
+BF16 = DType("bf16", 16, 7, np.dtype(ml_dtypes.bfloat16), "bf16")
+FP16 = DType("fp16", 16, 10, np.dtype(np.float16), "f16")
+FP32 = DType("fp32", 32, 23, np.dtype(np.float32), "f32")
+TF32 = DType("tf32", 32, 10, np.dtype(np.float32), "tf32")
+"""fp32 in memory, of which tensor cores read the upper 19 bits."""
 
-E4M3 = DType("fp8_e4m3", 8, 3, np.dtype(ml_dtypes.float8_e4m3fn))
-E5M2 = DType("fp8_e5m2", 8, 2, np.dtype(ml_dtypes.float8_e5m2))
+E4M3 = DType("fp8_e4m3", 8, 3, np.dtype(ml_dtypes.float8_e4m3fn), "e4m3")
+E5M2 = DType("fp8_e5m2", 8, 2, np.dtype(ml_dtypes.float8_e5m2), "e5m2")
 
-INT32 = DType("int32", 32, 31, np.dtype(np.int32))
-INT64 = DType("int64", 64, 63, np.dtype(np.int64))
-BOOL = DType("bool", 8, 1, np.dtype(np.bool_))
+INT8 = DType("int8", 8, 7, np.dtype(np.int8), "s8")
+INT32 = DType("int32", 32, 31, np.dtype(np.int32), "s32")
+INT64 = DType("int64", 64, 63, np.dtype(np.int64), "s64")
+BOOL = DType("bool", 8, 1, np.dtype(np.bool_), "u8")
 
 _ALL = (BF16, FP16, FP32, E4M3, E5M2)
 _INTEGERS = {d.name: d for d in (INT32, INT64, BOOL)}

@@ -121,6 +121,11 @@ class Problem:
         return self.d.batch
 
     @property
+    def operands(self) -> tuple[Matrix, Matrix]:
+        """A as M x K and B as N x K, as kernels copy them."""
+        return self.a, self.b.T
+
+    @property
     def flops(self) -> int:
         """Multiply and add counted as two."""
         return 2 * self.batch * self.m * self.n * self.k
@@ -150,6 +155,11 @@ class BoundProblem(Problem):
     a_at: Pointer
     b_at: Pointer
     arrays: Mapping[str, Matrix]
+
+    @property
+    def at(self) -> tuple[Pointer, Pointer]:
+        """Where the `operands` lie."""
+        return self.a_at, self.b_at
 
     @staticmethod
     def of(p: Problem, a: Pointer, b: Pointer, arrays: Mapping[str, Matrix]) -> BoundProblem:

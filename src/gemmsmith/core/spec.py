@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Literal
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import find, listed, taking
-from gemmsmith.core.dtypes import FP16, DType
+from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
+from gemmsmith.core.mma import WGMMA_M, Major, Mma, find_mma
 from gemmsmith.core.problem import Matrix, Problem
 from gemmsmith.core.tile import Tile
 
-WGMMA_M = 64
 SHARED_LIMIT = 227 * 1024
 """Bytes a CTA can have on compute capability 9.0 (CUDA programming guide, technical specifications)."""
 STAGES_LIMIT = SHARED_LIMIT // (2 * 16 * (WGMMA_M + 8))
@@ -24,7 +23,7 @@ BARRIER_BYTES = 16
 """Bytes of a stage's two mbarriers."""
 
 
-def operand_major(matrix: Matrix) -> Literal["K", "MN"]:
+def operand_major(matrix: Matrix) -> Major:
     """Major-ness of an operand seen as (M or N) x K."""
     return "MN" if matrix.contiguous == "rows" else "K"
 
@@ -130,15 +129,14 @@ class KernelSpec:
     config: Config
     operand: DType
     accumulate: DType
-    a_major: Literal["K", "MN"]
-    b_major: Literal["K", "MN"]
+    majors: tuple[Major, ...]
     epilogue: EpilogueSpec
 
     @staticmethod
     def of(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
         """The spec of a problem, by default of the bare product; ConfigError where the config cannot work."""
         spec = KernelSpec(
-            config, problem.a.dtype, problem.accumulate, operand_major(problem.a), operand_major(problem.b.T),
+            config, problem.a.dtype, problem.accumulate, tuple(map(operand_major, problem.operands)),
             epilogue or EpilogueSpec.bare(problem.d),
         )  # fmt: skip
         spec.check()
@@ -151,19 +149,26 @@ class KernelSpec:
 
     # -- tiles ---------------------------------------------------------------------------------------
     @property
-    def a_tile(self) -> Tile:
-        m, _, k = self.config.tile
-        return Tile(self.operand, m, k, self.a_major)
+    def mma(self) -> Mma:
+        """The tensor-core instruction. ConfigError where there is none for these dtypes."""
+        return find_mma(self.operand, self.operand, self.accumulate)
 
     @property
-    def b_tile(self) -> Tile:
-        _, n, k = self.config.tile
-        return Tile(self.operand, n, k, self.b_major)
+    def tiles(self) -> tuple[Tile, ...]:
+        """Of A and of B in a stage."""
+        m, n, k = self.config.tile
+        return tuple(Tile(self.operand, mn, k, major) for mn, major in zip((m, n), self.majors, strict=True))
+
+    @property
+    def sharers(self) -> tuple[int, ...]:
+        """CTAs of a cluster that need the same tile of A, and the same of B: those of a row, those of a column."""
+        rows, columns = self.config.cluster
+        return columns, rows
 
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage of a CTA: what TMA brings into it at most, peers' multicasts included."""
-        return self.a_tile.bytes + self.b_tile.bytes
+        return sum(tile.bytes for tile in self.tiles)
 
     @property
     def warpgroup_rows(self) -> int:
@@ -203,8 +208,7 @@ class KernelSpec:
     @property
     def accumulator_registers(self) -> int:
         """Registers a thread that the accumulator takes."""
-        elements = self.warpgroup_rows * self.config.tile[1] // 128
-        return elements // 2 if self.accumulate == FP16 else elements
+        return self.warpgroup_rows // self.mma.m * self.mma.registers(self.config.tile[1])
 
     @property
     def name(self) -> str:
@@ -212,7 +216,7 @@ class KernelSpec:
         c, e = self.config, self.epilogue
         parts = (
             c.replace(splits=int(c.splits == 1)),  # an argument says how many
-            self.operand, self.accumulate, self.a_major, self.b_major,
+            self.operand, self.accumulate, *self.majors,
             e.graph, sorted(e.tma), sorted(e.column_major), e.exact, e.atomic,
         )  # fmt: skip
         return f"{c.design}_{'x'.join(map(str, c.tile))}_{sha256(repr(parts).encode()).hexdigest()[:8]}"
@@ -220,18 +224,22 @@ class KernelSpec:
     @property
     def layouts(self) -> str:
         """How its matrices lie."""
-        return f"A is {self.a_major}-major, B is {self.b_major}-major; by TMA: {', '.join(sorted(self.epilogue.tma))}"
+        majors = ", ".join(f"{name} is {major}-major" for name, major in zip("AB", self.majors, strict=True))
+        return f"{majors}; by TMA: {', '.join(sorted(self.epilogue.tma))}"
 
     def check(self) -> None:
         """Raises ConfigError for a config that cannot work with these operands; the message says what would work."""
         c = self.config
         check(c)
-        for name, tile, parts in (("A", self.a_tile, c.cluster[1]), ("B", self.b_tile, c.cluster[0])):
+        for name, tile, parts in zip("AB", self.tiles, self.sharers, strict=True):
             if tile.outer % (8 * parts):
                 raise ConfigError(
                     f"cluster: {parts} CTAs share the {name} tile, whose {tile.outer} rows do not split into parts "
                     "of 8; use a larger tile or a smaller cluster"
                 )
+        for name, major in zip("AB", self.majors, strict=True):
+            if major not in self.mma.majors:
+                raise ConfigError(f"{name}: got {major}-major elements of {self.operand}; wgmma reads K-major ones")
         taken, limit = self.accumulator_registers, find(c.design).accumulators[c.consumers]
         if taken > limit:
             raise ConfigError(

@@ -9,7 +9,7 @@ import numpy as np
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.instruction import Instruction, f32, pred, registers_in, registers_out, u16, u32, u64
 from gemmsmith.lang.machine import Blocking, Machine, Scope
-from gemmsmith.lang.types import F32, U16, U32
+from gemmsmith.lang.types import F32, I32, U16, U32
 from gemmsmith.lang.values import Registers
 
 
@@ -35,7 +35,7 @@ def bytes_of(m: Machine, values: Registers) -> np.ndarray:
 
 def number_type(values: Registers) -> Any:
     """numpy's type of a 32-bit register."""
-    return np.float32 if values.type == F32 else np.uint32
+    return {F32: np.float32, I32: np.int32}.get(values.type, np.uint32)
 
 
 class LoadGlobal(Instruction):

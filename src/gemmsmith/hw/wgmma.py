@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from gemmsmith.core.dtypes import FP16, INT32, TF32, DType
 from gemmsmith.core.errors import KernelError
+from gemmsmith.core.mma import K_BITS, WGMMA, Mma, fragment_element
 from gemmsmith.core.tile import Tile, swizzled
 from gemmsmith.lang.instruction import Instruction, pred, registers_in, registers_inout, u64
 from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
@@ -16,15 +17,15 @@ from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U32, U64
 from gemmsmith.lang.values import Constant, Value
 
-K = 16
-"""Depth of one wgmma of 16-bit elements: 32 bytes."""
+K_BYTES = K_BITS // 8
+_TF32_BITS = np.uint32(0xFFFFE000)
+"""Those of an fp32 element that it reads."""
 _LAYOUT = {0: 0, 128: 1, 64: 2, 32: 3}
 _SWIZZLE = {code: swizzle for swizzle, code in _LAYOUT.items()}
-_ELEMENT = {"bf16": np.dtype(ml_dtypes.bfloat16), "f16": np.dtype(np.float16)}
 
 
 def descriptor(view: SharedView, step: int) -> Value:
-    """The matrix descriptor (u64) of k-step `step` (16 deep) of a tile. PTX ISA, "Matrix descriptor format".
+    """The matrix descriptor (u64) of k-step `step` (32 bytes deep) of a tile. PTX ISA, "Matrix descriptor format".
 
     K-major: SBO is the 8-row stride, LBO unused. MN-major: LBO is the stride between boxes along M or N,
     SBO between groups of 8 along K.
@@ -45,18 +46,19 @@ def descriptor(view: SharedView, step: int) -> Value:
 def step_offset(tile: Tile, step: int) -> int:
     """Bytes from a tile's start to its k-step `step`."""
     if tile.major == "MN":
-        return step * K * tile.swizzle
-    byte = step * K * tile.dtype.bytes
+        return step * (K_BYTES // tile.dtype.bytes) * tile.swizzle
+    byte = step * K_BYTES
     return byte // tile.swizzle * tile.box_bytes + byte % tile.swizzle
 
 
 @lru_cache(maxsize=64)
 def _chunks(rows: int, leading: int, stride: int, swizzle: int, mn_major: bool) -> np.ndarray:
-    """Offsets of the operand's 16-byte chunks before swizzling: (rows, 2) K-major, (16, rows/8) MN-major."""
+    """Offsets of the operand's 16-byte chunks before swizzling: (rows, 2) K-major, (16, rows/8) MN-major, which only
+    16-bit elements may be."""
     if not mn_major:
         row = np.arange(rows, dtype=np.int64)[:, None]
         return np.asarray(row // 8 * stride + row % 8 * swizzle + np.array([0, 16]))
-    k, mn = np.arange(K, dtype=np.int64)[:, None], np.arange(0, rows, 8, dtype=np.int64)[None, :]
+    k, mn = np.arange(K_BYTES // 2, dtype=np.int64)[:, None], np.arange(0, rows, 8, dtype=np.int64)[None, :]
     block = swizzle // 2
     return np.asarray(mn // block * leading + k // 8 * stride + k % 8 * swizzle + mn % block * 2)
 
@@ -70,155 +72,148 @@ def operand_access(descriptor: int, rows: int, mn_major: bool) -> Access:
     )
 
 
-def operand_matrix(m: Machine, access: Access, rows: int, mn_major: bool, dtype: np.dtype) -> np.ndarray:
-    """(rows, 16) float32."""
-    data = np.ascontiguousarray(m.peek(access)).view(dtype)
-    matrix = data.reshape(K, rows).T if mn_major else data.reshape(rows, K)
-    return matrix.astype(np.float32)
+def operand_matrix(m: Machine, access: Access, rows: int, mn_major: bool, dtype: DType) -> np.ndarray:
+    """(rows, k), as what is multiplied: float32, or int64 for integers."""
+    return _numbers(np.ascontiguousarray(m.peek(access)), rows, mn_major, dtype)
+
+
+def _numbers(data: np.ndarray, rows: int, mn_major: bool, dtype: DType) -> np.ndarray:
+    elements = data.view(dtype.numpy)
+    if dtype == TF32:
+        elements = (elements.view(np.uint32) & _TF32_BITS).view(np.float32)
+    matrix = elements.reshape(-1, rows).T if mn_major else elements.reshape(rows, -1)
+    return matrix.astype(np.int64 if dtype.is_integer else np.float32)
 
 
 @lru_cache(maxsize=64)
-def fragment_index(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column, each (128, n/2), of every element thread t holds of a 64 x n accumulator.
-
-    PTX ISA, "Register fragments for wgmma.mma_async.m64nNk16".
-    """
-    t, i = np.arange(128)[:, None], np.arange(n // 2)[None, :]
-    row = 16 * (t // 32) + t % 32 // 4 + 8 * (i // 2 % 2)
-    return np.broadcast_to(row, (128, n // 2)), 8 * (i // 4) + 2 * (t % 4) + i % 2
-
-
-@lru_cache(maxsize=8)
-def fragment_a_index() -> tuple[np.ndarray, np.ndarray]:
-    """Row and k, each (128, 8), of the A elements in a thread's four packed registers."""
-    t, i = np.arange(128)[:, None], np.arange(8)[None, :]
-    return 16 * (t // 32) + t % 32 // 4 + 8 * (i // 2 % 2), 8 * (i // 4) + 2 * (t % 4) + i % 2
-
-
-def _packed(registers: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """(T, count) 32-bit registers as (T, 2 count) 16-bit elements."""
-    return np.ascontiguousarray(registers).astype(np.uint32).view(dtype)
+def _fragment(elements: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column, each (128, elements), of what each thread of a warpgroup holds."""
+    row, column = fragment_element(np.arange(128)[:, None], np.arange(elements)[None, :])
+    return np.broadcast_to(row, (128, elements)), column
 
 
 def _multiply(m: Machine, op: Any, a: np.ndarray, b: np.ndarray, keep: bool) -> None:
-    """D = A B^T (+ D): a (64, 16), b (n, 16), both float32."""
-    registers = m.fragment(op.d)
-    row, column = fragment_index(op.n)
+    """D = A B^T (+ D): a (64, k), b (n, k)."""
+    registers, place = m.fragment(op.d), _fragment(op.n // 2)
     with np.errstate(invalid="ignore", over="ignore"):
-        product = a @ b.T
-    if op.accumulator == "f32":
-        old = registers if keep else np.float32(0)
-        registers[:] = old + product[row, column]
-    else:
-        half = np.dtype(np.float16)
-        old = _packed(registers, half).astype(np.float32) if keep else np.float32(0)
-        with np.errstate(over="ignore"):
-            registers[:] = np.ascontiguousarray((old + product[row, column]).astype(half)).view(np.uint32)
+        product = (a @ b.T)[place]
+        if op.mma.d == FP16:  # pairs in a register
+            half = np.dtype(np.float16)
+            old = np.ascontiguousarray(registers).astype(np.uint32).view(half).astype(np.float32) if keep else 0
+            registers[:] = np.ascontiguousarray((old + product).astype(half)).view(np.uint32)
+        else:  # integers wrap
+            registers[:] = (registers + product if keep else product).astype(op.mma.d.numpy)
 
 
 class _Wgmma(Instruction):
-    """What both forms share: the modifiers and what they allow."""
+    """What both forms share: the row of the table, and what it allows."""
 
-    def _check(self, op: Any) -> None:
-        if op.n % 8 or not 8 <= op.n <= 256:
-            raise KernelError(f"wgmma n: got {op.n}; use a multiple of 8 from 8 to 256")
-        if op.dtype not in _ELEMENT:
-            raise KernelError(f"wgmma dtype: got {op.dtype}; use bf16 or f16")
-        if op.accumulator == "f16" and op.dtype != "f16":
-            raise KernelError("wgmma: bf16 with f16 accumulators does not exist; use f32")
-        need = op.n // 2 if op.accumulator == "f32" else op.n // 4
+    def check(self) -> None:
+        op: Any = self
+        if op.mma not in WGMMA:
+            raise KernelError(f"wgmma: got {op.mma}; use one of {', '.join(map(str, WGMMA))}")
+        narrow = op.mma.d != INT32 or op.n <= 32 or op.n % 16 == 0
+        if op.n % 8 or not 8 <= op.n <= 256 or not narrow:
+            steps = "a multiple of 16, or 8 or 24," if op.mma.d == INT32 else "a multiple of 8"
+            raise KernelError(f"wgmma n: got {op.n}; use {steps} from 8 to 256")
+        need = op.mma.registers(op.n)
         if op.d.count != need:
             raise KernelError(f"wgmma d: {op.d.count} registers given, {need} needed")
+        for name in "ab":
+            major = getattr(op, f"{name}_major", "K")
+            if major not in op.mma.majors:
+                raise KernelError(f"wgmma {name}: got {major}-major elements of {op.mma.a}; use K-major ones")
+
+    @property
+    def shape(self) -> str:
+        op: Any = self
+        return f"m64n{op.n}k{op.mma.k}"
 
     @property
     def wrapper_name(self) -> str:
         op: Any = self
         majors = "".join(f"_{x}_mn" for x in "ab" if getattr(op, f"{x}_major", "K") == "MN")
+        types = "_".join([op.mma.d.ptx, op.mma.a.ptx, *[op.mma.b.ptx] * (op.mma.a != op.mma.b)])
         source = "_rs" if isinstance(self, WgmmaRegisterA) else ""
-        return f"wgmma_m64n{op.n}k16_{op.accumulator}_{op.dtype}{majors}{source}"
+        return f"wgmma_{self.shape}_{types}{majors}{source}"
 
-    def _start(self, m: Machine, op: Any, reads: list[Access], perform: Any, registers: list[Any]) -> None:
+    def text(self) -> str:
+        """Integers have no sign to change, and only 16-bit elements a layout to choose."""
+        op: Any = self
+        signs = "" if op.mma.a.is_integer else ", 1, 1"
+        majors = [getattr(op, f"{x}_major") for x in "ab" if hasattr(op, f"{x}_major")]
+        transposed = "".join(f", {int(x == 'MN')}" for x in majors) if "MN" in op.mma.majors else ""
+        return f"""{{
+        .reg .pred p;
+        setp.ne.b32 p, {{accumulate}}, 0;
+        wgmma.mma_async.sync.aligned.{self.shape}.{op.mma}
+        {{d}},
+        {{a}}, {{b}}, p{signs}{transposed};
+        }}"""
+
+    def _start(self, m: Machine, reads: list[Access], perform: Any, registers: list[Any]) -> None:
+        op: Any = self
         m.start(
             AsyncOperation(
-                f"wgmma m64n{op.n}k16", "tensor", perform, reads=reads, group="wgmma", owns=registers, work=op.n / 2
+                f"wgmma {self.shape}", "tensor", perform, reads=reads, group="wgmma", owns=registers, work=op.n / 2
             )
         )
 
 
 class Wgmma(_Wgmma):
-    """D (64 x n) = A (64 x 16) B (16 x n) + (accumulate ? D : 0), A and B by descriptors; MN-major is transposed."""
+    """D (64 x n) = A (64 x k) B (k x n) + (accumulate ? D : 0), A and B by descriptors; MN-major is transposed."""
 
     d: registers_inout
     a: u64
     b: u64
     accumulate: pred
     n: int
-    dtype: str
-    accumulator: str = "f32"
+    mma: Mma
     a_major: str = "K"
     b_major: str = "K"
 
-    def check(self) -> None:
-        self._check(self)
-
-    def text(self) -> str:
-        transposed = f"{int(self.a_major == 'MN')}, {int(self.b_major == 'MN')}"
-        return f"""{{
-        .reg .pred p;
-        setp.ne.b32 p, {{accumulate}}, 0;
-        wgmma.mma_async.sync.aligned.m64n{self.n}k16.{self.accumulator}.{self.dtype}.{self.dtype}
-        {{d}},
-        {{a}}, {{b}}, p, 1, 1, {transposed};
-        }}"""
-
     def simulate(self, m: Machine) -> None:
-        a = operand_access(m.uniform(self.a), 64, self.a_major == "MN")
-        b = operand_access(m.uniform(self.b), self.n, self.b_major == "MN")
-        keep, dtype = bool(m.uniform(self.accumulate)), _ELEMENT[self.dtype]
+        a_mn, b_mn = self.a_major == "MN", self.b_major == "MN"
+        a, b = operand_access(m.uniform(self.a), 64, a_mn), operand_access(m.uniform(self.b), self.n, b_mn)
+        keep = bool(m.uniform(self.accumulate))
 
         def perform() -> None:
-            left = operand_matrix(m, a, 64, self.a_major == "MN", dtype)
-            _multiply(m, self, left, operand_matrix(m, b, self.n, self.b_major == "MN", dtype), keep)
+            left = operand_matrix(m, a, 64, a_mn, self.mma.a)
+            _multiply(m, self, left, operand_matrix(m, b, self.n, b_mn, self.mma.b), keep)
 
-        self._start(m, self, [a, b], perform, [self.d])
+        self._start(m, [a, b], perform, [self.d])
 
 
 class WgmmaRegisterA(_Wgmma):
-    """The same with A (K-major) in registers: four packed pairs a thread."""
+    """The same with A (K-major) in registers: four packed ones a thread."""
 
     d: registers_inout
     a: registers_in
     b: u64
     accumulate: pred
     n: int
-    dtype: str
-    accumulator: str = "f32"
+    mma: Mma
     b_major: str = "K"
 
     def check(self) -> None:
-        self._check(self)
+        super().check()
         if self.a.count != 4:
             raise KernelError(f"wgmma a: {self.a.count} registers given, 4 needed")
 
-    def text(self) -> str:
-        return f"""{{
-        .reg .pred p;
-        setp.ne.b32 p, {{accumulate}}, 0;
-        wgmma.mma_async.sync.aligned.m64n{self.n}k16.{self.accumulator}.{self.dtype}.{self.dtype}
-        {{d}},
-        {{a}}, {{b}}, p, 1, 1, {int(self.b_major == "MN")};
-        }}"""
-
     def simulate(self, m: Machine) -> None:
-        b = operand_access(m.uniform(self.b), self.n, self.b_major == "MN")
-        keep, dtype = bool(m.uniform(self.accumulate)), _ELEMENT[self.dtype]
+        mn_major = self.b_major == "MN"
+        b = operand_access(m.uniform(self.b), self.n, mn_major)
+        keep = bool(m.uniform(self.accumulate))
 
         def perform() -> None:
-            left = np.zeros((64, K), np.float32)
-            left[fragment_a_index()] = _packed(m.fragment(self.a), dtype).astype(np.float32)
-            _multiply(m, self, left, operand_matrix(m, b, self.n, self.b_major == "MN", dtype), keep)
+            held = np.ascontiguousarray(m.fragment(self.a)).astype(np.uint32).view(np.uint16)  # as 64 x 16 of 16 bits
+            left = np.zeros((64, K_BYTES // 2), np.uint16)
+            left[_fragment(8)] = held
+            _multiply(
+                m, self, _numbers(left, 64, False, self.mma.a), operand_matrix(m, b, self.n, mn_major, self.mma.b), keep
+            )
 
-        self._start(m, self, [b], perform, [self.d, self.a])
+        self._start(m, [b], perform, [self.d, self.a])
 
 
 class WgmmaFence(Instruction):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.cluster_sums import partial_sums
 from gemmsmith.collective.mainloop import Mainloop
 from gemmsmith.collective.pipeline import LateRelease
 from gemmsmith.core.design import Design, register_design
@@ -12,7 +11,6 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.schedule.stream import tile_scheduler
-from gemmsmith.schedule.sync_clusters import meetings
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}
 """Registers a thread (producer, consumer) by number of consumers: each sum fits the pool of 64 K.
@@ -25,51 +23,42 @@ def cooperative(k: Builder, spec: KernelSpec) -> None:
     consumers = spec.config.consumers
     producer_registers, consumer_registers = REGISTERS.get(consumers, (None, None))
     scheduler = tile_scheduler(spec)
-    place = scheduler.position()
-    mainloop = Mainloop(spec, place)
-    sync_clusters = meetings(spec, scheduler, place)
-    epilogue, sums = Epilogue(spec, mainloop.stages), partial_sums(spec, scheduler, place)
-    mainloop.prologue(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
+    mainloop = Mainloop(spec, scheduler)
+    epilogue = Epilogue(spec, scheduler, mainloop)
+    mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)
         with k.warp(0, "producer"), k.when(hw.elect_one()):
             write = mainloop.producer_start_state()
-            sync_clusters.start()
-            with scheduler.each(place) as tile, mainloop.rest(tile.k_tiles) as k_tile:
-                sync_clusters.meet(tile, k_tile)
+            with mainloop.each_k_tile() as (tile, k_tile):
                 mainloop.pipe.producer_acquire(write)
                 mainloop.load(write, tile, k_tile)
                 write.advance()
-            sync_clusters.finish()
             mainloop.tail(write)
 
     with k.warpgroups(1, 1 + consumers, "math") as warpgroup:
         hw.set_registers(consumer_registers)
         rows = (warpgroup * spec.warpgroup_rows).named("rows")
         read, release = mainloop.pipe.consumer_start_state(), LateRelease(mainloop.pipe)
-        accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
-        epilogue.prepare()
-        sums.prepare()
-        with scheduler.each(place) as tile:
-            epilogue.begin(sums.mine(tile), warpgroup, rows)
+        accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.config.tile[1])
+        epilogue.start(warpgroup, rows)
+        with scheduler.each() as tile:
+            epilogue.load(tile)
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
             k.comment("mainloop")
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 mainloop.pipe.consumer_wait(read)
-                a, b = mainloop.a.stages[read.index], mainloop.b.stages[read.index]
+                a, b = mainloop.stage(read)
                 accumulator.multiply(a.rows(rows, spec.warpgroup_rows), b, accumulate=k_tile > 0)
                 accumulator.wait(pending=1)
                 release.previous(k_tile, read)
                 read.advance()
             accumulator.wait(pending=0)
             release.last(tile.k_tiles)
-            with sums.finished(accumulator, tile, warpgroup) as whole:
-                epilogue.consume(whole)
-            mainloop.release_alias(tile)
+            epilogue.store(accumulator, tile)
         epilogue.finish()
-        sums.finish(warpgroup)
 
 
 register_design(Design(

@@ -19,17 +19,16 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
     """Persistent: one producer warp feeds both warpgroups, which take turns at the tensor cores, tile by tile."""
     producer_registers, consumer_registers = REGISTERS[2]
     scheduler = TileScheduler(spec)
-    place = scheduler.position()
-    mainloop = Mainloop(spec, place, turns=2)
-    epilogue = Epilogue(spec, mainloop.stages)
+    mainloop = Mainloop(spec, scheduler, readers=2)
+    epilogue = Epilogue(spec, scheduler, mainloop)
     order = OrderBarrier(2)
-    mainloop.prologue(scheduler.first(place), *epilogue.pipelines, prefetch=epilogue.maps)
+    mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)
         with k.warp(0, "producer"), k.when(hw.elect_one()):
             write = mainloop.producer_start_state()
-            with scheduler.each(place) as tile, mainloop.rest(tile.k_tiles) as k_tile:
+            with mainloop.each_k_tile() as (tile, k_tile):
                 mainloop.pipe.producer_acquire(write)
                 mainloop.load(write, tile, k_tile)
                 write.advance()
@@ -38,19 +37,19 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
     with k.warpgroups(1, 3, "math") as warpgroup:
         hw.set_registers(consumer_registers)
         read, release = mainloop.pipe.consumer_start_state(), LateRelease(mainloop.pipe)
-        accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
-        epilogue.prepare()
+        accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.config.tile[1])
+        epilogue.start(warpgroup, 0)
         order.start(warpgroup)
         read.skip(warpgroup * scheduler.k_tiles)
-        with scheduler.each(place, turns=2, first=warpgroup) as tile:
-            epilogue.begin(tile, warpgroup, 0)
+        with scheduler.each(step=2, first=warpgroup) as tile:
+            epilogue.load(tile)
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
             order.wait(warpgroup)
             k.comment("mainloop")
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 mainloop.pipe.consumer_wait(read)
-                a, b = mainloop.a.stages[read.index], mainloop.b.stages[read.index]
+                a, b = mainloop.stage(read)
                 accumulator.multiply(a, b, accumulate=k_tile > 0)
                 accumulator.wait(pending=1)
                 release.previous(k_tile, read)
@@ -59,7 +58,7 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
             accumulator.wait(pending=0)
             release.last(tile.k_tiles)
             read.skip(tile.k_tiles)
-            epilogue.consume(accumulator)
+            epilogue.store(accumulator, tile)
         epilogue.finish()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.cluster_sums import partial_sums
 from gemmsmith.collective.mainloop import Mainloop
 from gemmsmith.collective.pipeline import LateRelease
 from gemmsmith.core.design import Design, register_design
@@ -21,17 +20,16 @@ def tma(k: Builder, spec: KernelSpec) -> None:
     """Copies of k-tiles i+1 .. i+stages-1 are in flight while k-tile i multiplies; no warp has a role of its own."""
     ahead = spec.config.stages - 1
     scheduler = tile_scheduler(spec)
-    place = scheduler.position()
-    mainloop = Mainloop(spec, place)
-    epilogue, sums = Epilogue(spec, mainloop.stages), partial_sums(spec, scheduler, place)
-    mainloop.prologue(scheduler.first(place), *epilogue.pipelines, *sums.pipelines, prefetch=epilogue.maps)
+    mainloop = Mainloop(spec, scheduler)
+    epilogue = Epilogue(spec, scheduler, mainloop)
+    mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         producer = ((k.warp_index == 0) & hw.elect_one()).named("producer")
         write, read = mainloop.producer_start_state(), mainloop.pipe.consumer_start_state()
         release = LateRelease(mainloop.pipe)
         rows = (warpgroup * spec.warpgroup_rows).named("rows")
-        accumulator = Accumulator(spec.warpgroup_rows, spec.config.tile[1], spec.operand, spec.accumulate)
+        accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.config.tile[1])
 
         def produce(tile: WorkTile, k_tile: Value) -> None:
             """Starts the copies of one k-tile, if there is one."""
@@ -41,18 +39,17 @@ def tma(k: Builder, spec: KernelSpec) -> None:
                     mainloop.load(write, tile, k_tile)
                 write.advance()
 
-        epilogue.prepare()
-        sums.prepare()
-        with scheduler.each(place) as tile:
-            epilogue.begin(sums.mine(tile), warpgroup, rows)
-            with mainloop.rest(ahead) as k_tile:
+        epilogue.start(warpgroup, rows)
+        with scheduler.each() as tile:
+            epilogue.load(tile)
+            with mainloop.rest(tile, ahead) as k_tile:
                 produce(tile, k_tile)
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
             k.comment("mainloop")
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
                 mainloop.pipe.consumer_wait(read)
-                a, b = mainloop.a.stages[read.index], mainloop.b.stages[read.index]
+                a, b = mainloop.stage(read)
                 accumulator.multiply(a.rows(rows, spec.warpgroup_rows), b, accumulate=k_tile > 0)
                 accumulator.wait(pending=1)
                 release.previous(k_tile, read)
@@ -60,12 +57,10 @@ def tma(k: Builder, spec: KernelSpec) -> None:
                 produce(tile, k_tile + ahead)
             accumulator.wait(pending=0)
             release.last(tile.k_tiles)
-            with sums.finished(accumulator, tile, warpgroup) as whole:
-                epilogue.consume(whole)
+            epilogue.store(accumulator, tile)
         with k.when(producer):
             mainloop.tail(write)
         epilogue.finish()
-        sums.finish(warpgroup)
 
 
 register_design(Design(

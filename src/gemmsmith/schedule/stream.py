@@ -15,7 +15,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import I32, ORDER_LENGTH
 from gemmsmith.lang.values import Constant, Value
-from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, WorkTile
+from gemmsmith.schedule.tiles import Share, TileScheduler, WorkTile
 
 MOST_PARTS, LEAST_IDLE = 4, 50
 """Of a tile that is cut like others: who finishes it adds them one after the other. And what share of the time, one in
@@ -45,9 +45,9 @@ class StreamScheduler(TileScheduler):
         return clusters
 
     @contextmanager
-    def each(self, place: ClusterPosition, turns: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
+    def each(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
         """The tiles and shares of this cluster, one after the other."""
-        assert turns == 1, "whole tiles only"
+        assert step == 1, "whole tiles only"
         k = current()
         cluster, clusters = self.cluster, self.clusters
         waves = self.tiles // clusters
@@ -76,9 +76,9 @@ class StreamScheduler(TileScheduler):
             other = (((start + 1) * cutters - 1) // k.maximum(row, 1)).named("other")  # c row / cutters <= start
             share = Share(first, (stop == self.k_tiles).named("finishes"), cluster, other, turn)
             backwards = self._odd(k.minimum(turn, whole))
-            yield self._tile(index, place, (stop - first).named("k_tiles_of_share"), share, backwards)
+            yield self._tile(index, (stop - first).named("k_tiles_of_share"), share, backwards)
 
-    def first(self, place: ClusterPosition) -> WorkTile | None:
+    def first(self) -> WorkTile | None:
         """None: finding the first share takes divisions."""
         return None
 
@@ -87,28 +87,28 @@ class ClusterScheduler(TileScheduler):
     """The CTAs of a cluster share the k-tiles of each of its tiles; each finishes a part of it, or the last all."""
 
     @contextmanager
-    def each(self, place: ClusterPosition, turns: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
+    def each(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
         """The shares of this CTA, one after the other."""
-        assert turns == 1, "whole tiles only"
+        assert step == 1, "whole tiles only"
         k = current()
-        count, share = self._share(place)
+        count, share = self._share()
         turn = k.var(I32, 0, "turn")
         with k.range(self.cluster, self.tiles, self.clusters, name="tile") as tile:
             more = (tile + self.clusters < self.tiles).named("more")
             now = replace(share, turn=turn.get().named("turn_now"), more=more)
-            yield self._tile(tile, place, count, now, self._odd(now.turn))
+            yield self._tile(tile, count, now, self._odd(now.turn))
             turn.set(now.turn + 1)
 
-    def first(self, place: ClusterPosition) -> WorkTile | None:
-        return self._tile(self.cluster, place, *self._share(place))
+    def first(self) -> WorkTile | None:
+        return self._tile(self.cluster, *self._share())
 
-    def _share(self, place: ClusterPosition) -> tuple[Value, Share]:
+    def _share(self) -> tuple[Value, Share]:
         """How many k-tiles of each tile are this CTA's, and which, at its first."""
         splits = self.spec.config.cluster_splits
-        assert isinstance(place.k, Value)
-        begin = (place.k * self.k_tiles // splits).named("first_k_tile")
-        count = ((place.k + 1) * self.k_tiles // splits - begin).named("k_tiles_of_share")
-        finishes = (place.k >= splits - self.spec.finishers).named("finishes")
+        assert isinstance(self.position.k, Value)
+        begin = (self.position.k * self.k_tiles // splits).named("first_k_tile")
+        count = ((self.position.k + 1) * self.k_tiles // splits - begin).named("k_tiles_of_share")
+        finishes = (self.position.k >= splits - self.spec.finishers).named("finishes")
         return count, Share(begin, finishes, self.cluster, self.cluster, Constant(I32, 0))
 
 

@@ -17,8 +17,9 @@ from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import ORDER, ORDER_LENGTH
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.values import Value, ValueLike
 from gemmsmith.schedule.division import Divisor
+from gemmsmith.schedule.sync_clusters import ClusterSync
 
 IN_ORDER = tuple(range(ORDER_LENGTH))
 """Cluster i takes turn i."""
@@ -40,11 +41,20 @@ class Share:
 
 
 @dataclass(frozen=True)
-class WorkTile:
-    """Element (m, n) where the CTA's tile starts, its batch, and how many k-tiles it sums: all, or a share; the last
-    first where it goes `backwards`. `whole_wave`: all clusters have a whole tile in this turn; None where
-    tiles may be shared."""
+class Coordinates:
+    """Where a tile of an operand begins, which is seen as (M or N) x K: its row, and its batch."""
 
+    row: Value
+    batch: Value
+
+
+@dataclass(frozen=True)
+class WorkTile:
+    """`operands`: where the CTA's tiles of A and B are read. `m`, `n`, `batch`: the element of D where its tile begins.
+    `k_tiles`: how many it sums: all, or a share; the last first where it goes `backwards`. `whole_wave`: all clusters
+    have a whole tile in this wave; None where tiles may be shared."""
+
+    operands: tuple[Coordinates, ...]
     m: Value
     n: Value
     batch: Value
@@ -62,7 +72,7 @@ class WorkTile:
 
 @dataclass(frozen=True)
 class ClusterPosition:
-    """This CTA's place (m, n) in its cluster, among those with the same share of K, the `k`-th; `first` is the rank
+    """Where a CTA is in its cluster: (m, n) among those with the same share of K, the `k`-th; `first` is the rank
     of the first of these."""
 
     m: Value | int
@@ -76,7 +86,7 @@ class TileScheduler:
     """Walks the tiles of a cluster. Kernel arguments: tiles_m, tiles_n (in clusters), tiles (all), k_tiles, the
     divisors of the walk, and `order`, whose turn each cluster takes: any permutation of the grid's clusters is right,
     and one that puts neighbours in the walk on neighbouring SMs lets the chip merge their reads. This cluster's turn is
-    `cluster`, of `clusters`; it is read here, before the roles begin."""
+    `cluster`, of `clusters`, and this CTA's `position` in it; they are read here, before the roles begin."""
 
     def __init__(self, spec: KernelSpec) -> None:
         k = current()
@@ -93,6 +103,8 @@ class TileScheduler:
         k.grid = self.clusters_of
         self.cluster = hw.cluster_turn(self.order, hw.block_index() // spec.cluster_size).named("cluster")
         self.clusters = (hw.grid_size() // spec.cluster_size).named("clusters")
+        self.position = self._position()
+        self._sync = ClusterSync(self.clusters, self.position.rank) if spec.config.sync_clusters else None
 
     # -- what the host computes of a problem ---------------------------------------------------------------
     def grid(self, p: Problem) -> tuple[int, int]:
@@ -120,8 +132,8 @@ class TileScheduler:
         return (n, m) if self.spec.config.raster == "m" else (m, n)
 
     # -- what the kernel does ------------------------------------------------------------------------------
-    def position(self) -> ClusterPosition:
-        """This CTA's place in its cluster: ranks run along M first."""
+    def _position(self) -> ClusterPosition:
+        """Ranks run along M first."""
         (rows, columns), splits = self.spec.config.cluster, self.spec.config.cluster_splits
         rank = hw.cluster_rank().named("rank") if rows * columns * splits > 1 else hw.cluster_rank()
         share: Value | int = rank // (rows * columns) if splits > 1 else 0
@@ -132,46 +144,60 @@ class TileScheduler:
         return ClusterPosition(m, n, rank, share, first)
 
     @contextmanager
-    def each(self, place: ClusterPosition, turns: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
-        """The tiles of this cluster, one after the other, `clusters` apart; of them every one in `turns` from `first`
-        on."""
-        start = self.cluster if turns == 1 else self.cluster + first * self.clusters
-        with current().range(start, self.tiles, self.clusters * turns, name="tile") as tile:
+    def each(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
+        """The tiles of this cluster, one after the other, `clusters` apart; of them those whose numbers are `first`,
+        `first` + `step` and so on."""
+        start = self.cluster if step == 1 else self.cluster + first * self.clusters
+        with current().range(start, self.tiles, self.clusters * step, name="tile") as tile:
             begin = (tile - self.cluster).named("wave_begin")
-            found = self._tile(tile, place, self.k_tiles, backwards=self._odd(begin // self.clusters))
+            found = self._tile(tile, self.k_tiles, backwards=self._odd(begin // self.clusters))
             yield replace(found, whole_wave=(begin + self.clusters <= self.tiles).named("whole_wave"))
 
-    def first(self, place: ClusterPosition) -> WorkTile | None:
-        """What `each` begins with; None where that takes long to find out."""
-        return self._tile(self.cluster, place, self.k_tiles)
+    @contextmanager
+    def each_synchronised(self) -> Iterator[WorkTile]:
+        """The same in the one thread that produces: clusters wait for one another in `each_k_tile`, if the config has
+        them do so."""
+        if self._sync:
+            self._sync.start()
+        with self.each() as tile:
+            yield tile
+        if self._sync:
+            self._sync.finish()
 
-    def _odd(self, turn: Value) -> Value | None:
-        """Whether a CTA goes through its tile number `turn` backwards."""
-        return (turn % 2 == 1).named("backwards") if self.spec.config.serpentine else None
+    @contextmanager
+    def each_k_tile(self, tile: WorkTile, first: Value, stop: ValueLike | None = None) -> Iterator[Value]:
+        """The producer's k-tiles of a tile, from `first` on."""
+        with current().range(first, tile.k_tiles if stop is None else stop, name="k_tile") as k_tile:
+            if self._sync and tile.whole_wave is not None:
+                self._sync.meet(k_tile, tile.whole_wave)
+            yield k_tile
+
+    def first(self) -> WorkTile | None:
+        """What `each` begins with; None where that takes long to find out."""
+        return self._tile(self.cluster, self.k_tiles)
+
+    def _odd(self, number: Value) -> Value | None:
+        """Whether a CTA goes through its tile of this number backwards."""
+        return (number % 2 == 1).named("backwards") if self.spec.config.serpentine else None
 
     def _tile(
         self,
         index: Value,
-        place: ClusterPosition,
         k_tiles: Value,
         share: Share | None = None,
         backwards: Value | None = None,
     ) -> WorkTile:
-        tile, size = self.spec.config.tile, self.spec.config.cluster
+        tile, size, position = self.spec.config.tile, self.spec.config.cluster, self.position
         batch = self.plane.quotient(index).named("batch")
         within = (index - batch * (self.tiles_m * self.tiles_n)).named("within")
         if self.spec.config.raster == "m":
             n, m = self._band(within, self.tiles_n, self.tiles_m)
         else:
             m, n = self._band(within, self.tiles_m, self.tiles_n)
-        return WorkTile(
-            ((m * size[0] + place.m) * tile[0]).named("tile_m"),
-            ((n * size[1] + place.n) * tile[1]).named("tile_n"),
-            batch,
-            k_tiles,
-            share,
-            backwards,
-        )
+        tile_m = ((m * size[0] + position.m) * tile[0]).named("tile_m")
+        tile_n = ((n * size[1] + position.n) * tile[1]).named("tile_n")
+        operands = Coordinates(tile_m, batch), Coordinates(tile_n, batch)
+        return WorkTile(operands, tile_m, tile_n, batch, k_tiles, share, backwards)
 
     def _band(self, index: Value, across: Value, along: Value) -> tuple[Value, Value]:
         """Tile `index` of a walk along `along` in bands `raster_group` wide of `across`: (across, along)."""

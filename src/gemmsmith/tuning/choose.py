@@ -11,8 +11,9 @@ import numpy as np
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import find
 from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import WGMMA_M, EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import fitting, reads_again, space

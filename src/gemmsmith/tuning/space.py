@@ -13,11 +13,11 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.design import find
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.graph import bare
+from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import (
     BARRIER_BYTES,
     SHARED_LIMIT,
-    WGMMA_M,
     EpilogueSpec,
     KernelSpec,
     finishers,

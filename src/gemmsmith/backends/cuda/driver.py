@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, TF32
 from gemmsmith.core.errors import DeviceError
 from gemmsmith.core.tensor_map import TensorMap
 
@@ -105,6 +105,8 @@ def encode_tensor_map(map: TensorMap) -> Any:
         FP32: types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         E4M3: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         E5M2: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        INT8: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        TF32: types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
     }[map.dtype]
     swizzle = {
         128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,

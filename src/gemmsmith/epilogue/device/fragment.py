@@ -7,6 +7,7 @@ from typing import Any
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
+from gemmsmith.core.mma import HALF_ROWS, WARP_ROWS, fragment_column, fragment_row
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, U32
@@ -73,19 +74,19 @@ def unpacked(pair: Value, dtype: DType) -> tuple[Value, Value]:
 def _matrix_row(tile: Tile, chunk: Index, count: int) -> Value:
     """Where this lane's row of a ldmatrix or stmatrix lies: rows 0-7 and 8-15 of the warp's 16, chunk by chunk."""
     k = current()
-    row = ((k.warp_index % 4) * 16 + k.lane % 16).named("row")
+    row = ((k.warp_index % 4) * WARP_ROWS + k.lane % WARP_ROWS).named("row")
     place = k.lane // 16 + chunk if count == 2 else chunk
     return _offset(tile, row, place, 0)
 
 
 def _pair_offset(tile: Tile, chunk: Index, half: int) -> Value:
-    """Where this lane's pair of a chunk lies, in row lane / 4 (+ 8) of the warp's 16."""
+    """Where this lane's pair of a chunk lies, in that half of the warp's rows."""
     k = current()
-    row = ((k.warp_index % 4) * 16 + k.lane // 4 + 8 * half).named("row")
+    row = (fragment_row(k.warp_index % 4, k.lane) + HALF_ROWS * half).named("row")
     size = tile.dtype.bytes
     if tile.dtype == FP32:  # 8 columns are two 16-byte chunks, a pair is half of one
         return _offset(tile, row, k.lane % 4 // 2 + 2 * chunk, k.lane % 2 * 8)
-    return _offset(tile, row, chunk * size // 2, (k.lane % 4) * 2 * size + chunk % 2 * 8)
+    return _offset(tile, row, chunk * size // 2, fragment_column(k.lane) * size + chunk % 2 * 8)
 
 
 def element_offset(tile: Tile, row: Value, column: Value) -> Value:

@@ -13,6 +13,7 @@ from gemmsmith import hw
 from gemmsmith.collective.operand import tensor_map
 from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, DType
 from gemmsmith.core.graph import Operand
+from gemmsmith.core.mma import CHUNK, HALF_ROWS, WGMMA_M, fragment_column, fragment_row
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.tensor_map import TensorMap
@@ -43,20 +44,22 @@ class Part:
     def row_of_part(self, block: int, half: int) -> Value:
         """The same, counted in the part."""
         k = current()
-        return (k.warp_index % 4) * 16 + k.lane // 4 + (block * 64 + 8 * half)
+        row: Value = fragment_row(k.warp_index % 4, k.lane) + (block * WGMMA_M + HALF_ROWS * half)
+        return row
 
     def columns(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
         """This thread's two columns of chunk j of a spot."""
-        first = self.first_column(width) + spot.column + (spot.chunk + j) * 8
+        first = self.first_column(width) + spot.column + (spot.chunk + j) * CHUNK
         return first, first + 1
 
     def first_column(self, width: int) -> Value:
         """This thread's first column of the tile."""
-        return self.work.n // width + (current().lane % 4) * 2
+        column: Value = self.work.n // width + fragment_column(current().lane)
+        return column
 
     def columns_inside(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
         """Whether they lie in the matrix: numbers known at build time beside one that is the same for all columns."""
-        first = (spot.column + (spot.chunk + j) * 8).named("column")
+        first = (spot.column + (spot.chunk + j) * CHUNK).named("column")
         left = (self.columns_in_all // width - self.first_column(width)).named("columns_left")
         return first < left, first + 1 < left
 
@@ -198,7 +201,7 @@ class Vector:
         held = k.registers(F32, 2 * chunks, self.name)
         with k.unroll(chunks, name="chunk") as chunk:
             two = k.registers(F32, 2, "pair")
-            hw.load_shared(two, place + ((chunk * 8 + column + (k.lane % 4) * 2) * 4).to(U32))
+            hw.load_shared(two, place + ((chunk * CHUNK + column + fragment_column(k.lane)) * 4).to(U32))
             for i in range(2):
                 held[chunk * 2 + i] = two[i]
         return lambda chunk, half: (held[chunk * 2], held[chunk * 2 + 1])
@@ -225,7 +228,7 @@ class DirectMatrix:
         with k.unroll(chunks, name="chunk") as chunk:
             for half in range(2):
                 row, inside = part.row(block, half), part.inside(block, half)
-                first = part.work.n // self.width + column + chunk * 8 + (k.lane % 4) * 2
+                first = part.work.n // self.width + column + chunk * CHUNK + fragment_column(k.lane)
                 for i in range(2):
                     where = self.array.at(part.work.batch, row, first + i)
                     held[chunk * 4 + 2 * half + i] = self.array.load(where, inside & (first + i < last))

@@ -8,14 +8,13 @@ from functools import lru_cache
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, Node
-from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, WGMMA_M, KernelSpec, finishers
+from gemmsmith.core.mma import CHUNK, WGMMA_M
+from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, KernelSpec, finishers
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.lines import refused
 
 MOST_COLUMNS = 256
 """Of a tile."""
-CHUNK = 8
-"""Columns of an accumulator fragment's group: a thread holds two neighbours of each."""
 ALIGNMENT = 1024
 """Of swizzled tiles in shared memory."""
 TMA_BYTES = 16

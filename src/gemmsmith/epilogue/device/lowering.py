@@ -1,14 +1,18 @@
 """What a design calls to finish a tile: a graph lowered onto the accumulator, piece by piece.
 
-Five hooks: the constructor declares shared memory and arguments; `pipelines` have barriers to initialise; `prepare`
-comes before the tiles; `begin` before a tile's mainloop starts the loads of its operands, which hides them; `consume`
-takes the accumulator; `finish` comes after the last tile. The bare product is the graph with one node.
+The constructor declares shared memory and arguments; `pipelines` have barriers to initialise, `maps` are prefetched. In
+the math warpgroups `start` comes before the tiles; `load` before a tile's mainloop, which hides it, starts the loads of
+its operands; `store` takes the accumulator, after the shares of other CTAs are added to it; `finish` comes after the
+last tile. The bare product is the graph with one node.
 """
 
 from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.cluster_sums import partial_sums
+from gemmsmith.collective.mainloop import Mainloop
+from gemmsmith.collective.pipeline import Initialised
 from gemmsmith.core.graph import Operand
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.inputs import DirectMatrix, Part, Scalar, TmaMatrices, Vector
@@ -21,15 +25,15 @@ from gemmsmith.epilogue.evaluate import lowerings
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value
-from gemmsmith.schedule.tiles import WorkTile
+from gemmsmith.schedule.tiles import TileScheduler, WorkTile
 
 
 class Epilogue:
     """See the module."""
 
-    def __init__(self, spec: KernelSpec, stages: range) -> None:
-        """`stages`: the mainloop's bytes of shared memory, in which stores lie if the config has them reused."""
-        k = current()
+    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, mainloop: Mainloop) -> None:
+        """Its stores lie in the mainloop's stages if the config aliases them."""
+        k, self._mainloop = current(), mainloop
         self.spec, self.graph = spec, spec.epilogue.graph
         self.layout = layout(spec)
         self.extents = self.graph.extents()
@@ -45,7 +49,8 @@ class Epilogue:
         self.alias_epilogue = spec.config.alias_epilogue and bool(plan.stores)
         self._barriers = k.named_barriers(consumers)  # one a warpgroup
         self._all_math = k.named_barriers(1) if self.alias_epilogue else 0
-        self.stores = Stores(spec, plan, self.widths, stages if self.alias_epilogue else None) if plan.stores else None
+        over = mainloop.stages if self.alias_epilogue else None
+        self.stores = Stores(spec, plan, self.widths, over) if plan.stores else None
         self.inputs = {o.name: self._input(o) for o in loads}
         self.reductions: list[Reduction] = []
         self.scales: list[tuple[int, ScaleStore]] = []
@@ -61,6 +66,7 @@ class Epilogue:
         bounded = [*copied, *self.scales, *self.reductions, *self.inputs, *self._whole_rows()]
         self.m = k.parameter("m", bind=lambda p: p.m) if bounded else Constant(I32, 0)
         self.n = k.parameter("n", bind=lambda p: p.n) if bounded else Constant(I32, 0)
+        self._sums = partial_sums(spec, scheduler)
 
     def _whole_rows(self) -> list[str]:
         return [node.op for node in self.graph.nodes if node.op in WHOLE_ROWS]
@@ -72,32 +78,41 @@ class Epilogue:
         return Vector(operand, count, self.spec.config.consumers) if count else Scalar(operand)
 
     @property
-    def pipelines(self) -> tuple[TmaMatrices, ...]:
-        return (self.matrices,) if self.matrices else ()
+    def pipelines(self) -> tuple[Initialised, ...]:
+        return (*([self.matrices] if self.matrices else []), *self._sums.pipelines)
 
     @property
     def maps(self) -> list[Value]:
         """The tensor maps of what it loads and stores."""
         return [x for matrices in (self.matrices, self.stores) if matrices for x in matrices.maps.values()]
 
-    def prepare(self) -> None:
-        """In the math warpgroups, before their first tile."""
+    def start(self, warpgroup: Value, first_row: Value | int) -> None:
+        """In the math warpgroups, before their first tile; the warpgroup's rows start `first_row` below a tile's."""
+        self._warpgroup, self._first_row = warpgroup, first_row
         self.leader = ((current().warp_index % 4 == 0) & hw.elect_one()).named("epilogue_leader")
         if self.reductions:
             hw.grid_dependency_launch()  # the second step's CTAs wait where this grid's have ended
         if self.matrices:
             self.matrices.prepare()
+        self._sums.start()
 
-    def begin(self, work: WorkTile, warpgroup: Value, first_row: Value | int) -> None:
-        """Starts what the tile's epilogue will read; the warpgroup's rows start `first_row` below the tile's."""
-        self.part = Part(work, (work.m + first_row).named("first_row"), warpgroup, self.m, self.n)
+    def load(self, tile: WorkTile) -> None:
+        """Starts what the tile's epilogue will read."""
+        work = self._sums.mine(tile)
+        self.part = Part(work, (work.m + self._first_row).named("first_row"), self._warpgroup, self.m, self.n)
         for x in self.inputs.values():
             x.begin(self.part)
         if self.matrices:
             self.matrices.begin(self.part, self.leader)
 
-    def consume(self, accumulator: Accumulator) -> None:
-        """Computes and stores the warpgroup's part of the tile."""
+    def store(self, accumulator: Accumulator, tile: WorkTile) -> None:
+        """Adds what other CTAs have summed of the tile, and computes and stores the warpgroup's part of it; or hands
+        its sums to the CTA that does."""
+        with self._sums.finished(accumulator, tile, self._warpgroup) as whole:
+            self._store(whole)
+        self._mainloop.release_alias(tile)
+
+    def _store(self, accumulator: Accumulator) -> None:
         k, plan, part = current(), self.layout, self.part
         barrier = (part.warpgroup + self._barriers).named("epilogue_barrier")
         turns = plan.rounds
@@ -163,3 +178,4 @@ class Epilogue:
         if self.stores and self.stores.maps and not self.alias_epilogue:
             with current().when(self.leader):
                 hw.bulk_wait_read(0)
+        self._sums.finish(self._warpgroup)

@@ -8,6 +8,7 @@ from gemmsmith import hw
 from gemmsmith.collective.operand import box_rows, tensor_map
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.mma import QUAD
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.spec import KernelSpec
@@ -161,6 +162,6 @@ class ScaleStore:
         first = part.work.n + column
         for half, scale in enumerate(scales):
             row = part.row(block, half)
-            inside = (k.lane % 4 == 0) & (row < part.rows_in_all) & (first < part.columns_in_all)
+            inside = (k.lane % QUAD == 0) & (row < part.rows_in_all) & (first < part.columns_in_all)
             where = self.array.at(part.work.batch, row, first // self.columns)
             store_rounded(scale, where, inside, self.array.dtype)

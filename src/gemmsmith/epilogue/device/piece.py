@@ -135,7 +135,7 @@ class Piece:
         k, node = current(), self.graph.nodes[index]
         width = self.extents[index].width or 1
         place = None
-        if self._last_of_product() == {index} and self.accumulator.accumulate == FP32:
+        if self._last_of_product() == {index} and self.accumulator.dtype == FP32:
             place = self.accumulator.blocks[self.block]  # nobody else reads it any more
         held = HeldRows(self.chunks // width, place, self.column // 2 if place else 0, width if place else 1)
         rows: Quantized | TopKSoftmax = WHOLE_ROWS[node.op](node, held)

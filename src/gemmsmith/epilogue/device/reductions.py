@@ -16,6 +16,7 @@ from gemmsmith import hw
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Graph, Result
+from gemmsmith.core.mma import CHUNK, OF_COLUMN, OF_QUAD, QUAD, WARP_ROWS, WGMMA_M, fragment_column
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
@@ -160,12 +161,12 @@ class Reduction:
         if self.axis != "m":
             return
         k = current()
-        slab = (part.m + block * 64) // 16 + k.warp_index % 4
-        with k.unroll(self.layout.columns // self.width // 8, name="chunk") as chunk:
-            n = part.work.n // self.width + column + chunk * 8 + (k.lane % 4) * 2
+        slab = (part.m + block * WGMMA_M) // WARP_ROWS + k.warp_index % 4
+        with k.unroll(self.layout.columns // self.width // CHUNK, name="chunk") as chunk:
+            n = part.work.n // self.width + column + chunk * CHUNK + fragment_column(k.lane)
             for i in range(2):
-                self.cells.across(chunk * 2 + i, (4, 8, 16))
-                inside = (k.lane < 4) & (slab < self.parts) & (n + i < self.elements)
+                self.cells.across(chunk * 2 + i, OF_COLUMN)
+                inside = (k.lane < QUAD) & (slab < self.parts) & (n + i < self.elements)
                 self._write(part, slab, n + i, self.cells.get(chunk * 2 + i), inside)
 
     def end_tile(self, part: Part) -> None:
@@ -173,12 +174,12 @@ class Reduction:
         if self.axis == "n":
             tile = part.work.n // self.spec.finished_columns
             for i in range(2 * self.layout.blocks):
-                self.cells.across(i, (1, 2))
+                self.cells.across(i, OF_QUAD)
                 row = part.row(i // 2, i % 2)
-                inside = (k.lane % 4 == 0) & (row < self.elements) & (tile < self.parts)
+                inside = (k.lane % QUAD == 0) & (row < self.elements) & (tile < self.parts)
                 self._write(part, tile, row, self.cells.get(i), inside)
         elif self.axis == "all":
-            self.cells.across(0, (1, 2, 4, 8, 16))
+            self.cells.across(0, OF_QUAD + OF_COLUMN)
             self._write(part, self._warp_of_all(part), 0, self.cells.get(0), k.lane == 0, batch=False)
 
     def _warp_of_all(self, part: Part) -> Value:
@@ -265,7 +266,7 @@ def partials(result: Result, spec: KernelSpec, p: Problem) -> Partials:
     if axis == "n":
         shape = Partials(kind, p.batch, -(-p.n // spec.finished_columns), p.m)
     elif axis == "m":
-        shape = Partials(kind, p.batch, -(-p.m // 16), p.n // width)
+        shape = Partials(kind, p.batch, -(-p.m // WARP_ROWS), p.n // width)
     else:
         rows = -(-p.m // (config.tile[0] * config.cluster[0])) * config.cluster[0]
         across = config.cluster[1] * spec.finishers

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from gemmsmith import hw
 from gemmsmith.core.dtypes import E4M3, DType
 from gemmsmith.core.graph import Node
+from gemmsmith.core.mma import CHUNK, OF_QUAD, fragment_column
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, I32
 from gemmsmith.lang.values import Constant, Registers, Value, ValueLike, as_value
@@ -24,7 +25,7 @@ LOG2_E = math.log2(math.e)
 
 def across_quad(x: Value, merge: Callable[[Value, Value], Value]) -> Value:
     """Combined over the lanes that share a row."""
-    for mask in (1, 2):
+    for mask in OF_QUAD:
         x = merge(x, hw.as_float(hw.shuffle_xor(hw.as_unsigned(x), mask)))
     return x
 
@@ -121,7 +122,8 @@ class TopKSoftmax:
 
     def _column(self, chunk: ValueLike, i: int) -> Value:
         """An element's column in the row, as fp32: exact."""
-        return (as_value(chunk, I32) * 8 + (current().lane % 4) * 2 + i).to(F32)
+        column: Value = as_value(chunk, I32) * CHUNK + fragment_column(current().lane) + i
+        return column.to(F32)
 
     def _first(self, half: int, best: Value) -> Value:
         """The first column that holds `best`."""

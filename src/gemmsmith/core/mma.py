@@ -1,0 +1,91 @@
+"""Tensor-core instructions as rows of data, and which element of a matrix each register of a thread holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType
+from gemmsmith.core.errors import ConfigError
+
+Major = Literal["K", "MN"]
+"""The index along which an operand's neighbours in memory lie."""
+WGMMA_M = 64
+"""Rows of D of one instruction."""
+K_BITS = 256
+"""Of a row of A or of B that an instruction multiplies."""
+
+
+@dataclass(frozen=True)
+class Mma:
+    """D (m x n) += A (m x k) @ B (k x n), computed by one warpgroup: the dtypes of A, B and D, and the layouts that A
+    and B may have in shared memory. n is a multiple of 8 up to 256 (PTX ISA, "wgmma.mma_async")."""
+
+    a: DType
+    b: DType
+    d: DType
+    majors: tuple[Major, ...] = ("K",)
+    m: int = WGMMA_M
+
+    @property
+    def k(self) -> int:
+        return K_BITS // self.a.bits
+
+    def registers(self, n: int) -> int:
+        """32-bit registers a thread that hold D; fp16 lies in pairs."""
+        return self.m * n * self.d.bits // (32 * 128)
+
+    def __str__(self) -> str:
+        return f"{self.d.ptx}.{self.a.ptx}.{self.b.ptx}"
+
+
+WGMMA = (
+    Mma(BF16, BF16, FP32, ("K", "MN")),
+    Mma(FP16, FP16, FP32, ("K", "MN")),
+    Mma(FP16, FP16, FP16, ("K", "MN")),
+    Mma(TF32, TF32, FP32),
+    *(Mma(a, b, d) for d in (FP32, FP16) for a in (E4M3, E5M2) for b in (E4M3, E5M2)),
+    Mma(INT8, INT8, INT32),
+)
+"""What Hopper's warpgroups multiply."""
+
+
+def find_mma(a: DType, b: DType, d: DType) -> Mma:
+    """The instruction for these dtypes. ConfigError where there is none."""
+    for mma in WGMMA:
+        if (mma.a, mma.b, mma.d) == (a, b, d):
+            return mma
+    raise ConfigError(f"wgmma: got {a} x {b} accumulated in {d}; it has {', '.join(map(str, WGMMA))}")
+
+
+# -- the fragment --------------------------------------------------------------------------------------------------
+# A warp of the four has 16 rows of D's 64. Its lanes lie as 8 rows of 4 (a quad shares a row), and a thread holds pairs
+# of neighbours: of every 8 columns (a chunk) one pair in each half of its warp's rows. Element e of a thread is one of
+# pair e / 2, which lies in chunk e / 4 and half e / 2 % 2. (PTX ISA, "Register fragments for wgmma.mma_async"; with
+# four warps along M those of mma.sync m16n8 are the same.) The functions take numbers, arrays and a kernel's Values.
+
+CHUNK, HALF_ROWS, WARP_ROWS, QUAD = 8, 8, 16, 4
+OF_QUAD, OF_COLUMN = (1, 2), (4, 8, 16)
+"""The bits in which the lanes differ that share a row, and those that share columns."""
+
+
+def fragment_row(warp: Any, lane: Any) -> Any:
+    """The row of a thread's elements in the first half; the second half is HALF_ROWS below. `warp`: of the four."""
+    return warp * WARP_ROWS + lane // QUAD
+
+
+def fragment_column(lane: Any) -> Any:
+    """The column of a thread's first element in a chunk; the second is its right neighbour."""
+    return lane % QUAD * 2
+
+
+def fragment_element(thread: Any, e: Any) -> tuple[Any, Any]:
+    """(row, column) of element `e` of a warpgroup's thread."""
+    row = fragment_row(thread // 32, thread % 32) + HALF_ROWS * (e // 2 % 2)
+    return row, CHUNK * (e // 4) + fragment_column(thread % 32) + e % 2
+
+
+def fragment_holder(row: Any, column: Any) -> tuple[Any, Any]:
+    """(thread, element) that hold an element of D."""
+    thread = row // WARP_ROWS * 32 + row % HALF_ROWS * QUAD + column % CHUNK // 2
+    return thread, column // CHUNK * 4 + row % WARP_ROWS // HALF_ROWS * 2 + column % 2

@@ -1,0 +1,40 @@
+"""Instructions as data, and the fragment: each element of D has one holder."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gemmsmith import ConfigError
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32
+from gemmsmith.core.mma import WGMMA, find_mma, fragment_element, fragment_holder
+
+
+def test_depth_and_registers() -> None:
+    """An instruction reads 32 bytes of each row; PTX ISA, "wgmma.mma_async", tables of shapes."""
+    depths = {BF16: 16, FP16: 16, TF32: 8, E4M3: 32, E5M2: 32, INT8: 32}
+    for mma in WGMMA:
+        assert mma.k == depths[mma.a]
+        assert mma.registers(256) == (64 if mma.d == FP16 else 128)
+        assert ("MN" in mma.majors) == (mma.a in (BF16, FP16))
+
+
+def test_dtypes_that_no_instruction_has() -> None:
+    assert find_mma(E4M3, E5M2, FP32) in WGMMA
+    for a, b, d in ((BF16, BF16, FP16), (BF16, FP16, FP32), (INT8, INT8, FP32), (FP32, FP32, FP32)):
+        with pytest.raises(ConfigError, match=f"wgmma: got {a} x {b} accumulated in {d}; it has f32.bf16.bf16"):
+            find_mma(a, b, d)
+    assert str(find_mma(INT8, INT8, INT32)) == "s32.s8.s8"
+
+
+def test_the_fragment_and_back() -> None:
+    """Of 64 x 24: every element once, and where PTX ISA's figure of wgmma's D shows some of them."""
+    thread, element = np.meshgrid(np.arange(128), np.arange(12), indexing="ij")
+    row, column = fragment_element(thread, element)
+    assert len(set(zip(row.flat, column.flat, strict=True))) == 64 * 24
+    back = fragment_holder(row, column)
+    assert np.array_equal(back[0], thread)
+    assert np.array_equal(back[1], element)
+    for place, holder in (((0, 0), (0, 0)), ((0, 1), (0, 1)), ((0, 2), (1, 0)), ((8, 0), (0, 2)), ((1, 8), (4, 4)),
+                          ((16, 0), (32, 0)), ((63, 23), (127, 11))):  # fmt: skip
+        assert fragment_holder(*place) == holder
