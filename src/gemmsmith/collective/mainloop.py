@@ -65,9 +65,11 @@ class Mainloop:
             config.stages, transaction_bytes=current().parameter("stage_bytes", U32, self._bytes_of_stage),
             cluster_size=cluster_size, first_rank=first_rank, readers=self._readers,
         )  # fmt: skip
-        # What has read results in the stages: ld, or TMA alone.
+        # What has read the epilogue in the stages: ld, or TMA alone.
         scope: Scope = "cluster" if self.spec.epilogue.by_threads else "cta"
-        self._left = ReleaseBarrier("left", cluster_size, first_rank, scope) if config.alias_epilogue else None
+        self._aliased = (
+            ReleaseBarrier("epilogue done", cluster_size, first_rank, scope) if config.alias_epilogue else None
+        )
         most = min(EARLY, max(1, EARLY_COPIES // sum(x.copies for x in self.operands)), config.stages - 1)
         early = 0 if tile is None else current().minimum(tile.k_tiles, most)
         self.started = current().var(I32, early, "early")  # k-tiles; 0 from a second tile on
@@ -80,7 +82,7 @@ class Mainloop:
                 self.pipe.producer_begin(k_tile)
                 self._load(k_tile, self.pipe.barrier(k_tile), tile, k_tile, alone=True)
 
-        own = (self.pipe, self._left) if self._left else (self.pipe,)
+        own = (self.pipe, self._aliased) if self._aliased else (self.pipe,)
         start(*own, *others, prefetch=(*(x.map for x in self.operands), *prefetch), then=copies)
         hw.grid_dependency_wait()
         if config.pdl:
@@ -89,8 +91,8 @@ class Mainloop:
     # -- producers -------------------------------------------------------------------------------------
     def producer_start_state(self) -> PipelineState:
         """Behind the k-tiles that the prologue has started."""
-        if self._left:
-            self._phase = current().var(U32, 0, "left_phase")
+        if self._aliased:
+            self._phase = current().var(U32, 0, "aliased_phase")
         return self.pipe.producer_start_state(self.started.get())
 
     @contextmanager
@@ -106,9 +108,9 @@ class Mainloop:
         with self._scheduler.each_k_tile(tile, self.started.get(), stop) as k_tile:
             yield k_tile
         self.started.set(0)
-        if self._left:
+        if self._aliased:
             with current().when(tile.k_tiles > 0):
-                self._left.wait(self._phase)
+                self._aliased.wait(self._phase)
 
     def load(self, state: PipelineState, tile: WorkTile, k_tile: Value) -> None:
         """Starts the copies of a k-tile into an acquired stage. Recorded in one thread."""
@@ -116,7 +118,7 @@ class Mainloop:
 
     def tail(self, state: PipelineState) -> None:
         """Until all CTAs are done with this one's stages."""
-        if not self._left:  # they left each tile behind its stages
+        if not self._aliased:  # with it, they waited for each tile
             self.pipe.producer_tail(state)
 
     # -- consumers -------------------------------------------------------------------------------------
@@ -127,9 +129,9 @@ class Mainloop:
     def release_alias(self, tile: WorkTile) -> None:
         """After a tile's epilogue: the stages, if it lay in them, are the producer's again. Without k-tiles, which then
         no tile of the CTA has, nobody waits for it."""
-        if self._left:
+        if self._aliased:
             with current().when(tile.k_tiles > 0):
-                self._left.consumer_release()
+                self._aliased.consumer_release()
 
     def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, alone: bool = False) -> None:
         k = tile.k(k_tile, self.spec.config.tile[2])

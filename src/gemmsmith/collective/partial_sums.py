@@ -1,7 +1,8 @@
 """Clusters that share a tile bring their sums together, in a fixed order, through global memory.
 
-Each warpgroup works for itself: those that do not finish the tile write their accumulators and raise a flag; the one
-that does waits for each flag in turn, lowers it again, and adds. So flags are zero before and after a kernel.
+Each warpgroup works for itself: those of clusters that do not reduce the tile write their accumulators and set a
+flag; that of the cluster that does waits for one flag after the other, clears it, and adds. So flags are zero before
+and after a kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gemmsmith.schedule.tiles import Share, TileScheduler, WorkTile
 THREADS = 128
 """Of a warpgroup."""
 Move = Callable[[Registers, Value], object]
-"""(registers, byte offset): what moves a vector."""
+"""(registers, byte offset): moves a vector."""
 
 
 class PartialSums:
@@ -45,8 +46,8 @@ class PartialSums:
     def pipelines(self) -> tuple[Initialised, ...]:
         return ()
 
-    def mine(self, tile: WorkTile) -> WorkTile:
-        """What of a tile this CTA finishes: all of it."""
+    def reduced(self, tile: WorkTile) -> WorkTile:
+        """What of a tile this CTA reduces and stores: all of it."""
         return tile
 
     def start(self) -> None:
@@ -57,17 +58,17 @@ class PartialSums:
 
     @contextmanager
     def finished(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
-        """What is recorded inside sees the tile's whole sum, in the cluster that finishes it."""
+        """What is recorded inside sees the tile's whole sum, in the cluster that reduces it."""
         k, share = current(), tile.share
         if share is None:
             yield accumulator
             return
         leader = k.thread % THREADS == 0
-        with k.when(~share.finishes):
-            self._give(accumulator, share, warpgroup, leader)
-        with k.when(share.finishes):
-            with k.range(share.cluster - share.other, name="giver") as giver, k.when(share.first > 0):
-                self._take(accumulator, share.other + giver, warpgroup, leader)
+        with k.when(~share.reduces):
+            self._send(accumulator, share, warpgroup, leader)
+        with k.when(share.reduces):
+            with k.range(share.cluster - share.other, name="sender") as sender, k.when(share.first > 0):
+                self._receive(accumulator, share.other + sender, warpgroup, leader)
             yield accumulator
 
     def _slot(self, cluster: Value, warpgroup: Value) -> Value:
@@ -75,61 +76,61 @@ class PartialSums:
         cta = cluster * self.spec.cluster_size + self.rank
         return (cta * self.spec.config.consumers + warpgroup).named("slot")
 
-    def _place(self, slot: Value, accumulator: Accumulator) -> Value:
+    def _address(self, slot: Value, accumulator: Accumulator) -> Value:
         """Where this thread's first vector lies."""
-        mine = current().thread % THREADS * (4 * width_of(accumulator))
-        return (self.partials + slot.to(U64) * self._slot_bytes + mine.to(U64)).named("place")
+        offset = current().thread % THREADS * (4 * width_of(accumulator))
+        return (self.partials + slot.to(U64) * self._slot_bytes + offset.to(U64)).named("partials_of_thread")
 
     @property
     def _slot_bytes(self) -> int:
         return self.spec.accumulator_registers * 4 * THREADS
 
-    def _give(self, accumulator: Accumulator, share: Share, warpgroup: Value, leader: Value) -> None:
+    def _send(self, accumulator: Accumulator, share: Share, warpgroup: Value, leader: Value) -> None:
         k = current()
         slot = self._slot(share.cluster, warpgroup)
-        place = self._place(slot, accumulator)
-        give(accumulator, lambda values, offset: hw.store_global(values, place + offset.to(U64), True))
+        address = self._address(slot, accumulator)
+        send(accumulator, lambda values, offset: hw.store_global(values, address + offset.to(U64), True))
         hw.barrier_sync(warpgroup + self._barriers, THREADS)
         with k.when(leader):
             hw.store_strong(self.flags + (slot * 4).to(U64), Constant(U32, 1), "release", "gpu")
 
-    def _take(self, accumulator: Accumulator, cluster: Value, warpgroup: Value, leader: Value) -> None:
+    def _receive(self, accumulator: Accumulator, cluster: Value, warpgroup: Value, leader: Value) -> None:
         k = current()
         slot = self._slot(cluster, warpgroup)
-        place, flag = self._place(slot, accumulator), self.flags + (slot * 4).to(U64)
+        address, flag = self._address(slot, accumulator), self.flags + (slot * 4).to(U64)
         with k.when(leader):
             hw.wait_acquire(flag, Constant(U32, 1))
             hw.store_strong(flag, Constant(U32, 0), "relaxed", "gpu")
         hw.barrier_sync(warpgroup + self._barriers, THREADS)
-        take(accumulator, lambda values, offset: hw.load_global(values, place + offset.to(U64), True))
+        receive(accumulator, lambda values, offset: hw.load_global(values, address + offset.to(U64), True))
 
 
-def width_of(accumulator: Accumulator, parts: int = 1) -> int:
-    """Registers of a part of the columns that are moved at once."""
-    return 4 if len(accumulator.blocks[0]) // parts % 4 == 0 else 2
+def width_of(accumulator: Accumulator, slices: int = 1) -> int:
+    """Registers that are moved at once, of a slice of the columns."""
+    return 4 if len(accumulator.blocks[0]) // slices % 4 == 0 else 2
 
 
-def give(accumulator: Accumulator, store: Move, part: int = 0, parts: int = 1) -> None:
-    """Stores the registers of a part of the columns, a vector at a time; a vector of all threads lies side by side."""
-    for block, i, values, offset in _vectors(accumulator, parts):
-        first = part * (len(block) // parts)
+def send(accumulator: Accumulator, store: Move, slice: int = 0, slices: int = 1) -> None:
+    """Stores the registers of a slice of the columns, a vector at a time; a vector of all threads lies side by side."""
+    for block, i, values, offset in _vectors(accumulator, slices):
+        first = slice * (len(block) // slices)
         for j in range(len(values)):
             values[j] = block[i * len(values) + (first + j)]
         store(values, offset)
 
 
-def take(accumulator: Accumulator, load: Move) -> None:
-    """Adds what lies there, in the order of `give`."""
+def receive(accumulator: Accumulator, load: Move) -> None:
+    """Adds what lies there, in the order of `send`."""
     for block, i, values, offset in _vectors(accumulator):
         load(values, offset)
         for j in range(len(values)):
             accumulator.add(block, i * len(values) + j, values[j])
 
 
-def _vectors(accumulator: Accumulator, parts: int = 1) -> Iterator[tuple[Registers, Value, Registers, Value]]:
+def _vectors(accumulator: Accumulator, slices: int = 1) -> Iterator[tuple[Registers, Value, Registers, Value]]:
     """(block, number of a vector in it, registers to move it through, bytes from this thread's first vector)."""
-    k, width = current(), width_of(accumulator, parts)
+    k, width = current(), width_of(accumulator, slices)
     for n, block in enumerate(accumulator.blocks):
-        count = len(block) // parts // width
+        count = len(block) // slices // width
         with k.unroll(count, name="vector") as i:
             yield block, i, k.registers(block.type, width, "values"), (i + n * count) * (4 * width * THREADS)

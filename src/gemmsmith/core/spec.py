@@ -72,9 +72,9 @@ class EpilogueSpec:
         return replace(self, tma=frozenset(tma), column_major=column_major)
 
 
-def finishers(config: Config, graph: Graph) -> int:
-    """CTAs that finish a part of a tile's columns each, of those of a cluster that share its K: all of them, where that
-    makes parts of 8 columns and of 16 bytes and the graph can be transposed, as most can; else one finishes it."""
+def slices(config: Config, graph: Graph) -> int:
+    """CTAs that reduce a slice of a tile's columns each, of those of a cluster that share its K: all of them, where
+    that makes slices of 8 columns and of 16 bytes and the graph can be transposed, as most can; else one reduces it."""
     dtypes = [o.dtype for o in graph.operands] + [r.dtype for r in graph.results]
     columns = max([8, *(16 // dtype.bytes for dtype in dtypes if dtype)]) * config.cluster_splits
     return config.cluster_splits if graph.turns and config.tile[1] % columns == 0 else 1
@@ -186,19 +186,19 @@ class KernelSpec:
         return self.multicast_size * self.config.cluster_splits
 
     @property
-    def finishers(self) -> int:
-        """CTAs of a cluster that finish a part of one tile's columns each."""
-        return finishers(self.config, self.epilogue.graph)
+    def slices(self) -> int:
+        """CTAs of a cluster that reduce a slice of one tile's columns each."""
+        return slices(self.config, self.epilogue.graph)
 
     @property
-    def finished_columns(self) -> int:
-        """Columns of a tile that one CTA finishes."""
-        return self.config.tile[1] // self.finishers
+    def slice_columns(self) -> int:
+        """Columns of a tile that one CTA reduces and stores."""
+        return self.config.tile[1] // self.slices
 
     @property
     def exchange_bytes(self) -> int:
         """Shared memory into which the CTAs of a cluster that share a tile bring their sums."""
-        registers = self.accumulator_registers // self.finishers * self.config.consumers
+        registers = self.accumulator_registers // self.slices * self.config.consumers
         return (self.config.cluster_splits - 1) * registers * 4 * 128
 
     @property

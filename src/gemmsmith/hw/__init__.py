@@ -45,7 +45,7 @@ wgmma_wait = wgmma.WgmmaWait.emit
 compiler_fence = wgmma.CompilerFence.emit
 
 cluster_rank = cluster.ClusterRank.emit
-cluster_turn = cluster.ClusterTurn.emit
+order_entry = cluster.OrderEntry.emit
 block_index = cluster.BlockIndex.emit
 grid_size = cluster.GridSize.emit
 cluster_arrive = cluster.ClusterArrive.emit

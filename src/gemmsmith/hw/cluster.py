@@ -48,8 +48,8 @@ class GridSize(Instruction):
         return m.grid
 
 
-class ClusterTurn(Instruction):
-    """Entry `index` of a table of turns: which cluster's place in a walk over tiles this one takes."""
+class OrderEntry(Instruction):
+    """Entry `index` of a table: where in a walk over tiles a cluster begins."""
 
     table: order
     index: i32

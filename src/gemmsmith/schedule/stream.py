@@ -18,7 +18,7 @@ from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import Share, TileScheduler, WorkTile
 
 MOST_PARTS, LEAST_IDLE = 4, 50
-"""Of a tile that is cut like others: who finishes it adds them one after the other. And what share of the time, one in
+"""Of a tile that is cut like others: who reduces it adds them one after the other. And what share of the time, one in
 so many, clusters may be idle for that: large products gain 1 % by it."""
 
 
@@ -29,7 +29,7 @@ class StreamScheduler(TileScheduler):
     two clusters for each of these, or too many would be idle, the row is G tiles longer, and cut into G parts, wherever
     those begin; so it is, with its T tiles, where there are fewer than G.
 
-    A cluster works its part from the end backwards: it first computes the head of a tile that a later cluster finishes,
+    A cluster works its part from the end backwards: it first computes the head of a tile that a later cluster reduces,
     and at last the tail of one whose head was computed first. So nobody waits for long, and a cluster leaves at most
     one partial tile. With T x S clusters, S for each tile, this is split-K.
     """
@@ -51,13 +51,13 @@ class StreamScheduler(TileScheduler):
         k = current()
         cluster, clusters = self.cluster, self.clusters
         waves = self.tiles // clusters
-        left = k.select(self.k_tiles == 0, 0, self.tiles - waves * clusters).named("left")
-        parts_of_each = k.minimum(k.minimum(clusters // k.maximum(left, 1), self.k_tiles), MOST_PARTS)
-        idle = (clusters - left * parts_of_each) * LEAST_IDLE > clusters * parts_of_each * waves
-        aligned = ((waves > 0) & (left > 0) & (parts_of_each > 1) & ~idle).named("aligned")
-        longer = k.select((waves > 0) & (left > 0) & ~aligned, clusters, 0)
-        shared = (left + longer).named("shared_tiles")
-        cutters = k.select(aligned, left * parts_of_each, clusters).named("cutters")
+        remaining = k.select(self.k_tiles == 0, 0, self.tiles - waves * clusters).named("remaining")
+        parts_of_each = k.minimum(k.minimum(clusters // k.maximum(remaining, 1), self.k_tiles), MOST_PARTS)
+        idle = (clusters - remaining * parts_of_each) * LEAST_IDLE > clusters * parts_of_each * waves
+        aligned = ((waves > 0) & (remaining > 0) & (parts_of_each > 1) & ~idle).named("aligned")
+        longer = k.select((waves > 0) & (remaining > 0) & ~aligned, clusters, 0)
+        shared = (remaining + longer).named("shared_tiles")
+        cutters = k.select(aligned, remaining * parts_of_each, clusters).named("cutters")
         whole_tiles = (self.tiles - shared).named("whole_tiles")
         row = (shared * self.k_tiles).named("shared_k_tiles")
         begin = (k.minimum(cluster, cutters) * row // cutters).named("begin")
@@ -66,16 +66,16 @@ class StreamScheduler(TileScheduler):
         last = (k.maximum(end - 1, 0) // depth).named("last")
         parts = k.select(end > begin, last - begin // depth + 1, 0).named("parts")
         whole = ((whole_tiles - cluster + clusters - 1) // clusters).named("whole")
-        with k.range(whole + parts, name="turn") as turn:
-            sharing = (turn >= whole).named("sharing")
-            of_row = (last - (turn - whole)).named("of_row")
-            index = k.select(sharing, whole_tiles + of_row, cluster + turn * clusters).named("tile")
+        with k.range(whole + parts, name="number") as number:
+            sharing = (number >= whole).named("sharing")
+            of_row = (last - (number - whole)).named("of_row")
+            index = k.select(sharing, whole_tiles + of_row, cluster + number * clusters).named("tile")
             start = k.select(sharing, of_row * self.k_tiles, 0).named("start")
             first = k.select(sharing, k.maximum(begin - start, 0), 0).named("first_k_tile")
             stop = k.select(sharing, k.minimum(end - start, self.k_tiles), self.k_tiles).named("end_k_tile")
             other = (((start + 1) * cutters - 1) // k.maximum(row, 1)).named("other")  # c row / cutters <= start
-            share = Share(first, (stop == self.k_tiles).named("finishes"), cluster, other, turn)
-            backwards = self._odd(k.minimum(turn, whole))
+            share = Share(first, (stop == self.k_tiles).named("reduces"), cluster, other, number)
+            backwards = self._odd(k.minimum(number, whole))
             yield self._tile(index, (stop - first).named("k_tiles_of_share"), share, backwards)
 
     def first(self) -> WorkTile | None:
@@ -84,7 +84,7 @@ class StreamScheduler(TileScheduler):
 
 
 class ClusterScheduler(TileScheduler):
-    """The CTAs of a cluster share the k-tiles of each of its tiles; each finishes a part of it, or the last all."""
+    """The CTAs of a cluster share the k-tiles of each of its tiles; each reduces a slice of it, or the last all."""
 
     @contextmanager
     def each(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
@@ -92,12 +92,12 @@ class ClusterScheduler(TileScheduler):
         assert step == 1, "whole tiles only"
         k = current()
         count, share = self._share()
-        turn = k.var(I32, 0, "turn")
+        number = k.var(I32, 0, "number")
         with k.range(self.cluster, self.tiles, self.clusters, name="tile") as tile:
             more = (tile + self.clusters < self.tiles).named("more")
-            now = replace(share, turn=turn.get().named("turn_now"), more=more)
-            yield self._tile(tile, count, now, self._odd(now.turn))
-            turn.set(now.turn + 1)
+            now = replace(share, number=number.get().named("number_now"), more=more)
+            yield self._tile(tile, count, now, self._odd(now.number))
+            number.set(now.number + 1)
 
     def first(self) -> WorkTile | None:
         return self._tile(self.cluster, *self._share())
@@ -108,7 +108,7 @@ class ClusterScheduler(TileScheduler):
         assert isinstance(self.position.k, Value)
         begin = (self.position.k * self.k_tiles // splits).named("first_k_tile")
         count = ((self.position.k + 1) * self.k_tiles // splits - begin).named("k_tiles_of_share")
-        finishes = (self.position.k >= splits - self.spec.finishers).named("finishes")
+        finishes = (self.position.k >= splits - self.spec.slices).named("reduces")
         return count, Share(begin, finishes, self.cluster, self.cluster, Constant(I32, 0))
 
 

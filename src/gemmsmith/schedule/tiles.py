@@ -22,21 +22,21 @@ from gemmsmith.schedule.division import Divisor
 from gemmsmith.schedule.sync_clusters import ClusterSync
 
 IN_ORDER = tuple(range(ORDER_LENGTH))
-"""Cluster i takes turn i."""
+"""Cluster i comes i-th in the walk."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """A tile whose k-tiles several CTAs sum: this one's are `first` and later ones. `finishes`: this CTA finishes the
-    tile, or a part of its columns; of several clusters the one that has the last k-tile does. Where they are of several
-    clusters: this one is `cluster` in the walk, the others are those from `other` on. `turn` counts the CTA's tiles;
-    `more` says whether another one follows, where a cluster's CTAs share them."""
+    """A tile whose k-tiles several CTAs sum: this one's are `first` and later ones. `reduces`: this CTA adds up all
+    sums of the tile, or of a slice of its columns, and stores it; of several clusters the one that has the last k-tile
+    does. Where they are of several clusters: this one is `cluster` in the walk, the others are those from `other` on.
+    `number` counts the CTA's tiles; `more` says whether another one follows, where a cluster's CTAs share them."""
 
     first: Value
-    finishes: Value
+    reduces: Value
     cluster: Value
     other: Value
-    turn: Value
+    number: Value
     more: Value | None = None
 
 
@@ -84,9 +84,9 @@ class ClusterPosition:
 
 class TileScheduler:
     """Walks the tiles of a cluster. Kernel arguments: tiles_m, tiles_n (in clusters), tiles (all), k_tiles, the
-    divisors of the walk, and `order`, whose turn each cluster takes: any permutation of the grid's clusters is right,
-    and one that puts neighbours in the walk on neighbouring SMs lets the chip merge their reads. This cluster's turn is
-    `cluster`, of `clusters`, and this CTA's `position` in it; they are read here, before the roles begin."""
+    divisors of the walk, and `order`, where in the walk each cluster begins: any permutation of the grid's clusters is
+    right, and one that puts neighbours in the walk on neighbouring SMs lets the chip merge their reads. This one is the
+    `cluster`-th of `clusters`, and this CTA's `position` in it; they are read here, before the roles begin."""
 
     def __init__(self, spec: KernelSpec) -> None:
         k = current()
@@ -101,7 +101,7 @@ class TileScheduler:
         # The order comes behind the numbers, which then are one line of the constant cache.
         self.order = k.parameter("order", ORDER, lambda p: IN_ORDER)
         k.grid = self.clusters_of
-        self.cluster = hw.cluster_turn(self.order, hw.block_index() // spec.cluster_size).named("cluster")
+        self.cluster = hw.order_entry(self.order, hw.block_index() // spec.cluster_size).named("cluster")
         self.clusters = (hw.grid_size() // spec.cluster_size).named("clusters")
         self.position = self._position()
         self._sync = ClusterSync(self.clusters, self.position.rank) if spec.config.sync_clusters else None
@@ -206,7 +206,7 @@ class TileScheduler:
         position = (index - band * (along * width)).named("position")
         if width == 1:
             return band, position
-        left = (across - band * width).named("left")
-        whole = (left >= width).named("whole_band")
+        rest = (across - band * width).named("across_rest")
+        whole = (rest >= width).named("whole_band")
         row = k.select(whole, position // width, self.last_band.quotient(position)).named("row")
-        return band * width + position - row * k.select(whole, width, left), row
+        return band * width + position - row * k.select(whole, width, rest), row

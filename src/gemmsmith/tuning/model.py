@@ -104,7 +104,7 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     swapped = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE
     threads = 128 * np.where(s.own_tiles, 1, s.consumers)
     store = np.where(s.swap_ab, swapped, store) + s.m * s.n / threads * (ELEMENT_CYCLES + NODE_CYCLES * extra.nodes)
-    store = store / s.finishers
+    store = store / s.slices
     full = -(-tiles // resident)
     waves = np.where((full > MANY_WAVES) & (s.cluster_splits == 1), (full + tiles / resident) / 2, full)
     hidden = np.where(s.own_tiles, k_tiles * step, 0.0)
@@ -121,7 +121,7 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     partial = 4 * s.m * s.n / BYTES_OF_SHARE_PER_CYCLE
     others = np.where(stream, np.where(alike, parts - 1, 1), -(-clusters // np.maximum(tiles, 1)) - 1)
     share = np.where(shared, SHARE_CYCLES + others * partial, 0.0)
-    share = np.where(s.cluster_splits > 1, CLUSTER_SHARE_CYCLES + (s.cluster_splits - 1) * partial / s.finishers, share)
+    share = np.where(s.cluster_splits > 1, CLUSTER_SHARE_CYCLES + (s.cluster_splits - 1) * partial / s.slices, share)
     p = problem
     nbytes = p.batch * (2 * (p.m * p.k + p.k * p.n) + extra.nbytes * p.m * p.n)
     k_steps_of_all = tiles * s.rows * s.columns * k_tiles

@@ -20,8 +20,8 @@ from gemmsmith.core.spec import (
     SHARED_LIMIT,
     EpilogueSpec,
     KernelSpec,
-    finishers,
     operand_major,
+    slices,
 )
 from gemmsmith.epilogue.device.layout import ALIGNMENT, least_bytes, suits
 from gemmsmith.kernels.pack import Packing
@@ -98,7 +98,7 @@ class Space:
     consumers: Column
     splits: Column
     cluster_splits: Column
-    finishers: Column
+    slices: Column
     cluster_size: Column
     resident: Column
     own_tiles: Column
@@ -128,7 +128,7 @@ class Space:
         size = rows * columns * cluster_splits
         resident = np.array([resident_clusters(int(x)) for x in size])
         graph = epilogue.graph if epilogue else bare(BF16)
-        ends = np.array([finishers(c, graph) for c in configs], np.int64)
+        ends = np.array([slices(c, graph) for c in configs], np.int64)
         reusing = np.array([_reusing(c, epilogue) if epilogue and _lone(c) else 0 for c in configs])
         return Space(
             configs, m, n, k, rows, columns, stages, consumers, splits, cluster_splits, ends, size, resident,
@@ -324,7 +324,7 @@ def _reusing(c: Config, epilogue: EpilogueSpec) -> int:
 
 def _exchange(c: Config, epilogue: EpilogueSpec) -> int:
     """Bytes of shared memory for the sums that the CTAs of a cluster exchange, and for their barriers."""
-    slots = (c.cluster_splits - 1) * c.tile[0] * c.tile[1] * 4 // finishers(c, epilogue.graph)
+    slots = (c.cluster_splits - 1) * c.tile[0] * c.tile[1] * 4 // slices(c, epilogue.graph)
     return slots + ALIGNMENT * (slots > 0)
 
 

@@ -291,7 +291,7 @@ class TmaMatrices:
 
     def begin(self, part: Part, leader: Value) -> None:
         share = part.work.share
-        with current().when(leader if share is None else leader & share.finishes):
+        with current().when(leader if share is None else leader & share.reduces):
             for piece in range(self.slots):
                 self.load(part, piece)
 

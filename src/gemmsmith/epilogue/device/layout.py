@@ -9,7 +9,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, Node
 from gemmsmith.core.mma import CHUNK, WGMMA_M
-from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, KernelSpec, finishers
+from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, KernelSpec, slices
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.lines import refused
 
@@ -111,7 +111,7 @@ def layout(spec: KernelSpec) -> Layout:
     """The layout of a spec's epilogue. ConfigError where the tile does not suit it."""
     graph, config = spec.epilogue.graph, spec.config
     extents = graph.extents()
-    n = spec.finished_columns
+    n = spec.slice_columns
     columns = piece_columns(graph, spec.epilogue.tma, n)
     blocks, parts = spec.warpgroup_rows // WGMMA_M, n // columns
     loads = [
@@ -164,7 +164,7 @@ def least_bytes(graph: Graph, tma: frozenset[str], config: Config) -> int:
     """Shared memory an epilogue should be left beside the stages: each warpgroup two pieces of everything, if it has as
     many; and, where it only stores, a quarter of what it stores, or one piece that is as wide as the tile. Stores that
     alias_epilogue the stages need none."""
-    n, consumers = config.tile[1] // finishers(config, graph), config.consumers
+    n, consumers = config.tile[1] // slices(config, graph), config.consumers
     extents, columns = graph.extents(), piece_columns(graph, tma, n)
     loads = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
     stores = [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix]

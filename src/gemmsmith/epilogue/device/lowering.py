@@ -98,7 +98,7 @@ class Epilogue:
 
     def load(self, tile: WorkTile) -> None:
         """Starts what the tile's epilogue will read."""
-        work = self._sums.mine(tile)
+        work = self._sums.reduced(tile)
         self.part = Part(work, (work.m + self._first_row).named("first_row"), self._warpgroup, self.m, self.n)
         for x in self.inputs.values():
             x.begin(self.part)

@@ -172,7 +172,7 @@ class Reduction:
     def end_tile(self, part: Part) -> None:
         k = current()
         if self.axis == "n":
-            tile = part.work.n // self.spec.finished_columns
+            tile = part.work.n // self.spec.slice_columns
             for i in range(2 * self.layout.blocks):
                 self.cells.across(i, OF_QUAD)
                 row = part.row(i // 2, i % 2)
@@ -185,7 +185,7 @@ class Reduction:
     def _warp_of_all(self, part: Part) -> Value:
         """A number for this warp's part of this tile, among all tiles of all batches."""
         k = current()
-        m, n, warps = self.spec.config.tile[0], self.spec.finished_columns, 4 * self.spec.config.tile_warpgroups
+        m, n, warps = self.spec.config.tile[0], self.spec.slice_columns, 4 * self.spec.config.tile_warpgroups
         tile = part.work.batch * self.elements + part.work.m // m * self.parts + part.work.n // n
         warpgroup = part.warpgroup if self.spec.config.tile_warpgroups > 1 else 0
         return tile * warps + warpgroup * 4 + k.warp_index % 4
@@ -264,13 +264,13 @@ def partials(result: Result, spec: KernelSpec, p: Problem) -> Partials:
     node = graph.nodes[result.node]
     (kind, axis), width = node.value, max(graph.extents()[node.inputs[0]].width, 1)
     if axis == "n":
-        shape = Partials(kind, p.batch, -(-p.n // spec.finished_columns), p.m)
+        shape = Partials(kind, p.batch, -(-p.n // spec.slice_columns), p.m)
     elif axis == "m":
         shape = Partials(kind, p.batch, -(-p.m // WARP_ROWS), p.n // width)
     else:
         rows = -(-p.m // (config.tile[0] * config.cluster[0])) * config.cluster[0]
-        across = config.cluster[1] * spec.finishers
-        columns = -(-p.n // (spec.finished_columns * across)) * across
+        across = config.cluster[1] * spec.slices
+        columns = -(-p.n // (spec.slice_columns * across)) * across
         parts = p.batch * rows * columns * 4 * config.tile_warpgroups
         shape = Partials(kind, 1, parts, 1, rows * columns, columns)
     count = shape.batch * max(shape.parts, shape.elements)
