@@ -134,7 +134,7 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes) -> list[H
     n *= 2 if spec.config.design == "pingpong" else 1  # as many tiles for each warpgroup
     if spec.config.cluster_splits > 1:
         m, n, k, grid = IN_CLUSTER
-    if spec.config.lockstep:
+    if spec.config.sync_clusters:
         m, n, k, grid = UNEVEN
         m, grid = m * spec.cluster_size, grid * spec.cluster_size
     k = min(k, whole[2])
@@ -160,7 +160,7 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes) -> list[H
 
 
 def spec_of(config: Config) -> KernelSpec:
-    return KernelSpec(config, BF16, FP32, "K", "K", EpilogueSpec(bare(BF16), frozenset({"out"})))
+    return KernelSpec(config, BF16, FP32, ("K", "K"), EpilogueSpec(bare(BF16), frozenset({"out"})))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

@@ -19,15 +19,15 @@ CHUNK = TMA_ALIGNMENT // 2
 
 @dataclass(frozen=True)
 class Packing:
-    """A matrix and its packed copy; `source` is turned so that its columns are the contiguous index, if one is."""
+    """A matrix and its packed copy; `source` is `transposed` where that makes its columns the contiguous index."""
 
     source: Matrix
-    turned: bool
+    transposed: bool
 
     @staticmethod
     def of(matrix: Matrix) -> Packing:
-        turned = matrix.contiguous == "rows"
-        return Packing(matrix.T if turned else matrix, turned)
+        transposed = matrix.contiguous == "rows"
+        return Packing(matrix.T if transposed else matrix, transposed)
 
     @property
     def chunks(self) -> int:
@@ -44,7 +44,7 @@ class Packing:
         """The copy: rows padded to 16 bytes. A broadcast batch stays one."""
         s, pitch = self.source, self.chunks * CHUNK
         copy = Matrix(s.dtype, s.rows, s.cols, pitch, 1, s.batch, s.rows * pitch if s.batch > 1 else 0)
-        return copy.T if self.turned else copy
+        return copy.T if self.transposed else copy
 
     @property
     def total(self) -> int:
@@ -79,11 +79,11 @@ def pack() -> Kernel:
         ]
         hw.grid_dependency_wait()
         threads = (hw.grid_size() * THREADS).named("threads")
-        mine = (hw.block_index() * THREADS + k.thread).named("mine")
-        turns = (total - 1) // threads + 1  # sums beyond the total might not be int32
-        with k.range(turns, name="turn") as turn:
-            inside = (mine < total - turn * threads).named("inside")
-            index = (turn * threads + k.select(inside, mine, 0)).named("index")
+        first = (hw.block_index() * THREADS + k.thread).named("first")
+        rounds = (total - 1) // threads + 1  # sums beyond the total might not be int32
+        with k.range(rounds, name="round") as round:
+            inside = (first < total - round * threads).named("inside")
+            index = (round * threads + k.select(inside, first, 0)).named("index")
             column, row, batch = index % chunks * CHUNK, index // chunks % rows, index // chunks // rows
             start = row.to(I64) * strides[0] + column.to(I64) * strides[1] + batch.to(I64) * strides[2]
             elements = []

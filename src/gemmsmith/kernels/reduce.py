@@ -46,7 +46,7 @@ class BoundReduction:
 
 @lru_cache(maxsize=64)
 def reduce(kind: str, dtype: DType, columns: int, threads: int) -> Kernel:
-    """`threads` threads take turns on an element's partials and meet in shared memory; `columns` elements a CTA,
+    """`threads` threads share an element's partials and add up their sums in shared memory; `columns` elements a CTA,
     stored as `dtype`: fp32, fp16 or bf16."""
     monoid = MONOIDS[kind]
     with Builder(f"reduce_{kind}_{dtype}_{columns}x{threads}", threads=columns * threads) as k:
@@ -59,19 +59,19 @@ def reduce(kind: str, dtype: DType, columns: int, threads: int) -> Kernel:
         state_stride = k.parameter("state", I64, lambda r: r.partials.state)
         scale, shift = k.parameter("scale", F32, lambda r: r.scale), k.parameter("offset", F32, lambda r: r.offset)
         hw.grid_dependency_wait()
-        mine = (k.thread // columns).named("mine")
+        rank = (k.thread // columns).named("rank")
         slots = k.shared(4 * columns * threads, stages=len(monoid.identity), name="totals")
         groups, grid = (total + columns - 1) // columns, hw.grid_size()
         with k.range((groups - hw.block_index() + grid - 1) // grid, name="group") as group:
             index = ((hw.block_index() + group * grid) * columns + k.thread % columns).named("index")
             batch, element = index // elements, (index % elements).named("element")
-            cells = [k.registers(F32, 1, "total_of_mine") for _ in monoid.identity]
+            cells = [k.registers(F32, 1, "total_of_thread") for _ in monoid.identity]
             for cell, identity in zip(cells, monoid.identity, strict=True):
                 cell[0] = identity
-            with k.range((parts + threads * BATCH - 1) // (threads * BATCH), name="turn") as turn:
+            with k.range((parts + threads * BATCH - 1) // (threads * BATCH), name="round") as round:
                 loaded = []
                 for i in range(BATCH):
-                    part = turn * (threads * BATCH) + i * threads + mine
+                    part = round * (threads * BATCH) + i * threads + rank
                     inside = ((part < parts) & (index < total)).named("inside")
                     offset = (batch * parts + part).to(I64) * elements.to(I64) + element.to(I64)
                     loaded.append(
@@ -82,20 +82,20 @@ def reduce(kind: str, dtype: DType, columns: int, threads: int) -> Kernel:
                     _merge(monoid, cells, tuple(other))
             half = threads // 2
             while half:  # a tree over the threads of an element, always the same
-                places = [slots[s].address for s in range(len(cells))]
-                for place, cell in zip(places, cells, strict=True):
-                    hw.store_shared(cell, place + (k.thread * 4).to(U32))
+                addresses = [slots[s].address for s in range(len(cells))]
+                for address, cell in zip(addresses, cells, strict=True):
+                    hw.store_shared(cell, address + (k.thread * 4).to(U32))
                 hw.sync_threads()
-                with k.when(mine < half):
+                with k.when(rank < half):
                     others = [k.registers(F32, 1, "other") for _ in cells]
-                    for place, other_cell in zip(places, others, strict=True):
-                        hw.load_shared(other_cell, place + ((k.thread + half * columns) * 4).to(U32))
+                    for address, other_cell in zip(addresses, others, strict=True):
+                        hw.load_shared(other_cell, address + ((k.thread + half * columns) * 4).to(U32))
                     _merge(monoid, cells, tuple(other_cell[0] for other_cell in others))
                 hw.sync_threads()
                 half //= 2
             result = monoid.finish(tuple(cell[0] for cell in cells)) * scale + shift
             where = out + (index.to(I64) * dtype.bytes).to(U64)
-            store_rounded(result, where, (mine == 0) & (index < total), dtype)
+            store_rounded(result, where, (rank == 0) & (index < total), dtype)
         return k.finish()
 
 

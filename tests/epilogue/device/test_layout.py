@@ -19,7 +19,7 @@ EPILOGUE = EpilogueSpec(bare(BF16), frozenset({"out"}))
 
 
 def spec(config: Config) -> KernelSpec:
-    return KernelSpec(config, BF16, FP32, "K", "K", EPILOGUE)
+    return KernelSpec(config, BF16, FP32, ("K", "K"), EPILOGUE)
 
 
 def test_every_tile_is_stored_whole_in_rounds_that_fit() -> None:
