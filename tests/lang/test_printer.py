@@ -120,6 +120,6 @@ def test_a_variable_is_read_by_its_name_until_it_changes() -> None:
         source = k.finish().source
     body = " ".join(source[source.index("uint32_t x = 0u;") :].split())
     assert body == (
-        "uint32_t x = 0u; mbarrier_init(smem + x, x); const uint32_t x_now = x; x = x + 1u; "
+        "uint32_t x = 0u; mbarrier_init(smem + x, x); const uint32_t x_now = x; x += 1u; "
         "mbarrier_init(smem + x_now, x); }"
     )

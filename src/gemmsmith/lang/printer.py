@@ -7,7 +7,9 @@ order they were made. A value that reads a variable is written down before the v
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -24,10 +26,15 @@ from gemmsmith.lang.values import (
     Parameter,
     Read,
     RegisterRead,
+    RegisterRows,
     Registers,
+    SelectedRow,
     Value,
+    Variable,
 )
 
+WIDTH = 120
+"""Of a line."""
 _PRECEDENCE = {
     "*": 10, "/": 10, "%": 10, "+": 9, "-": 9, "<<": 8, ">>": 8, "<": 7, "<=": 7, ">": 7, ">=": 7,
     "==": 6, "!=": 6, "&": 5, "^": 4, "|": 3,
@@ -68,14 +75,17 @@ class _Pending:
 
 @dataclass
 class _Printer:
-    kernel: Kernel
-    uses: Counter[Value] = field(default_factory=Counter)
+    """Prints a block: the kernel's body, or a function's."""
+
+    threads: int
+    uses: Counter[Value]
+    wrappers: dict[str, None]
+    """The text of those in use, in the order of their first."""
     names: dict[object, str] = field(default_factory=dict)
     taken: Counter[str] = field(default_factory=Counter)
     pending: dict[Value, _Pending] = field(default_factory=dict)
     builtins: set[str] = field(default_factory=set)
     constants: dict[str, Constant] = field(default_factory=dict)
-    wrappers: dict[str, None] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     last_if: tuple[Value | None, int] = None, 0
     """The condition of the last `if` without `else`, and the number of lines behind it."""
@@ -135,8 +145,8 @@ class _Printer:
             case Read():
                 return _Pending(self.names[value.variable], _ATOM, {value.variable})
             case RegisterRead():
-                text = f"{self.names[value.registers]}[{part(value.index, 0)}]"
-                return _Pending(text, _ATOM, reads | {value.registers})
+                text = f"{self.array(value.registers)}[{part(value.index, 0)}]"
+                return _Pending(text, _ATOM, reads | {value.registers.declared})
             case Result():
                 return _Pending(self.call(value.instruction), _ATOM, reads)
             case Operation(op="select"):
@@ -160,6 +170,10 @@ class _Printer:
                 return _Pending(f"{a} {value.op} {b}", own, reads)
         raise AssertionError(value)
 
+    def array(self, x: Registers) -> str:
+        """A register array, or a row of one."""
+        return f"{self.names[x.array]}[{self.text(x.row)}]" if isinstance(x, SelectedRow) else self.names[x]
+
     def call(self, instruction: Instruction) -> str:
         arguments = []
         for name, kind in instruction.operand_types.items():
@@ -178,7 +192,7 @@ class _Printer:
 
     # -- statements ----------------------------------------------------------------------------------
     def line(self, text: str) -> None:
-        self.lines.append("    " * self.depth + text if text else "")
+        self.lines.append(_wrapped(text, "    " * self.depth))
 
     def flush(self, reading: object | None = None) -> None:
         """Writes down pending values: all, or those that read a variable about to change."""
@@ -188,10 +202,12 @@ class _Printer:
                 self.line(f"const {value.type.cpp} {self.name(value, value.name or _hint(value))} = {text};")
 
     def bind(self, value: Value) -> None:
-        pure = not isinstance(value, Result) or value.instruction.pure
+        pure = _is_pure(value)
         if pure and not self.uses[value]:
             return
-        done = self._compose(value)
+        self._give(value, self._compose(value), pure)
+
+    def _give(self, value: Value, done: _Pending, pure: bool) -> None:
         if pure and not value.name and (self.uses[value] == 1 or isinstance(value, Read)):
             self.pending[value] = done
             return
@@ -203,16 +219,17 @@ class _Printer:
     def _flush_written(self, instruction: Instruction) -> None:
         for name, kind in instruction.operand_types.items():
             if isinstance(kind, RegisterOperand) and kind.access != "in":
-                self.flush(getattr(instruction, name))
+                self.flush(getattr(instruction, name).declared)
 
-    def block(self, block: st.Block) -> None:
+    def block(self, block: st.Block, to_the_end: bool = True) -> None:
         for unit, group in groupby(block.statements, lambda s: s.unit if isinstance(s, st.Role) else None):
             if unit is None:
                 for statement in group:
                     self.statement(statement)
             else:
                 self._roles([role for role in group if isinstance(role, st.Role)])
-        self.flush()
+        if to_the_end:
+            self.flush()
 
     def nested(self, block: st.Block) -> None:
         self.depth += 1
@@ -238,13 +255,18 @@ class _Printer:
             case st.Assign(variable=variable, value=value):
                 text = self.text(value)
                 self.flush(variable)
-                self.line(f"{self.names[variable]} = {text};")
+                self.line(_assignment(self.names[variable], variable, value, text))
             case st.DeclareRegisters(registers=array):
-                self.line(f"{array.type.cpp} {self.name(array, array.name)}[{array.count}];")
-            case st.AssignRegister(registers=array, index=index, value=value):
-                text, place = self.text(value), self.text(index)
-                self.flush(array)
-                self.line(f"{self.names[array]}[{place}] = {text};")
+                name = self.name(array, array.name)
+                rows = list(array) if isinstance(array, RegisterRows) else []
+                self.names.update((row, f"{name}[{i}]" if len(rows) > 1 else name) for i, row in enumerate(rows))
+                self.line(f"{array.type.cpp} {name}{f'[{len(rows)}]' * (len(rows) > 1)}[{array.count}];")
+            case st.AssignRegister(registers=registers, index=index, value=value):
+                text, element = self.text(value), f"{self.array(registers)}[{self.text(index)}]"
+                self.flush(registers.declared)
+                self.line(f"{element} = {text};")
+            case st.Call():
+                self._call(statement)
             case st.Loop():
                 self._loop(statement)
             case st.If():
@@ -261,6 +283,18 @@ class _Printer:
                 self.line("}")
                 if not statement.otherwise:
                     self.last_if = statement.condition, len(self.lines)
+
+    def _call(self, call: st.Call) -> None:
+        if not any(self.uses[r] for r in call.results):
+            return
+        done = [self.expression(v) for v in st.uses(call)]
+        text = f"{call.function.name}({', '.join(text for text, *_ in done)})"
+        if len(call.results) == 1:
+            reads = set().union(*(reads for *_, reads in done))
+            self._give(call.results[0], _Pending(text, _ATOM, reads), pure=True)
+        else:
+            names = [self.name(r, r.name or "value") for r in call.results]
+            self.line(f"const auto [{', '.join(names)}] = {text};")
 
     def _loop(self, loop: st.Loop) -> None:
         start, stop, by = (self._bound(x) for x in (loop.start, loop.stop, loop.step))
@@ -285,7 +319,7 @@ class _Printer:
         """Roles in a row are one if/else chain, which setmaxnreg needs; the last is `else` where all are covered."""
         self.flush()
         self.builtins.add(roles[0].unit)
-        limit = self.kernel.threads // 128 if roles[0].unit == "warpgroup" else 4
+        limit = self.threads // 128 if roles[0].unit == "warpgroup" else 4
         whole = sum(role.count for role in roles) == limit
         for role in roles:
             opening = "if" if role is roles[0] else "} else if"
@@ -348,23 +382,73 @@ def wrapper(instruction: Instruction) -> str:
             parameters.append(f"{operand.type.cpp} {name}")
             cast = "(int)" if operand.type == PRED else ""
             inputs.append(f'"{operand.type.constraint}"({cast}{name})')
-    lines = re.sub(r"\{(\w+)\}", lambda m: places.get(m[1], m[0]), instruction.text()).strip().splitlines()
-    body = "\n".join(f'        "{line.strip()}\\n"' for line in lines) or '        ""'
-    volatile, clobber = ("", "") if instruction.pure else (" volatile", ' : "memory"')
+    text = re.sub(r"\{(\w+)\}", lambda m: places.get(m[1], m[0]), instruction.text()).strip()
     gives = instruction.result.cpp if instruction.result else "void"
     holds = "int" if instruction.result == PRED else gives  # inline PTX has no bool registers
-    result = f"    {holds} result;\n" if instruction.result else ""
-    back = "\n    return result;" if instruction.result else ""
-    return (
-        f"__device__ __forceinline__ {gives} {instruction.wrapper_name}({', '.join(parameters)}) {{\n{result}"
-        f"    asm{volatile}(\n{body}\n        : {_columns(outputs)}\n        : {_columns(inputs)}{clobber});"
-        f"{back}\n}}\n"
-    )
+    body = _assembly(text, outputs, inputs, instruction.pure)
+    if instruction.result:
+        body = f"    {holds} result;\n{body}\n    return result;"
+    return _function(gives, instruction.wrapper_name, parameters, body)
+
+
+def _function(gives: str, name: str, parameters: list[str], body: str) -> str:
+    return _wrapped(f"__device__ __forceinline__ {gives} {name}({', '.join(parameters)}) {{", "") + f"\n{body}\n}}\n"
+
+
+def _assembly(text: str, outputs: list[str], inputs: list[str], pure: bool) -> str:
+    """An asm statement, on one line if it fits."""
+    sections = [outputs, inputs] + [['"memory"']] * (not pure)
+    while sections and not sections[-1]:
+        sections.pop()
+    opening = "    asm(" if pure else "    asm volatile("
+    tail = "".join(":" + f" {', '.join(section)} " * bool(section) for section in sections).strip()
+    tail = f" {tail});" if tail else ");"
+    if "\n" not in text and len(line := f'{opening}"{text}"{tail}') <= WIDTH:
+        return line
+    lines = [opening]
+    for instruction in map(str.strip, text.splitlines() or [""]):
+        *parts, last = textwrap.wrap(instruction, WIDTH - 12, break_on_hyphens=False, break_long_words=False) or [""]
+        lines += [f'        "{part} "' for part in parts] + [f'        "{last}\\n"' if last else '        ""']
+    if len(lines[-1] + tail) <= WIDTH:
+        lines[-1] += tail
+        return "\n".join(lines)
+    rows = [_columns(section) for section in sections]
+    if len(rows) > 1 and "\n" not in rows[-2]:
+        rows[-2:] = [f"{rows[-2]} : {rows[-1]}"]
+    return "\n".join(lines) + "".join(f"\n        : {row}" for row in rows) + ");"
 
 
 def _columns(parts: list[str], width: int = 8) -> str:
     rows = [", ".join(parts[i : i + width]) for i in range(0, len(parts), width)]
     return ",\n          ".join(rows)
+
+
+def _wrapped(text: str, indent: str) -> str:
+    """A line of code, broken where it is nested least if it is too long."""
+    lines, more = [], ""
+    while len(indent + more + text) > WIDTH and not text.startswith("//"):
+        depth, best = 0, (0, 0)
+        for i, letter in enumerate(text[: WIDTH - len(indent + more) - 1]):
+            depth += (letter in "([") - (letter in ")]")
+            operator = letter == " " and re.match(r" (?:[-+*/|^?:]|&&|\|\||<<|>>) ", text[i:])
+            if i > WIDTH // 3 and (operator or text[i : i + 2] == ", "):
+                best = min(best, (depth, -i)) if best[1] else (depth, -i)
+        if not best[1]:
+            break
+        stop = -best[1] + (text[-best[1]] == ",")
+        lines.append(indent + more + text[:stop])
+        text, more = text[stop:].lstrip(), "    "
+    return "\n".join([*lines, indent + more + text])
+
+
+def _assignment(name: str, variable: Variable, value: Value, text: str) -> str:
+    """`variable = text`; shorter where the value is an operation on what the variable holds."""
+    match value:
+        case Operation(op="+" | "-" | "^" | "|" | "&" as op, operands=(Read(variable=read), _)) if read is variable:
+            opening = f"{name} {op} "
+            if text.startswith(opening):
+                return f"{name} {op}= {text[len(opening) :]};"
+    return f"{name} = {text};"
 
 
 def _literal(type: Type, number: object) -> str:
@@ -400,35 +484,17 @@ def _hint(value: Value) -> str:
             return "value"
 
 
-def _count_uses(kernel: Kernel) -> Counter[Value]:
-    uses: Counter[Value] = Counter()
+def _is_pure(value: Value) -> bool:
+    return not isinstance(value, Result) or value.instruction.pure
 
-    def instruction(i: Instruction) -> None:
-        uses.update(v for v in i.operands.values() if isinstance(v, Value))
 
-    statements = list(st.walk(kernel.body))
-    # Backwards, so that a value only dead values use is dead too.
-    for statement in reversed(statements):
-        match statement:
-            case st.Bind(value=Operation() as value):
-                if uses[value]:
-                    uses.update(value.operands)
-            case st.Bind(value=RegisterRead() as value):
-                if uses[value]:
-                    uses[value.index] += 1
-            case st.Bind(value=Result() as value):
-                if uses[value] or not value.instruction.pure:
-                    instruction(value.instruction)
-            case st.Execute(instruction=i):
-                instruction(i)
-            case st.Declare(initial=value) | st.Assign(value=value):
-                uses[value] += 1
-            case st.AssignRegister(index=index, value=value):
-                uses.update((index, value))
-            case st.Loop(start=start, stop=stop, step=step):
-                uses.update((start, stop, step))
-            case st.If(condition=condition):
-                uses[condition] += 1
+def _count_uses(block: st.Block, results: Sequence[Value] = ()) -> Counter[Value]:
+    """How often each value is used by what is not dead itself; `results` are."""
+    uses = Counter(results)
+    for statement in reversed(list(st.walk(block))):  # a value's uses come before it
+        dead = isinstance(statement, st.Bind) and _is_pure(statement.value) and not uses[statement.value]
+        if not dead and not (isinstance(statement, st.Call) and not any(uses[r] for r in statement.results)):
+            uses.update(st.uses(statement))
     return uses
 
 
@@ -437,20 +503,38 @@ def _function_names(kernel: Kernel) -> set[str]:
     made = [s.value for s in st.walk(kernel.body) if isinstance(s, st.Bind)]
     instructions = [v.instruction for v in made if isinstance(v, Result)]
     instructions += [s.instruction for s in st.walk(kernel.body) if isinstance(s, st.Execute)]
-    return {i.wrapper_name for i in instructions}
+    return {i.wrapper_name for i in instructions} | {f.name for f in kernel.functions}
+
+
+def _print_function(function: st.Function, threads: int, wrappers: dict[str, None], taken: set[str]) -> str:
+    """A device function; several results are a structure, whose members have their names."""
+    p = _Printer(threads, _count_uses(function.body, function.results), wrappers, taken=Counter(taken))
+    inputs = [*function.parameters, *function.captured]
+    parameters = [f"{v.type.cpp} {p.name(v, v.name or _hint(v))}" for v in inputs]
+    p.block(function.body, to_the_end=False)
+    results = ", ".join(p.text(r) for r in function.results)
+    if len(function.results) == 1:
+        p.line(f"return {results};")
+        return _function(function.results[0].type.cpp, function.name, parameters, "\n".join(p.lines))
+    p.line(f"return {{{results}}};")
+    structure = function.name.title().replace("_", "")
+    members = "".join(f" {r.type.cpp} {r.name};" for r in function.results)
+    body = _function(structure, function.name, parameters, "\n".join(p.lines))
+    return f"struct {structure} {{{members} }};\n{body}"
 
 
 def print_kernel(kernel: Kernel) -> str:
     """The kernel's CUDA C++ file. Only the wrappers of instructions it uses are in it."""
-    p = _Printer(kernel, _count_uses(kernel))
-    for word in (*_BUILTINS, "shared_memory", kernel.name, *_function_names(kernel)):
-        p.taken[word] += 1
+    taken = {*_BUILTINS, "shared_memory", kernel.name, *_function_names(kernel)}
+    wrappers: dict[str, None] = {}
+    p = _Printer(kernel.threads, _count_uses(kernel.body), wrappers, taken=Counter(taken))
     parameters = []
     for parameter in kernel.parameters:
         name = p.name(parameter, parameter.name or "p")
         const = "const __grid_constant__ " if parameter.type in (TENSOR_MAP, ORDER) else "const "
         parameters.append(f"{const}{parameter.type.cpp} {name}")
     p.block(kernel.body)
+    functions = [_print_function(f, kernel.threads, wrappers, taken) for f in kernel.functions]
     cluster = "" if kernel.cluster == (1, 1, 1) else f"__cluster_dims__({', '.join(map(str, kernel.cluster))}) "
     signature = (
         f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, 1)\n'
@@ -470,7 +554,7 @@ def print_kernel(kernel: Kernel) -> str:
     ]
     return (
         f"{header}\n{_PRELUDE}{structs}\n"
-        + "\n".join(p.wrappers)
+        + "\n".join((*wrappers, *functions))
         + f"\n{signature}"
         + "".join(f"    {line}\n" for line in (*constants, *opening))
         + "\n".join(p.lines)
