@@ -17,7 +17,7 @@ BLOCK = 64
 
 
 class Accumulator:
-    """rows x n of fp32 (or packed fp16 pairs), as one register array for every 64 rows.
+    """rows x n of fp32 (or packed fp16 pairs), a row of registers for every 64 rows.
 
     Element i of thread t lies in row 16 * (t / 32) + (t % 32) / 4 + 8 * (i / 2 % 2) and column
     8 * (i / 4) + 2 * (t % 4) + i % 2 (PTX ISA, register fragments of wgmma).
@@ -30,7 +30,7 @@ class Accumulator:
         if accumulate == FP16:
             self.mma["accumulator"] = "f16"
         type, count = (U32, n // 4) if accumulate == FP16 else (F32, n // 2)
-        self.blocks = [k.registers(type, count, f"accumulator_{i}") for i in range(rows // BLOCK)]
+        self.blocks = k.register_rows(type, rows // BLOCK, count, "accumulator")
 
     def clear(self) -> None:
         """All zeros."""

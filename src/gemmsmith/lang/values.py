@@ -202,7 +202,7 @@ class Registers:
 
     def __init__(self, type: Type, count: int, name: str, declared: RegisterRows | None = None) -> None:
         self.type, self.count, self.name = type, count, name
-        self.declared: Registers | RegisterRows = declared or self
+        self.declared: Registers | RegisterRows = self if declared is None else declared
 
     def __len__(self) -> int:
         return self.count

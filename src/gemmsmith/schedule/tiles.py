@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.core.errors import ArgumentError
@@ -157,6 +158,12 @@ class TileScheduler:
         share: Share | None = None,
         backwards: Value | None = None,
     ) -> WorkTile:
+        decode = partial(self._coordinates, place)
+        batch, m, n = current().call("tile_coordinates", decode, index, takes=["tile"])
+        return WorkTile(m, n, batch, k_tiles, share, backwards)
+
+    def _coordinates(self, place: ClusterPosition, index: Value) -> list[Value]:
+        """The batch of a cluster's tile number `index`, and element (m, n) where this CTA's part of it starts."""
         tile, size = self.spec.config.tile, self.spec.config.cluster
         batch = self.plane.quotient(index).named("batch")
         within = (index - batch * (self.tiles_m * self.tiles_n)).named("within")
@@ -164,14 +171,9 @@ class TileScheduler:
             n, m = self._band(within, self.tiles_n, self.tiles_m)
         else:
             m, n = self._band(within, self.tiles_m, self.tiles_n)
-        return WorkTile(
-            ((m * size[0] + place.m) * tile[0]).named("tile_m"),
-            ((n * size[1] + place.n) * tile[1]).named("tile_n"),
-            batch,
-            k_tiles,
-            share,
-            backwards,
-        )
+        tile_m = ((m * size[0] + place.m) * tile[0]).named("tile_m")
+        tile_n = ((n * size[1] + place.n) * tile[1]).named("tile_n")
+        return [batch, tile_m, tile_n]
 
     def _band(self, index: Value, across: Value, along: Value) -> tuple[Value, Value]:
         """Tile `index` of a walk along `along` in bands `raster_group` wide of `across`: (across, along)."""
