@@ -7,8 +7,8 @@ from gemmsmith.core.dtypes import BF16, FP16, DType
 from gemmsmith.hw.wgmma import K
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.types import F32, U32
-from gemmsmith.lang.values import Registers, Value, ValueLike
+from gemmsmith.lang.types import F32, PRED, U32
+from gemmsmith.lang.values import Registers, Value, ValueLike, as_value
 
 Index = int | Value
 """Known at build time, or the index of an unrolled loop."""
@@ -34,26 +34,21 @@ class Accumulator:
 
     def clear(self) -> None:
         """All zeros."""
-        for block in self.blocks:
-            with current().unroll(len(block)) as i:
-                block[i] = 0
+        k = current()
+        with k.unroll(len(self.blocks), name="block") as block, k.unroll(self.blocks.count) as i:
+            self.blocks[block][i] = 0
 
     def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike) -> None:
         """Issues acc = a @ b^T (+ acc) over the tile's whole depth as one group, and returns while it runs."""
         assert a.tile is not None
         assert b.tile is not None
         hw.wgmma_fence()
-        for step in range(b.tile.k // K):
+        with current().unroll(b.tile.k // K, name="k_step") as step:
+            keep = as_value(accumulate, PRED) | (step > 0)
+            b_step = hw.descriptor(b, step).named("b_descriptor")
             for i, block in enumerate(self.blocks):
-                hw.wgmma_mma(
-                    block,
-                    hw.descriptor(a.rows(i * BLOCK, BLOCK), step),
-                    hw.descriptor(b, step),
-                    accumulate if step == 0 else True,
-                    **self.mma,
-                    a_major=a.tile.major,
-                    b_major=b.tile.major,
-                )
+                a_step = hw.descriptor(a.rows(i * BLOCK, BLOCK), step).named("a_descriptor")
+                hw.wgmma_mma(block, a_step, b_step, keep, **self.mma, a_major=a.tile.major, b_major=b.tile.major)
         hw.wgmma_commit()
 
     def wait(self, pending: int) -> None:
@@ -71,14 +66,14 @@ class Accumulator:
         else:
             block[index] = block[index] + other
 
-    def pair(self, block: int, index: Index, output: DType) -> Value:
+    def pair(self, block: ValueLike, index: Index, output: DType) -> Value:
         """Elements 2 * index and 2 * index + 1 of a block, rounded to `output` (16 bits) and packed."""
         registers = self.blocks[block]
         if self.accumulate == FP16:
             return registers[index] if output == FP16 else hw.pack(*self._unpacked(registers[index]), output)
         return hw.pack(registers[2 * index], registers[2 * index + 1], output)
 
-    def element(self, block: int, index: Index, second: int) -> Value:
+    def element(self, block: ValueLike, index: Index, second: int) -> Value:
         """Element 2 * index + second of a block, as fp32."""
         registers = self.blocks[block]
         if self.accumulate == FP16:

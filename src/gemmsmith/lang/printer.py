@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from gemmsmith.lang import statements as st
@@ -71,6 +72,7 @@ class _Pending:
     text: str
     precedence: int
     reads: set[object]
+    depth: int = 0
 
 
 @dataclass
@@ -86,26 +88,31 @@ class _Printer:
     pending: dict[Value, _Pending] = field(default_factory=dict)
     builtins: set[str] = field(default_factory=set)
     constants: dict[str, Constant] = field(default_factory=dict)
+    constant_names: Counter[str] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
     last_if: tuple[Value | None, int] = None, 0
     """The condition of the last `if` without `else`, and the number of lines behind it."""
+    last_call: tuple[Value | None, int, str] = None, 0, ""
+    """The last instruction's result that one statement uses, the number of lines behind it, and its text."""
     depth: int = 1
 
     # -- names and expressions ---------------------------------------------------------------------
-    def name(self, thing: object, hint: str) -> str:
-        """An identifier of its own for `thing`: the hint in ASCII, with a number where that is taken."""
+    def name(self, thing: object, hint: str, taken: Counter[str] | None = None) -> str:
+        """An identifier of its own for `thing`: the hint in ASCII, with a number where that is `taken`, as far as not
+        said otherwise in this scope."""
         if thing not in self.names:
+            taken = self.taken if taken is None else taken
             hint = name = re.sub(r"\W+", "_", hint, flags=re.ASCII)
-            while self.taken[name]:
-                self.taken[hint] += 1
-                name = f"{hint}_{self.taken[hint]}"
-            self.taken[name] = 1
+            while taken[name]:
+                taken[hint] += 1
+                name = f"{hint}_{taken[hint]}"
+            taken[name] = 1
             self.names[thing] = name
         return self.names[thing]
 
     def constant(self, value: Constant) -> str:
         """The name of a constant that has one: those of the same name and number are one."""
-        name = self.name((value.name, value.type, value.number), value.name or "")
+        name = self.name((value.name, value.type, value.number), value.name or "", self.constant_names)
         self.constants[name] = value
         return name
 
@@ -194,10 +201,10 @@ class _Printer:
     def line(self, text: str) -> None:
         self.lines.append(_wrapped(text, "    " * self.depth))
 
-    def flush(self, reading: object | None = None) -> None:
-        """Writes down pending values: all, or those that read a variable about to change."""
-        for value in list(self.pending):
-            if reading is None or reading in self.pending[value].reads:
+    def flush(self, changes: list[object] | None = None) -> None:
+        """Writes down pending values: those of this block, or those that read what is about to change."""
+        for value, done in list(self.pending.items()):
+            if done.depth == self.depth if changes is None else not done.reads.isdisjoint(changes):
                 text = self.pending.pop(value).text
                 self.line(f"const {value.type.cpp} {self.name(value, value.name or _hint(value))} = {text};")
 
@@ -209,32 +216,35 @@ class _Printer:
 
     def _give(self, value: Value, done: _Pending, pure: bool) -> None:
         if pure and not value.name and (self.uses[value] == 1 or isinstance(value, Read)):
-            self.pending[value] = done
+            self.pending[value] = replace(done, depth=self.depth)
             return
         if not self.uses[value]:
             self.line(f"{done.text};")
         else:
             self.line(f"const {value.type.cpp} {self.name(value, value.name or _hint(value))} = {done.text};")
+            if self.uses[value] == 1 and not value.name:
+                self.last_call = value, len(self.lines), done.text
 
-    def _flush_written(self, instruction: Instruction) -> None:
-        for name, kind in instruction.operand_types.items():
-            if isinstance(kind, RegisterOperand) and kind.access != "in":
-                self.flush(getattr(instruction, name).declared)
-
-    def block(self, block: st.Block, to_the_end: bool = True) -> None:
+    def block(self, block: st.Block) -> None:
         for unit, group in groupby(block.statements, lambda s: s.unit if isinstance(s, st.Role) else None):
             if unit is None:
                 for statement in group:
                     self.statement(statement)
             else:
                 self._roles([role for role in group if isinstance(role, st.Role)])
-        if to_the_end:
-            self.flush()
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Names made inside may be taken again behind it."""
+        taken, self.taken = self.taken, self.taken.copy()
+        yield
+        self.taken = taken
 
     def nested(self, block: st.Block) -> None:
-        self.depth += 1
-        self.block(block)
-        self.depth -= 1
+        with self.scope():
+            self.depth += 1
+            self.block(block)
+            self.depth -= 1
 
     def statement(self, statement: st.Statement) -> None:
         match statement:
@@ -242,19 +252,18 @@ class _Printer:
                 self.flush()
                 self.line(f"// {text}")
             case st.Bind(value=value):
-                if isinstance(value, Result):
-                    self._flush_written(value.instruction)
+                self.flush(st.changes(statement))
                 self.bind(value)
             case st.Execute(instruction=instruction):
                 text = self.call(instruction)
-                self._flush_written(instruction)
+                self.flush(st.changes(statement))
                 self.line(f"{text};")
             case st.Declare(variable=variable, initial=initial):
                 text = self.text(initial)
                 self.line(f"{variable.type.cpp} {self.name(variable, variable.name)} = {text};")
             case st.Assign(variable=variable, value=value):
                 text = self.text(value)
-                self.flush(variable)
+                self.flush(st.changes(statement))
                 self.line(_assignment(self.names[variable], variable, value, text))
             case st.DeclareRegisters(registers=array):
                 name = self.name(array, array.name)
@@ -263,7 +272,7 @@ class _Printer:
                 self.line(f"{array.type.cpp} {name}{f'[{len(rows)}]' * (len(rows) > 1)}[{array.count}];")
             case st.AssignRegister(registers=registers, index=index, value=value):
                 text, element = self.text(value), f"{self.array(registers)}[{self.text(index)}]"
-                self.flush(registers.declared)
+                self.flush(st.changes(statement))
                 self.line(f"{element} = {text};")
             case st.Call():
                 self._call(statement)
@@ -271,7 +280,10 @@ class _Printer:
                 self._loop(statement)
             case st.If():
                 condition = self.text(statement.condition)
-                self.flush()
+                self.flush(st.changes(statement))
+                if self.last_call[0] is statement.condition and self.last_call[1] == len(self.lines):
+                    self.lines.pop()
+                    condition = self.last_call[2]
                 if self.last_if[0] is statement.condition and self.last_if[1] == len(self.lines):
                     self.lines.pop()  # of the same condition, just before: values never change
                 else:
@@ -298,13 +310,13 @@ class _Printer:
 
     def _loop(self, loop: st.Loop) -> None:
         start, stop, by = (self._bound(x) for x in (loop.start, loop.stop, loop.step))
-        self.flush()
-        unrolled = loop.index.unrolled
-        self.line("#pragma unroll" if unrolled else "#pragma unroll 1")
-        name = self.name(loop.index, loop.index.name or "i")
-        step = f"++{name}" if by == "1" else f"{name} += {by}"
-        self.line(f"for (int {name} = {start}; {name} < {stop}; {step}) {{")
-        self.nested(loop.body)
+        self.flush(st.changes(loop) if loop.index.unrolled else None)
+        self.line("#pragma unroll" if loop.index.unrolled else "#pragma unroll 1")
+        with self.scope():
+            name = self.name(loop.index, loop.index.name or "i")
+            step = f"++{name}" if by == "1" else f"{name} += {by}"
+            self.line(f"for (int {name} = {start}; {name} < {stop}; {step}) {{")
+            self.nested(loop.body)
         self.line("}")
 
     def _bound(self, value: Value) -> str:
@@ -392,7 +404,9 @@ def wrapper(instruction: Instruction) -> str:
 
 
 def _function(gives: str, name: str, parameters: list[str], body: str) -> str:
-    return _wrapped(f"__device__ __forceinline__ {gives} {name}({', '.join(parameters)}) {{", "") + f"\n{body}\n}}\n"
+    opening = f"__device__ __forceinline__ {gives} {name}({', '.join(parameters)}) {{"
+    short = f"{opening} {body.strip()} }}"
+    return short if "\n" not in body and len(short) <= WIDTH else f"{_wrapped(opening, '')}\n{body}\n}}\n"
 
 
 def _assembly(text: str, outputs: list[str], inputs: list[str], pure: bool) -> str:
@@ -427,15 +441,16 @@ def _wrapped(text: str, indent: str) -> str:
     """A line of code, broken where it is nested least if it is too long."""
     lines, more = [], ""
     while len(indent + more + text) > WIDTH and not text.startswith("//"):
-        depth, best = 0, (0, 0)
+        depth, best = 0, (0, False, 0)
         for i, letter in enumerate(text[: WIDTH - len(indent + more) - 1]):
             depth += (letter in "([") - (letter in ")]")
             operator = letter == " " and re.match(r" (?:[-+*/|^?:]|&&|\|\||<<|>>) ", text[i:])
             if i > WIDTH // 3 and (operator or text[i : i + 2] == ", "):
-                best = min(best, (depth, -i)) if best[1] else (depth, -i)
-        if not best[1]:
+                found = depth, bool(operator), -i
+                best = min(best, found) if best[2] else found
+        if not best[2]:
             break
-        stop = -best[1] + (text[-best[1]] == ",")
+        stop = -best[2] + (text[-best[2]] == ",")
         lines.append(indent + more + text[:stop])
         text, more = text[stop:].lstrip(), "    "
     return "\n".join([*lines, indent + more + text])
@@ -511,7 +526,7 @@ def _print_function(function: st.Function, threads: int, wrappers: dict[str, Non
     p = _Printer(threads, _count_uses(function.body, function.results), wrappers, taken=Counter(taken))
     inputs = [*function.parameters, *function.captured]
     parameters = [f"{v.type.cpp} {p.name(v, v.name or _hint(v))}" for v in inputs]
-    p.block(function.body, to_the_end=False)
+    p.block(function.body)
     results = ", ".join(p.text(r) for r in function.results)
     if len(function.results) == 1:
         p.line(f"return {results};")
@@ -538,7 +553,7 @@ def print_kernel(kernel: Kernel) -> str:
     cluster = "" if kernel.cluster == (1, 1, 1) else f"__cluster_dims__({', '.join(map(str, kernel.cluster))}) "
     signature = (
         f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, 1)\n'
-        f"{kernel.name}(\n    " + ",\n    ".join(parameters) + ")\n{\n"
+        f"{kernel.name}(\n{_wrapped(', '.join(parameters), '    ')})\n{{\n"
     )
     shared = f"extern __shared__ __align__(1024) uint8_t shared_memory[];  // {kernel.shared_bytes} bytes"
     opening = [shared] * bool({"smem", "smem_chunk"} & p.builtins) + [

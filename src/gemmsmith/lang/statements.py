@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from gemmsmith.lang.instruction import Instruction, Result
+from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
 from gemmsmith.lang.values import (
     Constant,
     LoopIndex,
@@ -160,6 +160,20 @@ def uses(statement: Statement) -> list[Value]:
         case Call(function=function, arguments=arguments):
             return [*arguments, *function.captured]
     return []
+
+
+def changes(statement: Statement) -> list[object]:
+    """The variables and declared register arrays that a statement, or one inside it, assigns to."""
+    match statement:
+        case Assign(variable=variable):
+            return [variable]
+        case AssignRegister(registers=registers):
+            return [registers.declared]
+        case Bind(value=Result(instruction=instruction)) | Execute(instruction=instruction):
+            kinds = instruction.operand_types.items()
+            written = [name for name, kind in kinds if isinstance(kind, RegisterOperand) and kind.access != "in"]
+            return [getattr(instruction, name).declared for name in written]
+    return [x for block in children(statement) for inner in block.statements for x in changes(inner)]
 
 
 def _row(registers: Registers) -> list[Value]:

@@ -311,6 +311,8 @@ def operation(op: str, type: Type, *operands: Value) -> Value:
                     return x
                 if y.number == 1 and (op == "*" or (commutes and op == "/")):
                     return x
+                if y.number == 1 and commutes and op == "%":
+                    return Constant(type, 0)
                 if y.number == 0 and op == "*" and type.is_integer:
                     return y
     return bind(Operation(op, type, operands))

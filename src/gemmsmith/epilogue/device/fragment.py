@@ -10,7 +10,7 @@ from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, U32
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.values import Registers, Value
 
 Index = int | Value
 """Known at build time, or made of the index of an unrolled loop."""
@@ -18,15 +18,14 @@ Pair = Callable[[Any, int], tuple[Value, Value]]
 """(chunk, half) -> the thread's two neighbouring elements, fp32."""
 
 
-def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, packed: Callable[..., Value]) -> None:
+def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, pack: Callable[[Registers], None]) -> None:
     """Writes `count` (1 or 2) chunks of 8 columns from `chunk` on of a 64-row piece, rounded to the tile's dtype.
 
-    `packed(offset, half)` gives a pair of 16-bit elements in one register.
+    `pack` fills registers with pairs of 16-bit elements: two a chunk, rows lane / 4 and lane / 4 + 8.
     """
     if tile.dtype.bits == 16:
         values = current().registers(U32, 2 * count, "packed")
-        for i in range(2 * count):
-            values[i] = packed(i // 2, i % 2)
+        pack(values)
         hw.store_matrix(values, buffer + _matrix_row(tile, chunk, count))
         return
     for i in range(2 * count):
