@@ -44,7 +44,7 @@ class Accumulator:
         assert b.tile is not None
         hw.wgmma_fence()
         with current().unroll(b.tile.k // K, name="k_step") as step:
-            keep = as_value(accumulate, PRED) | (step > 0)
+            keep = (as_value(accumulate, PRED) | (step > 0)).named("accumulate")
             b_step = hw.descriptor(b, step).named("b_descriptor")
             for i, block in enumerate(self.blocks):
                 a_step = hw.descriptor(a.rows(i * BLOCK, BLOCK), step).named("a_descriptor")

@@ -7,17 +7,18 @@ order they were made. A value that reads a variable is written down before the v
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from math import prod
 
 from gemmsmith.lang import statements as st
+from gemmsmith.lang.cpp import comment, device_function, functions, wrapped, wrapper
 from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.types import F32, ORDER, ORDER_LENGTH, PRED, TENSOR_MAP, Type
+from gemmsmith.lang.types import F32, I64, ORDER, ORDER_LENGTH, PRED, TENSOR_MAP, U32, U64, Type
 from gemmsmith.lang.values import (
     Builtin,
     Constant,
@@ -34,8 +35,6 @@ from gemmsmith.lang.values import (
     Variable,
 )
 
-WIDTH = 120
-"""Of a line."""
 _PRECEDENCE = {
     "*": 10, "/": 10, "%": 10, "+": 9, "-": 9, "<<": 8, ">>": 8, "<": 7, "<=": 7, ">": 7, ">=": 7,
     "==": 6, "!=": 6, "&": 5, "^": 4, "|": 3,
@@ -73,6 +72,8 @@ class _Pending:
     precedence: int
     reads: set[object]
     depth: int = 0
+    converted: tuple[str, int] | None = None
+    """Text and precedence of what C++ would convert by itself beside an operand of this type."""
 
 
 @dataclass
@@ -140,11 +141,21 @@ class _Printer:
     def text(self, value: Value) -> str:
         return self.expression(value)[0]
 
+    def converted(self, value: Value) -> tuple[str, int] | None:
+        return self.pending[value].converted if value in self.pending else None
+
+    def argument(self, value: Value) -> str:
+        """For a parameter of the value's type."""
+        converted, text = self.converted(value), self.text(value)
+        return converted[0] if converted else text
+
     def _compose(self, value: Value) -> _Pending:
         reads: set[object] = set()
 
-        def part(operand: Value, at_least: int) -> str:
+        def part(operand: Value, at_least: int, converts: bool = False) -> str:
+            converted = self.converted(operand) if converts else None
             text, precedence, more = self.expression(operand)
+            text, precedence = converted or (text, precedence)
             reads.update(more)
             return text if precedence >= at_least else f"({text})"
 
@@ -159,8 +170,11 @@ class _Printer:
             case Operation(op="select"):
                 c, a, b = (part(v, _TERNARY + 1) for v in value.operands)
                 return _Pending(f"{c} ? {a} : {b}", _TERNARY, reads)
-            case Operation(op="cast"):
-                return _Pending(f"({value.type.cpp}){part(value.operands[0], _UNARY)}", _UNARY, reads)
+            case Operation(op="cast", operands=(operand,)):
+                text, precedence, reads = self.expression(operand)
+                inner = text if precedence >= _UNARY else f"({text})"
+                converted = (text, precedence) if _widens(operand.type, value.type) else None
+                return _Pending(f"({value.type.cpp}){inner}", _UNARY, reads, converted=converted)
             case Operation(op="min" | "max"):
                 a, b = (part(v, 0) for v in value.operands)
                 return _Pending(f"{value.op}({a}, {b})", _ATOM, reads)
@@ -171,7 +185,9 @@ class _Printer:
                 own = _PRECEDENCE[value.op]
                 # Beyond + and * readers (and compilers' warnings) want the parentheses.
                 floor = own if own >= 9 else 9
-                a, b = part(left, floor), part(right, max(floor, own + 1))
+                converts = value.op in ("+", "-", "*")  # the one operand to the other's type
+                a = part(left, floor, converts and not self.converted(right))
+                b = part(right, max(floor, own + 1), converts)
                 if value.type == PRED and value.op in "&|" and value.op not in ("<", ">"):
                     return _Pending(f"{a} {value.op * 2} {b}", own, reads)
                 return _Pending(f"{a} {value.op} {b}", own, reads)
@@ -188,7 +204,8 @@ class _Printer:
             if isinstance(kind, RegisterOperand):
                 arguments.append(self.names[given])
             else:
-                arguments.append(("&" if kind == TENSOR_MAP else "") + self.text(given))
+                text = self.text(given) if instruction.cuda else self.argument(given)
+                arguments.append("&" * (kind == TENSOR_MAP) + text)
         if instruction.cuda:
             places = dict(zip(instruction.operand_types, arguments, strict=True))
             return re.sub(r"\{(\w+)\}", lambda m: places.get(m[1], str(getattr(instruction, m[1], m[0]))),
@@ -199,7 +216,7 @@ class _Printer:
 
     # -- statements ----------------------------------------------------------------------------------
     def line(self, text: str) -> None:
-        self.lines.append(_wrapped(text, "    " * self.depth))
+        self.lines.append(wrapped(text, "    " * self.depth))
 
     def flush(self, changes: list[object] | None = None) -> None:
         """Writes down pending values: those of this block, or those that read what is about to change."""
@@ -352,110 +369,6 @@ class _Printer:
         return f"{who} >= {first}" + (f" && {who} < {stop}" if stop < limit else "")
 
 
-def wrapper(instruction: Instruction) -> str:
-    """The `__device__` function around one instruction's PTX."""
-    outputs: list[str] = []
-    inputs: list[str] = []
-    parameters: list[str] = []
-    places: dict[str, str] = {}
-    operands = instruction.operands
-    arrays = {n: v for n, v in operands.items() if isinstance(v, Registers)}
-    written = {n: v for n, v in arrays.items() if instruction.operand_types[n].access != "in"}  # type: ignore[union-attr]
-    count = 0
-
-    def place(n: int) -> str:
-        nonlocal count
-        count += n
-        return ", ".join(f"%{i}" for i in range(count - n, count))
-
-    def vector(n: int) -> str:
-        return place(1) if n == 1 else "{" + place(n) + "}"
-
-    if instruction.result:
-        places["result"] = place(1)
-        outputs.append(f'"={instruction.result.constraint}"(result)')
-    for name, array in written.items():
-        places[name] = vector(array.count)
-        sign = "+" if instruction.operand_types[name].access == "inout" else "="  # type: ignore[union-attr]
-        outputs += [f'"{sign}{array.type.constraint}"({name}[{i}])' for i in range(array.count)]
-    for name, operand in operands.items():
-        if isinstance(operand, Registers):
-            const = "" if name in written else "const "
-            parameters.append(f"{const}{operand.type.cpp} (&{name})[{operand.count}]")
-            if name not in written:
-                places[name] = vector(operand.count)
-                inputs += [f'"{operand.type.constraint}"({name}[{i}])' for i in range(operand.count)]
-            continue
-        places[name] = place(1)
-        if operand.type == TENSOR_MAP:
-            parameters.append(f"const TensorMap* {name}")
-            inputs.append(f'"l"({name})')
-        else:
-            parameters.append(f"{operand.type.cpp} {name}")
-            cast = "(int)" if operand.type == PRED else ""
-            inputs.append(f'"{operand.type.constraint}"({cast}{name})')
-    text = re.sub(r"\{(\w+)\}", lambda m: places.get(m[1], m[0]), instruction.text()).strip()
-    gives = instruction.result.cpp if instruction.result else "void"
-    holds = "int" if instruction.result == PRED else gives  # inline PTX has no bool registers
-    body = _assembly(text, outputs, inputs, instruction.pure)
-    if instruction.result:
-        body = f"    {holds} result;\n{body}\n    return result;"
-    return _function(gives, instruction.wrapper_name, parameters, body)
-
-
-def _function(gives: str, name: str, parameters: list[str], body: str) -> str:
-    opening = f"__device__ __forceinline__ {gives} {name}({', '.join(parameters)}) {{"
-    short = f"{opening} {body.strip()} }}"
-    return short if "\n" not in body and len(short) <= WIDTH else f"{_wrapped(opening, '')}\n{body}\n}}\n"
-
-
-def _assembly(text: str, outputs: list[str], inputs: list[str], pure: bool) -> str:
-    """An asm statement, on one line if it fits."""
-    sections = [outputs, inputs] + [['"memory"']] * (not pure)
-    while sections and not sections[-1]:
-        sections.pop()
-    opening = "    asm(" if pure else "    asm volatile("
-    tail = "".join(":" + f" {', '.join(section)} " * bool(section) for section in sections).strip()
-    tail = f" {tail});" if tail else ");"
-    if "\n" not in text and len(line := f'{opening}"{text}"{tail}') <= WIDTH:
-        return line
-    lines = [opening]
-    for instruction in map(str.strip, text.splitlines() or [""]):
-        *parts, last = textwrap.wrap(instruction, WIDTH - 12, break_on_hyphens=False, break_long_words=False) or [""]
-        lines += [f'        "{part} "' for part in parts] + [f'        "{last}\\n"' if last else '        ""']
-    if len(lines[-1] + tail) <= WIDTH:
-        lines[-1] += tail
-        return "\n".join(lines)
-    rows = [_columns(section) for section in sections]
-    if len(rows) > 1 and "\n" not in rows[-2]:
-        rows[-2:] = [f"{rows[-2]} : {rows[-1]}"]
-    return "\n".join(lines) + "".join(f"\n        : {row}" for row in rows) + ");"
-
-
-def _columns(parts: list[str], width: int = 8) -> str:
-    rows = [", ".join(parts[i : i + width]) for i in range(0, len(parts), width)]
-    return ",\n          ".join(rows)
-
-
-def _wrapped(text: str, indent: str) -> str:
-    """A line of code, broken where it is nested least if it is too long."""
-    lines, more = [], ""
-    while len(indent + more + text) > WIDTH and not text.startswith("//"):
-        depth, best = 0, (0, False, 0)
-        for i, letter in enumerate(text[: WIDTH - len(indent + more) - 1]):
-            depth += (letter in "([") - (letter in ")]")
-            operator = letter == " " and re.match(r" (?:[-+*/|^?:]|&&|\|\||<<|>>) ", text[i:])
-            if i > WIDTH // 3 and (operator or text[i : i + 2] == ", "):
-                found = depth, bool(operator), -i
-                best = min(best, found) if best[2] else found
-        if not best[2]:
-            break
-        stop = -best[2] + (text[-best[2]] == ",")
-        lines.append(indent + more + text[:stop])
-        text, more = text[stop:].lstrip(), "    "
-    return "\n".join([*lines, indent + more + text])
-
-
 def _assignment(name: str, variable: Variable, value: Value, text: str) -> str:
     """`variable = text`; shorter where the value is an operation on what the variable holds."""
     match value:
@@ -499,6 +412,11 @@ def _hint(value: Value) -> str:
             return "value"
 
 
+def _widens(of: Type, to: Type) -> bool:
+    """Whether C++ converts `of` to `to` where an operand or a parameter has that type."""
+    return of.is_integer and to in (U32, I64, U64) and of.bits <= to.bits and not (to == I64 and of == U64)
+
+
 def _is_pure(value: Value) -> bool:
     return not isinstance(value, Result) or value.instruction.pure
 
@@ -530,11 +448,11 @@ def _print_function(function: st.Function, threads: int, wrappers: dict[str, Non
     results = ", ".join(p.text(r) for r in function.results)
     if len(function.results) == 1:
         p.line(f"return {results};")
-        return _function(function.results[0].type.cpp, function.name, parameters, "\n".join(p.lines))
+        return device_function(function.results[0].type.cpp, function.name, parameters, "\n".join(p.lines))
     p.line(f"return {{{results}}};")
     structure = function.name.title().replace("_", "")
     members = "".join(f" {r.type.cpp} {r.name};" for r in function.results)
-    body = _function(structure, function.name, parameters, "\n".join(p.lines))
+    body = device_function(structure, function.name, parameters, "\n".join(p.lines))
     return f"struct {structure} {{{members} }};\n{body}"
 
 
@@ -549,17 +467,22 @@ def print_kernel(kernel: Kernel) -> str:
         const = "const __grid_constant__ " if parameter.type in (TENSOR_MAP, ORDER) else "const "
         parameters.append(f"{const}{parameter.type.cpp} {name}")
     p.block(kernel.body)
-    functions = [_print_function(f, kernel.threads, wrappers, taken) for f in kernel.functions]
+    own = [_print_function(f, kernel.threads, wrappers, taken) for f in kernel.functions]
     cluster = "" if kernel.cluster == (1, 1, 1) else f"__cluster_dims__({', '.join(map(str, kernel.cluster))}) "
     signature = (
         f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, 1)\n'
-        f"{kernel.name}(\n{_wrapped(', '.join(parameters), '    ')})\n{{\n"
+        f"{kernel.name}(\n{wrapped(', '.join(parameters), '    ', '')})\n{{\n"
     )
-    shared = f"extern __shared__ __align__(1024) uint8_t shared_memory[];  // {kernel.shared_bytes} bytes"
+    shared = "extern __shared__ __align__(1024) uint8_t shared_memory[];"
     opening = [shared] * bool({"smem", "smem_chunk"} & p.builtins) + [
         text for name, text in _BUILTINS.items() if name in p.builtins
     ]
-    header = "".join(f"// {line}".rstrip() + "\n" for line in kernel.header)
+    header = [
+        *kernel.header,
+        "compile: nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin, or NVRTC for sm_90a",
+        f"launch: grid a multiple of {prod(kernel.cluster)}, block {kernel.threads}, "
+        f"{kernel.shared_bytes} bytes of dynamic shared memory",
+    ]
     kinds = {q.type for q in kernel.parameters}
     structs = _TENSOR_MAP * (TENSOR_MAP in kinds) + _ORDER * (ORDER in kinds)
     sizes = {b.start.name: f"  // shared memory: {b.count} x {b.slot_bytes} bytes" for b in kernel.buffers}
@@ -568,8 +491,9 @@ def print_kernel(kernel: Kernel) -> str:
         for name, c in sorted(p.constants.items(), key=lambda x: (x[1].name not in sizes, x[1].number))
     ]
     return (
-        f"{header}\n{_PRELUDE}{structs}\n"
-        + "\n".join((*wrappers, *functions))
+        "\n".join(map(comment, header))
+        + f"\n\n{_PRELUDE}{structs}\n"
+        + functions((*wrappers, *own))
         + f"\n{signature}"
         + "".join(f"    {line}\n" for line in (*constants, *opening))
         + "\n".join(p.lines)

@@ -100,7 +100,7 @@ class ClusterScheduler(TileScheduler):
             turn.set(now.turn + 1)
 
     def first(self, place: ClusterPosition) -> WorkTile | None:
-        return self._tile(self.cluster, place, *self._share(place))
+        return self._first(place, *self._share(place))
 
     def _share(self, place: ClusterPosition) -> tuple[Value, Share]:
         """How many k-tiles of each tile are this CTA's, and which, at its first."""

@@ -144,7 +144,13 @@ class TileScheduler:
 
     def first(self, place: ClusterPosition) -> WorkTile | None:
         """What `each` begins with; None where that takes long to find out."""
-        return self._tile(self.cluster, place, self.k_tiles)
+        return self._first(place, self.k_tiles)
+
+    def _first(self, place: ClusterPosition, k_tiles: Value, share: Share | None = None) -> WorkTile:
+        tile = self._tile(self.cluster, place, k_tiles, share)
+        for value in (tile.batch, tile.m, tile.n):
+            value.name = f"first_{value.name}"
+        return tile
 
     def _odd(self, turn: Value) -> Value | None:
         """Whether a CTA goes through its tile number `turn` backwards."""
@@ -182,7 +188,7 @@ class TileScheduler:
         position = (index - band * (along * width)).named("position")
         if width == 1:
             return band, position
-        left = (across - band * width).named("left")
-        whole = (left >= width).named("whole_band")
+        remaining = (across - band * width).named("remaining")
+        whole = (remaining >= width).named("whole_band")
         row = k.select(whole, position // width, self.last_band.quotient(position)).named("row")
-        return band * width + position - row * k.select(whole, width, left), row
+        return band * width + position - row * k.select(whole, width, remaining), row
