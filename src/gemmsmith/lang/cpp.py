@@ -51,7 +51,7 @@ def functions(definitions: Iterable[str]) -> str:
     for definition in definitions:
         several = "\n" in definition
         text += "\n" * (several and text[-2:] not in ("", "\n\n")) + definition + "\n" * (1 + several)
-    return text
+    return text.rstrip("\n") + "\n"
 
 
 def wrapper(instruction: Instruction) -> str:

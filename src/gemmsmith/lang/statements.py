@@ -85,7 +85,7 @@ class AssignRegister(Statement):
 
 @dataclass(eq=False)
 class Loop(Statement):
-    """for index in start..stop by step; all three are taken before the first turn."""
+    """for index in start..stop by step; all three are taken before the first iteration."""
 
     index: LoopIndex
     start: Value

@@ -303,6 +303,8 @@ def operation(op: str, type: Type, *operands: Value) -> Value:
     """Binds an operation, folding what is known at build time."""
     if all(_is_number(v) for v in operands):
         return Constant(type, evaluate(op, type, *(v.number for v in operands)))  # type: ignore[attr-defined]
+    if op == "select" and _is_number(operands[0]):
+        return operands[1 if operands[0].number else 2]  # type: ignore[attr-defined]
     if len(operands) == 2:
         a, b = operands
         for x, y, commutes in ((a, b, True), (b, a, False)):

@@ -277,13 +277,8 @@ class TmaMatrices:
         odd = self.pieces % self.slots or self.pieces // self.slots % 2
         self.flip = current().var(U32, 0, "tile_parity") if odd else None
 
-    def _flips(self, slot: Value) -> Value:
-        """Whether a slot brings an odd number of pieces: the first few bring one more than the others."""
-        each, more = divmod(self.pieces, self.slots)
-        return slot >= more if each % 2 else slot < more
-
     def _slot(self, part: Part, piece: Value) -> tuple[Value, Value]:
-        return part.warpgroup * self.slots, piece % self.slots
+        return part.warpgroup * self.slots, piece % self.slots if self.slots < self.pieces else piece
 
     def load(self, part: Part, piece: Value) -> None:
         """Starts the copies of a piece. Recorded in the leader."""
@@ -313,9 +308,11 @@ class TmaMatrices:
 
     def wait(self, part: Part, piece: Value) -> None:
         base, slot = self._slot(part, piece)
-        parity = (piece // self.slots % 2).to(U32)
+        each, more = divmod(self.pieces, self.slots)  # the first `more` slots bring one piece more
+        parity = (piece // self.slots % 2).to(U32) if self.slots < self.pieces else Constant(U32, 0)
         if self.flip is not None:
-            parity = current().select(self._flips(slot), self.flip.get() ^ parity, parity)
+            odd = Constant(PRED, True) if not more else slot >= more if each % 2 else slot < more
+            parity = current().select(odd, self.flip.get() ^ parity, parity)
         hw.mbarrier_wait(self.barriers[slot].at(base, 8), parity)
 
     def end_of_tile(self) -> None:

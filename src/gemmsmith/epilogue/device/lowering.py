@@ -114,14 +114,16 @@ class Epilogue:
             hw.barrier_sync(self._all_math, 128 * self.spec.config.consumers)
         elif plan.vectors and not self.stores:
             hw.barrier_sync(barrier, 128)
-        with k.unroll(plan.rounds, name="round") as turn:
-            pieces = partial(self._pieces, turn, self._position(turn, Constant(I32, 0)) if plan.round == 1 else None)
+        with k.unroll(plan.rounds, name="round") as round_index:
+            pieces = partial(
+                self._pieces, round_index, self._position(round_index, Constant(I32, 0)) if plan.round == 1 else None
+            )
             if self.stores and not (self.alias_epilogue and plan.rounds == 1):
                 # With alias_epilogue the barrier above was the first round's.
-                with k.when(turn > 0) if self.alias_epilogue else nullcontext():
+                with k.when(round_index > 0) if self.alias_epilogue else nullcontext():
                     if by_tma:
                         with k.when(self.leader):
-                            self.stores.acquire(turn, plan.rounds)
+                            self.stores.acquire(round_index, plan.rounds)
                     hw.barrier_sync(barrier, 128)
             with pieces() as position:
                 Piece(self, accumulator, position).run()
@@ -136,7 +138,9 @@ class Epilogue:
                             self.stores.issue(part, position)
                         hw.bulk_commit()
                     if self.matrices:
-                        self.matrices.load_next(part, turn)  # into the slot it has freed: rounds are of one piece
+                        self.matrices.load_next(
+                            part, round_index
+                        )  # into the slot it has freed: rounds are of one piece
             if self.stores and self.stores.arrays:
                 with pieces() as position:
                     self.stores.copy(part, position)
@@ -150,24 +154,31 @@ class Epilogue:
             self._drain(self.stores)
 
     @contextmanager
-    def _pieces(self, turn: Value, only: Position | None) -> Iterator[Position]:
+    def _pieces(self, round_index: Value, only: Position | None) -> Iterator[Position]:
         """The pieces of a round: `only` one, or several, of which the last round may have fewer."""
         k, plan = current(), self.layout
         if only:
             yield only
             return
         with k.unroll(plan.round, name="piece_of_round") as i:
-            inside = turn * plan.round + i < plan.pieces
+            inside = round_index * plan.round + i < plan.pieces
             with k.when(inside) if plan.pieces % plan.round else nullcontext():
-                yield self._position(turn, i)
+                yield self._position(round_index, i)
 
-    def _position(self, turn: Value, i: Value) -> Position:
+    def _position(self, round_index: Value, i: Value) -> Position:
         plan = self.layout
-        piece = turn * plan.round + i
-        block = (piece // plan.parts).named("block") if plan.blocks > 1 else Constant(I32, 0)
-        column = (piece % plan.parts * plan.columns).named("column")
-        number = (turn % plan.sets * plan.round + i).named("buffer")
-        return Position(piece, block, column, self.stores.of_piece(self.part, number) if self.stores else {})
+        piece = round_index * plan.round + i
+        block: Value = Constant(I32, 0)
+        column = piece
+        if plan.blocks > 1:
+            block, column = (piece // plan.parts).named("block"), piece % plan.parts
+        number = (round_index % plan.sets * plan.round + i).named("buffer_index")
+        return Position(
+            piece,
+            block,
+            (column * plan.columns).named("column"),
+            self.stores.of_piece(self.part, number) if self.stores else {},
+        )
 
     def _drain(self, stores: Stores) -> None:
         """Until what this warp has put into the stages has left them."""

@@ -76,14 +76,14 @@ class Stores:
         found = {name: b[number].at(part.warpgroup, size * b.slot_bytes) for name, b in self.buffers.items()}
         return {name: view.address.named(f"{name}_buffer") for name, view in found.items()}
 
-    def acquire(self, turn: Value, turns: int) -> None:
+    def acquire(self, round_index: Value, rounds: int) -> None:
         """In the leader: until the round's set has been read.
 
         After an odd number of rounds a tile begins with the set that the last one ended with.
         """
         k = current()
-        if turns % self.sets:
-            with k.when(turn == 0):
+        if rounds % self.sets:
+            with k.when(round_index == 0):
                 hw.bulk_wait_read(0)
             with k.otherwise():
                 hw.bulk_wait_read(self.sets - 1)
@@ -97,8 +97,10 @@ class Stores:
                 continue
             n = part.work.n // self.widths[name] + at.column // self.widths[name]
             for box in range(tile.boxes):
-                place = at.buffers[name] + box * tile.box_bytes
-                hw.tma_store(self.maps[name], n + box * tile.box_inner, part.m + at.block * 64, part.work.batch, place)
+                address = at.buffers[name] + box * tile.box_bytes
+                hw.tma_store(
+                    self.maps[name], n + box * tile.box_inner, part.m + at.block * 64, part.work.batch, address
+                )
 
     def copy(self, part: Part, at: Position) -> None:
         """In all threads: the other results of a piece, element by element."""
@@ -115,27 +117,29 @@ class Stores:
         m, n, buffer = part.m + at.block * 64, part.work.n // width + at.column // width, at.buffers[array.name]
         batch = next(n for n in (4, 2, 1) if share % n == 0)
         with (
-            k.range(share // batch, name="turn") as turn,
+            k.range(share // batch, name="group") as group,
             k.unroll(batch, name="line") as line,
             k.unroll(0, along, 32, name="start") as start,
         ):
-            other = first + turn * batch + line
+            other = first + group * batch + line
             row, col = (start + k.lane, other) if column_major else (other, start + k.lane)
             inside = (m + row < part.rows_in_all) & (n + col < part.columns_in_all // width)
             if along % 32 or across % 4:
                 inside = inside & (row < 64) & (col < tile.k)
             where = array.at(part.work.batch, m + row, n + col)
-            place = buffer + fragment.element_offset(tile, row, col if along % 32 == 0 else k.minimum(col, tile.k - 1))
-            _move(place, where, inside, tile.dtype)
+            address = buffer + fragment.element_offset(
+                tile, row, col if along % 32 == 0 else k.minimum(col, tile.k - 1)
+            )
+            _move(address, where, inside, tile.dtype)
 
 
-def _move(place: Value, where: Value, inside: Value, dtype: DType) -> None:
+def _move(address: Value, where: Value, inside: Value, dtype: DType) -> None:
     if dtype == FP32:
         one = current().registers(F32, 1, "element")
-        hw.load_shared(one, place)
+        hw.load_shared(one, address)
         hw.store_global(one, where, inside)
         return
-    value = hw.load_shared_narrow(place, dtype.bits)
+    value = hw.load_shared_narrow(address, dtype.bits)
     store = hw.store_global_16 if dtype.bits == 16 else hw.store_global_8
     store(where, value, inside)
 

@@ -105,8 +105,8 @@ class Piece:
         return partial(_from, pair, begin)
 
     def _spot(self, chunk: Value, width: int) -> Spot:
-        place = chunk // width if width > 1 else chunk
-        return Spot(self.block, self.column // width, place, self.step // width)
+        own_chunk = chunk // width if width > 1 else chunk
+        return Spot(self.block, self.column // width, own_chunk, self.step // width)
 
     def _evaluation(self, chunk: Value) -> Evaluation:
         """The graph at `step` chunks from `chunk` on."""
