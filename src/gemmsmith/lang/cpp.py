@@ -106,7 +106,7 @@ def wrapper(instruction: Instruction) -> str:
 
 
 def _assembly(text: str, outputs: list[str], inputs: list[str], pure: bool) -> str:
-    """An asm statement: PTX, and the operands behind its last line, or below, 8 on a line."""
+    """An asm statement: PTX, and the operands behind its last line, or below."""
     sections = [outputs, inputs] + [['"memory"']] * (not pure)
     while sections and not sections[-1]:
         sections.pop()
@@ -120,8 +120,8 @@ def _assembly(text: str, outputs: list[str], inputs: list[str], pure: bool) -> s
         strings[-1] += f" {tail}"
         tail = ""
     elif len(tail) > WIDTH - 8:
-        rows = [[", ".join(x[i : i + 8]) for i in range(0, len(x), 8)] for x in sections]
-        tail = "\n        : ".join(",\n          ".join(row) for row in rows)
+        rows = [textwrap.wrap(", ".join(x), WIDTH - 12, break_long_words=False) for x in sections]
+        tail = "\n        : ".join("\n          ".join(row) for row in rows)
         tail = f": {tail});".replace(": \n        :", "::")
     return "\n        ".join([opening, *strings, *[tail] * bool(tail)])
 

@@ -115,9 +115,8 @@ class Epilogue:
         elif plan.vectors and not self.stores:
             hw.barrier_sync(barrier, 128)
         with k.unroll(plan.rounds, name="round") as round_index:
-            pieces = partial(
-                self._pieces, round_index, self._position(round_index, Constant(I32, 0)) if plan.round == 1 else None
-            )
+            only = self._position(round_index, Constant(I32, 0)) if plan.round == 1 else None
+            pieces = partial(self._pieces, round_index, only)
             if self.stores and not (self.alias_epilogue and plan.rounds == 1):
                 # With alias_epilogue the barrier above was the first round's.
                 with k.when(round_index > 0) if self.alias_epilogue else nullcontext():
@@ -137,10 +136,8 @@ class Epilogue:
                         with pieces() as position:
                             self.stores.issue(part, position)
                         hw.bulk_commit()
-                    if self.matrices:
-                        self.matrices.load_next(
-                            part, round_index
-                        )  # into the slot it has freed: rounds are of one piece
+                    if self.matrices:  # rounds are of one piece then
+                        self.matrices.load_next(part, round_index)
             if self.stores and self.stores.arrays:
                 with pieces() as position:
                     self.stores.copy(part, position)
@@ -172,13 +169,9 @@ class Epilogue:
         column = piece
         if plan.blocks > 1:
             block, column = (piece // plan.parts).named("block"), piece % plan.parts
-        number = (round_index % plan.sets * plan.round + i).named("buffer_index")
-        return Position(
-            piece,
-            block,
-            (column * plan.columns).named("column"),
-            self.stores.of_piece(self.part, number) if self.stores else {},
-        )
+        index = (round_index % plan.sets * plan.round + i).named("buffer_index")
+        buffers = self.stores.of_piece(self.part, index) if self.stores else {}
+        return Position(piece, block, (column * plan.columns).named("column"), buffers)
 
     def _drain(self, stores: Stores) -> None:
         """Until what this warp has put into the stages has left them."""

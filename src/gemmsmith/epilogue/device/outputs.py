@@ -97,10 +97,8 @@ class Stores:
                 continue
             n = part.work.n // self.widths[name] + at.column // self.widths[name]
             for box in range(tile.boxes):
-                address = at.buffers[name] + box * tile.box_bytes
-                hw.tma_store(
-                    self.maps[name], n + box * tile.box_inner, part.m + at.block * 64, part.work.batch, address
-                )
+                where = n + box * tile.box_inner, part.m + at.block * 64, part.work.batch
+                hw.tma_store(self.maps[name], *where, at.buffers[name] + box * tile.box_bytes)
 
     def copy(self, part: Part, at: Position) -> None:
         """In all threads: the other results of a piece, element by element."""
@@ -127,10 +125,8 @@ class Stores:
             if along % 32 or across % 4:
                 inside = inside & (row < 64) & (col < tile.k)
             where = array.at(part.work.batch, m + row, n + col)
-            address = buffer + fragment.element_offset(
-                tile, row, col if along % 32 == 0 else k.minimum(col, tile.k - 1)
-            )
-            _move(address, where, inside, tile.dtype)
+            inside_col = col if along % 32 == 0 else k.minimum(col, tile.k - 1)
+            _move(buffer + fragment.element_offset(tile, row, inside_col), where, inside, tile.dtype)
 
 
 def _move(address: Value, where: Value, inside: Value, dtype: DType) -> None:
