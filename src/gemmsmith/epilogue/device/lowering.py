@@ -157,7 +157,7 @@ class Epilogue:
         if only:
             yield only
             return
-        with k.unroll(plan.round, name="piece_of_round") as i:
+        with k.unroll(plan.round, name="piece" if plan.rounds == 1 else "piece_of_round") as i:
             inside = round_index * plan.round + i < plan.pieces
             with k.when(inside) if plan.pieces % plan.round else nullcontext():
                 yield self._position(round_index, i)
