@@ -215,8 +215,8 @@ def test_values_never_change_behind_their_users_back(seed: int) -> None:
     got = []
     for lane in range(32):
         names: dict = {"lane": lane}
-        for line in text.splitlines():
-            line = line.strip().rstrip(";")
+        for line in re.split(r"[;{}]\n", text):
+            line = re.sub(r"^x (\S)= (.*)", r"x = x \1 (\2)", " ".join(line.split()))
             if "word[0] =" in line:
                 got.append(eval(_python(line.split("=", 1)[1]), {}, names))
             elif line.startswith(("const int ", "int x", "x =", "const bool")) and "threadIdx" not in line:

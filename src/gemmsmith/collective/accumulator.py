@@ -7,8 +7,8 @@ from gemmsmith.core.dtypes import FP16, FP32, INT32, DType
 from gemmsmith.core.mma import Mma
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.types import F32, I32, U32
-from gemmsmith.lang.values import Registers, Value, ValueLike
+from gemmsmith.lang.types import F32, I32, PRED, U32
+from gemmsmith.lang.values import Registers, Value, ValueLike, as_value
 
 Index = int | Value
 """Known at build time, or the index of an unrolled loop."""
@@ -17,31 +17,33 @@ _REGISTERS = {FP32: F32, FP16: U32, INT32: I32}
 
 
 class Accumulator:
-    """rows x n of fp32, int32 or fp16, as one register array for the rows of each instruction; which element a register
+    """rows x n of fp32, int32 or fp16, a row of registers for the rows of each instruction; which element a register
     holds is said in core/mma.py."""
 
     def __init__(self, mma: Mma, rows: int, n: int) -> None:
         k = current()
         self.mma, self.n, self.dtype = mma, n, mma.d
         type, count = _REGISTERS[mma.d], mma.registers(n)
-        self.blocks = [k.registers(type, count, f"accumulator_{i}") for i in range(rows // mma.m)]
+        self.blocks = k.register_rows(type, rows // mma.m, count, "accumulator")
 
     def clear(self) -> None:
         """All zeros."""
-        for block in self.blocks:
-            with current().unroll(len(block)) as i:
-                block[i] = 0
+        k = current()
+        with k.unroll(len(self.blocks), name="block") as block, k.unroll(self.blocks.count) as i:
+            self.blocks[block][i] = 0
 
     def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike) -> None:
         """Issues acc = a @ b^T (+ acc) over the tile's whole depth as one group, and returns while it runs."""
         assert a.tile is not None
         assert b.tile is not None
         hw.wgmma_fence()
-        for step in range(b.tile.k // self.mma.k):
+        m, majors = self.mma.m, (a.tile.major, b.tile.major)
+        with current().unroll(b.tile.k // self.mma.k, name="k_step") as step:
+            keep = (as_value(accumulate, PRED) | (step > 0)).named("accumulate")
+            b_step = hw.descriptor(b, step).named("b_descriptor")
             for i, block in enumerate(self.blocks):
-                a_rows = hw.descriptor(a.rows(i * self.mma.m, self.mma.m), step)
-                keep = accumulate if step == 0 else True
-                hw.wgmma_mma(block, a_rows, hw.descriptor(b, step), keep, self.n, self.mma, a.tile.major, b.tile.major)
+                a_step = hw.descriptor(a.rows(i * m, m), step).named("a_descriptor")
+                hw.wgmma_mma(block, a_step, b_step, keep, self.n, self.mma, *majors)
         hw.wgmma_commit()
 
     def wait(self, pending: int) -> None:
@@ -69,14 +71,14 @@ class Accumulator:
         else:
             block[index] = block[index] + other
 
-    def pair(self, block: int, index: Index, output: DType) -> Value:
+    def pair(self, block: ValueLike, index: Index, output: DType) -> Value:
         """Elements 2 * index and 2 * index + 1 of a block, rounded to `output` (16 bits) and packed."""
         registers = self.blocks[block]
         if self.dtype == FP16:
             return registers[index] if output == FP16 else hw.pack(*self._unpacked(registers[index]), output)
         return hw.pack(self.element(block, index, 0), self.element(block, index, 1), output)
 
-    def element(self, block: int, index: Index, second: int) -> Value:
+    def element(self, block: ValueLike, index: Index, second: int) -> Value:
         """Element 2 * index + second of a block, as fp32."""
         registers = self.blocks[block]
         if self.dtype == FP16:

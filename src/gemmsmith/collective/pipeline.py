@@ -88,7 +88,7 @@ class _Pipeline:
 
     def init(self) -> None:
         """Recorded in one thread, before the roles; `start` does it."""
-        for stage in range(self.stages):
+        with current().unroll(self.stages, name="stage") as stage:
             hw.mbarrier_init(self._full[stage], self._producers.count)
             hw.mbarrier_init(self._empty[stage], self._consumers.count)
 

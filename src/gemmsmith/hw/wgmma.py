@@ -15,7 +15,7 @@ from gemmsmith.lang.instruction import Instruction, pred, registers_in, register
 from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U32, U64
-from gemmsmith.lang.values import Constant, Value
+from gemmsmith.lang.values import Constant, Value, ValueLike
 
 K_BYTES = K_BITS // 8
 _TF32_BITS = np.uint32(0xFFFFE000)
@@ -24,7 +24,7 @@ _LAYOUT = {0: 0, 128: 1, 64: 2, 32: 3}
 _SWIZZLE = {code: swizzle for swizzle, code in _LAYOUT.items()}
 
 
-def descriptor(view: SharedView, step: int) -> Value:
+def descriptor(view: SharedView, step: ValueLike) -> Value:
     """The matrix descriptor (u64) of k-step `step` (32 bytes deep) of a tile. PTX ISA, "Matrix descriptor format".
 
     K-major: SBO is the 8-row stride, LBO unused. MN-major: LBO is the stride between boxes along M or N,
@@ -40,15 +40,15 @@ def descriptor(view: SharedView, step: int) -> Value:
     high_constant = Constant(
         U64, (stride >> 4) << 32 | _LAYOUT[tile.swizzle] << 62, f"DESCRIPTOR_SWIZZLE_{tile.swizzle}B"
     )
-    return (view.chunk + low_constant + (step_offset(tile, step) >> 4)).to(U64) | high_constant
+    return (view.at(step_chunks(tile, step), 16).chunk + low_constant).to(U64) | high_constant
 
 
-def step_offset(tile: Tile, step: int) -> int:
-    """Bytes from a tile's start to its k-step `step`."""
+def step_chunks(tile: Tile, step: ValueLike) -> ValueLike:
+    """16-byte chunks from a tile's start to its k-step `step`, known at build time or unrolled."""
     if tile.major == "MN":
-        return step * (K_BYTES // tile.dtype.bytes) * tile.swizzle
-    byte = step * K_BYTES
-    return byte // tile.swizzle * tile.box_bytes + byte % tile.swizzle
+        return step * (K_BYTES // tile.dtype.bytes * tile.swizzle // 16)
+    chunk, per_row = step * (K_BYTES // 16), tile.swizzle // 16
+    return chunk if tile.boxes == 1 else chunk // per_row * (tile.box_bytes // 16) + chunk % per_row
 
 
 @lru_cache(maxsize=64)

@@ -21,8 +21,6 @@ def build(spec: KernelSpec) -> Kernel:
             f"D = epilogue(A @ B), {spec.operand} operands, {spec.accumulate} accumulation; results: {results}",
             f"config: {spec.config.replace(splits=int(spec.config.splits == 1), swap_ab=False)}",  # not how many
             spec.layouts,
-            "compile: nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin, or NVRTC for sm_90a",
-            f"launch: grid a multiple of {spec.cluster_size}, block {spec.threads}, shared memory as below, dynamic",
         ]
         find(spec.config.design).record(k, spec)
         return k.finish()

@@ -7,7 +7,7 @@ The current builder is a context variable, so that instructions and collectives 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,7 @@ from gemmsmith.lang.values import (
     LateConstant,
     LoopIndex,
     Parameter,
+    RegisterRows,
     Registers,
     Value,
     ValueLike,
@@ -63,6 +64,7 @@ class Builder:
         self.buffers: list[SharedBuffer] = []
         self.late: list[LateConstant] = []
         self.memory: list[Scratch] = []
+        self.functions: dict[str, st.Function] = {}
         self._next_barrier = 1  # 0 is that of __syncthreads
         self.grid: Bind = lambda _: 1
         """The clusters that have work, of the problem the kernel is launched for."""
@@ -90,7 +92,7 @@ class Builder:
         """The kernel, verified. KernelError names the line of what is wrong."""
         kernel = Kernel(
             self.name, self.threads, self.cluster, self.parameters, self.buffers, self.late, self.body, self.header,
-            print_kernel, self.memory, self.grid,
+            print_kernel, self.memory, list(self.functions.values()), self.grid,
         )  # fmt: skip
         verify(kernel)
         return kernel
@@ -115,6 +117,24 @@ class Builder:
 
     def assign_register(self, registers: Registers, index: Value, value: Value) -> None:
         self.emit(st.AssignRegister(registers, index, value))
+
+    def call(
+        self, name: str, compute: Callable[..., Sequence[Value]], *arguments: Value, takes: Sequence[str] = ()
+    ) -> list[Value]:
+        """What `compute` gives of `arguments`, as a device function `name`, which is recorded at its first call and
+        printed once. `takes`: its parameters' names. KernelError where it does anything but compute values."""
+        if name not in self.functions:
+            parameters: list[Value] = [Parameter(a.type, x) for a, x in zip(arguments, takes, strict=True)]
+            function = st.Function(name, parameters)
+            with self._nested(function.body):
+                function.results = list(compute(*parameters))
+            if not all(isinstance(s, (st.Bind, st.Call)) for s in function.body.statements):
+                raise KernelError(f"function {name}: it must only compute values")
+            self.functions[name] = function  # behind those that it calls
+        function = self.functions[name]
+        call = st.Call(function, list(arguments), [Value(r.type, r.name) for r in function.results])
+        self.emit(call)
+        return call.results
 
     def comment(self, text: str) -> None:
         self.emit(st.Comment(text))
@@ -180,6 +200,12 @@ class Builder:
         self.emit(st.DeclareRegisters(array))
         return array
 
+    def register_rows(self, type: Type, rows: int, count: int, name: str) -> RegisterRows:
+        """The same, of `rows` rows; one row is one array."""
+        array = RegisterRows(type, rows, count, name)
+        self.emit(st.DeclareRegisters(array))
+        return array
+
     # -- control -----------------------------------------------------------------------------------
     @contextmanager
     def _nested(self, block: st.Block) -> Iterator[None]:
@@ -209,11 +235,16 @@ class Builder:
         role."""
         return self._loop(start, stop, step, name, unrolled=False)
 
-    def unroll(
-        self, start: int, stop: int | None = None, step: int = 1, *, name: str = "i"
-    ) -> AbstractContextManager[LoopIndex]:
-        """A loop with build-time bounds that the compiler unrolls: its index may index registers."""
-        return self._loop(start, stop, step, name, unrolled=True)
+    @contextmanager
+    def unroll(self, start: int, stop: int | None = None, step: int = 1, *, name: str = "i") -> Iterator[Value]:
+        """A loop with build-time bounds that the compiler unrolls: its index may index registers. Of a single step only
+        the body is left, and the index is a number."""
+        steps = range(start) if stop is None else range(start, stop, step)
+        if len(steps) == 1:
+            yield Constant(I32, steps[0])
+            return
+        with self._loop(start, stop, step, name, unrolled=True) as index:
+            yield index
 
     @contextmanager
     def when(self, condition: ValueLike) -> Iterator[None]:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.recording import recorder
 from gemmsmith.lang.types import F32, I32, I64, ORDER, PRED, TENSOR_MAP, U16, U32, U64, Type
-from gemmsmith.lang.values import Registers, Value, as_value
+from gemmsmith.lang.values import Registers, SelectedRow, Value, as_value
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Instruction:
                     setattr(self, name, as_value(given, type))
                 except KernelError as error:
                     raise KernelError(f"{self.mnemonic}, operand {name}: {error}") from None
-            elif not isinstance(given, Registers):
+            elif not isinstance(given, Registers) or isinstance(given, SelectedRow):
                 raise KernelError(f"{self.mnemonic}, operand {name}: needs a register array, got {given!r}")
         self.check()
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from gemmsmith.lang.shared import SharedBuffer
-from gemmsmith.lang.statements import Block
+from gemmsmith.lang.statements import Block, Function
 from gemmsmith.lang.types import TENSOR_MAP, U64
 from gemmsmith.lang.values import Bind, LateConstant, Parameter
 
@@ -50,6 +50,7 @@ class Kernel:
     header: list[str]
     printer: Callable[[Kernel], str]
     memory: list[Scratch] = field(default_factory=list)
+    functions: list[Function] = field(default_factory=list)
     grid: Bind = lambda _: 1
 
     def arguments(self, bound: Any, workspace: Any = 0, zeroed: Any = 0) -> dict[str, Any]:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from math import prod
 
 from gemmsmith.lang import statements as st
+from gemmsmith.lang.cpp import comment, device_function, functions, wrapped, wrapper
 from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.types import F32, ORDER, ORDER_LENGTH, PRED, TENSOR_MAP, Type
+from gemmsmith.lang.types import F32, I64, ORDER, ORDER_LENGTH, PRED, TENSOR_MAP, U32, U64, Type
 from gemmsmith.lang.values import (
     Builtin,
     Constant,
@@ -24,8 +28,11 @@ from gemmsmith.lang.values import (
     Parameter,
     Read,
     RegisterRead,
+    RegisterRows,
     Registers,
+    SelectedRow,
     Value,
+    Variable,
 )
 
 _PRECEDENCE = {
@@ -64,38 +71,49 @@ class _Pending:
     text: str
     precedence: int
     reads: set[object]
+    depth: int = 0
+    converted: tuple[str, int] | None = None
+    """Text and precedence of what C++ would convert by itself beside an operand of this type."""
 
 
 @dataclass
 class _Printer:
-    kernel: Kernel
-    uses: Counter[Value] = field(default_factory=Counter)
+    """Prints a block: the kernel's body, or a function's."""
+
+    threads: int
+    uses: Counter[Value]
+    wrappers: dict[str, None]
+    """The text of those in use, in the order of their first."""
     names: dict[object, str] = field(default_factory=dict)
     taken: Counter[str] = field(default_factory=Counter)
     pending: dict[Value, _Pending] = field(default_factory=dict)
     builtins: set[str] = field(default_factory=set)
     constants: dict[str, Constant] = field(default_factory=dict)
-    wrappers: dict[str, None] = field(default_factory=dict)
+    constant_names: Counter[str] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
     last_if: tuple[Value | None, int] = None, 0
     """The condition of the last `if` without `else`, and the number of lines behind it."""
+    last_call: tuple[Value | None, int, str] = None, 0, ""
+    """The last instruction's result that one statement uses, the number of lines behind it, and its text."""
     depth: int = 1
 
     # -- names and expressions ---------------------------------------------------------------------
-    def name(self, thing: object, hint: str) -> str:
-        """An identifier of its own for `thing`: the hint in ASCII, with a number where that is taken."""
+    def name(self, thing: object, hint: str, taken: Counter[str] | None = None) -> str:
+        """An identifier of its own for `thing`: the hint in ASCII, with a number where that is `taken`, as far as not
+        said otherwise in this scope."""
         if thing not in self.names:
+            taken = self.taken if taken is None else taken
             hint = name = re.sub(r"\W+", "_", hint, flags=re.ASCII)
-            while self.taken[name]:
-                self.taken[hint] += 1
-                name = f"{hint}_{self.taken[hint]}"
-            self.taken[name] = 1
+            while taken[name]:
+                taken[hint] += 1
+                name = f"{hint}_{taken[hint]}"
+            taken[name] = 1
             self.names[thing] = name
         return self.names[thing]
 
     def constant(self, value: Constant) -> str:
         """The name of a constant that has one: those of the same name and number are one."""
-        name = self.name((value.name, value.type, value.number), value.name or "")
+        name = self.name((value.name, value.type, value.number), value.name or "", self.constant_names)
         self.constants[name] = value
         return name
 
@@ -123,11 +141,21 @@ class _Printer:
     def text(self, value: Value) -> str:
         return self.expression(value)[0]
 
+    def converted(self, value: Value) -> tuple[str, int] | None:
+        return self.pending[value].converted if value in self.pending else None
+
+    def argument(self, value: Value) -> str:
+        """For a parameter of the value's type."""
+        converted, text = self.converted(value), self.text(value)
+        return converted[0] if converted else text
+
     def _compose(self, value: Value) -> _Pending:
         reads: set[object] = set()
 
-        def part(operand: Value, at_least: int) -> str:
+        def part(operand: Value, at_least: int, converts: bool = False) -> str:
+            converted = self.converted(operand) if converts else None
             text, precedence, more = self.expression(operand)
+            text, precedence = converted or (text, precedence)
             reads.update(more)
             return text if precedence >= at_least else f"({text})"
 
@@ -135,15 +163,18 @@ class _Printer:
             case Read():
                 return _Pending(self.names[value.variable], _ATOM, {value.variable})
             case RegisterRead():
-                text = f"{self.names[value.registers]}[{part(value.index, 0)}]"
-                return _Pending(text, _ATOM, reads | {value.registers})
+                text = f"{self.array(value.registers)}[{part(value.index, 0)}]"
+                return _Pending(text, _ATOM, reads | {value.registers.declared})
             case Result():
                 return _Pending(self.call(value.instruction), _ATOM, reads)
             case Operation(op="select"):
                 c, a, b = (part(v, _TERNARY + 1) for v in value.operands)
                 return _Pending(f"{c} ? {a} : {b}", _TERNARY, reads)
-            case Operation(op="cast"):
-                return _Pending(f"({value.type.cpp}){part(value.operands[0], _UNARY)}", _UNARY, reads)
+            case Operation(op="cast", operands=(operand,)):
+                text, precedence, reads = self.expression(operand)
+                inner = text if precedence >= _UNARY else f"({text})"
+                converted = (text, precedence) if _widens(operand.type, value.type) else None
+                return _Pending(f"({value.type.cpp}){inner}", _UNARY, reads, converted=converted)
             case Operation(op="min" | "max"):
                 a, b = (part(v, 0) for v in value.operands)
                 return _Pending(f"{value.op}({a}, {b})", _ATOM, reads)
@@ -154,11 +185,17 @@ class _Printer:
                 own = _PRECEDENCE[value.op]
                 # Beyond + and * readers (and compilers' warnings) want the parentheses.
                 floor = own if own >= 9 else 9
-                a, b = part(left, floor), part(right, max(floor, own + 1))
+                converts = value.op in ("+", "-", "*")  # the one operand to the other's type
+                a = part(left, floor, converts and not self.converted(right))
+                b = part(right, max(floor, own + 1), converts)
                 if value.type == PRED and value.op in "&|" and value.op not in ("<", ">"):
                     return _Pending(f"{a} {value.op * 2} {b}", own, reads)
                 return _Pending(f"{a} {value.op} {b}", own, reads)
         raise AssertionError(value)
+
+    def array(self, x: Registers) -> str:
+        """A register array, or a row of one."""
+        return f"{self.names[x.array]}[{self.text(x.row)}]" if isinstance(x, SelectedRow) else self.names[x]
 
     def call(self, instruction: Instruction) -> str:
         arguments = []
@@ -167,7 +204,8 @@ class _Printer:
             if isinstance(kind, RegisterOperand):
                 arguments.append(self.names[given])
             else:
-                arguments.append(("&" if kind == TENSOR_MAP else "") + self.text(given))
+                text = self.text(given) if instruction.cuda else self.argument(given)
+                arguments.append("&" * (kind == TENSOR_MAP) + text)
         if instruction.cuda:
             places = dict(zip(instruction.operand_types, arguments, strict=True))
             return re.sub(r"\{(\w+)\}", lambda m: places.get(m[1], str(getattr(instruction, m[1], m[0]))),
@@ -178,32 +216,31 @@ class _Printer:
 
     # -- statements ----------------------------------------------------------------------------------
     def line(self, text: str) -> None:
-        self.lines.append("    " * self.depth + text if text else "")
+        self.lines.append(wrapped(text, "    " * self.depth))
 
-    def flush(self, reading: object | None = None) -> None:
-        """Writes down pending values: all, or those that read a variable about to change."""
-        for value in list(self.pending):
-            if reading is None or reading in self.pending[value].reads:
+    def flush(self, changes: list[object] | None = None) -> None:
+        """Writes down pending values: those of this block, or those that read what is about to change."""
+        for value, done in list(self.pending.items()):
+            if done.depth == self.depth if changes is None else not done.reads.isdisjoint(changes):
                 text = self.pending.pop(value).text
                 self.line(f"const {value.type.cpp} {self.name(value, value.name or _hint(value))} = {text};")
 
     def bind(self, value: Value) -> None:
-        pure = not isinstance(value, Result) or value.instruction.pure
+        pure = _is_pure(value)
         if pure and not self.uses[value]:
             return
-        done = self._compose(value)
+        self._give(value, self._compose(value), pure)
+
+    def _give(self, value: Value, done: _Pending, pure: bool) -> None:
         if pure and not value.name and (self.uses[value] == 1 or isinstance(value, Read)):
-            self.pending[value] = done
+            self.pending[value] = replace(done, depth=self.depth)
             return
         if not self.uses[value]:
             self.line(f"{done.text};")
         else:
             self.line(f"const {value.type.cpp} {self.name(value, value.name or _hint(value))} = {done.text};")
-
-    def _flush_written(self, instruction: Instruction) -> None:
-        for name, kind in instruction.operand_types.items():
-            if isinstance(kind, RegisterOperand) and kind.access != "in":
-                self.flush(getattr(instruction, name))
+            if self.uses[value] == 1 and not value.name:
+                self.last_call = value, len(self.lines), done.text
 
     def block(self, block: st.Block) -> None:
         for unit, group in groupby(block.statements, lambda s: s.unit if isinstance(s, st.Role) else None):
@@ -212,12 +249,19 @@ class _Printer:
                     self.statement(statement)
             else:
                 self._roles([role for role in group if isinstance(role, st.Role)])
-        self.flush()
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Names made inside may be taken again behind it."""
+        taken, self.taken = self.taken, self.taken.copy()
+        yield
+        self.taken = taken
 
     def nested(self, block: st.Block) -> None:
-        self.depth += 1
-        self.block(block)
-        self.depth -= 1
+        with self.scope():
+            self.depth += 1
+            self.block(block)
+            self.depth -= 1
 
     def statement(self, statement: st.Statement) -> None:
         match statement:
@@ -225,31 +269,38 @@ class _Printer:
                 self.flush()
                 self.line(f"// {text}")
             case st.Bind(value=value):
-                if isinstance(value, Result):
-                    self._flush_written(value.instruction)
+                self.flush(st.changes(statement))
                 self.bind(value)
             case st.Execute(instruction=instruction):
                 text = self.call(instruction)
-                self._flush_written(instruction)
+                self.flush(st.changes(statement))
                 self.line(f"{text};")
             case st.Declare(variable=variable, initial=initial):
                 text = self.text(initial)
                 self.line(f"{variable.type.cpp} {self.name(variable, variable.name)} = {text};")
             case st.Assign(variable=variable, value=value):
                 text = self.text(value)
-                self.flush(variable)
-                self.line(f"{self.names[variable]} = {text};")
+                self.flush(st.changes(statement))
+                self.line(_assignment(self.names[variable], variable, value, text))
             case st.DeclareRegisters(registers=array):
-                self.line(f"{array.type.cpp} {self.name(array, array.name)}[{array.count}];")
-            case st.AssignRegister(registers=array, index=index, value=value):
-                text, place = self.text(value), self.text(index)
-                self.flush(array)
-                self.line(f"{self.names[array]}[{place}] = {text};")
+                name = self.name(array, array.name)
+                rows = list(array) if isinstance(array, RegisterRows) else []
+                self.names.update((row, f"{name}[{i}]" if len(rows) > 1 else name) for i, row in enumerate(rows))
+                self.line(f"{array.type.cpp} {name}{f'[{len(rows)}]' * (len(rows) > 1)}[{array.count}];")
+            case st.AssignRegister(registers=registers, index=index, value=value):
+                text, element = self.text(value), f"{self.array(registers)}[{self.text(index)}]"
+                self.flush(st.changes(statement))
+                self.line(f"{element} = {text};")
+            case st.Call():
+                self._call(statement)
             case st.Loop():
                 self._loop(statement)
             case st.If():
                 condition = self.text(statement.condition)
-                self.flush()
+                self.flush(st.changes(statement))
+                if self.last_call[0] is statement.condition and self.last_call[1] == len(self.lines):
+                    self.lines.pop()
+                    condition = self.last_call[2]
                 if self.last_if[0] is statement.condition and self.last_if[1] == len(self.lines):
                     self.lines.pop()  # of the same condition, just before: values never change
                 else:
@@ -262,15 +313,27 @@ class _Printer:
                 if not statement.otherwise:
                     self.last_if = statement.condition, len(self.lines)
 
+    def _call(self, call: st.Call) -> None:
+        if not any(self.uses[r] for r in call.results):
+            return
+        done = [self.expression(v) for v in st.uses(call)]
+        text = f"{call.function.name}({', '.join(text for text, *_ in done)})"
+        if len(call.results) == 1:
+            reads = set().union(*(reads for *_, reads in done))
+            self._give(call.results[0], _Pending(text, _ATOM, reads), pure=True)
+        else:
+            names = [self.name(r, r.name or "value") for r in call.results]
+            self.line(f"const auto [{', '.join(names)}] = {text};")
+
     def _loop(self, loop: st.Loop) -> None:
         start, stop, by = (self._bound(x) for x in (loop.start, loop.stop, loop.step))
-        self.flush()
-        unrolled = loop.index.unrolled
-        self.line("#pragma unroll" if unrolled else "#pragma unroll 1")
-        name = self.name(loop.index, loop.index.name or "i")
-        step = f"++{name}" if by == "1" else f"{name} += {by}"
-        self.line(f"for (int {name} = {start}; {name} < {stop}; {step}) {{")
-        self.nested(loop.body)
+        self.flush(st.changes(loop) if loop.index.unrolled else None)
+        self.line("#pragma unroll" if loop.index.unrolled else "#pragma unroll 1")
+        with self.scope():
+            name = self.name(loop.index, loop.index.name or "i")
+            step = f"++{name}" if by == "1" else f"{name} += {by}"
+            self.line(f"for (int {name} = {start}; {name} < {stop}; {step}) {{")
+            self.nested(loop.body)
         self.line("}")
 
     def _bound(self, value: Value) -> str:
@@ -285,7 +348,7 @@ class _Printer:
         """Roles in a row are one if/else chain, which setmaxnreg needs; the last is `else` where all are covered."""
         self.flush()
         self.builtins.add(roles[0].unit)
-        limit = self.kernel.threads // 128 if roles[0].unit == "warpgroup" else 4
+        limit = self.threads // 128 if roles[0].unit == "warpgroup" else 4
         whole = sum(role.count for role in roles) == limit
         for role in roles:
             opening = "if" if role is roles[0] else "} else if"
@@ -306,65 +369,14 @@ class _Printer:
         return f"{who} >= {first}" + (f" && {who} < {stop}" if stop < limit else "")
 
 
-def wrapper(instruction: Instruction) -> str:
-    """The `__device__` function around one instruction's PTX."""
-    outputs: list[str] = []
-    inputs: list[str] = []
-    parameters: list[str] = []
-    places: dict[str, str] = {}
-    operands = instruction.operands
-    arrays = {n: v for n, v in operands.items() if isinstance(v, Registers)}
-    written = {n: v for n, v in arrays.items() if instruction.operand_types[n].access != "in"}  # type: ignore[union-attr]
-    count = 0
-
-    def place(n: int) -> str:
-        nonlocal count
-        count += n
-        return ", ".join(f"%{i}" for i in range(count - n, count))
-
-    def vector(n: int) -> str:
-        return place(1) if n == 1 else "{" + place(n) + "}"
-
-    if instruction.result:
-        places["result"] = place(1)
-        outputs.append(f'"={instruction.result.constraint}"(result)')
-    for name, array in written.items():
-        places[name] = vector(array.count)
-        sign = "+" if instruction.operand_types[name].access == "inout" else "="  # type: ignore[union-attr]
-        outputs += [f'"{sign}{array.type.constraint}"({name}[{i}])' for i in range(array.count)]
-    for name, operand in operands.items():
-        if isinstance(operand, Registers):
-            const = "" if name in written else "const "
-            parameters.append(f"{const}{operand.type.cpp} (&{name})[{operand.count}]")
-            if name not in written:
-                places[name] = vector(operand.count)
-                inputs += [f'"{operand.type.constraint}"({name}[{i}])' for i in range(operand.count)]
-            continue
-        places[name] = place(1)
-        if operand.type == TENSOR_MAP:
-            parameters.append(f"const TensorMap* {name}")
-            inputs.append(f'"l"({name})')
-        else:
-            parameters.append(f"{operand.type.cpp} {name}")
-            cast = "(int)" if operand.type == PRED else ""
-            inputs.append(f'"{operand.type.constraint}"({cast}{name})')
-    lines = re.sub(r"\{(\w+)\}", lambda m: places.get(m[1], m[0]), instruction.text()).strip().splitlines()
-    body = "\n".join(f'        "{line.strip()}\\n"' for line in lines) or '        ""'
-    volatile, clobber = ("", "") if instruction.pure else (" volatile", ' : "memory"')
-    gives = instruction.result.cpp if instruction.result else "void"
-    holds = "int" if instruction.result == PRED else gives  # inline PTX has no bool registers
-    result = f"    {holds} result;\n" if instruction.result else ""
-    back = "\n    return result;" if instruction.result else ""
-    return (
-        f"__device__ __forceinline__ {gives} {instruction.wrapper_name}({', '.join(parameters)}) {{\n{result}"
-        f"    asm{volatile}(\n{body}\n        : {_columns(outputs)}\n        : {_columns(inputs)}{clobber});"
-        f"{back}\n}}\n"
-    )
-
-
-def _columns(parts: list[str], width: int = 8) -> str:
-    rows = [", ".join(parts[i : i + width]) for i in range(0, len(parts), width)]
-    return ",\n          ".join(rows)
+def _assignment(name: str, variable: Variable, value: Value, text: str) -> str:
+    """`variable = text`; shorter where the value is an operation on what the variable holds."""
+    match value:
+        case Operation(op="+" | "-" | "^" | "|" | "&" as op, operands=(Read(variable=read), _)) if read is variable:
+            opening = f"{name} {op} "
+            if text.startswith(opening):
+                return f"{name} {op}= {text[len(opening) :]};"
+    return f"{name} = {text};"
 
 
 def _literal(type: Type, number: object) -> str:
@@ -400,35 +412,22 @@ def _hint(value: Value) -> str:
             return "value"
 
 
-def _count_uses(kernel: Kernel) -> Counter[Value]:
-    uses: Counter[Value] = Counter()
+def _widens(of: Type, to: Type) -> bool:
+    """Whether C++ converts `of` to `to` where an operand or a parameter has that type."""
+    return of.is_integer and to in (U32, I64, U64) and of.bits <= to.bits and not (to == I64 and of == U64)
 
-    def instruction(i: Instruction) -> None:
-        uses.update(v for v in i.operands.values() if isinstance(v, Value))
 
-    statements = list(st.walk(kernel.body))
-    # Backwards, so that a value only dead values use is dead too.
-    for statement in reversed(statements):
-        match statement:
-            case st.Bind(value=Operation() as value):
-                if uses[value]:
-                    uses.update(value.operands)
-            case st.Bind(value=RegisterRead() as value):
-                if uses[value]:
-                    uses[value.index] += 1
-            case st.Bind(value=Result() as value):
-                if uses[value] or not value.instruction.pure:
-                    instruction(value.instruction)
-            case st.Execute(instruction=i):
-                instruction(i)
-            case st.Declare(initial=value) | st.Assign(value=value):
-                uses[value] += 1
-            case st.AssignRegister(index=index, value=value):
-                uses.update((index, value))
-            case st.Loop(start=start, stop=stop, step=step):
-                uses.update((start, stop, step))
-            case st.If(condition=condition):
-                uses[condition] += 1
+def _is_pure(value: Value) -> bool:
+    return not isinstance(value, Result) or value.instruction.pure
+
+
+def _count_uses(block: st.Block, results: Sequence[Value] = ()) -> Counter[Value]:
+    """How often each value is used by what is not dead itself; `results` are."""
+    uses = Counter(results)
+    for statement in reversed(list(st.walk(block))):  # a value's uses come before it
+        dead = isinstance(statement, st.Bind) and _is_pure(statement.value) and not uses[statement.value]
+        if not dead and not (isinstance(statement, st.Call) and not any(uses[r] for r in statement.results)):
+            uses.update(st.uses(statement))
     return uses
 
 
@@ -437,30 +436,53 @@ def _function_names(kernel: Kernel) -> set[str]:
     made = [s.value for s in st.walk(kernel.body) if isinstance(s, st.Bind)]
     instructions = [v.instruction for v in made if isinstance(v, Result)]
     instructions += [s.instruction for s in st.walk(kernel.body) if isinstance(s, st.Execute)]
-    return {i.wrapper_name for i in instructions}
+    return {i.wrapper_name for i in instructions} | {f.name for f in kernel.functions}
+
+
+def _print_function(function: st.Function, threads: int, wrappers: dict[str, None], taken: set[str]) -> str:
+    """A device function; several results are a structure, whose members have their names."""
+    p = _Printer(threads, _count_uses(function.body, function.results), wrappers, taken=Counter(taken))
+    inputs = [*function.parameters, *function.captured]
+    parameters = [f"{v.type.cpp} {p.name(v, v.name or _hint(v))}" for v in inputs]
+    p.block(function.body)
+    results = ", ".join(p.text(r) for r in function.results)
+    if len(function.results) == 1:
+        p.line(f"return {results};")
+        return device_function(function.results[0].type.cpp, function.name, parameters, "\n".join(p.lines))
+    p.line(f"return {{{results}}};")
+    structure = function.name.title().replace("_", "")
+    members = "".join(f" {r.type.cpp} {r.name};" for r in function.results)
+    body = device_function(structure, function.name, parameters, "\n".join(p.lines))
+    return f"struct {structure} {{{members} }};\n{body}"
 
 
 def print_kernel(kernel: Kernel) -> str:
     """The kernel's CUDA C++ file. Only the wrappers of instructions it uses are in it."""
-    p = _Printer(kernel, _count_uses(kernel))
-    for word in (*_BUILTINS, "shared_memory", kernel.name, *_function_names(kernel)):
-        p.taken[word] += 1
+    taken = {*_BUILTINS, "shared_memory", kernel.name, *_function_names(kernel)}
+    wrappers: dict[str, None] = {}
+    p = _Printer(kernel.threads, _count_uses(kernel.body), wrappers, taken=Counter(taken))
     parameters = []
     for parameter in kernel.parameters:
         name = p.name(parameter, parameter.name or "p")
         const = "const __grid_constant__ " if parameter.type in (TENSOR_MAP, ORDER) else "const "
         parameters.append(f"{const}{parameter.type.cpp} {name}")
     p.block(kernel.body)
+    own = [_print_function(f, kernel.threads, wrappers, taken) for f in kernel.functions]
     cluster = "" if kernel.cluster == (1, 1, 1) else f"__cluster_dims__({', '.join(map(str, kernel.cluster))}) "
     signature = (
         f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, 1)\n'
-        f"{kernel.name}(\n    " + ",\n    ".join(parameters) + ")\n{\n"
+        f"{kernel.name}(\n{wrapped(', '.join(parameters), '    ', '')})\n{{\n"
     )
-    shared = f"extern __shared__ __align__(1024) uint8_t shared_memory[];  // {kernel.shared_bytes} bytes"
+    shared = "extern __shared__ __align__(1024) uint8_t shared_memory[];"
     opening = [shared] * bool({"smem", "smem_chunk"} & p.builtins) + [
         text for name, text in _BUILTINS.items() if name in p.builtins
     ]
-    header = "".join(f"// {line}".rstrip() + "\n" for line in kernel.header)
+    header = [
+        *kernel.header,
+        "compile: nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin, or NVRTC for sm_90a",
+        f"launch: grid a multiple of {prod(kernel.cluster)}, block {kernel.threads}, "
+        f"{kernel.shared_bytes} bytes of dynamic shared memory",
+    ]
     kinds = {q.type for q in kernel.parameters}
     structs = _TENSOR_MAP * (TENSOR_MAP in kinds) + _ORDER * (ORDER in kinds)
     sizes = {b.start.name: f"  // shared memory: {b.count} x {b.slot_bytes} bytes" for b in kernel.buffers}
@@ -469,8 +491,9 @@ def print_kernel(kernel: Kernel) -> str:
         for name, c in sorted(p.constants.items(), key=lambda x: (x[1].name not in sizes, x[1].number))
     ]
     return (
-        f"{header}\n{_PRELUDE}{structs}\n"
-        + "\n".join(p.wrappers)
+        "\n".join(map(comment, header))
+        + f"\n\n{_PRELUDE}{structs}\n"
+        + functions((*wrappers, *own))
         + f"\n{signature}"
         + "".join(f"    {line}\n" for line in (*constants, *opening))
         + "\n".join(p.lines)

@@ -6,8 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from gemmsmith.lang.instruction import Instruction
-from gemmsmith.lang.values import LoopIndex, Registers, Value, Variable
+from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
+from gemmsmith.lang.values import (
+    Constant,
+    LoopIndex,
+    Operation,
+    RegisterRead,
+    RegisterRows,
+    Registers,
+    SelectedRow,
+    Value,
+    Variable,
+)
 
 
 class Where(NamedTuple):
@@ -63,7 +73,7 @@ class Assign(Statement):
 
 @dataclass(eq=False)
 class DeclareRegisters(Statement):
-    registers: Registers
+    registers: Registers | RegisterRows
 
 
 @dataclass(eq=False)
@@ -75,7 +85,7 @@ class AssignRegister(Statement):
 
 @dataclass(eq=False)
 class Loop(Statement):
-    """for index in start..stop by step; all three are taken before the first turn."""
+    """for index in start..stop by step; all three are taken before the first iteration."""
 
     index: LoopIndex
     start: Value
@@ -100,6 +110,74 @@ class Role(Statement):
     count: int
     name: str = ""
     body: Block = field(default_factory=Block)
+
+
+@dataclass(eq=False)
+class Function:
+    """Computes `results` of `parameters` and of `captured` values of the kernel; nothing in it has an effect."""
+
+    name: str
+    parameters: list[Value]
+    body: Block = field(default_factory=Block)
+    results: list[Value] = field(default_factory=list)
+
+    @property
+    def captured(self) -> list[Value]:
+        """What it uses of the kernel's own values."""
+        made: set[Value] = {s.value for s in self.body.statements if isinstance(s, Bind)}
+        made |= {v for s in self.body.statements if isinstance(s, Call) for v in s.results}
+        used = [v for s in self.body.statements for v in uses(s)] + self.results
+        own = made.union(self.parameters)
+        return [v for v in dict.fromkeys(used) if v not in own and not (isinstance(v, Constant) and not v.name)]
+
+
+@dataclass(eq=False)
+class Call(Statement):
+    """`results` are what a function gives for `arguments`."""
+
+    function: Function
+    arguments: list[Value]
+    results: list[Value]
+
+
+def uses(statement: Statement) -> list[Value]:
+    """The values that a statement reads, without those of the blocks inside it."""
+    match statement:
+        case Bind(value=Operation(operands=operands)):
+            return list(operands)
+        case Bind(value=RegisterRead(registers=registers, index=index)):
+            return [index, *_row(registers)]
+        case Bind(value=Result(instruction=instruction)) | Execute(instruction=instruction):
+            return [v for v in instruction.operands.values() if isinstance(v, Value)]
+        case Declare(initial=value) | Assign(value=value):
+            return [value]
+        case AssignRegister(registers=registers, index=index, value=value):
+            return [index, value, *_row(registers)]
+        case Loop(start=start, stop=stop, step=step):
+            return [start, stop, step]
+        case If(condition=condition):
+            return [condition]
+        case Call(function=function, arguments=arguments):
+            return [*arguments, *function.captured]
+    return []
+
+
+def changes(statement: Statement) -> list[object]:
+    """The variables and declared register arrays that a statement, or one inside it, assigns to."""
+    match statement:
+        case Assign(variable=variable):
+            return [variable]
+        case AssignRegister(registers=registers):
+            return [registers.declared]
+        case Bind(value=Result(instruction=instruction)) | Execute(instruction=instruction):
+            kinds = instruction.operand_types.items()
+            written = [name for name, kind in kinds if isinstance(kind, RegisterOperand) and kind.access != "in"]
+            return [getattr(instruction, name).declared for name in written]
+    return [x for block in children(statement) for inner in block.statements for x in changes(inner)]
+
+
+def _row(registers: Registers) -> list[Value]:
+    return [registers.row] if isinstance(registers, SelectedRow) else []
 
 
 def children(statement: Statement) -> list[Block]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Union
 
 from gemmsmith.core.errors import KernelError
@@ -197,10 +197,12 @@ class Variable:
 
 
 class Registers:
-    """An array that lives in registers, so its indices are known at build time or unrolled."""
+    """An array that lives in registers, so its indices are known at build time or unrolled. `declared`: what it is
+    declared as, itself or the two-dimensional array whose row it is."""
 
-    def __init__(self, type: Type, count: int, name: str) -> None:
+    def __init__(self, type: Type, count: int, name: str, declared: RegisterRows | None = None) -> None:
         self.type, self.count, self.name = type, count, name
+        self.declared: Registers | RegisterRows = self if declared is None else declared
 
     def __len__(self) -> int:
         return self.count
@@ -212,16 +214,47 @@ class Registers:
         recorder().assign_register(self, self._index(index), as_value(value, self.type))
 
     def _index(self, index: ValueLike) -> Value:
-        value = as_value(index, I32)
-        if isinstance(value, Constant):
-            if not 0 <= value.number < self.count:
-                raise KernelError(f"register array {self.name}[{value.number}]: it has {self.count} elements")
-        elif not _is_build_time(value):
-            raise KernelError(
-                f"register array {self.name} indexed by a run-time value, which would move it to local memory: "
-                "use Python integers or the index of k.unroll"
-            )
-        return value
+        return _register_index(self.name, index, self.count)
+
+
+class RegisterRows:
+    """A two-dimensional array in registers: `[i]` is a row, an array of `count` registers."""
+
+    def __init__(self, type: Type, rows: int, count: int, name: str) -> None:
+        self.type, self.count, self.name = type, count, name
+        names = [name] if rows == 1 else [f"{name}[{i}]" for i in range(rows)]
+        self.rows = [Registers(type, count, x, self) for x in names]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Registers]:
+        return iter(self.rows)
+
+    def __getitem__(self, index: ValueLike) -> Registers:
+        value = _register_index(self.name, index, len(self.rows))
+        return self.rows[value.number] if isinstance(value, Constant) else SelectedRow(self, value)
+
+
+class SelectedRow(Registers):
+    """The row that an unrolled index selects: its registers can be read and assigned to."""
+
+    def __init__(self, array: RegisterRows, row: Value) -> None:
+        super().__init__(array.type, array.count, array.name, array)
+        self.array, self.row = array, row
+
+
+def _register_index(name: str, index: ValueLike, count: int) -> Value:
+    value = as_value(index, I32)
+    if isinstance(value, Constant):
+        if not 0 <= value.number < count:
+            raise KernelError(f"register array {name}[{value.number}]: it has {count} elements")
+    elif not _is_build_time(value):
+        raise KernelError(
+            f"register array {name} indexed by a run-time value, which would move it to local memory: "
+            "use Python integers or the index of k.unroll"
+        )
+    return value
 
 
 def _is_build_time(value: Value) -> bool:
@@ -270,6 +303,8 @@ def operation(op: str, type: Type, *operands: Value) -> Value:
     """Binds an operation, folding what is known at build time."""
     if all(_is_number(v) for v in operands):
         return Constant(type, evaluate(op, type, *(v.number for v in operands)))  # type: ignore[attr-defined]
+    if op == "select" and _is_number(operands[0]):
+        return operands[1 if operands[0].number else 2]  # type: ignore[attr-defined]
     if len(operands) == 2:
         a, b = operands
         for x, y, commutes in ((a, b, True), (b, a, False)):
@@ -278,6 +313,8 @@ def operation(op: str, type: Type, *operands: Value) -> Value:
                     return x
                 if y.number == 1 and (op == "*" or (commutes and op == "/")):
                     return x
+                if y.number == 1 and commutes and op == "%":
+                    return Constant(type, 0)
                 if y.number == 0 and op == "*" and type.is_integer:
                     return y
     return bind(Operation(op, type, operands))

@@ -19,7 +19,12 @@ class Divisor:
 
     def quotient(self, x: Value) -> Value:
         """x divided by it, rounded down."""
-        return (x.to(U32).to(U64) * self.multiplier.to(U64) >> self.shift).to(I32)
+        takes = "x", "multiplier", "shift"
+        return current().call("fast_divide", _fast_divide, x, self.multiplier, self.shift, takes=takes)[0]
+
+
+def _fast_divide(x: Value, multiplier: Value, shift: Value) -> list[Value]:
+    return [(x.to(U32).to(U64) * multiplier.to(U64) >> shift).to(I32)]
 
 
 def factors(divisor: int) -> tuple[int, int]:

@@ -100,7 +100,7 @@ class ClusterScheduler(TileScheduler):
             number.set(now.number + 1)
 
     def first(self) -> WorkTile | None:
-        return self._tile(self.cluster, *self._share())
+        return self._first(*self._share())
 
     def _share(self) -> tuple[Value, Share]:
         """How many k-tiles of each tile are this CTA's, and which, at its first."""
@@ -108,8 +108,8 @@ class ClusterScheduler(TileScheduler):
         assert isinstance(self.position.k, Value)
         begin = (self.position.k * self.k_tiles // splits).named("first_k_tile")
         count = ((self.position.k + 1) * self.k_tiles // splits - begin).named("k_tiles_of_share")
-        finishes = (self.position.k >= splits - self.spec.slices).named("reduces")
-        return count, Share(begin, finishes, self.cluster, self.cluster, Constant(I32, 0))
+        reduces = (self.position.k >= splits - self.spec.slices).named("reduces")
+        return count, Share(begin, reduces, self.cluster, self.cluster, Constant(I32, 0))
 
 
 def tile_scheduler(spec: KernelSpec) -> TileScheduler:

@@ -174,7 +174,13 @@ class TileScheduler:
 
     def first(self) -> WorkTile | None:
         """What `each` begins with; None where that takes long to find out."""
-        return self._tile(self.cluster, self.k_tiles)
+        return self._first(self.k_tiles)
+
+    def _first(self, k_tiles: Value, share: Share | None = None) -> WorkTile:
+        tile = self._tile(self.cluster, k_tiles, share)
+        for value in (tile.batch, tile.m, tile.n):
+            value.name = f"first_{value.name}"
+        return tile
 
     def _odd(self, number: Value) -> Value | None:
         """Whether a CTA goes through its tile of this number backwards."""
@@ -187,6 +193,12 @@ class TileScheduler:
         share: Share | None = None,
         backwards: Value | None = None,
     ) -> WorkTile:
+        batch, m, n = current().call("tile_coordinates", self._coordinates, index, takes=["tile"])
+        operands = Coordinates(m, batch), Coordinates(n, batch)
+        return WorkTile(operands, m, n, batch, k_tiles, share, backwards)
+
+    def _coordinates(self, index: Value) -> list[Value]:
+        """The batch of a cluster's tile number `index`, and element (m, n) where this CTA's part of it starts."""
         tile, size, position = self.spec.config.tile, self.spec.config.cluster, self.position
         batch = self.plane.quotient(index).named("batch")
         within = (index - batch * (self.tiles_m * self.tiles_n)).named("within")
@@ -196,8 +208,7 @@ class TileScheduler:
             m, n = self._band(within, self.tiles_m, self.tiles_n)
         tile_m = ((m * size[0] + position.m) * tile[0]).named("tile_m")
         tile_n = ((n * size[1] + position.n) * tile[1]).named("tile_n")
-        operands = Coordinates(tile_m, batch), Coordinates(tile_n, batch)
-        return WorkTile(operands, tile_m, tile_n, batch, k_tiles, share, backwards)
+        return [batch, tile_m, tile_n]
 
     def _band(self, index: Value, across: Value, along: Value) -> tuple[Value, Value]:
         """Tile `index` of a walk along `along` in bands `raster_group` wide of `across`: (across, along)."""
@@ -206,7 +217,7 @@ class TileScheduler:
         position = (index - band * (along * width)).named("position")
         if width == 1:
             return band, position
-        rest = (across - band * width).named("across_rest")
-        whole = (rest >= width).named("whole_band")
+        remaining = (across - band * width).named("remaining")
+        whole = (remaining >= width).named("whole_band")
         row = k.select(whole, position // width, self.last_band.quotient(position)).named("row")
-        return band * width + position - row * k.select(whole, width, rest), row
+        return band * width + position - row * k.select(whole, width, remaining), row

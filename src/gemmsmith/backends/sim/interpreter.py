@@ -15,7 +15,7 @@ from gemmsmith.backends.sim.values import Values
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Result
 from gemmsmith.lang.machine import Blocking, Machine
-from gemmsmith.lang.values import Operation, Read, RegisterRead, Value
+from gemmsmith.lang.values import Operation, Read, RegisterRead, RegisterRows, Registers, SelectedRow, Value
 
 PREEMPTION = 0.2
 """With a seed, how often a unit is interrupted at an instruction that others can see."""
@@ -63,23 +63,33 @@ class Interpreter:
             elif isinstance(statement, st.Role):
                 if self._in_role(statement):
                     yield from self._block(statement.body)
+            elif isinstance(statement, st.Call):
+                function, bound = statement.function, values.bound
+                bound.update(zip(function.parameters, map(values.value, statement.arguments), strict=True))
+                yield from self._block(function.body)
+                bound.update(zip(statement.results, map(values.value, function.results), strict=True))
             elif isinstance(statement, st.DeclareRegisters):
-                self.registers.declare(statement.registers)
+                declared = statement.registers
+                for array in declared if isinstance(declared, RegisterRows) else [declared]:
+                    self.registers.declare(array)
 
     def _compute(self, value: Value) -> Any:
         """An operation or a read."""
         if isinstance(value, Operation):
             return self.arithmetic.compute(value, [self.values.value(x) for x in value.operands])
         if isinstance(value, RegisterRead):
-            return self.registers.read(value.registers, int(self.values.value(value.index)))
+            return self.registers.read(self._row(value.registers), int(self.values.value(value.index)))
         assert isinstance(value, Read)
         return self.values.variables[value.variable]
 
     def _assign_register(self, statement: st.AssignRegister) -> None:
         index, active = int(self.values.value(statement.index)), self.unit.active
-        array = self.registers.access(statement.registers, write=True)
+        array = self.registers.access(self._row(statement.registers), write=True)
         new = self.values.value(statement.value)
         array[active, index] = new[active] if isinstance(new, np.ndarray) else new
+
+    def _row(self, x: Registers) -> Registers:
+        return x.array.rows[int(self.values.value(x.row))] if isinstance(x, SelectedRow) else x
 
     def _if(self, branch: st.If) -> Blocking:
         condition = self.values.value(branch.condition)

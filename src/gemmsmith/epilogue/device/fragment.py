@@ -11,7 +11,7 @@ from gemmsmith.core.mma import HALF_ROWS, WARP_ROWS, fragment_column, fragment_r
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, U32
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.values import Registers, Value
 
 Index = int | Value
 """Known at build time, or made of the index of an unrolled loop."""
@@ -19,26 +19,25 @@ Pair = Callable[[Any, int], tuple[Value, Value]]
 """(chunk, half) -> the thread's two neighbouring elements, fp32."""
 
 
-def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, packed: Callable[..., Value]) -> None:
+def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, pack: Callable[[Registers], None]) -> None:
     """Writes `count` (1 or 2) chunks of 8 columns from `chunk` on of a 64-row piece, rounded to the tile's dtype.
 
-    `packed(offset, half)` gives a pair of 16-bit elements in one register.
+    `pack` fills registers with pairs of 16-bit elements: two a chunk, rows lane / 4 and lane / 4 + 8.
     """
     if tile.dtype.bits == 16:
         values = current().registers(U32, 2 * count, "packed")
-        for i in range(2 * count):
-            values[i] = packed(i // 2, i % 2)
+        pack(values)
         hw.store_matrix(values, buffer + _matrix_row(tile, chunk, count))
         return
     for i in range(2 * count):
         low, high = pair(i // 2, i % 2)
-        place = buffer + _pair_offset(tile, chunk + i // 2, i % 2)
+        address = buffer + _pair_offset(tile, chunk + i // 2, i % 2)
         if tile.dtype == FP32:
             values = current().registers(F32, 2, "pair")
             values[0], values[1] = low, high
-            hw.store_shared(values, place)
+            hw.store_shared(values, address)
         else:
-            hw.store_shared_16(place, hw.pack_fp8(low, high, _FORMATS[tile.dtype]))
+            hw.store_shared_16(address, hw.pack_fp8(low, high, _FORMATS[tile.dtype]))
 
 
 def read(tile: Tile, buffer: Value, first: int, chunks: int) -> Pair:
@@ -75,8 +74,8 @@ def _matrix_row(tile: Tile, chunk: Index, count: int) -> Value:
     """Where this lane's row of a ldmatrix or stmatrix lies: rows 0-7 and 8-15 of the warp's 16, chunk by chunk."""
     k = current()
     row = ((k.warp_index % 4) * WARP_ROWS + k.lane % WARP_ROWS).named("row")
-    place = k.lane // 16 + chunk if count == 2 else chunk
-    return _offset(tile, row, place, 0)
+    chunk16 = k.lane // 16 + chunk if count == 2 else chunk
+    return _offset(tile, row, chunk16, 0)
 
 
 def _pair_offset(tile: Tile, chunk: Index, half: int) -> Value:
@@ -102,5 +101,5 @@ def _offset(tile: Tile, row: Value, chunk16: Value | int, byte: Value | int) -> 
     base = row * tile.pitch
     if tile.boxes > 1:
         base, chunk16 = base + chunk16 // per_box * tile.box_bytes, chunk16 % per_box
-    place = chunk16 if swizzle_row is None else swizzle_row ^ chunk16
-    return (base + (place << 4) + byte).to(U32)
+    swizzled = chunk16 if swizzle_row is None else swizzle_row ^ chunk16
+    return (base + (swizzled << 4) + byte).to(U32)

@@ -37,11 +37,11 @@ class Part:
     rows_in_all: Value
     columns_in_all: Value
 
-    def row(self, block: int, half: int) -> Value:
+    def row(self, block: Value, half: int) -> Value:
         """This thread's row of a block's half."""
         return (self.m + self.row_of_part(block, half)).named("row")
 
-    def row_of_part(self, block: int, half: int) -> Value:
+    def row_of_part(self, block: Value, half: int) -> Value:
         """The same, counted in the part."""
         k = current()
         row: Value = fragment_row(k.warp_index % 4, k.lane) + (block * WGMMA_M + HALF_ROWS * half)
@@ -63,8 +63,19 @@ class Part:
         left = (self.columns_in_all // width - self.first_column(width)).named("columns_left")
         return first < left, first + 1 < left
 
-    def inside(self, block: int, half: int) -> Value:
+    def inside(self, block: Value, half: int) -> Value:
         return (self.row(block, half) < self.rows_in_all).named("row_inside")
+
+
+@dataclass
+class Position:
+    """A piece's number in the tile, its block of 64 rows, its first column, and the shared memory through which its
+    results leave, by their names."""
+
+    piece: Value
+    block: Value
+    column: Value
+    buffers: dict[str, Value]
 
 
 @dataclass
@@ -72,8 +83,8 @@ class Spot:
     """Where in a piece a step works: `count` chunks of the operand's own columns from `chunk` on; `column` is the
     piece's first column in the tile. Both count the operand's columns (half as many for width 2)."""
 
-    block: int
-    column: int
+    block: Value
+    column: Value
     chunk: Value
     count: int
 
@@ -88,7 +99,7 @@ class Addressed:
             return k.parameter(f"{along}_stride_{argument}", I64, bind)
 
         k = current()
-        self.dtype = dtype
+        self.name, self.dtype = name, dtype
         self.address = k.pointer(argument, lambda p: Pointer(argument))
         self.row_stride = stride("row", "row_stride") if m else None
         self.column_stride = stride("column", "col_stride") if n else None
@@ -146,7 +157,7 @@ class Scalar:
     def settle(self, part: Part) -> None:
         """Nothing."""
 
-    def element(self, part: Part, block: int, half: int) -> Value:
+    def element(self, part: Part, block: Value, half: int) -> Value:
         return self.number if self.number is not None else self.held[0]
 
 
@@ -188,7 +199,7 @@ class Vector:
             with k.when(self._mine(turn) < self.count):
                 hw.store_shared(one, self.buffer[part.warpgroup].address + (self._mine(turn) * 4).to(U32))
 
-    def fetch(self, part: Part, block: int, column: int, chunks: int) -> fragment.Pair:
+    def fetch(self, part: Part, block: Value, column: Value, chunks: int) -> fragment.Pair:
         k = current()
         place = self.buffer[part.warpgroup].address
         if not self.width:
@@ -221,7 +232,7 @@ class DirectMatrix:
     def settle(self, part: Part) -> None:
         """Nothing."""
 
-    def fetch(self, part: Part, block: int, column: int, chunks: int) -> fragment.Pair:
+    def fetch(self, part: Part, block: Value, column: Value, chunks: int) -> fragment.Pair:
         k = current()
         held = k.registers(F32, 4 * chunks, "loaded")
         last = part.columns_in_all // self.width
@@ -266,20 +277,17 @@ class TmaMatrices:
 
     def prepare(self) -> None:
         """Before the tiles: the parity of the first piece in this tile of a slot that brings an odd number of them."""
-        odd = any(map(self._flips, range(self.slots)))
+        odd = self.pieces % self.slots or self.pieces // self.slots % 2
         self.flip = current().var(U32, 0, "tile_parity") if odd else None
 
-    def _flips(self, slot: int) -> bool:
-        return len(range(slot, self.pieces, self.slots)) % 2 == 1
+    def _slot(self, part: Part, piece: Value) -> tuple[Value, Value]:
+        return part.warpgroup * self.slots, piece % self.slots if self.slots < self.pieces else piece
 
-    def _slot(self, part: Part, piece: int) -> tuple[Value, int]:
-        return part.warpgroup * self.slots, piece % self.slots
-
-    def load(self, part: Part, piece: int) -> None:
+    def load(self, part: Part, piece: Value) -> None:
         """Starts the copies of a piece. Recorded in the leader."""
         base, slot = self._slot(part, piece)
         barrier = self.barriers[slot].at(base, 8)
-        block, column = divmod(piece, self.parts)
+        block, column = piece // self.parts, piece % self.parts
         hw.mbarrier_arrive_expect_tx(barrier, self.bytes)
         for name, tile in self.loads:
             buffer = self.buffers[name]
@@ -291,22 +299,30 @@ class TmaMatrices:
 
     def begin(self, part: Part, leader: Value) -> None:
         share = part.work.share
-        with current().when(leader if share is None else leader & share.reduces):
-            for piece in range(self.slots):
-                self.load(part, piece)
+        k = current()
+        with k.when(leader if share is None else leader & share.reduces), k.unroll(self.slots, name="piece") as piece:
+            self.load(part, piece)
 
-    def wait(self, part: Part, piece: int) -> None:
+    def load_next(self, part: Part, piece: Value) -> None:
+        """Starts the copies of what takes the slot of a piece, if there is more. Recorded in the leader."""
+        if self.slots < self.pieces:
+            with current().when(piece + self.slots < self.pieces):
+                self.load(part, piece + self.slots)
+
+    def wait(self, part: Part, piece: Value) -> None:
         base, slot = self._slot(part, piece)
-        parity: Value = Constant(U32, piece // self.slots % 2)
-        if self.flip is not None and self._flips(slot):
-            parity = self.flip.get() ^ parity
+        each, more = divmod(self.pieces, self.slots)  # the first `more` slots bring one piece more
+        parity = (piece // self.slots % 2).to(U32) if self.slots < self.pieces else Constant(U32, 0)
+        if self.flip is not None:
+            odd = Constant(PRED, True) if not more else slot >= more if each % 2 else slot < more
+            parity = current().select(odd, self.flip.get() ^ parity, parity)
         hw.mbarrier_wait(self.barriers[slot].at(base, 8), parity)
 
     def end_of_tile(self) -> None:
         if self.flip is not None:
             self.flip.set(self.flip.get() ^ 1)
 
-    def fetch(self, name: str, part: Part, piece: int, first: int, chunks: int) -> fragment.Pair:
+    def fetch(self, name: str, part: Part, piece: Value, first: int, chunks: int) -> fragment.Pair:
         base, slot = self._slot(part, piece)
         buffer, tile = self.buffers[name], dict(self.loads)[name]
         return fragment.read(tile, buffer[slot].at(base, buffer.slot_bytes).address, first, chunks)

@@ -8,6 +8,10 @@ last tile. The bare product is the graph with one node.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.cluster_sums import partial_sums
@@ -15,7 +19,7 @@ from gemmsmith.collective.mainloop import Mainloop
 from gemmsmith.collective.pipeline import Initialised
 from gemmsmith.core.graph import Operand
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.device.inputs import DirectMatrix, Part, Scalar, TmaMatrices, Vector
+from gemmsmith.epilogue.device.inputs import DirectMatrix, Part, Position, Scalar, TmaMatrices, Vector
 from gemmsmith.epilogue.device.layout import layout
 from gemmsmith.epilogue.device.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.device.piece import Piece
@@ -115,43 +119,74 @@ class Epilogue:
     def _store(self, accumulator: Accumulator) -> None:
         k, plan, part = current(), self.layout, self.part
         barrier = (part.warpgroup + self._barriers).named("epilogue_barrier")
-        turns = plan.rounds
         k.comment("epilogue")
         for x in self.inputs.values():
             x.settle(part)
         for reduction in self.reductions:
             reduction.begin_tile()
-        for turn in range(turns):
-            by_tma = self.stores and self.stores.maps
-            enters = turn == 0 and self.alias_epilogue
-            if self.stores and by_tma and not enters:
-                with k.when(self.leader):
-                    self.stores.acquire(turn, turns)
-            if enters:  # nobody reads the stages any more
-                hw.barrier_sync(self._all_math, 128 * self.spec.config.consumers)
-            elif self.stores or (turn == 0 and plan.vectors):
-                hw.barrier_sync(barrier, 128)
-            pieces = range(turn * plan.round, min((turn + 1) * plan.round, plan.pieces))
-            for piece in pieces:
-                Piece(self, accumulator, piece, turn).run()
+        by_tma = self.stores and self.stores.maps
+        if self.alias_epilogue:  # nobody reads the stages any more
+            hw.barrier_sync(self._all_math, 128 * self.spec.config.consumers)
+        elif plan.vectors and not self.stores:
+            hw.barrier_sync(barrier, 128)
+        with k.unroll(plan.rounds, name="round") as round_index:
+            only = self._position(round_index, Constant(I32, 0)) if plan.round == 1 else None
+            pieces = partial(self._pieces, round_index, only)
+            if self.stores and not (self.alias_epilogue and plan.rounds == 1):
+                # With alias_epilogue the barrier above was the first round's.
+                with k.when(round_index > 0) if self.alias_epilogue else nullcontext():
+                    if by_tma:
+                        with k.when(self.leader):
+                            self.stores.acquire(round_index, plan.rounds)
+                    hw.barrier_sync(barrier, 128)
+            with pieces() as position:
+                Piece(self, accumulator, position).run()
             if by_tma:
                 hw.fence_proxy_async()
-            if self.stores or self.matrices or (turn == turns - 1 and plan.vectors):
+            if self.stores or self.matrices:
                 hw.barrier_sync(barrier, 128)
-            upcoming = [p + plan.slots for p in pieces if self.matrices and p + plan.slots < plan.pieces]
-            if by_tma or upcoming:
+            if by_tma or (self.matrices and plan.slots < plan.pieces):
                 with k.when(self.leader):
-                    self._leave(turn, pieces, upcoming)
+                    if self.stores and by_tma:
+                        with pieces() as position:
+                            self.stores.issue(part, position)
+                        hw.bulk_commit()
+                    if self.matrices:  # rounds are of one piece then
+                        self.matrices.load_next(part, round_index)
             if self.stores and self.stores.arrays:
-                for i, piece in enumerate(pieces):
-                    block, column = divmod(piece, plan.parts)
-                    self.stores.copy(part, turn, i, block, column * plan.columns)
+                with pieces() as position:
+                    self.stores.copy(part, position)
+        if plan.vectors and not (self.stores or self.matrices):
+            hw.barrier_sync(barrier, 128)
         for reduction in self.reductions:
             reduction.end_tile(part)
         if self.matrices:
             self.matrices.end_of_tile()
         if self.stores and self.alias_epilogue:
             self._drain(self.stores)
+
+    @contextmanager
+    def _pieces(self, round_index: Value, only: Position | None) -> Iterator[Position]:
+        """The pieces of a round: `only` one, or several, of which the last round may have fewer."""
+        k, plan = current(), self.layout
+        if only:
+            yield only
+            return
+        with k.unroll(plan.round, name="piece" if plan.rounds == 1 else "piece_of_round") as i:
+            inside = round_index * plan.round + i < plan.pieces
+            with k.when(inside) if plan.pieces % plan.round else nullcontext():
+                yield self._position(round_index, i)
+
+    def _position(self, round_index: Value, i: Value) -> Position:
+        plan = self.layout
+        piece = round_index * plan.round + i
+        block: Value = Constant(I32, 0)
+        column = piece
+        if plan.blocks > 1:
+            block, column = (piece // plan.parts).named("block"), piece % plan.parts
+        index = (round_index % plan.sets * plan.round + i).named("buffer_index")
+        buffers = self.stores.of_piece(self.part, index) if self.stores else {}
+        return Position(piece, block, (column * plan.columns).named("column"), buffers)
 
     def _drain(self, stores: Stores) -> None:
         """Until what this warp has put into the stages has left them."""
@@ -161,17 +196,6 @@ class Epilogue:
         if stores.arrays:
             hw.fence_proxy_async()
         hw.sync_warp()
-
-    def _leave(self, turn: int, pieces: range, upcoming: list[int]) -> None:
-        """In the leader: the stores of a round, and the loads into the slots it has freed."""
-        if self.stores and self.stores.maps:
-            for i, piece in enumerate(pieces):
-                block, column = divmod(piece, self.layout.parts)
-                self.stores.issue(self.part, turn, i, block, column * self.layout.columns)
-            hw.bulk_commit()
-        for piece in upcoming:
-            assert self.matrices
-            self.matrices.load(self.part, piece)
 
     def finish(self) -> None:
         """Shared memory must outlive the stores that read it."""

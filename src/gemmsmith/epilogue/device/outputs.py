@@ -15,10 +15,10 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.device import fragment
-from gemmsmith.epilogue.device.inputs import Addressed, Part
+from gemmsmith.epilogue.device.inputs import Addressed, Part, Position
 from gemmsmith.epilogue.device.layout import Layout
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.shared import SharedBuffer, SharedView
+from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import F32, U16
 from gemmsmith.lang.values import Value
 
@@ -71,71 +71,72 @@ class Stores:
                 f"alias_epilogue: results need {offset} bytes of stages that have {over.stop}; use more stages"
             )
 
-    def buffer(self, name: str, part: Part, turn: int, i: int) -> SharedView:
-        """Piece i of round `turn`."""
-        buffer = self.buffers[name]
-        size = self.round * self.sets * buffer.slot_bytes  # of a warpgroup's buffers
-        return buffer[turn % self.sets * self.round + i].at(part.warpgroup, size)
+    def of_piece(self, part: Part, number: Value) -> dict[str, Value]:
+        """The addresses of the warpgroup's buffers of that number."""
+        size = self.round * self.sets  # a warpgroup's buffers
+        found = {name: b[number].at(part.warpgroup, size * b.slot_bytes) for name, b in self.buffers.items()}
+        return {name: view.address.named(f"{name}_buffer") for name, view in found.items()}
 
-    def acquire(self, turn: int, turns: int) -> None:
+    def acquire(self, round_index: Value, rounds: int) -> None:
         """In the leader: until the round's set has been read.
 
         After an odd number of rounds a tile begins with the set that the last one ended with.
         """
-        hw.bulk_wait_read(0 if turn == 0 and turns % self.sets else self.sets - 1)
+        k = current()
+        if rounds % self.sets:
+            with k.when(round_index == 0):
+                hw.bulk_wait_read(0)
+            with k.otherwise():
+                hw.bulk_wait_read(self.sets - 1)
+        else:
+            hw.bulk_wait_read(self.sets - 1)
 
-    def issue(self, part: Part, turn: int, i: int, block: int, column: int) -> None:
-        """In the leader: the TMA stores of piece i of a round, whose first column in the tile is `column`."""
+    def issue(self, part: Part, at: Position) -> None:
+        """In the leader: the TMA stores of a piece."""
         for name, tile in self.stores:
             if name not in self.maps:
                 continue
-            n = part.work.n // self.widths[name] + column // self.widths[name]
+            n = part.work.n // self.widths[name] + at.column // self.widths[name]
             for box in range(tile.boxes):
-                place = self.buffer(name, part, turn, i).at(box * tile.box_bytes)
-                hw.tma_store(self.maps[name], n + box * tile.box_inner, part.m + block * 64, part.work.batch, place)
+                where = n + box * tile.box_inner, part.m + at.block * 64, part.work.batch
+                hw.tma_store(self.maps[name], *where, at.buffers[name] + box * tile.box_bytes)
 
-    def copy(self, part: Part, turn: int, i: int, block: int, column: int) -> None:
+    def copy(self, part: Part, at: Position) -> None:
         """In all threads: the other results of a piece, element by element."""
         for name, tile in self.stores:
             if name in self.arrays:
-                place, width = self.buffer(name, part, turn, i).address, self.widths[name]
-                self._copy(
-                    self.arrays[name], tile, place, part, block, column // width, width, name in self.column_major
-                )
+                self._copy(self.arrays[name], tile, at, part, self.widths[name], name in self.column_major)
 
-    def _copy(
-        self, array: Addressed, tile: Tile, buffer: Value, part: Part, block: int, column: int, width: int,
-        column_major: bool,
-    ) -> None:  # fmt: skip
+    def _copy(self, array: Addressed, tile: Tile, at: Position, part: Part, width: int, column_major: bool) -> None:
         """Each warp takes a quarter of the rows (of the columns, if `column_major`), a lane the elements along it."""
         k = current()
         across, along = (tile.k, 64) if column_major else (64, tile.k)
         share = -(-across // 4)
         first = (k.warp_index % 4) * share
-        m, n = part.m + block * 64, part.work.n // width + column
+        m, n, buffer = part.m + at.block * 64, part.work.n // width + at.column // width, at.buffers[array.name]
         batch = next(n for n in (4, 2, 1) if share % n == 0)
         with (
-            k.range(share // batch, name="turn") as turn,
+            k.range(share // batch, name="group") as group,
             k.unroll(batch, name="line") as line,
             k.unroll(0, along, 32, name="start") as start,
         ):
-            at = first + turn * batch + line
-            row, col = (start + k.lane, at) if column_major else (at, start + k.lane)
+            other = first + group * batch + line
+            row, col = (start + k.lane, other) if column_major else (other, start + k.lane)
             inside = (m + row < part.rows_in_all) & (n + col < part.columns_in_all // width)
             if along % 32 or across % 4:
                 inside = inside & (row < 64) & (col < tile.k)
             where = array.at(part.work.batch, m + row, n + col)
-            place = buffer + fragment.element_offset(tile, row, col if along % 32 == 0 else k.minimum(col, tile.k - 1))
-            _move(place, where, inside, tile.dtype)
+            inside_col = col if along % 32 == 0 else k.minimum(col, tile.k - 1)
+            _move(buffer + fragment.element_offset(tile, row, inside_col), where, inside, tile.dtype)
 
 
-def _move(place: Value, where: Value, inside: Value, dtype: DType) -> None:
+def _move(address: Value, where: Value, inside: Value, dtype: DType) -> None:
     if dtype == FP32:
         one = current().registers(F32, 1, "element")
-        hw.load_shared(one, place)
+        hw.load_shared(one, address)
         hw.store_global(one, where, inside)
         return
-    value = hw.load_shared_narrow(place, dtype.bits)
+    value = hw.load_shared_narrow(address, dtype.bits)
     store = hw.store_global_16 if dtype.bits == 16 else hw.store_global_8
     store(where, value, inside)
 
@@ -156,7 +157,7 @@ class ScaleStore:
     def __init__(self, name: str, dtype: DType, columns: int) -> None:
         self.array, self.columns = Addressed(result_argument(name), name, dtype, m=True, n=True), columns
 
-    def write(self, part: Part, block: int, column: int, scales: list[Value]) -> None:
+    def write(self, part: Part, block: Value, column: Value, scales: list[Value]) -> None:
         """The scales of the rows of a piece, one lane a row."""
         k = current()
         first = part.work.n + column

@@ -11,7 +11,7 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.graph import Extent, Graph
 from gemmsmith.epilogue.device import fragment
-from gemmsmith.epilogue.device.inputs import DirectMatrix, Part, Scalar, Spot, TmaMatrices, Vector
+from gemmsmith.epilogue.device.inputs import DirectMatrix, Part, Position, Scalar, Spot, TmaMatrices, Vector
 from gemmsmith.epilogue.device.layout import Layout
 from gemmsmith.epilogue.device.outputs import ScaleStore, Stores
 from gemmsmith.epilogue.device.reductions import Reduction
@@ -19,7 +19,7 @@ from gemmsmith.epilogue.device.rows import WHOLE_ROWS, HeldRows, Quantized, TopK
 from gemmsmith.epilogue.evaluate import Evaluation, Source
 from gemmsmith.epilogue.functions import Lowering
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.values import Registers, Value
 
 AT_ONCE, SLAB = 8, 4
 """Chunks of a piece whose vectors are read at once, up to so many; of wider ones, which may have 23, so many at a time:
@@ -46,22 +46,19 @@ class Lowered(Protocol):
 
 
 class Piece:
-    """64 rows by `columns` columns of the accumulator: piece `index` of the tile, stored in round `turn`."""
+    """64 rows by `columns` columns of the accumulator."""
 
-    def __init__(self, epilogue: Lowered, accumulator: Accumulator, index: int, turn: int) -> None:
-        self.epilogue, self.accumulator, self.index, self.turn = epilogue, accumulator, index, turn
+    def __init__(self, epilogue: Lowered, accumulator: Accumulator, at: Position) -> None:
+        self.epilogue, self.accumulator = epilogue, accumulator
         self.graph, self.extents, self.part = epilogue.graph, epilogue.extents, epilogue.part
-        plan = epilogue.layout
-        self.block, column = divmod(index, plan.parts)
-        self.column, self.chunks = column * plan.columns, plan.columns // 8
+        self.index, self.block, self.column, self.buffers = at.piece, at.block, at.column, at.buffers
+        self.chunks = epilogue.layout.columns // 8
         self.step = next(s for s in ((4, 2) if self.graph.halves else (2, 1)) if self.chunks % s == 0)
         self.rows: dict[int, Quantized | TopKSoftmax] = {}
 
     def run(self) -> None:
         """Computes and writes the piece."""
         e, part = self.epilogue, self.part
-        row, last = 64 * self.block, self.column + 8 * self.chunks - 1
-        current().comment(f"rows {row} to {row + 63} of the warpgroup's, columns {self.column} to {last}")
         if e.matrices:
             e.matrices.wait(part, self.index)
         # Always true, and another for each piece. Without the branches ptxas starts on later pieces before it has added
@@ -108,8 +105,8 @@ class Piece:
         return partial(_from, pair, begin)
 
     def _spot(self, chunk: Value, width: int) -> Spot:
-        place = chunk // width if width > 1 else chunk
-        return Spot(self.block, self.column // width, place, self.step // width)
+        own_chunk = chunk // width if width > 1 else chunk
+        return Spot(self.block, self.column // width, own_chunk, self.step // width)
 
     def _evaluation(self, chunk: Value) -> Evaluation:
         """The graph at `step` chunks from `chunk` on."""
@@ -171,14 +168,14 @@ class Piece:
         for r in self.graph.results:
             if r.name in tiles and e.stores and r.dtype:
                 spot = self._spot(chunk, e.widths[r.name])
-                buffer = e.stores.buffer(r.name, part, self.turn, self.index % e.layout.round).address
+                buffer = self.buffers[r.name]
                 for first in range(0, spot.count, 2):
                     pair = partial(_shifted, here, r.node, first)
-                    packed: partial[Value] = partial(_packed, pair, r.dtype)
+                    pack: partial[None] = partial(_pack, pair, r.dtype)
                     if self.graph.nodes[r.node].op == "accumulator":
                         place = (chunk + (self.column // 8 + first)).named("chunk_of_tile")
-                        packed = partial(_packed_product, self.accumulator, self.block, place, r.dtype)
-                    fragment.write(tiles[r.name], buffer, spot.chunk + first, min(2, spot.count - first), pair, packed)
+                        pack = partial(_pack_product, self.accumulator, self.block, place, r.dtype)
+                    fragment.write(tiles[r.name], buffer, spot.chunk + first, min(2, spot.count - first), pair, pack)
         for reduction in e.reductions:
             index = self.graph.nodes[reduction.result.node].inputs[0]
             spot = self._spot(chunk, reduction.width)
@@ -188,7 +185,7 @@ class Piece:
             reduction.cells.fence()
 
 
-def _product(accumulator: Accumulator, block: int, chunk: Value, j: int, half: int) -> tuple[Value, Value]:
+def _product(accumulator: Accumulator, block: Value, chunk: Value, j: int, half: int) -> tuple[Value, Value]:
     i = ((chunk + j) * 2 + half).named("pair")
     return accumulator.element(block, i, 0), accumulator.element(block, i, 1)
 
@@ -205,7 +202,7 @@ def _scale(quantized: Quantized, j: int, half: int) -> tuple[Value, Value]:
     return quantized.scales[half], quantized.scales[half]
 
 
-def _repeated(x: Scalar, part: Part, block: int, chunk: Value, half: int) -> tuple[Value, Value]:
+def _repeated(x: Scalar, part: Part, block: Value, chunk: Value, half: int) -> tuple[Value, Value]:
     value = x.element(part, block, half)
     return value, value
 
@@ -214,11 +211,12 @@ def _shifted(here: Evaluation, node: int, first: int, j: int, half: int) -> tupl
     return here.pair(node, first + j, half)
 
 
-def _packed(pair: fragment.Pair, dtype: DType, j: int, half: int) -> Value:
-    low, high = pair(j, half)
-    return hw.pack(low, high, dtype)
+def _pack(pair: fragment.Pair, dtype: DType, packed: Registers) -> None:
+    for i in range(len(packed)):
+        packed[i] = hw.pack(*pair(i // 2, i % 2), dtype)
 
 
-def _packed_product(accumulator: Accumulator, block: int, chunk: Value, dtype: DType, j: int, half: int) -> Value:
+def _pack_product(accumulator: Accumulator, block: Value, chunk: Value, dtype: DType, packed: Registers) -> None:
     """The product itself, which may be packed already."""
-    return accumulator.pair(block, ((chunk + j) * 2 + half).named("pair"), dtype)
+    with current().unroll(len(packed)) as i:
+        packed[i] = accumulator.pair(block, (chunk * 2 + i).named("pair"), dtype)

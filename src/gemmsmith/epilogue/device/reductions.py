@@ -156,7 +156,7 @@ class Reduction:
             cell: Any = {"n": 2 * spot.block + half, "m": (spot.chunk + j) * 2 + i, "all": 0}[self.axis]
             self.cells.add(cell, kept)
 
-    def end_piece(self, part: Part, block: int, column: int) -> None:
+    def end_piece(self, part: Part, block: Value, column: Value) -> None:
         """Column sums of a piece: over the 8 lanes of each column, 16 rows a warp."""
         if self.axis != "m":
             return
@@ -175,7 +175,7 @@ class Reduction:
             tile = part.work.n // self.spec.slice_columns
             for i in range(2 * self.layout.blocks):
                 self.cells.across(i, OF_QUAD)
-                row = part.row(i // 2, i % 2)
+                row = part.row(Constant(I32, i // 2), i % 2)
                 inside = (k.lane % QUAD == 0) & (row < self.elements) & (tile < self.parts)
                 self._write(part, tile, row, self.cells.get(i), inside)
         elif self.axis == "all":

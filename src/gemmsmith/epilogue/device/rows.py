@@ -34,7 +34,7 @@ class HeldRows:
     """A piece's elements of one node: four registers a chunk, as (half, neighbour); `stride` chunks apart from
     register `first` on, where they are kept in the accumulator itself."""
 
-    def __init__(self, chunks: int, place: Registers | None = None, first: int = 0, stride: int = 1) -> None:
+    def __init__(self, chunks: int, place: Registers | None = None, first: ValueLike = 0, stride: int = 1) -> None:
         self.chunks, self.first, self.stride = chunks, first, stride
         self.values = place or current().registers(F32, 4 * chunks, "held")
 
