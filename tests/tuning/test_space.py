@@ -174,3 +174,27 @@ def test_narrow_boxes_are_few_where_the_producers_registers_are() -> None:
                 assert spec.a_tile.boxes + spec.b_tile.boxes <= MOST_COPIES
             elif config.consumers == 2:
                 assert max(spec.a_tile.boxes, spec.b_tile.boxes) <= MOST_COPIES
+
+
+@pytest.mark.parametrize(("of", "least"), [("splits", 2), ("cluster_splits", 2)])
+def test_shares_of_k_have_four_k_tiles(of: str, least: int) -> None:
+    """As many as that are tried, and not one less."""
+    config = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1).replace(**{of: least})
+    shares = Space.of([config])
+    assert shares.sensible(problem(64, 64, 64 * 4 * least)).tolist() == [True]
+    assert shares.sensible(problem(64, 64, 64 * (4 * least - 1))).tolist() == [False]
+
+
+def test_swapped_tiles_read_b_once() -> None:
+    """All rows of A are columns of one tile."""
+    swapped = Space.of([Config(tile=(64, 16, 64), cluster=(1, 1), consumers=1, swap_ab=True)])
+    assert [swapped.sensible(problem(m, 4096, 1024))[0] for m in (9, 16, 17)] == [True, True, False]
+
+
+def test_clusters_along_n_walk_along_n() -> None:
+    """The tiles of a cluster share the operand that the next ones use again."""
+    configs = space(EpilogueSpec.bare(problem(8, 8, 8).d)).configs
+    assert {(c.cluster, c.raster) for c in configs} >= {((1, 2), "n"), ((2, 1), "m"), ((1, 1), "m"), ((1, 4), "n")}
+    assert all((c.raster == "n") == (c.cluster[1] > c.cluster[0]) for c in configs)
+    assert max(c.stages for c in configs) == 16
+    assert min(c.stages for c in configs) >= 3
