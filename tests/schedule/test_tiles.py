@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -110,19 +108,20 @@ def test_ctas_of_a_cluster_have_neighbouring_tiles(cluster: tuple[int, int]) -> 
         assert tiles == [(i * rows + rank % rows, j * columns + 2 * (rank // rows), 0) for i, j in corners]
 
 
+@pytest.mark.parametrize(
+    ("batch", "m", "counted"), [(1 << 12, (1 << 19) - 1, True), (167 * 757, 16987, False), (1 << 15, 1 << 16, False)]
+)
 @pytest.mark.parametrize("splits", [1, 2, 0])
-def test_problems_that_int32_cannot_count_are_refused(splits: int) -> None:
-    rows = 64 * (1 << 16)
-    scheduler_of = KernelSpec.of(problem_of(Spec((64, 16), "bf16"), Spec((16, 8), "bf16", (1, 16))), TILE)
+def test_tiles_that_int32_cannot_count_are_refused(splits: int, batch: int, m: int, counted: bool) -> None:
+    """2^31 - 4096 can be counted, one more cannot."""
+    p = problem_of(Spec((batch, 64 * m, 16), "bf16", (0, 16, 1)), Spec((batch, 16, 8), "bf16", (0, 1, 16)))
     with Builder("walk", threads=32):
-        scheduler = tile_scheduler(replace(scheduler_of, config=TILE.replace(splits=splits)))
-    for batch, counted in (((1 << 15) - 1, True), (1 << 15, False)):
-        huge = problem_of(Spec((batch, rows, 16), "bf16", (0, 16, 1)), Spec((batch, 16, 8), "bf16", (0, 1, 16)))
-        if counted:
-            assert scheduler.tiles_of(huge) == batch << 16
-        else:
-            with pytest.raises(ArgumentError, match="2147483648 tiles are more than an int32 can count; use a larger"):
-                scheduler.clusters_of(huge)
+        scheduler = tile_scheduler(KernelSpec.of(p, TILE.replace(splits=splits)))
+    if counted:
+        assert scheduler.tiles_of(p) == batch * m == 2**31 - 4096
+    else:
+        with pytest.raises(ArgumentError, match=f"{batch * m} tiles are more than an int32 can count; use a larger"):
+            scheduler.clusters_of(p)
 
 
 @pytest.mark.parametrize("splits", [2, 0])
