@@ -32,7 +32,7 @@ def test_where_nothing_can_be_built_the_default_is_refused_later() -> None:
     ((256, 256, 64), True, 2),
 ])  # fmt: skip
 def test_consumers_follow_the_tile(tile: tuple[int, int, int], fp16: bool, consumers: int) -> None:
-    found = fitted(Config(tile=tile, cluster=(1, 1)), {"tile"}, fp16=fp16)
+    found = fitted(Config(tile=tile, cluster=(2, 1)), {"tile"}, fp16=fp16)
     assert (found.consumers, found.cluster, found.stages) == (consumers, (1, 1), STAGES)
 
 
