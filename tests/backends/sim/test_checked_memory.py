@@ -13,8 +13,8 @@ from gemmsmith.lang.types import U64
 from gemmsmith.lang.values import Value
 
 
-def accessed(store: bool, offset: int, *, writable: bool = True, base: int = 0) -> SimulationResult:
-    """The hazards of one access of 4 bytes, `offset` bytes behind the start of 16 (or `base`)."""
+def accessed(store: bool, offset: int, *, size: int = 16, writable: bool = True, base: int = 0) -> SimulationResult:
+    """The hazards of one access of 4 bytes, `offset` bytes behind the start of `size` (or `base`)."""
     with Builder("k", threads=32) as k:
         x: Value = k.pointer("x")
         if base:
@@ -24,7 +24,7 @@ def accessed(store: bool, offset: int, *, writable: bool = True, base: int = 0) 
             move(word(k, k.smem), x + (k.lane + offset).to(U64), True)
         kernel = k.finish()
     memory = GlobalMemory()
-    return simulate(kernel, 1, {"x": memory.place(np.zeros(4, np.uint32), "x", writable=writable)}, memory)
+    return simulate(kernel, 1, {"x": memory.place(np.zeros(size, np.uint8), "x", writable=writable)}, memory)
 
 
 @pytest.mark.parametrize("store", [False, True])
@@ -34,10 +34,11 @@ def test_the_first_and_the_last_word_are_inside(store: bool, offset: int) -> Non
 
 
 @pytest.mark.parametrize("store", [False, True])
-def test_a_word_behind_the_last(store: bool) -> None:
-    done = accessed(store, 16)
+@pytest.mark.parametrize(("offset", "size"), [(16, 16), (12, 14), (12, 15)])
+def test_a_word_behind_the_last_or_half_of_one(store: bool, offset: int, size: int) -> None:
+    done = accessed(store, offset, size=size)
     assert kinds(done) == {"out of bounds"}
-    assert "bytes 16..20 of x, which has 16" in str(done.hazards[0])
+    assert f"bytes {offset}..{offset + 4} of x, which has {size}" in str(done.hazards[0])
 
 
 @pytest.mark.parametrize("store", [False, True])
