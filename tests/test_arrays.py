@@ -214,7 +214,7 @@ def seen_by(transform: Any, x: Any) -> Any:
     def f(y: Any) -> Any:
         with pytest.raises(ArgumentError) as error:
             signature(y, "a")
-        with pytest.raises(ArgumentError):
+        with pytest.raises(ArgumentError, match="^a: got "):
             describe(y.detach(), "a")
         seen.append(str(error.value))
         return y.float().sum()
@@ -329,6 +329,28 @@ def test_row_major_is_numpys(shape: list[int]) -> None:
     x = np.empty(shape, np.int8)
     if x.size:
         assert row_major(tuple(shape)) == x.strides
+
+
+def test_the_driver_knows_where_an_array_of_an_unknown_library_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it does not say so itself."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    asked: list[tuple[Any, int]] = []
+
+    class Unknown:
+        __cuda_array_interface__ = {**np.zeros(4, np.float32).__array_interface__, "version": 3, "data": (4096, False)}  # noqa: RUF012
+
+    def attribute(what: Any, address: int) -> tuple[Any, int]:
+        asked.append((what, address))
+        return driver.CUresult.CUDA_SUCCESS, 5
+
+    monkeypatch.setattr(driver, "cuPointerGetAttribute", attribute)
+    found = describe(Unknown())
+    assert (found.device, found.index, found.address) == ("cuda", 5, 4096)
+    assert asked == [(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 4096)]
+    unknown = driver.CUresult.CUDA_ERROR_INVALID_VALUE
+    monkeypatch.setattr(driver, "cuPointerGetAttribute", lambda what, address: (unknown, 0))
+    with pytest.raises(ArgumentError, match="a: .*the driver does not know the address 0x1000 .*use device memory"):
+        describe(Unknown(), "a")
 
 
 def test_as_numpy() -> None:

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,11 @@ def test_the_epilogue_page_runs() -> None:
         source = "\n" * line + block.group(1)
         exec(compile(source, "docs/epilogues.md", "exec"), scope)
     assert np.isfinite(scope["loss"])
+
+
+def test_the_readme_quotes_a_kernel() -> None:
+    loop = next(b for b in re.findall(r"^```python\n(.*?)^```", PAGES[0].read_text(), re.M | re.S) if "k_tile" in b)
+    assert textwrap.indent(loop, " " * 8) in (ROOT / "src/gemmsmith/kernels/cooperative.py").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -305,6 +305,17 @@ def shared_halves(k: Builder) -> None:
         write(out, k.thread, load_shared_word(slot(buffer[0], 63 - k.thread, 4)))
 
 
+def shared_narrow(k: Builder) -> None:
+    """A byte and a half of shared memory, extended by zeros."""
+    out, source, buffer = k.pointer("out"), k.pointer("x"), k.shared(256)
+    with k.when(k.thread < 64):
+        hw.store_shared(words(read_word(source, k.thread)), slot(buffer[0], k.thread, 4))
+    hw.sync_threads()
+    narrow = [(255 - k.thread, 8), (127 - k.thread, 16)]
+    loaded = [hw.load_shared_narrow(slot(buffer[0], index, bits // 8), bits) for index, bits in narrow]
+    write(out, k.thread, *(x.to(U32) for x in loaded))
+
+
 def local_copy(k: Builder) -> None:
     """Within a warp, ordered by __syncwarp."""
     out, source, buffer = k.pointer("out"), k.pointer("x"), k.shared(512)
@@ -316,6 +327,8 @@ def local_copy(k: Builder) -> None:
 _w = integers("local", (128,))
 CASES += [shared_copy(count) for count in (1, 2, 4)]
 CASES += [Case("shared_2_bytes", shared_halves, _x.view(np.uint32)[::-1].copy(), {"x": _x})]
+_narrow = np.stack([_x.view(np.uint8)[::-1][:128], _x[::-1]], 1).astype(np.uint32)
+CASES += [Case("shared_1_and_2_bytes", shared_narrow, _narrow, {"x": _x.view(np.uint32)})]
 CASES += [Case("shared_in_a_warp", local_copy, _w[np.arange(128) ^ 21], {"x": _w})]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 from tests.conformance.case import Case, at, integers, read_word, seeded, write
 
@@ -80,6 +81,62 @@ _nan = (_exponent == 31) & (_mantissa > 0)  # their payloads are not specified: 
 _halves = np.where(_nan, 0x7C00 | _sign << 15, _halves).astype(np.uint16)
 CASES += [packing(BF16), packing(FP16)]
 CASES += [Case("unpack_fp16", unpack, _numbers.astype(np.float32), {"x": _halves.view(np.uint32)})]
+
+
+# -- fp32 and fp8 ------------------------------------------------------------------------------------------
+def exact(k: Builder) -> None:
+    """What is rounded once, or not at all."""
+    out, x = k.pointer("out"), k.pointer("x")
+    a, b, c = (hw.as_float(read_word(x, k.thread + 128 * i)) for i in range(3))
+    results = [hw.fma(a, b, c), hw.fma(a, b, -(a * b)), hw.maximum_nan(a, b), hw.minimum_nan(a, b)]
+    # The bits of a NaN are not specified.
+    numbers = [k.select(r == r, hw.as_unsigned(r), 0x7FFFFFFF) for r in results]
+    bits = hw.as_unsigned(c)
+    write(out, k.thread, *numbers, *(hw.as_unsigned(hw.unpack(bits, half, BF16)) for half in range(2)))
+
+
+def packing_fp8(format: str, bits: np.ndarray, numpy: type, largest: float) -> Case:
+    """To nearest even; beyond the range the largest, and every NaN is 0x7f."""
+
+    def record(k: Builder) -> None:
+        out, x = k.pointer("out"), k.pointer("x")
+        with k.range(len(bits), name="turn") as turn:
+            index = turn * 128 + k.thread
+            low, high = (hw.as_float(read_word(x, index * 2 + i)) for i in range(2))
+            write(out, index, hw.pack_fp8(low, high, format).to(U32))
+
+    x = bits.view(np.float32)
+    with np.errstate(invalid="ignore"):
+        expected = x.clip(-largest, largest).astype(numpy).view(np.uint8).astype(np.uint32)
+    expected = np.where(np.isnan(x), 0x7F, expected)
+    return Case(f"pack_{format}", record, (expected[..., 0] | expected[..., 1] << 8).astype(np.uint32), {"x": bits})
+
+
+def awkward_fp8(name: str, mantissa: int) -> np.ndarray:
+    """Random fp32 of all exponents, and values near and halfway between neighbours within the range."""
+    rng, count = seeded(name), 1000
+    anything = rng.integers(0, 1 << 32, count, np.uint32)
+    exponent, sign = rng.integers(105, 145, count), rng.integers(0, 2, count)
+    ties = rng.integers(0, 1 << mantissa + 1, count) << 22 - mantissa | exponent << 23 | sign << 31
+    beside = ties + rng.integers(-1, 2, count)
+    specials = np.array([0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 448, 464, 465, 57344, 61440, 65536, -1e9, 1e-40],
+                        np.float32)  # fmt: skip
+    bits = np.concatenate([anything, ties, beside, specials.view(np.uint32)]).astype(np.uint32)
+    return np.concatenate([bits, bits[: -len(bits) % 256]]).reshape(-1, 128, 2)
+
+
+_a, _b, _c = seeded("exact").standard_normal((3, 128)).astype(np.float32)
+_a[::9], _b[::7] = np.nan, np.nan
+_wide = _a.astype(np.float64) * _b
+_exact = [_wide + _c, _wide - _a * _b, np.maximum(_a, _b), np.minimum(_a, _b)]
+_exact = [np.where(np.isnan(x), np.uint32(0x7FFFFFFF), x.astype(np.float32).view(np.uint32)) for x in _exact]
+_bits = _c.view(np.uint32)
+CASES += [
+    Case("exact", exact, np.stack([*_exact, _bits << 16, _bits & 0xFFFF0000], 1).astype(np.uint32),
+         {"x": np.stack([_a, _b, _c])}),
+    packing_fp8("e4m3", awkward_fp8("e4m3", 3), ml_dtypes.float8_e4m3fn, 448),
+    packing_fp8("e5m2", awkward_fp8("e5m2", 2), ml_dtypes.float8_e5m2, 57344),
+]  # fmt: skip
 
 
 # -- lanes ---------------------------------------------------------------------------------------------------

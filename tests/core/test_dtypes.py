@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, DType, as_dtype, in_fp32
+from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT32, INT64, DType, as_dtype, in_fp32
 from gemmsmith.core.errors import ArgumentError
 
 
@@ -33,9 +33,20 @@ def test_every_spelling(value: object, dtype: DType) -> None:
     assert as_dtype(value) is dtype
 
 
-@pytest.mark.parametrize("value", ["int32", "int64", "bool", np.int64, bool, np.dtype("i4"), INT32])
-def test_integers_where_they_are_asked_for(value: object) -> None:
-    assert as_dtype(value, integers=True) in (INT32, INT64, BOOL)
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        ("int32", INT32),
+        ("int64", INT64),
+        ("bool", BOOL),
+        (np.int64, INT64),
+        (bool, BOOL),
+        (np.dtype("i4"), INT32),
+        (INT32, INT32),
+    ],
+)
+def test_integers_where_they_are_asked_for(value: object, dtype: DType) -> None:
+    assert as_dtype(value, integers=True) is dtype
     assert as_dtype("bf16", integers=True) is BF16
     with pytest.raises(ArgumentError, match="got 'int8'; use one of bf16, .*int32, int64, bool"):
         as_dtype("int8", integers=True)
@@ -56,10 +67,19 @@ def test_others_are_refused_by_name(value: object) -> None:
         as_dtype(value, "out_dtype")
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+@pytest.mark.parametrize("dtype", [INT32, INT64, BOOL])
+def test_integers_have_as_many_bits_as_they_count_with(dtype: DType) -> None:
+    largest = 1 if dtype is BOOL else np.iinfo(dtype.numpy).max
+    assert dtype.mantissa == int(largest).bit_length()
+    assert dtype.bits == 8 * dtype.numpy.itemsize
+    assert dtype.is_integer
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32, E4M3, E5M2])
 def test_the_numbers_are_those_of_the_format(dtype: DType) -> None:
     info = ml_dtypes.finfo(dtype.numpy)
     assert dtype.bytes == dtype.numpy.itemsize
+    assert not dtype.is_integer
     assert dtype.mantissa == info.nmant
     assert dtype.roundoff == float(info.eps) / 2
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmsmith.core.dtypes import BF16, FP16, FP32
+from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.problem import Matrix, Problem
 
 
@@ -56,10 +56,13 @@ def test_transposing_twice_changes_nothing(x: Matrix) -> None:
 
 @pytest.mark.parametrize(("rows", "cols"), [(1, 7), (7, 1), (1, 1), (0, 7), (7, 0), (1, 0), (0, 0)])
 @pytest.mark.parametrize("dtype", [BF16, FP32])
-def test_one_row_or_column_is_always_addressable(rows: int, cols: int, dtype: object) -> None:
-    row_major = Matrix(BF16, rows, cols, max(cols, 1), 1)
-    assert row_major.canonical().tma_ready
-    assert row_major.T.canonical().tma_ready
+def test_one_row_or_column_is_always_addressable(rows: int, cols: int, dtype: DType) -> None:
+    """By the shortest stride of whole 16 bytes."""
+    row_major = Matrix(dtype, rows, cols, max(cols, 1), 1)
+    for matrix in (row_major.canonical(), row_major.T.canonical()):
+        assert matrix.tma_ready
+        if max(rows, cols) == 7 and min(rows, cols) == 1:
+            assert {matrix.row_stride, matrix.col_stride} == {1, 8}
 
 
 BASE = Matrix(BF16, 64, 48, 48, 1)
@@ -93,3 +96,18 @@ def test_problem_reads_its_extents_and_transposes() -> None:
     assert (p.T.m, p.T.n, p.T.k, p.T.d.contiguous) == (7, 3, 5, "cols")
     assert p.T.T == p
     assert str(p) == "3x7x5 bf16 -> fp32"
+
+
+def test_a_problem_read_like_another_keeps_what_its_indices_reach() -> None:
+    """Strides of one row, one column, or nothing are the other's."""
+
+    def of(m: int, n: int, k: int, pad: int) -> Problem:
+        a, b, d = Matrix(BF16, m, k, k + pad, 1), Matrix(BF16, k, n, n + pad, 1), Matrix(FP32, m, n, n + pad, 1)
+        return Problem(a, b, d, FP32)
+
+    tight, wide = of(1, 8, 4, 0), of(1, 8, 4, 3)
+    read = tight.read_like(wide)
+    assert (read.a, read.b, read.d) == (wide.a, tight.b, wide.d)
+    assert (read.accumulate, str(read)) == (FP32, str(tight))
+    empty = of(0, 8, 4, 0).read_like(of(0, 8, 4, 3))
+    assert (empty.a.row_stride, empty.b.row_stride, empty.d.row_stride) == (7, 8, 11)

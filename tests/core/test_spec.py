@@ -39,6 +39,7 @@ def test_names_are_short_symbols_and_of_one_kernel_each() -> None:
     ]  # fmt: skip
     epilogues = [EpilogueSpec(bare(FP32), frozenset({"out"})), EpilogueSpec(bare(FP16), frozenset({"out"}))]
     epilogues += [EpilogueSpec(bare(FP32), frozenset(), frozenset({"out"})), EpilogueSpec(bare(FP32), frozenset())]
+    epilogues += [replace(epilogues[0], exact=True), replace(epilogues[0], atomic=True)]
     specs = [
         KernelSpec(config, operand, accumulate, (a, b), epilogue)
         for config, operand, accumulate, a, b, epilogue in product(

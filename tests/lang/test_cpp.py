@@ -8,6 +8,8 @@ from random import Random
 import pytest
 
 from gemmsmith import hw
+from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.core.mma import find_mma
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.cpp import WIDTH, comment, functions, wrapped, wrapper
 from gemmsmith.lang.statements import Execute
@@ -71,7 +73,7 @@ def test_a_short_asm_statement_is_one_line() -> None:
 def test_a_wide_asm_statement_has_all_its_text_and_operands() -> None:
     def record(k: Builder) -> None:
         zero = k.smem.to(U64)
-        hw.wgmma_mma(k.registers(F32, 128, "d"), zero, zero, True, n=256, dtype="bf16")
+        hw.wgmma_mma(k.registers(F32, 128, "d"), zero, zero, True, n=256, mma=find_mma(BF16, BF16, FP32))
 
     text = _wrapper(record)
     assert all(len(line) <= WIDTH for line in text.split("\n"))

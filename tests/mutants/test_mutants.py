@@ -72,7 +72,7 @@ EXPECTED = {
     ("-1 stages of", "advance"): {"deadlock", "barrier", "race"},
     ("-32 threads of", "barrier_sync"): {"deadlock", "race", "barrier"},
     ("flip start of", "write_phase"): {"deadlock"},
-    ("flip start of", "left_phase"): {"race"},
+    ("flip start of", "aliased_phase"): {"race"},
     ("flip start of", "read_phase"): LOST_DATA,
     ("move", "barrier_sync"): {"race", "missing proxy fence"},
     ("move", "fence_proxy_async"): {"missing proxy fence"},

@@ -23,3 +23,13 @@ def test_it_is_the_quotient(divisor: int, x: int) -> None:
     below = x // divisor * divisor
     for near in (below, max(below - 1, 0)):  # where a quotient changes
         assert near * multiplier >> shift == near // divisor
+
+
+def test_the_largest_numbers_below_a_multiple() -> None:
+    """Where the error of the multiplier adds up to most."""
+    divisors = {*range(1, 3000), *(max((1 << i) + j, 1) for i in range(31) for j in (-1, 0, 1))}
+    for divisor in divisors:
+        multiplier, shift = factors(divisor)
+        largest = (LARGEST + 1) // divisor * divisor - 1
+        for x in (largest, largest - divisor, LARGEST):
+            assert max(x, 0) * multiplier >> shift == max(x, 0) // divisor, (divisor, x)

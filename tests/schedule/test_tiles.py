@@ -1,4 +1,4 @@
-"""Which k-tiles a CTA sums, and in what order, of each of its tiles."""
+"""Which tiles a CTA has, and which k-tiles of each it sums, in what order."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 from gemmsmith import Config, Spec, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
@@ -51,6 +52,85 @@ def k_tiles(config: Config, m: int, n: int, k: int, ctas: int) -> list[list[list
             else:
                 tiles[-1][-1].append(value)
     return tiles
+
+
+def visited(config: Config, m: int, n: int, batch: int, ctas: int) -> list[list[tuple[int, int, int]]]:
+    """For each CTA, the (m, n, batch) of its tiles, where each of `batch` products has m x n of them."""
+    a, b = Spec((batch, 64 * m, 16), "bf16"), Spec((batch, 16, 8 * n), "bf16", (128 * n, 1, 16))
+    problem = problem_of(a, b)
+    spec = KernelSpec.of(problem, config)
+    room = 2 * m * n * batch
+    with Builder("walk", threads=32, cluster=(spec.cluster_size, 1, 1)) as k:
+        scheduler, out, count = tile_scheduler(spec), k.pointer("out"), k.var(I32, 0, "count")
+        with scheduler.each() as tile:
+            found = k.registers(U32, 4, "found")
+            for i, value in enumerate((tile.m // 64, tile.n // 8, tile.batch, tile.k_tiles)):
+                found[i] = value.to(U32)
+            place = (hw.block_index() * room + count.get()) * 16
+            hw.store_global(found, out + place.to(U64), k.thread == 0)
+            count.set(count.get() + 1)
+        kernel = k.finish()
+    found, memory = np.full((ctas, room, 4), 2000, np.uint32), GlobalMemory()
+    arguments = {**kernel.arguments(problem), "out": memory.place(found, "out", granule=4)}
+    assert simulate(kernel, ctas, arguments, memory, seed=0).hazards == []
+    return [[tuple(x[:3]) for x in row.tolist() if x[0] != 2000] for row in found]
+
+
+def bands(across: int, along: int, width: int) -> list[tuple[int, int]]:
+    """(across, along), band after band of so many."""
+    found = []
+    for first in range(0, across, width):
+        found += [(i, j) for j in range(along) for i in range(first, min(first + width, across))]
+    return found
+
+
+@pytest.mark.parametrize("raster", ["m", "n"])
+@pytest.mark.parametrize("group", [1, 2, 3])
+@pytest.mark.parametrize(("m", "n", "batch", "ctas"), [(3, 4, 1, 1), (5, 2, 1, 3), (4, 7, 1, 2), (2, 3, 3, 4)])
+def test_tiles_are_walked_in_bands(raster: str, group: int, m: int, n: int, batch: int, ctas: int) -> None:
+    """CTA i has the tiles number i, i + the number of CTAs, and so on."""
+    every = [(j, i) for i, j in bands(n, m, group)] if raster == "m" else bands(m, n, group)
+    order = [(i, j, b) for b in range(batch) for i, j in every]
+    found = visited(TILE.replace(raster=raster, raster_group=group), m, n, batch, ctas)
+    assert found == [order[cta::ctas] for cta in range(ctas)]
+
+
+@pytest.mark.parametrize("cluster", [(2, 1), (1, 2), (2, 2)])
+def test_ctas_of_a_cluster_have_neighbouring_tiles(cluster: tuple[int, int]) -> None:
+    """Ranks run along M first; those of a ragged cluster lie outside."""
+    (rows, columns), (m, n) = cluster, (3, 4)
+    config = TILE.replace(cluster=cluster, raster_group=1, tile=(64, 16, 16))
+    found = visited(config, m, n, 1, rows * columns)
+    corners = [(i, 2 * j) for i, j in bands(-(-m // rows), n // 2 // columns, 1)]
+    if config.raster == "m":
+        corners = [(i, 2 * j) for j, i in bands(n // 2 // columns, -(-m // rows), 1)]
+    for rank, tiles in enumerate(found):
+        assert tiles == [(i * rows + rank % rows, j * columns + 2 * (rank // rows), 0) for i, j in corners]
+
+
+@pytest.mark.parametrize(
+    ("batch", "m", "counted"), [(1 << 12, (1 << 19) - 1, True), (167 * 757, 16987, False), (1 << 15, 1 << 16, False)]
+)
+@pytest.mark.parametrize("splits", [1, 2, 0])
+def test_tiles_that_int32_cannot_count_are_refused(splits: int, batch: int, m: int, counted: bool) -> None:
+    """2^31 - 4096 can be counted, one more cannot."""
+    p = problem_of(Spec((batch, 64 * m, 16), "bf16", (0, 16, 1)), Spec((batch, 16, 8), "bf16", (0, 1, 16)))
+    with Builder("walk", threads=32):
+        scheduler = tile_scheduler(KernelSpec.of(p, TILE.replace(splits=splits)))
+    if counted:
+        assert scheduler.tiles_of(p) == batch * m == 2**31 - 4096
+    else:
+        with pytest.raises(ArgumentError, match=f"{batch * m} tiles are more than an int32 can count; use a larger"):
+            scheduler.clusters_of(p)
+
+
+@pytest.mark.parametrize("splits", [2, 0])
+def test_sums_that_int32_cannot_count_are_refused(splits: int) -> None:
+    p = problem_of(Spec((64 * 64, 1 << 30), "bf16"), Spec((1 << 30, 8), "bf16", (1, 1 << 30)))
+    with Builder("walk", threads=32):
+        scheduler = tile_scheduler(KernelSpec.of(p, TILE.replace(splits=splits)))
+    with pytest.raises(ArgumentError, match=f"too deep for {splits or 'stream-K'} splits of K; use splits=1"):
+        scheduler.clusters_of(p)
 
 
 def test_to_and_fro() -> None:

@@ -47,9 +47,14 @@ def test_no_choice_is_too_deep(m: int, n: int, log: int, few: int) -> None:
     assert plan._route.launches[-1].clusters >= 1
 
 
-def test_no_choice_has_more_tiles_than_an_int32_counts() -> None:
-    tall = problem_of(Spec((1 << 24, 1 << 14, 8), "bf16", (0, 8, 1)), Spec((1 << 24, 8, 8), "bf16", (64, 8, 1)))
-    for config in ranked(tall, most=12):
+@pytest.mark.parametrize(("log", "possible"), [(22, 2), (23, 1), (24, 0)])
+def test_no_choice_has_more_tiles_than_an_int32_counts(log: int, possible: int) -> None:
+    """2^14 rows of 2^24 matrices are 2^31 tiles of 128 x 8; with half as many matrices they can be counted."""
+    batch = 1 << log
+    tall = problem_of(Spec((batch, 1 << 14, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1)))
+    found = ranked(tall, most=12)
+    assert len(found) == possible
+    for config in found:
         assert Route.of(tall.T if config.swap_ab else tall, config).launches[-1].clusters >= 1
 
 
@@ -158,14 +163,38 @@ def test_large_products_are_warmed_up() -> None:
 
 def test_narrow_boxes_are_few_where_the_producers_registers_are() -> None:
     """Of a column-major A and a row-major B, also where packing makes them so."""
-    sizes = {"m": 1000, "n": 8192, "k": 1024}
-    for a_strides, b_strides in (((1, 1000), (8192, 1)), ((1, 1001), (16384, 2))):
-        a = Spec((sizes["m"], sizes["k"]), "bf16", a_strides)
-        p = problem_of(a, Spec((sizes["k"], sizes["n"]), "bf16", b_strides))
-        for config in ranked(p, most=12):
+    for a_strides, b_strides in (((1, 1536), (8192, 1)), ((1, 1537), (16384, 2))):
+        p = problem_of(Spec((1536, 8192), "bf16", a_strides), Spec((8192, 8192), "bf16", b_strides))
+        found = ranked(p, most=12)
+        assert {config.consumers for config in found} >= {2, 3}
+        for config in found:
             spec = Route.of(p.T if config.swap_ab else p, config).spec
             assert spec.majors == ("MN", "MN")
             if config.consumers == 3:
                 assert sum(tile.boxes for tile in spec.tiles) <= MOST_COPIES
             elif config.consumers == 2:
                 assert max(tile.boxes for tile in spec.tiles) <= MOST_COPIES
+
+
+@pytest.mark.parametrize(("of", "least"), [("splits", 2), ("cluster_splits", 2)])
+def test_shares_of_k_have_four_k_tiles(of: str, least: int) -> None:
+    """As many as that are tried, and not one less."""
+    config = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1).replace(**{of: least})
+    shares = Space.of([config])
+    assert shares.sensible(problem(64, 64, 64 * 4 * least)).tolist() == [True]
+    assert shares.sensible(problem(64, 64, 64 * (4 * least - 1))).tolist() == [False]
+
+
+def test_swapped_tiles_read_b_once() -> None:
+    """All rows of A are columns of one tile."""
+    swapped = Space.of([Config(tile=(64, 16, 64), cluster=(1, 1), consumers=1, swap_ab=True)])
+    assert [swapped.sensible(problem(m, 4096, 1024))[0] for m in (9, 16, 17)] == [True, True, False]
+
+
+def test_clusters_along_n_walk_along_n() -> None:
+    """The tiles of a cluster share the operand that the next ones use again."""
+    configs = space(EpilogueSpec.bare(problem(8, 8, 8).d)).configs
+    assert {(c.cluster, c.raster) for c in configs} >= {((1, 2), "n"), ((2, 1), "m"), ((1, 1), "m"), ((1, 4), "n")}
+    assert all((c.raster == "n") == (c.cluster[1] > c.cluster[0]) for c in configs)
+    assert max(c.stages for c in configs) == 16
+    assert min(c.stages for c in configs) >= 3

@@ -207,6 +207,15 @@ def test_a_table_of_another_version_is_none(tmp_path, monkeypatch) -> None:
         assert kept().get(problem(48, 4096, 1024)) is None
 
 
+def test_a_row_says_how_long_it_took_and_where(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    config = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1)
+    keep(problem(48, 4096, 1024), config, 12.5, "NVIDIA H200")
+    (row,) = json.loads((tmp_path / "tuned.json").read_text())["rows"]
+    assert (row["m"], row["n"], row["k"], row["us"], row["gpu"]) == (48, 4096, 1024, 12.5, "NVIDIA H200")
+    assert kept().get(problem(48, 4096, 1024)) == config
+
+
 def test_tuning_needs_a_gpu() -> None:
     if driver.available():
         pytest.skip("there is one")

@@ -1,0 +1,77 @@
+"""Registers and lanes: PTX of setmaxnreg and elect, CUDA's shuffles, and what a diverged warp is told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.backends.sim.tiny import kinds, run
+from tests.hw.one import Forms, computed, ptx
+
+from gemmsmith import hw
+from gemmsmith.lang.builder import Builder, current
+from gemmsmith.lang.types import U32
+from gemmsmith.lang.values import Value
+
+
+def budgets(k: Builder, first: int, second: int) -> None:
+    with k.warpgroup(0):
+        hw.set_registers(first)
+    with k.warpgroups(1, 3):
+        hw.set_registers(second)
+
+
+FORMS: Forms = {
+    "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }": lambda k: hw.elect_one(),
+}
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_ptx(text: str) -> None:
+    assert ptx(FORMS[text]) == text
+
+
+def test_registers_are_given_back_below_the_launchs_share_and_taken_above_it() -> None:
+    printed = ptx(lambda k: budgets(k, 40, 232), threads=384)  # 65536 / 384 is 168 a thread
+    assert "setmaxnreg.dec.sync.aligned.u32 40;" in printed
+    assert "setmaxnreg.inc.sync.aligned.u32 232;" in printed
+    assert ptx(lambda k: budgets(k, 40, 168), threads=384).count("setmaxnreg.inc.sync.aligned.u32 168;") == 1
+    assert ptx(lambda k: hw.set_registers(None)) == ""
+
+
+def test_shuffles_are_cudas() -> None:
+    with Builder("k", threads=32) as k:
+        x = k.smem
+        for result in (hw.shuffle_xor(x, 3), hw.shuffle_down(x, 4), hw.shuffle_index(x, 5)):
+            with k.when(result == 0):
+                hw.sync_warp()
+        source = k.finish().source
+    for call in ("__shfl_xor_sync(0xffffffff, smem, 3)", "__shfl_down_sync(0xffffffff, smem, 4)",
+                 "__shfl_sync(0xffffffff, smem, 5u)"):  # fmt: skip
+        assert call in source
+
+
+def test_shuffles_stay_within_a_warp(rng: np.random.Generator) -> None:
+    x = rng.integers(0, 1 << 32, (2, 32), np.uint32)
+    flat = x.reshape(-1)
+    np.testing.assert_array_equal(computed(lambda v: hw.shuffle_xor(v, 5), flat), x[:, np.arange(32) ^ 5].reshape(-1))
+    down = np.minimum(np.arange(32) + 9, 31) * (np.arange(32) < 23) + np.arange(32) * (np.arange(32) >= 23)
+    np.testing.assert_array_equal(computed(lambda v: hw.shuffle_down(v, 9), flat), x[:, down].reshape(-1))
+    other = computed(lambda v: hw.shuffle_index(v, (current().lane + 33).to(U32)), flat)  # a lane's number wraps
+    np.testing.assert_array_equal(other, np.roll(x, -1, axis=1).reshape(-1))
+
+
+DIVERGED = {
+    "elect.sync": lambda k: hw.elect_one(),
+    "a shuffle": lambda k: hw.shuffle_xor(k.smem, 1),
+}
+
+
+@pytest.mark.parametrize("what", DIVERGED)
+def test_all_lanes_of_a_warp_take_part(what: str) -> None:
+    def record(k: Builder, out: Value) -> None:
+        with k.when(k.lane < 31), k.when(DIVERGED[what](k).to(U32) == 7):
+            hw.sync_warp()
+
+    done = run(record, threads=32)
+    assert len(kinds(done)) == 1
+    assert what in str(done.hazards[0])

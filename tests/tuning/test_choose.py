@@ -1,0 +1,49 @@
+"""The choice of a config: as many as asked for, and fields that were not given follow those that were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gemmsmith import Config, Spec
+from gemmsmith.problems import problem_of
+from gemmsmith.tuning.choose import STAGES, choose, fitted, ranked
+
+
+@pytest.mark.parametrize("most", [1, 3, 20])
+def test_as_many_as_asked_for_and_the_best_first(most: int) -> None:
+    p = problem_of(Spec((1024, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096)))
+    found = ranked(p, most=most)
+    assert len(found) == most
+    assert found == ranked(p, most=20)[:most]
+    assert choose(p) == found[0]
+
+
+def test_where_nothing_can_be_built_the_default_is_refused_later() -> None:
+    batch = 1 << 24
+    tall = problem_of(Spec((batch, 1 << 14, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1)))
+    assert ranked(tall) == []
+    assert choose(tall) == Config()
+
+
+@pytest.mark.parametrize(("tile", "fp16", "consumers"), [
+    ((256, 128, 64), False, 2), ((192, 64, 64), False, 3), ((64, 64, 64), False, 1), ((128, 64, 64), False, 2),
+    ((256, 256, 64), True, 2),
+])  # fmt: skip
+def test_consumers_follow_the_tile(tile: tuple[int, int, int], fp16: bool, consumers: int) -> None:
+    found = fitted(Config(tile=tile, cluster=(2, 1)), {"tile"}, fp16=fp16)
+    assert (found.consumers, found.cluster, found.stages) == (consumers, (1, 1), STAGES)
+
+
+@pytest.mark.parametrize("given", [{"consumers": 1}, {"cluster": (2, 1)}, {"stages": 3}])
+def test_what_is_given_stays(given: dict[str, Any]) -> None:
+    config = Config(tile=(128, 64, 64)).replace(**given)
+    found = fitted(config, {"tile", *given})
+    assert {name: getattr(found, name) for name in given} == given
+
+
+def test_clusters_meet_only_where_they_can() -> None:
+    config = Config(sync_clusters=True)
+    assert fitted(config, set()).sync_clusters
+    assert not fitted(config.replace(splits=2, sync_clusters=False), {"splits"}).sync_clusters

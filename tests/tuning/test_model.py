@@ -1,0 +1,113 @@
+"""The model of a kernel's time: each term by hand, for one config at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from gemmsmith import Config, Spec
+from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.core.graph import bare
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.problems import problem_of
+from gemmsmith.tuning import model
+from gemmsmith.tuning.model import Estimate, Extra, estimate
+from gemmsmith.tuning.space import SMS, Space
+
+TILE = Config(tile=(128, 256, 64), cluster=(1, 1), stages=4)
+
+
+def problem(m: int, n: int, k: int) -> Problem:
+    return problem_of(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))
+
+
+def of(config: Config, m: int, n: int, k: int) -> Estimate:
+    return Estimate(*(float(np.broadcast_to(x, (1,))[0]) for x in estimate(problem(m, n, k), Space.of([config]))))
+
+
+def test_math_of_a_k_tile_is_the_tensor_cores_rate() -> None:
+    assert of(TILE, 4096, 4096, 4096).math == 2 * 128 * 256 * 64 / 4096
+    # Narrow tiles are bound by what wgmma reads of A: 16 chunks of 128 bytes for 64 rows, and a quarter of n of B.
+    assert of(TILE.replace(tile=(64, 8, 64), consumers=1), 64, 8, 64).math == (16 + 8 / 4) * 4
+
+
+@pytest.mark.parametrize(("cluster", "read"), [((1, 1), 128 + 256), ((2, 1), 128 + 128), ((1, 2), 64 + 256)])
+def test_ctas_of_a_cluster_read_less(cluster: tuple[int, int], read: int) -> None:
+    """Of the operand that they share; into shared memory goes as much as ever."""
+    copies = of(TILE.replace(cluster=cluster), 4096, 4096, 4096).copies
+    assert copies == pytest.approx(
+        max(2 * 64 * read / model.SM_BYTES_PER_CYCLE, 2 * 64 * (128 + 256) / model.FILL_BYTES_PER_CYCLE)
+    )
+
+
+@pytest.mark.parametrize(("tiles", "waves"), [(1, 1), (132, 1), (133, 2), (4 * 132, 4), (4 * 132 + 66, (5 + 4.5) / 2)])
+def test_waves_of_tiles(tiles: int, waves: float) -> None:
+    """Beyond four, the last one counts as half full."""
+    assert of(TILE, 128, 256 * tiles, 640).k_steps == waves * 10
+
+
+@pytest.mark.parametrize(("splits", "k_steps"), [(2, 5), (4, 3)])
+def test_ctas_that_share_a_tile_have_fewer_k_tiles(splits: int, k_steps: int) -> None:
+    config = TILE.replace(tile=(64, 64, 64), consumers=1, cluster_splits=splits)
+    one, found = of(config.replace(cluster_splits=1), 64, 64, 640), of(config, 64, 64, 640)
+    assert (one.k_steps, one.share) == (10, 0)
+    assert found.k_steps == k_steps
+    assert found.share > model.CLUSTER_SHARE_CYCLES
+
+
+@pytest.mark.parametrize("splits", [2, 5])
+def test_splits_share_through_memory(splits: int) -> None:
+    config = TILE.replace(tile=(64, 64, 64), consumers=1, splits=splits)
+    found = of(config, 64, 64, 640)
+    assert found.k_steps == 10 / splits
+    partial = 4 * 64 * 64 / model.BYTES_OF_SHARE_PER_CYCLE
+    assert found.share == pytest.approx(model.SHARE_CYCLES + (splits - 1) * partial)
+
+
+@pytest.mark.parametrize("m", [64, 65])
+def test_few_rows_leave_memory_to_itself(m: int) -> None:
+    """Up to 64 rows idle SMs and short rows slow it down."""
+    config = TILE.replace(tile=(64, 64, 64), consumers=1)
+    nbytes = 2 * (m * 4096 + 4096 * 4096 + m * 4096)
+    clusters = 4096 // 64 * -(-m // 64)
+    slower = (model.SHORT_ROWS + model.IDLE * (1 - clusters / SMS)) * (m <= 64)
+    expected = nbytes / model.DRAM_BYTES_PER_CYCLE * (1 + slower)
+    assert of(config, m, 4096, 4096).memory == pytest.approx(expected)
+
+
+def test_the_longest_counts_and_no_other_is_free() -> None:
+    e = of(TILE, 4096, 4096, 4096)
+    longest = max(e.work, e.memory, e.power)
+    assert longest < e.cycles - e.share - e.fill < 3 ** (1 / 4) * longest
+    assert e.work == e.k_steps * e.step + e.stores
+
+
+def test_a_peer_in_a_cluster_costs_a_meeting() -> None:
+    alone, four = of(TILE, 64, 64, 64), of(TILE.replace(cluster=(2, 2)), 64, 64, 64)
+    assert (alone.fill, four.fill) == (model.FILL_CYCLES, model.FILL_CYCLES + 3 * model.MEET_CYCLES)
+
+
+def test_an_epilogue_costs_its_bytes_and_nodes() -> None:
+    assert Extra.of(EpilogueSpec(bare(BF16), frozenset({"out"}))) == (2, 0)
+    assert Extra.of(EpilogueSpec(bare(FP32), frozenset({"out"}))) == (4, 0)
+
+
+@given(m=some.integers(1, 5000), n=some.integers(1, 5000), k=some.integers(1, 5000))
+def test_many_at_once_are_as_one_by_one(m: int, n: int, k: int) -> None:
+    configs = [TILE, TILE.replace(tile=(64, 64, 128), consumers=1, splits=3), Config("pingpong", (64, 128, 64)),
+               TILE.replace(splits=0), TILE.replace(tile=(64, 8, 64), consumers=1, swap_ab=True)]  # fmt: skip
+    together = estimate(problem(m, n, k), Space.of(configs)).cycles
+    assert (together > 0).all()
+    np.testing.assert_allclose(together, [of(c, m, n, k).cycles for c in configs])
+
+
+def test_more_work_takes_longer() -> None:
+    for config in (TILE, TILE.replace(cluster=(2, 1))):
+        times = [
+            float(of(config, m, 4096, k).cycles) for m, k in ((1024, 1024), (1024, 4096), (4096, 4096), (8192, 8192))
+        ]
+        assert times == sorted(times)
+        assert len(set(times)) == len(times)
