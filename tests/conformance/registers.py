@@ -127,8 +127,13 @@ def awkward_fp8(name: str, mantissa: int) -> np.ndarray:
 
 _a, _b, _c = seeded("exact").standard_normal((3, 128)).astype(np.float32)
 _a[::9], _b[::7] = np.nan, np.nan
+_a[1::16], _b[1::16] = (x * np.array([1, 1, -1, -1] * 2) for x in (0.0, 0.0))
+_b[1::32] *= -1
 _wide = _a.astype(np.float64) * _b
 _exact = [_wide + _c, _wide - _a * _b, np.maximum(_a, _b), np.minimum(_a, _b)]
+_zeros = (_a == 0) & (_b == 0)
+_exact[2] = np.where(_zeros, np.where(np.signbit(_a) & np.signbit(_b), -0.0, 0.0), _exact[2])
+_exact[3] = np.where(_zeros, np.where(np.signbit(_a) | np.signbit(_b), -0.0, 0.0), _exact[3])
 _exact = [np.where(np.isnan(x), np.uint32(0x7FFFFFFF), x.astype(np.float32).view(np.uint32)) for x in _exact]
 _bits = _c.view(np.uint32)
 CASES += [

@@ -28,7 +28,7 @@ def ptx(record: Callable[[Builder], object], threads: int = 128) -> str:
         source = k.finish().source
     templates = re.findall(r'asm(?: volatile)?\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+):', source)
     lines = [line for template in templates for line in re.findall(r'"((?:[^"\\]|\\.)*)"', template)]
-    return " ".join(" ".join(line.replace("\\n", " ").replace("\\t", " ") for line in lines).split())
+    return " ".join("".join(line.replace("\\n", " ").replace("\\t", " ") for line in lines).split())
 
 
 def registers(k: Builder, count: int, type: Type = U32) -> Registers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -77,6 +78,29 @@ def test_fma_does_not_round_the_product(rng: np.random.Generator) -> None:
     want = a.astype(np.float64) * b.astype(np.float64) + c
     np.testing.assert_array_equal(found, want.astype(np.float32))
     assert np.count_nonzero(found) > 64
+
+
+def test_fma_rounds_once(rng: np.random.Generator) -> None:
+    """Products halfway between two numbers of fp32, with something far smaller added."""
+    a = (1 + rng.integers(0, 2**12, 128) * 2.0**-12).astype(np.float32)
+    c = (rng.choice([-1.0, 1.0], 128) * 2.0 ** rng.integers(-90, -60, 128)).astype(np.float32)
+    found = computed(hw.fma, a, a, c)
+    exact = [Fraction(float(x)) ** 2 + Fraction(float(y)) for x, y in zip(a, c, strict=True)]
+    for x, want in zip(found, exact, strict=True):
+        near = [
+            abs(Fraction(float(y)) - want) for y in (x, np.nextafter(x, np.float32(9)), np.nextafter(x, np.float32(0)))
+        ]
+        assert near[0] == min(near)
+    rounded_twice = (a.astype(np.float64) ** 2 + c).astype(np.float32)
+    assert (found != rounded_twice).any()
+
+
+def test_zeros_have_signs() -> None:
+    zero = np.zeros(128, np.float32)
+    for a, b in ((zero, -zero), (-zero, zero)):
+        assert not np.signbit(computed(hw.maximum_nan, a, b)).any()
+        assert np.signbit(computed(hw.minimum_nan, a, b)).all()
+    assert np.signbit(computed(hw.maximum_nan, -zero, -zero)).all()
 
 
 def test_division_and_powers(rng: np.random.Generator) -> None:

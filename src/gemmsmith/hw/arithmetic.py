@@ -37,11 +37,22 @@ class FusedMultiplyAdd(Instruction):
     ptx = "fma.rn.f32 {result}, {a}, {b}, {c};"
 
     def simulate(self, m: Machine) -> Array:
-        return _single(lambda a, b, c: a * b + c, m.column(self.a), m.column(self.b), m.column(self.c))
+        """The sum in float64, where the product is exact, is rounded to odd, so that fp32 is rounded once. Boldo and
+        Melquiond, "Emulation of FMA and correctly rounded sums", 2008."""
+        a, b, c = (np.asarray(m.column(x)).astype(np.float64) for x in (self.a, self.b, self.c))
+        with np.errstate(all="ignore"):
+            product = a * b
+            total = product + c
+            back = total - product
+            error = (product - (total - back)) + (c - back)
+            inexact = np.isfinite(total) & (error != 0)
+            away = inexact & (np.signbit(error) != np.signbit(total))
+            odd: Array = ((np.atleast_1d(total).view(np.int64) - away) | inexact).view(np.float64).reshape(total.shape)
+            return odd.astype(np.float32)
 
 
 class MaximumNan(Instruction):
-    """The larger; NaN where either is, as IEEE 754-2019's maximum."""
+    """The larger, of zeros +0; NaN where either is, as IEEE 754-2019's maximum."""
 
     a: f32
     b: f32
@@ -50,7 +61,8 @@ class MaximumNan(Instruction):
     ptx = "max.NaN.f32 {result}, {a}, {b};"
 
     def simulate(self, m: Machine) -> Array:
-        return np.asarray(np.maximum(m.column(self.a), m.column(self.b)))
+        a, b = m.column(self.a), m.column(self.b)
+        return np.asarray(np.where((a == 0) & (b == 0), a + b, np.maximum(a, b)))
 
 
 class MinimumNan(Instruction):
@@ -63,7 +75,8 @@ class MinimumNan(Instruction):
     ptx = "min.NaN.f32 {result}, {a}, {b};"
 
     def simulate(self, m: Machine) -> Array:
-        return np.asarray(np.minimum(m.column(self.a), m.column(self.b)))
+        a, b = m.column(self.a), m.column(self.b)
+        return np.asarray(np.where((a == 0) & (b == 0), -(-a - b), np.minimum(a, b)))
 
 
 class DivideFull(Instruction):

@@ -127,7 +127,8 @@ class PackFp8(Instruction):
         dtype = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}[self.format]
         limit = np.float32({"e4m3": 448, "e5m2": 57344}[self.format])
         pair = np.stack([m.column(self.low), m.column(self.high)], axis=-1).astype(np.float32)
-        bits = np.clip(pair, -limit, limit).astype(dtype).view(np.uint8)
+        with np.errstate(invalid="ignore"):
+            bits = np.clip(pair, -limit, limit).astype(dtype).view(np.uint8)
         bits = np.where(np.isnan(pair), np.uint8(0x7F), bits)  # the canonical NaN
         return np.ascontiguousarray(bits).view(np.uint16)[:, 0].astype(np.int64)
 
