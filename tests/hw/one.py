@@ -27,8 +27,8 @@ def ptx(record: Callable[[Builder], object], threads: int = 128) -> str:
                 hw.sync_warp()
         source = k.finish().source
     templates = re.findall(r'asm(?: volatile)?\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+):', source)
-    lines = [line for template in templates for line in re.findall(r'"((?:[^"\\]|\\.)*)"', template)]
-    return " ".join("".join(line.replace("\\n", " ").replace("\\t", " ") for line in lines).split())
+    texts = ["".join(re.findall(r'"((?:[^"\\]|\\.)*)"', template)) for template in templates]
+    return " ".join(" ".join(texts).replace("\\n", " ").replace("\\t", " ").split())
 
 
 def registers(k: Builder, count: int, type: Type = U32) -> Registers:
