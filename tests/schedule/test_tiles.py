@@ -7,10 +7,10 @@ import pytest
 
 from gemmsmith import Config, Spec, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.binding import bind
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
-from gemmsmith.problems import problem_of
 from gemmsmith.schedule.stream import tile_scheduler
 
 TILE = Config(tile=(64, 8, 16), cluster=(1, 1), consumers=1)
@@ -18,7 +18,7 @@ TILE = Config(tile=(64, 8, 16), cluster=(1, 1), consumers=1)
 
 def k_tiles(config: Config, m: int, n: int, k: int, ctas: int) -> list[list[list[int]]]:
     """For each CTA, for each of its tiles, the k-tiles in order, where a product has m x n x k tiles."""
-    problem = problem_of(Spec((64 * m, 16 * k), "bf16"), Spec((16 * k, 8 * n), "bf16", (1, 16 * k)))
+    problem = bind(Spec((64 * m, 16 * k), "bf16"), Spec((16 * k, 8 * n), "bf16", (1, 16 * k))).problem
     spec = KernelSpec.of(problem, config)
     room = m * n * k * 2
     with Builder("walk", threads=32, cluster=(config.cluster_splits, 1, 1)) as b:

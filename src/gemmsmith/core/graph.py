@@ -162,6 +162,11 @@ class Graph:
         """Whether anything is computed; if not, the product is stored as it is."""
         return len(self.nodes) > 1
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is the bare product's: the product is stored once, as it is."""
+        return not self.computes and not self.operands and len(self.results) == 1
+
     @cached_property
     def halves(self) -> bool:
         """Whether it pairs columns: some value has one in every two, even where no `chunk` is left that made it."""

@@ -1,4 +1,5 @@
-"""Calls on a GPU: all that depends on arrays' shapes and layouts alone is done once, a call puts addresses in."""
+"""Running launches on a GPU: all that depends on arrays' shapes and layouts alone is done once, a call puts addresses
+in."""
 
 from __future__ import annotations
 
@@ -12,38 +13,45 @@ from gemmsmith.backends.cuda.graphs import Graph, Stream
 from gemmsmith.backends.cuda.prepared import Prepared
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError, DeviceError
-from gemmsmith.epilogue.device.outputs import is_result
-from gemmsmith.jobs import Job
+from gemmsmith.epilogue.device.outputs import result_argument
+from gemmsmith.lang.launch import Launch, Launches
 from gemmsmith.lang.types import ORDER_LENGTH
-from gemmsmith.launches import Launch
+
+Places = Mapping[str, ArrayInfo | float]
+
+
+def addresses(places: Places) -> dict[str, Any]:
+    """The arrays' addresses, and the numbers, by the names of their Pointers."""
+    return {name: x.address if isinstance(x, ArrayInfo) else x for name, x in places.items()}
 
 
 class Call:
-    """The launches of a job, for this and all later arrays with the same signatures."""
+    """Launches for arrays at `places`, and for all later ones with the same signatures.
 
-    def __init__(self, job: Job, like: Any) -> None:
+    `swapped`: the kernel's A is b, its B is a. `missing`: results that the caller gives no array for, by name.
+    """
+
+    def __init__(
+        self, found: Launches, places: Places, like: Any, *, swapped: bool, missing: Mapping[str, ArrayInfo]
+    ) -> None:
         device, stream = describe(like).index, current_stream(like)
         driver.require_hopper(device)
-        self.device, self.workspace_bytes, self.flag_bytes = device, job.route.workspace_bytes, job.route.flag_bytes
-        self.swapped = job.swapped
-        infos = ((name, describe(x, name)) for name, x in job.results.items())
-        self.results = [(name, tuple(x.shape), x.dtype) for name, x in infos]
+        self.device, self.workspace_bytes, self.flag_bytes = device, found.workspace_bytes, found.flag_bytes
+        self.swapped = swapped
+        self.missing = [(name, result_argument(name), tuple(x.shape), x.dtype) for name, x in missing.items()]
         with launcher.device_guard(device):
             self.launches = [
-                prepared(x, device, stream, pdl=job.route.spec.config.pdl or i > 0)
-                for i, x in enumerate(job.route.launches)
+                prepared(x, device, stream, pdl=found.spec.config.pdl or i > 0) for i, x in enumerate(found.all)
             ]
+        arrays = {name: x for name, x in places.items() if isinstance(x, ArrayInfo) and 0 not in x.shape}
         spans = {
-            name: (first - x.address, end - x.address)
-            for name, x in job.arrays.items()
-            if isinstance(x, ArrayInfo) and 0 not in x.shape
-            for first, end in [byte_range(x)]
+            name: (first - x.address, end - x.address) for name, x in arrays.items() for first, end in [byte_range(x)]
         }
-        written = {name: span for name, span in spans.items() if is_result(name)}
+        written = {name: span for name, span in spans.items() if arrays[name].writable}
         self._pairs = [
-            (w, *mine, name, *span)
-            for w, mine in written.items()
-            for name, span in spans.items()
+            (w, *span, name, *other)
+            for w, span in written.items()
+            for name, other in spans.items()
             if name != w and (name not in written or name > w)
         ]
 
@@ -51,8 +59,8 @@ class Call:
         """Whether no result that is given shares a byte with another array, as far as their ranges tell."""
         for w, first, end, name, other_first, other_end in self._pairs:
             if w in places and name in places:
-                mine, other = places[w], places[name]
-                if mine + first < other + other_end and other + other_first < mine + end:
+                result, other = places[w], places[name]
+                if result + first < other + other_end and other + other_first < result + end:
                     return False
         return True
 
@@ -68,6 +76,8 @@ class Call:
 
     def launch_on(self, stream: int, places: dict[str, Any], like: Any, workspace: Any) -> None:
         """The same on a given stream."""
+        if self.swapped:
+            places["a"], places["b"] = places["b"], places["a"]
         if self.workspace_bytes:
             space = self.space(like, workspace)  # held until the launches: what is freed before may be unmapped
             places["workspace"] = _workspace_address(space, self.workspace_bytes)
@@ -85,19 +95,21 @@ class Call:
 
 
 class PreparedRun:
-    """A job over arrays that stay where they are: calling it launches it on the stream that is current for `like`.
+    """Launches for arrays that stay where they are: calling it launches them on the stream that is current for `like`.
 
     A CUDA graph of its own; into a stream that is being captured go the launches themselves, with a workspace that is
-    the capture's or the caller's. `kept` is what must live as long beside the results and `like`.
+    the capture's or the caller's. `kept` is what must live as long beside the results, `value`, and `like`.
     """
 
-    def __init__(self, job: Job, like: Any, workspace: Any, kept: Any) -> None:
-        self._like, self._given, self._value, self._kept = like, workspace, job.value, (job.results, kept)
-        self._device, self._places = describe(like).index, job.places
+    def __init__(
+        self, found: Launches, places: Places, like: Any, workspace: Any, value: Any, kept: Any, *, swapped: bool
+    ) -> None:
+        self._like, self._given, self._value, self._kept = like, workspace, value, kept
+        self._device, self._places = describe(like).index, addresses(places)
         with launcher.device_guard(self._device):
             if launcher.is_capturing(current_stream(like)):
                 raise DeviceError("the stream is being captured into a graph; prepare a run before the capture")
-            self._call = Call(job, like)
+            self._call = Call(found, places, like, swapped=swapped, missing={})
             self._workspace = self._call.space(like, workspace)
             if self._workspace is not None:
                 _workspace_address(self._workspace, self._call.workspace_bytes)
