@@ -70,7 +70,7 @@ def gemm(
         if len(_KNOWN) >= MOST_PLANS:
             _KNOWN.clear()
         _KNOWN[options] = plan_, None
-    return plan_.run_bound(binding, a, key=signatures(a, b, plan_.results(out), given)[0])
+    return plan_.run_bound(binding, a, key=plan_.key(a, b, out, given))
 
 
 def plan(

@@ -17,10 +17,8 @@ from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.layout import check_blocks
 from gemmsmith.epilogue.device.outputs import result_argument
-from gemmsmith.epilogue.frontend.classify import classify
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.lines import refused
-from gemmsmith.epilogue.passes import optimise
 
 Epilogue = Callable[..., Any] | Graph | Any
 """A function, a graph, or a visitor tree: any object with a method `graph()` that returns a Graph; None for none."""
@@ -136,9 +134,13 @@ def bind(
     output = checks.output(a_info, bare_out, out_dtype)
     shape = checks.product_shape(a_info, b_info)
     read = {name: _operand(name, x, a_info) for name, x in (operands or {}).items()}
-    written = bare(output) if epilogue is None else _graph(epilogue, shape, read)
-    graph = _typed(optimise(written), output)
-    check_blocks(graph)
+    written = graph = bare(output)
+    if epilogue is not None:
+        from gemmsmith.epilogue.passes import optimise
+
+        written = _graph(epilogue, shape, read)
+        graph = _typed(optimise(written), output)
+        check_blocks(graph)
     given = by_name(out, first_name(graph), several=epilogue is not None)
     stored = _results(graph, given, shape)
     arrays = {name: x for name, x in read.items() if isinstance(x, ArrayInfo)}
@@ -162,7 +164,7 @@ def first_name(graph: Graph) -> str:
     return next((r.name for r in graph.results if not graph.is_reduced(r)), "out")
 
 
-def by_name(out: Any, first: str = "out", *, several: bool = True) -> dict[str, Any]:
+def by_name(out: Any, first: str = "out", several: bool = True) -> dict[str, Any]:
     """The arrays that a caller gives for results, by name: one for the `first`, or, where there may be `several`, a
     tuple or list in order, or a dict."""
     if out is None:
@@ -199,6 +201,8 @@ def _operand(name: str, x: Any, a: ArrayInfo) -> ArrayInfo | float:
 
 def _graph(epilogue: Any, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float]) -> Graph:
     """The graph as the user wrote it."""
+    from gemmsmith.epilogue.frontend.classify import classify
+
     kinds = {
         name: (classify(name, x.shape, shape), x.dtype) if isinstance(x, ArrayInfo) else (Extent(), None)
         for name, x in operands.items()
@@ -303,13 +307,12 @@ def _oriented(
         swapped = problem.d.canonical().column_major and graph.turns
     if swapped:
         problem, arrays = problem.T, {name: x.T for name, x in arrays.items()}
-        graph = graph.transposed()
+        spec = replace(spec, graph=graph.transposed())
     if graph.is_bare:
         problem = _folded(problem)
         arrays[d] = problem.d
-    spec = replace(spec, graph=graph)
     arrays |= {name: arrays[name].canonical() for name in spec.matrices}
-    problem = replace(problem, a=problem.a.canonical(), b=problem.b.canonical(), d=problem.d.canonical())
+    problem = Problem(problem.a.canonical(), problem.b.canonical(), problem.d.canonical(), accumulate)
     return problem, swapped, spec.over(arrays), arrays
 
 

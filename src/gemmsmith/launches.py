@@ -49,7 +49,7 @@ def launches(binding: Binding, spec: KernelSpec) -> Launches:
     reduced = [(r, partials(r, spec, problem)) for r in graph.results if graph.is_reduced(r)]
     if 0 in (problem.batch, problem.m, problem.n):
         written = [(r, shape) for r, shape in reduced if shape.batch * shape.elements]
-        return Launches(spec, tuple(_reduction_of_nothing(r, spec, problem, shape) for r, shape in written))
+        return Launches(spec, tuple(_of_nothing(r, spec, problem, shape) for r, shape in written))
     packings, at, workspace, packing_launches = _packings(problem), {}, WORKSPACE, []
     for name in "ab":
         at[name] = Pointer(name)
@@ -63,7 +63,7 @@ def launches(binding: Binding, spec: KernelSpec) -> Launches:
     zeros, seconds = [], []
     for r, shape in reduced:
         if is_atomic(r, spec) and r.name in shared:
-            zeros.append(_reduction_of_nothing(r, spec, problem, shape))
+            zeros.append(_of_nothing(r, spec, problem, shape))
         else:  # without partials where the value is known
             source = product.arguments[partials_argument(shared[r.name])] if r.name in shared else 0
             seconds.append(_reduction(r, spec, problem, shape, source))
@@ -79,10 +79,10 @@ def _packings(problem: Problem) -> dict[str, Packing]:
 
 def _packed(problem: Problem, packings: dict[str, Packing]) -> Problem:
     a, b = (packings[name].packed if name in packings else x for name, x in (("a", problem.a), ("b", problem.b)))
-    return replace(problem, a=a, b=b)
+    return Problem(a, b, problem.d, problem.accumulate)
 
 
-def _reduction_of_nothing(result: Result, spec: KernelSpec, problem: Problem, shape: Partials) -> Launch:
+def _of_nothing(result: Result, spec: KernelSpec, problem: Problem, shape: Partials) -> Launch:
     return _reduction(result, spec, problem, replace(shape, parts=0), 0)
 
 

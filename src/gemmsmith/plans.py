@@ -83,6 +83,7 @@ class Plan:
         self.problem: Problem = self.binding.problem
         self.output: DType = self.binding.output
         self.accumulate: DType = self.problem.accumulate
+        self._fused = epilogue is not None
         self._options = {"epilogue": epilogue, "exact": exact, "atomic": atomic}
         self._calls: dict[Hashable, Call] = {}
         self._names, self._first = self.binding.names, first_name(self.binding.graph)
@@ -165,7 +166,7 @@ class Plan:
         not given. Raises ArgumentError.
         """
         given = {**operands, **named} if operands else named
-        results = self.results(out)
+        results = by_name(out, self._first, self._fused)
         key, places = signatures(a, b, results, given)
         call = self._calls.get(key)
         if call is not None and call.apart(places):
@@ -186,7 +187,7 @@ class Plan:
         stream is being captured; a call of what it gives may be captured.
         """
         given = {**(operands or {}), **named}
-        signatures(a, b, self.results(out), given)  # refuses what would lose its gradient
+        self.key(a, b, out, given)  # refuses what would lose its gradient
         backend, binding, found = self._checked(self._bind(a, b, out, given), a)
         if backend != "cuda":
             return partial(self.run, a, b, binding.value, operands=given)
@@ -204,16 +205,16 @@ class Plan:
         fraction that is done, now and then.
         """
         given = {**(operands or {}), **named}
-        signatures(a, b, self.results(out), given)  # refuses what would lose its gradient
+        self.key(a, b, out, given)  # refuses what would lose its gradient
         binding = self._bind(a, b, out, given).complete(a)
         return self._simulated(binding, self._launches(binding), seed, progress)
 
-    def results(self, out: Any) -> dict[str, Any]:
-        """The results' arrays that a caller gives, by name."""
-        return by_name(out, self._first, several=self._options["epilogue"] is not None)
+    def key(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Hashable:
+        """What a run of these arrays depends on besides addresses and numbers. Raises ArgumentError."""
+        return signatures(a, b, by_name(out, self._first, self._fused), operands)[0]
 
     def call_of(self, key: Hashable) -> Call | None:
-        """The launches that an earlier run of arrays with such `signatures` left."""
+        """The launches that an earlier run of arrays with that `key` left."""
         return self._calls.get(key)
 
     def launch(
@@ -233,7 +234,7 @@ class Plan:
         return binding
 
     def run_bound(self, binding: Binding, a: Any, workspace: Any = None, key: Hashable = None) -> Any:
-        """`run` for arrays that are bound already; `key` is from their `signatures`."""
+        """`run` for arrays that are bound already; `key` is theirs."""
         backend, complete, found = self._checked(binding, a)
         if backend == "reference":
             from gemmsmith.backends.reference.run import run

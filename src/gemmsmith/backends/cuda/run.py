@@ -70,12 +70,11 @@ class Call:
             return empty_like_kind(like, (self.workspace_bytes // 2,), BF16)
         return workspace
 
-    def start(self, places: dict[str, Any], like: Any, workspace: Any) -> None:
-        """Launches on the stream that `like`'s library works on; `workspace` is made where it is needed and None."""
-        self.launch_on(current_stream(like), places, like, workspace)
-
-    def launch_on(self, stream: int, places: dict[str, Any], like: Any, workspace: Any) -> None:
-        """The same on a given stream."""
+    def start(self, places: dict[str, Any], like: Any, workspace: Any, stream: int | None = None) -> None:
+        """Launches on a stream, by default on the one that `like`'s library works on, for addresses and numbers by the
+        names of their Pointers. `workspace` is made where it is needed and None. Changes `places`."""
+        if stream is None:
+            stream = current_stream(like)
         if self.swapped:
             places["a"], places["b"] = places["b"], places["a"]
         if self.workspace_bytes:
@@ -117,7 +116,7 @@ class PreparedRun:
             self._graph = Graph(lambda: self._record(own.handle, self._workspace), own)
 
     def _record(self, stream: int, workspace: Any) -> None:
-        self._call.launch_on(stream, dict(self._places), self._like, workspace)
+        self._call.start(dict(self._places), self._like, workspace, stream)
 
     def __call__(self) -> Any:
         """Launches it; gives the results."""
