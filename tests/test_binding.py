@@ -10,10 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import gemmsmith
 from gemmsmith.arrays import ArrayInfo, Spec, as_numpy, describe
 from gemmsmith.binding import Binding, bind
 from gemmsmith.core.dtypes import BF16, FP16, FP32
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, ConfigError
+from gemmsmith.core.graph import bare
 from gemmsmith.core.problem import Matrix, Problem
 
 bf16 = ml_dtypes.bfloat16
@@ -272,3 +274,111 @@ def test_no_out_with_an_element_twice_gets_through(dimensions: list[tuple[int, i
         assert 0 not in shape
     else:
         assert len(np.unique(offsets)) == np.prod(shape)
+
+
+# -- epilogues -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shapes", [((4, 8), (8, 6)), ((3, 4, 8), (8, 6)), ((1, 8), (8, 1)), ((0, 8), (8, 6))])
+@pytest.mark.parametrize("column_major", [False, True])
+def test_the_bare_product_is_the_graph_with_one_node(shapes: Any, column_major: bool) -> None:
+    a, b = (Spec(shape, "bf16") for shape in shapes)
+    shape = bind(a, b).shape
+    out = Spec(shape, "fp32", (*([shape[-1] * shape[-2]] * (len(shape) - 2)), 1, shape[-2]) if column_major else None)
+    product = bind(a, b, out)
+    for epilogue in (lambda acc: acc, bare(FP32)):
+        same = bind(a, b, out, epilogue=epilogue, out_dtype="fp32")
+        assert same.graph == product.graph == bare(FP32)
+        assert (same.problem, same.spec, same.swapped) == (product.problem, product.spec, product.swapped)
+        assert (same.arrays, same.places) == (product.arrays, product.places)
+
+
+def test_options_without_a_function_change_no_kernel() -> None:
+    assert bind(A, B, exact=True, atomic=True).spec == bind(A, B).spec
+    fused = bind(A, B, epilogue=lambda acc: acc.exp(), exact=True).spec
+    assert fused.exact
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_twice_transposed_is_the_same(fused: bool) -> None:
+    arguments: dict[str, Any] = {
+        "epilogue": lambda acc, c: (acc + c, acc.sum(-1)),
+        "operands": {"c": Spec((5,), "bf16")},
+    }
+    there = bind(A, B, **(arguments if fused else {}))
+    back = there.transposed()
+    assert back.swapped
+    assert back.problem == there.problem.T
+    assert back.transposed() == there
+    assert there.like(back) == back
+    assert there.like(there) == there
+
+
+def test_a_graph_that_groups_columns_has_no_transpose() -> None:
+    there = bind(Spec((4, 8), "bf16"), Spec((8, 16), "bf16"), epilogue=lambda acc: acc.chunk(2)[0])
+    with pytest.raises(ConfigError, match="swap_ab: got True for an epilogue that pairs or groups columns"):
+        there.transposed()
+
+
+def test_the_kernel_computes_d_of_the_epilogue() -> None:
+    """Of its dtype and layout, also where it is not the first result; only results may be written."""
+    out = {"y": Spec((4,), "fp32"), "z": Spec((4, 5), "fp32", (1, 4))}
+    there = bind(A, B, out, epilogue=lambda acc: {"y": acc.sum(-1), "z": acc.to("fp32")})
+    assert there.swapped
+    assert there.problem.d == there.arrays["z"]
+    assert (there.problem.d.rows, there.problem.d.dtype) == (5, FP32)
+    assert there.output is BF16
+    assert {name for name, x in there.places.items() if x.writable} == {"out_y", "out_z"}
+
+
+def test_results_are_made_at_last(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((4, 8)).astype(np.float16), rng.standard_normal((8, 5)).astype(np.float16)
+    out = np.full((4, 5), np.nan, np.float32)
+    there = bind(a, b, out, epilogue=lambda acc: (acc.to("fp32"), acc.sum(-1)))
+    assert list(there.missing) == ["out1"]
+    whole = there.complete(a)
+    assert not whole.missing
+    assert whole.value[0] is out
+    assert (whole.value[1].shape, whole.value[1].dtype) == ((4,), np.float32)
+    assert whole.places["out_out1"].address == whole.value[1].ctypes.data
+    assert there.places["out_out1"].address == 0
+
+
+WHOLE = np.zeros((40, 40), bf16)
+HERE = WHOLE[:4, :8], WHOLE[10:18, :5]
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ({"y": WHOLE[:4, 4:9]}, "y: shares memory with a; use an array of its own"),
+        ({"y": WHOLE[14:18, 4:9]}, "y: shares memory with b; use an array of its own"),
+        ({"y": np.lib.stride_tricks.as_strided(WHOLE[30:], (4, 5), (0, 2))}, r"y: got strides \(0, 1\) for shape"),
+        ({"y": np.zeros((4, 10), bf16)[:, ::-2]}, r"y: got strides \(10, -2\); use strides >= 0"),
+        ({"y": CUDA._replace(shape=(4, 5))}, "a, b, y: got a on cpu, b on cpu, y on cuda:0; use arrays of one device"),
+        ({"x": np.zeros((4, 5), bf16)}, "out: got arrays for x; the epilogue's results are y"),
+        ({"y": np.zeros((4, 5), np.float16)}, "y: got dtype fp16; the epilogue gives bf16"),
+    ],
+)  # fmt: skip
+def test_bad_results_of_an_epilogue(out: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        bind(*HERE, out, epilogue=lambda acc: {"y": acc * 2.0})
+
+
+def test_a_result_may_be_an_operands_array() -> None:
+    c, other = WHOLE[20:24, :5], WHOLE[20:24, 1:6]
+    for c_out, good in ((c, True), (other, False)):
+        arguments = (*HERE, c_out, {"c": c})
+        if good:
+            assert bind(*arguments, epilogue=lambda acc, c: acc + c).results["out"] is c
+        else:
+            with pytest.raises(ArgumentError, match="out: shares memory with c; .*, or exactly c's"):
+                bind(*arguments, epilogue=lambda acc, c: acc + c)
+
+
+def test_an_operand_needs_an_epilogue() -> None:
+    a, b = np.zeros((4, 8), bf16), np.zeros((8, 5), bf16)
+    plan = gemmsmith.plan(a, b)
+    for way in (lambda: bind(a, b, None, {"c": a}), lambda: plan.run(a, b, c=a), lambda: plan.prepare(a, b, c=a)):
+        with pytest.raises(ArgumentError, match="c: got an operand without an epilogue that reads it"):
+            way()

@@ -273,6 +273,33 @@ def test_gemm_with_an_epilogue(seen: list[Any], monkeypatch: pytest.MonkeyPatch,
         check(plan, a, b, seen, in_bias=bias.address, **places)
 
 
+def test_a_known_call_reads_each_array_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where results are given as a tuple."""
+    monkeypatch.setattr(api, "_KNOWN", {})
+    a, b, bias = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((512,), 0x180000)
+    outs = OnGpu((256, 512), 0x200000), OnGpu((256, 512), 0x300000)
+
+    def f(acc: Any, bias: Any) -> Any:
+        return acc + bias, acc
+
+    read: list[str] = []
+    real = plans.signature
+    monkeypatch.setattr(plans, "signature", lambda x, name="array": (read.append(name), real(x, name))[1])
+    for _ in range(3):
+        read.clear()
+        assert gemmsmith.gemm(a, b, epilogue=f, bias=bias, out=outs) == outs
+    assert read == ["a", "b", "bias", "out", "out1"]
+    assert len(seen) == 3
+
+
+def test_planning_allocates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000)  # of a library that gemmsmith makes no arrays of
+    plan = gemmsmith.plan(a, b, epilogue=lambda acc: (acc, acc.sum(-1)))
+    assert plan.workspace_bytes > 0
+    with pytest.raises(ArgumentError, match="out: gemmsmith cannot make a .*; give `out`"):
+        plan.run(a, b)
+
+
 @pytest.mark.parametrize("k", [64, 63])
 def test_programmatic_launch(seen: list[Any], monkeypatch: pytest.MonkeyPatch, k: int) -> None:
     """Of all launches of a call that asks for it, the packing of operands too."""
