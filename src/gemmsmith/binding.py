@@ -64,12 +64,6 @@ class Binding:
         places = {name: self.places[result_argument(name)] for name in self.names if name not in self.results}
         return {name: x for name, x in places.items() if isinstance(x, ArrayInfo)}
 
-    @property
-    def kernel_places(self) -> dict[str, ArrayInfo | float]:
-        """`places` with the kernel's A at "a" and its B at "b"."""
-        exchanged = {"a": self.places["b"], "b": self.places["a"]} if self.swapped else {}
-        return {**self.places, **exchanged}
-
     def transposed(self) -> Binding:
         """The same product, computed as the transpose of what it is now. ConfigError if its graph has no transpose."""
         if not self.graph.turns:

@@ -49,7 +49,7 @@ def launches(binding: Binding, spec: KernelSpec) -> Launches:
     reduced = [(r, partials(r, spec, problem)) for r in graph.results if graph.is_reduced(r)]
     if 0 in (problem.batch, problem.m, problem.n):
         written = [(r, shape) for r, shape in reduced if shape.batch * shape.elements]
-        return Launches(spec, tuple(_of_nothing(r, spec, problem, shape) for r, shape in written))
+        return Launches(spec, binding.swapped, tuple(_of_nothing(r, spec, problem, shape) for r, shape in written))
     packings, at, workspace, packing_launches = _packings(problem), {}, WORKSPACE, []
     for name in "ab":
         at[name] = Pointer(name)
@@ -68,7 +68,8 @@ def launches(binding: Binding, spec: KernelSpec) -> Launches:
             source = product.arguments[partials_argument(shared[r.name])] if r.name in shared else 0
             seconds.append(_reduction(r, spec, problem, shape, source))
     scratch, flags = kernel.scratch_bytes(bound), kernel.scratch_bytes(bound, zeroed=True)
-    return Launches(spec, (*packing_launches, *zeros, product, *seconds), workspace.offset + scratch, flags)
+    ordered = (*packing_launches, *zeros, product, *seconds)
+    return Launches(spec, binding.swapped, ordered, workspace.offset + scratch, flags)
 
 
 def _packings(problem: Problem) -> dict[str, Packing]:

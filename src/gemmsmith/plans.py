@@ -193,7 +193,7 @@ class Plan:
             return partial(self.run, a, b, binding.value, operands=given)
         from gemmsmith.backends.cuda.run import PreparedRun
 
-        return PreparedRun(found, binding.places, a, workspace, binding.value, (b, given), swapped=binding.swapped)
+        return PreparedRun(found, binding.places, a, workspace, binding.value, (b, given))
 
     def simulate(
         self, a: Any, b: Any, out: Any = None, *, operands: Mapping[str, Any] | None = None, seed: int = 0,
@@ -243,7 +243,7 @@ class Plan:
         elif backend == "cuda":
             from gemmsmith.backends.cuda.run import Call, addresses
 
-            call = Call(found, complete.places, a, swapped=complete.swapped, missing=binding.missing)
+            call = Call(found, complete.places, a, binding.missing)
             call.start(addresses(complete.places), a, workspace)
             if key is not None and 0 not in binding.shape:
                 if len(self._calls) >= MOST_CALLS:
@@ -281,7 +281,7 @@ class Plan:
     ) -> Simulation:
         from gemmsmith.backends.sim.run import run
 
-        done = run(found, binding.kernel_places, seed, progress)
+        done = run(found, binding.places, seed, progress)
         return Simulation(binding.value, done.hazards, done.timeline, done.cycles)
 
     def _backend(self, a: ArrayInfo) -> Backend:

@@ -26,18 +26,14 @@ def addresses(places: Places) -> dict[str, Any]:
 
 
 class Call:
-    """Launches for arrays at `places`, and for all later ones with the same signatures.
+    """Launches for arrays at `places`, and for all later ones with the same signatures. `missing`: results that the
+    caller gives no array for, by name."""
 
-    `swapped`: the kernel's A is b, its B is a. `missing`: results that the caller gives no array for, by name.
-    """
-
-    def __init__(
-        self, found: Launches, places: Places, like: Any, *, swapped: bool, missing: Mapping[str, ArrayInfo]
-    ) -> None:
+    def __init__(self, found: Launches, places: Places, like: Any, missing: Mapping[str, ArrayInfo]) -> None:
         device, stream = describe(like).index, current_stream(like)
         driver.require_hopper(device)
         self.device, self.workspace_bytes, self.flag_bytes = device, found.workspace_bytes, found.flag_bytes
-        self.swapped = swapped
+        self.swapped = found.swapped
         self.missing = [(name, result_argument(name), tuple(x.shape), x.dtype) for name, x in missing.items()]
         with launcher.device_guard(device):
             self.launches = [
@@ -100,15 +96,13 @@ class PreparedRun:
     the capture's or the caller's. `kept` is what must live as long beside the results, `value`, and `like`.
     """
 
-    def __init__(
-        self, found: Launches, places: Places, like: Any, workspace: Any, value: Any, kept: Any, *, swapped: bool
-    ) -> None:
+    def __init__(self, found: Launches, places: Places, like: Any, workspace: Any, value: Any, kept: Any) -> None:
         self._like, self._given, self._value, self._kept = like, workspace, value, kept
         self._device, self._places = describe(like).index, addresses(places)
         with launcher.device_guard(self._device):
             if launcher.is_capturing(current_stream(like)):
                 raise DeviceError("the stream is being captured into a graph; prepare a run before the capture")
-            self._call = Call(found, places, like, swapped=swapped, missing={})
+            self._call = Call(found, places, like, {})
             self._workspace = self._call.space(like, workspace)
             if self._workspace is not None:
                 _workspace_address(self._workspace, self._call.workspace_bytes)

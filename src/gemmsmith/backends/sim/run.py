@@ -29,6 +29,8 @@ def run(
     """Executes the launches, events in the order of the seed: the hazards of all, the timeline of the longest, and the
     cycles in all. `places`: arrays on the CPU and numbers, by the names of their Pointers; what is not writable is only
     read. `progress` is told the fraction of the product's tensor-core cycles that is done, now and then."""
+    if found.swapped:
+        places = {**places, "a": places["b"], "b": places["a"]}
     memory = GlobalMemory()
     addresses: dict[str, int | float] = {}
     for name, x in places.items():
