@@ -290,7 +290,7 @@ def test_the_bare_product_is_the_graph_with_one_node(shapes: Any, column_major: 
         same = bind(a, b, out, epilogue=epilogue, out_dtype="fp32")
         assert same.graph == product.graph == bare(FP32)
         assert (same.problem, same.spec, same.swapped) == (product.problem, product.spec, product.swapped)
-        assert (same.arrays, same.places) == (product.arrays, product.places)
+        assert (same.arrays, same.arguments) == (product.arrays, product.arguments)
 
 
 def test_options_without_a_function_change_no_kernel() -> None:
@@ -328,7 +328,7 @@ def test_the_kernel_computes_d_of_the_epilogue() -> None:
     assert there.problem.d == there.arrays["z"]
     assert (there.problem.d.rows, there.problem.d.dtype) == (5, FP32)
     assert there.output is BF16
-    assert {name for name, x in there.places.items() if x.writable} == {"out_y", "out_z"}
+    assert {name for name, x in there.arguments.items() if x.writable} == {"out_y", "out_z"}
 
 
 def test_results_are_made_at_last(rng: np.random.Generator) -> None:
@@ -340,8 +340,8 @@ def test_results_are_made_at_last(rng: np.random.Generator) -> None:
     assert not whole.missing
     assert whole.value[0] is out
     assert (whole.value[1].shape, whole.value[1].dtype) == ((4,), np.float32)
-    assert whole.places["out_out1"].address == whole.value[1].ctypes.data
-    assert there.places["out_out1"].address == 0
+    assert whole.arguments["out_out1"].address == whole.value[1].ctypes.data
+    assert there.arguments["out_out1"].address == 0
 
 
 WHOLE = np.zeros((40, 40), bf16)

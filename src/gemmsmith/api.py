@@ -48,7 +48,7 @@ def gemm(
     given = {**operands, **named} if operands else named
     source: Hashable = "bare" if epilogue is None and not given else fingerprint(epilogue)
     results = by_name(out)
-    key, places = signatures(a, b, results, given)
+    key, addresses = signatures(a, b, results, given)
     options: Hashable = (source, key, type(out), out_dtype, accumulate, exact, atomic, config, backend)
     try:
         found = _KNOWN.get(options)
@@ -56,8 +56,8 @@ def gemm(
         source = found = None
     if found is not None:
         plan_, call = found
-        if call is not None and call.apart(places):
-            return plan_.launch(call, places, results, a)
+        if call is not None and call.apart(addresses):
+            return plan_.launch(call, addresses, results, a)
         value = plan_.run(a, b, out, operands=given)
         _KNOWN[options] = plan_, plan_.call_of(key)  # none where the result has another name than in `results`
         return value
@@ -65,7 +65,7 @@ def gemm(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
         exact=exact, atomic=atomic, config=config, backend=backend,
     )  # fmt: skip
-    binding = plan_.take()
+    binding = plan_.release()
     if source is not None:
         if len(_KNOWN) >= MOST_PLANS:
             _KNOWN.clear()
@@ -87,7 +87,7 @@ def plan(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
         exact=exact, atomic=atomic, config=config, backend=backend,
     )  # fmt: skip
-    plan_.take()
+    plan_.release()
     return plan_
 
 

@@ -29,9 +29,9 @@ class Binding:
     """A product and its epilogue, bound to arrays.
 
     `shape` is the product's, `output` the dtype of matrices for which the epilogue says none. `written` is the graph
-    as the user wrote it, `graph` after the passes, both in the user's orientation. `places`: every array and number by
-    its Pointer's name; a result that the caller does not give is row-major at address 0, and only results are writable.
-    `results`: the arrays of those that are given, by name.
+    as the user wrote it, `graph` after the passes, both in the user's orientation. `arguments`: every array and number,
+    by its Pointer's name; a result that the caller does not give is row-major at address 0, and only results are
+    writable. `results`: the arrays of those that are given, by name.
 
     The kernel computes `problem`, whose D is the first result that is a matrix, with the epilogue `spec`, on the
     matrices `arrays`: operands and results by name. Where `swapped` that is D^T = B^T @ A^T: its `a` lies where b is.
@@ -41,7 +41,7 @@ class Binding:
     output: DType
     written: Graph
     graph: Graph
-    places: Mapping[str, ArrayInfo | float]
+    arguments: Mapping[str, ArrayInfo | float]
     results: Mapping[str, Any]
     problem: Problem
     swapped: bool
@@ -61,16 +61,16 @@ class Binding:
     @property
     def missing(self) -> dict[str, ArrayInfo]:
         """The results that have no array yet, by name."""
-        places = {name: self.places[result_argument(name)] for name in self.names if name not in self.results}
-        return {name: x for name, x in places.items() if isinstance(x, ArrayInfo)}
+        arguments = {name: self.arguments[result_argument(name)] for name in self.names if name not in self.results}
+        return {name: x for name, x in arguments.items() if isinstance(x, ArrayInfo)}
 
     def transposed(self) -> Binding:
         """The same product, computed as the transpose of what it is now. ConfigError if its graph has no transpose."""
-        if not self.graph.turns:
+        if not self.graph.transposable:
             raise ConfigError("swap_ab: got True for an epilogue that pairs or groups columns; use False")
         spec, accumulate = replace(self.spec, graph=self.graph), self.problem.accumulate
         problem, swapped, spec, arrays = _oriented(
-            spec, self.places, self.shape, self.output, accumulate, swapped=not self.swapped
+            spec, self.arguments, self.shape, self.output, accumulate, swapped=not self.swapped
         )
         return replace(self, problem=problem, swapped=swapped, spec=spec, arrays=arrays)
 
@@ -87,15 +87,15 @@ class Binding:
         """The same with all results: those that are missing are made in `like`'s library, on its device. ArgumentError
         where one is the largest element of nothing."""
         for r in self.graph.results:
-            node, place = self.graph.nodes[r.node], self.places[result_argument(r.name)]
+            node, argument = self.graph.nodes[r.node], self.arguments[result_argument(r.name)]
             extreme = node.op == "reduce" and node.value[0] in ("max", "min")
-            if 0 in self.shape and extreme and isinstance(place, ArrayInfo) and 0 not in place.shape:
+            if 0 in self.shape and extreme and isinstance(argument, ArrayInfo) and 0 not in argument.shape:
                 raise ArgumentError(
                     f"a, b: the product is empty, {self.shape}; {r.name}, a {node.value[0]}, has no value"
                 )
         made = {name: empty_like_kind(like, x.shape, x.dtype) for name, x in self.missing.items()}
-        places = {result_argument(name): describe(x, name) for name, x in made.items()}
-        return replace(self, results={**self.results, **made}, places={**self.places, **places})
+        arguments = {result_argument(name): describe(x, name) for name, x in made.items()}
+        return replace(self, results={**self.results, **made}, arguments={**self.arguments, **arguments})
 
 
 def bind(
@@ -143,14 +143,14 @@ def bind(
         others = {other: stored[other] for other in given if other != name}
         checks.apart(name, stored[name], {"a": a_info, "b": b_info}, arrays, others)
 
-    places: dict[str, ArrayInfo | float] = {"a": a_info, "b": b_info}
-    places |= {operand_argument(name): x for name, x in read.items()}
-    places = {name: x._replace(writable=False) if isinstance(x, ArrayInfo) else x for name, x in places.items()}
-    places |= {result_argument(name): x for name, x in stored.items()}
+    arguments: dict[str, ArrayInfo | float] = {"a": a_info, "b": b_info}
+    arguments |= {operand_argument(name): x for name, x in read.items()}
+    arguments = {name: x._replace(writable=False) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()}
+    arguments |= {result_argument(name): x for name, x in stored.items()}
     computes = graph.computes  # if nothing is computed, nothing is inexact or added up
     spec = EpilogueSpec(graph, frozenset(), frozenset(), exact and computes, atomic and computes)
-    oriented = _oriented(spec, places, shape, output, accumulator)
-    return Binding(shape, output, written, graph, places, given, *oriented)
+    oriented = _oriented(spec, arguments, shape, output, accumulator)
+    return Binding(shape, output, written, graph, arguments, given, *oriented)
 
 
 def first_name(graph: Graph) -> str:
@@ -279,26 +279,26 @@ def result_shape(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[
 
 
 def _oriented(
-    spec: EpilogueSpec, places: Mapping[str, ArrayInfo | float], shape: tuple[int, ...], output: DType,
+    spec: EpilogueSpec, arguments: Mapping[str, ArrayInfo | float], shape: tuple[int, ...], output: DType,
     accumulate: DType, swapped: bool | None = None,
 ) -> tuple[Problem, bool, EpilogueSpec, dict[str, Matrix]]:  # fmt: skip
     """What the kernel computes, for a spec with the user's graph: D^T where `swapped`; None: whichever is faster."""
     graph, batch = spec.graph, shape[0] if len(shape) == 3 else 1
     arrays: dict[str, Matrix] = {}
     for operand in graph.operands:
-        if isinstance(x := places[operand_argument(operand.name)], ArrayInfo):
+        if isinstance(x := arguments[operand_argument(operand.name)], ArrayInfo):
             arrays[operand.name] = _matrix(x, batch, operand.extent.is_matrix)
     for r in graph.results:
-        if isinstance(x := places[result_argument(r.name)], ArrayInfo) and not graph.is_reduced(r):
+        if isinstance(x := arguments[result_argument(r.name)], ArrayInfo) and not graph.is_reduced(r):
             arrays[r.name] = _matrix(x, batch)
     extents = graph.extents()
     d = next((r.name for r in graph.results if extents[r.node].is_matrix), "")
-    a, b = (_matrix(x, batch) for x in (places["a"], places["b"]) if isinstance(x, ArrayInfo))
+    a, b = (_matrix(x, batch) for x in (arguments["a"], arguments["b"]) if isinstance(x, ArrayInfo))
     problem = Problem(a, b, arrays[d] if d else _matrix(_row_major(shape, output), batch), accumulate)
     if graph.is_bare:
         problem = _folded(problem)
     if swapped is None:
-        swapped = problem.d.canonical().column_major and graph.turns
+        swapped = problem.d.canonical().column_major and graph.transposable
     if swapped:
         problem, arrays = problem.T, {name: x.T for name, x in arrays.items()}
         spec = replace(spec, graph=graph.transposed())

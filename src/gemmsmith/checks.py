@@ -80,10 +80,10 @@ def memory(infos: Infos) -> None:
             raise ArgumentError(
                 f"{name}: got address {x.address:#x}; use a multiple of the element's {x.itemsize} bytes"
             )
-    places = {name: x.place for name, x in infos.items() if x.device != "spec"}
-    if len(set(places.values())) > 1:
-        listed = ", ".join(f"{name} on {place}" for name, place in places.items())
-        raise ArgumentError(f"{', '.join(places)}: got {listed}; use arrays of one device")
+    devices = {name: x.device_name for name, x in infos.items() if x.device != "spec"}
+    if len(set(devices.values())) > 1:
+        listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ArgumentError(f"{', '.join(devices)}: got {listed}; use arrays of one device")
 
 
 def operand(name: str, x: ArrayInfo, a: ArrayInfo) -> None:
@@ -92,8 +92,10 @@ def operand(name: str, x: ArrayInfo, a: ArrayInfo) -> None:
         raise ArgumentError(f"{name}: got dtype {x.dtype}; operands are fp32, fp16, bf16, int32, int64 or bool")
     if x.address % x.itemsize:
         raise ArgumentError(f"{name}: got address {x.address:#x}; use a multiple of an element's {x.itemsize}")
-    if "spec" not in (x.device, a.device) and x.place != a.place:
-        raise ArgumentError(f"{name}: got an array on {x.place} with a on {a.place}; use arrays of one device")
+    if "spec" not in (x.device, a.device) and x.device_name != a.device_name:
+        raise ArgumentError(
+            f"{name}: got an array on {x.device_name} with a on {a.device_name}; use arrays of one device"
+        )
 
 
 def result(name: str, x: ArrayInfo, want: tuple[int, ...], dtype: DType, *, contiguous: bool) -> None:

@@ -167,10 +167,10 @@ class Plan:
         """
         given = {**operands, **named} if operands else named
         results = by_name(out, self._first, self._fused)
-        key, places = signatures(a, b, results, given)
+        key, addresses = signatures(a, b, results, given)
         call = self._calls.get(key)
-        if call is not None and call.apart(places):
-            return self.launch(call, places, results, a, workspace)
+        if call is not None and call.apart(addresses):
+            return self.launch(call, addresses, results, a, workspace)
         return self.run_bound(self._bind(a, b, out, given), a, workspace, key)
 
     def prepare(
@@ -193,7 +193,7 @@ class Plan:
             return partial(self.run, a, b, binding.value, operands=given)
         from gemmsmith.backends.cuda.run import PreparedRun
 
-        return PreparedRun(found, binding.places, a, workspace, binding.value, (b, given))
+        return PreparedRun(found, binding.arguments, a, workspace, binding.value, (b, given))
 
     def simulate(
         self, a: Any, b: Any, out: Any = None, *, operands: Mapping[str, Any] | None = None, seed: int = 0,
@@ -218,17 +218,17 @@ class Plan:
         return self._calls.get(key)
 
     def launch(
-        self, call: Call, places: dict[str, Any], results: dict[str, Any], like: Any, workspace: Any = None
+        self, call: Call, addresses: dict[str, Any], results: dict[str, Any], like: Any, workspace: Any = None
     ) -> Any:
-        """A run whose arrays have a known signature: `places` and `call_of` are theirs. Adds to places and results."""
+        """A run of arrays with a known key: `addresses` and `call` are theirs. Adds to addresses and results."""
         for name, pointer, shape, dtype in call.missing:
             results[name] = made = empty_like_kind(like, shape, dtype)
-            places[pointer] = signature(made)[1]
-        call.start(places, like, workspace)
+            addresses[pointer] = signature(made)[1]
+        call.start(addresses, like, workspace)
         return results["out"] if self._alone else arranged(results, self._names)
 
-    def take(self) -> Binding:
-        """The binding of the arrays that the plan was made from; it forgets these."""
+    def release(self) -> Binding:
+        """The binding of the arrays that the plan was made from, to which it keeps no reference."""
         binding = self.binding
         self.binding = replace(binding, results={})
         return binding
@@ -239,12 +239,12 @@ class Plan:
         if backend == "reference":
             from gemmsmith.backends.reference.run import run
 
-            run(complete.written, complete.places)
+            run(complete.written, complete.arguments)
         elif backend == "cuda":
-            from gemmsmith.backends.cuda.run import Call, addresses
+            from gemmsmith.backends.cuda.run import Call, addresses_of
 
-            call = Call(found, complete.places, a, binding.missing)
-            call.start(addresses(complete.places), a, workspace)
+            call = Call(found, complete.arguments, a, binding.missing)
+            call.start(addresses_of(complete.arguments), a, workspace)
             if key is not None and 0 not in binding.shape:
                 if len(self._calls) >= MOST_CALLS:
                     self._calls.clear()
@@ -281,7 +281,7 @@ class Plan:
     ) -> Simulation:
         from gemmsmith.backends.sim.run import run
 
-        done = run(found, binding.places, seed, progress)
+        done = run(found, binding.arguments, seed, progress)
         return Simulation(binding.value, done.hazards, done.timeline, done.cycles)
 
     def _backend(self, a: ArrayInfo) -> Backend:
@@ -291,7 +291,7 @@ class Plan:
             return "cuda" if a.device == "cuda" else "reference"
         if (self.backend == "cuda") != (a.device == "cuda"):
             raise ArgumentError(
-                f"backend: got {self.backend!r} with arrays on {a.place}; "
+                f"backend: got {self.backend!r} with arrays on {a.device_name}; "
                 + ("use arrays on a GPU" if self.backend == "cuda" else "use arrays on the CPU")
             )
         return self.backend
@@ -301,27 +301,27 @@ def signatures(a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, An
     """What a run depends on besides addresses and numbers, and those, by their Pointers' names."""
     a_signed, a_place = signature(a, "a")
     b_signed, b_place = signature(b, "b")
-    places: dict[str, Any] = {"a": a_place, "b": b_place}
+    addresses: dict[str, Any] = {"a": a_place, "b": b_place}
     key: tuple[Hashable, ...] = a_signed, a_place & 15, b_signed, b_place & 15
     for name, x in operands.items():
-        key += name, _signed(x, name, operand_argument(name), places)
+        key += name, _signed(x, name, operand_argument(name), addresses)
     for name, x in out.items():
-        signed, place = signature(x, name)
-        places[result_argument(name)] = place
-        key += name, signed, place & 15
-    return key, places
+        signed, address = signature(x, name)
+        addresses[result_argument(name)] = address
+        key += name, signed, address & 15
+    return key, addresses
 
 
-def _signed(x: Any, name: str, pointer: str, places: dict[str, Any]) -> Hashable:
-    """An argument's signature; its address, or the number it is, goes into `places`."""
+def _signed(x: Any, name: str, pointer: str, addresses: dict[str, Any]) -> Hashable:
+    """An argument's signature; its address, or the number it is, goes into `addresses`."""
     if not is_array(x) and (
         isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real))
     ):
         try:
-            places[pointer] = float(x)
+            addresses[pointer] = float(x)
         except OverflowError:
-            places[pointer] = number_operand(name, x)  # refuses it
+            addresses[pointer] = number_operand(name, x)  # refuses it
         return "number"
     signed, address = signature(x, name)
-    places[pointer] = address
+    addresses[pointer] = address
     return signed, address & 15

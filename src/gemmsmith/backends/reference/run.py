@@ -14,9 +14,11 @@ from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.outputs import result_argument
 
 
-def run(graph: Graph, places: Mapping[str, ArrayInfo | float]) -> None:
-    """Writes the graph's results. `places`: arrays on the CPU and numbers, by the names of their Pointers."""
-    arrays: dict[str, Any] = {name: as_numpy(x, name) if isinstance(x, ArrayInfo) else x for name, x in places.items()}
+def run(graph: Graph, arguments: Mapping[str, ArrayInfo | float]) -> None:
+    """Writes the graph's results. `arguments`: arrays on the CPU and numbers, by the names of their Pointers."""
+    arrays: dict[str, Any] = {
+        name: as_numpy(x, name) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()
+    }
     operands = {o.name: arrays[operand_argument(o.name)] for o in graph.operands}
     values = execute(graph, exact(arrays["a"], arrays["b"]), operands)
     for r in graph.results:

@@ -24,26 +24,26 @@ RESIDENT_CTAS = 4
 
 
 def run(
-    found: Launches, places: Mapping[str, ArrayInfo | float], seed: int, progress: Callable[[float], None] | None
+    launches: Launches, arguments: Mapping[str, ArrayInfo | float], seed: int, progress: Callable[[float], None] | None
 ) -> SimulationResult:
     """Executes the launches, events in the order of the seed: the hazards of all, the timeline of the longest, and the
-    cycles in all. `places`: arrays on the CPU and numbers, by the names of their Pointers; what is not writable is only
-    read. `progress` is told the fraction of the product's tensor-core cycles that is done, now and then."""
-    if found.swapped:
-        places = {**places, "a": places["b"], "b": places["a"]}
+    cycles in all. `arguments`: arrays on the CPU and numbers, by the names of their Pointers. `progress` is told the
+    fraction of the product's tensor-core cycles that is done, now and then."""
+    if launches.swapped:
+        arguments = {**arguments, "a": arguments["b"], "b": arguments["a"]}
     memory = GlobalMemory()
     addresses: dict[str, int | float] = {}
-    for name, x in places.items():
+    for name, x in arguments.items():
         if isinstance(x, ArrayInfo) and x.device != "cpu":
-            raise ArgumentError(f"{name}: the simulator runs on the CPU; got an array on {x.place}")
+            raise ArgumentError(f"{name}: the simulator runs on the CPU; got an array on {x.device_name}")
         title = {"a": "A", "b": "B"}.get(name, name.removeprefix("in_").removeprefix("out_"))
-        addresses[name] = _place(memory, x, title) if isinstance(x, ArrayInfo) else x
-    if found.workspace_bytes:
-        space = np.zeros(found.workspace_bytes, np.uint8)
+        addresses[name] = _address(memory, x, title) if isinstance(x, ArrayInfo) else x
+    if launches.workspace_bytes:
+        space = np.zeros(launches.workspace_bytes, np.uint8)
         addresses["workspace"] = memory.place(space, "workspace", unwritten=True)
-    words = np.zeros(max(found.flag_bytes, 4) // 4, np.uint32)
+    words = np.zeros(max(launches.flag_bytes, 4) // 4, np.uint32)
     addresses["flags"] = memory.place(words, "flags", granule=4)
-    total, worked = sum(_tensor_cycles(found.spec, launch) for launch in found.all), 0.0
+    total, worked = sum(_tensor_cycles(launches.spec, launch) for launch in launches.all), 0.0
 
     def work(done: float) -> None:
         nonlocal worked
@@ -52,7 +52,7 @@ def run(
             progress(worked / total)
 
     results = []
-    for launch in found.all:
+    for launch in launches.all:
         size = launch.kernel.cluster[0]
         grid = size * min(launch.clusters, max(1, RESIDENT_CTAS // size))
         results.append(
@@ -74,12 +74,12 @@ def _tensor_cycles(spec: KernelSpec, launch: Launch) -> int:
     return tiles * spec.multicast_size * k_tiles * math.prod(spec.config.tile) // (64 * 16 * 2)
 
 
-def _place(memory: GlobalMemory, info: ArrayInfo, name: str) -> int:
+def _address(memory: GlobalMemory, info: ArrayInfo, name: str) -> int:
     """An array's bytes at a simulated address with the same alignment; gives where its first element is."""
     if 0 in info.shape:
         return int(memory.place(np.zeros(16, np.uint8), name, writable=info.writable))
     first, end = byte_range(info)
     raw: Any = np.ctypeslib.as_array((ctypes.c_uint8 * (end - first)).from_address(first))
     granule = min(2, info.itemsize)
-    place = memory.place(raw, name, alignment_offset=first % 16, writable=info.writable, granule=granule)
-    return int(place) + info.address - first
+    address = memory.place(raw, name, alignment_offset=first % 16, writable=info.writable, granule=granule)
+    return int(address) + info.address - first
