@@ -102,8 +102,8 @@ def simulate(
     model.
     """
     given = {**(operands or {}), **named}
-    plan_ = Plan(
-        a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
+    plan_ = plan(
+        a, b, epilogue=epilogue, operands=given, out=out, out_dtype=out_dtype, accumulate=accumulate,
         exact=exact, atomic=atomic, config=config, backend="sim",
     )  # fmt: skip
     return plan_.simulate(a, b, out, operands=given, seed=seed)
@@ -119,4 +119,4 @@ def tune(a: Spec, b: Spec, *, most: int = 64, step: Callable[[str], None] = lamb
     """
     from gemmsmith.tuning.search import tune as measured
 
-    return measured(a, b, lambda config: Plan(a, b, config=config), most=most, step=step)
+    return measured(a, b, lambda config: Plan(a, b, config=config), most, step)

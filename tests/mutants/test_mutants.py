@@ -134,7 +134,7 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes) -> list[H
     n *= 2 if spec.config.design == "pingpong" else 1  # as many tiles for each warpgroup
     if spec.config.cluster_splits > 1:
         m, n, k, grid = IN_CLUSTER
-    if spec.config.lockstep:
+    if spec.config.sync_clusters:
         m, n, k, grid = UNEVEN
         m, grid = m * spec.cluster_size, grid * spec.cluster_size
     k = min(k, whole[2])

@@ -11,26 +11,18 @@ from gemmsmith.arrays import Spec, row_major
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import DeviceError, GemmsmithError
 from gemmsmith.tuning.choose import ranked
-from gemmsmith.tuning.measure import ROUNDS, Measured, compile_all, halving, settled
+from gemmsmith.tuning.measure import Measured, compile_all, halving, settled
 from gemmsmith.tuning.table import keep
 
 L2_BYTES = 60 * 2**20
 PATTERN = 1 << 22
 """Length of the pattern of random data that operands repeat, in elements."""
-Step = Callable[[str], None]
 
 
 def tune(
-    a: Spec, b: Spec, plan_with: Callable[[Config], Any], *, most: int = ROUNDS[0][0],
-    step: Step = lambda what: None,
-) -> list[Measured]:  # fmt: skip
-    """Times configs of a @ b on the GPU, on random data beyond the L2, and keeps the fastest in the user's table, from
-    which plans take it from then on.
-
-    a (m, k), b (k, n): Specs, both bf16 or fp16; `plan_with` gives the Plan for them with a config. `most`: how many
-    configs are tried. `step` is told "compile" and "measure" after each of these. Gives all that ran, fastest first.
-    Raises DeviceError where there is no Hopper GPU.
-    """
+    a: Spec, b: Spec, plan_with: Callable[[Config], Any], most: int, step: Callable[[str], None]
+) -> list[Measured]:
+    """As `gemmsmith.tune`; `plan_with` gives the Plan for a and b with a config. The data exceed the L2."""
     from gemmsmith.backends.cuda import driver, launcher
 
     require_gpu()
