@@ -17,6 +17,7 @@ from gemmsmith import Config
 from gemmsmith.backends.cuda import launcher
 from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.backends.reference import bounds
+from gemmsmith.binding import result_shape
 from gemmsmith.core.dtypes import FP16, FP32
 
 
@@ -43,10 +44,11 @@ def epilogues(rng: np.random.Generator) -> None:
         row, column, whole = (rng.standard_normal(s, np.float32).astype(np.float16) for s in ((n,), (m, 1), (m, n)))
         given: dict[str, Any] = {"s": 0.5, "r": row, "c": column, "x": whole} if function is everything else {}
         plan = gemmsmith.plan(a, b, epilogue=function, operands=given, config=config)
-        assert plan.bound
         there = {name: x if isinstance(x, float) else DeviceArray.from_numpy(x) for name, x in given.items()}
-        shaped = {r.name: plan.bound.places[r.name] for r in plan.bound.graph.results}
-        results = {name: DeviceArray.from_numpy(np.zeros(x.shape, x.dtype.numpy)) for name, x in shaped.items()}
+        results = {
+            r.name: DeviceArray.from_numpy(np.zeros(result_shape(plan.binding.graph, r, (m, n)), r.dtype.numpy))
+            for r in plan.binding.graph.results
+        }
         workspace = DeviceArray.from_numpy(np.zeros(max(plan.workspace_bytes, 1), np.uint8))
         plan.run(*(DeviceArray.from_numpy(x) for x in (a, b)), results, operands=there, workspace=workspace)
         assert np.isfinite(results["out"].numpy().astype(np.float32)).all()

@@ -15,13 +15,13 @@ import numpy as np
 from gemmsmith import DeviceError, hw
 from gemmsmith.backends.cuda import driver, launcher
 from gemmsmith.backends.cuda.memory import DeviceArray
+from gemmsmith.backends.cuda.run import prepared
 from gemmsmith.backends.sim import GlobalMemory, simulate
-from gemmsmith.calls import prepared
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.launch import Launch
 from gemmsmith.lang.types import F32, U32, U64
-from gemmsmith.launches import Launch
 
 TILE, ROWS = 32, 8
 """Elements of a side of a tile; rows of it that a CTA's 256 threads move at a time."""

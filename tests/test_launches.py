@@ -6,15 +6,15 @@ import pytest
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, Spec
-from gemmsmith.launches import Route
-from gemmsmith.problems import problem_of
+from gemmsmith.binding import bind
+from gemmsmith.launches import kernel_spec, launches
 
 
 def test_a_stage_is_the_bytes_of_its_boxes() -> None:
     config = Config(tile=(64, 64, 64), cluster=(1, 2), consumers=1, raster="n")
     for m, expected in ((1, 2 * 1 + 64), (16, 16 + 64), (20, 2 * 16 + 64), (64, 128), (300, 128)):
-        p = problem_of(Spec((m, 512), "bf16"), Spec((512, 4096), "bf16", (1, 512)))
-        arguments = Route.of(p, config).launches[0].arguments
+        p = bind(Spec((m, 512), "bf16"), Spec((512, 4096), "bf16", (1, 512)))
+        arguments = launches(p, kernel_spec(p, config)).all[0].arguments
         assert arguments["stage_bytes"] == expected * 128
 
 
@@ -28,7 +28,7 @@ def test_reductions_that_are_too_large_say_so() -> None:
         plan = gemmsmith.plan(Spec(a, "bf16"), Spec(b, "bf16"), epilogue=reduction)
         for asked in ("workspace_bytes", "launches"):
             with pytest.raises(ArgumentError, match=r"out: got .* partial results, .*; reduce a part of the product"):
-                getattr(plan._route, asked)
+                getattr(plan, asked)
 
 
 @pytest.mark.parametrize("shape", [(1, 0, 100_001), (1, 100_001, 0), (0, 5001, 5001)])
@@ -43,6 +43,6 @@ def test_an_empty_product_needs_no_memory(shape: tuple[int, int, int]) -> None:
     full = gemmsmith.plan(Spec((2, 300, 4097), "bf16"), Spec((2, 4097, 301), "bf16"), epilogue=sums)
     assert full.workspace_bytes > 0
     for config in (None, Config(splits=2), Config(sync_clusters=True, cluster=(2, 1))):
-        route = gemmsmith.plan(a, b, epilogue=sums, config=config)._route
-        assert (route.workspace_bytes, route.flag_bytes) == (0, 0)
-        assert not any("workspace" in str(launch.arguments) for launch in route.launches)
+        found = gemmsmith.plan(a, b, epilogue=sums, config=config).launches
+        assert (found.workspace_bytes, found.flag_bytes) == (0, 0)
+        assert not any("workspace" in str(launch.arguments) for launch in found.all)

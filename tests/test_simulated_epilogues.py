@@ -75,13 +75,12 @@ def check(case: Case, config: Config | None, m: int, n: int, k: int, dtype: str,
     plan = gemmsmith.plan(a, b, epilogue=case.function, operands=more, config=config, backend="sim")
     done = plan.simulate(a, b, operands=more, seed=seed)
     assert done.hazards == []
-    assert plan.bound
     product = exact(a, b)
     numbers = {name: np.asarray(x, np.float64) for name, x in more.items()}
-    want = execute(plan.bound.written, product, numbers)
-    names = [r.name for r in plan.bound.graph.results]
+    want = execute(plan.binding.written, product, numbers)
+    names = [r.name for r in plan.binding.graph.results]
     got = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
-    judge(plan.bound.graph, got, want, product)
+    judge(plan.binding.graph, got, want, product)
 
 
 def _many(result):
@@ -127,13 +126,12 @@ def test_column_major_result(name: str) -> None:
     more = operands(CASES[name], rng, m, n, as_dtype("bf16"), None)
     out = np.full((n, m), np.nan, ml_dtypes.bfloat16).T
     plan = gemmsmith.plan(a, b, epilogue=CASES[name].function, operands=more, out=out, config=CONFIGS[0])
-    assert plan.bound
-    assert plan.bound.swapped
+    assert plan.binding.swapped
     done = plan.simulate(a, b, out, operands=more)
     assert done.hazards == []
-    want = execute(plan.bound.written, exact(a, b), {key: np.asarray(x, np.float64) for key, x in more.items()})
-    names = [r.name for r in plan.bound.graph.results]
-    judge(plan.bound.graph, dict(zip(names, _many(done.result), strict=True)), want, exact(a, b))
+    want = execute(plan.binding.written, exact(a, b), {key: np.asarray(x, np.float64) for key, x in more.items()})
+    names = [r.name for r in plan.binding.graph.results]
+    judge(plan.binding.graph, dict(zip(names, _many(done.result), strict=True)), want, exact(a, b))
 
 
 @pytest.mark.parametrize("atomic", [False, True])
@@ -355,9 +353,8 @@ def test_every_column_of_a_block_is_written(rng: np.random.Generator, n: int, bl
         plan = gemmsmith.plan(a, b, epilogue=epilogue, out=out)
         done = plan.simulate(a, b, out)
         assert done.hazards == []
-        assert plan.bound
-        want = execute(plan.bound.written, exact(a, b), {})
-        judge(plan.bound.graph, dict(zip(want, done.result, strict=True)), want, exact(a, b))
+        want = execute(plan.binding.written, exact(a, b), {})
+        judge(plan.binding.graph, dict(zip(want, done.result, strict=True)), want, exact(a, b))
 
 
 @pytest.mark.parametrize("half", [False, True])

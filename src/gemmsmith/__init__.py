@@ -16,8 +16,7 @@ from gemmsmith.core.errors import (
 )
 from gemmsmith.epilogue.frontend.gating import deinterleave, interleave
 from gemmsmith.epilogue.frontend.tracer import quantize, top_k_softmax
-from gemmsmith.jobs import Simulation
-from gemmsmith.plans import Plan
+from gemmsmith.plans import Plan, Simulation
 
 __version__ = "0.1.0"
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gemmsmith.arrays import is_array
+from gemmsmith.binding import by_name
 from gemmsmith.core.config import Config
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
-from gemmsmith.jobs import Simulation
-from gemmsmith.plans import Backend, Plan, signatures
+from gemmsmith.plans import Backend, Plan, Simulation, signatures
 
 if TYPE_CHECKING:
     from gemmsmith.arrays import Spec
-    from gemmsmith.calls import Call
+    from gemmsmith.backends.cuda.run import Call
     from gemmsmith.tuning.measure import Measured
 
 MOST_PLANS = 1024
-_KNOWN: dict[Hashable, _Known] = {}
-"""Plans that `gemm` has made, by epilogue, signatures of the arrays, and options."""
+_KNOWN: dict[Hashable, tuple[Plan, Call | None]] = {}
+"""Plans that `gemm` has made and their launches, by epilogue, signatures of the arrays, and options."""
 
 
 def gemm(
@@ -49,47 +47,30 @@ def gemm(
     """
     given = {**operands, **named} if operands else named
     source: Hashable = "bare" if epilogue is None and not given else fingerprint(epilogue)
-    key, places = signatures(a, b, _outs(out), given)
-    options = source, key, type(out), out_dtype, accumulate, exact, atomic, config, backend
+    results = by_name(out)
+    key, addresses = signatures(a, b, results, given)
+    options: Hashable = (source, key, type(out), out_dtype, accumulate, exact, atomic, config, backend)
     try:
         found = _KNOWN.get(options)
     except TypeError:  # an option is not hashable: Plan refuses it
         source = found = None
     if found is not None:
-        if not found.alike:
-            return found.plan.run(a, b, out, operands=given)
-        if found.call is None:
-            found.call = found.plan.call_of(key)
-        return found.plan.run_signed(key, found.call, places, a, b, out, given)
+        plan_, call = found
+        if call is not None and call.apart(addresses):
+            return plan_.launch(call, addresses, results, a)
+        value = plan_.run(a, b, out, operands=given)
+        _KNOWN[options] = plan_, plan_.call_of(key)  # none where the result has another name than in `results`
+        return value
     plan_ = Plan(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
         exact=exact, atomic=atomic, config=config, backend=backend,
     )  # fmt: skip
-    formulation, bound = plan_.take()
-    alike = list(_outs(out)) == list(plan_.given(out))
+    binding = plan_.release()
     if source is not None:
         if len(_KNOWN) >= MOST_PLANS:
             _KNOWN.clear()
-        _KNOWN[options] = _Known(plan_, alike)
-    return plan_.run_formulated(formulation, bound, a, b, out, None, key if alike else None)
-
-
-@dataclass(slots=True)
-class _Known:
-    """A plan; whether its results' names are those of `_outs`; and the prepared call for the arrays' signature."""
-
-    plan: Plan
-    alike: bool
-    call: Call | None = None
-
-
-def _outs(out: Any) -> dict[str, Any]:
-    """The arrays given for results: by name from a dict, by position from a tuple or list, else as "out"."""
-    if out is None:
-        return {}
-    if is_array(out) or not isinstance(out, (Mapping, tuple, list)):
-        return {"out": out}
-    return dict(out) if isinstance(out, Mapping) else {str(i): x for i, x in enumerate(out)}
+        _KNOWN[options] = plan_, None
+    return plan_.run_bound(binding, a, key=plan_.key(a, b, out, given))
 
 
 def plan(
@@ -106,7 +87,7 @@ def plan(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
         exact=exact, atomic=atomic, config=config, backend=backend,
     )  # fmt: skip
-    plan_.take()
+    plan_.release()
     return plan_
 
 
@@ -121,20 +102,21 @@ def simulate(
     model.
     """
     given = {**(operands or {}), **named}
-    plan_ = Plan(
-        a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
+    plan_ = plan(
+        a, b, epilogue=epilogue, operands=given, out=out, out_dtype=out_dtype, accumulate=accumulate,
         exact=exact, atomic=atomic, config=config, backend="sim",
     )  # fmt: skip
     return plan_.simulate(a, b, out, operands=given, seed=seed)
 
 
-def tune(a: Spec, b: Spec, *, most: int = 64) -> list[Measured]:
+def tune(a: Spec, b: Spec, *, most: int = 64, step: Callable[[str], None] = lambda what: None) -> list[Measured]:
     """Times the `most` promising configs of a @ b on the GPU, on random data, and keeps the fastest for later plans.
 
     a (m, k), b (k, n): Specs of bf16 or fp16, in the layouts that will be used. Gives (config, us) of all that ran,
     fastest first. The fastest is stored in the cache folder (GEMMSMITH_CACHE_DIR) and used for that N and K and up to
-    as many rows. Raises DeviceError where there is no Hopper GPU.
+    as many rows. `step` is told "compile" and "measure" after each of these. Raises DeviceError where there is no
+    Hopper GPU.
     """
-    from gemmsmith.tuner import tune as measured
+    from gemmsmith.tuning.search import tune as measured
 
-    return measured(a, b, most=most)
+    return measured(a, b, lambda config: Plan(a, b, config=config), most, step)

@@ -43,7 +43,7 @@ class ArrayInfo(NamedTuple):
         return (self.address | 16) & -(self.address | 16)
 
     @property
-    def place(self) -> str:
+    def device_name(self) -> str:
         """The device in words: "cpu", "cuda:0", "spec"."""
         return f"cuda:{self.index}" if self.device == "cuda" else self.device
 
@@ -132,7 +132,7 @@ def as_numpy(x: Any, argument: str = "array") -> np.ndarray[Any, Any]:
     """
     info = describe(x, argument)
     if info.device != "cpu":
-        raise ArgumentError(f"{argument}: got an array on {info.place}; use one on the CPU")
+        raise ArgumentError(f"{argument}: got an array on {info.device_name}; use one on the CPU")
     if isinstance(x, np.ndarray):
         return np.asarray(x)
     if 0 in info.shape:

@@ -1,175 +1,104 @@
-"""What runs for one product: at most two packings, the GEMM, and a step for each reduction; with their arguments."""
+"""What runs for one product: at most two packings, the GEMM, and a second step for each reduction."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
+from gemmsmith.binding import Binding
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32, in_fp32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Result
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.problem import MAX_EXTENT, BoundProblem, Matrix, Problem
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
-from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.problem import MAX_EXTENT, BoundProblem, Problem
+from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.outputs import result_argument
 from gemmsmith.epilogue.device.reductions import Partials, is_atomic, partials, partials_argument, representatives
 from gemmsmith.kernels.build import build
 from gemmsmith.kernels.pack import BoundPacking, Packing, pack
 from gemmsmith.kernels.reduce import BoundReduction, reduce
 from gemmsmith.kernels.reduce import shape as reduce_shape
-from gemmsmith.lang.kernel import Kernel, aligned
-
-Argument = int | float | TensorMap | tuple[int, ...] | Pointer
-WORKSPACE = Pointer("workspace")
-Addresses = Mapping[str, int | float]
-"""By the names of Pointers: A and B are "a" and "b", "workspace" and "flags" what they say, operands and results what
-the kernel's arguments for them are called."""
+from gemmsmith.lang.kernel import aligned
+from gemmsmith.lang.launch import WORKSPACE, Launch, Launches
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A kernel, its arguments by name, and how many clusters have work; a backend starts at most as many as fit,
-    and no more than an order has entries."""
+def kernel_spec(binding: Binding, config: Config) -> KernelSpec:
+    """The GEMM's spec: of operands as TMA reads them, packed where it cannot.
 
-    kernel: Kernel
-    clusters: int
-    arguments: Mapping[str, Argument]
-
-    @staticmethod
-    def of(kernel: Kernel, bound: Any, workspace: Pointer = WORKSPACE) -> Launch:
-        """A kernel for what its parameters and its grid are bound to; its scratch memory begins at `workspace`."""
-        return Launch(kernel, kernel.grid(bound), kernel.arguments(bound, workspace, Pointer("flags")))
-
-    def at(self, addresses: Addresses) -> dict[str, Any]:
-        """The arguments with every Pointer put in."""
-        return {name: placed(x, addresses) for name, x in self.arguments.items()}
-
-
-def placed(argument: Argument, addresses: Addresses) -> Any:
-    """An argument for arrays at these addresses."""
-    if isinstance(argument, Pointer):
-        place = addresses[argument.name]
-        return place + argument.offset if argument.offset else place
-    if isinstance(argument, TensorMap) and isinstance(argument.address, Pointer):
-        return replace(argument, address=placed(argument.address, addresses))
-    return argument
-
-
-@dataclass(frozen=True)
-class Route:
-    """How a problem is computed: what is packed first, the GEMM with its epilogue, and what is reduced afterwards.
-
-    `arrays` are the epilogue's operands and results in memory, by name: (rows, columns) each, 1 where it does not
-    vary. Reductions' results are contiguous.
+    ConfigError where the config cannot work; ArgumentError where a packed operand would be too large.
     """
+    packings = _packings(binding.problem)
+    for name, packing in packings.items():
+        if packing.total > MAX_EXTENT:
+            raise ArgumentError(
+                f"{name}: TMA cannot read its strides or address and it is too large to pack; "
+                "use rows that are multiples of 16 bytes at a 16-byte aligned address"
+            )
+    return KernelSpec.of(_packed(binding.problem, packings), config, binding.spec)
 
-    problem: Problem
-    packings: tuple[Packing | None, Packing | None]
-    spec: KernelSpec
-    arrays: Mapping[str, Matrix]
 
-    @staticmethod
-    def of(
-        problem: Problem,
-        config: Config,
-        epilogue: EpilogueSpec | None = None,
-        arrays: Mapping[str, Matrix] | None = None,
-    ) -> Route:
-        """ConfigError where the config cannot work; ArgumentError where a packed operand would be too large.
+def launches(binding: Binding, spec: KernelSpec) -> Launches:
+    """The launches for a product whose kernel has that spec. ArgumentError where partial results would be too large.
 
-        Without an epilogue: the bare product, whose only array is "out".
-        """
-        packings = tuple(None if m.tma_ready or problem.k == 0 else Packing.of(m) for m in (problem.a, problem.b))
-        for name, packing in zip("ab", packings, strict=True):
-            if packing and packing.total > MAX_EXTENT:
-                raise ArgumentError(
-                    f"{name}: TMA cannot read its strides or address and it is too large to pack; "
-                    "use rows that are multiples of 16 bytes at a 16-byte aligned address"
-                )
-        a, b = (p.packed if p else m for p, m in zip(packings, (problem.a, problem.b), strict=True))
-        reached = replace(problem, a=a, b=b)
-        spec = KernelSpec.of(reached, config, epilogue)
-        return Route(reached, (packings[0], packings[1]), spec, arrays or {"out": problem.d})
+    Packed operands lie at the workspace's begin, one after the other. Of a product without elements only its
+    reductions, of nothing, are left to write; that needs neither operands nor memory.
+    """
+    problem, graph = binding.problem, spec.epilogue.graph
+    reduced = [(r, partials(r, spec, problem)) for r in graph.results if graph.is_reduced(r)]
+    if 0 in (problem.batch, problem.m, problem.n):
+        written = [(r, shape) for r, shape in reduced if shape.batch * shape.elements]
+        return Launches(spec, binding.swapped, tuple(_of_nothing(r, spec, problem, shape) for r, shape in written))
+    packings, at, workspace, packing_launches = _packings(problem), {}, WORKSPACE, []
+    for name in "ab":
+        at[name] = Pointer(name)
+        if name in packings:
+            packing_launches.append(Launch.of(pack(), BoundPacking(packings[name], at[name], workspace)))
+            at[name], workspace = workspace, workspace + aligned(packings[name].bytes)
+    bound = BoundProblem.of(_packed(problem, packings), at["a"], at["b"], binding.arrays)
+    kernel = build(spec)
+    product = Launch.of(kernel, bound, workspace)
+    shared = representatives(graph, spec.epilogue.atomic)
+    zeros, seconds = [], []
+    for r, shape in reduced:
+        if is_atomic(r, spec) and r.name in shared:
+            zeros.append(_of_nothing(r, spec, problem, shape))
+        else:  # without partials where the value is known
+            source = product.arguments[partials_argument(shared[r.name])] if r.name in shared else 0
+            seconds.append(_reduction(r, spec, problem, shape, source))
+    scratch, flags = kernel.scratch_bytes(bound), kernel.scratch_bytes(bound, zeroed=True)
+    ordered = (*packing_launches, *zeros, product, *seconds)
+    return Launches(spec, binding.swapped, ordered, workspace.offset + scratch, flags)
 
-    @property
-    def kernel(self) -> Kernel:
-        return build(self.spec)
 
-    @cached_property
-    def bound(self) -> BoundProblem:
-        """The problem that the GEMM is launched for: operands that are packed lie in the workspace, one after the
-        other."""
-        at, workspace = [], WORKSPACE
-        for packing, name in zip(self.packings, "ab", strict=True):
-            at.append(workspace if packing else Pointer(name))
-            workspace += aligned(packing.bytes) if packing else 0
-        return BoundProblem.of(self.problem, at[0], at[1], self.arrays)
+def _packings(problem: Problem) -> dict[str, Packing]:
+    """Those of A and B that TMA cannot read."""
+    matrices = {"a": problem.a, "b": problem.b}
+    return {name: Packing.of(x) for name, x in matrices.items() if not x.tma_ready and problem.k}
 
-    @property
-    def _packed_bytes(self) -> int:
-        return sum(aligned(packing.bytes) for packing in self.packings if packing)
 
-    @property
-    def workspace_bytes(self) -> int:
-        """Device memory for packed operands and the GEMM's scratch memory."""
-        return 0 if self.empty else self._packed_bytes + self.kernel.scratch_bytes(self.bound)
+def _packed(problem: Problem, packings: dict[str, Packing]) -> Problem:
+    a, b = (packings[name].packed if name in packings else x for name, x in (("a", problem.a), ("b", problem.b)))
+    return Problem(a, b, problem.d, problem.accumulate)
 
-    @property
-    def flag_bytes(self) -> int:
-        """Device memory that is zero before and after every run."""
-        return 0 if self.empty else self.kernel.scratch_bytes(self.bound, zeroed=True)
 
-    @property
-    def empty(self) -> bool:
-        """Whether the product has no elements: only the reductions, of nothing, are then left to write."""
-        return 0 in (self.problem.batch, self.problem.m, self.problem.n)
+def _of_nothing(result: Result, spec: KernelSpec, problem: Problem, shape: Partials) -> Launch:
+    return _reduction(result, spec, problem, replace(shape, parts=0), 0)
 
-    @cached_property
-    def launches(self) -> list[Launch]:
-        """The launches, in order. Of an empty product only the reductions are left."""
-        graph = self.spec.epilogue.graph
-        reduced = [(r, partials(r, self.spec, self.problem)) for r in graph.results if graph.is_reduced(r)]
-        if self.empty:
-            return [self._zeros(r, shape) for r, shape in reduced if shape.batch * shape.elements]
-        packed = [
-            Launch.of(pack(), BoundPacking(packing, Pointer(name), at))
-            for packing, name, at in zip(self.packings, "ab", (self.bound.a_at, self.bound.b_at), strict=True)
-            if packing
-        ]
-        product = Launch.of(self.kernel, self.bound, WORKSPACE + self._packed_bytes)
-        shared = representatives(graph, self.spec.epilogue.atomic)
-        zeros, seconds = [], []
-        for r, shape in reduced:
-            if is_atomic(r, self.spec) and r.name in shared:
-                zeros.append(self._zeros(r, shape))
-            else:  # without partials where the value is known
-                source = product.arguments[partials_argument(shared[r.name])] if r.name in shared else 0
-                seconds.append(self._second(r, shape, source))
-        return [*packed, *zeros, product, *seconds]
 
-    def _zeros(self, result: Result, shape: Partials) -> Launch:
-        """The result of reducing nothing."""
-        return self._second(result, replace(shape, parts=0), 0)
-
-    def _second(self, result: Result, shape: Partials, source: Any) -> Launch:
-        out = Pointer(result_argument(result.name))
-        (kind, axis), known = self.spec.epilogue.graph.nodes[result.node].value, self.spec.epilogue.graph.known(result)
-        count, scale, offset = self._reduced_elements(result, axis), 1.0, 0.0
-        if known is not None and count:
-            offset = {"sum": known * count, "logsumexp": known + math.log(count)}.get(kind, known)
-            kind, shape = "sum", replace(shape, parts=0)
-        elif kind == "mean":
-            scale = 1 / count if count else math.nan
-        kernel = reduce(kind, result.dtype or FP32, *reduce_shape(shape))
-        return Launch.of(kernel, BoundReduction(shape, source, out, scale, in_fp32(offset)))
-
-    def _reduced_elements(self, result: Result, axis: str) -> int:
-        """How many elements of the product, or of a half, one element of the result is made of."""
-        graph, p = self.spec.epilogue.graph, self.problem
-        n = p.n // max(graph.extents()[graph.nodes[result.node].inputs[0]].width, 1)
-        return {"n": n, "m": p.m, "all": p.batch * p.m * n}[axis]
+def _reduction(result: Result, spec: KernelSpec, problem: Problem, shape: Partials, source: Any) -> Launch:
+    """The second step of a reduction, whose partials lie at `source`."""
+    graph, out = spec.epilogue.graph, Pointer(result_argument(result.name))
+    node, known = graph.nodes[result.node], graph.known(result)
+    kind, axis = node.value
+    n = problem.n // max(graph.extents()[node.inputs[0]].width, 1)
+    count = {"n": n, "m": problem.m, "all": problem.batch * problem.m * n}[axis]  # elements that one is made of
+    scale, offset = 1.0, 0.0
+    if known is not None and count:
+        offset = {"sum": known * count, "logsumexp": known + math.log(count)}.get(kind, known)
+        kind, shape = "sum", replace(shape, parts=0)
+    elif kind == "mean":
+        scale = 1 / count if count else math.nan
+    kernel = reduce(kind, result.dtype or FP32, *reduce_shape(shape))
+    return Launch.of(kernel, BoundReduction(shape, source, out, scale, in_fp32(offset)))

@@ -300,9 +300,7 @@ def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytes
     fast, slow = Config(), Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1)
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("gemmsmith.cli.tune.require_gpu", lambda: None)
-    monkeypatch.setattr(
-        "gemmsmith.cli.tune.tune_problem", lambda a, b, most, step: [Measured(fast, 10.0), Measured(slow, 20.0)]
-    )
+    monkeypatch.setattr("gemmsmith.api.tune", lambda a, b, most, step: [Measured(fast, 10.0), Measured(slow, 20.0)])
     assert good(call("tune", "512x1000x1024")) == f"512x1000x1024: 10.0 us, 105 TFLOP/s, {fast}\n"
     row, other = map(json.loads, good(call("tune", "512x1000x1024", "64x64x64", "--json")).splitlines())
     assert (row["m"], row["n"], row["k"], row["operands"], row["tuned_before"]) == (512, 1000, 1024, "bf16", False)

@@ -42,7 +42,7 @@ def source(config: Config) -> str:
 
 @pytest.mark.parametrize("evict", [("first", "last"), ("last", "first"), ("first", "normal")])
 def test_each_operand_has_its_policy(evict: tuple[str, str]) -> None:
-    loads = set(re.findall(r"tma_load\(&(a|b), .*, (EVICT_\w+)\);", source(TILE.replace(evict=evict))))
+    loads = set(re.findall(r"tma_load\(\s*&(a|b),[^;]*, (EVICT_\w+)\);", source(TILE.replace(evict=evict))))
     assert loads == {("a", f"EVICT_{evict[0].upper()}"), ("b", f"EVICT_{evict[1].upper()}")}
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gemmsmith import Spec
+from gemmsmith.binding import bind
 from gemmsmith.collective.operand import Operand, box_rows, part_rows
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.pointer import Pointer
@@ -14,7 +15,6 @@ from gemmsmith.core.problem import BoundProblem, Problem
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.problems import problem_of
 
 
 @given(rows=some.sampled_from([8, 16, 64, 96, 128, 256]), extent=some.integers(1, 400), log=some.integers(0, 2))
@@ -41,7 +41,7 @@ def kernel_of(parts: int) -> tuple[Kernel, Operand]:
 
 
 def bound(m: int, k: int) -> BoundProblem:
-    p: Problem = problem_of(Spec((m, k), "bf16"), Spec((k, 64), "bf16"))
+    p: Problem = bind(Spec((m, k), "bf16"), Spec((k, 64), "bf16")).problem
     return BoundProblem.of(p, Pointer("a"), Pointer("b"), {"out": p.d})
 
 

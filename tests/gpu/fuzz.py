@@ -37,9 +37,9 @@ from gemmsmith import ArgumentError, Config, ConfigError, Plan
 from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.reference.epilogue import execute
+from gemmsmith.binding import first_name, result_shape
 from gemmsmith.core.dtypes import DType, as_dtype
 from gemmsmith.epilogue.frontend.fusions import FUSIONS
-from gemmsmith.epilogues import result_shape
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8_e4m3": torch.float8_e4m3fn,
          "fp8_e5m2": torch.float8_e5m2}  # fmt: skip
@@ -303,16 +303,13 @@ class Trial:
         return None, self._plan(None)
 
     def _make_outs(self, plan: Plan) -> None:
-        bound, p = plan.bound, self.p
-        wanted = [("out", p.shape, plan.output, False)]
-        if bound:
-            reduced = {r.name: bound.graph.nodes[r.node].op == "reduce" for r in bound.graph.results}
-            wanted = [
-                (r.name, result_shape(bound.graph, r, p.shape), r.dtype or plan.output, reduced[r.name])
-                for r in bound.graph.results
-            ]
-            if p.outs == "first":
-                wanted = [w for w in wanted if w[0] == bound.first]
+        graph, p = plan.binding.graph, self.p
+        wanted = [
+            (r.name, result_shape(graph, r, p.shape), r.dtype or plan.output, graph.is_reduced(r))
+            for r in graph.results
+        ]
+        if p.outs == "first":
+            wanted = [w for w in wanted if w[0] == first_name(graph)]
         for name, shape, dtype, contiguous in wanted if p.outs != "none" else []:
             layout = Layout.random(self.rng, written=True)
             layout = Layout(offset=layout.offset) if contiguous else layout
@@ -335,7 +332,7 @@ class Trial:
             done = self.plan.run(self.a, self.b, self.out, operands=self.given)
         else:
             done = self.plan.prepare(self.a, self.b, self.out, operands=self.given)()
-        names = [r.name for r in self.plan.bound.graph.results] if self.plan.bound else ["out"]
+        names = self.plan.binding.names
         if not isinstance(done, dict):
             done = dict(zip(names, done if isinstance(done, tuple) else (done,), strict=True))
         results = {name: x.clone() for name, x in done.items()}
@@ -347,19 +344,18 @@ class Trial:
         """AssertionError where a result is wrong, or the second run's differs."""
         p = self.p
         first, second = self.run(), self.run()
-        sums = {r.name for r in self.plan.bound.graph.results} if self.plan.bound and p.atomic else set()
+        sums = set(self.plan.binding.names) if self.case and p.atomic else set()
         for name in first:
             assert name in sums or judges.same_bits(first[name], second[name]), f"{name}: other bits the second time"
         if self.case is None:
             return self.check_bare(first["out"])
         product = judges.exact(self.a, self.b)
         numbers = {n: x if isinstance(x, float) else x.double().cpu().numpy() for n, x in self.given.items()}
-        bound = self.plan.bound
-        assert bound
-        want = execute(bound.written, product.cpu().numpy(), numbers)
+        binding = self.plan.binding
+        want = execute(binding.written, product.cpu().numpy(), numbers)
         for results in (first, second) if p.atomic else (first,):
             got = {name: x.float().cpu().numpy() for name, x in results.items()}
-            judge(bound.graph, got, want, product.cpu().numpy())
+            judge(binding.graph, got, want, product.cpu().numpy())
 
     def check_bare(self, out: torch.Tensor) -> None:
         """By a bound on the device; the reference has the last word on what that refuses."""

@@ -100,15 +100,14 @@ def test_random_problem(name: str, seed: int) -> None:
         first, second = (plan.run(a, b, operands=there) for _ in range(2))
     except ConfigError:
         return  # the tile does not suit it, and says so
-    assert plan.bound
     product = exact(a.cpu().double().numpy(), b.cpu().double().numpy())
-    want = execute(plan.bound.written, product, {key: np.asarray(x, np.float64) for key, x in more.items()})
-    names = [r.name for r in plan.bound.graph.results]
+    want = execute(plan.binding.written, product, {key: np.asarray(x, np.float64) for key, x in more.items()})
+    names = [r.name for r in plan.binding.graph.results]
     results = [x if isinstance(x, dict) else dict(zip(names, x if isinstance(x, tuple) else (x,), strict=True))
                for x in (first, second)]  # fmt: skip
     for key in names:
         assert torch.equal(_bits(results[0][key]), _bits(results[1][key])), f"{key} differs"
-    judge(plan.bound.graph, {key: x.float().cpu().numpy() for key, x in results[0].items()}, want, product)
+    judge(plan.binding.graph, {key: x.float().cpu().numpy() for key, x in results[0].items()}, want, product)
 
 
 def test_closures_and_defaults_are_seen() -> None:
@@ -180,12 +179,11 @@ def test_every_ready_made_fusion(name: str, shape: tuple[int, int, int]) -> None
     there = {key: on_gpu(x, "bf16") for key, x in more.items()}
     plan = gemmsmith.plan(a, b, epilogue=epilogue, operands=there)
     done = plan.run(a, b, operands=there)
-    assert plan.bound
     product = exact(a.cpu().double().numpy(), b.cpu().double().numpy())
-    want = execute(plan.bound.written, product, {key: np.asarray(x, np.float64) for key, x in more.items()})
-    names = [r.name for r in plan.bound.graph.results]
+    want = execute(plan.binding.written, product, {key: np.asarray(x, np.float64) for key, x in more.items()})
+    names = [r.name for r in plan.binding.graph.results]
     results = named(names, done)
-    judge(plan.bound.graph, {key: x.float().cpu().numpy() for key, x in results.items()}, want, product)
+    judge(plan.binding.graph, {key: x.float().cpu().numpy() for key, x in results.items()}, want, product)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

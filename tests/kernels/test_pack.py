@@ -1,4 +1,4 @@
-"""The packing kernel at the largest sizes that a route admits."""
+"""The packing kernel at the largest sizes that a plan admits."""
 
 from __future__ import annotations
 

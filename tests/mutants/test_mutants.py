@@ -10,14 +10,14 @@ import pytest
 from tests.mutants.mutate import CLASSES, changes_of, kind_of, mutants
 
 from gemmsmith.backends.sim import GlobalMemory, Hazard, simulate
+from gemmsmith.binding import bind
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.graph import bare
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.launches import Route
-from gemmsmith.problems import formulate
+from gemmsmith.launches import kernel_spec, launches
 
 CONFIGS = [
     Config(design, (128, 64, 64), cluster, 3, 2)  # type: ignore[arg-type]
@@ -142,14 +142,15 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes) -> list[H
     d = np.full((m, n), np.nan, ml_dtypes.bfloat16)
     memory = GlobalMemory()
     addresses = {name: memory.place(x, name.upper(), writable=False) for x, name in ((a, "a"), (b, "b"))}
-    route = Route.of(formulate(a, b.T, d).problem, spec.config)
-    assert route.spec == spec
-    space = np.zeros(max(route.workspace_bytes, 4), np.uint8)
+    product = bind(a, b.T, d)
+    assert kernel_spec(product, spec.config) == spec
+    found = launches(product, spec)
+    space = np.zeros(max(found.workspace_bytes, 4), np.uint8)
     addresses["workspace"] = memory.place(space, "workspace", unwritten=True, granule=4)
-    words = np.zeros(max(route.flag_bytes // 4, 1), np.uint32)
+    words = np.zeros(max(found.flag_bytes // 4, 1), np.uint32)
     addresses["flags"] = memory.place(words, "flags", granule=4)
     addresses["out"] = memory.place(d, "D", unwritten=True)
-    arguments = route.launches[-1].at(addresses)
+    arguments = found.all[-1].at(addresses)
     arguments |= {f"stage_bytes{change:+d}": arguments["stage_bytes"] + change for change in (-16, 16)}
     result = simulate(kernel, grid, arguments, memory, seed=seed, dependent=True)
     if words.any():

@@ -10,11 +10,11 @@ import pytest
 import gemmsmith
 from gemmsmith import Config, Spec, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.binding import bind
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.lang.values import Constant
-from gemmsmith.problems import problem_of
 from gemmsmith.schedule.sync_clusters import EVERY
 from gemmsmith.schedule.tiles import TileScheduler
 
@@ -23,7 +23,7 @@ TILE = Config(tile=(64, 8, 16), cluster=(1, 1), consumers=1, sync_clusters=True)
 
 def walked(m: int, n: int, k: int, ctas: int, seed: int) -> list[int]:
     """The CTA of each k-tile of a product of m x n x k tiles, in the order in which they were begun."""
-    problem = problem_of(Spec((64 * m, 16 * k), "bf16"), Spec((16 * k, 8 * n), "bf16", (1, 16 * k)))
+    problem = bind(Spec((64 * m, 16 * k), "bf16"), Spec((16 * k, 8 * n), "bf16", (1, 16 * k))).problem
     spec = KernelSpec.of(problem, TILE)
     with Builder("walk", threads=32) as b:
         scheduler = TileScheduler(spec)

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from gemmsmith import Config, Spec
-from gemmsmith.problems import problem_of
+from gemmsmith.binding import bind
 from gemmsmith.tuning.choose import STAGES, choose, fitted, ranked
 
 
 @pytest.mark.parametrize("most", [1, 3, 20])
 def test_as_many_as_asked_for_and_the_best_first(most: int) -> None:
-    p = problem_of(Spec((1024, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096)))
+    p = bind(Spec((1024, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))).problem
     found = ranked(p, most=most)
     assert len(found) == most
     assert found == ranked(p, most=20)[:most]
@@ -22,7 +22,7 @@ def test_as_many_as_asked_for_and_the_best_first(most: int) -> None:
 
 def test_where_nothing_can_be_built_the_default_is_refused_later() -> None:
     batch = 1 << 24
-    tall = problem_of(Spec((batch, 1 << 14, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1)))
+    tall = bind(Spec((batch, 1 << 14, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1))).problem
     assert ranked(tall) == []
     assert choose(tall) == Config()
 

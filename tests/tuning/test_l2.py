@@ -13,12 +13,12 @@ from hypothesis import strategies as some
 
 from gemmsmith import Config, Spec, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.binding import bind
 from gemmsmith.core.config import Eviction
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import U32, U64
-from gemmsmith.problems import problem_of
 from gemmsmith.schedule.tiles import TileScheduler
 from gemmsmith.tuning.l2 import CAPACITY, picture, traffic, walk, wave_bytes, waves
 
@@ -26,7 +26,7 @@ COUNTERS = Path(__file__).parents[2] / "benchmarks" / "results" / "counters-h200
 
 
 def problem(m: int, n: int, k: int) -> Problem:
-    return problem_of(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))
+    return bind(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))).problem
 
 
 @given(m=some.integers(1, 20), n=some.integers(1, 20), raster=some.sampled_from("mn"), raster_group=some.integers(1, 9))

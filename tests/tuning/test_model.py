@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gemmsmith import Config, Spec
+from gemmsmith.binding import bind
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.graph import bare
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.problems import problem_of
 from gemmsmith.tuning import model
 from gemmsmith.tuning.model import Estimate, Extra, estimate
 from gemmsmith.tuning.space import SMS, Space
@@ -21,7 +21,7 @@ TILE = Config(tile=(128, 256, 64), cluster=(1, 1), stages=4)
 
 
 def problem(m: int, n: int, k: int) -> Problem:
-    return problem_of(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))
+    return bind(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))).problem
 
 
 def of(config: Config, m: int, n: int, k: int) -> Estimate:

@@ -10,15 +10,11 @@ from importlib import resources
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import gemmsmith
 from gemmsmith import Config, Spec
-from gemmsmith.backends.cuda import driver
-from gemmsmith.cli.commands import main
+from gemmsmith.binding import bind
 from gemmsmith.core.problem import Problem
-from gemmsmith.problems import problem_of
-from gemmsmith.tuner import tune
 from gemmsmith.tuning.table import SHIPPED, Table, keep, kept, shipped
 
 SMALL, LARGE = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, splits=2), Config(tile=(256, 128, 64))
@@ -28,7 +24,7 @@ ROWS = [
 
 
 def problem(m: int, n: int, k: int, dtype: str = "bf16") -> Problem:
-    return problem_of(Spec((m, k), dtype), Spec((k, n), dtype, (1, k)))
+    return bind(Spec((m, k), dtype), Spec((k, n), dtype, (1, k))).problem
 
 
 def test_the_next_tuned_m() -> None:
@@ -214,30 +210,6 @@ def test_a_row_says_how_long_it_took_and_where(tmp_path, monkeypatch) -> None:
     (row,) = json.loads((tmp_path / "tuned.json").read_text())["rows"]
     assert (row["m"], row["n"], row["k"], row["us"], row["gpu"]) == (48, 4096, 1024, 12.5, "NVIDIA H200")
     assert kept().get(problem(48, 4096, 1024)) == config
-
-
-def test_tuning_needs_a_gpu() -> None:
-    if driver.available():
-        pytest.skip("there is one")
-    with pytest.raises(gemmsmith.DeviceError, match="tune: this machine has no GPU to measure on; use"):
-        tune(Spec((64, 64), "bf16"), Spec((64, 64), "bf16"))
-    done = CliRunner().invoke(main, ["tune", "64x64x64"])
-    assert done.exit_code == 1
-    assert "Error: tune: this machine has no GPU" in done.output
-    assert "backend=" not in done.output
-    assert CliRunner().invoke(main, ["tune", "64x64"]).exit_code == 2
-
-
-@pytest.mark.gpu
-def test_tuning_finds_and_keeps(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
-    a, b = Spec((64, 1024), "bf16"), Spec((1024, 2048), "bf16", (1, 1024))
-    steps: list[str] = []
-    found = tune(a, b, most=8, step=steps.append)
-    assert len(found) >= 4
-    assert found[0].us > 1
-    assert {"compile", "measure"} == set(steps)
-    assert gemmsmith.plan(a, b).config == found[0].config
 
 
 def test_why_says_where_it_comes_from() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gemmsmith import Config, Spec
+from gemmsmith.binding import bind
 from gemmsmith.core.problem import Problem
-from gemmsmith.problems import problem_of
 from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import Space
@@ -14,7 +14,7 @@ from gemmsmith.tuning.why import MHZ, OTHERS, why
 
 
 def problem(m: int, n: int, k: int) -> Problem:
-    return problem_of(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k)))
+    return bind(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))).problem
 
 
 @pytest.mark.parametrize(("shape", "bound"), [((8192, 8192, 8192), "work-bound"), ((16, 16384, 16384), "memory-bound")])

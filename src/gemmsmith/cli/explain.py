@@ -60,8 +60,7 @@ def explain(
         if not _frames(error):
             raise
         raise _raised(epilogue, error) from error
-    assert plan.bound
-    written = plan.bound.written
+    written = plan.binding.written
     shown = [("as written", written), *steps(written)]
     if picture:
         pictures([shown[0], ("after the passes", optimise(written))], picture)

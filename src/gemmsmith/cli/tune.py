@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
+from gemmsmith import api
 from gemmsmith.arrays import Spec
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import shown
 from gemmsmith.plans import Plan
-from gemmsmith.tuner import require_gpu
-from gemmsmith.tuner import tune as tune_problem
 from gemmsmith.tuning.measure import ROUNDS
+from gemmsmith.tuning.search import require_gpu
 from gemmsmith.tuning.table import kept
 
 
@@ -62,4 +62,4 @@ def _measured(a: Spec, b: Spec, most: int, shape: str) -> Any:
             done[what] += 1
             tell(f"{shape} {what}", done[what] / totals[what])
 
-        return tune_problem(a, b, most=most, step=step)
+        return api.tune(a, b, most=most, step=step)

@@ -139,12 +139,12 @@ class Graph:
     def transposed(self) -> Graph:
         """The graph for the transposed product: rows and columns are exchanged. No node may pair or group columns."""
 
-        def turned(e: Extent) -> Extent:
+        def transposed(e: Extent) -> Extent:
             return Extent(e.batch, e.width > 0, 1 if e.m else 0)
 
         axes = {"n": "m", "m": "n", "all": "all"}
         nodes = [replace(x, value=(x.value[0], axes[x.value[1]])) if x.op == "reduce" else x for x in self.nodes]
-        operands = [replace(o, extent=turned(o.extent)) for o in self.operands]
+        operands = [replace(o, extent=transposed(o.extent)) for o in self.operands]
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
 
     def is_reduced(self, result: Result) -> bool:
@@ -162,6 +162,11 @@ class Graph:
         """Whether anything is computed; if not, the product is stored as it is."""
         return len(self.nodes) > 1
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is the bare product's: the product is stored once, as it is."""
+        return not self.computes and not self.operands and len(self.results) == 1
+
     @cached_property
     def halves(self) -> bool:
         """Whether it pairs columns: some value has one in every two, even where no `chunk` is left that made it."""
@@ -173,7 +178,7 @@ class Graph:
         return any(n.op == "top_k_softmax" for n in self.nodes)
 
     @property
-    def turns(self) -> bool:
+    def transposable(self) -> bool:
         """Whether `transposed` is possible."""
         ops = {node.op for node in self.nodes}
         return not (self.halves or ops & {"one_hot", "quantize", "scale", "top_k_softmax"})

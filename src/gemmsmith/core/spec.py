@@ -77,7 +77,7 @@ def slices(config: Config, graph: Graph) -> int:
     that makes slices of 8 columns and of 16 bytes and the graph can be transposed, as most can; else one reduces it."""
     dtypes = [o.dtype for o in graph.operands] + [r.dtype for r in graph.results]
     columns = max([8, *(16 // dtype.bytes for dtype in dtypes if dtype)]) * config.cluster_splits
-    return config.cluster_splits if graph.turns and config.tile[1] % columns == 0 else 1
+    return config.cluster_splits if graph.transposable and config.tile[1] % columns == 0 else 1
 
 
 def check(c: Config) -> None:

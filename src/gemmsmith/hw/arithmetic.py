@@ -62,7 +62,8 @@ class MaximumNan(Instruction):
 
     def simulate(self, m: Machine) -> Array:
         a, b = m.column(self.a), m.column(self.b)
-        return np.asarray(np.where((a == 0) & (b == 0), a + b, np.maximum(a, b)))
+        with np.errstate(all="ignore"):
+            return np.asarray(np.where((a == 0) & (b == 0), a + b, np.maximum(a, b)))
 
 
 class MinimumNan(Instruction):
@@ -76,7 +77,8 @@ class MinimumNan(Instruction):
 
     def simulate(self, m: Machine) -> Array:
         a, b = m.column(self.a), m.column(self.b)
-        return np.asarray(np.where((a == 0) & (b == 0), -(-a - b), np.minimum(a, b)))
+        with np.errstate(all="ignore"):
+            return np.asarray(np.where((a == 0) & (b == 0), -(-a - b), np.minimum(a, b)))
 
 
 class DivideFull(Instruction):

@@ -47,18 +47,18 @@ def halving(
     `measure(config, us)` times calls for about that long and gives a call's microseconds; a config for which it raises
     is left out. `step` is called after every measurement.
     """
-    left, times, ranking = list(configs), dict[Config, float](), list[Config]()
+    remaining, times, ranking = list(configs), dict[Config, float](), list[Config]()
     for most, microseconds in rounds:
-        ranking = left[most:] + ranking
-        left = left[:most]
-        for config in left:
+        ranking = remaining[most:] + ranking
+        remaining = remaining[:most]
+        for config in remaining:
             try:
                 times[config] = measure(config, microseconds)
             except Exception:  # a config that does not run on this GPU is left out
                 times.pop(config, None)
             step()
-        left = sorted((c for c in left if c in times), key=times.__getitem__)
-    return [Measured(config, times[config]) for config in left + ranking if config in times]
+        remaining = sorted((c for c in remaining if c in times), key=times.__getitem__)
+    return [Measured(config, times[config]) for config in remaining + ranking if config in times]
 
 
 def compile_all(kernels: Iterable[tuple[str, str]], step: Callable[[], None] = lambda: None) -> None:

@@ -240,7 +240,7 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
     for design, m, n, consumers in tiles:
         if not _has_registers(design, m, n, consumers, epilogue):
             continue
-        few = n <= MOST_ROWS_SWAPPED and epilogue.graph.turns
+        few = n <= MOST_ROWS_SWAPPED and epilogue.graph.transposable
         depths = (64, 128) if m == 64 or m + n <= 256 else (64,)
         for k in (*depths, SWAPPED_DEPTH) if few else depths:
             tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES)

@@ -87,7 +87,7 @@ def test_reductions_and_scales_of_every_dtype(dtype: str) -> None:
 
     plan = plan_of(small, {})
     assert plan.compiled.cubin
-    seconds = [launch.kernel for launch in plan._route.launches[1:]]
+    seconds = [launch.kernel for launch in plan.launches.all[1:]]
     assert len(seconds) == 3
     for kernel in seconds:
         assert compile_source(kernel.source, kernel.name).resources.spill_stores == 0

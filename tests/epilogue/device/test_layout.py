@@ -108,7 +108,7 @@ def test_a_clusters_ctas_finish_a_part_of_the_columns_each() -> None:
 
     def columns(tile: int, splits: int, epilogue: EpilogueSpec = EPILOGUE) -> int:
         config = Config(tile=(64, tile, 64), cluster=(1, 1), stages=3, consumers=1, cluster_splits=splits)
-        return KernelSpec(config, BF16, FP32, "K", "K", epilogue).slice_columns
+        return KernelSpec(config, BF16, FP32, ("K", "K"), epilogue).slice_columns
 
     assert [columns(64, 2), columns(64, 4), columns(16, 2), columns(80, 2)] == [32, 16, 8, 40]
     assert [columns(24, 2), columns(64, 3)] == [24, 64]

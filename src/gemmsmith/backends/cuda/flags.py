@@ -22,20 +22,20 @@ ALIGNMENT = 128
 
 @dataclass
 class _Pool:
-    """The flags of one device. `place` and `left` are the address and the bytes that an allocation still has."""
+    """The flags of one device. `address` and `free` are the address and the bytes that an allocation still has."""
 
-    place: int = 0
-    left: int = 0
+    address: int = 0
+    free: int = 0
     streams: dict[int, tuple[int, int]] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.Lock)
 
     def take(self, nbytes: int) -> int:
         nbytes = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        if nbytes > self.left:
-            self.left = max(CHUNK, nbytes)
-            self.place = _zeros(self.left)
-        self.place, self.left = self.place + nbytes, self.left - nbytes
-        return self.place - nbytes
+        if nbytes > self.free:
+            self.free = max(CHUNK, nbytes)
+            self.address = _zeros(self.free)
+        self.address, self.free = self.address + nbytes, self.free - nbytes
+        return self.address - nbytes
 
 
 @lru_cache(maxsize=64)

@@ -57,29 +57,29 @@ class Prepared:
                 scalars.append(x)
         self._fixed += scalars
 
-    def launch(self, places: Mapping[str, Any], stream: int) -> None:
-        """Launches the kernel with the addresses and numbers of `places`."""
+    def launch(self, addresses: Mapping[str, Any], stream: int) -> None:
+        """Launches the kernel for addresses and numbers by the names of their Pointers."""
         local = self._local
         try:
             block, address = local.block
         except AttributeError:
             block, address = local.block = self._block()
-            local.places = None
-        if self._numbers or places != local.places:  # 0.0 == -0.0
-            local.places = None  # until all are in
-            local.maps = self._fill(block, address, places)
-            local.places = places
+            local.addresses = None
+        if self._numbers or addresses != local.addresses:  # 0.0 == -0.0
+            local.addresses = None  # until all are in
+            local.maps = self._fill(block, address, addresses)
+            local.addresses = addresses
         self.kernel.start(self.grid, address, stream, self.pdl)
 
-    def _fill(self, block: Any, address: int, places: Mapping[str, Any]) -> list[Any]:
+    def _fill(self, block: Any, address: int, addresses: Mapping[str, Any]) -> list[Any]:
         """Writes addresses and numbers into the block; returns the objects it points to, which the caller must keep."""
         maps = []
         for entry, name, offset in self._addresses:
-            block[entry] = places[name] + offset
+            block[entry] = addresses[name] + offset
         for entry, name in self._numbers:
-            _put_number(address + 8 * entry, name, places[name])
+            _put_number(address + 8 * entry, name, addresses[name])
         for entry, template, name, offset, encoded in self._maps:
-            where = places[name] + offset
+            where = addresses[name] + offset
             found = encoded.get(where)
             if found is None:
                 found = self._encode(template, where, encoded)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import ArgumentError, Config, api, calls, plans
-from gemmsmith.backends.cuda import prepared
+from gemmsmith import ArgumentError, Config, api, plans
+from gemmsmith.backends.cuda import prepared, run
 from gemmsmith.backends.cuda.launcher import LoadedKernel
 from gemmsmith.core.tensor_map import TensorMap
 
@@ -91,20 +91,20 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
             kernel.order = lambda clusters: tuple(range(288))  # type: ignore[method-assign]
         return loaded[source]
 
-    monkeypatch.setattr(calls.launcher, "load", load)
-    monkeypatch.setattr(calls.launcher, "device_guard", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(calls.launcher, "is_current", lambda device: len(found) % 2 == 0)
-    monkeypatch.setattr(calls.driver, "require_hopper", lambda device: None)
-    monkeypatch.setattr(calls, "flags", lambda device, stream, nbytes: 0xF000)
+    monkeypatch.setattr(run.launcher, "load", load)
+    monkeypatch.setattr(run.launcher, "device_guard", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(run.launcher, "is_current", lambda device: len(found) % 2 == 0)
+    monkeypatch.setattr(run.driver, "require_hopper", lambda device: None)
+    monkeypatch.setattr(run, "flags", lambda device, stream, nbytes: 0xF000)
     monkeypatch.setattr(prepared, "encode_tensor_map", Encoded)
     monkeypatch.setattr(prepared, "order_address", lambda order: 0)
     return found
 
 
 def check(plan: Any, a: Any, b: Any, seen: list[Any], **places: Any) -> None:
-    """The last launches had the route's arguments for these addresses."""
+    """The last launches had the plan's arguments for these addresses."""
     addresses = {"a": a.address, "b": b.address, "flags": 0xF000, **places}
-    launches = plan._routed(plan.problem, plan.bound).launches
+    launches = plan.launches.all
     assert len(seen) >= len(launches)
     for (name, grid, values), launch in zip(seen[-len(launches) :], launches, strict=True):
         assert name == launch.kernel.name
@@ -118,13 +118,13 @@ def check(plan: Any, a: Any, b: Any, seen: list[Any], **places: Any) -> None:
 def count_of_traces(monkeypatch: pytest.MonkeyPatch, plan: Any) -> list[int]:
     """How often the plan looks at its arrays closely."""
     calls_made = [0]
-    real = plan._formulated
+    real = plan._bind
 
-    def formulated(*arguments: Any, **more: Any) -> Any:
+    def bind(*arguments: Any, **more: Any) -> Any:
         calls_made[0] += 1
         return real(*arguments, **more)
 
-    monkeypatch.setattr(plan, "_formulated", formulated)
+    monkeypatch.setattr(plan, "_bind", bind)
     return calls_made
 
 
@@ -202,19 +202,19 @@ class Replayed:
 def test_a_prepared_run(seen: list[Any], monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
     """Launches when it is called, not before; into a capture without its graph."""
     Replayed.seen, capturing = seen, [False]
-    monkeypatch.setattr(calls, "Graph", Replayed)
-    monkeypatch.setattr(calls, "Stream", lambda: types.SimpleNamespace(handle=9))
-    monkeypatch.setattr(calls.launcher, "is_capturing", lambda stream: capturing[0])
+    monkeypatch.setattr(run, "Graph", Replayed)
+    monkeypatch.setattr(run, "Stream", lambda: types.SimpleNamespace(handle=9))
+    monkeypatch.setattr(run.launcher, "is_capturing", lambda stream: capturing[0])
     a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
     plan = gemmsmith.plan(a, b, out=d, config=config)
     space = OnGpu((max(plan.workspace_bytes, 1),), 0x800000, np.uint8)
     space.nbytes = space.shape[0]
     a = OnGpu((256, 64), 0x20000)
-    run = plan.prepare(a, b, d, workspace=space)
+    prepared_run = plan.prepare(a, b, d, workspace=space)
     assert not seen
     for i, into_a_capture in enumerate((False, False, True)):
         capturing[0] = into_a_capture
-        assert run() is d
+        assert prepared_run() is d
         assert len(seen) == i + 1
         check(plan, a, b, seen, out=d.address, workspace=space.address)
     with pytest.raises(gemmsmith.DeviceError, match="before the capture"):
@@ -226,10 +226,10 @@ def test_a_prepared_run(seen: list[Any], monkeypatch: pytest.MonkeyPatch, config
 def test_a_prepared_run_on_the_cpu() -> None:
     a, b = np.random.default_rng(1).standard_normal((2, 64, 64)).astype(np.float16)
     out = np.full((64, 64), np.nan, np.float16)
-    run = gemmsmith.plan(a, b).prepare(a, b, out)
-    assert run() is out
+    prepared_run = gemmsmith.plan(a, b).prepare(a, b, out)
+    assert prepared_run() is out
     a *= 2
-    assert np.allclose(run(), a.astype(np.float64) @ b, rtol=2e-3, atol=2e-3)
+    assert np.allclose(prepared_run(), a.astype(np.float64) @ b, rtol=2e-3, atol=2e-3)
 
 
 def test_swapped(seen: list[Any]) -> None:
@@ -268,9 +268,36 @@ def test_gemm_with_an_epilogue(seen: list[Any], monkeypatch: pytest.MonkeyPatch,
         outs = [OnGpu((256, 512), 0x200000 + 0x80000 * j + 1024 * i) for j in range(len(names))]
         out = {"alone": outs[0], "tuple": tuple(outs)}.get(given) or dict(zip(names, outs, strict=True))
         gemmsmith.gemm(a, b, epilogue=f, bias=bias, out=out)
-        plan = next(iter(api._KNOWN.values())).plan
+        plan = next(iter(api._KNOWN.values()))[0]
         places = {name if name == "out" else f"out_{name}": x.address for name, x in zip(names, outs, strict=True)}
         check(plan, a, b, seen, in_bias=bias.address, **places)
+
+
+def test_a_known_call_reads_each_array_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where results are given as a tuple."""
+    monkeypatch.setattr(api, "_KNOWN", {})
+    a, b, bias = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((512,), 0x180000)
+    outs = OnGpu((256, 512), 0x200000), OnGpu((256, 512), 0x300000)
+
+    def f(acc: Any, bias: Any) -> Any:
+        return acc + bias, acc
+
+    read: list[str] = []
+    real = plans.signature
+    monkeypatch.setattr(plans, "signature", lambda x, name="array": (read.append(name), real(x, name))[1])
+    for _ in range(3):
+        read.clear()
+        assert gemmsmith.gemm(a, b, epilogue=f, bias=bias, out=outs) == outs
+    assert read == ["a", "b", "bias", "out", "out1"]
+    assert len(seen) == 3
+
+
+def test_planning_allocates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000)  # of a library that gemmsmith makes no arrays of
+    plan = gemmsmith.plan(a, b, epilogue=lambda acc: (acc, acc.sum(-1)))
+    assert plan.workspace_bytes > 0
+    with pytest.raises(ArgumentError, match="out: gemmsmith cannot make a .*; give `out`"):
+        plan.run(a, b)
 
 
 @pytest.mark.parametrize("k", [64, 63])
@@ -297,12 +324,12 @@ def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch
         return {"y": acc * 2.0, "out": acc}
 
     monkeypatch.setattr(plans, "empty_like_kind", lambda like, shape, dtype: other)
-    monkeypatch.setattr("gemmsmith.epilogues.empty_like_kind", lambda like, shape, dtype: other)
+    monkeypatch.setattr("gemmsmith.binding.empty_like_kind", lambda like, shape, dtype: other)
     for form in ("array", "array", "names", "names", "array", "names"):
         gemmsmith.gemm(a, b, epilogue=f, out=d if form == "array" else {"out": d})
-        known = next(x for x in api._KNOWN.values() if x.alike == (form == "names"))
+        known = next(plan for options, (plan, _) in api._KNOWN.items() if (options[2] is dict) == (form == "names"))
         y, out = (d, other) if form == "array" else (other, d)
-        check(known.plan, a, b, seen, out_y=y.address, out=out.address)
+        check(known, a, b, seen, out_y=y.address, out=out.address)
 
 
 def test_the_bare_product_takes_an_array(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,11 +356,11 @@ def test_a_first_call_that_fails_is_no_matter(seen: list[Any], monkeypatch: pyte
     monkeypatch.setattr(api, "_KNOWN", {})
     a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
     with monkeypatch.context() as broken:
-        broken.setattr(calls.launcher, "load", lambda *_, **__: raising())
+        broken.setattr(run.launcher, "load", lambda *_, **__: raising())
         with pytest.raises(gemmsmith.DeviceError):
             gemmsmith.gemm(a, b, out=d)
-    (known,) = api._KNOWN.values()
-    looks = count_of_traces(monkeypatch, known.plan)
+    ((known, _),) = api._KNOWN.values()
+    looks = count_of_traces(monkeypatch, known)
     for _ in range(3):
         gemmsmith.gemm(a, b, out=d)
     assert looks == [1]
@@ -383,7 +410,7 @@ def test_many_threads_at_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) 
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
-    (known,) = api._KNOWN.values()
-    names = [p.name for p in known.plan.kernel.parameters]
+    ((known, _),) = api._KNOWN.values()
+    names = [p.name for p in known.kernel.parameters]
     pairs = [tuple(values[names.index(name)].address for name in ("a", "out")) for _, _, values in seen]
     assert sorted(pairs) == [(0x1000000 + 4096 * i, 0x2000000 + 4096 * i) for i in range(400)]

@@ -1,4 +1,5 @@
-"""Calls on a GPU: all that depends on arrays' shapes and layouts alone is done once, a call puts addresses in."""
+"""Running launches on a GPU: all that depends on arrays' shapes and layouts alone is done once, a call puts addresses
+in."""
 
 from __future__ import annotations
 
@@ -12,47 +13,50 @@ from gemmsmith.backends.cuda.graphs import Graph, Stream
 from gemmsmith.backends.cuda.prepared import Prepared
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError, DeviceError
-from gemmsmith.epilogue.device.outputs import is_result
-from gemmsmith.jobs import Job
+from gemmsmith.epilogue.device.outputs import result_argument
+from gemmsmith.lang.launch import Launch, Launches
 from gemmsmith.lang.types import ORDER_LENGTH
-from gemmsmith.launches import Launch
+
+Arguments = Mapping[str, ArrayInfo | float]
+
+
+def addresses_of(arguments: Arguments) -> dict[str, Any]:
+    """The arrays' addresses, and the numbers, by the names of their Pointers."""
+    return {name: x.address if isinstance(x, ArrayInfo) else x for name, x in arguments.items()}
 
 
 class Call:
-    """The launches of a job, for this and all later arrays with the same signatures."""
+    """Launches for arrays at `arguments`, and for all later ones with the same signatures. `missing`: results that the
+    caller gives no array for, by name."""
 
-    def __init__(self, job: Job, like: Any) -> None:
+    def __init__(self, launches: Launches, arguments: Arguments, like: Any, missing: Mapping[str, ArrayInfo]) -> None:
         device, stream = describe(like).index, current_stream(like)
         driver.require_hopper(device)
-        self.device, self.workspace_bytes, self.flag_bytes = device, job.route.workspace_bytes, job.route.flag_bytes
-        self.swapped = job.swapped
-        infos = ((name, describe(x, name)) for name, x in job.results.items())
-        self.results = [(name, tuple(x.shape), x.dtype) for name, x in infos]
+        self.device, self.workspace_bytes, self.flag_bytes = device, launches.workspace_bytes, launches.flag_bytes
+        self.swapped = launches.swapped
+        self.missing = [(name, result_argument(name), tuple(x.shape), x.dtype) for name, x in missing.items()]
         with launcher.device_guard(device):
             self.launches = [
-                prepared(x, device, stream, pdl=job.route.spec.config.pdl or i > 0)
-                for i, x in enumerate(job.route.launches)
+                prepared(x, device, stream, pdl=launches.spec.config.pdl or i > 0) for i, x in enumerate(launches.all)
             ]
+        arrays = {name: x for name, x in arguments.items() if isinstance(x, ArrayInfo) and 0 not in x.shape}
         spans = {
-            name: (first - x.address, end - x.address)
-            for name, x in job.arrays.items()
-            if isinstance(x, ArrayInfo) and 0 not in x.shape
-            for first, end in [byte_range(x)]
+            name: (first - x.address, end - x.address) for name, x in arrays.items() for first, end in [byte_range(x)]
         }
-        written = {name: span for name, span in spans.items() if is_result(name)}
+        written = {name: span for name, span in spans.items() if arrays[name].writable}
         self._pairs = [
-            (w, *mine, name, *span)
-            for w, mine in written.items()
-            for name, span in spans.items()
+            (w, *span, name, *other)
+            for w, span in written.items()
+            for name, other in spans.items()
             if name != w and (name not in written or name > w)
         ]
 
-    def apart(self, places: Mapping[str, Any]) -> bool:
+    def apart(self, addresses: Mapping[str, Any]) -> bool:
         """Whether no result that is given shares a byte with another array, as far as their ranges tell."""
         for w, first, end, name, other_first, other_end in self._pairs:
-            if w in places and name in places:
-                mine, other = places[w], places[name]
-                if mine + first < other + other_end and other + other_first < mine + end:
+            if w in addresses and name in addresses:
+                result, other = addresses[w], addresses[name]
+                if result + first < other + other_end and other + other_first < result + end:
                     return False
         return True
 
@@ -62,42 +66,45 @@ class Call:
             return empty_like_kind(like, (self.workspace_bytes // 2,), BF16)
         return workspace
 
-    def start(self, places: dict[str, Any], like: Any, workspace: Any) -> None:
-        """Launches on the stream that `like`'s library works on; `workspace` is made where it is needed and None."""
-        self.launch_on(current_stream(like), places, like, workspace)
-
-    def launch_on(self, stream: int, places: dict[str, Any], like: Any, workspace: Any) -> None:
-        """The same on a given stream."""
+    def start(self, addresses: dict[str, Any], like: Any, workspace: Any, stream: int | None = None) -> None:
+        """Launches on a stream, by default on the one that `like`'s library works on, for addresses and numbers by the
+        names of their Pointers. `workspace` is made where it is needed and None. Changes `addresses`."""
+        if stream is None:
+            stream = current_stream(like)
+        if self.swapped:
+            addresses["a"], addresses["b"] = addresses["b"], addresses["a"]
         if self.workspace_bytes:
             space = self.space(like, workspace)  # held until the launches: what is freed before may be unmapped
-            places["workspace"] = _workspace_address(space, self.workspace_bytes)
+            addresses["workspace"] = _workspace_address(space, self.workspace_bytes)
         if self.flag_bytes:
-            places["flags"] = flags(self.device, stream, self.flag_bytes)
+            addresses["flags"] = flags(self.device, stream, self.flag_bytes)
         if launcher.is_current(self.device):
-            self._launch(places, stream)
+            self._launch(addresses, stream)
         else:
             with launcher.device_guard(self.device):
-                self._launch(places, stream)
+                self._launch(addresses, stream)
 
-    def _launch(self, places: Mapping[str, Any], stream: int) -> None:
+    def _launch(self, addresses: Mapping[str, Any], stream: int) -> None:
         for launch in self.launches:
-            launch.launch(places, stream)
+            launch.launch(addresses, stream)
 
 
 class PreparedRun:
-    """A job over arrays that stay where they are: calling it launches it on the stream that is current for `like`.
+    """Launches for arrays that stay where they are: calling it launches them on the stream that is current for `like`.
 
     A CUDA graph of its own; into a stream that is being captured go the launches themselves, with a workspace that is
-    the capture's or the caller's. `kept` is what must live as long beside the results and `like`.
+    the capture's or the caller's. `kept` is what must live as long beside the results, `value`, and `like`.
     """
 
-    def __init__(self, job: Job, like: Any, workspace: Any, kept: Any) -> None:
-        self._like, self._given, self._value, self._kept = like, workspace, job.value, (job.results, kept)
-        self._device, self._places = describe(like).index, job.places
+    def __init__(
+        self, launches: Launches, arguments: Arguments, like: Any, workspace: Any, value: Any, kept: Any
+    ) -> None:
+        self._like, self._given, self._value, self._kept = like, workspace, value, kept
+        self._device, self._addresses = describe(like).index, addresses_of(arguments)
         with launcher.device_guard(self._device):
             if launcher.is_capturing(current_stream(like)):
                 raise DeviceError("the stream is being captured into a graph; prepare a run before the capture")
-            self._call = Call(job, like)
+            self._call = Call(launches, arguments, like, {})
             self._workspace = self._call.space(like, workspace)
             if self._workspace is not None:
                 _workspace_address(self._workspace, self._call.workspace_bytes)
@@ -105,7 +112,7 @@ class PreparedRun:
             self._graph = Graph(lambda: self._record(own.handle, self._workspace), own)
 
     def _record(self, stream: int, workspace: Any) -> None:
-        self._call.launch_on(stream, dict(self._places), self._like, workspace)
+        self._call.start(dict(self._addresses), self._like, workspace, stream)
 
     def __call__(self) -> Any:
         """Launches it; gives the results."""

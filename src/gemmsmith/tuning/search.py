@@ -10,32 +10,27 @@ import numpy as np
 from gemmsmith.arrays import Spec, row_major
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import DeviceError, GemmsmithError
-from gemmsmith.plans import Plan
 from gemmsmith.tuning.choose import ranked
-from gemmsmith.tuning.measure import ROUNDS, Measured, compile_all, halving, settled
+from gemmsmith.tuning.measure import Measured, compile_all, halving, settled
 from gemmsmith.tuning.table import keep
 
 L2_BYTES = 60 * 2**20
 PATTERN = 1 << 22
 """Length of the pattern of random data that operands repeat, in elements."""
-Step = Callable[[str], None]
 
 
-def tune(a: Spec, b: Spec, *, most: int = ROUNDS[0][0], step: Step = lambda what: None) -> list[Measured]:
-    """Times configs of a @ b on the GPU, on random data beyond the L2, and keeps the fastest in the user's table, from
-    which plans take it from then on.
-
-    a (m, k), b (k, n): Specs, both bf16 or fp16. `most`: how many configs are tried. `step` is told "compile" and
-    "measure" after each of these. Gives all that ran, fastest first. Raises DeviceError where there is no Hopper GPU.
-    """
+def tune(
+    a: Spec, b: Spec, plan_with: Callable[[Config], Any], most: int, step: Callable[[str], None]
+) -> list[Measured]:
+    """As `gemmsmith.tune`; `plan_with` gives the Plan for a and b with a config. The data exceed the L2."""
     from gemmsmith.backends.cuda import driver, launcher
 
     require_gpu()
-    problem = Plan(a, b, config=Config()).problem
-    plans: dict[Config, Plan] = {}
+    problem = plan_with(Config()).problem
+    plans: dict[Config, Any] = {}
     for config in ranked(problem, most=most):
         try:
-            plans[config] = Plan(a, b, config=config)
+            plans[config] = plan_with(config)
         except GemmsmithError:  # it does not suit these layouts
             continue
     compile_all(((p.source, p.kernel.name) for p in plans.values()), lambda: step("compile"))
@@ -62,7 +57,7 @@ def require_gpu() -> None:
 class _Bench:
     """Operands in so many copies that they exceed the L2, and a CUDA graph for each config."""
 
-    def __init__(self, a: Spec, b: Spec, plans: dict[Config, Plan]) -> None:
+    def __init__(self, a: Spec, b: Spec, plans: dict[Config, Any]) -> None:
         from gemmsmith.backends.cuda.graphs import Graph, Stream
 
         self.plans, self.stream = plans, Stream()

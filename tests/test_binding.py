@@ -10,11 +10,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import gemmsmith
 from gemmsmith.arrays import ArrayInfo, Spec, as_numpy, describe
+from gemmsmith.binding import Binding, bind
 from gemmsmith.core.dtypes import BF16, FP16, FP32
-from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.problem import Matrix
-from gemmsmith.problems import Formulation, formulate, problem_of
+from gemmsmith.core.errors import ArgumentError, ConfigError
+from gemmsmith.core.graph import bare
+from gemmsmith.core.problem import Matrix, Problem
 
 bf16 = ml_dtypes.bfloat16
 
@@ -25,7 +27,11 @@ def memory(x: Matrix, address: int) -> np.ndarray:
     return as_numpy(ArrayInfo(x.dtype, shape, strides, address, "cpu", 0, True))
 
 
-def carry_out(f: Formulation, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+def problem_of(a: Any, b: Any, out: Any = None) -> Problem:
+    return bind(a, b, out).problem
+
+
+def carry_out(f: Binding, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     """Executes the problem on the arrays' memory."""
     left, right = (b, a) if f.swapped else (a, b)
     p = f.problem
@@ -63,7 +69,7 @@ def test_any_layout_is_the_same_product(
     out = data.draw(laid_out(want.shape, np.float32, False))
     out[...] = np.nan
 
-    f = formulate(a, b, out)
+    f = bind(a, b, out)
     carry_out(f, a, b, out)
     assert np.array_equal(out, want)
     assert f.shape == want.shape
@@ -95,7 +101,7 @@ def test_any_layout_is_the_same_product(
 def test_shapes_are_torchs(
     a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...], mnk: tuple[int, int, int], batch: int
 ) -> None:
-    f = formulate(Spec(a, "bf16"), Spec(b, "bf16"))
+    f = bind(Spec(a, "bf16"), Spec(b, "bf16"))
     assert f.shape == shape
     assert (f.problem.m, f.problem.n, f.problem.k) == mnk
     assert f.problem.batch == batch
@@ -112,21 +118,21 @@ def test_agrees_with_torch_matmul() -> None:
                 want = None
             if want is None:
                 with pytest.raises(ArgumentError, match=r"^[ab]: got shape|^b: got a batch"):
-                    formulate(a, b)
+                    bind(a, b)
             else:
-                assert formulate(a, b).shape == want
+                assert bind(a, b).shape == want
 
 
 def test_column_major_out_is_transposed() -> None:
     a, b = np.ones((4, 8), np.float16), np.ones((8, 5), np.float16)
-    assert not formulate(a, b, np.empty((4, 5), np.float16)).swapped
-    f = formulate(a, b, np.empty((5, 4), np.float16).T)
+    assert not bind(a, b, np.empty((4, 5), np.float16)).swapped
+    f = bind(a, b, np.empty((5, 4), np.float16).T)
     assert f.swapped
     assert (f.problem.m, f.problem.n, f.shape) == (5, 4, (4, 5))
     assert f.problem.d == Matrix(FP16, 5, 4, 4, 1)
     assert f.problem.a == describe_matrix(b).T
     strided = np.empty((4, 10), np.float16)[:, ::2]
-    assert not formulate(a, b, strided).swapped
+    assert not bind(a, b, strided).swapped
 
 
 def describe_matrix(x: np.ndarray) -> Matrix:
@@ -146,13 +152,13 @@ def test_a_batch_that_does_not_continue_the_rows_stays_a_batch() -> None:
 
 
 def test_one_row_a_batch_folds_whatever_its_row_stride() -> None:
-    f = formulate(Spec((3, 1, 8), "bf16", (16, 999, 1)), Spec((8, 5), "bf16"))
+    f = bind(Spec((3, 1, 8), "bf16", (16, 999, 1)), Spec((8, 5), "bf16"))
     assert f.problem.a == Matrix(BF16, 3, 8, 16, 1)
 
 
 def test_a_column_major_batched_out_folds_on_the_other_side() -> None:
     """out[b] = A @ B[b], stored by columns: one problem with the batch in its rows."""
-    f = formulate(Spec((4, 8), "fp16"), Spec((3, 8, 5), "fp16", (40, 1, 8)), Spec((3, 4, 5), "fp16", (20, 1, 4)))
+    f = bind(Spec((4, 8), "fp16"), Spec((3, 8, 5), "fp16", (40, 1, 8)), Spec((3, 4, 5), "fp16", (20, 1, 4)))
     assert f.swapped
     assert (f.problem.m, f.problem.n, f.problem.batch) == (15, 4, 1)
 
@@ -181,7 +187,7 @@ def test_alignment_comes_from_the_address() -> None:
     ],
 )
 def test_dtypes(operand: str, options: dict[str, Any], output: Any, accumulate: Any) -> None:
-    f = formulate(Spec((4, 8), operand), Spec((8, 5), operand), **options)
+    f = bind(Spec((4, 8), operand), Spec((8, 5), operand), **options)
     assert f.output is f.problem.d.dtype is output
     assert f.problem.accumulate is accumulate
 
@@ -233,24 +239,26 @@ CUDA = ArrayInfo(BF16, (8, 5), (5, 1), 0x1000, "cuda", 0, True)
     ],
 )  # fmt: skip
 def test_bad_arguments(arguments: tuple[Any, ...], message: str) -> None:
+    a, b, *rest = arguments
+    options = dict(zip(("out", "out_dtype", "accumulate"), rest, strict=False))
     with pytest.raises(ArgumentError, match=message):
-        formulate(*arguments)
+        bind(a, b, **options)
 
 
 def test_out_must_be_writable_and_of_its_own() -> None:
     whole = np.zeros((40, 40), bf16)
     a, b, out = whole[:4, :8], whole[10:18, :5], whole[:4, 8:13]
-    assert formulate(a, b, out).problem.d.row_stride == 40  # beside a, in a's rows, but sharing nothing
+    assert bind(a, b, out).problem.d.row_stride == 40  # beside a, in a's rows, but sharing nothing
     for bad, name in [(whole[:4, 7:12], "a"), (whole[17:21, 4:9], "b")]:
         with pytest.raises(ArgumentError, match=f"out: shares memory with {name}; use an array of its own"):
-            formulate(a, b, bad)
+            bind(a, b, bad)
     out.flags.writeable = False
     with pytest.raises(ArgumentError, match="out: got a read-only array"):
-        formulate(a, b, out)
-    formulate(a[:0], b, whole[:0, :5])
+        bind(a, b, out)
+    bind(a[:0], b, whole[:0, :5])
     square = np.zeros((4, 4), bf16)
     with pytest.raises(ArgumentError, match="out: shares memory with a"):
-        formulate(square, np.zeros((4, 4), bf16), square)
+        bind(square, np.zeros((4, 4), bf16), square)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12)), min_size=3, max_size=3))
@@ -261,8 +269,116 @@ def test_no_out_with_an_element_twice_gets_through(dimensions: list[tuple[int, i
     operands = Spec((batch, m, 3), "bf16"), Spec((batch, 3, n), "bf16")
     offsets = sum(i * s for i, s in zip(np.indices(shape), strides, strict=True))
     try:
-        formulate(*operands, Spec(shape, "bf16", strides))
+        bind(*operands, Spec(shape, "bf16", strides))
     except ArgumentError:
         assert 0 not in shape
     else:
         assert len(np.unique(offsets)) == np.prod(shape)
+
+
+# -- epilogues -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shapes", [((4, 8), (8, 6)), ((3, 4, 8), (8, 6)), ((1, 8), (8, 1)), ((0, 8), (8, 6))])
+@pytest.mark.parametrize("column_major", [False, True])
+def test_the_bare_product_is_the_graph_with_one_node(shapes: Any, column_major: bool) -> None:
+    a, b = (Spec(shape, "bf16") for shape in shapes)
+    shape = bind(a, b).shape
+    out = Spec(shape, "fp32", (*([shape[-1] * shape[-2]] * (len(shape) - 2)), 1, shape[-2]) if column_major else None)
+    product = bind(a, b, out)
+    for epilogue in (lambda acc: acc, bare(FP32)):
+        same = bind(a, b, out, epilogue=epilogue, out_dtype="fp32")
+        assert same.graph == product.graph == bare(FP32)
+        assert (same.problem, same.spec, same.swapped) == (product.problem, product.spec, product.swapped)
+        assert (same.arrays, same.arguments) == (product.arrays, product.arguments)
+
+
+def test_options_without_a_function_change_no_kernel() -> None:
+    assert bind(A, B, exact=True, atomic=True).spec == bind(A, B).spec
+    fused = bind(A, B, epilogue=lambda acc: acc.exp(), exact=True).spec
+    assert fused.exact
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_twice_transposed_is_the_same(fused: bool) -> None:
+    arguments: dict[str, Any] = {
+        "epilogue": lambda acc, c: (acc + c, acc.sum(-1)),
+        "operands": {"c": Spec((5,), "bf16")},
+    }
+    there = bind(A, B, **(arguments if fused else {}))
+    back = there.transposed()
+    assert back.swapped
+    assert back.problem == there.problem.T
+    assert back.transposed() == there
+    assert there.like(back) == back
+    assert there.like(there) == there
+
+
+def test_a_graph_that_groups_columns_has_no_transpose() -> None:
+    there = bind(Spec((4, 8), "bf16"), Spec((8, 16), "bf16"), epilogue=lambda acc: acc.chunk(2)[0])
+    with pytest.raises(ConfigError, match="swap_ab: got True for an epilogue that pairs or groups columns"):
+        there.transposed()
+
+
+def test_the_kernel_computes_d_of_the_epilogue() -> None:
+    """Of its dtype and layout, also where it is not the first result; only results may be written."""
+    out = {"y": Spec((4,), "fp32"), "z": Spec((4, 5), "fp32", (1, 4))}
+    there = bind(A, B, out, epilogue=lambda acc: {"y": acc.sum(-1), "z": acc.to("fp32")})
+    assert there.swapped
+    assert there.problem.d == there.arrays["z"]
+    assert (there.problem.d.rows, there.problem.d.dtype) == (5, FP32)
+    assert there.output is BF16
+    assert {name for name, x in there.arguments.items() if x.writable} == {"out_y", "out_z"}
+
+
+def test_results_are_made_at_last(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((4, 8)).astype(np.float16), rng.standard_normal((8, 5)).astype(np.float16)
+    out = np.full((4, 5), np.nan, np.float32)
+    there = bind(a, b, out, epilogue=lambda acc: (acc.to("fp32"), acc.sum(-1)))
+    assert list(there.missing) == ["out1"]
+    whole = there.complete(a)
+    assert not whole.missing
+    assert whole.value[0] is out
+    assert (whole.value[1].shape, whole.value[1].dtype) == ((4,), np.float32)
+    assert whole.arguments["out_out1"].address == whole.value[1].ctypes.data
+    assert there.arguments["out_out1"].address == 0
+
+
+WHOLE = np.zeros((40, 40), bf16)
+HERE = WHOLE[:4, :8], WHOLE[10:18, :5]
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ({"y": WHOLE[:4, 4:9]}, "y: shares memory with a; use an array of its own"),
+        ({"y": WHOLE[14:18, 4:9]}, "y: shares memory with b; use an array of its own"),
+        ({"y": np.lib.stride_tricks.as_strided(WHOLE[30:], (4, 5), (0, 2))}, r"y: got strides \(0, 1\) for shape"),
+        ({"y": np.zeros((4, 10), bf16)[:, ::-2]}, r"y: got strides \(10, -2\); use strides >= 0"),
+        ({"y": CUDA._replace(shape=(4, 5))}, "a, b, y: got a on cpu, b on cpu, y on cuda:0; use arrays of one device"),
+        ({"x": np.zeros((4, 5), bf16)}, "out: got arrays for x; the epilogue's results are y"),
+        ({"y": np.zeros((4, 5), np.float16)}, "y: got dtype fp16; the epilogue gives bf16"),
+    ],
+)  # fmt: skip
+def test_bad_results_of_an_epilogue(out: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        bind(*HERE, out, epilogue=lambda acc: {"y": acc * 2.0})
+
+
+def test_a_result_may_be_an_operands_array() -> None:
+    c, other = WHOLE[20:24, :5], WHOLE[20:24, 1:6]
+    for c_out, good in ((c, True), (other, False)):
+        arguments = (*HERE, c_out, {"c": c})
+        if good:
+            assert bind(*arguments, epilogue=lambda acc, c: acc + c).results["out"] is c
+        else:
+            with pytest.raises(ArgumentError, match="out: shares memory with c; .*, or exactly c's"):
+                bind(*arguments, epilogue=lambda acc, c: acc + c)
+
+
+def test_an_operand_needs_an_epilogue() -> None:
+    a, b = np.zeros((4, 8), bf16), np.zeros((8, 5), bf16)
+    plan = gemmsmith.plan(a, b)
+    for way in (lambda: bind(a, b, None, {"c": a}), lambda: plan.run(a, b, c=a), lambda: plan.prepare(a, b, c=a)):
+        with pytest.raises(ArgumentError, match="c: got an operand without an epilogue that reads it"):
+            way()

@@ -1,0 +1,336 @@
+"""From arrays and an epilogue to a checked problem. It always has a graph: the bare product's has one node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
+
+from gemmsmith import checks
+from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind, is_array, row_major
+from gemmsmith.core.dtypes import BF16, FP16, FP32, DType, number_operand
+from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, meant
+from gemmsmith.core.graph import Extent, Graph, Result, bare
+from gemmsmith.core.problem import MAX_EXTENT, Matrix, Problem
+from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.epilogue.device.inputs import operand_argument
+from gemmsmith.epilogue.device.layout import check_blocks
+from gemmsmith.epilogue.device.outputs import result_argument
+from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.epilogue.lines import refused
+
+Epilogue = Callable[..., Any] | Graph | Any
+"""A function, a graph, or a visitor tree: any object with a method `graph()` that returns a Graph; None for none."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A product and its epilogue, bound to arrays.
+
+    `shape` is the product's, `output` the dtype of matrices for which the epilogue says none. `written` is the graph
+    as the user wrote it, `graph` after the passes, both in the user's orientation. `arguments`: every array and number,
+    by its Pointer's name; a result that the caller does not give is row-major at address 0, and only results are
+    writable. `results`: the arrays of those that are given, by name.
+
+    The kernel computes `problem`, whose D is the first result that is a matrix, with the epilogue `spec`, on the
+    matrices `arrays`: operands and results by name. Where `swapped` that is D^T = B^T @ A^T: its `a` lies where b is.
+    """
+
+    shape: tuple[int, ...]
+    output: DType
+    written: Graph
+    graph: Graph
+    arguments: Mapping[str, ArrayInfo | float]
+    results: Mapping[str, Any]
+    problem: Problem
+    swapped: bool
+    spec: EpilogueSpec
+    arrays: Mapping[str, Matrix]
+
+    @property
+    def names(self) -> list[str]:
+        """The results' names."""
+        return [r.name for r in self.graph.results]
+
+    @property
+    def value(self) -> Any:
+        """The results in the form in which the function returned them: one, a tuple, or a dict."""
+        return arranged(self.results, self.names)
+
+    @property
+    def missing(self) -> dict[str, ArrayInfo]:
+        """The results that have no array yet, by name."""
+        arguments = {name: self.arguments[result_argument(name)] for name in self.names if name not in self.results}
+        return {name: x for name, x in arguments.items() if isinstance(x, ArrayInfo)}
+
+    def transposed(self) -> Binding:
+        """The same product, computed as the transpose of what it is now. ConfigError if its graph has no transpose."""
+        if not self.graph.transposable:
+            raise ConfigError("swap_ab: got True for an epilogue that pairs or groups columns; use False")
+        spec, accumulate = replace(self.spec, graph=self.graph), self.problem.accumulate
+        problem, swapped, spec, arrays = _oriented(
+            spec, self.arguments, self.shape, self.output, accumulate, swapped=not self.swapped
+        )
+        return replace(self, problem=problem, swapped=swapped, spec=spec, arrays=arrays)
+
+    def like(self, other: Binding) -> Binding:
+        """The same, transposed as `other` is; matrices of one row or column are laid out as there if they may be."""
+        found = self if self.swapped == other.swapped else self.transposed()
+        arrays = dict(found.arrays)
+        for name in found.spec.matrices:
+            arrays[name] = arrays[name].read_like(other.arrays.get(name, arrays[name]))
+        problem, spec = found.problem.read_like(other.problem), found.spec.over(arrays)
+        return replace(found, problem=problem, arrays=arrays, spec=spec)
+
+    def complete(self, like: Any) -> Binding:
+        """The same with all results: those that are missing are made in `like`'s library, on its device. ArgumentError
+        where one is the largest element of nothing."""
+        for r in self.graph.results:
+            node, argument = self.graph.nodes[r.node], self.arguments[result_argument(r.name)]
+            extreme = node.op == "reduce" and node.value[0] in ("max", "min")
+            if 0 in self.shape and extreme and isinstance(argument, ArrayInfo) and 0 not in argument.shape:
+                raise ArgumentError(
+                    f"a, b: the product is empty, {self.shape}; {r.name}, a {node.value[0]}, has no value"
+                )
+        made = {name: empty_like_kind(like, x.shape, x.dtype) for name, x in self.missing.items()}
+        arguments = {result_argument(name): describe(x, name) for name, x in made.items()}
+        return replace(self, results={**self.results, **made}, arguments={**self.arguments, **arguments})
+
+
+def bind(
+    a: Any, b: Any, out: Any = None, operands: Mapping[str, Any] | None = None, *, epilogue: Epilogue = None,
+    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, atomic: bool = False,
+) -> Binding:  # fmt: skip
+    """out = epilogue(a @ b) as a problem of strided matrices, with everything checked. Nothing is allocated.
+
+    Shapes, as in torch.matmul: (m, k) @ (k, n) -> (m, n); with a batch on either side or both, (batch, m, k) @
+    (batch, k, n) -> (batch, m, n), where a batch of 1, or none, is broadcast (stride 0). Extents may be 0.
+    a and b are arrays, Specs or ArrayInfos, both bf16 or both fp16, of any strides >= 0; accumulate is "fp32", or
+    "fp16" for fp16 operands. out, if given, is the array of the first result that is no reduction, or, with an
+    epilogue, a dict or tuple of arrays. Each has exactly its result's shape, can be written, has no element twice and
+    shares no byte with a, b or another one. out_dtype is bf16, fp16 or fp32; default: the operands' dtype, or, without
+    an epilogue, out's.
+
+    Two changes make the problem faster. Where D is column-major and its graph has a transpose, D^T is computed, so
+    that the kernel's D has unit column stride whenever out has a unit stride. And the bare product's batch is folded
+    into M where b is the same for the whole batch and the batch continues the rows of a and D: one problem of
+    batch * m rows.
+
+    Raises ArgumentError, naming the argument, what was given and what would work; EpilogueError.
+    """
+    if epilogue is None and operands:
+        listed, hint = ", ".join(operands), next(filter(None, map(meant, operands)), "")
+        raise ArgumentError(f"{listed}: got an operand without an epilogue that reads it; give `epilogue`{hint}")
+    a_info, b_info = describe(a, "a"), describe(b, "b")
+    accumulator = checks.accumulator(a_info, b_info, accumulate)
+    bare_out = None if out is None or epilogue is not None else describe(out, "out")
+    output = checks.output(a_info, bare_out, out_dtype)
+    shape = checks.product_shape(a_info, b_info)
+    read = {name: _operand(name, x, a_info) for name, x in (operands or {}).items()}
+    written = graph = bare(output)
+    if epilogue is not None:
+        from gemmsmith.epilogue.passes import optimise
+
+        written = _graph(epilogue, shape, read)
+        graph = _typed(optimise(written), output)
+        check_blocks(graph)
+    given = by_name(out, first_name(graph), several=epilogue is not None)
+    stored = _results(graph, given, shape)
+    arrays = {name: x for name, x in read.items() if isinstance(x, ArrayInfo)}
+    checks.memory({"a": a_info, "b": b_info} | {name: stored[name] for name in given})
+    for name in given:
+        others = {other: stored[other] for other in given if other != name}
+        checks.apart(name, stored[name], {"a": a_info, "b": b_info}, arrays, others)
+
+    arguments: dict[str, ArrayInfo | float] = {"a": a_info, "b": b_info}
+    arguments |= {operand_argument(name): x for name, x in read.items()}
+    arguments = {name: x._replace(writable=False) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()}
+    arguments |= {result_argument(name): x for name, x in stored.items()}
+    computes = graph.computes  # if nothing is computed, nothing is inexact or added up
+    spec = EpilogueSpec(graph, frozenset(), frozenset(), exact and computes, atomic and computes)
+    oriented = _oriented(spec, arguments, shape, output, accumulator)
+    return Binding(shape, output, written, graph, arguments, given, *oriented)
+
+
+def first_name(graph: Graph) -> str:
+    """The name of the result for which an array is that is given alone."""
+    return next((r.name for r in graph.results if not graph.is_reduced(r)), "out")
+
+
+def by_name(out: Any, first: str = "out", several: bool = True) -> dict[str, Any]:
+    """The arrays that a caller gives for results, by name: one for the `first`, or, where there may be `several`, a
+    tuple or list in order, or a dict."""
+    if out is None:
+        return {}
+    if not several or is_array(out) or not isinstance(out, (Mapping, tuple, list)):
+        return {first: out}
+    return dict(out) if isinstance(out, Mapping) else dict(zip(_positional(len(out)), out, strict=True))
+
+
+def arranged(results: Mapping[str, Any], names: list[str]) -> Any:
+    """The results as one array, a tuple or a dict, as their names say that the function returned them."""
+    if names == _positional(len(names)):
+        return results["out"] if len(names) == 1 else tuple(results[name] for name in names)
+    return {name: results[name] for name in names}
+
+
+def _positional(count: int) -> list[str]:
+    """The names of `count` results that the function returned without names."""
+    return ["out", *(f"out{i}" for i in range(1, count))][:count]
+
+
+# -- the graph, its operands and results -----------------------------------------------------------------------------
+
+
+def _operand(name: str, x: Any, a: ArrayInfo) -> ArrayInfo | float:
+    if not name.isidentifier():
+        raise ArgumentError(f"operands: got the name {name!r}; use one that could be a variable's")
+    if isinstance(x, Real):
+        return number_operand(name, x)
+    info = describe(x, name)
+    checks.operand(name, info, a)
+    return info
+
+
+def _graph(epilogue: Any, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float]) -> Graph:
+    """The graph as the user wrote it."""
+    from gemmsmith.epilogue.frontend.classify import classify
+
+    kinds = {
+        name: (classify(name, x.shape, shape), x.dtype) if isinstance(x, ArrayInfo) else (Extent(), None)
+        for name, x in operands.items()
+    }
+    if isinstance(epilogue, Graph):
+        return epilogue
+    if isinstance(epilogue, type):
+        raise EpilogueError(f"epilogue: got the class {epilogue.__name__}; use an instance of it")
+    if callable(graph := getattr(epilogue, "graph", None)):
+        from gemmsmith.epilogue.frontend.visitors import bind as bind_visitor
+
+        return bind_visitor(graph(), kinds, shape)
+    if callable(epilogue):
+        return trace(epilogue, shape, kinds)
+    raise ArgumentError(f"epilogue: got {type(epilogue).__name__}; use a function, a visitor tree, or None")
+
+
+def _typed(graph: Graph, output: DType) -> Graph:
+    """Every result with a dtype: matrices the product's, reductions and scales fp32, by default."""
+    results = []
+    for r in graph.results:
+        node = graph.nodes[r.node]
+        small = node.op in ("reduce", "scale")
+        if small and r.dtype not in (None, FP32, FP16, BF16):
+            what = "a reduction's result" if node.op == "reduce" else "scales"
+            raise refused(f"{r.name}: got dtype {r.dtype} for {what}; use fp32, fp16 or bf16", node.where)
+        results.append(replace(r, dtype=r.dtype or (FP32 if small else output)))
+    return replace(graph, results=tuple(results))
+
+
+def _results(graph: Graph, given: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, ArrayInfo]:
+    """Every result by name: the array that is given, which has been checked, or a row-major one at address 0."""
+    names = [r.name for r in graph.results]
+    if unknown := set(given) - set(names):
+        raise ArgumentError(
+            f"out: got arrays for {', '.join(sorted(unknown))}; the epilogue's results are {', '.join(names)}"
+        )
+    found = {}
+    for r in graph.results:
+        want = result_shape(graph, r, shape)
+        assert r.dtype
+        if r.name in given:
+            found[r.name] = describe(given[r.name], r.name)
+            checks.result(r.name, found[r.name], want, r.dtype, contiguous=graph.is_reduced(r))
+        else:
+            found[r.name] = _row_major(want, r.dtype)
+    return found
+
+
+def _row_major(shape: tuple[int, ...], dtype: DType) -> ArrayInfo:
+    """Of an array that does not exist yet."""
+    return ArrayInfo(dtype, shape, row_major(shape), 0, "spec", 0, True)
+
+
+def result_shape(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a result of a product of `shape`. EpilogueError for one that does not depend on the product."""
+    *batch, m, n = shape
+    node = graph.nodes[result.node]
+    extents = graph.extents()
+    if node.op == "reduce":
+        axis = node.value[1]
+        n = n // max(extents[node.inputs[0]].width, 1)
+        if result.keepdim:
+            kept = {"n": (m, 1), "m": (1, n), "all": (1, 1)}[axis]
+            return (*(batch if axis != "all" else [1] * len(batch)), *kept)
+        return {"n": (*batch, m), "m": (*batch, n), "all": ()}[axis]
+    extent = extents[result.node]
+    if node.op == "scale":
+        quantize = graph.nodes[node.inputs[0]]
+        columns = n // extents[node.inputs[0]].width
+        return (*batch, m, -(-columns // quantize.value[1]))
+    if not extent.is_matrix:
+        raise EpilogueError(
+            f"{result.name}: the result does not depend on the product; return something computed from it"
+        )
+    return (*batch, m, n // extent.width)
+
+
+# -- layout ----------------------------------------------------------------------------------------------------------
+
+
+def _oriented(
+    spec: EpilogueSpec, arguments: Mapping[str, ArrayInfo | float], shape: tuple[int, ...], output: DType,
+    accumulate: DType, swapped: bool | None = None,
+) -> tuple[Problem, bool, EpilogueSpec, dict[str, Matrix]]:  # fmt: skip
+    """What the kernel computes, for a spec with the user's graph: D^T where `swapped`; None: whichever is faster."""
+    graph, batch = spec.graph, shape[0] if len(shape) == 3 else 1
+    arrays: dict[str, Matrix] = {}
+    for operand in graph.operands:
+        if isinstance(x := arguments[operand_argument(operand.name)], ArrayInfo):
+            arrays[operand.name] = _matrix(x, batch, operand.extent.is_matrix)
+    for r in graph.results:
+        if isinstance(x := arguments[result_argument(r.name)], ArrayInfo) and not graph.is_reduced(r):
+            arrays[r.name] = _matrix(x, batch)
+    extents = graph.extents()
+    d = next((r.name for r in graph.results if extents[r.node].is_matrix), "")
+    a, b = (_matrix(x, batch) for x in (arguments["a"], arguments["b"]) if isinstance(x, ArrayInfo))
+    problem = Problem(a, b, arrays[d] if d else _matrix(_row_major(shape, output), batch), accumulate)
+    if graph.is_bare:
+        problem = _folded(problem)
+    if swapped is None:
+        swapped = problem.d.canonical().column_major and graph.transposable
+    if swapped:
+        problem, arrays = problem.T, {name: x.T for name, x in arrays.items()}
+        spec = replace(spec, graph=graph.transposed())
+    if graph.is_bare:
+        problem = _folded(problem)
+        arrays[d] = problem.d
+    arrays |= {name: arrays[name].canonical() for name in spec.matrices}
+    problem = Problem(problem.a.canonical(), problem.b.canonical(), problem.d.canonical(), accumulate)
+    return problem, swapped, spec.over(arrays), arrays
+
+
+def _matrix(x: ArrayInfo, batch: int, whole: bool = True) -> Matrix:
+    """An array as (rows, columns), stride 0 along what it is broadcast over: not those of a `whole` matrix."""
+    shape = (1,) * (3 - len(x.shape)) + tuple(x.shape)
+    strides = (0,) * (3 - len(x.shape)) + tuple(x.strides)
+    batch_stride, rows, columns = (
+        0 if extent == 1 and not (whole and i) else s for i, (extent, s) in enumerate(zip(shape, strides, strict=True))
+    )
+    return Matrix(x.dtype, shape[1], shape[2], rows, columns, batch, batch_stride if batch > 1 else 0, x.alignment)
+
+
+def _folded(p: Problem) -> Problem:
+    """The problem with its batch folded into M, if one row stride reaches all rows of a and d, and b is broadcast."""
+    rows = p.batch * p.m
+    if p.batch <= 1 or p.b.batch_stride or not 0 < rows <= MAX_EXTENT:
+        return p
+    a, d = _stacked(p.a), _stacked(p.d)
+    return p if a is None or d is None else replace(p, a=a, b=replace(p.b, batch=1), d=d)
+
+
+def _stacked(x: Matrix) -> Matrix | None:
+    row_stride = x.row_stride if x.rows > 1 else x.batch_stride
+    if x.batch_stride <= 0 or x.batch_stride != x.rows * row_stride:
+        return None
+    return replace(x, rows=x.batch * x.rows, row_stride=row_stride, batch=1, batch_stride=0)
