@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import BF16, FP16, FP32
+from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32
 from gemmsmith.core.graph import bare
 from gemmsmith.core.problem import Matrix
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
@@ -18,10 +18,11 @@ from gemmsmith.core.spec import EpilogueSpec, KernelSpec
     ("d", "tma", "column_major"),
     [
         (Matrix(BF16, 64, 256, 256, 1), True, False),  # row-major
-        (Matrix(BF16, 256, 64, 1, 256), False, True),  # the same, swapped
-        (Matrix(BF16, 256, 1, 1, 256), False, True),  # one row, swapped
+        (Matrix(BF16, 256, 64, 1, 256), True, True),  # the same, swapped
+        (Matrix(BF16, 256, 1, 1, 256), True, True),  # one row, swapped
         (Matrix(BF16, 64, 255, 255, 1), False, False),  # rows that TMA cannot reach
         (Matrix(BF16, 255, 64, 1, 255), False, True),
+        (Matrix(E4M3, 256, 64, 1, 256), False, True),  # stmatrix transposes 16-bit elements
         (Matrix(BF16, 64, 256, 512, 2), False, False),  # no index is contiguous
     ],
 )

@@ -202,10 +202,16 @@ def test_shares_of_k_have_four_k_tiles(of: str, least: int) -> None:
     assert shares.sensible(problem(64, 64, 64 * (4 * least - 1))).tolist() == [False]
 
 
-def test_swapped_tiles_read_b_once() -> None:
+def test_deep_swapped_tiles_read_b_once() -> None:
     """All rows of A are columns of one tile."""
-    swapped = Space.of([Config(tile=(64, 16, 64), cluster=(1, 1), consumers=1, swap_ab=True)])
-    assert [swapped.sensible(problem(m, 4096, 1024))[0] for m in (9, 16, 17)] == [True, True, False]
+    for depth, several in ((64, True), (256, False)):
+        swapped = Space.of([Config(tile=(64, 16, depth), cluster=(1, 1), consumers=1, swap_ab=True)])
+        assert [swapped.sensible(problem(m, 4096, 1024))[0] for m in (9, 16, 17)] == [True, True, several]
+
+
+def test_swapped_tiles_are_for_few_rows() -> None:
+    swapped = Space.of([Config(tile=(128, 128, 64), cluster=(1, 1), swap_ab=True)])
+    assert [swapped.sensible(problem(m, 4096, 1024))[0] for m in (1024, 1025)] == [True, False]
 
 
 def test_clusters_along_n_walk_along_n() -> None:

@@ -58,14 +58,15 @@ class Matrix:
 
     @property
     def loads_by_tma(self) -> bool:
-        """Whether TMA reads it row by row, as epilogues do."""
-        return self.contiguous == "cols" and self.tma_ready
+        """Whether TMA reads pieces of it for an epilogue; of a column-major one those of 16 or 32 bits."""
+        return self.tma_ready and (self.dtype.bits >= 16 or not self.column_major)
 
     @property
     def stores_by_tma(self) -> bool:
-        """Whether TMA can write it row by row. TMA writes whole chunks of 16 bytes: if a row ends within a
+        """Whether TMA can write it likewise. TMA writes whole chunks of 16 bytes: if a row (or column) ends within a
         chunk it would overwrite bytes that do not belong to the matrix (seen on an H200)."""
-        return self.loads_by_tma and self.cols * self.dtype.bytes % TMA_ALIGNMENT == 0
+        along = self.rows if self.column_major else self.cols
+        return self.loads_by_tma and along * self.dtype.bytes % TMA_ALIGNMENT == 0
 
     @property
     def column_major(self) -> bool:

@@ -31,7 +31,7 @@ FILL_CYCLES, MEET_CYCLES = 5000, 290
 STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 32, 14, 1.5
 """An epilogue that overlaps no mainloop: bytes of matrices a cycle; cycles for each element of a thread, and node."""
 SWAPPED_STORE_BYTES_PER_CYCLE = 0.7
-"""Bytes a cycle of a transposed tile that threads store along D's contiguous index."""
+"""Bytes a cycle of a transposed tile that threads, not TMA, store along D's contiguous index."""
 SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 5500, 250, 24
 """Adding up a tile's partial sums: cycles for flags, cycles for barriers, bytes read a cycle."""
 LATENCY_CYCLES, SHARPNESS = 850, 4
@@ -101,9 +101,10 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     copies = np.maximum(read / SM_BYTES_PER_CYCLE, filled / FILL_BYTES_PER_CYCLE)
     step = np.maximum(np.maximum(math, copies), np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + s.k))
     store = s.m * s.n * extra.nbytes / STORE_BYTES_PER_CYCLE
-    swapped = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE
+    by_threads = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE
     threads = 128 * np.where(s.own_tiles, 1, s.consumers)
-    store = np.where(s.swap_ab, swapped, store) + s.m * s.n / threads * (ELEMENT_CYCLES + NODE_CYCLES * extra.nodes)
+    store = np.where(s.swap_ab & (not problem.d.stores_by_tma), by_threads, store)
+    store = store + s.m * s.n / threads * (ELEMENT_CYCLES + NODE_CYCLES * extra.nodes)
     store = store / s.slices
     full = -(-tiles // resident)
     waves = np.where((full > MANY_WAVES) & (s.cluster_splits == 1), (full + tiles / resident) / 2, full)

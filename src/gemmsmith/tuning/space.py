@@ -44,8 +44,10 @@ SPLITS, CLUSTER_SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16), (2, 4)
 MOST_STAGES = 16
 RESIDENT = {1: 132, 2: 66, 4: 30, 8: 14}
 """Clusters that an H200 holds at once, by their CTAs: its GPCs have 16 or 18 SMs."""
-MOST_ROWS_SWAPPED, SWAPPED_DEPTH = 32, 256
-"""Columns of swapped tiles, which are rows of A, and the K that only they are tried with."""
+MOST_ROWS_SWAPPED = 1024
+"""Of A, where D^T is tried: whose tiles have steps of 8 rows of A, not of 64."""
+FEW_ROWS, FEW_ROWS_DEPTH = 32, 256
+"""Columns of swapped tiles for the fewest rows, and the K that only they are tried with."""
 DEEP = 512
 """K from which tiles of 128 are tried."""
 READ_ONCE_ROWS = 128
@@ -158,7 +160,8 @@ class Space:
         m, n = self.sizes(problem)
         k_tiles, tiles, resident = -(-problem.k // self.k), self.tiles(problem), self.resident
         good = (self.m * self.rows < 2 * np.maximum(m, 64)) & (self.n * self.columns < 2 * np.maximum(n, 8))
-        good &= ~self.swap_ab | (problem.m <= self.n)  # B is read once
+        good &= ~self.swap_ab | (problem.m <= MOST_ROWS_SWAPPED)
+        good &= (self.k != FEW_ROWS_DEPTH) | (problem.m <= self.n)  # B is read once
         good &= (self.k == 64) | (problem.k >= DEEP)
         split = self.splits > 1
         good &= ~split | ((tiles * self.splits <= resident) & (k_tiles >= SMALLEST_SHARE * self.splits))
@@ -240,9 +243,9 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
     for design, m, n, consumers in tiles:
         if not _has_registers(design, m, n, consumers, epilogue):
             continue
-        few = n <= MOST_ROWS_SWAPPED and epilogue.graph.transposable
+        swaps = epilogue.graph.transposable
         depths = (64, 128) if m == 64 or m + n <= 256 else (64,)
-        for k in (*depths, SWAPPED_DEPTH) if few else depths:
+        for k in (*depths, FEW_ROWS_DEPTH) if swaps and n <= FEW_ROWS else depths:
             tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES)
             stages = stages_that_fit(tiled, epilogue, (m + n) * k * 2)
             for cluster in [*PAIRS, FOUR] if m <= 128 else PAIRS:
@@ -250,14 +253,12 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
                     continue
                 raster = "n" if cluster[1] > cluster[0] else "m"
                 base = tiled.replace(cluster=cluster, stages=stages, raster=raster)
-                if k != SWAPPED_DEPTH:
-                    yield base
-                if few:
-                    swapped = base.replace(swap_ab=True)
-                    yield swapped
-                    yield from _shares(swapped, epilogue)
-                elif n % 16 == 0:
-                    yield from _shares(base, epilogue)
+                for swap in (False, True) if swaps else (False,):
+                    c = base.replace(swap_ab=swap)
+                    if swap or k != FEW_ROWS_DEPTH:
+                        yield c
+                    if n % 16 == 0 if n > FEW_ROWS else swap:
+                        yield from _shares(c, epilogue)
 
 
 def _has_registers(name: str, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:

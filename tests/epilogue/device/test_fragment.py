@@ -28,6 +28,17 @@ def test_every_element_of_a_matrix_is_read_from_where_it_lies(n: int, dtype: str
     np.testing.assert_array_equal(found, x.astype(np.float32) - c.astype(np.float32))
 
 
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "fp8_e4m3"])
+def test_pieces_of_column_major_matrices_are_transposed(n: int, dtype: str, rng: np.random.Generator) -> None:
+    """Of D^T, whose rows are D's columns; read and written."""
+    x, c = small(rng, (n, 64)), small(rng, (n, 64))
+    config = TILE.replace(tile=(64, n, 32), swap_ab=True)
+    found = np.asarray(through(x, lambda acc, c: acc - c, config, c=c, out_dtype=dtype))
+    want = (x.astype(np.float32) - c.astype(np.float32)).astype(as_dtype(dtype).numpy)
+    np.testing.assert_array_equal(found.astype(np.float32), want.astype(np.float32))
+
+
 def test_rows_beyond_64_are_further_pieces(rng: np.random.Generator) -> None:
     x, c = small(rng, (192, 40)), small(rng, (192, 40))
     config = TILE.replace(tile=(192, 40, 32))

@@ -1,4 +1,7 @@
-"""Pieces of a matrix between a warpgroup's accumulator fragment and shared memory, in the swizzled layout TMA uses."""
+"""Pieces of a matrix between a warpgroup's accumulator fragment and shared memory, in the swizzled layout TMA uses.
+
+A piece of a row-major matrix lies there as a K-major tile, one of a column-major matrix as an MN-major one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
-from gemmsmith.core.mma import HALF_ROWS, WARP_ROWS, fragment_column, fragment_row
+from gemmsmith.core.mma import CHUNK, HALF_ROWS, WARP_ROWS, fragment_column, fragment_row
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, U32
@@ -27,10 +30,16 @@ def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, pack:
     if tile.dtype.bits == 16:
         values = current().registers(U32, 2 * count, "packed")
         pack(values)
-        hw.store_matrix(values, buffer + _matrix_row(tile, chunk, count))
+        hw.store_matrix(values, buffer + _matrix_row(tile, chunk, count), tile.major == "MN")
         return
     for i in range(2 * count):
         low, high = pair(i // 2, i % 2)
+        if tile.major == "MN":
+            for x, offset in zip((low, high), _element_offsets(tile, chunk + i // 2, i % 2), strict=True):
+                one = current().registers(F32, 1, "element")
+                one[0] = x
+                hw.store_shared(one, buffer + offset)
+            continue
         address = buffer + _pair_offset(tile, chunk + i // 2, i % 2)
         if tile.dtype == FP32:
             values = current().registers(F32, 2, "pair")
@@ -48,7 +57,7 @@ def read(tile: Tile, buffer: Value, first: int, chunks: int) -> Pair:
         held = k.registers(U32, 2 * chunks, "loaded")
         with k.unroll(0, chunks, count, name="chunk") as chunk:
             values = k.registers(U32, 2 * count, "matrices")
-            hw.load_matrix(values, buffer + _matrix_row(tile, chunk + first, count))
+            hw.load_matrix(values, buffer + _matrix_row(tile, chunk + first, count), tile.major == "MN")
             for i in range(2 * count):
                 held[chunk * 2 + i] = values[i]
         return lambda chunk, half: unpacked(held[chunk * 2 + half], tile.dtype)
@@ -56,7 +65,13 @@ def read(tile: Tile, buffer: Value, first: int, chunks: int) -> Pair:
     with k.unroll(chunks, name="chunk") as chunk:
         for half in range(2):
             values = k.registers(F32, 2, "pair")
-            hw.load_shared(values, buffer + _pair_offset(tile, chunk + first, half))
+            if tile.major == "MN":
+                for i, offset in enumerate(_element_offsets(tile, chunk + first, half)):
+                    one = k.registers(F32, 1, "element")
+                    hw.load_shared(one, buffer + offset)
+                    values[i] = one[0]
+            else:
+                hw.load_shared(values, buffer + _pair_offset(tile, chunk + first, half))
             for i in range(2):
                 held[chunk * 4 + 2 * half + i] = values[i]
     return lambda chunk, half: (held[chunk * 4 + 2 * half], held[chunk * 4 + 2 * half + 1])
@@ -71,8 +86,12 @@ def unpacked(pair: Value, dtype: DType) -> tuple[Value, Value]:
 
 
 def _matrix_row(tile: Tile, chunk: Index, count: int) -> Value:
-    """Where this lane's row of a ldmatrix or stmatrix lies: rows 0-7 and 8-15 of the warp's 16, chunk by chunk."""
+    """Where this lane's row of a ldmatrix or stmatrix lies: rows 0-7 and 8-15 of the warp's 16, chunk by chunk. Of an
+    MN-major tile it is a column of those rows, and the instruction transposes."""
     k = current()
+    if tile.major == "MN":
+        column = ((k.lane // 16 + chunk if count == 2 else chunk) * CHUNK + k.lane % CHUNK).named("column")
+        return _offset(tile, column, (k.warp_index % 4) * 2 + k.lane // 8 % 2, 0)
     row = ((k.warp_index % 4) * WARP_ROWS + k.lane % WARP_ROWS).named("row")
     chunk16 = k.lane // 16 + chunk if count == 2 else chunk
     return _offset(tile, row, chunk16, 0)
@@ -88,9 +107,19 @@ def _pair_offset(tile: Tile, chunk: Index, half: int) -> Value:
     return _offset(tile, row, chunk * size // 2, fragment_column(k.lane) * size + chunk % 2 * 8)
 
 
+def _element_offsets(tile: Tile, chunk: Index, half: int) -> list[Value]:
+    """Where the two elements of this lane's pair of a chunk lie."""
+    k = current()
+    row = (fragment_row(k.warp_index % 4, k.lane) + HALF_ROWS * half).named("row")
+    first = (chunk * CHUNK + fragment_column(k.lane)).named("column")
+    return [element_offset(tile, row, first + i) for i in range(2)]
+
+
 def element_offset(tile: Tile, row: Value, column: Value) -> Value:
     """Byte offset of an element."""
     size = tile.dtype.bytes
+    if tile.major == "MN":
+        row, column = column, row
     return _offset(tile, row, column * size // 16, column * size % 16)
 
 

@@ -251,6 +251,12 @@ def _whole_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
     return tensor_map(p.arrays[name], tile, tile.outer, Pointer(operand_argument(name)), p.batch)
 
 
+def boxes_at(tile: Tile, m: Value, n: Value) -> list[tuple[Value, Value]]:
+    """The (inner, outer) coordinates of the boxes of a piece that begins at row m, column n of a matrix."""
+    inner, outer = (n, m) if tile.major == "K" else (m, n)
+    return [(inner + box * tile.box_inner, outer) for box in range(tile.boxes)]
+
+
 class TmaMatrices:
     """All (M, N) matrices that TMA reads, piece by piece into slots of the warpgroup's own.
 
@@ -291,11 +297,11 @@ class TmaMatrices:
         hw.mbarrier_arrive_expect_tx(barrier, self.bytes)
         for name, tile in self.loads:
             buffer = self.buffers[name]
-            for box in range(tile.boxes):
-                n = part.work.n // self.widths[name] + column * tile.k + box * tile.box_inner
-                place = buffer[slot].at(base, buffer.slot_bytes).at(box * tile.box_bytes)
-                where = (self.maps[name], n, part.m + block * 64, part.work.batch)
-                hw.tma_load(*where, place, barrier, EVICT_FIRST)  # it is read once
+            n = part.work.n // self.widths[name] + column * tile.k
+            for box, where in enumerate(boxes_at(tile, part.m + block * 64, n)):
+                address = buffer[slot].at(base, buffer.slot_bytes).at(box * tile.box_bytes)
+                # It is read once.
+                hw.tma_load(self.maps[name], *where, part.work.batch, address, barrier, EVICT_FIRST)
 
     def begin(self, part: Part, leader: Value) -> None:
         share = part.work.share

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, Node
 from gemmsmith.core.mma import CHUNK, WGMMA_M
-from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, KernelSpec, slices
+from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, EpilogueSpec, KernelSpec, slices
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.lines import refused
 
@@ -115,12 +116,12 @@ def layout(spec: KernelSpec) -> Layout:
     columns = piece_columns(graph, spec.epilogue.tma, n)
     blocks, parts = spec.warpgroup_rows // WGMMA_M, n // columns
     loads = [
-        (o.name, Tile(o.dtype, WGMMA_M, columns // o.extent.width, "K"))
+        (o.name, _tile(spec.epilogue, o.name, o.dtype, columns // o.extent.width))
         for o in graph.operands
         if o.extent.is_matrix and o.name in spec.epilogue.tma and o.dtype
     ]
     stores = [
-        (r.name, Tile(r.dtype, WGMMA_M, columns // extents[r.node].width, "K"))
+        (r.name, _tile(spec.epilogue, r.name, r.dtype, columns // extents[r.node].width))
         for r in graph.results
         if extents[r.node].is_matrix and r.dtype
     ]
@@ -133,6 +134,11 @@ def layout(spec: KernelSpec) -> Layout:
     load, store = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
     round, sets, slots = _rounds(left, over, blocks * parts, load, store)
     return Layout(columns, blocks, parts, tuple(loads), tuple(stores), vectors, round, sets, slots)
+
+
+def _tile(epilogue: EpilogueSpec, name: str, dtype: DType, columns: int) -> Tile:
+    """A piece in shared memory lies as its matrix does; fp8 row by row, since stmatrix transposes 16-bit elements."""
+    return Tile(dtype, WGMMA_M, columns, "MN" if name in epilogue.column_major and dtype.bits >= 16 else "K")
 
 
 def _vectors(graph: Graph, columns: int, rows: int) -> tuple[tuple[str, int], ...]:

@@ -15,7 +15,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.device import fragment
-from gemmsmith.epilogue.device.inputs import Addressed, Part, Position
+from gemmsmith.epilogue.device.inputs import Addressed, Part, Position, boxes_at
 from gemmsmith.epilogue.device.layout import Layout
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedBuffer
@@ -97,9 +97,8 @@ class Stores:
             if name not in self.maps:
                 continue
             n = part.work.n // self.widths[name] + at.column // self.widths[name]
-            for box in range(tile.boxes):
-                where = n + box * tile.box_inner, part.m + at.block * 64, part.work.batch
-                hw.tma_store(self.maps[name], *where, at.buffers[name] + box * tile.box_bytes)
+            for box, where in enumerate(boxes_at(tile, part.m + at.block * 64, n)):
+                hw.tma_store(self.maps[name], *where, part.work.batch, at.buffers[name] + box * tile.box_bytes)
 
     def copy(self, part: Part, at: Position) -> None:
         """In all threads: the other results of a piece, element by element."""
