@@ -90,7 +90,8 @@ def resident_clusters(size: int) -> int:
 class Space:
     """Configs, and a column of numbers for each of their choices."""
 
-    configs: list[Config]
+    configs: np.ndarray[Any, Any]
+    """Of Config."""
     m: Column
     n: Column
     k: Column
@@ -133,14 +134,15 @@ class Space:
         ends = np.array([slices(c, graph) for c in configs], np.int64)
         reusing = np.array([_reusing(c, epilogue) if epilogue and _lone(c) else 0 for c in configs])
         return Space(
-            configs, m, n, k, rows, columns, stages, consumers, splits, cluster_splits, ends, size, resident,
+            np.fromiter(configs, object, len(configs)), m, n, k, rows, columns, stages, consumers, splits,
+            cluster_splits, ends, size, resident,
             own_tiles.astype(bool), swap_ab.astype(bool), reusing,
         )  # fmt: skip
 
     def take(self, which: Column) -> Space:
         """The configs at these indices."""
         columns = {f.name: getattr(self, f.name)[which] for f in fields(self)[1:]}
-        return Space([self.configs[i] for i in which], **columns)
+        return Space(self.configs[which], **columns)
 
     def sizes(self, problem: Problem) -> tuple[Column, Column]:
         """M and N for each config: of the problem, or with `swap_ab` of its transpose."""
@@ -174,7 +176,10 @@ class Space:
         good &= ~stream | ragged
         shared = self.cluster_splits > 1
         good &= ~shared | ((tiles <= resident) & (k_tiles >= SMALLEST_SHARE * self.cluster_splits))
-        return np.asarray(good & self.fed(problem) & self.countable(problem))
+        which = np.flatnonzero(good)
+        some = self.take(which)
+        good[which] = some.fed(problem) & some.countable(problem)
+        return np.asarray(good)
 
     def fed(self, problem: Problem) -> Column:
         """For each config, whether its producer has registers for the copies of a k-tile, in the operands' layouts."""
