@@ -51,7 +51,7 @@ def moved(store: bool, x: int, y: int, offset: int) -> tuple[set[str], str]:
     """Hazards of one copy of a box of 32 x 4 words, at (x, y, 0), `offset` bytes into shared memory."""
 
     def record(k: Builder, out: Value) -> None:
-        map, buffer, barrier = k.tensor_map("map"), k.shared(1024, alignment=1024, partly=True), k.shared(8)
+        map, buffer, barrier = k.tensor_map("map"), k.shared(1024, alignment=1024, partial_writes=True), k.shared(8)
         with k.when(k.thread == 0):
             hw.mbarrier_init(barrier[0], 1)
             hw.fence_mbarrier_init()

@@ -82,6 +82,7 @@ EXPECTED = {
     ("move", "cluster_wait"): {"barrier"},
     ("move", "wgmma_wait"): {"race", "accumulator"},
     ("move", "wgmma_commit"): {"race", "accumulator"},
+    ("move", "wgmma_fence"): {"accumulator"},
     ("move", "bulk_commit"): {"race", "group"},
     ("delete", "fence_acq_rel"): {"race"},
     ("delete", "grid_dependency_wait"): {"race"},

@@ -26,7 +26,7 @@ class Operand:
     def __init__(self, name: str, tile: Tile, stages: int, source: Source, policy: Constant = EVICT_NORMAL) -> None:
         self.name, self.tile, self.policy, self._source = name, tile, policy, source
         self.map = current().tensor_map(name, self._map_of)
-        self.stages = current().shared(tile, stages=stages, name=name.upper(), partly=True)
+        self.stages = current().shared(tile, stages=stages, name=name.upper(), partial_writes=True)
         self._parts = 1
         self._part: Value | int = 0
         self._part_rows: Value | int = 0

@@ -2,7 +2,7 @@
 
 Every stage has two barriers. `full` completes a phase when the stage's data is there, `empty` when all consumers
 are done with it. A pipeline's user walks the stages with a PipelineState; its phase flips when the index wraps, so
-that the k-th turn of a stage waits for the parity of its k-th completion. Waiting for parity 1 on a fresh barrier
+that the k-th use of a stage waits for the parity of its k-th completion. Waiting for parity 1 on a fresh barrier
 passes at once: a producer starts with phase 1, for the buffers start empty.
 
 Arrival counts are computed from the roles that really arrive, never given by hand: a warp that arrives does so with

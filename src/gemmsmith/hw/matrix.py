@@ -16,7 +16,7 @@ def _check(values: Registers) -> None:
 
 
 def _vector(values: Registers) -> str:
-    """The place of the registers; these instructions want a vector also of one."""
+    """Their operand in the text; these instructions want a vector also of one."""
     return "{{values}}" if values.count == 1 else "{values}"
 
 

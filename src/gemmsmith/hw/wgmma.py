@@ -94,9 +94,9 @@ def _fragment(elements: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _multiply(m: Machine, op: Any, a: np.ndarray, b: np.ndarray, keep: bool) -> None:
     """D = A B^T (+ D): a (64, k), b (n, k)."""
-    registers, place = m.fragment(op.d), _fragment(op.n // 2)
+    registers, elements = m.fragment(op.d), _fragment(op.n // 2)
     with np.errstate(invalid="ignore", over="ignore"):
-        product = (a @ b.T)[place]
+        product = (a @ b.T)[elements]
         if op.mma.d == FP16:  # pairs in a register
             half = np.dtype(np.float16)
             old = np.ascontiguousarray(registers).astype(np.uint32).view(half).astype(np.float32) if keep else 0

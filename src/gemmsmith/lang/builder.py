@@ -160,17 +160,17 @@ class Builder:
 
     def shared(
         self, what: Tile | int, *, stages: int = 1, alignment: int | None = None, name: str = "buffer",
-        partly: bool = False, offset: int | None = None,
+        partial_writes: bool = False, offset: int | None = None,
     ) -> SharedBuffer:  # fmt: skip
-        """`stages` slots of shared memory, each one tile, or that many bytes. `partly`: copies may leave some of it as
-        it was, and reading that is no mistake, for its results are never used. `offset`: where it lies, over other
-        buffers; behind all of them, if not given."""
+        """`stages` slots of shared memory, each one tile, or that many bytes. `partial_writes`: copies may leave some
+        of it as it was, and reading that is no mistake, for its results are never used. `offset`: where it lies, over
+        other buffers; behind all of them, if not given."""
         tile = what if isinstance(what, Tile) else None
         nbytes = what.bytes if isinstance(what, Tile) else what
         align = alignment or (tile.alignment if tile else 16)
         nbytes = -(-nbytes // align) * align if stages > 1 else nbytes
         end = max((b.offset + b.bytes for b in self.buffers), default=0) if offset is None else offset
-        buffer = SharedBuffer(name, -(-end // align) * align, nbytes, stages, tile, partly)
+        buffer = SharedBuffer(name, -(-end // align) * align, nbytes, stages, tile, partial_writes)
         self.buffers.append(buffer)
         return buffer
 

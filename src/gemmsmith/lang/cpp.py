@@ -59,25 +59,25 @@ def wrapper(instruction: Instruction) -> str:
     outputs: list[str] = []
     inputs: list[str] = []
     parameters: list[str] = []
-    places: dict[str, str] = {}
+    operands_of: dict[str, str] = {}
     operands = instruction.operands
     arrays = {n: v for n, v in operands.items() if isinstance(v, Registers)}
     written = {n: v for n, v in arrays.items() if instruction.operand_types[n].access != "in"}  # type: ignore[union-attr]
     count = 0
 
-    def place(n: int) -> str:
+    def numbered(n: int) -> str:
         nonlocal count
         count += n
         return ", ".join(f"%{i}" for i in range(count - n, count))
 
     def vector(n: int) -> str:
-        return place(1) if n == 1 else "{" + place(n) + "}"
+        return numbered(1) if n == 1 else "{" + numbered(n) + "}"
 
     if instruction.result:
-        places["result"] = place(1)
+        operands_of["result"] = numbered(1)
         outputs.append(f'"={instruction.result.constraint}"(result)')
     for name, array in written.items():
-        places[name] = vector(array.count)
+        operands_of[name] = vector(array.count)
         sign = "+" if instruction.operand_types[name].access == "inout" else "="  # type: ignore[union-attr]
         outputs += [f'"{sign}{array.type.constraint}"({name}[{i}])' for i in range(array.count)]
     for name, operand in operands.items():
@@ -85,10 +85,10 @@ def wrapper(instruction: Instruction) -> str:
             const = "" if name in written else "const "
             parameters.append(f"{const}{operand.type.cpp} (&{name})[{operand.count}]")
             if name not in written:
-                places[name] = vector(operand.count)
+                operands_of[name] = vector(operand.count)
                 inputs += [f'"{operand.type.constraint}"({name}[{i}])' for i in range(operand.count)]
             continue
-        places[name] = place(1)
+        operands_of[name] = numbered(1)
         if operand.type == TENSOR_MAP:
             parameters.append(f"const TensorMap* {name}")
             inputs.append(f'"l"({name})')
@@ -96,7 +96,7 @@ def wrapper(instruction: Instruction) -> str:
             parameters.append(f"{operand.type.cpp} {name}")
             cast = "(int)" if operand.type == PRED else ""
             inputs.append(f'"{operand.type.constraint}"({cast}{name})')
-    text = re.sub(r"\{(\w+)\}", lambda m: places.get(m[1], m[0]), instruction.text()).strip()
+    text = re.sub(r"\{(\w+)\}", lambda m: operands_of.get(m[1], m[0]), instruction.text()).strip()
     gives = instruction.result.cpp if instruction.result else "void"
     holds = "int" if instruction.result == PRED else gives  # inline PTX has no bool registers
     body = _assembly(text, outputs, inputs, instruction.pure)

@@ -15,7 +15,7 @@ from gemmsmith.lang.values import Constant, Value, ValueLike, as_value
 class SharedBuffer:
     """`count` slots of `slot_bytes` each, `offset` bytes into the CTA's shared memory.
 
-    `partly`: where nobody wrote, what is read does not matter.
+    `partial_writes`: where nobody wrote, what is read does not matter.
     """
 
     name: str
@@ -23,7 +23,7 @@ class SharedBuffer:
     slot_bytes: int
     count: int
     tile: Tile | None = None
-    partly: bool = False
+    partial_writes: bool = False
 
     @property
     def bytes(self) -> int:

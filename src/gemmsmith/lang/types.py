@@ -33,5 +33,5 @@ F32 = Type("f32", "float", 32, "f")
 ORDER_LENGTH = 288
 """Twice the 144 SMs of a full GH100."""
 ORDER = Type("order", "Order", 16 * ORDER_LENGTH, "l")
-"""A short table of small numbers, passed by value: for each cluster of a grid, whose turn it takes."""
+"""A short table of small numbers, passed by value: for each cluster of a grid, where in the walk it begins."""
 TENSOR_MAP = Type("tensor_map", "TensorMap", 1024, "l")

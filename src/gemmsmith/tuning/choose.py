@@ -63,12 +63,12 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
         if len(found) == most:
             break
         config = some.configs[i].replace(stages=int(some.stages[i]), alias_epilogue=bool(alias_epilogue[i]))
-        turned = problem.T if config.swap_ab else problem
+        oriented = problem.T if config.swap_ab else problem
         if not once[i]:
-            overflows = reads_again(problem) and wave_bytes(turned, config) > CAPACITY
+            overflows = reads_again(problem) and wave_bytes(oriented, config) > CAPACITY
             config = config.replace(serpentine=overflows, sync_clusters=overflows and config.can_sync_clusters)
         try:
-            spec = KernelSpec.of(turned, config, None if config.swap_ab else epilogue)
+            spec = KernelSpec.of(oriented, config, None if config.swap_ab else epilogue)
         except ConfigError:
             continue
         found.append(fitting(config, spec))

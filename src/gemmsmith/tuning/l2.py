@@ -98,9 +98,9 @@ def traffic(
             victim = next(name for name in order if held[name])
             used[victim] -= held[victim].popitem(last=False)[1]
 
-    for turn, wave in enumerate(waves(problem, config)):
+    for wave_index, wave in enumerate(waves(problem, config)):
         rows, columns = sorted({m for m, _ in wave}), sorted({n for _, n in wave})
-        for k in range(0, problem.k, CHUNK)[:: -1 if config.serpentine and turn % 2 else 1]:
+        for k in range(0, problem.k, CHUNK)[:: -1 if config.serpentine and wave_index % 2 else 1]:
             depth = min(CHUNK, problem.k - k)
             for m in rows:
                 touch(("A", m, k), tile_m * depth * size, True)
@@ -118,7 +118,7 @@ def traffic(
 def read_by_sms(wave: list[tuple[int, int]], config: Config, tile: tuple[int, int]) -> int:
     """Rows of A and of B that are read from the L2 for a wave; `tile` is a cluster's."""
     rows, (down, across) = 0.0, config.cluster
-    neighbours = max(1, GPC_SMS // (down * across))  # clusters of a GPC take consecutive turns
+    neighbours = max(1, GPC_SMS // (down * across))  # clusters of a GPC are neighbours in the walk
     for i in range(0, len(wave), neighbours):
         ms, ns = zip(*wave[i : i + neighbours], strict=True)
         for panels, extent, multicast in ((ms, tile[0], across > 1), (ns, tile[1], down > 1)):

@@ -113,10 +113,10 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     stores = store + (waves - 1) * np.maximum(0.0, store - hidden)
     shared = s.splits != 1
     k_steps = np.where(shared, -(-tiles * k_tiles // clusters), k_steps)
-    left = np.where(stream & (tiles > resident), tiles % resident, 0)
-    parts = np.minimum(np.minimum(resident // np.maximum(left, 1), k_tiles), MOST_PARTS)
-    idle = (resident - left * parts) * LEAST_IDLE > resident * parts * (tiles // resident)
-    alike = (left > 0) & (parts > 1) & ~idle
+    remaining = np.where(stream & (tiles > resident), tiles % resident, 0)
+    parts = np.minimum(np.minimum(resident // np.maximum(remaining, 1), k_tiles), MOST_PARTS)
+    idle = (resident - remaining * parts) * LEAST_IDLE > resident * parts * (tiles // resident)
+    alike = (remaining > 0) & (parts > 1) & ~idle
     k_steps = np.where(alike, tiles // resident * k_tiles + -(-k_tiles // parts), k_steps)
     stores = np.where(shared, np.maximum(1, tiles // clusters) * store, stores)
     partial = 4 * s.m * s.n / BYTES_OF_SHARE_PER_CYCLE

@@ -70,8 +70,8 @@ RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, taken: int = 0) -> int:
     """As many of the config's stages as shared memory holds beside what its epilogue should be left and what else is
     `taken`, but at least two."""
-    left = SHARED_LIMIT - least_bytes(epilogue.graph, epilogue.tma, config) - taken
-    return max(2, min(config.stages, left // (stage_bytes + BARRIER_BYTES)))
+    free = SHARED_LIMIT - least_bytes(epilogue.graph, epilogue.tma, config) - taken
+    return max(2, min(config.stages, free // (stage_bytes + BARRIER_BYTES)))
 
 
 def fitting(config: Config, spec: KernelSpec) -> Config:
@@ -197,8 +197,8 @@ class Space:
         clusters = np.minimum(
             tiles * np.minimum(np.where(self.splits == 0, k_tiles, self.splits), k_tiles), ORDER_LENGTH
         )
-        turns = np.where(self.splits == 1, 0, np.minimum(tiles, 2 * clusters) * k_tiles * clusters)
-        return np.asarray(np.maximum(tiles, turns) <= MAX_EXTENT)
+        k_tiles_of_all = np.where(self.splits == 1, 0, np.minimum(tiles, 2 * clusters) * k_tiles * clusters)
+        return np.asarray(np.maximum(tiles, k_tiles_of_all) <= MAX_EXTENT)
 
 
 @lru_cache(maxsize=64)

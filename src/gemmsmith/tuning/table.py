@@ -49,10 +49,10 @@ class Table:
         entries = self._found.get((problem.n, problem.k))
         if entries is None or problem.batch != 1:
             return None
-        place = bisect_left(entries, problem.m, key=lambda entry: entry[0])
-        if place == len(entries) or entries[place][0] > max(2 * problem.m, FEW_ROWS):
+        index_of_next = bisect_left(entries, problem.m, key=lambda entry: entry[0])
+        if index_of_next == len(entries) or entries[index_of_next][0] > max(2 * problem.m, FEW_ROWS):
             return None
-        return suited(entries[place][1], problem)
+        return suited(entries[index_of_next][1], problem)
 
 
 def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
@@ -84,7 +84,7 @@ def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | No
 
 
 def keep(problem: Problem, config: Config, us: float, gpu: str) -> None:
-    """Enters a config in the user's table, in place of an older one for the same sizes; other processes may do so too,
+    """Enters a config in the user's table, instead of an older one for the same sizes; other processes may do so too,
     and the last one wins. A folder that cannot be written to is no error."""
     sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
     rows = [row for row in _rows(_kept_file()) if {name: row[name] for name in sizes} != sizes]

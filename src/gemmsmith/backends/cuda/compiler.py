@@ -40,10 +40,10 @@ class Compiled:
     def resources(self) -> Resources:
         """Read from the log: numbers of this kernel, advisories (warnings, ptxas C75xx) of the whole source."""
         entries = re.split(r"Compiling entry function '(\w+)'", self.log)
-        mine = dict(zip(entries[1::2], entries[2::2], strict=True)).get(self.name, self.log)
+        of_kernel = dict(zip(entries[1::2], entries[2::2], strict=True)).get(self.name, self.log)
 
         def number(pattern: str) -> int:
-            found = re.search(pattern, mine)
+            found = re.search(pattern, of_kernel)
             return int(found[1]) if found else 0
 
         said = r"\bC75\d\d\b|\bwarning\b(?!-number)"  # not the remark on how to suppress warnings

@@ -12,7 +12,7 @@ from typing import Any
 
 from gemmsmith.backends.cuda.compiler import compile_source, nvrtc_version
 from gemmsmith.backends.cuda.driver import attributes, check, require_hopper
-from gemmsmith.backends.cuda.placement import turns
+from gemmsmith.backends.cuda.placement import walk_order
 from gemmsmith.core.errors import ArgumentError, DeviceError
 
 _FORMATS = {
@@ -57,7 +57,7 @@ class LoadedKernel:
         if clusters not in self._orders:
             sms = attributes(self.device).multiprocessors
             resident = min(self.max_active_clusters(), sms // self.cluster[0])
-            self._orders[clusters] = turns(self.device, self.cluster[0], resident, clusters)
+            self._orders[clusters] = walk_order(self.device, self.cluster[0], resident, clusters)
         return self._orders[clusters]
 
     def max_active_clusters(self) -> int:

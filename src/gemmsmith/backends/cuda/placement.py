@@ -3,7 +3,7 @@
 SMs of one GPC that read the same bytes at about the same time are served by one request to the L2. The hardware
 deals consecutive clusters out to the GPCs in turn, so consecutive tiles, which share operands, land in different
 ones. A probe, run once a device and cluster size, finds which cluster lands in which GPC; clusters of a GPC then
-take consecutive turns. It is a permutation in any case: a chip that places clusters otherwise only loses speed.
+are neighbours in the walk. It is a permutation in any case: a chip that places clusters otherwise only loses speed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _NEIGHBOURS = (16, 12, 10, 8, 6, 4)
 """Cluster sizes used to find which SMs share a GPC: the CTAs of a cluster always run on one GPC."""
 
 
-def turns(device: int, cluster: int, resident: int, clusters: int) -> tuple[int, ...]:
-    """Whose turn each of `clusters` clusters takes, of `cluster` CTAs each, `resident` at once: a permutation.
+def walk_order(device: int, cluster: int, resident: int, clusters: int) -> tuple[int, ...]:
+    """Where in the walk each of `clusters` clusters begins, of `cluster` CTAs each, `resident` at once: a permutation.
 
     At the first call for a device, cluster and `resident`, `device` is current and nothing is being captured.
     """

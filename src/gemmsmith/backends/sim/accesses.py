@@ -65,22 +65,22 @@ class Accesses:
             if returns:
                 self._observe_words(part, addresses, strong, acquires=order in ("acquire", "acq_rel"))
             self._write_words(part, addresses, event, order, strong, atomic=True)
-            for row, place in zip(rows, addresses.reshape(-1, 1), strict=True):
-                old[row] = self.memory.read(space, cta, place, kind.itemsize).view(kind)[0, 0]
+            for row, at in zip(rows, addresses.reshape(-1, 1), strict=True):
+                old[row] = self.memory.read(space, cta, at, kind.itemsize).view(kind)[0, 0]
                 new = np.asarray(update(old[row], kind.type(operand[row])), kind).reshape(1, 1)
-                self.memory.write(space, cta, place, new.view(np.uint8))
+                self.memory.write(space, cta, at, new.view(np.uint8))
         return old if old.dtype == np.float32 else old.astype(np.int64)
 
     def wait_word(
         self, address: Any, ready: Callable[[int], bool], what: str, order: str, scope: str = "gpu"
     ) -> Blocking:
         unit, address = self.unit, int(address)
-        place = np.array([address])
+        at = np.array([address])
 
         def word() -> int:
-            return int(self.memory.read("global", unit.cta, place, 4).view(np.uint32)[0, 0])
+            return int(self.memory.read("global", unit.cta, at, 4).view(np.uint32)[0, 0])
 
-        self.memory.check_aligned(place, 4)
+        self.memory.check_aligned(at, 4)
         began = unit.time
         if not ready(word()):
             buffer = unit.state.memory.find(address)

@@ -22,12 +22,12 @@ class Lanes:
     def at(self, cells: np.ndarray, granule: int) -> np.ndarray:
         """The lane that accessed each cell; -1 where none did, -2 where several did."""
         count = max(1, self.width // granule)
-        mine = (self.offsets[:, None] // granule + np.arange(count)).reshape(-1)
+        own = (self.offsets[:, None] // granule + np.arange(count)).reshape(-1)
         lanes = np.repeat(self.lanes, count)
-        order = np.argsort(mine, kind="stable")
-        mine, lanes = mine[order], lanes[order]
-        first, last = np.searchsorted(mine, cells), np.searchsorted(mine, cells, "right") - 1
-        low, high = lanes[np.minimum(first, len(mine) - 1)], lanes[last]
+        order = np.argsort(own, kind="stable")
+        own, lanes = own[order], lanes[order]
+        first, last = np.searchsorted(own, cells), np.searchsorted(own, cells, "right") - 1
+        low, high = lanes[np.minimum(first, len(own) - 1)], lanes[last]
         return np.where(last < first, -1, np.where(low == high, low, -2))
 
 
@@ -66,8 +66,8 @@ class Event:
             return False
         if self.count <= self.warp.synced[self.agent - self.warp.first]:
             return True
-        mine, others = self.lanes.at(cells, granule), later.lanes.at(cells, granule)
-        return bool(((mine == others) & (mine >= 0)).all())
+        own, others = self.lanes.at(cells, granule), later.lanes.at(cells, granule)
+        return bool(((own == others) & (own >= 0)).all())
 
     def together_with(self, other: Event) -> bool:
         """Whether both are strong, as far as each other's CTA: no race, whatever their order."""

@@ -45,7 +45,7 @@ def _cta(state: State, cluster: Cluster, index: int, rank: int, dependent: bool)
     kernel = state.kernel
     shared = np.full(SHARED_BASE + -(-kernel.shared_bytes // 16) * 16, 0xFF, np.uint8)
     shadow = Shadow(len(shared), state.events, state.hazards, written=False)
-    for slots in (b for b in kernel.buffers if b.partly):
+    for slots in (b for b in kernel.buffers if b.partial_writes):
         shadow.allow_unwritten(SHARED_BASE + slots.offset, slots.bytes)
     count = kernel.threads // 32
     warps = [Warp(index * count + i, state.agents) for i in range(count)]

@@ -53,11 +53,11 @@ class Timeline:
         last = max(ends.values(), default=1)
         spans = [s for s in spans if ends[s.cta, s.row] > last / 20]  # not the warps that have nothing to do
         rows = sorted({(s.cta, s.row) for s in spans}, key=lambda r: (r[0], _order(r[1]), r[1]))
-        place = {row: len(rows) - 1 - i for i, row in enumerate(rows)}
+        position = {row: len(rows) - 1 - i for i, row in enumerate(rows)}
         figure, axes = pyplot.subplots(figsize=(13, 1.3 + 0.55 * len(rows)), layout="constrained")
         for s in spans:
             asynchronous = s.kind in ("load", "mma", "store")
-            y, height = place[s.cta, s.row], 0.8 if asynchronous else 0.5
+            y, height = position[s.cta, s.row], 0.8 if asynchronous else 0.5
             colour = {"wait": IDLE, "busy": BUSY, "store": STORE}.get(s.kind)
             if colour is None:
                 colour = COLOURS[(s.stage or 0) % len(COLOURS)]
@@ -65,7 +65,7 @@ class Timeline:
                 y, s.end - s.start, left=s.start, height=height, color=colour, linewidth=0.3, edgecolor="white",
                 hatch="////" if s.kind == "wait" else None,
             )  # fmt: skip
-        axes.set_yticks([place[r] for r in rows], [r[1] if len(ctas) == 1 else f"CTA {r[0]} {r[1]}" for r in rows])
+        axes.set_yticks([position[r] for r in rows], [r[1] if len(ctas) == 1 else f"CTA {r[0]} {r[1]}" for r in rows])
         axes.set_xlabel("cycles of the cost model")
         axes.set_xlim(0, max((s.end for s in spans), default=1))
         axes.set_title(f"CTA {', '.join(map(str, ctas))}: {self.cycles} cycles", loc="left")

@@ -174,45 +174,45 @@ class Vector:
         argument = operand_argument(operand.name)
         self.array = Addressed(argument, operand.name, operand.dtype, m=not self.width, n=bool(self.width))
         self.buffer: SharedBuffer = current().shared(4 * count, stages=consumers, name=operand.name)
-        self.turns = -(-count // 128)
+        self.rounds = -(-count // 128)
 
-    def _mine(self, turn: int) -> Value:
+    def _element(self, round_index: int) -> Value:
         """The element, of the tile's or the warpgroup's, that this thread brings."""
-        return current().thread % 128 + 128 * turn
+        return current().thread % 128 + 128 * round_index
 
     def begin(self, part: Part) -> None:
-        self.held = current().registers(F32, self.turns, self.name)
-        for turn in range(self.turns):
-            mine, here = self._mine(turn), part.work.batch
+        self.held = current().registers(F32, self.rounds, self.name)
+        for round_index in range(self.rounds):
+            element, here = self._element(round_index), part.work.batch
             if self.width:
-                column = part.work.n // self.width + mine
+                column = part.work.n // self.width + element
                 where, inside = self.array.at(here, column=column), column < part.columns_in_all // self.width
             else:
-                where, inside = self.array.at(here, part.m + mine), part.m + mine < part.rows_in_all
-            self.held[turn] = self.array.load(where, inside & (mine < self.count))
+                where, inside = self.array.at(here, part.m + element), part.m + element < part.rows_in_all
+            self.held[round_index] = self.array.load(where, inside & (element < self.count))
 
     def settle(self, part: Part) -> None:
         k = current()
-        for turn in range(self.turns):
+        for round_index in range(self.rounds):
             one = k.registers(F32, 1, "element")
-            one[0] = self.held[turn]
-            with k.when(self._mine(turn) < self.count):
-                hw.store_shared(one, self.buffer[part.warpgroup].address + (self._mine(turn) * 4).to(U32))
+            one[0] = self.held[round_index]
+            with k.when(self._element(round_index) < self.count):
+                hw.store_shared(one, self.buffer[part.warpgroup].address + (self._element(round_index) * 4).to(U32))
 
     def fetch(self, part: Part, block: Value, column: Value, chunks: int) -> fragment.Pair:
         k = current()
-        place = self.buffer[part.warpgroup].address
+        address = self.buffer[part.warpgroup].address
         if not self.width:
             rows = k.registers(F32, 2, self.name)
             for half in range(2):
                 one, row = k.registers(F32, 1, "element"), part.row_of_part(block, half)
-                hw.load_shared(one, place + (row * 4).to(U32))
+                hw.load_shared(one, address + (row * 4).to(U32))
                 rows[half] = one[0]
             return lambda chunk, half: (rows[half], rows[half])
         held = k.registers(F32, 2 * chunks, self.name)
         with k.unroll(chunks, name="chunk") as chunk:
             two = k.registers(F32, 2, "pair")
-            hw.load_shared(two, place + ((chunk * CHUNK + column + fragment_column(k.lane)) * 4).to(U32))
+            hw.load_shared(two, address + ((chunk * CHUNK + column + fragment_column(k.lane)) * 4).to(U32))
             for i in range(2):
                 held[chunk * 2 + i] = two[i]
         return lambda chunk, half: (held[chunk * 2], held[chunk * 2 + 1])

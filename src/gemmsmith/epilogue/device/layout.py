@@ -126,13 +126,13 @@ def layout(spec: KernelSpec) -> Layout:
         if extents[r.node].is_matrix and r.dtype
     ]
     vectors = _vectors(graph, n, spec.warpgroup_rows)
-    left = SHARED_LIMIT - config.stages * (spec.stage_bytes + BARRIER_BYTES) - spec.exchange_bytes
-    left -= ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
-    left -= -(-config.consumers * sum(4 * count for _, count in vectors) // ALIGNMENT) * ALIGNMENT
-    left //= config.consumers
+    free = SHARED_LIMIT - config.stages * (spec.stage_bytes + BARRIER_BYTES) - spec.exchange_bytes
+    free -= ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
+    free -= -(-config.consumers * sum(4 * count for _, count in vectors) // ALIGNMENT) * ALIGNMENT
+    free //= config.consumers
     over = config.stages * spec.stage_bytes // config.consumers if config.alias_epilogue else 0
     load, store = (sum(tile.bytes for _, tile in tiles) for tiles in (loads, stores))
-    round, sets, slots = _rounds(left, over, blocks * parts, load, store)
+    round, sets, slots = _rounds(free, over, blocks * parts, load, store)
     return Layout(columns, blocks, parts, tuple(loads), tuple(stores), vectors, round, sets, slots)
 
 
@@ -147,8 +147,8 @@ def _vectors(graph: Graph, columns: int, rows: int) -> tuple[tuple[str, int], ..
     return tuple((o.name, columns // o.extent.width if o.extent.width else rows) for o in vectors)
 
 
-def _rounds(left: int, over: int, pieces: int, load: int, store: int) -> tuple[int, int, int]:
-    """(pieces a round, sets of buffers, slots) for `left` bytes a warpgroup; stores may have `over` bytes instead.
+def _rounds(free: int, over: int, pieces: int, load: int, store: int) -> tuple[int, int, int]:
+    """(pieces a round, sets of buffers, slots) for `free` bytes a warpgroup; stores may have `over` bytes instead.
 
     All pieces at once where shared memory holds them beside the stages; else as many as fit twice, so that one set
     is written while the other drains. With operands to load, pieces go one by one, and slots come first: what is
@@ -157,10 +157,10 @@ def _rounds(left: int, over: int, pieces: int, load: int, store: int) -> tuple[i
     if load:
         load += BARRIER_BYTES
         both = [(slots, sets) for slots in range(1, MOST_SLOTS + 1) for sets in (1, 2) if slots <= pieces]
-        fits = [(a, b) for a, b in both if b * store <= (over or left - a * load) and a * load <= left]
+        fits = [(a, b) for a, b in both if b * store <= (over or free - a * load) and a * load <= free]
         slots, sets = max(fits, default=(1, 1))
         return 1, min(sets, pieces), slots
-    buffers = (over or left) // store if store else pieces
+    buffers = (over or free) // store if store else pieces
     if buffers >= pieces:
         return pieces, 1, 0
     return (buffers // 2, 2, 0) if buffers > 1 else (1, 1, 0)

@@ -112,14 +112,14 @@ class Piece:
         """The graph at `step` chunks from `chunk` on."""
         sources: dict[int, Source] = {}
         for i, node in enumerate(self.graph.nodes):
-            place = self._spot(chunk, self.extents[i].width or 1).chunk
+            first_chunk = self._spot(chunk, self.extents[i].width or 1).chunk
             if node.op == "accumulator":
-                place = (chunk + self.column // 8).named("chunk_of_tile")
-                sources[i] = partial(_product, self.accumulator, self.block, place)
+                first_chunk = (chunk + self.column // 8).named("chunk_of_tile")
+                sources[i] = partial(_product, self.accumulator, self.block, first_chunk)
             elif node.op == "operand":
-                sources[i] = partial(_at, self.fetched[i], place)
+                sources[i] = partial(_at, self.fetched[i], first_chunk)
             elif i in self.rows:
-                sources[i] = partial(_at, self.rows[i].pair, place)
+                sources[i] = partial(_at, self.rows[i].pair, first_chunk)
             elif node.op == "scale" and node.inputs[0] in self.rows:
                 quantized = self.rows[node.inputs[0]]
                 assert isinstance(quantized, Quantized)
@@ -131,10 +131,11 @@ class Piece:
         """Evaluates the input of a function of whole rows everywhere in the piece."""
         k, node = current(), self.graph.nodes[index]
         width = self.extents[index].width or 1
-        place = None
+        registers = None
         if self._last_of_product() == {index} and self.accumulator.dtype == FP32:
-            place = self.accumulator.blocks[self.block]  # nobody else reads it any more
-        held = HeldRows(self.chunks // width, place, self.column // 2 if place else 0, width if place else 1)
+            registers = self.accumulator.blocks[self.block]  # nobody else reads it any more
+        first, stride = (self.column // 2, width) if registers else (0, 1)
+        held = HeldRows(self.chunks // width, registers, first, stride)
         rows: Quantized | TopKSoftmax = WHOLE_ROWS[node.op](node, held)
         with k.unroll(0, self.chunks, self.step, name="chunk") as chunk:
             here, spot = self._evaluation(chunk), self._spot(chunk, width)
@@ -173,8 +174,8 @@ class Piece:
                     pair = partial(_shifted, here, r.node, first)
                     pack: partial[None] = partial(_pack, pair, r.dtype)
                     if self.graph.nodes[r.node].op == "accumulator":
-                        place = (chunk + (self.column // 8 + first)).named("chunk_of_tile")
-                        pack = partial(_pack_product, self.accumulator, self.block, place, r.dtype)
+                        first_chunk = (chunk + (self.column // 8 + first)).named("chunk_of_tile")
+                        pack = partial(_pack_product, self.accumulator, self.block, first_chunk, r.dtype)
                     fragment.write(tiles[r.name], buffer, spot.chunk + first, min(2, spot.count - first), pair, pack)
         for reduction in e.reductions:
             index = self.graph.nodes[reduction.result.node].inputs[0]

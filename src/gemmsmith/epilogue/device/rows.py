@@ -34,9 +34,9 @@ class HeldRows:
     """A piece's elements of one node: four registers a chunk, as (half, neighbour); `stride` chunks apart from
     register `first` on, where they are kept in the accumulator itself."""
 
-    def __init__(self, chunks: int, place: Registers | None = None, first: ValueLike = 0, stride: int = 1) -> None:
+    def __init__(self, chunks: int, registers: Registers | None = None, first: ValueLike = 0, stride: int = 1) -> None:
         self.chunks, self.first, self.stride = chunks, first, stride
-        self.values = place or current().registers(F32, 4 * chunks, "held")
+        self.values = registers or current().registers(F32, 4 * chunks, "held")
 
     def cell(self, chunk: ValueLike, half: int, i: int) -> Value:
         """The register of an element."""
@@ -108,9 +108,9 @@ class TopKSoftmax:
         for half in range(2):
             total = b.registers(F32, 1, "total")
             total[0] = 0.0
-            for turn in range(self.k):
+            for rank in range(self.k):
                 best = self.rest.fold(half, -math.inf, b.maximum).named("best")  # skips NaN
-                if turn == 0:
+                if rank == 0:
                     self.largest.append(best)
                 total[0] = total[0] + _exp(best - self.largest[half])
                 first = self._first(half, best)

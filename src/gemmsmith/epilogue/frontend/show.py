@@ -110,7 +110,7 @@ Arrow = list[Item]
 
 
 def _layout(graph: Graph) -> tuple[list[list[Item]], list[Arrow]]:
-    """Items by layer, and the arrows: every layer an arrow crosses has a place for it (Sugiyama et al., 1981)."""
+    """Items by layer, and the arrows: every layer an arrow crosses has a position for it (Sugiyama et al., 1981)."""
     depth = [0] * len(graph.nodes)
     for i, node in enumerate(graph.nodes):
         depth[i] = max((depth[j] + 1 for j in node.inputs), default=0)
@@ -138,20 +138,20 @@ def _layout(graph: Graph) -> tuple[list[list[Item]], list[Arrow]]:
 
 
 def _untangled(rows: list[list[Item]], paths: list[Arrow]) -> list[list[Item]]:
-    """Each layer in the order of the mean place of its neighbours above, then below, a few times."""
+    """Each layer in the order of the mean position of its neighbours above, then below, a few times."""
     above: dict[Item, list[Item]] = {}
     below: dict[Item, list[Item]] = {}
     for path in paths:
         for upper, lower in pairwise(path):
             above.setdefault(lower, []).append(upper)
             below.setdefault(upper, []).append(lower)
-    for turn in range(12):
-        place = {item: j - (len(row) - 1) / 2 for row in rows for j, item in enumerate(row)}
-        near = above if turn % 2 == 0 else below
-        for row in rows if turn % 2 == 0 else reversed(rows):
-            mean = {x: sum(place[y] for y in near[x]) / len(near[x]) if near.get(x) else place[x] for x in row}
+    for sweep in range(12):
+        position = {item: j - (len(row) - 1) / 2 for row in rows for j, item in enumerate(row)}
+        near = above if sweep % 2 == 0 else below
+        for row in rows if sweep % 2 == 0 else reversed(rows):
+            mean = {x: sum(position[y] for y in near[x]) / len(near[x]) if near.get(x) else position[x] for x in row}
             row.sort(key=mean.__getitem__)
-            place |= {item: j - (len(row) - 1) / 2 for j, item in enumerate(row)}
+            position |= {item: j - (len(row) - 1) / 2 for j, item in enumerate(row)}
     return rows
 
 

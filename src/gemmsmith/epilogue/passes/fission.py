@@ -40,17 +40,17 @@ def fission(graph: Graph) -> Graph:
         if inner.op == "sigmoid" and uses[before.inputs[0]] == 1:
             return _log_sigmoid(e, inner)
         bounds: list[tuple[str, float]] = []
-        place = before.inputs[0]
-        while inner.op in ("maximum", "minimum") and uses[place] == 1:
+        inner_index = before.inputs[0]
+        while inner.op in ("maximum", "minimum") and uses[inner_index] == 1:
             number = next((i for i in inner.inputs if e.number(i) is not None), None)
             bound = e.number(number) if number is not None else None
             if number is None or bound is None or bound <= 0:
                 return None
             bounds.append((inner.op, bound))
-            other = old[place].inputs
-            place = next(i for i in other if old[i].op != "constant")
+            other = old[inner_index].inputs
+            inner_index = next(i for i in other if old[i].op != "constant")
             inner = e.nodes[next(i for i in inner.inputs if i != number)]
-        if not bounds or inner.op != "sigmoid" or uses[place] != 1:
+        if not bounds or inner.op != "sigmoid" or uses[inner_index] != 1:
             return None
         made = _log_sigmoid(e, inner)
         for op, bound in reversed(bounds):

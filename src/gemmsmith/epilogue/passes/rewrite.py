@@ -52,12 +52,13 @@ def rewritten(graph: Graph, rule: Rule) -> Graph:
 def pruned(graph: Graph) -> Graph:
     """The graph without the nodes and operands that no result needs."""
     needed = sorted(graph.reachable())
-    place = {old: i for i, old in enumerate(needed)}
-    nodes = tuple(replace(graph.nodes[old], inputs=tuple(place[j] for j in graph.nodes[old].inputs)) for old in needed)
+    renumbered = {old: i for i, old in enumerate(needed)}
+    kept = (graph.nodes[old] for old in needed)
+    nodes = tuple(replace(node, inputs=tuple(renumbered[j] for j in node.inputs)) for node in kept)
     read = {n.value for n in nodes if n.op == "operand"}
     return replace(
         graph, nodes=nodes, operands=tuple(o for o in graph.operands if o.name in read),
-        results=tuple(replace(r, node=place[r.node]) for r in graph.results),
+        results=tuple(replace(r, node=renumbered[r.node]) for r in graph.results),
     )  # fmt: skip
 
 

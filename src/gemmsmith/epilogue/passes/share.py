@@ -39,7 +39,7 @@ def _ordered(graph: Graph) -> Graph:
     """Numbered in post-order from the results, commutative inputs by what they are, then by number."""
     looks = _looks(graph)
     order: list[int] = []
-    place: dict[int, int] = {}
+    renumbered: dict[int, int] = {}
 
     def inputs(node: Node) -> tuple[int, ...]:
         if node.op in COMMUTATIVE:
@@ -52,18 +52,18 @@ def _ordered(graph: Graph) -> Graph:
         stack = [(r.node, False)]
         while stack:
             i, done = stack.pop()
-            if i in place:
+            if i in renumbered:
                 continue
             if done:
-                place[i] = len(order)
+                renumbered[i] = len(order)
                 order.append(i)
                 continue
             stack.append((i, True))
             stack += [(j, False) for j in reversed(inputs(graph.nodes[i]))]
-    nodes = tuple(replace(graph.nodes[i], inputs=tuple(place[j] for j in inputs(graph.nodes[i]))) for i in order)
+    nodes = tuple(replace(graph.nodes[i], inputs=tuple(renumbered[j] for j in inputs(graph.nodes[i]))) for i in order)
     return replace(
         graph, nodes=nodes, operands=tuple(sorted(graph.operands, key=lambda o: o.name)),
-        results=tuple(replace(r, node=place[r.node]) for r in graph.results),
+        results=tuple(replace(r, node=renumbered[r.node]) for r in graph.results),
     )  # fmt: skip
 
 
