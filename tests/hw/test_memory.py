@@ -32,10 +32,10 @@ FORMS: Forms = {
     PREDICATED.format(2, "@p st.global.b32 [%1], %0;"): lambda k: hw.store_global(registers(k, 1), p(k), True),
     PREDICATED.format(5, "@p st.global.v4.b32 [%4], {%0, %1, %2, %3};"):
         lambda k: hw.store_global(registers(k, 4, F32), p(k), True),
-    PREDICATED.format(2, "mov.b16 %0, 0; @p ld.global.b16 %0, [%1];"): lambda k: hw.load_global_16(p(k), True),
-    PREDICATED.format(2, "mov.b16 %0, 0; @p ld.global.u8 %0, [%1];"): lambda k: hw.load_global_8(p(k), True),
-    PREDICATED.format(2, "@p st.global.b16 [%0], %1;"): lambda k: hw.store_global_16(p(k), half(k), True),
-    PREDICATED.format(2, "@p st.global.b8 [%0], %1;"): lambda k: hw.store_global_8(p(k), half(k), True),
+    PREDICATED.format(2, "mov.b16 %0, 0; @p ld.global.u16 %0, [%1];"): lambda k: hw.load_global_narrow(p(k), True, 16),
+    PREDICATED.format(2, "mov.b16 %0, 0; @p ld.global.u8 %0, [%1];"): lambda k: hw.load_global_narrow(p(k), True, 8),
+    PREDICATED.format(2, "@p st.global.b16 [%0], %1;"): lambda k: hw.store_global_narrow(p(k), half(k), True, 16),
+    PREDICATED.format(2, "@p st.global.b8 [%0], %1;"): lambda k: hw.store_global_narrow(p(k), half(k), True, 8),
     "ld.shared.v2.b32 {%0, %1}, [%2];": lambda k: hw.load_shared(registers(k, 2), k.smem),
     "st.shared.b32 [%1], %0;": lambda k: hw.store_shared(registers(k, 1), k.smem),
     "ld.shared.u8 %0, [%1];": lambda k: hw.load_shared_narrow(k.smem, 8),
@@ -71,7 +71,7 @@ def test_a_vector_has_1_2_or_4_registers(count: int) -> None:
 
 
 def test_narrow_loads_are_of_8_or_16_bits() -> None:
-    with Builder("k", threads=32) as k, pytest.raises(KernelError, match="got 32 bits; use 8 or 16, or load_shared"):
+    with Builder("k", threads=32) as k, pytest.raises(KernelError, match="got 32 bits; use 8 or 16, or registers of 32"):
         hw.load_shared_narrow(k.smem, 32)
 
 

@@ -72,10 +72,8 @@ shuffle_down = register.ShuffleDown.emit
 
 load_global = memory.LoadGlobal.emit
 store_global = memory.StoreGlobal.emit
-load_global_16 = memory.LoadGlobal16.emit
-load_global_8 = memory.LoadGlobal8.emit
-store_global_16 = memory.StoreGlobal16.emit
-store_global_8 = memory.StoreGlobal8.emit
+load_global_narrow = memory.LoadGlobalNarrow.emit
+store_global_narrow = memory.StoreGlobalNarrow.emit
 load_shared = memory.LoadShared.emit
 load_shared_narrow = memory.LoadSharedNarrow.emit
 store_shared = memory.StoreShared.emit

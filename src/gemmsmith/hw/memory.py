@@ -77,73 +77,51 @@ class StoreGlobal(Instruction):
         m.store("global", m.column(self.address), bytes_of(m, self.values), mask=_where(m, self.predicate))
 
 
-class LoadGlobal16(Instruction):
-    """2 bytes where `predicate` holds, zero elsewhere."""
+def _check_narrow(instruction: Instruction, bits: int) -> None:
+    if bits not in (8, 16):
+        raise KernelError(f"{instruction.mnemonic}: got {bits} bits; use 8 or 16, or registers of 32")
+
+
+class LoadGlobalNarrow(Instruction):
+    """1 or 2 bytes, `bits` wide, where `predicate` holds, zero elsewhere."""
 
     address: u64
     predicate: pred
+    bits: int
     result = U16
     ptx = """{
     .reg .pred p;
     setp.ne.b32 p, {predicate}, 0;
     mov.b16 {result}, 0;
-    @p ld.global.b16 {result}, [{address}];
+    @p ld.global.u{bits} {result}, [{address}];
     }"""
 
-    def simulate(self, m: Machine) -> np.ndarray:
-        data = m.load("global", m.column(self.address), 2, mask=_where(m, self.predicate))
-        return np.ascontiguousarray(data).view(np.uint16)[:, 0].astype(np.int64)
-
-
-class LoadGlobal8(Instruction):
-    """A byte where `predicate` holds, zero elsewhere."""
-
-    address: u64
-    predicate: pred
-    result = U16
-    ptx = """{
-    .reg .pred p;
-    setp.ne.b32 p, {predicate}, 0;
-    mov.b16 {result}, 0;
-    @p ld.global.u8 {result}, [{address}];
-    }"""
+    def check(self) -> None:
+        _check_narrow(self, self.bits)
 
     def simulate(self, m: Machine) -> np.ndarray:
-        data = m.load("global", m.column(self.address), 1, mask=_where(m, self.predicate))
-        return np.ascontiguousarray(data)[:, 0].astype(np.int64)
+        data = m.load("global", m.column(self.address), self.bits // 8, mask=_where(m, self.predicate))
+        return np.ascontiguousarray(data).view(f"u{self.bits // 8}")[:, 0].astype(np.int64)
 
 
-class StoreGlobal16(Instruction):
-    """2 bytes where `predicate` holds."""
+class StoreGlobalNarrow(Instruction):
+    """The low `bits`, 8 or 16, of `value` where `predicate` holds."""
 
     address: u64
     value: u16
     predicate: pred
+    bits: int
     ptx = """{
     .reg .pred p;
     setp.ne.b32 p, {predicate}, 0;
-    @p st.global.b16 [{address}], {value};
+    @p st.global.b{bits} [{address}], {value};
     }"""
 
-    def simulate(self, m: Machine) -> None:
-        data = m.column(self.value).astype(np.uint16)[:, None].view(np.uint8)
-        m.store("global", m.column(self.address), data, mask=_where(m, self.predicate))
-
-
-class StoreGlobal8(Instruction):
-    """The low byte of `value` where `predicate` holds."""
-
-    address: u64
-    value: u16
-    predicate: pred
-    ptx = """{
-    .reg .pred p;
-    setp.ne.b32 p, {predicate}, 0;
-    @p st.global.b8 [{address}], {value};
-    }"""
+    def check(self) -> None:
+        _check_narrow(self, self.bits)
 
     def simulate(self, m: Machine) -> None:
-        data = (m.column(self.value) & 0xFF).astype(np.uint8)[:, None]
+        data = m.column(self.value).astype(f"u{self.bits // 8}")[:, None].view(np.uint8)
         m.store("global", m.column(self.address), data, mask=_where(m, self.predicate))
 
 
@@ -182,8 +160,7 @@ class LoadSharedNarrow(Instruction):
     ptx = "ld.shared.u{bits} {result}, [{address}];"
 
     def check(self) -> None:
-        if self.bits not in (8, 16):
-            raise KernelError(f"ld.shared: got {self.bits} bits; use 8 or 16, or load_shared")
+        _check_narrow(self, self.bits)
 
     def simulate(self, m: Machine) -> np.ndarray:
         data = m.load("shared", m.column(self.address), self.bits // 8)

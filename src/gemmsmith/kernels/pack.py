@@ -89,7 +89,7 @@ def pack() -> Kernel:
             elements = []
             for i in range(CHUNK):
                 address = source + ((start + strides[1] * i) * 2).to(U64)
-                elements.append(hw.load_global_16(address, inside & (column + i < columns)))
+                elements.append(hw.load_global_narrow(address, inside & (column + i < columns), 16))
             values = k.registers(U32, CHUNK // 2, "values")
             for i in range(CHUNK // 2):
                 values[i] = elements[2 * i].to(U32) | elements[2 * i + 1].to(U32) << 16

@@ -117,9 +117,9 @@ class Addressed:
     def load(self, where: Value, inside: Value) -> Value:
         """An element as fp32, zero where not `inside`; an integer is rounded, exact up to 2^24."""
         if self.dtype == BOOL:
-            return current().select(hw.load_global_8(where, inside).to(U32) != 0, 1.0, Constant(F32, 0.0))
+            return current().select(hw.load_global_narrow(where, inside, 8).to(U32) != 0, 1.0, Constant(F32, 0.0))
         if self.dtype.bytes == 2:
-            return as_fp32(hw.load_global_16(where, inside).to(U32), self.dtype)
+            return as_fp32(hw.load_global_narrow(where, inside, 16).to(U32), self.dtype)
         words = current().registers(F32 if self.dtype == FP32 else U32, self.dtype.bytes // 4, "element")
         hw.load_global(words, where, inside)
         if self.dtype == INT64:

@@ -136,8 +136,7 @@ def _move(address: Value, where: Value, inside: Value, dtype: DType) -> None:
         hw.store_global(one, where, inside)
         return
     value = hw.load_shared_narrow(address, dtype.bits)
-    store = hw.store_global_16 if dtype.bits == 16 else hw.store_global_8
-    store(where, value, inside)
+    hw.store_global_narrow(where, value, inside, dtype.bits)
 
 
 def store_rounded(value: Value, where: Value, inside: Value, dtype: DType) -> None:
@@ -147,7 +146,7 @@ def store_rounded(value: Value, where: Value, inside: Value, dtype: DType) -> No
         one[0] = value
         hw.store_global(one, where, inside)
     else:
-        hw.store_global_16(where, hw.pack(value, value, dtype).to(U16), inside)
+        hw.store_global_narrow(where, hw.pack(value, value, dtype).to(U16), inside, 16)
 
 
 class ScaleStore:
