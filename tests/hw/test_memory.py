@@ -71,7 +71,7 @@ def test_a_vector_has_1_2_or_4_registers(count: int) -> None:
 
 
 def test_narrow_loads_are_of_8_or_16_bits() -> None:
-    with Builder("k", threads=32) as k, pytest.raises(KernelError, match="got 32 bits; use 8 or 16, or registers of 32"):
+    with Builder("k", threads=32) as k, pytest.raises(KernelError, match="got 32 bits; use 8 or 16, or registers"):
         hw.load_shared_narrow(k.smem, 32)
 
 
