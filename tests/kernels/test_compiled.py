@@ -262,3 +262,14 @@ def test_problems_whose_choice_once_spilled(a: Any, b: Any, out: Any, options: d
         more = {"epilogue": added, "operands": {"c": spec(options["c"])}}
     plan = gemmsmith.plan(spec(a), spec(b), **{"out": spec(out, output), "out_dtype": output, **more})
     assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
+
+
+@pytest.mark.parametrize(("m", "n"), [(160, 5120), (400, 8192)])
+def test_reductions_beside_swapped_tiles(m: int, n: int) -> None:
+    """Wide ones are taken for a product without them."""
+    a, b = Spec((m, 4096), "bf16"), Spec((4096, n), "bf16", (1, 4096))
+    assert gemmsmith.plan(a, b).config.swap_ab
+    reduced = gemmsmith.plan(
+        a, b, epilogue=lambda acc: (acc, acc.sum(-1), acc.max(-2), acc.min(-1), acc.mean(), acc.logsumexp(-2))
+    )
+    assert (reduced.resources.spill_stores, reduced.resources.spill_loads) == (0, 0), reduced.config

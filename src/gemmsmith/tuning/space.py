@@ -111,22 +111,11 @@ class Space:
 
     @staticmethod
     def of(configs: list[Config], epilogue: EpilogueSpec | None = None) -> Space:
-        numbers = np.array(
-            [
-                (
-                    *c.tile,
-                    *c.cluster,
-                    c.stages,
-                    c.consumers,
-                    c.splits,
-                    c.cluster_splits,
-                    find(c.design).own_tiles,
-                    c.swap_ab,
-                )
-                for c in configs
-            ],
-            np.int64,
-        ).reshape(-1, 11)
+        choices = [(c, find(c.design).own_tiles) for c in configs]
+        numbers = np.array([
+            (*c.tile, *c.cluster, c.stages, c.consumers, c.splits, c.cluster_splits, own_tiles, c.swap_ab)
+            for c, own_tiles in choices
+        ], np.int64).reshape(-1, 11)  # fmt: skip
         m, n, k, rows, columns, stages, consumers, splits, cluster_splits, own_tiles, swap_ab = numbers.T
         size = rows * columns * cluster_splits
         resident = np.array([resident_clusters(int(x)) for x in size])
@@ -245,10 +234,12 @@ def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
     cooperative = COOPERATIVE + SHARED * _heavy(epilogue)
     tiles: list[tuple[str, int, int, int]] = [("cooperative", *t) for t in cooperative]
     tiles += [("pingpong", *t, 2) for t in PINGPONG]
+    # Sums of rows become sums of columns, whose registers are too many beside wide swapped tiles.
+    reduces = any(node.op == "reduce" for node in epilogue.graph.nodes)
     for design, m, n, consumers in tiles:
         if not _has_registers(design, m, n, consumers, epilogue):
             continue
-        swaps = epilogue.graph.transposable
+        swaps = epilogue.graph.transposable and (n <= FEW_ROWS or not reduces)
         depths = (64, 128) if m == 64 or m + n <= 256 else (64,)
         for k in (*depths, FEW_ROWS_DEPTH) if swaps and n <= FEW_ROWS else depths:
             tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES)
