@@ -55,13 +55,10 @@ class Accumulator:
 
     def promote(self, into: Accumulator) -> None:
         """Adds all elements to those of an fp32 accumulator of the same size (DeepGEMM: FP8's sums of few k)."""
-        for block, total in zip(self.blocks, into.blocks, strict=True):
-            with current().unroll(len(block)) as i:
-                if self.dtype == FP16:
-                    for half in range(2):
-                        total[2 * i + half] = total[2 * i + half] + hw.unpack_fp16(block[i], half)
-                else:
-                    total[i] = total[i] + block[i].to(F32)
+        for block, total in enumerate(into.blocks):
+            with current().unroll(len(total) // 2, name="pair") as i:
+                for second in range(2):
+                    total[2 * i + second] = total[2 * i + second] + self.element(block, i, second)
 
     def add(self, block: Registers, index: Index, other: Value) -> None:
         """Adds another accumulator's register to that of a block."""
