@@ -56,10 +56,10 @@ LARGEST = 1.05e12
 """MNK: 3 ms at 700 TFLOP/s."""
 
 
-def unseen(count: int) -> list[Shape]:
+def layers(count: int, seed: int, without: Sequence[Shape] = ()) -> list[Shape]:
     """Layers of public models that are not tuned: (N, K) are not in WEIGHTS nor a cube's, M is log-uniform from 1 to
     32768, every other one a power of two. A generator of its own: random() gives the same numbers in every Python."""
-    draw = random.Random(20261123).random
+    draw = random.Random(seed).random
     tuned, hidden = {*WEIGHTS, *((n, k) for _, n, k in CUBES)}, list(MODELS.values())
     shapes: list[Shape] = []
 
@@ -77,13 +77,16 @@ def unseen(count: int) -> list[Shape]:
             narrow, multiple = one_of(hidden), one_of(MULTIPLES)
             wide = -int(-narrow * one_of(FACTORS) // multiple) * multiple
             n, k = one_of(((wide, narrow), (narrow, wide)))
-            if (n, k) not in tuned and m * n * k <= LARGEST and (m, n, k) not in shapes:
+            if (n, k) not in tuned and m * n * k <= LARGEST and (m, n, k) not in (*shapes, *without):
                 break
         shapes.append((m, n, k))
     return shapes
 
 
-UNSEEN = unseen(200)
+UNSEEN = layers(200, 20261123)
+"""What nothing is fitted to."""
+TRAINING = layers(400, 1, UNSEEN)
+"""What the model is fitted to (survey.py)."""
 
 
 def classes(shape: Shape) -> list[str]:

@@ -1,0 +1,146 @@
+"""Times many configs on random shapes: what the model of tuning/ is fitted to, and judged by.
+
+For every shape the configs that the model ranks first and others drawn from its next thousand run in CUDA graphs over
+rotated buffers, in short blocks in random order, beside torch.mm and the algorithms that cuBLASLt suggests; the median
+of the blocks counts. Each result is compared with torch's. The shapes are layers of public
+models like those of the class "unseen" (suite.py), and none of them; with --unseen they are those.
+
+    python benchmarks/survey.py --json benchmarks/results/survey-h200.json [--seconds 480] [--part 0/2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import time
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cublaslt
+import torch
+from dense import captured, machine, operands, replayed
+from suite import TRAINING, UNSEEN, Shape
+from sweep import specs, varied
+
+import gemmsmith
+from gemmsmith import Config
+from gemmsmith.tuning.choose import ranked
+from gemmsmith.tuning.measure import settled
+
+FIRST, OTHERS, DRAWN_FROM = 44, 20, 1000
+"""Configs of a shape: the model's first, others, and how many of the model's these are drawn from."""
+BUFFER_BYTES, MOST_SETS = 500 * 2**20, 300
+"""Buffers are rotated over that many bytes, eight times the L2, or that many sets."""
+BLOCKS, BLOCK_US, POWER_LIMITED, LONG_BLOCK_US = 3, 6_000, 5e10, 10_000
+"""Blocks of a config, their length, and that of products of so many FLOPs, which the power limit holds."""
+LT_KEPT = 3
+
+
+def contenders(shape: Shape, dice: random.Random) -> list[Config]:
+    """The chosen config, the model's first and others."""
+    problem = gemmsmith.plan(*specs(shape), config=Config()).problem
+    every = ranked(problem, most=DRAWN_FROM)
+    first = varied(every, FIRST)
+    left = [c for c in every if c not in first]
+    found = [gemmsmith.plan(*specs(shape)).config, *first, *dice.sample(left, min(OTHERS, len(left)))]
+    return list(dict.fromkeys(found))
+
+
+def compiled(shape: Shape, configs: list[Config]) -> None:
+    """Fills the cubin cache with the kernels of these configs."""
+    from gemmsmith.backends.cuda.compiler import compile_source
+
+    for config in configs:
+        plan = gemmsmith.plan(*specs(shape), config=config)
+        try:
+            compile_source(plan.source, plan.kernel.name)
+        except gemmsmith.CompileError:
+            continue
+
+
+def survey(shape: Shape, configs: list[Config]) -> dict[str, Any]:
+    """A row: microseconds of torch, of the fastest of cuBLASLt, and of each config that ran and was right."""
+    m, n, k = shape
+    sets = [operands(m, n, k, torch.bfloat16, "nt")]
+    size = 2 * (m * k + k * n + m * n)
+    while len(sets) < 2 or (len(sets) * size < BUFFER_BYTES and len(sets) < MOST_SETS):
+        sets.append(operands(m, n, k, torch.bfloat16, "nt"))
+    right = (sets[0][0] @ sets[0][1]).float()
+    calls: dict[Any, Any] = {"torch": lambda a, b, d: torch.mm(a, b, out=d)}
+    calls |= {x: x for x in cublaslt.algorithms(*sets[0])}
+    spaces = {}
+    for config in configs:
+        plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=config)
+        spaces[config] = torch.empty(max(16, plan.workspace_bytes), dtype=torch.uint8, device="cuda")
+        calls[config] = lambda a, b, d, p=plan, w=spaces[config]: p.run(a, b, d, workspace=w)
+    graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+    for name, call in calls.items():
+        sets[0][2].fill_(float("nan"))
+        try:
+            graphs[name] = captured(call, sets)
+        except (cublaslt.CublasLtError, gemmsmith.GemmsmithError):
+            continue
+        if not ((sets[0][2].float() - right).norm() / right.norm()).item() < 1e-2:
+            print(f"WRONG {shape} {name}", flush=True)
+            del graphs[name]
+    times: dict[Any, list[float]] = {name: [] for name in graphs}
+    long = LONG_BLOCK_US if 2 * m * n * k >= POWER_LIMITED else BLOCK_US
+    names = list(graphs)
+    lt = [x for x in names if x != "torch" and not isinstance(x, Config)]
+    for i in range(BLOCKS):
+        random.shuffle(names)
+        for name in names:
+            times[name].append(settled(partial(replayed, graphs[name]), long, 1e12) / len(sets))
+        if i == 0:
+            slower = sorted(lt, key=lambda x: times[x][0])[LT_KEPT:]
+            names = [x for x in names if x not in slower]
+    us = {name: round(statistics.median(times[name]), 3) for name in names}
+    best = min((x for x in lt if x in us), key=us.__getitem__, default=None)
+    about_lt = {"lt_us": us[best], "lt_algorithm": str(best)} if best else {}
+    return {"m": m, "n": n, "k": k, "torch_us": us["torch"], **about_lt, "us": {c: us[c] for c in configs if c in us}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where the times go")
+    parser.add_argument("--seconds", type=float, default=1e9, help="no shape is begun later")
+    parser.add_argument("--part", default="0/1", help="i/n: every n-th shape, from the i-th on")
+    parser.add_argument("--unseen", action="store_true", help="the class that nothing is fitted to")
+    arguments = parser.parse_args()
+    begun = time.perf_counter()
+    part, parts = map(int, arguments.part.split("/"))
+    dice = random.Random(part)
+    contests = {shape: contenders(shape, dice) for shape in (UNSEEN if arguments.unseen else TRAINING)[part::parts]}
+    workers = max(1, (os.cpu_count() or 1) // parts)
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    building: dict[Shape, list[Future[None]]] = {
+        shape: [pool.submit(compiled, shape, configs[i::8]) for i in range(8)] for shape, configs in contests.items()
+    }
+    about, rows, known = machine(), [], dict[Config, int]()
+    for shape, configs in contests.items():
+        if time.perf_counter() - begun > arguments.seconds:
+            break
+        for future in building[shape]:
+            future.result()
+        row = survey(shape, configs)
+        best = min(row["us"], key=row["us"].__getitem__)
+        print(f"{shape} torch {row['torch_us']:.1f} cuBLASLt {row.get('lt_us', 0):.1f} chosen "
+              f"{row['us'].get(configs[0], 0):.1f} best {row['us'][best]:.1f} {best}", flush=True)  # fmt: skip
+        row["chosen"] = known.setdefault(configs[0], len(known))
+        row["us"] = [(known.setdefault(c, len(known)), us) for c, us in row["us"].items()]
+        rows.append(row)
+        if arguments.json:
+            found = {"machine": about, "configs": [vars(c) for c in known], "rows": rows}
+            arguments.json.write_text(json.dumps(found) + "\n")
+    pool.shutdown(wait=False, cancel_futures=True)
+    print(f"done after {time.perf_counter() - begun:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
