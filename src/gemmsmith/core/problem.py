@@ -48,12 +48,16 @@ class Matrix:
         return "rows" if self.row_stride == 1 else None
 
     @property
+    def pitch_bytes(self) -> int:
+        """From one contiguous row, or column if column-major, to the next."""
+        return (self.col_stride if self.column_major else self.row_stride) * self.dtype.bytes
+
+    @property
     def tma_ready(self) -> bool:
         """Whether TMA can address it: one unit stride, the others multiples of 16 bytes, an aligned base."""
         if self.contiguous is None or self.alignment % TMA_ALIGNMENT:
             return False
-        outer = self.row_stride if self.contiguous == "cols" else self.col_stride
-        strides = [s * self.dtype.bytes for s in (outer, self.batch_stride)]
+        strides = [self.pitch_bytes, self.batch_stride * self.dtype.bytes]
         return all(0 <= s < MAX_STRIDE_BYTES and s % TMA_ALIGNMENT == 0 for s in strides)
 
     @property

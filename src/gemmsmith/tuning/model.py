@@ -1,7 +1,8 @@
 """The estimated time of configs for a problem, in SM cycles, for any number of configs at once.
 
-It is the largest of three bounds: waves of tiles, each as long as the slower of copies and math; the bytes over the
-memory bandwidth; the energy over the power limit. The constants were fitted to benchmarks/sweep.py on an H200.
+CTAs work in waves of tiles. A wave takes as long as the largest of three bounds: its tiles, each k-tile as long as the
+slower of copies and math; its part of the bytes over the memory bandwidth; its part of the energy over the power limit.
+The constants were fitted to benchmarks/survey.py and sweep.py on an H200.
 """
 
 from __future__ import annotations
@@ -10,65 +11,66 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gemmsmith.core.problem import Problem
+from gemmsmith.core.problem import Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.schedule.stream import LEAST_IDLE, MOST_PARTS
 from gemmsmith.tuning.space import SMS, Column, Space
 
-FLOPS_PER_CYCLE = 4096
-"""Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128."""
-SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, DRAM_BYTES_PER_CYCLE = 78, 100, 2125
+FLOPS_PER_CYCLE = 3990
+"""Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128 cycles, which would be 4096."""
+SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, DRAM_BYTES_PER_CYCLE = 100, 110, 2707
 """Bytes a cycle: from the L2 to an SM; into an SM, with what other CTAs of its cluster multicast; from memory to all
-SMs, 3.7 TB/s at 1.75 GHz over a whole kernel, 4.3 in its middle."""
-SHORT_ROWS, IDLE, MEMORY_BOUND_ROWS = 0.04, 0.2, 64
+SMs."""
+OFF_LINES, OFF_SECTORS = 0.43, 0.37
+"""How much more there is to read from the L2 where rows do not begin at multiples of 128 bytes, its lines, and yet
+more where not even at multiples of 32, its sectors."""
+READ_AGAIN = 0.082
+"""Of the bytes that more than one cluster reads, what reading them again costs of memory's time: an H200's L2 has two
+partitions."""
+SHORT_ROWS, IDLE, MEMORY_BOUND_ROWS = 0.021, 0.03, 64
 """Memory is by so much slower where k-tiles of 64 ask for 128 bytes of a row at a time, by a quarter of it where they
-are twice as deep; and by so much of the share of SMs that ask for nothing; felt where nothing else limits, as with so
-few rows of A."""
-MANY_WAVES = 4
-"""With more waves, SMs that are idle in the last one save power that the others use: half a wave is counted half."""
-FILL_CYCLES, MEET_CYCLES = 5000, 290
-"""Starting a kernel and filling the pipeline, and more for each peer in a cluster."""
-STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 32, 14, 1.5
+are twice as deep, felt with so few rows of A; and by so much of the share of SMs that ask for nothing."""
+FILL_CYCLES, MEET_CYCLES, STAGE_CYCLES = 3769, 133, 20
+"""Starting a kernel and filling the pipeline, more for each peer in a cluster, and for each stage."""
+STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 34, 1.88, 1.5
 """An epilogue that overlaps no mainloop: bytes of matrices a cycle; cycles for each element of a thread, and node."""
 SWAPPED_STORE_BYTES_PER_CYCLE = 0.7
 """Bytes a cycle of a transposed tile that threads, not TMA, store along D's contiguous index."""
-SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 5500, 250, 24
+SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 3828, 457, 21.2
 """Adding up a tile's partial sums: cycles for flags, cycles for barriers, bytes read a cycle."""
-LATENCY_CYCLES, SHARPNESS = 850, 4
+LATENCY_CYCLES, SHARPNESS = 544, 4.15
 """The latency of a copy from DRAM; and the exponent of the norm that combines work, memory and power."""
-LOOP_CYCLES = 117
-"""Cycles of an iteration of the mainloop, beside one for each column of K: a barrier's and a wgmma's latency."""
-ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 456_000, 48_800, 142_000, 400_000, 7_000
-"""At 700 W the chip gives a cycle (of 1/1755 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
+LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER = 123, 0.497, (1.163, 1.22)
+"""Cycles of an iteration of the mainloop, and more for each column of K: a barrier's and a wgmma's latency; and how much
+slower than its parts a k-tile of 128, or 256, is: fewer of them are in flight."""
+ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 648_000, 58_900, 124_000, 404_000, 12_750
+"""At 700 W the chip gives a cycle (of 1/1600 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
 bytes that wgmma reads there, bytes from DRAM: one or the other."""
-OUT_OF_STEP = 0.03
+OUT_OF_STEP = 0.079
 """Additional energy, as a fraction, of stream-K, which cannot have `sync_clusters`. Without it the model chose
 stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (benchmarks/results/untuned-h200.json)."""
 
 
 class Estimate(NamedTuple):
     """What the model says, in SM cycles: of a k-tile's math and copies, how long a k-tile takes, how many a CTA works
-    on one after the other, what stores and bringing shares together add, the time that the bytes and the energy take at
-    all, and what a kernel costs before and after."""
+    on one after the other, how long it works, with stores that are not hidden, and how long the bytes and the energy
+    take at all; all waves together; and bringing shares of K together, and a kernel's beginning."""
 
     math: Column
     copies: Column
     step: Column
     k_steps: Column
     stores: Column
-    share: Column
+    work: Column
     memory: Column
     power: Column
+    waves: Column
+    share: Column
     fill: Column
 
     @property
-    def work(self) -> Column:
-        return np.asarray(self.k_steps * self.step + self.stores)
-
-    @property
     def cycles(self) -> Column:
-        longest = (self.work**SHARPNESS + self.memory**SHARPNESS + self.power**SHARPNESS) ** (1 / SHARPNESS)
-        return np.asarray(longest + self.share + self.fill)
+        return np.asarray(self.waves + self.share + self.fill)
 
 
 class Extra(NamedTuple):
@@ -89,46 +91,75 @@ class Extra(NamedTuple):
 def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -> Estimate:
     """The estimate for every config of a space; for the bare product if no epilogue is given."""
     extra = Extra.of(epilogue or EpilogueSpec.bare(problem.d))
-    tiles, resident = s.tiles(problem), s.resident
+    m, n = s.sizes(problem)
+    tiles_m, tiles_n = -(-m // (s.m * s.rows)), -(-n // (s.n * s.columns))
+    tiles, resident = problem.batch * tiles_m * tiles_n, s.resident
     k_tiles = np.maximum(1, -(-problem.k // s.k))
     # wgmma reads A and B from shared memory, 128 bytes a cycle
     operands = 128 * (16 + s.n / 4) * (s.m / 64) * (s.k / 16)
     math = np.maximum(2 * s.m * s.n * s.k / FLOPS_PER_CYCLE, operands / 128)
-    stream = s.splits == 0
-    clusters = np.maximum(1, np.minimum(resident, tiles * np.where(stream, k_tiles, s.splits)))
-    box_m, box_n = (np.minimum(t, size) for t, size in zip((s.m, s.n), s.sizes(problem), strict=True))
-    read, filled = 2 * s.k * (box_m / s.columns + box_n / s.rows), 2 * s.k * (box_m + box_n)
+    off_a, off_b = off_lines(problem.a), off_lines(problem.b)
+    bytes_m = 2 * s.k * np.minimum(s.m, m) * np.where(s.swap_ab, off_b, off_a)
+    bytes_n = 2 * s.k * np.minimum(s.n, n) * np.where(s.swap_ab, off_a, off_b)
+    read, filled = bytes_m / s.columns + bytes_n / s.rows, bytes_m + bytes_n
     copies = np.maximum(read / SM_BYTES_PER_CYCLE, filled / FILL_BYTES_PER_CYCLE)
-    step = np.maximum(np.maximum(math, copies), np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + s.k))
+    loop = np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + LOOP_CYCLES_PER_K * s.k)
+    step = np.maximum(np.maximum(math, copies), loop) * np.where(s.k == 64, 1.0, np.where(s.k == 128, *DEEPER))
+
     store = s.m * s.n * extra.nbytes / STORE_BYTES_PER_CYCLE
     by_threads = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE
     threads = 128 * np.where(s.own_tiles, 1, s.consumers)
     store = np.where(s.swap_ab & (not problem.d.stores_by_tma), by_threads, store)
-    store = store + s.m * s.n / threads * (ELEMENT_CYCLES + NODE_CYCLES * extra.nodes)
-    store = store / s.slices
-    full = -(-tiles // resident)
-    waves = np.where((full > MANY_WAVES) & (s.cluster_splits == 1), (full + tiles / resident) / 2, full)
+    store = (store + s.m * s.n / threads * (ELEMENT_CYCLES + NODE_CYCLES * extra.nodes)) / s.slices
+
+    # whole waves, and a last one with the rest of the tiles
+    whole, rest = tiles // resident, tiles % resident
+    k_steps = whole * -(-k_tiles // s.cluster_splits)
+    k_steps_of_last = np.where(rest > 0, -(-k_tiles // s.cluster_splits), 0)
+    active, in_last = resident, rest / tiles
     hidden = np.where(s.own_tiles, k_tiles * step, 0.0)
-    k_steps = waves * -(-k_tiles // s.cluster_splits)
-    stores = store + (waves - 1) * np.maximum(0.0, store - hidden)
-    shared = s.splits != 1
-    k_steps = np.where(shared, -(-tiles * k_tiles // clusters), k_steps)
-    remaining = np.where(stream & (tiles > resident), tiles % resident, 0)
-    parts = np.minimum(np.minimum(resident // np.maximum(remaining, 1), k_tiles), MOST_PARTS)
-    idle = (resident - remaining * parts) * LEAST_IDLE > resident * parts * (tiles // resident)
-    alike = (remaining > 0) & (parts > 1) & ~idle
-    k_steps = np.where(alike, tiles // resident * k_tiles + -(-k_tiles // parts), k_steps)
-    stores = np.where(shared, np.maximum(1, tiles // clusters) * store, stores)
+    stores = store + (whole + (rest > 0) - 1) * np.maximum(0.0, store - hidden)
     partial = 4 * s.m * s.n / BYTES_OF_SHARE_PER_CYCLE
+    in_cluster = CLUSTER_SHARE_CYCLES + (s.cluster_splits - 1) * partial / s.slices
+    share = np.where(s.cluster_splits > 1, in_cluster, 0.0)
+
+    # split-K and stream-K: one wave of shares
+    stream, shared = s.splits == 0, s.splits != 1
+    clusters = np.maximum(1, np.minimum(resident, tiles * np.where(stream, k_tiles, s.splits)))
+    remaining = np.where(stream & (tiles > resident), rest, 0)
+    parts = np.minimum(np.minimum(resident // np.maximum(remaining, 1), k_tiles), MOST_PARTS)
+    idle = (resident - remaining * parts) * LEAST_IDLE > resident * parts * whole
+    alike = (remaining > 0) & (parts > 1) & ~idle
+    shares = np.where(alike, whole * k_tiles + -(-k_tiles // parts), -(-tiles * k_tiles // clusters))
     others = np.where(stream, np.where(alike, parts - 1, 1), -(-clusters // np.maximum(tiles, 1)) - 1)
-    share = np.where(shared, SHARE_CYCLES + others * partial, 0.0)
-    share = np.where(s.cluster_splits > 1, CLUSTER_SHARE_CYCLES + (s.cluster_splits - 1) * partial / s.slices, share)
+    share = np.where(shared, SHARE_CYCLES + others * partial, share)
+    stores = np.where(shared, np.maximum(1, tiles // clusters) * store, stores)
+    k_steps, k_steps_of_last = np.where(shared, shares, k_steps), np.where(shared, 0, k_steps_of_last)
+    active, in_last = np.where(shared, clusters, active), np.where(shared, 0.0, in_last)
+
     p = problem
+    again = p.k * (m * (tiles_n > 1) + n * (tiles_m > 1))
     nbytes = p.batch * (2 * (p.m * p.k + p.k * p.n) + extra.nbytes * p.m * p.n)
-    k_steps_of_all = tiles * s.rows * s.columns * k_tiles
+    slower = 1 + SHORT_ROWS * (64 / s.k) ** 2 * (p.m <= MEMORY_BOUND_ROWS)
+    memory = (nbytes + p.batch * 2 * READ_AGAIN * again) / DRAM_BYTES_PER_CYCLE * slower
     energy = 2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ
-    power = k_steps_of_all * energy * (1 + OUT_OF_STEP * stream)
-    slower = SHORT_ROWS * (64 / s.k) ** 2 + IDLE * (1 - clusters * s.cluster_size / SMS)
-    memory = nbytes / DRAM_BYTES_PER_CYCLE * (1 + slower * (p.m <= MEMORY_BOUND_ROWS))
-    fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1)
-    return Estimate(math, copies, step, k_steps, stores, share, memory, power + nbytes / ENERGY_DRAM, fill)
+    energy = tiles * s.rows * s.columns * k_tiles * energy * (1 + OUT_OF_STEP * stream)
+    power = energy + nbytes / ENERGY_DRAM
+
+    def wave(work: Column, part: Column, clusters: Column) -> Column:
+        """Of so much work and that part of the bytes and the energy."""
+        reads = memory * part * (1 + IDLE * (1 - clusters * s.cluster_size / SMS))
+        return np.asarray((work**SHARPNESS + reads**SHARPNESS + (power * part) ** SHARPNESS) ** (1 / SHARPNESS))
+
+    alone = in_last == 0
+    waves = wave(k_steps * step + stores * alone, 1 - in_last, active)
+    waves = waves + wave(k_steps_of_last * step + stores * ~alone, in_last, rest)
+    fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1) + STAGE_CYCLES * s.stages
+    k_steps = k_steps + k_steps_of_last
+    return Estimate(math, copies, step, k_steps, stores, k_steps * step + stores, memory, power, waves, share, fill)
+
+
+def off_lines(operand: Matrix) -> float:
+    """How much more is read from the L2 for an operand whose rows do not begin where its lines, or sectors, do."""
+    pitch = operand.pitch_bytes if operand.tma_ready else 0  # what is packed first is aligned
+    return 1 + OFF_LINES * (pitch % 128 > 0) + OFF_SECTORS * (pitch % 32 > 0)

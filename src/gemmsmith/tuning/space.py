@@ -31,21 +31,19 @@ Column = np.ndarray[Any, Any]
 
 SMS = 132
 """H100 SXM and H200."""
-COOPERATIVE = [(256, n, 2) for n in (*range(192, 120, -8), 96, 64)] + [(192, n, 3) for n in range(192, 120, -8)]
+COOPERATIVE = [(256, n, 2) for n in range(192, 56, -8)] + [(192, n, 3) for n in range(192, 56, -8)]
 COOPERATIVE += [(128, n, 2) for n in range(256, 128, -8)]
 COOPERATIVE += [(128, n, 1) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
-COOPERATIVE += [(64, n, 1) for n in (*range(256, 128, -16), *range(128, 0, -8))]
+COOPERATIVE += [(64, n, 1) for n in range(256, 0, -8)]
 """(M, N, consumers). Two warpgroups share a tile only where one has too few registers: it costs them 0.7 %."""
 SHARED = [(128, n, 2) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
-PINGPONG = [(64, n) for n in (256, 224, 192, 160, 128, 96)] + [(128, n) for n in (176, 160, 144, 128, 112, 96, 64)]
+PINGPONG = [(64, n) for n in range(256, 80, -16)] + [(128, n) for n in range(176, 56, -8)]
 PAIRS, FOUR = [(1, 1), (1, 2), (2, 1)], (1, 4)
 """Clusters; of four CTAs, fewer of which fit, only such as share the few rows of A."""
 SPLITS, CLUSTER_SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16), (2, 4)
 MOST_STAGES = 16
 RESIDENT = {1: 132, 2: 66, 4: 30, 8: 14}
 """Clusters that an H200 holds at once, by their CTAs: its GPCs have 16 or 18 SMs."""
-MOST_ROWS_SWAPPED = 1024
-"""Of A, where D^T is tried: whose tiles have steps of 8 rows of A, not of 64."""
 FEW_ROWS, FEW_ROWS_DEPTH = 32, 256
 """Columns of swapped tiles for the fewest rows, and the K that only they are tried with."""
 DEEP = 512
@@ -151,7 +149,6 @@ class Space:
         m, n = self.sizes(problem)
         k_tiles, tiles, resident = -(-problem.k // self.k), self.tiles(problem), self.resident
         good = (self.m * self.rows < 2 * np.maximum(m, 64)) & (self.n * self.columns < 2 * np.maximum(n, 8))
-        good &= ~self.swap_ab | (problem.m <= MOST_ROWS_SWAPPED)
         good &= (self.k != FEW_ROWS_DEPTH) | (problem.m <= self.n)  # B is read once
         good &= (self.k == 64) | (problem.k >= DEEP)
         split = self.splits > 1
