@@ -21,6 +21,10 @@ def _select(c: Any, a: Any, b: Any) -> Any:
     return np.where(c, a, b) if isinstance(c, np.ndarray) else a if c else b
 
 
+def _any(x: Any) -> bool:
+    return bool(x.any() if isinstance(x, np.ndarray) else x)
+
+
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": _divide, "%": operator.mod,
     "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
@@ -58,26 +62,24 @@ class Arithmetic:
 
     def _divisor(self, operands: list[Any]) -> Any:
         numerator, divisor = operands
-        if np.any(np.asarray(divisor) <= 0) or np.any(np.asarray(numerator) < 0):
+        if _any(divisor <= 0) or _any(numerator < 0):
             active = self.unit.active
-            low = np.broadcast_to(np.asarray(divisor), active.shape)[active]
-            top = np.broadcast_to(np.asarray(numerator), active.shape)[active]
-            if (low <= 0).any() or (top < 0).any():
+            if (self.unit.each(divisor)[active] <= 0).any() or (self.unit.each(numerator)[active] < 0).any():
                 self.unit.hazard("overflow", "integer division of a negative number, or by one that is not positive")
             return np.maximum(divisor, 1)
         return divisor
 
     def _wrapped(self, result: Any, type: Type, op: str) -> Any:
-        if type == PRED:
-            return result if isinstance(result, np.ndarray) else bool(result)
-        if type == F32:
-            return result if isinstance(result, np.ndarray) else np.float32(result)
         if isinstance(result, np.ndarray):
+            if not type.is_integer:
+                return result
             if result.dtype == bool:
                 result = result.astype(np.int64)
             if type.bits == 64:
                 return result
             return self._within(result, type, op) if type.signed else result & ((1 << type.bits) - 1)
+        if not type.is_integer:
+            return bool(result) if type == PRED else np.float32(result)
         result = int(result)
         if not type.signed:
             return result & ((1 << type.bits) - 1)
