@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.backends.sim.unit import Unit
-from gemmsmith.lang.types import F32, PRED, Type
+from gemmsmith.lang.types import F32, I32, I64, PRED, U16, U32, U64, Type
 from gemmsmith.lang.values import Operation
 
 
@@ -34,6 +34,13 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+_RANGES = {
+    type: range(-(1 << type.bits - 1), 1 << type.bits - 1) if type.signed else range(1 << type.bits)
+    for type in (U16, I32, U32, I64, U64)
+}
+"""The numbers of each integer type."""
+
+
 def _cast(x: np.ndarray, type: Type) -> np.ndarray:
     """Conversion as in C: towards zero from floats, modulo 2^bits between integers."""
     if type == F32:
@@ -52,13 +59,15 @@ class Arithmetic:
         self.unit = unit
 
     def compute(self, operation: Operation, operands: list[Any]) -> Any:
-        op, type = operation.op, operation.type
-        if op in ("/", "%") and type != F32:
+        op, kind = operation.op, operation.type
+        if op in ("/", "%") and kind != F32:
             operands[1] = self._divisor(operands)
         result = _OPERATIONS[op](*operands)
+        if type(result) is int and result in _RANGES.get(kind, ()):
+            return result  # as most are
         if op == "cast" and isinstance(result, np.ndarray):
-            return _cast(result, type)
-        return self._wrapped(result, type, op)
+            return _cast(result, kind)
+        return self._wrapped(result, kind, op)
 
     def _divisor(self, operands: list[Any]) -> Any:
         numerator, divisor = operands
@@ -93,10 +102,10 @@ class Arithmetic:
     def _within(self, result: np.ndarray, type: Type, op: str) -> np.ndarray:
         """Signed integers of the threads, which must not overflow where they are active."""
         shift, limit = type.bits, 1 << (type.bits - 1)
-        outside = (result + limit) >> shift != 0
-        if not outside.any():
+        outside = (result + limit) >> shift
+        if not np.count_nonzero(outside):
             return result
         if outside[self.unit.active].any():
-            value = int(result[self.unit.active & outside][0])
+            value = int(result[self.unit.active & (outside != 0)][0])
             self.unit.hazard("overflow", f"{op} gives {value}, which is no {type}")
         return np.asarray(_cast(result, type))

@@ -34,7 +34,7 @@ class Shadow:
         """Checks and records event `number`, which touches `width` bytes from each of `offsets`."""
         cells = (offsets[:, None] // self.granule + np.arange(max(1, width // self.granule))).reshape(-1)
         event = self.events[number]
-        if self.barriers[cells].any():
+        if np.count_nonzero(self.barriers[cells]):
             self.hazards.report("barrier", f"{event} touches the mbarrier {name}", event.where)
         check = _Check(self, event, write, clock, is_async, name, cells)
         superseded = check.readers() if write else np.zeros(0, bool)
@@ -133,6 +133,6 @@ def _groups(numbers: np.ndarray) -> list[tuple[int, Index]]:
     if not len(numbers):
         return []
     first = numbers[0]
-    if (numbers == first).all():
+    if not np.count_nonzero(numbers != first):
         return [(int(first), slice(None))]
     return [(int(x), numbers == x) for x in np.unique(numbers)]
