@@ -14,11 +14,11 @@ from gemmsmith.lang.types import F32, U16, U32
 from gemmsmith.lang.values import Value
 
 
-def _pack(low: Any, high: Any, dtype: Any) -> np.ndarray:
+def _pack(low: np.ndarray, high: np.ndarray, dtype: Any) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
-        pair = np.stack(np.broadcast_arrays(np.atleast_1d(low), np.atleast_1d(high)), axis=-1).astype(dtype)
-    bits = np.where(np.isnan(pair), np.uint16(0x7FFF), np.ascontiguousarray(pair).view(np.uint16))  # the canonical NaN
-    return np.ascontiguousarray(bits).view(np.uint32)[..., 0].astype(np.int64)
+        pair = np.stack((low, high), axis=-1).astype(dtype)
+    bits = np.where(np.isnan(pair), np.uint16(0x7FFF), pair.view(np.uint16))  # the canonical NaN
+    return bits.view(np.uint32)[:, 0].astype(np.int64)
 
 
 class PackBf16(Instruction):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ CHUNK = 16
 """Bytes that a swizzle moves as one."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Box:
     """A box of a tensor map at some coordinates: which bytes exist in memory, and where they lie in shared memory."""
 
@@ -40,6 +41,7 @@ class Box:
         """Bytes counted on the barrier: always the whole box."""
         return self.map.box_bytes
 
+    @cached_property
     def inside(self) -> tuple[np.ndarray, slice]:
         """Which rows are inside the tensor, and which bytes of each."""
         y = self.y + np.arange(self.map.box[1])[None, :]
@@ -49,7 +51,7 @@ class Box:
         return rows.reshape(-1), slice(first * self.map.dtype.bytes, max(first, stop) * self.map.dtype.bytes)
 
     def in_memory(self, *, stored: bool = False) -> Access:
-        rows, columns = self._written() if stored else self.inside()
+        rows, columns = self._written() if stored else self.inside
         width = columns.stop - columns.start
         y = self.y + np.arange(self.map.box[1], dtype=np.int64)[None, :]
         z = self.z + np.arange(self.map.box[2], dtype=np.int64)[:, None]
@@ -63,7 +65,7 @@ class Box:
         return Access("shared", swizzled(chunks, self.map.swizzle), CHUNK, rank)
 
     def load(self, m: Machine, address: int, ranks: list[int | None]) -> None:
-        rows, columns = self.inside()
+        rows, columns = self.inside
         data = np.zeros((len(rows), self.row_bytes), np.uint8)
         if columns.start < columns.stop:
             data[rows, columns] = m.peek(self.in_memory())
@@ -72,7 +74,7 @@ class Box:
 
     def _written(self) -> tuple[np.ndarray, slice]:
         """Of what is inside, whole chunks: also what lies behind a row that ends within one."""
-        rows, columns = self.inside()
+        rows, columns = self.inside
         whole = -(-columns.stop // CHUNK) * CHUNK
         return rows, slice(columns.start, whole if columns.start < columns.stop else columns.stop)
 

@@ -63,6 +63,7 @@ def _chunks(rows: int, leading: int, stride: int, swizzle: int, mn_major: bool) 
     return np.asarray(mn // block * leading + k // 8 * stride + k % 8 * swizzle + mn % block * 2)
 
 
+@lru_cache(maxsize=256)
 def operand_access(descriptor: int, rows: int, mn_major: bool) -> Access:
     """The chunks a descriptor names, decoded as the hardware does: swizzled by absolute address."""
     start, leading = (descriptor & 0x3FFF) << 4, (descriptor >> 16 & 0x3FFF) << 4

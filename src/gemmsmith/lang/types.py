@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Type:
-    """A register type: its C++ spelling and the letter of its inline-PTX constraint."""
+    """A register type: its C++ spelling and the letter of its inline-PTX constraint. There is one object of each."""
 
     name: str
     cpp: str

@@ -95,12 +95,12 @@ class Accesses:
     def _accesses(self, address: Any, rank: Any, mask: Any) -> Iterator[tuple[Part, np.ndarray, Cta, np.ndarray]]:
         """(part, rows, CTA, addresses) of the active threads, by warp and target CTA."""
         unit = self.unit
-        addresses = np.broadcast_to(np.asarray(address, np.int64), len(unit.threads))
+        addresses = unit.each(address)
         for part in unit.parts if mask is None else unit.parts_of(np.asarray(mask)):
             if rank is None:
                 yield part, part.rows, unit.cta, addresses[part.rows]
                 continue
-            ranks = np.broadcast_to(np.asarray(rank), len(unit.threads))[part.rows]
+            ranks = unit.each(rank)[part.rows]
             for r in np.unique(ranks):
                 rows = part.rows[ranks == r]
                 yield part, rows, unit.peer(int(r)), addresses[rows]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.backends.sim.unit import Unit
-from gemmsmith.lang.types import F32, PRED, Type
+from gemmsmith.lang.types import F32, I32, I64, PRED, U16, U32, U64, Type
 from gemmsmith.lang.values import Operation
 
 
@@ -21,6 +21,10 @@ def _select(c: Any, a: Any, b: Any) -> Any:
     return np.where(c, a, b) if isinstance(c, np.ndarray) else a if c else b
 
 
+def _any(x: Any) -> bool:
+    return bool(x.any() if isinstance(x, np.ndarray) else x)
+
+
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": _divide, "%": operator.mod,
     "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor,
@@ -28,6 +32,13 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "neg": operator.neg, "~": operator.invert, "!": np.logical_not, "select": _select,
     "min": np.fmin, "max": np.fmax, "cast": lambda a: a,
 }  # fmt: skip
+
+
+_RANGES = {
+    type: range(-(1 << type.bits - 1), 1 << type.bits - 1) if type.signed else range(1 << type.bits)
+    for type in (U16, I32, U32, I64, U64)
+}
+"""The numbers of each integer type."""
 
 
 def _cast(x: np.ndarray, type: Type) -> np.ndarray:
@@ -48,36 +59,36 @@ class Arithmetic:
         self.unit = unit
 
     def compute(self, operation: Operation, operands: list[Any]) -> Any:
-        op, type = operation.op, operation.type
-        if op in ("/", "%") and type != F32:
+        op, kind = operation.op, operation.type
+        if op in ("/", "%") and kind != F32:
             operands[1] = self._divisor(operands)
         result = _OPERATIONS[op](*operands)
+        if type(result) is int and result in _RANGES.get(kind, ()):
+            return result  # as most are
         if op == "cast" and isinstance(result, np.ndarray):
-            return _cast(result, type)
-        return self._wrapped(result, type, op)
+            return _cast(result, kind)
+        return self._wrapped(result, kind, op)
 
     def _divisor(self, operands: list[Any]) -> Any:
         numerator, divisor = operands
-        if np.any(np.asarray(divisor) <= 0) or np.any(np.asarray(numerator) < 0):
+        if _any(divisor <= 0) or _any(numerator < 0):
             active = self.unit.active
-            low = np.broadcast_to(np.asarray(divisor), active.shape)[active]
-            top = np.broadcast_to(np.asarray(numerator), active.shape)[active]
-            if (low <= 0).any() or (top < 0).any():
+            if (self.unit.each(divisor)[active] <= 0).any() or (self.unit.each(numerator)[active] < 0).any():
                 self.unit.hazard("overflow", "integer division of a negative number, or by one that is not positive")
             return np.maximum(divisor, 1)
         return divisor
 
     def _wrapped(self, result: Any, type: Type, op: str) -> Any:
-        if type == PRED:
-            return result if isinstance(result, np.ndarray) else bool(result)
-        if type == F32:
-            return result if isinstance(result, np.ndarray) else np.float32(result)
         if isinstance(result, np.ndarray):
+            if not type.is_integer:
+                return result
             if result.dtype == bool:
                 result = result.astype(np.int64)
             if type.bits == 64:
                 return result
             return self._within(result, type, op) if type.signed else result & ((1 << type.bits) - 1)
+        if not type.is_integer:
+            return bool(result) if type == PRED else np.float32(result)
         result = int(result)
         if not type.signed:
             return result & ((1 << type.bits) - 1)
@@ -91,10 +102,10 @@ class Arithmetic:
     def _within(self, result: np.ndarray, type: Type, op: str) -> np.ndarray:
         """Signed integers of the threads, which must not overflow where they are active."""
         shift, limit = type.bits, 1 << (type.bits - 1)
-        outside = (result + limit) >> shift != 0
-        if not outside.any():
+        outside = (result + limit) >> shift
+        if not np.count_nonzero(outside):
             return result
         if outside[self.unit.active].any():
-            value = int(result[self.unit.active & outside][0])
+            value = int(result[self.unit.active & (outside != 0)][0])
             self.unit.hazard("overflow", f"{op} gives {value}, which is no {type}")
         return np.asarray(_cast(result, type))

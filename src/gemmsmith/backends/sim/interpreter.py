@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Callable
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
@@ -28,59 +29,67 @@ class Interpreter:
         self.unit = unit
         self.values, self.registers, self.arithmetic = Values(unit), RegisterFile(unit), Arithmetic(unit)
         self.machine: Machine = UnitMachine(unit, self.values, self.registers)
+        self.execute: dict[type[st.Statement], Callable[[Any], Blocking | None]] = {
+            st.Comment: lambda comment: None,
+            st.Bind: self._bind,
+            st.Execute: self._execute,
+            st.Declare: lambda s: self.values.declare(s.variable, s.initial),
+            st.Assign: lambda s: self.values.assign(s.variable, s.value),
+            st.DeclareRegisters: self._declare_registers,
+            st.AssignRegister: self._assign_register,
+            st.If: self._if,
+            st.Loop: self._loop,
+            st.Role: lambda role: self._block(role.body) if self._in_role(role) else None,
+            st.Call: self._call,
+        }
 
     def run(self) -> Blocking:
         """The whole kernel."""
         yield from self._block(self.unit.state.kernel.body)
 
     def _block(self, block: st.Block) -> Blocking:
-        unit, values, random = self.unit, self.values, self.unit.state.random
+        unit, execute, random = self.unit, self.execute, self.unit.state.random.random
         for statement in block.statements:
             unit.where = statement.where
-            if isinstance(statement, st.Bind):
-                value = statement.value
-                if isinstance(value, Result):
-                    done = value.instruction.simulate(self.machine)
-                    values.bound[value] = (yield from done) if inspect.isgenerator(done) else done
-                else:
-                    values.bound[value] = self._compute(value)
-            elif isinstance(statement, st.Execute):
-                done = statement.instruction.simulate(self.machine)
-                if inspect.isgenerator(done):
-                    yield from done
-                if unit.state.seed and random.random() < PREEMPTION:
-                    yield None
-            elif isinstance(statement, st.AssignRegister):
-                self._assign_register(statement)
-            elif isinstance(statement, st.Assign):
-                values.assign(statement.variable, statement.value)
-            elif isinstance(statement, st.Declare):
-                values.declare(statement.variable, statement.initial)
-            elif isinstance(statement, st.If):
-                yield from self._if(statement)
-            elif isinstance(statement, st.Loop):
-                yield from self._loop(statement)
-            elif isinstance(statement, st.Role):
-                if self._in_role(statement):
-                    yield from self._block(statement.body)
-            elif isinstance(statement, st.Call):
-                function, bound = statement.function, values.bound
-                bound.update(zip(function.parameters, map(values.value, statement.arguments), strict=True))
-                yield from self._block(function.body)
-                bound.update(zip(statement.results, map(values.value, function.results), strict=True))
-            elif isinstance(statement, st.DeclareRegisters):
-                declared = statement.registers
-                for array in declared if isinstance(declared, RegisterRows) else [declared]:
-                    self.registers.declare(array)
+            blocking = execute[type(statement)](statement)
+            if blocking is not None:
+                yield from blocking
+            if unit.state.seed and type(statement) is st.Execute and random() < PREEMPTION:
+                yield None
 
-    def _compute(self, value: Value) -> Any:
-        """An operation or a read."""
+    def _execute(self, statement: st.Execute) -> Blocking | None:
+        done = statement.instruction.simulate(self.machine)
+        return done if isinstance(done, GeneratorType) else None
+
+    def _bind(self, statement: st.Bind) -> Blocking | None:
+        value, values = statement.value, self.values
         if isinstance(value, Operation):
-            return self.arithmetic.compute(value, [self.values.value(x) for x in value.operands])
-        if isinstance(value, RegisterRead):
-            return self.registers.read(self._row(value.registers), int(self.values.value(value.index)))
-        assert isinstance(value, Read)
-        return self.values.variables[value.variable]
+            held = self.arithmetic.compute(value, [*map(values.value, value.operands)])
+        elif isinstance(value, Result):
+            held = value.instruction.simulate(self.machine)
+            if isinstance(held, GeneratorType):
+                return self._bind_later(value, held)
+        elif isinstance(value, RegisterRead):
+            held = self.registers.read(self._row(value.registers), int(values.value(value.index)))
+        else:
+            assert isinstance(value, Read)
+            held = values.variables[value.variable]
+        values.bound[value] = held
+        return None
+
+    def _bind_later(self, value: Value, done: Blocking) -> Blocking:
+        self.values.bound[value] = yield from done
+
+    def _call(self, statement: st.Call) -> Blocking:
+        function, bound = statement.function, self.values.bound
+        bound.update(zip(function.parameters, map(self.values.value, statement.arguments), strict=True))
+        yield from self._block(function.body)
+        bound.update(zip(statement.results, map(self.values.value, function.results), strict=True))
+
+    def _declare_registers(self, statement: st.DeclareRegisters) -> None:
+        declared = statement.registers
+        for array in declared if isinstance(declared, RegisterRows) else [declared]:
+            self.registers.declare(array)
 
     def _assign_register(self, statement: st.AssignRegister) -> None:
         index, active = int(self.values.value(statement.index)), self.unit.active

@@ -32,12 +32,13 @@ def check(kernel: Kernel, grid: int, arguments: Mapping[str, object]) -> None:
 def start(state: State, *, dependent: bool) -> dict[Cta, list[Unit]]:
     """All CTAs, by index, and their units. `dependent`: the grids before this one may still run."""
     kernel, size = state.kernel, state.kernel.cluster[0]
+    threads = _units(kernel)
     units: dict[Cta, list[Unit]] = {}
     for first in range(0, state.grid, size):
         cluster = Cluster(ThreadBarrier("cluster barrier", size * kernel.threads))
         cluster.ctas += [_cta(state, cluster, first + rank, rank, dependent) for rank in range(size)]
         for cta in cluster.ctas:
-            units[cta] = [Unit(state, cta, *where) for where in _units(kernel)]
+            units[cta] = [Unit(state, cta, *where) for where in threads]
     return units
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from gemmsmith.backends.sim.barriers import Mbarrier
 from gemmsmith.backends.sim.clocks import ASYNC_PROXY, EXECUTED, MBARRIER_INIT, MEMORY, Clock
 from gemmsmith.backends.sim.cta import Cta
@@ -60,11 +58,10 @@ class Mbarriers:
         unit = self.unit
         unit.time += unit.state.chip.instruction
         wide = scope_of(scope) >= Scope.CLUSTER
+        operands = [unit.each(x) for x in (-1 if rank is None else rank, address, expect_tx)]
         for part in unit.parts:
-            addresses = np.broadcast_to(np.asarray(address), len(unit.threads))[part.rows]
-            ranks = np.broadcast_to(np.asarray(-1 if rank is None else rank), len(unit.threads))[part.rows]
-            bytes_ = np.broadcast_to(np.asarray(expect_tx), len(unit.threads))[part.rows]
-            for where in sorted({(int(r), int(a)) for r, a in zip(ranks, addresses, strict=True)}):
+            ranks, addresses, bytes_ = (x[part.rows] for x in operands)
+            for where in sorted({*zip(ranks.tolist(), addresses.tolist(), strict=True)}):
                 cta = unit.peer(None if rank is None else where[0])
                 chosen = (ranks == where[0]) & (addresses == where[1])
                 arrivals = len(part.rows) if chosen.all() else int(chosen.sum())
@@ -86,7 +83,7 @@ class Mbarriers:
     def expect_tx(self, address: Any, nbytes: Any) -> None:
         unit = self.unit
         barrier = self.at(unit.cta, int(address), unit.parts[0].enter().clock)
-        barrier.tx += int(np.broadcast_to(np.asarray(nbytes), len(unit.threads))[unit.active].sum())
+        barrier.tx += int(unit.each(nbytes)[unit.active].sum())
 
     def test(self, address: Any, parity: Any, scope: str = "cta") -> bool:
         barrier, phase = self._awaited(int(address), int(parity))

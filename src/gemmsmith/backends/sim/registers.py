@@ -56,7 +56,7 @@ class RegisterFile:
         """Reports poison among the rows of the active threads in (some elements of) a register array."""
         bits, poison = (held.view(np.uint32), POISON) if held.dtype == np.float32 else (held, POISON_INTEGER)
         poisoned = bits == poison
-        if poisoned.any() and poisoned[self.unit.active].any():
+        if np.count_nonzero(poisoned) and poisoned[self.unit.active].any():
             self.unit.hazard("uninitialised read", f"register {x.name} is read, which nobody wrote")
 
     def fragment(self, x: Registers) -> np.ndarray:

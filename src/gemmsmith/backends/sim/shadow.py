@@ -12,6 +12,8 @@ from gemmsmith.backends.sim.hazards import Hazards
 
 GRANULE = 2
 """Bytes: the narrowest access to shared memory, and to global memory of 16-bit elements."""
+Index = slice | np.ndarray
+"""Some of an access's cells."""
 
 
 class Shadow:
@@ -32,7 +34,7 @@ class Shadow:
         """Checks and records event `number`, which touches `width` bytes from each of `offsets`."""
         cells = (offsets[:, None] // self.granule + np.arange(max(1, width // self.granule))).reshape(-1)
         event = self.events[number]
-        if self.barriers[cells].any():
+        if np.count_nonzero(self.barriers[cells]):
             self.hazards.report("barrier", f"{event} touches the mbarrier {name}", event.where)
         check = _Check(self, event, write, clock, is_async, name, cells)
         superseded = check.readers() if write else np.zeros(0, bool)
@@ -52,13 +54,10 @@ class Shadow:
 
     def _add(self, sets: np.ndarray, cells: np.ndarray, event: Event, number: int, clock: Clock) -> None:
         """Adds an event to the cells' sets, in place of those that it comes after."""
-        held = sets[cells]
-        groups = _distinct(held)
-        for group in groups:
-            where = cells if len(groups) == 1 else cells[held == group]
-            members = self.events.sets[group]
-            kept = tuple(x for x in members if not self.events[x].ordered_before(event, clock, where, self.granule))
-            sets[where] = self.events.number((*kept, number))
+        for group, where in _groups(sets[cells]):
+            own, members = cells[where], self.events.sets[group]
+            kept = tuple(x for x in members if not self.events[x].ordered_before(event, clock, own, self.granule))
+            sets[own] = self.events.number((*kept, number))
 
     def allow_unwritten(self, first: int, nbytes: int) -> None:
         """These bytes may be read although nobody wrote them."""
@@ -80,22 +79,18 @@ class _Check:
     def readers(self) -> np.ndarray:
         """A write after reads. Gives by cell whether an asynchronous read is among those that are ordered before: then
         so is the write that this one saw, which its own check found to be ordered and fenced."""
-        events, held = self.shadow.events, self.shadow.readers[self.cells]
-        superseded = np.zeros(len(held), bool)
-        for group in _distinct(held):
-            where = held == group
+        events, superseded = self.shadow.events, np.zeros(len(self.cells), bool)
+        for group, where in _groups(self.shadow.readers[self.cells]):
             for reader in events.sets[group]:
                 ordered = self._against(events[reader], where, "write after read")
                 if ordered and events[reader].agent < 0:
-                    superseded |= where
+                    superseded[where] = True
         return superseded
 
     def writers(self, superseded: np.ndarray) -> None:
         shadow = self.shadow
-        held = shadow.writer[self.cells]
         kind = "write after write" if self.write else "read after write"
-        for last in _distinct(held):
-            where = held == last
+        for last, where in _groups(shadow.writer[self.cells]):
             if not last:
                 if not self.write and not shadow.readable[self.cells[where]].all():
                     message = f"{self.event} of {self.name}, which nobody wrote"
@@ -113,9 +108,8 @@ class _Check:
 
     def strong(self) -> None:
         """Against atomics and other strong accesses."""
-        events, held = self.shadow.events, self.shadow.strong[self.cells]
-        for group in _distinct(held):
-            where = held == group
+        events = self.shadow.events
+        for group, where in _groups(self.shadow.strong[self.cells]):
             for other in events.sets[group]:
                 earlier = events[other]
                 if earlier.together_with(self.event) or (earlier.only_reads and not self.write):
@@ -123,7 +117,7 @@ class _Check:
                 kind = f"{'write' if self.write else 'read'} after {'read' if earlier.only_reads else 'write'}"
                 self._against(earlier, where, kind)
 
-    def _against(self, earlier: Event, where: np.ndarray, kind: str) -> bool:
+    def _against(self, earlier: Event, where: Index, kind: str) -> bool:
         shadow, event = self.shadow, self.event
         if earlier.ordered_before(event, self.clock, self.cells[where], shadow.granule):
             return True
@@ -134,10 +128,11 @@ class _Check:
         return False
 
 
-def _distinct(numbers: np.ndarray) -> list[int]:
+def _groups(numbers: np.ndarray) -> list[tuple[int, Index]]:
+    """Each number, and where it stands."""
     if not len(numbers):
         return []
     first = numbers[0]
-    if (numbers == first).all():
-        return [int(first)]
-    return [int(x) for x in np.unique(numbers)]
+    if not np.count_nonzero(numbers != first):
+        return [(int(first), slice(None))]
+    return [(int(x), numbers == x) for x in np.unique(numbers)]

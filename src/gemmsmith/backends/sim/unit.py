@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -61,6 +62,7 @@ class Unit:
         self.warps = cta.warps[first // 32 : (first + count) // 32]
         self.time, self.busy_since, self.where = 0, 0, Where("?", 0)
         self.budget = state.kernel.register_cap
+        self._parts: dict[bytes, list[Part]] = {}
         self.set_active(np.ones(count, bool))
 
     def set_active(self, active: np.ndarray) -> None:
@@ -69,12 +71,16 @@ class Unit:
         self.parts = self.parts_of(active)
 
     def parts_of(self, active: np.ndarray) -> list[Part]:
-        parts = []
-        for i, lanes in enumerate(active.reshape(-1, 32)):
-            if lanes.any():
-                chosen = np.flatnonzero(lanes)
-                parts.append(Part(self.warps[i], mask_of(chosen), 32 * i + chosen))
+        parts = self._parts.get(active.tobytes())
+        if parts is None:
+            chosen = [(i, np.flatnonzero(lanes)) for i, lanes in enumerate(active.reshape(-1, 32))]
+            parts = [Part(self.warps[i], mask_of(lanes), 32 * i + lanes) for i, lanes in chosen if len(lanes)]
+            self._parts[active.tobytes()] = parts
         return parts
+
+    def each(self, x: Any, dtype: Any = np.int64) -> np.ndarray:
+        """A number, or an array over the threads, as such an array."""
+        return np.full(len(self.threads), x, dtype)
 
     def peer(self, rank: int | None) -> Cta:
         """The CTA of that rank in the cluster; None is the unit's own."""

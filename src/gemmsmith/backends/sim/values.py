@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,12 @@ from gemmsmith.lang.types import F32, PRED
 from gemmsmith.lang.values import Builtin, Constant, LateConstant, Parameter, Value, Variable
 
 
-class Values:
-    """See the module. `bound` are those that a statement has computed."""
+class Bound(dict[Value, Any]):
+    """What values hold: statements enter what they compute; the others are looked up when they are first used."""
 
     def __init__(self, unit: Unit) -> None:
+        super().__init__()
         self.unit = unit
-        self.bound: dict[Value, Any] = {}
-        self.variables: dict[Variable, Any] = {}
-        self._declared: dict[Variable, np.ndarray] = {}  # by which threads
         first, count = int(unit.threads[0]), len(unit.threads)
         self.builtins: dict[str | None, Any] = {
             "thread": unit.threads,
@@ -30,19 +29,30 @@ class Values:
             "smem_chunk": SHARED_BASE // 16,
         }
 
-    def value(self, x: Value) -> Any:
-        if x in self.bound:
-            return self.bound[x]
+    def __missing__(self, x: Value) -> Any:
         if isinstance(x, (Constant, LateConstant)):
-            return x.number
-        if isinstance(x, Builtin):
-            return self.builtins[x.name]
-        assert isinstance(x, Parameter)
-        return self.unit.state.arguments[x.name or ""]
+            held = x.number
+        elif isinstance(x, Builtin):
+            held = self.builtins[x.name]
+        else:
+            assert isinstance(x, Parameter)
+            held = self.unit.state.arguments[x.name or ""]
+        self[x] = held
+        return held
+
+
+class Values:
+    """See the module. `value` gives what one holds."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit, self.bound = unit, Bound(unit)
+        self.value: Callable[[Value], Any] = self.bound.__getitem__
+        self.variables: dict[Variable, Any] = {}
+        self._declared: dict[Variable, np.ndarray] = {}  # by which threads
 
     def column(self, x: Value) -> np.ndarray:
         kind = np.float32 if x.type == F32 else bool if x.type == PRED else np.int64
-        return np.broadcast_to(np.asarray(self.value(x), kind), len(self.unit.threads))
+        return self.unit.each(self.value(x), kind)
 
     def uniform(self, x: Value) -> Any:
         held = self.value(x)
