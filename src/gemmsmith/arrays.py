@@ -162,8 +162,13 @@ def overlap(x: ArrayInfo, y: ArrayInfo) -> bool:
 
 def byte_range(x: ArrayInfo) -> tuple[int, int]:
     """First address and the one past the last, of an array with elements."""
-    reach = [(n - 1) * s * x.itemsize for n, s in zip(x.shape, x.strides, strict=True)]
-    return x.address + sum(r for r in reach if r < 0), x.address + sum(r for r in reach if r > 0) + x.itemsize
+    first, last, size = x.address, x.address, x.itemsize
+    for n, s in zip(x.shape, x.strides, strict=True):
+        if s < 0:
+            first += (n - 1) * s * size
+        else:
+            last += (n - 1) * s * size
+    return first, last + size
 
 
 class _Bytes:
