@@ -48,7 +48,7 @@ class Matrix:
             return "cols"
         return "rows" if self.row_stride == 1 else None
 
-    @property
+    @cached_property
     def tma_ready(self) -> bool:
         """Whether TMA can address it: one unit stride, the others multiples of 16 bytes, an aligned base."""
         if self.contiguous is None or self.alignment % TMA_ALIGNMENT:
