@@ -216,7 +216,7 @@ def considered(epilogue: EpilogueSpec, problem: Problem) -> Space:
     return _considered(epilogue, problem.m.bit_length(), problem.n, problem.k, problem.batch)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=128)
 def _considered(epilogue: EpilogueSpec, bits: int, n: int, k: int, batch: int) -> Space:
     every = space(epilogue)
     return every.take(np.flatnonzero(every.possible(1 << bits >> 1, (1 << bits) - 1, n, k, batch)))
