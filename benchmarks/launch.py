@@ -1,4 +1,5 @@
-"""What a call costs on the host, beside torch.mm(out=): in turns in one run, on a product too small to wait for.
+"""What a call costs on the host, beside torch's calls for the same: in turns in one run, on products too small to wait
+for. And what the first call with another M costs where the kernel is known: each M once, every other of them before.
 
 python benchmarks/launch.py --json benchmarks/results/launch-h200.json
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from dense import operands, options, save
@@ -15,9 +17,14 @@ from dense import operands, options, save
 import gemmsmith
 
 CALLS, ROUNDS = 500, 21
+MOST_ROWS = 256
+WEIGHTS = {"tuned": 4096, "not tuned": 4160}
+"""N and K of products whose M changes: the table of tuned configs has them or not."""
+
+Call = Callable[[], object]
 
 
-def block(call: Callable[[], object]) -> float:
+def block(call: Call) -> float:
     """Microseconds of a call that the GPU does not slow down: it is waited for before and after."""
     torch.cuda.synchronize()
     begun = time.perf_counter()
@@ -28,33 +35,97 @@ def block(call: Callable[[], object]) -> float:
     return spent / CALLS * 1e6
 
 
+def once(call: Call) -> float:
+    """Microseconds of a single call."""
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    call()
+    return (time.perf_counter() - begun) * 1e6
+
+
 def biased(acc: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return (acc + bias).relu()
 
 
-def main() -> None:
-    arguments = options(__doc__).parse_args()
+def two_calls(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    """Torch's with `out`."""
+    return torch.relu_(torch.addmm(bias, a, b, out=d))
+
+
+def repeated() -> list[dict[str, Any]]:
+    """Calls with the same arrays again and again."""
     a, b, d = operands(64, 64, 64, torch.bfloat16, "nt")
     bias = torch.randn(64, device="cuda", dtype=torch.bfloat16)
     plan = gemmsmith.plan(a, b, out=d)
-    calls: dict[str, Callable[[], object]] = {
+    theirs: dict[str, Call] = {
         "torch.mm(out=)": lambda: torch.mm(a, b, out=d),
-        "gemm(out=)": lambda: gemmsmith.gemm(a, b, out=d),
-        "plan.run": lambda: plan.run(a, b, d),
-        "plan.prepare(...)()": plan.prepare(a, b, d),
-        "gemm(epilogue=, out=)": lambda: gemmsmith.gemm(a, b, epilogue=biased, out=d, bias=bias),
+        "torch.mm": lambda: torch.mm(a, b),
+        "torch.addmm(out=), relu_": lambda: two_calls(bias, a, b, d),
+        "torch.addmm, relu": lambda: torch.relu(torch.addmm(bias, a, b)),
     }
+    ours: dict[str, tuple[Call, str]] = {
+        "gemm(out=)": (lambda: gemmsmith.gemm(a, b, out=d), "torch.mm(out=)"),
+        "plan.run": (lambda: plan.run(a, b, d), "torch.mm(out=)"),
+        "plan.prepare(...)()": (plan.prepare(a, b, d), "torch.mm(out=)"),
+        "gemm": (lambda: gemmsmith.gemm(a, b), "torch.mm"),
+        "gemm(epilogue=, out=)": (
+            lambda: gemmsmith.gemm(a, b, epilogue=biased, out=d, bias=bias), "torch.addmm(out=), relu_",
+        ),
+        "gemm(epilogue=)": (lambda: gemmsmith.gemm(a, b, epilogue=biased, bias=bias), "torch.addmm, relu"),
+    }  # fmt: skip
+    calls = theirs | {name: call for name, (call, _) in ours.items()}
     for call in calls.values():
         block(call)
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():
             times[name].append(block(call))
-    torch_us = statistics.median(times["torch.mm(out=)"])
-    rows = [{"call": name, "us": statistics.median(t), "over_torch": statistics.median(t) / torch_us}
-            for name, t in times.items()]  # fmt: skip
+    us = {name: statistics.median(t) for name, t in times.items()}
+    rows = [{"call": name, "us": us[name], "beside": name, "over_torch": 1.0} for name in theirs]
+    return rows + [
+        {"call": name, "us": us[name], "beside": beside, "over_torch": us[name] / us[beside]}
+        for name, (_, beside) in ours.items()
+    ]
+
+
+def new_rows(which: str, fused: bool) -> list[dict[str, Any]]:
+    """The first call with each odd M after calls with every even one, which compile the kernels."""
+    size = WEIGHTS[which]
+    a, b, d = operands(MOST_ROWS, size, size, torch.bfloat16, "nt")
+    bias = torch.randn(size, device="cuda", dtype=torch.bfloat16)
+    given: dict[str, Any] = {"epilogue": biased, "bias": bias} if fused else {}
+
+    def pair(m: int) -> dict[str, Call]:
+        some_a, some_d = a[:m], d[:m]
+        return {
+            "ours": lambda: gemmsmith.gemm(some_a, b, out=some_d, **given),
+            "torch's": lambda: two_calls(bias, some_a, b, some_d) if fused else torch.mm(some_a, b, out=some_d),
+        }
+
+    times: dict[str, list[float]] = {"ours": [], "torch's": []}
+    for m in [*range(2, MOST_ROWS + 1, 2), *range(1, MOST_ROWS, 2)]:
+        calls = list(pair(m).items())
+        for name, call in calls if m % 4 < 2 else reversed(calls):
+            us = once(call)
+            if m % 2:
+                times[name].append(us)
+    ours, theirs = (statistics.median(times[name]) for name in ("ours", "torch's"))
+    name = f"{'gemm(epilogue=, out=)' if fused else 'gemm(out=)'}, a new M, {which}"
+    beside = f"{'torch.addmm(out=), relu_' if fused else 'torch.mm(out=)'}, a new M, {which}"
+    return [
+        {"call": beside, "us": theirs, "beside": beside, "over_torch": 1.0},
+        {"call": name, "us": ours, "beside": beside, "over_torch": ours / theirs},
+    ]
+
+
+def main() -> None:
+    arguments = options(__doc__).parse_args()
+    rows = repeated()
+    for which in WEIGHTS:
+        for fused in (False, True):
+            rows += new_rows(which, fused)
     for row in rows:
-        print(f"{row['call']:<24} {row['us']:6.2f} us   {row['over_torch']:.2f}x of torch.mm(out=)")
+        print(f"{row['call']:<46} {row['us']:7.2f} us   {row['over_torch']:5.2f}x of {row['beside']}")
     save(arguments.json, rows)
 
 

@@ -6,6 +6,7 @@ import ctypes
 import re
 import subprocess
 import sys
+import types
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 from gemmsmith.arrays import (
     ArrayInfo,
     Spec,
+    _torch_reader,
+    address_of,
     as_numpy,
     current_stream,
     describe,
@@ -182,6 +185,7 @@ def test_torch(dtype: DType) -> None:
 
     made = empty_like_kind(x, (2, 3), FP32)
     assert isinstance(made, torch.Tensor)
+    assert address_of(made) == made.data_ptr()
     assert (tuple(made.shape), made.dtype, made.device) == ((2, 3), torch.float32, x.device)
 
 
@@ -276,12 +280,30 @@ def test_a_torch_dtype_that_is_no_operands(dtype: str) -> None:
     assert "to_dense" not in str(error.value)
 
 
+def test_results_on_the_current_device_are_made_the_quick_way() -> None:
+    """As Inductor makes them; where another device is current by torch.empty, which takes a device."""
+    torch = pytest.importorskip("torch")
+    made: list[tuple[Any, ...]] = []
+    guards = types.SimpleNamespace(_empty_strided_cuda=lambda *of: made.append(of))
+    private = types.SimpleNamespace(_dynamo=types.SimpleNamespace(guards=guards), _cuda_getDevice=lambda: 1)
+    public = {name: getattr(torch, name) for name in dir(torch) if not name.startswith("_")}
+    reader = _torch_reader(types.SimpleNamespace(
+        **public | {"_C": private, "empty": lambda shape, dtype, device: made.append((shape, dtype, device))}
+    ))  # fmt: skip
+    for index in (0, 1):
+        x = types.SimpleNamespace(is_cuda=True, get_device=lambda index=index: index, device=f"cuda:{index}")
+        reader.empty(x, torch.Size((2, 3, 4)), FP32)
+    assert made == [((2, 3, 4), torch.float32, "cuda:0"), ((2, 3, 4), (12, 4, 1), torch.float32)]
+    assert type(made[1][0]) is tuple
+
+
 @pytest.mark.gpu
 def test_torch_on_the_gpu() -> None:
     torch = pytest.importorskip("torch")
     x = torch.zeros(4, 6, dtype=torch.bfloat16, device="cuda")
     assert describe(x)[3:] == (x.data_ptr(), "cuda", x.device.index, True)
-    assert empty_like_kind(x, (2, 2), FP16).device == x.device
+    made = empty_like_kind(x, (2, 3), FP16)
+    assert (made.device, made.shape, made.stride(), made.dtype) == (x.device, (2, 3), (3, 1), torch.float16)
     with pytest.raises(ArgumentError, match="a: got an array on cuda:0; use one on the CPU"):
         as_numpy(x, "a")
     stream = torch.cuda.Stream()

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import gemmsmith
+from gemmsmith import binding
 from gemmsmith.arrays import ArrayInfo, Spec, as_numpy, describe
 from gemmsmith.binding import Binding, bind
 from gemmsmith.core.dtypes import BF16, FP16, FP32
@@ -382,3 +383,28 @@ def test_an_operand_needs_an_epilogue() -> None:
     for way in (lambda: bind(a, b, None, {"c": a}), lambda: plan.run(a, b, c=a), lambda: plan.prepare(a, b, c=a)):
         with pytest.raises(ArgumentError, match="c: got an operand without an epilogue that reads it"):
             way()
+
+
+def test_a_function_is_traced_again_where_rows_may_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[Any] = []
+    real = binding.trace_sized
+    monkeypatch.setattr(binding, "_GRAPHS", {})
+    monkeypatch.setattr(binding, "trace_sized", lambda f, *rest: (traced.append(f), real(f, *rest))[1])
+
+    def plain(acc: Any, bias: Any) -> Any:
+        return acc + bias
+
+    def sized(acc: Any) -> Any:
+        return acc / acc.shape[0]
+
+    graphs = []
+    for m in (64, 96, 64):
+        a, b = Spec((m, 64), "bf16"), Spec((64, 48), "bf16")
+        bind(a, b, None, {"bias": Spec((48,), "fp32")}, epilogue=plain)
+        graphs.append(bind(a, b, epilogue=sized).graph)
+    assert traced == [plain, sized, sized, sized]
+    assert graphs[0] == graphs[2] != graphs[1]
+    bind(a, b, None, {"bias": Spec((64, 1), "fp32")}, epilogue=plain)  # a column is another operand
+    bind(a, Spec((64, 64), "bf16"), None, {"bias": Spec((64,), "fp32")}, epilogue=plain)
+    bind(a, b, None, {"bias": Spec((48,), "fp32")}, epilogue=plain, out_dtype="fp32")
+    assert traced[4:] == [plain] * 3

@@ -10,6 +10,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,6 +118,11 @@ def current_stream(x: Any) -> int:
     return (_READERS.get(type(x)) or _find(x, "array")).stream(x)
 
 
+def address_of(x: Any) -> int:
+    """The address of an array that `empty_like_kind` made: of it nothing needs to be checked."""
+    return (_READERS.get(type(x)) or _find(x, "array")).address(x)
+
+
 def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
     """An uninitialised row-major array of x's library on x's device: for torch, CuPy and anything on the CPU.
 
@@ -156,8 +162,13 @@ def overlap(x: ArrayInfo, y: ArrayInfo) -> bool:
 
 def byte_range(x: ArrayInfo) -> tuple[int, int]:
     """First address and the one past the last, of an array with elements."""
-    reach = [(n - 1) * s * x.itemsize for n, s in zip(x.shape, x.strides, strict=True)]
-    return x.address + sum(r for r in reach if r < 0), x.address + sum(r for r in reach if r > 0) + x.itemsize
+    first, last, size = x.address, x.address, x.itemsize
+    for n, s in zip(x.shape, x.strides, strict=True):
+        if s < 0:
+            first += (n - 1) * s * size
+        else:
+            last += (n - 1) * s * size
+    return first, last + size
 
 
 class _Bytes:
@@ -183,6 +194,7 @@ class _Reader(NamedTuple):
 
     read: Callable[[Any], ArrayInfo]
     signature: Callable[[Any], tuple[Hashable, int]]
+    address: Callable[[Any], int]
     stream: Callable[[Any], int] = lambda x: 0
     empty: Callable[[Any, tuple[int, ...], DType], Any] = lambda x, shape, dtype: _empty(x, shape, dtype)
 
@@ -194,7 +206,7 @@ def _reader(read: Callable[[Any], ArrayInfo], *others: Any) -> _Reader:
         info = read(x)
         return info._replace(shape=tuple(info.shape), strides=tuple(info.strides), address=0), info.address
 
-    return _Reader(read, signature, *others)
+    return _Reader(read, signature, lambda x: read(x).address, *others)
 
 
 _READERS: dict[type, _Reader] = {}
@@ -282,7 +294,17 @@ def _torch_reader(torch: Any) -> _Reader:
             return 0
         return int(raw(x.get_device()) if raw else torch.cuda.current_stream(x.device).cuda_stream)
 
+    # a third of the cost of torch.empty, on the current device; Inductor uses it
+    quick = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
+    current = getattr(torch._C, "_cuda_getDevice", None)
+
+    @lru_cache(maxsize=1024)
+    def layout(shape: tuple[int, ...], dtype: DType) -> tuple[Any, ...]:
+        return tuple(shape), row_major(shape), names[dtype]  # a torch.Size is refused
+
     def empty(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+        if quick and current and x.is_cuda and x.get_device() == current():
+            return quick(*layout(shape, dtype))
         return torch.empty(shape, dtype=names[dtype], device=x.device)
 
     recording = torch.is_grad_enabled
@@ -302,7 +324,7 @@ def _torch_reader(torch: Any) -> _Reader:
             read(x)  # raises for it, unless it is empty
         return signed, address
 
-    return _Reader(read, signature, stream, empty)
+    return _Reader(read, signature, torch.Tensor.data_ptr, stream, empty)
 
 
 # -- numpy ---------------------------------------------------------------------------------------------------------

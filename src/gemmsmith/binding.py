@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -17,7 +17,8 @@ from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.layout import check_blocks
 from gemmsmith.epilogue.device.outputs import result_argument
-from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.epilogue.frontend.fingerprint import fingerprint
+from gemmsmith.epilogue.frontend.tracer import trace_sized
 from gemmsmith.epilogue.lines import refused
 
 Epilogue = Callable[..., Any] | Graph | Any
@@ -68,7 +69,7 @@ class Binding:
         """The same product, computed as the transpose of what it is now. ConfigError if its graph has no transpose."""
         if not self.graph.transposable:
             raise ConfigError("swap_ab: got True for an epilogue that pairs or groups columns; use False")
-        spec, accumulate = replace(self.spec, graph=self.graph), self.problem.accumulate
+        spec, accumulate = self.spec.of(self.graph), self.problem.accumulate
         problem, swapped, spec, arrays = _oriented(
             spec, self.arguments, self.shape, self.output, accumulate, swapped=not self.swapped
         )
@@ -78,7 +79,7 @@ class Binding:
         """The same, transposed as `other` is; matrices of one row or column are laid out as there if they may be."""
         found = self if self.swapped == other.swapped else self.transposed()
         arrays = dict(found.arrays)
-        for name in found.spec.matrices:
+        for name in found.spec.graph.matrices:
             arrays[name] = arrays[name].read_like(other.arrays.get(name, arrays[name]))
         problem, spec = found.problem.read_like(other.problem), found.spec.over(arrays)
         return replace(found, problem=problem, arrays=arrays, spec=spec)
@@ -93,7 +94,10 @@ class Binding:
                 raise ArgumentError(
                     f"a, b: the product is empty, {self.shape}; {r.name}, a {node.value[0]}, has no value"
                 )
-        made = {name: empty_like_kind(like, x.shape, x.dtype) for name, x in self.missing.items()}
+        missing = self.missing
+        if not missing:
+            return self
+        made = {name: empty_like_kind(like, x.shape, x.dtype) for name, x in missing.items()}
         arguments = {result_argument(name): describe(x, name) for name, x in made.items()}
         return replace(self, results={**self.results, **made}, arguments={**self.arguments, **arguments})
 
@@ -130,13 +134,9 @@ def bind(
     read = {name: _operand(name, x, a_info) for name, x in (operands or {}).items()}
     written = graph = bare(output)
     if epilogue is not None:
-        from gemmsmith.epilogue.passes import optimise
-
-        written = _graph(epilogue, shape, read)
-        graph = _typed(optimise(written), output)
-        check_blocks(graph)
+        written, graph = _graphs(epilogue, shape, read, output)
     given = by_name(out, first_name(graph), several=epilogue is not None)
-    stored = _results(graph, given, shape)
+    stored = _results(graph, {"out": bare_out} if bare_out else given, shape)
     arrays = {name: x for name, x in read.items() if isinstance(x, ArrayInfo)}
     checks.memory({"a": a_info, "b": b_info} | {name: stored[name] for name in given})
     for name in given:
@@ -145,7 +145,7 @@ def bind(
 
     arguments: dict[str, ArrayInfo | float] = {"a": a_info, "b": b_info}
     arguments |= {operand_argument(name): x for name, x in read.items()}
-    arguments = {name: x._replace(writable=False) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()}
+    arguments = {name: ArrayInfo(*x[:-1], False) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()}
     arguments |= {result_argument(name): x for name, x in stored.items()}
     computes = graph.computes  # if nothing is computed, nothing is inexact or added up
     spec = EpilogueSpec(graph, frozenset(), frozenset(), exact and computes, atomic and computes)
@@ -193,24 +193,50 @@ def _operand(name: str, x: Any, a: ArrayInfo) -> ArrayInfo | float:
     return info
 
 
-def _graph(epilogue: Any, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float]) -> Graph:
-    """The graph as the user wrote it."""
+_GRAPHS: dict[Hashable, tuple[Graph, Graph]] = {}
+"""What `_graphs` made of functions that do not ask for shapes, whatever the number of rows."""
+MOST_GRAPHS = 1024
+
+
+def _graphs(
+    epilogue: Any, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float], output: DType
+) -> tuple[Graph, Graph]:
+    """The graph as the user wrote it, and after the passes."""
     from gemmsmith.epilogue.frontend.classify import classify
+    from gemmsmith.epilogue.passes import optimise
 
     kinds = {
         name: (classify(name, x.shape, shape), x.dtype) if isinstance(x, ArrayInfo) else (Extent(), None)
         for name, x in operands.items()
     }
+    source = None if isinstance(epilogue, Graph) else fingerprint(epilogue)
+    key = source, len(shape), shape[-1], tuple(kinds.items()), output
+    if source is not None and (known := _GRAPHS.get(key)):
+        return known
+    written, sized = _written(epilogue, shape, kinds)
+    graph = _typed(optimise(written), output)
+    check_blocks(graph)
+    if source is not None and not sized:
+        if len(_GRAPHS) >= MOST_GRAPHS:
+            _GRAPHS.clear()
+        _GRAPHS[key] = written, graph
+    return written, graph
+
+
+def _written(
+    epilogue: Any, shape: tuple[int, ...], kinds: Mapping[str, tuple[Extent, DType | None]]
+) -> tuple[Graph, bool]:
+    """The graph as the user wrote it, and whether it may depend on the number of rows."""
     if isinstance(epilogue, Graph):
-        return epilogue
+        return epilogue, False
     if isinstance(epilogue, type):
         raise EpilogueError(f"epilogue: got the class {epilogue.__name__}; use an instance of it")
     if callable(graph := getattr(epilogue, "graph", None)):
         from gemmsmith.epilogue.frontend.visitors import bind as bind_visitor
 
-        return bind_visitor(graph(), kinds, shape)
+        return bind_visitor(graph(), kinds, shape), True
     if callable(epilogue):
-        return trace(epilogue, shape, kinds)
+        return trace_sized(epilogue, shape, kinds)
     raise ArgumentError(f"epilogue: got {type(epilogue).__name__}; use a function, a visitor tree, or None")
 
 
@@ -301,23 +327,23 @@ def _oriented(
         swapped = problem.d.canonical().column_major and graph.transposable
     if swapped:
         problem, arrays = problem.T, {name: x.T for name, x in arrays.items()}
-        spec = replace(spec, graph=graph.transposed())
+        spec = spec.of(graph.transposed())
     if graph.is_bare:
         problem = _folded(problem)
         arrays[d] = problem.d
-    arrays |= {name: arrays[name].canonical() for name in spec.matrices}
+    arrays |= {name: arrays[name].canonical() for name in spec.graph.matrices}
     problem = Problem(problem.a.canonical(), problem.b.canonical(), problem.d.canonical(), accumulate)
     return problem, swapped, spec.over(arrays), arrays
 
 
 def _matrix(x: ArrayInfo, batch: int, whole: bool = True) -> Matrix:
     """An array as (rows, columns), stride 0 along what it is broadcast over: not those of a `whole` matrix."""
-    shape = (1,) * (3 - len(x.shape)) + tuple(x.shape)
-    strides = (0,) * (3 - len(x.shape)) + tuple(x.strides)
-    batch_stride, rows, columns = (
-        0 if extent == 1 and not (whole and i) else s for i, (extent, s) in enumerate(zip(shape, strides, strict=True))
-    )
-    return Matrix(x.dtype, shape[1], shape[2], rows, columns, batch, batch_stride if batch > 1 else 0, x.alignment)
+    missing = 3 - len(x.shape)
+    own_batch, m, n = (1,) * missing + tuple(x.shape)
+    batch_stride, rows, columns = (0,) * missing + tuple(x.strides)
+    if not whole:
+        rows, columns = rows * (m != 1), columns * (n != 1)
+    return Matrix(x.dtype, m, n, rows, columns, batch, batch_stride * (batch > 1 and own_batch != 1), x.alignment)
 
 
 def _folded(p: Problem) -> Problem:

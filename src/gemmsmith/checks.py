@@ -68,9 +68,9 @@ def product_shape(a: ArrayInfo, b: ArrayInfo) -> tuple[int, ...]:
 def memory(infos: Infos) -> None:
     """Arrays that a kernel can address, all on one device."""
     for name, x in infos.items():
-        if any(n > MAX_EXTENT for n in x.shape):
+        if max(x.shape, default=0) > MAX_EXTENT:
             raise ArgumentError(f"{name}: got shape {tuple(x.shape)}; use extents of at most {MAX_EXTENT}")
-        if any(s < 0 and n > 1 for n, s in zip(x.shape, x.strides, strict=True)):
+        if min(x.strides, default=0) < 0 and any(s < 0 and n > 1 for n, s in zip(x.shape, x.strides, strict=True)):
             raise ArgumentError(f"{name}: got strides {tuple(x.strides)}; use strides >= 0, for instance a copy")
         if sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True) if n) * x.itemsize >= 2**63:
             raise ArgumentError(
@@ -80,8 +80,8 @@ def memory(infos: Infos) -> None:
             raise ArgumentError(
                 f"{name}: got address {x.address:#x}; use a multiple of the element's {x.itemsize} bytes"
             )
-    devices = {name: x.device_name for name, x in infos.items() if x.device != "spec"}
-    if len(set(devices.values())) > 1:
+    if len({(x.device, x.index) for x in infos.values() if x.device != "spec"}) > 1:
+        devices = {name: x.device_name for name, x in infos.items() if x.device != "spec"}
         listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise ArgumentError(f"{', '.join(devices)}: got {listed}; use arrays of one device")
 

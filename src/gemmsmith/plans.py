@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind, is_array, signature
+from gemmsmith.arrays import ArrayInfo, address_of, describe, empty_like_kind, is_array, signature
 from gemmsmith.binding import Binding, arranged, bind, by_name, first_name
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import DType, number_operand
@@ -223,7 +223,7 @@ class Plan:
         """A run of arrays with a known key: `addresses` and `call` are theirs. Adds to addresses and results."""
         for name, pointer, shape, dtype in call.missing:
             results[name] = made = empty_like_kind(like, shape, dtype)
-            addresses[pointer] = signature(made)[1]
+            addresses[pointer] = address_of(made)
         call.start(addresses, like, workspace)
         return results["out"] if self._alone else arranged(results, self._names)
 

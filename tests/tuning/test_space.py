@@ -20,7 +20,7 @@ from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.measure import halving, settled
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import MOST_COPIES, READ_ONCE_ROWS, Space, fitting, space
+from gemmsmith.tuning.space import MOST_COPIES, READ_ONCE_ROWS, Space, considered, fitting, space
 
 
 def product(m: int, n: int, k: int) -> Binding:
@@ -128,6 +128,15 @@ def test_every_kind_is_there(shape: tuple[int, int, int], kinds: set[str]) -> No
                   ("splits", c.splits > 1), ("stream", c.splits == 0), ("cluster_splits", c.cluster_splits > 1))
                   if there}  # fmt: skip
     assert kinds <= found
+
+
+@given(*[some.sampled_from([*range(1, 130), 512, 513, 3001, 4096, 8192, 20000])] * 3, some.sampled_from([1, 3]))
+def test_what_is_kept_for_many_problems_has_all_that_is_sensible(m: int, n: int, k: int, batch: int) -> None:
+    p = bind(Spec((batch, m, k), "bf16"), Spec((batch, k, n), "bf16")).problem
+    epilogue = EpilogueSpec.bare(p.d)
+    every, some_of_them = space(epilogue), considered(epilogue, p)
+    want, got = (list(s.configs[np.flatnonzero(s.sensible(p))]) for s in (every, some_of_them))
+    assert got == want
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,8 @@ class Operand:
     # -- what the host computes of a problem ---------------------------------------------------------------
     def bytes_of_stage(self, p: BoundProblem) -> int:
         """What the copies of all parts bring into a stage."""
-        return self._map_of(p).box_bytes * self.copies if p.k else 0
+        rows = self._box_rows(self._source(p)[0])
+        return rows * self.tile.pitch * self.copies if p.k else 0
 
     def _rows_of_part(self, p: BoundProblem) -> int:
         return part_rows(self.tile, self._source(p)[0].rows, self._parts)
@@ -74,8 +75,10 @@ class Operand:
         matrix, address = self._source(p)
         if not p.k:  # no k-tile is ever loaded, and extents of zero cannot be encoded
             return TensorMap(0, matrix.dtype, (8, 1, 1), (16, 0), (8, 1, 1), 0)
-        rows = box_rows(self.tile, matrix.rows, self._rows_of_part(p))
-        return tensor_map(matrix, self.tile, rows, address, p.batch)
+        return tensor_map(matrix, self.tile, self._box_rows(matrix), address, p.batch)
+
+    def _box_rows(self, matrix: Matrix) -> int:
+        return box_rows(self.tile, matrix.rows, part_rows(self.tile, matrix.rows, self._parts))
 
 
 def part_rows(tile: Tile, extent: int, parts: int) -> int:

@@ -40,6 +40,9 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
+    def __hash__(self) -> int:  # of all fields it would take longer than a look-up
+        return hash(self.name)
+
 
 BF16 = DType("bf16", 16, 7, np.dtype(ml_dtypes.bfloat16), "bf16")
 FP16 = DType("fp16", 16, 10, np.dtype(np.float16), "f16")

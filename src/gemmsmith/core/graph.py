@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from gemmsmith.core.dtypes import DType, in_fp32
@@ -91,15 +91,26 @@ class Graph:
     operands: tuple[Operand, ...]
     results: tuple[Result, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.nodes, self.operands, self.results))
+
     def operand(self, name: str) -> Operand:
         return next(o for o in self.operands if o.name == name)
 
-    def extents(self) -> list[Extent]:
+    def extents(self) -> tuple[Extent, ...]:
         """The extent of every node. Inputs of elementwise nodes broadcast; widths that are not 0 must agree."""
+        return self._extents
+
+    @cached_property
+    def _extents(self) -> tuple[Extent, ...]:
         result: list[Extent] = []
         for node in self.nodes:
             result.append(self._extent(node, [result[i] for i in node.inputs]))
-        return result
+        return tuple(result)
 
     def _extent(self, node: Node, inputs: list[Extent]) -> Extent:
         match node.op:
@@ -138,7 +149,10 @@ class Graph:
 
     def transposed(self) -> Graph:
         """The graph for the transposed product: rows and columns are exchanged. No node may pair or group columns."""
+        return self._transposed
 
+    @cached_property
+    def _transposed(self) -> Graph:
         def transposed(e: Extent) -> Extent:
             return Extent(e.batch, e.width > 0, 1 if e.m else 0)
 
@@ -146,6 +160,16 @@ class Graph:
         nodes = [replace(x, value=(x.value[0], axes[x.value[1]])) if x.op == "reduce" else x for x in self.nodes]
         operands = [replace(o, extent=transposed(o.extent)) for o in self.operands]
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
+
+    @cached_property
+    def stored(self) -> list[str]:
+        """The names of results that are matrices."""
+        return [r.name for r in self.results if self.extents()[r.node].is_matrix]
+
+    @cached_property
+    def matrices(self) -> list[str]:
+        """The names of operands and results that are matrices."""
+        return [o.name for o in self.operands if o.extent.is_matrix] + self.stored
 
     def is_reduced(self, result: Result) -> bool:
         """Whether a result is a reduction."""
@@ -162,7 +186,7 @@ class Graph:
         """Whether anything is computed; if not, the product is stored as it is."""
         return len(self.nodes) > 1
 
-    @property
+    @cached_property
     def is_bare(self) -> bool:
         """Whether it is the bare product's: the product is stored once, as it is."""
         return not self.computes and not self.operands and len(self.results) == 1
@@ -177,13 +201,14 @@ class Graph:
         """Whether the graph needs each row of the product within one tile."""
         return any(n.op == "top_k_softmax" for n in self.nodes)
 
-    @property
+    @cached_property
     def transposable(self) -> bool:
         """Whether `transposed` is possible."""
         ops = {node.op for node in self.nodes}
         return not (self.halves or ops & {"one_hot", "quantize", "scale", "top_k_softmax"})
 
 
+@lru_cache(maxsize=16)
 def bare(output: DType) -> Graph:
     """D = A @ B, stored as `output`."""
     return Graph((Node("accumulator"),), (), (Result("out", 0, output),))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.pointer import Pointer
@@ -52,13 +53,12 @@ class Matrix:
         """From one contiguous row, or column if column-major, to the next."""
         return (self.col_stride if self.column_major else self.row_stride) * self.dtype.bytes
 
-    @property
+    @cached_property
     def tma_ready(self) -> bool:
         """Whether TMA can address it: one unit stride, the others multiples of 16 bytes, an aligned base."""
         if self.contiguous is None or self.alignment % TMA_ALIGNMENT:
             return False
-        strides = [self.pitch_bytes, self.batch_stride * self.dtype.bytes]
-        return all(0 <= s < MAX_STRIDE_BYTES and s % TMA_ALIGNMENT == 0 for s in strides)
+        return _fits_tma(self.pitch_bytes) and _fits_tma(self.batch_stride * self.dtype.bytes)
 
     @property
     def loads_by_tma(self) -> bool:
@@ -79,6 +79,8 @@ class Matrix:
 
     def canonical(self) -> Matrix:
         """The same matrix; strides of length-1 dimensions, which are never used, become values that TMA accepts."""
+        if self.rows > 1 and self.cols > 1 and (self.batch > 1 or not self.batch_stride):
+            return self
         step = TMA_ALIGNMENT // self.dtype.bytes
         row, col = self.row_stride, self.col_stride
         if self.cols <= 1 and row != 1:
@@ -125,7 +127,7 @@ class Problem:
     def batch(self) -> int:
         return self.d.batch
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Matrix, Matrix]:
         """A as M x K and B as N x K, as kernels copy them."""
         return self.a, self.b.T
@@ -169,3 +171,8 @@ class BoundProblem(Problem):
     @staticmethod
     def of(p: Problem, a: Pointer, b: Pointer, arrays: Mapping[str, Matrix]) -> BoundProblem:
         return BoundProblem(p.a, p.b, p.d, p.accumulate, a, b, arrays)
+
+
+def _fits_tma(stride: int) -> bool:
+    """Whether a tensor map may have a stride of that many bytes."""
+    return 0 <= stride < MAX_STRIDE_BYTES and stride % TMA_ALIGNMENT == 0

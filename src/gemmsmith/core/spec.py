@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 
 from gemmsmith.core.config import Config
@@ -47,29 +48,22 @@ class EpilogueSpec:
         return EpilogueSpec(bare(d.dtype), tma, column_major)
 
     @property
-    def matrices(self) -> list[str]:
-        """The names of operands and results that are matrices."""
-        operands = [o.name for o in self.graph.operands if o.extent.is_matrix]
-        return operands + self._stored
-
-    @property
     def by_threads(self) -> bool:
         """Whether threads store some matrix element by element, not TMA."""
-        return not self.tma.issuperset(self._stored)
-
-    @property
-    def _stored(self) -> list[str]:
-        extents = self.graph.extents()
-        return [r.name for r in self.graph.results if extents[r.node].is_matrix]
+        return not self.tma.issuperset(self.graph.stored)
 
     def over(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
         """The spec for matrices with these strides and alignments. Integers are not loaded by TMA, since the kernel
         computes in fp32."""
         floats = [o.name for o in self.graph.operands if o.extent.is_matrix and o.dtype and not o.dtype.is_integer]
         tma = {name for name in floats if arrays[name].loads_by_tma}
-        tma |= {name for name in self._stored if arrays[name].stores_by_tma}
-        column_major = frozenset(name for name in self.matrices if arrays[name].column_major)
-        return replace(self, tma=frozenset(tma), column_major=column_major)
+        tma |= {name for name in self.graph.stored if arrays[name].stores_by_tma}
+        column_major = frozenset(name for name in self.graph.matrices if arrays[name].column_major)
+        return EpilogueSpec(self.graph, frozenset(tma), column_major, self.exact, self.atomic)
+
+    def of(self, graph: Graph) -> EpilogueSpec:
+        """The same with another graph."""
+        return EpilogueSpec(graph, self.tma, self.column_major, self.exact, self.atomic)
 
 
 def slices(config: Config, graph: Graph) -> int:
@@ -135,11 +129,10 @@ class KernelSpec:
     @staticmethod
     def of(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
         """The spec of a problem, by default of the bare product; ConfigError where the config cannot work."""
-        spec = KernelSpec(
+        spec = _checked(KernelSpec(
             config, problem.a.dtype, problem.accumulate, tuple(map(operand_major, problem.operands)),
             epilogue or EpilogueSpec.bare(problem.d),
-        )  # fmt: skip
-        spec.check()
+        ))  # fmt: skip
         if spec.epilogue.graph.takes_whole_rows and problem.n > config.tile[1]:
             raise ConfigError(
                 f"tile N: got {config.tile[1]} for n = {problem.n}; this epilogue needs a row in one tile, "
@@ -246,3 +239,10 @@ class KernelSpec:
                 f"registers: the accumulator of {self.warpgroup_rows}x{c.tile[1]} takes {taken} a thread, "
                 f"{taken - limit} more than fit; use more consumers or a smaller tile"
             )
+
+
+@lru_cache(maxsize=4096)
+def _checked(spec: KernelSpec) -> KernelSpec:
+    """The spec, checked: once, for products of any size may have it."""
+    spec.check()
+    return spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from gemmsmith.core.dtypes import DType
@@ -43,7 +44,7 @@ class Tile:
     k: int
     major: Literal["K", "MN"]
 
-    @property
+    @cached_property
     def inner(self) -> int:
         """Elements along the contiguous index, padded to a whole 32-byte row for MN-major."""
         step = 32 // self.dtype.bytes
@@ -53,21 +54,21 @@ class Tile:
     def outer(self) -> int:
         return self.mn if self.major == "K" else self.k
 
-    @property
+    @cached_property
     def swizzle(self) -> int:
         return widest_swizzle(self.inner * self.dtype.bytes)
 
-    @property
+    @cached_property
     def pitch(self) -> int:
         """Bytes of a box row: the swizzle's width, or the whole row where nothing is swizzled."""
         return self.swizzle or self.inner * self.dtype.bytes
 
-    @property
+    @cached_property
     def box_inner(self) -> int:
         """Elements of a box along the contiguous index."""
         return self.pitch // self.dtype.bytes
 
-    @property
+    @cached_property
     def boxes(self) -> int:
         return self.inner // self.box_inner
 

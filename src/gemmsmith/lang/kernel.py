@@ -71,7 +71,7 @@ class Kernel:
                 address = address + aligned(s.nbytes(bound))
         return found
 
-    @property
+    @cached_property
     def shared_bytes(self) -> int:
         """Dynamic shared memory a CTA, in bytes."""
         return max((b.offset + b.bytes for b in self.buffers), default=0)
@@ -81,7 +81,7 @@ class Kernel:
         """Registers a thread that ptxas may use: the launch bound's share of 64 K, at most 255."""
         return register_cap(self.threads)
 
-    @property
+    @cached_property
     def parameter_kinds(self) -> tuple[str, ...]:
         """For the launcher: "tensor_map", "pointer" (u64) or the type's name."""
         names = {TENSOR_MAP: "tensor_map", U64: "pointer"}

@@ -3,6 +3,8 @@ cycles. Granlund and Montgomery, "Division by Invariant Integers using Multiplic
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import I32, U32, U64
 from gemmsmith.lang.values import Bind, Value
@@ -27,6 +29,7 @@ def _fast_divide(x: Value, multiplier: Value, shift: Value) -> list[Value]:
     return [(x.to(U32).to(U64) * multiplier.to(U64) >> shift).to(I32)]
 
 
+@lru_cache(maxsize=1024)
 def factors(divisor: int) -> tuple[int, int]:
     """(multiplier, shift)."""
     shift = 31 + (divisor - 1).bit_length()

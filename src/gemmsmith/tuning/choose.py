@@ -16,7 +16,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import fitting, reads_again, space
+from gemmsmith.tuning.space import considered, fitting, reads_again
 
 STAGES = 8
 """Stages asked for where the user gives a tile; only the smallest problems gain from more."""
@@ -54,7 +54,7 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
     """
     epilogue = epilogue or EpilogueSpec.bare(problem.d)
     found: list[Config] = []
-    every = space(epilogue)
+    every = considered(epilogue, problem)
     some = every.take(np.flatnonzero(every.sensible(problem)))
     once = some.once(problem)
     alias_epilogue = once & (some.reusing > 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,7 @@ def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, ta
     return max(2, min(config.stages, free // (stage_bytes + BARRIER_BYTES)))
 
 
+@lru_cache(maxsize=4096)
 def fitting(config: Config, spec: KernelSpec) -> Config:
     """The config with as many of its stages as fit a kernel, whose tiles may be padded (MN-major rows to 32 bytes) and
     whose epilogue may be computed transposed."""
@@ -137,43 +138,57 @@ class Space:
 
     def tiles(self, problem: Problem) -> Column:
         """For each config, the number of clusters that have a tile."""
-        m, n = self.sizes(problem)
-        return np.asarray(problem.batch * -(-m // (self.m * self.rows)) * -(-n // (self.n * self.columns)))
+        return self._tiles(problem.m, problem.n, problem.batch)
+
+    def _tiles(self, m: int, n: int, batch: int) -> Column:
+        rows, columns = self._cluster
+        return np.asarray(batch * -(-m // rows) * -(-n // columns))
+
+    @cached_property
+    def _cluster(self) -> tuple[Column, Column]:
+        """For each config, how many rows of A and columns of B a cluster's tiles have."""
+        m, n = self.m * self.rows, self.n * self.columns
+        return np.where(self.swap_ab, n, m), np.where(self.swap_ab, m, n)
 
     def once(self, problem: Problem) -> Column:
         """For each config, whether every CTA has one tile at most."""
         return np.asarray(self.tiles(problem) <= self.resident)
 
+    def possible(self, fewest: int, most: int, n: int, k: int, batch: int) -> Column:
+        """For each config, whether it may be `sensible` for some problem with `fewest` to `most` rows: its tiles are
+        not mostly outside, and there are few enough of them, and enough of K, for its shares."""
+        k_tiles, tiles = -(-k // self.k), self._tiles(fewest, n, batch)
+        good = self.m * self.rows < 2 * np.maximum(np.where(self.swap_ab, n, most), 64)
+        good &= self.n * self.columns < 2 * np.maximum(np.where(self.swap_ab, most, n), 8)
+        good &= (self.k != FEW_ROWS_DEPTH) | (fewest <= self.n)  # B is read once
+        good &= (self.k == 64) | (k >= DEEP)
+        shares = np.maximum(self.splits, self.cluster_splits)
+        few = (tiles * np.maximum(self.splits, 1) <= self.resident) & (k_tiles >= SMALLEST_SHARE * shares)
+        good &= np.where(self.splits == 0, tiles < 4 * self.resident, (shares == 1) | few)
+        return np.asarray(good)
+
     def sensible(self, problem: Problem) -> Column:
         """For each config, whether its tiles are not mostly outside of the problem and its shares of K long enough."""
-        m, n = self.sizes(problem)
+        good = self.possible(problem.m, problem.m, problem.n, problem.k, problem.batch)
         k_tiles, tiles, resident = -(-problem.k // self.k), self.tiles(problem), self.resident
-        good = (self.m * self.rows < 2 * np.maximum(m, 64)) & (self.n * self.columns < 2 * np.maximum(n, 8))
-        good &= (self.k != FEW_ROWS_DEPTH) | (problem.m <= self.n)  # B is read once
-        good &= (self.k == 64) | (problem.k >= DEEP)
-        split = self.splits > 1
-        good &= ~split | ((tiles * self.splits <= resident) & (k_tiles >= SMALLEST_SHARE * self.splits))
-        stream = self.splits == 0
-        ragged = (
-            (-(-tiles // resident) * resident > WASTE * tiles)
-            & (tiles < 4 * resident)
-            & (tiles * k_tiles >= SMALLEST_SHARE * resident)
-        )
-        good &= ~stream | ragged
-        shared = self.cluster_splits > 1
-        good &= ~shared | ((tiles <= resident) & (k_tiles >= SMALLEST_SHARE * self.cluster_splits))
-        which = np.flatnonzero(good)
-        some = self.take(which)
-        good[which] = some.fed(problem) & some.countable(problem)
-        return np.asarray(good)
+        ragged = (-(-tiles // resident) * resident > WASTE * tiles) & (tiles * k_tiles >= SMALLEST_SHARE * resident)
+        return np.asarray(good & ((self.splits > 0) | ragged) & self.fed(problem) & self.countable(problem))
 
     def fed(self, problem: Problem) -> Column:
         """For each config, whether its producer has registers for the copies of a k-tile, in the operands' layouts."""
-        read = [m if m.tma_ready else Packing.of(m).packed for m in (problem.a, problem.b)]
-        a, b = (operand_major(m) == "MN" for m in (read[0], read[1].T))
+        layout = _layout(problem)
+        if layout not in self._fed:
+            self._fed[layout] = self._fed_by(*layout)
+        return self._fed[layout]
+
+    @cached_property
+    def _fed(self) -> dict[tuple[bool, bool, bool], Column]:
+        return {}
+
+    def _fed_by(self, a: bool, b: bool, direct: bool) -> Column:
         of_a = np.where(np.where(self.swap_ab, b, a), _boxes(self.m), _boxes(self.k))
         of_b = np.where(np.where(self.swap_ab, a, b), _boxes(self.n), _boxes(self.k))
-        few = (self.consumers == 3) | (not problem.d.stores_by_tma)
+        few = (self.consumers == 3) | direct
         copies = np.where(few, of_a + of_b, np.maximum(of_a, of_b))
         return np.asarray((self.consumers == 1) | (copies <= MOST_COPIES))
 
@@ -193,6 +208,17 @@ def space(epilogue: EpilogueSpec) -> Space:
     return Space.of(list(_configs(epilogue)), epilogue)
 
 
+def considered(epilogue: EpilogueSpec, problem: Problem) -> Space:
+    """Those of them that may be sensible for a problem, kept for others with up to twice as many rows."""
+    return _considered(epilogue, problem.m.bit_length(), problem.n, problem.k, problem.batch)
+
+
+@lru_cache(maxsize=128)
+def _considered(epilogue: EpilogueSpec, bits: int, n: int, k: int, batch: int) -> Space:
+    every = space(epilogue)
+    return every.take(np.flatnonzero(every.possible(1 << bits >> 1, (1 << bits) - 1, n, k, batch)))
+
+
 def _boxes(extent: Column) -> Column:
     """Of 64, 32 or 16 elements along a tile's contiguous index: see Tile."""
     whole = -(-extent // 16) * 16
@@ -201,12 +227,26 @@ def _boxes(extent: Column) -> Column:
 
 def is_fed(config: Config, problem: Problem) -> bool:
     """Whether a config's producer has registers for its copies; `problem` is that of the unswapped product."""
-    return bool(Space.of([config]).fed(problem)[0])
+    return bool(_alone(config).fed(problem)[0])
+
+
+@lru_cache(maxsize=1024)
+def _alone(config: Config) -> Space:
+    return Space.of([config])
+
+
+def _layout(problem: Problem) -> tuple[bool, bool, bool]:
+    """What `fed` depends on: whether A and B, as they are read, are MN-major, and whether threads store D."""
+    a, b = (m if m.tma_ready else Packing.of(m).packed for m in (problem.a, problem.b))
+    return operand_major(a) == "MN", operand_major(b.T) == "MN", not problem.d.stores_by_tma
 
 
 def has_one_tile(config: Config, problem: Problem) -> bool:
     """Whether each CTA of a config has one tile at most."""
-    return bool(Space.of([config]).once(problem)[0])
+    m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
+    (rows, columns), (tile_m, tile_n, _) = config.cluster, config.tile
+    tiles = problem.batch * -(-m // (tile_m * rows)) * -(-n // (tile_n * columns))
+    return tiles <= resident_clusters(rows * columns * config.cluster_splits)
 
 
 def has_room(config: Config, epilogue: EpilogueSpec) -> bool:
@@ -215,6 +255,7 @@ def has_room(config: Config, epilogue: EpilogueSpec) -> bool:
     return config.stages >= 3 and _has_registers(config.design, m, n, config.consumers, epilogue)
 
 
+@lru_cache(maxsize=1024)
 def with_reuse_for(epilogue: EpilogueSpec, config: Config) -> Config:
     """A bare product's config of one tile a CTA: an epilogue's results leave through the stages as the product did, and
     where a matrix is loaded wherever they fit: 0.3 to 1.3 % of six such products (tries-h200.json)."""

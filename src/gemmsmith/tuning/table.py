@@ -63,9 +63,9 @@ def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = Non
         return None
     try:
         if has_one_tile(config, problem):
-            config = config.replace(sync_clusters=False)
+            config = config.replace(sync_clusters=False) if config.sync_clusters else config
             config = with_reuse_for(epilogue, config) if epilogue else config
-        elif not reads_again(problem):
+        elif not reads_again(problem) and (config.sync_clusters or config.serpentine):
             config = config.replace(sync_clusters=False, serpentine=False)
         return fitting(config, KernelSpec.of(problem.T if config.swap_ab else problem, config, epilogue))
     except ConfigError:
@@ -128,7 +128,12 @@ def _damaged(file: Path, why: str) -> None:
 
 
 def _kept_file() -> Path:
-    return cache_directory() / "tuned.json"
+    return _file_in(cache_directory())
+
+
+@lru_cache(maxsize=16)
+def _file_in(folder: Path) -> Path:
+    return folder / "tuned.json"
 
 
 @lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 _DIGEST = hashlib.sha256().digest_size
@@ -14,7 +15,12 @@ _DIGEST = hashlib.sha256().digest_size
 
 def directory() -> Path:
     """GEMMSMITH_CACHE_DIR, where ~ is the home folder; else the platform's cache folder."""
-    given = os.environ.get("GEMMSMITH_CACHE_DIR")
+    return _directory(*map(os.environ.get, ("GEMMSMITH_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
+
+
+@lru_cache(maxsize=16)
+def _directory(given: str | None, *changing: str | None) -> Path:
+    """For these values of environment variables, of which the platform's folder depends on the last two."""
     if given:
         return Path(os.path.expanduser(given))
     import platformdirs

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, TF32
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, TF32, DType
 from gemmsmith.core.errors import DeviceError
 from gemmsmith.core.tensor_map import TensorMap
 
@@ -98,8 +98,22 @@ def encode_tensor_map(map: TensorMap) -> Any:
     _require_driver()
     from cuda.bindings import driver as cu
 
+    element, swizzle, ones, interleave, promotion, fill = _codes(map.dtype, map.swizzle)
+    extents, strides = [cu.cuuint64_t(x) for x in map.extents], [cu.cuuint64_t(x) for x in map.strides]
+    box = [cu.cuuint32_t(x) for x in map.box]
+    result = cu.cuTensorMapEncodeTiled(
+        element, 3, map.address, extents, strides, box, ones, interleave, swizzle, promotion, fill
+    )
+    return check(result, f"cuTensorMapEncodeTiled({map})" if result[0] else "")
+
+
+@lru_cache(maxsize=64)
+def _codes(dtype: DType, swizzle: int) -> tuple[Any, ...]:
+    """For encoding a tensor map: the driver's dtype and swizzle, element strides, interleave, L2 promotion, fill."""
+    from cuda.bindings import driver as cu
+
     types, swizzles = cu.CUtensorMapDataType, cu.CUtensorMapSwizzle
-    dtype = {
+    elements = {
         BF16: types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         FP16: types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         FP32: types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
@@ -107,25 +121,19 @@ def encode_tensor_map(map: TensorMap) -> Any:
         E5M2: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         INT8: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         TF32: types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-    }[map.dtype]
-    swizzle = {
+    }
+    modes = {
         128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
         64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
         32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
         0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
-    }[map.swizzle]
+    }
     # Promotion to 256 B made M <= 64 slower by 1 to 5 %: more sectors are read, no fewer come from DRAM.
-    result = cu.cuTensorMapEncodeTiled(
-        dtype,
-        3,
-        map.address,
-        [cu.cuuint64_t(x) for x in map.extents],
-        [cu.cuuint64_t(x) for x in map.strides],
-        [cu.cuuint32_t(x) for x in map.box],
+    return (
+        elements[dtype],
+        modes[swizzle],
         [cu.cuuint32_t(1)] * 3,
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        swizzle,
         cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-    return check(result, f"cuTensorMapEncodeTiled({map})")

@@ -6,7 +6,6 @@ import ctypes
 import struct
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from gemmsmith.backends.cuda.driver import encode_tensor_map
@@ -100,7 +99,8 @@ class Prepared:
     def _encode(template: TensorMap, address: int, encoded: dict[int, Any]) -> tuple[Any, int]:
         if len(encoded) >= MOST_MAPS:
             encoded.clear()
-        made = encode_tensor_map(replace(template, address=address))
+        t = template
+        made = encode_tensor_map(TensorMap(address, t.dtype, t.extents, t.strides, t.box, t.swizzle))
         entry = encoded[address] = made, int(made.getPtr())
         return entry
 

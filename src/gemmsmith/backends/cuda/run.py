@@ -43,21 +43,20 @@ class Call:
         spans = {
             name: (first - x.address, end - x.address) for name, x in arrays.items() for first, end in [byte_range(x)]
         }
-        written = {name: span for name, span in spans.items() if arrays[name].writable}
-        self._pairs = [
-            (w, *span, name, *other)
-            for w, span in written.items()
-            for name, other in spans.items()
-            if name != w and (name not in written or name > w)
+        made = {pointer for _, pointer, *_ in self.missing}
+        written = [name for name in spans if arrays[name].writable and name not in made]
+        self._pairs = [  # and the distances between which two that overlap lie
+            (w, name, spans[w][0] - spans[name][1], spans[w][1] - spans[name][0])
+            for w in written
+            for name in spans
+            if name not in made and name != w and (name not in written or name > w)
         ]
 
     def apart(self, addresses: Mapping[str, Any]) -> bool:
         """Whether no result that is given shares a byte with another array, as far as their ranges tell."""
-        for w, first, end, name, other_first, other_end in self._pairs:
-            if w in addresses and name in addresses:
-                result, other = addresses[w], addresses[name]
-                if result + first < other + other_end and other + other_first < result + end:
-                    return False
+        for w, name, first, end in self._pairs:  # noqa: SIM110 all() takes three times as long
+            if first < addresses[name] - addresses[w] < end:
+                return False
         return True
 
     def space(self, like: Any, workspace: Any) -> Any:

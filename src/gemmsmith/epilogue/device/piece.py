@@ -34,7 +34,7 @@ class Lowered(Protocol):
 
     graph: Graph
     layout: Layout
-    extents: list[Extent]
+    extents: tuple[Extent, ...]
     widths: dict[str, int]
     chosen: dict[int, Lowering]
     inputs: dict[str, Scalar | Vector | DirectMatrix]

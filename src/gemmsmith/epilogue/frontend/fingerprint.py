@@ -29,13 +29,16 @@ def fingerprint(source: Any) -> Hashable:
     if isinstance(source, Graph):
         return source
     try:
-        known = isinstance(source, (FunctionType, partial)) or is_module(source)
-        return _value(source, ()) if known else None
+        if isinstance(source, FunctionType):
+            return _function(source, ())
+        return _value(source, ()) if isinstance(source, partial) or is_module(source) else None
     except _UnknownError:
         return None
 
 
 def _value(x: Any, inside: tuple[CodeType, ...]) -> Hashable:
+    if known := _FIXED.get(id(x)):
+        return known
     if type(x) in _NUMBERS:
         return type(x), repr(x)  # 0.0 and -0.0, NaN
     if type(x) is tuple:
@@ -52,10 +55,17 @@ def _value(x: Any, inside: tuple[CodeType, ...]) -> Hashable:
     if isinstance(x, ModuleType):
         library = x.__name__.partition(".")[0]
     if isinstance(x, (ModuleType, BuiltinFunctionType, type)) and (library in LIBRARIES or library == "builtins"):
-        return _Same(x)
+        return _fixed(x)
     if type(x).__module__.partition(".")[0] in LIBRARIES and type(x).__name__ in ("dtype", "DType", "ufunc"):
-        return _Same(x)
+        return _fixed(x)
     raise _UnknownError
+
+
+def _fixed(x: Any) -> _Same:
+    """The fingerprint of something that does not change, found by its id from then on."""
+    if len(_FIXED) >= MOST_FIXED:
+        _FIXED.clear()
+    return _FIXED.setdefault(id(x), _Same(x))
 
 
 def _items(named: Mapping[str, Any], inside: tuple[CodeType, ...]) -> Hashable:
@@ -71,16 +81,20 @@ def _function(f: FunctionType, inside: tuple[CodeType, ...]) -> Hashable:
     if f.__dict__:  # it may read its own attributes
         raise _UnknownError
     inside = (*inside, code)
-    parts: list[Hashable] = [code, _value(f.__defaults__ or (), inside)]
-    parts.append(_items(f.__kwdefaults__ or {}, inside))
+    parts: list[Hashable] = [code, None, None]
+    if f.__defaults__:
+        parts[1] = _value(f.__defaults__, inside)
+    if f.__kwdefaults__:
+        parts[2] = _items(f.__kwdefaults__, inside)
     for cell in f.__closure__ or ():
         try:
             parts.append(_value(cell.cell_contents, inside))
         except ValueError:  # an empty cell
             raise _UnknownError from None
+    named = f.__globals__
     for name in _names(code):
-        if name in f.__globals__:
-            parts.append((name, _value(f.__globals__[name], inside)))
+        if name in named:
+            parts.append((name, _value(named[name], inside)))
     return tuple(parts)
 
 
@@ -104,3 +118,8 @@ class _Same:
 
     def __hash__(self) -> int:
         return id(self.thing)
+
+
+_FIXED: dict[int, _Same] = {}
+"""By id, which is not used again while the entry keeps the object alive."""
+MOST_FIXED = 4096

@@ -41,6 +41,14 @@ def trace(
     functools.partial, an object with __call__, a torch.nn.Module without parameters, whose forward it is.
     Raises EpilogueError, which quotes the function's line, for what cannot be fused.
     """
+    return trace_sized(function, product, operands)[0]
+
+
+def trace_sized(
+    function: Callable[..., Any], product: tuple[int, ...], operands: Mapping[str, tuple[Extent, DType | None]]
+) -> tuple[Graph, bool]:
+    """The graph, and whether the function asked for a shape, so that products with other numbers of rows may have
+    another one."""
     function = _called(function)
     where = _definition(function)
     parameters = _parameters(function, operands, where)
@@ -66,7 +74,7 @@ def trace(
             raise refused(f"{operand.name}: no result needs this operand; use it, or do not pass it", where)
         if any(r.name == operand.name for r in graph.results):
             raise refused(f"{operand.name}: a result has an operand's name; give it another", where)
-    return graph
+    return graph, t.sized
 
 
 def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, Any]:
@@ -97,7 +105,7 @@ class Tracing:
     """One run of a function: the nodes so far, and how more are made. A call makes an elementwise one."""
 
     def __init__(self, product: tuple[int, ...]) -> None:
-        self.product = product
+        self.product, self.sized = product, False
         self.nodes: list[Node] = []
 
     def add(self, op: str, extent: Extent, *inputs: Traced, value: Any = None, where: str | None = None) -> Traced:
@@ -268,6 +276,7 @@ class Traced:
         """Broadcast over what it does not vary along, without indices of length 1 in front."""
         if self.op in ("reduce", "scale"):
             raise refused("the shape of a reduction's result is known afterwards; return it")
+        self.tracing.sized = True
         *b, m, n = self.tracing.product
         width = self.extent.width
         if self.extent.batch and b:
