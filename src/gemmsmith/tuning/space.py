@@ -142,6 +142,11 @@ class Space:
         m, n = self.sizes(problem)
         return np.asarray(problem.batch * -(-m // (self.m * self.rows)) * -(-n // (self.n * self.columns)))
 
+    @property
+    def in_order(self) -> Column:
+        """For each config, whether one CTA sums all k-tiles of a tile."""
+        return np.asarray((self.splits == 1) & (self.cluster_splits == 1))
+
     def once(self, problem: Problem) -> Column:
         """For each config, whether every CTA has one tile at most."""
         return np.asarray(self.tiles(problem) <= self.resident)
