@@ -22,8 +22,9 @@ from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.layout import suits
 from gemmsmith.tuning.choose import choose
+from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import space
+from gemmsmith.tuning.space import has_one_tile, space
 from gemmsmith.tuning.table import suited, tuned
 
 TILES_AGREE = False
@@ -60,6 +61,8 @@ def invariant(binding: Binding) -> Config:
         return choose(problem, epilogue, in_order=True)
     b = replace(problem.b, batch=1, batch_stride=0)
     config = _one_for_all(b, problem.d.dtype, problem.accumulate, _worst(binding))
+    if config.can_sync_clusters and not has_one_tile(config, problem):
+        config = config.replace(sync_clusters=wave_bytes(problem, config) > CAPACITY)
     return suited(config, problem, epilogue) or config
 
 
