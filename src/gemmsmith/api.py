@@ -23,7 +23,7 @@ _KNOWN: dict[Hashable, tuple[Plan, Call | None]] = {}
 def gemm(
     a: Any, b: Any, *, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
     out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, atomic: bool = False,
-    config: Config | None = None, backend: Backend = "auto", **named: Any,
+    config: Config | None = None, batch_invariant: bool = False, backend: Backend = "auto", **named: Any,
 ) -> Any:  # fmt: skip
     """out = epilogue(a @ b).
 
@@ -38,6 +38,10 @@ def gemm(
     exact: functions by CUDA's math library instead of the special-function unit's approximations.
     atomic: sums are added to the result as they come, in no fixed order, instead of in two deterministic steps.
     config: the kernel's choices, by default those of the analytic model.
+    batch_invariant: a row of every result has the same bits whatever m is, whatever other rows hold, and in whichever
+    batch it is, for the same n, k, dtypes and epilogue; K is not split, so products of few rows are slower. Of
+    reductions that holds for those along a row; what is reduced over rows depends on all of them. Refuses `atomic`,
+    and a config with `splits` or `serpentine`. Without it a row may round differently when m changes.
     backend: "auto" runs arrays on a GPU there and arrays on the CPU by the float64 reference; "cuda", "sim"
     (the simulator) and "reference" ask for one.
 
@@ -49,7 +53,7 @@ def gemm(
     source: Hashable = "bare" if epilogue is None and not given else fingerprint(epilogue)
     results = by_name(out)
     key, addresses = signatures(a, b, results, given)
-    options: Hashable = (source, key, type(out), out_dtype, accumulate, exact, atomic, config, backend)
+    options: Hashable = (source, key, type(out), out_dtype, accumulate, exact, atomic, config, batch_invariant, backend)
     try:
         found = _KNOWN.get(options)
     except TypeError:  # an option is not hashable: Plan refuses it
@@ -63,7 +67,7 @@ def gemm(
         return value
     plan_ = Plan(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
-        exact=exact, atomic=atomic, config=config, backend=backend,
+        exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend=backend,
     )  # fmt: skip
     binding = plan_.release()
     if source is not None:
@@ -76,7 +80,7 @@ def gemm(
 def plan(
     a: Any, b: Any, *, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
     out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, atomic: bool = False,
-    config: Config | None = None, backend: Backend = "auto", **named: Any,
+    config: Config | None = None, batch_invariant: bool = False, backend: Backend = "auto", **named: Any,
 ) -> Plan:  # fmt: skip
     """A Plan for arrays like these, or for `Spec(shape, dtype, strides)` stand-ins; arguments as in `gemm`.
 
@@ -85,7 +89,7 @@ def plan(
     given = {**(operands or {}), **named}
     plan_ = Plan(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
-        exact=exact, atomic=atomic, config=config, backend=backend,
+        exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend=backend,
     )  # fmt: skip
     plan_.release()
     return plan_
@@ -94,7 +98,7 @@ def plan(
 def simulate(
     a: Any, b: Any, *, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
     out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, atomic: bool = False,
-    config: Config | None = None, seed: int = 0, **named: Any,
+    config: Config | None = None, batch_invariant: bool = False, seed: int = 0, **named: Any,
 ) -> Simulation:  # fmt: skip
     """Executes the kernel that `gemm` would run, on the CPU, instruction by instruction; arguments as in `gemm`.
 
@@ -104,7 +108,7 @@ def simulate(
     given = {**(operands or {}), **named}
     plan_ = plan(
         a, b, epilogue=epilogue, operands=given, out=out, out_dtype=out_dtype, accumulate=accumulate,
-        exact=exact, atomic=atomic, config=config, backend="sim",
+        exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend="sim",
     )  # fmt: skip
     return plan_.simulate(a, b, out, operands=given, seed=seed)
 

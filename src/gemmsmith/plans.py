@@ -53,13 +53,14 @@ class Plan:
     def __init__(
         self, a: Any, b: Any, out: Any = None, *, out_dtype: Any = None, accumulate: Any = "fp32",
         epilogue: Any = None, operands: Mapping[str, Any] | None = None, exact: bool = False, atomic: bool = False,
-        config: Config | None = None, backend: Backend = "auto",
+        config: Config | None = None, batch_invariant: bool = False, backend: Backend = "auto",
     ) -> None:  # fmt: skip
         if backend not in BACKENDS:
             raise ArgumentError(f"backend: got {backend!r}; use one of {', '.join(BACKENDS)}")
         if config is not None and not isinstance(config, Config):
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         from gemmsmith.tuning.choose import choose
+        from gemmsmith.tuning.invariant import invariant, refuse
         from gemmsmith.tuning.space import fitting
         from gemmsmith.tuning.table import tuned
 
@@ -69,7 +70,12 @@ class Plan:
             atomic=atomic,
         )  # fmt: skip
         self._origin = "given"
-        if config is None:
+        if batch_invariant:
+            refuse(config, binding.spec)
+            binding = binding.transposed() if binding.swapped else binding
+        if config is None and batch_invariant:
+            config, self._origin = invariant(binding), "batch-invariant"
+        elif config is None:
             config = tuned(binding.problem, binding.spec)
             fused = not binding.graph.is_bare
             self._origin = "tuned" + " without its epilogue" * fused if config else "chosen by the model"

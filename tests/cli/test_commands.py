@@ -52,6 +52,15 @@ def test_run_prints_a_table_and_writes_the_files(call, tmp_path: Path, design: s
     assert (tmp_path / "gemmsmith-output/timeline.png").stat().st_size > 5000
 
 
+def test_rows_that_do_not_depend_on_m(call) -> None:
+    """One kernel for them all, with K in whole."""
+    words = ["show", "--n", "512", "--k", "16384", "--batch-invariant"]
+    assert good(call(*words, "--m", "128")) == good(call(*words, "--m", "1000"))
+    refused = call(*words, "--splits", "4")
+    assert refused.exit_code != 0
+    assert "splits: got 4 with batch_invariant" in refused.output
+
+
 def test_hints_and_programmatic_launch(call) -> None:
     source = good(call("show", *SMALL, "--evict", "first", "last", "--pdl"))
     assert "griddepcontrol.launch_dependents" in source

@@ -138,7 +138,8 @@ def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, t
     tile is given, those of `Config()`."""
     m, n, k = (choices[name] if choices[name] is not None else size for name, size in zip("mnk", sizes, strict=True))
     a, b = operand_specs((m, n, k), choices["layout"], choices["dtype"])
-    arguments = {"out_dtype": choices["out_dtype"], "accumulate": choices["accumulate"]}
+    arguments = {"out_dtype": choices["out_dtype"], "accumulate": choices["accumulate"],
+                 "batch_invariant": choices["batch_invariant"]}  # fmt: skip
     given = {f.name: choices[f.name] for f in fields(Config) if choices[f.name] is not None}
     own = sizes == GPU_SIZES and "tile" not in given
     config: Config = Plan(a, b, **arguments).config if own else Config()

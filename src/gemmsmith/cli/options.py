@@ -100,6 +100,7 @@ problem = every(
     click.option("--pdl/--no-pdl", default=None, help="Programmatic dependent launch."),
     click.option("--alias-epilogue/--no-alias-epilogue", default=None, help="Results leave through A and B's stages."),
     click.option("--serpentine/--no-serpentine", default=None, help="Every other tile backwards through K."),
+    click.option("--batch-invariant", is_flag=True, help="Rows of D do not depend on M."),
     click.option("--sync-clusters/--no-sync-clusters", default=None, help="Clusters wait for one another."),
 )  # fmt: skip
 """What is computed, and by which kernel: the fields of a Config."""

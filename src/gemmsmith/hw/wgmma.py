@@ -74,7 +74,8 @@ def operand_access(descriptor: int, rows: int, mn_major: bool) -> Access:
 
 
 def operand_matrix(m: Machine, access: Access, rows: int, mn_major: bool, dtype: DType) -> np.ndarray:
-    """(rows, k), as what is multiplied: float32, or int64 for integers."""
+    """(rows, k), as what is multiplied: float64, whose sums of 16 products are exact or nearly so, in any order; int64
+    for integers."""
     return _numbers(np.ascontiguousarray(m.peek(access)), rows, mn_major, dtype)
 
 
@@ -83,7 +84,7 @@ def _numbers(data: np.ndarray, rows: int, mn_major: bool, dtype: DType) -> np.nd
     if dtype == TF32:
         elements = (elements.view(np.uint32) & _TF32_BITS).view(np.float32)
     matrix = elements.reshape(-1, rows).T if mn_major else elements.reshape(rows, -1)
-    return matrix.astype(np.int64 if dtype.is_integer else np.float32)
+    return matrix.astype(np.int64 if dtype.is_integer else np.float64)
 
 
 @lru_cache(maxsize=64)

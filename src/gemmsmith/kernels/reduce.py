@@ -20,9 +20,10 @@ BATCH = 8
 
 
 def shape(partials: Partials) -> tuple[int, int]:
-    """(elements, threads an element) of a CTA: a scalar takes a whole CTA, others share one, all parts in flight and
-    no more threads than that takes, for they meet in pairs."""
-    if partials.batch * partials.elements == 1:
+    """(elements, threads an element) of a CTA: what is reduced over everything takes a whole CTA, others share one, all
+    parts in flight and no more threads than that takes, for they meet in pairs. The sum of a row is thus in the same
+    order whether or not it is the only one."""
+    if partials.tiles:
         return 1, 1024
     threads = min(1 << (max(-(-partials.parts // BATCH), 1) - 1).bit_length(), 32)
     return (32, threads) if threads <= 8 else (8, threads)
@@ -93,7 +94,7 @@ def reduce(kind: str, dtype: DType, columns: int, threads: int) -> Kernel:
                     _merge(monoid, cells, tuple(other_cell[0] for other_cell in others))
                 hw.sync_threads()
                 half //= 2
-            result = monoid.finish(tuple(cell[0] for cell in cells)) * scale + shift
+            result = hw.fma(monoid.finish(tuple(cell[0] for cell in cells)), scale, shift)
             where = out + (index.to(I64) * dtype.bytes).to(U64)
             store_rounded(result, where, (rank == 0) & (index < total), dtype)
         return k.finish()

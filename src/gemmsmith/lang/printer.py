@@ -479,7 +479,7 @@ def print_kernel(kernel: Kernel) -> str:
     ]
     header = [
         *kernel.header,
-        "compile: nvcc -std=c++17 -gencode arch=compute_90a,code=sm_90a -cubin, or NVRTC for sm_90a",
+        "compile: nvcc -std=c++17 -fmad=false -gencode arch=compute_90a,code=sm_90a -cubin, or NVRTC for sm_90a",
         f"launch: grid a multiple of {prod(kernel.cluster)}, block {kernel.threads}, "
         f"{kernel.shared_bytes} bytes of dynamic shared memory",
     ]

@@ -44,8 +44,11 @@ def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Confi
     return config.replace(**changes)
 
 
-def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 64) -> list[Config]:
-    """The `most` promising configs, best first; a Plan settles the stages of operands that are packed first.
+def ranked(
+    problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 64, in_order: bool = False
+) -> list[Config]:
+    """The `most` promising configs, best first; a Plan settles the stages of operands that are packed first. With
+    `in_order` only those that sum a tile in one CTA, from its first k-tile to its last.
 
     Where each CTA has one tile at most, those that can have `alias_epilogue` do: 1.1 % in the mean of 12 shapes
     (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds of what
@@ -55,7 +58,8 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
     epilogue = epilogue or EpilogueSpec.bare(problem.d)
     found: list[Config] = []
     every = considered(epilogue, problem)
-    some = every.take(np.flatnonzero(every.sensible(problem)))
+    good = every.sensible(problem)
+    some = every.take(np.flatnonzero(good & every.in_order if in_order else good))
     once = some.once(problem)
     alias_epilogue = once & (some.reusing > 0)
     some = replace(some, stages=np.where(alias_epilogue, some.reusing, some.stages))
@@ -66,7 +70,9 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
         oriented = problem.T if config.swap_ab else problem
         if not once[i]:
             overflows = reads_again(problem) and wave_bytes(oriented, config) > CAPACITY
-            config = config.replace(serpentine=overflows, sync_clusters=overflows and config.can_sync_clusters)
+            config = config.replace(
+                serpentine=overflows and not in_order, sync_clusters=overflows and config.can_sync_clusters
+            )
         try:
             spec = KernelSpec.of(oriented, config, None if config.swap_ab else epilogue)
         except ConfigError:
@@ -76,7 +82,7 @@ def ranked(problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 6
 
 
 @lru_cache(maxsize=4096)
-def choose(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config:
-    """The config with the least estimated time. If none can be built: the default config, which is refused later, with
-    the reason."""
-    return next(iter(ranked(problem, epilogue, most=1)), Config())
+def choose(problem: Problem, epilogue: EpilogueSpec | None = None, in_order: bool = False) -> Config:
+    """The config with the least estimated time; `in_order` as in `ranked`. If none can be built: the default config,
+    which is refused later, with the reason."""
+    return next(iter(ranked(problem, epilogue, 1, in_order)), Config())

@@ -150,6 +150,11 @@ class Space:
         m, n = self.m * self.rows, self.n * self.columns
         return np.where(self.swap_ab, n, m), np.where(self.swap_ab, m, n)
 
+    @property
+    def in_order(self) -> Column:
+        """For each config, whether one CTA sums all k-tiles of a tile."""
+        return np.asarray((self.splits == 1) & (self.cluster_splits == 1))
+
     def once(self, problem: Problem) -> Column:
         """For each config, whether every CTA has one tile at most."""
         return np.asarray(self.tiles(problem) <= self.resident)

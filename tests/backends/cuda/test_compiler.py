@@ -42,6 +42,13 @@ Remark: The warnings can be suppressed with "-diag-suppress <warning-number>"
 """
 
 
+def test_products_and_sums_are_fused_only_where_the_source_says_so() -> None:
+    ptx = compile_ptx('extern "C" __global__ void f(float* x) { x[0] = x[1] * x[2] + x[3]; }', "f")
+    assert "fma" not in ptx
+    assert "mul.rn.f32" in ptx
+    assert "add.rn.f32" in ptx
+
+
 def test_a_cubin_its_symbol_and_its_resources() -> None:
     compiled = compile_source(SCALE, "scale", cache=False)
     assert compiled.cubin.startswith(b"\x7fELF")

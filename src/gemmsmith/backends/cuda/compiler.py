@@ -12,7 +12,9 @@ from gemmsmith.backends.cuda import cache as cubin_cache
 from gemmsmith.core.errors import CompileError
 
 _PTX_LINE = r"ptx input, line (\d+); error"
-OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17", "--ptxas-options=-v")
+OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17", "--fmad=false", "--ptxas-options=-v")
+"""Without contraction of products and sums, which would depend on what else a kernel computes: they are fused where the
+kernel says so, and there the simulator fuses them too."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def _compile(source: str, name: str, what: str) -> tuple[bytes, str]:
     nvrtc = _nvrtc()
     program = _check(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))[0]
     try:
-        options = OPTIONS if what == "cubin" else ("--gpu-architecture=compute_90a", *OPTIONS[1:2])
+        options = OPTIONS if what == "cubin" else ("--gpu-architecture=compute_90a", *OPTIONS[1:3])
         error = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])[0]
         log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
         log = log.rstrip("\0")

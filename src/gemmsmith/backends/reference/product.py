@@ -10,20 +10,28 @@ from gemmsmith.core.dtypes import BF16, DType
 from gemmsmith.core.errors import ArgumentError
 
 Array = np.ndarray[Any, Any]
+ROWS = 64
+"""BLAS sums in an order that depends on the number of rows: it gets so many at a time, the last ones padded."""
 
 
 def exact(a: Array, b: Array) -> Array:
     """A @ B in float64. a (..., m, k) and b (..., k, n), any float dtype -> (..., m, n); batches broadcast.
 
     The products of bf16, fp16 and fp32 elements are exact or rounded once; a sum of k of them errs by at most
-    k * 2^-53 * (|A| |B|). NaN and Inf propagate as IEEE 754 says; k = 0 gives zeros.
+    k * 2^-53 * (|A| |B|); a row's sums do not depend on the other rows. NaN and Inf propagate
+    as IEEE 754 says; k = 0 gives zeros.
     Raises ArgumentError when the shapes do not match.
     """
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise ArgumentError(f"a, b: got shapes {a.shape} and {b.shape}; use (..., m, k) and (..., k, n)")
+    *batch, m, k = a.shape
+    blocks = -(-m // ROWS)
+    padded = np.zeros((*batch, blocks * ROWS, k))
+    padded[..., :m, :] = a
     with np.errstate(invalid="ignore", over="ignore"):
-        d: Array = np.matmul(a.astype(np.float64, copy=False), b.astype(np.float64, copy=False))
-    return d
+        d = np.matmul(padded.reshape(*batch, blocks, ROWS, k), b.astype(np.float64, copy=False)[..., None, :, :])
+    found: Array = d.reshape(*d.shape[:-3], blocks * ROWS, b.shape[-1])[..., :m, :]
+    return found
 
 
 def rounded(x: Array, dtype: DType) -> Array:

@@ -42,7 +42,7 @@ def _exp(x: Value) -> Value:
 def _merge_logsumexp(a: State, b: State) -> State:
     """(m, s) stands for m + log(s). Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018."""
     m = hw.maximum_nan(a[0], b[0])
-    return m, a[1] * _exp(a[0] - m) + b[1] * _exp(b[0] - m)
+    return m, hw.fma(a[1], _exp(a[0] - m), b[1] * _exp(b[0] - m))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ MONOIDS: dict[str, Monoid] = {
     "min": _simple(math.inf, hw.minimum_nan),
     "logsumexp": Monoid(
         -math.inf, (LOWEST, 0.0), lambda x: (hw.maximum_nan(x, LOWEST), _one_or_none(x)), _merge_logsumexp,
-        lambda s: s[0] + hw.approximate("lg2.approx.ftz", s[1]) * LN_2,
+        lambda s: hw.fma(hw.approximate("lg2.approx.ftz", s[1]), LN_2, s[0]),
     ),
 }  # fmt: skip
 

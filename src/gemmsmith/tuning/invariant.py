@@ -1,0 +1,109 @@
+"""The config of a batch-invariant plan: a row of D has the same bits whatever M is, and whatever other rows hold.
+
+What decides an element's bits is the order in which its k products are added. A share of K (`splits`) changes with the
+number of tiles, and `serpentine` with the tile's number in its CTA: neither is used. The order of the tiles, clusters,
+stages and waits do not matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from gemmsmith.binding import Binding
+from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import DType
+from gemmsmith.core.errors import ArgumentError, ConfigError
+from gemmsmith.core.graph import Graph
+from gemmsmith.core.problem import Matrix, Problem
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.epilogue.device.inputs import operand_argument
+from gemmsmith.epilogue.device.layout import suits
+from gemmsmith.tuning.choose import choose
+from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
+from gemmsmith.tuning.model import estimate
+from gemmsmith.tuning.space import has_one_tile, space
+from gemmsmith.tuning.table import suited, tuned
+
+TILES_AGREE = False
+"""Whether kernels of all tiles, designs and orientations (`swap_ab`) give the same bits, where one CTA sums a tile from
+its first k-tile to its last: if so each M gets the fastest of them, else all M get one config.
+tests/gpu/test_invariant.py compares their bits."""
+ROWS = (128, 256, 512, 1024, 2048, 4096, 8192)
+"""The M over which the one config is the fastest in geometric mean."""
+
+
+def refuse(config: Config | None, epilogue: EpilogueSpec) -> None:
+    """Raises ConfigError for a config whose rows depend on M, ArgumentError for sums in no fixed order."""
+    if epilogue.atomic:
+        raise ArgumentError("atomic: got True with batch_invariant=True; atomic sums have no fixed order, use False")
+    if config and config.splits != 1:
+        raise ConfigError(
+            f"splits: got {config.splits} with batch_invariant=True; which CTA sums which share of K depends on M, "
+            "use 1, or cluster_splits"
+        )
+    if config and config.serpentine:
+        raise ConfigError(
+            "serpentine: got True with batch_invariant=True; which tiles are summed backwards depends on M, use False"
+        )
+
+
+def invariant(binding: Binding) -> Config:
+    """The config of a product that is computed in the orientation of its D. A reduction of rows adds up the columns of
+    a tile, then the tiles: it has one config for all M even where tiles agree."""
+    problem, epilogue = binding.problem, binding.spec
+    if TILES_AGREE and not _combines_columns(epilogue.graph):
+        found = tuned(problem, epilogue)
+        if found and found.splits == found.cluster_splits == 1:
+            return found.replace(serpentine=False)
+        return choose(problem, epilogue, in_order=True)
+    b = replace(problem.b, batch=1, batch_stride=0)
+    config = _one_for_all(b, problem.d.dtype, problem.accumulate, _worst(binding))
+    if config.can_sync_clusters and not has_one_tile(config, problem):
+        config = config.replace(sync_clusters=wave_bytes(problem, config) > CAPACITY)
+    return suited(config, problem, epilogue) or config
+
+
+def _combines_columns(graph: Graph) -> bool:
+    """Whether a value of a row is made of several columns."""
+    return graph.takes_whole_rows or any(node.op == "reduce" and node.value[1] == "n" for node in graph.nodes)
+
+
+def _worst(binding: Binding) -> EpilogueSpec:
+    """The epilogue as it takes the most registers: what TMA reaches, how a matrix lies, and whether an operand of two
+    dimensions is a row or a matrix, may be another for M = 1."""
+    arguments, graph = binding.arguments, binding.spec.graph
+    operands = [
+        replace(o, extent=o.extent._replace(m=True))
+        if len(getattr(arguments[operand_argument(o.name)], "shape", ())) > 1
+        else o
+        for o in graph.operands
+    ]
+    spec = replace(binding.spec, graph=replace(graph, operands=tuple(operands)), tma=frozenset())
+    return replace(spec, column_major=frozenset(spec.matrices))
+
+
+@lru_cache(maxsize=1024)
+def _one_for_all(b: Matrix, output: DType, accumulate: DType, epilogue: EpilogueSpec) -> Config:
+    """The config that is the fastest for ROWS rows, in geometric mean and by the model. It suits every layout of A and
+    D, and epilogues whose matrices TMA reaches."""
+
+    def problem(rows: int) -> Problem:
+        a = Matrix(b.dtype, rows, b.rows, 1, rows)
+        return Problem(a, b, Matrix(output, rows, b.cols, b.cols, 1, alignment=output.bytes), accumulate)
+
+    every, matrices = space(epilogue), frozenset(epilogue.matrices)
+    widths = {n: suits(epilogue.graph, matrices, n) for n in set(every.n.tolist())}
+    good = every.sensible(problem(ROWS[-1])) & every.in_order & [widths[n] for n in every.n.tolist()]
+    some = every.take(np.flatnonzero(good))
+    cycles = [np.log(estimate(problem(rows), some, epilogue).cycles) for rows in ROWS]
+    for i in np.argsort(np.sum(cycles, axis=0), kind="stable"):
+        try:
+            KernelSpec.of(problem(ROWS[-1]), some.configs[i], epilogue)
+        except ConfigError:
+            continue
+        found: Config = some.configs[i]
+        return found
+    return Config()
