@@ -67,7 +67,7 @@ class Binding:
     def transposed(self) -> Binding:
         """The same product, computed as the transpose of what it is now. ConfigError if its graph has no transpose."""
         if not self.graph.transposable:
-            raise ConfigError("swap_ab: got True for an epilogue that pairs or groups columns; use False")
+            raise ConfigError("swap_ab: got True for an epilogue that needs a row's columns at once; use False")
         spec, accumulate = replace(self.spec, graph=self.graph), self.problem.accumulate
         problem, swapped, spec, arrays = _oriented(
             spec, self.arguments, self.shape, self.output, accumulate, swapped=not self.swapped
@@ -202,6 +202,8 @@ def _graph(epilogue: Any, shape: tuple[int, ...], operands: Mapping[str, ArrayIn
         for name, x in operands.items()
     }
     if isinstance(epilogue, Graph):
+        if any(node.op == "chunk" and node.value[1] != "n" for node in epilogue.nodes):
+            raise EpilogueError("epilogue: got a chunk of rows; use one of columns, (0, 'n') and (1, 'n')")
         return epilogue
     if isinstance(epilogue, type):
         raise EpilogueError(f"epilogue: got the class {epilogue.__name__}; use an instance of it")

@@ -288,7 +288,7 @@ def _light(epilogue: EpilogueSpec) -> bool:
     """Whether an epilogue is considered with the largest accumulators: the bare product, or little more, stored by TMA.
     One that loads a matrix would have too few or too narrow pieces of it in flight (tries-h200.json)."""
     graph, extents = epilogue.graph, epilogue.graph.extents()
-    vectors = [o for o in graph.operands if o.extent.m or o.extent.width]
+    vectors = [o for o in graph.operands if o.extent.height or o.extent.width]
     rich = epilogue.exact or any(node.op in RICH for node in graph.nodes)
     direct = any(extents[r.node].is_matrix and r.name not in epilogue.tma for r in graph.results)
     return not graph.computes or not (len(vectors) > 1 or _loads(epilogue) or rich or direct or _heavy(epilogue))

@@ -35,7 +35,7 @@ class Lowered(Protocol):
     graph: Graph
     layout: Layout
     extents: list[Extent]
-    widths: dict[str, int]
+    stored: dict[str, Extent]
     chosen: dict[int, Lowering]
     inputs: dict[str, Scalar | Vector | DirectMatrix]
     matrices: TmaMatrices | None
@@ -168,11 +168,11 @@ class Piece:
         tiles = dict(e.layout.stores)
         for r in self.graph.results:
             if r.name in tiles and e.stores and r.dtype:
-                spot = self._spot(chunk, e.widths[r.name])
+                spot = self._spot(chunk, e.stored[r.name].width)
                 buffer = self.buffers[r.name]
                 for first in range(0, spot.count, 2):
                     pair = partial(_shifted, here, r.node, first)
-                    pack: partial[None] = partial(_pack, pair, r.dtype)
+                    pack: partial[None] = partial(_pack, pair, 2 // e.stored[r.name].height, r.dtype)
                     if self.graph.nodes[r.node].op == "accumulator":
                         first_chunk = (chunk + (self.column // 8 + first)).named("chunk_of_tile")
                         pack = partial(_pack_product, self.accumulator, self.block, first_chunk, r.dtype)
@@ -181,7 +181,7 @@ class Piece:
             index = self.graph.nodes[reduction.result.node].inputs[0]
             spot = self._spot(chunk, reduction.width)
             for j in range(spot.count):
-                for half in range(2):
+                for half in range(reduction.halves):
                     reduction.add(part, spot, j, half, here.pair(index, j, half))
             reduction.cells.fence()
 
@@ -212,9 +212,9 @@ def _shifted(here: Evaluation, node: int, first: int, j: int, half: int) -> tupl
     return here.pair(node, first + j, half)
 
 
-def _pack(pair: fragment.Pair, dtype: DType, packed: Registers) -> None:
+def _pack(pair: fragment.Pair, halves: int, dtype: DType, packed: Registers) -> None:
     for i in range(len(packed)):
-        packed[i] = hw.pack(*pair(i // 2, i % 2), dtype)
+        packed[i] = hw.pack(*pair(i // halves, i % halves), dtype)
 
 
 def _pack_product(accumulator: Accumulator, block: Value, chunk: Value, dtype: DType, packed: Registers) -> None:
