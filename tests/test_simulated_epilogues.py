@@ -375,6 +375,15 @@ def test_every_column_of_a_block_is_written(rng: np.random.Generator, n: int, bl
         judge(plan.binding.graph, dict(zip(want, done.result, strict=True)), want, exact(a, b))
 
 
+def test_a_block_wider_than_the_product(rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((70, 32), (32, 96)))
+    plan = gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.quantize(acc, block=192))
+    done = plan.simulate(a, b)
+    assert done.hazards == []
+    want = execute(plan.binding.written, exact(a, b), {})
+    judge(plan.binding.graph, dict(zip(want, done.result, strict=True)), want, exact(a, b))
+
+
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("index", [None, 0, 2, 10, 11])
 def test_a_chunk_that_no_result_needs(rng: np.random.Generator, index: int | None, half: bool) -> None:

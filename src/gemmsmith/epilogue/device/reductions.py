@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP32
@@ -145,9 +144,11 @@ class Reduction:
             count = self.halves * self.layout.blocks if self.axis == "n" else 1
             self.cells = _Cells(self.monoid, count, f"reduced_{self.result.name}")
 
-    def begin_piece(self) -> None:
+    def begin_columns(self, first: int, chunks: int) -> None:
+        """Before so many chunks of a piece, from its chunk `first` on; both count the reduced value's own."""
         if self.axis == "m":
-            self.cells = _Cells(self.monoid, self.layout.columns // self.width // 4, f"reduced_{self.result.name}")
+            self.first, self.chunks = first, chunks
+            self.cells = _Cells(self.monoid, 2 * chunks, f"reduced_{self.result.name}")
 
     def add(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
         """Two neighbouring elements, masked along what is reduced; results outside the matrix are not written."""
@@ -155,17 +156,22 @@ class Reduction:
         for i, x in enumerate(pair):
             inside = {"n": columns[i], "m": row, "all": columns[i] & row}[self.axis]
             kept = current().select(inside, x, self.monoid.neutral)
-            cell: Any = {"n": self.halves * spot.block + half, "m": (spot.chunk + j) * 2 + i, "all": 0}[self.axis]
-            self.cells.add(cell, kept)
+            self.cells.add(self._cell(spot, j, half, i), kept)
 
-    def end_piece(self, part: Part, block: Value, column: Value) -> None:
-        """Column sums of a piece: over the 8 lanes of each column, 16 rows a warp."""
+    def _cell(self, spot: Spot, j: int, half: int, i: int) -> ValueLike:
+        """The cell of an element."""
+        if self.axis == "n":
+            return self.halves * spot.block + half
+        return (spot.chunk + (j - self.first)) * 2 + i if self.axis == "m" else 0
+
+    def end_columns(self, part: Part, block: Value, column: Value) -> None:
+        """After them, of a piece that begins at `column`: sums over the 8 lanes of each column, 16 rows a warp."""
         if self.axis != "m":
             return
         k = current()
         slab = (part.m + block * WGMMA_M) // WARP_ROWS + k.warp_index % 4
-        with k.unroll(self.layout.columns // self.width // CHUNK, name="chunk") as chunk:
-            n = part.work.n // self.width + column + chunk * CHUNK + fragment_column(k.lane)
+        with k.unroll(self.chunks, name="chunk") as chunk:
+            n = part.work.n // self.width + column + (chunk + self.first) * CHUNK + fragment_column(k.lane)
             for i in range(2):
                 self.cells.across(chunk * 2 + i, OF_COLUMN)
                 inside = (k.lane < QUAD) & (slab < self.parts) & (n + i < self.elements)
