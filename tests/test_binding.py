@@ -16,7 +16,7 @@ from gemmsmith.arrays import ArrayInfo, Spec, as_numpy, describe
 from gemmsmith.binding import Binding, bind
 from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import ArgumentError, ConfigError
-from gemmsmith.core.graph import bare
+from gemmsmith.core.graph import Extent, bare
 from gemmsmith.core.problem import Matrix, Problem
 
 bf16 = ml_dtypes.bfloat16
@@ -315,10 +315,20 @@ def test_twice_transposed_is_the_same(fused: bool) -> None:
     assert there.like(there) == there
 
 
-def test_a_graph_that_groups_columns_has_no_transpose() -> None:
-    there = bind(Spec((4, 8), "bf16"), Spec((8, 16), "bf16"), epilogue=lambda acc: acc.chunk(2)[0])
-    with pytest.raises(ConfigError, match="swap_ab: got True for an epilogue that pairs or groups columns"):
+def test_a_graph_that_needs_whole_rows_has_no_transpose() -> None:
+    there = bind(Spec((4, 8), "bf16"), Spec((8, 16), "bf16"), epilogue=lambda acc: gemmsmith.top_k_softmax(acc, 2))
+    with pytest.raises(ConfigError, match="swap_ab: got True for an epilogue that needs a row's columns at once"):
         there.transposed()
+
+
+def test_the_transpose_of_halves_pairs_rows() -> None:
+    there = bind(Spec((4, 8), "bf16"), Spec((8, 32), "bf16"), epilogue=lambda acc: acc.chunk(2)[0])
+    back = there.transposed()
+    assert there.graph.extents()[-1] == Extent(True, 1, 2)
+    assert back.spec.graph.extents()[-1] == Extent(True, 2, 1)
+    assert back.spec.graph.transposed() == there.graph
+    with pytest.raises(gemmsmith.EpilogueError, match="epilogue: got a chunk of rows; use one of columns"):
+        bind(Spec((32, 8), "bf16"), Spec((8, 4), "bf16"), epilogue=back.spec.graph)
 
 
 def test_the_kernel_computes_d_of_the_epilogue() -> None:

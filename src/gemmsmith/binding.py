@@ -68,7 +68,7 @@ class Binding:
     def transposed(self) -> Binding:
         """The same product, computed as the transpose of what it is now. ConfigError if its graph has no transpose."""
         if not self.graph.transposable:
-            raise ConfigError("swap_ab: got True for an epilogue that pairs or groups columns; use False")
+            raise ConfigError("swap_ab: got True for an epilogue that needs a row's columns at once; use False")
         spec, accumulate = self.spec.of(self.graph), self.problem.accumulate
         problem, swapped, spec, arrays = _oriented(
             spec, self.arguments, self.shape, self.output, accumulate, swapped=not self.swapped
@@ -228,6 +228,8 @@ def _written(
 ) -> tuple[Graph, bool]:
     """The graph as the user wrote it, and whether it may depend on the number of rows."""
     if isinstance(epilogue, Graph):
+        if any(node.op == "chunk" and node.value[1] != "n" for node in epilogue.nodes):
+            raise EpilogueError("epilogue: got a chunk of rows; use one of columns, (0, 'n') and (1, 'n')")
         return epilogue, False
     if isinstance(epilogue, type):
         raise EpilogueError(f"epilogue: got the class {epilogue.__name__}; use an instance of it")

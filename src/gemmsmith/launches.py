@@ -92,8 +92,9 @@ def _reduction(result: Result, spec: KernelSpec, problem: Problem, shape: Partia
     graph, out = spec.epilogue.graph, Pointer(result_argument(result.name))
     node, known = graph.nodes[result.node], graph.known(result)
     kind, axis = node.value
-    n = problem.n // max(graph.extents()[node.inputs[0]].width, 1)
-    count = {"n": n, "m": problem.m, "all": problem.batch * problem.m * n}[axis]  # elements that one is made of
+    extent = graph.extents()[node.inputs[0]]
+    m, n = problem.m // max(extent.height, 1), problem.n // max(extent.width, 1)
+    count = {"n": n, "m": m, "all": problem.batch * m * n}[axis]  # elements that one is made of
     scale, offset = 1.0, 0.0
     if known is not None and count:
         offset = {"sum": known * count, "logsumexp": known + math.log(count)}.get(kind, known)

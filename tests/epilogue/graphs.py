@@ -15,8 +15,8 @@ OPERANDS = {
     "scalar": Operand("scalar", Extent()),
     "device_scalar": Operand("device_scalar", Extent(), FP32),
     "row": Operand("row", Extent(width=1), BF16),
-    "column": Operand("column", Extent(m=True), BF16),
-    "matrix": Operand("matrix", Extent(m=True, width=1), BF16),
+    "column": Operand("column", Extent(height=1), BF16),
+    "matrix": Operand("matrix", Extent(height=1, width=1), BF16),
 }
 SHAPES = {"device_scalar": (), "row": (N,), "column": (M, 1), "matrix": (M, N)}
 ANYWHERE = ["neg", "abs", "sign", "floor", "relu", "tanh", "sigmoid", "softplus", "erf", "gelu", "gelu_tanh", "silu",

@@ -264,12 +264,46 @@ def test_problems_whose_choice_once_spilled(a: Any, b: Any, out: Any, options: d
     assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
 
 
+def row_sums(acc: Any) -> Any:
+    y = acc.gelu()
+    return y, y.sum(-1)
+
+
+def gated_row_sums(acc: Any) -> Any:
+    gate, up = acc.chunk(2)
+    y = gate.silu() * up
+    return y, y.sum(-1)
+
+
+def six_reductions(acc: Any) -> Any:
+    return acc, acc.sum(-1), acc.max(-2), acc.min(-1), acc.mean(), acc.logsumexp(-2), acc.logsumexp(-1)
+
+
+@pytest.mark.parametrize("epilogue", [row_sums, gated_row_sums, six_reductions])
+@pytest.mark.parametrize("tile", [(128, 248, 64), (128, 200, 64), (256, 136, 64), (64, 240, 64)])
+def test_reductions_beside_swapped_tiles(tile: tuple[int, int, int], epilogue: Any) -> None:
+    """Sums of rows are sums of columns there, which pieces as wide as the tile would hold all at once."""
+    a, b = Spec((512, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    config = Config(tile=tile, cluster=(1, 1), stages=3, consumers=1 + (tile[0] > 64), swap_ab=True)
+    found = gemmsmith.plan(a, b, epilogue=epilogue, config=config).resources
+    assert (found.spill_stores, found.spill_loads) == (0, 0)
+
+
 @pytest.mark.parametrize(("m", "n"), [(160, 5120), (400, 8192)])
-def test_reductions_beside_swapped_tiles(m: int, n: int) -> None:
-    """Wide ones are taken for a product without them."""
+def test_reductions_where_the_product_is_swapped(m: int, n: int) -> None:
+    """As the product without them is."""
     a, b = Spec((m, 4096), "bf16"), Spec((4096, n), "bf16", (1, 4096))
     assert gemmsmith.plan(a, b).config.swap_ab
-    reduced = gemmsmith.plan(
-        a, b, epilogue=lambda acc: (acc, acc.sum(-1), acc.max(-2), acc.min(-1), acc.mean(), acc.logsumexp(-2))
-    )
-    assert (reduced.resources.spill_stores, reduced.resources.spill_loads) == (0, 0), reduced.config
+    for epilogue in (row_sums, six_reductions):
+        reduced = gemmsmith.plan(a, b, epilogue=epilogue)
+        assert (reduced.resources.spill_stores, reduced.resources.spill_loads) == (0, 0), reduced.config
+
+
+def test_sums_beside_quantised_elements() -> None:
+    """The product is read again after they are, so that they have registers of their own."""
+
+    def quantised(acc: Any) -> Any:
+        return *gemmsmith.quantize(acc), acc.sum(-1)
+
+    plan = gemmsmith.plan(Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096)), epilogue=quantised)
+    assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config

@@ -6,7 +6,7 @@ holds one; the reference executes one in float64. The bare product is the graph 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
@@ -18,16 +18,33 @@ class Extent(NamedTuple):
     """Along which indices of the product a value varies: the batch, rows, columns.
 
     `width` is 0 for a value that is the same in every column, 1 for one a column, 2 for one in every two columns:
-    what `chunk` of interleaved halves gives.
+    what `chunk` of interleaved halves gives. `height` is the same for rows.
     """
 
     batch: bool = False
-    m: bool = False
+    height: Literal[0, 1, 2] = 0
     width: Literal[0, 1, 2] = 0
 
     @property
     def is_matrix(self) -> bool:
-        return self.m and self.width > 0
+        return self.height > 0 and self.width > 0
+
+    @property
+    def transposed(self) -> Extent:
+        return Extent(self.batch, self.width, self.height)
+
+    def reduced(self, axis: str) -> Extent:
+        """Of a reduction along "n" (one value a row), "m" (one a column) or "all"."""
+        return Extent(self.batch and axis != "all", self.height if axis == "n" else 0, self.width if axis == "m" else 0)
+
+
+def broadcast(extents: Sequence[Extent]) -> Extent:
+    """Of what is computed of values with these extents, whose widths and heights agree where they are not 0."""
+    return Extent(
+        any(e.batch for e in extents),
+        max((e.height for e in extents), default=0),
+        max((e.width for e in extents), default=0),
+    )
 
 
 @dataclass(frozen=True)
@@ -47,7 +64,8 @@ class Node:
       "accumulator"   ()      None           the product, fp32
       "constant"      ()      float          as fp32 has it: an infinity where it is beyond, see `in_fp32`
       "operand"       ()      name           as fp32
-      "chunk"         (x,)    0 or 1         the even or odd groups of 8 columns of x: gate and up, interleaved
+      "chunk"         (x,)    (i, axis)      the even (i = 0) or odd (1) groups of 8 columns (axis "n") or rows ("m") of
+                                             x: gate and up, interleaved
       "one_hot"       (x,)    None           whether a column's number is x, which has one value a row
       "cast"          (x,)    DType          rounded to a dtype and back
       "reduce"        (x,)    (kind, axis)   kind: sum, mean, max, min, logsumexp; axis: "n" (one value a row), "m"
@@ -102,7 +120,7 @@ class Graph:
         return next(o for o in self.operands if o.name == name)
 
     def extents(self) -> tuple[Extent, ...]:
-        """The extent of every node. Inputs of elementwise nodes broadcast; widths that are not 0 must agree."""
+        """The extent of every node. Inputs of elementwise nodes broadcast."""
         return self._extents
 
     @cached_property
@@ -115,23 +133,20 @@ class Graph:
     def _extent(self, node: Node, inputs: list[Extent]) -> Extent:
         match node.op:
             case "accumulator":
-                return Extent(True, True, 1)
+                return Extent(True, 1, 1)
             case "constant":
                 return Extent()
             case "operand":
                 return self.operand(node.value).extent
             case "chunk":
-                return inputs[0]._replace(width=2)
+                return inputs[0]._replace(width=2) if node.value[1] == "n" else inputs[0]._replace(height=2)
             case "scale":
                 return inputs[0]._replace(width=0)
             case "one_hot":
                 return inputs[0]._replace(width=1)
             case "reduce":
-                axis = node.value[1]
-                batch = inputs[0].batch and axis != "all"
-                return Extent(batch, axis == "n", inputs[0].width if axis == "m" else 0)
-        widths = [e.width for e in inputs if e.width]
-        return Extent(any(e.batch for e in inputs), any(e.m for e in inputs), widths[0] if widths else 0)
+                return inputs[0].reduced(node.value[1])
+        return broadcast(inputs)
 
     def reachable(self) -> set[int]:
         """Nodes that some result needs."""
@@ -148,17 +163,15 @@ class Graph:
                 yield source, i
 
     def transposed(self) -> Graph:
-        """The graph for the transposed product: rows and columns are exchanged. No node may pair or group columns."""
+        """The graph for the transposed product: rows and columns are exchanged. It must be `transposable`."""
         return self._transposed
 
     @cached_property
     def _transposed(self) -> Graph:
-        def transposed(e: Extent) -> Extent:
-            return Extent(e.batch, e.width > 0, 1 if e.m else 0)
-
         axes = {"n": "m", "m": "n", "all": "all"}
-        nodes = [replace(x, value=(x.value[0], axes[x.value[1]])) if x.op == "reduce" else x for x in self.nodes]
-        operands = [replace(o, extent=transposed(o.extent)) for o in self.operands]
+        along = ("reduce", "chunk")
+        nodes = [replace(x, value=(x.value[0], axes[x.value[1]])) if x.op in along else x for x in self.nodes]
+        operands = [replace(o, extent=o.extent.transposed) for o in self.operands]
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
 
     @cached_property
@@ -193,7 +206,8 @@ class Graph:
 
     @cached_property
     def halves(self) -> bool:
-        """Whether it pairs columns: some value has one in every two, even where no `chunk` is left that made it."""
+        """Whether it pairs columns: some value has one in every two, even where no `chunk` is left that made it. Rows
+        that are paired lie in one thread of any tile."""
         return any(extent.width == 2 for extent in self.extents())
 
     @property
@@ -203,9 +217,8 @@ class Graph:
 
     @cached_property
     def transposable(self) -> bool:
-        """Whether `transposed` is possible."""
-        ops = {node.op for node in self.nodes}
-        return not (self.halves or ops & {"one_hot", "quantize", "scale", "top_k_softmax"})
+        """Whether `transposed` is possible: no node needs a row's columns at once, or their numbers."""
+        return not {node.op for node in self.nodes} & {"one_hot", "quantize", "scale", "top_k_softmax"}
 
 
 @lru_cache(maxsize=16)

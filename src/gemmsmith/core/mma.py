@@ -69,9 +69,10 @@ OF_QUAD, OF_COLUMN = (1, 2), (4, 8, 16)
 """The bits in which the lanes differ that share a row, and those that share columns."""
 
 
-def fragment_row(warp: Any, lane: Any) -> Any:
-    """The row of a thread's elements in the first half; the second half is HALF_ROWS below. `warp`: of the four."""
-    return warp * WARP_ROWS + lane // QUAD
+def fragment_row(warp: Any, lane: Any, height: int = 1) -> Any:
+    """The row of a thread's elements in the first half; the second half is HALF_ROWS below. `warp`: of the four.
+    Where rows are paired (`height` 2) a warp has 8, one of each pair of its halves, and there is no second half."""
+    return warp * (WARP_ROWS // height) + lane // QUAD
 
 
 def fragment_column(lane: Any) -> Any:

@@ -68,10 +68,12 @@ class EpilogueSpec:
 
 def slices(config: Config, graph: Graph) -> int:
     """CTAs that reduce a slice of a tile's columns each, of those of a cluster that share its K: all of them, where
-    that makes slices of 8 columns and of 16 bytes and the graph can be transposed, as most can; else one reduces it."""
+    that makes slices of 8 columns and of 16 bytes and the graph looks at each by itself, as most do; else one reduces
+    it."""
     dtypes = [o.dtype for o in graph.operands] + [r.dtype for r in graph.results]
     columns = max([8, *(16 // dtype.bytes for dtype in dtypes if dtype)]) * config.cluster_splits
-    return config.cluster_splits if graph.transposable and config.tile[1] % columns == 0 else 1
+    apart = graph.transposable and not graph.halves
+    return config.cluster_splits if apart and config.tile[1] % columns == 0 else 1
 
 
 def check(c: Config) -> None:

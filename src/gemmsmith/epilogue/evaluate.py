@@ -49,13 +49,14 @@ class Evaluation:
         self._known: dict[tuple[int, int, int], tuple[Value, Value]] = {}
 
     def pair(self, node: int, j: int, half: int) -> tuple[Value, Value]:
-        """Two neighbouring elements of a node, as fp32: chunk offset j counts chunks of the node's own width."""
+        """Two neighbouring elements of a node, as fp32: chunk offset j counts chunks of the node's own width. The only
+        half of paired rows is 0."""
         low, high = self._pair(node, j, half)
         return _number(low), _number(high)
 
     def _pair(self, node: int, j: int, half: int) -> tuple[Value, Value]:
         extent = self.extents[node]
-        key = (node, j if extent.width else 0, half if extent.m else 0)
+        key = (node, j if extent.width else 0, half if extent.height else 0)
         if key not in self._known:
             self._known[key] = self._compute(node, *key[1:])
         return self._known[key]
@@ -69,7 +70,8 @@ class Evaluation:
                 constant = Constant(F32, float(node.value))
                 return constant, constant
             case "chunk":
-                return self._pair(node.inputs[0], 2 * j + node.value, half)
+                which, axis = node.value
+                return self._pair(node.inputs[0], *((2 * j + which, half) if axis == "n" else (j, which)))
             case "one_hot":
                 label, _ = self.pair(node.inputs[0], j, half)
                 low, high = self.columns(j)

@@ -76,13 +76,13 @@ def _worst(binding: Binding) -> EpilogueSpec:
     dimensions is a row or a matrix, may be another for M = 1."""
     arguments, graph = binding.arguments, binding.spec.graph
     operands = [
-        replace(o, extent=o.extent._replace(m=True))
+        replace(o, extent=o.extent._replace(height=max(o.extent.height, 1)))
         if len(getattr(arguments[operand_argument(o.name)], "shape", ())) > 1
         else o
         for o in graph.operands
     ]
     spec = replace(binding.spec, graph=replace(graph, operands=tuple(operands)), tma=frozenset())
-    return replace(spec, column_major=frozenset(spec.matrices))
+    return replace(spec, column_major=frozenset(spec.graph.matrices))
 
 
 @lru_cache(maxsize=1024)
@@ -94,7 +94,7 @@ def _one_for_all(b: Matrix, output: DType, accumulate: DType, epilogue: Epilogue
         a = Matrix(b.dtype, rows, b.rows, 1, rows)
         return Problem(a, b, Matrix(output, rows, b.cols, b.cols, 1, alignment=output.bytes), accumulate)
 
-    every, matrices = space(epilogue), frozenset(epilogue.matrices)
+    every, matrices = space(epilogue), frozenset(epilogue.graph.matrices)
     widths = {n: suits(epilogue.graph, matrices, n) for n in set(every.n.tolist())}
     good = every.sensible(problem(ROWS[-1])) & every.in_order & [widths[n] for n in every.n.tolist()]
     some = every.take(np.flatnonzero(good))

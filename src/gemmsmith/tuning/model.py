@@ -41,8 +41,8 @@ SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 3828, 457, 21.2
 LATENCY_CYCLES, SHARPNESS = 544, 4.15
 """The latency of a copy from DRAM; and the exponent of the norm that combines work, memory and power."""
 LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER = 123, 0.497, (1.163, 1.22)
-"""Cycles of an iteration of the mainloop, and more for each column of K: a barrier's and a wgmma's latency; and how much
-slower than its parts a k-tile of 128, or 256, is: fewer of them are in flight."""
+"""Cycles of an iteration of the mainloop, and more for each column of K: a barrier's and a wgmma's latency; and how
+much slower than its parts a k-tile of 128, or 256, is: fewer of them are in flight."""
 ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 648_000, 58_900, 124_000, 404_000, 12_750
 """At 700 W the chip gives a cycle (of 1/1600 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
 bytes that wgmma reads there, bytes from DRAM: one or the other."""
@@ -84,7 +84,7 @@ class Extra(NamedTuple):
         graph = epilogue.graph
         extents = graph.extents()
         places = [(o.extent, o.dtype) for o in graph.operands] + [(extents[r.node], r.dtype) for r in graph.results]
-        nbytes = sum(dtype.bytes / extent.width for extent, dtype in places if extent.is_matrix and dtype)
+        nbytes = sum(dtype.bytes / (extent.width * extent.height) for extent, dtype in places if extent.is_matrix and dtype)
         return Extra(nbytes, sum(node.op not in ("accumulator", "operand", "constant") for node in graph.nodes))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -23,7 +23,8 @@ from gemmsmith.core.spec import (
     operand_major,
     slices,
 )
-from gemmsmith.epilogue.device.layout import ALIGNMENT, least_bytes, suits
+from gemmsmith.epilogue.device.held import held_registers
+from gemmsmith.epilogue.device.layout import ALIGNMENT, MOST_COLUMNS, least_bytes, piece_columns, suits
 from gemmsmith.kernels.pack import Packing
 from gemmsmith.lang.types import ORDER_LENGTH
 
@@ -59,8 +60,8 @@ MOST_COPIES = 11
 """Of an operand's k-tile, beside two math warpgroups; of both operands beside three, or where D is not stored by TMA:
 with more, their addresses do not fit the producer's registers. Boxes along M or N may be as narrow as 16 elements."""
 CROWDED, APART = 0.8, 0.44
-"""Of the registers that accumulators may take, what they may where an epilogue needs more than a few; and where it
-reads a matrix without TMA, whose elements and addresses are held at once."""
+"""Of the registers that accumulators may take, what they, and elements to be quantised, may where an epilogue needs
+more than a few; and where it reads a matrix without TMA, whose elements and addresses are held at once."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions whose intermediate values would spill with the largest accumulators."""
 
@@ -107,6 +108,8 @@ class Space:
     swap_ab: Column
     reusing: Column
     """For each config, its stages with `alias_epilogue`, if that is considered; else 0."""
+    narrowest: Column
+    """Columns of the narrowest tile of all: an epilogue may take no narrower one."""
 
     @staticmethod
     def of(configs: list[Config], epilogue: EpilogueSpec | None = None) -> Space:
@@ -119,12 +122,13 @@ class Space:
         size = rows * columns * cluster_splits
         resident = np.array([resident_clusters(int(x)) for x in size])
         graph = epilogue.graph if epilogue else bare(BF16)
-        ends = np.array([slices(c, graph) for c in configs], np.int64)
+        turned = graph.transposed() if graph.transposable else graph
+        ends = np.array([slices(c, turned if c.swap_ab else graph) for c in configs], np.int64)
         reusing = np.array([_reusing(c, epilogue) if epilogue and _lone(c) else 0 for c in configs])
         return Space(
             np.fromiter(configs, object, len(configs)), m, n, k, rows, columns, stages, consumers, splits,
             cluster_splits, ends, size, resident,
-            own_tiles.astype(bool), swap_ab.astype(bool), reusing,
+            own_tiles.astype(bool), swap_ab.astype(bool), reusing, np.full(len(configs), n.min(initial=MOST_COLUMNS)),
         )  # fmt: skip
 
     def take(self, which: Column) -> Space:
@@ -164,7 +168,7 @@ class Space:
         not mostly outside, and there are few enough of them, and enough of K, for its shares."""
         k_tiles, tiles = -(-k // self.k), self._tiles(fewest, n, batch)
         good = self.m * self.rows < 2 * np.maximum(np.where(self.swap_ab, n, most), 64)
-        good &= self.n * self.columns < 2 * np.maximum(np.where(self.swap_ab, most, n), 8)
+        good &= self.n * self.columns < 2 * np.maximum(np.where(self.swap_ab, most, n), self.narrowest)
         good &= (self.k != FEW_ROWS_DEPTH) | (fewest <= self.n)  # B is read once
         good &= (self.k == 64) | (k >= DEEP)
         shares = np.maximum(self.splits, self.cluster_splits)
@@ -274,56 +278,54 @@ def reads_again(problem: Problem) -> bool:
 
 
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
+    yield from _oriented(epilogue, False)
+    if epilogue.graph.transposable:
+        yield from _oriented(replace(epilogue, graph=epilogue.graph.transposed()), True)
+
+
+def _oriented(epilogue: EpilogueSpec, swap: bool) -> Iterator[Config]:
+    """The configs with that `swap_ab`, for an epilogue of what they compute."""
     cooperative = COOPERATIVE + SHARED * _heavy(epilogue)
     tiles: list[tuple[str, int, int, int]] = [("cooperative", *t) for t in cooperative]
     tiles += [("pingpong", *t, 2) for t in PINGPONG]
-    # Sums of rows become sums of columns, whose registers are too many beside wide swapped tiles.
-    reduces = any(node.op == "reduce" for node in epilogue.graph.nodes)
-    for design, m, n, consumers in tiles:
-        if not _has_registers(design, m, n, consumers, epilogue):
-            continue
-        swaps = epilogue.graph.transposable and (n <= FEW_ROWS or not reduces)
+    roomy = [tile for tile in tiles if _has_registers(*tile, epilogue)]
+    for design, m, n, consumers in roomy or [tile for tile in tiles if suits(epilogue.graph, epilogue.tma, tile[2])]:
         depths = (64, 128) if m == 64 or m + n <= 256 else (64,)
-        for k in (*depths, FEW_ROWS_DEPTH) if swaps and n <= FEW_ROWS else depths:
-            tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES)
+        for k in (*depths, FEW_ROWS_DEPTH) if swap and n <= FEW_ROWS else depths:
+            tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES, swap_ab=swap)
             stages = stages_that_fit(tiled, epilogue, (m + n) * k * 2)
             for cluster in [*PAIRS, FOUR] if m <= 128 else PAIRS:
                 if stages < 3 or n % (8 * cluster[0]):
                     continue
                 raster = "n" if cluster[1] > cluster[0] else "m"
-                base = tiled.replace(cluster=cluster, stages=stages, raster=raster)
-                for swap in (False, True) if swaps else (False,):
-                    c = base.replace(swap_ab=swap)
-                    if swap or k != FEW_ROWS_DEPTH:
-                        yield c
-                    if n % 16 == 0 if n > FEW_ROWS else swap:
-                        yield from _shares(c, epilogue)
+                c = tiled.replace(cluster=cluster, stages=stages, raster=raster)
+                yield c
+                if n % 16 == 0 if n > FEW_ROWS else swap:
+                    yield from _shares(c, epilogue)
 
 
 def _has_registers(name: str, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
     """Whether a tile suits an epilogue, and has registers for it beside the accumulators."""
     design = find(name)
     blocks = m // WGMMA_M // design.tile_warpgroups(consumers)
-    taken = blocks * n / 2 / design.accumulators[consumers]
-    if blocks > 1 and _heavy(epilogue):
+    if not suits(epilogue.graph, epilogue.tma, n) or (blocks > 1 and _heavy(epilogue)):
         return False
-    if taken > (APART if _reads_apart(epilogue) else 1.0 if _light(epilogue) else CROWDED):
-        return False
-    return suits(epilogue.graph, epilogue.tma, n)
+    held = held_registers(epilogue.graph, piece_columns(epilogue.graph, epilogue.tma, n))
+    taken = (blocks * n / 2 + held) / design.accumulators[consumers]
+    return taken <= (APART if _reads_apart(epilogue) else 1.0 if _light(epilogue) and not held else CROWDED)
 
 
 @lru_cache(maxsize=64)
 def _heavy(epilogue: EpilogueSpec) -> bool:
     """Whether an epilogue needs so many registers that a warpgroup should have 64 rows: for matrices beside the first
-    and reductions, if they are two, for sums of columns, for a matrix that is read without TMA, and for one that is
-    stored along its columns."""
+    and reductions, if they are two, for a matrix that is read without TMA, and for one that is stored along its
+    columns."""
     graph, extents = epilogue.graph, epilogue.graph.extents()
     matrices = [o.extent for o in graph.operands] + [extents[r.node] for r in graph.results]
     reductions = [node for node in graph.nodes if node.op == "reduce"]
     held = max(sum(extent.is_matrix for extent in matrices) - 1, 0) + len(reductions)
-    summed = any(node.value[1] == "m" for node in reductions)
     column_major = any(r.name in epilogue.column_major for r in graph.results)
-    return held > 1 or summed or _reads_apart(epilogue) or (graph.computes and column_major)
+    return held > 1 or _reads_apart(epilogue) or (graph.computes and column_major)
 
 
 @lru_cache(maxsize=64)
@@ -331,7 +333,7 @@ def _light(epilogue: EpilogueSpec) -> bool:
     """Whether an epilogue is considered with the largest accumulators: the bare product, or little more, stored by TMA.
     One that loads a matrix would have too few or too narrow pieces of it in flight (tries-h200.json)."""
     graph, extents = epilogue.graph, epilogue.graph.extents()
-    vectors = [o for o in graph.operands if o.extent.m or o.extent.width]
+    vectors = [o for o in graph.operands if o.extent.height or o.extent.width]
     rich = epilogue.exact or any(node.op in RICH for node in graph.nodes)
     direct = any(extents[r.node].is_matrix and r.name not in epilogue.tma for r in graph.results)
     return not graph.computes or not (len(vectors) > 1 or _loads(epilogue) or rich or direct or _heavy(epilogue))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import Spec
+from gemmsmith import Config, Spec
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.epilogue.frontend.fusions import ACTIVATIONS, FUSIONS, bias_activation
 
@@ -43,6 +43,19 @@ def test_no_spills(name: str) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_every_activation(activation: str) -> None:
     plan = plan_of(bias_activation(activation), {"bias": "row"})
+    assert (plan.resources.spill_stores, plan.resources.stack) == (0, 0)
+
+
+@pytest.mark.parametrize("tile", [(128, 256, 64), (128, 8, 64), (256, 128, 64)])
+def test_gated_epilogues_of_swapped_tiles(tile: tuple[int, int, int]) -> None:
+    def gated(acc, bias, c):
+        gate, up = (acc + bias).chunk(2)
+        return gate.silu() * up + c
+
+    a, b = Spec((512, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    given = {"bias": Spec((4096,), "bf16"), "c": Spec((512, 2048), "bf16")}
+    config = Config(tile=tile, cluster=(1, 1), stages=3, swap_ab=True)
+    plan = gemmsmith.plan(a, b, epilogue=gated, operands=given, config=config)
     assert (plan.resources.spill_stores, plan.resources.stack) == (0, 0)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.epilogue.device.identity import TILE, small, through
 
+import gemmsmith
 from gemmsmith.core.dtypes import as_dtype
 
 WIDTHS = (8, 16, 24, 32, 64, 96)
@@ -37,6 +38,28 @@ def test_pieces_of_column_major_matrices_are_transposed(n: int, dtype: str, rng:
     found = np.asarray(through(x, lambda acc, c: acc - c, config, c=c, out_dtype=dtype))
     want = (x.astype(np.float32) - c.astype(np.float32)).astype(as_dtype(dtype).numpy)
     np.testing.assert_array_equal(found.astype(np.float32), want.astype(np.float32))
+
+
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "fp8_e4m3"])
+@pytest.mark.parametrize("column_major", [False, True])
+def test_gated_columns_of_a_swapped_tile_are_rows(
+    n: int, dtype: str, column_major: bool, rng: np.random.Generator
+) -> None:
+    """Pieces of 32 rows, read and written, as the matrices lie and transposed."""
+    x, c = small(rng, (n, 128)), small(rng, (n, 64))
+    c = np.asfortranarray(c) if column_major else c
+    out = np.full((n, 64), np.nan, as_dtype(dtype).numpy, order="F" if column_major else "C")
+
+    def gated(acc, c):
+        gate, up = acc.chunk(2)
+        return gate + 3 * up - c
+
+    config = TILE.replace(tile=(128, n, 32), swap_ab=not column_major)  # D^T is computed anyway
+    found = np.asarray(through(x, gated, config, c=c, out=out, out_dtype=dtype))
+    gate, up = gemmsmith.deinterleave(x.astype(np.float32))
+    want = (gate + 3 * up - c).astype(as_dtype(dtype).numpy).astype(np.float32)
+    np.testing.assert_array_equal(found.astype(np.float32), want)
 
 
 def test_rows_beyond_64_are_further_pieces(rng: np.random.Generator) -> None:

@@ -17,25 +17,25 @@ from gemmsmith.epilogue.frontend.classify import classify
     [
         ((), (6, 32), Extent()),
         ((1,), (6, 32), Extent()),
-        ((32,), (6, 32), Extent(False, False, 1)),
-        ((1, 32), (6, 32), Extent(False, False, 1)),
-        ((6, 1), (6, 32), Extent(False, True, 0)),
-        ((6, 32), (6, 32), Extent(False, True, 1)),
-        ((16,), (6, 32), Extent(False, False, 2)),
-        ((6, 16), (6, 32), Extent(False, True, 2)),
-        ((3, 1, 1), (3, 6, 32), Extent(True, False, 0)),
-        ((3, 1, 32), (3, 6, 32), Extent(True, False, 1)),
-        ((3, 6, 1), (3, 6, 32), Extent(True, True, 0)),
-        ((3, 6, 16), (3, 6, 32), Extent(True, True, 2)),
-        ((1, 6, 32), (3, 6, 32), Extent(False, True, 1)),
-        ((6, 32), (3, 6, 32), Extent(False, True, 1)),
+        ((32,), (6, 32), Extent(False, 0, 1)),
+        ((1, 32), (6, 32), Extent(False, 0, 1)),
+        ((6, 1), (6, 32), Extent(False, 1, 0)),
+        ((6, 32), (6, 32), Extent(False, 1, 1)),
+        ((16,), (6, 32), Extent(False, 0, 2)),
+        ((6, 16), (6, 32), Extent(False, 1, 2)),
+        ((3, 1, 1), (3, 6, 32), Extent(True, 0, 0)),
+        ((3, 1, 32), (3, 6, 32), Extent(True, 0, 1)),
+        ((3, 6, 1), (3, 6, 32), Extent(True, 1, 0)),
+        ((3, 6, 16), (3, 6, 32), Extent(True, 1, 2)),
+        ((1, 6, 32), (3, 6, 32), Extent(False, 1, 1)),
+        ((6, 32), (3, 6, 32), Extent(False, 1, 1)),
         # an index that is there and as long as the product's varies, even where that is 1; (1,) is a scalar
         ((1,), (6, 1), Extent()),
-        ((6, 1), (6, 1), Extent(False, True, 1)),
-        ((1, 32), (1, 32), Extent(False, True, 1)),
-        ((32,), (1, 32), Extent(False, False, 1)),
-        ((1, 6, 32), (1, 6, 32), Extent(True, True, 1)),
-        ((4,), (4, 4), Extent(False, False, 1)),
+        ((6, 1), (6, 1), Extent(False, 1, 1)),
+        ((1, 32), (1, 32), Extent(False, 1, 1)),
+        ((32,), (1, 32), Extent(False, 0, 1)),
+        ((1, 6, 32), (1, 6, 32), Extent(True, 1, 1)),
+        ((4,), (4, 4), Extent(False, 0, 1)),
     ],
 )
 def test_extents(shape: tuple[int, ...], product: tuple[int, ...], extent: Extent) -> None:
@@ -58,7 +58,7 @@ def test_as_numpy_broadcasts(shape: list[int], product: list[int]) -> None:
         return
     extent = classify("x", tuple(shape), tuple(product))
     n = product[-1] // extent.width if extent.width else 1
-    kept = (*([product[0] if extent.batch else 1] if len(product) == 3 else []), product[-2] if extent.m else 1, n)
+    kept = (*([product[0] if extent.batch else 1] if len(product) == 3 else []), product[-2] if extent.height else 1, n)
     assert np.broadcast_shapes(tuple(shape), kept) == kept
 
 

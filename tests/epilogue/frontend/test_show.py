@@ -10,7 +10,7 @@ from gemmsmith.epilogue.frontend.show import pictures, tree
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.passes import optimise
 
-KINDS = {"bias": (Extent(m=True), BF16), "labels": (Extent(m=True, width=1), BF16)}
+KINDS = {"bias": (Extent(height=1), BF16), "labels": (Extent(height=1, width=1), BF16)}
 
 
 def bce(acc, bias, labels):

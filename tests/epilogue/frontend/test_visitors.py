@@ -57,7 +57,7 @@ def evaluated(graph: Graph, acc: Array, operands: Mapping[str, Any]) -> dict[str
             case "operand":
                 value = np.asarray(operands[node.value], np.float64)
             case "chunk":
-                value = deinterleave(x[0])[node.value]
+                value = deinterleave(x[0])[node.value[0]]
             case "cast":
                 value = x[0]
             case "reduce":
@@ -82,7 +82,7 @@ def test_linear_combination() -> None:
     )
     graph = tree.graph()
     assert {o.name: o.extent for o in graph.operands} == {
-        "beta": Extent(), "c": Extent(m=True, width=1), "alpha": Extent()
+        "beta": Extent(), "c": Extent(height=1, width=1), "alpha": Extent()
     }  # fmt: skip
     named = arguments(tree, (0.25, c, (2.0, (), ()), ()))
     np.testing.assert_allclose(evaluated(graph, acc, named)["out"], 2 * acc + 0.25 * c, rtol=1e-14)
@@ -228,13 +228,13 @@ def test_arguments_mirror_the_tree() -> None:
 
 def test_bind_fills_in_batches_and_dtypes() -> None:
     tree = EVT(Compute("fma"), EVT(Compute("plus"), AccFetch(), RowBroadcast("bias")), ScalarBroadcast("s"), SrcFetch())
-    given_ = {"bias": (Extent(width=1), BF16), "s": (Extent(), None), "c": (Extent(True, True, 1), E4M3)}
+    given_ = {"bias": (Extent(width=1), BF16), "s": (Extent(), None), "c": (Extent(True, 1, 1), E4M3)}
     bound = bind(tree.graph(), given_)
     assert {o.name: (o.extent, o.dtype) for o in bound.operands} == given_
     for change, message in [
-        ({"bias": (Extent(m=True), BF16)}, r"bias: got a column \(M, 1\); use a row \(N,\)"),
+        ({"bias": (Extent(height=1), BF16)}, r"bias: got a column \(M, 1\); use a row \(N,\)"),
         ({"c": (Extent(width=1), BF16)}, r"c: got a row \(N,\); use a matrix \(M, N\)"),
-        ({"c": (Extent(m=True, width=2), BF16)}, r"c: got a matrix \(M, N/2\)"),
+        ({"c": (Extent(height=1, width=2), BF16)}, r"c: got a matrix \(M, N/2\)"),
         ({"beta": (Extent(), None)}, "beta: given, but the epilogue reads bias, s, c"),
     ]:
         with pytest.raises(EpilogueError, match=message):

@@ -15,7 +15,7 @@ from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.passes import LAST, PASSES, optimise, steps
 from gemmsmith.epilogue.passes.fission import SPECIAL_FUNCTION_OPERATIONS
 
-KINDS = {"x": (Extent(m=True, width=1), BF16), "row": (Extent(width=1), BF16), "s": (Extent(), None)}
+KINDS = {"x": (Extent(height=1, width=1), BF16), "row": (Extent(width=1), BF16), "s": (Extent(), None)}
 
 
 def ops(graph: Graph) -> list[str]:
@@ -150,7 +150,7 @@ def test_steps_lead_from_the_first_to_the_last() -> None:
 
 def test_a_one_hot_row_is_not_known() -> None:
     """A label outside of the columns, as those that are to be ignored have, names none."""
-    kinds = {"labels": (Extent(m=True), BF16)}
+    kinds = {"labels": (Extent(height=1), BF16)}
     for kind, axis in (("sum", -1), ("max", -1), ("sum", -2)):
         graph = optimise(trace(lambda acc, labels: getattr(labels.one_hot(N), kind)(axis), (M, N), kinds))  # noqa: B023
         assert graph.known(graph.results[0]) is None

@@ -48,7 +48,7 @@ def _node(
         case "operand":
             return np.asarray(operands[node.value], np.float64)
         case "chunk":
-            return _half(_spread(inputs[0], product), node.value)
+            return _half(_spread(inputs[0], product), node.value[0])
         case "one_hot":
             return np.arange(product.shape[-1]) == inputs[0]
         case "cast":

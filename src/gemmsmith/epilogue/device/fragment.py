@@ -10,7 +10,7 @@ from typing import Any
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
-from gemmsmith.core.mma import CHUNK, HALF_ROWS, WARP_ROWS, fragment_column, fragment_row
+from gemmsmith.core.mma import CHUNK, HALF_ROWS, WGMMA_M, fragment_column, fragment_row
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, U32
@@ -19,28 +19,29 @@ from gemmsmith.lang.values import Registers, Value
 Index = int | Value
 """Known at build time, or made of the index of an unrolled loop."""
 Pair = Callable[[Any, int], tuple[Value, Value]]
-"""(chunk, half) -> the thread's two neighbouring elements, fp32."""
+"""(chunk, half) -> the thread's two neighbouring elements, fp32. Where rows are paired the only half is 0."""
 
 
 def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, pack: Callable[[Registers], None]) -> None:
-    """Writes `count` (1 or 2) chunks of 8 columns from `chunk` on of a 64-row piece, rounded to the tile's dtype.
+    """Writes `count` (1 or 2) chunks of 8 columns from `chunk` on of a piece, rounded to the tile's dtype.
 
-    `pack` fills registers with pairs of 16-bit elements: two a chunk, rows lane / 4 and lane / 4 + 8.
+    `pack` fills registers with pairs of 16-bit elements: of each chunk one for each of the warp's halves.
     """
+    halves = _halves(tile)
     if tile.dtype.bits == 16:
-        values = current().registers(U32, 2 * count, "packed")
+        values = current().registers(U32, halves * count, "packed")
         pack(values)
         hw.store_matrix(values, buffer + _matrix_row(tile, chunk, count), tile.major == "MN")
         return
-    for i in range(2 * count):
-        low, high = pair(i // 2, i % 2)
+    for i in range(halves * count):
+        low, high = pair(i // halves, i % halves)
         if tile.major == "MN":
-            for x, offset in zip((low, high), _element_offsets(tile, chunk + i // 2, i % 2), strict=True):
+            for x, offset in zip((low, high), _element_offsets(tile, chunk + i // halves, i % halves), strict=True):
                 one = current().registers(F32, 1, "element")
                 one[0] = x
                 hw.store_shared(one, buffer + offset)
             continue
-        address = buffer + _pair_offset(tile, chunk + i // 2, i % 2)
+        address = buffer + _pair_offset(tile, chunk + i // halves, i % halves)
         if tile.dtype == FP32:
             values = current().registers(F32, 2, "pair")
             values[0], values[1] = low, high
@@ -51,19 +52,19 @@ def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, pack:
 
 def read(tile: Tile, buffer: Value, first: int, chunks: int) -> Pair:
     """Reads so many chunks of a piece likewise, before any is used: gives (chunk from `first` on, half) -> elements."""
-    k = current()
+    k, halves = current(), _halves(tile)
     if tile.dtype.bits == 16:
         count = 2 if chunks % 2 == 0 else 1
-        held = k.registers(U32, 2 * chunks, "loaded")
+        held = k.registers(U32, halves * chunks, "loaded")
         with k.unroll(0, chunks, count, name="chunk") as chunk:
-            values = k.registers(U32, 2 * count, "matrices")
+            values = k.registers(U32, halves * count, "matrices")
             hw.load_matrix(values, buffer + _matrix_row(tile, chunk + first, count), tile.major == "MN")
-            for i in range(2 * count):
-                held[chunk * 2 + i] = values[i]
-        return lambda chunk, half: unpacked(held[chunk * 2 + half], tile.dtype)
-    held = k.registers(F32, 4 * chunks, "loaded")
+            for i in range(halves * count):
+                held[chunk * halves + i] = values[i]
+        return lambda chunk, half: unpacked(held[chunk * halves + half], tile.dtype)
+    held = k.registers(F32, 2 * halves * chunks, "loaded")
     with k.unroll(chunks, name="chunk") as chunk:
-        for half in range(2):
+        for half in range(halves):
             values = k.registers(F32, 2, "pair")
             if tile.major == "MN":
                 for i, offset in enumerate(_element_offsets(tile, chunk + first, half)):
@@ -73,8 +74,18 @@ def read(tile: Tile, buffer: Value, first: int, chunks: int) -> Pair:
             else:
                 hw.load_shared(values, buffer + _pair_offset(tile, chunk + first, half))
             for i in range(2):
-                held[chunk * 4 + 2 * half + i] = values[i]
-    return lambda chunk, half: (held[chunk * 4 + 2 * half], held[chunk * 4 + 2 * half + 1])
+                held[chunk * (2 * halves) + (2 * half + i)] = values[i]
+    return held_pairs(held, halves)
+
+
+def held_pairs(held: Registers, halves: int) -> Pair:
+    """Of registers that hold chunk after chunk, of each so many halves, two elements each."""
+
+    def pair(chunk: Any, half: int) -> tuple[Value, Value]:
+        first = chunk * (2 * halves) + 2 * half
+        return held[first], held[first + 1]
+
+    return pair
 
 
 _FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
@@ -85,23 +96,33 @@ def unpacked(pair: Value, dtype: DType) -> tuple[Value, Value]:
     return hw.unpack(pair, 0, dtype), hw.unpack(pair, 1, dtype)
 
 
+def _halves(tile: Tile) -> int:
+    """Of a warp's rows: two of 8 in a piece of 64 rows, one in a piece of 32."""
+    return tile.mn // (4 * HALF_ROWS)
+
+
 def _matrix_row(tile: Tile, chunk: Index, count: int) -> Value:
-    """Where this lane's row of a ldmatrix or stmatrix lies: rows 0-7 and 8-15 of the warp's 16, chunk by chunk. Of an
+    """Where this lane's row of a ldmatrix or stmatrix lies: the halves of the warp's rows, chunk by chunk. Of an
     MN-major tile it is a column of those rows, and the instruction transposes."""
-    k = current()
+    k, halves = current(), _halves(tile)
+    rows = halves * HALF_ROWS
+    chunk = k.lane // rows + chunk if count == 2 else chunk
     if tile.major == "MN":
-        column = ((k.lane // 16 + chunk if count == 2 else chunk) * CHUNK + k.lane % CHUNK).named("column")
-        return _offset(tile, column, (k.warp_index % 4) * 2 + k.lane // 8 % 2, 0)
-    row = ((k.warp_index % 4) * WARP_ROWS + k.lane % WARP_ROWS).named("row")
-    chunk16 = k.lane // 16 + chunk if count == 2 else chunk
-    return _offset(tile, row, chunk16, 0)
+        half = (k.warp_index % 4) * 2 + k.lane // 8 % 2 if halves == 2 else k.warp_index % 4
+        return _offset(tile, (chunk * CHUNK + k.lane % CHUNK).named("column"), half, 0)
+    return _offset(tile, ((k.warp_index % 4) * rows + k.lane % rows).named("row"), chunk, 0)
+
+
+def _row(tile: Tile, half: int) -> Value:
+    """This lane's row in that half of the warp's rows."""
+    k = current()
+    row: Value = fragment_row(k.warp_index % 4, k.lane, WGMMA_M // tile.mn) + HALF_ROWS * half
+    return row.named("row")
 
 
 def _pair_offset(tile: Tile, chunk: Index, half: int) -> Value:
     """Where this lane's pair of a chunk lies, in that half of the warp's rows."""
-    k = current()
-    row = (fragment_row(k.warp_index % 4, k.lane) + HALF_ROWS * half).named("row")
-    size = tile.dtype.bytes
+    k, row, size = current(), _row(tile, half), tile.dtype.bytes
     if tile.dtype == FP32:  # 8 columns are two 16-byte chunks, a pair is half of one
         return _offset(tile, row, k.lane % 4 // 2 + 2 * chunk, k.lane % 2 * 8)
     return _offset(tile, row, chunk * size // 2, fragment_column(k.lane) * size + chunk % 2 * 8)
@@ -109,9 +130,7 @@ def _pair_offset(tile: Tile, chunk: Index, half: int) -> Value:
 
 def _element_offsets(tile: Tile, chunk: Index, half: int) -> list[Value]:
     """Where the two elements of this lane's pair of a chunk lie."""
-    k = current()
-    row = (fragment_row(k.warp_index % 4, k.lane) + HALF_ROWS * half).named("row")
-    first = (chunk * CHUNK + fragment_column(k.lane)).named("column")
+    row, first = _row(tile, half), (chunk * CHUNK + fragment_column(current().lane)).named("column")
     return [element_offset(tile, row, first + i) for i in range(2)]
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from gemmsmith import hw
 from gemmsmith.collective.operand import tensor_map
 from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, DType
-from gemmsmith.core.graph import Operand
+from gemmsmith.core.graph import Extent, Operand
 from gemmsmith.core.mma import CHUNK, HALF_ROWS, WGMMA_M, fragment_column, fragment_row
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem
@@ -37,14 +37,18 @@ class Part:
     rows_in_all: Value
     columns_in_all: Value
 
-    def row(self, block: Value, half: int) -> Value:
-        """This thread's row of a block's half."""
-        return (self.m + self.row_of_part(block, half)).named("row")
+    def origin(self, extent: Extent) -> tuple[Value, Value]:
+        """The part's first row and column, counted in those of a value."""
+        return self.m // extent.height, self.work.n // extent.width
 
-    def row_of_part(self, block: Value, half: int) -> Value:
+    def row(self, block: Value, half: int, height: int) -> Value:
+        """This thread's row of a block's half."""
+        return (self.m // height + self.row_of_part(block, half, height)).named("row")
+
+    def row_of_part(self, block: Value, half: int, height: int) -> Value:
         """The same, counted in the part."""
         k = current()
-        row: Value = fragment_row(k.warp_index % 4, k.lane) + (block * WGMMA_M + HALF_ROWS * half)
+        row: Value = fragment_row(k.warp_index % 4, k.lane, height) + (block * (WGMMA_M // height) + HALF_ROWS * half)
         return row
 
     def columns(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
@@ -63,8 +67,8 @@ class Part:
         left = (self.columns_in_all // width - self.first_column(width)).named("columns_left")
         return first < left, first + 1 < left
 
-    def inside(self, block: Value, half: int) -> Value:
-        return (self.row(block, half) < self.rows_in_all).named("row_inside")
+    def inside(self, block: Value, half: int, height: int) -> Value:
+        return (self.row(block, half, height) < self.rows_in_all // height).named("row_inside")
 
 
 @dataclass
@@ -170,7 +174,8 @@ class Vector:
 
     def __init__(self, operand: Operand, count: int, consumers: int) -> None:
         assert operand.dtype is not None
-        self.count, self.width, self.name = count, operand.extent.width, f"held_{operand.name}"
+        self.count, self.extent, self.name = count, operand.extent, f"held_{operand.name}"
+        self.width = operand.extent.width
         argument = operand_argument(operand.name)
         self.array = Addressed(argument, operand.name, operand.dtype, m=not self.width, n=bool(self.width))
         self.buffer: SharedBuffer = current().shared(4 * count, stages=consumers, name=operand.name)
@@ -188,7 +193,8 @@ class Vector:
                 column = part.work.n // self.width + element
                 where, inside = self.array.at(here, column=column), column < part.columns_in_all // self.width
             else:
-                where, inside = self.array.at(here, part.m + element), part.m + element < part.rows_in_all
+                row = (part.m // self.extent.height + element).named("row")
+                where, inside = self.array.at(here, row), row < part.rows_in_all // self.extent.height
             self.held[round_index] = self.array.load(where, inside & (element < self.count))
 
     def settle(self, part: Part) -> None:
@@ -203,9 +209,10 @@ class Vector:
         k = current()
         address = self.buffer[part.warpgroup].address
         if not self.width:
-            rows = k.registers(F32, 2, self.name)
-            for half in range(2):
-                one, row = k.registers(F32, 1, "element"), part.row_of_part(block, half)
+            halves = 2 // self.extent.height
+            rows = k.registers(F32, halves, self.name)
+            for half in range(halves):
+                one, row = k.registers(F32, 1, "element"), part.row_of_part(block, half, self.extent.height)
                 hw.load_shared(one, address + (row * 4).to(U32))
                 rows[half] = one[0]
             return lambda chunk, half: (rows[half], rows[half])
@@ -224,7 +231,7 @@ class DirectMatrix:
     def __init__(self, operand: Operand) -> None:
         assert operand.dtype is not None
         self.array = Addressed(operand_argument(operand.name), operand.name, operand.dtype, m=True, n=True)
-        self.width = operand.extent.width
+        self.height, self.width = operand.extent.height, operand.extent.width
 
     def begin(self, part: Part) -> None:
         """Nothing: the elements are loaded where they are used."""
@@ -234,16 +241,17 @@ class DirectMatrix:
 
     def fetch(self, part: Part, block: Value, column: Value, chunks: int) -> fragment.Pair:
         k = current()
-        held = k.registers(F32, 4 * chunks, "loaded")
+        halves = 2 // self.height
+        held = k.registers(F32, 2 * halves * chunks, "loaded")
         last = part.columns_in_all // self.width
         with k.unroll(chunks, name="chunk") as chunk:
-            for half in range(2):
-                row, inside = part.row(block, half), part.inside(block, half)
+            for half in range(halves):
+                row, inside = part.row(block, half, self.height), part.inside(block, half, self.height)
                 first = part.work.n // self.width + column + chunk * CHUNK + fragment_column(k.lane)
                 for i in range(2):
                     where = self.array.at(part.work.batch, row, first + i)
-                    held[chunk * 4 + 2 * half + i] = self.array.load(where, inside & (first + i < last))
-        return lambda chunk, half: (held[chunk * 4 + 2 * half], held[chunk * 4 + 2 * half + 1])
+                    held[chunk * (2 * halves) + (2 * half + i)] = self.array.load(where, inside & (first + i < last))
+        return fragment.held_pairs(held, halves)
 
 
 def _whole_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
@@ -264,10 +272,10 @@ class TmaMatrices:
     A slot's barrier completes once for each piece it brings.
     """
 
-    def __init__(self, loads: tuple[tuple[str, Tile], ...], widths: dict[str, int], slots: int, pieces: int,
+    def __init__(self, loads: tuple[tuple[str, Tile], ...], extents: dict[str, Extent], slots: int, pieces: int,
                  parts: int, consumers: int) -> None:  # fmt: skip
         k = current()
-        self.loads, self.widths = loads, widths
+        self.loads, self.extents = loads, extents
         self.slots, self.pieces, self.parts, self.consumers = slots, pieces, parts, consumers
         self.maps = {name: k.tensor_map(operand_argument(name), partial(_whole_boxes, name, tile))
                      for name, tile in loads}  # fmt: skip
@@ -297,8 +305,8 @@ class TmaMatrices:
         hw.mbarrier_arrive_expect_tx(barrier, self.bytes)
         for name, tile in self.loads:
             buffer = self.buffers[name]
-            n = part.work.n // self.widths[name] + column * tile.k
-            for box, where in enumerate(boxes_at(tile, part.m + block * 64, n)):
+            m, n = part.origin(self.extents[name])
+            for box, where in enumerate(boxes_at(tile, m + block * tile.mn, n + column * tile.k)):
                 address = buffer[slot].at(base, buffer.slot_bytes).at(box * tile.box_bytes)
                 # It is read once.
                 hw.tma_load(self.maps[name], *where, part.work.batch, address, barrier, EVICT_FIRST)

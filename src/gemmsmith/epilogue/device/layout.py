@@ -8,8 +8,8 @@ from functools import lru_cache
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.core.graph import Graph, Node
-from gemmsmith.core.mma import CHUNK, WGMMA_M
+from gemmsmith.core.graph import Extent, Graph, Node
+from gemmsmith.core.mma import CHUNK, WGMMA_M, Major
 from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, EpilogueSpec, KernelSpec, slices
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.lines import refused
@@ -116,12 +116,12 @@ def layout(spec: KernelSpec) -> Layout:
     columns = piece_columns(graph, spec.epilogue.tma, n)
     blocks, parts = spec.warpgroup_rows // WGMMA_M, n // columns
     loads = [
-        (o.name, _tile(spec.epilogue, o.name, o.dtype, columns // o.extent.width))
+        (o.name, _tile(spec.epilogue, o.name, o.dtype, o.extent, columns))
         for o in graph.operands
         if o.extent.is_matrix and o.name in spec.epilogue.tma and o.dtype
     ]
     stores = [
-        (r.name, _tile(spec.epilogue, r.name, r.dtype, columns // extents[r.node].width))
+        (r.name, _tile(spec.epilogue, r.name, r.dtype, extents[r.node], columns))
         for r in graph.results
         if extents[r.node].is_matrix and r.dtype
     ]
@@ -136,15 +136,16 @@ def layout(spec: KernelSpec) -> Layout:
     return Layout(columns, blocks, parts, tuple(loads), tuple(stores), vectors, round, sets, slots)
 
 
-def _tile(epilogue: EpilogueSpec, name: str, dtype: DType, columns: int) -> Tile:
+def _tile(epilogue: EpilogueSpec, name: str, dtype: DType, extent: Extent, columns: int) -> Tile:
     """A piece in shared memory lies as its matrix does; fp8 row by row, since stmatrix transposes 16-bit elements."""
-    return Tile(dtype, WGMMA_M, columns, "MN" if name in epilogue.column_major and dtype.bits >= 16 else "K")
+    major: Major = "MN" if name in epilogue.column_major and dtype.bits >= 16 else "K"
+    return Tile(dtype, WGMMA_M // extent.height, columns // extent.width, major)
 
 
 def _vectors(graph: Graph, columns: int, rows: int) -> tuple[tuple[str, int], ...]:
     """The operands with one value a column or a row of a warpgroup's part of a tile, and how many those are."""
-    vectors = [o for o in graph.operands if not o.extent.is_matrix and (o.extent.m or o.extent.width)]
-    return tuple((o.name, columns // o.extent.width if o.extent.width else rows) for o in vectors)
+    vectors = [o for o in graph.operands if not o.extent.is_matrix and (o.extent.height or o.extent.width)]
+    return tuple((o.name, columns // o.extent.width if o.extent.width else rows // o.extent.height) for o in vectors)
 
 
 def _rounds(free: int, over: int, pieces: int, load: int, store: int) -> tuple[int, int, int]:
@@ -175,7 +176,7 @@ def least_bytes(graph: Graph, tma: frozenset[str], config: Config) -> int:
     loads = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
     stores = [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix]
     beside = loads + stores * (not config.alias_epilogue)
-    piece = sum(WGMMA_M * columns // e.width * dtype.bytes for e, dtype in beside if dtype)
+    piece = sum(WGMMA_M // e.height * columns // e.width * dtype.bytes for e, dtype in beside if dtype)
     parts, rows = n // columns, config.tile[0] // config.tile_warpgroups
     all_pieces = rows // WGMMA_M * parts
     pieces = min(all_pieces, 2 if loads else max(min(parts, 2), -(-all_pieces // 4)))

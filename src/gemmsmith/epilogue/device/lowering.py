@@ -43,18 +43,18 @@ class Epilogue:
         self.extents = self.graph.extents()
         self.chosen = lowerings(self.graph, spec.epilogue.exact)
         consumers, plan = spec.config.consumers, self.layout
-        self.widths: dict[str, int] = {r.name: self.extents[r.node].width for r in self.graph.results}
-        self.widths.update({o.name: o.extent.width for o in self.graph.operands})
+        of_operands = {o.name: o.extent for o in self.graph.operands}
+        self.stored = {r.name: self.extents[r.node] for r in self.graph.results}
         tma = dict(plan.loads)
         loads = [o for o in self.graph.operands if o.name not in tma]
         self.matrices = None
         if plan.loads:
-            self.matrices = TmaMatrices(plan.loads, self.widths, plan.slots, plan.pieces, plan.parts, consumers)
+            self.matrices = TmaMatrices(plan.loads, of_operands, plan.slots, plan.pieces, plan.parts, consumers)
         self.alias_epilogue = spec.config.alias_epilogue and bool(plan.stores)
         self._barriers = k.named_barriers(consumers)  # one a warpgroup
         self._all_math = k.named_barriers(1) if self.alias_epilogue else 0
         over = mainloop.stages if self.alias_epilogue else None
-        self.stores = Stores(spec, plan, self.widths, over) if plan.stores else None
+        self.stores = Stores(spec, plan, self.stored, over) if plan.stores else None
         self.inputs = {o.name: self._input(o) for o in loads}
         self.reductions: list[Reduction] = []
         self.scales: list[tuple[int, ScaleStore]] = []
@@ -63,7 +63,7 @@ class Epilogue:
             node = self.graph.nodes[r.node]
             if own.get(r.name) == r.name:
                 kind, axis = node.value
-                self.reductions.append(Reduction(r, kind, axis, self.extents[node.inputs[0]].width, spec, plan))
+                self.reductions.append(Reduction(r, kind, axis, self.extents[node.inputs[0]], spec, plan))
             elif node.op == "scale" and r.dtype:
                 self.scales.append((r.node, ScaleStore(r.name, r.dtype, plan.columns)))
         copied = self.stores.arrays if self.stores else {}

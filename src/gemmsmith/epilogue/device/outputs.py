@@ -8,6 +8,7 @@ from gemmsmith import hw
 from gemmsmith.collective.operand import box_rows, tensor_map
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.graph import Extent
 from gemmsmith.core.mma import QUAD
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem
@@ -48,10 +49,10 @@ class Stores:
     along whichever index is contiguous.
     """
 
-    def __init__(self, spec: KernelSpec, plan: Layout, widths: dict[str, int], over: range | None) -> None:
+    def __init__(self, spec: KernelSpec, plan: Layout, extents: dict[str, Extent], over: range | None) -> None:
         """The buffers lie in `over`, if it is given: bytes of shared memory."""
         k, consumers = current(), spec.config.consumers
-        self.stores, self.widths, self.round, self.sets = plan.stores, widths, plan.round, plan.sets
+        self.stores, self.extents, self.round, self.sets = plan.stores, extents, plan.round, plan.sets
         self.column_major = spec.epilogue.column_major
         self.maps: dict[str, Value] = {}
         self.arrays: dict[str, Addressed] = {}
@@ -96,23 +97,28 @@ class Stores:
         for name, tile in self.stores:
             if name not in self.maps:
                 continue
-            n = part.work.n // self.widths[name] + at.column // self.widths[name]
-            for box, where in enumerate(boxes_at(tile, part.m + at.block * 64, n)):
+            for box, where in enumerate(boxes_at(tile, *self._origin(name, tile, part, at))):
                 hw.tma_store(self.maps[name], *where, part.work.batch, at.buffers[name] + box * tile.box_bytes)
 
     def copy(self, part: Part, at: Position) -> None:
         """In all threads: the other results of a piece, element by element."""
         for name, tile in self.stores:
             if name in self.arrays:
-                self._copy(self.arrays[name], tile, at, part, self.widths[name], name in self.column_major)
+                self._copy(self.arrays[name], tile, at, part)
 
-    def _copy(self, array: Addressed, tile: Tile, at: Position, part: Part, width: int, column_major: bool) -> None:
+    def _origin(self, name: str, tile: Tile, part: Part, at: Position) -> tuple[Value, Value]:
+        """Where a piece begins in its matrix."""
+        extent = self.extents[name]
+        m, n = part.origin(extent)
+        return m + at.block * tile.mn, n + at.column // extent.width
+
+    def _copy(self, array: Addressed, tile: Tile, at: Position, part: Part) -> None:
         """Each warp takes a quarter of the rows (of the columns, if `column_major`), a lane the elements along it."""
-        k = current()
-        across, along = (tile.k, 64) if column_major else (64, tile.k)
+        k, extent, column_major = current(), self.extents[array.name], array.name in self.column_major
+        across, along = (tile.k, tile.mn) if column_major else (tile.mn, tile.k)
         share = -(-across // 4)
         first = (k.warp_index % 4) * share
-        m, n, buffer = part.m + at.block * 64, part.work.n // width + at.column // width, at.buffers[array.name]
+        (m, n), buffer = self._origin(array.name, tile, part, at), at.buffers[array.name]
         batch = next(n for n in (4, 2, 1) if share % n == 0)
         with (
             k.range(share // batch, name="group") as group,
@@ -121,9 +127,9 @@ class Stores:
         ):
             other = first + group * batch + line
             row, col = (start + k.lane, other) if column_major else (other, start + k.lane)
-            inside = (m + row < part.rows_in_all) & (n + col < part.columns_in_all // width)
+            inside = (m + row < part.rows_in_all // extent.height) & (n + col < part.columns_in_all // extent.width)
             if along % 32 or across % 4:
-                inside = inside & (row < 64) & (col < tile.k)
+                inside = inside & (row < tile.mn) & (col < tile.k)
             where = array.at(part.work.batch, m + row, n + col)
             inside_col = col if along % 32 == 0 else k.minimum(col, tile.k - 1)
             _move(buffer + fragment.element_offset(tile, row, inside_col), where, inside, tile.dtype)
@@ -160,7 +166,7 @@ class ScaleStore:
         k = current()
         first = part.work.n + column
         for half, scale in enumerate(scales):
-            row = part.row(block, half)
+            row = part.row(block, half, 1)
             inside = (k.lane % QUAD == 0) & (row < part.rows_in_all) & (first < part.columns_in_all)
             where = self.array.at(part.work.batch, row, first // self.columns)
             store_rounded(scale, where, inside, self.array.dtype)

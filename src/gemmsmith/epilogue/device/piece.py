@@ -11,6 +11,7 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.graph import Extent, Graph
 from gemmsmith.epilogue.device import fragment
+from gemmsmith.epilogue.device.held import last_of_product
 from gemmsmith.epilogue.device.inputs import DirectMatrix, Part, Position, Scalar, Spot, TmaMatrices, Vector
 from gemmsmith.epilogue.device.layout import Layout
 from gemmsmith.epilogue.device.outputs import ScaleStore, Stores
@@ -22,8 +23,8 @@ from gemmsmith.lang.builder import current
 from gemmsmith.lang.values import Registers, Value
 
 AT_ONCE, SLAB = 8, 4
-"""Chunks of a piece whose vectors are read at once, up to so many; of wider ones, which may have 23, so many at a time:
-registers hold no more beside the largest accumulators."""
+"""Chunks of a piece whose vectors are read, and columns are summed, at once, up to so many; of wider ones, which may
+have 31, so many at a time: registers hold no more beside the largest accumulators."""
 
 BEYOND = 4096
 """More columns than the tiles of a cluster may begin behind the matrix, and than a tile has pieces."""
@@ -35,7 +36,7 @@ class Lowered(Protocol):
     graph: Graph
     layout: Layout
     extents: tuple[Extent, ...]
-    widths: dict[str, int]
+    stored: dict[str, Extent]
     chosen: dict[int, Lowering]
     inputs: dict[str, Scalar | Vector | DirectMatrix]
     matrices: TmaMatrices | None
@@ -54,6 +55,7 @@ class Piece:
         self.index, self.block, self.column, self.buffers = at.piece, at.block, at.column, at.buffers
         self.chunks = epilogue.layout.columns // 8
         self.step = next(s for s in ((4, 2) if self.graph.halves else (2, 1)) if self.chunks % s == 0)
+        self._whole_rows_of = [i for i, node in enumerate(self.graph.nodes) if node.op in WHOLE_ROWS]
         self.rows: dict[int, Quantized | TopKSoftmax] = {}
 
     def run(self) -> None:
@@ -61,31 +63,31 @@ class Piece:
         e, part = self.epilogue, self.part
         if e.matrices:
             e.matrices.wait(part, self.index)
-        # Always true, and another for each piece. Without the branches ptxas starts on later pieces before it has added
-        # this one's columns, and spills.
-        begins = part.columns_in_all - part.work.n > self.index - BEYOND
-        with current().when(begins) if any(x.axis == "n" for x in e.reductions) else nullcontext():
-            self._compute()
+        apart = bool(self.graph.operands) or any(x.axis == "m" for x in e.reductions)
+        slab = SLAB if apart and self.chunks > AT_ONCE and not self._whole_rows_of else self.chunks
+        for first in range(0, self.chunks, slab):
+            # Always true, and another for each slab. Without the branches ptxas starts on later ones before it has
+            # added this one's elements, and spills.
+            begins = part.columns_in_all - part.work.n > self.index * self.chunks + (first - BEYOND)
+            with current().when(begins) if e.reductions else nullcontext():
+                self._compute(first, min(first + slab, self.chunks))
 
-    def _compute(self) -> None:
+    def _compute(self, first: int, stop: int) -> None:
+        """The chunks from `first` to `stop`."""
         k, e = current(), self.epilogue
         for reduction in e.reductions:
-            reduction.begin_piece()
-        whole_rows = [i for i, node in enumerate(self.graph.nodes) if node.op in WHOLE_ROWS]
-        slab = self.chunks if whole_rows or not self.graph.operands or self.chunks <= AT_ONCE else SLAB
-        for first in range(0, self.chunks, slab):
-            stop = min(first + slab, self.chunks)
-            self.fetched = {
-                i: self._fetched(node.value, self.extents[i].width or 1, first, stop)
-                for i, node in enumerate(self.graph.nodes)
-                if node.op == "operand"
-            }
-            for i in whole_rows:
-                self.rows[i] = self._whole_rows(i)
-            with k.unroll(first, stop, self.step, name="chunk") as chunk:
-                self._write(chunk)
+            reduction.begin_columns(first // reduction.width, (stop - first) // reduction.width)
+        self.fetched = {
+            i: self._fetched(node.value, self.extents[i].width or 1, first, stop)
+            for i, node in enumerate(self.graph.nodes)
+            if node.op == "operand"
+        }
+        for i in self._whole_rows_of:
+            self.rows[i] = self._whole_rows(i)
+        with k.unroll(first, stop, self.step, name="chunk") as chunk:
+            self._write(chunk)
         for reduction in e.reductions:
-            reduction.end_piece(self.part, self.block, self.column // reduction.width)
+            reduction.end_columns(self.part, self.block, self.column // reduction.width)
         for index, scales in e.scales:
             quantized = self.rows[self.graph.nodes[index].inputs[0]]
             assert isinstance(quantized, Quantized)
@@ -132,7 +134,7 @@ class Piece:
         k, node = current(), self.graph.nodes[index]
         width = self.extents[index].width or 1
         registers = None
-        if self._last_of_product() == {index} and self.accumulator.dtype == FP32:
+        if last_of_product(self.graph) == {index} and self.accumulator.dtype == FP32:
             registers = self.accumulator.blocks[self.block]  # nobody else reads it any more
         first, stride = (self.column // 2, width) if registers else (0, 1)
         held = HeldRows(self.chunks // width, registers, first, stride)
@@ -147,32 +149,17 @@ class Piece:
         rows.settle()
         return rows
 
-    def _last_of_product(self) -> set[int]:
-        """The nodes through which everything reads the product: results themselves, or functions of whole rows."""
-        found: set[int] = set()
-        seen: set[int] = set()
-        stack = [(r.node, r.node) for r in self.graph.results]
-        while stack:
-            i, root = stack.pop()
-            root = i if self.graph.nodes[i].op in WHOLE_ROWS else root
-            if self.graph.nodes[i].op == "accumulator":
-                found.add(root)
-            elif i not in seen or root not in found:
-                seen.add(i)
-                stack += [(j, root) for j in self.graph.nodes[i].inputs]
-        return found
-
     def _write(self, chunk: Value) -> None:
         """`step` chunks: everything the graph gives at them."""
         e, part, here = self.epilogue, self.part, self._evaluation(chunk)
         tiles = dict(e.layout.stores)
         for r in self.graph.results:
             if r.name in tiles and e.stores and r.dtype:
-                spot = self._spot(chunk, e.widths[r.name])
+                spot = self._spot(chunk, e.stored[r.name].width)
                 buffer = self.buffers[r.name]
                 for first in range(0, spot.count, 2):
                     pair = partial(_shifted, here, r.node, first)
-                    pack: partial[None] = partial(_pack, pair, r.dtype)
+                    pack: partial[None] = partial(_pack, pair, 2 // e.stored[r.name].height, r.dtype)
                     if self.graph.nodes[r.node].op == "accumulator":
                         first_chunk = (chunk + (self.column // 8 + first)).named("chunk_of_tile")
                         pack = partial(_pack_product, self.accumulator, self.block, first_chunk, r.dtype)
@@ -181,7 +168,7 @@ class Piece:
             index = self.graph.nodes[reduction.result.node].inputs[0]
             spot = self._spot(chunk, reduction.width)
             for j in range(spot.count):
-                for half in range(2):
+                for half in range(reduction.halves):
                     reduction.add(part, spot, j, half, here.pair(index, j, half))
             reduction.cells.fence()
 
@@ -212,9 +199,9 @@ def _shifted(here: Evaluation, node: int, first: int, j: int, half: int) -> tupl
     return here.pair(node, first + j, half)
 
 
-def _pack(pair: fragment.Pair, dtype: DType, packed: Registers) -> None:
+def _pack(pair: fragment.Pair, halves: int, dtype: DType, packed: Registers) -> None:
     for i in range(len(packed)):
-        packed[i] = hw.pack(*pair(i // 2, i % 2), dtype)
+        packed[i] = hw.pack(*pair(i // halves, i % halves), dtype)
 
 
 def _pack_product(accumulator: Accumulator, block: Value, chunk: Value, dtype: DType, packed: Registers) -> None:

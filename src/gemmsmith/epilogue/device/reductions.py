@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import Graph, Result
+from gemmsmith.core.graph import Extent, Graph, Result
 from gemmsmith.core.mma import CHUNK, OF_COLUMN, OF_QUAD, QUAD, WARP_ROWS, WGMMA_M, fragment_column
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import Problem
@@ -124,9 +123,11 @@ class Reduction:
     """One reduction result. Kernel arguments: `partial_` and the result's name, where its partials go, or the result
     itself where sums are atomic; `parts_`, `elements_` and `state_stride_`, the extents of `Partials`."""
 
-    def __init__(self, result: Result, kind: str, axis: str, width: int, spec: KernelSpec, layout: Layout) -> None:
+    def __init__(self, result: Result, kind: str, axis: str, of_what: Extent, spec: KernelSpec, layout: Layout) -> None:
         k, of = current(), partial(partials, result, spec)
-        self.result, self.axis, self.width, self.spec, self.layout = result, axis, max(width, 1), spec, layout
+        self.result, self.axis, self.spec, self.layout = result, axis, spec, layout
+        self.height, self.width = max(of_what.height, 1), max(of_what.width, 1)
+        self.halves = 2 // self.height
         self.monoid = MONOIDS[kind]
         self.atomic = is_atomic(result, spec)
         argument = partials_argument(result.name)
@@ -140,30 +141,37 @@ class Reduction:
 
     def begin_tile(self) -> None:
         if self.axis != "m":
-            count = 2 * self.layout.blocks if self.axis == "n" else 1
+            count = self.halves * self.layout.blocks if self.axis == "n" else 1
             self.cells = _Cells(self.monoid, count, f"reduced_{self.result.name}")
 
-    def begin_piece(self) -> None:
+    def begin_columns(self, first: int, chunks: int) -> None:
+        """Before so many chunks of a piece, from its chunk `first` on; both count the reduced value's own."""
         if self.axis == "m":
-            self.cells = _Cells(self.monoid, self.layout.columns // self.width // 4, f"reduced_{self.result.name}")
+            self.first, self.chunks = first, chunks
+            self.cells = _Cells(self.monoid, 2 * chunks, f"reduced_{self.result.name}")
 
     def add(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
         """Two neighbouring elements, masked along what is reduced; results outside the matrix are not written."""
-        columns, row = part.columns_inside(spot, j, self.width), part.inside(spot.block, half)
+        columns, row = part.columns_inside(spot, j, self.width), part.inside(spot.block, half, self.height)
         for i, x in enumerate(pair):
             inside = {"n": columns[i], "m": row, "all": columns[i] & row}[self.axis]
             kept = current().select(inside, x, self.monoid.neutral)
-            cell: Any = {"n": 2 * spot.block + half, "m": (spot.chunk + j) * 2 + i, "all": 0}[self.axis]
-            self.cells.add(cell, kept)
+            self.cells.add(self._cell(spot, j, half, i), kept)
 
-    def end_piece(self, part: Part, block: Value, column: Value) -> None:
-        """Column sums of a piece: over the 8 lanes of each column, 16 rows a warp."""
+    def _cell(self, spot: Spot, j: int, half: int, i: int) -> ValueLike:
+        """The cell of an element."""
+        if self.axis == "n":
+            return self.halves * spot.block + half
+        return (spot.chunk + (j - self.first)) * 2 + i if self.axis == "m" else 0
+
+    def end_columns(self, part: Part, block: Value, column: Value) -> None:
+        """After them, of a piece that begins at `column`: sums over the 8 lanes of each column, 16 rows a warp."""
         if self.axis != "m":
             return
         k = current()
         slab = (part.m + block * WGMMA_M) // WARP_ROWS + k.warp_index % 4
-        with k.unroll(self.layout.columns // self.width // CHUNK, name="chunk") as chunk:
-            n = part.work.n // self.width + column + chunk * CHUNK + fragment_column(k.lane)
+        with k.unroll(self.chunks, name="chunk") as chunk:
+            n = part.work.n // self.width + column + (chunk + self.first) * CHUNK + fragment_column(k.lane)
             for i in range(2):
                 self.cells.across(chunk * 2 + i, OF_COLUMN)
                 inside = (k.lane < QUAD) & (slab < self.parts) & (n + i < self.elements)
@@ -173,9 +181,9 @@ class Reduction:
         k = current()
         if self.axis == "n":
             tile = part.work.n // self.spec.slice_columns
-            for i in range(2 * self.layout.blocks):
+            for i in range(self.halves * self.layout.blocks):
                 self.cells.across(i, OF_QUAD)
-                row = part.row(Constant(I32, i // 2), i % 2)
+                row = part.row(Constant(I32, i // self.halves), i % self.halves, self.height)
                 inside = (k.lane % QUAD == 0) & (row < self.elements) & (tile < self.parts)
                 self._write(part, tile, row, self.cells.get(i), inside)
         elif self.axis == "all":
@@ -262,11 +270,11 @@ def partials(result: Result, spec: KernelSpec, p: Problem) -> Partials:
     """The partials of a reduction. ArgumentError where they are more than kernels count."""
     graph, config = spec.epilogue.graph, spec.config
     node = graph.nodes[result.node]
-    (kind, axis), width = node.value, max(graph.extents()[node.inputs[0]].width, 1)
+    (kind, axis), extent = node.value, graph.extents()[node.inputs[0]]
     if axis == "n":
-        shape = Partials(kind, p.batch, -(-p.n // spec.slice_columns), p.m)
+        shape = Partials(kind, p.batch, -(-p.n // spec.slice_columns), p.m // max(extent.height, 1))
     elif axis == "m":
-        shape = Partials(kind, p.batch, -(-p.m // WARP_ROWS), p.n // width)
+        shape = Partials(kind, p.batch, -(-p.m // WARP_ROWS), p.n // max(extent.width, 1))
     else:
         rows = -(-p.m // (config.tile[0] * config.cluster[0])) * config.cluster[0]
         across = config.cluster[1] * spec.slices

@@ -28,7 +28,7 @@ def classify(name: str, shape: tuple[int, ...], product: tuple[int, ...]) -> Ext
     fits = width is not None and m in (None, 1, rows) and batch in (None, 1, product[0]) and len(shape) <= len(product)
     if width is None or not fits:
         raise EpilogueError(_message(name, shape, product))
-    return Extent(batch == product[0], m == rows, width)
+    return Extent(batch == product[0], 1 if m == rows else 0, width)
 
 
 def _message(name: str, shape: tuple[int, ...], product: tuple[int, ...]) -> str:

@@ -28,12 +28,12 @@ def label(graph: Graph, node: Node) -> str:
         case "operand":
             extent = graph.operand(node.value).extent
             kind = "AuxLoad" if extent.is_matrix else "RowBroadcast" if extent.width else "ColBroadcast"
-            return f"{kind if extent.width or extent.m else 'ScalarBroadcast'}({node.value})"
+            return f"{kind if extent.width or extent.height else 'ScalarBroadcast'}({node.value})"
         case "reduce":
             kind, axis = node.value
             return f"{ {'n': 'ColReduction', 'm': 'RowReduction', 'all': 'ScalarReduction'}[axis] }({kind})"
         case "chunk":
-            return "Chunk(up)" if node.value else "Chunk(gate)"
+            return "Chunk(up)" if node.value[0] else "Chunk(gate)"
         case "cast":
             return f"Cast({node.value})"
         case "quantize":

@@ -17,7 +17,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import BOOL, FP32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, EpilogueError, meant
-from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
+from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result, broadcast
 from gemmsmith.epilogue.frontend.copies import Copies, is_module
 from gemmsmith.epilogue.frontend.names import ELSE, HINTS, METHODS, NAMES, SPELLINGS
 from gemmsmith.epilogue.functions import PREDICATES
@@ -53,7 +53,7 @@ def trace_sized(
     where = _definition(function)
     parameters = _parameters(function, operands, where)
     t = Tracing(product)
-    accumulator = t.add("accumulator", Extent(True, True, 1), where=where)
+    accumulator = t.add("accumulator", Extent(True, 1, 1), where=where)
     values: dict[str, Traced] = {}
     for name in parameters:
         if name not in operands:
@@ -120,8 +120,7 @@ class Tracing:
         if len(widths) > 1:
             n = self.product[-1]
             raise refused(f"{op}: got {n} and {n // 2} columns; use the halves that chunk gives, or the whole of both")
-        extent = Extent(any(x.extent.batch for x in values), any(x.extent.m for x in values), max(widths, default=0))
-        return self.add(op, extent, *values)
+        return self.add(op, broadcast([x.extent for x in values]), *values)
 
     def value(self, x: Any) -> Traced:
         """x as an input of a further node: a number becomes a constant."""
@@ -158,8 +157,7 @@ class Tracing:
         axis = axes.get(tuple(sorted({d % rank for d in dims})))
         if axis is None:
             raise refused(f"{kind}: dim: got {dim!r} of {rank}; use -1 (one value a row), -2 (one a column), or all")
-        batch, width = x.extent.batch and axis != "all", x.extent.width if axis == "m" else 0
-        extent = x.extent._replace(batch=batch, m=axis == "n", width=width)
+        extent = x.extent.reduced(axis)
         result = self.add("reduce", extent, x, value=(kind, axis))
         result.keepdim = bool(keepdim)
         return result if dtype is None else result.storing(_dtype(dtype))
@@ -181,7 +179,7 @@ class Tracing:
         if x.extent.width != 1 or self.product[-1] % 16:
             got = f"{self.product[-1]} columns" if x.extent.width == 1 else "a value without all columns"
             raise refused(f"chunk: got {got}; use the whole product, its columns a multiple of 16 (8 of each half)")
-        gate, up = (self.add("chunk", x.extent._replace(width=2), x, value=i) for i in range(2))
+        gate, up = (self.add("chunk", x.extent._replace(width=2), x, value=(i, "n")) for i in range(2))
         return gate, up
 
     def one_hot(self, x: Any, classes: Any) -> Traced:
@@ -190,7 +188,7 @@ class Tracing:
         x, n = self.value(x), self.product[-1]
         if n == 1 and x.extent.width:  # a column is the whole product
             return self("eq", x, 0)
-        if not x.extent.m or x.extent.width:
+        if not x.extent.height or x.extent.width:
             raise refused(f"one_hot: input: got a value of shape {x.shape}; use one label a row, an operand (M, 1)")
         if classes != n or n > LARGEST_LABEL:
             raise refused(f"one_hot: num_classes: got {classes!r}; use {n}, the product's columns, at most 2^24")
@@ -280,8 +278,8 @@ class Traced:
         *b, m, n = self.tracing.product
         width = self.extent.width
         if self.extent.batch and b:
-            return (*b, m if self.extent.m else 1, n // width if width else 1)
-        return (m, n // width if width else 1) if self.extent.m else (n // width,) if width else ()
+            return (*b, m if self.extent.height else 1, n // width if width else 1)
+        return (m, n // width if width else 1) if self.extent.height else (n // width,) if width else ()
 
     @property
     def ndim(self) -> int:

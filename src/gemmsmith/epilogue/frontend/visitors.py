@@ -138,14 +138,14 @@ class SrcFetch(_Load):
     """The matrix C, (M, N)."""
 
     name: str = "c"
-    extent = Extent(m=True, width=1)
+    extent = Extent(height=1, width=1)
 
 
 @dataclass(eq=False)
 class AuxLoad(_Load):
     """Another matrix, (M, N)."""
 
-    extent = Extent(m=True, width=1)
+    extent = Extent(height=1, width=1)
 
 
 @dataclass(eq=False)
@@ -159,7 +159,7 @@ class RowBroadcast(_Load):
 class ColBroadcast(_Load):
     """A column, (M, 1): one value a row."""
 
-    extent = Extent(m=True)
+    extent = Extent(height=1)
 
 
 class ScalarBroadcast(Visitor):
@@ -443,7 +443,7 @@ def bind(graph: Graph, operands: Mapping[str, tuple[Extent, DType | None]], prod
     bound = []
     for name, operand in wanted.items():
         want, (got, dtype) = operand.extent, operands[name]
-        if (got.m != want.m and not one_row) or (got.width != want.width and not one_column):
+        if (got.height != want.height and not one_row) or (got.width != want.width and not one_column):
             raise refused(f"{name}: got {_kind(got)}; use {_kind(want)}")
         bound.append(replace(operand, extent=want._replace(batch=got.batch), dtype=dtype))
     return replace(graph, operands=tuple(bound))
@@ -451,6 +451,6 @@ def bind(graph: Graph, operands: Mapping[str, tuple[Extent, DType | None]], prod
 
 def _kind(extent: Extent) -> str:
     columns = {0: "1", 1: "N", 2: "N/2"}[extent.width]
-    if extent.m:
+    if extent.height:
         return f"a {'matrix' if extent.width else 'column'} (M, {columns})"
     return f"a row ({columns},)" if extent.width else "a scalar"
