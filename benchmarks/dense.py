@@ -31,10 +31,11 @@ from typing import Any
 
 import cublaslt
 import torch
-from suite import FLAGSHIPS, RAGGED, SUITE, UNSEEN, classes
+from suite import FLAGSHIPS, RAGGED, SUITE, UNSEEN, Shape, classes
 
 import gemmsmith
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.tuning.measure import compile_all
 
 SUITES = {"flagships": FLAGSHIPS, "all": SUITE, "ragged": RAGGED, "unseen": UNSEEN}
 L2_BYTES = 60 * 2**20
@@ -44,6 +45,13 @@ faster; with 50 they are slower (benchmarks/results/tries-h200.json)."""
 WARM_UP_SECONDS = 0.3
 SELECTION = ((8, 0.01), (2, 0.06), (1, 0.3))
 """How many of cuBLASLt's algorithms are kept after a block each of so many seconds."""
+
+
+def specs(shape: Shape, dtype: str = "bf16", layout: str = "nt") -> tuple[gemmsmith.Spec, gemmsmith.Spec]:
+    """Stand-ins for A and B, row-major (n) or column-major (t)."""
+    m, n, k = shape
+    strides = (1, m) if layout[0] == "t" else None, (1, k) if layout[1] == "t" else None
+    return gemmsmith.Spec((m, k), dtype, strides[0]), gemmsmith.Spec((k, n), dtype, strides[1])
 
 
 def operands(m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> tuple[torch.Tensor, ...]:
@@ -291,6 +299,7 @@ def main() -> None:
     parser.add_argument("--shape", action="append", help="MxNxK instead of a suite; may be repeated")
     parser.add_argument("--half", action="store_true", help="also fp16 accumulation, for --dtype float16")
     parser.add_argument("--lt", action=argparse.BooleanOptionalAction, default=True, help="cuBLASLt's fastest too")
+    parser.add_argument("--part", default="0/1", help="i/n: every n-th shape, from the i-th on")
     parser.add_argument("--resume", action="store_true", help="keep the rows of --json, and add the missing shapes'")
     arguments = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SUITES[arguments.suite]
@@ -298,10 +307,12 @@ def main() -> None:
         parser.error("--resume needs --json, whose rows are to be kept")
     rows = json.loads(arguments.json.read_text())["rows"] if arguments.resume and arguments.json.exists() else []
     measured = {(r["m"], r["n"], r["k"]) for r in rows}
+    part, parts = map(int, arguments.part.split("/"))
+    shapes = [shape for shape in shapes[part::parts] if shape not in measured]
+    plans = [gemmsmith.plan(*specs(shape, arguments.dtype, arguments.layout)) for shape in shapes]
+    compile_all((plan.source, plan.kernel.name) for plan in plans)
+    dtype = getattr(torch, arguments.dtype)
     for m, n, k in shapes:
-        if (m, n, k) in measured:
-            continue
-        dtype = getattr(torch, arguments.dtype)
         rows.append(measure(m, n, k, dtype, arguments.layout, arguments.rounds, arguments.half, arguments.lt))
         r = rows[-1]
         lt = f"cuBLASLt {r['lt_us']:9.1f} us, ratio {r['lt_ratio']:.3f}" if "lt_us" in r else ""

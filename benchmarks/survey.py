@@ -24,9 +24,9 @@ from typing import Any
 
 import cublaslt
 import torch
-from dense import captured, machine, operands, replayed
+from dense import captured, machine, operands, replayed, specs
 from suite import TRAINING, UNSEEN, Shape
-from sweep import specs, varied
+from sweep import varied
 
 import gemmsmith
 from gemmsmith import Config

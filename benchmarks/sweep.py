@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dense import block, block_seconds, captured, machine, replayed, rotated
+from dense import block, block_seconds, captured, machine, replayed, rotated, specs
 from suite import SUITE, Shape
 
 import gemmsmith
@@ -46,12 +46,6 @@ ALIKE = 2
 """Configs of one tile that are tried, but for the first dozen."""
 BETTER = 1.003
 """Than what the table has a config must be: blocks repeat within that."""
-
-
-def specs(shape: Shape) -> tuple[Any, Any]:
-    """Stand-ins for A and a column-major B."""
-    m, n, k = shape
-    return gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k))
 
 
 def sweep(shape: Shape, configs: list[Config], rounds: Rounds, finalists: int | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def test_as_many_as_asked_for_and_the_best_first(most: int) -> None:
 
 def test_where_nothing_can_be_built_the_default_is_refused_later() -> None:
     batch = 1 << 24
-    tall = bind(Spec((batch, 1 << 14, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1))).problem
+    tall = bind(Spec((batch, 1 << 18, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1))).problem
     assert ranked(tall) == []
     assert choose(tall) == Config()
 

@@ -84,7 +84,9 @@ class Extra(NamedTuple):
         graph = epilogue.graph
         extents = graph.extents()
         places = [(o.extent, o.dtype) for o in graph.operands] + [(extents[r.node], r.dtype) for r in graph.results]
-        nbytes = sum(dtype.bytes / (extent.width * extent.height) for extent, dtype in places if extent.is_matrix and dtype)
+        nbytes = sum(
+            dtype.bytes / (extent.width * extent.height) for extent, dtype in places if extent.is_matrix and dtype
+        )
         return Extra(nbytes, sum(node.op not in ("accumulator", "operand", "constant") for node in graph.nodes))
 
 
