@@ -52,6 +52,14 @@ CONFIGS = [
     Config("pingpong", (128, 176, 64), (2, 1), 3),
     Config(tile=(128, 64, 64), cluster=(1, 1), splits=0),
     Config(tile=(128, 32, 64), cluster=(1, 1), swap_ab=True),
+    Config(tile=(256, 144, 64), cluster=(1, 1), stages=3, swap_ab=True),
+    Config(tile=(192, 104, 64), cluster=(1, 2), consumers=3, stages=4, swap_ab=True),
+    Config(tile=(128, 248, 64), cluster=(1, 1), stages=3, swap_ab=True),
+    Config("pingpong", (128, 104, 64), cluster=(2, 1), stages=5, swap_ab=True),
+    Config(tile=(64, 96, 64), cluster=(2, 2), consumers=1, stages=6, swap_ab=True),
+    Config(tile=(128, 64, 64), cluster=(4, 1), consumers=1, stages=6, swap_ab=True),
+    Config(tile=(64, 160, 64), cluster=(1, 1), consumers=1, stages=6, cluster_splits=2, swap_ab=True),
+    Config(tile=(128, 80, 64), cluster=(1, 1), consumers=1, stages=6, splits=0, swap_ab=True),
 ]
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -77,7 +85,7 @@ def _bits(x):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_random_problem(name: str, seed: int) -> None:
     rng, case = random.Random(1000 * seed + len(name)), CASES[name]
     data = np.random.default_rng(seed)
