@@ -20,6 +20,8 @@ from gemmsmith.tuning.space import considered, fitting, reads_again
 
 STAGES = 8
 """Stages asked for where the user gives a tile; only the smallest problems gain from more."""
+STEP = 8
+"""Rows of A that no two tiles tell apart: their extents are multiples of it."""
 
 
 def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Config:
@@ -81,8 +83,20 @@ def ranked(
     return found
 
 
-@lru_cache(maxsize=4096)
 def choose(problem: Problem, epilogue: EpilogueSpec | None = None, in_order: bool = False) -> Config:
     """The config with the least estimated time; `in_order` as in `ranked`. If none can be built: the default config,
-    which is refused later, with the reason."""
+    which is refused later, with the reason. Up to `STEP` rows more or less have one choice, made once."""
+    return _choose(_in_steps(problem), epilogue, in_order)
+
+
+def _in_steps(problem: Problem) -> Problem:
+    """The problem with its rows rounded up to `STEP`; itself where a column-major A or D depends on their number."""
+    if problem.a.column_major or problem.d.column_major:
+        return problem
+    rows = -(-problem.m // STEP) * STEP
+    return replace(problem, a=replace(problem.a, rows=rows), d=replace(problem.d, rows=rows))
+
+
+@lru_cache(maxsize=4096)
+def _choose(problem: Problem, epilogue: EpilogueSpec | None, in_order: bool) -> Config:
     return next(iter(ranked(problem, epilogue, 1, in_order)), Config())

@@ -39,8 +39,8 @@ COOPERATIVE += [(64, n, 1) for n in range(256, 0, -8)]
 """(M, N, consumers). Two warpgroups share a tile only where one has too few registers: it costs them 0.7 %."""
 SHARED = [(128, n, 2) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
 PINGPONG = [(64, n) for n in range(256, 80, -16)] + [(128, n) for n in range(176, 56, -8)]
-PAIRS, FOURS = [(1, 1), (1, 2), (2, 1)], [(1, 4), (4, 1), (2, 2)]
-"""Clusters; of four CTAs, fewer of which fit, only with tiles that leave the L2's bandwidth short."""
+CLUSTERS = [(1, 1), (1, 2), (2, 1)]
+"""Those of four CTAs, fewer of which fit, were the fastest for 3 of 324 shapes (survey-h200.json)."""
 SPLITS, CLUSTER_SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16), (2, 4)
 MOST_STAGES = 16
 RESIDENT = {1: 132, 2: 66, 4: 30, 8: 14}
@@ -294,7 +294,7 @@ def _oriented(epilogue: EpilogueSpec, swap: bool) -> Iterator[Config]:
         for k in (*depths, FEW_ROWS_DEPTH) if swap and n <= FEW_ROWS else depths:
             tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES, swap_ab=swap)
             stages = stages_that_fit(tiled, epilogue, (m + n) * k * 2)
-            for cluster in PAIRS + FOURS if m <= 128 else PAIRS:
+            for cluster in CLUSTERS:
                 if stages < 3 or n % (8 * cluster[0]):
                     continue
                 raster = "n" if cluster[1] > cluster[0] else "m"
@@ -371,9 +371,7 @@ def _exchange(c: Config, epilogue: EpilogueSpec) -> int:
 
 
 def _shares(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
-    if (
-        "splits" not in find(base.design).takes or base.cluster in FOURS or base.consumers == 3
-    ):  # three have few registers
+    if "splits" not in find(base.design).takes or base.consumers == 3:  # three have few registers
         return
     for splits in SPLITS:
         yield base.replace(splits=splits)
