@@ -41,4 +41,5 @@ def wrong(got: torch.Tensor, want: torch.Tensor, bound: torch.Tensor) -> int:
 
 def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether both hold the same bytes."""
-    return torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}[x.element_size()]
+    return torch.equal(x.view(integers), y.view(integers))

@@ -53,7 +53,7 @@ CONFIGS = [
     Config(tile=(128, 64, 64), cluster=(1, 1), splits=0),
     Config(tile=(128, 32, 64), cluster=(1, 1), swap_ab=True),
     Config(tile=(256, 144, 64), cluster=(1, 1), stages=3, swap_ab=True),
-    Config(tile=(192, 104, 64), cluster=(1, 2), consumers=3, stages=4, swap_ab=True),
+    Config(tile=(192, 104, 64), cluster=(1, 2), consumers=3, stages=3, swap_ab=True),
     Config(tile=(128, 248, 64), cluster=(1, 1), stages=3, swap_ab=True),
     Config("pingpong", (128, 104, 64), cluster=(2, 1), stages=5, swap_ab=True),
     Config(tile=(64, 96, 64), cluster=(2, 2), consumers=1, stages=6, swap_ab=True),

@@ -51,7 +51,7 @@ CONFIGS = [
     Config(tile=(128, 16, 64), cluster=(1, 1), stages=8, swap_ab=True),
     Config(tile=(64, 8, 128), cluster=(1, 1), consumers=1, stages=8, splits=2, swap_ab=True),
     Config(tile=(64, 16, 256), cluster=(1, 1), consumers=1, stages=4, cluster_splits=2, swap_ab=True),
-    Config(tile=(192, 104, 64), cluster=(1, 2), consumers=3, stages=4, swap_ab=True),
+    Config(tile=(192, 104, 64), cluster=(1, 2), consumers=3, stages=3, swap_ab=True),
     Config(tile=(128, 128, 64), cluster=(4, 1), consumers=1, stages=5, swap_ab=True),
     Config("pingpong", (128, 96, 64), cluster=(2, 2), stages=5),
     Config(tile=(128, 128, 64), cluster=(1, 2), consumers=1, evict=("last", "first"), pdl=True),

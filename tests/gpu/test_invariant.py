@@ -1,7 +1,4 @@
-"""Batch-invariant plans on a GPU: the bits of rows for M from 1 to 8192, and which kernels agree in their bits.
-
-What `tuning.invariant.TILES_AGREE` says is what the tests of agreement here show.
-"""
+"""Batch-invariant plans on a GPU: the bits of rows for M from 1 to 8192, and which kernels agree in their bits."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ import gemmsmith
 from gemmsmith import Config, ConfigError
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.tuning import invariant
 from gemmsmith.tuning.space import space
 
 torch = pytest.importorskip("torch")
@@ -30,11 +26,6 @@ ROWS = (1, 2, 7, 15, 16, 33, 64, 65, 100, 127, 128, 200, 256, 500, 512, 777, 100
 SHAPES = [(4096, 4096), (2112, 7168), (1024, 8192), (512, 16384), (14336, 4096), (28672, 512), (1001, 777), (24, 4096),
           (1, 300), (130, 0)]  # fmt: skip
 IN_ORDER = [c for c in CONFIGS if c and c.splits == c.cluster_splits == 1 and not c.serpentine]
-
-
-@pytest.fixture(params=[False, True], ids=["one config", "tiles agree"])
-def tiles_agree(request, monkeypatch) -> None:
-    monkeypatch.setattr(invariant, "TILES_AGREE", request.param)
 
 
 def wild(rows: int, columns: int, dtype: str, turned: bool = False, pad: int = 0) -> Any:
@@ -58,14 +49,13 @@ def laid(x: Any, turned: bool, pad: int = 0) -> Any:
 
 
 def run(a: Any, b: Any, out: Any = None, operands: Any = None, **options: Any) -> Any:
-    """By a plan of its own: `gemm` would keep that of the other `tiles_agree`."""
     return gemmsmith.plan(a, b, out=out, operands=operands, **options).run(a, b, out, operands=operands)
 
 
 @pytest.mark.parametrize(("n", "k", "layout"), [
     (n, k, layout) for i, (n, k) in enumerate(SHAPES) for layout in ("ntn", ("nnn", "tnn", "ttt")[i % 3])
 ])  # fmt: skip
-def test_rows_of_products(n: int, k: int, layout: str, tiles_agree) -> None:
+def test_rows_of_products(n: int, k: int, layout: str) -> None:
     """Of any M, in any place, beside rows that are NaN; D row- or column-major."""
     rng = random.Random(f"{n}x{k} {layout}")
     a_turned, b_turned, d_turned = (x == "t" for x in layout)
@@ -92,7 +82,7 @@ def test_rows_of_products(n: int, k: int, layout: str, tiles_agree) -> None:
 @pytest.mark.parametrize(("dtype", "accumulate", "output"), [
     ("fp16", "fp32", "fp32"), ("fp16", "fp16", "fp16"), ("bf16", "fp32", "fp32"),
 ])  # fmt: skip
-def test_rows_of_other_dtypes(dtype: str, accumulate: str, output: str, tiles_agree) -> None:
+def test_rows_of_other_dtypes(dtype: str, accumulate: str, output: str) -> None:
     a, b = wild(MOST, 3000, dtype), wild(3000, 1536, dtype)
     if accumulate == "fp16":
         a, b = a / 64, b / 64
@@ -102,7 +92,7 @@ def test_rows_of_other_dtypes(dtype: str, accumulate: str, output: str, tiles_ag
         assert same_bits(run(a[MOST - m :].clone(), b, **options), whole[MOST - m :]), m
 
 
-def test_rows_of_batches(tiles_agree) -> None:
+def test_rows_of_batches() -> None:
     """Folded into M or not; the same rows wherever they are."""
     a, b = wild(6 * 300, 1024, "bf16").view(6, 300, 1024), wild(1024, 1280, "bf16")
     want = run(a.view(1800, 1024), b, batch_invariant=True).view(6, 300, 1280)
@@ -113,7 +103,7 @@ def test_rows_of_batches(tiles_agree) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rows_of_epilogues(name: str, tiles_agree) -> None:
+def test_rows_of_epilogues(name: str) -> None:
     """Matrices, and reductions along a row."""
     case, rows, k = CASES[name], 2500, 1000
     n = {0: columns_of(case, 1000), -1: 200}.get(case.whole_rows, case.whole_rows * 4)
@@ -132,7 +122,7 @@ def test_rows_of_epilogues(name: str, tiles_agree) -> None:
             assert same_bits(got[key], whole[key][first : first + m]), (key, m)
 
 
-def test_sums_of_rows_that_tma_cannot_reach(tiles_agree) -> None:
+def test_sums_of_rows_that_tma_cannot_reach() -> None:
     """One row alone is aligned, whatever its stride."""
     a, b, c = wild(700, 520, "bf16"), wild(520, 3001, "bf16"), wild(700, 3001, "bf16", pad=2)
 

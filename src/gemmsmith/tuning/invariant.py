@@ -1,8 +1,10 @@
 """The config of a batch-invariant plan: a row of D has the same bits whatever M is, and whatever other rows hold.
 
 What decides an element's bits is the order in which its k products are added. A share of K (`splits`) changes with the
-number of tiles, and `serpentine` with the tile's number in its CTA: neither is used. The order of the tiles, clusters,
-stages and waits do not matter.
+number of tiles, and `serpentine` with the tile's number in its CTA: neither is used. Where one CTA sums a tile from its
+first k-tile to its last, the order of the tiles, clusters, stages and waits do not matter, nor do the tile, the design
+and the orientation (`swap_ab`): wgmma walks K in steps of 16 in all of them. tests/gpu/test_invariant.py compares their
+bits.
 """
 
 from __future__ import annotations
@@ -27,12 +29,8 @@ from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import has_one_tile, space
 from gemmsmith.tuning.table import suited, tuned
 
-TILES_AGREE = False
-"""Whether kernels of all tiles, designs and orientations (`swap_ab`) give the same bits, where one CTA sums a tile from
-its first k-tile to its last: if so each M gets the fastest of them, else all M get one config.
-tests/gpu/test_invariant.py compares their bits."""
 ROWS = (128, 256, 512, 1024, 2048, 4096, 8192)
-"""The M over which the one config is the fastest in geometric mean."""
+"""The M over which the one config of a reduction of rows is the fastest in geometric mean."""
 
 
 def refuse(config: Config | None, epilogue: EpilogueSpec) -> None:
@@ -52,9 +50,9 @@ def refuse(config: Config | None, epilogue: EpilogueSpec) -> None:
 
 def invariant(binding: Binding) -> Config:
     """The config of a product that is computed in the orientation of its D. A reduction of rows adds up the columns of
-    a tile, then the tiles: it has one config for all M even where tiles agree."""
+    a tile, then the tiles: it has one config for all M."""
     problem, epilogue = binding.problem, binding.spec
-    if TILES_AGREE and not _combines_columns(epilogue.graph):
+    if not _combines_columns(epilogue.graph):
         found = tuned(problem, epilogue)
         if found and found.splits == found.cluster_splits == 1:
             return found.replace(serpentine=False)
