@@ -40,7 +40,7 @@ SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 3828, 457, 21.2
 """Adding up a tile's partial sums: cycles for flags, cycles for barriers, bytes read a cycle."""
 LATENCY_CYCLES, SHARPNESS = 544, 4.15
 """The latency of a copy from DRAM; and the exponent of the norm that combines work, memory and power."""
-LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER = 123, 0.497, (1.163, 1.22)
+LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER_128, DEEPER_256 = 123, 0.497, 1.163, 1.22
 """Cycles of an iteration of the mainloop, and more for each column of K: a barrier's and a wgmma's latency; and how
 much slower than its parts a k-tile of 128, or 256, is: fewer of them are in flight."""
 ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 648_000, 58_900, 124_000, 404_000, 12_750
@@ -106,7 +106,8 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     read, filled = bytes_m / s.columns + bytes_n / s.rows, bytes_m + bytes_n
     copies = np.maximum(read / SM_BYTES_PER_CYCLE, filled / FILL_BYTES_PER_CYCLE)
     loop = np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + LOOP_CYCLES_PER_K * s.k)
-    step = np.maximum(np.maximum(math, copies), loop) * np.where(s.k == 64, 1.0, np.where(s.k == 128, *DEEPER))
+    deeper = np.where(s.k == 64, 1.0, np.where(s.k == 128, DEEPER_128, DEEPER_256))
+    step = np.maximum(np.maximum(math, copies), loop) * deeper
 
     store = s.m * s.n * extra.nbytes / STORE_BYTES_PER_CYCLE
     by_threads = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE

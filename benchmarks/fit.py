@@ -1,0 +1,128 @@
+"""Fits the constants of tuning/model.py to surveys, and says what its choices lose on shapes that were held out.
+
+What is minimised: for each shape the squared errors of the logarithms of the estimated times, but for an error that
+all its configs share; configs count the less the slower they are. The constants' logarithms are varied, by damped least
+squares with numerical derivatives of the model itself. `regret` is how much slower the choice is than the fastest
+config of its shape, the mean of logarithms; the fastest of many noisy times is too fast, so some of it is noise.
+
+    python benchmarks/fit.py benchmarks/results/survey-h200.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gemmsmith
+from gemmsmith import Config
+from gemmsmith.core.problem import Problem
+from gemmsmith.tuning import model
+from gemmsmith.tuning.space import Space
+
+FITTED = (
+    "FLOPS_PER_CYCLE", "SM_BYTES_PER_CYCLE", "FILL_BYTES_PER_CYCLE", "DRAM_BYTES_PER_CYCLE", "OFF_LINES", "OFF_SECTORS",
+    "READ_AGAIN", "SHORT_ROWS", "IDLE", "FILL_CYCLES", "MEET_CYCLES", "STAGE_CYCLES", "STORE_BYTES_PER_CYCLE",
+    "ELEMENT_CYCLES", "SHARE_CYCLES", "CLUSTER_SHARE_CYCLES", "BYTES_OF_SHARE_PER_CYCLE", "LATENCY_CYCLES", "SHARPNESS",
+    "LOOP_CYCLES", "LOOP_CYCLES_PER_K", "DEEPER_128", "DEEPER_256", "ENERGY_FLOPS", "ENERGY_L2", "ENERGY_FILL",
+    "ENERGY_READ", "ENERGY_DRAM", "OUT_OF_STEP",
+)  # fmt: skip
+"""Names in the model. The energies hardly move: a survey's blocks are too short for the power limit."""
+SLOWER, KEPT = 0.15, 3e-4
+"""A config that is slower by this, in logarithms, counts 1/e; and how much a constant's squared change costs."""
+HELD_OUT = 5
+"""Every fifth shape."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A shape's configs, their times and how much each counts."""
+
+    problem: Problem
+    space: Space
+    log_us: np.ndarray[Any, Any]
+    weight: np.ndarray[Any, Any]
+
+    def estimates(self) -> np.ndarray[Any, Any]:
+        """The logarithms of the model's times."""
+        return np.log(model.estimate(self.problem, self.space).cycles)
+
+    def errors(self) -> np.ndarray[Any, Any]:
+        """Weighted, and without what they share."""
+        errors = self.estimates() - self.log_us
+        return np.asarray(np.sqrt(self.weight) * (errors - np.sum(self.weight * errors)))
+
+    def regret(self) -> float:
+        return float(self.log_us[np.argmin(self.estimates())] - self.log_us.min())
+
+
+def contests(survey: Path) -> list[Contest]:
+    """A survey's shapes; of A row-major and B column-major, as it measures them."""
+    found, read = [], json.loads(survey.read_text())
+    configs = [Config.stored(c) for c in read["configs"]]
+    for row in read["rows"]:
+        m, n, k = (row[name] for name in "mnk")
+        a, b = gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k))
+        timed = [configs[i] for i, _ in row["us"]]
+        space = replace(Space.of(timed), stages=np.array([c.stages for c in timed]))
+        log_us = np.log([us for _, us in row["us"]])
+        weight = np.exp((log_us.min() - log_us) / SLOWER)
+        problem = gemmsmith.plan(a, b, config=Config()).problem
+        found.append(Contest(problem, space, log_us, weight / weight.sum()))
+    return found
+
+
+def fit(contests: list[Contest], rounds: int = 12) -> None:
+    """Moves the model's constants to where the errors are least."""
+    start = np.log([getattr(model, name) for name in FITTED])
+
+    def residuals(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        for name, value in zip(FITTED, np.exp(x), strict=True):
+            setattr(model, name, float(value))
+        errors = np.concatenate([c.errors() for c in contests]) / len(contests) ** 0.5
+        return np.concatenate([errors, KEPT**0.5 * (x - start)])
+
+    x, damping = start, 1e-3
+    now = residuals(x)
+    for _ in range(rounds):
+        steps = 1e-3 * np.eye(len(x))
+        slopes = np.stack([(residuals(x + step) - now) / 1e-3 for step in steps], axis=1)
+        square = slopes.T @ slopes
+        move = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slopes.T @ now)
+        tried = residuals(x + np.clip(move, -0.3, 0.3))
+        if tried @ tried < now @ now:
+            x, now, damping = x + np.clip(move, -0.3, 0.3), tried, damping / 3
+        else:
+            damping *= 10
+        print(f"error {(now @ now) ** 0.5:.4f}", flush=True)
+    residuals(x)
+
+
+def regrets(contests: list[Contest]) -> str:
+    """By the number of rows."""
+    parts = []
+    for fewest, most in ((1, 64), (65, 512), (513, 1 << 20)):
+        found = [c.regret() for c in contests if fewest <= c.problem.m <= most]
+        parts.append(f"M {fewest} to {most}: {np.mean(found) if found else 0:.4f} of {len(found)}")
+    return "   ".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("surveys", type=Path, nargs="+", help="files that survey.py wrote")
+    arguments = parser.parse_args()
+    every = [c for path in arguments.surveys for c in contests(path)]
+    held_out = every[::HELD_OUT]
+    print(f"regret, held out: before   {regrets(held_out)}")
+    fit([c for i, c in enumerate(every) if i % HELD_OUT])
+    print(f"regret, held out: after    {regrets(held_out)}")
+    for name in FITTED:
+        print(f"{name} = {getattr(model, name):.4g}")
+
+
+if __name__ == "__main__":
+    main()
