@@ -168,10 +168,28 @@ def test_the_tables_of_packing_and_of_the_host_are_of_their_results() -> None:
         row = f"| {' x '.join(map(str, shape))} | {' | '.join(f'{us:.{int(us < 20)}f}' for us in times)} |"
         assert row in text, row
     calls = {r["call"]: r["us"] for r in rows_of("launch-h200.json")}
-    names = {"a call of `gemm`": "gemm(out=)", "`plan.run`": "plan.run", "torch.mm": "torch.mm(out=)",
-             "what `plan.prepare` returns": "plan.prepare(...)()"}  # fmt: skip
-    for name, call in names.items():
-        assert f"| {name} | {calls[call]:.1f} us |" in text, name
+    pairs = {
+        "`gemm(a, b)`, `torch.mm(a, b)`": ("gemm", "torch.mm"),
+        "the same with `out`": ("gemm(out=)", "torch.mm(out=)"),
+        "bias and relu in one call of `gemm`, in two of torch": ("gemm(epilogue=)", "torch.addmm, relu"),
+    }
+    for name, (ours, torch) in pairs.items():
+        assert f"| {name} | {calls[ours]:.1f} us | {calls[torch]:.1f} us |" in text, name
+    for name, call in {"`plan.run`": "plan.run", "what `plan.prepare` returns": "plan.prepare(...)()"}.items():
+        assert f"| {name} | {calls[call]:.1f} us | |" in text, name
+
+
+def test_the_table_of_shapes_that_are_not_tuned_is_of_its_results() -> None:
+    rows, text = rows_of("dense-unseen-h200.json"), (ROOT / "README.md").read_text()
+    classes = {"all": (1, 1 << 20), "M <= 64": (1, 64), "M 65 to 512": (65, 512), "M > 512": (513, 1 << 20)}
+    for title, (fewest, most) in classes.items():
+        members = [r for r in rows if fewest <= r["m"] <= most]
+        row = f"| {title} | {len(members)} |"
+        for ratio in ("ratio", "lt_ratio"):
+            found = [r[ratio] for r in members]
+            row += f" {math.exp(sum(map(math.log, found)) / len(found)):.3f} | {min(found):.3f} |"
+        assert row in text, row
+    assert f"the first {len(rows)}\n" in text
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
