@@ -6,6 +6,7 @@ alternating blocks with a warm-up each. `cost` is the fused kernel's time over t
 time over the fused kernel's; medians over the rounds.
 
     python benchmarks/epilogues.py --json benchmarks/results/epilogues-h200.json
+    python benchmarks/epilogues.py --unseen 30 --json benchmarks/results/epilogues-unseen-h200.json
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from dense import block_seconds, captured, options, rotated, save, shuffled
+from suite import UNSEEN
 
 import gemmsmith
 
@@ -167,12 +169,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--case", action="append", choices=list(CASES), help="instead of all; may be repeated")
     parser.add_argument("--shape", action="append", help="MxNxK instead of the suite; may be repeated")
+    parser.add_argument("--unseen", type=int, help="so many shapes of the class unseen, instead of the suite")
+    parser.add_argument("--part", default="0/1", help="i/n: every n-th shape, from the i-th on")
     parser.add_argument("--mode", action="append", choices=["eager", "compile", "max_autotune"], help="torch's; all")
     arguments = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SHAPES
+    if arguments.unseen:  # N of whole groups of 16 columns, which gated ones need
+        shapes = [s for s in UNSEEN if s[1] % 16 == 0][:: len(UNSEEN) // arguments.unseen][: arguments.unseen]
+    part, parts = map(int, arguments.part.split("/"))
     modes = arguments.mode or ["eager", "compile", "max_autotune"]
     rows: list[dict[str, Any]] = []
-    for m, n, k in shapes:
+    for m, n, k in shapes[part::parts]:
         rows += measure(m, n, k, arguments.case or list(CASES), modes, arguments.rounds)
         save(arguments.json, rows)
 
