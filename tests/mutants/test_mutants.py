@@ -32,6 +32,7 @@ CONFIGS += [
     CONFIGS[0].replace(cluster_splits=2),
     CONFIGS[0].replace(cluster_splits=2, tile=(128, 40, 64)),
 ]
+CONFIGS += [CONFIGS[i].replace(swap_ab=True) for i in (1, 4, 9, 11)]
 WHOLE, SHARED, IN_CLUSTER, UNEVEN = (512, 64, 320, 2), (256, 192, 320, 4), (256, 64, 320, 2), (640, 64, 320, 3)
 """M, N, K and CTAs: several tiles a CTA, tiles that CTAs share, a last wave that is not whole; and more k-tiles than
 stages."""
@@ -139,11 +140,14 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes) -> list[H
         m, n, k, grid = UNEVEN
         m, grid = m * spec.cluster_size, grid * spec.cluster_size
     k = min(k, whole[2])
+    m, n = (n, m) if spec.config.swap_ab else (m, n)
     a, b = (rng.integers(-4, 5, shape).astype(ml_dtypes.bfloat16) for shape in ((m, k), (n, k)))
     d = np.full((m, n), np.nan, ml_dtypes.bfloat16)
     memory = GlobalMemory()
-    addresses = {name: memory.place(x, name.upper(), writable=False) for x, name in ((a, "a"), (b, "b"))}
+    operands = (b, a) if spec.config.swap_ab else (a, b)
+    addresses = {name: memory.place(x, name.upper(), writable=False) for x, name in zip(operands, "ab", strict=True)}
     product = bind(a, b.T, d)
+    product = product.transposed() if spec.config.swap_ab else product
     assert kernel_spec(product, spec.config) == spec
     found = launches(product, spec)
     space = np.zeros(max(found.workspace_bytes, 4), np.uint8)
@@ -162,7 +166,9 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes) -> list[H
 
 
 def spec_of(config: Config) -> KernelSpec:
-    return KernelSpec(config, BF16, FP32, ("K", "K"), EpilogueSpec(bare(BF16), frozenset({"out"})))
+    out = frozenset({"out"})
+    epilogue = EpilogueSpec(bare(BF16), out, out if config.swap_ab else frozenset())
+    return KernelSpec(config, BF16, FP32, ("K", "K"), epilogue)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
