@@ -81,6 +81,21 @@ def fitting(config: Config, spec: KernelSpec) -> Config:
     return config.replace(stages=stages_that_fit(config, spec.epilogue, spec.stage_bytes, exchange))
 
 
+def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> KernelSpec:
+    """The spec of a config, whose `swap_ab` transposes a problem and its epilogue (by default the bare product's) as
+    far as that is known without its matrices. ConfigError where the config cannot work."""
+    if not config.swap_ab:
+        return KernelSpec.of(problem, config, epilogue)
+    return KernelSpec.of(problem.T, config, _transposed(epilogue) if epilogue else None)
+
+
+@lru_cache(maxsize=64)
+def _transposed(epilogue: EpilogueSpec) -> EpilogueSpec:
+    """The epilogue for the transposed product, with all that TMA may reach there: columns of 8 bits become rows."""
+    columns = {r.name for r in epilogue.graph.results if r.dtype and r.dtype.bits < 16} & epilogue.column_major
+    return replace(epilogue, graph=epilogue.graph.transposed(), tma=epilogue.tma | columns)
+
+
 def resident_clusters(size: int) -> int:
     """Clusters of that many CTAs that run at once."""
     return RESIDENT.get(size, SMS // size)
@@ -122,8 +137,7 @@ class Space:
         size = rows * columns * cluster_splits
         resident = np.array([resident_clusters(int(x)) for x in size])
         graph = epilogue.graph if epilogue else bare(BF16)
-        turned = graph.transposed() if graph.transposable else graph
-        ends = np.array([slices(c, turned if c.swap_ab else graph) for c in configs], np.int64)
+        ends = np.array([slices(c, graph.transposed() if c.swap_ab else graph) for c in configs], np.int64)
         reusing = np.array([_reusing(c, epilogue) if epilogue and _lone(c) else 0 for c in configs])
         return Space(
             np.fromiter(configs, object, len(configs)), m, n, k, rows, columns, stages, consumers, splits,
@@ -191,12 +205,12 @@ class Space:
         return self._fed[layout]
 
     @cached_property
-    def _fed(self) -> dict[tuple[bool, bool, bool], Column]:
+    def _fed(self) -> dict[tuple[bool, ...], Column]:
         return {}
 
-    def _fed_by(self, a: bool, b: bool, direct: bool) -> Column:
-        of_a = np.where(np.where(self.swap_ab, b, a), _boxes(self.m), _boxes(self.k))
-        of_b = np.where(np.where(self.swap_ab, a, b), _boxes(self.n), _boxes(self.k))
+    def _fed_by(self, a: bool, b: bool, swapped_a: bool, swapped_b: bool, direct: bool) -> Column:
+        of_a = np.where(np.where(self.swap_ab, swapped_a, a), _boxes(self.m), _boxes(self.k))
+        of_b = np.where(np.where(self.swap_ab, swapped_b, b), _boxes(self.n), _boxes(self.k))
         few = (self.consumers == 3) | direct
         copies = np.where(few, of_a + of_b, np.maximum(of_a, of_b))
         return np.asarray((self.consumers == 1) | (copies <= MOST_COPIES))
@@ -244,10 +258,15 @@ def _alone(config: Config) -> Space:
     return Space.of([config])
 
 
-def _layout(problem: Problem) -> tuple[bool, bool, bool]:
-    """What `fed` depends on: whether A and B, as they are read, are MN-major, and whether threads store D."""
+def _layout(problem: Problem) -> tuple[bool, bool, bool, bool, bool]:
+    """What `fed` depends on: whether A and B are MN-major, and with `swap_ab`, and whether threads store D."""
+    return *_are_mn_major(problem), *_are_mn_major(problem.T), not problem.d.stores_by_tma
+
+
+def _are_mn_major(problem: Problem) -> tuple[bool, bool]:
+    """Whether A and B are, as they are read: perhaps packed, which makes rows of what has none."""
     a, b = (m if m.tma_ready else Packing.of(m).packed for m in (problem.a, problem.b))
-    return operand_major(a) == "MN", operand_major(b.T) == "MN", not problem.d.stores_by_tma
+    return operand_major(a) == "MN", operand_major(b.T) == "MN"
 
 
 def has_one_tile(config: Config, problem: Problem) -> bool:
@@ -280,7 +299,7 @@ def reads_again(problem: Problem) -> bool:
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
     yield from _oriented(epilogue, False)
     if epilogue.graph.transposable:
-        yield from _oriented(replace(epilogue, graph=epilogue.graph.transposed()), True)
+        yield from _oriented(_transposed(epilogue), True)
 
 
 def _oriented(epilogue: EpilogueSpec, swap: bool) -> Iterator[Config]:
