@@ -289,13 +289,14 @@ def test_reductions_beside_swapped_tiles(tile: tuple[int, int, int], epilogue: A
     assert (found.spill_stores, found.spill_loads) == (0, 0)
 
 
-@pytest.mark.parametrize(("m", "n"), [(160, 5120), (400, 8192)])
+@pytest.mark.parametrize(("m", "n"), [(152, 5120), (160, 13824), (400, 8192)])
 def test_reductions_where_the_product_is_swapped(m: int, n: int) -> None:
     """As the product without them is."""
     a, b = Spec((m, 4096), "bf16"), Spec((4096, n), "bf16", (1, 4096))
     assert gemmsmith.plan(a, b).config.swap_ab
     for epilogue in (row_sums, six_reductions):
         reduced = gemmsmith.plan(a, b, epilogue=epilogue)
+        assert reduced.config.swap_ab
         assert (reduced.resources.spill_stores, reduced.resources.spill_loads) == (0, 0), reduced.config
 
 
