@@ -11,6 +11,7 @@ from hypothesis import strategies as some
 
 import gemmsmith
 from gemmsmith import Config, ConfigError, Spec
+from gemmsmith.binding import bind
 from gemmsmith.tuning.space import space
 
 CONFIGS = [
@@ -262,6 +263,20 @@ def test_problems_whose_choice_once_spilled(a: Any, b: Any, out: Any, options: d
         more = {"epilogue": added, "operands": {"c": spec(options["c"])}}
     plan = gemmsmith.plan(spec(a), spec(b), **{"out": spec(out, output), "out_dtype": output, **more})
     assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
+
+
+@pytest.mark.parametrize("output", ["bf16", "fp32"])
+def test_the_largest_swapped_tiles(output: str) -> None:
+    """Tiles of 152 and 168 columns would store fp32 elements in pieces as wide, and spill."""
+    a, b, d = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096)), Spec((4096, 4096), output)
+    every = space(bind(a, b, d).spec).configs
+    tried = [c for c in every if c.swap_ab and c.cluster == (1, 2) and c.splits == c.cluster_splits == 1]
+    largest = [c for c in tried if c.design == "pingpong" and c.tile[0] * c.tile[1] >= 128 * 136]
+    largest += [c for c in tried if c.tile[0] * c.tile[1] >= 256 * 168]
+    assert {c.tile[1] for c in largest} >= {144, 160, 176}
+    for config in largest:
+        r = gemmsmith.plan(a, b, out=d, config=config).resources
+        assert (r.spill_stores, r.spill_loads) == (0, 0), config
 
 
 def row_sums(acc: Any) -> Any:

@@ -11,8 +11,8 @@ import numpy as np
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import find
-from gemmsmith.core.dtypes import BF16
-from gemmsmith.core.graph import bare
+from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.core.graph import Graph, bare
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import (
@@ -307,6 +307,8 @@ def _oriented(epilogue: EpilogueSpec, swap: bool) -> Iterator[Config]:
     cooperative = COOPERATIVE + SHARED * _heavy(epilogue)
     tiles: list[tuple[str, int, int, int]] = [("cooperative", *t) for t in cooperative]
     tiles += [("pingpong", *t, 2) for t in PINGPONG]
+    if swap:
+        tiles = [tile for tile in tiles if not _spills_transposed(*tile[:3], epilogue.graph)]
     roomy = [tile for tile in tiles if _has_registers(*tile, epilogue)]
     for design, m, n, consumers in roomy or [tile for tile in tiles if suits(epilogue.graph, epilogue.tma, tile[2])]:
         depths = (64, 128) if m == 64 or m + n <= 256 else (64,)
@@ -332,6 +334,12 @@ def _has_registers(name: str, m: int, n: int, consumers: int, epilogue: Epilogue
     held = held_registers(epilogue.graph, piece_columns(epilogue.graph, epilogue.tma, n))
     taken = (blocks * n / 2 + held) / design.accumulators[consumers]
     return taken <= (APART if _reads_apart(epilogue) else 1.0 if _light(epilogue) and not held else CROWDED)
+
+
+def _spills_transposed(design: str, m: int, n: int, graph: Graph) -> bool:
+    """Whether a tile spills where fp32 elements are stored along columns, one by one, in pieces as wide as the tile."""
+    stored = any(r.dtype == FP32 and r.name in graph.stored for r in graph.results)
+    return stored and design == "pingpong" and m == 128 and n > 144 and n % 16 > 0
 
 
 @lru_cache(maxsize=64)
