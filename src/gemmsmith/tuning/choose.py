@@ -47,8 +47,8 @@ def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Confi
 def ranked(
     problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 64, in_order: bool = False
 ) -> list[Config]:
-    """The `most` promising configs, best first; a Plan settles the stages of operands that are packed first. With
-    `in_order` only those that sum a tile in one CTA, from its first k-tile to its last.
+    """The `most` promising configs, best first. With `in_order` only those that sum a tile in one CTA, from its first
+    k-tile to its last.
 
     Where each CTA has one tile at most, those that can have `alias_epilogue` do: 1.1 % in the mean of 12 shapes
     (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds of what

@@ -85,8 +85,16 @@ def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = N
     """The spec of a config, whose `swap_ab` transposes a problem and its epilogue (by default the bare product's) as
     far as that is known without its matrices. ConfigError where the config cannot work."""
     if not config.swap_ab:
-        return KernelSpec.of(problem, config, epilogue)
-    return KernelSpec.of(problem.T, config, _transposed(epilogue) if epilogue else None)
+        return KernelSpec.of(_as_read(problem), config, epilogue)
+    return KernelSpec.of(_as_read(problem.T), config, _transposed(epilogue) if epilogue else None)
+
+
+def _as_read(problem: Problem) -> Problem:
+    """The problem of operands as TMA reads them: perhaps packed, which makes rows of what has none."""
+    if problem.a.tma_ready and problem.b.tma_ready:
+        return problem
+    a, b = (m if m.tma_ready else Packing.of(m).packed for m in (problem.a, problem.b))
+    return Problem(a, b, problem.d, problem.accumulate)
 
 
 @lru_cache(maxsize=64)
@@ -258,15 +266,10 @@ def _alone(config: Config) -> Space:
     return Space.of([config])
 
 
-def _layout(problem: Problem) -> tuple[bool, bool, bool, bool, bool]:
+def _layout(problem: Problem) -> tuple[bool, ...]:
     """What `fed` depends on: whether A and B are MN-major, and with `swap_ab`, and whether threads store D."""
-    return *_are_mn_major(problem), *_are_mn_major(problem.T), not problem.d.stores_by_tma
-
-
-def _are_mn_major(problem: Problem) -> tuple[bool, bool]:
-    """Whether A and B are, as they are read: perhaps packed, which makes rows of what has none."""
-    a, b = (m if m.tma_ready else Packing.of(m).packed for m in (problem.a, problem.b))
-    return operand_major(a) == "MN", operand_major(b.T) == "MN"
+    as_read = _as_read(problem).operands + _as_read(problem.T).operands
+    return *(operand_major(x) == "MN" for x in as_read), not problem.d.stores_by_tma
 
 
 def has_one_tile(config: Config, problem: Problem) -> bool:
