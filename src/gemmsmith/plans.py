@@ -148,9 +148,8 @@ class Plan:
         """Where the config comes from, and what the model says of it and of others."""
         from gemmsmith.tuning.why import why
 
-        if self.config.swap_ab:  # the model looks at the product that is not transposed, without its epilogue
-            return why(self.problem.T, self.config, None, self._origin)
-        return why(self.problem, self.config, self.binding.spec, self._origin)
+        binding = self.binding.transposed() if self.config.swap_ab else self.binding  # as the config was chosen
+        return why(binding.problem, self.config, binding.spec, self._origin)
 
     @property
     def epilogue(self) -> str:

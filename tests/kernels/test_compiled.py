@@ -11,6 +11,7 @@ from hypothesis import strategies as some
 
 import gemmsmith
 from gemmsmith import Config, ConfigError, Spec
+from gemmsmith.binding import bind
 from gemmsmith.tuning.space import space
 
 CONFIGS = [
@@ -264,6 +265,20 @@ def test_problems_whose_choice_once_spilled(a: Any, b: Any, out: Any, options: d
     assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
 
 
+@pytest.mark.parametrize("output", ["bf16", "fp32"])
+def test_the_largest_swapped_tiles(output: str) -> None:
+    """Tiles of 152 and 168 columns would store fp32 elements in pieces as wide, and spill."""
+    a, b, d = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096)), Spec((4096, 4096), output)
+    every = space(bind(a, b, d).spec).configs
+    tried = [c for c in every if c.swap_ab and c.cluster == (1, 2) and c.splits == c.cluster_splits == 1]
+    largest = [c for c in tried if c.design == "pingpong" and c.tile[0] * c.tile[1] >= 128 * 136]
+    largest += [c for c in tried if c.tile[0] * c.tile[1] >= 256 * 168]
+    assert {c.tile[1] for c in largest} >= {144, 160, 176}
+    for config in largest:
+        r = gemmsmith.plan(a, b, out=d, config=config).resources
+        assert (r.spill_stores, r.spill_loads) == (0, 0), config
+
+
 def row_sums(acc: Any) -> Any:
     y = acc.gelu()
     return y, y.sum(-1)
@@ -289,13 +304,14 @@ def test_reductions_beside_swapped_tiles(tile: tuple[int, int, int], epilogue: A
     assert (found.spill_stores, found.spill_loads) == (0, 0)
 
 
-@pytest.mark.parametrize(("m", "n"), [(160, 5120), (400, 8192)])
+@pytest.mark.parametrize(("m", "n"), [(152, 5120), (160, 13824), (400, 8192)])
 def test_reductions_where_the_product_is_swapped(m: int, n: int) -> None:
     """As the product without them is."""
     a, b = Spec((m, 4096), "bf16"), Spec((4096, n), "bf16", (1, 4096))
     assert gemmsmith.plan(a, b).config.swap_ab
     for epilogue in (row_sums, six_reductions):
         reduced = gemmsmith.plan(a, b, epilogue=epilogue)
+        assert reduced.config.swap_ab
         assert (reduced.resources.spill_stores, reduced.resources.spill_loads) == (0, 0), reduced.config
 
 

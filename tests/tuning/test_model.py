@@ -29,7 +29,8 @@ def of(config: Config, m: int, n: int, k: int) -> Estimate:
 
 
 def test_math_of_a_k_tile_is_the_tensor_cores_rate() -> None:
-    assert of(TILE, 4096, 4096, 4096).math == 2 * 128 * 256 * 64 / 4096
+    assert of(TILE, 4096, 4096, 4096).math == 2 * 128 * 256 * 64 / model.FLOPS_PER_CYCLE
+    assert 0.97 * 4096 < model.FLOPS_PER_CYCLE < 4096
     # Narrow tiles are bound by what wgmma reads of A: 16 chunks of 128 bytes for 64 rows, and a quarter of n of B.
     assert of(TILE.replace(tile=(64, 8, 64), consumers=1), 64, 8, 64).math == (16 + 8 / 4) * 4
 
@@ -43,10 +44,30 @@ def test_ctas_of_a_cluster_read_less(cluster: tuple[int, int], read: int) -> Non
     )
 
 
-@pytest.mark.parametrize(("tiles", "waves"), [(1, 1), (132, 1), (133, 2), (4 * 132, 4), (4 * 132 + 66, (5 + 4.5) / 2)])
-def test_waves_of_tiles(tiles: int, waves: float) -> None:
-    """Beyond four, the last one counts as half full."""
-    assert of(TILE, 128, 256 * tiles, 640).k_steps == waves * 10
+@pytest.mark.parametrize(("k", "more"), [
+    (4096, 1), (4096 + 32, 1 + model.OFF_LINES), (4096 + 8, 1 + model.OFF_LINES + model.OFF_SECTORS), (4096 + 1, 1),
+])  # fmt: skip
+def test_rows_that_begin_within_a_line_or_a_sector_take_longer_to_copy(k: int, more: float) -> None:
+    """Lines have 128 bytes, sectors 32. What is packed first counts as aligned."""
+    assert of(TILE, 4096, 4096, k).copies == pytest.approx(more * of(TILE, 4096, 4096, 4096).copies)
+
+
+@pytest.mark.parametrize("tiles", [1, 66, 132, 133, 4 * 132, 4 * 132 + 66])
+def test_waves_of_tiles(tiles: int) -> None:
+    """Whole ones together, and a last one with the rest: each is the norm of its work and its part of the rest."""
+    e = of(TILE, 128, 256 * tiles, 640)
+    whole, rest = divmod(tiles, 132)
+    assert e.k_steps == 10 * (whole + (rest > 0))
+
+    def norm(work: float, part: float, clusters: int) -> float:
+        memory = e.memory * part * (1 + model.IDLE * (1 - clusters / SMS))
+        bounds = work, memory, e.power * part
+        return float(sum(x**model.SHARPNESS for x in bounds) ** (1 / model.SHARPNESS))
+
+    expected = norm(10 * whole * e.step + e.stores * (rest == 0), (tiles - rest) / tiles, 132)
+    expected += norm(10 * e.step + e.stores, rest / tiles, rest) if rest else 0
+    assert e.waves == pytest.approx(expected)
+    assert e.cycles == e.waves + e.fill
 
 
 @pytest.mark.parametrize(("splits", "k_steps"), [(2, 5), (4, 3)])
@@ -67,14 +88,15 @@ def test_splits_share_through_memory(splits: int) -> None:
     assert found.share == pytest.approx(model.SHARE_CYCLES + (splits - 1) * partial)
 
 
-@pytest.mark.parametrize("m", [64, 65])
-def test_few_rows_leave_memory_to_itself(m: int) -> None:
-    """Up to 64 rows idle SMs and short rows slow it down."""
-    config = TILE.replace(tile=(64, 64, 64), consumers=1)
+@pytest.mark.parametrize(("m", "k_tile", "slower"), [
+    (64, 64, model.SHORT_ROWS), (64, 128, model.SHORT_ROWS / 4), (65, 64, 0), (65, 128, 0),
+])  # fmt: skip
+def test_memory_reads_again_and_short_rows(m: int, k_tile: int, slower: float) -> None:
+    """B is read again where A has a second row of tiles; up to 64 rows, k-tiles that are not deep slow memory down."""
+    config = TILE.replace(tile=(64, 64, k_tile), consumers=1)
     nbytes = 2 * (m * 4096 + 4096 * 4096 + m * 4096)
-    clusters = 4096 // 64 * -(-m // 64)
-    slower = (model.SHORT_ROWS + model.IDLE * (1 - clusters / SMS)) * (m <= 64)
-    expected = nbytes / model.DRAM_BYTES_PER_CYCLE * (1 + slower)
+    again = 2 * 4096 * (m + 4096 * (m > 64))
+    expected = (nbytes + model.READ_AGAIN * again) / model.DRAM_BYTES_PER_CYCLE * (1 + slower)
     assert of(config, m, 4096, 4096).memory == pytest.approx(expected)
 
 
@@ -85,9 +107,19 @@ def test_the_longest_counts_and_no_other_is_free() -> None:
     assert e.work == e.k_steps * e.step + e.stores
 
 
-def test_a_peer_in_a_cluster_costs_a_meeting() -> None:
-    alone, four = of(TILE, 64, 64, 64), of(TILE.replace(cluster=(2, 2)), 64, 64, 64)
-    assert (alone.fill, four.fill) == (model.FILL_CYCLES, model.FILL_CYCLES + 3 * model.MEET_CYCLES)
+def test_a_kernels_start_grows_with_stages_and_peers_in_a_cluster() -> None:
+    for stages in (4, 6):
+        alone = TILE.replace(stages=stages)
+        fill = model.FILL_CYCLES + stages * model.STAGE_CYCLES
+        assert of(alone, 64, 64, 64).fill == fill
+        assert of(alone.replace(cluster=(2, 2)), 64, 64, 64).fill == fill + 3 * model.MEET_CYCLES
+
+
+def test_nothing_takes_no_waves() -> None:
+    """And gives no warning, such as numpy's of a division by zero."""
+    e = of(TILE, 0, 4096, 4096)
+    assert (e.k_steps, e.stores) == (0, 0)
+    assert np.isfinite(e.cycles)
 
 
 def test_an_epilogue_costs_its_bytes_and_nodes() -> None:

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import gemmsmith
-from gemmsmith import Config, Spec
+from gemmsmith import ArgumentError, Config, Spec
 from gemmsmith.binding import Binding, bind
-from gemmsmith.core.problem import Problem
+from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.launches import kernel_spec, launches
 from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.measure import halving, settled
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import MOST_COPIES, READ_ONCE_ROWS, Space, considered, fitting, space
+from gemmsmith.tuning.space import MOST_COPIES, READ_ONCE_ROWS, Space, considered, fitting, space, spec_for
 
 
 def product(m: int, n: int, k: int) -> Binding:
@@ -44,17 +44,24 @@ def clusters(p: Binding, config: Config) -> int:
     return launches(p, kernel_spec(p, config)).all[-1].clusters
 
 
-@given(m=some.integers(1, 9000), n=some.integers(1, 9000), k=some.integers(1, 9000))
-def test_ranked_configs_can_be_built(m: int, n: int, k: int) -> None:
-    p = problem(m, n, k)
+@given(
+    m=some.integers(1, 9000), n=some.integers(1, 9000), k=some.integers(1, 9000), of_a=some.sampled_from("rcs"),
+    of_b=some.sampled_from("rcs"),
+)  # fmt: skip
+def test_ranked_configs_can_be_built(m: int, n: int, k: int, of_a: str, of_b: str) -> None:
+    """Of operands that are row-major, column-major, or strided both ways, so that they are packed first."""
+    a, b = {"r": (k, 1), "c": (1, m), "s": (2 * k, 2)}, {"r": (n, 1), "c": (1, k), "s": (2 * n, 2)}
+    bound = bind(Spec((m, k), "bf16", a[of_a]), Spec((k, n), "bf16", b[of_b]))
+    p = bound.problem
     found = ranked(p, most=12)
     assert found
     assert len(set(found)) == len(found)
     for config in found:
-        assert clusters(product(m, n, k), config) >= 1
-    estimates = estimate(p, Space.of(found)).cycles
-    assert (estimates > 0).all()
-    assert (np.diff(estimates) >= 0).all()
+        assert clusters(bound, config) >= 1
+    assert (estimate(p, Space.of(found)).cycles > 0).all()
+    # Tiles that are padded have room for fewer stages than they were ranked with.
+    whole = [c for c in found if spec_for(c, p).stage_bytes == 2 * (c.tile[0] + c.tile[1]) * c.tile[2]]
+    assert (np.diff(estimate(p, Space.of(whole)).cycles) >= 0).all()
 
 
 @given(m=some.integers(1, 300), n=some.integers(1, 300), log=some.integers(20, 30), few=some.integers(0, 1 << 16))
@@ -64,14 +71,31 @@ def test_no_choice_is_too_deep(m: int, n: int, log: int, few: int) -> None:
     assert plan.launches.all[-1].clusters >= 1
 
 
-@pytest.mark.parametrize(("log", "possible"), [(22, 2), (23, 1), (24, 0)])
-def test_no_choice_has_more_tiles_than_an_int32_counts(log: int, possible: int) -> None:
-    """2^14 rows of 2^24 matrices are 2^31 tiles of 128 x 8; with half as many matrices they can be counted."""
+@pytest.mark.parametrize(("log", "countable"), [(23, True), (24, False), (26, False), (27, False)])
+def test_no_choice_has_more_tiles_than_an_int32_counts(log: int, countable: bool) -> None:
+    """2^14 rows of 2^24 matrices are 2^31 tiles of 128 x 8; with half as many matrices they can be counted. Of 2^26
+    only wide tiles of D^T in clusters can be, of 2^27 none."""
     batch = 1 << log
     tall = bind(Spec((batch, 1 << 14, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1)))
-    found = ranked(tall.problem, most=12)
-    assert len(found) == possible
-    for config in found:
+    every = space(EpilogueSpec.bare(tall.problem.d))
+    narrow = Config(tile=(128, 8, 64), cluster=(1, 1), consumers=1)
+    assert (narrow.tile in [c.tile for c in ranked(tall.problem, most=200) if not c.swap_ab]) == countable
+    if countable:
+        assert clusters(tall, narrow) == 1 << 30
+    else:
+        with pytest.raises(ArgumentError, match="more than an int32 can count"):
+            clusters(tall, narrow)
+
+    def has_few_tiles(c: Config) -> bool:
+        rows, columns = (t * along for t, along in zip(c.tile, c.cluster, strict=False))
+        m, n = (8, 1 << 14) if c.swap_ab else (1 << 14, 8)
+        return batch * -(-m // rows) * -(-n // columns) <= MAX_EXTENT
+
+    kept = every.possible(1 << 14, 1 << 14, 8, 8, batch) & every.fed(tall.problem)
+    want = [c for c in every.configs[kept] if c.splits == 1 and has_few_tiles(c)]
+    assert len(ranked(tall.problem, most=len(every.configs))) == len(want)
+    assert bool(want) == (log < 27)
+    for config in ranked(tall.problem, most=12):
         assert clusters(tall, config) >= 1
 
 
@@ -95,6 +119,23 @@ def test_what_is_chosen_fits_a_turned_epilogue() -> None:
     """Transposed, a column-major residual comes by TMA, and takes shared memory."""
     a, b, c = Spec((1, 4096), "bf16"), Spec((4096, 16384), "bf16"), Spec((1, 16384), "fp32", (1, 16))
     assert gemmsmith.plan(a, b, epilogue=lambda acc, c: (acc + c, (acc + c).sum(-1)), operands={"c": c}).source
+
+
+@pytest.mark.parametrize("m", [16, 32, 48])
+def test_what_is_chosen_suits_columns_of_8_bits(m: int) -> None:
+    """Which TMA stores where D^T is computed, in rows of 16 elements at least."""
+    a, b = Spec((m, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    out = {"out": Spec((m, 4096), "bf16"), "out1": Spec((m, 4096), "fp8_e4m3", (1, m))}
+
+    def twice(acc: Any) -> Any:
+        return acc, acc.to("fp8_e4m3")
+
+    p = bind(a, b, out, epilogue=twice)
+    found = ranked(p.problem, p.spec, most=20)
+    assert {c.swap_ab for c in found} == {True, False}
+    for config in found:
+        assert gemmsmith.plan(a, b, epilogue=twice, out=out, config=config).source
+    assert gemmsmith.plan(a, b, epilogue=twice, out=out).source
 
 
 @pytest.mark.parametrize("n", [8, 40, 176, 256])
@@ -188,18 +229,23 @@ def test_large_products_are_warmed_up() -> None:
 
 
 def test_narrow_boxes_are_few_where_the_producers_registers_are() -> None:
-    """Of a column-major A and a row-major B, also where packing makes them so."""
-    for a_strides, b_strides in (((1, 1536), (8192, 1)), ((1, 1537), (16384, 2))):
+    """Of a column-major A and a row-major B, also where packing makes them so, or makes rows of B^T."""
+    for a_strides, b_strides in (((1, 1536), (8192, 1)), ((1, 1537), (8193, 1)), ((1, 1537), (16384, 2))):
         p = bind(Spec((1536, 8192), "bf16", a_strides), Spec((8192, 8192), "bf16", b_strides))
-        found = ranked(p.problem, most=12)
-        assert {config.consumers for config in found} >= {2, 3}
-        for config in found:
-            spec = kernel_spec(read_for(p, config), config)
-            assert spec.majors == ("MN", "MN")
-            if config.consumers == 3:
-                assert sum(tile.boxes for tile in spec.tiles) <= MOST_COPIES
-            elif config.consumers == 2:
-                assert max(tile.boxes for tile in spec.tiles) <= MOST_COPIES
+        every = considered(EpilogueSpec.bare(p.problem.d), p.problem)
+        for fed in (True, False):
+            found = every.configs[every.sensible(p.problem) if fed else ~every.fed(p.problem)]
+            assert {config.consumers for config in found} >= {2, 3}
+            for config in found:
+                spec = kernel_spec(read_for(p, config), config)
+                assert spec.majors == ("K" if config.swap_ab and b_strides[1] == 2 else "MN", "MN")
+                boxes = [tile.boxes for tile in spec.tiles]
+                if config.consumers == 3:
+                    assert (sum(boxes) <= MOST_COPIES) == fed
+                elif config.consumers == 2:
+                    assert (max(boxes) <= MOST_COPIES) == fed
+                else:
+                    assert fed
 
 
 @pytest.mark.parametrize(("of", "least"), [("splits", 2), ("cluster_splits", 2)])
@@ -218,9 +264,12 @@ def test_deep_swapped_tiles_read_b_once() -> None:
         assert [swapped.sensible(problem(m, 4096, 1024))[0] for m in (9, 16, 17)] == [True, True, several]
 
 
-def test_swapped_tiles_are_for_few_rows() -> None:
-    swapped = Space.of([Config(tile=(128, 128, 64), cluster=(1, 1), swap_ab=True)])
-    assert [swapped.sensible(problem(m, 4096, 1024))[0] for m in (1024, 1025)] == [True, False]
+def test_swapped_tiles_are_tried_for_any_number_of_rows() -> None:
+    """If a tile's columns are not mostly outside of those rows."""
+    narrow = Config(tile=(64, 8, 64), cluster=(1, 1), consumers=1, swap_ab=True)
+    both = Space.of([narrow, narrow.replace(tile=(128, 128, 64), consumers=2)])
+    found = [both.sensible(problem(m, 4096, 1024)).tolist() for m in (1, 64, 65, 1025, 1 << 20)]
+    assert found == [[True, False], [True, False], [True, True], [True, True], [True, True]]
 
 
 def test_clusters_along_n_walk_along_n() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.binding import bind
 from gemmsmith.core.problem import Problem
@@ -17,11 +20,22 @@ def problem(m: int, n: int, k: int) -> Problem:
     return bind(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))).problem
 
 
-@pytest.mark.parametrize(("shape", "bound"), [((8192, 8192, 8192), "work-bound"), ((16, 16384, 16384), "memory-bound")])
-def test_what_bounds_a_product(shape: tuple[int, int, int], bound: str) -> None:
-    p = problem(*shape)
-    config, *_ = ranked(p, most=1)
-    assert f": {bound}" in why(p, config, None, "chosen")
+@pytest.mark.parametrize(
+    ("shape", "tile", "bound"),
+    [
+        ((8192, 8192, 8192), (128, 256, 64), "work"),
+        ((16, 16384, 16384), (64, 64, 64), "memory"),
+        ((16384, 16384, 16384), (128, 152, 64), "power"),
+    ],
+)
+def test_what_bounds_a_product(shape: tuple[int, int, int], tile: tuple[int, int, int], bound: str) -> None:
+    p, config = problem(*shape), Config("pingpong" if bound == "power" else "cooperative", tile, cluster=(1, 2))
+    config = config.replace(consumers=1) if bound == "memory" else config
+    e = estimate(p, Space.of([config]))
+    alone = {"work": e.work[0], "memory": e.memory[0], "power": e.power[0]}
+    assert max(alone, key=alone.__getitem__) == bound
+    said = ", ".join(f"{name} alone {cycles:.0f}" for name, cycles in alone.items())
+    assert f"; {said}: {bound}-bound\n" in why(p, config, None, "chosen")
 
 
 @pytest.mark.parametrize(
@@ -51,3 +65,16 @@ def test_the_config_comes_first_and_the_best_others_beside_it() -> None:
         others = [c for c in best if c != config][:OTHERS]
         us = estimate(p, Space.of(others)).cycles / MHZ
         assert beside == [f"beside it: {time:.1f} us {c}" for time, c in zip(us, others, strict=True)]
+
+
+def test_a_swapped_plan_is_explained_with_its_epilogue() -> None:
+    """As it was chosen: for the product that is not transposed."""
+
+    def epilogue(acc: Any, bias: Any) -> Any:
+        return (acc + bias).maximum(0.0)
+
+    a, b, bias = Spec((16, 4096), "bf16"), Spec((4096, 28672), "bf16", (1, 4096)), Spec((28672,), "bf16")
+    plan = gemmsmith.plan(a, b, epilogue=epilogue, bias=bias, config=Config(tile=(128, 16, 64), swap_ab=True))
+    p = bind(a, b, operands={"bias": bias}, epilogue=epilogue)
+    assert plan.why == why(p.problem, plan.config, p.spec, "given")
+    assert plan.why != why(p.problem, plan.config, None, "given")

@@ -41,7 +41,9 @@ class HazardError(GemmsmithError):
         super().__init__("\n".join(str(h) for h in hazards))
 
 
-ARGUMENTS = ("epilogue", "operands", "out", "out_dtype", "accumulate", "exact", "atomic", "config", "backend")
+ARGUMENTS = (
+    "epilogue", "operands", "out", "out_dtype", "accumulate", "exact", "atomic", "config", "batch_invariant", "backend",
+)  # fmt: skip
 """The names of `gemm`'s own arguments; any other name is an operand's."""
 
 

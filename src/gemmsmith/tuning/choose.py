@@ -13,10 +13,10 @@ from gemmsmith.core.design import find
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import considered, fitting, reads_again
+from gemmsmith.tuning.space import considered, fitting, reads_again, spec_for
 
 STAGES = 8
 """Stages asked for where the user gives a tile; only the smallest problems gain from more."""
@@ -49,8 +49,8 @@ def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Confi
 def ranked(
     problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 64, in_order: bool = False
 ) -> list[Config]:
-    """The `most` promising configs, best first; a Plan settles the stages of operands that are packed first. With
-    `in_order` only those that sum a tile in one CTA, from its first k-tile to its last.
+    """The `most` promising configs, best first. With `in_order` only those that sum a tile in one CTA, from its first
+    k-tile to its last.
 
     Where each CTA has one tile at most, those that can have `alias_epilogue` do: 1.1 % in the mean of 12 shapes
     (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds of what
@@ -69,17 +69,16 @@ def ranked(
         if len(found) == most:
             break
         config = some.configs[i].replace(stages=int(some.stages[i]), alias_epilogue=bool(alias_epilogue[i]))
-        oriented = problem.T if config.swap_ab else problem
         if not once[i]:
+            oriented = problem.T if config.swap_ab else problem
             overflows = reads_again(problem) and wave_bytes(oriented, config) > CAPACITY
             config = config.replace(
                 serpentine=overflows and not in_order, sync_clusters=overflows and config.can_sync_clusters
             )
         try:
-            spec = KernelSpec.of(oriented, config, None if config.swap_ab else epilogue)
+            found.append(fitting(config, spec_for(config, problem, epilogue)))
         except ConfigError:
             continue
-        found.append(fitting(config, spec))
     return found
 
 

@@ -94,7 +94,7 @@ def _one_for_all(b: Matrix, output: DType, accumulate: DType, epilogue: Epilogue
 
     every, matrices = space(epilogue), frozenset(epilogue.graph.matrices)
     widths = {n: suits(epilogue.graph, matrices, n) for n in set(every.n.tolist())}
-    good = every.sensible(problem(ROWS[-1])) & every.in_order & [widths[n] for n in every.n.tolist()]
+    good = every.sensible(problem(ROWS[-1])) & every.in_order & ~every.swap_ab & [widths[n] for n in every.n.tolist()]
     some = every.take(np.flatnonzero(good))
     cycles = [np.log(estimate(problem(rows), some, epilogue).cycles) for rows in ROWS]
     for i in np.argsort(np.sum(cycles, axis=0), kind="stable"):

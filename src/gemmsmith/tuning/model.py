@@ -119,7 +119,7 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     whole, rest = tiles // resident, tiles % resident
     k_steps = whole * -(-k_tiles // s.cluster_splits)
     k_steps_of_last = np.where(rest > 0, -(-k_tiles // s.cluster_splits), 0)
-    active, in_last = resident, rest / tiles
+    active, in_last = resident, rest / np.maximum(tiles, 1)
     hidden = np.where(s.own_tiles, k_tiles * step, 0.0)
     stores = store + (whole + (rest > 0) - 1) * np.maximum(0.0, store - hidden)
     partial = 4 * s.m * s.n / BYTES_OF_SHARE_PER_CYCLE
@@ -164,5 +164,5 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
 
 def off_lines(operand: Matrix) -> float:
     """How much more is read from the L2 for an operand whose rows do not begin where its lines, or sectors, do."""
-    pitch = operand.pitch_bytes if operand.tma_ready else 0  # what is packed first is aligned
+    pitch = operand.pitch_bytes if operand.tma_ready else 0  # what is packed counts as aligned
     return 1 + OFF_LINES * (pitch % 128 > 0) + OFF_SECTORS * (pitch % 32 > 0)

@@ -11,8 +11,8 @@ import numpy as np
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import find
-from gemmsmith.core.dtypes import BF16
-from gemmsmith.core.graph import bare
+from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.core.graph import Graph, bare
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import (
@@ -81,6 +81,29 @@ def fitting(config: Config, spec: KernelSpec) -> Config:
     return config.replace(stages=stages_that_fit(config, spec.epilogue, spec.stage_bytes, exchange))
 
 
+def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> KernelSpec:
+    """The spec of a config, whose `swap_ab` transposes a problem and its epilogue (by default the bare product's) as
+    far as that is known without its matrices. ConfigError where the config cannot work."""
+    if not config.swap_ab:
+        return KernelSpec.of(_as_read(problem), config, epilogue)
+    return KernelSpec.of(_as_read(problem.T), config, _transposed(epilogue) if epilogue else None)
+
+
+def _as_read(problem: Problem) -> Problem:
+    """The problem of operands as TMA reads them: perhaps packed, which makes rows of what has none."""
+    if problem.a.tma_ready and problem.b.tma_ready:
+        return problem
+    a, b = (m if m.tma_ready else Packing.of(m).packed for m in (problem.a, problem.b))
+    return Problem(a, b, problem.d, problem.accumulate)
+
+
+@lru_cache(maxsize=64)
+def _transposed(epilogue: EpilogueSpec) -> EpilogueSpec:
+    """The epilogue for the transposed product, with all that TMA may reach there: columns of 8 bits become rows."""
+    columns = {r.name for r in epilogue.graph.results if r.dtype and r.dtype.bits < 16} & epilogue.column_major
+    return replace(epilogue, graph=epilogue.graph.transposed(), tma=epilogue.tma | columns)
+
+
 def resident_clusters(size: int) -> int:
     """Clusters of that many CTAs that run at once."""
     return RESIDENT.get(size, SMS // size)
@@ -122,8 +145,7 @@ class Space:
         size = rows * columns * cluster_splits
         resident = np.array([resident_clusters(int(x)) for x in size])
         graph = epilogue.graph if epilogue else bare(BF16)
-        turned = graph.transposed() if graph.transposable else graph
-        ends = np.array([slices(c, turned if c.swap_ab else graph) for c in configs], np.int64)
+        ends = np.array([slices(c, graph.transposed() if c.swap_ab else graph) for c in configs], np.int64)
         reusing = np.array([_reusing(c, epilogue) if epilogue and _lone(c) else 0 for c in configs])
         return Space(
             np.fromiter(configs, object, len(configs)), m, n, k, rows, columns, stages, consumers, splits,
@@ -191,12 +213,12 @@ class Space:
         return self._fed[layout]
 
     @cached_property
-    def _fed(self) -> dict[tuple[bool, bool, bool], Column]:
+    def _fed(self) -> dict[tuple[bool, ...], Column]:
         return {}
 
-    def _fed_by(self, a: bool, b: bool, direct: bool) -> Column:
-        of_a = np.where(np.where(self.swap_ab, b, a), _boxes(self.m), _boxes(self.k))
-        of_b = np.where(np.where(self.swap_ab, a, b), _boxes(self.n), _boxes(self.k))
+    def _fed_by(self, a: bool, b: bool, swapped_a: bool, swapped_b: bool, direct: bool) -> Column:
+        of_a = np.where(np.where(self.swap_ab, swapped_a, a), _boxes(self.m), _boxes(self.k))
+        of_b = np.where(np.where(self.swap_ab, swapped_b, b), _boxes(self.n), _boxes(self.k))
         few = (self.consumers == 3) | direct
         copies = np.where(few, of_a + of_b, np.maximum(of_a, of_b))
         return np.asarray((self.consumers == 1) | (copies <= MOST_COPIES))
@@ -244,10 +266,10 @@ def _alone(config: Config) -> Space:
     return Space.of([config])
 
 
-def _layout(problem: Problem) -> tuple[bool, bool, bool]:
-    """What `fed` depends on: whether A and B, as they are read, are MN-major, and whether threads store D."""
-    a, b = (m if m.tma_ready else Packing.of(m).packed for m in (problem.a, problem.b))
-    return operand_major(a) == "MN", operand_major(b.T) == "MN", not problem.d.stores_by_tma
+def _layout(problem: Problem) -> tuple[bool, ...]:
+    """What `fed` depends on: whether A and B are MN-major, and with `swap_ab`, and whether threads store D."""
+    as_read = _as_read(problem).operands + _as_read(problem.T).operands
+    return *(operand_major(x) == "MN" for x in as_read), not problem.d.stores_by_tma
 
 
 def has_one_tile(config: Config, problem: Problem) -> bool:
@@ -280,7 +302,7 @@ def reads_again(problem: Problem) -> bool:
 def _configs(epilogue: EpilogueSpec) -> Iterator[Config]:
     yield from _oriented(epilogue, False)
     if epilogue.graph.transposable:
-        yield from _oriented(replace(epilogue, graph=epilogue.graph.transposed()), True)
+        yield from _oriented(_transposed(epilogue), True)
 
 
 def _oriented(epilogue: EpilogueSpec, swap: bool) -> Iterator[Config]:
@@ -288,6 +310,8 @@ def _oriented(epilogue: EpilogueSpec, swap: bool) -> Iterator[Config]:
     cooperative = COOPERATIVE + SHARED * _heavy(epilogue)
     tiles: list[tuple[str, int, int, int]] = [("cooperative", *t) for t in cooperative]
     tiles += [("pingpong", *t, 2) for t in PINGPONG]
+    if swap:
+        tiles = [tile for tile in tiles if not _spills_transposed(*tile[:3], epilogue.graph)]
     roomy = [tile for tile in tiles if _has_registers(*tile, epilogue)]
     for design, m, n, consumers in roomy or [tile for tile in tiles if suits(epilogue.graph, epilogue.tma, tile[2])]:
         depths = (64, 128) if m == 64 or m + n <= 256 else (64,)
@@ -313,6 +337,12 @@ def _has_registers(name: str, m: int, n: int, consumers: int, epilogue: Epilogue
     held = held_registers(epilogue.graph, piece_columns(epilogue.graph, epilogue.tma, n))
     taken = (blocks * n / 2 + held) / design.accumulators[consumers]
     return taken <= (APART if _reads_apart(epilogue) else 1.0 if _light(epilogue) and not held else CROWDED)
+
+
+def _spills_transposed(design: str, m: int, n: int, graph: Graph) -> bool:
+    """Whether a tile spills where fp32 elements are stored along columns, one by one, in pieces as wide as the tile."""
+    stored = any(r.dtype == FP32 and r.name in graph.stored for r in graph.results)
+    return stored and design == "pingpong" and m == 128 and n > 144 and n % 16 > 0
 
 
 @lru_cache(maxsize=64)

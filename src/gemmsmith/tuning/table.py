@@ -17,8 +17,8 @@ from gemmsmith.backends.cuda.cache import write_whole
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec, check
-from gemmsmith.tuning.space import fitting, has_one_tile, has_room, is_fed, reads_again, with_reuse_for
+from gemmsmith.core.spec import EpilogueSpec, check
+from gemmsmith.tuning.space import fitting, has_one_tile, has_room, is_fed, reads_again, spec_for, with_reuse_for
 
 SHIPPED = "h200.json"
 """The package's table, in this folder; made by benchmarks/sweep.py."""
@@ -67,7 +67,7 @@ def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = Non
             config = with_reuse_for(epilogue, config) if epilogue else config
         elif not reads_again(problem) and (config.sync_clusters or config.serpentine):
             config = config.replace(sync_clusters=False, serpentine=False)
-        return fitting(config, KernelSpec.of(problem.T if config.swap_ab else problem, config, epilogue))
+        return fitting(config, spec_for(config, problem, epilogue))
     except ConfigError:
         return None
 

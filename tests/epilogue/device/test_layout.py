@@ -9,6 +9,7 @@ import pytest
 import gemmsmith
 from gemmsmith import Config, ConfigError, EpilogueError, Spec
 from gemmsmith.backends.reference import bounds
+from gemmsmith.binding import bind
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.graph import bare
 from gemmsmith.core.spec import SHARED_LIMIT, EpilogueSpec, KernelSpec
@@ -67,7 +68,7 @@ def test_rows_of_boxes_are_multiples_of_16_bytes(gated: bool) -> None:
         else:
             with pytest.raises(ConfigError, match=f"got {n}; this epilogue needs a multiple of {least}"):
                 _ = gemmsmith.plan(a, b, epilogue=narrow, config=config).source
-    configs = space(gemmsmith.plan(a, b, epilogue=narrow).spec.epilogue).configs
+    configs = space(bind(a, b, epilogue=narrow).spec).configs
     assert all(c.tile[1] % (16 if c.swap_ab else least) == 0 for c in configs)  # D^T pairs rows, not columns
 
 
@@ -114,8 +115,8 @@ def test_a_clusters_ctas_finish_a_part_of_the_columns_each() -> None:
     assert [columns(64, 2), columns(64, 4), columns(16, 2), columns(80, 2)] == [32, 16, 8, 40]
     assert [columns(24, 2), columns(64, 3)] == [24, 64]
     a, b = Spec((64, 64), "bf16"), Spec((64, 3072), "bf16", (1, 64))
-    gated = gemmsmith.plan(a, b, epilogue=lambda acc: acc.chunk(2)[0] * acc.chunk(2)[1]).spec.epilogue
-    small = gemmsmith.plan(a, b, epilogue=lambda acc: acc.to("fp8_e4m3")).spec.epilogue
+    gated = bind(a, b, epilogue=lambda acc: acc.chunk(2)[0] * acc.chunk(2)[1]).spec
+    small = bind(a, b, epilogue=lambda acc: acc.to("fp8_e4m3")).spec
     assert columns(64, 2, gated) == 64
     assert [columns(32, 2, small), columns(16, 2, small)] == [16, 16]
 
