@@ -71,10 +71,10 @@ def test_no_choice_is_too_deep(m: int, n: int, log: int, few: int) -> None:
     assert plan.launches.all[-1].clusters >= 1
 
 
-@pytest.mark.parametrize(("log", "countable"), [(23, True), (24, False), (26, False), (27, False)])
+@pytest.mark.parametrize(("log", "countable"), [(23, True), (24, False), (25, False), (26, False)])
 def test_no_choice_has_more_tiles_than_an_int32_counts(log: int, countable: bool) -> None:
-    """2^14 rows of 2^24 matrices are 2^31 tiles of 128 x 8; with half as many matrices they can be counted. Of 2^26
-    only wide tiles of D^T in clusters can be, of 2^27 none."""
+    """2^14 rows of 2^24 matrices are 2^31 tiles of 128 x 8; with half as many matrices they can be counted. Of 2^25
+    only wide tiles of D^T in clusters can be, of 2^26 none."""
     batch = 1 << log
     tall = bind(Spec((batch, 1 << 14, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1)))
     every = space(EpilogueSpec.bare(tall.problem.d))
@@ -94,7 +94,7 @@ def test_no_choice_has_more_tiles_than_an_int32_counts(log: int, countable: bool
     kept = every.possible(1 << 14, 1 << 14, 8, 8, batch) & every.fed(tall.problem)
     want = [c for c in every.configs[kept] if c.splits == 1 and has_few_tiles(c)]
     assert len(ranked(tall.problem, most=len(every.configs))) == len(want)
-    assert bool(want) == (log < 27)
+    assert bool(want) == (log < 26)
     for config in ranked(tall.problem, most=12):
         assert clusters(tall, config) >= 1
 
@@ -275,7 +275,7 @@ def test_swapped_tiles_are_tried_for_any_number_of_rows() -> None:
 def test_clusters_along_n_walk_along_n() -> None:
     """The tiles of a cluster share the operand that the next ones use again."""
     configs = space(EpilogueSpec.bare(problem(8, 8, 8).d)).configs
-    assert {(c.cluster, c.raster) for c in configs} >= {((1, 2), "n"), ((2, 1), "m"), ((1, 1), "m"), ((1, 4), "n")}
+    assert {(c.cluster, c.raster) for c in configs} == {((1, 2), "n"), ((2, 1), "m"), ((1, 1), "m")}
     assert all((c.raster == "n") == (c.cluster[1] > c.cluster[0]) for c in configs)
     assert max(c.stages for c in configs) == 16
     assert min(c.stages for c in configs) >= 3
