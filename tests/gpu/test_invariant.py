@@ -7,18 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.epilogues import CASES, columns_of, operands
-from tests.gpu.judges import same_bits
-from tests.gpu.test_epilogues import on_gpu
-from tests.gpu.test_gemm import CONFIGS, TORCH, judge
-
-import gemmsmith
-from gemmsmith import Config, ConfigError
-from gemmsmith.core.dtypes import as_dtype
-from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.tuning.space import space
 
 torch = pytest.importorskip("torch")
+
+from tests.epilogues import CASES, columns_of, operands  # noqa: E402
+from tests.gpu.judges import same_bits  # noqa: E402
+from tests.gpu.test_epilogues import on_gpu  # noqa: E402
+from tests.gpu.test_gemm import CONFIGS, TORCH, judge  # noqa: E402
+
+import gemmsmith  # noqa: E402
+from gemmsmith import Config, ConfigError  # noqa: E402
+from gemmsmith.core.dtypes import as_dtype  # noqa: E402
+from gemmsmith.core.spec import EpilogueSpec  # noqa: E402
+from gemmsmith.tuning.space import space  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 MOST = 8192
