@@ -94,10 +94,46 @@ class Extra(NamedTuple):
 def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -> Estimate:
     """The estimate for every config of a space; for the bare product if no epilogue is given."""
     extra = Extra.of(epilogue or EpilogueSpec.bare(problem.d))
+    tile, k_tiles = _k_tile(problem, s), np.maximum(1, -(-problem.k // s.k))
     m, n = s.sizes(problem)
     tiles_m, tiles_n = -(-m // (s.m * s.rows)), -(-n // (s.n * s.columns))
-    tiles, resident = problem.batch * tiles_m * tiles_n, s.resident
-    k_tiles = np.maximum(1, -(-problem.k // s.k))
+    tiles = problem.batch * tiles_m * tiles_n
+    walk = _walk(s, tiles, k_tiles, tile.step, _store(problem, s, extra))
+
+    nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + extra.nbytes * problem.m * problem.n)
+    again = 2 * problem.batch * problem.k * (m * (tiles_n > 1) + n * (tiles_m > 1))
+    slower = 1 + SHORT_ROWS * (64 / s.k) ** 2 * (problem.m <= MEMORY_BOUND_ROWS)
+    memory = (nbytes + READ_AGAIN * again) / DRAM_BYTES_PER_CYCLE * slower
+    energy = tiles * s.rows * s.columns * k_tiles * tile.energy * (1 + OUT_OF_STEP * (s.splits == 0))
+    power = energy + nbytes / ENERGY_DRAM
+
+    def wave(work: Column, part: Column, clusters: Column) -> Column:
+        """Of so much work and that part of the bytes and the energy."""
+        reads = memory * part * (1 + IDLE * (1 - clusters * s.cluster_size / SMS))
+        return np.asarray((work**SHARPNESS + reads**SHARPNESS + (power * part) ** SHARPNESS) ** (1 / SHARPNESS))
+
+    alone = walk.in_last == 0
+    waves = wave(walk.k_steps * tile.step + walk.stores * alone, 1 - walk.in_last, walk.clusters)
+    waves = waves + wave(walk.k_steps_of_last * tile.step + walk.stores * ~alone, walk.in_last, tiles % s.resident)
+    k_steps = walk.k_steps + walk.k_steps_of_last
+    fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1) + STAGE_CYCLES * s.stages
+    return Estimate(
+        tile.math, tile.copies, tile.step, k_steps, walk.stores, k_steps * tile.step + walk.stores, memory, power,
+        waves, walk.share, fill,
+    )  # fmt: skip
+
+
+class _KTile(NamedTuple):
+    """Cycles of a CTA's k-tile: its math and copies, and what it takes; and the cycles that its energy is worth."""
+
+    math: Column
+    copies: Column
+    step: Column
+    energy: Column
+
+
+def _k_tile(problem: Problem, s: Space) -> _KTile:
+    m, n = s.sizes(problem)
     # wgmma reads A and B from shared memory, 128 bytes a cycle
     operands = 128 * (16 + s.n / 4) * (s.m / 64) * (s.k / 16)
     math = np.maximum(2 * s.m * s.n * s.k / FLOPS_PER_CYCLE, operands / 128)
@@ -108,19 +144,35 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     copies = np.maximum(read / SM_BYTES_PER_CYCLE, filled / FILL_BYTES_PER_CYCLE)
     loop = np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + LOOP_CYCLES_PER_K * s.k)
     deeper = np.where(s.k == 64, 1.0, np.where(s.k == 128, DEEPER_128, DEEPER_256))
-    step = np.maximum(np.maximum(math, copies), loop) * deeper
+    energy = 2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ
+    return _KTile(math, copies, np.maximum(np.maximum(math, copies), loop) * deeper, energy)
 
+
+def _store(problem: Problem, s: Space, extra: Extra) -> Column:
+    """Cycles of a tile's epilogue."""
     store = s.m * s.n * extra.nbytes / STORE_BYTES_PER_CYCLE
-    by_threads = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE
+    if not problem.d.stores_by_tma:
+        by_threads = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE
+        store = np.where(s.swap_ab, by_threads, store)
     threads = 128 * np.where(s.own_tiles, 1, s.consumers)
-    store = np.where(s.swap_ab & (not problem.d.stores_by_tma), by_threads, store)
-    store = (store + s.m * s.n / threads * (ELEMENT_CYCLES + NODE_CYCLES * extra.nodes)) / s.slices
+    return np.asarray((store + s.m * s.n / threads * (ELEMENT_CYCLES + NODE_CYCLES * extra.nodes)) / s.slices)
 
-    # whole waves, and a last one with the rest of the tiles
-    whole, rest = tiles // resident, tiles % resident
-    k_steps = whole * -(-k_tiles // s.cluster_splits)
-    k_steps_of_last = np.where(rest > 0, -(-k_tiles // s.cluster_splits), 0)
-    active, in_last = resident, rest / np.maximum(tiles, 1)
+
+class _Walk(NamedTuple):
+    """Which k-tiles a CTA works on: in whole waves of so many clusters, and in a last one, which has a part of all
+    tiles, the rest; and the cycles of stores that are not hidden and of bringing shares of K together."""
+
+    k_steps: Column
+    clusters: Column
+    k_steps_of_last: Column
+    in_last: Column
+    stores: Column
+    share: Column
+
+
+def _walk(s: Space, tiles: Column, k_tiles: Column, step: Column, store: Column) -> _Walk:
+    whole, rest = tiles // s.resident, tiles % s.resident
+    k_tiles_of_one = -(-k_tiles // s.cluster_splits)
     hidden = np.where(s.own_tiles, k_tiles * step, 0.0)
     stores = store + (whole + (rest > 0) - 1) * np.maximum(0.0, store - hidden)
     partial = 4 * s.m * s.n / BYTES_OF_SHARE_PER_CYCLE
@@ -129,38 +181,21 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
 
     # split-K and stream-K: one wave of shares
     stream, shared = s.splits == 0, s.splits != 1
-    clusters = np.maximum(1, np.minimum(resident, tiles * np.where(stream, k_tiles, s.splits)))
-    remaining = np.where(stream & (tiles > resident), rest, 0)
-    parts = np.minimum(np.minimum(resident // np.maximum(remaining, 1), k_tiles), MOST_PARTS)
-    idle = (resident - remaining * parts) * LEAST_IDLE > resident * parts * whole
+    clusters = np.maximum(1, np.minimum(s.resident, tiles * np.where(stream, k_tiles, s.splits)))
+    remaining = np.where(stream & (tiles > s.resident), rest, 0)
+    parts = np.minimum(np.minimum(s.resident // np.maximum(remaining, 1), k_tiles), MOST_PARTS)
+    idle = (s.resident - remaining * parts) * LEAST_IDLE > s.resident * parts * whole
     alike = (remaining > 0) & (parts > 1) & ~idle
     shares = np.where(alike, whole * k_tiles + -(-k_tiles // parts), -(-tiles * k_tiles // clusters))
     others = np.where(stream, np.where(alike, parts - 1, 1), -(-clusters // np.maximum(tiles, 1)) - 1)
-    share = np.where(shared, SHARE_CYCLES + others * partial, share)
-    stores = np.where(shared, np.maximum(1, tiles // clusters) * store, stores)
-    k_steps, k_steps_of_last = np.where(shared, shares, k_steps), np.where(shared, 0, k_steps_of_last)
-    active, in_last = np.where(shared, clusters, active), np.where(shared, 0.0, in_last)
-
-    p = problem
-    again = p.k * (m * (tiles_n > 1) + n * (tiles_m > 1))
-    nbytes = p.batch * (2 * (p.m * p.k + p.k * p.n) + extra.nbytes * p.m * p.n)
-    slower = 1 + SHORT_ROWS * (64 / s.k) ** 2 * (p.m <= MEMORY_BOUND_ROWS)
-    memory = (nbytes + p.batch * 2 * READ_AGAIN * again) / DRAM_BYTES_PER_CYCLE * slower
-    energy = 2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ
-    energy = tiles * s.rows * s.columns * k_tiles * energy * (1 + OUT_OF_STEP * stream)
-    power = energy + nbytes / ENERGY_DRAM
-
-    def wave(work: Column, part: Column, clusters: Column) -> Column:
-        """Of so much work and that part of the bytes and the energy."""
-        reads = memory * part * (1 + IDLE * (1 - clusters * s.cluster_size / SMS))
-        return np.asarray((work**SHARPNESS + reads**SHARPNESS + (power * part) ** SHARPNESS) ** (1 / SHARPNESS))
-
-    alone = in_last == 0
-    waves = wave(k_steps * step + stores * alone, 1 - in_last, active)
-    waves = waves + wave(k_steps_of_last * step + stores * ~alone, in_last, rest)
-    fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1) + STAGE_CYCLES * s.stages
-    k_steps = k_steps + k_steps_of_last
-    return Estimate(math, copies, step, k_steps, stores, k_steps * step + stores, memory, power, waves, share, fill)
+    return _Walk(
+        np.where(shared, shares, whole * k_tiles_of_one),
+        np.where(shared, clusters, s.resident),
+        np.where(shared | (rest == 0), 0, k_tiles_of_one),
+        np.where(shared, 0.0, rest / np.maximum(tiles, 1)),
+        np.where(shared, np.maximum(1, tiles // clusters) * store, stores),
+        np.where(shared, SHARE_CYCLES + others * partial, share),
+    )
 
 
 def off_lines(operand: Matrix) -> float:
