@@ -31,8 +31,8 @@ from suite import SUITE, Shape
 import gemmsmith
 from gemmsmith import Config
 from gemmsmith.tuning.choose import ranked
+from gemmsmith.tuning.fitting import fitting
 from gemmsmith.tuning.measure import compile_all, halving, settled
-from gemmsmith.tuning.space import fitting
 
 Rounds = tuple[tuple[int, float], ...]
 """As of `halving`."""

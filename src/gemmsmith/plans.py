@@ -60,8 +60,8 @@ class Plan:
         if config is not None and not isinstance(config, Config):
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         from gemmsmith.tuning.choose import choose
+        from gemmsmith.tuning.fitting import fitting
         from gemmsmith.tuning.invariant import invariant, refuse
-        from gemmsmith.tuning.space import fitting
         from gemmsmith.tuning.table import tuned
 
         self.backend: Backend = backend

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +13,13 @@ import gemmsmith
 from gemmsmith import ArgumentError, Config, Spec
 from gemmsmith.binding import Binding, bind
 from gemmsmith.core.problem import MAX_EXTENT, Problem
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.launches import kernel_spec, launches
 from gemmsmith.tuning.choose import ranked
+from gemmsmith.tuning.fitting import spec_for
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
-from gemmsmith.tuning.measure import halving, settled
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import MOST_COPIES, READ_ONCE_ROWS, Space, considered, fitting, space, spec_for
+from gemmsmith.tuning.space import MOST_COPIES, READ_ONCE_ROWS, Space, considered, space
 
 
 def product(m: int, n: int, k: int) -> Binding:
@@ -99,60 +98,6 @@ def test_no_choice_has_more_tiles_than_an_int32_counts(log: int, countable: bool
         assert clusters(tall, config) >= 1
 
 
-def relu_sums(acc: Any) -> Any:
-    y = acc.maximum(0.0)
-    return y, y.sum(-1)
-
-
-@pytest.mark.parametrize("epilogue", [None, relu_sums, lambda acc, c: acc + c])
-@pytest.mark.parametrize("strides", ["nn", "nt", "tn", "tt", "spread", "windows"])
-@pytest.mark.parametrize(("m", "n", "k"), [(300, 1000, 520), (300, 1104, 520), (300, 40, 520), (392, 630, 1160)])
-def test_what_is_chosen_fits_in_every_layout(epilogue: Any, strides: str, m: int, n: int, k: int) -> None:
-    """MN-major tiles are padded: 300 x 520 x 1000 by tiles of 64 x 40 had a stage too many."""
-    a = Spec((m, k), "fp16", (1, m) if strides[0] == "t" else (k, 1))
-    b = {"n": (n, 1), "t": (1, k), "d": (2 * n, 2), "s": (1, 1)}[strides[-1]]
-    operands = {"c": Spec((m, n), "fp16")} if epilogue is not None and epilogue is not relu_sums else None
-    assert gemmsmith.plan(a, Spec((k, n), "fp16", b), epilogue=epilogue, operands=operands).source
-
-
-def test_what_is_chosen_fits_a_turned_epilogue() -> None:
-    """Transposed, a column-major residual comes by TMA, and takes shared memory."""
-    a, b, c = Spec((1, 4096), "bf16"), Spec((4096, 16384), "bf16"), Spec((1, 16384), "fp32", (1, 16))
-    assert gemmsmith.plan(a, b, epilogue=lambda acc, c: (acc + c, (acc + c).sum(-1)), operands={"c": c}).source
-
-
-@pytest.mark.parametrize("m", [16, 32, 48])
-def test_what_is_chosen_suits_columns_of_8_bits(m: int) -> None:
-    """Which TMA stores where D^T is computed, in rows of 16 elements at least."""
-    a, b = Spec((m, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
-    out = {"out": Spec((m, 4096), "bf16"), "out1": Spec((m, 4096), "fp8_e4m3", (1, m))}
-
-    def twice(acc: Any) -> Any:
-        return acc, acc.to("fp8_e4m3")
-
-    p = bind(a, b, out, epilogue=twice)
-    found = ranked(p.problem, p.spec, most=20)
-    assert {c.swap_ab for c in found} == {True, False}
-    for config in found:
-        assert gemmsmith.plan(a, b, epilogue=twice, out=out, config=config).source
-    assert gemmsmith.plan(a, b, epilogue=twice, out=out).source
-
-
-@pytest.mark.parametrize("n", [8, 40, 176, 256])
-@pytest.mark.parametrize("strides", ["nn", "tn", "tt"])
-def test_stages_that_fit_stay(n: int, strides: str) -> None:
-    """What is kept is what was measured."""
-    a = Spec((304, 520), "fp16", (520, 1) if strides[0] == "n" else (1, 304))
-    b = Spec((520, 1000), "fp16", (1000, 1) if strides[1] == "n" else (1, 520))
-    p = bind(a, b).problem
-    config = Config(tile=(64, n, 64), cluster=(1, 1), consumers=1, stages=16)
-    once = fitting(config, KernelSpec.of(p, config))
-    assert fitting(once, KernelSpec.of(p, once)) == once
-    assert gemmsmith.plan(a, b, config=once).source
-    if n == 8:
-        assert once.stages == 16
-
-
 @pytest.mark.parametrize(("shape", "kinds"), [
     ((16, 4096, 4096), {"swap_ab", "splits", "cluster_splits", "stream"}),
     ((512, 4096, 4096), {"pingpong", "stream"}),
@@ -194,38 +139,6 @@ def test_one_tile_a_cta_or_several(shape: tuple[int, int, int]) -> None:
         assert config.serpentine == (shape[0] > READ_ONCE_ROWS and not alone and overflows)
         assert config.sync_clusters == (config.serpentine and config.can_sync_clusters)
     assert gemmsmith.plan(Spec(shape[::2], "bf16"), Spec((shape[2], shape[1]), "bf16", (1, shape[2]))).source
-
-
-def test_halving_finds_the_fastest(rng: np.random.Generator) -> None:
-    configs = [Config(stages=s, raster_group=w) for s in range(2, 10) for w in range(1, 9)]
-    truth = dict(zip(configs, rng.uniform(10, 100, len(configs)), strict=True))
-    broken = configs[5]
-    timed: list[float] = []
-
-    def measure(config: Config, us: float) -> float:
-        if config == broken:
-            raise RuntimeError("does not run")
-        timed.append(us)
-        return truth[config] * (1 + rng.normal() / us)
-
-    found = halving(configs, measure)
-    assert len(found) == len(configs) - 1
-    assert broken not in [x.config for x in found]
-    best = min((c for c in configs if c != broken), key=truth.__getitem__)
-    assert found[0].config == best
-    assert sum(timed) < 5e6
-
-
-def test_large_products_are_warmed_up() -> None:
-    asked: list[int] = []
-
-    def replay(times: int) -> float:
-        asked.append(times)
-        return 20.0 * times
-
-    assert settled(replay, 1000.0, 1e6) == 20.0
-    assert settled(replay, 1000.0, 1e12) == 20.0
-    assert asked == [1, 50, 1, 50, 50]
 
 
 def test_narrow_boxes_are_few_where_the_producers_registers_are() -> None:
@@ -270,12 +183,3 @@ def test_swapped_tiles_are_tried_for_any_number_of_rows() -> None:
     both = Space.of([narrow, narrow.replace(tile=(128, 128, 64), consumers=2)])
     found = [both.sensible(problem(m, 4096, 1024)).tolist() for m in (1, 64, 65, 1025, 1 << 20)]
     assert found == [[True, False], [True, False], [True, True], [True, True], [True, True]]
-
-
-def test_clusters_along_n_walk_along_n() -> None:
-    """The tiles of a cluster share the operand that the next ones use again."""
-    configs = space(EpilogueSpec.bare(problem(8, 8, 8).d)).configs
-    assert {(c.cluster, c.raster) for c in configs} == {((1, 2), "n"), ((2, 1), "m"), ((1, 1), "m")}
-    assert all((c.raster == "n") == (c.cluster[1] > c.cluster[0]) for c in configs)
-    assert max(c.stages for c in configs) == 16
-    assert min(c.stages for c in configs) >= 3

@@ -145,7 +145,7 @@ def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, t
     config: Config = Plan(a, b, **arguments).config if own else Config()
     if given:
         from gemmsmith.tuning.choose import fitted
-        from gemmsmith.tuning.space import fitting
+        from gemmsmith.tuning.fitting import fitting
 
         config = fitted(replace(config, **given), given, fp16=as_dtype(choices["accumulate"]) == FP16)
         if "stages" not in given:

@@ -14,9 +14,10 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.tuning.fitting import fitting, spec_for
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import considered, fitting, reads_again, spec_for
+from gemmsmith.tuning.space import considered, reads_again
 
 STAGES = 8
 """Stages asked for where the user gives a tile; only the smallest problems gain from more."""

@@ -18,7 +18,9 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, check
-from gemmsmith.tuning.space import fitting, has_one_tile, has_room, is_fed, reads_again, spec_for, with_reuse_for
+from gemmsmith.tuning.candidates import has_room, with_reuse_for
+from gemmsmith.tuning.fitting import fitting, spec_for
+from gemmsmith.tuning.space import has_one_tile, is_fed, reads_again
 
 SHIPPED = "h200.json"
 """The package's table, in this folder; made by benchmarks/sweep.py."""

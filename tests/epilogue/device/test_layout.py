@@ -14,7 +14,8 @@ from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.graph import bare
 from gemmsmith.core.spec import SHARED_LIMIT, EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.layout import layout
-from gemmsmith.tuning.space import space, stages_that_fit
+from gemmsmith.tuning.fitting import stages_that_fit
+from gemmsmith.tuning.space import space
 
 EPILOGUE = EpilogueSpec(bare(BF16), frozenset({"out"}))
 

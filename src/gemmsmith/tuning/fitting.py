@@ -1,0 +1,50 @@
+"""Configs that fit: the spec of a config for a problem, and as many stages as shared memory holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from gemmsmith.core.config import Config
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, EpilogueSpec, KernelSpec
+from gemmsmith.epilogue.device.layout import ALIGNMENT, least_bytes
+from gemmsmith.kernels.pack import Packing
+
+
+def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, taken: int = 0) -> int:
+    """As many of the config's stages as shared memory holds beside what its epilogue should be left and what else is
+    `taken`, but at least two."""
+    free = SHARED_LIMIT - least_bytes(epilogue.graph, epilogue.tma, config) - taken
+    return max(2, min(config.stages, free // (stage_bytes + BARRIER_BYTES)))
+
+
+@lru_cache(maxsize=4096)
+def fitting(config: Config, spec: KernelSpec) -> Config:
+    """The config with as many of its stages as fit a kernel, whose tiles may be padded (MN-major rows to 32 bytes) and
+    whose epilogue may be computed transposed."""
+    exchange = spec.exchange_bytes + ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
+    return config.replace(stages=stages_that_fit(config, spec.epilogue, spec.stage_bytes, exchange))
+
+
+def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> KernelSpec:
+    """The spec of a config, whose `swap_ab` transposes a problem and its epilogue (by default the bare product's) as
+    far as that is known without its matrices. ConfigError where the config cannot work."""
+    if not config.swap_ab:
+        return KernelSpec.of(as_read(problem), config, epilogue)
+    return KernelSpec.of(as_read(problem.T), config, transposed(epilogue) if epilogue else None)
+
+
+def as_read(problem: Problem) -> Problem:
+    """The problem of operands as TMA reads them: perhaps packed, which makes rows of what has none."""
+    if problem.a.tma_ready and problem.b.tma_ready:
+        return problem
+    a, b = (m if m.tma_ready else Packing.of(m).packed for m in (problem.a, problem.b))
+    return Problem(a, b, problem.d, problem.accumulate)
+
+
+@lru_cache(maxsize=64)
+def transposed(epilogue: EpilogueSpec) -> EpilogueSpec:
+    """The epilogue for the transposed product, with all that TMA may reach there: columns of 8 bits become rows."""
+    columns = {r.name for r in epilogue.graph.results if r.dtype and r.dtype.bits < 16} & epilogue.column_major
+    return replace(epilogue, graph=epilogue.graph.transposed(), tma=epilogue.tma | columns)
