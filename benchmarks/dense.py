@@ -85,11 +85,13 @@ def edited(kernel: Kernel, source: str) -> Iterator[None]:
         kernel.__dict__["source"] = own
 
 
-def rotated(m: int, n: int, k: int, dtype: torch.dtype, layout: str, least: int = 3) -> list[tuple[torch.Tensor, ...]]:
-    """`least` sets of operands or more, together FAR times the L2."""
+def rotated(
+    m: int, n: int, k: int, dtype: torch.dtype, layout: str, least: int = 3, far: int = FAR, most: float = float("inf")
+) -> list[tuple[torch.Tensor, ...]]:
+    """`least` sets of operands or more, together `far` times the L2, but no more than `most`."""
     sets = [operands(m, n, k, dtype, layout)]
     size = (m * k + k * n + m * n) * torch.finfo(dtype).bits // 8
-    while len(sets) < least or len(sets) * size < FAR * L2_BYTES:
+    while len(sets) < least or (len(sets) * size < far * L2_BYTES and len(sets) < most):
         sets.append(operands(m, n, k, dtype, layout))
     return sets
 

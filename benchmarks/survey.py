@@ -2,8 +2,8 @@
 
 For every shape the configs that the model ranks first and others drawn from its next thousand run in CUDA graphs over
 rotated buffers, in short blocks in random order, beside torch.mm and the algorithms that cuBLASLt suggests; the median
-of the blocks counts. Each result is compared with torch's. The shapes are layers of public
-models like those of the class "unseen" (suite.py), and none of them; with --unseen they are those.
+of the blocks counts. Each result is compared with torch's. The shapes are layers of public models like those of the
+class "unseen" (suite.py), and none of them; with --unseen they are those.
 
     python benchmarks/survey.py --json benchmarks/results/survey-h200.json [--seconds 480] [--part 0/2]
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 import cublaslt
 import torch
-from dense import captured, machine, operands, replayed, specs
+from dense import captured, machine, replayed, rotated, specs
 from suite import TRAINING, UNSEEN, Shape
 from sweep import varied
 
@@ -35,8 +35,8 @@ from gemmsmith.tuning.measure import settled
 
 FIRST, OTHERS, DRAWN_FROM = 44, 20, 1000
 """Configs of a shape: the model's first, others, and how many of the model's these are drawn from."""
-BUFFER_BYTES, MOST_SETS = 500 * 2**20, 300
-"""Buffers are rotated over that many bytes, eight times the L2, or that many sets."""
+NEAR, MOST_SETS = 8, 300
+"""Buffers are rotated over so many times the L2, or that many sets."""
 BLOCKS, BLOCK_US, POWER_LIMITED, LONG_BLOCK_US = 3, 6_000, 5e10, 10_000
 """Blocks of a config, their length, and that of products of so many FLOPs, which the power limit holds."""
 LT_KEPT = 3
@@ -67,10 +67,7 @@ def compiled(shape: Shape, configs: list[Config]) -> None:
 def survey(shape: Shape, configs: list[Config]) -> dict[str, Any]:
     """A row: microseconds of torch, of the fastest of cuBLASLt, and of each config that ran and was right."""
     m, n, k = shape
-    sets = [operands(m, n, k, torch.bfloat16, "nt")]
-    size = 2 * (m * k + k * n + m * n)
-    while len(sets) < 2 or (len(sets) * size < BUFFER_BYTES and len(sets) < MOST_SETS):
-        sets.append(operands(m, n, k, torch.bfloat16, "nt"))
+    sets = rotated(m, n, k, torch.bfloat16, "nt", least=2, far=NEAR, most=MOST_SETS)
     right = (sets[0][0] @ sets[0][1]).float()
     calls: dict[Any, Any] = {"torch": lambda a, b, d: torch.mm(a, b, out=d)}
     calls |= {x: x for x in cublaslt.algorithms(*sets[0])}

@@ -69,7 +69,7 @@ class Binding:
         """The same product, computed as the transpose of what it is now. ConfigError if its graph has no transpose."""
         if not self.graph.transposable:
             raise ConfigError("swap_ab: got True for an epilogue that needs a row's columns at once; use False")
-        spec, accumulate = self.spec.of(self.graph), self.problem.accumulate
+        spec, accumulate = self.spec.with_graph(self.graph), self.problem.accumulate
         problem, swapped, spec, arrays = _oriented(
             spec, self.arguments, self.shape, self.output, accumulate, swapped=not self.swapped
         )
@@ -329,7 +329,7 @@ def _oriented(
         swapped = problem.d.canonical().column_major and graph.transposable
     if swapped:
         problem, arrays = problem.T, {name: x.T for name, x in arrays.items()}
-        spec = spec.of(graph.transposed())
+        spec = spec.with_graph(graph.transposed())
     if graph.is_bare:
         problem = _folded(problem)
         arrays[d] = problem.d

@@ -61,7 +61,6 @@ class Plan:
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         from gemmsmith.tuning.choose import choose
         from gemmsmith.tuning.fitting import fitting
-        from gemmsmith.tuning.invariant import invariant, refuse
         from gemmsmith.tuning.table import tuned
 
         self.backend: Backend = backend
@@ -71,11 +70,13 @@ class Plan:
         )  # fmt: skip
         self._origin = "given"
         if batch_invariant:
+            from gemmsmith.tuning.invariant import invariant, refuse
+
             refuse(config, binding.spec)
             binding = binding.transposed() if binding.swapped else binding
-        if config is None and batch_invariant:
-            config, self._origin = invariant(binding), "batch-invariant"
-        elif config is None:
+            if config is None:
+                config, self._origin = invariant(binding), "batch-invariant"
+        if config is None:
             config = tuned(binding.problem, binding.spec)
             fused = not binding.graph.is_bare
             self._origin = "tuned" + " without its epilogue" * fused if config else "chosen by the model"

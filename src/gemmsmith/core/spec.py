@@ -61,7 +61,7 @@ class EpilogueSpec:
         column_major = frozenset(name for name in self.graph.matrices if arrays[name].column_major)
         return EpilogueSpec(self.graph, frozenset(tma), column_major, self.exact, self.atomic)
 
-    def of(self, graph: Graph) -> EpilogueSpec:
+    def with_graph(self, graph: Graph) -> EpilogueSpec:
         """The same with another graph."""
         return EpilogueSpec(graph, self.tma, self.column_major, self.exact, self.atomic)
 

@@ -36,6 +36,7 @@ RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 
 
 def candidates(epilogue: EpilogueSpec) -> Iterator[Config]:
+    """All of them, for products of any size, with as many stages as shared memory holds; transposed ones too."""
     yield from _oriented(epilogue, False)
     if epilogue.graph.transposable:
         yield from _oriented(transposed(epilogue), True)

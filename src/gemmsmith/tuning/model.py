@@ -95,13 +95,12 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     """The estimate for every config of a space; for the bare product if no epilogue is given."""
     extra = Extra.of(epilogue or EpilogueSpec.bare(problem.d))
     tile, k_tiles = _k_tile(problem, s), np.maximum(1, -(-problem.k // s.k))
-    m, n = s.sizes(problem)
-    tiles_m, tiles_n = -(-m // (s.m * s.rows)), -(-n // (s.n * s.columns))
-    tiles = problem.batch * tiles_m * tiles_n
+    down, across = s.grid(problem.m, problem.n)
+    tiles = problem.batch * down * across
     walk = _walk(s, tiles, k_tiles, tile.step, _store(problem, s, extra))
 
     nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + extra.nbytes * problem.m * problem.n)
-    again = 2 * problem.batch * problem.k * (m * (tiles_n > 1) + n * (tiles_m > 1))
+    again = 2 * problem.batch * problem.k * (problem.m * (across > 1) + problem.n * (down > 1))
     slower = 1 + SHORT_ROWS * (64 / s.k) ** 2 * (problem.m <= MEMORY_BOUND_ROWS)
     memory = (nbytes + READ_AGAIN * again) / DRAM_BYTES_PER_CYCLE * slower
     energy = tiles * s.rows * s.columns * k_tiles * tile.energy * (1 + OUT_OF_STEP * (s.splits == 0))

@@ -99,11 +99,13 @@ class Space:
 
     def tiles(self, problem: Problem) -> Column:
         """For each config, the number of clusters that have a tile."""
-        return self._tiles(problem.m, problem.n, problem.batch)
+        down, across = self.grid(problem.m, problem.n)
+        return np.asarray(problem.batch * down * across)
 
-    def _tiles(self, m: int, n: int, batch: int) -> Column:
+    def grid(self, m: int, n: int) -> tuple[Column, Column]:
+        """For each config, the number of clusters along M, and along N, of a product of one batch."""
         rows, columns = self._cluster
-        return np.asarray(batch * -(-m // rows) * -(-n // columns))
+        return -(-m // rows), -(-n // columns)
 
     @cached_property
     def _cluster(self) -> tuple[Column, Column]:
@@ -123,7 +125,8 @@ class Space:
     def possible(self, fewest: int, most: int, n: int, k: int, batch: int) -> Column:
         """For each config, whether it may be `sensible` for some problem with `fewest` to `most` rows: its tiles are
         not mostly outside, and there are few enough of them, and enough of K, for its shares."""
-        k_tiles, tiles = -(-k // self.k), self._tiles(fewest, n, batch)
+        down, across = self.grid(fewest, n)
+        k_tiles, tiles = -(-k // self.k), batch * down * across
         good = self.m * self.rows < 2 * np.maximum(np.where(self.swap_ab, n, most), 64)
         good &= self.n * self.columns < 2 * np.maximum(np.where(self.swap_ab, most, n), self.narrowest)
         good &= (self.k != FEW_ROWS_DEPTH) | (fewest <= self.n)  # B is read once
