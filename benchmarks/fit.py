@@ -6,12 +6,16 @@ squares with numerical derivatives of the model itself. `regret` is how much slo
 config of its shape, the mean of logarithms; the fastest of many noisy times is too fast, so some of it is noise.
 
     python benchmarks/fit.py benchmarks/results/survey-h200.json
+
+With --correction the constants stay, and what they miss is fitted by ridge regression (tuning/correction.py): written
+to correction.json, after a cross-validation over shapes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ import numpy as np
 import gemmsmith
 from gemmsmith import Config
 from gemmsmith.core.problem import Problem
-from gemmsmith.tuning import model
+from gemmsmith.tuning import correction, model
 from gemmsmith.tuning.space import Space
 
 FITTED = (
@@ -35,7 +39,9 @@ FITTED = (
 SLOWER, KEPT = 0.15, 3e-4
 """A config that is slower by this, in logarithms, counts 1/e; and how much a constant's squared change costs."""
 HELD_OUT = 5
-"""Every fifth shape."""
+"""Every fifth shape; and parts of the cross-validation."""
+RIDGE = 300
+"""How much the squared coefficients of the correction cost, of numbers with deviation 1."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,13 @@ class Contest:
         errors = self.estimates() - self.log_us
         return np.asarray(np.sqrt(self.weight) * (errors - np.sum(self.weight * errors)))
 
-    def regret(self) -> float:
-        return float(self.log_us[np.argmin(self.estimates())] - self.log_us.min())
+    def regret(self, correction: Any = 0) -> float:
+        """Of the choice, with a correction of the estimates' logarithms."""
+        return float(self.log_us[np.argmin(self.estimates() + correction)] - self.log_us.min())
+
+    def numbers(self) -> np.ndarray[Any, Any]:
+        """What the correction depends on, for each config."""
+        return correction.numbers(self.problem, self.space, model.estimate(self.problem, self.space))
 
 
 def contests(survey: Path) -> list[Contest]:
@@ -102,11 +113,39 @@ def fit(contests: list[Contest], rounds: int = 12) -> None:
     residuals(x)
 
 
-def regrets(contests: list[Contest]) -> str:
+def fit_correction(contests: list[Contest]) -> np.ndarray[Any, Any]:
+    """The coefficients of tuning/correction.py, by ridge regression."""
+    rows, errors = [], []
+    for c in contests:
+        weight = np.sqrt(c.weight * len(c.weight))[:, None]
+        x, y = c.numbers(), (c.log_us - c.estimates())[:, None]
+        rows.append(weight * (x - c.weight @ x))
+        errors.append(weight * (y - c.weight @ y))
+    x, y = np.concatenate(rows), np.concatenate(errors)
+    deviation = np.sqrt(np.mean(x**2, axis=0)) + 1e-6
+    x = x / deviation
+    return np.asarray(np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ y)[:, 0] / deviation)
+
+
+def cross_validated(contests: list[Contest]) -> list[Any]:
+    """For each contest the correction that is fitted to the other shapes'."""
+    shapes = list(dict.fromkeys((c.problem.m, c.problem.n, c.problem.k) for c in contests))
+    random.Random(0).shuffle(shapes)
+    part = {shape: i % HELD_OUT for i, shape in enumerate(shapes)}
+    parts = [part[c.problem.m, c.problem.n, c.problem.k] for c in contests]
+    fitted = [fit_correction([c for c, p in zip(contests, parts, strict=True) if p != i]) for i in range(HELD_OUT)]
+    return [
+        np.clip(c.numbers() @ fitted[p], -correction.MOST, correction.MOST)
+        for c, p in zip(contests, parts, strict=True)
+    ]
+
+
+def regrets(contests: list[Contest], corrections: list[Any] | None = None) -> str:
     """By the number of rows."""
     parts = []
+    pairs = list(zip(contests, corrections or [0] * len(contests), strict=True))
     for fewest, most in ((1, 64), (65, 512), (513, 1 << 20)):
-        found = [c.regret() for c in contests if fewest <= c.problem.m <= most]
+        found = [c.regret(x) for c, x in pairs if fewest <= c.problem.m <= most]
         parts.append(f"M {fewest} to {most}: {np.mean(found) if found else 0:.4f} of {len(found)}")
     return "   ".join(parts)
 
@@ -114,8 +153,15 @@ def regrets(contests: list[Contest]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("surveys", type=Path, nargs="+", help="files that survey.py wrote")
+    parser.add_argument("--correction", action="store_true", help="leave the constants, fit what they miss")
     arguments = parser.parse_args()
     every = [c for path in arguments.surveys for c in contests(path)]
+    if arguments.correction:
+        print(f"regret, of the model alone: {regrets(every)}")
+        print(f"cross-validated, corrected: {regrets(every, cross_validated(every))}")
+        found = [float(f"{x:.4g}") for x in fit_correction(every)]
+        correction.FILE.write_text(json.dumps(found) + "\n")
+        return
     held_out = every[::HELD_OUT]
     print(f"regret, held out: before   {regrets(held_out)}")
     fit([c for i, c in enumerate(every) if i % HELD_OUT])

@@ -14,13 +14,16 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.fitting import fitting, spec_for
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import considered, reads_again
+from gemmsmith.tuning.space import Column, Space, considered, reads_again
 
 STAGES = 8
 """Stages asked for where the user gives a tile; only the smallest problems gain from more."""
+NEAR = 128
+"""As many of the model's first are ranked again, with the measured correction."""
 STEP = 8
 """Rows of A that no two tiles tell apart: their extents are multiples of it."""
 
@@ -66,7 +69,7 @@ def ranked(
     once = some.once(problem)
     alias_epilogue = once & (some.reusing > 0)
     some = replace(some, stages=np.where(alias_epilogue, some.reusing, some.stages))
-    for i in np.argsort(estimate(problem, some, epilogue).cycles, kind="stable"):
+    for i in _order(problem, some, epilogue):
         if len(found) == most:
             break
         config = some.configs[i].replace(stages=int(some.stages[i]), alias_epilogue=bool(alias_epilogue[i]))
@@ -81,6 +84,14 @@ def ranked(
         except ConfigError:
             continue
     return found
+
+
+def _order(problem: Problem, s: Space, epilogue: EpilogueSpec) -> Column:
+    """Indices of the configs, the fastest first: by the model, and the first `NEAR` of it as corrected."""
+    order = np.argsort(estimate(problem, s, epilogue).cycles, kind="stable")
+    near = s.take(order[:NEAR])
+    again = np.argsort(corrected(problem, near, estimate(problem, near, epilogue)), kind="stable")
+    return np.concatenate([order[:NEAR][again], order[NEAR:]])
 
 
 def choose(problem: Problem, epilogue: EpilogueSpec | None = None, in_order: bool = False) -> Config:

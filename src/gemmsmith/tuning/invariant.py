@@ -24,6 +24,7 @@ from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.layout import suits
 from gemmsmith.tuning.choose import choose
+from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import has_one_tile, space
@@ -96,7 +97,7 @@ def _one_for_all(b: Matrix, output: DType, accumulate: DType, epilogue: Epilogue
     widths = {n: suits(epilogue.graph, matrices, n) for n in set(every.n.tolist())}
     good = every.sensible(problem(ROWS[-1])) & every.in_order & ~every.swap_ab & [widths[n] for n in every.n.tolist()]
     some = every.take(np.flatnonzero(good))
-    cycles = [np.log(estimate(problem(rows), some, epilogue).cycles) for rows in ROWS]
+    cycles = [np.log(corrected(p, some, estimate(p, some, epilogue))) for p in map(problem, ROWS)]
     for i in np.argsort(np.sum(cycles, axis=0), kind="stable"):
         try:
             KernelSpec.of(problem(ROWS[-1]), some.configs[i], epilogue)

@@ -6,6 +6,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.choose import ranked
+from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import Space
 
@@ -20,10 +21,12 @@ def why(problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin:
     `problem` and `epilogue` are those of the product that `swap_ab` transposes.
     """
     beside = [c for c in ranked(problem, epilogue, OTHERS + 1) if c != config][:OTHERS]
-    e = estimate(problem, Space.of([config, *beside], epilogue), epilogue)
+    space = Space.of([config, *beside], epilogue)
+    e = estimate(problem, space, epilogue)
+    cycles = corrected(problem, space, e)
     math, copies, step = (float(x[0]) for x in (e.math, e.copies, e.step))
     bounds = {"work": float(e.work[0]), "memory": float(e.memory[0]), "power": float(e.power[0])}
-    alone = ", ".join(f"{name} alone {cycles:.0f}" for name, cycles in bounds.items())
+    alone = ", ".join(f"{name} alone {x:.0f}" for name, x in bounds.items())
     limit = "math" if math >= copies else "copies"
     if step > 1.2 * max(math, copies):
         limit = "their latency"
@@ -33,7 +36,8 @@ def why(problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin:
         f"limited by {limit}",
         f"stores not hidden {e.stores[0]:.0f}, shares brought together {e.share[0]:.0f}; {alone}: "
         f"{max(bounds, key=bounds.__getitem__)}-bound",
-        f"model: {e.cycles[0]:.0f} cycles, {e.cycles[0] / MHZ:.1f} us at {MHZ} MHz",
+        f"model: {e.cycles[0]:.0f} cycles, and {cycles[0] / e.cycles[0] - 1:+.1%} by what it missed of measured times: "
+        f"{cycles[0] / MHZ:.1f} us at {MHZ} MHz",
     ]
-    lines += [f"beside it: {us / MHZ:.1f} us {c}" for us, c in zip(e.cycles[1:], beside, strict=True)]
+    lines += [f"beside it: {us / MHZ:.1f} us {c}" for us, c in zip(cycles[1:], beside, strict=True)]
     return "\n".join(lines)
