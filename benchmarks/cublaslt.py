@@ -8,7 +8,20 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from ctypes import POINTER, byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    byref,
+    c_float,
+    c_int,
+    c_int8,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,9 +36,14 @@ WORKSPACE_BYTES = 32 * 2**20
 
 CUBLAS_STATUS_SUCCESS, CUBLAS_STATUS_NOT_SUPPORTED = 0, 15
 CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
-CUBLAS_COMPUTE_32F = 68
-CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF = 0, 2, 14
+CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32I, CUBLAS_COMPUTE_32F_FAST_TF32 = 68, 72, 77
+CUDA_R_32F, CUDA_R_16F, CUDA_R_8I, CUDA_R_32I, CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2 = 0, 2, 3, 10, 14, 28, 29
 CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB = 3, 4
+CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 17, 18
+CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25
+CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE = 31, 32
+SCALE_MODES = {"tensor": 0, "rows": 3, "1x128": 4, "128x128": 5}
+"""CUBLASLT_MATMUL_MATRIX_SCALE_: SCALAR_32F, OUTER_VEC_32F, VEC128_32F, BLK128x128_32F."""
 CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1
 CONFIG_ATTRIBUTES = {  # CUBLASLT_ALGO_CONFIG_...: its number, its type, its name here
     "ID": (0, c_int32, "algo"),
@@ -37,7 +55,13 @@ CONFIG_ATTRIBUTES = {  # CUBLASLT_ALGO_CONFIG_...: its number, its type, its nam
     "CTA_SWIZZLING": (4, c_uint32, "swizzling"),
     "CUSTOM_OPTION": (5, c_uint32, "custom"),
 }
-DTYPES = {torch.float16: CUDA_R_16F, torch.bfloat16: CUDA_R_16BF}
+DTYPES = {
+    torch.float16: CUDA_R_16F, torch.bfloat16: CUDA_R_16BF, torch.float32: CUDA_R_32F, torch.int8: CUDA_R_8I,
+    torch.int32: CUDA_R_32I, torch.float8_e4m3fn: CUDA_R_8F_E4M3, torch.float8_e5m2: CUDA_R_8F_E5M2,
+}  # fmt: skip
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+Scales = tuple[torch.Tensor, torch.Tensor]
+"""Of A and of B, as cuBLASLt lays them out: torch._scaled_mm's."""
 
 
 class MatmulAlgo(ctypes.Structure):
@@ -140,26 +164,54 @@ def transposed(x: torch.Tensor) -> tuple[int, int, int, int]:
 class Matmul:
     """cuBLASLt's descriptors of D = A B in fp32, written D^T = B^T A^T, for its matrices are column-major.
 
-    a: (m, k), b: (k, n), d: (m, n), all bf16 or all fp16, each row-major or column-major. Raises ValueError for others,
-    CublasLtError where cuBLASLt refuses. The descriptors, a few hundred bytes of the host's, are never freed.
+    a: (m, k), b: (k, n), d: (m, n), each row-major or column-major: all of bf16 or all of fp16; fp32, multiplied as
+    TF32; int8 with d of int32; or fp8 with d of bf16, for which `modes` are the SCALE_MODES of a's and b's scales and
+    `fast` is CUBLASLT_MATMUL_DESC_FAST_ACCUM. Raises ValueError for others, CublasLtError where cuBLASLt refuses. The
+    descriptors, a few hundred bytes of the host's, are never freed.
     """
 
-    def __init__(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
-        if not a.dtype == b.dtype == d.dtype or d.dtype not in DTYPES:
-            raise ValueError(f"a, b and d are all bf16 or all fp16, but came as {a.dtype}, {b.dtype} and {d.dtype}")
+    def __init__(
+        self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, modes: tuple[str, str] | None = None,
+        fast: bool = False,
+    ) -> None:  # fmt: skip
+        compute, of_alpha = kinds(a.dtype, b.dtype, d.dtype)
         if (a.shape[0], b.shape[1]) != tuple(d.shape) or a.shape[1] != b.shape[0]:
             raise ValueError(f"a, b, d are (m, k), (k, n), (m, n), but came as {[tuple(x.shape) for x in (a, b, d)]}")
         self.of_transpose = transposed(d)[0] == CUBLAS_OP_T
         """Whether D is column-major. Then D^T is row-major, and the problem is D^T = B^T A^T to begin with."""
-        self.desc = created("cublasLtMatmulDescCreate", CUBLAS_COMPUTE_32F, CUDA_R_32F)
-        (op_a, *of_a), (op_b, *of_b), (_, *of_d) = map(transposed, self.operands(a, b, d))
-        for attribute, op in ((CUBLASLT_MATMUL_DESC_TRANSA, op_a), (CUBLASLT_MATMUL_DESC_TRANSB, op_b)):
-            library().cublasLtMatmulDescSetAttribute(self.desc, attribute, byref(c_int32(op)), 4)
-        self.layouts = [created("cublasLtMatrixLayoutCreate", DTYPES[d.dtype], *sizes) for sizes in (of_a, of_b, of_d)]
+        self.factors = (c_int32(1), c_int32(0)) if of_alpha == CUDA_R_32I else (c_float(1), c_float(0))
+        """alpha and beta."""
+        self.desc = created("cublasLtMatmulDescCreate", compute, of_alpha)
+        operands = self.operands(a, b, d)
+        (op_a, *of_a), (op_b, *of_b), (_, *of_d) = map(transposed, operands)
+        self.set(CUBLASLT_MATMUL_DESC_TRANSA, c_int32(op_a))
+        self.set(CUBLASLT_MATMUL_DESC_TRANSB, c_int32(op_b))
+        if modes:
+            first, second = self.operands(*modes, "")[:2]
+            self.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, c_int32(SCALE_MODES[first]))
+            self.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, c_int32(SCALE_MODES[second]))
+        if fast:
+            self.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, c_int8(1))
+        self.layouts = [
+            created("cublasLtMatrixLayoutCreate", DTYPES[x.dtype], *sizes)
+            for x, sizes in zip(operands, (of_a, of_b, of_d), strict=True)
+        ]
 
-    def operands(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The transposes of cuBLASLt's A, B and D."""
-        return (a.T, b.T, d.T) if self.of_transpose else (b, a, d)
+    def set(self, attribute: int, value: Any) -> None:
+        """An attribute of the product's descriptor."""
+        library().cublasLtMatmulDescSetAttribute(self.desc, attribute, byref(value), ctypes.sizeof(value))
+
+    def scale(self, scales: Scales) -> None:
+        """Sets where the scales of A and B lie."""
+        first, second = self.operands(*scales, scales[0])[:2]
+        self.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, c_void_p(first.data_ptr()))
+        self.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, c_void_p(second.data_ptr()))
+
+    def operands(self, a: Any, b: Any, d: Any) -> tuple[Any, ...]:
+        """The transposes of cuBLASLt's A, B and D; of what is no matrix, such as scales, those that belong to them."""
+        if not self.of_transpose:
+            return b, a, d
+        return tuple(x.T if isinstance(x, torch.Tensor) and x.dim() == 2 else x for x in (a, b, d))
 
     def heuristic(self) -> list[MatmulHeuristicResult]:
         """Up to ALGORITHMS that cuBLASLt suggests, first the one that it expects to be the fastest."""
@@ -182,9 +234,11 @@ class Algorithm:
     matmul: Matmul
     algo: MatmulAlgo
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, *scales: torch.Tensor) -> None:
         """D = A B on the current stream. Raises CublasLtError where the algorithm does not run."""
-        one, zero = c_float(1), c_float(0)
+        if scales:
+            self.matmul.scale((scales[0], scales[1]))
+        one, zero = self.matmul.factors
         left, right, result = (x.data_ptr() for x in self.matmul.operands(a, b, d))
         of_left, of_right, of_result = self.matmul.layouts
         library().cublasLtMatmul(
@@ -205,8 +259,33 @@ class Algorithm:
         return ", ".join(parts)
 
 
-def algorithms(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> list[Algorithm]:
-    """Those that cuBLASLt's heuristic suggests for D = A B: a (m, k), b (k, n), d (m, n), bf16 or fp16, on the GPU and
-    aligned to 256 bytes, as torch allocates them."""
-    matmul = Matmul(a, b, d)
+def kinds(a: torch.dtype, b: torch.dtype, d: torch.dtype) -> tuple[int, int]:
+    """cublasComputeType_t and the type of alpha for operands of these dtypes. ValueError for others."""
+    if a == b == d and d in (torch.bfloat16, torch.float16):
+        return CUBLAS_COMPUTE_32F, CUDA_R_32F
+    if a == b == d == torch.float32:
+        return CUBLAS_COMPUTE_32F_FAST_TF32, CUDA_R_32F
+    if a == b == torch.int8 and d == torch.int32:
+        return CUBLAS_COMPUTE_32I, CUDA_R_32I
+    if a in FP8 and b in FP8 and d == torch.bfloat16:
+        return CUBLAS_COMPUTE_32F, CUDA_R_32F
+    raise ValueError(
+        "a, b and d are all bf16 or all fp16, all fp32, int8 with d of int32, or fp8 with d of bf16, but came as "
+        f"{a}, {b} and {d}"
+    )
+
+
+def algorithms(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    d: torch.Tensor,
+    modes: tuple[str, str] | None = None,
+    scales: Scales | None = None,
+    fast: bool = False,
+) -> list[Algorithm]:
+    """Those that cuBLASLt's heuristic suggests for D = A B: a (m, k), b (k, n), d (m, n), of Matmul's dtypes, on the
+    GPU and aligned to 256 bytes, as torch allocates them. For fp8 with the `modes` of `scales`."""
+    matmul = Matmul(a, b, d, modes, fast)
+    if scales:  # without their addresses it suggests nothing
+        matmul.scale(scales)
     return [Algorithm(matmul, found.algo) for found in matmul.heuristic()]

@@ -1,0 +1,204 @@
+"""FP8 products with block scales against torch's scaled_mm, the best of cuBLASLt's heuristics, and DeepGEMM.
+
+A (m, k) of e4m3 with a scale for each row and 128 of k, contiguous along m; B (k, n) column-major with one for each 128
+x 128; D bf16. All get the same operands and scales, in CUDA graphs that go round buffers beyond the L2, in blocks by
+turns like those of dense.py; a ratio is the other's time over ours. Every result is checked against the product of the
+dequantised operands in float64. DeepGEMM is timed where it can be imported. `floor_us` is the bound by memory, 2.9 us +
+bytes / 4.26 TB/s, which bf16 products of few rows reach.
+
+    python benchmarks/fp8.py --json benchmarks/results/fp8-h200.json
+    python benchmarks/fp8.py --suite unseen --json benchmarks/results/fp8-unseen-h200.json --resume
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import cublaslt
+import torch
+from dense import FAR, L2_BYTES, block, block_seconds, captured, fastest, options, save
+from suite import Shape, layers
+
+import gemmsmith
+from gemmsmith.tuning.measure import compile_all
+
+WEIGHTS = [(2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)]
+"""(N, K) of DeepSeek V3's layers, as DeepGEMM's benchmark has them."""
+ROWS = (1, 16, 64, 128, 256, 512, 1024, 4096, 8192)
+BLOCK = 128
+
+
+def unseen(count: int = 60) -> list[Shape]:
+    """Layers that nothing is tuned for, with N and K as all peers take them: multiples of 64 and of 128."""
+    return [(m, -(-n // 64) * 64, -(-k // BLOCK) * BLOCK) for m, n, k in layers(count, seed=8)]
+
+
+SUITES: dict[str, Callable[[], list[Shape]]] = {
+    "layers": lambda: [(m, n, k) for m in ROWS for n, k in WEIGHTS] + [(x, x, x) for x in (4096, 8192)],
+    "unseen": unseen,
+}
+
+
+class Case:
+    """Operands of one product: a, b, their scales as torch and cuBLASLt have them, and D full of NaN."""
+
+    def __init__(self, m: int, n: int, k: int) -> None:
+        blocks, wide = -(-k // BLOCK), -(-n // BLOCK)
+        self.a = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
+        self.b = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn).T
+        self.scale_a = torch.rand(blocks, m, device="cuda").T + 0.5
+        self.padded_b = torch.rand(wide, -(-blocks // 4) * 4, device="cuda").T + 0.5
+        self.scale_b = self.padded_b[:blocks]
+        self.d = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+
+    def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product of what A and B stand for, and the product of their magnitudes."""
+        k, n = self.b.shape
+        a = self.a.double() * self.scale_a.repeat_interleave(BLOCK, 1)[:, :k].double()
+        of_b = self.scale_b.repeat_interleave(BLOCK, 0)[:k].repeat_interleave(BLOCK, 1)[:, :n]
+        b = self.b.double() * of_b.double()
+        return a @ b, a.abs() @ b.abs()
+
+
+def sets_of(m: int, n: int, k: int) -> list[Case]:
+    """Three or more, together FAR times the L2."""
+    size = m * k + k * n + 2 * m * n
+    return [Case(m, n, k) for _ in range(max(3, -(-FAR * L2_BYTES // size)))]
+
+
+def peers(case: Case) -> dict[str, Callable[[Case], Any]]:
+    """torch's, and DeepGEMM's where there is one."""
+    found: dict[str, Callable[[Case], Any]] = {
+        "torch": lambda c: torch._scaled_mm(
+            c.a, c.b, c.scale_a, c.padded_b, out_dtype=torch.bfloat16, out=c.d  # type: ignore[call-overload]
+        )
+    }  # fmt: skip
+    try:
+        deep_gemm = importlib.import_module("deep_gemm")
+    except ImportError:
+        return found
+    found["deepgemm"] = lambda c: deep_gemm.fp8_gemm_nt(
+        (c.a, c.scale_a), (c.b.T, c.scale_b.T.contiguous()), c.d, disable_ue8m0_cast=True
+    )
+    return found
+
+
+def of_lt(case: Case) -> dict[Any, Callable[[Case], Any]]:
+    """cuBLASLt's algorithms."""
+    found = cublaslt.algorithms(case.a, case.b, case.d, ("1x128", "128x128"), (case.scale_a, case.padded_b))
+    return {x: lambda c, x=x: x(c.a, c.b, c.d, c.scale_a, c.padded_b) for x in found}
+
+
+def wrong(call: Callable[[Case], Any], case: Case, exact: tuple[torch.Tensor, torch.Tensor]) -> str:
+    """What is wrong with a call's result; nothing, where it is right: tensor cores keep 13 bits of a sum of 32."""
+    product, magnitudes = exact
+    case.d.fill_(float("nan"))
+    call(case)
+    off = (case.d.double() - product).abs() - product.abs() * 2.0**-8 - magnitudes * 2.0**-12
+    return "" if bool((off <= 0).all()) else f"largest error over its bound by {off.nan_to_num(torch.inf).max():.3g}"
+
+
+def measure(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
+    """One row: a shape, the times in us, and the ratios over ours."""
+    sets = sets_of(m, n, k)
+    case, exact = sets[0], sets[0].exact()
+    plan = gemmsmith.plan(case.a, case.b, scale_a=case.scale_a, scale_b=case.scale_b, out=case.d)
+    calls: dict[str, Callable[[Case], Any]] = {
+        "ours": lambda c: plan.run(c.a, c.b, c.d, scale_a=c.scale_a, scale_b=c.scale_b)
+    }
+    if why := wrong(calls["ours"], case, exact):
+        raise SystemExit(f"{m}x{n}x{k}: ours is wrong: {why}; {plan.config}")
+    suggested = {}
+    for name, call in {**peers(case), **of_lt(case)}.items():
+        try:
+            why = wrong(call, case, exact)
+        except (RuntimeError, cublaslt.CublasLtError) as error:
+            why = str(error).splitlines()[0]
+        if why:
+            print(f"    {name}: {why}", flush=True)
+        elif isinstance(name, str):
+            calls[name] = call
+        else:
+            suggested[name] = captured(lambda c, f=call: f(c), [(c,) for c in sets])
+    del exact
+    graphs = {name: captured(lambda c, f=call: f(c), [(c,) for c in sets]) for name, call in calls.items()}
+    if chosen := fastest(suggested, len(sets)):
+        graphs["lt"] = suggested[chosen]
+    del suggested
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for i in range(rounds):
+        for name in list(graphs)[:: -1 if i % 2 else 1]:
+            times[name].append(block(graphs[name], len(sets), block_seconds(m)))
+    us = {name: statistics.median(t) for name, t in times.items()}
+    ratios = {
+        f"{name}_ratio": statistics.median(t / o for o, t in zip(times["ours"], times[name], strict=True))
+        for name in times
+        if name != "ours"
+    }
+    floor = 2.9 + (m * k + k * n + 2 * m * n + 4 * (m * k // BLOCK + k * n // BLOCK**2)) / 4.26e6
+    return {
+        "m": m, "n": n, "k": k, "recipe": "1x128, 128x128", "us": us.pop("ours"),
+        **{f"{name}_us": x for name, x in us.items()}, **ratios, "floor_us": floor, "config": str(plan.config),
+    }  # fmt: skip
+
+
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each peer and class: how many shapes, the geometric mean of the ratios, the least."""
+    lines = []
+    for title, fewest, most in (("M <= 128", 1, 128), ("M > 128", 129, 1 << 30)):
+        members = [r for r in rows if fewest <= r["m"] <= most]
+        for name in ("torch", "lt", "deepgemm"):
+            found = [r[f"{name}_ratio"] for r in members if f"{name}_ratio" in r]
+            if found:
+                mean, least = statistics.geometric_mean(found), min(found)
+                lines.append(f"{title:<9} {len(found):>3} shapes   {name} / ours {mean:.3f}, least {least:.3f}")
+        for m in sorted({r["m"] for r in members if r["m"] <= 128}):
+            over = [r["us"] / r["floor_us"] for r in members if r["m"] == m]
+            lines.append(f"M = {m:<5} {len(over):>3} shapes   ours / floor {statistics.geometric_mean(over):.3f}, "
+                         f"most {max(over):.3f}")  # fmt: skip
+    return lines
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=2, help="pairs of blocks a shape; an even number")
+    parser.add_argument("--suite", default="layers", choices=list(SUITES))
+    parser.add_argument("--shape", action="append", help="MxNxK instead of a suite; may be repeated")
+    parser.add_argument("--part", default="0/1", help="i/n: every n-th shape, from the i-th on")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of --json, and add the missing shapes'")
+    arguments = parser.parse_args()
+    every = [tuple(map(int, s.split("x"))) for s in arguments.shape or ()] or SUITES[arguments.suite]()
+    kept = arguments.resume and arguments.json and arguments.json.exists()
+    rows = json.loads(arguments.json.read_text())["rows"] if kept else []
+    measured = {(r["m"], r["n"], r["k"]) for r in rows}
+    part, parts = map(int, arguments.part.split("/"))
+    shapes = [shape for shape in every[part::parts] if shape not in measured]
+    compile_all((plan.source, plan.kernel.name) for plan in map(planned, shapes))
+    for m, n, k in shapes:
+        rows.append(measure(m, n, k, arguments.rounds))
+        r = rows[-1]
+        others = "   ".join(f"{name} {r[f'{name}_us']:8.1f} us, {r[f'{name}_ratio']:.3f}"
+                            for name in ("torch", "lt", "deepgemm") if f"{name}_us" in r)  # fmt: skip
+        print(f"{m:>6} {n:>6} {k:>6}  {r['us']:8.1f} us {2 * m * n * k / r['us'] / 1e6:5.0f} TFLOP/s, "
+              f"{r['us'] / r['floor_us']:.2f} of the floor   {others}   {r['config']}", flush=True)  # fmt: skip
+        save(arguments.json, rows)
+    print("\n".join(summary(rows)))
+
+
+def planned(shape: Shape) -> gemmsmith.Plan:
+    """For stand-ins of a Case's arrays."""
+    m, n, k = shape
+    blocks, wide = -(-k // BLOCK), -(-n // BLOCK)
+    return gemmsmith.plan(
+        gemmsmith.Spec((m, k), "fp8_e4m3"), gemmsmith.Spec((k, n), "fp8_e4m3", (1, k)),
+        scale_a=gemmsmith.Spec((m, blocks), "fp32", (1, m)),
+        scale_b=gemmsmith.Spec((blocks, wide), "fp32", (1, -(-blocks // 4) * 4)), out_dtype="bf16",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
