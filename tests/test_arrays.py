@@ -88,7 +88,7 @@ def test_alignment_is_that_of_the_address() -> None:
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.zeros((2, 2)), "b: got dtype float64; use bf16 .*, fp16 or fp32"),
+        (np.zeros((2, 2)), "b: got dtype float64; use one of bf16, fp16, fp32, "),
         (np.zeros((2, 2), np.int16), "b: got dtype int16"),
         (np.zeros((2, 2), ">f2"), "b: got dtype >f2; .* native byte order"),
         (np.ma.masked_array(np.zeros((2, 2), np.float16)), r"b: got a masked array; use x.filled"),
@@ -270,12 +270,12 @@ def test_a_gradient_that_would_be_lost() -> None:
             assert signature(y)[1] == y.data_ptr()
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "complex64", "float64"])
+@pytest.mark.parametrize("dtype", ["int16", "uint16", "complex64", "float64"])
 def test_a_torch_dtype_that_is_no_operands(dtype: str) -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(ArgumentError) as error:
         describe(torch.zeros(2, 2, dtype=getattr(torch, dtype)), "a")
-    said = f"a: got a dense tensor of torch.{dtype}; use torch.bfloat16 or torch.float16 for a and b"
+    said = f"a: got a dense tensor of torch.{dtype}; use one of torch.bfloat16, torch.float16"
     assert str(error.value).startswith(said)
     assert "to_dense" not in str(error.value)
 

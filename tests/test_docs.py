@@ -24,19 +24,30 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_the_epilogue_page_runs() -> None:
-    text = (ROOT / "docs" / "epilogues.md").read_text()
+def executed(page: str) -> dict[str, object]:
+    """What a page's Python leaves behind."""
+    text = (ROOT / page).read_text()
     scope: dict[str, object] = {}
     for block in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         line = text[: block.start()].count("\n") + 1
         source = "\n" * line + block.group(1)
-        exec(compile(source, "docs/epilogues.md", "exec"), scope)
-    assert np.isfinite(scope["loss"])
+        exec(compile(source, page, "exec"), scope)
+    return scope
+
+
+def test_the_epilogue_page_runs() -> None:
+    assert np.isfinite(executed("docs/epilogues.md")["loss"])
+
+
+def test_the_quantization_page_runs() -> None:
+    s: Any = executed("docs/quantization.md")
+    exact = s["x"] @ s["w"]
+    assert np.linalg.norm(s["y"] - exact) < 0.05 * np.linalg.norm(exact)
 
 
 def test_the_readme_quotes_a_kernel() -> None:
     loop = next(b for b in re.findall(r"^```python\n(.*?)^```", PAGES[0].read_text(), re.M | re.S) if "k_tile" in b)
-    assert textwrap.indent(loop, " " * 8) in (ROOT / "src/gemmsmith/kernels/cooperative.py").read_text()
+    assert textwrap.indent(loop, " " * 4) in (ROOT / "src/gemmsmith/kernels/cooperative.py").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -28,8 +28,10 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["own_design", "own_kernel", "bce"])
+@pytest.mark.parametrize("name", ["own_design", "own_kernel", "bce", "fp8_mlp"])
 def test_it_runs(name: str) -> None:
+    if name == "fp8_mlp":
+        pytest.importorskip("torch")
     done = subprocess.run([sys.executable, ROOT / "examples" / f"{name}.py"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout
@@ -101,3 +103,18 @@ def test_a_design_of_ones_own_on_a_gpu(config: Config) -> None:
     gemmsmith.gemm(a, b, out=out, config=config)
     want = a.double() @ b.double()
     assert ((out.double() - want).abs() <= 2.0**-8 * want.abs() + 1e-2).all()
+
+
+def test_fp8_layers_in_the_simulator_are_those_of_the_reference() -> None:
+    """Two kernels, and what the reference's float64 sums give, but for the rounding of what lies between."""
+    torch = pytest.importorskip("torch")
+    from examples import fp8_mlp
+
+    tokens, width, hidden = 70, 200, 256
+    x = torch.randn(tokens, width).bfloat16()
+    weights = [torch.randn(shape).bfloat16() / 16 for shape in ((width, hidden), (width, hidden), (hidden, width))]
+    quantised = gemmsmith.quantize(x)
+    found, want = (fp8_mlp.Layers(*weights, backend=backend)(*quantised).float() for backend in ("sim", "reference"))
+    assert (found - want).norm() < 2e-2 * want.norm()
+    assert fp8_mlp.launches(fp8_mlp.Layers(*weights), *quantised) == [1, 1]
+    assert (want - fp8_mlp.exact(x, *weights)).norm() < 0.1 * want.norm()

@@ -208,7 +208,7 @@ def test_empty_products(backend: str, m: int, n: int) -> None:
     assert total == 0
     assert np.isnan(mean)
     assert (soft == -np.inf).all()
-    q, scales = gemmsmith.gemm(a, b, epilogue=lambda acc: gemmsmith.quantize(acc, block=16), backend=backend)
+    q, scales = gemmsmith.gemm(a, b, epilogue=lambda acc: gemmsmith.quantize(acc, "1x16"), backend=backend)
     assert (q.shape, scales.shape) == ((m, n), (m, -(-n // 16)))
     with pytest.raises(gemmsmith.ArgumentError, match="has no value"):
         gemmsmith.gemm(a, b, epilogue=lambda acc: acc.max(), backend=backend)
@@ -321,7 +321,7 @@ def test_reductions_and_scales_are_stored_as_they_are_cast(
 
     def reduced(acc):
         constant = np.where(acc > 0, 3.0, 3.0)
-        q, s = gemmsmith.quantize(acc, block=32)
+        q, s = gemmsmith.quantize(acc, "1x32")
         return {
             "q": q, "s": s.to(dtype), "rows": acc.sum(-1).to(dtype), "columns": acc.max(-2).to(dtype),
             "all": acc.mean(dtype=dtype), "soft": acc.logsumexp(-1).to(dtype), "known": constant.sum(-1).to(dtype),
@@ -348,7 +348,7 @@ def test_dtypes_that_reductions_do_not_have() -> None:
     a, b = np.ones((8, 16), np.float16), np.ones((16, 32), np.float16)
     for epilogue, message in (
         (lambda acc: (acc, acc.sum(-1).to("fp8_e4m3")), "out1: got dtype fp8_e4m3 for a reduction's result; use fp32"),
-        (lambda acc: gemmsmith.quantize(acc, block=16)[1].to("fp8_e5m2"), "got dtype fp8_e5m2 for scales; use fp32"),
+        (lambda acc: gemmsmith.quantize(acc, "1x16")[1].to("fp8_e5m2"), "got dtype fp8_e5m2 for scales; use fp32"),
         (lambda acc: acc.sum(-1).half().float(), "got a second cast of a value in fp16"),
         (lambda acc: acc.sum(dtype="int64"), "got 'int64'; use one of bf16, fp16, fp32"),
     ):
@@ -366,7 +366,7 @@ def test_every_column_of_a_block_is_written(rng: np.random.Generator, n: int, bl
     shape = (70, n // 2 if gated else n)
     held = np.full((70, shape[1] + n % 16 + 1), np.nan, ml_dtypes.float8_e4m3fn)
     q = held[:, : shape[1]]  # TMA can store neither
-    epilogue = lambda acc: gemmsmith.quantize(acc.chunk(2)[1] if gated else acc, block=block)  # noqa: E731
+    epilogue = lambda acc: gemmsmith.quantize(acc.chunk(2)[1] if gated else acc, f"1x{block}")  # noqa: E731
     for out in ({"out": q}, None):
         plan = gemmsmith.plan(a, b, epilogue=epilogue, out=out)
         done = plan.simulate(a, b, out)
@@ -377,7 +377,7 @@ def test_every_column_of_a_block_is_written(rng: np.random.Generator, n: int, bl
 
 def test_a_block_wider_than_the_product(rng: np.random.Generator) -> None:
     a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((70, 32), (32, 96)))
-    plan = gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.quantize(acc, block=192))
+    plan = gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.quantize(acc, "1x192"))
     done = plan.simulate(a, b)
     assert done.hazards == []
     want = execute(plan.binding.written, exact(a, b), {})

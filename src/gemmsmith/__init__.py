@@ -15,13 +15,15 @@ from gemmsmith.core.errors import (
     KernelError,
 )
 from gemmsmith.epilogue.frontend.gating import deinterleave, interleave
-from gemmsmith.epilogue.frontend.tracer import quantize, top_k_softmax
+from gemmsmith.epilogue.frontend.tracer import top_k_softmax
+from gemmsmith.packing import pack
 from gemmsmith.plans import Plan, Simulation
+from gemmsmith.quantization import dequantize, quantize
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError", "CompileError", "Config", "ConfigError", "Design", "DeviceError", "EpilogueError",
-    "GemmsmithError", "HazardError", "KernelError", "Plan", "Simulation", "Spec", "deinterleave", "gemm", "interleave",
-    "plan", "quantize", "register_design", "simulate", "top_k_softmax", "tune",
+    "GemmsmithError", "HazardError", "KernelError", "Plan", "Simulation", "Spec", "deinterleave", "dequantize", "gemm",
+    "interleave", "pack", "plan", "quantize", "register_design", "simulate", "top_k_softmax", "tune",
 ]  # fmt: skip

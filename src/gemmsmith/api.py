@@ -9,6 +9,7 @@ from gemmsmith.binding import by_name
 from gemmsmith.core.config import Config
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.plans import Backend, Plan, Simulation, signatures
+from gemmsmith.scaling import with_scales
 
 if TYPE_CHECKING:
     from gemmsmith.arrays import Spec
@@ -21,16 +22,30 @@ _KNOWN: dict[Hashable, tuple[Plan, Call | None]] = {}
 
 
 def gemm(
-    a: Any, b: Any, *, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
-    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, atomic: bool = False,
-    config: Config | None = None, batch_invariant: bool = False, backend: Backend = "auto", **named: Any,
+    a: Any, b: Any, *, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
+    operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
+    precision: Any = None, exact: bool = False, atomic: bool = False, config: Config | None = None,
+    batch_invariant: bool = False, backend: Backend = "auto", **named: Any,
 ) -> Any:  # fmt: skip
     """out = epilogue(a @ b).
 
     a: (m, k) or (batch, m, k), b: (k, n) or (batch, k, n); shapes as in torch.matmul, a batch of 1 or none is
-    broadcast, any extent may be 0. Both bf16 or both fp16, row- or column-major or of any other strides >= 0.
-    out: (m, n) or (batch, m, n), of `out_dtype`: bf16, fp16 or fp32, by default that of the operands.
-    accumulate: "fp32", or "fp16" for fp16 operands.
+    broadcast, any extent may be 0. Row- or column-major or of any other strides >= 0. Both bf16, both fp16, fp8 (e4m3
+    and e5m2 in any combination), both int8, or both fp32 with a `precision`. Of operands of 8 or 32 bits the fastest
+    have k contiguous and rows of whole 16 bytes: others are copied by a kernel before the product (see `plan.why`).
+    out: (m, n) or (batch, m, n), of `out_dtype`: bf16, fp16 or fp32, by default that of the operands, bf16 for fp8.
+    Sums of int8 are int32, exact modulo 2^32, and stored as that by default; with scales or an epilogue they enter it
+    as fp32, and the default is bf16.
+    scale_a, scale_b: what a and b are multiplied by, fp32 or ue8m0 (float8_e8m0fnu, or its bytes as uint8). The shape
+    says what one scale is for: () a whole tensor; (m, 1) for a and (1, n) for b a row or column; block scales, for fp8,
+    (m, k/128) or (m/128, k/128) for a, (k/128, n) or (k/128, n/128) for b, rounded up. Any strides; with a batch in
+    front, or without. Scales of tensors, rows and columns are multiplied in the epilogue, before all else.
+    accumulate: "fp32" (the default) or "fp16" for fp16 operands, "fp32" for bf16 ones. For fp8 "promoted" (the
+    default): every 128 of k are summed by the tensor core, which keeps about 13 bits, multiplied by the block scales of
+    a times b, and added in fp32; or "fast": the tensor core's own sum of all.
+    precision: of products of fp32 operands, which need one: "tf32" reads their upper 19 bits; "3xtf32" multiplies these
+    and what is left, in three products that are promoted every 32 of k, and is about as exact as fp32. Of operands that
+    are not finite it gives NaN.
     epilogue: a function of the product (in fp32) and of operands by name, that returns one value, a tuple or a dict:
     matrices to be stored, or reductions; or a visitor tree. What an operand is follows from its shape against the
     product's: () a scalar, (n,) a row, (m, 1) a column, (m, n) a matrix, with a batch in front or without.
@@ -50,10 +65,14 @@ def gemm(
     array of a's library. Raises ArgumentError, ConfigError, DeviceError; HazardError with backend="sim".
     """
     given = {**operands, **named} if operands else named
-    source: Hashable = "bare" if epilogue is None and not given else fingerprint(epilogue)
+    if scale_a is not None or scale_b is not None:
+        given = with_scales(given, scale_a, scale_b)
+    source: Hashable = "bare" if epilogue is None else fingerprint(epilogue)
     results = by_name(out)
     key, addresses = signatures(a, b, results, given)
-    options: Hashable = (source, key, type(out), out_dtype, accumulate, exact, atomic, config, batch_invariant, backend)
+    options: Hashable = (
+        source, key, type(out), out_dtype, accumulate, precision, exact, atomic, config, batch_invariant, backend,
+    )  # fmt: skip
     try:
         found = _KNOWN.get(options)
     except TypeError:  # an option is not hashable: Plan refuses it
@@ -66,7 +85,7 @@ def gemm(
         _KNOWN[options] = plan_, plan_.call_of(key)  # none where the result has another name than in `results`
         return value
     plan_ = Plan(
-        a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
+        a, b, out, out_dtype=out_dtype, accumulate=accumulate, precision=precision, epilogue=epilogue, operands=given,
         exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend=backend,
     )  # fmt: skip
     binding = plan_.release()
@@ -78,17 +97,18 @@ def gemm(
 
 
 def plan(
-    a: Any, b: Any, *, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
-    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, atomic: bool = False,
-    config: Config | None = None, batch_invariant: bool = False, backend: Backend = "auto", **named: Any,
+    a: Any, b: Any, *, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
+    operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
+    precision: Any = None, exact: bool = False, atomic: bool = False, config: Config | None = None,
+    batch_invariant: bool = False, backend: Backend = "auto", **named: Any,
 ) -> Plan:  # fmt: skip
     """A Plan for arrays like these, or for `Spec(shape, dtype, strides)` stand-ins; arguments as in `gemm`.
 
     Its source, ptx, sass and resources are available on any machine, also without a GPU.
     """
-    given = {**(operands or {}), **named}
+    given = with_scales({**(operands or {}), **named}, scale_a, scale_b)
     plan_ = Plan(
-        a, b, out, out_dtype=out_dtype, accumulate=accumulate, epilogue=epilogue, operands=given,
+        a, b, out, out_dtype=out_dtype, accumulate=accumulate, precision=precision, epilogue=epilogue, operands=given,
         exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend=backend,
     )  # fmt: skip
     plan_.release()
@@ -96,19 +116,20 @@ def plan(
 
 
 def simulate(
-    a: Any, b: Any, *, epilogue: Any = None, operands: Mapping[str, Any] | None = None, out: Any = None,
-    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, atomic: bool = False,
-    config: Config | None = None, batch_invariant: bool = False, seed: int = 0, **named: Any,
+    a: Any, b: Any, *, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
+    operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
+    precision: Any = None, exact: bool = False, atomic: bool = False, config: Config | None = None,
+    batch_invariant: bool = False, seed: int = 0, **named: Any,
 ) -> Simulation:  # fmt: skip
     """Executes the kernel that `gemm` would run, on the CPU, instruction by instruction; arguments as in `gemm`.
 
     Returns the result, the hazards found (an empty list for a right kernel), the timeline, and cycles of the cost
     model.
     """
-    given = {**(operands or {}), **named}
+    given = with_scales({**(operands or {}), **named}, scale_a, scale_b)
     plan_ = plan(
         a, b, epilogue=epilogue, operands=given, out=out, out_dtype=out_dtype, accumulate=accumulate,
-        exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend="sim",
+        precision=precision, exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend="sim",
     )  # fmt: skip
     return plan_.simulate(a, b, out, operands=given, seed=seed)
 

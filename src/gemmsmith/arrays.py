@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT32, INT64, DType, as_dtype
+from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, INT64, UE8M0, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, meant
 
 
@@ -253,10 +253,13 @@ def _torch_reader(torch: Any) -> _Reader:
     dtypes = {
         torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32,
         torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2,
-        torch.int32: INT32, torch.int64: INT64, torch.bool: BOOL,
+        torch.int8: INT8, torch.int32: INT32, torch.int64: INT64, torch.bool: BOOL,
+        torch.uint8: UE8M0,
     }  # fmt: skip
+    if hasattr(torch, "float8_e8m0fnu"):
+        dtypes[torch.float8_e8m0fnu] = UE8M0
     names = {dtype: name for name, dtype in dtypes.items()}
-    others = ", ".join(str(name) for name, dtype in dtypes.items() if dtype not in (BF16, FP16))
+    readable = ", ".join(map(str, dtypes))
     strided = torch.strided
 
     def read(x: Any) -> ArrayInfo:
@@ -266,10 +269,7 @@ def _torch_reader(torch: Any) -> _Reader:
         if x.is_nested:
             raise _UnreadableError("got a nested tensor; use a dense one, for instance x.to_padded_tensor(0)")
         if dtype is None:
-            raise _UnreadableError(
-                f"got a dense tensor of {x.dtype}; use torch.bfloat16 or torch.float16 for a and b; "
-                f"an epilogue's operands and results may also be {others}"
-            )
+            raise _UnreadableError(f"got a dense tensor of {x.dtype}; use one of {readable}")
         if x.is_neg():
             raise _UnreadableError("got a tensor whose sign is not applied yet; use x.resolve_neg()")
         if not (x.is_cuda or x.is_cpu):
@@ -329,12 +329,16 @@ def _torch_reader(torch: Any) -> _Reader:
 
 # -- numpy ---------------------------------------------------------------------------------------------------------
 
-_NUMPY = {dtype.numpy: dtype for dtype in (BF16, FP16, FP32, E4M3, E5M2, INT32, INT64, BOOL)}
+_NUMPY = {dtype.numpy: dtype for dtype in (BF16, FP16, FP32, E4M3, E5M2, INT8, INT32, INT64, BOOL, UE8M0)}
+_NUMPY[np.dtype(np.uint8)] = UE8M0
 
 
 def _dtype(dtype: np.dtype[Any]) -> DType:
     if dtype not in _NUMPY:
-        raise _UnreadableError(f"got dtype {dtype}; use bf16 (ml_dtypes.bfloat16), fp16 or fp32, in native byte order")
+        readable = ", ".join(map(str, dict.fromkeys(_NUMPY.values())))
+        raise _UnreadableError(
+            f"got dtype {dtype}; use one of {readable} (ml_dtypes has those of bf16 and fp8), in native byte order"
+        )
     return _NUMPY[dtype]
 
 
@@ -432,7 +436,9 @@ class _DLVersioned(ctypes.Structure):
 
 
 _DLPACK_DTYPES = {
-    (2, 16, 1): FP16, (2, 32, 1): FP32, (4, 16, 1): BF16, (0, 32, 1): INT32, (0, 64, 1): INT64, (6, 8, 1): BOOL,
+    (2, 16, 1): FP16, (2, 32, 1): FP32, (4, 16, 1): BF16, (10, 8, 1): E4M3, (12, 8, 1): E5M2,
+    (0, 8, 1): INT8, (0, 32, 1): INT32, (0, 64, 1): INT64, (6, 8, 1): BOOL,
+    (1, 8, 1): UE8M0, (14, 8, 1): UE8M0,
 }  # fmt: skip
 _DLPACK_DEVICES = {1: "cpu", 3: "cpu", 2: "cuda", 13: "cuda"}  # 3: pinned, 13: managed
 _READ_ONLY = 1

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
-from gemmsmith import checks
+from gemmsmith import checks, scaling
 from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind, is_array, row_major
-from gemmsmith.core.dtypes import BF16, FP16, FP32, DType, number_operand
+from gemmsmith.core.dtypes import BF16, FP16, FP32, TF32, DType, number_operand
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, meant
-from gemmsmith.core.graph import Extent, Graph, Result, bare
-from gemmsmith.core.problem import MAX_EXTENT, Matrix, Problem
+from gemmsmith.core.graph import Extent, Graph, Operand, Result, bare
+from gemmsmith.core.mma import Mma
+from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem, Scale
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.layout import check_blocks
@@ -29,10 +30,12 @@ Epilogue = Callable[..., Any] | Graph | Any
 class Binding:
     """A product and its epilogue, bound to arrays.
 
-    `shape` is the product's, `output` the dtype of matrices for which the epilogue says none. `written` is the graph
-    as the user wrote it, `graph` after the passes, both in the user's orientation. `arguments`: every array and number,
-    by its Pointer's name; a result that the caller does not give is row-major at address 0, and only results are
-    writable. `results`: the arrays of those that are given, by name.
+    `shape` is the product's, `output` the dtype of matrices for which the epilogue says none, `mma` the instruction
+    that multiplies a and b, `promoted` whether its sums are, `block_rows` the granularity of block scales, by their
+    names. `written` is the graph as the user wrote it, `graph` after the passes, both in the user's
+    orientation. `arguments`: every array and number, by its Pointer's name; a result that the caller does not
+    give is row-major at address 0, and only results are writable. `results`: the arrays of those that are given, by
+    name.
 
     The kernel computes `problem`, whose D is the first result that is a matrix, with the epilogue `spec`, on the
     matrices `arrays`: operands and results by name. Where `swapped` that is D^T = B^T @ A^T: its `a` lies where b is.
@@ -40,6 +43,9 @@ class Binding:
 
     shape: tuple[int, ...]
     output: DType
+    mma: Mma
+    promoted: bool
+    block_rows: Mapping[str, int]
     written: Graph
     graph: Graph
     arguments: Mapping[str, ArrayInfo | float]
@@ -69,9 +75,16 @@ class Binding:
         """The same product, computed as the transpose of what it is now. ConfigError if its graph has no transpose."""
         if not self.graph.transposable:
             raise ConfigError("swap_ab: got True for an epilogue that needs a row's columns at once; use False")
-        spec, accumulate = self.spec.with_graph(self.graph), self.problem.accumulate
+        spec = self.spec.with_graph(self.graph)
         problem, swapped, spec, arrays = _oriented(
-            spec, self.arguments, self.shape, self.output, accumulate, swapped=not self.swapped
+            spec,
+            self.arguments,
+            self.shape,
+            self.output,
+            self.mma,
+            self.promoted,
+            self.block_rows,
+            swapped=not self.swapped,
         )
         return replace(self, problem=problem, swapped=swapped, spec=spec, arrays=arrays)
 
@@ -104,17 +117,19 @@ class Binding:
 
 def bind(
     a: Any, b: Any, out: Any = None, operands: Mapping[str, Any] | None = None, *, epilogue: Epilogue = None,
-    out_dtype: Any = None, accumulate: Any = "fp32", exact: bool = False, atomic: bool = False,
+    out_dtype: Any = None, accumulate: Any = None, precision: Any = None, exact: bool = False, atomic: bool = False,
+    planned: Mapping[str, int] | None = None,
 ) -> Binding:  # fmt: skip
     """out = epilogue(a @ b) as a problem of strided matrices, with everything checked. Nothing is allocated.
 
     Shapes, as in torch.matmul: (m, k) @ (k, n) -> (m, n); with a batch on either side or both, (batch, m, k) @
     (batch, k, n) -> (batch, m, n), where a batch of 1, or none, is broadcast (stride 0). Extents may be 0.
-    a and b are arrays, Specs or ArrayInfos, both bf16 or both fp16, of any strides >= 0; accumulate is "fp32", or
-    "fp16" for fp16 operands. out, if given, is the array of the first result that is no reduction, or, with an
-    epilogue, a dict or tuple of arrays. Each has exactly its result's shape, can be written, has no element twice and
-    shares no byte with a, b or another one. out_dtype is bf16, fp16 or fp32; default: the operands' dtype, or, without
-    an epilogue, out's.
+    a and b are arrays, Specs or ArrayInfos of any strides >= 0, of dtypes, accumulate and precision as in `gemm`.
+    out, if given, is the array of the first result that is no reduction, or, with an epilogue, a dict or tuple of
+    arrays. Each has exactly its result's shape, can be written, has no element twice and shares no byte with a, b
+    or another one. out_dtype as in `gemm`; without an epilogue that of out is its default.
+
+    `planned`: the `block_rows` of the plan whose kernel it is for.
 
     Two changes make the problem faster. Where D is column-major and its graph has a transpose, D^T is computed, so
     that the kernel's D has unit column stride whenever out has a unit stride. And the bare product's batch is folded
@@ -123,34 +138,39 @@ def bind(
 
     Raises ArgumentError, naming the argument, what was given and what would work; EpilogueError.
     """
+    scales = {name: x for name, x in (operands or {}).items() if name in SCALE_NAMES}
+    operands = {name: x for name, x in (operands or {}).items() if name not in scales}
     if epilogue is None and operands:
         listed, hint = ", ".join(operands), next(filter(None, map(meant, operands)), "")
         raise ArgumentError(f"{listed}: got an operand without an epilogue that reads it; give `epilogue`{hint}")
     a_info, b_info = describe(a, "a"), describe(b, "b")
-    accumulator = checks.accumulator(a_info, b_info, accumulate)
+    mma = checks.instruction(a_info, b_info, accumulate, precision)
     bare_out = None if out is None or epilogue is not None else describe(out, "out")
-    output = checks.output(a_info, bare_out, out_dtype)
     shape = checks.product_shape(a_info, b_info)
-    read = {name: _operand(name, x, a_info) for name, x in (operands or {}).items()}
+    promoted = checks.promoted(a_info, accumulate, precision)
+    factors, blocks, block_rows = _scales(scales, a_info, b_info, shape[:-2], promoted, planned or {})
+    output = checks.output(mma, bare_out, out_dtype, fused=epilogue is not None or bool(factors))
+    read = {name: _operand(name, x, a_info) for name, x in operands.items()}
     written = graph = bare(output)
-    if epilogue is not None:
-        written, graph = _graphs(epilogue, shape, read, output)
+    if epilogue is not None or factors:
+        written, graph = _graphs(epilogue or written, shape, read, factors, output)
     given = by_name(out, first_name(graph), several=epilogue is not None)
     stored = _results(graph, {"out": bare_out} if bare_out else given, shape)
+    read |= factors
     arrays = {name: x for name, x in read.items() if isinstance(x, ArrayInfo)}
     checks.memory({"a": a_info, "b": b_info} | {name: stored[name] for name in given})
     for name in given:
         others = {other: stored[other] for other in given if other != name}
-        checks.apart(name, stored[name], {"a": a_info, "b": b_info}, arrays, others)
+        checks.apart(name, stored[name], {"a": a_info, "b": b_info, **blocks}, arrays, others)
 
     arguments: dict[str, ArrayInfo | float] = {"a": a_info, "b": b_info}
-    arguments |= {operand_argument(name): x for name, x in read.items()}
+    arguments |= {operand_argument(name): x for name, x in (read | blocks).items()}
     arguments = {name: ArrayInfo(*x[:-1], False) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()}
     arguments |= {result_argument(name): x for name, x in stored.items()}
     computes = graph.computes  # if nothing is computed, nothing is inexact or added up
     spec = EpilogueSpec(graph, frozenset(), frozenset(), exact and computes, atomic and computes)
-    oriented = _oriented(spec, arguments, shape, output, accumulator)
-    return Binding(shape, output, written, graph, arguments, given, *oriented)
+    oriented = _oriented(spec, arguments, shape, output, mma, promoted, block_rows)
+    return Binding(shape, output, mma, promoted, block_rows, written, graph, arguments, given, *oriented)
 
 
 def first_name(graph: Graph) -> str:
@@ -198,22 +218,50 @@ _GRAPHS: dict[Hashable, tuple[Graph, Graph]] = {}
 MOST_GRAPHS = 1024
 
 
+def _scales(
+    given: Mapping[str, Any],
+    a: ArrayInfo,
+    b: ArrayInfo,
+    batch: tuple[int, ...],
+    promoted: bool,
+    planned: Mapping[str, int],
+) -> tuple[dict[str, ArrayInfo | float], dict[str, ArrayInfo], dict[str, int]]:
+    """The scales that the epilogue multiplies by, block scales, and the granularity of these."""
+    factors: dict[str, ArrayInfo | float] = {}
+    blocks, rows = {}, {}
+    for name, x in given.items():
+        info, operand = scaling.described(x, name, a), a if name == SCALE_NAMES[0] else b
+        found = scaling.block_rows(info, name, operand, batch, planned.get(name))
+        if found is None or not isinstance(info, ArrayInfo):
+            factors[name] = info
+        elif promoted:
+            blocks[name], rows[name] = info, found
+        else:
+            raise ArgumentError(
+                f"{scaling.ARGUMENTS[name]}: got block scales, of shape {tuple(info.shape)}; they need fp8 "
+                'operands and accumulate="promoted"'
+            )
+    return factors, blocks, rows
+
+
 def _graphs(
-    epilogue: Any, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float], output: DType
-) -> tuple[Graph, Graph]:
-    """The graph as the user wrote it, and after the passes."""
+    epilogue: Any, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float],
+    factors: Mapping[str, ArrayInfo | float], output: DType,
+) -> tuple[Graph, Graph]:  # fmt: skip
+    """The graph as the user wrote it, of a product that is multiplied by the `factors`, and after the passes."""
     from gemmsmith.epilogue.frontend.classify import classify
     from gemmsmith.epilogue.passes import optimise
 
     kinds = {
         name: (classify(name, x.shape, shape), x.dtype) if isinstance(x, ArrayInfo) else (Extent(), None)
-        for name, x in operands.items()
+        for name, x in {**operands, **factors}.items()
     }
     source = None if isinstance(epilogue, Graph) else fingerprint(epilogue)
     key = source, len(shape), shape[-1], tuple(kinds.items()), output
     if source is not None and (known := _GRAPHS.get(key)):
         return known
-    written, sized = _written(epilogue, shape, kinds)
+    written, sized = _written(epilogue, shape, {name: kinds[name] for name in operands})
+    written = scaling.scaled(written, [Operand(name, *kinds[name]) for name in factors])
     graph = _typed(optimise(written), output)
     check_blocks(graph)
     if source is not None and not sized:
@@ -308,7 +356,7 @@ def result_shape(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[
 
 def _oriented(
     spec: EpilogueSpec, arguments: Mapping[str, ArrayInfo | float], shape: tuple[int, ...], output: DType,
-    accumulate: DType, swapped: bool | None = None,
+    mma: Mma, promoted: bool, block_rows: Mapping[str, int], swapped: bool | None = None,
 ) -> tuple[Problem, bool, EpilogueSpec, dict[str, Matrix]]:  # fmt: skip
     """What the kernel computes, for a spec with the user's graph: D^T where `swapped`; None: whichever is faster."""
     graph, batch = spec.graph, shape[0] if len(shape) == 3 else 1
@@ -321,8 +369,19 @@ def _oriented(
             arrays[r.name] = _matrix(x, batch)
     extents = graph.extents()
     d = next((r.name for r in graph.results if extents[r.node].is_matrix), "")
-    a, b = (_matrix(x, batch) for x in (arguments["a"], arguments["b"]) if isinstance(x, ArrayInfo))
-    problem = Problem(a, b, arrays[d] if d else _matrix(_row_major(shape, output), batch), accumulate)
+    a, b = (
+        replace(_matrix(x, batch), dtype=dtype)  # of fp32 arrays TF32
+        for x, dtype in ((arguments["a"], mma.a), (arguments["b"], mma.b))
+        if isinstance(x, ArrayInfo)
+    )
+    problem = Problem(a, b, arrays[d] if d else _matrix(_row_major(shape, output), batch), mma.d)
+    of_a, of_b = (
+        Scale(operand_argument(name), _matrix(x, batch), block_rows[name])
+        if name in block_rows and isinstance(x := arguments[operand_argument(name)], ArrayInfo) else None
+        for name in SCALE_NAMES
+    )  # fmt: skip
+    of_b = of_b and replace(of_b, matrix=of_b.matrix.T)
+    problem = replace(problem, promoted=promoted, scales=(of_a, of_b), low_parts=promoted and mma.a == TF32)
     if graph.is_bare:
         problem = _folded(problem)
     if swapped is None:
@@ -334,7 +393,7 @@ def _oriented(
         problem = _folded(problem)
         arrays[d] = problem.d
     arrays |= {name: arrays[name].canonical() for name in spec.graph.matrices}
-    problem = Problem(problem.a.canonical(), problem.b.canonical(), problem.d.canonical(), accumulate)
+    problem = replace(problem, a=problem.a.canonical(), b=problem.b.canonical(), d=problem.d.canonical())
     return problem, swapped, spec.over(arrays), arrays
 
 
@@ -351,7 +410,7 @@ def _matrix(x: ArrayInfo, batch: int, whole: bool = True) -> Matrix:
 def _folded(p: Problem) -> Problem:
     """The problem with its batch folded into M, if one row stride reaches all rows of a and d, and b is broadcast."""
     rows = p.batch * p.m
-    if p.batch <= 1 or p.b.batch_stride or not 0 < rows <= MAX_EXTENT:
+    if any(p.scales) or p.batch <= 1 or p.b.batch_stride or not 0 < rows <= MAX_EXTENT:
         return p
     a, d = _stacked(p.a), _stacked(p.d)
     return p if a is None or d is None else replace(p, a=a, b=replace(p.b, batch=1), d=d)

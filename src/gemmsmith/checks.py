@@ -5,41 +5,72 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gemmsmith.arrays import ArrayInfo, overlap
-from gemmsmith.core.dtypes import BF16, FP16, FP32, DType, as_dtype
+from gemmsmith.core.design import listed
+from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.mma import Mma, find_mma
 from gemmsmith.core.problem import MAX_EXTENT
 
 Infos = Mapping[str, ArrayInfo]
 
+_FP8 = (E4M3, E5M2)
+_ACCUMULATE: Mapping[DType, Mapping[str, DType]] = {
+    BF16: {"fp32": FP32},
+    FP16: {"fp32": FP32, "fp16": FP16},
+    E4M3: {"promoted": FP32, "fast": FP32},
+    E5M2: {"promoted": FP32, "fast": FP32},
+    INT8: {"int32": INT32},
+    FP32: {"fp32": FP32},
+}
+"""By the operands' dtype what may be asked for, first what None is, and the dtype of the accumulator."""
 
-def accumulator(a: ArrayInfo, b: ArrayInfo, accumulate: object) -> DType:
-    """The accumulator's dtype."""
+
+def instruction(a: ArrayInfo, b: ArrayInfo, accumulate: object, precision: object) -> Mma:
+    """The tensor-core instruction that multiplies these operands."""
     for name, info in (("a", a), ("b", b)):
-        if info.dtype not in (BF16, FP16):
-            raise ArgumentError(f"{name}: got dtype {info.dtype}; operands are bf16 or fp16")
-    if a.dtype != b.dtype:
+        if info.dtype not in _ACCUMULATE:
+            raise ArgumentError(f"{name}: got dtype {info.dtype}; operands are {listed(_ACCUMULATE)}")
+    if a.dtype != b.dtype and not {a.dtype, b.dtype} <= {*_FP8}:
         raise ArgumentError(f"b: got dtype {b.dtype} with a of {a.dtype}; use the same for both")
-    try:
-        found = as_dtype(accumulate, "accumulate")
-    except ArgumentError:
-        raise ArgumentError(f"accumulate: got {accumulate!r}; use fp32, or fp16 for fp16 operands") from None
-    if found == FP16 and a.dtype != FP16:
+    if a.dtype == FP32 and precision not in ("tf32", "3xtf32"):
         raise ArgumentError(
-            f"accumulate: got fp16 for operands of {a.dtype}, and no such instruction exists; "
-            "use fp32, or fp16 operands"
+            f"precision: got {precision!r} for fp32 operands, which no instruction reads; use 'tf32' or '3xtf32'"
         )
-    if found not in (FP16, FP32):
-        raise ArgumentError(f"accumulate: got {found}; use fp32, or fp16 for fp16 operands")
+    if a.dtype != FP32 and precision is not None:
+        raise ArgumentError(f"precision: got {precision!r} for operands of {a.dtype}; it is for fp32 operands")
+    multiplied = (TF32, TF32) if a.dtype == FP32 else (a.dtype, b.dtype)
+    return find_mma(*multiplied, _ACCUMULATE[a.dtype][_accumulation(a, accumulate)])
+
+
+def promoted(a: ArrayInfo, accumulate: object, precision: object) -> bool:
+    """Whether the instruction's sums of few elements of K are added in full fp32."""
+    return _accumulation(a, accumulate) == "promoted" or precision == "3xtf32"
+
+
+def _accumulation(a: ArrayInfo, accumulate: object) -> str:
+    choices = _ACCUMULATE[a.dtype]
+    found = next(iter(choices)) if accumulate is None else _name(accumulate)
+    if found not in choices:
+        raise ArgumentError(f"accumulate: got {accumulate!r} for operands of {a.dtype}; use {listed(choices)}")
     return found
 
 
-def output(a: ArrayInfo, out: ArrayInfo | None, out_dtype: object) -> DType:
-    """The dtype in which the product is stored where nothing else is said."""
-    if out is not None and out.dtype.is_integer:
-        raise ArgumentError(f"out: got dtype {out.dtype}; use bf16, fp16 or fp32")
-    if out_dtype is None:
-        return a.dtype if out is None else out.dtype
-    asked = as_dtype(out_dtype, "out_dtype")
+def _name(dtype: object) -> str:
+    """The name of what may be a dtype."""
+    try:
+        return as_dtype(dtype, integers=True).name
+    except ArgumentError:
+        return str(dtype)
+
+
+def output(mma: Mma, out: ArrayInfo | None, out_dtype: object, fused: bool) -> DType:
+    """The dtype in which the product, or a `fused` epilogue's matrix, is stored where nothing else is said."""
+    whole = mma.d == INT32 and not fused  # integers leave the kernel as they are
+    default = {FP16: FP16, TF32: FP32, INT8: INT32 if whole else BF16}.get(mma.a, BF16)
+    asked = as_dtype(out_dtype, "out_dtype", integers=whole) if out_dtype is not None else out.dtype if out else default
+    if asked.is_integer and not (whole and asked == INT32):
+        name = "out" if out_dtype is None else "out_dtype"
+        raise ArgumentError(f"{name}: got dtype {asked}; use bf16, fp16 or fp32" + ", or int32" * whole)
     if out is not None and out.dtype != asked:
         raise ArgumentError(f"out: got dtype {out.dtype} with out_dtype {asked}; use one of them, or the same")
     return asked
@@ -88,7 +119,7 @@ def memory(infos: Infos) -> None:
 
 def operand(name: str, x: ArrayInfo, a: ArrayInfo) -> None:
     """An epilogue's operand, which kernels can read."""
-    if x.dtype.bits == 8 and not x.dtype.is_integer:
+    if x.dtype.bits == 8 and x.dtype != BOOL:
         raise ArgumentError(f"{name}: got dtype {x.dtype}; operands are fp32, fp16, bf16, int32, int64 or bool")
     if x.address % x.itemsize:
         raise ArgumentError(f"{name}: got address {x.address:#x}; use a multiple of an element's {x.itemsize}")

@@ -1,4 +1,4 @@
-"""What runs for one product: at most two packings, the GEMM, and a second step for each reduction."""
+"""What runs for one product: packings of operands, the GEMM, and a second step for each reduction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.outputs import result_argument
 from gemmsmith.epilogue.device.reductions import Partials, is_atomic, partials, partials_argument, representatives
 from gemmsmith.kernels.build import build
-from gemmsmith.kernels.pack import BoundPacking, Packing, pack
+from gemmsmith.kernels.pack import BoundPacking, low_parts, packed, packings
 from gemmsmith.kernels.reduce import BoundReduction, reduce
 from gemmsmith.kernels.reduce import shape as reduce_shape
 from gemmsmith.lang.kernel import aligned
@@ -29,14 +29,16 @@ def kernel_spec(binding: Binding, config: Config) -> KernelSpec:
 
     ConfigError where the config cannot work; ArgumentError where a packed operand would be too large.
     """
-    packings = _packings(binding.problem)
-    for name, packing in packings.items():
-        if packing.total > MAX_EXTENT:
+    for name, packing in zip("ab", packings(binding.problem), strict=True):
+        if packing and packing.total > MAX_EXTENT:
             raise ArgumentError(
                 f"{name}: TMA cannot read its strides or address and it is too large to pack; "
                 "use rows that are multiples of 16 bytes at a 16-byte aligned address"
             )
-    return KernelSpec.of(_packed(binding.problem, packings), config, binding.spec)
+    for name, packing in zip("ab", low_parts(binding.problem), strict=False):
+        if packing.total > MAX_EXTENT:
+            raise ArgumentError(f"{name}: its low part is too large to pack; use precision='tf32'")
+    return KernelSpec.of(packed(binding.problem), config, binding.spec)
 
 
 def launches(binding: Binding, spec: KernelSpec) -> Launches:
@@ -50,13 +52,15 @@ def launches(binding: Binding, spec: KernelSpec) -> Launches:
     if 0 in (problem.batch, problem.m, problem.n):
         written = [(r, shape) for r, shape in reduced if shape.batch * shape.elements]
         return Launches(spec, binding.swapped, tuple(_of_nothing(r, spec, problem, shape) for r, shape in written))
-    packings, at, workspace, packing_launches = _packings(problem), {}, WORKSPACE, []
-    for name in "ab":
-        at[name] = Pointer(name)
-        if name in packings:
-            packing_launches.append(Launch.of(pack(), BoundPacking(packings[name], at[name], workspace)))
-            at[name], workspace = workspace, workspace + aligned(packings[name].bytes)
-    bound = BoundProblem.of(_packed(problem, packings), at["a"], at["b"], binding.arrays)
+    given, workspace, packing_launches = (Pointer("a"), Pointer("b")), WORKSPACE, []
+    copied = [*packings(problem), *low_parts(problem)]
+    at = [*given, *given[: len(copied) - 2]]
+    for i, packing in enumerate(copied):
+        if packing and packing.total:
+            packing_launches.append(Launch.of(packing.kernel, BoundPacking(packing, at[i], workspace)))
+            at[i], workspace = workspace, workspace + aligned(packing.bytes)
+    low = tuple((x.packed, where) for x, where in zip(low_parts(problem), at[2:], strict=True))
+    bound = BoundProblem.of(packed(problem), at[0], at[1], binding.arrays, low)
     kernel = build(spec)
     product = Launch.of(kernel, bound, workspace)
     shared = representatives(graph, spec.epilogue.atomic)
@@ -70,17 +74,6 @@ def launches(binding: Binding, spec: KernelSpec) -> Launches:
     scratch, flags = kernel.scratch_bytes(bound), kernel.scratch_bytes(bound, zeroed=True)
     ordered = (*packing_launches, *zeros, product, *seconds)
     return Launches(spec, binding.swapped, ordered, workspace.offset + scratch, flags)
-
-
-def _packings(problem: Problem) -> dict[str, Packing]:
-    """Those of A and B that TMA cannot read."""
-    matrices = {"a": problem.a, "b": problem.b}
-    return {name: Packing.of(x) for name, x in matrices.items() if not x.tma_ready and problem.k}
-
-
-def _packed(problem: Problem, packings: dict[str, Packing]) -> Problem:
-    a, b = (packings[name].packed if name in packings else x for name, x in (("a", problem.a), ("b", problem.b)))
-    return Problem(a, b, problem.d, problem.accumulate)
 
 
 def _of_nothing(result: Result, spec: KernelSpec, problem: Problem, shape: Partials) -> Launch:

@@ -23,6 +23,7 @@ from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launches
 from gemmsmith.launches import kernel_spec, launches
+from gemmsmith.scaling import with_scales
 
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Compiled, Resources
@@ -51,9 +52,9 @@ class Plan:
     of any size. (Rows of 16-bit elements are aligned alike if both or neither have lengths that are multiples of 8.)"""
 
     def __init__(
-        self, a: Any, b: Any, out: Any = None, *, out_dtype: Any = None, accumulate: Any = "fp32",
-        epilogue: Any = None, operands: Mapping[str, Any] | None = None, exact: bool = False, atomic: bool = False,
-        config: Config | None = None, batch_invariant: bool = False, backend: Backend = "auto",
+        self, a: Any, b: Any, out: Any = None, *, out_dtype: Any = None, accumulate: Any = None,
+        precision: Any = None, epilogue: Any = None, operands: Mapping[str, Any] | None = None, exact: bool = False,
+        atomic: bool = False, config: Config | None = None, batch_invariant: bool = False, backend: Backend = "auto",
     ) -> None:  # fmt: skip
         if backend not in BACKENDS:
             raise ArgumentError(f"backend: got {backend!r}; use one of {', '.join(BACKENDS)}")
@@ -65,8 +66,8 @@ class Plan:
 
         self.backend: Backend = backend
         binding = bind(
-            a, b, out, operands, epilogue=epilogue, out_dtype=out_dtype, accumulate=accumulate, exact=exact,
-            atomic=atomic,
+            a, b, out, operands, epilogue=epilogue, out_dtype=out_dtype, accumulate=accumulate, precision=precision,
+            exact=exact, atomic=atomic,
         )  # fmt: skip
         self._origin = "given"
         if batch_invariant:
@@ -91,7 +92,10 @@ class Plan:
         self.output: DType = self.binding.output
         self.accumulate: DType = self.problem.accumulate
         self._fused = epilogue is not None
-        self._options = {"epilogue": epilogue, "exact": exact, "atomic": atomic}
+        self._options = {
+            "epilogue": epilogue, "out_dtype": self.output, "accumulate": accumulate, "precision": precision,
+            "exact": exact, "atomic": atomic,
+        }  # fmt: skip
         self._calls: dict[Hashable, Call] = {}
         self._names, self._first = self.binding.names, first_name(self.binding.graph)
         self._alone = self._names == ["out"]
@@ -150,7 +154,7 @@ class Plan:
         from gemmsmith.tuning.why import why
 
         binding = self.binding.transposed() if self.config.swap_ab else self.binding  # as the config was chosen
-        return why(binding.problem, self.config, binding.spec, self._origin)
+        return why(binding.problem, self.config, binding.spec, self._origin, swapped=binding.swapped)
 
     @property
     def epilogue(self) -> str:
@@ -161,17 +165,19 @@ class Plan:
 
     # -- running -----------------------------------------------------------------------------------------
     def run(
-        self, a: Any, b: Any, out: Any = None, *, operands: Mapping[str, Any] | None = None, workspace: Any = None,
-        **named: Any,
+        self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
+        operands: Mapping[str, Any] | None = None, workspace: Any = None, **named: Any,
     ) -> Any:  # fmt: skip
         """out = epilogue(a @ b); gives `out`, or new arrays of a's library.
 
-        Shapes as in `gemm`; they may differ from those planned for, dtypes, layouts and alignment may not. The
-        epilogue's operands by name. Arrays on a GPU run there, on the caller's current stream; arrays on the CPU by
-        the plan's backend. `workspace`: device bytes, at least `workspace_bytes` of the problem at hand; made where
-        not given. Raises ArgumentError.
+        Shapes as in `gemm`; they may differ from those planned for, dtypes, layouts, alignment and what scales are for
+        may not. The epilogue's operands by name. Arrays on a GPU run there, on the caller's current stream; arrays on
+        the CPU by the plan's backend. `workspace`: device bytes, at least `workspace_bytes` of the problem at hand;
+        made where not given. Raises ArgumentError.
         """
         given = {**operands, **named} if operands else named
+        if scale_a is not None or scale_b is not None:
+            given = with_scales(given, scale_a, scale_b)
         results = by_name(out, self._first, self._fused)
         key, addresses = signatures(a, b, results, given)
         call = self._calls.get(key)
@@ -180,8 +186,8 @@ class Plan:
         return self.run_bound(self._bind(a, b, out, given), a, workspace, key)
 
     def prepare(
-        self, a: Any, b: Any, out: Any = None, *, operands: Mapping[str, Any] | None = None, workspace: Any = None,
-        **named: Any,
+        self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
+        operands: Mapping[str, Any] | None = None, workspace: Any = None, **named: Any,
     ) -> Callable[[], Any]:  # fmt: skip
         """A run of these very arrays, to be called again and again; arguments as in `run`.
 
@@ -192,7 +198,7 @@ class Plan:
         stream that is current now. Arrays on the CPU run as in `run`. Raises ArgumentError, and DeviceError where the
         stream is being captured; a call of what it gives may be captured.
         """
-        given = {**(operands or {}), **named}
+        given = with_scales({**(operands or {}), **named}, scale_a, scale_b)
         self.key(a, b, out, given)  # refuses what would lose its gradient
         backend, binding, found = self._checked(self._bind(a, b, out, given), a)
         if backend != "cuda":
@@ -202,15 +208,16 @@ class Plan:
         return PreparedRun(found, binding.arguments, a, workspace, binding.value, (b, given))
 
     def simulate(
-        self, a: Any, b: Any, out: Any = None, *, operands: Mapping[str, Any] | None = None, seed: int = 0,
-        progress: Callable[[float], None] | None = None, **named: Any,
+        self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
+        operands: Mapping[str, Any] | None = None, seed: int = 0, progress: Callable[[float], None] | None = None,
+        **named: Any,
     ) -> Simulation:  # fmt: skip
         """Executes the kernel on the CPU, every barrier and asynchronous hazard checked. Arrays on the CPU.
 
         Other seeds give other schedules; seed 0 is the one the timeline's cost model predicts. `progress` is told the
         fraction that is done, now and then.
         """
-        given = {**(operands or {}), **named}
+        given = with_scales({**(operands or {}), **named}, scale_a, scale_b)
         self.key(a, b, out, given)  # refuses what would lose its gradient
         binding = self._bind(a, b, out, given).complete(a)
         return self._simulated(binding, self._launches(binding), seed, progress)
@@ -245,7 +252,8 @@ class Plan:
         if backend == "reference":
             from gemmsmith.backends.reference.run import run
 
-            run(complete.written, complete.arguments)
+            low_parts = complete.problem.low_parts
+            run(complete.written, complete.mma, complete.arguments, complete.block_rows, low_parts=low_parts)
         elif backend == "cuda":
             from gemmsmith.backends.cuda.run import Call, addresses_of
 
@@ -263,8 +271,7 @@ class Plan:
 
     def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Binding:
         """Arrays for a run, in the plan's orientation: D of one row or one column has both."""
-        options = {"out_dtype": self.output, "accumulate": self.accumulate, **self._options}
-        return bind(a, b, out, operands, **options).like(self.binding)
+        return bind(a, b, out, operands, planned=self.binding.block_rows, **self._options).like(self.binding)
 
     def _checked(self, binding: Binding, a: Any) -> tuple[Backend, Binding, Launches]:
         """Where arrays are run, with all results, and the launches for them."""

@@ -171,7 +171,7 @@ def test_show(call) -> None:
             "registers: the accumulator of 128x256 takes 256 a thread, 56 more than fit",
         ),
         (["show", "--tile", "128x256x64", "--stages", "9"], "shared memory:"),
-        (["show", "--dtype", "bf16", "--accumulate", "fp16"], "no such instruction exists"),
+        (["show", "--dtype", "bf16", "--accumulate", "fp16"], "accumulate: got 'fp16' for operands of bf16; use fp32"),
         (["show", "--dtype", "fp8"], "'fp8' is not one of 'bf16', 'fp16'"),
         (["show", "--cluster-splits", "5"], "cluster_splits: got 5; use"),
         (["run", "--m", "-1"], "'--m': -1 is not in the range x>=0"),

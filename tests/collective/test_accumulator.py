@@ -13,7 +13,8 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32, INT8, INT32
 from gemmsmith.core.mma import Mma, find_mma, fragment_element
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import U64
+from gemmsmith.lang.types import F32, U64
+from gemmsmith.lang.values import Constant
 
 
 @pytest.mark.parametrize("rows", [64, 128, 192])
@@ -53,11 +54,11 @@ def test_promotion_adds_in_fp32(mma: Mma, rng: np.random.Generator) -> None:
         sums, total = Accumulator(mma, 64, n), Accumulator(find_mma(BF16, BF16, FP32), 64, n)
         hw.load_global(sums.blocks[0], source + (k.thread * (n if pairs else 2 * n)).to(U64), True)
         total.clear()
-        sums.promote(total)
-        sums.promote(total)
+        for factor in (None, Constant(F32, 2.0)):
+            sums.promote(total.blocks[0], 0, [(0, n // 8, lambda chunk, half, factor=factor: (factor, factor))])
         hw.store_global(total.blocks[0], out + (k.thread * 2 * n).to(U64), True)
         kernel = k.finish()
     memory, found = GlobalMemory(), np.full((128, n // 2), np.nan, np.float32)
     arguments = {"source": memory.place(held, "source", writable=False), "out": memory.place(found, "out")}
     assert simulate(kernel, 1, arguments, memory, seed=0).hazards == []
-    assert np.array_equal(found, 2 * held.astype(np.float64))
+    assert np.array_equal(found, 3 * held.astype(np.float64))

@@ -35,6 +35,18 @@ def test_the_epilogue_in_the_stages_leaves_them_before_the_next_tile(
         check(TILE.replace(alias_epilogue=True, cluster=cluster), 64 * 3, 16, 32 * k_tiles, rng)
 
 
+@pytest.mark.parametrize("m", [1, 33, 63, 64])
+@pytest.mark.parametrize("cluster", [(1, 1), (1, 2)])
+def test_rows_beyond_the_result_have_left_the_stages_too(
+    cluster: tuple[int, int], m: int, rng: np.random.Generator
+) -> None:
+    """Threads write them, but no TMA store reads them: the release itself must order them before the peers' copies of
+    the next tile."""
+    config = TILE.replace(tile=(64, 8, 16), cluster=cluster, stages=2, alias_epilogue=True)
+    for _ in range(4):
+        check(config, m, 80, 32, rng)
+
+
 def source(config: Config) -> str:
     a, b = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
     return gemmsmith.plan(a, b, config=config).source

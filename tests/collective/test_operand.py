@@ -70,4 +70,4 @@ def test_few_rows_are_copied_as_few() -> None:
 def test_without_depth_nothing_is_copied() -> None:
     kernel, a = kernel_of(1)
     assert a.bytes_of_stage(bound(64, 0)) == 0
-    assert kernel.arguments(bound(64, 0))["a"].extents == (8, 1, 1)
+    assert kernel.arguments(bound(64, 0))["a"].extents == (16, 1, 1)

@@ -173,7 +173,7 @@ def test_a_release_barrier_is_waited_for_once_in_each_round(seed: int) -> None:
     rounds = 4
 
     def record(k: Builder, out: Value) -> None:
-        done, ready, place = ReleaseBarrier("done", 1, 0, "cta"), PipelineAsync(1, "ready"), k.shared(4)
+        done, ready, place = ReleaseBarrier("done", 1, 0), PipelineAsync(1, "ready"), k.shared(4)
         start(done, ready)
         with k.warpgroup(0), k.warp(0):
             phase, state = k.var(U32, 0, "phase"), ready.producer_start_state()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+import ml_dtypes
 import numpy as np
 
 from gemmsmith import hw
@@ -92,6 +93,18 @@ def integers(name: str, shape: tuple[int, ...], dtype: np.dtype | type = np.uint
     if np.dtype(dtype) == np.uint32:
         return rng.integers(0, 1 << 32, shape, np.uint32)
     return rng.integers(-limit, limit + 1, shape).astype(dtype)
+
+
+def floats(name: str, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+    """Of exponents that differ by 0 to 60 in a row, as far as the type has them; some zeros; subnormals, an infinity
+    and a NaN if it has them."""
+    rng, info = seeded(name), ml_dtypes.finfo(dtype.numpy)
+    spread = rng.choice([0, 2, 5, 9, 15, 60], (shape[0], 1))
+    exponents = np.clip(rng.integers(-spread // 2, spread // 2 + 1, shape), info.minexp - 2, info.maxexp - 2)
+    x = rng.uniform(1, 2, shape) * 2.0**exponents * rng.choice([-1, 1], shape)
+    x[rng.random(shape) < 0.03] = 0
+    x[0, 0], x[shape[0] // 2, -1] = np.nan, np.inf
+    return x.astype(dtype.numpy)
 
 
 # -- kernel language -----------------------------------------------------------------------------------

@@ -356,6 +356,25 @@ def cp_async(nbytes: int) -> Case:
 CASES += [cp_async(nbytes) for nbytes in (4, 8, 16)]
 
 
+def cp_async_on_a_barrier() -> Case:
+    """Thread t copies word t twice, for two phases, in each of which all 128 arrive when their copies have landed."""
+    x = integers("cp_async_barrier", (2, 128))
+
+    def record(k: Builder) -> None:
+        out, source, buffer = k.pointer("out"), k.pointer("x"), k.shared(512, stages=2)
+        full = barriers(128)
+        for phase in range(2):
+            hw.cp_async_copy(slot(buffer[phase], k.thread, 4), at(source + phase * 512, k.thread, 4), 4, 4)
+            hw.cp_async_arrive(full[0])
+            hw.mbarrier_wait(full[0], phase)
+            dump(buffer[phase], 512, out + phase * 512)
+
+    return Case("cp_async_on_a_barrier", record, x, {"x": x})
+
+
+CASES += [cp_async_on_a_barrier()]
+
+
 # -- ldmatrix, stmatrix ----------------------------------------------------------------------------------
 def matrices(count: int, transposed: bool, store: bool) -> Case:
     """Each of 4 warps moves `count` matrices whose rows lie scattered in its 512 bytes of shared memory."""

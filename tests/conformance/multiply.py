@@ -5,13 +5,15 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-from tests.conformance.case import Case, Map, at, barriers, integers, staged
+from tests.conformance.case import Case, Map, at, barriers, floats, integers, staged
 
 from gemmsmith import hw
+from gemmsmith.backends.reference.product import as_tf32
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.core.dtypes import BF16, FP16, FP32
+from gemmsmith.core.dtypes import BF16, FP16, FP32, INT32
 from gemmsmith.core.mma import WGMMA, Mma, find_mma, fragment_column, fragment_row
 from gemmsmith.core.tile import Tile
+from gemmsmith.hw.fused_sum import fused_product
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, Registers, Value
@@ -42,11 +44,18 @@ def _move(k: Builder, d: Registers, pointer: Value, places: list[tuple[int, Valu
             hw.store_global(pair, at(pointer, offset, size), True)
 
 
+def _read(x: np.ndarray) -> np.ndarray:
+    """The numbers that it multiplies."""
+    return (as_tf32(x) if x.dtype == np.float32 else x).astype(float)
+
+
 def wgmma(
     n: int, mma: Mma, *, majors: str = "KK", depth: int = 64, accumulate: bool = True,
     a_rows: int = 0, warpgroups: int = 1, cluster: int = 1, from_registers: bool = False, groups: int = 1,
+    rounds: bool = False,
 ) -> Case:  # fmt: skip
-    """D = A B^T (+ C) with a tile `a_rows` high (of which each warpgroup multiplies 64 rows) and `depth` deep."""
+    """D = A B^T (+ C) with a tile `a_rows` high (of which each warpgroup multiplies 64 rows) and `depth` deep, of small
+    integers; or of numbers for which it `rounds`, as the model of the sums says."""
     name = {"K": "K", "M": "MN"}
     half = mma.d == FP16
     a_tile = Tile(mma.a, a_rows or ROWS * warpgroups, depth, name[majors[0]])  # type: ignore[arg-type]
@@ -55,7 +64,7 @@ def wgmma(
         f"_{text}" for text, present in (
             ("registers", from_registers), ("overwrite", not accumulate), (f"a{a_rows}", a_rows),
             (f"warpgroups{warpgroups}", warpgroups > 1), (f"cluster{cluster}", cluster > 1),
-            (f"groups{groups}", groups > 1),
+            (f"groups{groups}", groups > 1), ("rounds", rounds),
         ) if present
     )  # fmt: skip
     title = f"wgmma_{mma.a}_{mma.b}_{mma.d}_n{n}_k{depth}_{majors}{tag}"
@@ -108,16 +117,25 @@ def wgmma(
     inputs, maps = {}, {}
     for letter, tile, count in (("a", a_tile, rows * cluster), ("b", b_tile, n * cluster)):
         shape = (count, depth) if tile.major == "K" else (depth, count)
-        inputs[letter] = integers(title + letter, shape, tile.dtype.numpy)
+        inputs[letter] = (
+            floats(title + letter, shape, tile.dtype) if rounds else integers(title + letter, shape, tile.dtype.numpy)
+        )
         maps[f"{letter}_map"] = Map(
             letter, tile.dtype, (shape[1], shape[0], 1), (shape[1], 0), (tile.box_inner, tile.outer, 1), tile.swizzle
         )
-    inputs["c"] = integers(title + "c", (rows * cluster, n), mma.d.numpy, 100)
+    shape = (rows * cluster, n)
+    inputs["c"] = floats(title + "c", shape, mma.d) if rounds else integers(title + "c", shape, mma.d.numpy, 100)
     a, b = (x if major == "K" else x.T for x, major in zip((inputs["a"], inputs["b"]), majors, strict=True))
-    a, b = a.astype(np.int64).reshape(cluster, rows, depth), b.astype(np.int64).reshape(cluster, n, depth)
-    result = (a @ b.swapaxes(1, 2)).reshape(rows * cluster, n) + (inputs["c"].astype(np.int64) if accumulate else 0)
+    c = inputs["c"] if accumulate else np.zeros_like(inputs["c"])
+    if rounds:
+        result = c
+        for k in range(0, depth, mma.k):
+            result = fused_product(_read(a[:, k : k + mma.k]), _read(b[:, k : k + mma.k]), result.astype(float), mma)
+    else:
+        a, b = a.astype(np.int64).reshape(cluster, rows, depth), b.astype(np.int64).reshape(cluster, n, depth)
+        result = ((a @ b.swapaxes(1, 2)).reshape(shape) + c.astype(np.int64)).astype(c.dtype)
     return Case(
-        title, record, result.astype(inputs["c"].dtype), inputs, maps, threads=128 * warpgroups, cluster=cluster,
+        title, record, result, inputs, maps, threads=128 * warpgroups, cluster=cluster,
         grid=cluster,
     )  # fmt: skip
 
@@ -148,3 +166,9 @@ CASES += [wgmma(n, mma, depth=d * mma.k) for n, mma, d in product((8, 64, 256), 
 CASES += [wgmma(n, mma, accumulate=False, depth=2 * mma.k) for n, mma in product((24, 96), K_MAJOR)]
 CASES += [wgmma(n, mma, depth=2 * mma.k, from_registers=True) for n, mma in product((16, 128), K_MAJOR)]
 CASES += [wgmma(64, mma, cluster=2, warpgroups=2, depth=64) for mma in K_MAJOR]
+# Where sums round, every bit is the model's.
+FLOATS = [mma for mma in WGMMA if mma.d != INT32]
+CASES += [wgmma(256, mma, depth=4 * mma.k, rounds=True) for mma in FLOATS]
+CASES += [wgmma(64, mma, depth=4 * mma.k, accumulate=False, rounds=True) for mma in FLOATS]
+CASES += [wgmma(64, mma, depth=4 * mma.k, from_registers=True, rounds=True) for mma in FLOATS]
+CASES += [wgmma(64, kind, majors=m, rounds=True) for kind, m in product(KINDS, LAYOUTS[1:])]

@@ -112,6 +112,41 @@ def packing_fp8(format: str, bits: np.ndarray, numpy: type, largest: float) -> C
     return Case(f"pack_{format}", record, (expected[..., 0] | expected[..., 1] << 8).astype(np.uint32), {"x": bits})
 
 
+def packing_int8() -> Case:
+    """To nearest even; beyond the range the nearest, and NaN is 0."""
+    rng = seeded("int8")
+    near = rng.integers(-280, 280, 900) / 2 + rng.choice([0, 0, 1e-5, -1e-5], 900)
+    x = np.concatenate([near, rng.standard_normal(100) * 1e9, [0, -0.0, np.inf, -np.inf, np.nan, 127.5, -128.5, 1e-40]])
+    x = np.concatenate([x, x[: -len(x) % 256]]).astype(np.float32).reshape(-1, 128, 2)
+
+    def record(k: Builder) -> None:
+        out, given = k.pointer("out"), k.pointer("x")
+        with k.range(len(x), name="turn") as turn:
+            index = turn * 128 + k.thread
+            low, high = (hw.as_float(read_word(given, index * 2 + i)) for i in range(2))
+            write(out, index, hw.pack_int8(low, high).to(U32))
+
+    bytes_ = np.clip(np.rint(np.nan_to_num(x)), -128, 127).astype(np.int64) & 0xFF
+    return Case("pack_int8", record, (bytes_[..., 0] | bytes_[..., 1] << 8).astype(np.uint32), {"x": x.view(np.uint32)})
+
+
+def unpacking_fp8(format: str, numpy: type) -> Case:
+    """Every byte; NaN is 0x7fff."""
+
+    def record(k: Builder) -> None:
+        out, x = k.pointer("out"), k.pointer("x")
+        word = read_word(x, k.thread)
+        write(out, k.thread, hw.unpack_fp8(word.to(U16), format))
+
+    x = np.arange(256, dtype=np.uint8).reshape(128, 2)
+    halves = x.view(numpy).astype(np.float16)
+    bits = np.where(np.isnan(halves), np.uint16(0x7FFF), halves.view(np.uint16))
+    expected = np.ascontiguousarray(bits).view(np.uint32)[:, 0]
+    return Case(
+        f"unpack_{format}", record, expected, {"x": np.ascontiguousarray(x).view(np.uint16)[:, 0].astype(np.uint32)}
+    )
+
+
 def awkward_fp8(name: str, mantissa: int) -> np.ndarray:
     """Random fp32 of all exponents, and values near and halfway between neighbours within the range."""
     rng, count = seeded(name), 1000
@@ -141,6 +176,9 @@ CASES += [
          {"x": np.stack([_a, _b, _c])}),
     packing_fp8("e4m3", awkward_fp8("e4m3", 3), ml_dtypes.float8_e4m3fn, 448),
     packing_fp8("e5m2", awkward_fp8("e5m2", 2), ml_dtypes.float8_e5m2, 57344),
+    unpacking_fp8("e4m3", ml_dtypes.float8_e4m3fn),
+    unpacking_fp8("e5m2", ml_dtypes.float8_e5m2),
+    packing_int8(),
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT32, INT64, DType, as_dtype, in_fp32
+from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, INT64, DType, as_dtype, in_fp32
 from gemmsmith.core.errors import ArgumentError
 
 
@@ -36,6 +36,7 @@ def test_every_spelling(value: object, dtype: DType) -> None:
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [
+        ("int8", INT8),
         ("int32", INT32),
         ("int64", INT64),
         ("bool", BOOL),
@@ -48,8 +49,8 @@ def test_every_spelling(value: object, dtype: DType) -> None:
 def test_integers_where_they_are_asked_for(value: object, dtype: DType) -> None:
     assert as_dtype(value, integers=True) is dtype
     assert as_dtype("bf16", integers=True) is BF16
-    with pytest.raises(ArgumentError, match="got 'int8'; use one of bf16, .*int32, int64, bool"):
-        as_dtype("int8", integers=True)
+    with pytest.raises(ArgumentError, match="got 'int16'; use one of bf16, .*int8, int32, int64, bool"):
+        as_dtype("int16", integers=True)
     if value is not INT32:
         with pytest.raises(ArgumentError, match="out_dtype: got .*fp8_e5m2$"):
             as_dtype(value, "out_dtype")
@@ -57,7 +58,8 @@ def test_integers_where_they_are_asked_for(value: object, dtype: DType) -> None:
 
 def test_torch() -> None:
     torch = pytest.importorskip("torch")
-    assert [as_dtype(d, integers=True) for d in (torch.int32, torch.int64, torch.bool)] == [INT32, INT64, BOOL]
+    integers = [torch.int8, torch.int32, torch.int64, torch.bool]
+    assert [as_dtype(d, integers=True) for d in integers] == [INT8, INT32, INT64, BOOL]
     assert [as_dtype(d) for d in (torch.bfloat16, torch.float16, torch.half, torch.float32)] == [BF16, FP16, FP16, FP32]
 
 
@@ -67,7 +69,7 @@ def test_others_are_refused_by_name(value: object) -> None:
         as_dtype(value, "out_dtype")
 
 
-@pytest.mark.parametrize("dtype", [INT32, INT64, BOOL])
+@pytest.mark.parametrize("dtype", [INT8, INT32, INT64, BOOL])
 def test_integers_have_as_many_bits_as_they_count_with(dtype: DType) -> None:
     largest = 1 if dtype is BOOL else np.iinfo(dtype.numpy).max
     assert dtype.mantissa == int(largest).bit_length()

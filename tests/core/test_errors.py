@@ -36,6 +36,6 @@ def test_an_argument_that_is_spelt_almost_right(epilogue: Any, name: str, value:
 
 
 def test_names_that_are_not() -> None:
-    assert [meant(name) for name in ("bias", "labels", "scale", "c", "residual", "out")] == [""] * 6
+    assert [meant(name) for name in ("bias", "labels", "shift", "c", "residual", "out")] == [""] * 6
     with pytest.raises(ArgumentError, match="reads it; give `epilogue`$"):
         gemmsmith.gemm(A, B, bias=A)

@@ -10,6 +10,7 @@ import pytest
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32
 from gemmsmith.core.graph import bare
+from gemmsmith.core.mma import WGMMA
 from gemmsmith.core.problem import Matrix
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 
@@ -42,10 +43,8 @@ def test_names_are_short_symbols_and_of_one_kernel_each() -> None:
     epilogues += [EpilogueSpec(bare(FP32), frozenset(), frozenset({"out"})), EpilogueSpec(bare(FP32), frozenset())]
     epilogues += [replace(epilogues[0], exact=True), replace(epilogues[0], atomic=True)]
     specs = [
-        KernelSpec(config, operand, accumulate, (a, b), epilogue)
-        for config, operand, accumulate, a, b, epilogue in product(
-            configs, (BF16, FP16), (FP32, FP16), ("K", "MN"), ("K", "MN"), epilogues
-        )
+        KernelSpec(config, mma, (a, b), epilogue)
+        for config, mma, a, b, epilogue in product(configs, WGMMA, ("K", "MN"), ("K", "MN"), epilogues)
     ]
     names = {spec.name for spec in specs}
     assert len(names) == len(specs)

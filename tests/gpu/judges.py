@@ -7,7 +7,7 @@ import math
 import ml_dtypes
 import torch
 
-from gemmsmith.backends.reference.bounds import K_STEP, STEP, TINY
+from gemmsmith.backends.reference.bounds import TINY, instruction, step_error
 from gemmsmith.core.dtypes import as_dtype
 
 
@@ -20,8 +20,9 @@ def product_bound(
     a: torch.Tensor, b: torch.Tensor, want: torch.Tensor, accumulate: str, output: torch.dtype
 ) -> torch.Tensor:
     """What an element of a @ b, `want` in float64, may be off by; a little less where operands are subnormal."""
-    steps = -(-a.shape[-1] // K_STEP)
-    c = math.expm1(steps * math.log1p(STEP[as_dtype(accumulate)]))
+    mma = instruction(as_dtype(a.dtype), as_dtype(b.dtype), as_dtype(accumulate))
+    steps = -(-a.shape[-1] // mma.k)
+    c = math.expm1(steps * math.log1p(step_error(mma)))
     lost = c * exact(a.abs(), b.abs()) + steps * TINY[as_dtype(accumulate)] * (1 + c)
     subnormal = float(ml_dtypes.finfo(as_dtype(output).numpy).smallest_subnormal)
     return lost + as_dtype(output).roundoff * (want.abs() + lost) + subnormal / 2

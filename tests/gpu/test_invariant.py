@@ -1,4 +1,4 @@
-"""Batch-invariant plans on a GPU: the bits of rows for M from 1 to 8192, and which kernels agree in their bits."""
+"""Batch-invariant plans on a GPU: the bits of rows for M from 1 to 8192; kernels and the simulator agree in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from tests.epilogues import CASES, columns_of, operands  # noqa: E402
 from tests.gpu.judges import same_bits  # noqa: E402
 from tests.gpu.test_epilogues import on_gpu  # noqa: E402
-from tests.gpu.test_gemm import CONFIGS, TORCH, judge  # noqa: E402
+from tests.gpu.test_gemm import CONFIGS, DTYPES, TORCH, judge  # noqa: E402
 
 import gemmsmith  # noqa: E402
 from gemmsmith import Config, ConfigError  # noqa: E402
@@ -189,6 +189,18 @@ def test_configs_of_the_space_agree(seed: int) -> None:
     every = space(EpilogueSpec.bare(gemmsmith.plan(*[torch.empty(64, 64).half()] * 2, out_dtype="fp32").problem.d))
     configs = rng.sample([*every.take(np.flatnonzero(every.in_order)).configs], 24)
     assert not compared([Config(), *configs], rng.choice([1000, 4096]), "bf16", "fp32", out_dtype="fp32")
+
+
+@pytest.mark.parametrize(("dtype", "accumulate", "output"), DTYPES)
+@pytest.mark.parametrize("config", [
+    Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1), Config("pingpong", (64, 96, 64), (1, 1)),
+    Config(tile=(64, 24, 64), cluster=(1, 1), consumers=1, swap_ab=True),
+], ids=str)  # fmt: skip
+def test_the_simulator_agrees(config: Config, dtype: str, accumulate: str, output: str | None) -> None:
+    a, b = wild(150, 328, dtype), wild(328, 136, dtype, turned=True)
+    options = {"config": config, "accumulate": accumulate, "out_dtype": output}
+    want = gemmsmith.gemm(a.cpu(), b.cpu(), backend="sim", **options)
+    assert same_bits(run(a, b, **options).cpu(), want)
 
 
 @pytest.mark.parametrize("name", ["row", "matrix", "two_matrices", "bias_gelu", "swiglu", "geglu"])

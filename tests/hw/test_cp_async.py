@@ -14,6 +14,7 @@ FORMS: Forms = {
     "cp.async.cg.shared.global [%0], [%1], 16, %2;": lambda k: hw.cp_async_copy(k.smem, k.pointer("p"), 9, 16),
     "cp.async.ca.shared.global [%0], [%1], 8, %2;": lambda k: hw.cp_async_copy(k.smem, k.pointer("p"), 8, 8),
     "cp.async.ca.shared.global [%0], [%1], 4, %2;": lambda k: hw.cp_async_copy(k.smem, k.pointer("p"), 0, 4),
+    "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];": lambda k: hw.cp_async_arrive(k.smem),
     "cp.async.commit_group;": lambda k: hw.cp_async_commit(),
     "cp.async.wait_group 2;": lambda k: hw.cp_async_wait(2),
 }

@@ -11,7 +11,9 @@ from hypothesis import strategies as some
 
 import gemmsmith
 from gemmsmith import Config, ConfigError, Spec
+from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.binding import bind
+from gemmsmith.kernels.pack import gather, transpose
 from gemmsmith.tuning.space import space
 
 CONFIGS = [
@@ -48,6 +50,61 @@ def test_no_spills_and_no_advisories(config: Config, ragged: bool, output: str) 
     assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
     if config.design == "cooperative" and config.consumers > 1:
         assert r.registers <= plan.kernel.register_cap
+
+
+@pytest.mark.parametrize(("dtype", "options", "instruction"), [
+    ("fp8_e4m3", {"accumulate": "fast"}, "QGMMA"), ("fp8_e5m2", {}, "QGMMA"), ("int8", {}, "IGMMA"),
+    ("fp32", {"precision": "tf32"}, "HGMMA.64x"), ("fp32", {"precision": "3xtf32"}, "HGMMA.64x"),
+])  # fmt: skip
+def test_other_dtypes(dtype: str, options: dict[str, str], instruction: str) -> None:
+    """What is chosen for some shapes, ragged, column-major and fused ones too."""
+
+    def dequantised(acc: Any, r: Any, c: Any) -> Any:
+        return acc * r * c
+
+    vectors = {"r": Spec((4096, 1), "fp32"), "c": Spec((4096,), "fp32")}
+    plans = [
+        gemmsmith.plan(Spec((m, 2048), dtype), Spec((2048, n), dtype, (1, 2048)), **options)  # type: ignore[arg-type]
+        for m, n in ((16, 4096), (128, 4095), (4096, 4096), (4096, 1000))
+    ]
+    a, b = Spec((4096, 2048), dtype), Spec((2048, 4096), dtype)
+    out = Spec((4096, 4096), plans[0].output, (1, 4096))
+    plans.append(gemmsmith.plan(a, b, out=out, **options))  # type: ignore[arg-type]
+    plans.append(gemmsmith.plan(a, b, epilogue=dequantised, operands=vectors, **options))  # type: ignore[arg-type]
+    for plan in plans:
+        r = plan.resources
+        assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ()), plan.config
+    assert instruction in plans[0].sass
+
+
+PROMOTED = [
+    *(((m, n), c, of_b) for of_b in (128, 0) for (m, n), c in (
+        ((128, 128), 2), ((128, 192), 2), ((128, 256), 2), ((256, 128), 2), ((256, 144), 2), ((192, 128), 3),
+        ((192, 160), 3), ((64, 256), 1), ((128, 128), 1),
+    )),
+    *((tile, c, 1) for tile, c in (((128, 128), 2), ((128, 176), 2), ((256, 96), 2), ((64, 160), 1), ((192, 80), 3))),
+]  # fmt: skip
+"""(M, N), consumers, and of how many columns of b a scale is; 0: there are none."""
+
+
+@pytest.mark.parametrize("columns", [4096, 4095])
+@pytest.mark.parametrize(("tile", "consumers", "of_b"), PROMOTED)
+def test_promoted_sums(tile: tuple[int, int], consumers: int, of_b: int, columns: int) -> None:
+    a, b = Spec((4096, 4096), "fp8_e4m3"), Spec((4096, columns), "fp8_e4m3", (1, 4096))
+    config = Config(tile=(*tile, 128), consumers=consumers, cluster=(1, 1), stages=2)
+    scale_b = Spec((32, -(-columns // of_b)), "fp32") if of_b else None
+    for scale_a in (Spec((4096, 32), "fp32"), Spec((32, 32), "fp32")) if of_b else (None,):
+        r = gemmsmith.plan(a, b, scale_a=scale_a, scale_b=scale_b, config=config).resources
+        assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ()), scale_a
+
+
+def test_packing_does_not_spill() -> None:
+    makers = gather, transpose
+    kernels = [make(bits, words, False) for make in makers for bits in (8, 16) for words in (False, True)]
+    kernels += [make(32, True, low) for make in makers for low in (False, True)]
+    for kernel in kernels:
+        r = compile_source(kernel.source, kernel.name).resources
+        assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ()), kernel.name
 
 
 def test_the_machine_code_is_hoppers() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.hw import barrier, cluster, fence, matrix, mbarrier, memory, register, tma, wgmma
+from gemmsmith.hw import barrier, cluster, cp_async, fence, matrix, mbarrier, memory, register, tma, wgmma
 from gemmsmith.kernels.build import build
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
@@ -20,6 +20,7 @@ SYNCHRONISING = (
     mbarrier.FenceMbarrierInit, fence.FenceProxyAsync, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait,
     tma.BulkCommit, tma.BulkWaitRead, barrier.BarrierSync, barrier.BarrierArrive, barrier.SyncThreads,
     cluster.ClusterArriveRelaxed, cluster.ClusterWait, memory.WaitAcquire, memory.StoreStrong,
+    cp_async.CpAsyncMbarrierArrive,
 )  # fmt: skip
 ONLY_DELETED = (fence.FenceAcqRel, fence.GridDependencyWait, wgmma.CompilerFence, barrier.SyncWarp, register.SetMaxNReg)
 """Where these stand among their neighbours does not matter."""

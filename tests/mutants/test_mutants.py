@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 from tests.mutants.mutate import CLASSES, changes_of, kind_of, mutants
 
+from gemmsmith.backends.reference.product import in_blocks
 from gemmsmith.backends.sim import GlobalMemory, Hazard, simulate
 from gemmsmith.binding import bind
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.core.dtypes import BF16, E4M3, FP32
 from gemmsmith.core.graph import bare
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.core.mma import find_mma
+from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec, ScaleSpec
+from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.launches import kernel_spec, launches
@@ -24,7 +28,7 @@ CONFIGS = [
     for design in ("cooperative", "tma", "pingpong")
     for cluster in ((1, 1), (2, 1))
 ]
-CONFIGS += [c.replace(tile=(128, 128, 64), alias_epilogue=True) for c in CONFIGS[:2]]
+CONFIGS += [CONFIGS[0].replace(tile=(128, 128, 64), cluster=x, alias_epilogue=True) for x in ((1, 1), (1, 2))]
 CONFIGS += [
     CONFIGS[0].replace(sync_clusters=True),
     CONFIGS[0].replace(splits=0),
@@ -33,9 +37,12 @@ CONFIGS += [
     CONFIGS[0].replace(cluster_splits=2, tile=(128, 40, 64)),
 ]
 CONFIGS += [CONFIGS[i].replace(swap_ab=True) for i in (1, 4, 9, 11)]
+PROMOTED = [CONFIGS[0].replace(tile=(128, 64, 128)), CONFIGS[1].replace(tile=(256, 32, 128))]
+CONFIGS += PROMOTED
 WHOLE, SHARED, IN_CLUSTER, UNEVEN = (512, 64, 320, 2), (256, 192, 320, 4), (256, 64, 320, 2), (640, 64, 320, 3)
-"""M, N, K and CTAs: several tiles a CTA, tiles that CTAs share, a last wave that is not whole; and more k-tiles than
-stages."""
+FLAT = (40, 1024, 320, 2)
+"""M, N, K and CTAs: several tiles a CTA, tiles that CTAs share, a last wave that is not whole, several tiles with rows
+that no TMA store reads; and more k-tiles than stages."""
 Sizes = tuple[int, int, int, int]
 SHORT = (512, 64, 192, 2)
 """The first of these with fewer k-tiles."""
@@ -69,12 +76,14 @@ EXPECTED = {
     ("move", "store_strong"): {"deadlock", "semaphore", "race"},
     ("+16 bytes of", "mbarrier_arrive_expect_tx"): {"deadlock"},
     ("-16 bytes of", "mbarrier_arrive_expect_tx"): {"deadlock"},
-    ("+1 stages of", "advance"): {"barrier", "out of bounds", "race", "phase aliasing"},
+    ("+1 stages of", "advance"): {"barrier", "out of bounds", "race", "phase aliasing", "deadlock"},
     ("-1 stages of", "advance"): {"deadlock", "barrier", "race"},
     ("-32 threads of", "barrier_sync"): {"deadlock", "race", "barrier"},
     ("flip start of", "write_phase"): {"deadlock"},
     ("flip start of", "aliased_phase"): {"race"},
     ("flip start of", "read_phase"): LOST_DATA,
+    ("delete", "cp_async_mbarrier_arrive"): {"deadlock"},
+    ("move", "cp_async_mbarrier_arrive"): {"race", "deadlock", "uninitialised read"},
     ("move", "barrier_sync"): {"race", "missing proxy fence"},
     ("move", "fence_proxy_async"): {"missing proxy fence"},
     ("move", "fence_mbarrier_init"): {"barrier"},
@@ -115,6 +124,7 @@ EQUIVALENT = {
     ("move earlier (past store_strong)", "store_strong"): "the same",
     ("move later (past wgmma_wait)", "barrier_arrive"): "the other warpgroup only starts later",
     ("move earlier (past barrier_arrive)", "wgmma_wait"): "the same",
+    ("move earlier (past sync_warp)", "wgmma_wait"): "the lanes meet for what they have loaded before",
     ("move later (past compiler_fence)", "wgmma_wait"): "no instruction lies between; ptxas itself keeps reads behind",
 }
 EQUIVALENT_ALONE = {
@@ -136,17 +146,25 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes) -> list[H
     n *= 2 if spec.config.design == "pingpong" else 1  # as many tiles for each warpgroup
     if spec.config.cluster_splits > 1:
         m, n, k, grid = IN_CLUSTER
+    if spec.config.alias_epilogue:
+        m, n, k, grid = FLAT
     if spec.config.sync_clusters:
         m, n, k, grid = UNEVEN
         m, grid = m * spec.cluster_size, grid * spec.cluster_size
-    k = min(k, whole[2])
+    k = min(k, whole[2]) * (2 if spec.promoted else 1)  # as many k-tiles
     m, n = (n, m) if spec.config.swap_ab else (m, n)
-    a, b = (rng.integers(-4, 5, shape).astype(ml_dtypes.bfloat16) for shape in ((m, k), (n, k)))
+    a, b = (rng.integers(-4, 5, shape).astype(spec.mma.a.numpy) for shape in ((m, k), (n, k)))
+    scales = {}
+    if spec.promoted:
+        shapes = (m, k // SCALE_BLOCK), (k // SCALE_BLOCK, -(-n // SCALE_BLOCK))
+        powers = (2.0 ** rng.integers(-3, 4, shape) for shape in shapes)
+        scales = {name: x.astype(np.float32) for name, x in zip(SCALE_NAMES, powers, strict=True)}
     d = np.full((m, n), np.nan, ml_dtypes.bfloat16)
     memory = GlobalMemory()
     operands = (b, a) if spec.config.swap_ab else (a, b)
     addresses = {name: memory.place(x, name.upper(), writable=False) for x, name in zip(operands, "ab", strict=True)}
-    product = bind(a, b.T, d)
+    addresses |= {operand_argument(name): memory.place(x, name, writable=False) for name, x in scales.items()}
+    product = bind(a, b.T, d, scales)
     product = product.transposed() if spec.config.swap_ab else product
     assert kernel_spec(product, spec.config) == spec
     found = launches(product, spec)
@@ -161,14 +179,18 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes) -> list[H
     if words.any():
         return [Hazard("semaphore", "a word is left raised", kernel.body.statements[0].where), *result.hazards]
     if not result.hazards:
-        assert np.array_equal(d, (a.astype(np.float64) @ b.T.astype(np.float64)).astype(d.dtype))
+        exact = in_blocks(a, b.T, *scales.values()) if scales else a.astype(np.float64) @ b.T.astype(np.float64)
+        assert np.array_equal(d, exact.astype(d.dtype))
     return result.hazards
 
 
 def spec_of(config: Config) -> KernelSpec:
     out = frozenset({"out"})
     epilogue = EpilogueSpec(bare(BF16), out, out if config.swap_ab else frozenset())
-    return KernelSpec(config, BF16, FP32, ("K", "K"), epilogue)
+    if config in PROMOTED:
+        scales = ScaleSpec(1, FP32), ScaleSpec(SCALE_BLOCK, FP32)
+        return KernelSpec(config, find_mma(E4M3, E4M3, FP32), ("K", "K"), epilogue, promoted=True, scales=scales)
+    return KernelSpec(config, find_mma(BF16, BF16, FP32), ("K", "K"), epilogue)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

@@ -33,3 +33,9 @@ def test_tuning_finds_and_keeps(tmp_path, monkeypatch) -> None:
     assert found[0].us > 1
     assert {"compile", "measure"} == set(steps)
     assert gemmsmith.plan(a, b).config == found[0].config
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8", "fp32"])
+def test_only_16_bit_operands_are_tuned(dtype: str) -> None:
+    with pytest.raises(gemmsmith.ArgumentError, match=f"a: got dtype {dtype}; configs are tuned for bf16 and fp16"):
+        gemmsmith.tune(Spec((64, 64), dtype), Spec((64, 64), dtype))

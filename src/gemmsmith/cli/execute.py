@@ -44,7 +44,7 @@ class Outcome:
         error = {"max": r.max_error, "max_over_bound": r.ratio, "elements_beyond_bound": r.wrong,
                  "frobenius": r.frobenius, "frobenius_bound": r.frobenius_bound}  # fmt: skip
         facts: dict[str, Any] = {
-            "problem": {"m": m, "n": n, "k": k, "operands": f"{plan.spec.operand}", "output": f"{plan.output}",
+            "problem": {"m": m, "n": n, "k": k, "operands": f"{plan.problem.a.dtype}", "output": f"{plan.output}",
                         "accumulate": f"{plan.accumulate}"},
             "config": vars(plan.config),
             "backend": self.backend,
@@ -145,7 +145,7 @@ def operands(plan: Plan, sizes: tuple[int, int, int], layout: str, seed: int) ->
     """A (m, k), B (k, n) of random normal data and a D full of NaN, numpy, in the plan's dtypes and the layout."""
     m, n, k = sizes
     rng = np.random.default_rng(seed)
-    dtype = plan.spec.operand.numpy
+    dtype = plan.problem.a.dtype.numpy
 
     def matrix(rows: int, columns: int, order: str) -> Any:
         shape = (rows, columns) if order == "n" else (columns, rows)

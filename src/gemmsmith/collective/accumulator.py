@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP16, FP32, INT32, DType
 from gemmsmith.core.mma import Mma
@@ -12,6 +14,9 @@ from gemmsmith.lang.values import Registers, Value, ValueLike, as_value
 
 Index = int | Value
 """Known at build time, or the index of an unrolled loop."""
+Factors = tuple[int, int, Callable[[Index, int], tuple[Value | None, Value | None]]]
+"""The first of some chunks of 8 columns, how many they are, and by (chunk, half) what a thread's two elements are
+multiplied by; None: by nothing."""
 _REGISTERS = {FP32: F32, FP16: U32, INT32: I32}
 """What holds an accumulator's elements; fp16 ones lie in pairs."""
 
@@ -20,11 +25,11 @@ class Accumulator:
     """rows x n of fp32, int32 or fp16, a row of registers for the rows of each instruction; which element a register
     holds is said in core/mma.py."""
 
-    def __init__(self, mma: Mma, rows: int, n: int) -> None:
+    def __init__(self, mma: Mma, rows: int, n: int, name: str = "accumulator") -> None:
         k = current()
         self.mma, self.n, self.dtype = mma, n, mma.d
         type, count = _REGISTERS[mma.d], mma.registers(n)
-        self.blocks = k.register_rows(type, rows // mma.m, count, "accumulator")
+        self.blocks = k.register_rows(type, rows // mma.m, count, name)
 
     def clear(self) -> None:
         """All zeros."""
@@ -53,18 +58,23 @@ class Accumulator:
             for block in self.blocks:
                 hw.compiler_fence(block)
 
-    def promote(self, into: Accumulator) -> None:
-        """Adds all elements to those of an fp32 accumulator of the same size (DeepGEMM: FP8's sums of few k)."""
-        for block, total in enumerate(into.blocks):
-            with current().unroll(len(total) // 2, name="pair") as i:
-                for second in range(2):
-                    total[2 * i + second] = total[2 * i + second] + self.element(block, i, second)
+    def promote(self, into: Registers, offset: int, factors: Iterable[Factors]) -> None:
+        """Adds its elements, each times its factor, to fp32 registers from `offset` on; it has one block."""
+        for first, chunks, of_chunk in factors:
+            with current().unroll(first, first + chunks, name="chunk") as chunk:
+                for half in range(2):
+                    pair = chunk * 2 + half
+                    for second, factor in enumerate(of_chunk(chunk, half)):
+                        i, element = pair * 2 + (offset + second), self.element(0, pair, second)
+                        into[i] = into[i] + element if factor is None else hw.fma(element, factor, into[i])
 
     def add(self, block: Registers, index: Index, other: Value) -> None:
         """Adds another accumulator's register to that of a block."""
         if self.dtype == FP16:
             (low, high), (other_low, other_high) = self._unpacked(block[index]), self._unpacked(other)
             block[index] = hw.pack(low + other_low, high + other_high, FP16)
+        elif self.dtype == INT32:  # modulo 2^32
+            block[index] = (block[index].to(U32) + other.to(U32)).to(I32)
         else:
             block[index] = block[index] + other
 
@@ -74,6 +84,11 @@ class Accumulator:
         if self.dtype == FP16:
             return registers[index] if output == FP16 else hw.pack(*self._unpacked(registers[index]), output)
         return hw.pack(self.element(block, index, 0), self.element(block, index, 1), output)
+
+    def integers(self, block: ValueLike, index: Index) -> tuple[Value, Value]:
+        """Elements 2 * index and 2 * index + 1 of a block of int32."""
+        registers = self.blocks[block]
+        return registers[2 * index], registers[2 * index + 1]
 
     def element(self, block: ValueLike, index: Index, second: int) -> Value:
         """Element 2 * index + second of a block, as fp32."""

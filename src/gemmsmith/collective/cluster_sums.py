@@ -67,7 +67,7 @@ class ClusterSums:
             self.sent.set(share.number + 1)
         with k.when(share.reduces):
             own = self._own(accumulator)
-            self._receive(own, share, warpgroup)
+            self._receive(own, tile, warpgroup)
             yield own
 
     def start(self) -> None:
@@ -111,8 +111,10 @@ class ClusterSums:
                         block[i] = every[i + slice * len(block)]
         return own
 
-    def _receive(self, accumulator: Accumulator, share: Share, warpgroup: Value) -> None:
-        k = current()
+    def _receive(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> None:
+        k, share = current(), tile.share
+        assert share is not None
+        assert tile.more is not None
         offset_of_thread = (k.thread % THREADS * (4 * width_of(accumulator))).to(U32)
         with k.range(self.others, name="sender") as sender:
             slot = (sender * self.consumers + warpgroup).named("slot")
@@ -124,8 +126,7 @@ class ClusterSums:
             hw.sync_warp()
             with k.when(k.lane == 0):
                 rank = self._rank(sender + k.select(sender >= self.k, 1, 0))
-                assert share.more is not None
-                with k.when(share.more):  # ld has read the slot, which is written again
+                with k.when(tile.more):  # ld has read the slot, which is written again
                     hw.mbarrier_arrive_cluster(self.empty[warpgroup], rank, "cluster")
                 with k.otherwise():
                     hw.mbarrier_arrive_cluster(self.empty[warpgroup], rank, "cta")

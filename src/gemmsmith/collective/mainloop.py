@@ -9,12 +9,12 @@ from functools import partial
 from gemmsmith import hw
 from gemmsmith.collective.operand import Operand
 from gemmsmith.collective.pipeline import Initialised, PipelineState, PipelineTmaAsync, ReleaseBarrier, start
+from gemmsmith.core.mma import PRODUCTS
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Matrix
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.machine import Scope
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, Value, ValueLike
@@ -38,7 +38,14 @@ class Mainloop:
         self.spec, self._scheduler, self._readers = spec, scheduler, readers
         position, (rows, columns) = scheduler.position, spec.config.cluster
         self.operands = tuple(
-            Operand(name, tile, spec.config.stages, partial(_operand, i), POLICIES[spec.config.evict[i]])
+            Operand(
+                name,
+                tile,
+                spec.config.stages,
+                partial(_operand, i),
+                POLICIES[spec.config.evict[i]],
+                partial(_low_part, i) if spec.low_parts else None,
+            )
             for i, (name, tile) in enumerate(zip("ab", spec.tiles, strict=True))
         )
         row_mask = sum(1 << rows * j for j in range(columns))  # ranks run along M first
@@ -65,11 +72,7 @@ class Mainloop:
             config.stages, transaction_bytes=current().parameter("stage_bytes", U32, self._bytes_of_stage),
             cluster_size=cluster_size, first_rank=first_rank, readers=self._readers,
         )  # fmt: skip
-        # What has read the epilogue in the stages: ld, or TMA alone.
-        scope: Scope = "cluster" if self.spec.epilogue.by_threads else "cta"
-        self._aliased = (
-            ReleaseBarrier("epilogue done", cluster_size, first_rank, scope) if config.alias_epilogue else None
-        )
+        self._aliased = ReleaseBarrier("epilogue done", cluster_size, first_rank) if config.alias_epilogue else None
         most = min(EARLY, max(1, EARLY_COPIES // sum(x.copies for x in self.operands)), config.stages - 1)
         early = 0 if tile is None else current().minimum(tile.k_tiles, most)
         self.started = current().var(I32, early, "early")  # k-tiles; 0 from a second tile on
@@ -83,7 +86,7 @@ class Mainloop:
                 self._load(k_tile, self.pipe.barrier(k_tile), tile, k_tile, alone=True)
 
         own = (self.pipe, self._aliased) if self._aliased else (self.pipe,)
-        start(*own, *others, prefetch=(*(x.map for x in self.operands), *prefetch), then=copies)
+        start(*own, *others, prefetch=(*(map for x in self.operands for map in x.maps), *prefetch), then=copies)
         hw.grid_dependency_wait()
         if config.pdl:
             hw.grid_dependency_launch()
@@ -104,12 +107,12 @@ class Mainloop:
     @contextmanager
     def rest(self, tile: WorkTile, stop: ValueLike | None = None) -> Iterator[Value]:
         """The k-tiles of a tile (up to `stop`) that the prologue has not started; then, if the tile's epilogue lies in
-        the stages, waits until it has left them. Once in each tile."""
+        the stages and another tile follows, waits until it has left them. Once in each tile."""
         with self._scheduler.each_k_tile(tile, self.started.get(), stop) as k_tile:
             yield k_tile
         self.started.set(0)
         if self._aliased:
-            with current().when(tile.k_tiles > 0):
+            with current().when(_overwritten(tile)):
                 self._aliased.wait(self._phase)
 
     def load(self, state: PipelineState, tile: WorkTile, k_tile: Value) -> None:
@@ -118,8 +121,7 @@ class Mainloop:
 
     def tail(self, state: PipelineState) -> None:
         """Until all CTAs are done with this one's stages."""
-        if not self._aliased:  # with it, they waited for each tile
-            self.pipe.producer_tail(state)
+        self.pipe.producer_tail(state)
 
     # -- consumers -------------------------------------------------------------------------------------
     def stage(self, state: PipelineState) -> list[SharedView]:
@@ -127,18 +129,21 @@ class Mainloop:
         return [x.stages[state.index] for x in self.operands]
 
     def release_alias(self, tile: WorkTile) -> None:
-        """After a tile's epilogue: the stages, if it lay in them, are the producer's again. Without k-tiles, which then
-        no tile of the CTA has, nobody waits for it."""
+        """After a tile's epilogue: the stages, if it lay in them, are the producer's again, if it needs them."""
         if self._aliased:
-            with current().when(tile.k_tiles > 0):
+            with current().when(_overwritten(tile)):
                 self._aliased.consumer_release()
 
     def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, alone: bool = False) -> None:
-        k = tile.k(k_tile, self.spec.config.tile[2])
-        copies = list(zip(self.operands, tile.operands, strict=True))
+        number, low = tile.k_tile(k_tile), list[Value | None]([None, None])
+        if self.spec.low_parts:
+            product, number = (number % PRODUCTS).named("product"), number // PRODUCTS
+            low = [product == 0, product == 1]
+        k = (number * self.spec.config.tile[2]).named("k")
+        copies = list(zip(self.operands, tile.operands, low, strict=True))
         # Few rows lie in the L2: the other operand, which comes from DRAM, goes first.
-        for operand, at in copies if self.spec.config.swap_ab else reversed(copies):
-            operand.load(stage, full, at.row, k, at.batch, alone=alone)
+        for operand, at, of_low in copies if self.spec.config.swap_ab else reversed(copies):
+            operand.load(stage, full, at.row, k, at.batch, alone=alone, low=of_low)
 
     def _bytes_of_stage(self, p: BoundProblem) -> int:
         return sum(operand.bytes_of_stage(p) for operand in self.operands)
@@ -146,6 +151,16 @@ class Mainloop:
 
 def _operand(index: int, p: BoundProblem) -> tuple[Matrix, Pointer]:
     return p.operands[index], p.at[index]
+
+
+def _low_part(index: int, p: BoundProblem) -> tuple[Matrix, Pointer]:
+    return p.low[index]
+
+
+def _overwritten(tile: WorkTile) -> Value:
+    """Whether copies of another tile follow in the stages. A tile without k-tiles is followed by none that has some."""
+    assert tile.more is not None
+    return tile.more & (tile.k_tiles > 0)
 
 
 def _shift(mask: int, by: Value | int) -> Value | int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.core.pointer import Pointer
@@ -21,11 +22,16 @@ Source = Callable[[BoundProblem], tuple[Matrix, Pointer]]
 
 class Operand:
     """A tile of an operand in each of `stages` stages. Kernel arguments: `name`, its tensor map; where CTAs share the
-    tile, `name`_part, the rows of the boxes that each of them brings. `policy`: the L2's."""
+    tile, `name`_part, the rows of the boxes that each of them brings; `name`_low, the map of its low part, if it has
+    one. `policy`: the L2's."""
 
-    def __init__(self, name: str, tile: Tile, stages: int, source: Source, policy: Constant = EVICT_NORMAL) -> None:
+    def __init__(
+        self, name: str, tile: Tile, stages: int, source: Source, policy: Constant = EVICT_NORMAL,
+        low: Source | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.tile, self.policy, self._source = name, tile, policy, source
-        self.map = current().tensor_map(name, self._map_of)
+        self.map = current().tensor_map(name, partial(self._map_of, source))
+        self.low = current().tensor_map(f"{name}_low", partial(self._map_of, low)) if low else None
         self.stages = current().shared(tile, stages=stages, name=name.upper(), partial_writes=True)
         self._parts = 1
         self._part: Value | int = 0
@@ -44,18 +50,36 @@ class Operand:
         """That bring a whole tile."""
         return self._parts * self.tile.boxes
 
+    @property
+    def maps(self) -> list[Value]:
+        """Its tensor maps."""
+        return [x for x in (self.map, self.low) if x is not None]
+
     def load(
-        self, stage: Value, barrier: SharedView, mn: Value, k: Value, batch: Value, *, alone: bool = False
+        self, stage: Value, barrier: SharedView, mn: Value, k: Value, batch: Value, *, alone: bool = False,
+        low: Value | None = None,
+    ) -> None:  # fmt: skip
+        """Starts the copies of the tile at rows `mn`, depth `k`, into a stage; `alone`: all parts, into this CTA's;
+        `low`: whether of its low part. Recorded in one thread."""
+        copy = partial(self._copy, stage, barrier, mn, k, batch, alone=alone)
+        if low is None or self.low is None:
+            copy(self.map)
+            return
+        with current().when(low):
+            copy(self.low)
+        with current().otherwise():
+            copy(self.map)
+
+    def _copy(
+        self, stage: Value, barrier: SharedView, mn: Value, k: Value, batch: Value, map: Value, *, alone: bool
     ) -> None:
-        """Starts the copies of the tile at rows `mn`, depth `k`, into a stage; `alone`: all parts, into this CTA's.
-        Recorded in one thread."""
         tile = self.tile
         for part in range(self._parts) if alone else [self._part]:
             first = as_value(part * self._part_rows, I32).named("first_row")
             for box in range(tile.boxes):
                 inner, outer = (k, mn) if tile.major == "K" else (mn, k)
                 destination = self.stages[stage].at(box * tile.box_bytes).at(first, tile.pitch)
-                where = (self.map, inner + box * tile.box_inner, outer + first, batch, destination, barrier)
+                where = (map, inner + box * tile.box_inner, outer + first, batch, destination, barrier)
                 if alone or self._parts == 1:
                     hw.tma_load(*where, self.policy)
                 else:
@@ -71,10 +95,10 @@ class Operand:
     def _rows_of_part(self, p: BoundProblem) -> int:
         return part_rows(self.tile, self._source(p)[0].rows, self._parts)
 
-    def _map_of(self, p: BoundProblem) -> TensorMap:
-        matrix, address = self._source(p)
+    def _map_of(self, source: Source, p: BoundProblem) -> TensorMap:
+        matrix, address = source(p)
         if not p.k:  # no k-tile is ever loaded, and extents of zero cannot be encoded
-            return TensorMap(0, matrix.dtype, (8, 1, 1), (16, 0), (8, 1, 1), 0)
+            return TensorMap(0, matrix.dtype, (16, 1, 1), (64, 0), (16, 1, 1), 0)
         return tensor_map(matrix, self.tile, self._box_rows(matrix), address, p.batch)
 
     def _box_rows(self, matrix: Matrix) -> int:

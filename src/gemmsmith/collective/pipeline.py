@@ -151,6 +151,18 @@ class PipelineTmaAsync(_Pipeline):
         self._producers.expect(1)
         hw.mbarrier_arrive_expect_tx(self._full[state.index], self.transaction_bytes)
 
+    def beside_acquire(self, state: PipelineState) -> None:
+        """In a warp that brings more into the stages than the producer: until the stage is free."""
+        self._acquire(state, None)
+
+    def beside_commit(self, state: PipelineState, copied: bool, stored: bool) -> None:
+        """What its lanes have `copied` by cp.async, or `stored`, is a part of the stage: each arrives."""
+        self._producers.expect((copied + stored) * 32)
+        if copied:
+            hw.cp_async_arrive(self._full[state.index])
+        if stored:
+            hw.mbarrier_arrive(self._full[state.index])
+
     def producer_begin(self, stage: Value) -> None:
         """In `start`, in place of the producer, which skips the stage: the bytes of a fresh stage are expected."""
         hw.mbarrier_arrive_expect_tx(self._full[stage], self.transaction_bytes)
@@ -222,11 +234,12 @@ class LateRelease:
 
 
 class ReleaseBarrier:
-    """Consumers of every CTA of a cluster are done with something as a whole: one arrival of each of their warps.
-    `scope` as in PipelineTmaAsync."""
+    """Consumers of every CTA of a cluster are done with something as a whole, which ld and st may have accessed: one
+    arrival of each of their warps."""
 
-    def __init__(self, name: str, cluster_size: int, first_rank: Value | int, scope: Scope) -> None:
-        self.cluster_size, self.first_rank, self.scope = cluster_size, first_rank, scope
+    def __init__(self, name: str, cluster_size: int, first_rank: Value | int) -> None:
+        self.cluster_size, self.first_rank = cluster_size, first_rank
+        self.scope: Scope = "cluster" if cluster_size > 1 else "cta"
         self._done = current().shared(MBARRIER_BYTES, alignment=MBARRIER_BYTES, name=name)
         self._consumers = _Arrivals(name)
 

@@ -14,10 +14,11 @@ class Design:
     """`record(builder, spec)` records the kernel of a `KernelSpec` in the kernel language.
 
     `accumulators`: the numbers of math warpgroups that it takes, each with the registers a thread that the accumulator
-    may have then. `other_warpgroups`: those beside the math warpgroups. `own_tiles`: each math warpgroup has a tile of
-    its own; else they share one. `takes`: which of the Config's fields splits, cluster_splits, alias_epilogue and
-    sync_clusters it implements. `defaults`: of a Config's fields, where only the design is given. `formerly`: the name
-    that it has in tables which were stored before it was renamed.
+    may have then. `promoted`: those for both accumulators of promoted sums, if it takes these. `other_warpgroups`:
+    those beside the math warpgroups. `own_tiles`: each math warpgroup has a tile of its own; else they share one.
+    `takes`: which of the Config's fields splits, cluster_splits, alias_epilogue and sync_clusters it implements.
+    `defaults`: of a Config's fields, where only the design is given. `formerly`: the name that it has in tables which
+    were stored before it was renamed.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Design:
     takes: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     formerly: str = ""
+    promoted: Mapping[int, int] = field(default_factory=dict)
 
     def tile_warpgroups(self, consumers: int) -> int:
         """Math warpgroups that share a tile."""
@@ -66,6 +68,11 @@ def names() -> list[str]:
 def taking(option: str) -> str:
     """The designs that implement a Config's field, as an error lists them."""
     return listed(name for name in names() if option in _DESIGNS[name].takes)
+
+
+def promoting() -> str:
+    """The designs that promote sums."""
+    return listed(name for name in names() if _DESIGNS[name].promoted)
 
 
 def listed(choices: Iterable[object]) -> str:

@@ -29,7 +29,7 @@ class DType:
 
     @property
     def is_integer(self) -> bool:
-        """Whether it is an integer type or bool. Only operands of epilogues may be; kernels read them as fp32."""
+        """Whether it is an integer type or bool. Epilogues read these as fp32."""
         return self.numpy.kind in "ib"
 
     @property
@@ -49,9 +49,14 @@ FP16 = DType("fp16", 16, 10, np.dtype(np.float16), "f16")
 FP32 = DType("fp32", 32, 23, np.dtype(np.float32), "f32")
 TF32 = DType("tf32", 32, 10, np.dtype(np.float32), "tf32")
 """fp32 in memory, of which tensor cores read the upper 19 bits."""
+TF32_BITS = np.uint32(0xFFFFE000)
+"""Those bits."""
 
 E4M3 = DType("fp8_e4m3", 8, 3, np.dtype(ml_dtypes.float8_e4m3fn), "e4m3")
 E5M2 = DType("fp8_e5m2", 8, 2, np.dtype(ml_dtypes.float8_e5m2), "e5m2")
+
+UE8M0 = DType("ue8m0", 8, 0, np.dtype(ml_dtypes.float8_e8m0fnu), "ue8m0")
+"""Powers of two from 2^-127 on, of byte 0; byte 255 is NaN. Only scales are."""
 
 INT8 = DType("int8", 8, 7, np.dtype(np.int8), "s8")
 INT32 = DType("int32", 32, 31, np.dtype(np.int32), "s32")
@@ -59,7 +64,7 @@ INT64 = DType("int64", 64, 63, np.dtype(np.int64), "s64")
 BOOL = DType("bool", 8, 1, np.dtype(np.bool_), "u8")
 
 _ALL = (BF16, FP16, FP32, E4M3, E5M2)
-_INTEGERS = {d.name: d for d in (INT32, INT64, BOOL)}
+_INTEGERS = {d.name: d for d in (INT8, INT32, INT64, BOOL, UE8M0)}
 _NAMES = {
     **{d.name: d for d in _ALL},
     **{d.numpy.name: d for d in _ALL},

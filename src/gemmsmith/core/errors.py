@@ -42,7 +42,8 @@ class HazardError(GemmsmithError):
 
 
 ARGUMENTS = (
-    "epilogue", "operands", "out", "out_dtype", "accumulate", "exact", "atomic", "config", "batch_invariant", "backend",
+    "scale_a", "scale_b", "epilogue", "operands", "out", "out_dtype", "accumulate", "precision", "exact", "atomic",
+    "config", "batch_invariant", "backend",
 )  # fmt: skip
 """The names of `gemm`'s own arguments; any other name is an operand's."""
 

@@ -19,17 +19,29 @@ K_BITS = 256
 @dataclass(frozen=True)
 class Mma:
     """D (m x n) += A (m x k) @ B (k x n), computed by one warpgroup: the dtypes of A, B and D, and the layouts that A
-    and B may have in shared memory. n is a multiple of 8 up to 256 (PTX ISA, "wgmma.mma_async")."""
+    and B may have in shared memory (PTX ISA, "wgmma.mma_async")."""
 
     a: DType
     b: DType
     d: DType
     majors: tuple[Major, ...] = ("K",)
+    fraction: int = 25
+    """The bits it keeps of what it adds, below the largest exponent (hw/fused_sum.py). Integers keep all."""
     m: int = WGMMA_M
 
     @property
     def k(self) -> int:
         return K_BITS // self.a.bits
+
+    def has_n(self, n: int) -> bool:
+        """Whether D may have n columns."""
+        return 8 <= n <= 256 and n % 8 == 0 and (self.d != INT32 or n <= 24 or n % 16 == 0)
+
+    @property
+    def n_listed(self) -> str:
+        """The n that it has, as an error lists them."""
+        steps = "a multiple of 16, or 8 or 24," if self.d == INT32 else "a multiple of 8"
+        return f"{steps} from 8 to 256"
 
     def registers(self, n: int) -> int:
         """32-bit registers a thread that hold D; fp16 lies in pairs."""
@@ -44,7 +56,7 @@ WGMMA = (
     Mma(FP16, FP16, FP32, ("K", "MN")),
     Mma(FP16, FP16, FP16, ("K", "MN")),
     Mma(TF32, TF32, FP32),
-    *(Mma(a, b, d) for d in (FP32, FP16) for a in (E4M3, E5M2) for b in (E4M3, E5M2)),
+    *(Mma(a, b, d, fraction=13) for d in (FP32, FP16) for a in (E4M3, E5M2) for b in (E4M3, E5M2)),
     Mma(INT8, INT8, INT32),
 )
 """What Hopper's warpgroups multiply."""
@@ -56,6 +68,11 @@ def find_mma(a: DType, b: DType, d: DType) -> Mma:
         if (mma.a, mma.b, mma.d) == (a, b, d):
             return mma
     raise ConfigError(f"wgmma: got {a} x {b} accumulated in {d}; it has {', '.join(map(str, WGMMA))}")
+
+
+PRODUCTS = 3
+"""Of 3xTF32, for each k-tile: A's low part times B, A times B's low part, and A times B, which are read without those
+parts; the product of the low parts is left out."""
 
 
 # -- the fragment --------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from gemmsmith.core.dtypes import DType
@@ -14,6 +14,8 @@ TMA_ALIGNMENT = 16
 MAX_EXTENT = 2**31 - 2**12
 """TMA coordinates are int32, and a coordinate may lie up to one cluster's tile beyond the extent."""
 MAX_STRIDE_BYTES = 2**40
+SCALE_BLOCK = 128
+"""Elements of K that share a scale, and that tensor cores sum before the sum is added in fp32; or rows that do."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,34 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """What an operand, seen as (M or N) x K, is multiplied by: `matrix` has one number for `rows` rows, 1 or 128, and
+    SCALE_BLOCK elements of K, blocks rounded up. It lies at the Pointer `name`."""
+
+    name: str
+    matrix: Matrix
+    rows: int
+
+
+SCALE_NAMES = ("scale of a", "scale of b")
+"""What the scales of a and b are called among an epilogue's operands, none of which can have such a name."""
+Scales = tuple[Scale | None, Scale | None]
+"""Of A and of B."""
+
+
+@dataclass(frozen=True)
 class Problem:
-    """D (batch, m, n) = A (batch, m, k) @ B (batch, k, n), accumulated in `accumulate`."""
+    """D (batch, m, n) = A (batch, m, k) @ B (batch, k, n), accumulated in `accumulate`; where it is `promoted`, each
+    SCALE_BLOCK of K on its own, times its `scales`, and these sums in fp32. `low_parts`: besides A and B as the
+    instruction reads them, what it leaves of each is multiplied by the other (3xTF32)."""
 
     a: Matrix
     b: Matrix
     d: Matrix
     accumulate: DType
+    promoted: bool = False
+    scales: Scales = (None, None)
+    low_parts: bool = False
 
     @property
     def m(self) -> int:
@@ -140,16 +163,21 @@ class Problem:
     @property
     def T(self) -> Problem:
         """The same product read transposed, D^T = B^T @ A^T: makes a column-major D row-major."""
-        return Problem(self.b.T, self.a.T, self.d.T, self.accumulate)
+        return replace(self, a=self.b.T, b=self.a.T, d=self.d.T, scales=self.scales[::-1])
 
     def read_like(self, other: Problem) -> Problem:
         """The same product, matrices of one row, one column or none laid out as in `other` as far as they may be."""
         a, b, d = self.a.read_like(other.a), self.b.read_like(other.b), self.d.read_like(other.d)
-        return Problem(a, b, d, self.accumulate)
+        of_a, of_b = (
+            replace(x, matrix=x.matrix.read_like(y.matrix)) if x and y else x
+            for x, y in zip(self.scales, other.scales, strict=True)
+        )
+        return replace(self, a=a, b=b, d=d, scales=(of_a, of_b))
 
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch > 1 else ""
-        return f"{batch}{self.m}x{self.n}x{self.k} {self.a.dtype} -> {self.d.dtype}"
+        operands = " x ".join(dict.fromkeys((str(self.a.dtype), str(self.b.dtype))))
+        return f"{batch}{self.m}x{self.n}x{self.k} {operands} -> {self.d.dtype}"
 
 
 @dataclass(frozen=True)
@@ -157,11 +185,13 @@ class BoundProblem(Problem):
     """A problem whose A and B TMA reads as they are, with where these lie: what a kernel's arguments are computed from.
 
     `arrays`: the epilogue's operands and results in memory, by name: (rows, columns) each, 1 where it does not vary.
+    `low`: the low parts of the `operands`, if there are any, and where these lie.
     """
 
-    a_at: Pointer
-    b_at: Pointer
-    arrays: Mapping[str, Matrix]
+    a_at: Pointer = field(kw_only=True)
+    b_at: Pointer = field(kw_only=True)
+    arrays: Mapping[str, Matrix] = field(kw_only=True)
+    low: tuple[tuple[Matrix, Pointer], ...] = field(default=(), kw_only=True)
 
     @property
     def at(self) -> tuple[Pointer, Pointer]:
@@ -169,8 +199,11 @@ class BoundProblem(Problem):
         return self.a_at, self.b_at
 
     @staticmethod
-    def of(p: Problem, a: Pointer, b: Pointer, arrays: Mapping[str, Matrix]) -> BoundProblem:
-        return BoundProblem(p.a, p.b, p.d, p.accumulate, a, b, arrays)
+    def of(
+        p: Problem, a: Pointer, b: Pointer, arrays: Mapping[str, Matrix], low: tuple[tuple[Matrix, Pointer], ...] = ()
+    ) -> BoundProblem:
+        own = {x.name: getattr(p, x.name) for x in fields(Problem)}
+        return BoundProblem(**own, a_at=a, b_at=b, arrays=arrays, low=low)
 
 
 def _fits_tma(stride: int) -> bool:

@@ -6,20 +6,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
+from math import gcd
 
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import find, listed, taking
+from gemmsmith.core.design import find, listed, promoting, taking
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
-from gemmsmith.core.mma import WGMMA_M, Major, Mma, find_mma
-from gemmsmith.core.problem import Matrix, Problem
+from gemmsmith.core.mma import QUAD, WGMMA, WGMMA_M, Major, Mma, find_mma
+from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale
 from gemmsmith.core.tile import Tile
 
 SHARED_LIMIT = 227 * 1024
 """Bytes a CTA can have on compute capability 9.0 (CUDA programming guide, technical specifications)."""
 STAGES_LIMIT = SHARED_LIMIT // (2 * 16 * (WGMMA_M + 8))
-"""Of the smallest tile, 64x8x16."""
+"""Of the smallest tile, 64x8 with rows of 32 bytes."""
+OPERAND_BYTES = sorted({mma.a.bytes for mma in WGMMA})
 BARRIER_BYTES = 16
 """Bytes of a stage's two mbarriers."""
 
@@ -47,11 +49,6 @@ class EpilogueSpec:
         tma, column_major = (frozenset({"out"} if x else ()) for x in (d.stores_by_tma, d.column_major))
         return EpilogueSpec(bare(d.dtype), tma, column_major)
 
-    @property
-    def by_threads(self) -> bool:
-        """Whether threads store some matrix element by element, not TMA."""
-        return not self.tma.issuperset(self.graph.stored)
-
     def over(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
         """The spec for matrices with these strides and alignments. Integers are not loaded by TMA, since the kernel
         computes in fp32."""
@@ -66,6 +63,24 @@ class EpilogueSpec:
         return EpilogueSpec(graph, self.tma, self.column_major, self.exact, self.atomic)
 
 
+@dataclass(frozen=True)
+class ScaleSpec:
+    """Block scales of an operand: of how many `rows` one is, 1 or 128."""
+
+    rows: int
+    dtype: DType
+
+    @staticmethod
+    def of(scale: Scale | None) -> ScaleSpec | None:
+        """None for an operand without them."""
+        return ScaleSpec(scale.rows, scale.matrix.dtype) if scale else None
+
+    def count(self, rows: int) -> int:
+        """Of a tile of so many rows, which begins at any multiple of them: all that it may need."""
+        farthest = SCALE_BLOCK - gcd(rows, SCALE_BLOCK)  # that it begins behind a border
+        return rows if self.rows == 1 else -(-(farthest + rows) // SCALE_BLOCK)
+
+
 def slices(config: Config, graph: Graph) -> int:
     """CTAs that reduce a slice of a tile's columns each, of those of a cluster that share its K: all of them, where
     that makes slices of 8 columns and of 16 bytes and the graph looks at each by itself, as most do; else one reduces
@@ -74,6 +89,15 @@ def slices(config: Config, graph: Graph) -> int:
     columns = max([8, *(16 // dtype.bytes for dtype in dtypes if dtype)]) * config.cluster_splits
     apart = graph.transposable and not graph.halves
     return config.cluster_splits if apart and config.tile[1] % columns == 0 else 1
+
+
+def promotion(c: Config, each_column: bool = False) -> tuple[int, int]:
+    """Columns of a tile of which a warpgroup sums a k-block at once, 64 rows of them: all, or half where registers are
+    few; and the registers a thread that these sums and their total take, and scales where `each_column` has its own."""
+    n, limit = c.tile[1], find(c.design).promoted.get(c.consumers, 0)
+    others = c.tile[0] // c.tile_warpgroups * n // 128 + (n // QUAD + 8) * each_column
+    columns = n if n % 16 or others + n // 2 <= limit else n // 2
+    return columns, others + columns // 2
 
 
 def check(c: Config) -> None:
@@ -93,8 +117,8 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     yield (m > 0 and m % (WGMMA_M * warpgroups) == 0 and m <= 256,
            f"tile M: got {m}; use a multiple of {WGMMA_M} x {warpgroups} warpgroups, up to 256")  # fmt: skip
     yield 8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"
-    yield (k in (16, 32) or (k % 64 == 0 and 64 <= k <= 256),
-           f"tile K: got {k}; use 16, 32, or a multiple of 64 up to 256")  # fmt: skip
+    yield (any(_whole_rows(k, size) for size in OPERAND_BYTES),
+           f"tile K: got {k}; use rows of 32, 64, or a multiple of 128 bytes up to 512")  # fmt: skip
     yield c.stages >= 2, f"stages: got {c.stages}; use at least 2"
     yield c.stages <= STAGES_LIMIT, f"stages: got {c.stages}; shared memory has room for {STAGES_LIMIT} of the smallest"
     yield ({rows, columns} <= {1, 2, 4} and rows * columns <= 8,
@@ -123,18 +147,21 @@ class KernelSpec:
     """One kernel serves every problem with the same spec."""
 
     config: Config
-    operand: DType
-    accumulate: DType
+    mma: Mma
     majors: tuple[Major, ...]
     epilogue: EpilogueSpec
+    promoted: bool = False
+    scales: tuple[ScaleSpec | None, ScaleSpec | None] = (None, None)
+    low_parts: bool = False
 
     @staticmethod
     def of(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
         """The spec of a problem, by default of the bare product; ConfigError where the config cannot work."""
-        spec = _checked(KernelSpec(
-            config, problem.a.dtype, problem.accumulate, tuple(map(operand_major, problem.operands)),
-            epilogue or EpilogueSpec.bare(problem.d),
-        ))  # fmt: skip
+        mma = find_mma(problem.a.dtype, problem.b.dtype, problem.accumulate)
+        majors = tuple(map(operand_major, problem.operands))
+        of_a, of_b = map(ScaleSpec.of, problem.scales)
+        epilogue = epilogue or EpilogueSpec.bare(problem.d)
+        spec = _checked(KernelSpec(config, mma, majors, epilogue, problem.promoted, (of_a, of_b), problem.low_parts))
         if spec.epilogue.graph.takes_whole_rows and problem.n > config.tile[1]:
             raise ConfigError(
                 f"tile N: got {config.tile[1]} for n = {problem.n}; this epilogue needs a row in one tile, "
@@ -144,15 +171,11 @@ class KernelSpec:
 
     # -- tiles ---------------------------------------------------------------------------------------
     @property
-    def mma(self) -> Mma:
-        """The tensor-core instruction. ConfigError where there is none for these dtypes."""
-        return find_mma(self.operand, self.operand, self.accumulate)
-
-    @property
     def tiles(self) -> tuple[Tile, ...]:
         """Of A and of B in a stage."""
         m, n, k = self.config.tile
-        return tuple(Tile(self.operand, mn, k, major) for mn, major in zip((m, n), self.majors, strict=True))
+        operands = zip((self.mma.a, self.mma.b), (m, n), self.majors, strict=True)
+        return tuple(Tile(dtype, mn, k, major) for dtype, mn, major in operands)
 
     @property
     def sharers(self) -> tuple[int, ...]:
@@ -164,6 +187,12 @@ class KernelSpec:
     def stage_bytes(self) -> int:
         """Shared memory of one stage of a CTA: what TMA brings into it at most, peers' multicasts included."""
         return sum(tile.bytes for tile in self.tiles)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Shared memory of one stage for block scales, fp32 each."""
+        sides = zip(self.scales, self.config.tile, strict=False)
+        return sum(-(-4 * scale.count(rows) // 16) * 16 for scale, rows in sides if scale)
 
     @property
     def warpgroup_rows(self) -> int:
@@ -206,12 +235,22 @@ class KernelSpec:
         return self.warpgroup_rows // self.mma.m * self.mma.registers(self.config.tile[1])
 
     @property
+    def partial_columns(self) -> int:
+        """Columns of a tile of which a warpgroup that promotes sums a k-block at once."""
+        return self._promotion[0]
+
+    @property
+    def _promotion(self) -> tuple[int, int]:
+        of_b = self.scales[1]
+        return promotion(self.config, of_b is not None and of_b.rows == 1)
+
+    @property
     def name(self) -> str:
         """A symbol: the design, the tile, and a hash of all else that makes another kernel."""
         c, e = self.config, self.epilogue
         parts = (
             c.replace(splits=int(c.splits == 1)),  # an argument says how many
-            self.operand, self.accumulate, *self.majors,
+            str(self.mma), *self.majors, self.promoted, self.scales, self.low_parts,
             e.graph, sorted(e.tma), sorted(e.column_major), e.exact, e.atomic,
         )  # fmt: skip
         return f"{c.design}_{'x'.join(map(str, c.tile))}_{sha256(repr(parts).encode()).hexdigest()[:8]}"
@@ -226,21 +265,48 @@ class KernelSpec:
         """Raises ConfigError for a config that cannot work with these operands; the message says what would work."""
         c = self.config
         check(c)
+        size = self.mma.a.bytes
+        if not _whole_rows(c.tile[2], size):
+            raise ConfigError(
+                f"tile K: got {c.tile[2]} with operands of {self.mma.a}; "
+                f"use {32 // size}, {64 // size}, or a multiple of {128 // size} up to {512 // size}"
+            )
+        if not self.mma.has_n(c.tile[1]):
+            raise ConfigError(f"tile N: got {c.tile[1]}; {self.mma} has {self.mma.n_listed}")
         for name, tile, parts in zip("AB", self.tiles, self.sharers, strict=True):
             if tile.outer % (8 * parts):
                 raise ConfigError(
                     f"cluster: {parts} CTAs share the {name} tile, whose {tile.outer} rows do not split into parts "
                     "of 8; use a larger tile or a smaller cluster"
                 )
-        for name, major in zip("AB", self.majors, strict=True):
+        for name, major, dtype in zip("AB", self.majors, (self.mma.a, self.mma.b), strict=True):
             if major not in self.mma.majors:
-                raise ConfigError(f"{name}: got {major}-major elements of {self.operand}; wgmma reads K-major ones")
-        taken, limit = self.accumulator_registers, find(c.design).accumulators[c.consumers]
+                raise ConfigError(f"{name}: got {major}-major elements of {dtype}; wgmma reads K-major ones")
+        design, taken = find(c.design), self.accumulator_registers
+        limit = design.accumulators[c.consumers]
+        if self.promoted:
+            self._check_promotion()
+            taken, limit = self._promotion[1], design.promoted[c.consumers]
         if taken > limit:
+            what = "accumulators" if self.promoted else "accumulator"
             raise ConfigError(
-                f"registers: the accumulator of {self.warpgroup_rows}x{c.tile[1]} takes {taken} a thread, "
-                f"{taken - limit} more than fit; use more consumers or a smaller tile"
+                f"registers: the {what} of {self.warpgroup_rows}x{c.tile[1]} take{'s' * (not self.promoted)} {taken} a "
+                f"thread, {taken - limit} more than fit; use more consumers or a smaller tile"
             )
+
+    def _check_promotion(self) -> None:
+        c, block = self.config, SCALE_BLOCK // self.mma.a.bytes  # of TF32 as many bytes
+        argument, asked = ("precision", "3xtf32") if self.low_parts else ("accumulate", "promoted")
+        if c.consumers not in find(c.design).promoted:
+            hint = "" if self.low_parts else ', or accumulate="fast"'
+            raise ConfigError(f'{argument}: got "{asked}" with {c.design}; use the design {promoting()}{hint}')
+        if c.tile[2] != block:
+            raise ConfigError(f'tile K: got {c.tile[2]} with {argument}="{asked}"; use {block}')
+
+
+def _whole_rows(k: int, size: int) -> bool:
+    """Whether `k` elements of `size` bytes are a row that swizzles, or several of the widest."""
+    return k * size in (32, 64) or (k * size % 128 == 0 and 128 <= k * size <= 512)
 
 
 @lru_cache(maxsize=4096)

@@ -16,6 +16,7 @@ from gemmsmith.hw import (
 )
 from gemmsmith.hw.convert import pack as pack
 from gemmsmith.hw.convert import unpack as unpack
+from gemmsmith.hw.convert import unpack_ue8m0 as unpack_ue8m0
 from gemmsmith.hw.register import set_registers as set_registers
 from gemmsmith.hw.wgmma import descriptor as descriptor
 from gemmsmith.lang.builder import current
@@ -90,6 +91,7 @@ store_matrix = matrix.StoreMatrix.emit
 load_matrix = matrix.LoadMatrix.emit
 
 cp_async_copy = cp_async.CpAsync.emit
+cp_async_arrive = cp_async.CpAsyncMbarrierArrive.emit
 cp_async_commit = cp_async.CpAsyncCommit.emit
 cp_async_wait = cp_async.CpAsyncWait.emit
 
@@ -103,6 +105,8 @@ power = arithmetic.Power.emit
 
 unpack_fp16 = convert.UnpackFp16.emit
 pack_fp8 = convert.PackFp8.emit
+unpack_fp8 = convert.UnpackFp8.emit
+pack_int8 = convert.PackInt8.emit
 as_float = convert.AsFloat.emit
 as_unsigned = convert.AsUnsigned.emit
 

@@ -8,10 +8,11 @@ import ml_dtypes
 import numpy as np
 
 from gemmsmith.core.dtypes import BF16, FP16, DType
-from gemmsmith.lang.instruction import Instruction, f32, u32
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.instruction import Instruction, f32, u16, u32
 from gemmsmith.lang.machine import Machine
 from gemmsmith.lang.types import F32, U16, U32
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.values import Constant, Value
 
 
 def _pack(low: np.ndarray, high: np.ndarray, dtype: Any) -> np.ndarray:
@@ -131,6 +132,50 @@ class PackFp8(Instruction):
             bits = np.clip(pair, -limit, limit).astype(dtype).view(np.uint8)
         bits = np.where(np.isnan(pair), np.uint8(0x7F), bits)  # the canonical NaN
         return np.ascontiguousarray(bits).view(np.uint16)[:, 0].astype(np.int64)
+
+
+def unpack_ue8m0(byte: Value) -> Value:
+    """The power of two whose exponent is a byte (in a u32), as fp32; cvt has it from compute capability 10.0 on."""
+    k = current()
+    number = k.select(byte == 255, Constant(U32, 0x7FC00000), byte << 23)
+    return AsFloat.emit(k.select(byte == 0, Constant(U32, 0x00400000), number))  # 2^-127, which is subnormal
+
+
+class PackInt8(Instruction):
+    """Two fp32 rounded to integers of 8 bits, to nearest even, `low` in the low byte; saturated, and 0 for NaN."""
+
+    low: f32
+    high: f32
+    result = U16
+    pure = True
+    ptx = """{
+    .reg .b32 low, high, pair;
+    cvt.rni.s32.f32 low, {low};
+    cvt.rni.s32.f32 high, {high};
+    cvt.pack.sat.s8.s32.b32 pair, high, low, 0;
+    cvt.u16.u32 {result}, pair;
+    }"""
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        pair = np.stack([m.column(self.low), m.column(self.high)], axis=-1).astype(np.float32)
+        numbers = np.clip(np.rint(np.nan_to_num(pair)), -128, 127).astype(np.int8)
+        return np.ascontiguousarray(numbers).view(np.uint16)[:, 0].astype(np.int64)
+
+
+class UnpackFp8(Instruction):
+    """A packed pair of fp8 (`format` e4m3 or e5m2) as one of fp16: exact."""
+
+    pair: u16
+    format: str
+    result = U32
+    pure = True
+    ptx = "cvt.rn.f16x2.{format}x2 {result}, {pair};"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        dtype = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}[self.format]
+        pairs = np.ascontiguousarray(m.column(self.pair).astype(np.uint16)[:, None]).view(dtype).astype(np.float16)
+        bits = np.where(np.isnan(pairs), np.uint16(0x7FFF), pairs.view(np.uint16))  # the canonical NaN
+        return np.ascontiguousarray(bits).view(np.uint32)[:, 0].astype(np.int64)
 
 
 def unpack(pair: Value, half: int, dtype: DType) -> Value:

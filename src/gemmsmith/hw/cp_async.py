@@ -44,6 +44,18 @@ class CpAsync(Instruction):
         )  # fmt: skip
 
 
+class CpAsyncMbarrierArrive(Instruction):
+    """One arrival of each executing thread, of those that the barrier counts, once all its copies so far have landed.
+    It releases them, and nothing else that the thread has done."""
+
+    barrier: u32
+    ptx = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{barrier}];"
+
+    def simulate(self, m: Machine) -> None:
+        arrives = m.uniform(self.barrier), int(m.active.sum())
+        m.start(AsyncOperation("cp.async.mbarrier.arrive", "copy", lambda: None, arrives=arrives, proxy="generic"))
+
+
 class CpAsyncCommit(Instruction):
     """Closes this thread's group of copies."""
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.core.dtypes import FP16, INT32, TF32, DType
+from gemmsmith.core.dtypes import FP16, TF32, TF32_BITS, DType
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.mma import K_BITS, WGMMA, Mma, fragment_element
 from gemmsmith.core.tile import Tile, swizzled
+from gemmsmith.hw.fused_sum import fused_product
 from gemmsmith.lang.instruction import Instruction, pred, registers_in, registers_inout, u64
 from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
 from gemmsmith.lang.shared import SharedView
@@ -18,8 +19,6 @@ from gemmsmith.lang.types import U32, U64
 from gemmsmith.lang.values import Constant, Value, ValueLike
 
 K_BYTES = K_BITS // 8
-_TF32_BITS = np.uint32(0xFFFFE000)
-"""Those of an fp32 element that it reads."""
 _LAYOUT = {0: 0, 128: 1, 64: 2, 32: 3}
 _SWIZZLE = {code: swizzle for swizzle, code in _LAYOUT.items()}
 
@@ -74,15 +73,14 @@ def operand_access(descriptor: int, rows: int, mn_major: bool) -> Access:
 
 
 def operand_matrix(m: Machine, access: Access, rows: int, mn_major: bool, dtype: DType) -> np.ndarray:
-    """(rows, k), as what is multiplied: float64, whose sums of 16 products are exact or nearly so, in any order; int64
-    for integers."""
+    """(rows, k), as what is multiplied: float64, in which their products are exact; int64 for integers."""
     return _numbers(np.ascontiguousarray(m.peek(access)), rows, mn_major, dtype)
 
 
 def _numbers(data: np.ndarray, rows: int, mn_major: bool, dtype: DType) -> np.ndarray:
     elements = data.view(dtype.numpy)
     if dtype == TF32:
-        elements = (elements.view(np.uint32) & _TF32_BITS).view(np.float32)
+        elements = (elements.view(np.uint32) & TF32_BITS).view(np.float32)
     matrix = elements.reshape(-1, rows).T if mn_major else elements.reshape(rows, -1)
     return matrix.astype(np.int64 if dtype.is_integer else np.float64)
 
@@ -97,14 +95,16 @@ def _fragment(elements: int) -> tuple[np.ndarray, np.ndarray]:
 def _multiply(m: Machine, op: Any, a: np.ndarray, b: np.ndarray, keep: bool) -> None:
     """D = A B^T (+ D): a (64, k), b (n, k)."""
     registers, elements = m.fragment(op.d), _fragment(op.n // 2)
-    with np.errstate(invalid="ignore", over="ignore"):
+    if op.mma.d.is_integer:  # they wrap
         product = (a @ b.T)[elements]
-        if op.mma.d == FP16:  # pairs in a register
-            half = np.dtype(np.float16)
-            old = np.ascontiguousarray(registers).astype(np.uint32).view(half).astype(np.float32) if keep else 0
-            registers[:] = np.ascontiguousarray((old + product).astype(half)).view(np.uint32)
-        else:  # integers wrap
-            registers[:] = (registers + product if keep else product).astype(op.mma.d.numpy)
+        registers[:] = (registers + product if keep else product).astype(np.int32)
+        return
+    c, half = np.zeros((op.mma.m, op.n)), op.mma.d == FP16  # in pairs
+    if keep:
+        held = np.ascontiguousarray(registers)
+        c[elements] = held.astype(np.uint32).view(np.float16) if half else held
+    d = np.ascontiguousarray(fused_product(a, b, c, op.mma)[elements])
+    registers[:] = d.view(np.uint32) if half else d
 
 
 class _Wgmma(Instruction):
@@ -114,10 +114,8 @@ class _Wgmma(Instruction):
         op: Any = self
         if op.mma not in WGMMA:
             raise KernelError(f"wgmma: got {op.mma}; use one of {', '.join(map(str, WGMMA))}")
-        narrow = op.mma.d != INT32 or op.n <= 32 or op.n % 16 == 0
-        if op.n % 8 or not 8 <= op.n <= 256 or not narrow:
-            steps = "a multiple of 16, or 8 or 24," if op.mma.d == INT32 else "a multiple of 8"
-            raise KernelError(f"wgmma n: got {op.n}; use {steps} from 8 to 256")
+        if not op.mma.has_n(op.n):
+            raise KernelError(f"wgmma n: got {op.n}; use {op.mma.n_listed}")
         need = op.mma.registers(op.n)
         if op.d.count != need:
             raise KernelError(f"wgmma d: {op.d.count} registers given, {need} needed")

@@ -18,7 +18,7 @@ def build(spec: KernelSpec) -> Kernel:
     with Builder(spec.name, threads=spec.threads, cluster=(spec.cluster_size, 1, 1)) as k:
         k.header += [
             f"gemmsmith: {spec.name}",
-            f"D = epilogue(A @ B), {spec.operand} operands, {spec.accumulate} accumulation; results: {results}",
+            f"D = epilogue(A @ B), {spec.mma} by wgmma; results: {results}",
             f"config: {spec.config.replace(splits=int(spec.config.splits == 1), swap_ab=False)}",  # not how many
             spec.layouts,
         ]

@@ -6,11 +6,15 @@ from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.mainloop import Mainloop
 from gemmsmith.collective.pipeline import LateRelease
+from gemmsmith.collective.promotion import Promotion
+from gemmsmith.collective.scales import BlockScales
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.values import Value
 from gemmsmith.schedule.stream import tile_scheduler
+from gemmsmith.schedule.tiles import TileScheduler
 
 REGISTERS = {2: (40, 232), 3: (32, 160)}
 """Registers a thread (producer, consumer) by number of consumers: each sum fits the pool of 64 K.
@@ -25,6 +29,7 @@ def cooperative(k: Builder, spec: KernelSpec) -> None:
     scheduler = tile_scheduler(spec)
     mainloop = Mainloop(spec, scheduler)
     epilogue = Epilogue(spec, scheduler, mainloop)
+    scales = BlockScales(spec)  # behind the buffers that are aligned to more
     mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroup(0):
@@ -36,34 +41,82 @@ def cooperative(k: Builder, spec: KernelSpec) -> None:
                 mainloop.load(write, tile, k_tile)
                 write.advance()
             mainloop.tail(write)
+        if scales.sides:
+            with k.warp(1, "scales"):
+                write = mainloop.pipe.producer_start_state()
+                with scheduler.each() as tile:
+                    scales.begin_copies(tile)
+                    with k.range(tile.k_tiles, name="k_tile"):
+                        mainloop.pipe.beside_acquire(write)
+                        scales.copy(mainloop.pipe, write)
+                        write.advance()
 
     with k.warpgroups(1, 1 + consumers, "math") as warpgroup:
         hw.set_registers(consumer_registers)
-        rows = (warpgroup * spec.warpgroup_rows).named("rows")
-        read, release = mainloop.pipe.consumer_start_state(), LateRelease(mainloop.pipe)
-        accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.config.tile[1])
-        epilogue.start(warpgroup, rows)
-        with scheduler.each() as tile:
-            epilogue.load(tile)
-            with k.when(tile.k_tiles == 0):
-                accumulator.clear()
-            k.comment("mainloop")
-            with k.range(tile.k_tiles, name="k_tile") as k_tile:
-                mainloop.pipe.consumer_wait(read)
-                a, b = mainloop.stage(read)
-                accumulator.multiply(a.rows(rows, spec.warpgroup_rows), b, accumulate=k_tile > 0)
-                accumulator.wait(pending=1)
-                release.previous(k_tile, read)
-                read.advance()
-            accumulator.wait(pending=0)
-            release.last(tile.k_tiles)
-            epilogue.store(accumulator, tile)
-        epilogue.finish()
+        if spec.promoted:
+            promote(k, spec, scheduler, mainloop, scales, epilogue, warpgroup)
+        else:
+            multiply(k, spec, scheduler, mainloop, epilogue, warpgroup)
+
+
+def multiply(
+    k: Builder, spec: KernelSpec, scheduler: TileScheduler, mainloop: Mainloop, epilogue: Epilogue, warpgroup: Value
+) -> None:
+    """What a math warpgroup does: a k-tile is multiplied while the one before it is released."""
+    rows = (warpgroup * spec.warpgroup_rows).named("rows")
+    read, release = mainloop.pipe.consumer_start_state(), LateRelease(mainloop.pipe)
+    accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.config.tile[1])
+    epilogue.start(warpgroup, rows)
+    with scheduler.each() as tile:
+        epilogue.load(tile)
+        with k.when(tile.k_tiles == 0):
+            accumulator.clear()
+        k.comment("mainloop")
+        with k.range(tile.k_tiles, name="k_tile") as k_tile:
+            mainloop.pipe.consumer_wait(read)
+            a, b = mainloop.stage(read)
+            accumulator.multiply(a.rows(rows, spec.warpgroup_rows), b, accumulate=k_tile > 0)
+            accumulator.wait(pending=1)
+            release.previous(k_tile, read)
+            read.advance()
+        accumulator.wait(pending=0)
+        release.last(tile.k_tiles)
+        epilogue.store(accumulator, tile)
+    epilogue.finish()
+
+
+def promote(
+    k: Builder, spec: KernelSpec, scheduler: TileScheduler, mainloop: Mainloop, scales: BlockScales, epilogue: Epilogue,
+    warpgroup: Value,
+) -> None:  # fmt: skip
+    """The same, promoted: each k-tile is multiplied on its own, part by part, and added to a total, while others
+    multiply."""
+    rows = (warpgroup * spec.warpgroup_rows).named("rows")
+    read, sums = mainloop.pipe.consumer_start_state(), Promotion(spec, scales, rows)
+    epilogue.start(warpgroup, rows)
+    with scheduler.each() as tile:
+        epilogue.load(tile)
+        sums.begin(tile)
+        k.comment("mainloop")
+        with k.range(tile.k_tiles, name="k_tile"):
+            mainloop.pipe.consumer_wait(read)
+            a, b = mainloop.stage(read)
+            for part in sums.parts:
+                sums.multiply(part, a.rows(rows, spec.warpgroup_rows), b)
+                if part == sums.parts[0]:
+                    sums.read_scales(read.index)
+                sums.wait()
+                if part == sums.parts[-1]:
+                    mainloop.pipe.consumer_release(read)
+                sums.add(part)
+            read.advance()
+        epilogue.store(sums.total, tile)
+    epilogue.finish()
 
 
 register_design(Design(
     "cooperative", cooperative, other_warpgroups=1,
     accumulators={1: 200, 2: 200, 3: 100},  # with 512 threads a CTA ptxas has 128 registers a thread for all
     takes=frozenset({"splits", "cluster_splits", "alias_epilogue", "sync_clusters"}),
-    formerly="warp_specialized",
+    formerly="warp_specialized", promoted={1: 208, 2: 192, 3: 128},
 ))  # fmt: skip

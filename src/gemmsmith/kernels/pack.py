@@ -1,38 +1,47 @@
-"""Packing: copies a matrix whose strides or address TMA cannot take into a workspace whose rows it can."""
+"""Packing: copies an operand that kernels cannot read as it lies into a workspace, in rows that TMA can take.
+
+TMA reads rows (or columns) that begin at multiples of 16 bytes; wgmma reads elements of 8 and 32 bits K-major only. Two
+kernels: `gather` reads along the copy's rows, `transpose` across them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gemmsmith import hw
+from gemmsmith.core.dtypes import TF32_BITS
+from gemmsmith.core.mma import find_mma
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.problem import TMA_ALIGNMENT, Matrix
-from gemmsmith.lang.builder import Builder
+from gemmsmith.core.problem import TMA_ALIGNMENT, Matrix, Problem
+from gemmsmith.lang.builder import Builder, current
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import I64, U32, U64
+from gemmsmith.lang.values import Value
 
 THREADS = 256
-CHUNK = TMA_ALIGNMENT // 2
-"""16-bit elements of one 16-byte store."""
+ROWS, WORDS = 128, 32
+"""A tile of `transpose`: rows of the copy, and words of 4 bytes of each, 128 bytes."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """A matrix and its packed copy; `source` is `transposed` where that makes its columns the contiguous index."""
+    """A matrix and its packed copy, whose rows are contiguous. `transposed`: the operand, (M or N) x K, is the matrix's
+    transpose, since its copy is MN-major. `low`: the copy is of what tensor cores leave of its fp32 elements."""
 
     source: Matrix
-    transposed: bool
-
-    @staticmethod
-    def of(matrix: Matrix) -> Packing:
-        transposed = matrix.contiguous == "rows"
-        return Packing(matrix.T if transposed else matrix, transposed)
+    transposed: bool = False
+    low: bool = False
 
     @property
     def chunks(self) -> int:
         """16-byte chunks of a packed row."""
-        return -(-self.source.cols // CHUNK)
+        return -(-self.source.cols * self.source.dtype.bytes // TMA_ALIGNMENT)
+
+    @property
+    def copies(self) -> int:
+        """Of a batch; 1 where it is broadcast."""
+        return self.source.batch if self.source.batch_stride else 1
 
     @property
     def bytes(self) -> int:
@@ -41,15 +50,58 @@ class Packing:
 
     @property
     def packed(self) -> Matrix:
-        """The copy: rows padded to 16 bytes. A broadcast batch stays one."""
-        s, pitch = self.source, self.chunks * CHUNK
-        copy = Matrix(s.dtype, s.rows, s.cols, pitch, 1, s.batch, s.rows * pitch if s.batch > 1 else 0)
+        """The copy as the operand: rows padded to 16 bytes."""
+        s, pitch = self.source, self.chunks * TMA_ALIGNMENT // self.source.dtype.bytes
+        copy = Matrix(s.dtype, s.rows, s.cols, pitch, 1, s.batch, s.rows * pitch if s.batch_stride else 0)
         return copy.T if self.transposed else copy
 
     @property
     def total(self) -> int:
         """16-byte chunks in all."""
-        return self.source.batch * self.source.rows * self.chunks
+        return self.copies * self.source.rows * self.chunks
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Of `transpose`, along the rows and along the columns."""
+        return -(-self.source.rows // ROWS), -(-self.source.cols * self.source.dtype.bytes // (4 * WORDS))
+
+    @property
+    def kernel(self) -> Kernel:
+        """The one that makes the copy: neighbouring threads read what is near in memory."""
+        s = self.source
+        across = s.row_stride < s.col_stride and s.rows > 1
+        along, count, apart = (s.row_stride, s.rows, s.col_stride) if across else (s.col_stride, s.cols, s.row_stride)
+        per_word = 4 // s.dtype.bytes
+        steps = [count, apart, s.batch_stride, s.alignment // s.dtype.bytes]
+        words = along == 1 and all(step % per_word == 0 for step in steps)
+        return (transpose if across else gather)(s.dtype.bits, words, self.low)
+
+
+def packings(problem: Problem) -> list[Packing | None]:
+    """Of A and of B, None where kernels read it as it lies."""
+    majors = find_mma(problem.a.dtype, problem.b.dtype, problem.accumulate).majors
+    return [_packing(x, mn_major="MN" in majors) for x in problem.operands]
+
+
+def _packing(operand: Matrix, *, mn_major: bool) -> Packing | None:
+    """Of an (M or N) x K matrix, which may be MN-major."""
+    if operand.tma_ready and (mn_major or not operand.column_major):
+        return None
+    transposed = mn_major and operand.column_major
+    return Packing(operand.T if transposed else operand, transposed)
+
+
+def packed(problem: Problem) -> Problem:
+    """The problem of operands as kernels read them."""
+    if all(packing is None for packing in packings(problem)):
+        return problem
+    a, b = (p.packed if p else x for p, x in zip(packings(problem), problem.operands, strict=True))
+    return replace(problem, a=a, b=b.T)
+
+
+def low_parts(problem: Problem) -> list[Packing]:
+    """Those of A and of B, if they are multiplied."""
+    return [Packing(x, low=True) for x in problem.operands] if problem.low_parts else []
 
 
 @dataclass(frozen=True)
@@ -61,22 +113,50 @@ class BoundPacking:
     packed: Pointer
 
 
-@lru_cache(maxsize=1)
-def pack() -> Kernel:
-    """Each thread gathers 8 elements, one by one, and stores them at once; a grid-stride loop over all chunks."""
-    with Builder("pack", threads=THREADS) as k:
-        k.header += ["gemmsmith: pack", "copies a matrix of 16-bit elements into rows of whole 16-byte chunks"]
+class _Copy:
+    """Kernel arguments that both kernels have, and loads of elements of `bits`."""
+
+    def __init__(self, bits: int) -> None:
+        k, self.bits = current(), bits
+        self.source, self.packed = k.pointer("source", lambda p: p.source), k.pointer("packed", lambda p: p.packed)
+        self.rows = k.parameter("rows", bind=lambda p: p.packing.source.rows)
+        self.columns = k.parameter("columns", bind=lambda p: p.packing.source.cols)
+        self.chunks = k.parameter("chunks", bind=lambda p: p.packing.chunks)
+        self.row_stride = k.parameter("row_stride", I64, lambda p: p.packing.source.row_stride)
+        self.column_stride = k.parameter("column_stride", I64, lambda p: p.packing.source.col_stride)
+        self.batch_stride = k.parameter("batch_stride", I64, lambda p: p.packing.source.batch_stride)
+
+    def element(self, batch: Value, row: Value, column: Value) -> Value:
+        """Elements before it in the source."""
+        rows, columns = row.to(I64) * self.row_stride, column.to(I64) * self.column_stride
+        return rows + columns + batch.to(I64) * self.batch_stride
+
+    def load(self, element: Value, inside: Value) -> Value:
+        """An element as u32, zero outside."""
+        if self.bits == 32:
+            return self.word(element, inside)
+        return hw.load_global_narrow(self._address(element), inside, self.bits).to(U32)
+
+    def word(self, element: Value, inside: Value) -> Value:
+        """The 4 bytes from an element on."""
+        one = current().registers(U32, 1, "loaded_word")
+        hw.load_global(one, self._address(element), inside)
+        return one[0]
+
+    def _address(self, element: Value) -> Value:
+        return self.source + (element * (self.bits // 8)).to(U64)
+
+
+@lru_cache(maxsize=8)
+def gather(bits: int, words: bool, low: bool) -> Kernel:
+    """Each thread gathers 16 bytes and stores them, or their `low` parts, at once; a grid-stride loop over all chunks.
+    With `words` it reads 4 bytes at once, which takes contiguous, aligned rows of whole words; else single elements."""
+    per_word, count = 32 // bits, 8 * TMA_ALIGNMENT // bits
+    with Builder(f"pack_{bits}{'_words' * words}{'_low' * low}", threads=THREADS) as k:
+        k.header += ["gemmsmith: pack", f"copies a matrix of {bits}-bit elements into rows of whole 16-byte chunks"]
         k.grid = lambda p: -(-p.packing.total // THREADS)
-        source, packed = k.pointer("source", lambda p: p.source), k.pointer("packed", lambda p: p.packed)
-        rows = k.parameter("rows", bind=lambda p: p.packing.source.rows)
-        columns = k.parameter("columns", bind=lambda p: p.packing.source.cols)
-        chunks = k.parameter("chunks", bind=lambda p: p.packing.chunks)
+        x = _Copy(bits)
         total = k.parameter("total", bind=lambda p: p.packing.total)
-        strides = [
-            k.parameter("row_stride", I64, lambda p: p.packing.source.row_stride),
-            k.parameter("column_stride", I64, lambda p: p.packing.source.col_stride),
-            k.parameter("batch_stride", I64, lambda p: p.packing.source.batch_stride),
-        ]
         hw.grid_dependency_wait()
         threads = (hw.grid_size() * THREADS).named("threads")
         first = (hw.block_index() * THREADS + k.thread).named("first")
@@ -84,14 +164,108 @@ def pack() -> Kernel:
         with k.range(rounds, name="round") as round:
             inside = (first < total - round * threads).named("inside")
             index = (round * threads + k.select(inside, first, 0)).named("index")
-            column, row, batch = index % chunks * CHUNK, index // chunks % rows, index // chunks // rows
-            start = row.to(I64) * strides[0] + column.to(I64) * strides[1] + batch.to(I64) * strides[2]
-            elements = []
-            for i in range(CHUNK):
-                address = source + ((start + strides[1] * i) * 2).to(U64)
-                elements.append(hw.load_global_narrow(address, inside & (column + i < columns), 16))
-            values = k.registers(U32, CHUNK // 2, "values")
-            for i in range(CHUNK // 2):
-                values[i] = elements[2 * i].to(U32) | elements[2 * i + 1].to(U32) << 16
-            hw.store_global(values, packed + index.to(U64) * TMA_ALIGNMENT, inside)
+            column, row = index % x.chunks * count, index // x.chunks % x.rows
+            start = x.element(index // x.chunks // x.rows, row, column)
+            load, step = (x.word, per_word) if words else (x.load, 1)
+            places = [(start + x.column_stride * i, inside & (column + i < x.columns)) for i in range(0, count, step)]
+            loaded = [load(*place) for place in places]
+            values = k.registers(U32, 4, "values")
+            for i in range(4):
+                word = loaded[i] if words else _word(loaded[i * per_word : (i + 1) * per_word], bits)
+                values[i] = _low(word) if low else word
+            hw.store_global(values, x.packed + index.to(U64) * TMA_ALIGNMENT, inside)
         return k.finish()
+
+
+@lru_cache(maxsize=8)
+def transpose(bits: int, words: bool, low: bool) -> Kernel:
+    """A CTA reads tiles of ROWS x 128 bytes with neighbouring threads along the rows and writes them along the columns,
+    through shared memory. A thread reads squares of as many elements each way as a word of 4 bytes holds: with `words`
+    a column of one at once.
+
+    A word of a square in rows i, i + 1 ... lies xor-ed with the number of the squares above it, so that neither the
+    threads that write one column of squares nor those that read a row meet in a bank.
+    """
+    per_word = 32 // bits
+    squares = ROWS // per_word  # along the rows
+    apart = THREADS // squares  # of a thread's squares, along the columns
+    with Builder(f"pack_transposed_{bits}{'_words' * words}{'_low' * low}", threads=THREADS) as k:
+        k.header += ["gemmsmith: pack", f"copies a matrix of {bits}-bit elements into rows, which lay across"]
+        k.grid = lambda p: p.packing.copies * p.packing.tiles[0] * p.packing.tiles[1]
+        x = _Copy(bits)
+        down = k.parameter("tiles_down", bind=lambda p: p.packing.tiles[0])
+        across = k.parameter("tiles_across", bind=lambda p: p.packing.tiles[1])
+        tiles = k.parameter("tiles", bind=lambda p: p.packing.copies * p.packing.tiles[0] * p.packing.tiles[1])
+        shared = k.shared(ROWS * WORDS * 4, name="tile")[0].address
+        hw.grid_dependency_wait()
+        square, word = (k.thread % squares).named("square"), (k.thread // squares).named("word")
+        chunk, line = (k.thread % 8).named("chunk"), (k.thread // 8).named("line")
+        with k.range(hw.block_index(), tiles, hw.grid_size(), name="tile") as tile:
+            batch = (tile // down // across).named("batch")
+            first_row, first_word = (
+                (tile % down * ROWS).named("first_row"),
+                (tile // down % across * WORDS).named("first_word"),
+            )
+            row = (first_row + square * per_word).named("row")
+            column = ((first_word + word) * per_word).named("column")
+            start = x.element(batch, row, column).named("start")
+            loaded = k.registers(U32, 16, "loaded")
+            with k.unroll(0, 16, per_word, name="first") as first:
+                for j in range(per_word):
+                    ahead = first * apart + j
+                    inside = (row < x.rows) & (column + ahead < x.columns)
+                    here = start + ahead.to(I64) * x.column_stride
+                    if words:
+                        loaded[first + j] = x.word(here, inside)
+                    else:
+                        below = [x.row_stride * i for i in range(per_word)]
+                        elements = [x.load(here + y, inside & (row + i < x.rows)) for i, y in enumerate(below)]
+                        loaded[first + j] = _word(elements, bits)
+            with k.unroll(0, 16, per_word, name="first") as first:
+                lines = _transposed([loaded[first + j] for j in range(per_word)], bits)
+                for i, line_of_square in enumerate(lines):
+                    place = (square * per_word + i) * WORDS + ((word + first // per_word * apart) ^ square % WORDS)
+                    one = k.registers(U32, 1, "one")
+                    one[0] = _low(line_of_square) if low else line_of_square
+                    hw.store_shared(one, shared + (place * 4).to(U32))
+            hw.sync_threads()
+            with k.unroll(ROWS * 8 // THREADS, name="part") as part:
+                number = (line + part * (THREADS // 8)).named("number")
+                row_of_tile = (number % squares * per_word + number // squares).named("row_of_tile")
+                values = k.registers(U32, 4, "values")
+                for j in range(4):
+                    one = k.registers(U32, 1, "one")
+                    hw.load_shared(one, shared + ((row_of_tile * WORDS + ((chunk * 4 + j) ^ line)) * 4).to(U32))
+                    values[j] = one[0]
+                to_row = (first_row + row_of_tile).named("to_row")
+                to_chunk = (first_word // 4 + chunk).named("to_chunk")
+                index = (batch.to(U64) * x.rows.to(U64) + to_row.to(U64)) * x.chunks.to(U64) + to_chunk.to(U64)
+                hw.store_global(values, x.packed + index * TMA_ALIGNMENT, (to_row < x.rows) & (to_chunk < x.chunks))
+            hw.sync_threads()
+        return k.finish()
+
+
+def _low(bits: Value) -> Value:
+    """What is left of an fp32 element without the bits that tensor cores read: fp32 holds it."""
+    return hw.as_unsigned(hw.as_float(bits) - hw.as_float(bits & int(TF32_BITS)))
+
+
+def _word(elements: list[Value], bits: int) -> Value:
+    """Elements that are u32, side by side in one."""
+    word = elements[0]
+    for i, x in enumerate(elements[1:], 1):
+        word = word | x << (bits * i)
+    return word
+
+
+def _transposed(words: list[Value], bits: int) -> list[Value]:
+    """Of words that are the columns of a square, the rows: what is above the diagonal changes places with what is below
+    it, elements first, then pairs of them."""
+    for step, shift in {8: ((1, 8), (2, 16)), 16: ((1, 16),), 32: ()}[bits]:
+        low = {8: 0x00FF00FF, 16: 0x0000FFFF}[shift]
+        for i in range(len(words)):
+            if not i & step:
+                x, y = words[i], words[i + step]
+                words[i] = x & low | (y & low) << shift
+                words[i + step] = x >> shift & low | y & (low << shift)
+    return words

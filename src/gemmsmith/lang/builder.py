@@ -54,12 +54,15 @@ def current() -> Builder:
 
 
 class Builder:
-    """Records one kernel. `threads` a CTA, `cluster` (x, y, z) in CTAs."""
+    """Records one kernel. `threads` a CTA, `cluster` (x, y, z) in CTAs; the compiler leaves registers for `resident`
+    CTAs of an SM."""
 
-    def __init__(self, name: str, *, threads: int, cluster: tuple[int, int, int] = (1, 1, 1)) -> None:
+    def __init__(
+        self, name: str, *, threads: int, cluster: tuple[int, int, int] = (1, 1, 1), resident: int = 1
+    ) -> None:
         if threads % 32 or not 32 <= threads <= 1024:
             raise KernelError(f"threads: got {threads}; use a multiple of 32 up to 1024")
-        self.name, self.threads, self.cluster = name, threads, cluster
+        self.name, self.threads, self.cluster, self.resident = name, threads, cluster, resident
         self.parameters: list[Parameter] = []
         self.buffers: list[SharedBuffer] = []
         self.late: list[LateConstant] = []
@@ -92,7 +95,7 @@ class Builder:
         """The kernel, verified. KernelError names the line of what is wrong."""
         kernel = Kernel(
             self.name, self.threads, self.cluster, self.parameters, self.buffers, self.late, self.body, self.header,
-            print_kernel, self.memory, list(self.functions.values()), self.grid,
+            print_kernel, self.memory, list(self.functions.values()), self.grid, self.resident,
         )  # fmt: skip
         verify(kernel)
         return kernel

@@ -38,7 +38,7 @@ class Scratch:
 @dataclass(eq=False)
 class Kernel:
     """One kernel's description. `header` lines open the printed file, which `printer` makes; `grid` computes how many
-    clusters have work."""
+    clusters have work; `resident` CTAs of an SM have registers."""
 
     name: str
     threads: int
@@ -52,6 +52,7 @@ class Kernel:
     memory: list[Scratch] = field(default_factory=list)
     functions: list[Function] = field(default_factory=list)
     grid: Bind = lambda _: 1
+    resident: int = 1
 
     def arguments(self, bound: Any, workspace: Any = 0, zeroed: Any = 0) -> dict[str, Any]:
         """The arguments by name, for the problem `bound`, which is what the parameters' `bind` take; scratch memory
@@ -79,7 +80,7 @@ class Kernel:
     @property
     def register_cap(self) -> int:
         """Registers a thread that ptxas may use: the launch bound's share of 64 K, at most 255."""
-        return register_cap(self.threads)
+        return register_cap(self.threads * self.resident)
 
     @cached_property
     def parameter_kinds(self) -> tuple[str, ...]:

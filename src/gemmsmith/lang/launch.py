@@ -40,9 +40,10 @@ class Launch:
 @dataclass(frozen=True)
 class Launches:
     """All launches of one product, in order, and the device memory they need: a workspace, and flags that are zero
-    before and after every run. `spec` is the GEMM's; where `swapped` its A is the caller's b, and its B the a."""
+    before and after every run. `spec` is the GEMM's, if there is one; where `swapped` its A is the caller's b, its B
+    the a."""
 
-    spec: KernelSpec
+    spec: KernelSpec | None
     swapped: bool
     all: tuple[Launch, ...]
     workspace_bytes: int = 0

@@ -40,8 +40,10 @@ class AsyncOperation:
     """Work that goes on after its instruction: a TMA copy, one wgmma, a cp.async.
 
     It completes at some later time: then `perform` moves the data and `completes` tells the mbarriers,
-    as (rank, address, bytes) each. One that belongs to a `group` is waited for by that group instead.
-    `owns` are register arrays nobody may touch meanwhile. `proxy` is through which it sees shared memory.
+    as (rank, address, bytes) each. `arrives`, (address, threads), is an arrival of the threads at their CTA's mbarrier
+    that comes when all that they have copied by cp.async has landed, and makes that known. One that belongs to a
+    `group` is waited for by that group instead. `owns` are register arrays nobody may touch meanwhile. `proxy` is
+    through which it sees shared memory.
     """
 
     what: str
@@ -50,6 +52,7 @@ class AsyncOperation:
     reads: list[Access] = field(default_factory=list)
     writes: list[Access] = field(default_factory=list)
     completes: list[tuple[int | None, int, int]] = field(default_factory=list)
+    arrives: tuple[int, int] | None = None
     group: Group | None = None
     owns: list[Registers] = field(default_factory=list)
     proxy: Literal["async", "generic"] = "async"

@@ -470,7 +470,7 @@ def print_kernel(kernel: Kernel) -> str:
     own = [_print_function(f, kernel.threads, wrappers, taken) for f in kernel.functions]
     cluster = "" if kernel.cluster == (1, 1, 1) else f"__cluster_dims__({', '.join(map(str, kernel.cluster))}) "
     signature = (
-        f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, 1)\n'
+        f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, {kernel.resident})\n'
         f"{kernel.name}(\n{wrapped(', '.join(parameters), '    ', '')})\n{{\n"
     )
     shared = "extern __shared__ __align__(1024) uint8_t shared_memory[];"

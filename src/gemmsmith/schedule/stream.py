@@ -76,7 +76,8 @@ class StreamScheduler(TileScheduler):
             other = (((start + 1) * cutters - 1) // k.maximum(row, 1)).named("other")  # c row / cutters <= start
             share = Share(first, (stop == self.k_tiles).named("reduces"), cluster, other, number)
             backwards = self._odd(k.minimum(number, whole))
-            yield self._tile(index, (stop - first).named("k_tiles_of_share"), share, backwards)
+            found = self._tile(index, (stop - first).named("k_tiles_of_share"), share, backwards)
+            yield replace(found, more=(number + 1 < whole + parts).named("more"))
 
     def first(self) -> WorkTile | None:
         """None: finding the first share takes divisions."""
@@ -95,8 +96,8 @@ class ClusterScheduler(TileScheduler):
         number = k.var(I32, 0, "number")
         with k.range(self.cluster, self.tiles, self.clusters, name="tile") as tile:
             more = (tile + self.clusters < self.tiles).named("more")
-            now = replace(share, number=number.get().named("number_now"), more=more)
-            yield self._tile(tile, count, now, self._odd(now.number))
+            now = replace(share, number=number.get().named("number_now"))
+            yield replace(self._tile(tile, count, now, self._odd(now.number)), more=more)
             number.set(now.number + 1)
 
     def first(self) -> WorkTile | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from gemmsmith import hw
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.mma import PRODUCTS
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
@@ -30,14 +31,13 @@ class Share:
     """A tile whose k-tiles several CTAs sum: this one's are `first` and later ones. `reduces`: this CTA adds up all
     sums of the tile, or of a slice of its columns, and stores it; of several clusters the one that has the last k-tile
     does. Where they are of several clusters: this one is `cluster` in the walk, the others are those from `other` on.
-    `number` counts the CTA's tiles; `more` says whether another one follows, where a cluster's CTAs share them."""
+    `number` counts the CTA's tiles."""
 
     first: Value
     reduces: Value
     cluster: Value
     other: Value
     number: Value
-    more: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ class Coordinates:
 @dataclass(frozen=True)
 class WorkTile:
     """`operands`: where the CTA's tiles of A and B are read. `m`, `n`, `batch`: the element of D where its tile begins.
-    `k_tiles`: how many it sums: all, or a share; the last first where it goes `backwards`. `whole_wave`: all clusters
-    have a whole tile in this wave; None where tiles may be shared."""
+    `k_tiles`: how many it sums: all, or a share; the last first where it goes `backwards`. `more`: another tile follows
+    in the CTA; None in `first`. `whole_wave`: all clusters have a whole tile in this wave; None where tiles may be
+    shared."""
 
     operands: tuple[Coordinates, ...]
     m: Value
@@ -61,13 +62,18 @@ class WorkTile:
     k_tiles: Value
     share: Share | None = None
     backwards: Value | None = None
+    more: Value | None = None
     whole_wave: Value | None = None
 
-    def k(self, k_tile: Value, depth: int) -> Value:
-        """The first element of k of its k-tile number `k_tile`."""
+    def k_tile(self, number: Value) -> Value:
+        """Which k-tile of the product its own number `number` is."""
         if self.backwards is not None:
-            k_tile = current().select(self.backwards, self.k_tiles - 1 - k_tile, k_tile)
-        return ((k_tile if self.share is None else self.share.first + k_tile) * depth).named("k")
+            number = current().select(self.backwards, self.k_tiles - 1 - number, number)
+        return number if self.share is None else self.share.first + number
+
+    def k(self, number: Value, depth: int) -> Value:
+        """The first element of k of its k-tile number `number`."""
+        return (self.k_tile(number) * depth).named("k")
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,8 @@ class TileScheduler:
         return tiles
 
     def k_tiles_of(self, p: Problem) -> int:
-        return -(-p.k // self.spec.config.tile[2])
+        """K-tiles that are multiplied: each once, or of 3xTF32 once for each of its products."""
+        return -(-p.k // self.spec.config.tile[2]) * (PRODUCTS if self.spec.low_parts else 1)
 
     def clusters_of(self, p: Problem) -> int:
         """How many clusters have work."""
@@ -151,7 +158,8 @@ class TileScheduler:
         with current().range(start, self.tiles, self.clusters * step, name="tile") as tile:
             begin = (tile - self.cluster).named("wave_begin")
             found = self._tile(tile, self.k_tiles, backwards=self._odd(begin // self.clusters))
-            yield replace(found, whole_wave=(begin + self.clusters <= self.tiles).named("whole_wave"))
+            more = (tile + self.clusters * step < self.tiles).named("more")
+            yield replace(found, more=more, whole_wave=(begin + self.clusters <= self.tiles).named("whole_wave"))
 
     @contextmanager
     def each_synchronised(self) -> Iterator[WorkTile]:

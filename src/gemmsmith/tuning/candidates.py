@@ -7,10 +7,10 @@ from functools import lru_cache
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import find
-from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.graph import Graph
 from gemmsmith.core.mma import WGMMA_M
-from gemmsmith.core.spec import EpilogueSpec, slices
+from gemmsmith.core.problem import SCALE_BLOCK
+from gemmsmith.core.spec import EpilogueSpec, promotion, slices
 from gemmsmith.epilogue.device.held import held_registers
 from gemmsmith.epilogue.device.layout import ALIGNMENT, piece_columns, suits
 from gemmsmith.tuning.fitting import stages_that_fit, transposed
@@ -19,7 +19,8 @@ COOPERATIVE = [(256, n, 2) for n in range(192, 56, -8)] + [(192, n, 3) for n in 
 COOPERATIVE += [(128, n, 2) for n in range(256, 128, -8)]
 COOPERATIVE += [(128, n, 1) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
 COOPERATIVE += [(64, n, 1) for n in range(256, 0, -8)]
-"""(M, N, consumers). Two warpgroups share a tile only where one has too few registers: it costs them 0.7 %."""
+"""(M, N, consumers). Two warpgroups share a tile only where one has too few registers: it costs them 0.7 %; or where
+one promotes its sums while the other multiplies."""
 SHARED = [(128, n, 2) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
 PINGPONG = [(64, n) for n in range(256, 80, -16)] + [(128, n) for n in range(176, 56, -8)]
 CLUSTERS = [(1, 1), (1, 2), (2, 1)]
@@ -31,28 +32,33 @@ FEW_ROWS, FEW_ROWS_DEPTH = 32, 256
 CROWDED, APART = 0.8, 0.44
 """Of the registers that accumulators may take, what they, and elements to be quantised, may where an epilogue needs
 more than a few; and where it reads a matrix without TMA, whose elements and addresses are held at once."""
+SPARED = 32
+"""Registers that promoted sums leave an epilogue of a swapped product that stores fp32: with fewer it spills."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions whose intermediate values would spill with the largest accumulators."""
 
 
-def candidates(epilogue: EpilogueSpec) -> Iterator[Config]:
-    """All of them, for products of any size, with as many stages as shared memory holds; transposed ones too."""
-    yield from _oriented(epilogue, False)
+def candidates(epilogue: EpilogueSpec, promoted: bool = False) -> Iterator[Config]:
+    """All of them, for products of any size, with as many stages as shared memory holds; transposed ones too. Those for
+    sums that are `promoted` are of the designs that can, a block of K deep."""
+    yield from _oriented(epilogue, False, promoted)
     if epilogue.graph.transposable:
-        yield from _oriented(transposed(epilogue), True)
+        yield from _oriented(transposed(epilogue), True, promoted)
 
 
-def _oriented(epilogue: EpilogueSpec, swap: bool) -> Iterator[Config]:
+def _oriented(epilogue: EpilogueSpec, swap: bool, promoted: bool) -> Iterator[Config]:
     """The configs with that `swap_ab`, for an epilogue of what they compute."""
-    cooperative = COOPERATIVE + SHARED * _heavy(epilogue)
+    cooperative = COOPERATIVE + SHARED * (_heavy(epilogue) or promoted)
     tiles: list[tuple[str, int, int, int]] = [("cooperative", *t) for t in cooperative]
     tiles += [("pingpong", *t, 2) for t in PINGPONG]
+    if promoted:
+        tiles = [tile for tile in tiles if _promotes(*tile, SPARED * (swap and _stores_fp32(epilogue.graph)))]
     if swap:
         tiles = [tile for tile in tiles if not _spills_transposed(*tile[:3], epilogue.graph)]
     roomy = [tile for tile in tiles if _has_registers(*tile, epilogue)]
     for design, m, n, consumers in roomy or [tile for tile in tiles if suits(epilogue.graph, epilogue.tma, tile[2])]:
-        depths = (64, 128) if m == 64 or m + n <= 256 else (64,)
-        for k in (*depths, FEW_ROWS_DEPTH) if swap and n <= FEW_ROWS else depths:
+        depths = (64, 128) if (m == 64 or m + n <= 256) and not promoted else (64,)
+        for k in (*depths, FEW_ROWS_DEPTH) if swap and n <= FEW_ROWS and not promoted else depths:
             tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES, swap_ab=swap)
             stages = stages_that_fit(tiled, epilogue, (m + n) * k * 2)
             for cluster in CLUSTERS:
@@ -63,6 +69,17 @@ def _oriented(epilogue: EpilogueSpec, swap: bool) -> Iterator[Config]:
                 yield c
                 if n % 16 == 0 if n > FEW_ROWS else swap:
                     yield from _shares(c, epilogue)
+
+
+def _promotes(name: str, m: int, n: int, consumers: int, spared: int) -> bool:
+    """Whether a tile has registers for both accumulators of promoted sums, and some to be `spared`."""
+    taken = promotion(Config(name, (m, n, SCALE_BLOCK), consumers=consumers))[1]
+    return taken + spared <= find(name).promoted.get(consumers, 0)
+
+
+def _stores_fp32(graph: Graph) -> bool:
+    """Whether some result is a matrix of 32-bit elements."""
+    return any(r.dtype and r.dtype.bits == 32 and r.name in graph.stored for r in graph.results)
 
 
 def _has_registers(name: str, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
@@ -77,9 +94,9 @@ def _has_registers(name: str, m: int, n: int, consumers: int, epilogue: Epilogue
 
 
 def _spills_transposed(design: str, m: int, n: int, graph: Graph) -> bool:
-    """Whether a tile spills where fp32 elements are stored along columns, one by one, in pieces as wide as the tile."""
-    stored = any(r.dtype == FP32 and r.name in graph.stored for r in graph.results)
-    return stored and design == "pingpong" and m == 128 and n > 144 and n % 16 > 0
+    """Whether a tile spills where 32-bit elements are stored along columns, one by one, in pieces as wide as the
+    tile."""
+    return _stores_fp32(graph) and design == "pingpong" and m == 128 and n > 144 and n % 16 > 0
 
 
 @lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.correction import corrected
+from gemmsmith.tuning.depth import for_operands, in_16_bits
 from gemmsmith.tuning.fitting import fitting, spec_for
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
@@ -63,23 +64,25 @@ def ranked(
     """
     epilogue = epilogue or EpilogueSpec.bare(problem.d)
     found: list[Config] = []
-    every = considered(epilogue, problem)
-    good = every.sensible(problem)
+    alike = in_16_bits(problem)
+    every = considered(epilogue, alike)
+    good = every.sensible(alike)
     some = every.take(np.flatnonzero(good & every.in_order if in_order else good))
-    once = some.once(problem)
+    once = some.once(alike)
     alias_epilogue = once & (some.reusing > 0)
     some = replace(some, stages=np.where(alias_epilogue, some.reusing, some.stages))
-    for i in _order(problem, some, epilogue):
+    for i in _order(alike, some, epilogue):
         if len(found) == most:
             break
         config = some.configs[i].replace(stages=int(some.stages[i]), alias_epilogue=bool(alias_epilogue[i]))
         if not once[i]:
-            oriented = problem.T if config.swap_ab else problem
-            overflows = reads_again(problem) and wave_bytes(oriented, config) > CAPACITY
+            oriented = alike.T if config.swap_ab else alike
+            overflows = reads_again(alike) and wave_bytes(oriented, config) > CAPACITY
             config = config.replace(
                 serpentine=overflows and not in_order, sync_clusters=overflows and config.can_sync_clusters
             )
         try:
+            config = for_operands(config, problem.a.dtype)
             found.append(fitting(config, spec_for(config, problem, epilogue)))
         except ConfigError:
             continue
@@ -104,8 +107,10 @@ def _in_steps(problem: Problem) -> Problem:
     """The problem with its rows rounded up to `STEP`; itself where a column-major A or D depends on their number."""
     if problem.a.column_major or problem.d.column_major:
         return problem
-    rows = -(-problem.m // STEP) * STEP
-    return replace(problem, a=replace(problem.a, rows=rows), d=replace(problem.d, rows=rows))
+    rows, (of_a, of_b) = -(-problem.m // STEP) * STEP, problem.scales
+    if of_a:
+        of_a = replace(of_a, matrix=replace(of_a.matrix, rows=-(-rows // of_a.rows)))
+    return replace(problem, a=replace(problem.a, rows=rows), d=replace(problem.d, rows=rows), scales=(of_a, of_b))
 
 
 @lru_cache(maxsize=4096)

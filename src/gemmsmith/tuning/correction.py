@@ -42,7 +42,7 @@ def numbers(problem: Problem, s: Space, e: Estimate) -> Column:
 
 def corrected(problem: Problem, s: Space, e: Estimate) -> Column:
     """Cycles of each config: the estimates, corrected."""
-    if not problem.m * problem.n * problem.k:
+    if 0 in (problem.batch, problem.m, problem.n, problem.k):
         return e.cycles
     return np.asarray(e.cycles * np.exp(np.clip(numbers(problem, s, e) @ coefficients(), -MOST, MOST)))
 

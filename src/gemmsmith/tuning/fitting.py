@@ -9,7 +9,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.layout import ALIGNMENT, least_bytes
-from gemmsmith.kernels.pack import Packing
+from gemmsmith.kernels.pack import packed
 
 
 def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, taken: int = 0) -> int:
@@ -24,23 +24,15 @@ def fitting(config: Config, spec: KernelSpec) -> Config:
     """The config with as many of its stages as fit a kernel, whose tiles may be padded (MN-major rows to 32 bytes) and
     whose epilogue may be computed transposed."""
     exchange = spec.exchange_bytes + ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
-    return config.replace(stages=stages_that_fit(config, spec.epilogue, spec.stage_bytes, exchange))
+    return config.replace(stages=stages_that_fit(config, spec.epilogue, spec.stage_bytes + spec.scale_bytes, exchange))
 
 
 def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> KernelSpec:
     """The spec of a config, whose `swap_ab` transposes a problem and its epilogue (by default the bare product's) as
     far as that is known without its matrices. ConfigError where the config cannot work."""
     if not config.swap_ab:
-        return KernelSpec.of(as_read(problem), config, epilogue)
-    return KernelSpec.of(as_read(problem.T), config, transposed(epilogue) if epilogue else None)
-
-
-def as_read(problem: Problem) -> Problem:
-    """The problem of operands as TMA reads them: perhaps packed, which makes rows of what has none."""
-    if problem.a.tma_ready and problem.b.tma_ready:
-        return problem
-    a, b = (m if m.tma_ready else Packing.of(m).packed for m in (problem.a, problem.b))
-    return Problem(a, b, problem.d, problem.accumulate)
+        return KernelSpec.of(packed(problem), config, epilogue)
+    return KernelSpec.of(packed(problem.T), config, transposed(epilogue) if epilogue else None)
 
 
 @lru_cache(maxsize=64)

@@ -19,12 +19,14 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ArgumentError, ConfigError
 from gemmsmith.core.graph import Graph
-from gemmsmith.core.problem import Matrix, Problem
+from gemmsmith.core.problem import Matrix, Problem, Scale
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.layout import suits
+from gemmsmith.kernels.pack import packed
 from gemmsmith.tuning.choose import choose
 from gemmsmith.tuning.correction import corrected
+from gemmsmith.tuning.depth import for_operands, in_16_bits
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import has_one_tile, space
@@ -59,7 +61,8 @@ def invariant(binding: Binding) -> Config:
             return found.replace(serpentine=False)
         return choose(problem, epilogue, in_order=True)
     b = replace(problem.b, batch=1, batch_stride=0)
-    config = _one_for_all(b, problem.d.dtype, problem.accumulate, _worst(binding))
+    sums = problem.accumulate, problem.promoted, problem.scales[1]
+    config = _one_for_all(b, problem.d.dtype, sums, _worst(binding))
     if config.can_sync_clusters and not has_one_tile(config, problem):
         config = config.replace(sync_clusters=wave_bytes(problem, config) > CAPACITY)
     return suited(config, problem, epilogue) or config
@@ -85,24 +88,27 @@ def _worst(binding: Binding) -> EpilogueSpec:
 
 
 @lru_cache(maxsize=1024)
-def _one_for_all(b: Matrix, output: DType, accumulate: DType, epilogue: EpilogueSpec) -> Config:
+def _one_for_all(b: Matrix, output: DType, sums: tuple[DType, bool, Scale | None], epilogue: EpilogueSpec) -> Config:
     """The config that is the fastest for ROWS rows, in geometric mean and by the model. It suits every layout of A and
-    D, and epilogues whose matrices TMA reaches."""
+    D, and epilogues whose matrices TMA reaches. `sums`: their dtype, whether they are promoted, and B's scales."""
+    accumulate, promoted, of_b = sums
 
     def problem(rows: int) -> Problem:
         a = Matrix(b.dtype, rows, b.rows, 1, rows)
-        return Problem(a, b, Matrix(output, rows, b.cols, b.cols, 1, alignment=output.bytes), accumulate)
+        d = Matrix(output, rows, b.cols, b.cols, 1, alignment=output.bytes)
+        return Problem(a, b, d, accumulate, promoted, (None, of_b))
 
-    every, matrices = space(epilogue), frozenset(epilogue.graph.matrices)
+    every, matrices = space(epilogue, promoted), frozenset(epilogue.graph.matrices)
     widths = {n: suits(epilogue.graph, matrices, n) for n in set(every.n.tolist())}
-    good = every.sensible(problem(ROWS[-1])) & every.in_order & ~every.swap_ab & [widths[n] for n in every.n.tolist()]
+    alike = [in_16_bits(problem(rows)) for rows in ROWS]
+    good = every.sensible(alike[-1]) & every.in_order & ~every.swap_ab & [widths[n] for n in every.n.tolist()]
     some = every.take(np.flatnonzero(good))
-    cycles = [np.log(corrected(p, some, estimate(p, some, epilogue))) for p in map(problem, ROWS)]
+    cycles = [np.log(corrected(p, some, estimate(p, some, epilogue))) for p in alike]
     for i in np.argsort(np.sum(cycles, axis=0), kind="stable"):
+        config = for_operands(some.configs[i], b.dtype)
         try:
-            KernelSpec.of(problem(ROWS[-1]), some.configs[i], epilogue)
+            KernelSpec.of(packed(problem(ROWS[-1])), config, epilogue)
         except ConfigError:
             continue
-        found: Config = some.configs[i]
-        return found
+        return config
     return Config()

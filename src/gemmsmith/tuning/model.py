@@ -44,6 +44,9 @@ LATENCY_CYCLES, SHARPNESS = 544, 4.15
 LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER_128, DEEPER_256 = 123, 0.497, 1.163, 1.22
 """Cycles of an iteration of the mainloop, and more for each column of K: a barrier's and a wgmma's latency; and how
 much slower than its parts a k-tile of 128, or 256, is: fewer of them are in flight."""
+PROMOTION_CYCLES = 117
+"""Of a part of a tile, beside its FFMAs: waits, the release of a stage, the start of the next wgmma. Worked out, not
+measured."""
 ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 648_000, 58_900, 124_000, 404_000, 12_750
 """At 700 W the chip gives a cycle (of 1/1600 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
 bytes that wgmma reads there, bytes from DRAM: one or the other."""
@@ -144,7 +147,19 @@ def _k_tile(problem: Problem, s: Space) -> _KTile:
     loop = np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + LOOP_CYCLES_PER_K * s.k)
     deeper = np.where(s.k == 64, 1.0, np.where(s.k == 128, DEEPER_128, DEEPER_256))
     energy = 2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ
+    if problem.promoted:
+        math = np.maximum(math, _promoted(problem, s))
     return _KTile(math, copies, np.maximum(np.maximum(math, copies), loop) * deeper, energy)
+
+
+def _promoted(problem: Problem, s: Space) -> Column:
+    """Cycles in which a warpgroup multiplies and promotes its parts of a k-tile, one after the other: longer than the
+    tensor cores work for all of them, unless other warpgroups' parts take that time."""
+    of_each = [scale is not None and scale.rows == 1 for scale in problem.scales]
+    of_columns = np.where(s.swap_ab, of_each[0], of_each[1])  # are loaded, and multiplied by those of rows
+    partial = np.where(of_columns, s.partial[:, 1], s.partial[:, 0])
+    parts = s.m / s.consumers / 64 * s.n / partial
+    return np.asarray(parts * (partial * (2.5 + 0.5 * of_columns + 0.25 * all(of_each)) + PROMOTION_CYCLES))
 
 
 def _store(problem: Problem, s: Space, extra: Extra) -> Column:

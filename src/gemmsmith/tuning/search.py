@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmsmith.arrays import Spec, row_major
 from gemmsmith.core.config import Config
-from gemmsmith.core.errors import DeviceError, GemmsmithError
+from gemmsmith.core.errors import ArgumentError, DeviceError, GemmsmithError
 from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.measure import Measured, compile_all, halving, settled
 from gemmsmith.tuning.table import keep
@@ -25,6 +25,8 @@ def tune(
     """As `gemmsmith.tune`; `plan_with` gives the Plan for a and b with a config. The data exceed the L2."""
     from gemmsmith.backends.cuda import driver, launcher
 
+    if a.dtype.bits != 16:
+        raise ArgumentError(f"a: got dtype {a.dtype}; configs are tuned for bf16 and fp16, others have the model's")
     require_gpu()
     problem = plan_with(Config()).problem
     plans: dict[Config, Any] = {}

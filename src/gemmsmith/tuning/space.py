@@ -13,11 +13,12 @@ from gemmsmith.core.design import find
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.graph import bare
 from gemmsmith.core.problem import MAX_EXTENT, Problem
-from gemmsmith.core.spec import EpilogueSpec, operand_major, slices
+from gemmsmith.core.spec import EpilogueSpec, operand_major, promotion, slices
 from gemmsmith.epilogue.device.layout import MOST_COLUMNS
+from gemmsmith.kernels.pack import packed
 from gemmsmith.lang.types import ORDER_LENGTH
 from gemmsmith.tuning.candidates import FEW_ROWS_DEPTH, candidates, stages_through
-from gemmsmith.tuning.fitting import as_read
+from gemmsmith.tuning.depth import for_16_bits, in_16_bits
 
 Column = np.ndarray[Any, Any]
 
@@ -66,6 +67,9 @@ class Space:
     swap_ab: Column
     reusing: Column
     """For each config, its stages with `alias_epilogue`, if that is considered; else 0."""
+    partial: Column
+    """For each config, the columns that a warpgroup sums at once where sums are promoted; and where each column has a
+    scale."""
     narrowest: Column
     """Columns of the narrowest tile of all: an epilogue may take no narrower one."""
 
@@ -82,10 +86,13 @@ class Space:
         graph = epilogue.graph if epilogue else bare(BF16)
         ends = np.array([slices(c, graph.transposed() if c.swap_ab else graph) for c in configs], np.int64)
         reusing = np.array([stages_through(c, epilogue) if epilogue else 0 for c in configs])
+        partial = np.array([[promotion(c, each)[0] for each in (False, True)] for c in configs], np.int64)
+        partial = partial.reshape(-1, 2)
         return Space(
             np.fromiter(configs, object, len(configs)), m, n, k, rows, columns, stages, consumers, splits,
             cluster_splits, ends, size, resident,
-            own_tiles.astype(bool), swap_ab.astype(bool), reusing, np.full(len(configs), n.min(initial=MOST_COLUMNS)),
+            own_tiles.astype(bool), swap_ab.astype(bool), reusing, partial,
+            np.full(len(configs), n.min(initial=MOST_COLUMNS)),
         )  # fmt: skip
 
     def take(self, which: Column) -> Space:
@@ -172,19 +179,19 @@ class Space:
 
 
 @lru_cache(maxsize=64)
-def space(epilogue: EpilogueSpec) -> Space:
-    """The configs that are considered for an epilogue, whatever the problem."""
-    return Space.of(list(candidates(epilogue)), epilogue)
+def space(epilogue: EpilogueSpec, promoted: bool = False) -> Space:
+    """The configs that are considered for an epilogue, whatever the problem; of sums that are `promoted` or not."""
+    return Space.of(list(candidates(epilogue, promoted)), epilogue)
 
 
 def considered(epilogue: EpilogueSpec, problem: Problem) -> Space:
     """Those of them that may be sensible for a problem, kept for others with up to twice as many rows."""
-    return _considered(epilogue, problem.m.bit_length(), problem.n, problem.k, problem.batch)
+    return _considered(epilogue, problem.promoted, problem.m.bit_length(), problem.n, problem.k, problem.batch)
 
 
 @lru_cache(maxsize=128)
-def _considered(epilogue: EpilogueSpec, bits: int, n: int, k: int, batch: int) -> Space:
-    every = space(epilogue)
+def _considered(epilogue: EpilogueSpec, promoted: bool, bits: int, n: int, k: int, batch: int) -> Space:
+    every = space(epilogue, promoted)
     return every.take(np.flatnonzero(every.possible(1 << bits >> 1, (1 << bits) - 1, n, k, batch)))
 
 
@@ -196,7 +203,7 @@ def _boxes(extent: Column) -> Column:
 
 def is_fed(config: Config, problem: Problem) -> bool:
     """Whether a config's producer has registers for its copies; `problem` is that of the unswapped product."""
-    return bool(_alone(config).fed(problem)[0])
+    return bool(_alone(for_16_bits(config, problem.a.dtype)).fed(in_16_bits(problem))[0])
 
 
 @lru_cache(maxsize=1024)
@@ -206,7 +213,7 @@ def _alone(config: Config) -> Space:
 
 def _layout(problem: Problem) -> tuple[bool, ...]:
     """What `fed` depends on: whether A and B are MN-major, and with `swap_ab`, and whether threads store D."""
-    operands = as_read(problem).operands + as_read(problem.T).operands
+    operands = packed(problem).operands + packed(problem.T).operands
     return *(operand_major(x) == "MN" for x in operands), not problem.d.stores_by_tma
 
 

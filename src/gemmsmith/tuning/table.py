@@ -49,7 +49,7 @@ class Table:
         """The config of that N and K and the next M that was tuned, up to twice as many rows; None where there is none
         or it does not suit the problem's layouts."""
         entries = self._found.get((problem.n, problem.k))
-        if entries is None or problem.batch != 1:
+        if entries is None or problem.batch != 1 or problem.a.dtype.bits != 16:
             return None
         index_of_next = bisect_left(entries, problem.m, key=lambda entry: entry[0])
         if index_of_next == len(entries) or entries[index_of_next][0] > max(2 * problem.m, FEW_ROWS):

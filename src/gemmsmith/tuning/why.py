@@ -5,25 +5,30 @@ from __future__ import annotations
 from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.kernels.pack import Packing, low_parts, packings
 from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.correction import corrected
+from gemmsmith.tuning.depth import for_16_bits, in_16_bits
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import Space
 
 MHZ = 1600
 """About the clock of an H200 under sustained load."""
 OTHERS = 3
+PACKED_BYTES_PER_US = 4_200_000
+"""What packing reads and writes of memory, at best."""
 
 
-def why(problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin: str) -> str:
+def why(problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin: str, *, swapped: bool = False) -> str:
     """The text of `plan.why`: the model's estimate for the config and for the best alternatives.
 
-    `problem` and `epilogue` are those of the product that `swap_ab` transposes.
+    `problem` and `epilogue` are those of the product that `swap_ab` transposes; `swapped`: its A is the caller's b.
     """
     beside = [c for c in ranked(problem, epilogue, OTHERS + 1) if c != config][:OTHERS]
-    space = Space.of([config, *beside], epilogue)
-    e = estimate(problem, space, epilogue)
-    cycles = corrected(problem, space, e)
+    space = Space.of([for_16_bits(c, problem.a.dtype) for c in (config, *beside)], epilogue)
+    alike = in_16_bits(problem)
+    e = estimate(alike, space, epilogue)
+    cycles = corrected(alike, space, e)
     math, copies, step = (float(x[0]) for x in (e.math, e.copies, e.step))
     bounds = {"work": float(e.work[0]), "memory": float(e.memory[0]), "power": float(e.power[0])}
     alone = ", ".join(f"{name} alone {x:.0f}" for name, x in bounds.items())
@@ -39,5 +44,18 @@ def why(problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin:
         f"model: {e.cycles[0]:.0f} cycles, and {cycles[0] / e.cycles[0] - 1:+.1%} by what it missed of measured times: "
         f"{cycles[0] / MHZ:.1f} us at {MHZ} MHz",
     ]
+    lines += [_packed(name, x) for name, x in zip("ba" if swapped else "ab", packings(problem), strict=True) if x]
+    lines += [_packed(name, x) for name, x in zip("ba" if swapped else "ab", low_parts(problem), strict=False)]
     lines += [f"beside it: {us / MHZ:.1f} us {c}" for us, c in zip(cycles[1:], beside, strict=True)]
     return "\n".join(lines)
+
+
+def _packed(name: str, packing: Packing) -> str:
+    """What it costs to pack an operand."""
+    source, moved = packing.source, 2 * packing.bytes
+    across = source.row_stride < source.col_stride
+    reason = f"{source.dtype} is read K-major only" if across else "TMA cannot read its rows"
+    done = f"{name} is {'transposed' if across else 'copied'} before each run, since {reason}"
+    if packing.low:
+        done = f"the low part of {name} is computed before each run"
+    return f"{done}: {moved / 1e6:.1f} MB moved, {moved / PACKED_BYTES_PER_US:.1f} us and a launch"

@@ -103,7 +103,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
 
 def check(plan: Any, a: Any, b: Any, seen: list[Any], **places: Any) -> None:
     """The last launches had the plan's arguments for these addresses."""
-    addresses = {"a": a.address, "b": b.address, "flags": 0xF000, **places}
+    first, second = (b, a) if plan.launches.swapped else (a, b)
+    addresses = {"a": first.address, "b": second.address, "flags": 0xF000, **places}
     launches = plan.launches.all
     assert len(seen) >= len(launches)
     for (name, grid, values), launch in zip(seen[-len(launches) :], launches, strict=True):
@@ -238,7 +239,7 @@ def test_swapped(seen: list[Any]) -> None:
     for i in range(2):
         a = OnGpu((16, 64), 0x10000 + 1024 * i)
         plan.run(a, b, d)
-        check(plan, b, a, seen, out=d.address)
+        check(plan, a, b, seen, out=d.address)
 
 
 def test_the_same_addresses_again(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,7 +407,8 @@ def test_many_threads_at_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) 
     def work(first: int) -> None:
         start.wait()
         for i in range(first, 400, 8):
-            gemmsmith.gemm(OnGpu((256, 64), 0x1000000 + 4096 * i), b, out=OnGpu((256, 512), 0x2000000 + 4096 * i))
+            out = OnGpu((256, 512), 0x2000000 + 4096 * i)
+            gemmsmith.gemm(OnGpu((256, 64), 0x1000000 + 4096 * i), b, out=out, config=Config())
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))

@@ -8,40 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmsmith.backends.reference.bounds import Report, check
-from gemmsmith.backends.reference.product import exact, product, rounded
-from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
+from gemmsmith.backends.reference.product import as_tf32, exact, product, rounded
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, TF32, DType
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.mma import find_mma
+from gemmsmith.hw.fused_sum import fused_product
 
 MODES = [(BF16, FP32, BF16), (BF16, FP32, FP32), (FP16, FP32, FP16), (FP16, FP32, FP32), (FP16, FP16, FP16)]
 """Operands, accumulator, output."""
-
-
-def significand(x: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
-    """x = s * 2^e with 1 <= |s| < 2, or e = least for what is below the normals and for zero."""
-    s, e = np.frexp(x)
-    shift = np.maximum(least - (e - 1), 0) * (x != 0)
-    return np.ldexp(s, 1 - shift), np.where(x == 0, least, e - 1 + shift)
+ALL_MODES = [*MODES, (E4M3, FP32, BF16), (E5M2, FP32, FP32), (TF32, FP32, FP32)]
 
 
 def tensor_core(a: np.ndarray, b: np.ndarray, operand: DType, accumulate: DType) -> np.ndarray:
-    """A @ B as a Hopper tensor core adds it: see the module under test. Slow: for small matrices."""
-    least = -14 if operand is FP16 else -126
-    (sa, ea), (sb, eb) = significand(a.astype(np.float64), least), significand(b.astype(np.float64), least)
-    acc = np.zeros((a.shape[0], b.shape[1]))
-    for k in range(0, a.shape[1], 16):
-        to = min(k + 16, a.shape[1])
-        s = sa[:, k:to, None] * sb[None, k:to, :]
-        e = np.where(s == 0, -126, ea[:, k:to, None] + eb[None, k:to, :])
-        sc, ec = significand(acc, -126 if accumulate is FP32 else -14)
-        s, e = np.concatenate([s, sc[:, None]], 1), np.concatenate([e, ec[:, None]], 1)
-        top = e.max(1)
-        total = np.ldexp(np.trunc(np.ldexp(s, e - top[:, None] + 25)).sum(1), top - 25)
-        if accumulate is FP32:
-            _, te = significand(total, -126)
-            acc = np.ldexp(np.trunc(np.ldexp(total, 23 - te)), te - 23)
-        else:
-            acc = rounded(total, FP16).astype(np.float64)
-    return acc
+    """A @ B as a Hopper tensor core adds it."""
+    a, b = (as_tf32(x) if operand is TF32 else x for x in (a, b))
+    mma, left, right = find_mma(operand, operand, accumulate), a.astype(np.float64), b.T.astype(np.float64)
+    sums = np.zeros((len(a), b.shape[1]))
+    for k in range(0, a.shape[1], mma.k):
+        sums = fused_product(left[:, k : k + mma.k], right[:, k : k + mma.k], sums, mma).astype(np.float64)
+    return sums
 
 
 def data(kind: str, shape: tuple[int, int], dtype: DType, rng: np.random.Generator) -> np.ndarray:
@@ -70,7 +55,7 @@ KINDS = ["normal", "positive", "cancelling", "wide", "subnormal", "mixed", "bias
 
 
 @given(
-    st.sampled_from(MODES),
+    st.sampled_from(ALL_MODES),
     st.sampled_from(KINDS),
     st.sampled_from(KINDS),
     st.integers(1, 9),
@@ -87,7 +72,7 @@ def test_what_a_tensor_core_computes_is_right(
     check(rounded(tensor_core(a, b, operand, accumulate), output), a, b, accumulate, output).require()
 
 
-@pytest.mark.parametrize(("operand", "accumulate", "output"), MODES)
+@pytest.mark.parametrize(("operand", "accumulate", "output"), ALL_MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_sums_too(operand: DType, accumulate: DType, output: DType, kind: str, rng: np.random.Generator) -> None:
     a, b = data(kind, (4, 6000), operand, rng), data(kind, (4, 6000), operand, rng).T
@@ -189,7 +174,7 @@ def test_a_loss_of_precision_breaks_the_norm_of_random_data(rng: np.random.Gener
     assert not report.ok
 
 
-@pytest.mark.parametrize(("operand", "accumulate", "output"), MODES)
+@pytest.mark.parametrize(("operand", "accumulate", "output"), ALL_MODES)
 @pytest.mark.parametrize("k", [1, 16, 48, 500, 4000])
 def test_the_norm_of_random_data_holds(
     operand: DType, accumulate: DType, output: DType, k: int, rng: np.random.Generator

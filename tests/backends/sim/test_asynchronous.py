@@ -103,6 +103,27 @@ def test_cp_async_needs_the_proxy_fence_before_tma_reads(wait: bool, fence: bool
         assert "race" in found
 
 
+@pytest.mark.parametrize("arrival", ["after copies", "without waiting", "of other threads"])
+def test_an_arrival_after_copies_makes_them_known(arrival: str) -> None:
+    def record(k: Builder, out: Value) -> None:
+        smem, full = k.shared(512, name="tile"), k.shared(8, alignment=8, name="full")
+        with k.when(k.thread == 0):
+            hw.mbarrier_init(full[0], 64 if arrival == "of other threads" else 128)
+        hw.sync_threads()
+        step = (k.thread * 4).to(U32)
+        hw.cp_async_copy(smem[0].address + step, out + step.to(U64), 4, 4)
+        if arrival == "of other threads":
+            with k.when(k.thread < 64):
+                hw.cp_async_arrive(full[0])
+        else:
+            (hw.mbarrier_arrive if arrival == "without waiting" else hw.cp_async_arrive)(full[0])
+        hw.mbarrier_wait(full[0], 0)
+        hw.load_shared(k.registers(U32, 1, "got"), smem[0].address + ((k.thread ^ 96) * 4).to(U32))
+
+    found = kinds(run(record))
+    assert found == set() if arrival == "after copies" else "race" in found
+
+
 def test_some_groups_may_stay_open() -> None:
     """With one group pending, the first copy is known and the second is not."""
 

@@ -12,6 +12,7 @@ from gemmsmith.backends.reference import bounds
 from gemmsmith.binding import bind
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.graph import bare
+from gemmsmith.core.mma import find_mma
 from gemmsmith.core.spec import SHARED_LIMIT, EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.layout import layout
 from gemmsmith.tuning.fitting import stages_that_fit
@@ -21,7 +22,7 @@ EPILOGUE = EpilogueSpec(bare(BF16), frozenset({"out"}))
 
 
 def spec(config: Config) -> KernelSpec:
-    return KernelSpec(config, BF16, FP32, ("K", "K"), EPILOGUE)
+    return KernelSpec(config, find_mma(BF16, BF16, FP32), ("K", "K"), EPILOGUE)
 
 
 def test_every_tile_is_stored_whole_in_rounds_that_fit() -> None:
@@ -111,7 +112,7 @@ def test_a_clusters_ctas_finish_a_part_of_the_columns_each() -> None:
 
     def columns(tile: int, splits: int, epilogue: EpilogueSpec = EPILOGUE) -> int:
         config = Config(tile=(64, tile, 64), cluster=(1, 1), stages=3, consumers=1, cluster_splits=splits)
-        return KernelSpec(config, BF16, FP32, ("K", "K"), epilogue).slice_columns
+        return KernelSpec(config, find_mma(BF16, BF16, FP32), ("K", "K"), epilogue).slice_columns
 
     assert [columns(64, 2), columns(64, 4), columns(16, 2), columns(80, 2)] == [32, 16, 8, 40]
     assert [columns(24, 2), columns(64, 3)] == [24, 64]
@@ -128,7 +129,7 @@ def test_blocks_that_no_piece_can_be(block: int, gated: bool) -> None:
     """Whether TMA can store D or not."""
 
     def quantised(acc):
-        return gemmsmith.quantize(acc.chunk(2)[0] if gated else acc, block=block)
+        return gemmsmith.quantize(acc.chunk(2)[0] if gated else acc, f"1x{block}")
 
     message = f"block: got {block}; use a multiple of 16, at most {128 if gated else 256}"
     for n in (96, 80 if gated else 83):
@@ -140,14 +141,14 @@ def test_blocks_of_two_sizes() -> None:
     """A piece has room for one of them; beside a whole row, for one as wide as the tile."""
 
     def two(acc):
-        q, s = gemmsmith.quantize(acc, block=32)
-        return q, s, *gemmsmith.quantize(acc.chunk(2)[0], block=32)
+        q, s = gemmsmith.quantize(acc, "1x32")
+        return q, s, *gemmsmith.quantize(acc.chunk(2)[0], "1x32")
 
     a, b = Spec((70, 32), "bf16"), Spec((32, 96), "bf16")
     with pytest.raises(EpilogueError, match="got blocks of 32 and 64 columns of the product; use blocks of one size"):
         gemmsmith.plan(a, b, epilogue=two)
     with pytest.raises(ConfigError, match="needs 32, a block"):
-        gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.quantize(gemmsmith.top_k_softmax(acc, 2), block=32))
+        gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.quantize(gemmsmith.top_k_softmax(acc, 2), "1x32"))
     b, odd = Spec((32, 32), "bf16"), Config(tile=(64, 40, 64), cluster=(1, 1), stages=2, consumers=1)
     plan = gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.top_k_softmax(acc.chunk(2)[0], 2), config=odd)
     with pytest.raises(ConfigError, match="got 40; this epilogue needs a multiple of 16"):

@@ -46,7 +46,7 @@ def test_scales_of_every_dtype_are_one_a_row_and_block(dtype: str, n: int, rng: 
     config = TILE.replace(tile=(64, 32, 32))
 
     def quantised(acc):
-        q, scale = gemmsmith.quantize(acc, "fp8_e4m3", block=16)
+        q, scale = gemmsmith.quantize(acc, "1x16")
         return q, scale.to(dtype)
 
     q, scale = through(x, quantised, config)

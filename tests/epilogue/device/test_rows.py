@@ -22,7 +22,7 @@ def test_the_largest_of_a_row_becomes_the_largest_of_the_format(
     x = small(rng, (70, 64))
     x[np.arange(64), np.arange(64)] = 32 * rng.choice([-1, 1], 64)
     x[5] = 0
-    q, scale = through(x, lambda acc: gemmsmith.quantize(acc, dtype, block=32), WIDE)
+    q, scale = through(x, lambda acc: gemmsmith.quantize(acc, "1x32", dtype), WIDE)
     blocks = x.astype(np.float64).reshape(70, 2, 32)
     amax = np.abs(blocks).max(-1)
     want = np.where(amax == 0, 1, amax / largest)

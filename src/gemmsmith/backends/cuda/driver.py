@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, TF32, DType
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.errors import DeviceError
 from gemmsmith.core.tensor_map import TensorMap
 
@@ -121,6 +121,7 @@ def _codes(dtype: DType, swizzle: int) -> tuple[Any, ...]:
         E5M2: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         INT8: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         TF32: types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        INT32: types.CU_TENSOR_MAP_DATA_TYPE_INT32,
     }
     modes = {
         128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,

@@ -35,10 +35,9 @@ class Call:
         self.device, self.workspace_bytes, self.flag_bytes = device, launches.workspace_bytes, launches.flag_bytes
         self.swapped = launches.swapped
         self.missing = [(name, result_argument(name), tuple(x.shape), x.dtype) for name, x in missing.items()]
+        early = launches.spec is not None and launches.spec.config.pdl
         with launcher.device_guard(device):
-            self.launches = [
-                prepared(x, device, stream, pdl=launches.spec.config.pdl or i > 0) for i, x in enumerate(launches.all)
-            ]
+            self.launches = [prepared(x, device, stream, pdl=early or i > 0) for i, x in enumerate(launches.all)]
         arrays = {name: x for name, x in arguments.items() if isinstance(x, ArrayInfo) and 0 not in x.shape}
         spans = {
             name: (first - x.address, end - x.address) for name, x in arrays.items() for first, end in [byte_range(x)]

@@ -5,21 +5,26 @@ The bound of one element, with ref = A @ B in float64, P = |A| @ |B| and u the o
     E     = c * P + tiny                                what the accumulation may have lost
     bound = E + u * (|ref| + E) + half a subnormal      then one rounding to the output
 
-c follows from what a Hopper tensor core does with 16-bit operands, 16 of K at a time: it aligns the 16 exact
-products and the accumulator to the largest exponent, truncates each 25 bits below it, adds exactly, and rounds
-once, toward zero to fp32 or to nearest to fp16. Every such step thus errs by at most, relative to P,
+c follows from what a Hopper tensor core does, an instruction's k elements of K at a time (a step): it aligns their
+exact products and the accumulator to the largest exponent, truncates each `fraction` bits below it, adds exactly, and
+rounds once, toward zero to fp32 (of which FP8 keeps `fraction` bits) or to nearest to fp16. Every step thus errs by,
+relative to P, at most
 
-    fp32: 16 * 2^-25 + 2^-23 = 5 * 2^-23        fp16: 16 * 2^-25 + 2^-11
+    bf16, fp16: 16 * 2^-25 + 2^-23, to fp16 + 2^-11     TF32: 8 * 2^-25 + 2^-23     FP8: 32 * 2^-13 + 2^-13
 
-(the largest term loses nothing, the other 16 less than 2^-25 of it each; each partial sum is at most P), and
-s = ceil(K / 16) steps by c = (1 + step)^s - 1, about s * step, in any order. (Adding the parts of a split K costs
+(the largest term loses nothing, the other k less than 2^-fraction of it each; each partial sum is at most P), and
+s = ceil(K / k) steps by c = (1 + step)^s - 1, about s * step, in any order. (Adding the parts of a split K costs
 2^-24 each, a tenth of a step.) The products of subnormal operands are aligned as if those were the smallest normal,
 so P takes them as that. `tiny` is s times what a step may lose below the accumulator's smallest normal.
+Promoted sums take these steps in each block of 128 of K, and each block's sum, times the product of its scales, is
+added in fp32: three roundings more for the scales, one for each sum. 3xTF32 adds three sums for each 32 of K, and
+leaves out less than 2^-19 of each product. P is the sum of |A| |B| times their scales.
 A float32 chain of fused multiply-adds stays far within the bound, since its errors have both signs; a tensor core's may
 all have the same.
 
-Source: Xie et al., "MMA-Sim", arXiv 2511.10909, and Khattak and Mikaitis, arXiv 2512.07004 (both measured on an
-H100); Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1, for the product of steps.
+Source: measured on an H200, bit for bit (docs/notebook.md, "What wgmma computes"), as published for an H100 (Xie et
+al., "MMA-Sim", arXiv 2511.10909; Khattak and Mikaitis, arXiv 2512.07004); Higham, "Accuracy and Stability of Numerical
+Algorithms", section 3.1, for the product of steps.
 
 Overflow. An Inf is right where some order of the sum can reach it: the positive (or negative) products alone
 exceed the accumulator's range, or the result the output's. A NaN is right where both do. Elsewhere, NaN and Inf
@@ -34,22 +39,24 @@ smaller and catches a loss of precision that no element shows.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from gemmsmith.backends.reference.product import Array, exact
-from gemmsmith.core.dtypes import FP16, FP32, DType, as_dtype
+from gemmsmith.backends.reference.product import Array, as_tf32, exact, in_blocks
+from gemmsmith.core.dtypes import FP16, FP32, TF32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.mma import PRODUCTS, Mma, find_mma
+from gemmsmith.core.problem import SCALE_BLOCK
 
-K_STEP = 16
-"""Elements of K that a tensor core adds at once, for 16-bit operands."""
-STEP = {FP32: K_STEP * 2.0**-25 + 2.0**-23, FP16: K_STEP * 2.0**-25 + 2.0**-11}
-"""The relative error of one step, for each accumulator."""
 TINY = {FP32: 2.0**-146, FP16: 2.0**-24}
 """The absolute error of one step near zero: truncation at exponent -126 - 25, and the last subnormal bit."""
+LEFT_OUT = 2.0**-19
+"""Of a product, what 3xTF32 leaves out: low parts, less than 2^-10 each, are not multiplied by one another, and of each
+11 bits are read."""
 PANEL = 2**22
 """Elements judged at once, which bounds the memory used."""
 _finfo: Any = ml_dtypes.finfo  # has no types
@@ -88,37 +95,86 @@ class Report:
         )
 
 
-def check(out: Array, a: Array, b: Array, accumulate: DType, output: DType, *, zero_mean: bool = False) -> Report:
+def instruction(a: DType, b: DType, accumulate: DType) -> Mma:
+    """The one that multiplies arrays of these dtypes: fp32 is read as TF32."""
+    a, b = (TF32 if x == FP32 else x for x in (a, b))
+    return find_mma(a, b, accumulate)
+
+
+def step_error(mma: Mma) -> float:
+    """Of an instruction, relative to P."""
+    of_sum = mma.d.roundoff if mma.d == FP16 else 2.0 ** -min(mma.fraction, mma.d.mantissa)
+    return mma.k * 2.0**-mma.fraction + of_sum
+
+
+def check(
+    out: Array, a: Array, b: Array, accumulate: DType, output: DType, *, zero_mean: bool = False,
+    promoted: bool = False, scale_a: Array | None = None, scale_b: Array | None = None,
+) -> Report:  # fmt: skip
     """Compares out with a @ b; the module says with which bounds.
 
-    out (m, n) or (batch, m, n) of `output`; a (m, k) or (batch, m, k) and b (k, n) or (batch, k, n) of bf16, fp16
-    or fp32, a batch of 1 broadcast. `accumulate` is fp32 or fp16. `zero_mean` promises independent elements of mean
-    zero in a or in b, for the tighter norm. Uses about 400 MB beside float64 copies of one batch's operands.
+    out (m, n) or (batch, m, n) of `output`; a (m, k) or (batch, m, k) and b (k, n) or (batch, k, n) of bf16, fp16,
+    fp8, or fp32, which is read as TF32, a batch of 1 broadcast. `accumulate` is fp32 or fp16. `zero_mean` promises
+    independent elements of mean zero in a or in b, for the tighter norm. Uses about 400 MB beside float64 copies of
+    one batch's operands. `promoted`, scale_a and scale_b as in `gemm`; with scales out is that of promoted sums.
+    Promoted sums of fp32 are those of 3xTF32.
     Raises ArgumentError on a shape or dtype that does not match.
     """
-    if accumulate not in STEP:
+    if accumulate not in TINY:
         raise ArgumentError(f"accumulate: got {accumulate}; use fp32 or fp16")
     if out.dtype != output.numpy:
         raise ArgumentError(f"out: got dtype {out.dtype}; use {output}")
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     if out.shape != shape:
         raise ArgumentError(f"out: got shape {out.shape}; use {shape}")
-    judge = _Judge(accumulate, output, a.shape[-1], zero_mean)
+    mma, k = instruction(as_dtype(a.dtype, "a"), as_dtype(b.dtype, "b"), accumulate), a.shape[-1]
+    steps, sums = -(-k // mma.k), 0
+    if promoted:
+        block = SCALE_BLOCK // a.dtype.itemsize
+        steps, sums = -(-min(k, block) // mma.k), -(-k // block) + 3
+    whole = promoted and mma.a == TF32  # 3xTF32
+    judge = _Judge(steps, step_error(mma), accumulate, output, zero_mean, PRODUCTS * sums if whole else sums)
+    judge.c += LEFT_OUT * whole
+    scaled = scale_a is not None or scale_b is not None
+    of_a = _of_blocks(scale_a, a.shape[-2], k)
+    of_b = _of_blocks(scale_b if scale_b is None or scale_b.ndim < 2 else scale_b.swapaxes(-1, -2), b.shape[-1], k)
+    a, b = (as_tf32(x) if x.dtype == np.float32 and not whole else x for x in (a, b))
     rows = max(1, PANEL // max(1, *b.shape[-2:]))
     for batch in np.ndindex(*shape[:-2]):
         right = b[_at(batch, b)].astype(np.float64)
         for row in range(0, shape[-2], rows):
             left, panel = a[_at(batch, a)][row : row + rows], out[batch][row : row + rows]
-            judge.judge(panel, left.astype(np.float64), right, _smallest_normal(a), _smallest_normal(b), (*batch, row))
+            scales = of_a[_at(batch, of_a)][row : row + rows], of_b[_at(batch, of_b)].T
+            factors = Factors(left.astype(np.float64), right, scales if scaled else None)
+            judge.judge(panel, factors, (_smallest_normal(a), _smallest_normal(b)), (*batch, row))
     return judge.report()
+
+
+class Factors(NamedTuple):
+    """Operands in float64, and their scales, if any, one for each row (or column) and block of 128 of k."""
+
+    a: Array
+    b: Array
+    scales: tuple[Array, Array] | None
+
+    @property
+    def product(self) -> Array:
+        return in_blocks(self.a, self.b, *self.scales) if self.scales else exact(self.a, self.b)
+
+    def each(self, f: Callable[[Array], Array]) -> Factors:
+        """What a function makes of each."""
+        return Factors(f(self.a), f(self.b), self.scales and (f(self.scales[0]), f(self.scales[1])))
+
+    def raised(self, a_normal: float, b_normal: float) -> Factors:
+        """Magnitudes, subnormals as the smallest normal: that is the exponent they are aligned with."""
+        return self.each(np.abs)._replace(a=_raised(self.a, a_normal), b=_raised(self.b, b_normal))
 
 
 class _Judge:
     """Checks D panel by panel and keeps the sums for the norms."""
 
-    def __init__(self, accumulate: DType, output: DType, k: int, zero_mean: bool) -> None:
-        steps = -(-k // K_STEP)
-        self.c = math.expm1(steps * math.log1p(STEP[accumulate]))
+    def __init__(self, steps: int, step: float, accumulate: DType, output: DType, zero_mean: bool, sums: int) -> None:
+        self.c = math.expm1(steps * math.log1p(step) + sums * math.log1p(FP32.roundoff))
         self.tiny = steps * TINY[accumulate] * (1 + self.c)
         self.u = output.roundoff
         self.half_subnormal = float(_finfo(output.numpy).smallest_subnormal) / 2
@@ -128,11 +184,10 @@ class _Judge:
         self.elements = self.wrong = 0
         self.max_error, self.ratio, self.worst = 0.0, 0.0, "none"
 
-    def judge(self, out: Array, a: Array, b: Array, a_normal: float, b_normal: float, origin: tuple[int, ...]) -> None:
+    def judge(self, out: Array, factors: Factors, normal: tuple[float, float], origin: tuple[int, ...]) -> None:
         if not out.size:
             return
-        reference = exact(a, b)
-        p = exact(_raised(a, a_normal), _raised(b, b_normal))
+        reference, p = factors.product, factors.raised(*normal).product
         with np.errstate(invalid="ignore", over="ignore"):
             value = out.astype(np.float64)
             lost = self.c * p + self.tiny
@@ -150,7 +205,7 @@ class _Judge:
         ratio: Array = np.where(judged, error / np.where(judged, bound, 1.0), error)
         self.wrong += int(np.count_nonzero(ratio > 1))
         self.elements += int(np.count_nonzero(judged))
-        q_squared = exact(np.square(a), np.square(b)) if self.zero_mean else np.square(p)
+        q_squared = factors.each(np.square).product if self.zero_mean else np.square(p)
         self.squares += [float(x[judged].sum()) for x in (np.square(error), np.square(reference), q_squared)]
         self.max_error = max(self.max_error, float(error.max()))
         at = np.unravel_index(int(ratio.argmax()), ratio.shape)
@@ -177,9 +232,17 @@ def _smallest_normal(x: Array) -> float:
 
 
 def _raised(x: Array, smallest_normal: float) -> Array:
-    """|x|, subnormals as the smallest normal: that is the exponent they are aligned with."""
     magnitude = np.abs(x)
     return np.where(magnitude > 0, np.maximum(magnitude, smallest_normal), magnitude)
+
+
+def _of_blocks(scale: Array | None, rows: int, k: int) -> Array:
+    """A scale of any shape that `gemm` takes, for each row and block of 128 of k; without one ones."""
+    x = np.ones((1, 1)) if scale is None else np.asarray(scale, np.float64)
+    x = x.reshape(1, 1) if x.ndim < 2 else x
+    if x.shape[-2] not in (1, rows):  # 1 of 128
+        x = np.repeat(x, SCALE_BLOCK, axis=-2)[..., :rows, :]
+    return np.broadcast_to(x, (*x.shape[:-2], rows, -(-k // SCALE_BLOCK)))
 
 
 def _at(batch: tuple[int, ...], x: Array) -> tuple[Any, ...]:

@@ -85,13 +85,17 @@ class Mbarrier:
         self._advance()
         return True
 
-    def complete(self, nbytes: int, clock: Clock, bits: int, time: int, *, near: bool) -> None:
+    def complete(self, nbytes: int, clock: Clock, bits: int, time: int, *, near: bool, arrivals: int = 0) -> None:
         """Bytes of an operation have landed, started by one who knew `clock`; they may do so before anybody expects
-        them. `near`: waits of the CTA's scope see them, else only those of the cluster's."""
+        them. `near`: waits of the CTA's scope see them, else only those of the cluster's. `arrivals` come with them."""
         reached = self.arriving.near if near else self.arriving.far
         reached.done |= bits
         self.arriving.near.follow(clock)
         self.tx -= nbytes
+        self.pending -= arrivals
+        if self.pending < 0:
+            over = f"{self.name} phase {self.phase} takes {self.count} arrivals, {self.count - self.pending} came"
+            self.hazards.report("over-arrival", over, self.where, self.buffer)
         self.delivered = True
         self.time = max(self.time, time)
         self._advance()

@@ -29,6 +29,7 @@ class Issue:
     ) -> None:
         self.unit, self.registers, self.memory, self.mbarriers, self.groups = unit, registers, memory, mbarriers, groups
         self.last_wgmma: Running | None = None
+        self.copies: list[tuple[np.ndarray, Running]] = []
 
     def start(self, operation: AsyncOperation) -> None:
         unit, operations = self.unit, self.unit.state.operations
@@ -50,10 +51,23 @@ class Issue:
                 self._enter(running, access, write=True)
         if operation.engine == "tensor":
             self.registers.give(running)
-            running.after, self.last_wgmma = self.last_wgmma, running
+            running.after = (self.last_wgmma,) if self.last_wgmma else ()
+            self.last_wgmma = running
+        if operation.arrives:
+            self.mbarriers.at(unit.cta, operation.arrives[0], clock)
+            running.after = self._copied_by(unit.active)
+        if operation.group == "cp.async":
+            self.copies.append((unit.active.copy(), running))
         operations.add(running)
         if operation.group:
             self.groups.add(operation.group, running)
+
+    def _copied_by(self, threads: np.ndarray) -> tuple[Running, ...]:
+        """The copies by these threads alone since they last arrived for their copies."""
+        covered = [bool((~copied | threads).all()) for copied, _ in self.copies]
+        found = tuple(running for (_, running), own in zip(self.copies, covered, strict=True) if own)
+        self.copies = [copy for copy, own in zip(self.copies, covered, strict=True) if not own]
+        return found
 
     def _check_threads(self, operation: AsyncOperation) -> None:
         threads = int(self.unit.active.sum())

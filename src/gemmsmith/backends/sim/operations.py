@@ -25,7 +25,7 @@ class Running:
     bits: tuple[int, int]
     end: int
     where: Where
-    after: Running | None = None
+    after: tuple[Running, ...] = ()
     finished: bool = False
     writes: dict[Warp, int] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ class Operations:
 
     def completable(self) -> list[Running]:
         """Those that may end next: wgmmas end in order."""
-        return [r for r in self.running if r.after is None or r.after.finished]
+        return [r for r in self.running if all(before.finished for before in r.after)]
 
     def complete(self, running: Running) -> None:
         """An operation ends: its data moves, and its mbarriers are told."""
@@ -63,6 +63,13 @@ class Operations:
         if operation.engine == "tensor":
             self.worked(operation.work)
         bits = running.bits[0] | running.bits[1]
+        if operation.arrives:
+            address, threads = operation.arrives
+            for copy in running.after:
+                bits |= copy.bits[0] | copy.bits[1]
+            running.cta.mbarriers[address & OFFSET_MASK].complete(
+                0, running.clock, bits, running.end, near=True, arrivals=threads
+            )
         for rank, address, nbytes in operation.completes:
             cta = running.cta.peer(rank)
             near = operation.proxy == "async" or cta is running.cta

@@ -43,7 +43,8 @@ def run(
         addresses["workspace"] = memory.place(space, "workspace", unwritten=True)
     words = np.zeros(max(launches.flag_bytes, 4) // 4, np.uint32)
     addresses["flags"] = memory.place(words, "flags", granule=4)
-    total, worked = sum(_tensor_cycles(launches.spec, launch) for launch in launches.all), 0.0
+    spec, worked = launches.spec, 0.0
+    total = sum(_tensor_cycles(spec, launch) for launch in launches.all) if spec else 1
 
     def work(done: float) -> None:
         nonlocal worked
@@ -55,9 +56,9 @@ def run(
     for launch in launches.all:
         size = launch.kernel.cluster[0]
         grid = size * min(launch.clusters, max(1, RESIDENT_CTAS // size))
-        results.append(
-            simulate(launch.kernel, grid, launch.at(addresses), memory, seed=seed, dependent=True, worked=work)
-        )
+        with np.errstate(all="ignore"):  # infinities and NaN are results like others
+            done = simulate(launch.kernel, grid, launch.at(addresses), memory, seed=seed, dependent=True, worked=work)
+        results.append(done)
     hazards = [hazard for done in results for hazard in done.hazards]
     if words.any():
         hazards.append(Hazard("semaphore", f"{np.count_nonzero(words)} flags are left raised", Where("?", 0)))

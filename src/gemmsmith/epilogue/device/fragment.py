@@ -9,17 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
+from gemmsmith.core.dtypes import E4M3, E5M2, INT32, DType
 from gemmsmith.core.mma import CHUNK, HALF_ROWS, WGMMA_M, fragment_column, fragment_row
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.types import F32, U32
+from gemmsmith.lang.types import F32, I32, U32, Type
 from gemmsmith.lang.values import Registers, Value
 
 Index = int | Value
 """Known at build time, or made of the index of an unrolled loop."""
 Pair = Callable[[Any, int], tuple[Value, Value]]
-"""(chunk, half) -> the thread's two neighbouring elements, fp32. Where rows are paired the only half is 0."""
+"""(chunk, half) -> the thread's two neighbouring elements, fp32, or int32 for a tile of that. Where rows are paired the
+only half is 0."""
 
 
 def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, pack: Callable[[Registers], None]) -> None:
@@ -37,13 +38,13 @@ def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, pack:
         low, high = pair(i // halves, i % halves)
         if tile.major == "MN":
             for x, offset in zip((low, high), _element_offsets(tile, chunk + i // halves, i % halves), strict=True):
-                one = current().registers(F32, 1, "element")
+                one = current().registers(_register(tile.dtype), 1, "element")
                 one[0] = x
                 hw.store_shared(one, buffer + offset)
             continue
         address = buffer + _pair_offset(tile, chunk + i // halves, i % halves)
-        if tile.dtype == FP32:
-            values = current().registers(F32, 2, "pair")
+        if tile.dtype.bits == 32:
+            values = current().registers(_register(tile.dtype), 2, "pair")
             values[0], values[1] = low, high
             hw.store_shared(values, address)
         else:
@@ -88,6 +89,11 @@ def held_pairs(held: Registers, halves: int) -> Pair:
     return pair
 
 
+def _register(dtype: DType) -> Type:
+    """What holds an element of 32 bits."""
+    return I32 if dtype == INT32 else F32
+
+
 _FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
 
 
@@ -123,7 +129,7 @@ def _row(tile: Tile, half: int) -> Value:
 def _pair_offset(tile: Tile, chunk: Index, half: int) -> Value:
     """Where this lane's pair of a chunk lies, in that half of the warp's rows."""
     k, row, size = current(), _row(tile, half), tile.dtype.bytes
-    if tile.dtype == FP32:  # 8 columns are two 16-byte chunks, a pair is half of one
+    if tile.dtype.bits == 32:  # 8 columns are two 16-byte chunks, a pair is half of one
         return _offset(tile, row, k.lane % 4 // 2 + 2 * chunk, k.lane % 2 * 8)
     return _offset(tile, row, chunk * size // 2, fragment_column(k.lane) * size + chunk % 2 * 8)
 

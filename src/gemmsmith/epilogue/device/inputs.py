@@ -11,7 +11,7 @@ from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.operand import tensor_map
-from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, DType
+from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, UE8M0, DType
 from gemmsmith.core.graph import Extent, Operand
 from gemmsmith.core.mma import CHUNK, HALF_ROWS, WGMMA_M, fragment_column, fragment_row
 from gemmsmith.core.pointer import Pointer
@@ -122,6 +122,8 @@ class Addressed:
         """An element as fp32, zero where not `inside`; an integer is rounded, exact up to 2^24."""
         if self.dtype == BOOL:
             return current().select(hw.load_global_narrow(where, inside, 8).to(U32) != 0, 1.0, Constant(F32, 0.0))
+        if self.dtype == UE8M0:
+            return hw.unpack_ue8m0(hw.load_global_narrow(where, inside, 8).to(U32))
         if self.dtype.bytes == 2:
             return as_fp32(hw.load_global_narrow(where, inside, 16).to(U32), self.dtype)
         words = current().registers(F32 if self.dtype == FP32 else U32, self.dtype.bytes // 4, "element")

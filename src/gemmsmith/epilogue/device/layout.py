@@ -126,7 +126,7 @@ def layout(spec: KernelSpec) -> Layout:
         if extents[r.node].is_matrix and r.dtype
     ]
     vectors = _vectors(graph, n, spec.warpgroup_rows)
-    free = SHARED_LIMIT - config.stages * (spec.stage_bytes + BARRIER_BYTES) - spec.exchange_bytes
+    free = SHARED_LIMIT - config.stages * (spec.stage_bytes + spec.scale_bytes + BARRIER_BYTES) - spec.exchange_bytes
     free -= ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
     free -= -(-config.consumers * sum(4 * count for _, count in vectors) // ALIGNMENT) * ALIGNMENT
     free //= config.consumers

@@ -20,7 +20,7 @@ from gemmsmith.epilogue.device.inputs import Addressed, Part, Position, boxes_at
 from gemmsmith.epilogue.device.layout import Layout
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedBuffer
-from gemmsmith.lang.types import F32, U16
+from gemmsmith.lang.types import F32, I32, U16
 from gemmsmith.lang.values import Value
 
 
@@ -136,8 +136,8 @@ class Stores:
 
 
 def _move(address: Value, where: Value, inside: Value, dtype: DType) -> None:
-    if dtype == FP32:
-        one = current().registers(F32, 1, "element")
+    if dtype.bits == 32:
+        one = current().registers(F32 if dtype == FP32 else I32, 1, "element")
         hw.load_shared(one, address)
         hw.store_global(one, where, inside)
         return

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.dtypes import FP32, INT32, DType
 from gemmsmith.core.graph import Extent, Graph
 from gemmsmith.epilogue.device import fragment
 from gemmsmith.epilogue.device.held import last_of_product
@@ -160,6 +160,8 @@ class Piece:
                 for first in range(0, spot.count, 2):
                     pair = partial(_shifted, here, r.node, first)
                     pack: partial[None] = partial(_pack, pair, 2 // e.stored[r.name].height, r.dtype)
+                    if r.dtype == INT32:  # the product as it is
+                        pair = partial(_integers, self.accumulator, self.block, chunk + (self.column // 8 + first))
                     if self.graph.nodes[r.node].op == "accumulator":
                         first_chunk = (chunk + (self.column // 8 + first)).named("chunk_of_tile")
                         pack = partial(_pack_product, self.accumulator, self.block, first_chunk, r.dtype)
@@ -176,6 +178,10 @@ class Piece:
 def _product(accumulator: Accumulator, block: Value, chunk: Value, j: int, half: int) -> tuple[Value, Value]:
     i = ((chunk + j) * 2 + half).named("pair")
     return accumulator.element(block, i, 0), accumulator.element(block, i, 1)
+
+
+def _integers(accumulator: Accumulator, block: Value, chunk: Value, j: int, half: int) -> tuple[Value, Value]:
+    return accumulator.integers(block, ((chunk + j) * 2 + half).named("pair"))
 
 
 def _from(pair: fragment.Pair, begin: int, chunk: Value, half: int) -> tuple[Value, Value]:

@@ -1,0 +1,77 @@
+"""Quantising, as the kernels compute it, bit for bit: in fp32, each operation rounded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gemmsmith.core.dtypes import FP32, INT8, DType
+
+Array = np.ndarray[Any, Any]
+BLOCK = 128
+
+
+def quantize(x: Array, recipe: str, dtype: DType, scale_dtype: DType) -> tuple[Array, Array]:
+    """(values, scales) of an array (..., m, k); what shares a scale is "tensor", "rows", "1x128" or "128x128"."""
+    *batch, m, k = x.shape
+    wide = x.astype(np.float32)
+    if recipe == "tensor":
+        scale, inverse = scaled(np.abs(wide).max(initial=0.0), dtype, scale_dtype)
+        with np.errstate(invalid="ignore"):
+            return rounded(wide * inverse, dtype), scale
+    rows, columns = {"rows": (1, max(k, 1)), "1x128": (1, BLOCK), "128x128": (BLOCK, BLOCK)}[recipe]
+    down, abreast = -(-m // rows), max(-(-k // columns), int(recipe == "rows"))
+    padded = np.zeros((*batch, down * rows, abreast * columns), np.float32)
+    padded[..., :m, :k] = wide
+    amax = np.abs(padded).reshape(*batch, down, rows, abreast, columns).max(axis=(-3, -1), initial=0.0)
+    scales, inverse = scaled(amax, dtype, scale_dtype)
+    spread = inverse.repeat(rows, axis=-2).repeat(columns, axis=-1)[..., :m, :k]
+    with np.errstate(invalid="ignore"):
+        return rounded(wide * spread, dtype), scales
+
+
+def dequantize(values: Array, scales: Array, shares: tuple[int, int], dtype: DType) -> Array:
+    """values * scales, each of which `shares` rows and columns have."""
+    m, k = values.shape[-2:]
+    wide = scales.astype(np.float32)
+    for axis, share in zip((-2, -1), shares, strict=True):
+        wide = wide.repeat(share, axis=axis)
+    with np.errstate(invalid="ignore", over="ignore"):
+        found: Array = (values.astype(np.float32) * wide[..., :m, :k]).astype(dtype.numpy)
+    return found
+
+
+def scaled(amax: Array, dtype: DType, scale_dtype: DType) -> tuple[Array, Array]:
+    """The scales for these largest magnitudes, and what elements are multiplied by."""
+    limit, amax = largest(dtype), np.asarray(amax, np.float32)
+    bounded = np.maximum(amax, limit * np.float32(2.0**-126))
+    with np.errstate(invalid="ignore"):
+        scale = np.where(amax == 0, np.float32(1), bounded * (1 / limit))
+        inverse = np.where(amax == 0, np.float32(1), limit / bounded)
+    if scale_dtype == FP32:
+        return scale, inverse
+    finite = np.isfinite(scale)
+    exponent = np.where(finite, np.ceil(np.log2(np.where(finite, scale, 1).astype(np.float64))), 0)
+    powers = np.where(finite, 2.0**exponent, np.nan).astype(ml_dtypes.float8_e8m0fnu)
+    return powers, np.where(finite, 2.0**-exponent, 0).astype(np.float32)
+
+
+def rounded(x: Array, dtype: DType) -> Array:
+    """fp32 to 8 bits, to nearest even, at most the largest value; NaN has one representation, and is 0 in int8."""
+    limit = largest(dtype)
+    if dtype == INT8:
+        bits = np.rint(np.clip(np.nan_to_num(x), -128, 127)).astype(np.int8)
+    else:
+        bits = np.clip(x, -limit, limit).astype(dtype.numpy).view(np.uint8)
+        bits = np.where(np.isnan(x), np.uint8(0x7F), bits)
+    found: Array = bits.view(dtype.numpy)
+    return found
+
+
+def largest(dtype: DType) -> np.float32:
+    """The largest magnitude that has its negative too."""
+    if dtype == INT8:
+        return np.float32(127)
+    return np.float32(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]

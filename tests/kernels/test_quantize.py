@@ -1,0 +1,102 @@
+"""The kernels that quantise: ptxas spills nothing, with as many CTAs in an SM as are asked for; no barrier is missing
+and none is idle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.mutants.mutate import _changes
+
+from gemmsmith.backends.cuda.compiler import compile_source
+from gemmsmith.backends.sim import GlobalMemory, Hazard, simulate
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, UE8M0, DType
+from gemmsmith.core.problem import Matrix
+from gemmsmith.kernels.dequantize import DequantizeSpec, dequantize
+from gemmsmith.kernels.held import BLOCK
+from gemmsmith.kernels.quantize import SLOTS, BoundQuantize, Kind, QuantizeSpec, amax, quantize
+from gemmsmith.lang.kernel import Kernel
+
+COPIES: list[tuple[Kind | None, Kind | None]] = [
+    ("row", None), (None, "column"), ("row", "column"), ("tile", None), (None, "tile"), ("tile", "tile"), ("all", None),
+    (None, "all"), ("all", "all"),
+]  # fmt: skip
+
+
+def check(kernel: Kernel) -> None:
+    r = compile_source(kernel.source, kernel.name).resources
+    assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
+    assert r.registers <= kernel.register_cap
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("source", [BF16, FP16, FP32])
+@pytest.mark.parametrize("copies", COPIES)
+def test_no_spills(copies: tuple[Kind | None, Kind | None], source: DType, chunked: bool) -> None:
+    check(quantize(QuantizeSpec(source, E4M3, FP32, *copies, chunked=chunked)))
+    check(quantize(QuantizeSpec(source, E5M2, UE8M0, *copies, chunked=chunked)))
+    check(quantize(QuantizeSpec(source, INT8, FP32, *copies, chunked=chunked)))
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("source", [BF16, FP16, FP32])
+def test_whole_rows_and_columns_do_not_spill(source: DType, chunked: bool) -> None:
+    for columns in (128, 512, 2048, 4096, 8192, 16384):
+        check(quantize(QuantizeSpec(source, E4M3, FP32, "row", None, True, columns, chunked)))
+    check(quantize(QuantizeSpec(source, E4M3, FP32, None, "column", True, chunked=chunked)))
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+def test_the_others_do_not_spill(dtype: DType, chunked: bool) -> None:
+    check(amax(dtype, chunked))
+    for per_column in (False, True):
+        check(dequantize(DequantizeSpec(E4M3, FP32, dtype, per_column, chunked)))
+        check(dequantize(DequantizeSpec(E5M2, UE8M0, dtype, per_column, chunked)))
+        check(dequantize(DequantizeSpec(INT8, FP32, dtype, per_column, chunked)))
+
+
+SYNCHRONISED = [
+    QuantizeSpec(BF16, E4M3, FP32, "row", "column"),
+    QuantizeSpec(BF16, E4M3, FP32, "tile", "tile"),
+    QuantizeSpec(BF16, E4M3, FP32, "tile", None),
+    QuantizeSpec(BF16, E4M3, FP32, None, "tile"),
+    QuantizeSpec(BF16, E4M3, FP32, "all", "all"),
+    QuantizeSpec(BF16, E4M3, FP32, "row", None, True, 512),
+    QuantizeSpec(BF16, E4M3, FP32, "row", None, True, 2048),
+    QuantizeSpec(BF16, E4M3, FP32, None, "column"),
+    QuantizeSpec(BF16, E4M3, FP32, None, "column", True),
+]
+
+
+def hazards(kernel: Kernel, spec: QuantizeSpec) -> list[Hazard]:
+    """Of a CTA with several tiles, or several in whole rows and columns."""
+    rows, columns = (40, 3000) if spec.columns > BLOCK else (260, 260)
+    memory, made = GlobalMemory(), {"source": (rows, columns)}
+    for way, (m, n) in (("along", (rows, columns)), ("across", (columns, rows))):
+        made |= {way: (m, n), f"{way}_scales": (m, -(-n // BLOCK))}
+    arrays, places = {}, {"slots": memory.place(np.ones(SLOTS, np.float32), "slots", writable=False)}
+    for name, (m, n) in made.items():
+        dtype = spec.source if name == "source" else spec.scales if "scales" in name else spec.values
+        pitch = -(-n // 16) * 16
+        places[name] = memory.place(np.zeros((m, pitch), dtype.numpy), name, granule=min(2, dtype.bytes))
+        arrays[name] = Matrix(dtype, m, n, pitch, 1)
+    arguments = kernel.arguments(BoundQuantize(arrays, spec.columns, spec.walk))
+    arguments |= {name: place for name, place in places.items() if name in arguments}
+    return simulate(kernel, 1, arguments, memory, dependent=True).hazards
+
+
+@pytest.mark.parametrize("spec", SYNCHRONISED, ids=lambda spec: spec.name)
+def test_every_barrier_is_needed(spec: QuantizeSpec) -> None:
+    """Without one of them, or without the wait for the grid before, the simulator reports it."""
+    assert hazards(quantize.__wrapped__(spec), spec) == []
+    deletions = 0
+    while True:
+        kernel = quantize.__wrapped__(spec)
+        changes = [c for c in _changes(kernel) if c[0] == "delete" and c[1] in ("sync_threads", "grid_dependency_wait")]
+        if deletions == len(changes):
+            break
+        _, target, where, apply = changes[deletions]
+        apply()
+        assert {hazard.kind for hazard in hazards(kernel, spec)} & {"race", "uninitialised read"}, (target, where)
+        deletions += 1
+    assert deletions > 1

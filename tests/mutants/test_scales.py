@@ -1,0 +1,155 @@
+"""Mistakes in promotion and in block scales: each is a hazard, or shows in the digits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.scales import digits, ones
+
+import gemmsmith
+from gemmsmith import Config
+from gemmsmith.collective import pipeline, scales
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.promotion import Promotion
+from gemmsmith.collective.scales import BlockScales, StagedScales
+from gemmsmith.kernels.build import build
+
+CONFIG = Config(tile=(128, 104, 128), cluster=(1, 1), stages=3, consumers=2)
+M, N, K = 200, 230, 700
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def _unbroken_afterwards() -> Iterator[None]:
+    build.cache_clear()
+    yield
+    build.cache_clear()
+
+
+def _shifted(p: Patch, blocks: int) -> None:
+    begin = StagedScales.begin
+
+    def shifted(self: Any, *given: Any) -> None:
+        begin(self, *given)
+        self._at.set(self._at.get() + self._step * blocks)
+
+    p.setattr(StagedScales, "begin", shifted)
+
+
+def the_next_blocks_scales(p: Patch) -> None:
+    _shifted(p, 1)
+
+
+def the_scales_of_the_block_before(p: Patch) -> None:
+    _shifted(p, -1)
+
+
+def a_partial_sum_that_is_not_cleared(p: Patch) -> None:
+    multiply = Accumulator.multiply
+    p.setattr(Accumulator, "multiply", lambda self, a, b, accumulate: multiply(self, a, b, True))
+
+
+def a_total_that_is_not_cleared(p: Patch) -> None:
+    p.setattr(Accumulator, "clear", lambda self: None)
+
+
+def promotion_before_the_wait(p: Patch) -> None:
+    p.setattr(Promotion, "wait", lambda self: None)
+
+
+def release_before_the_wait(p: Patch) -> None:
+    add, wait = Promotion.add, Promotion.wait
+
+    def waits(self: Any, *given: Any) -> None:
+        wait(self)
+        add(self, *given)
+
+    p.setattr(Promotion, "wait", lambda self: None)
+    p.setattr(Promotion, "add", waits)
+
+
+def scales_read_after_the_release(p: Patch) -> None:
+    read, add = Promotion.read_scales, Promotion.add
+
+    def reads(self: Any, part: Any) -> None:
+        read(self, self.stage)
+        add(self, part)
+
+    p.setattr(Promotion, "read_scales", lambda self, stage: setattr(self, "stage", stage))
+    p.setattr(Promotion, "add", reads)
+
+
+def a_release_by_one_lane_before_others_have_read(p: Patch) -> None:
+    p.setattr(scales.hw, "sync_warp", lambda: None)
+
+
+def an_arrival_before_the_copies_have_landed(p: Patch) -> None:
+    p.setattr(pipeline.hw, "cp_async_arrive", pipeline.hw.mbarrier_arrive)
+
+
+def copies_into_stages_that_are_not_free(p: Patch) -> None:
+    p.setattr(pipeline.PipelineTmaAsync, "beside_acquire", lambda self, state: None)
+
+
+def the_scales_of_a_and_b_swapped(p: Patch) -> None:
+    of = scales._scale
+    p.setattr(scales, "_scale", lambda problem, index: of(problem, 1 - index))
+
+
+def the_border_8_columns_off(p: Patch) -> None:
+    at_column = BlockScales._at_column
+    p.setattr(BlockScales, "_at_column", lambda self, factors, column: at_column(self, factors, column + 8))
+
+
+def the_rows_of_the_other_half(p: Patch) -> None:
+    p.setattr(scales, "HALF_ROWS", -scales.HALF_ROWS)
+
+
+def the_rows_of_the_tile_for_every_warpgroup(p: Patch) -> None:
+    begin = BlockScales.begin
+    p.setattr(BlockScales, "begin", lambda self, tile, first_row: begin(self, tile, first_row - first_row))
+
+
+def rows_beyond_the_last(p: Patch) -> None:
+    begin = StagedScales.begin
+
+    def unbounded(self: Any, *given: Any) -> None:
+        begin(self, *given)
+        self._left = self._left + 1000
+
+    p.setattr(StagedScales, "begin", unbounded)
+
+
+COARSE, EACH = (1, 128), (1, 1)
+MUTANTS = [
+    (the_next_blocks_scales, COARSE), (the_next_blocks_scales, EACH), (the_scales_of_the_block_before, COARSE),
+    (a_partial_sum_that_is_not_cleared, COARSE), (a_total_that_is_not_cleared, COARSE),
+    (promotion_before_the_wait, COARSE), (release_before_the_wait, COARSE), (scales_read_after_the_release, COARSE),
+    (scales_read_after_the_release, EACH), (a_release_by_one_lane_before_others_have_read, COARSE),
+    (an_arrival_before_the_copies_have_landed, COARSE), (copies_into_stages_that_are_not_free, COARSE),
+    (the_scales_of_a_and_b_swapped, COARSE), (the_scales_of_a_and_b_swapped, (128, 128)),
+    (the_border_8_columns_off, COARSE), (the_rows_of_the_other_half, COARSE),
+    (the_rows_of_the_tile_for_every_warpgroup, COARSE), (rows_beyond_the_last, COARSE), (rows_beyond_the_last, EACH),
+]  # fmt: skip
+
+
+def is_wrong(recipe: tuple[int, int], seed: int) -> bool:
+    """Whether something is reported, or a digit differs."""
+    (scale_a, scale_b), want = digits(M, N, K, recipe)
+    out = np.full((M, N), np.nan, np.float32)
+    done = gemmsmith.simulate(*ones(M, N, K), scale_a=scale_a, scale_b=scale_b, out=out, config=CONFIG, seed=seed)
+    return bool(done.hazards) or not np.array_equal(out, want)
+
+
+@pytest.mark.parametrize(("mutate", "recipe"), MUTANTS, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_every_mistake_is_found(mutate: Any, recipe: tuple[int, int], monkeypatch: Patch) -> None:
+    mutate(monkeypatch)
+    assert any(is_wrong(recipe, seed) for seed in range(3))
+
+
+@pytest.mark.parametrize("recipe", [COARSE, EACH, (128, 128)])
+def test_without_one_nothing_is_wrong(recipe: tuple[int, int]) -> None:
+    assert not any(is_wrong(recipe, seed) for seed in range(3))

@@ -1,0 +1,221 @@
+"""Promoted sums of fp8 products and block scales in the simulator: which scale is applied where, and how exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as some
+from tests.scales import E4M3, E5M2, FP32, RECIPES, UE8M0, digits, ones, operands, scales, within
+
+import gemmsmith
+from gemmsmith import ArgumentError, Config, ConfigError
+from gemmsmith.backends.reference import bounds
+from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.dtypes import FP32 as SINGLE
+
+TILE = Config(tile=(64, 64, 128), cluster=(1, 1), consumers=1, stages=3)
+CONFIGS = [
+    TILE,
+    TILE.replace(tile=(128, 128, 128), consumers=2),
+    TILE.replace(tile=(256, 96, 128), consumers=2, stages=2, serpentine=True),
+    TILE.replace(tile=(192, 160, 128), consumers=3, stages=2),
+    TILE.replace(tile=(128, 256, 128), consumers=2, stages=2, cluster=(1, 2)),
+    TILE.replace(tile=(64, 208, 128), cluster=(2, 1)),
+    TILE.replace(tile=(64, 24, 128), swap_ab=True),
+    TILE.replace(tile=(128, 40, 128), consumers=2, splits=3),
+    TILE.replace(tile=(64, 104, 128), splits=0, serpentine=True),
+    TILE.replace(tile=(64, 64, 128), cluster_splits=2, swap_ab=True),
+    TILE.replace(tile=(128, 72, 128), cluster_splits=3, alias_epilogue=True),
+    TILE.replace(tile=(128, 64, 128), consumers=2, sync_clusters=True, pdl=True),
+]
+
+
+def simulated(a, b, scale_a, scale_b, **options):
+    """The product, whose result is poisoned first; without hazards."""
+    out = np.full((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), np.nan, np.float32)
+    done = gemmsmith.simulate(a, b, scale_a=scale_a, scale_b=scale_b, out=out, **options)
+    assert done.hazards == []
+    return out
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_every_scale_is_applied_where_it_belongs(config: Config, recipe, rng: np.random.Generator) -> None:
+    """Ones, scaled by powers of two: each sum is exact, and another scale in it would show."""
+    if recipe[1] == 1 and config.tile[1] > 128:  # there are no registers for so many columns' scales
+        config = config.replace(tile=(config.tile[0], 96, 128))
+    m, n, k = (int(rng.integers(1, most)) for most in (300, 400, 128 * 8))
+    layout = {"turned": bool(rng.integers(2)), "pad": int(rng.integers(1, 5))}
+    (scale_a, scale_b), want = digits(m, n, k, recipe, **layout)
+    out = simulated(*ones(m, n, k), scale_a, scale_b, config=config, seed=int(rng.integers(1000)))
+    np.testing.assert_array_equal(out, want)
+
+
+@settings(max_examples=40)
+@given(
+    config=some.sampled_from(CONFIGS), m=some.integers(1, 300), n=some.integers(1, 300), k=some.integers(0, 600),
+    recipe=some.sampled_from([*RECIPES, (0, 0)]), dtypes=some.tuples(*[some.sampled_from([E4M3, E5M2])] * 2),
+    dtype=some.sampled_from([FP32, UE8M0]), spread=some.sampled_from([2, 20]), turned=some.booleans(),
+    pad=some.integers(1, 4), seed=some.integers(0, 10_000),
+)  # fmt: skip
+def test_each_element_is_within_its_bound(config, m, n, k, recipe, dtypes, dtype, spread, turned, pad, seed) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = operands(rng, m, n, k, dtypes)
+    scale_a, scale_b = scales(rng, m, n, k, recipe, spread=spread, dtype=dtype, turned=turned, pad=pad)
+    try:
+        out = simulated(a, b, scale_a, scale_b, config=config, seed=seed)
+    except ConfigError:
+        reject()
+    bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
+
+
+@pytest.mark.parametrize("k", [0, 1, 127, 128, 129])
+@pytest.mark.parametrize("n", range(1, 8))
+def test_the_smallest(n: int, k: int, rng: np.random.Generator) -> None:
+    for recipe in RECIPES:
+        (scale_a, scale_b), want = digits(3, n, k, recipe)
+        np.testing.assert_array_equal(simulated(*ones(3, n, k), scale_a, scale_b, config=TILE), want)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), "rows"])
+@pytest.mark.parametrize("accumulate", ["promoted", "fast"])
+def test_scales_of_tensors_rows_and_columns(shape, accumulate: str, rng: np.random.Generator) -> None:
+    m, n, k = 70, 50, 300
+    a, b = operands(rng, m, n, k)
+    of_a, of_b = ((m, 1), (1, n)) if shape == "rows" else (shape, shape)
+    scale_a, scale_b = (np.asarray(rng.uniform(0.5, 2, x), np.float32) for x in (of_a, of_b))
+    out = simulated(a, b, scale_a, scale_b, accumulate=accumulate, config=TILE)
+    want = (a.astype(np.float64) @ b.astype(np.float64)) * scale_a * scale_b
+    np.testing.assert_allclose(out, want, rtol=1e-2, atol=1e-2 * np.abs(want).mean())
+    promoted = accumulate == "promoted"
+    bounds.check(out, a, b, SINGLE, SINGLE, promoted=promoted, scale_a=scale_a, scale_b=scale_b).require()
+
+
+def test_one_side_in_blocks_the_other_as_a_whole(rng: np.random.Generator) -> None:
+    a, b = operands(rng, 70, 50, 300)
+    scale_a, _ = scales(rng, 70, 50, 300, (1, 0))
+    out = simulated(a, b, scale_a, 0.5, config=TILE)
+    bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=np.float32(0.5)).require()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_batches(own: bool, rng: np.random.Generator) -> None:
+    """Scales of each product of the batch, or the same for all."""
+    a = within(rng.standard_normal((3, 70, 200), np.float32).astype(E4M3))
+    b = within(rng.standard_normal((50, 200), np.float32).astype(E4M3)).T
+    scale_a = rng.uniform(0.5, 2, (3, 70, 2) if own else (70, 2)).astype(np.float32)
+    scale_b = rng.uniform(0.5, 2, (3, 2, 1) if own else (2, 1)).astype(np.float32)
+    out = simulated(a, b, scale_a, scale_b, config=TILE)
+    bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
+
+
+def test_scales_that_are_zero_infinite_or_nan(rng: np.random.Generator) -> None:
+    """As IEEE has it of a block's sum times its scale; what they do not scale stays."""
+    a, b = ones(70, 50, 300)
+    (scale_a, scale_b), want = digits(70, 50, 300, (1, 128))
+    assert scale_a is not None
+    first = 128 * scale_a[3, 0] * scale_b[0, 0]
+    scale_a[3, 0], scale_a[5, 1], scale_a[69, 2] = 0, np.inf, np.nan
+    out = simulated(a, b, scale_a, scale_b, config=TILE)
+    want[3], want[5], want[69] = want[3] - first, np.inf, np.nan
+    np.testing.assert_array_equal(out, want)
+
+
+def test_bytes_are_powers_of_two(rng: np.random.Generator) -> None:
+    """The smallest, the largest and NaN."""
+    a, b = ones(64, 16, 128)
+    exponents = np.full((64, 1), 127, np.uint8)
+    exponents[:4, 0] = 0, 1, 246, 255
+    out = simulated(a, b, exponents, None, config=TILE)
+    np.testing.assert_array_equal(out[:4, 0], np.float32([2.0**-120, 2.0**-119, 2.0**126, np.nan]))
+    np.testing.assert_array_equal(out[4:], 128)
+
+
+def relu_and_bias(acc, bias):
+    return (acc + bias).relu()
+
+
+@pytest.mark.parametrize("config", [CONFIGS[1], CONFIGS[6], CONFIGS[7]], ids=str)
+def test_an_epilogue_gets_the_scaled_product(config: Config, rng: np.random.Generator) -> None:
+    m, n, k = 100, 120, 500
+    a, b = operands(rng, m, n, k)
+    bias = rng.standard_normal(n).astype(np.float32)
+    for recipe in ((1, 128), (1, 0)):
+        scale_a, scale_b = scales(rng, m, n, k, recipe)
+        scale_b = np.float32(0.25) if scale_b is None else scale_b
+        out, want = (np.full((m, n), np.nan, BF16.numpy) for _ in range(2))
+        options = {"scale_a": scale_a, "scale_b": scale_b, "epilogue": relu_and_bias, "bias": bias}
+        assert gemmsmith.simulate(a, b, out=out, config=config, **options).hazards == []
+        gemmsmith.gemm(a, b, out=want, backend="reference", **options)
+        size = np.abs(want.astype(np.float64)).max()
+        np.testing.assert_allclose(out.astype(np.float64), want.astype(np.float64), rtol=0.01, atol=0.01 * size)
+
+
+def row_sums(acc):
+    return acc, acc.sum(-1)
+
+
+def test_reductions_of_scaled_products(rng: np.random.Generator) -> None:
+    a, b = ones(100, 120, 300)
+    (scale_a, scale_b), want = digits(100, 120, 300, (1, 128))
+    done = gemmsmith.simulate(a, b, scale_a=scale_a, scale_b=scale_b, epilogue=row_sums, out_dtype="fp32", config=TILE)
+    assert done.hazards == []
+    np.testing.assert_array_equal(done.result[0], want)
+    np.testing.assert_allclose(done.result[1], want.sum(-1), rtol=1e-6)
+
+
+def test_one_plan_serves_all_sizes(rng: np.random.Generator) -> None:
+    a, b = ones(70, 50, 300)
+    (scale_a, scale_b), _ = digits(70, 50, 300, (1, 128))
+    plan = gemmsmith.plan(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype="fp32", config=TILE)
+    for m, n, k in ((1, 130, 1000), (200, 70, 128)):
+        (scale_a, scale_b), want = digits(m, n, k, (1, 128))
+        done = plan.simulate(*ones(m, n, k), scale_a=scale_a, scale_b=scale_b)
+        assert done.hazards == []
+        np.testing.assert_array_equal(done.result, want)
+
+
+def test_promotion_keeps_what_the_tensor_core_loses(rng: np.random.Generator) -> None:
+    """A large k-block, then small ones, which 13 bits below the largest would not show."""
+    a, b = ones(64, 64, 128 * 20)
+    a[:, :128] = 256
+    b[:128] = 256
+    out = simulated(a, b, None, None, config=TILE)
+    np.testing.assert_array_equal(out, 128 * 2.0**16 + 128 * 19)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"scale_a": np.ones((70, 4), np.float32)},
+            r"scale_a: got shape \(70, 4\); for a of shape \(70, 300\) use one",
+        ),
+        ({"scale_a": np.ones(70, np.float32)}, r"scale_a: got shape \(70,\)"),
+        ({"scale_b": np.ones((50, 3), np.float32)}, r"scale_b: got shape \(50, 3\); .* \(3, 50\), \(3, 1\)"),
+        ({"scale_b": np.ones((2, 3, 50), np.float32)}, "scale_b: got shape"),
+        ({"scale_a": np.ones((70, 3), np.float16)}, "scale_a: got dtype fp16; use fp32, or ue8m0"),
+        ({"scale_a": "x"}, "scale_a: got builtins.str"),
+        (
+            {"scale_a": np.ones((70, 3), np.float32), "accumulate": "fast"},
+            "scale_a: got block scales, .* they need fp8",
+        ),
+        ({"accumulate": "fp32"}, "accumulate: got 'fp32' for operands of fp8_e4m3; use promoted or fast"),
+        ({"config": TILE.replace(tile=(64, 64, 64))}, 'tile K: got 64 with accumulate="promoted"; use 128'),
+        ({"config": TILE.replace(design="tma")}, 'accumulate: got "promoted" with tma; use the design cooperative'),
+        ({"config": TILE.replace(tile=(128, 256, 128))}, "registers: the accumulators of 128x256 take 320 a thread"),
+    ],
+)
+def test_refusals(options: dict, message: str) -> None:
+    a, b = ones(70, 50, 300)
+    with pytest.raises((ArgumentError, ConfigError), match=message):
+        gemmsmith.plan(a, b, **options)
+
+
+def test_bf16_operands_have_no_block_scales() -> None:
+    a, b = (np.ones((64, 256), BF16.numpy) for _ in range(2))
+    with pytest.raises(ArgumentError, match="scale_a: got block scales, .* they need fp8 operands"):
+        gemmsmith.plan(a, b.T, scale_a=np.ones((64, 2), np.float32))
+    out = gemmsmith.gemm(a, b.T, scale_a=2.0, scale_b=np.full((1, 64), 0.5, np.float32))
+    np.testing.assert_array_equal(out.astype(np.float32), 256)

@@ -1,0 +1,86 @@
+"""Products of 8 and 32 bits are chosen for as 16-bit ones of as many bytes of K."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import gemmsmith
+from gemmsmith import Config, Spec
+from gemmsmith.binding import bind
+from gemmsmith.core.dtypes import BF16, E4M3, FP32, INT8, TF32, DType, as_dtype
+from gemmsmith.core.problem import Problem
+from gemmsmith.tuning.choose import choose, ranked
+from gemmsmith.tuning.depth import for_16_bits, for_operands, in_16_bits
+from gemmsmith.tuning.model import estimate
+from gemmsmith.tuning.space import Space
+
+OPTIONS: dict[str, dict[str, Any]] = {"fp8_e4m3": {"accumulate": "fast"}, "int8": {}, "fp32": {"precision": "tf32"}}
+
+
+def problem(dtype: str, m: int, n: int, k: int, *, output: str = "bf16", k_major: bool = True) -> Problem:
+    b = Spec((k, n), dtype, (1, k) if k_major else None)
+    return bind(Spec((m, k), dtype), b, out_dtype=output, **OPTIONS.get(dtype, {})).problem
+
+
+@pytest.mark.parametrize(("dtype", "k"), [("fp8_e4m3", 8192), ("int8", 8192), ("fp32", 2048)])
+@pytest.mark.parametrize("m", [1, 64, 300, 4096])
+def test_the_same_bytes_have_the_same_choice(dtype: str, k: int, m: int) -> None:
+    wanted = choose(problem("bf16", m, 4096, 4096))
+    found = problem(dtype, m, 4096, k)
+    assert in_16_bits(found) == problem("bf16", m, 4096, 4096)
+    if dtype != "int8" or wanted.tile[1] % 16 == 0:
+        assert for_16_bits(choose(found), found.a.dtype) == wanted
+
+
+@pytest.mark.parametrize(("dtype", "k"), [(BF16, 64), (E4M3, 128), (INT8, 128), (TF32, 32)])
+def test_a_tile_has_as_many_bytes(dtype: DType, k: int) -> None:
+    config = Config(tile=(128, 128, 64))
+    assert for_operands(config, dtype) == config.replace(tile=(128, 128, k))
+    assert for_16_bits(for_operands(config, dtype), dtype) == config
+
+
+@pytest.mark.parametrize("dtype", OPTIONS)
+def test_what_is_packed_is_k_major(dtype: str) -> None:
+    packed = in_16_bits(problem(dtype, 100, 200, 301, k_major=False))
+    assert all(x.tma_ready and not x.column_major for x in packed.operands)
+    assert packed.k == -(-301 * as_dtype(dtype, integers=True).bytes // 2)
+
+
+@pytest.mark.parametrize("dtype", OPTIONS)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 4096), (64, 2112, 7168), (2048, 1000, 512), (7, 3, 0), (3, 5, 17)])
+def test_all_that_are_ranked_can_be_built(dtype: str, m: int, n: int, k: int) -> None:
+    found = ranked(problem(dtype, m, n, k), most=12)
+    assert found
+    for config in found:
+        a, b = Spec((m, k), dtype), Spec((k, n), dtype)
+        plan = gemmsmith.plan(a, b, out_dtype="bf16", config=config, **OPTIONS[dtype])
+        assert plan.kernel.shared_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize(("scale_b", "each_column"), [((56, 32), False), ((56, 4096), True)])
+def test_promoted_sums(scale_b: tuple[int, int], each_column: bool) -> None:
+    """Of designs that can, a block deep; promoting is slower than not, and with a scale of each column more so."""
+    a, b = Spec((4096, 7168), "fp8_e4m3"), Spec((7168, 4096), "fp8_e4m3", (1, 7168))
+    scales = {"scale_a": Spec((4096, 56), "fp32"), "scale_b": Spec(scale_b, "fp32")}
+    config = Config(tile=(128, 128, 128), cluster=(1, 1))  # not swapped
+    scaled, fast = (gemmsmith.plan(a, b, config=config, **x) for x in (scales, {"accumulate": "fast"}))
+    for config in ranked(scaled.problem, most=20):
+        assert (config.design, config.tile[2]) == ("cooperative", 128)
+    some = Space.of([Config(tile=(64, 128, 64), consumers=1), Config(tile=(128, 128, 64), consumers=2)])
+    promoted, unpromoted = (estimate(in_16_bits(p.problem), some).math for p in (scaled, fast))
+    assert promoted[0] == pytest.approx(128 * (2.5 + 0.75 * each_column) + 117)
+    assert unpromoted[0] == pytest.approx(256, rel=0.03)
+    assert promoted[1] <= 1.02 * unpromoted[1]  # another warpgroup multiplies meanwhile
+
+
+@pytest.mark.parametrize("m", [17, 20, 24])
+def test_up_to_eight_rows_more_have_one_choice(m: int) -> None:
+    a, b = Spec((m, 1024), "fp8_e4m3"), Spec((1024, 4096), "fp8_e4m3", (1, 1024))
+    plan = gemmsmith.plan(a, b, scale_a=Spec((m, 8), "fp32"), scale_b=Spec((8, 32), "fp32"))
+    whole = gemmsmith.plan(
+        Spec((24, 1024), "fp8_e4m3"), b, scale_a=Spec((24, 8), "fp32"), scale_b=Spec((8, 32), "fp32")
+    )
+    assert plan.config == whole.config
+    assert plan.problem.accumulate is FP32
