@@ -82,7 +82,7 @@ def peers(case: Case) -> dict[str, Callable[[Case], Any]]:
     except ImportError:
         return found
     found["deepgemm"] = lambda c: deep_gemm.fp8_gemm_nt(
-        (c.a, c.scale_a), (c.b.T, c.scale_b.T.contiguous()), c.d, disable_ue8m0_cast=True
+        (c.a, c.scale_a), (c.b.T, c.scale_b.T.contiguous()), c.d, recipe=(1, 128, 128), disable_ue8m0_cast=True
     )
     return found
 
