@@ -31,7 +31,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "empty_like_kind", poisoned)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     options=options(), shape=shapes(), dtype=some.sampled_from(sorted(DTYPES)), layout=some.sampled_from(LAYOUTS),
     seed=some.integers(0, 1 << 32), special=some.sampled_from([None, None, np.nan, np.inf, -np.inf]),

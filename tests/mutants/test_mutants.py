@@ -39,7 +39,7 @@ CONFIGS += [
 CONFIGS += [CONFIGS[i].replace(swap_ab=True) for i in (1, 4, 9, 11)]
 PROMOTED = [CONFIGS[0].replace(tile=(128, 64, 128)), CONFIGS[1].replace(tile=(256, 32, 128))]
 CONFIGS += PROMOTED
-WHOLE, SHARED, IN_CLUSTER, UNEVEN = (512, 64, 320, 2), (256, 192, 320, 4), (256, 64, 320, 2), (640, 64, 320, 3)
+WHOLE, SHARED, IN_CLUSTER, UNEVEN = (512, 64, 256, 2), (256, 192, 320, 4), (256, 64, 320, 2), (640, 64, 256, 3)
 FLAT = (40, 1024, 320, 2)
 """M, N, K and CTAs: several tiles a CTA, tiles that CTAs share, a last wave that is not whole, several tiles with rows
 that no TMA store reads; and more k-tiles than stages."""
@@ -151,7 +151,7 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes) -> list[H
     if spec.config.sync_clusters:
         m, n, k, grid = UNEVEN
         m, grid = m * spec.cluster_size, grid * spec.cluster_size
-    k = min(k, whole[2]) * (2 if spec.promoted else 1)  # as many k-tiles
+    k = (whole[2] if whole == SHORT else k) * (2 if spec.promoted else 1)  # as many k-tiles
     m, n = (n, m) if spec.config.swap_ab else (m, n)
     a, b = (rng.integers(-4, 5, shape).astype(spec.mma.a.numpy) for shape in ((m, k), (n, k)))
     scales = {}
