@@ -77,15 +77,9 @@ class Binding:
             raise ConfigError("swap_ab: got True for an epilogue that needs a row's columns at once; use False")
         spec = self.spec.with_graph(self.graph)
         problem, swapped, spec, arrays = _oriented(
-            spec,
-            self.arguments,
-            self.shape,
-            self.output,
-            self.mma,
-            self.promoted,
-            self.block_rows,
+            spec, self.arguments, self.shape, self.output, self.mma, self.promoted, self.block_rows,
             swapped=not self.swapped,
-        )
+        )  # fmt: skip
         return replace(self, problem=problem, swapped=swapped, spec=spec, arrays=arrays)
 
     def like(self, other: Binding) -> Binding:
@@ -219,13 +213,9 @@ MOST_GRAPHS = 1024
 
 
 def _scales(
-    given: Mapping[str, Any],
-    a: ArrayInfo,
-    b: ArrayInfo,
-    batch: tuple[int, ...],
-    promoted: bool,
+    given: Mapping[str, Any], a: ArrayInfo, b: ArrayInfo, batch: tuple[int, ...], promoted: bool,
     planned: Mapping[str, int],
-) -> tuple[dict[str, ArrayInfo | float], dict[str, ArrayInfo], dict[str, int]]:
+) -> tuple[dict[str, ArrayInfo | float], dict[str, ArrayInfo], dict[str, int]]:  # fmt: skip
     """The scales that the epilogue multiplies by, block scales, and the granularity of these."""
     factors: dict[str, ArrayInfo | float] = {}
     blocks, rows = {}, {}
@@ -363,20 +353,20 @@ def _oriented(
     arrays: dict[str, Matrix] = {}
     for operand in graph.operands:
         if isinstance(x := arguments[operand_argument(operand.name)], ArrayInfo):
-            arrays[operand.name] = _matrix(x, batch, operand.extent.is_matrix)
+            arrays[operand.name] = matrix_of(x, batch, operand.extent.is_matrix)
     for r in graph.results:
         if isinstance(x := arguments[result_argument(r.name)], ArrayInfo) and not graph.is_reduced(r):
-            arrays[r.name] = _matrix(x, batch)
+            arrays[r.name] = matrix_of(x, batch)
     extents = graph.extents()
     d = next((r.name for r in graph.results if extents[r.node].is_matrix), "")
     a, b = (
-        replace(_matrix(x, batch), dtype=dtype)  # of fp32 arrays TF32
+        replace(matrix_of(x, batch), dtype=dtype)  # of fp32 arrays TF32
         for x, dtype in ((arguments["a"], mma.a), (arguments["b"], mma.b))
         if isinstance(x, ArrayInfo)
     )
-    problem = Problem(a, b, arrays[d] if d else _matrix(_row_major(shape, output), batch), mma.d)
+    problem = Problem(a, b, arrays[d] if d else matrix_of(_row_major(shape, output), batch), mma.d)
     of_a, of_b = (
-        Scale(operand_argument(name), _matrix(x, batch), block_rows[name])
+        Scale(operand_argument(name), matrix_of(x, batch), block_rows[name])
         if name in block_rows and isinstance(x := arguments[operand_argument(name)], ArrayInfo) else None
         for name in SCALE_NAMES
     )  # fmt: skip
@@ -397,7 +387,7 @@ def _oriented(
     return problem, swapped, spec.over(arrays), arrays
 
 
-def _matrix(x: ArrayInfo, batch: int, whole: bool = True) -> Matrix:
+def matrix_of(x: ArrayInfo, batch: int, whole: bool = True) -> Matrix:
     """An array as (rows, columns), stride 0 along what it is broadcast over: not those of a `whole` matrix."""
     missing = 3 - len(x.shape)
     own_batch, m, n = (1,) * missing + tuple(x.shape)

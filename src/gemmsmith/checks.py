@@ -121,6 +121,11 @@ def operand(name: str, x: ArrayInfo, a: ArrayInfo) -> None:
     """An epilogue's operand, which kernels can read."""
     if x.dtype.bits == 8 and x.dtype != BOOL:
         raise ArgumentError(f"{name}: got dtype {x.dtype}; operands are fp32, fp16, bf16, int32, int64 or bool")
+    beside(name, x, a)
+
+
+def beside(name: str, x: ArrayInfo, a: ArrayInfo) -> None:
+    """An array whose elements are read one by one: at an aligned address, on a's device."""
     if x.address % x.itemsize:
         raise ArgumentError(f"{name}: got address {x.address:#x}; use a multiple of an element's {x.itemsize}")
     if "spec" not in (x.device, a.device) and x.device_name != a.device_name:

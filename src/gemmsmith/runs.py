@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from gemmsmith.arrays import ArrayInfo, address_of, describe, empty_like_kind, signature
+from gemmsmith.binding import matrix_of as as_matrix
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.problem import TMA_ALIGNMENT, Matrix
@@ -116,6 +117,4 @@ def chosen(backend: str, x: ArrayInfo, argument: str) -> str:
 
 def matrix_of(x: ArrayInfo) -> Matrix:
     """An array as a kernel's argument."""
-    batch, rows, columns = (1,) * (3 - len(x.shape)) + tuple(x.shape)
-    batch_stride, row, column = (0,) * (3 - len(x.shape)) + tuple(x.strides)
-    return Matrix(x.dtype, rows, columns, row, column, batch, batch_stride, x.alignment).canonical()
+    return as_matrix(x, x.shape[0] if len(x.shape) == 3 else 1).canonical()

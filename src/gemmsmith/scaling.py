@@ -7,6 +7,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
+from gemmsmith import checks
 from gemmsmith.arrays import ArrayInfo, describe
 from gemmsmith.core.dtypes import FP32, UE8M0, number_operand
 from gemmsmith.core.errors import ArgumentError
@@ -23,21 +24,15 @@ def with_scales(operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> dict
     return {**operands, **{name: x for name, x in given if x is not None}}
 
 
-def described(x: Any, name: str, operand: ArrayInfo) -> ArrayInfo | float:
-    """A scale as it is given for that operand: a number, or an array."""
+def described(x: Any, name: str, a: ArrayInfo) -> ArrayInfo | float:
+    """A scale as it is given: a number, or an array, which is on a's device."""
     argument = ARGUMENTS[name]
     if isinstance(x, Real):
         return number_operand(argument, x)
     info = describe(x, argument)
     if info.dtype not in (FP32, UE8M0):
         raise ArgumentError(f"{argument}: got dtype {info.dtype}; use fp32, or ue8m0 (float8_e8m0fnu or uint8)")
-    if info.address % info.itemsize:
-        raise ArgumentError(f"{argument}: got address {info.address:#x}; use a multiple of {info.itemsize}")
-    if "spec" not in (info.device, operand.device) and info.device_name != operand.device_name:
-        raise ArgumentError(
-            f"{argument}: got an array on {info.device_name} with operands on {operand.device_name}; "
-            "use arrays of one device"
-        )
+    checks.beside(argument, info, a)
     return info
 
 

@@ -91,10 +91,11 @@ def ranked(
 
 def _order(problem: Problem, s: Space, epilogue: EpilogueSpec) -> Column:
     """Indices of the configs, the fastest first: by the model, and the first `NEAR` of it as corrected."""
-    order = np.argsort(estimate(problem, s, epilogue).cycles, kind="stable")
-    near = s.take(order[:NEAR])
-    again = np.argsort(corrected(problem, near, estimate(problem, near, epilogue)), kind="stable")
-    return np.concatenate([order[:NEAR][again], order[NEAR:]])
+    e = estimate(problem, s, epilogue)
+    order = np.argsort(e.cycles, kind="stable")
+    near = order[:NEAR]
+    again = np.argsort(corrected(problem, s.take(near), e.take(near)), kind="stable")
+    return np.concatenate([near[again], order[NEAR:]])
 
 
 def choose(problem: Problem, epilogue: EpilogueSpec | None = None, in_order: bool = False) -> Config:

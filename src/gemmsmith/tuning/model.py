@@ -76,6 +76,10 @@ class Estimate(NamedTuple):
     def cycles(self) -> Column:
         return np.asarray(self.waves + self.share + self.fill)
 
+    def take(self, which: Column) -> Estimate:
+        """Of the configs at these indices."""
+        return Estimate(*(x[which] for x in self))
+
 
 class Extra(NamedTuple):
     """An epilogue's cost for an element of the product: bytes of matrices, and nodes that compute."""
