@@ -14,10 +14,10 @@ from gemmsmith import Config
 from gemmsmith.collective import pipeline, scales
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.promotion import Promotion
-from gemmsmith.collective.scales import BlockScales, StagedScales
+from gemmsmith.collective.scales import BlockScales, ScalesOfThread, StagedScales
 from gemmsmith.kernels.build import build
 
-CONFIG = Config(tile=(128, 104, 128), cluster=(1, 1), stages=3, consumers=2)
+CONFIG = Config(tile=(128, 104, 128), cluster=(1, 1), stages=4, consumers=2)
 M, N, K = 200, 230, 700
 Patch = pytest.MonkeyPatch
 
@@ -56,29 +56,34 @@ def a_total_that_is_not_cleared(p: Patch) -> None:
     p.setattr(Accumulator, "clear", lambda self: None)
 
 
+def a_wait_that_leaves_one_more_group_running(p: Patch) -> None:
+    wait = Promotion.wait
+    p.setattr(Promotion, "wait", lambda self, number, behind: wait(self, number, behind + 1))
+
+
 def promotion_before_the_wait(p: Patch) -> None:
-    p.setattr(Promotion, "wait", lambda self: None)
+    p.setattr(Promotion, "wait", lambda self, number, behind: None)
 
 
 def release_before_the_wait(p: Patch) -> None:
     add, wait = Promotion.add, Promotion.wait
 
-    def waits(self: Any, *given: Any) -> None:
-        wait(self)
-        add(self, *given)
+    def waits(self: Any, number: int, part: Any) -> None:
+        wait(self, number, 0)
+        add(self, number, part)
 
-    p.setattr(Promotion, "wait", lambda self: None)
+    p.setattr(Promotion, "wait", lambda self, number, behind: None)
     p.setattr(Promotion, "add", waits)
 
 
 def scales_read_after_the_release(p: Patch) -> None:
-    read, add = Promotion.read_scales, Promotion.add
+    read, add, stages = Promotion.read_scales, Promotion.add, dict[int, Any]()
 
-    def reads(self: Any, part: Any) -> None:
-        read(self, self.stage)
-        add(self, part)
+    def reads(self: Any, number: int, part: Any) -> None:
+        read(self, number, stages[number])
+        add(self, number, part)
 
-    p.setattr(Promotion, "read_scales", lambda self, stage: setattr(self, "stage", stage))
+    p.setattr(Promotion, "read_scales", lambda self, number, stage: stages.__setitem__(number, stage))
     p.setattr(Promotion, "add", reads)
 
 
@@ -100,8 +105,8 @@ def the_scales_of_a_and_b_swapped(p: Patch) -> None:
 
 
 def the_border_8_columns_off(p: Patch) -> None:
-    at_column = BlockScales._at_column
-    p.setattr(BlockScales, "_at_column", lambda self, factors, column: at_column(self, factors, column + 8))
+    at_column = ScalesOfThread.at_column
+    p.setattr(ScalesOfThread, "at_column", lambda self, factors, column: at_column(self, factors, column + 8))
 
 
 def the_rows_of_the_other_half(p: Patch) -> None:
@@ -127,12 +132,13 @@ COARSE, EACH = (1, 128), (1, 1)
 MUTANTS = [
     (the_next_blocks_scales, COARSE), (the_next_blocks_scales, EACH), (the_scales_of_the_block_before, COARSE),
     (a_partial_sum_that_is_not_cleared, COARSE), (a_total_that_is_not_cleared, COARSE),
-    (promotion_before_the_wait, COARSE), (release_before_the_wait, COARSE), (scales_read_after_the_release, COARSE),
-    (scales_read_after_the_release, EACH), (a_release_by_one_lane_before_others_have_read, COARSE),
-    (an_arrival_before_the_copies_have_landed, COARSE), (copies_into_stages_that_are_not_free, COARSE),
-    (the_scales_of_a_and_b_swapped, COARSE), (the_scales_of_a_and_b_swapped, (128, 128)),
-    (the_border_8_columns_off, COARSE), (the_rows_of_the_other_half, COARSE),
-    (the_rows_of_the_tile_for_every_warpgroup, COARSE), (rows_beyond_the_last, COARSE), (rows_beyond_the_last, EACH),
+    (promotion_before_the_wait, COARSE), (a_wait_that_leaves_one_more_group_running, COARSE),
+    (release_before_the_wait, COARSE), (scales_read_after_the_release, COARSE), (scales_read_after_the_release, EACH),
+    (a_release_by_one_lane_before_others_have_read, COARSE), (an_arrival_before_the_copies_have_landed, COARSE),
+    (copies_into_stages_that_are_not_free, COARSE), (the_scales_of_a_and_b_swapped, COARSE),
+    (the_scales_of_a_and_b_swapped, (128, 128)), (the_border_8_columns_off, COARSE),
+    (the_rows_of_the_other_half, COARSE), (the_rows_of_the_tile_for_every_warpgroup, COARSE),
+    (rows_beyond_the_last, COARSE), (rows_beyond_the_last, EACH),
 ]  # fmt: skip
 
 

@@ -124,9 +124,10 @@ class Mainloop:
         self.pipe.producer_tail(state)
 
     # -- consumers -------------------------------------------------------------------------------------
-    def stage(self, state: PipelineState) -> list[SharedView]:
+    def stage(self, stage: PipelineState | Value) -> list[SharedView]:
         """The tiles of all operands in a stage."""
-        return [x.stages[state.index] for x in self.operands]
+        index = stage.index if isinstance(stage, PipelineState) else stage
+        return [x.stages[index] for x in self.operands]
 
     def release_alias(self, tile: WorkTile) -> None:
         """After a tile's epilogue: the stages, if it lay in them, are the producer's again, if it needs them."""

@@ -13,7 +13,7 @@ from itertools import groupby
 from math import gcd
 
 from gemmsmith import hw
-from gemmsmith.collective.accumulator import Factors, Index
+from gemmsmith.collective.accumulator import Factor, Factors, Index
 from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.mma import CHUNK, HALF_ROWS, QUAD, WGMMA_M, fragment_column, fragment_row
@@ -27,8 +27,6 @@ from gemmsmith.lang.values import Constant, Registers, Value
 from gemmsmith.schedule.tiles import WorkTile
 
 WARP = 32
-Factor = Value | None
-"""None is 1."""
 
 
 class StagedScales:
@@ -94,8 +92,6 @@ class BlockScales:
     def __init__(self, spec: KernelSpec) -> None:
         self._halves, self._n = 2 * spec.warpgroup_rows // WGMMA_M, spec.config.tile[1]
         self.a, self.b = StagedScales.of(spec)
-        self._width = gcd(self._n, SCALE_BLOCK)
-        self._farthest = SCALE_BLOCK - self._width
 
     @property
     def sides(self) -> list[StagedScales]:
@@ -123,22 +119,25 @@ class BlockScales:
             self._row = (at_a.row % SCALE_BLOCK + first_row).named("row_behind_border")
         self._behind = (at_b.row % SCALE_BLOCK).named("columns_behind_border")
 
-    def read(self, stage: Value) -> None:
+    def read(self, stage: Value) -> ScalesOfThread:
         """Those of this thread's elements, from a stage that is full."""
-        self._rows: list[Factor] = [None] * self._halves
-        if self.a and self.a.scale.rows == 1:
-            numbers = [self._row + (i // 2 * WGMMA_M + i % 2 * HALF_ROWS) for i in range(self._halves)]
-            self._rows = [self.a.read(stage, number)[0] for number in numbers]
-        elif self.a:
-            numbers = [(self._row + block * WGMMA_M) // SCALE_BLOCK for block in range(self._halves // 2)]
-            self._rows = [x for number in numbers for x in [self.a.read(stage, number)[0]] * 2]
+        rows: list[Factor] = self._read_rows(self.a, stage) if self.a else [None] * self._halves
+        each, blocks = None, list[Value]()
         if self.b and self.b.scale.rows == 1:
-            self._each = self._read_each(self.b, stage)
+            each = self._read_each(self.b, stage)
         elif self.b:
-            columns = [self.b.read(stage, i)[0] for i in range(self.b.count)]
-            self._factors = [[_product(row, column) for column in columns] for row in self._rows]
+            blocks = [self.b.read(stage, i)[0] for i in range(self.b.count)]
         if self.sides:
             hw.sync_warp()  # one lane hands the stage back for all
+        return ScalesOfThread(rows, each, blocks, gcd(self._n, SCALE_BLOCK), self._behind)
+
+    def _read_rows(self, side: StagedScales, stage: Value) -> list[Factor]:
+        """Of each half of a block of 64 rows the thread's row."""
+        if side.scale.rows == 1:
+            numbers = [self._row + (i // 2 * WGMMA_M + i % 2 * HALF_ROWS) for i in range(self._halves)]
+            return [side.read(stage, number)[0] for number in numbers]
+        numbers = [(self._row + block * WGMMA_M) // SCALE_BLOCK for block in range(self._halves // 2)]
+        return [x for number in numbers for x in [side.read(stage, number)[0]] * 2]
 
     def _read_each(self, side: StagedScales, stage: Value) -> Registers:
         """Of a chunk of 8 columns those of a thread's two."""
@@ -150,31 +149,35 @@ class BlockScales:
                 held[chunk * 2 + i] = two[i]
         return held
 
-    def factors(self, block: int, column: int, columns: int) -> Iterator[Factors]:
+
+class ScalesOfThread:
+    """Scales of a k-tile for a thread's elements: of its rows, and of `each` of its columns, or of `blocks` of 128. A
+    tile begins `behind` a border of those, a multiple of `width`."""
+
+    def __init__(
+        self, rows: list[Factor], each: Registers | None, blocks: list[Value], width: int, behind: Value
+    ) -> None:  # fmt: skip
+        self._rows, self._each, self._width, self._behind = rows, each, width, behind
+        self._factors = [[_product(row, block) for block in blocks] for row in rows]
+
+    def of_part(self, block: int, column: int, columns: int) -> Iterator[Factors]:
         """Of a block of 64 rows, and of `columns` columns from `column` on."""
         halves = slice(2 * block, 2 * block + 2)
-        if not self.b:
+        if self._each:
+            yield 0, columns // CHUNK, _of_each(self._rows[halves], self._each, column // CHUNK)
+        elif not self._factors[0]:
             yield 0, columns // CHUNK, _alike(self._rows[halves])
-        elif self.b.scale.rows == 1:
-            yield 0, columns // CHUNK, self._of_each(self._rows[halves], column // CHUNK)
         else:
             chunks = range(column, column + columns, CHUNK)
             for first, alike in groupby(chunks, lambda x: x // self._width * self._width):
                 own = list(alike)
-                rows = [self._at_column(row, first) for row in self._factors[halves]]
+                rows = [self.at_column(row, first) for row in self._factors[halves]]
                 yield (own[0] - column) // CHUNK, len(own), _alike(rows)
 
-    def _of_each(self, rows: Sequence[Factor], first: int) -> Callable[[Index, int], tuple[Value, Value]]:
-        def pair(chunk: Index, half: int) -> tuple[Value, Value]:
-            left, right = (self._each[(chunk + first) * 2 + i] for i in range(2))
-            return _product(rows[half], left), _product(rows[half], right)
-
-        return pair
-
-    def _at_column(self, factors: list[Value], column: int) -> Value:
+    def at_column(self, factors: list[Value], column: int) -> Value:
         """The factor of a column. A tile of n columns begins at any multiple of n: of gcd(n, 128) columns all have the
         same one, that of the last block of 128 that can be theirs, or of the one before."""
-        near, far = column // SCALE_BLOCK, (column + self._farthest) // SCALE_BLOCK
+        near, far = column // SCALE_BLOCK, (column + SCALE_BLOCK - self._width) // SCALE_BLOCK
         if near == far:
             return factors[near]
         return current().select(self._behind + column >= far * SCALE_BLOCK, factors[far], factors[near])
@@ -189,6 +192,16 @@ def _scale(p: BoundProblem, index: int) -> Scale:
 def _alike(rows: Sequence[Factor]) -> Callable[[Index, int], tuple[Factor, Factor]]:
     """The same factor for all columns of a half."""
     return lambda chunk, half: (rows[half], rows[half])
+
+
+def _of_each(rows: Sequence[Factor], each: Registers, first: int) -> Callable[[Index, int], tuple[Value, Value]]:
+    """Of each column its own."""
+
+    def pair(chunk: Index, half: int) -> tuple[Value, Value]:
+        left, right = (each[(chunk + first) * 2 + i] for i in range(2))
+        return _product(rows[half], left), _product(rows[half], right)
+
+    return pair
 
 
 def _product(x: Factor, y: Value) -> Value:

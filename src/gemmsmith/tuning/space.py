@@ -86,7 +86,7 @@ class Space:
         graph = epilogue.graph if epilogue else bare(BF16)
         ends = np.array([slices(c, graph.transposed() if c.swap_ab else graph) for c in configs], np.int64)
         reusing = np.array([stages_through(c, epilogue) if epilogue else 0 for c in configs])
-        partial = np.array([[promotion(c, each)[0] for each in (False, True)] for c in configs], np.int64)
+        partial = np.array([[promotion(c, each).columns for each in (False, True)] for c in configs], np.int64)
         partial = partial.reshape(-1, 2)
         return Space(
             np.fromiter(configs, object, len(configs)), m, n, k, rows, columns, stages, consumers, splits,
