@@ -79,7 +79,7 @@ def contests(survey: Path) -> list[Contest]:
         m, n, k = (row[name] for name in "mnk")
         a, b = gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k))
         timed = [configs[i] for i, _ in row["us"]]
-        space = replace(Space.of(timed), stages=np.array([c.stages for c in timed]))
+        space = replace(Space.of(timed), stages=np.array([c.stages for c in timed], float))
         log_us = np.log([us for _, us in row["us"]])
         weight = np.exp((log_us.min() - log_us) / SLOWER)
         problem = gemmsmith.plan(a, b, config=Config()).problem
