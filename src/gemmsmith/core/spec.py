@@ -109,7 +109,7 @@ def promotion(c: Config, each_column: bool = False) -> PromotedSums:
     which hides the promotion of one under the product of the next, and half of the stages at most, for they are handed
     back behind it. With `each_column` each has a scale of its own."""
     n, limit = c.tile[1], find(c.design).promoted.get(c.consumers, 0)
-    rows, scales = c.tile[0] // c.tile_warpgroups, (n // QUAD + 8) * each_column
+    rows, scales = c.tile[0] // c.tile_warpgroups, (n // QUAD + 12) * each_column
     total = rows * n // 128
     columns = n if n % 16 or total + scales + n // 2 <= limit else n // 2
     of_one = scales + columns // 2
