@@ -21,7 +21,8 @@ from typing import Any
 import cublaslt
 import torch
 from dense import FAR, L2_BYTES, block, block_seconds, captured, fastest, options, save
-from suite import Shape, layers
+from suite import SCALE_BLOCK as BLOCK
+from suite import Shape, block_scaled, in_blocks, layers
 
 import gemmsmith
 from gemmsmith.tuning.measure import compile_all
@@ -29,12 +30,11 @@ from gemmsmith.tuning.measure import compile_all
 WEIGHTS = [(2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)]
 """(N, K) of DeepSeek V3's layers, as DeepGEMM's benchmark has them."""
 ROWS = (1, 16, 64, 128, 256, 512, 1024, 4096, 8192)
-BLOCK = 128
 
 
 def unseen(count: int = 60) -> list[Shape]:
-    """Layers that nothing is tuned for, with N and K as all peers take them: multiples of 64 and of 128."""
-    return [(m, -(-n // 64) * 64, -(-k // BLOCK) * BLOCK) for m, n, k in layers(count, seed=8)]
+    """Layers that nothing is tuned for."""
+    return in_blocks(layers(count, seed=8))
 
 
 SUITES: dict[str, Callable[[], list[Shape]]] = {
@@ -64,10 +64,10 @@ class Case:
         return a @ b, a.abs() @ b.abs()
 
 
-def sets_of(m: int, n: int, k: int) -> list[Case]:
-    """Three or more, together FAR times the L2."""
+def sets_of(m: int, n: int, k: int, least: int = 3, far: int = FAR, most: int = 1 << 30) -> list[Case]:
+    """`least` or more, together `far` times the L2, but no more than `most`."""
     size = m * k + k * n + 2 * m * n
-    return [Case(m, n, k) for _ in range(max(3, -(-FAR * L2_BYTES // size)))]
+    return [Case(m, n, k) for _ in range(max(least, min(most, -(-far * L2_BYTES // size))))]
 
 
 def peers(case: Case) -> dict[str, Callable[[Case], Any]]:
@@ -189,15 +189,10 @@ def main() -> None:
     print("\n".join(summary(rows)))
 
 
-def planned(shape: Shape) -> gemmsmith.Plan:
+def planned(shape: Shape, config: gemmsmith.Config | None = None) -> gemmsmith.Plan:
     """For stand-ins of a Case's arrays."""
-    m, n, k = shape
-    blocks, wide = -(-k // BLOCK), -(-n // BLOCK)
-    return gemmsmith.plan(
-        gemmsmith.Spec((m, k), "fp8_e4m3"), gemmsmith.Spec((k, n), "fp8_e4m3", (1, k)),
-        scale_a=gemmsmith.Spec((m, blocks), "fp32", (1, m)),
-        scale_b=gemmsmith.Spec((blocks, wide), "fp32", (1, -(-blocks // 4) * 4)), out_dtype="bf16",
-    )  # fmt: skip
+    (a, b), scales = block_scaled(shape)
+    return gemmsmith.plan(a, b, **scales, out_dtype="bf16", config=config)
 
 
 if __name__ == "__main__":
