@@ -30,7 +30,7 @@ import cublaslt
 import fp8
 import torch
 from dense import captured, machine, replayed, rotated, specs
-from suite import TRAINING, UNSEEN, Shape
+from suite import TRAINING, UNSEEN, Shape, in_blocks
 from sweep import varied
 
 import gemmsmith
@@ -156,9 +156,9 @@ def main() -> None:
     begun, kind = time.perf_counter(), "fp8" if arguments.fp8 else "bf16"
     part, parts = map(int, arguments.part.split("/"))
     dice = random.Random(part)
-    contests = {
-        shape: contenders(kind, shape, dice) for shape in (UNSEEN if arguments.unseen else TRAINING)[part::parts]
-    }
+    shapes = UNSEEN if arguments.unseen else TRAINING
+    shapes = in_blocks(shapes) if arguments.fp8 else shapes
+    contests = {shape: contenders(kind, shape, dice) for shape in shapes[part::parts]}
     workers = max(1, (os.cpu_count() or 1) // parts)
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     building: dict[Shape, list[Future[None]]] = {
