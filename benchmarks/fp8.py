@@ -44,23 +44,25 @@ SUITES: dict[str, Callable[[], list[Shape]]] = {
 
 
 class Case:
-    """Operands of one product: a, b, their scales as torch and cuBLASLt have them, and D full of NaN."""
+    """Operands of one product: a, b, their scales, and D full of NaN. Each k-block's scales of A begin at 16 bytes, as
+    DeepGEMM has them; `packed_a` and `padded_b` are as torch and cuBLASLt have theirs."""
 
     def __init__(self, m: int, n: int, k: int) -> None:
         blocks, wide = -(-k // BLOCK), -(-n // BLOCK)
         self.a = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
         self.b = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn).T
-        self.scale_a = torch.rand(blocks, m, device="cuda").T + 0.5
+        self.scale_a = torch.rand(blocks, -(-m // 4) * 4, device="cuda").T[:m].add_(0.5)
+        self.packed_a = self.scale_a.T.contiguous().T
         self.padded_b = torch.rand(wide, -(-blocks // 4) * 4, device="cuda").T + 0.5
         self.scale_b = self.padded_b[:blocks]
         self.d = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
 
-    def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def exact(self, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
         """The product of what A and B stand for, and the product of their magnitudes."""
         k, n = self.b.shape
-        a = self.a.double() * self.scale_a.repeat_interleave(BLOCK, 1)[:, :k].double()
+        a = self.a.to(dtype) * self.scale_a.repeat_interleave(BLOCK, 1)[:, :k].to(dtype)
         of_b = self.scale_b.repeat_interleave(BLOCK, 0)[:k].repeat_interleave(BLOCK, 1)[:, :n]
-        b = self.b.double() * of_b.double()
+        b = self.b.to(dtype) * of_b.to(dtype)
         return a @ b, a.abs() @ b.abs()
 
 
@@ -74,7 +76,7 @@ def peers(case: Case) -> dict[str, Callable[[Case], Any]]:
     """torch's, and DeepGEMM's where there is one."""
     found: dict[str, Callable[[Case], Any]] = {
         "torch": lambda c: torch._scaled_mm(
-            c.a, c.b, c.scale_a, c.padded_b, out_dtype=torch.bfloat16, out=c.d  # type: ignore[call-overload]
+            c.a, c.b, c.packed_a, c.scale_b, out_dtype=torch.bfloat16, out=c.d  # type: ignore[call-overload]
         )
     }  # fmt: skip
     try:
@@ -89,8 +91,8 @@ def peers(case: Case) -> dict[str, Callable[[Case], Any]]:
 
 def of_lt(case: Case) -> dict[Any, Callable[[Case], Any]]:
     """cuBLASLt's algorithms."""
-    found = cublaslt.algorithms(case.a, case.b, case.d, ("1x128", "128x128"), (case.scale_a, case.padded_b))
-    return {x: lambda c, x=x: x(c.a, c.b, c.d, c.scale_a, c.padded_b) for x in found}
+    found = cublaslt.algorithms(case.a, case.b, case.d, ("1x128", "128x128"), (case.packed_a, case.padded_b))
+    return {x: lambda c, x=x: x(c.a, c.b, c.d, c.packed_a, c.padded_b) for x in found}
 
 
 def wrong(call: Callable[[Case], Any], case: Case, exact: tuple[torch.Tensor, torch.Tensor]) -> str:

@@ -98,13 +98,13 @@ def in_blocks(shapes: Sequence[Shape]) -> list[Shape]:
 
 
 def block_scaled(shape: Shape) -> tuple[tuple[gemmsmith.Spec, gemmsmith.Spec], dict[str, gemmsmith.Spec]]:
-    """Stand-ins of FP8 operands K-major, and their scales: of A's rows, contiguous along M, and of blocks of B, whose
-    columns are padded to four blocks as torch has them."""
+    """Stand-ins of FP8 operands K-major, and their scales: of A's rows, contiguous along M, each k-block's at a multiple
+    of 16 bytes, and of blocks of B, whose columns are padded likewise."""
     m, n, k = shape
     blocks, wide = -(-k // SCALE_BLOCK), -(-n // SCALE_BLOCK)
     operands = gemmsmith.Spec((m, k), "fp8_e4m3"), gemmsmith.Spec((k, n), "fp8_e4m3", (1, k))
     scale_b = gemmsmith.Spec((blocks, wide), "fp32", (1, -(-blocks // 4) * 4))
-    return operands, {"scale_a": gemmsmith.Spec((m, blocks), "fp32", (1, m)), "scale_b": scale_b}
+    return operands, {"scale_a": gemmsmith.Spec((m, blocks), "fp32", (1, -(-m // 4) * 4)), "scale_b": scale_b}
 
 
 def classes(shape: Shape) -> list[str]:

@@ -11,10 +11,11 @@ from tests.scales import digits, ones
 
 import gemmsmith
 from gemmsmith import Config
-from gemmsmith.collective import pipeline, scales
+from gemmsmith.collective import pipeline, scales, staged_scales
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.promotion import Promotion
-from gemmsmith.collective.scales import BlockScales, ScalesOfThread, StagedScales
+from gemmsmith.collective.scales import BlockScales, ScalesOfThread
+from gemmsmith.collective.staged_scales import CopiedScales
 from gemmsmith.kernels.build import build
 
 CONFIG = Config(tile=(128, 104, 128), cluster=(1, 1), stages=4, consumers=2)
@@ -30,13 +31,13 @@ def _unbroken_afterwards() -> Iterator[None]:
 
 
 def _shifted(p: Patch, blocks: int) -> None:
-    begin = StagedScales.begin
+    begin = CopiedScales.begin
 
     def shifted(self: Any, *given: Any) -> None:
         begin(self, *given)
         self._at.set(self._at.get() + self._step * blocks)
 
-    p.setattr(StagedScales, "begin", shifted)
+    p.setattr(CopiedScales, "begin", shifted)
 
 
 def the_next_blocks_scales(p: Patch) -> None:
@@ -100,8 +101,8 @@ def copies_into_stages_that_are_not_free(p: Patch) -> None:
 
 
 def the_scales_of_a_and_b_swapped(p: Patch) -> None:
-    of = scales._scale
-    p.setattr(scales, "_scale", lambda problem, index: of(problem, 1 - index))
+    of = staged_scales.scale_of
+    p.setattr(staged_scales, "scale_of", lambda problem, index: of(problem, 1 - index))
 
 
 def the_border_8_columns_off(p: Patch) -> None:
@@ -119,13 +120,13 @@ def the_rows_of_the_tile_for_every_warpgroup(p: Patch) -> None:
 
 
 def rows_beyond_the_last(p: Patch) -> None:
-    begin = StagedScales.begin
+    begin = CopiedScales.begin
 
     def unbounded(self: Any, *given: Any) -> None:
         begin(self, *given)
         self._left = self._left + 1000
 
-    p.setattr(StagedScales, "begin", unbounded)
+    p.setattr(CopiedScales, "begin", unbounded)
 
 
 COARSE, EACH = (1, 128), (1, 1)

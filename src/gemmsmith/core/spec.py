@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import find, listed, promoting, taking
-from gemmsmith.core.dtypes import DType
+from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
 from gemmsmith.core.mma import QUAD, WGMMA, WGMMA_M, Major, Mma, find_mma
@@ -69,20 +69,30 @@ class EpilogueSpec:
 
 @dataclass(frozen=True)
 class ScaleSpec:
-    """Block scales of an operand: of how many `rows` one is, 1 or 128."""
+    """Block scales of an operand: of how many `rows` one is, 1 or 128; and whether TMA brings a tile's, as it can where
+    those of rows are contiguous, 16-byte aligned fp32."""
 
     rows: int
     dtype: DType
+    by_tma: bool = False
 
     @staticmethod
     def of(scale: Scale | None) -> ScaleSpec | None:
         """None for an operand without them."""
-        return ScaleSpec(scale.rows, scale.matrix.dtype) if scale else None
+        if not scale:
+            return None
+        by_tma = scale.rows == 1 and scale.matrix.dtype == FP32 and scale.matrix.column_major and scale.matrix.tma_ready
+        return ScaleSpec(scale.rows, scale.matrix.dtype, by_tma)
 
     def count(self, rows: int) -> int:
         """Of a tile of so many rows, which begins at any multiple of them: all that it may need."""
         farthest = SCALE_BLOCK - gcd(rows, SCALE_BLOCK)  # that it begins behind a border
         return rows if self.rows == 1 else -(-(farthest + rows) // SCALE_BLOCK)
+
+    def staged_bytes(self, rows: int) -> int:
+        """Shared memory of one stage, fp32 each."""
+        alignment = 128 if self.by_tma else 16
+        return -(-4 * self.count(rows) // alignment) * alignment
 
 
 def slices(config: Config, graph: Graph) -> int:
@@ -208,9 +218,8 @@ class KernelSpec:
 
     @property
     def scale_bytes(self) -> int:
-        """Shared memory of one stage for block scales, fp32 each."""
-        sides = zip(self.scales, self.config.tile, strict=False)
-        return sum(-(-4 * scale.count(rows) // 16) * 16 for scale, rows in sides if scale)
+        """Shared memory of one stage for block scales."""
+        return sum(x.staged_bytes(rows) for x, rows in zip(self.scales, self.config.tile, strict=False) if x)
 
     @property
     def warpgroup_rows(self) -> int:

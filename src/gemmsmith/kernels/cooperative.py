@@ -30,6 +30,7 @@ def cooperative(k: Builder, spec: KernelSpec) -> None:
     mainloop = Mainloop(spec, scheduler)
     epilogue = Epilogue(spec, scheduler, mainloop)
     scales = BlockScales(spec)  # behind the buffers that are aligned to more
+    mainloop.load_beside(scales.loaded)
     mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroup(0):
@@ -41,8 +42,8 @@ def cooperative(k: Builder, spec: KernelSpec) -> None:
                 mainloop.load(write, tile, k_tile)
                 write.advance()
             mainloop.tail(write)
-        if scales.sides:
-            with k.warp(1, "scales"):
+        if scales.copied:
+            with k.warp(1, "scales"), scales.lanes():
                 write = mainloop.pipe.producer_start_state()
                 with scheduler.each() as tile:
                     scales.begin_copies(tile)
