@@ -98,8 +98,8 @@ def in_blocks(shapes: Sequence[Shape]) -> list[Shape]:
 
 
 def block_scaled(shape: Shape) -> tuple[tuple[gemmsmith.Spec, gemmsmith.Spec], dict[str, gemmsmith.Spec]]:
-    """Stand-ins of FP8 operands K-major, and their scales: of A's rows, contiguous along M, each k-block's at a multiple
-    of 16 bytes, and of blocks of B, whose columns are padded likewise."""
+    """Stand-ins of FP8 operands K-major, and their scales: of A's rows, contiguous along M, each k-block's from a
+    multiple of 16 bytes on, and of blocks of B, whose columns are padded likewise."""
     m, n, k = shape
     blocks, wide = -(-k // SCALE_BLOCK), -(-n // SCALE_BLOCK)
     operands = gemmsmith.Spec((m, k), "fp8_e4m3"), gemmsmith.Spec((k, n), "fp8_e4m3", (1, k))

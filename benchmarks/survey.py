@@ -53,8 +53,8 @@ Set = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Products:
-    """Those of one kind: how they are planned, sets of operands, a plan's call with a workspace, the peers' calls, where
-    in a set the result lies, and what is right."""
+    """Those of one kind: how they are planned, sets of operands, a plan's call with a workspace, the peers' calls,
+    where in a set the result lies, and what is right."""
 
     plan: Callable[[Shape, Config | None], gemmsmith.Plan]
     sets: Callable[[Shape], list[Set]]
