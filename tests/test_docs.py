@@ -39,10 +39,8 @@ def test_the_epilogue_page_runs() -> None:
     assert np.isfinite(executed("docs/epilogues.md")["loss"])
 
 
-def test_the_quantization_page_runs() -> None:
-    s: Any = executed("docs/quantization.md")
-    exact = s["x"] @ s["w"]
-    assert np.linalg.norm(s["y"] - exact) < 0.05 * np.linalg.norm(exact)
+def test_the_fp8_page_runs() -> None:
+    assert np.isfinite(executed("docs/fp8.md")["y"]).all()
 
 
 def test_the_readme_quotes_a_kernel() -> None:
