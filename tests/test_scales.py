@@ -56,12 +56,14 @@ def test_every_scale_is_applied_where_it_belongs(config: Config, recipe, rng: np
 @given(
     config=some.sampled_from(CONFIGS), m=some.integers(1, 300), n=some.integers(1, 300), k=some.integers(0, 600),
     recipe=some.sampled_from([*RECIPES, (0, 0)]), dtypes=some.tuples(*[some.sampled_from([E4M3, E5M2])] * 2),
-    dtype=some.sampled_from([FP32, UE8M0]), spread=some.sampled_from([2, 20]), turned=some.booleans(),
-    pad=some.integers(1, 4), seed=some.integers(0, 10_000),
+    outliers=some.booleans(), dtype=some.sampled_from([FP32, UE8M0]), spread=some.sampled_from([2, 20]),
+    turned=some.booleans(), pad=some.integers(1, 4), seed=some.integers(0, 10_000),
 )  # fmt: skip
-def test_each_element_is_within_its_bound(config, m, n, k, recipe, dtypes, dtype, spread, turned, pad, seed) -> None:
+def test_each_element_is_within_its_bound(
+    config, m, n, k, recipe, dtypes, outliers, dtype, spread, turned, pad, seed
+) -> None:
     rng = np.random.default_rng(seed)
-    a, b = operands(rng, m, n, k, dtypes)
+    a, b = operands(rng, m, n, k, dtypes, outliers)
     scale_a, scale_b = scales(rng, m, n, k, recipe, spread=spread, dtype=dtype, turned=turned, pad=pad)
     try:
         out = simulated(a, b, scale_a, scale_b, config=config, seed=seed)
@@ -70,12 +72,24 @@ def test_each_element_is_within_its_bound(config, m, n, k, recipe, dtypes, dtype
     bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
 
 
+@pytest.mark.parametrize("outliers", [False, True])
+@pytest.mark.parametrize("spread", [0, 20])
+def test_deep_products(outliers: bool, spread: int, rng: np.random.Generator) -> None:
+    m, n, k = 5, 7, 65536
+    a, b = operands(rng, m, n, k, outliers=outliers)
+    scale_a, scale_b = scales(rng, m, n, k, (1, 128), spread=spread)
+    config = CONFIGS[6].replace(tile=(64, 8, 128))
+    out = simulated(a, b, scale_a, scale_b, config=config)
+    bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
+
+
 @pytest.mark.parametrize("k", [0, 1, 127, 128, 129])
 @pytest.mark.parametrize("n", range(1, 8))
 def test_the_smallest(n: int, k: int, rng: np.random.Generator) -> None:
-    for recipe in RECIPES:
+    for i, recipe in enumerate(RECIPES):
+        config = TILE.replace(tile=(64, 8, 128), swap_ab=(n + k + i) % 2 == 0)
         (scale_a, scale_b), want = digits(3, n, k, recipe)
-        np.testing.assert_array_equal(simulated(*ones(3, n, k), scale_a, scale_b, config=TILE), want)
+        np.testing.assert_array_equal(simulated(*ones(3, n, k), scale_a, scale_b, config=config), want)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), "rows"])

@@ -29,22 +29,35 @@ def _unbroken_afterwards() -> Iterator[None]:
     build.cache_clear()
 
 
-def _shifted(p: Patch, blocks: int) -> None:
-    begin = StagedScales.begin
+def _shifted(p: Patch, blocks: int, sides: str) -> None:
+    begin, init = StagedScales.begin, StagedScales.__init__
+
+    def made(self: Any, index: int, *given: Any) -> None:
+        init(self, index, *given)
+        self.shift = blocks if "ab"[index] in sides else 0
 
     def shifted(self: Any, *given: Any) -> None:
         begin(self, *given)
-        self._at.set(self._at.get() + self._step * blocks)
+        self._at.set(self._at.get() + self._step * self.shift)
 
+    p.setattr(StagedScales, "__init__", made)
     p.setattr(StagedScales, "begin", shifted)
 
 
 def the_next_blocks_scales(p: Patch) -> None:
-    _shifted(p, 1)
+    _shifted(p, 1, "ab")
+
+
+def the_next_blocks_scales_of_a(p: Patch) -> None:
+    _shifted(p, 1, "a")
+
+
+def the_next_blocks_scales_of_b(p: Patch) -> None:
+    _shifted(p, 1, "b")
 
 
 def the_scales_of_the_block_before(p: Patch) -> None:
-    _shifted(p, -1)
+    _shifted(p, -1, "ab")
 
 
 def a_partial_sum_that_is_not_cleared(p: Patch) -> None:
@@ -82,12 +95,38 @@ def scales_read_after_the_release(p: Patch) -> None:
     p.setattr(Promotion, "add", reads)
 
 
+def scales_read_before_the_stage_is_full(p: Patch) -> None:
+    init, read, wait = Promotion.__init__, Promotion.read_scales, pipeline.PipelineTmaAsync.consumer_wait
+    made: list[Promotion] = []
+
+    def waits(self: Any, state: Any) -> None:
+        read(made[-1], state.index)
+        wait(self, state)
+
+    p.setattr(Promotion, "__init__", lambda self, *given: made.append(self) or init(self, *given))
+    p.setattr(Promotion, "read_scales", lambda self, stage: None)
+    p.setattr(pipeline.PipelineTmaAsync, "consumer_wait", waits)
+
+
 def a_release_by_one_lane_before_others_have_read(p: Patch) -> None:
     p.setattr(scales.hw, "sync_warp", lambda: None)
 
 
 def an_arrival_before_the_copies_have_landed(p: Patch) -> None:
     p.setattr(pipeline.hw, "cp_async_arrive", pipeline.hw.mbarrier_arrive)
+
+
+def copies_that_a_full_stage_does_not_count(p: Patch) -> None:
+    """As bytes that expect_tx leaves out."""
+
+    def uncounted(self: Any, state: Any, **kinds: bool) -> None:
+        pipeline.hw.cp_async_arrive(self._full[state.index])
+
+    p.setattr(pipeline.PipelineTmaAsync, "beside_commit", uncounted)
+
+
+def copies_that_never_arrive(p: Patch) -> None:
+    p.setattr(pipeline.hw, "cp_async_arrive", lambda barrier: None)
 
 
 def copies_into_stages_that_are_not_free(p: Patch) -> None:
@@ -126,9 +165,12 @@ def rows_beyond_the_last(p: Patch) -> None:
 COARSE, EACH = (1, 128), (1, 1)
 MUTANTS = [
     (the_next_blocks_scales, COARSE), (the_next_blocks_scales, EACH), (the_scales_of_the_block_before, COARSE),
+    (the_next_blocks_scales_of_a, COARSE), (the_next_blocks_scales_of_b, COARSE), (the_next_blocks_scales_of_b, EACH),
     (a_partial_sum_that_is_not_cleared, COARSE), (a_total_that_is_not_cleared, COARSE),
     (promotion_before_the_wait, COARSE), (release_before_the_wait, COARSE), (scales_read_after_the_release, COARSE),
-    (scales_read_after_the_release, EACH), (a_release_by_one_lane_before_others_have_read, COARSE),
+    (scales_read_after_the_release, EACH), (scales_read_before_the_stage_is_full, COARSE),
+    (copies_that_a_full_stage_does_not_count, COARSE), (copies_that_never_arrive, EACH),
+    (a_release_by_one_lane_before_others_have_read, COARSE),
     (an_arrival_before_the_copies_have_landed, COARSE), (copies_into_stages_that_are_not_free, COARSE),
     (the_scales_of_a_and_b_swapped, COARSE), (the_scales_of_a_and_b_swapped, (128, 128)),
     (the_border_8_columns_off, COARSE), (the_rows_of_the_other_half, COARSE),
