@@ -136,6 +136,13 @@ def test_scales_that_are_zero_infinite_or_nan(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(out, want)
 
 
+def test_scales_of_rows_that_are_zero_infinite_or_nan() -> None:
+    scale_a = np.full((70, 1), 2, np.float32)
+    scale_a[[3, 5, 69], 0] = 0, np.inf, np.nan
+    out = simulated(*ones(70, 50, 300), scale_a, None, config=TILE)
+    np.testing.assert_array_equal(out, np.broadcast_to(300 * scale_a, (70, 50)))
+
+
 def test_bytes_are_powers_of_two(rng: np.random.Generator) -> None:
     """The smallest, the largest and NaN."""
     a, b = ones(64, 16, 128)
@@ -164,6 +171,20 @@ def test_an_epilogue_gets_the_scaled_product(config: Config, rng: np.random.Gene
         gemmsmith.gemm(a, b, out=want, backend="reference", **options)
         size = np.abs(want.astype(np.float64)).max()
         np.testing.assert_allclose(out.astype(np.float64), want.astype(np.float64), rtol=0.01, atol=0.01 * size)
+
+
+def add(acc, c):
+    return acc + c
+
+
+@pytest.mark.parametrize("config", [CONFIGS[1], CONFIGS[6], CONFIGS[10]], ids=str)
+def test_a_matrix_is_added_in_place(config: Config) -> None:
+    (scale_a, scale_b), want = digits(100, 120, 500, (1, 128))
+    c = np.arange(100 * 120, dtype=np.float32).reshape(100, 120) % 8
+    want += c
+    options = {"scale_a": scale_a, "scale_b": scale_b, "epilogue": add, "operands": {"c": c}, "out_dtype": "fp32"}
+    assert gemmsmith.simulate(*ones(100, 120, 500), out=c, config=config, **options).hazards == []
+    np.testing.assert_array_equal(c, want)
 
 
 def row_sums(acc):
@@ -227,9 +248,45 @@ def test_refusals(options: dict, message: str) -> None:
         gemmsmith.plan(a, b, **options)
 
 
-def test_bf16_operands_have_no_block_scales() -> None:
-    a, b = (np.ones((64, 256), BF16.numpy) for _ in range(2))
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [(BF16.numpy, None), (np.int8, None), (np.float32, "tf32"), (np.float32, "3xtf32")]
+)
+def test_other_operands_have_no_block_scales(dtype, precision: str | None) -> None:
+    """Not those either whose sums are promoted, every 32 of k."""
+    a = np.ones((64, 256), dtype)
     with pytest.raises(ArgumentError, match="scale_a: got block scales, .* they need fp8 operands"):
-        gemmsmith.plan(a, b.T, scale_a=np.ones((64, 2), np.float32))
-    out = gemmsmith.gemm(a, b.T, scale_a=2.0, scale_b=np.full((1, 64), 0.5, np.float32))
+        gemmsmith.plan(a, a.T, scale_a=np.ones((64, 2), np.float32), precision=precision)
+    out = gemmsmith.gemm(a, a.T, scale_a=2.0, scale_b=np.full((1, 64), 0.5, np.float32), precision=precision)
     np.testing.assert_array_equal(out.astype(np.float32), 256)
+
+
+NUMBER, WHOLE, ROWS = 2.0, np.ones((), np.float32), np.ones((70, 1), np.float32)
+FINE, COARSE = np.ones((70, 3), np.float32), np.ones((1, 3), np.float32)
+
+
+@pytest.mark.parametrize("planned", [None, NUMBER, WHOLE, ROWS, FINE, COARSE], ids=lambda x: str(np.shape(x)))
+def test_a_plan_takes_the_scales_it_is_for(planned) -> None:
+    """Others, or none, are refused: its kernel would not apply them."""
+    a, b = ones(70, 50, 300)
+    plan = gemmsmith.plan(a, b, scale_a=planned, config=TILE, backend="sim")
+    for x in (None, NUMBER, WHOLE, ROWS, FINE, COARSE):
+        if x is planned:
+            np.testing.assert_array_equal(plan.run(a, b, scale_a=x), 300 * (x if x is NUMBER else 1))
+        else:
+            for call in (plan.run, plan.prepare, plan.simulate):
+                with pytest.raises(ArgumentError, match="scale_a: got .*, this plan has .*; make a plan from arrays"):
+                    call(a, b, scale_a=x)
+
+
+def test_a_result_over_its_scales_is_refused() -> None:
+    a, b = ones(70, 50, 300)
+    out = np.zeros((70, 50), np.float32)
+    with pytest.raises(ArgumentError, match="out: shares memory with scale_a"):
+        gemmsmith.gemm(a, b, out=out, scale_a=out[:, :3])
+
+
+def test_a_scale_whose_gradient_would_be_lost_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = (torch.ones(8, 128), torch.ones(128, 8))
+    with pytest.raises(ArgumentError, match="scale_a: got a tensor that requires grad"):
+        gemmsmith.gemm(a, b, precision="tf32", scale_a=torch.ones(8, 1, requires_grad=True))
