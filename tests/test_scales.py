@@ -106,6 +106,21 @@ def test_scales_of_tensors_rows_and_columns(shape, accumulate: str, rng: np.rand
     bounds.check(out, a, b, SINGLE, SINGLE, promoted=promoted, scale_a=scale_a, scale_b=scale_b).require()
 
 
+@pytest.mark.parametrize("dtype", [FP32, UE8M0])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 144), (70, 1), (3, 5)])
+def test_scales_of_one_row_or_column(m: int, n: int, dtype, rng: np.random.Generator) -> None:
+    """(m, 1) has the product's shape where n is 1, and is a column all the same; one plan serves every m."""
+    scale_a, scale_b = (within((2.0 ** rng.integers(-4, 5, x)).astype(dtype)) for x in ((m, 1), (1, n)))
+    plan = None
+    for rows in (m, 1, 70):
+        scale_a = np.resize(scale_a, (rows, 1))
+        options = {"scale_a": scale_a, "scale_b": scale_b}
+        plan = plan or gemmsmith.plan(*ones(rows, n, 300), **options, out_dtype="fp32", config=TILE)
+        done = plan.simulate(*ones(rows, n, 300), **options)
+        assert done.hazards == []
+        np.testing.assert_array_equal(done.result, 300 * scale_a.astype(np.float64) * scale_b.astype(np.float64))
+
+
 def test_one_side_in_blocks_the_other_as_a_whole(rng: np.random.Generator) -> None:
     a, b = operands(rng, 70, 50, 300)
     scale_a, _ = scales(rng, 70, 50, 300, (1, 0))

@@ -250,9 +250,9 @@ def _graphs(
     from gemmsmith.epilogue.passes import optimise
 
     kinds = {
-        name: (classify(name, x.shape, shape), x.dtype) if isinstance(x, ArrayInfo) else (Extent(), None)
-        for name, x in {**operands, **factors}.items()
-    }
+        name: (extent(name, x.shape, shape), x.dtype) if isinstance(x, ArrayInfo) else (Extent(), None)
+        for extent, given in ((classify, operands), (scaling.extent, factors)) for name, x in given.items()
+    }  # fmt: skip
     source = None if isinstance(epilogue, Graph) else fingerprint(epilogue)
     key = source, len(shape), shape[-1], tuple(kinds.items()), output
     if source is not None and (known := _GRAPHS.get(key)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 from gemmsmith import checks
 from gemmsmith.arrays import ArrayInfo, describe
@@ -63,6 +63,17 @@ def block_rows(
         f"{argument_name(name)}: got shape {tuple(x.shape)}; for {name[-1]} of shape {tuple(operand.shape)} use one of "
         f"(), {listed}" + "".join(f", with {count} or 1 in front or without" for count in batch)
     )
+
+
+def extent(name: str, shape: tuple[int, ...], product: tuple[int, ...]) -> Extent:
+    """Along which indices of the product a scale varies that the epilogue multiplies by: of a along its rows, of b
+    along its columns, also where there is one; never a matrix."""
+    if len(shape) < 2:
+        return Extent()
+    of_a = name == SCALE_NAMES[0]
+    varies: Literal[0, 1] = 1 if (shape[-2] == product[-2] if of_a else shape[-1] == product[-1]) else 0
+    batch = len(shape) == 3 and shape[0] == product[0]
+    return Extent(batch, varies, 0) if of_a else Extent(batch, 0, varies)
 
 
 def kind(name: str, graph: Graph, block_rows: Mapping[str, int]) -> str:
