@@ -215,6 +215,19 @@ def test_reductions_of_scaled_products(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(done.result[1], want.sum(-1), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [FP32, UE8M0])
+@pytest.mark.parametrize("shapes", [((150, 3), (3, 1)), ((150, 1), (1, 72)), ((150, 3), (1, 72))], ids=str)
+@pytest.mark.parametrize("epilogue", [None, row_sums])
+def test_batch_invariant_rows_have_the_same_bits(epilogue, shapes, dtype, rng: np.random.Generator) -> None:
+    a, b = operands(rng, 150, 72, 300)
+    scale_a, scale_b = ((2.0 ** rng.uniform(-4, 4, shape)).astype(dtype) for shape in shapes)
+    options = {"epilogue": epilogue, "scale_b": scale_b, "batch_invariant": True, "backend": "sim", "out_dtype": "fp32"}
+    whole, *parts = (gemmsmith.gemm(a[:m], b, scale_a=scale_a[:m], **options) for m in (150, 9, 1))
+    for part in parts:
+        for x, y in zip(*(x if epilogue else [x] for x in (whole, part)), strict=True):
+            assert x[: len(y)].tobytes() == y.tobytes()
+
+
 def test_one_plan_serves_all_sizes(rng: np.random.Generator) -> None:
     a, b = ones(70, 50, 300)
     (scale_a, scale_b), _ = digits(70, 50, 300, (1, 128))
