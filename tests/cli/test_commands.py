@@ -429,8 +429,10 @@ def test_any_words_end_in_a_result_or_in_one_line(words: list[str]) -> None:
 
 
 @pytest.mark.gpu
-def test_run_on_the_gpu(call) -> None:
-    rows = json.loads(good(call("run", "--m", "1000", "--n", "1000", "--k", "1000", "--json")))
+@pytest.mark.parametrize("options", ["", "--dtype fp8_e4m3 --scale-a 1x128 --scale-b 128x128", "--dtype int8",
+                                     "--dtype fp32 --precision 3xtf32 --scale-a rows --scale-b tensor"])  # fmt: skip
+def test_run_on_the_gpu(call, options: str) -> None:
+    rows = json.loads(good(call("run", "--m", "1000", "--n", "1000", "--k", "1000", "--json", *options.split())))
     assert rows["backend"] == "cuda"
     assert rows["result"] == "right"
     assert rows["time_us"] > 1
