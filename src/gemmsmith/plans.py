@@ -287,6 +287,11 @@ class Plan:
             if given != planned:
                 raise ArgumentError(f"{name}: got {given}, this plan has {planned}; make a plan from arrays like these")
         if 0 not in binding.shape and (spec := kernel_spec(binding, self.config)) != self.spec:
+            if binding.graph != self.binding.graph:
+                raise ArgumentError(
+                    "epilogue: got operands, sizes or constants with which it is another one than this plan's; make a "
+                    "plan from arrays like these"
+                )
             raise ArgumentError(
                 f"a, b, out: their layouts need the kernel {spec.name} ({spec.layouts}), this plan has "
                 f"{self.spec.name} ({self.spec.layouts}); make a plan from arrays like these"
