@@ -18,17 +18,20 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+import gemmsmith
 from gemmsmith.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def executed(page: str) -> dict[str, object]:
-    """What a page's Python leaves behind."""
+def executed(page: str, with_word: str = "") -> dict[str, Any]:
+    """What a page's Python leaves behind, or those blocks of it that have a word."""
     text = (ROOT / page).read_text()
-    scope: dict[str, object] = {}
+    scope: dict[str, Any] = {}
     for block in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if with_word not in block.group(1):
+            continue
         line = text[: block.start()].count("\n") + 1
         source = "\n" * line + block.group(1)
         exec(compile(source, page, "exec"), scope)
@@ -39,10 +42,15 @@ def test_the_epilogue_page_runs() -> None:
     assert np.isfinite(executed("docs/epilogues.md")["loss"])
 
 
-def test_the_quantization_page_runs() -> None:
-    s: Any = executed("docs/quantization.md")
-    exact = s["x"] @ s["w"]
-    assert np.linalg.norm(s["y"] - exact) < 0.05 * np.linalg.norm(exact)
+def test_the_fp8_page_runs() -> None:
+    assert np.isfinite(executed("docs/fp8.md")["y"]).all()
+
+
+def test_the_readmes_fp8_runs() -> None:
+    s = executed("README.md", "relu_in_fp8")
+    back = gemmsmith.dequantize(s["h"], s["scale_h"], "fp32")
+    exact = np.maximum(s["x"] @ s["w"], 0)
+    assert np.linalg.norm(back - exact) < 0.06 * np.linalg.norm(exact)
 
 
 def test_the_readme_quotes_a_kernel() -> None:
