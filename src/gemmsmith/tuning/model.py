@@ -108,7 +108,7 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
 
     nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + extra.nbytes * problem.m * problem.n)
     again = 2 * problem.batch * problem.k * (problem.m * (across > 1) + problem.n * (down > 1))
-    slower = 1 + SHORT_ROWS * (64 / s.k) ** 2 * (problem.m <= MEMORY_BOUND_ROWS)
+    slower = 1 + SHORT_ROWS * (64 / s.k) ** 2 if problem.m <= MEMORY_BOUND_ROWS else 1
     memory = (nbytes + READ_AGAIN * again) / DRAM_BYTES_PER_CYCLE * slower
     energy = tiles * s.rows * s.columns * k_tiles * tile.energy * (1 + OUT_OF_STEP * (s.splits == 0))
     power = energy + nbytes / ENERGY_DRAM

@@ -106,8 +106,8 @@ class Space:
 
     def take(self, which: Column) -> Space:
         """The configs at these indices."""
-        columns = {f.name: getattr(self, f.name)[which] for f in fields(self)[1:]}
-        return Space(self.configs[which], **columns)
+        columns = {f.name: getattr(self, f.name).take(which) for f in fields(self)[1:]}
+        return Space(self.configs.take(which), **columns)
 
     def sizes(self, problem: Problem) -> tuple[Column, Column]:
         """M and N for each config: of the problem, or with `swap_ab` of its transpose."""
@@ -150,7 +150,7 @@ class Space:
         good = self.possible(problem.m, problem.m, problem.n, problem.k, problem.batch)
         k_tiles, tiles, resident = np.ceil(problem.k / self.k), self.tiles(problem), self.resident
         ragged = (np.ceil(tiles / resident) * resident > WASTE * tiles) & (tiles * k_tiles >= SMALLEST_SHARE * resident)
-        return np.asarray(good & ((self.splits > 0) | ragged) & self.countable(problem))
+        return np.asarray(good & ((self.splits > 0) | ragged) & self._countable(tiles, np.maximum(1, k_tiles)))
 
     def fed(self, layout: Layout) -> Column:
         """For each config, whether its producer has registers for the copies of a k-tile."""
@@ -161,9 +161,8 @@ class Space:
         copies = np.where(few, of_a + of_b, np.maximum(of_a, of_b))
         return np.asarray((self.consumers == 1) | (copies <= MOST_COPIES))
 
-    def countable(self, problem: Problem) -> Column:
+    def _countable(self, tiles: Column, k_tiles: Column) -> Column:
         """For each config, whether int32 can count its tiles and shares of K, which launches require."""
-        tiles, k_tiles = self.tiles(problem), np.maximum(1, np.ceil(problem.k / self.k))
         clusters = np.minimum(
             tiles * np.minimum(np.where(self.splits == 0, k_tiles, self.splits), k_tiles), ORDER_LENGTH
         )
