@@ -45,6 +45,8 @@ NEAR, MOST_SETS = 8, 300
 BLOCKS, BLOCK_US, POWER_LIMITED, LONG_BLOCK_US = 3, 6_000, 5e10, 10_000
 """Blocks of a config, their length, and that of products of so many FLOPs, which the power limit holds."""
 LT_KEPT = 3
+SMALL = Config(tile=(64, 64, 128), cluster=(1, 1), consumers=1)
+"""What all products can have; a chosen config may transpose the problem."""
 
 
 Set = tuple[Any, ...]
@@ -89,7 +91,7 @@ KINDS = {
 def contenders(kind: str, shape: Shape, dice: random.Random) -> list[Config]:
     """The chosen config, the model's first and others."""
     plan = KINDS[kind].plan
-    problem = plan(shape, None).problem
+    problem = plan(shape, SMALL).problem
     every = ranked(problem, most=DRAWN_FROM)
     first = varied(every, FIRST)
     left = [c for c in every if c not in first]

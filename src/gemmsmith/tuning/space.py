@@ -106,7 +106,7 @@ class Space:
 
     def take(self, which: Column) -> Space:
         """The configs at these indices."""
-        columns = {f.name: getattr(self, f.name).take(which) for f in fields(self)[1:]}
+        columns = {f.name: getattr(self, f.name).take(which, axis=0) for f in fields(self)[1:]}
         return Space(self.configs.take(which), **columns)
 
     def sizes(self, problem: Problem) -> tuple[Column, Column]:
