@@ -1,0 +1,1 @@
+"""gemmsmith in PyTorch: products with epilogues that have gradients and can be compiled."""
