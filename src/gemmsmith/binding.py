@@ -266,7 +266,7 @@ def _written(
 ) -> tuple[Graph, bool]:
     """The graph as the user wrote it, and whether it may depend on the number of rows."""
     if isinstance(epilogue, Graph):
-        if any(node.op == "chunk" and node.value[1] != "n" for node in epilogue.nodes):
+        if any(node.op in ("chunk", "interleave") and node.value[-1] != "n" for node in epilogue.nodes):
             raise EpilogueError("epilogue: got a chunk of rows; use one of columns, (0, 'n') and (1, 'n')")
         return epilogue, False
     if isinstance(epilogue, type):
