@@ -1,0 +1,154 @@
+"""What a backward pass computes, worked out from an epilogue's text: constants, which torch.compile takes as such.
+
+Names are those of `derivative`: x_name an operand of the epilogue, y_name a result, d_name its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import torch
+
+from gemmsmith.core.dtypes import FP32, DType, as_dtype
+from gemmsmith.core.graph import Graph, Result
+from gemmsmith.epilogue.frontend.derivative import GRADIENT, PRODUCT, derivative, storing, ties
+from gemmsmith.epilogue.lines import refused
+from gemmsmith.torch import text
+from gemmsmith.torch.operator import MOST_RESULTS, arity
+
+A, B = "@a", "@b"
+"""Stand for a and b among the names of operands."""
+
+Names = tuple[str, ...]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def constant(function: Callable[P, R]) -> Callable[P, R]:
+    """A function of constants that is called while a graph is compiled, not traced; it remembers what it gave."""
+    known = lru_cache(maxsize=1024)(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return known(*args, **kwargs)  # type: ignore[arg-type]
+
+    marked: Callable[P, R] = torch.compiler.assume_constant_result(call)
+    return marked
+
+
+class Step(NamedTuple):
+    """A product whose results are gradients, or counts. `operands`: names, and for matrices the width of their values
+    (0 for others)."""
+
+    epilogue: str
+    reads_product: bool
+    tensors: tuple[tuple[str, int], ...]
+    numbers: Names
+    results: Names
+
+
+class Reduced(NamedTuple):
+    """A result that is a reduction. `mean_of`: the width of the values that it is a mean of, or 0; `ties`: counts the
+    elements that are equal to a maximum or minimum."""
+
+    name: str
+    axis: str
+    keepdim: bool
+    mean_of: int
+    ties: Step | None
+
+
+@constant
+def tensors(epilogue: str) -> Names:
+    """The names of a text's operands that are tensors."""
+    return tuple(o.name for o in text.read(epilogue).operands if o.dtype is not None)
+
+
+@constant
+def numbers(epilogue: str) -> Names:
+    """Of those that are numbers."""
+    return tuple(o.name for o in text.read(epilogue).operands if o.dtype is None)
+
+
+@constant
+def results(epilogue: str) -> Names:
+    """Of a text's results."""
+    return tuple(r.name for r in text.read(epilogue).results)
+
+
+@constant
+def forward(epilogue: str, wanted: Names, dtype: str, recompute: bool) -> tuple[str, Names]:
+    """A text with the results that its derivative reads, and the names of those. `wanted`: of operands, A and B.
+
+    Raises EpilogueError for what has no gradient, ArgumentError where there would be too many operands.
+    """
+    graph = text.read(epilogue)
+    for r in graph.results:
+        if r.dtype is not None and r.dtype.bits < 16:
+            raise refused(f"{r.name}: got a result in {r.dtype}, which has no gradient; use torch.no_grad(), or bf16")
+    found: tuple[str, Names] = epilogue, ()
+    if not recompute:
+        longer, stored = storing(graph, _wanted(wanted), _default(dtype))
+        if len(longer.results) <= MOST_RESULTS:
+            found = text.write(longer), stored
+    _, steps, _ = backward(*found, results(epilogue), wanted, dtype)
+    for step in steps:
+        arity(step.epilogue)
+    return found
+
+
+@constant
+def kept(epilogue: str, stored: Names, of: Names, wanted: Names, dtype: str) -> Names:
+    """What the backward pass reads: A, B, operands and results, by the names in its texts."""
+    reduced, steps, _ = backward(epilogue, stored, of, wanted, dtype)
+    every = [*steps, *(r.ties for r in reduced if r.ties)]
+    read = {name for step in every for name, _ in step.tensors if not name.startswith(GRADIENT)}
+    product = any(step.reads_product for step in every)
+    return (*[A] * (product or B in wanted), *[B] * (product or A in wanted), *sorted(read))
+
+
+@constant
+def backward(
+    epilogue: str, stored: Names, of: Names, wanted: Names, dtype: str
+) -> tuple[tuple[Reduced, ...], tuple[Step, ...], str]:
+    """What computes the gradients of `wanted` from those `of` results: the results that are reductions, whose gradients
+    are shaped first; the products; and the gradient that is the product's as it is, if one is."""
+    graph, default, passed_on = text.read(epilogue), _default(dtype), ""
+    reduced = tuple(_reduced(graph, r, stored, of, default) for r in graph.results if graph.is_reduced(r))
+    steps, names = [], _wanted(wanted)
+    for first in range(0, len(names), MOST_RESULTS):
+        found = derivative(graph, of, names[first : first + MOST_RESULTS], stored, default)
+        for r in found.results:
+            node = found.nodes[r.node]
+            if r.name == "out" and node.op == "operand" and node.value.startswith(GRADIENT):
+                passed_on = node.value
+        left = tuple(r for r in found.results if r.name != "out" or not passed_on)
+        if left:
+            steps.append(_step(Graph(found.nodes, found.operands, left)))
+    return reduced, tuple(steps), passed_on
+
+
+def _reduced(graph: Graph, r: Result, stored: Names, of: Names, default: DType) -> Reduced:
+    (inner,), (kind, axis) = graph.nodes[r.node].inputs, graph.nodes[r.node].value
+    counts = _step(ties(graph, r.name, stored, default)) if kind in ("max", "min") and r.name in of else None
+    width = max(graph.extents()[inner].width, 1) if kind == "mean" else 0
+    return Reduced(r.name, axis, r.keepdim, width, counts)
+
+
+def _step(graph: Graph) -> Step:
+    product = any(node.op == "accumulator" for node in graph.nodes)
+    widths = tuple((o.name, o.extent.width * o.extent.is_matrix) for o in graph.operands if o.dtype is not None)
+    named = tuple(o.name for o in graph.operands if o.dtype is None)
+    return Step(text.write(graph), product, widths, named, tuple(r.name for r in graph.results))
+
+
+def _wanted(names: Names) -> Names:
+    """As `derivative` has them."""
+    product = (PRODUCT,) if A in names or B in names else ()
+    return (*product, *(name for name in names if name not in (A, B)))
+
+
+def _default(dtype: str) -> DType:
+    return FP32 if dtype == "torch.float64" else as_dtype(dtype.removeprefix("torch."))
