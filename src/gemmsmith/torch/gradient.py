@@ -48,10 +48,13 @@ def product(
 
 
 def transforming() -> bool:
-    """Whether a transform of torch.func is at work, or forward mode."""
+    """Whether a transform of torch.func is at work, or forward mode. ArgumentError for torch.func.jvp."""
     if torch.compiler.is_dynamo_compiling():
         return False
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is not None and interpreter.key() == torch._C._functorch.TransformType.Jvp:
+        raise ArgumentError("a, b: got forward mode, which gemm does not have; use reverse mode, as torch.func.grad")
+    return interpreter is not None or forward_ad._current_level >= 0
 
 
 def _records(*inputs: Any) -> bool:
@@ -106,10 +109,6 @@ class _Product(torch.autograd.Function):
         of_operands = [found.get(WANTED + name) for name in tensors(epilogue)]
         every = zip((of_a, of_b, *of_operands), ctx.shapes, strict=True)
         return (None, None, None, None, None, *[None if g is None else g.sum_to_size(shape) for g, shape in every])
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise ArgumentError("gemm: got forward mode, which it does not have; use reverse mode: backward, func.grad")
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Any, ...], int]:

@@ -10,6 +10,7 @@ the dtype where it has one, "keepdim".
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -37,6 +38,11 @@ def read(text: str) -> Graph:
         tuple(_read_operand(*entry.split()) for entry in operands),
         tuple(_read_result(*entry.split()) for entry in results),
     )
+
+
+def unbatched(graph: Graph) -> Graph:
+    """The graph whose operands have no batch."""
+    return replace(graph, operands=tuple(replace(o, extent=o.extent._replace(batch=False)) for o in graph.operands))
 
 
 def key(text: str) -> int:
