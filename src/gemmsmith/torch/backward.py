@@ -39,8 +39,8 @@ def constant(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class Step(NamedTuple):
-    """A product whose results are gradients, or counts. `operands`: names, and for matrices the width of their values
-    (0 for others)."""
+    """A product whose results are gradients, or counts. `tensors`: the operands' names, and 0, or the width of the
+    matrix to which the gradient of a reduction is expanded."""
 
     epilogue: str
     reads_product: bool
@@ -126,7 +126,7 @@ def backward(
                 passed_on = node.value
         left = tuple(r for r in found.results if r.name != "out" or not passed_on)
         if left:
-            steps.append(_step(Graph(found.nodes, found.operands, left)))
+            steps.append(_step(Graph(found.nodes, found.operands, left), reduced))
     return reduced, tuple(steps), passed_on
 
 
@@ -137,9 +137,14 @@ def _reduced(graph: Graph, r: Result, stored: Names, of: Names, default: DType) 
     return Reduced(r.name, axis, r.keepdim, width, counts)
 
 
-def _step(graph: Graph) -> Step:
+def _step(graph: Graph, reduced: tuple[Reduced, ...] = ()) -> Step:
     product = any(node.op == "accumulator" for node in graph.nodes)
-    widths = tuple((o.name, o.extent.width * o.extent.is_matrix) for o in graph.operands if o.dtype is not None)
+    thin = {GRADIENT + r.name for r in reduced}
+    widths = tuple(
+        (o.name, o.extent.width * (o.extent.is_matrix and o.name in thin))
+        for o in graph.operands
+        if o.dtype is not None
+    )
     named = tuple(o.name for o in graph.operands if o.dtype is None)
     return Step(text.write(graph), product, widths, named, tuple(r.name for r in graph.results))
 

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Graph
-from gemmsmith.epilogue.frontend.derivative import GRADIENT, OPERAND, VALUE, WANTED
+from gemmsmith.epilogue.frontend.derivative import GRADIENT, KEPT, OPERAND, VALUE, WANTED
 from gemmsmith.torch import text
 from gemmsmith.torch.backward import A, B, Reduced, Step, backward, constant, forward, kept, numbers, results, tensors
 from gemmsmith.torch.operator import call, product_shape
@@ -90,9 +90,11 @@ class _Product(torch.autograd.Function):
         known = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         for name, x in zip(numbers(epilogue), ctx.numbers, strict=True):
             known[OPERAND + name] = x
-        of = [name for name, g in zip(results(epilogue), gradients, strict=True) if g is not None]
+        of = []
         for name, g in zip(results(epilogue), gradients, strict=True):
-            if g is not None:
+            # compiled, a gradient of what users do not see is a matrix of zeros; else one of a gradient's
+            if g is not None and not (name.startswith(KEPT) and torch.compiler.is_dynamo_compiling()):
+                of.append(name)
                 known[GRADIENT + name] = g
         if not of:
             return (None,) * (5 + len(ctx.shapes))
@@ -108,7 +110,7 @@ class _Product(torch.autograd.Function):
         of_a, of_b = _of_factors(found.get("out"), known.get(A), known.get(B), ctx)
         of_operands = [found.get(WANTED + name) for name in tensors(epilogue)]
         every = zip((of_a, of_b, *of_operands), ctx.shapes, strict=True)
-        return (None, None, None, None, None, *[None if g is None else g.sum_to_size(shape) for g, shape in every])
+        return (None, None, None, None, None, *[None if g is None else _summed(g, shape) for g, shape in every])
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Any, ...], int]:
@@ -181,6 +183,16 @@ def _of_factors(dz: Any, a: Any, b: Any, ctx: Any) -> tuple[Any, Any]:
             a, dz = a.flatten(0, 1), dz.flatten(0, 1)
         (of_b,) = product(BARE, a.mT, dz, [], [])
     return of_a, of_b
+
+
+def _summed(g: Any, shape: Any) -> Any:
+    """A gradient summed over what an operand of that shape is broadcast over."""
+    while g.dim() > len(shape):
+        g = g.squeeze(0) if g.shape[0] == 1 else g.sum(0)
+    for i, extent in enumerate(shape):
+        if extent == 1 and g.shape[i] != 1:
+            g = g.sum(i, keepdim=True)
+    return g
 
 
 def _matrix(x: Any) -> Any:

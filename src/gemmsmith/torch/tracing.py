@@ -50,8 +50,6 @@ def _compiled(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds) -> str:
     """Runs the function on values that note what is done to them."""
     if not callable(epilogue) or isinstance(epilogue, type):
         raise ArgumentError("epilogue: got no function; use one in code that is compiled")
-    defaults = getattr(epilogue, "__defaults__", None), getattr(epilogue, "__kwdefaults__", None)
-    del defaults  # that they are read makes the compiler guard them
     tape = Tape(shape)
     acc = tape.value(shape)
     operands = {}
