@@ -15,6 +15,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.epilogue.frontend.classify import classify
 from gemmsmith.torch import text
 from gemmsmith.torch.backward import constant, numbers, tensors
+from gemmsmith.torch.chain import chained
 from gemmsmith.torch.gradient import product, transforming
 from gemmsmith.torch.operator import precision, product_shape
 from gemmsmith.torch.tracing import SCALES, Kinds, epilogue_text
@@ -43,6 +44,7 @@ def gemm(
     and int8 operands; forward mode. Raises ArgumentError, which names the argument, and EpilogueError.
     """
     given = {**operands, **named} if operands else named
+    a, b = autocast(a, b)
     if _plain(a, b, given):
         return launch(
             a, b, epilogue=epilogue, scale_a=scale_a, scale_b=scale_b, operands=given, precision=precision(a)
@@ -52,6 +54,49 @@ def gemm(
             raise ArgumentError(f"operands: got the name {name} beside the argument; use another name")
         if x is not None:
             given = {**given, name: x}
+    written, a, b, arrays, leading, shape = _bound(a, b, epilogue, given)
+    found = product(
+        written, a, b, [arrays[name] for name in numbers(written)], [arrays[name] for name in tensors(written)],
+        recompute,
+    )  # fmt: skip
+    kept, names = _kept(written)
+    values = [_unfolded(x, kind, leading, shape) for x, kind in zip(found, kept, strict=True)]
+    if names == ("out", *[f"out{i}" for i in range(1, len(names))]):
+        return values[0] if len(values) == 1 else tuple(values)
+    return dict(zip(names, values, strict=True))
+
+
+def chain(a: Any, b: Any, down: Any, *, epilogue: Any, operands: Mapping[str, Any]) -> Any:
+    """epilogue(a @ b) @ down, whose backward pass computes the epilogue's derivative where it multiplies by down.
+
+    a (..., m, k), b (k, n), down (n, p) -> (..., m, p). The epilogue, of one result, and its operands are as in `gemm`,
+    with a's leading indices or without rows. No second derivatives. Raises ArgumentError.
+    """
+    (a, b), (_, down) = autocast(a, b), autocast(a, down)
+    _check("down", down, a)
+    written, a, b, arrays, leading, shape = _bound(a, b, epilogue, operands)
+    if a.dim() != 2 or b.dim() != 2:
+        raise ArgumentError("operands: got one with rows of its own in each batch only; call gemm twice")
+    values = [arrays[name] for name in tensors(written)]
+    y = chained(written, a, b, [arrays[name] for name in numbers(written)], values, down)
+    return y.reshape(*leading, shape[-2], y.shape[-1])
+
+
+def autocast(a: Any, b: Any) -> tuple[Any, Any]:
+    """a and b in autocast's dtype, where it is on."""
+    if not (isinstance(a, torch.Tensor) and torch.is_autocast_enabled(a.device.type)):
+        return a, b
+    dtype = torch.get_autocast_dtype(a.device.type)
+    eligible = (torch.float32, torch.float16, torch.bfloat16)
+    cast = [x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in eligible else x for x in (a, b)]
+    return cast[0], cast[1]
+
+
+def _bound(
+    a: Any, b: Any, epilogue: Any, given: Mapping[str, Any]
+) -> tuple[str, Any, Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...]]:
+    """The epilogue's text; a, b and operands of a product as it runs, its batch folded into its rows if that can be;
+    a's leading indices, and the product's shape before."""
     _check("a", a, a)
     _check("b", b, a)
     if a.dim() < 2 or b.dim() not in (2, 3) or (b.dim() == 3 and a.dim() > 3):
@@ -67,29 +112,22 @@ def gemm(
     for name, x in given.items():
         if isinstance(x, (int, float, Real)):
             arrays[name] = _number(name, x)
-            kinds = (*kinds, (name, (False, 0, 0), ""))
+            kinds = (*kinds, (name, (0, 0, 0), ""))
             continue
         _check(name, x, a)
         arrays[name] = x = _flat(name, x, leading)
         if name in SCALES:
             _expect_plain_scale(name, x, shape)
         extent = classify(name, tuple(x.shape), shape)
-        kinds = (*kinds, (name, (bool(extent.batch), int(extent.height), int(extent.width)), str(x.dtype)))
+        batch = 1 if extent.batch else 0  # by a branch, which makes a symbolic condition a constant
+        kinds = (*kinds, (name, (batch, extent.height, extent.width), str(x.dtype)))
     written = epilogue_text(epilogue, shape, kinds)
     if len(shape) == 3 and b.dim() == 2 and a.dim() == 3:
         written, folds, columns = _folded(written)
         if folds:  # the batch's rows are rows of one product
             a = a.flatten(0, 1)
             arrays = {name: x.flatten(0, 1) if name in columns else x for name, x in arrays.items()}
-    found = product(
-        written, a, b, [arrays[name] for name in numbers(written)], [arrays[name] for name in tensors(written)],
-        recompute,
-    )  # fmt: skip
-    kept, names = _kept(written)
-    values = [_unfolded(x, kind, leading, shape) for x, kind in zip(found, kept, strict=True)]
-    if names == ("out", *[f"out{i}" for i in range(1, len(names))]):
-        return values[0] if len(values) == 1 else tuple(values)
-    return dict(zip(names, values, strict=True))
+    return written, a, b, arrays, leading, shape
 
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, float, int})

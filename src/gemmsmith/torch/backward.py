@@ -12,7 +12,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
-from gemmsmith.core.graph import Graph, Result
+from gemmsmith.core.graph import Graph, Node, Result
 from gemmsmith.epilogue.frontend.derivative import GRADIENT, PRODUCT, derivative, storing, ties
 from gemmsmith.epilogue.lines import refused
 from gemmsmith.torch import text
@@ -128,6 +128,19 @@ def backward(
         if left:
             steps.append(_step(Graph(found.nodes, found.operands, left), reduced))
     return reduced, tuple(steps), passed_on
+
+
+@constant
+def fed(epilogue: str, stored: Names, wanted: Names, dtype: str) -> Step:
+    """The gradients of `wanted` from that of the only result that users see, "out", as the epilogue of the product that
+    is its gradient."""
+    graph = text.read(epilogue)
+    found = derivative(graph, ["out"], _wanted(wanted), stored, _default(dtype))
+    if any(node.op == "accumulator" for node in found.nodes):
+        raise refused("out: its derivative needs the product again; use gemmsmith.torch.gemm twice")
+    nodes = [Node("accumulator") if n.value == GRADIENT + "out" else n for n in found.nodes]
+    operands = tuple(o for o in found.operands if o.name != GRADIENT + "out")
+    return _step(Graph(tuple(nodes), operands, found.results))
 
 
 def _reduced(graph: Graph, r: Result, stored: Names, of: Names, default: DType) -> Reduced:

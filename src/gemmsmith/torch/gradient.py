@@ -80,7 +80,7 @@ class _Product(torch.autograd.Function):
         ctx.shape = product_shape(a, b)
         ctx.shapes = [x.shape for x in (a, b, *operands)]
         ctx.names = kept(epilogue, stored, of, wanted, str(a.dtype))
-        known = _named(epilogue, (a, b), operands, output)
+        known = named(epilogue, (a, b), operands, output)
         ctx.save_for_backward(*[known[name] for name in ctx.names])
         ctx.set_materialize_grads(False)
 
@@ -110,7 +110,7 @@ class _Product(torch.autograd.Function):
         of_a, of_b = _of_factors(found.get("out"), known.get(A), known.get(B), ctx)
         of_operands = [found.get(WANTED + name) for name in tensors(epilogue)]
         every = zip((of_a, of_b, *of_operands), ctx.shapes, strict=True)
-        return (None, None, None, None, None, *[None if g is None else _summed(g, shape) for g, shape in every])
+        return (None, None, None, None, None, *[None if g is None else summed(g, shape) for g, shape in every])
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Any, ...], int]:
@@ -133,7 +133,7 @@ class _Product(torch.autograd.Function):
         return _Product.apply(longer, stored, of, wanted, given, a, b, *operands), 0
 
 
-def _named(epilogue: str, factors: Any, operands: Any, output: Any) -> dict[str, Any]:
+def named(epilogue: str, factors: Any, operands: Any, output: Any) -> dict[str, Any]:
     """What the backward pass may read, by the names in its texts."""
     known = {A: factors[0], B: factors[1]}
     for name, x in zip(tensors(epilogue), operands, strict=True):
@@ -185,7 +185,7 @@ def _of_factors(dz: Any, a: Any, b: Any, ctx: Any) -> tuple[Any, Any]:
     return of_a, of_b
 
 
-def _summed(g: Any, shape: Any) -> Any:
+def summed(g: Any, shape: Any) -> Any:
     """A gradient summed over what an operand of that shape is broadcast over."""
     while g.dim() > len(shape):
         g = g.squeeze(0) if g.shape[0] == 1 else g.sum(0)
@@ -193,6 +193,12 @@ def _summed(g: Any, shape: Any) -> Any:
         if extent == 1 and g.shape[i] != 1:
             g = g.sum(i, keepdim=True)
     return g
+
+
+def first_derivative_only() -> None:
+    """In a backward pass: ArgumentError where that is recorded, too."""
+    if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():
+        raise ArgumentError("create_graph: got True for what has no second derivative; use gemmsmith.torch.gemm")
 
 
 def _matrix(x: Any) -> Any:

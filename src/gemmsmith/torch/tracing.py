@@ -82,14 +82,19 @@ def _bare(kinds: Kinds) -> str:
 
 def _written(graph: Graph, kinds: Kinds) -> str:
     """The text of the product that is multiplied by its scales first."""
-    return text.write(scaled(graph, [Operand(n, Extent(*e), _dtype(d)) for n, e, d in kinds if n in SCALES]))
+    return text.write(scaled(graph, [Operand(n, _extent(e), dtype_of(d)) for n, e, d in kinds if n in SCALES]))
 
 
 def _operands(kinds: Kinds) -> Mapping[str, tuple[Extent, DType | None]]:
-    return {name: (Extent(*extent), _dtype(dtype)) for name, extent, dtype in kinds if name not in SCALES}
+    return {name: (_extent(extent), dtype_of(dtype)) for name, extent, dtype in kinds if name not in SCALES}
 
 
-def _dtype(name: str) -> DType | None:
+def _extent(given: tuple[Any, ...]) -> Extent:
+    batch, height, width = given
+    return Extent(bool(batch), height, width)
+
+
+def dtype_of(name: str) -> DType | None:
     """Of a tensor's dtype, torch.float64 standing for fp32."""
     if not name:
         return None
