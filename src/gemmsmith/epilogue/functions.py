@@ -160,6 +160,7 @@ def _sigmoid_64(x: Array) -> Array:
 
 _TABLE = [
     # name, arity, meaning, lower, coarse, exact, gradient
+    Function("detach", 1, lambda x: x, lambda x: x),  # until the passes
     Function("neg", 1, np.negative, lambda x: -x, gradient=lambda g, y, x: -g),
     Function("abs", 1, np.abs, _library("fabsf"), gradient=lambda g, y, x: g * x.sign()),
     Function("sign", 1, np.sign, _sign),

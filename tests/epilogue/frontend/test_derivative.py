@@ -47,7 +47,8 @@ def gradients(graph: Graph, product: Any, operands: Values, of: Values, wanted: 
     for r in graph.results:
         node = graph.nodes[r.node]
         if node.op == "reduce" and node.value[0] in ("max", "min"):
-            given[f"d_{r.name}"] = given[f"d_{r.name}"] / execute(ties(graph, r.name, stored, FP32), product, given)["out"]
+            count = execute(ties(graph, r.name, stored, FP32), product, given)["out"]
+            given[f"d_{r.name}"] = given[f"d_{r.name}"] / count
     found = derivative(graph, list(of), wanted, stored, FP32)
     assert not any(node.op == "accumulator" for node in found.nodes)
     results = execute(found, np.full_like(product, np.nan), {o.name: given[o.name] for o in found.operands})
@@ -149,6 +150,12 @@ def test_sums_are_shared_along_what_an_operand_is_not() -> None:
     kinds = [found.nodes[r.node].value for r in found.results]
     assert kinds == [("sum", "m"), ("sum", "n"), ("sum", "all")]
     assert [(r.dtype, r.keepdim) for r in found.results] == [(BF16, True), (BF16, True), (FP32, True)]
+
+
+def test_what_is_detached_has_no_gradient() -> None:
+    _, found = gradient_of(lambda acc, row: acc * row.detach() + acc.exp().detach(), "row", wanted=(PRODUCT, "row"))
+    assert [r.name for r in found.results] == ["out"]
+    assert sorted(node.op for node in found.nodes) == ["detach", "mul", "operand", "operand"]
 
 
 @pytest.mark.parametrize("function", [lambda acc: quantize(acc, block=16), lambda acc: top_k_softmax(acc, 2)])
