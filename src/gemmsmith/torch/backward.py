@@ -13,7 +13,7 @@ import torch
 
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.graph import Graph, Node, Result
-from gemmsmith.epilogue.frontend.derivative import GRADIENT, PRODUCT, derivative, storing, ties
+from gemmsmith.epilogue.frontend.derivative import GRADIENT, PRODUCT, derivative, extremes, storing, ties
 from gemmsmith.epilogue.lines import refused
 from gemmsmith.torch import text
 from gemmsmith.torch.operator import MOST_RESULTS, arity
@@ -145,7 +145,7 @@ def fed(epilogue: str, stored: Names, wanted: Names, dtype: str) -> Step:
 
 def _reduced(graph: Graph, r: Result, stored: Names, of: Names, default: DType) -> Reduced:
     (inner,), (kind, axis) = graph.nodes[r.node].inputs, graph.nodes[r.node].value
-    counts = _step(ties(graph, r.name, stored, default)) if kind in ("max", "min") and r.name in of else None
+    counts = _step(ties(graph, r.name, stored, default)) if r in extremes(graph) and r.name in of else None
     width = max(graph.extents()[inner].width, 1) if kind == "mean" else 0
     return Reduced(r.name, axis, r.keepdim, width, counts)
 

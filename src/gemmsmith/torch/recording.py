@@ -127,7 +127,7 @@ def constant(x: Any) -> tuple[Any, ...]:
     if isinstance(x, float):
         return "float", x.hex()
     if isinstance(x, int):
-        return "int", str(int(x))
+        return "int", float(x).hex()
     if isinstance(x, (tuple, list)):
         return "tuple", tuple([constant(y) for y in x])
     if isinstance(x, torch.dtype):
@@ -180,7 +180,7 @@ def _argument(x: tuple[Any, ...], values: list[Any]) -> Any:
         case "float":
             return float.fromhex(given)
         case "int":
-            return int(given)
+            return int(float.fromhex(given))
         case "tuple":
             return tuple(_argument(y, values) for y in given)
         case "refused":

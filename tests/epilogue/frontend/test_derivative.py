@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.epilogue.graphs import M, N, data, graphs
 
+import gemmsmith
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.errors import EpilogueError
@@ -152,10 +153,36 @@ def test_sums_are_shared_along_what_an_operand_is_not() -> None:
     assert [(r.dtype, r.keepdim) for r in found.results] == [(BF16, True), (BF16, True), (FP32, True)]
 
 
+@pytest.mark.parametrize("name", ["halves", "every kind of operand"])
+def test_kernels_compute_derivatives(name: str) -> None:
+    """In the simulator, as the epilogue of an empty product."""
+    function, operands = CASES[name]
+    rng = np.random.default_rng()
+    graph, stored = storing(traced(function, *operands), [PRODUCT], BF16)
+    found = derivative(graph, ["out"], [PRODUCT, *(x for x in operands if x != "number")][:4], stored, BF16)
+    given: Values = {}
+    for o in found.operands:
+        extent = o.extent
+        shape = (M if extent.height else 1, N // extent.width if extent.width else 1)
+        x = rng.standard_normal(shape if extent.height or extent.width else ())
+        given[o.name] = x.astype(o.dtype.numpy) if o.dtype else 0.7
+    a, b = np.zeros((M, 0), BF16.numpy), np.zeros((0, N), BF16.numpy)
+    simulated = gemmsmith.simulate(a, b, epilogue=found, operands=given)
+    assert not simulated.hazards
+    want = execute(found, np.zeros((M, N)), given)
+    got = simulated.result if isinstance(simulated.result, dict) else {"out": simulated.result}
+    for r in found.results:
+        x, y = np.asarray(got[r.name], np.float64), want[r.name]
+        np.testing.assert_allclose(x, y, rtol=2**-7, atol=2**-7 * np.abs(y).max())
+
+
 def test_what_is_detached_has_no_gradient() -> None:
     _, found = gradient_of(lambda acc, row: acc * row.detach() + acc.exp().detach(), "row", wanted=(PRODUCT, "row"))
     assert [r.name for r in found.results] == ["out"]
     assert sorted(node.op for node in found.nodes) == ["detach", "mul", "operand", "operand"]
+    graph, stored = storing(traced(lambda acc: (acc.relu(), acc.detach().abs().amax())), [PRODUCT], BF16)
+    assert len(graph.results) == 2
+    assert stored == ("out",)
 
 
 @pytest.mark.parametrize("function", [lambda acc: quantize(acc, block=16), lambda acc: top_k_softmax(acc, 2)])

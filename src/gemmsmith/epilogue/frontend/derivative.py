@@ -51,6 +51,17 @@ def derivative(
     return _Derivative(graph, of, stored, default, whole=True).graph(wanted) if thin else found
 
 
+def extremes(graph: Graph) -> list[Result]:
+    """The results that are maxima or minima of something that has a gradient."""
+    flows: list[bool] = []
+    for node in graph.nodes:
+        f = FUNCTIONS.get(node.op)
+        flat = node.op in ("constant", "one_hot") or (f is not None and f.gradient is None)
+        flows.append(not flat and (not node.inputs or any(flows[i] for i in node.inputs)))
+    reduced = [r for r in graph.results if graph.is_reduced(r) and flows[r.node]]
+    return [r for r in reduced if graph.nodes[r.node].value[0] in ("max", "min")]
+
+
 def ties(graph: Graph, of: str, stored: Collection[str], default: DType) -> Graph:
     """The graph that counts the elements that are equal to the maximum or minimum `of` their row, column, or all."""
     d = _Derivative(graph, (), stored, default, whole=False)
@@ -82,8 +93,8 @@ def storing(graph: Graph, wanted: Collection[str], default: DType) -> tuple[Grap
 
 def _with_extremes(graph: Graph) -> Graph:
     """The graph with what its maxima and minima are of as results: rounded, so that the largest is found again."""
-    for r in graph.results:
-        if _is_extreme(graph.nodes[r.node]) and _base(graph, r) is None:
+    for r in extremes(graph):
+        if _base(graph, r) is None:
             graph = _keeping(graph, _rounded_alike(graph, r)[-1])
     return graph
 
@@ -100,7 +111,7 @@ def _cheapest(graph: Graph, wanted: Collection[str], default: DType) -> tuple[tu
     extents = graph.extents()
     of = [r.name for r in graph.results if not r.name.startswith(KEPT)]
     matrices = [r.name for r in graph.results if extents[r.node].is_matrix]
-    needed = {base.name for r in graph.results if _is_extreme(graph.nodes[r.node]) and (base := _base(graph, r))}
+    needed = {base.name for r in extremes(graph) if (base := _base(graph, r))}
     best: tuple[tuple[int, ...], tuple[str, ...]] | None = None
     for names in (names for count in range(len(matrices) + 1) for names in combinations(matrices, count)):
         if needed <= set(names):
@@ -208,6 +219,8 @@ class _Derivative:
         extent = self.extents[inner] if self.whole else self.extents[r.node]
         g = self.operand(name, extent, self.dtype(r))
         if kind in ("max", "min"):
+            if r not in extremes(self.old):
+                return
             g = self.t("where", self.extremes(r), g, 0.0)
         elif kind == "logsumexp":
             value = self._value_of(r)  # of a row of nothing but -inf it is that
@@ -258,10 +271,6 @@ def _inner(graph: Graph, result: Result) -> Extent:
     """The extent of what a result stores or reduces."""
     node = graph.nodes[result.node]
     return graph.extents()[node.inputs[0] if node.op == "reduce" else result.node]
-
-
-def _is_extreme(node: Node) -> bool:
-    return node.op == "reduce" and node.value[0] in ("max", "min")
 
 
 def _rounded_alike(graph: Graph, result: Result) -> list[int]:
