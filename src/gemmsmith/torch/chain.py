@@ -56,6 +56,8 @@ class _Chain(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         epilogue, stored, wanted, dtype = ctx.constants
         first_derivative_only()
+        if gradients[0] is None:
+            return (None,) * (7 + len(ctx.shapes))
         a, b, down, h, *read = ctx.saved_tensors
         step = fed(epilogue, stored, wanted, dtype)
         of_numbers = dict(zip([OPERAND + name for name in numbers(epilogue)], ctx.numbers, strict=True))
