@@ -13,7 +13,16 @@ import torch
 
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.graph import Graph, Node, Result
-from gemmsmith.epilogue.frontend.derivative import GRADIENT, PRODUCT, derivative, extremes, storing, ties
+from gemmsmith.epilogue.frontend.derivative import (
+    GRADIENT,
+    OPERAND,
+    PRODUCT,
+    VALUE,
+    derivative,
+    extremes,
+    storing,
+    ties,
+)
 from gemmsmith.epilogue.lines import refused
 from gemmsmith.torch import text
 from gemmsmith.torch.operator import MOST_RESULTS, arity
@@ -78,9 +87,23 @@ def results(epilogue: str) -> Names:
     return tuple(r.name for r in text.read(epilogue).results)
 
 
+class Forward(NamedTuple):
+    """A text with the results that its derivative reads, and their names; the results that users see; where its tensors
+    and numbers are among those of the text that it was made of. What the backward pass keeps: the names, and where they
+    are among a, b, the operands and the results."""
+
+    epilogue: str
+    stored: Names
+    of: Names
+    tensors: tuple[int, ...]
+    numbers: tuple[int, ...]
+    kept: Names
+    kept_at: tuple[int, ...]
+
+
 @constant
-def forward(epilogue: str, wanted: Names, dtype: str, recompute: bool) -> tuple[str, Names]:
-    """A text with the results that its derivative reads, and the names of those. `wanted`: of operands, A and B.
+def forward(epilogue: str, wanted: Names, dtype: str, recompute: bool) -> Forward:
+    """What computes a text's results, and keeps what the gradients of `wanted` need: names of operands, A and B.
 
     Raises EpilogueError for what has no gradient, ArgumentError where there would be too many operands.
     """
@@ -90,23 +113,27 @@ def forward(epilogue: str, wanted: Names, dtype: str, recompute: bool) -> tuple[
             raise refused(f"{r.name}: got a result in {r.dtype}, which has no gradient; use torch.no_grad(), or bf16")
     found: tuple[str, Names] = epilogue, ()
     if not recompute:
-        longer, stored = storing(graph, _wanted(wanted), _default(dtype))
-        if len(longer.results) <= MOST_RESULTS:
-            found = text.write(longer), stored
-    _, steps, _ = backward(*found, results(epilogue), wanted, dtype)
+        kept_graph, names = storing(graph, _wanted(wanted), _default(dtype))
+        if len(kept_graph.results) <= MOST_RESULTS:
+            found = text.write(kept_graph), names
+    longer, stored = found
+    of = results(epilogue)
+    reduced, steps, _ = backward(longer, stored, of, wanted, dtype)
     for step in steps:
         arity(step.epilogue)
-    return found
-
-
-@constant
-def kept(epilogue: str, stored: Names, of: Names, wanted: Names, dtype: str) -> Names:
-    """What the backward pass reads: A, B, operands and results, by the names in its texts."""
-    reduced, steps, _ = backward(epilogue, stored, of, wanted, dtype)
     every = [*steps, *(r.ties for r in reduced if r.ties)]
-    read = {name for step in every for name, _ in step.tensors if not name.startswith(GRADIENT)}
+    read = {name for step in every for name, _ in step.tensors}
     product = any(step.reads_product for step in every)
-    return (*[A] * (product or B in wanted), *[B] * (product or A in wanted), *sorted(read))
+    read |= {A} if product or B in wanted else set()
+    read |= {B} if product or A in wanted else set()
+    places = (A, B, *(OPERAND + name for name in tensors(longer)), *(VALUE + name for name in results(longer)))
+    kept = [(i, name) for i, name in enumerate(places) if name in read]
+    return Forward(
+        longer, stored, of,
+        tuple(tensors(epilogue).index(name) for name in tensors(longer)),
+        tuple(numbers(epilogue).index(name) for name in numbers(longer)),
+        tuple(name for _, name in kept), tuple(i for i, _ in kept),
+    )  # fmt: skip
 
 
 @constant

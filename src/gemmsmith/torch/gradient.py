@@ -13,7 +13,20 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Graph
 from gemmsmith.epilogue.frontend.derivative import GRADIENT, KEPT, OPERAND, VALUE, WANTED
 from gemmsmith.torch import text
-from gemmsmith.torch.backward import A, B, Reduced, Step, backward, constant, forward, kept, numbers, results, tensors
+from gemmsmith.torch.backward import (
+    A,
+    B,
+    Forward,
+    Names,
+    Reduced,
+    Step,
+    backward,
+    constant,
+    forward,
+    numbers,
+    results,
+    tensors,
+)
 from gemmsmith.torch.operator import call, product_shape
 
 BARE = " | accumulator | out 0"
@@ -31,20 +44,22 @@ def product(
     if not _records(a, b, *operands):
         found = call(epilogue, a, b, given, operands)
         return found if isinstance(found, tuple) else (found,)
-    named = {A: a, B: b}
-    for name, x in zip(tensors(epilogue), operands, strict=True):
-        named[name] = x
+    made, wanted = planned(epilogue, a, b, operands, recompute)
+    apply = _Product.apply if torch.compiler.is_dynamo_compiling() or transforming() else _applied
+    found = apply(
+        made, wanted, tuple([given[i] for i in made.numbers]), a, b, *[operands[i] for i in made.tensors]
+    )  # fmt: skip
+    return found[: len(made.of)]  # type: ignore[no-any-return]
+
+
+def planned(epilogue: str, a: Any, b: Any, operands: Sequence[Any], recompute: bool) -> tuple[Forward, Names]:
+    """What computes a text's results, and the names of what needs a gradient."""
     of_all = transforming()
-    wanted = tuple([name for name, x in named.items() if x.requires_grad or (of_all and x.is_floating_point())])
+    inputs = zip((A, B, *tensors(epilogue)), (a, b, *operands), strict=True)
+    wanted = tuple([name for name, x in inputs if x.requires_grad or (of_all and x.is_floating_point())])
     if a.dtype not in FLOATS:
         raise ArgumentError(f"a: got {a.dtype}, with something that requires grad; use bf16, or torch.no_grad()")
-    longer, stored = forward(epilogue, wanted, str(a.dtype), recompute)
-    values = dict(zip(numbers(epilogue), given, strict=True))
-    found = _Product.apply(
-        longer, stored, results(epilogue), wanted, tuple([values[name] for name in numbers(longer)]), a, b,
-        *[named[name] for name in tensors(longer)],
-    )  # fmt: skip
-    return found[: len(results(epilogue))]  # type: ignore[no-any-return]
+    return forward(epilogue, wanted, str(a.dtype), recompute), wanted
 
 
 def transforming() -> bool:
@@ -62,32 +77,27 @@ def _records(*inputs: Any) -> bool:
 
 
 class _Product(torch.autograd.Function):
-    """The results of a text, of which those named `stored` and the reductions are read by the backward pass; `of` are
-    the results that users see."""
+    """The results of a text, those that only the backward pass reads behind the others."""
 
     @staticmethod
-    def forward(
-        epilogue: str, stored: Any, of: Any, wanted: Any, numbers: Any, a: Any, b: Any, *operands: Any
-    ) -> tuple[Any, ...]:
-        found = call(epilogue, a, b, numbers, operands)
+    def forward(made: Forward, wanted: Names, numbers: Any, a: Any, b: Any, *operands: Any) -> tuple[Any, ...]:
+        found = call(made.epilogue, a, b, numbers, operands)
         return found if isinstance(found, tuple) else (found,)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        epilogue, stored, of, wanted, given, a, b, *operands = inputs
-        ctx.constants = epilogue, stored, wanted, str(a.dtype), a.dtype
-        ctx.numbers = given
-        ctx.shape = product_shape(a, b)
-        ctx.shapes = [x.shape for x in (a, b, *operands)]
-        ctx.names = kept(epilogue, stored, of, wanted, str(a.dtype))
-        known = named(epilogue, (a, b), operands, output)
-        ctx.save_for_backward(*[known[name] for name in ctx.names])
+        made, wanted, given, *arrays = inputs
+        a, b = arrays[0], arrays[1]
+        ctx.made, ctx.wanted, ctx.numbers, ctx.dtype = made, wanted, given, a.dtype
+        ctx.shape, ctx.shapes = product_shape(a, b), [x.shape for x in arrays]
+        every = (*arrays, *output)
+        ctx.save_for_backward(*[every[i] for i in made.kept_at])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        epilogue, stored, wanted, name_of_dtype, dtype = ctx.constants
-        known = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        epilogue, dtype = ctx.made.epilogue, ctx.dtype
+        known = dict(zip(ctx.made.kept, ctx.saved_tensors, strict=True))
         for name, x in zip(numbers(epilogue), ctx.numbers, strict=True):
             known[OPERAND + name] = x
         of = []
@@ -97,8 +107,8 @@ class _Product(torch.autograd.Function):
                 of.append(name)
                 known[GRADIENT + name] = g
         if not of:
-            return (None,) * (5 + len(ctx.shapes))
-        reduced, steps, passed_on = backward(epilogue, stored, tuple(of), wanted, name_of_dtype)
+            return (None,) * (3 + len(ctx.shapes))
+        reduced, steps, passed_on = backward(epilogue, ctx.made.stored, tuple(of), ctx.wanted, str(dtype))
         like = known[GRADIENT + of[0]]
         for r in reduced:
             _shape(r, known, ctx.shape, dtype, like)
@@ -110,37 +120,32 @@ class _Product(torch.autograd.Function):
         of_a, of_b = _of_factors(found.get("out"), known.get(A), known.get(B), ctx)
         of_operands = [found.get(WANTED + name) for name in tensors(epilogue)]
         every = zip((of_a, of_b, *of_operands), ctx.shapes, strict=True)
-        return (None, None, None, None, None, *[None if g is None else summed(g, shape) for g, shape in every])
+        return (None, None, None, *[None if g is None else summed(g, shape) for g, shape in every])
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Any, ...], int]:
-        epilogue, stored, of, wanted, given, *arrays = inputs
-        first = [x if d is None else x.movedim(d, 0) for x, d in zip(arrays, dims[5:], strict=True)]
-        batched = [d is not None for d in dims[5:]]
+        made, wanted, given, *arrays = inputs
+        first = [x if d is None else x.movedim(d, 0) for x, d in zip(arrays, dims[3:], strict=True)]
+        batched = [d is not None for d in dims[3:]]
         (a, b, *operands), (_, of_b, *of_operands) = first, batched
-        graph = text.read(epilogue)
+        graph = text.read(made.epilogue)
         everywhere = any(n.op == "reduce" and n.value[1] == "all" for n in graph.nodes)
         if everywhere or a.dim() - batched[0] != 2 or b.dim() - of_b != 2:  # its own batch, or sums over it
             rows = [
-                _Product.apply(*inputs[:5], *[x[i] if d else x for x, d in zip(first, batched, strict=True)])
+                _Product.apply(*inputs[:3], *[x[i] if d else x for x, d in zip(first, batched, strict=True)])
                 for i in range(info.batch_size)
             ]
             return tuple(torch.stack(column) for column in zip(*rows, strict=True)), 0
         if not (batched[0] or of_b):
             a = a.expand(info.batch_size, *a.shape)
         operands = [_matrix(x) if d else x for x, d in zip(operands, of_operands, strict=True)]
-        longer = _batched(epilogue, tuple(n for n, d in zip(tensors(epilogue), of_operands, strict=True) if d))
-        return _Product.apply(longer, stored, of, wanted, given, a, b, *operands), 0
+        names = tuple(n for n, d in zip(tensors(made.epilogue), of_operands, strict=True) if d)
+        longer = made._replace(epilogue=_batched(made.epilogue, names))
+        return _Product.apply(longer, wanted, given, a, b, *operands), 0
 
 
-def named(epilogue: str, factors: Any, operands: Any, output: Any) -> dict[str, Any]:
-    """What the backward pass may read, by the names in its texts."""
-    known = {A: factors[0], B: factors[1]}
-    for name, x in zip(tensors(epilogue), operands, strict=True):
-        known[OPERAND + name] = x
-    for name, x in zip(results(epilogue), output, strict=True):
-        known[VALUE + name] = x
-    return known
+_applied = super(torch.autograd.Function, _Product).apply
+"""`apply` without its look at the signature of forward, which takes longer than all else."""
 
 
 def _shape(r: Reduced, known: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any) -> None:
@@ -176,9 +181,9 @@ def _run(step: Step, known: dict[str, Any], shape: tuple[Any, ...], dtype: Any, 
 def _of_factors(dz: Any, a: Any, b: Any, ctx: Any) -> tuple[Any, Any]:
     """The gradients of a and b, from the product's."""
     of_a = of_b = None
-    if dz is not None and ctx.needs_input_grad[5]:
+    if dz is not None and ctx.needs_input_grad[3]:
         (of_a,) = product(BARE, dz, b.mT, [], [])
-    if dz is not None and ctx.needs_input_grad[6]:
+    if dz is not None and ctx.needs_input_grad[4]:
         if a.dim() == 3 and len(ctx.shapes[1]) == 2:  # one sum over all rows of the batch
             a, dz = a.flatten(0, 1), dz.flatten(0, 1)
         (of_b,) = product(BARE, a.mT, dz, [], [])
