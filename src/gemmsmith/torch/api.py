@@ -13,7 +13,7 @@ from gemmsmith.api import gemm as launch
 from gemmsmith.core.dtypes import number_operand
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.epilogue.frontend.classify import classify
-from gemmsmith.torch import text
+from gemmsmith.torch import fallback, text
 from gemmsmith.torch.backward import constant, numbers, tensors
 from gemmsmith.torch.chain import chained
 from gemmsmith.torch.gradient import product, transforming
@@ -138,6 +138,8 @@ def _plain(a: Any, b: Any, given: Mapping[str, Any]) -> bool:
     if torch.compiler.is_dynamo_compiling() or not isinstance(a, torch.Tensor) or not a.is_cuda or a.dim() > 3:
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or transforming():
+        return False
+    if fallback.needed(a.device):
         return False
     every = (a, b, *given.values())
     recorded = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in every)

@@ -7,9 +7,9 @@ graph's text, `key` its hash, which comes first because DTensor's cache of shard
 first int on. `numbers` are the operands that are Python numbers, in the graph's order, as the tensors are. Results are
 row-major. Lists of tensors would cost a microsecond more, and custom_op six.
 
-On a GPU gemmsmith.gemm runs; on the CPU the float64 reference does. Where a is float64, what is fp32 elsewhere is
-float64, and nothing else is rounded. fp32 operands are multiplied as torch.set_float32_matmul_precision says: "highest"
-by 3xTF32, else by TF32.
+On a Hopper GPU gemmsmith.gemm runs, on another one torch's operations; on the CPU the float64 reference does. Where a
+is float64, what is fp32 elsewhere is float64, and nothing else is rounded. fp32 operands are multiplied as
+torch.set_float32_matmul_precision says: "highest" by 3xTF32, else by TF32.
 """
 
 from __future__ import annotations
@@ -27,17 +27,13 @@ from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.product import exact, rounded
 from gemmsmith.binding import result_shape
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, DType, as_dtype
+from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Graph, Result
-from gemmsmith.torch import text
+from gemmsmith.torch import fallback, text
+from gemmsmith.torch.fallback import DTYPES
 
 MOST_OPERANDS, MOST_RESULTS = 8, 4
-DTYPES = {
-    BF16: torch.bfloat16, FP16: torch.float16, FP32: torch.float32, E4M3: torch.float8_e4m3fn,
-    E5M2: torch.float8_e5m2, INT32: torch.int32,
-}  # fmt: skip
-"""torch's dtypes of results."""
 
 
 def call(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any]) -> Any:
@@ -113,6 +109,10 @@ def _on_cpu(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *oper
 def _on_cuda(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
     graph = text.read(epilogue)
     given = named(graph, numbers, operands)
+    if fallback.needed(a.device):
+        values = fallback.evaluated(graph, fallback.multiplied(a, b), given)
+        results = tuple([values[r.name].to(result_dtype(graph, r, a.dtype)).contiguous() for r in graph.results])
+        return results if len(results) > 1 else results[0]
     found = launch(a, b, epilogue=None if graph.is_bare else graph, operands=given, precision=precision(a))
     return tuple(found.values()) if isinstance(found, dict) else found
 
