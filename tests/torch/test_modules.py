@@ -108,6 +108,14 @@ def test_a_label_that_is_no_class_makes_the_loss_nan() -> None:
         assert loss(torch.randn(4, DIM), torch.tensor([0, 1, label, 2])).isnan()
 
 
+def test_the_gradients_of_a_loss_are_used_once() -> None:
+    loss = FusedLinearCrossEntropy(DIM, HIDDEN)
+    value = loss(torch.randn(4, DIM), torch.tensor([0, 1, 3, 2]))
+    value.backward(retain_graph=True)
+    with pytest.raises(ArgumentError, match="retain_graph: got a second backward pass"):
+        value.backward()
+
+
 def test_logits_are_not_stored() -> None:
     """No tensor is as large, in eval mode not even part of them."""
     rows, classes = 64, 256

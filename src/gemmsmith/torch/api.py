@@ -45,7 +45,7 @@ def gemm(
     """
     given = {**operands, **named} if operands else named
     a, b = autocast(a, b)
-    if _plain(a, b, given):
+    if _plain(a, b, scale_a, scale_b, *given.values()):
         return launch(
             a, b, epilogue=epilogue, scale_a=scale_a, scale_b=scale_b, operands=given, precision=precision(a)
         )  # fmt: skip
@@ -130,10 +130,10 @@ def _bound(
     return written, a, b, arrays, leading, shape
 
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, float, int})
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, float, int, type(None)})
 
 
-def _plain(a: Any, b: Any, given: Mapping[str, Any]) -> bool:
+def _plain(a: Any, *others: Any) -> bool:
     """Whether gemmsmith.gemm can run at once: plain tensors on a GPU, no gradients, nothing that watches."""
     if torch.compiler.is_dynamo_compiling() or not isinstance(a, torch.Tensor) or not a.is_cuda or a.dim() > 3:
         return False
@@ -141,7 +141,7 @@ def _plain(a: Any, b: Any, given: Mapping[str, Any]) -> bool:
         return False
     if fallback.needed(a.device):
         return False
-    every = (a, b, *given.values())
+    every = (a, *others)
     recorded = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in every)
     return not recorded and all(type(x) in _PLAIN for x in every)
 

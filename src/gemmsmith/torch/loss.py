@@ -59,13 +59,20 @@ class _Loss(torch.autograd.Function):
             of_rows.append(call(BARE, g, weight, [], []))
             of_weight = call(BARE, g.mT, x, [], []) if of_weight is None else call(more, g.mT, x, [], [of_weight])
         ctx.save_for_backward(torch.cat(of_rows), of_weight)
+        ctx.spent = False
         return total
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> tuple[Any, ...]:
         first_derivative_only()
+        compiling = torch.compiler.is_dynamo_compiling()
+        if not compiling and ctx.spent:
+            raise ArgumentError("retain_graph: got a second backward pass; the gradients of a loss are used up by one")
         of_rows, of_weight = ctx.saved_tensors
-        return (of_rows * g).to(of_rows.dtype), (of_weight * g).to(of_weight.dtype), None, None, None
+        if compiling:
+            return (of_rows * g).to(of_rows.dtype), (of_weight * g).to(of_weight.dtype), None, None, None
+        ctx.spent = True  # they are as large as the weight: not copied
+        return of_rows.mul_(g), of_weight.mul_(g), None, None, None
 
 
 def _losses(acc: Any, labels: Any) -> Any:

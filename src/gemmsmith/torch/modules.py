@@ -67,7 +67,9 @@ class FusedMLP(nn.Module):
     def forward(self, input: Any) -> Any:
         operands = {}
         if self.activation in GATED:
-            operands["gate"] = _linear(self.gate, input)
+            operands["gate"] = gemm(input, self.gate.weight.mT)
+            if self.gate.bias is not None:  # here its gradient is a sum of the same kernel
+                operands["gate_bias"] = self.gate.bias
         if self.up.bias is not None:
             operands["bias"] = self.up.bias
         y = chain(input, self.up.weight.mT, self.down.weight.mT, epilogue=self._epilogue, operands=operands)
@@ -104,11 +106,6 @@ class FusedLinearCrossEntropy(nn.Module):
         return f"dim={dim}, classes={classes}, ignore_index={self.ignore_index}, reduction={self.reduction!r}"
 
 
-def _linear(layer: nn.Linear, x: Any) -> Any:
-    operands = {} if layer.bias is None else {"bias": layer.bias}
-    return gemm(x, layer.weight.mT, epilogue=_biased(None), operands=operands)
-
-
 def _function(activation: Activation) -> Callable[[Any], Any]:
     if callable(activation):
         return activation
@@ -131,7 +128,7 @@ def _biased(activation: Activation) -> Callable[..., Any]:
 def _gating(activation: Activation) -> Callable[..., Any]:
     act = _function(activation)
 
-    def epilogue(acc: Any, gate: Any, bias: Any = None) -> Any:
-        return act(gate) * (acc if bias is None else acc + bias)
+    def epilogue(acc: Any, gate: Any, bias: Any = None, gate_bias: Any = None) -> Any:
+        return act(gate if gate_bias is None else gate + gate_bias) * (acc if bias is None else acc + bias)
 
     return epilogue
