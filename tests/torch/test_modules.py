@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -168,6 +170,13 @@ def test_a_training_step_learns() -> None:
             losses[-1].append(loss.item())
     assert losses[0][-1] < 0.7 * losses[0][0]
     torch.testing.assert_close(losses[1], losses[0], rtol=2e-3, atol=2e-3)
+
+
+def test_modules_are_pickled_and_copied() -> None:
+    x = torch.randn(3, DIM)
+    for module in (FusedLinear(DIM, HIDDEN, activation="gelu"), FusedMLP(DIM, HIDDEN), FusedMLP(DIM, HIDDEN, "relu")):
+        for again in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+            torch.testing.assert_close(again(x), module(x), rtol=0, atol=0)
 
 
 def test_refused() -> None:

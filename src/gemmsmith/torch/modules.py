@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
@@ -30,7 +31,7 @@ class FusedLinear(nn.Linear):
     ) -> None:  # fmt: skip
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation = activation
-        self._epilogue = _biased(activation)
+        self._epilogue = partial(_biased, _known(activation))
 
     def forward(self, input: Any) -> Any:
         x = input.unsqueeze(0) if input.dim() == 1 else input
@@ -62,7 +63,7 @@ class FusedMLP(nn.Module):
             self.gate = nn.Linear(dim, hidden, bias, device, dtype)
         self.up = nn.Linear(dim, hidden, bias, device, dtype)
         self.down = nn.Linear(hidden, dim, bias, device, dtype)
-        self._epilogue = _gating(of_gate) if of_gate else _biased(activation)
+        self._epilogue = partial(_gated, of_gate) if of_gate else partial(_biased, _known(activation))
 
     def forward(self, input: Any) -> Any:
         operands = {}
@@ -106,29 +107,22 @@ class FusedLinearCrossEntropy(nn.Module):
         return f"dim={dim}, classes={classes}, ignore_index={self.ignore_index}, reduction={self.reduction!r}"
 
 
-def _function(activation: Activation) -> Callable[[Any], Any]:
-    if callable(activation):
+def _known(activation: Activation) -> Activation:
+    """A function, or a name that is in the table."""
+    if callable(activation) or (activation or "identity") in ACTIVATIONS:
         return activation
-    name = activation or "identity"
-    if name not in ACTIVATIONS:
-        listed = ", ".join([*ACTIVATIONS, *GATED])
-        raise ArgumentError(f"activation: got {activation!r}; use a function or one of {listed}")
-    return ACTIVATIONS[name].function
+    listed = ", ".join([*ACTIVATIONS, *GATED])
+    raise ArgumentError(f"activation: got {activation!r}; use a function or one of {listed}")
 
 
-def _biased(activation: Activation) -> Callable[..., Any]:
-    act = _function(activation)
-
-    def epilogue(acc: Any, bias: Any = None) -> Any:
-        return act(acc if bias is None else acc + bias)
-
-    return epilogue
+def _function(activation: Activation) -> Callable[[Any], Any]:
+    return activation if callable(activation) else ACTIVATIONS[activation or "identity"].function
 
 
-def _gating(activation: Activation) -> Callable[..., Any]:
-    act = _function(activation)
+def _biased(activation: Activation, acc: Any, bias: Any = None) -> Any:
+    return _function(activation)(acc if bias is None else acc + bias)
 
-    def epilogue(acc: Any, gate: Any, bias: Any = None, gate_bias: Any = None) -> Any:
-        return act(gate if gate_bias is None else gate + gate_bias) * (acc if bias is None else acc + bias)
 
-    return epilogue
+def _gated(activation: Activation, acc: Any, gate: Any, bias: Any = None, gate_bias: Any = None) -> Any:
+    g = gate if gate_bias is None else gate + gate_bias
+    return _function(activation)(g) * (acc if bias is None else acc + bias)
