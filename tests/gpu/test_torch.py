@@ -158,6 +158,14 @@ def test_without_gradients_the_kernel_is_launched_at_once() -> None:
     assert torch.equal(gemm(a, b, epilogue=epilogue, bias=bias), gemmsmith.gemm(a, b, epilogue=epilogue, bias=bias))
 
 
+def test_the_dtype_of_a_bare_product() -> None:
+    from gemmsmith.torch.operator import call
+
+    a, b = (x.detach() for x in tensors([(64, 128), (128, 256)], torch.bfloat16))
+    for dtype, word in ((torch.bfloat16, ""), (torch.float32, " fp32"), (torch.float16, " fp16")):
+        assert call(f" | accumulator | out 0{word}", a, b, [], []).dtype == dtype
+
+
 def test_on_side_streams_and_in_cuda_graphs() -> None:
     from gemmsmith.torch import FusedMLP
 

@@ -113,7 +113,10 @@ def _on_cuda(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *ope
         values = fallback.evaluated(graph, fallback.multiplied(a, b), given)
         results = tuple([values[r.name].to(result_dtype(graph, r, a.dtype)).contiguous() for r in graph.results])
         return results if len(results) > 1 else results[0]
-    found = launch(a, b, epilogue=None if graph.is_bare else graph, operands=given, precision=precision(a))
+    output = graph.results[0].dtype
+    if graph.is_bare and output in (None, BF16, FP16, FP32):
+        return launch(a, b, out_dtype=output, precision=precision(a))
+    found = launch(a, b, epilogue=graph, operands=given, precision=precision(a))
     return tuple(found.values()) if isinstance(found, dict) else found
 
 
