@@ -30,7 +30,7 @@ from gemmsmith.binding import result_shape
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Graph, Result
-from gemmsmith.torch import fallback, text
+from gemmsmith.torch import fallback, sharding, text
 from gemmsmith.torch.fallback import DTYPES
 
 MOST_OPERANDS, MOST_RESULTS = 8, 4
@@ -45,6 +45,7 @@ def call(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequ
 @torch.compiler.assume_constant_result
 def arity(epilogue: str) -> tuple[int, int, int]:
     """Operands that are tensors, results, and the key of a text. ArgumentError where there are too many."""
+    sharding.register(list(OPERATORS.values()))
     return _arity(epilogue)
 
 
