@@ -21,6 +21,7 @@ DTYPES = {
 """torch's dtypes of results."""
 HOPPER = (9, 0)
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""Those that torch multiplies, and that have gradients."""
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in (

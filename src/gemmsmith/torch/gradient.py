@@ -27,11 +27,11 @@ from gemmsmith.torch.backward import (
     results,
     tensors,
 )
+from gemmsmith.torch.fallback import FLOATS
 from gemmsmith.torch.operator import call, product_shape
 
 BARE = " | accumulator | out 0"
 """The product, in a's dtype."""
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def product(
