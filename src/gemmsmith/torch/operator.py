@@ -39,7 +39,11 @@ MOST_OPERANDS, MOST_RESULTS = 8, 4
 def call(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any]) -> Any:
     """The operator of as many operands and results, called: a tensor, or a tuple of them."""
     inputs, outputs, key = arity(epilogue)
-    return OPERATORS[inputs, outputs](a, b, key, epilogue, list(numbers), *operands)
+    op = OPERATORS[inputs, outputs]
+    if torch.compiler.is_dynamo_compiling() or torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return op(a, b, key, epilogue, list(numbers), *operands)
+    with torch._C._AutoDispatchBelowAutograd():  # where `_below_autograd` would call it
+        return op(a, b, key, epilogue, list(numbers), *operands)
 
 
 @torch.compiler.assume_constant_result
