@@ -59,6 +59,14 @@ def gated_everything(acc: Any, bias: Any, factor: Any, more: Any) -> Any:
     return {"h": h, "x": x, "rows": h.sum(-1), "columns": h.sum(-2)}
 
 
+def interleaved(acc: Any, more: Any) -> Any:
+    from gemmsmith import interleave
+
+    gate, up = acc.chunk(2)
+    x = interleave(gate.silu() * up + more, gate)
+    return x, x.sum(-2)
+
+
 def quantised(acc: Any) -> Any:
     from gemmsmith import quantize
 
@@ -109,6 +117,7 @@ CASES: dict[str, Case] = {
     "swiglu": Case(_gated(lambda x: x.silu()), gated=True),
     "geglu": Case(_gated(lambda x: x.gelu()), gated=True),
     "gated_everything": Case(gated_everything, {"bias": "row", "factor": "half_row", "more": "half_matrix"}, True),
+    "interleaved": Case(interleaved, {"more": "half_matrix"}, True),
     "everything": Case(everything, {"s": "number", "t": "scalar", "r": "row", "c": "column", "x": "matrix",
                                     "y": "matrix"}),
     "fp8": Case(lambda acc, scale: (acc * scale).to("fp8_e4m3"), {"scale": "number"}),

@@ -53,6 +53,12 @@ def test_the_readmes_fp8_runs() -> None:
     assert np.linalg.norm(back - exact) < 0.06 * np.linalg.norm(exact)
 
 
+def test_the_torch_page_runs() -> None:
+    pytest.importorskip("torch")
+    s: Any = executed("docs/torch.md")
+    assert s["value"].isfinite()
+
+
 def test_the_readme_quotes_a_kernel() -> None:
     loop = next(b for b in re.findall(r"^```python\n(.*?)^```", PAGES[0].read_text(), re.M | re.S) if "k_tile" in b)
     assert textwrap.indent(loop, " " * 4) in (ROOT / "src/gemmsmith/kernels/cooperative.py").read_text()

@@ -312,8 +312,8 @@ def _torch_reader(torch: Any) -> _Reader:
     def signature(x: Any) -> tuple[Hashable, int]:
         if x.requires_grad and recording():
             raise _UnreadableError(
-                "got a tensor that requires grad, and gemmsmith computes no gradients; "
-                "use torch.no_grad() around the call, or x.detach()"
+                "got a tensor that requires grad, and this function computes no gradients; "
+                "use gemmsmith.torch.gemm, torch.no_grad() around the call, or x.detach()"
             )
         try:
             address = x.data_ptr()

@@ -257,7 +257,7 @@ def _graphs(
     key = source, len(shape), shape[-1], tuple(kinds.items()), output
     if source is not None and (known := _GRAPHS.get(key)):
         return known
-    written, sized = _written(epilogue, shape, {name: kinds[name] for name in operands})
+    written, sized = written_graph(epilogue, shape, {name: kinds[name] for name in operands})
     written = scaling.scaled(written, [Operand(name, *kinds[name]) for name in factors])
     graph = _typed(optimise(written), output)
     check_blocks(graph)
@@ -268,12 +268,12 @@ def _graphs(
     return written, graph
 
 
-def _written(
+def written_graph(
     epilogue: Any, shape: tuple[int, ...], kinds: Mapping[str, tuple[Extent, DType | None]]
 ) -> tuple[Graph, bool]:
     """The graph as the user wrote it, and whether it may depend on the number of rows."""
     if isinstance(epilogue, Graph):
-        if any(node.op == "chunk" and node.value[1] != "n" for node in epilogue.nodes):
+        if any(node.op in ("chunk", "interleave") and node.value[-1] != "n" for node in epilogue.nodes):
             raise EpilogueError("epilogue: got a chunk of rows; use one of columns, (0, 'n') and (1, 'n')")
         return epilogue, False
     if isinstance(epilogue, type):

@@ -66,6 +66,7 @@ class Node:
       "operand"       ()      name           as fp32
       "chunk"         (x,)    (i, axis)      the even (i = 0) or odd (1) groups of 8 columns (axis "n") or rows ("m") of
                                              x: gate and up, interleaved
+      "interleave"    (x, y)  axis           chunk's inverse: groups of 8 of x and of y, alternately
       "one_hot"       (x,)    None           whether a column's number is x, which has one value a row
       "cast"          (x,)    DType          rounded to a dtype and back
       "reduce"        (x,)    (kind, axis)   kind: sum, mean, max, min, logsumexp; axis: "n" (one value a row), "m"
@@ -140,6 +141,9 @@ class Graph:
                 return self.operand(node.value).extent
             case "chunk":
                 return inputs[0]._replace(width=2) if node.value[1] == "n" else inputs[0]._replace(height=2)
+            case "interleave":
+                both = broadcast(inputs)
+                return both._replace(width=1) if node.value == "n" else both._replace(height=1)
             case "scale":
                 return inputs[0]._replace(width=0)
             case "one_hot":
@@ -169,8 +173,12 @@ class Graph:
     @cached_property
     def _transposed(self) -> Graph:
         axes = {"n": "m", "m": "n", "all": "all"}
-        along = ("reduce", "chunk")
-        nodes = [replace(x, value=(x.value[0], axes[x.value[1]])) if x.op in along else x for x in self.nodes]
+        nodes = list(self.nodes)
+        for i, x in enumerate(nodes):
+            if x.op in ("reduce", "chunk"):
+                nodes[i] = replace(x, value=(x.value[0], axes[x.value[1]]))
+            elif x.op == "interleave":
+                nodes[i] = replace(x, value=axes[x.value])
         operands = [replace(o, extent=o.extent.transposed) for o in self.operands]
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
 

@@ -72,6 +72,9 @@ class Evaluation:
             case "chunk":
                 which, axis = node.value
                 return self._pair(node.inputs[0], *((2 * j + which, half) if axis == "n" else (j, which)))
+            case "interleave":
+                inner, which = (j // 2, j % 2) if node.value == "n" else (j, half)
+                return self._pair(node.inputs[which], inner, half if node.value == "n" else 0)
             case "one_hot":
                 label, _ = self.pair(node.inputs[0], j, half)
                 low, high = self.columns(j)

@@ -49,6 +49,8 @@ def _node(
             return np.asarray(operands[node.value], np.float64)
         case "chunk":
             return _half(_spread(inputs[0], product), node.value[0])
+        case "interleave":
+            return _interleaved(*(_spread(x, product, 2) for x in inputs))
         case "one_hot":
             return np.arange(product.shape[-1]) == inputs[0]
         case "cast":
@@ -65,10 +67,10 @@ def _node(
     return FUNCTIONS[node.op].meaning(*inputs)
 
 
-def _spread(x: Any, product: Array) -> Array:
+def _spread(x: Any, product: Array, halves: int = 1) -> Array:
     """x at every element: over all rows and batches, and all columns of the product or of its halves."""
     width = np.shape(x)[-1] if np.ndim(x) else 1
-    columns = width if width > 1 else product.shape[-1]
+    columns = width if width > 1 else product.shape[-1] // halves
     return np.broadcast_to(x, (*product.shape[:-1], columns))
 
 
@@ -76,6 +78,12 @@ def _half(x: Array, which: int) -> Array:
     """The even (0) or odd (1) groups of 8 columns."""
     groups = x.reshape(*x.shape[:-1], x.shape[-1] // 16, 2, 8)[..., which, :]
     return groups.reshape(*x.shape[:-1], x.shape[-1] // 2)
+
+
+def _interleaved(x: Array, y: Array) -> Array:
+    """Groups of 8 columns of both, alternately."""
+    groups = np.stack([z.reshape(*z.shape[:-1], z.shape[-1] // 8, 8) for z in (x, y)], axis=-2)
+    return groups.reshape(*x.shape[:-1], 2 * x.shape[-1])
 
 
 def _reduced(x: Array, kind: str, axis: str) -> Array:

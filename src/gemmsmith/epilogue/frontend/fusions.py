@@ -8,7 +8,6 @@ column, (N,), which CUTLASS calls PerCol, and of one a row, (M, 1), PerRow. Scal
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -16,7 +15,7 @@ from typing import Any
 
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.epilogue.frontend.tracer import quantize, top_k_softmax
-from gemmsmith.epilogue.functions import GELU_A, GELU_B
+from gemmsmith.epilogue.functions import FUNCTIONS
 
 Epilogue = Callable[..., Any]
 
@@ -36,43 +35,16 @@ def _method(name: str, **arguments: Any) -> Epilogue:
     return call
 
 
-def _d_gelu(dy: Any, z: Any) -> Any:
-    """Phi(z) + z phi(z), of the normal distribution and its density."""
-    density = (z * z * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
-    return dy * (0.5 + 0.5 * (z * math.sqrt(0.5)).erf() + z * density)
+def _gradient(name: str, function: Epilogue, *parameters: float) -> Epilogue:
+    """dy * function'(z), by the rule of the functions' table."""
+    rule = FUNCTIONS[name].gradient
+    assert rule
 
+    def derivative(dy: Any, z: Any) -> Any:
+        found = rule(dy, function(z), z, *parameters)
+        return found[0] if parameters else found
 
-def _d_gelu_tanh(dy: Any, z: Any) -> Any:
-    """The derivative of z (1 + t) / 2, t = tanh(a (z + b z^3)), by the product and chain rules."""
-    t = (z * (GELU_A + GELU_A * GELU_B * z * z)).tanh()
-    inner = GELU_A + 3 * GELU_A * GELU_B * z * z
-    return dy * (0.5 + 0.5 * t + 0.5 * z * (1 - t * t) * inner)
-
-
-def _d_silu(dy: Any, z: Any) -> Any:
-    s = z.sigmoid()
-    return dy * (s * (1 + z * (1 - s)))
-
-
-def _d_sigmoid(dy: Any, z: Any) -> Any:
-    s = z.sigmoid()
-    return dy * (s * (1 - s))
-
-
-def _d_tanh(dy: Any, z: Any) -> Any:
-    t = z.tanh()
-    return dy * (1 - t * t)
-
-
-def _d_hardswish(dy: Any, z: Any) -> Any:
-    """0 below -3, 1 above 3, z / 3 + 1 / 2 between."""
-    return dy.where(z >= 3, (dy * (z / 3 + 0.5)).where(z > -3, 0.0))
-
-
-def _d_mish(dy: Any, z: Any) -> Any:
-    """With t = tanh(softplus(z)), of which softplus' = sigmoid."""
-    t = _method("softplus")(z).tanh()
-    return dy * (t + z * z.sigmoid() * (1 - t * t))
+    return derivative
 
 
 @dataclass(frozen=True)
@@ -84,23 +56,25 @@ class Activation:
     source: str
 
 
+def _known(function: Epilogue, source: str, name: str, *parameters: float) -> Activation:
+    return Activation(function, _gradient(name, function, *parameters), source)
+
+
 ACTIVATIONS: dict[str, Activation] = {
     "identity": Activation(lambda z: z, lambda dy, z: dy, "none"),
-    "relu": Activation(_method("relu"), lambda dy, z: dy.where(z > 0, 0.0),
-                       "Nair and Hinton, ICML 2010; the derivative at 0 is 0, as in torch"),
-    "leaky_relu": Activation(_method("leaky_relu", negative_slope=0.01), lambda dy, z: dy.where(z > 0, dy * 0.01),
-                             "Maas, Hannun and Ng, ICML 2013; slope 0.01"),
-    "elu": Activation(_method("elu", alpha=1.0), lambda dy, z: dy.where(z > 0, dy * z.exp()),
-                      "Clevert, Unterthiner and Hochreiter, ICLR 2016; alpha 1"),
-    "gelu": Activation(_method("gelu"), _d_gelu, "Hendrycks and Gimpel, arXiv:1606.08415, by erf"),
-    "gelu_tanh": Activation(_method("gelu", approximate="tanh"), _d_gelu_tanh,
-                            "Hendrycks and Gimpel, arXiv:1606.08415, by tanh; CUTLASS's GELU_taylor and dGELU"),
-    "silu": Activation(_method("silu"), _d_silu, "Elfwing, Uchibe and Doya, Neural Networks 107, 2018; swish"),
-    "sigmoid": Activation(_method("sigmoid"), _d_sigmoid, "the logistic function"),
-    "tanh": Activation(_method("tanh"), _d_tanh, "the hyperbolic tangent"),
-    "hardswish": Activation(_method("hardswish"), _d_hardswish, "Howard et al., MobileNetV3, ICCV 2019"),
-    "mish": Activation(_method("mish"), _d_mish, "Misra, BMVC 2020"),
-    "softplus": Activation(_method("softplus"), lambda dy, z: dy * z.sigmoid(), "Dugas et al., NIPS 2000"),
+    "relu": _known(_method("relu"), "Nair and Hinton, ICML 2010; the derivative at 0 is 0, as in torch", "relu"),
+    "leaky_relu": _known(_method("leaky_relu", negative_slope=0.01), "Maas, Hannun and Ng, ICML 2013; slope 0.01",
+                         "leaky_relu", 0.01),
+    "elu": _known(_method("elu", alpha=1.0), "Clevert, Unterthiner and Hochreiter, ICLR 2016; alpha 1", "elu", 1.0),
+    "gelu": _known(_method("gelu"), "Hendrycks and Gimpel, arXiv:1606.08415, by erf", "gelu"),
+    "gelu_tanh": _known(_method("gelu", approximate="tanh"), "Hendrycks and Gimpel, arXiv:1606.08415, by tanh; "
+                        "CUTLASS's GELU_taylor and dGELU", "gelu_tanh"),
+    "silu": _known(_method("silu"), "Elfwing, Uchibe and Doya, Neural Networks 107, 2018; swish", "silu"),
+    "sigmoid": _known(_method("sigmoid"), "the logistic function", "sigmoid"),
+    "tanh": _known(_method("tanh"), "the hyperbolic tangent", "tanh"),
+    "hardswish": _known(_method("hardswish"), "Howard et al., MobileNetV3, ICCV 2019", "hardswish"),
+    "mish": _known(_method("mish"), "Misra, BMVC 2020", "mish"),
+    "softplus": _known(_method("softplus"), "Dugas et al., NIPS 2000", "softplus"),
 }  # fmt: skip
 """By name. Where a factory takes an activation, a function of z may stand for the name, of (dy, z) for a gradient."""
 

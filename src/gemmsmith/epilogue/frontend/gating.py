@@ -10,6 +10,8 @@ import sys
 from typing import Any
 
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.epilogue.frontend.tracer import Traced
+from gemmsmith.epilogue.frontend.tracer import interleave as interleave_traced
 
 GROUP = 8
 
@@ -19,8 +21,11 @@ def interleave(gate: Any, up: Any) -> Any:
 
     gate, up: arrays or tensors of one library, dtype and shape (..., n), such as weights (k, n), batched or not, and
     biases (n,); n is a multiple of 8. Gives a new (..., 2n). A torch.nn.Linear's weight is (n, k): pass its `.T`.
+    In an epilogue it takes the halves that `chunk` gives, or what is computed from them: its inverse.
     Raises ArgumentError for other shapes.
     """
+    if isinstance(gate, Traced):
+        return interleave_traced(gate, up)
     if tuple(gate.shape) != tuple(up.shape):
         raise ArgumentError(f"up: got shape {tuple(up.shape)} with a gate of {tuple(gate.shape)}; use the same")
     *leading, groups, width = _groups("gate", gate, GROUP)

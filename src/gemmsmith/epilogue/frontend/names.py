@@ -138,6 +138,7 @@ NAMES: dict[str, Entry] = {
     **{op: _unary(op) for op in (
         "neg", "abs", "sign", "floor", "exp", "exp2", "expm1", "log2", "log1p", "sqrt", "rsqrt", "reciprocal", "sin",
         "cos", "tanh", "sigmoid", "erf", "relu", "silu", "mish", "hardswish",
+        "detach",
     )},
     **{op: _binary(op) for op in ("mul", "maximum", "minimum", "lt", "le", "gt", "ge", "eq", "ne")},
     "add": lambda t, input, other, alpha=1: t("add", input, _scaled(t, other, alpha)),
@@ -214,7 +215,7 @@ _ALIASES = {
     "sub": "subtract", "mul": "multiply", "div": "divide true_divide", "pow": "power float_power",
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal",
     "bitwise_not": "invert", "clamp": "clip", "max": "amax", "min": "amin",
-    "to": "astype type", "clone": "contiguous detach copy positive",
+    "to": "astype type", "clone": "contiguous copy positive",
 }  # fmt: skip
 NAMES.update({alias: NAMES[name] for name, aliases in _ALIASES.items() for alias in aliases.split()})
 

@@ -34,6 +34,8 @@ def label(graph: Graph, node: Node) -> str:
             return f"{ {'n': 'ColReduction', 'm': 'RowReduction', 'all': 'ScalarReduction'}[axis] }({kind})"
         case "chunk":
             return "Chunk(up)" if node.value[0] else "Chunk(gate)"
+        case "interleave":
+            return "Interleave"
         case "cast":
             return f"Cast({node.value})"
         case "quantize":

@@ -101,6 +101,15 @@ def top_k_softmax(x: Any, k: int) -> Any:
     return t.add("top_k_softmax", x.extent, t.value(x), value=k)
 
 
+def interleave(gate: Traced, up: Any) -> Traced:
+    """In an epilogue: the value of which `chunk` gives these halves."""
+    t = gate.tracing
+    halves = [t.value(x) for x in (gate, up)]
+    if any(x.extent.width != 2 for x in halves):
+        raise refused("interleave: got a value that is not of halves; use two that are computed from what chunk gives")
+    return t.add("interleave", broadcast([x.extent for x in halves])._replace(width=1), *halves, value="n")
+
+
 class Tracing:
     """One run of a function: the nodes so far, and how more are made. A call makes an elementwise one."""
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import in_fp32
 from gemmsmith.core.graph import Graph, Node
-from gemmsmith.epilogue.functions import FUNCTIONS
+from gemmsmith.epilogue.functions import FUNCTIONS, PREDICATES
 from gemmsmith.epilogue.passes.rewrite import Editor, rewritten
 
 _IDEMPOTENT = {"abs", "relu", "floor", "round", "sign"}
@@ -80,6 +80,12 @@ def _binary(e: Editor, node: Node, numbers: list[float | None]) -> int | None:
             return None
         case "maximum" | "minimum":
             return x if x == y else None
+        case "gt":
+            return e.add("gt", e.nodes[x].inputs[0], y) if b == 0 and e.nodes[x].op == "relu" else None
+        case "ne" | "eq":
+            if b == 0 and e.nodes[x].op in PREDICATES:
+                return x if node.op == "ne" else e.add("not", x)
+            return None
         case "pow":
             return _power(e, x, b)
         case "where":
@@ -93,6 +99,8 @@ def _binary(e: Editor, node: Node, numbers: list[float | None]) -> int | None:
 
 
 def _power(e: Editor, x: int, exponent: float | None) -> int | None:
+    if exponent == 0:
+        return e.constant(1.0)
     if exponent == 1:
         return x
     if exponent == 2:

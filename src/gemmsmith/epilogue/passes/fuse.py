@@ -30,6 +30,7 @@ def _halves(inner: Pattern) -> list[Pattern]:
 
 
 FUSIONS: list[tuple[Pattern, Pattern]] = [
+    (("detach", "x"), "x"),
     (("reciprocal", ("add", 1, ("exp", ("neg", "x")))), ("sigmoid", "x")),
     (("div", 1, ("add", 1, ("exp", ("neg", "x")))), ("sigmoid", "x")),
     (("mul", 0.5, ("add", 1, ("tanh", ("mul", 0.5, "x")))), ("sigmoid", "x")),

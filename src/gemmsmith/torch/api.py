@@ -1,0 +1,227 @@
+"""gemmsmith.torch.gemm: a product with its epilogue, on tensors that may have gradients or be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from gemmsmith.api import gemm as launch
+from gemmsmith.core.dtypes import number_operand
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.epilogue.frontend.classify import classify
+from gemmsmith.torch import fallback, text
+from gemmsmith.torch.backward import constant, numbers, tensors
+from gemmsmith.torch.chain import chained
+from gemmsmith.torch.gradient import product, transforming
+from gemmsmith.torch.operator import precision, product_shape
+from gemmsmith.torch.tracing import SCALES, Kinds, epilogue_text
+
+
+def gemm(
+    a: Any, b: Any, *, epilogue: Any = None, recompute: bool = False, scale_a: Any = None, scale_b: Any = None,
+    operands: Mapping[str, Any] | None = None, **named: Any,
+) -> Any:  # fmt: skip
+    """epilogue(a @ b), as gemmsmith.gemm, with gradients, under torch.compile and under transforms of torch.func.
+
+    a: (..., m, k), b: (k, n), or (batch, k, n) for an a of (batch, m, k) or (m, k). dtypes as in gemmsmith.gemm, and
+    float64 on the CPU, where everything is computed in float64; fp32 is multiplied as
+    torch.set_float32_matmul_precision says: "highest" by 3xTF32, else by TF32.
+    epilogue: a function of the product and of operands by name, as in gemmsmith.gemm: the product has a's indices. What
+    an operand is follows from its shape: () a scalar, (n,) a row, (m, 1) a column, (m, n) a matrix, with a's leading
+    indices in front or without. Numbers are operands too, which have no gradient.
+    recompute: for the backward pass nothing is stored that the forward pass does not return; it multiplies a and b once
+    more where it needs the product. Otherwise one more matrix is stored where it needs one: the value before an
+    activation. Nothing is where the epilogue is linear or its result is enough, as for relu, sigmoid and tanh.
+    scale_a, scale_b: of whole tensors, rows of a and columns of b; block scales without gradients only.
+    operands: those whose names are also arguments of this function.
+
+    Gives one tensor, a tuple or a dict, as the function does; results are row-major. Those of a maximum or minimum
+    share its gradient among equal elements, as in torch.amax. No gradients: quantize, top_k_softmax, fp8 results, fp8
+    and int8 operands; forward mode. Raises ArgumentError, which names the argument, and EpilogueError.
+    """
+    given = {**operands, **named} if operands else named
+    a, b = autocast(a, b)
+    if _plain(a, b, scale_a, scale_b, *given.values()):
+        return launch(
+            a, b, epilogue=epilogue, scale_a=scale_a, scale_b=scale_b, operands=given, precision=precision(a)
+        )  # fmt: skip
+    for name, x in zip(SCALES, (scale_a, scale_b), strict=True):
+        if x is not None and name in given:
+            raise ArgumentError(f"operands: got the name {name} beside the argument; use another name")
+        if x is not None:
+            given = {**given, name: x}
+    written, a, b, arrays, leading, shape = _bound(a, b, epilogue, given)
+    found = product(
+        written, a, b, [arrays[name] for name in numbers(written)], [arrays[name] for name in tensors(written)],
+        recompute,
+    )  # fmt: skip
+    kept, names = _kept(written)
+    values = [_unfolded(x, kind, leading, shape) for x, kind in zip(found, kept, strict=True)]
+    if names == ("out", *[f"out{i}" for i in range(1, len(names))]):
+        return values[0] if len(values) == 1 else tuple(values)
+    return dict(zip(names, values, strict=True))
+
+
+def chain(a: Any, b: Any, down: Any, *, epilogue: Any, operands: Mapping[str, Any]) -> Any:
+    """epilogue(a @ b) @ down, whose backward pass computes the epilogue's derivative where it multiplies by down.
+
+    a (..., m, k), b (k, n), down (n, p) -> (..., m, p). The epilogue, of one result, and its operands are as in `gemm`,
+    with a's leading indices or without rows. No second derivatives. Raises ArgumentError.
+    """
+    (a, b), (_, down) = autocast(a, b), autocast(a, down)
+    _check("down", down, a)
+    written, a, b, arrays, leading, shape = _bound(a, b, epilogue, operands)
+    if a.dim() != 2 or b.dim() != 2:
+        raise ArgumentError("operands: got one with rows of its own in each batch only; call gemm twice")
+    values = [arrays[name] for name in tensors(written)]
+    y = chained(written, a, b, [arrays[name] for name in numbers(written)], values, down)
+    return y.reshape(*leading, shape[-2], y.shape[-1])
+
+
+def autocast(a: Any, b: Any) -> tuple[Any, Any]:
+    """a and b in autocast's dtype, where it is on."""
+    if not (isinstance(a, torch.Tensor) and torch.is_autocast_enabled(a.device.type)):
+        return a, b
+    dtype = torch.get_autocast_dtype(a.device.type)
+    eligible = (torch.float32, torch.float16, torch.bfloat16)
+    cast = [x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in eligible else x for x in (a, b)]
+    return cast[0], cast[1]
+
+
+def _bound(
+    a: Any, b: Any, epilogue: Any, given: Mapping[str, Any]
+) -> tuple[str, Any, Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...]]:
+    """The epilogue's text; a, b and operands of a product as it runs, its batch folded into its rows if that can be;
+    a's leading indices, and the product's shape before."""
+    _check("a", a, a)
+    _check("b", b, a)
+    if a.dim() < 2 or b.dim() not in (2, 3) or (b.dim() == 3 and a.dim() > 3):
+        raise ArgumentError(
+            f"a, b: got {a.dim()} and {b.dim()} dimensions; use a (..., m, k) and b (k, n), or both (batch, ., .)"
+        )
+    leading = a.shape[:-2]
+    a = a.flatten(0, -3) if a.dim() > 3 else a
+    shape = product_shape(a, b)
+    leading = leading if len(leading) > 1 else shape[:-2]
+    arrays: dict[str, Any] = {}
+    kinds: Kinds = ()
+    for name, x in given.items():
+        if isinstance(x, (int, float, Real)):
+            arrays[name] = _number(name, x)
+            kinds = (*kinds, (name, (0, 0, 0), ""))
+            continue
+        _check(name, x, a)
+        arrays[name] = x = _flat(name, x, leading)
+        if name in SCALES:
+            _expect_plain_scale(name, x, shape)
+        extent = classify(name, tuple(x.shape), shape)
+        batch = 1 if extent.batch else 0  # by a branch, which makes a symbolic condition a constant
+        kinds = (*kinds, (name, (batch, extent.height, extent.width), str(x.dtype)))
+    written = epilogue_text(epilogue, shape, kinds)
+    if len(shape) == 3 and b.dim() == 2 and a.dim() == 3:
+        written, folds, columns = _folded(written)
+        if folds:  # the batch's rows are rows of one product
+            a = a.flatten(0, 1)
+            arrays = {name: x.flatten(0, 1) if name in columns else x for name, x in arrays.items()}
+    return written, a, b, arrays, leading, shape
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, float, int, type(None)})
+
+
+def _plain(a: Any, *others: Any) -> bool:
+    """Whether gemmsmith.gemm can run at once: plain tensors on a GPU, no gradients, nothing that watches."""
+    if torch.compiler.is_dynamo_compiling() or not isinstance(a, torch.Tensor) or not a.is_cuda or a.dim() > 3:
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or transforming():
+        return False
+    if fallback.needed(a.device):
+        return False
+    every = (a, *others)
+    recorded = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in every)
+    return not recorded and all(type(x) in _PLAIN for x in every)
+
+
+def _number(name: str, x: Any) -> float:
+    return float(x) if torch.compiler.is_dynamo_compiling() else number_operand(name, x)
+
+
+def _check(name: str, x: Any, a: Any) -> None:
+    """ArgumentError for tensors that cannot be read."""
+    if not isinstance(x, torch.Tensor):
+        raise ArgumentError(f"{name}: got {type(x).__name__}; use a tensor")
+    if x.is_nested:
+        raise ArgumentError(f"{name}: got a nested tensor; use a dense one, for instance x.to_padded_tensor(0)")
+    if x.layout is not torch.strided:
+        raise ArgumentError(f"{name}: got a {x.layout} tensor; use a dense one, for instance x.to_dense()")
+    if x.is_complex():
+        raise ArgumentError(f"{name}: got a tensor of {x.dtype}; use a real one")
+    if x.device != a.device:
+        raise ArgumentError(f"{name}: got a tensor on {x.device} with a on {a.device}; use one device")
+    if transforming() and forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+        raise ArgumentError(f"{name}: got a dual tensor, of forward mode; use reverse mode: backward, torch.func.grad")
+
+
+def _flat(name: str, x: Any, leading: tuple[Any, ...]) -> Any:
+    """An operand with all its leading indices in one."""
+    if x.dim() <= 3 and len(leading) < 2:
+        return x
+    if x.dim() <= 2:
+        return x
+    own = tuple(x.shape[:-2])
+    if own == tuple(leading):
+        return x.flatten(0, -3)
+    if all(n == 1 for n in own):
+        return x.reshape(1, *x.shape[-2:])
+    if len(own) > len(leading):
+        raise ArgumentError(f"{name}: got shape {tuple(x.shape)} for an a with {len(leading)} leading indices")
+    return x.expand(*leading, *x.shape[-2:]).flatten(0, -3)
+
+
+def _expect_plain_scale(name: str, x: Any, shape: tuple[Any, ...]) -> None:
+    own = tuple(x.shape[-2:])
+    vector = (shape[-2], 1) if name == SCALES[0] else (1, shape[-1])
+    if own not in ((), (1,), (1, 1), vector):
+        raise ArgumentError(
+            f"{name}: got shape {tuple(x.shape)}; use () or {vector}; block scales need torch.no_grad() and a GPU"
+        )
+
+
+@constant
+def _folded(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
+    """The text for a product whose batch is folded into its rows, whether that is possible, and the operands with a
+    batch of rows: it is where nothing is the same for the rows of one batch only, or for all batches."""
+    graph = text.read(epilogue)
+    if any(node.op in ("reduce", "chunk", "interleave") and node.value[-1] == "m" for node in graph.nodes):
+        return epilogue, False, ()
+    if any(o.extent.batch != (o.extent.height > 0) for o in graph.operands):
+        return epilogue, False, ()
+    columns = tuple(o.name for o in graph.operands if o.extent.batch)
+    return text.write(text.unbatched(graph)), True, columns
+
+
+@constant
+def _kept(epilogue: str) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
+    """Of each result the axis over which it is reduced, or "", and keepdim; the results' names."""
+    graph = text.read(epilogue)
+    axes = [graph.nodes[r.node].value[1] if graph.is_reduced(r) else "" for r in graph.results]
+    kinds = tuple((axis, r.keepdim) for axis, r in zip(axes, graph.results, strict=True))
+    return kinds, tuple(r.name for r in graph.results)
+
+
+def _unfolded(x: Any, kind: tuple[str, bool], leading: tuple[Any, ...], shape: tuple[Any, ...]) -> Any:
+    """A result with a's leading indices."""
+    if not leading:
+        return x
+    axis, keepdim = kind
+    if axis == "all":
+        return x.reshape((1,) * (len(leading) + 2)) if keepdim else x
+    if axis == "n":
+        return x.reshape(*leading, shape[-2], 1) if keepdim else x.reshape(*leading, shape[-2])
+    if axis == "m":
+        return x.reshape(*leading, 1, x.shape[-1]) if keepdim else x.reshape(*leading, x.shape[-1])
+    return x.reshape(*leading, shape[-2], x.shape[-1])

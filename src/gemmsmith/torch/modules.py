@@ -1,0 +1,128 @@
+"""Layers whose epilogues are fused, with the parameters of the layers that they replace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+from torch import nn
+
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.epilogue.frontend.fusions import ACTIVATIONS
+from gemmsmith.torch.api import chain, gemm
+from gemmsmith.torch.loss import cross_entropy
+
+Activation = str | Callable[[Any], Any] | None
+GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}
+"""Activations of FusedMLP with a gate -> the gate's."""
+
+
+class FusedLinear(nn.Linear):
+    """activation(x @ weight.T + bias) in one kernel; parameters as of nn.Linear.
+
+    x (..., in_features) -> (..., out_features). activation: a function, None, or a name: relu, gelu, gelu_tanh, silu,
+    sigmoid, tanh, leaky_relu, elu, hardswish, mish, softplus. ArgumentError for another name.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, activation: Activation = None,
+        device: Any = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.activation = activation
+        self._epilogue = partial(_biased, _known(activation))
+
+    def forward(self, input: Any) -> Any:
+        x = input.unsqueeze(0) if input.dim() == 1 else input
+        operands = {} if self.bias is None else {"bias": self.bias}
+        y = gemm(x, self.weight.mT, epilogue=self._epilogue, operands=operands)
+        return y.squeeze(0) if input.dim() == 1 else y
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, activation={self.activation!r}"
+
+
+class FusedMLP(nn.Module):
+    """down(activation(gate(x)) * up(x)), or, with an activation that has no gate, down(activation(up(x))).
+
+    x (..., dim) -> (..., dim). activation: swiglu, geglu, geglu_tanh, reglu; or one without a gate, as in FusedLinear.
+    The parameters are those of three nn.Linear, or two: gate.weight and up.weight (hidden, dim), down.weight
+    (dim, hidden), and biases if there are any. The backward pass computes the activation's derivative and the gradients
+    of biases where it multiplies by down.weight. ArgumentError for another name.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, activation: Activation = "swiglu", bias: bool = False, device: Any = None,
+        dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.activation = activation
+        of_gate = GATED.get(activation) if isinstance(activation, str) else None
+        if of_gate:
+            self.gate = nn.Linear(dim, hidden, bias, device, dtype)
+        self.up = nn.Linear(dim, hidden, bias, device, dtype)
+        self.down = nn.Linear(hidden, dim, bias, device, dtype)
+        self._epilogue = partial(_gated, of_gate) if of_gate else partial(_biased, _known(activation))
+
+    def forward(self, input: Any) -> Any:
+        operands = {}
+        if self.activation in GATED:
+            operands["gate"] = gemm(input, self.gate.weight.mT)
+            if self.gate.bias is not None:  # here its gradient is a sum of the same kernel
+                operands["gate_bias"] = self.gate.bias
+        if self.up.bias is not None:
+            operands["bias"] = self.up.bias
+        y = chain(input, self.up.weight.mT, self.down.weight.mT, epilogue=self._epilogue, operands=operands)
+        return y if self.down.bias is None else y + self.down.bias
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}"
+
+
+class FusedLinearCrossEntropy(nn.Module):
+    """The cross-entropy of x @ weight.T, whose logits are not stored.
+
+    x (..., dim), target (...) of integers -> a scalar, or, with reduction="none", (...). Rows whose target is
+    ignore_index count for nothing; the mean is over the others. Another target that is no class makes the loss NaN.
+    weight (classes, dim). The gradients are computed in the forward pass, in `chunks` parts of the rows: besides them
+    it takes the memory of two parts' logits; with reduction="none" the backward pass multiplies again.
+    """
+
+    def __init__(
+        self, dim: int, classes: int, ignore_index: int = -100, reduction: Literal["mean", "sum", "none"] = "mean",
+        chunks: int = 8, device: Any = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if reduction not in ("mean", "sum", "none"):
+            raise ArgumentError(f"reduction: got {reduction!r}; use 'mean', 'sum' or 'none'")
+        self.ignore_index, self.reduction, self.chunks = ignore_index, reduction, chunks
+        self.weight = nn.Linear(dim, classes, False, device, dtype).weight
+
+    def forward(self, input: Any, target: Any) -> Any:
+        return cross_entropy(input, self.weight, target, self.ignore_index, self.reduction, self.chunks)
+
+    def extra_repr(self) -> str:
+        classes, dim = self.weight.shape
+        return f"dim={dim}, classes={classes}, ignore_index={self.ignore_index}, reduction={self.reduction!r}"
+
+
+def _known(activation: Activation) -> Activation:
+    """A function, or a name that is in the table."""
+    if callable(activation) or (activation or "identity") in ACTIVATIONS:
+        return activation
+    listed = ", ".join([*ACTIVATIONS, *GATED])
+    raise ArgumentError(f"activation: got {activation!r}; use a function or one of {listed}")
+
+
+def _function(activation: Activation) -> Callable[[Any], Any]:
+    return activation if callable(activation) else ACTIVATIONS[activation or "identity"].function
+
+
+def _biased(activation: Activation, acc: Any, bias: Any = None) -> Any:
+    return _function(activation)(acc if bias is None else acc + bias)
+
+
+def _gated(activation: Activation, acc: Any, gate: Any, bias: Any = None, gate_bias: Any = None) -> Any:
+    g = gate if gate_bias is None else gate + gate_bias
+    return _function(activation)(g) * (acc if bias is None else acc + bias)

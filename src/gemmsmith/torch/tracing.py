@@ -1,0 +1,101 @@
+"""From an epilogue and the operands of a call to a graph's text: at once, or while torch.compile traces."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+
+from gemmsmith.binding import written_graph
+from gemmsmith.core.dtypes import FP32, DType, as_dtype
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.graph import Extent, Graph, Operand, bare
+from gemmsmith.epilogue.frontend.fingerprint import fingerprint
+from gemmsmith.scaling import scaled
+from gemmsmith.torch import text
+from gemmsmith.torch.backward import constant
+from gemmsmith.torch.recording import Tape, replayed
+from gemmsmith.torch.recording import constant as recorded
+
+Kinds = tuple[tuple[str, tuple[Any, ...], str], ...]
+"""Of each operand its name, its extent, and its dtype, or nothing for a number."""
+SCALES = ("scale_a", "scale_b")
+"""Operands by which the product is multiplied before all else."""
+MOST_KNOWN = 1024
+_KNOWN: dict[Hashable, str] = {}
+"""The texts of functions that do not ask for the number of rows."""
+
+
+def epilogue_text(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds) -> str:
+    """The text of an epilogue's graph for a product (m, n) or (batch, m, n). Raises EpilogueError."""
+    if epilogue is None:
+        return _bare(kinds)
+    if torch.compiler.is_dynamo_compiling():
+        return _compiled(epilogue, shape, kinds)
+    source = fingerprint(epilogue)
+    key = source, len(shape), shape[-1], kinds
+    if source is not None and (known := _KNOWN.get(key)):
+        return known
+    graph, sized = written_graph(epilogue, shape, _operands(kinds))
+    found = _written(graph, kinds)
+    if source is not None and not sized:
+        if len(_KNOWN) >= MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = found
+    return found
+
+
+def _compiled(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds) -> str:
+    """Runs the function on values that note what is done to them."""
+    if not callable(epilogue) or isinstance(epilogue, type):
+        raise ArgumentError("epilogue: got no function; use one in code that is compiled")
+    tape = Tape(shape)
+    acc = tape.value(shape)
+    operands = {}
+    for name, _, _ in kinds:
+        if name not in SCALES:
+            operands[name] = tape.value(None)
+    returned = epilogue(acc, **operands)
+    form = "dict" if isinstance(returned, dict) else "tuple" if isinstance(returned, (tuple, list)) else "one"
+    several = returned if form != "one" else (returned,)
+    if form == "dict":
+        results = tuple([(name, recorded(x)) for name, x in returned.items()])
+    else:
+        results = tuple([(f"out{i or ''}", recorded(x)) for i, x in enumerate(several)])
+    return _replayed(tuple(tape.entries), results, form, len(shape), int(shape[-1]), kinds)
+
+
+@constant
+def _replayed(entries: Any, results: Any, form: str, rank: int, columns: int, kinds: Kinds) -> str:
+    # no text depends on the number of rows: a function that asked for it has it as a number
+    shape = (*(2,) * (rank - 1), columns)
+    return _written(replayed(entries, results, form, shape, _operands(kinds)), kinds)
+
+
+@constant
+def _bare(kinds: Kinds) -> str:
+    graph = bare(FP32)
+    graph = Graph(graph.nodes, (), tuple(r.__class__(r.name, r.node) for r in graph.results))
+    return _written(graph, kinds)
+
+
+def _written(graph: Graph, kinds: Kinds) -> str:
+    """The text of the product that is multiplied by its scales first."""
+    return text.write(scaled(graph, [Operand(n, _extent(e), dtype_of(d)) for n, e, d in kinds if n in SCALES]))
+
+
+def _operands(kinds: Kinds) -> Mapping[str, tuple[Extent, DType | None]]:
+    return {name: (_extent(extent), dtype_of(dtype)) for name, extent, dtype in kinds if name not in SCALES}
+
+
+def _extent(given: tuple[Any, ...]) -> Extent:
+    batch, height, width = given
+    return Extent(bool(batch), height, width)
+
+
+def dtype_of(name: str) -> DType | None:
+    """Of a tensor's dtype, torch.float64 standing for fp32."""
+    if not name:
+        return None
+    return FP32 if name == "torch.float64" else as_dtype(name.removeprefix("torch."), integers=True)

@@ -1,0 +1,255 @@
+"""Under torch.compile: one graph for any number of rows, forward and backward, never stale; export; other processes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, gemm
+
+M, N, K = 5, 16, 8
+STANDS_FOR_A_GLOBAL = 2.0
+FUNCTIONS = [lambda acc: acc * 2.0]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def tensor(*shape: int, dtype: Any = torch.float64) -> Any:
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+
+def compiled(function: Callable[..., Any], backend: str = "aot_eager") -> Callable[..., Any]:
+    return torch.compile(function, backend=backend, fullgraph=True)
+
+
+def everything(acc: Any, bias: Any, residual: Any, scale: Any) -> Any:
+    """Functions, methods, operators, casts, sizes and reductions, by the names that torch has for them."""
+    z = F.gelu(acc + bias, approximate="tanh") * scale + residual / 3
+    z = torch.where(z > 0, z, F.leaky_relu(z, 0.2)).clamp(min=-4, max=4.0) - z.square() / acc.shape[-1]
+    gate, up = z.chunk(2, dim=-1)
+    values, _ = z.detach().abs().max(dim=-1), None
+    return {"h": (F.silu(gate) * up).to(acc.dtype), "total": z.sum(), "rows": torch.logsumexp(z, -1), "most": values}
+
+
+def gated(acc: Any, gate: Any) -> Any:
+    return F.silu(gate) * acc
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_forward_and_backward_for_any_number_of_rows(backend: str) -> None:
+    def step(a: Any, b: Any, bias: Any, residual: Any, scale: float) -> Any:
+        return gemm(a, b, epilogue=everything, bias=bias, residual=residual, scale=scale)
+
+    run = compiled(step, backend)
+    b, bias = tensor(K, N), tensor(N)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (5, 7, 12):
+            inputs = [tensor(m, K), b, bias, tensor(m, N)]
+            for x in inputs[0], inputs[3]:
+                torch._dynamo.mark_dynamic(x, 0)
+            got, want = (f(*inputs, 0.7) for f in (run, step))
+            cotangents = [torch.randn_like(x) for x in want.values()]
+            for x, y in zip(got.values(), want.values(), strict=True):
+                torch.testing.assert_close(x, y)
+            pairs = (torch.autograd.grad(list(x.values()), inputs, cotangents) for x in (got, want))
+            for x, y in zip(*pairs, strict=True):
+                torch.testing.assert_close(x, y)
+
+
+def test_inductor() -> None:
+    def step(a: Any, b: Any, bias: Any) -> Any:
+        return gemm(a, b, epilogue=lambda acc, bias: (F.gelu(acc + bias), acc.sum(-1)), bias=bias)
+
+    inputs = [tensor(2, M, K), tensor(K, N), tensor(N)]
+    got, want = compiled(step, "inductor")(*inputs), step(*inputs)
+    for x, y in zip(got, want, strict=True):
+        assert x.stride() == y.stride()
+        torch.testing.assert_close(x, y)
+    pairs = (torch.autograd.grad([x.sum() for x in results], inputs) for results in (got, want))
+    for x, y in zip(*pairs, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+MODULES: dict[str, Callable[[], Any]] = {
+    "linear": lambda: FusedLinear(K, N, activation="gelu", dtype=torch.float64),
+    "swiglu": lambda: FusedMLP(K, N, bias=True, dtype=torch.float64),
+    "gelu": lambda: FusedMLP(K, N, "gelu", dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules(name: str) -> None:
+    module = MODULES[name]()
+    run = compiled(module)
+    for leading in ((M,), (2, 3)):
+        x = tensor(*leading, K)
+        parameters = [x, *module.parameters()]
+        pairs = [torch.autograd.grad(f(x).square().sum(), parameters) for f in (run, module)]
+        for got, want in zip(*pairs, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_a_loss() -> None:
+    loss = FusedLinearCrossEntropy(K, N, dtype=torch.float64)
+    x, target = tensor(3, 7, K), torch.randint(N, (3, 7))
+    pairs = [torch.autograd.grad(f(x, target), [x, loss.weight]) for f in (compiled(loss), loss)]
+    for got, want in zip(*pairs, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def with_default(acc: Any, s: float = 2.0) -> Any:
+    return acc * s
+
+
+def with_keyword(acc: Any, *, s: float = 2.0) -> Any:
+    return acc * s
+
+
+class Scaling(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = 2.0
+
+    def forward(self, acc: Any) -> Any:
+        return acc * self.x
+
+
+class Called:
+    x = 2.0
+
+    def __call__(self, acc: Any) -> Any:
+        return acc * self.x
+
+
+def closure() -> tuple[Callable[..., Any], Callable[[], None]]:
+    x = 2.0
+
+    def change() -> None:
+        nonlocal x
+        x = 3.0
+
+    return lambda acc: acc * x, change
+
+
+def sources() -> dict[str, tuple[Callable[..., Any], Callable[[], None]]]:
+    """Functions that multiply by 2, and what makes each multiply by 3."""
+    module, called, method = Scaling(), Called(), Called()
+    of_global = lambda acc: acc * STANDS_FOR_A_GLOBAL  # noqa: E731
+    of_list = lambda acc: FUNCTIONS[0](acc)  # noqa: E731
+    numbers = {"s": 2.0}
+    return {
+        "a default": (with_default, lambda: setattr(with_default, "__defaults__", (3.0,))),
+        "a default of a keyword": (with_keyword, lambda: setattr(with_keyword, "__kwdefaults__", {"s": 3.0})),
+        "a global": (of_global, lambda: globals().__setitem__("STANDS_FOR_A_GLOBAL", 3.0)),
+        "a list": (of_list, lambda: FUNCTIONS.__setitem__(0, lambda acc: acc * 3.0)),
+        "a dict": (lambda acc: acc * numbers["s"], lambda: numbers.__setitem__("s", 3.0)),
+        "a closure": closure(),
+        "a module": (module, lambda: setattr(module, "x", 3.0)),
+        "an object": (called, lambda: setattr(called, "x", 3.0)),
+        "a method": (method.__call__, lambda: setattr(method, "x", 3.0)),
+    }
+
+
+@pytest.mark.parametrize("name", sources())
+def test_never_stale(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = with_default.__defaults__, with_keyword.__kwdefaults__, STANDS_FOR_A_GLOBAL, FUNCTIONS[0]
+    a, b = tensor(M, K), tensor(K, N)
+    function, change = sources()[name]
+    run = compiled(lambda: gemm(a, b, epilogue=function), "eager")
+    try:
+        for factor in (2, 3):
+            for f in (run, lambda: gemm(a, b, epilogue=function)):
+                torch.testing.assert_close(f(), a @ b * factor)
+            change()
+    finally:
+        with_default.__defaults__, with_keyword.__kwdefaults__, FUNCTIONS[0] = kept[0], kept[1], kept[3]
+        globals()["STANDS_FOR_A_GLOBAL"] = kept[2]
+
+
+def test_numbers() -> None:
+    """As operands they are arguments; as arguments of a partial they are in the graph."""
+    a, b = tensor(M, K), tensor(K, N)
+    of_operand = compiled(lambda s: gemm(a, b, epilogue=lambda acc, s: acc * s, s=s), "eager")
+    of_partial = compiled(lambda s: gemm(a, b, epilogue=functools.partial(with_keyword, s=s)), "eager")
+    for s in (2.0, 0.1, 1e-30, 7):
+        for run in (of_operand, of_partial):
+            torch.testing.assert_close(run(s), a @ b * s)
+
+
+def test_another_process_finds_the_compiled_graph(tmp_path: Path) -> None:
+    program = """
+import torch, torch.nn.functional as F, gemmsmith.torch as gt
+from torch._dynamo.utils import counters
+a, b = (torch.ones(8, 8, requires_grad=True) for _ in range(2))
+step = torch.compile(lambda: gt.gemm(a, b, epilogue=lambda acc: F.gelu(acc)), fullgraph=True)
+step().sum().backward()
+found = counters["inductor"]
+print("hits", found["fxgraph_cache_hit"], "misses", found["fxgraph_cache_miss"], a.grad.sum().item())
+"""
+    places = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    printed = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=places).stdout
+        for _ in range(2)
+    ]
+    assert printed[0].startswith("hits 0 misses 2")
+    assert printed[1].startswith("hits 2 misses 0")
+    assert printed[0].split()[-1] == printed[1].split()[-1]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict: bool) -> None:
+    module = torch.nn.Sequential(FusedLinear(K, N, activation="gelu"), FusedMLP(N, 2 * N)).bfloat16()
+    rows = torch.export.Dim("rows", min=2, max=64)
+    with torch.no_grad():  # gradients of an exported graph would be lost
+        exported(module, rows, strict)
+
+
+def exported(module: Any, rows: Any, strict: bool) -> None:
+    x = torch.randn(4, K).bfloat16()
+    program = torch.export.export(module, (x,), dynamic_shapes=({0: rows},), strict=strict)
+    for m in (2, 9):
+        x = torch.randn(m, K).bfloat16()
+        torch.testing.assert_close(program.module()(x), module(x))
+
+
+def branches(acc: Any) -> Any:
+    return acc if acc > 0 else -acc
+
+
+OUTSIDE = torch.ones(N)
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "a branch": (branches, "a condition differs from element to element"),
+    "a number": (lambda acc: float(acc), "a value has no number yet"),
+    "a tensor": (lambda acc: acc + OUTSIDE, r"got a tensor of shape \(16,\); make it a parameter"),
+    "softmax": (lambda acc: acc.softmax(-1), "softmax cannot be part of an epilogue"),
+    "a transpose": (lambda acc: acc.T, r"\.T cannot be part of an epilogue"),
+    "cumsum": (lambda acc: torch.cumsum(acc, -1), "an element's result would need other elements"),
+    "in place": (lambda acc: acc.relu_(), "a value cannot be changed in place"),
+    "an index": (lambda acc: acc[0], "a traced value cannot be indexed"),
+    "a size": (lambda acc: acc * (acc + OUTSIDE[0]).shape[0], "make it a parameter|use that of the product"),
+    "an object": (lambda acc: acc + "x", "got 'x'; use a traced value or a number"),
+    "math": (lambda acc: __import__("math").exp(acc), ""),
+    "too little": (lambda acc, bias: acc + bias, ""),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    function, message = REFUSED[name]
+    a, b = tensor(M, K), tensor(K, N)
+    with pytest.raises(Exception, match=message):
+        compiled(lambda: gemm(a, b, epilogue=function), "eager")()

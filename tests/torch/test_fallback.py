@@ -1,0 +1,60 @@
+"""Graphs by torch's operations against the reference, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from tests.epilogue.graphs import M, N, data, graphs
+from tests.epilogues import CASES
+from tests.torch.test_text import SHAPES, kinds_of
+
+from gemmsmith.backends.reference.epilogue import execute
+from gemmsmith.core.errors import DeviceError
+from gemmsmith.core.graph import Graph
+from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.epilogue.functions import FUNCTIONS
+from gemmsmith.torch.fallback import _FUNCTIONS, evaluated, multiplied
+
+
+def same(graph: Graph, product, operands) -> None:
+    exact = {name: x if isinstance(x, float) else torch.as_tensor(x.astype("f8")) for name, x in operands.items()}
+    want = execute(graph, product.numpy(), {n: x if isinstance(x, float) else x.numpy() for n, x in exact.items()})
+    for name, got in evaluated(graph, product, exact).items():
+        torch.testing.assert_close(got, torch.from_numpy(want[name].astype("f8")), rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(graph=graphs())
+def test_random_graphs(graph: Graph) -> None:
+    rng = torch.Generator().manual_seed(0)
+    import numpy as np
+
+    same(graph, torch.randn(M, N, dtype=torch.float64, generator=rng), data(np.random.default_rng(0), graph))
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if "quantised" not in n and n != "top_k_softmax"])
+def test_every_kind_of_node(name: str) -> None:
+    graph = trace(CASES[name].function, (6, 32), kinds_of(name))
+    operands = {}
+    for operand, spelled in CASES[name].operands.items():
+        kind, _, dtype = spelled.partition(":")
+        x = torch.randn(SHAPES.get(kind, ()), dtype=torch.float64)
+        whole = (x * 3).round() if kind == "labels" or "int" in dtype else (x > 0).double() if dtype else x
+        operands[operand] = 0.7 if kind == "number" else whole.numpy()
+    same(graph, torch.randn(6, 32, dtype=torch.float64), operands)
+
+
+def test_every_function_is_known() -> None:
+    assert set(_FUNCTIONS) == set(FUNCTIONS)
+
+
+def test_what_torch_has_not_is_refused() -> None:
+    graph = trace(CASES["top_k_softmax"].function, (6, 32), {})
+    with pytest.raises(DeviceError, match="top_k_softmax: torch has no such function"):
+        evaluated(graph, torch.randn(6, 32), {})
+
+
+def test_products_of_fp8() -> None:
+    a = torch.randn(4, 8).to(torch.float8_e4m3fn)
+    torch.testing.assert_close(multiplied(a, a.T), a.float() @ a.float().T)

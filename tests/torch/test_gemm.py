@@ -1,0 +1,154 @@
+"""gemmsmith.torch.gemm in eager mode: the function's own meaning on any leading indices, scales, what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+import gemmsmith
+from gemmsmith.core.errors import ArgumentError, EpilogueError
+from gemmsmith.torch import chain, gemm
+
+M, N, K = 5, 16, 8
+
+
+def tensor(*shape: int, dtype: Any = torch.float64) -> Any:
+    return torch.randn(shape, dtype=dtype, requires_grad=dtype == torch.float64)
+
+
+def stats(acc: Any, bias: Any, residual: Any) -> Any:
+    z = F.gelu(acc + bias) + residual
+    return z, z.square().sum(-1), z.mean()
+
+
+CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "none": (lambda acc: acc, {}),
+    "stats": (stats, {"bias": (N,), "residual": (..., M, N)}),
+    "columns": (lambda acc, c: (acc * c, acc.mean(-1, keepdim=True)), {"c": (..., M, 1)}),
+    "the same in every batch": (lambda acc, pos: (acc + pos).tanh(), {"pos": (M, N)}),
+    "one in all": (lambda acc: acc.amax(), {}),
+    "over rows": (lambda acc, bias: ((acc + bias).sum(-2), (acc * bias).logsumexp(-2, keepdim=True)), {"bias": (N,)}),
+    "broadcast": (lambda acc, x: acc * x, {"x": (..., 1, 1)}),
+}
+
+
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("name", CASES)
+def test_the_meaning_is_that_of_the_function(name: str, leading: tuple[int, ...]) -> None:
+    function, shapes = CASES[name]
+    a, b = tensor(*leading, M, K), tensor(K, N)
+    operands = {
+        n: tensor(*(leading if s[0] is ... else ()), *(x for x in s if x is not ...)) for n, s in shapes.items()
+    }
+    got = gemm(a, b, epilogue=None if name == "none" else function, **operands)
+    want = function(a @ b, **operands)
+    got, want = (x if isinstance(x, tuple) else (x,) for x in (got, want))
+    cotangents, inputs = [torch.randn_like(x) for x in want], [a, b, *operands.values()]
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y)
+        assert x.is_contiguous()
+    pairs = (torch.autograd.grad(results, inputs, cotangents) for results in (got, want))
+    for x, y in zip(*pairs, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_results_by_name() -> None:
+    a, b = tensor(2, M, K), tensor(K, N)
+    found = gemm(a, b, epilogue=lambda acc: {"y": acc.relu(), "total": acc.sum(keepdim=True)})
+    assert list(found) == ["y", "total"]
+    assert found["total"].shape == (1, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_values_are_those_of_gemmsmith(dtype: Any) -> None:
+    a, b, bias, residual = (tensor(*s, dtype=dtype) for s in ((M, K), (K, N), (N,), (M, N)))
+    got = gemm(a, b, epilogue=stats, bias=bias, residual=residual)
+    for x, y in zip(got, gemmsmith.gemm(a, b, epilogue=stats, bias=bias, residual=residual), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+def test_scales() -> None:
+    a, b = (torch.randn(s).to(torch.float8_e4m3fn) for s in ((M, K), (K, N)))
+    for of_a, of_b in [((), ()), ((M, 1), (1, N)), ((1,), (1, N))]:
+        x, y = torch.rand(of_a) + 0.5, torch.rand(of_b) + 0.5
+        got = gemm(a, b, scale_a=x, scale_b=y, epilogue=lambda acc, bias: acc + bias, bias=torch.ones(N))
+        want = gemmsmith.gemm(a, b, scale_a=x, scale_b=y, epilogue=lambda acc, bias: acc + bias, bias=torch.ones(N))
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    a, b, x, y = tensor(M, K), tensor(K, N), tensor(M, 1), tensor(1, N)
+    assert torch.autograd.gradcheck(lambda a, b, x, y: gemm(a, b, scale_a=x, scale_b=y), (a, b, x, y), fast_mode=True)
+
+
+def test_autocast() -> None:
+    a, b = (torch.randn(s, requires_grad=True) for s in ((M, K), (K, N)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        d = gemm(a, b, epilogue=lambda acc: acc.relu())
+    assert d.dtype == torch.bfloat16
+    d.sum().backward()
+    assert a.grad.dtype == torch.float32
+
+
+def test_a_chain_stores_no_gradient_of_what_is_between() -> None:
+    a, b, down, bias, gate = tensor(2, M, K), tensor(K, N), tensor(N, K), tensor(N), tensor(2, M, N)
+
+    def run(a: Any, b: Any, down: Any, bias: Any, gate: Any) -> Any:
+        def epilogue(acc: Any, bias: Any, gate: Any) -> Any:
+            return F.silu(gate) * (acc + bias)
+
+        return chain(a, b, down, epilogue=epilogue, operands={"bias": bias, "gate": gate})
+
+    inputs = a, b, down, bias, gate
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+    calls: list[str] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.extend([func.name()] * ("gemm" in func.name()))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        run(*inputs).sum().backward()
+    assert len(calls) == 2 + 4  # two products; their four gradients
+    with pytest.raises(ArgumentError, match="create_graph: got True"):
+        torch.autograd.grad(run(*inputs).sum(), inputs, create_graph=True)
+    frozen = [x.detach() for x in inputs]
+    torch.testing.assert_close(run(*frozen), run(*inputs))
+
+
+def refused(message: str, call: Callable[[], Any], kind: type[Exception] = ArgumentError) -> None:
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_refused() -> None:
+    a, b, x = tensor(M, K), tensor(K, N), tensor(N)
+    plus = lambda acc, bias: acc + bias  # noqa: E731
+    refused(r"a, b: got 1 and 2 dimensions", lambda: gemm(a[0], b))
+    refused(r"a, b: got 4 and 3 dimensions", lambda: gemm(a.expand(2, 2, M, K), b.expand(2, K, N)))
+    refused(r"a, b: got shapes \(5, 8\) and \(16, 8\)", lambda: gemm(a, b.T))
+    refused("b: got list; use a tensor", lambda: gemm(a, [1.0]))
+    refused("bias: got str; use a tensor", lambda: gemm(a, b, epilogue=plus, bias="x"))
+    refused("bias: got a torch.sparse_coo tensor", lambda: gemm(a, b, epilogue=plus, bias=x.detach().to_sparse()))
+    refused("bias: got a tensor of torch.complex128", lambda: gemm(a, b, epilogue=plus, bias=x + 0j))
+    refused("bias: got a tensor on meta with a on cpu", lambda: gemm(a, b, epilogue=plus, bias=x.to("meta")))
+    nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(4)])
+    refused("bias: got a nested tensor", lambda: gemm(a, b, epilogue=plus, bias=nested))
+    refused(r"bias: got shape \(5,\), a value for each row", lambda: gemm(a, b, epilogue=plus, bias=tensor(M)))
+    refused("bias: no operand has this name", lambda: gemm(a, b, epilogue=plus), EpilogueError)
+    refused(r"scale_a: got shape \(3, 1\); use \(\) or \(5, 1\)", lambda: gemm(a, b, scale_a=tensor(3, 1)))
+    refused("got a tensor|make it a parameter", lambda: gemm(a, b, epilogue=lambda acc: acc + x), EpilogueError)
+    many = {f"x{i}": tensor(N) for i in range(9)}
+    refused(
+        "operands: got 9 tensors; use at most 8",
+        lambda: gemm(a.detach(), b.detach(), epilogue=lambda acc, **xs: acc + sum(xs.values()),
+                     operands={n: y.detach() for n, y in many.items()}),
+    )  # fmt: skip
+    seven = {f"x{i}": tensor(N) for i in range(8)}
+    refused(
+        "operands: got 9 tensors; use at most 8|operands: got 10 tensors",
+        lambda: gemm(a, b, epilogue=lambda acc, **xs: (acc * sum(xs.values())).gelu(), operands=seven),
+    )  # fmt: skip
+    refused("out", lambda: gemm(a, b, epilogue=plus, bias=x, out=torch.empty(M, N)), EpilogueError)

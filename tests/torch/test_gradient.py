@@ -1,0 +1,279 @@
+"""gradcheck in float64: every function, reduction, operand and ready-made fusion, and random epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from tests.epilogue.graphs import graphs
+from tests.epilogues import POSITIVE
+
+from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.errors import ArgumentError, EpilogueError
+from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
+from gemmsmith.epilogue.frontend.fusions import FUSIONS
+from gemmsmith.epilogue.functions import FUNCTIONS, PREDICATES
+from gemmsmith.torch import gemm
+from gemmsmith.torch.gradient import product
+from gemmsmith.torch.text import write
+
+M, N, K = 12, 32, 3
+"""As in tests.epilogue.graphs."""
+SHAPES: dict[str, tuple[int, ...]] = {"scalar": (), "device_scalar": (), "row": (N,), "column": (M, 1),
+                                      "matrix": (M, N), "half": (M, N // 2)}  # fmt: skip
+
+
+def tensor(*shape: int) -> Any:
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def check(function: Callable[..., Any], *inputs: Any, **options: Any) -> None:
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True, **options)
+
+
+def check_graph(graph: Graph) -> None:
+    """With operands and results that are not rounded."""
+    operands = tuple(replace(o, dtype=o.dtype and FP32) for o in graph.operands)
+    graph = Graph(graph.nodes, operands, tuple(replace(r, dtype=None) for r in graph.results))
+    given = [tensor(*SHAPES[o.name]) for o in graph.operands if o.dtype is not None]
+    numbers = [0.7 for o in graph.operands if o.dtype is None]
+    check(lambda a, b, *x: product(write(graph), a, b, numbers, x), tensor(M, K), tensor(K, N), *given)
+
+
+@pytest.mark.parametrize("name", [n for n, f in FUNCTIONS.items() if f.gradient and n not in PREDICATES])
+def test_every_function(name: str) -> None:
+    """Of the product and operands; where the function has bounds, of their absolute values."""
+    operands = (Operand("row", Extent(width=1), FP32), Operand("column", Extent(height=1), FP32))
+    nodes = [Node("accumulator"), Node("operand", (), "row"), Node("operand", (), "column")]
+    inputs = list(range(FUNCTIONS[name].arity))
+    for i in inputs if name in {*POSITIVE, "pow", "log2", "log1p"} else []:
+        nodes += [Node("abs", (i,)), Node("constant", (), 0.5), Node("add", (len(nodes), len(nodes) + 1))]
+        inputs[i] = len(nodes) - 1
+    if name == "where":
+        nodes += [Node("gt", (0, 1))]
+        inputs[0] = len(nodes) - 1
+    nodes.append(Node(name, tuple(inputs)))
+    read = {nodes[i].value for i in range(FUNCTIONS[name].arity)}
+    graph = Graph(tuple(nodes), tuple(o for o in operands if o.name in read), (Result("out", len(nodes) - 1),))
+    check_graph(graph)
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("axis", ["n", "m", "all"])
+@pytest.mark.parametrize("kind", ["sum", "mean", "max", "min", "logsumexp"])
+def test_every_reduction(kind: str, axis: str, keepdim: bool) -> None:
+    nodes = (Node("accumulator"), Node("operand", (), "row"), Node("mul", (0, 1)), Node("reduce", (2,), (kind, axis)))
+    operands, results = (Operand("row", Extent(width=1), FP32),), (Result("out", 3, keepdim=keepdim),)
+    check_graph(Graph(nodes, operands, results))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("kind", ["scalar", "row", "column", "matrix"])
+def test_every_operand(kind: str, batch: tuple[int, ...], recompute: bool) -> None:
+    """With and without a's leading indices."""
+    for leading in {(), batch if kind != "scalar" else ()}:
+        shape = (*leading, *((1,) * (2 - len(SHAPES[kind])) if leading else ()), *SHAPES[kind])
+
+        def function(a: Any, b: Any, x: Any) -> Any:
+            return gemm(a, b, epilogue=lambda acc, x: (acc * x).tanh() * x, recompute=recompute, x=x)
+
+        check(function, tensor(*batch, M, K), tensor(K, N), tensor(*shape))
+
+
+def test_a_batch_of_b_and_reductions_within_the_batch() -> None:
+    def function(a: Any, b: Any, row: Any) -> Any:
+        return gemm(a, b, epilogue=lambda acc, row: (acc * row, (acc + row).mean(-2), acc.sum()), row=row)
+
+    for a, b in [((2, M, K), (2, K, N)), ((M, K), (2, K, N)), ((1, M, K), (2, K, N)), ((2, M, K), (K, N))]:
+        check(function, tensor(*a), tensor(*b), tensor(N))
+
+
+DIFFERENTIABLE = {n: f for n, f in FUSIONS.items() if n not in ("block_quantized", "LinCombTopKSoftmaxCol")}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_every_ready_made_fusion(name: str) -> None:
+    fusion = DIFFERENTIABLE[name]
+    try:
+        function = fusion.make("gelu")
+    except TypeError:  # there is nothing to choose
+        function = fusion.make()
+    # with the two of a backward pass there are at most eight tensors
+    numbers = {"alpha": 0.7, "beta": 1.3} if len(fusion.operands) > 6 else {}
+    names = [name for name in fusion.operands if name not in numbers]
+
+    def run(a: Any, b: Any, *operands: Any) -> Any:
+        return gemm(a, b, epilogue=function, operands={**dict(zip(names, operands, strict=True)), **numbers})
+
+    inputs = [tensor(M, K), tensor(K, N), *[tensor(*SHAPES[fusion.operands[n]]) for n in names]]
+    if name.endswith("AmaxAux"):  # what it has the maxima of are more results than there may be
+        with pytest.raises(EpilogueError, match="max: a gradient needs the values that it is of"):
+            run(*inputs)
+    else:
+        check(run, *inputs)
+
+
+@settings(max_examples=15, deadline=None)
+@given(graph=graphs())
+def test_random_epilogues(graph: Graph) -> None:
+    if not any(node.op in ("floor", "sign", "where") for node in graph.nodes):  # differences would step over edges
+        check_graph(graph)
+
+
+def test_equal_maxima_share_the_gradient() -> None:
+    a, b = (torch.ones(s, dtype=torch.float64, requires_grad=True) for s in ((2, 1), (1, 8)))
+    got = torch.autograd.grad(gemm(a, b, epilogue=lambda acc: acc.amax(-1)).sum(), [a, b])
+    want = torch.autograd.grad((a @ b).amax(-1).sum(), [a, b])
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_maximum_of_rounded_values_is_found_again(dtype: Any) -> None:
+    """Exactly one element of a row, though it is stored with few bits."""
+    a, b = (torch.randn(s, dtype=dtype, requires_grad=True) for s in ((M, 64), (64, N)))
+    d = gemm(a, b, epilogue=lambda acc: (acc * 1.7).abs().amax(-1))
+    (of_b,) = torch.autograd.grad(d.sum(), [b])
+    x = (a.double() @ b.double()).detach() * 1.7
+    near = x.abs() >= x.abs().amax(-1, keepdim=True) * (1 - 2 * torch.finfo(dtype).eps)
+    bound = 1.7 * (a.detach().double().abs().T @ near.double())
+    assert (of_b.double().abs() <= bound * 1.01).all()
+    assert of_b.any(dim=0).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_in_half_precision(dtype: Any) -> None:
+    """As exact as torch's, against float64."""
+
+    def epilogue(acc: Any, bias: Any, residual: Any) -> Any:
+        return torch.nn.functional.gelu(acc + bias) * residual
+
+    inputs = [torch.randn(s, dtype=dtype, requires_grad=True) for s in ((M, 64), (64, N), (N,), (M, N))]
+    g = torch.randn(M, N, dtype=dtype)
+
+    def gradients(run: Callable[..., Any], inputs: list[Any]) -> list[Any]:
+        return list(torch.autograd.grad(run(*inputs), inputs, g.to(inputs[0].dtype)))
+
+    exact = gradients(lambda a, b, x, y: epilogue(a @ b, x, y), [x.detach().double().requires_grad_() for x in inputs])
+    got = gradients(lambda a, b, x, y: gemm(a, b, epilogue=epilogue, bias=x, residual=y), inputs)
+    plain = gradients(lambda a, b, x, y: epilogue(a @ b, x, y), inputs)
+    for x, y, z in zip(got, plain, exact, strict=True):
+        assert x.dtype == y.dtype
+        assert (x.double() - z).norm() <= 1.5 * (y.double() - z).norm() + 1e-3 * z.norm()
+
+
+def test_second_derivatives() -> None:
+    inputs = (tensor(M, K), tensor(K, N), tensor(N))
+    for function in (lambda acc, row: (acc + row).gelu(), lambda acc, row: (acc.chunk(2)[0] * acc.chunk(2)[1]).tanh()):
+        names = ["row"] if function.__code__.co_names[0] == "gelu" else []
+
+        def run(a: Any, b: Any, row: Any, function: Any = function, names: Any = names) -> Any:
+            return gemm(
+                a, b, epilogue=function if names else lambda acc: function(acc, None), **dict.fromkeys(names, row)
+            )
+
+        used = inputs if names else inputs[:2]
+        assert torch.autograd.gradgradcheck(lambda *x, run=run: run(*x, *inputs[len(x) :]), used, fast_mode=True)
+
+
+def test_only_what_is_needed_is_saved() -> None:
+    """a, b, and at most one matrix of the product's size."""
+
+    def saved(epilogue: Callable[..., Any], recompute: bool = False, **operands: Any) -> int:
+        a, b = tensor(M, K), tensor(K, N)
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+            gemm(a, b, epilogue=epilogue, recompute=recompute, **operands)
+        return sizes.count(M * N)
+
+    row = tensor(N)
+    assert saved(lambda acc, row: acc * 2 + row, row=row) == 0
+    assert saved(lambda acc, row: (acc + row).relu(), row=row) == 1
+    assert saved(lambda acc, row: (acc + row).gelu(), row=row) == 1
+    assert saved(lambda acc, row: (acc + row).gelu(), recompute=True, row=row) == 0
+    assert saved(lambda acc, row: acc * row, row=row.detach()) == 0
+
+
+def test_a_frozen_operand_gets_no_gradient() -> None:
+    a, b, row = tensor(M, K), tensor(K, N).detach(), tensor(N)
+    d = gemm(a, b, epilogue=lambda acc, row: (acc + row).sigmoid(), row=row)
+    d.sum().backward()
+    assert a.grad is not None
+    assert row.grad is not None
+    assert b.grad is None
+
+
+def test_only_one_result_is_used() -> None:
+    a, b = tensor(M, K), tensor(K, N)
+    _, total, _ = gemm(a, b, epilogue=lambda acc: (acc.exp(), acc.square().sum(-1), acc.amax()))
+    got = torch.autograd.grad(total.sum(), [a, b])
+    for x, y in zip(got, torch.autograd.grad((a @ b).square().sum(), [a, b]), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_transforms_of_functions() -> None:
+    def loss(a: Any, b: Any, row: Any) -> Any:
+        return gemm(a, b, epilogue=lambda acc, row: ((acc + row).gelu(), acc.square().sum(-1)), row=row)[0].sum()
+
+    def total(a: Any, b: Any) -> Any:
+        return gemm(a, b, epilogue=lambda acc: acc.square().mean())
+
+    a, b, row = tensor(4, M, K).detach(), tensor(K, N).detach(), tensor(N).detach()
+    each = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)), in_dims=(0, None, None))(a, b, row)
+    of_rows = torch.func.vmap(torch.func.grad(loss, argnums=2), in_dims=(None, None, 0))(a[0], b, row.expand(4, N))
+    summed = torch.func.vmap(total, in_dims=(0, None))(a, b)
+    for i in range(4):
+        inputs = [x.clone().requires_grad_() for x in (a[i], b, row)]
+        for got, want in zip(each, torch.autograd.grad(loss(*inputs), inputs), strict=True):
+            torch.testing.assert_close(got[i], want)
+        torch.testing.assert_close(summed[i], (a[i] @ b).square().mean())
+    torch.testing.assert_close(of_rows[0], each[2][0])
+
+
+def test_checkpoint() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    inputs = [tensor(M, K), tensor(K, N), tensor(N)]
+
+    def run(a: Any, b: Any, row: Any) -> Any:
+        return gemm(a, b, epilogue=lambda acc, row: (acc + row).gelu(), row=row)
+
+    got = torch.autograd.grad(checkpoint(run, *inputs, use_reentrant=False).sum(), inputs)
+    for x, y in zip(got, torch.autograd.grad(run(*inputs).sum(), inputs), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+def test_forward_mode_is_refused() -> None:
+    a, b = tensor(M, K).detach(), tensor(K, N).detach()
+    with pytest.raises(ArgumentError, match="forward mode"):
+        torch.func.jvp(lambda a: gemm(a, b), (a,), (a,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(a, a)
+        with pytest.raises(ArgumentError, match="a: got a dual tensor, of forward mode"):
+            gemm(dual, b)
+
+
+def test_what_has_no_gradient_is_refused_at_the_call() -> None:
+    import gemmsmith
+
+    a, b = (torch.randn(s, dtype=torch.bfloat16, requires_grad=True) for s in ((M, 16), (16, N)))
+    refused = {
+        "out: got a result in fp8_e4m3, which has no gradient": lambda acc: gemmsmith.quantize(acc),
+        "top_k_softmax: it has no gradient": lambda acc: gemmsmith.top_k_softmax(acc, 2),
+        "out1: got a result in fp8_e5m2": lambda acc: (acc, acc.to("fp8_e5m2")),
+    }
+    for message, epilogue in refused.items():
+        with pytest.raises(EpilogueError, match=message):
+            gemm(a, b, epilogue=epilogue)
+        with torch.no_grad():
+            gemm(a, b, epilogue=epilogue)
+    with pytest.raises(EpilogueError, match="max: a gradient needs the values that it is of"):
+        gemm(a, b, epilogue=lambda acc: acc.amax(-1), recompute=True)
+    with pytest.raises(ArgumentError, match=r"a: got torch\.float8_e4m3fn, with something that requires grad"):
+        gemm(a.detach().to(torch.float8_e4m3fn), b.detach().to(torch.float8_e4m3fn),
+             epilogue=lambda acc, row: acc + row, row=torch.ones(N, requires_grad=True))  # fmt: skip

@@ -1,0 +1,121 @@
+"""The operator on the CPU: every arity under opcheck, the reference's values, layouts, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import gemmsmith
+from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result, bare
+from gemmsmith.torch.operator import MOST_OPERANDS, MOST_RESULTS, OPERATORS, arity, call
+from gemmsmith.torch.text import key, write
+
+
+def summed(inputs: int, outputs: int) -> str:
+    """acc + x0 + x1 ..., and further results of it."""
+    nodes = [Node("accumulator")]
+    for i in range(inputs):
+        nodes += [Node("operand", (), f"x{i}"), Node("add", (len(nodes) - 1, len(nodes)))]
+    last = len(nodes) - 1
+    nodes += [Node("reduce", (last,), ("sum", axis)) for axis in ("n", "m", "all")[: outputs - 1]]
+    results = tuple(Result(f"out{i or ''}", last + i) for i in range(outputs))
+    return write(Graph(tuple(nodes), tuple(Operand(f"x{i}", Extent(width=1), BF16) for i in range(inputs)), results))
+
+
+@pytest.mark.parametrize("inputs", range(MOST_OPERANDS + 1))
+@pytest.mark.parametrize("outputs", range(1, MOST_RESULTS + 1))
+def test_every_arity_passes_opcheck(inputs: int, outputs: int) -> None:
+    text = summed(inputs, outputs)
+    a, b = torch.randn(5, 8).bfloat16(), torch.randn(8, 16).bfloat16()
+    operands = [torch.randn(16).bfloat16() for _ in range(inputs)]
+    torch.library.opcheck(OPERATORS[inputs, outputs], (a, b, key(text), text, [], *operands))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [((5, 24), (24, 16)), ((3, 5, 24), (24, 16)), ((5, 24), (2, 24, 16))])
+def test_values_are_those_of_gemm(shape, dtype) -> None:
+    def epilogue(acc, bias, alpha):
+        z = acc * alpha + bias
+        return z.relu(), z, z.sum(-1, keepdim=True), z.max()
+
+    a, b = (torch.randn(s).to(dtype) for s in shape)
+    bias = torch.randn(16)
+    plan = gemmsmith.plan(a, b, epilogue=epilogue, bias=bias, alpha=0.5)
+    got = call(write(plan.binding.written), a, b, [0.5], [bias])
+    want = gemmsmith.gemm(a, b, epilogue=epilogue, bias=bias, alpha=0.5)
+    for x, y in zip(got, want, strict=True):
+        assert x.dtype == y.dtype
+        assert x.stride() == y.stride()
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+def test_float64_is_not_rounded() -> None:
+    a, b, bias = (torch.randn(s, dtype=torch.float64) for s in ((5, 8), (8, 16), (16,)))
+    d, total = call(summed(1, 2), a, b, [], [bias])
+    assert d.dtype == total.dtype == torch.float64
+    torch.testing.assert_close(d, a @ b + bias, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(total, (a @ b + bias).sum(-1), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("strides", [(8, 1), (1, 5)])
+def test_results_are_row_major_whatever_the_inputs_are(strides) -> None:
+    a = torch.empty_strided((5, 8), strides, dtype=torch.bfloat16).normal_()
+    out = call(summed(0, 1), a, torch.randn(16, 8).bfloat16().T, [], [])
+    assert out.stride() == (16, 1)
+
+
+def test_fakes_keep_symbolic_sizes() -> None:
+    """One graph for any m."""
+    text = summed(1, 3)
+    compiled = torch.compile(lambda a, b, x: call(text, a, b, [], [x]), backend="aot_eager", fullgraph=True)
+    b, x = torch.randn(8, 16).bfloat16(), torch.randn(16).bfloat16()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (5, 7, 11):
+            a = torch.randn(m, 8).bfloat16()
+            torch._dynamo.mark_dynamic(a, 0)
+            for got, want in zip(compiled(a, b, x), call(text, a, b, [], [x]), strict=True):
+                assert got.stride() == want.stride()
+                torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_another_process_reads_the_text() -> None:
+    """The whole epilogue is in the call."""
+    text = summed(0, 1)
+    code = (
+        "import torch, gemmsmith.torch.operator\n"
+        f"a = torch.ones(4, 8).bfloat16(); print(torch.ops.gemmsmith.gemm_0_1(a, a.T, {key(text)}, {text!r}, []))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.count("8.") == 16
+
+
+def test_flops_are_counted() -> None:
+    with FlopCounterMode(display=False) as counter:
+        call(summed(0, 1), torch.randn(2, 5, 8).bfloat16(), torch.randn(8, 16).bfloat16(), [], [])
+    assert counter.get_total_flops() == 2 * 2 * 5 * 8 * 16
+
+
+def test_an_empty_product() -> None:
+    out = call(write(bare(BF16)), torch.randn(4, 0).bfloat16(), torch.randn(0, 16).bfloat16(), [], [])
+    assert not out.any()
+
+
+def test_gradients_are_never_lost() -> None:
+    a, b = (torch.randn(8, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    with pytest.raises(ArgumentError, match=r"gemm_0_1: got a tensor that requires grad; use gemmsmith\.torch\.gemm"):
+        call(summed(0, 1), a, b, [], [])
+    with torch.no_grad():
+        assert not call(summed(0, 1), a, b, [], []).requires_grad
+
+
+def test_limits() -> None:
+    with pytest.raises(ArgumentError, match="operands: got 9 tensors; use at most 8"):
+        arity(summed(9, 1))
+    with pytest.raises(ArgumentError, match=r"got shapes \(5, 8\) and \(9, 16\)"):
+        call(summed(0, 1), torch.randn(5, 8).bfloat16(), torch.randn(9, 16).bfloat16(), [], [])
