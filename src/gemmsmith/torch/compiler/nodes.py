@@ -1,0 +1,105 @@
+"""What the nodes of torch's graphs are, after Inductor's decompositions."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+Node = Any
+"""A torch.fx.Node."""
+
+VIEWS = frozenset({"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "alias", "detach", "clone"})
+"""Operations whose result has its input's elements in the same order."""
+MOVES = frozenset({"permute", "transpose", "t", "expand", "slice", "select", "split", "split_with_sizes", "unbind"})
+"""Others that Inductor computes where their result is read."""
+LOOKUPS = frozenset({"gather", "index", "embedding"})
+"""Operations that read few of their input's elements."""
+UNKNOWN_EXTENT = 8192
+"""The length that an extent is taken for where nothing is known of it."""
+
+Kind = Literal["view", "move", "lookup", "pointwise", "reduction", "opaque"]
+
+
+def name(node: Node) -> str:
+    """Of an operator its name without namespace and overload, else ""."""
+    return node.target._schema.name.rpartition("::")[2] if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def kind(node: Node) -> Kind:
+    """How Inductor computes a node: "opaque" is what reads whole tensors from memory, as products and outputs do."""
+    if node.target is operator.getitem:
+        return "move"
+    op = name(node)
+    if op in VIEWS:
+        return "view"
+    if op in MOVES:
+        return "move"
+    if op in LOOKUPS:
+        return "lookup"
+    tags = node.target.tags if op else ()
+    if torch.Tag.pointwise in tags or op == "cat":
+        return "pointwise"
+    return "reduction" if torch.Tag.reduction in tags or op == "logsumexp" else "opaque"
+
+
+def value(node: Node) -> Any:
+    """The fake tensor that a node gives; None where it gives none."""
+    found = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def shape(node: Node) -> tuple[Any, ...]:
+    """Of a node that gives a tensor."""
+    return tuple(value(node).shape)
+
+
+def dtype(node: Node) -> torch.dtype:
+    """Of a node that gives a tensor."""
+    found: torch.dtype = value(node).dtype
+    return found
+
+
+def size(node: Node) -> int:
+    """The bytes of a tensor, with symbolic extents as they were when the graph was made."""
+    found = value(node)
+    if found is None:
+        return 0
+    count = found.element_size()
+    for extent in found.shape:
+        count *= extent if isinstance(extent, int) else extent.node.hint or UNKNOWN_EXTENT
+    return int(count)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two extents, or shapes, are equal whatever symbols in them stand for."""
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(statically_known_true(a == b))
+
+
+def constant(node: Node) -> float | bool | None:
+    """The number with which a node fills its tensor; None if it does not."""
+    if name(node) == "full":
+        found = node.args[1]
+    elif name(node) == "scalar_tensor":
+        found = node.args[0]
+    else:
+        return None
+    return found if isinstance(found, (bool, int, float)) else None
+
+
+class Emitter:
+    """Makes nodes with their fake tensors."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.graph = graph
+
+    def __call__(self, target: Callable[..., Any], *args: Any) -> Node:
+        node = self.graph.call_function(target, args)
+        with torch.no_grad():
+            node.meta["val"] = target(*torch.fx.map_arg(args, lambda x: x.meta["val"]))
+        return node
