@@ -18,17 +18,10 @@ from gemmsmith.torch.compiler.nodes import Node, constant, dtype, kind, name, sa
 from gemmsmith.torch.compiler.products import Product
 from gemmsmith.torch.compiler.traffic import Traffic, moved
 
-KINDS = {
-    "sum": "sum",
-    "mean": "mean",
-    "amax": "max",
-    "amin": "min",
-    "max": "max",
-    "min": "min",
-    "logsumexp": "logsumexp",
-}
-READ = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.bool, torch.int32, torch.int64)
-"""The dtypes of operands."""
+REDUCTIONS = {"amax": "max", "amin": "min"} | {kind: kind for kind in ("sum", "mean", "max", "min", "logsumexp")}
+"""What an epilogue calls aten's."""
+READ = (torch.bfloat16, torch.float16, torch.float32, torch.bool, torch.int32, torch.int64)
+"""The dtypes of operands; float64 is read where a is float64."""
 AXES = {"n": -1, "m": -2, "all": None}
 
 
@@ -79,7 +72,8 @@ class Epilogue(Tracing):
         self.reads[self.of.node] = frozenset(self.operands)
         for r in graph.results:
             if r.name in self.of.results:
-                found = Traced(self, r.node, graph.extents()[r.node])
+                rounded = r.dtype if r.dtype and r.dtype.bits == 8 else None
+                found = Traced(self, r.node, graph.extents()[r.node], stored=rounded)
                 found.keepdim = r.keepdim
                 self._join(self.of.results[r.name], found)
         self.joined.add(self.of.node)
@@ -92,19 +86,22 @@ class Epilogue(Tracing):
 
     def _join(self, node: Node, found: Traced) -> None:
         self.values[node] = found
+        self.reads.setdefault(node, frozenset())
         self.joined.add(node)
 
     def _compute(self, node: Node) -> Traced:
         if kind(node) == "opaque":
             raise refused(f"{name(node) or node.name} reads it from memory")
-        if value(node) is None or not (dtype(node).is_floating_point or dtype(node) == torch.bool):
-            raise refused(f"{name(node) or node.name}: it gives no floating-point numbers")
+        if value(node) is None or not (dtype(node) == torch.bool or self._fits(dtype(node))):
+            raise refused(
+                f"{name(node) or node.name}: it gives {dtype(node) if value(node) is not None else 'no tensor'}"
+            )
         found = self._value(node)
         self.reads[node] = self._leaves(node.all_input_nodes)
         return found
 
     def _value(self, node: Node) -> Traced:
-        if name(node) in KINDS and kind(node) == "reduction":
+        if name(node) in REDUCTIONS and kind(node) == "reduction":
             return self._reduced(node)
         if kind(node) == "view":
             self._whole(node)
@@ -136,7 +133,7 @@ class Epilogue(Tracing):
         axis = self._axis(node)
         if axis is None:
             raise refused(f"{name(node)}: it reduces some indices of the product's rows, or of its columns")
-        return self.reduce(KINDS[name(node)], self.values[x], AXES[axis], False)
+        return self.reduce(REDUCTIONS[name(node)], self.values[x], AXES[axis], False)
 
     def _axis(self, node: Node) -> str | None:
         """What a reduction runs over: "n", the columns, "m", the rows, or "all"."""
@@ -158,6 +155,10 @@ class Epilogue(Tracing):
     def _whole(self, node: Node) -> None:
         if self._extent(shape(node), shape(node)) != self._matrix:
             raise refused(f"{name(node)}: it has the shape {tuple(shape(node))}, and the product {self.product}")
+
+    def _fits(self, kind: torch.dtype) -> bool:
+        """Whether values of a dtype are the epilogue's: float64 where a is, and there no other."""
+        return bool(kind.is_floating_point) and (kind == torch.float64) == (dtype(self.of.a) == torch.float64)
 
     @property
     def _matrix(self) -> Extent:
@@ -225,7 +226,7 @@ class Epilogue(Tracing):
         return self.values[node]
 
     def _operand_value(self, node: Node, extent: Extent) -> Traced:
-        if dtype(node) not in READ or value(node).device != value(self.of.a).device:
+        if not (dtype(node) in READ or self._fits(dtype(node))) or value(node).device != value(self.of.a).device:
             raise refused(f"{node.name}: it is {dtype(node)} on {value(node).device}")
         self.reads[node] = frozenset({node})
         operand = self._operand(node, extent, held(dtype(node)))
@@ -234,8 +235,7 @@ class Epilogue(Tracing):
         return found
 
     def _operand(self, node: Node, extent: Extent, kept: DType) -> Operand:
-        self.operands[node] = Operand(f"x{len(self.operands)}", extent, kept)
-        return self.operands[node]
+        return self.operands.setdefault(node, Operand(f"x{len(self.operands)}", extent, kept))
 
     def _frontier(self, node: Node) -> set[Node]:
         """What to read in place of a node's value: itself, or what it is computed of where that is fewer bytes."""

@@ -44,11 +44,11 @@ class Region:
         node = max(self.members)
         while (node := node.next).op != "root":
             inputs = node.all_input_nodes
+            if node.op == "output" or mutates(node):
+                break
             if below.isdisjoint(inputs):
                 continue
             below.add(node)
-            if node.op != "call_function" or (mutates(node)):
-                break
             try:
                 if all(x in self.epilogue.joined or x not in below for x in inputs):
                     self.epilogue.join(node)
@@ -82,27 +82,25 @@ class Region:
         return Choice(tuple(members), tuple(stored), frozenset(kept), saved) if saved * WORTH > whole else None
 
     def _results(self, members: Sequence[Node]) -> tuple[list[Node], set[Node]]:
-        """The members that others need and that are stored, and those that are computed again of these: views,
-        conditions, and of a value and its cast one."""
+        """The members that others need and that are stored, and those that are computed of these again: views and
+        conditions; and casts, unless they have to lie in memory, too."""
         inside, needed = set(members), set()
         stored: list[Node] = []
         kept: set[Node] = set()
         for node in reversed(members):
             if value(node) is None or not (node in needed or any(user not in inside for user in node.users)):
                 continue
-            if node not in self.own and self._again(node):
+            if node not in self.own and (is_cheap(node) or (is_cast(node) and self._of_memory(node))):
                 kept.add(node)
                 needed.update(inside.intersection(node.all_input_nodes))
-                continue
-            stored.insert(0, node)
-        casts = {node for node in stored if name(node) == "convert_element_type" and node.args[0] in stored}
+            else:
+                stored.insert(0, node)
+        casts = {x for x in stored if is_cast(x) and x.args[0] in stored and x not in self.traffic.written}
         return [node for node in stored if node not in casts], kept | casts
 
-    def _again(self, node: Node) -> bool:
-        """Whether a member is computed again of another."""
-        if kind(node) == "view" or not dtype(node).is_floating_point:
-            return True
-        return name(node) == "convert_element_type" and dtype(node).itemsize > dtype(node.args[0]).itemsize
+    def _of_memory(self, cast: Node) -> bool:
+        """Whether a cast is to a wider dtype, and read by what computes it again."""
+        return cast not in self.traffic.written and dtype(cast).itemsize > dtype(cast.args[0]).itemsize
 
     def _before(self, members: Sequence[Node], stored: Sequence[Node]) -> int:
         """The bytes that the product's results and what Inductor makes of the rest move."""
@@ -137,6 +135,16 @@ class Region:
 
         count = sum(size(x) * (1 if self.traffic.lies(x) else 2) for x in reads)
         return count + sum(size(x) * (1 + len(outside(x))) for x in stored)
+
+
+def is_cheap(node: Node) -> bool:
+    """Whether a value is no result of an operator: a view, or a condition."""
+    return kind(node) == "view" or not dtype(node).is_floating_point
+
+
+def is_cast(node: Node) -> bool:
+    """Whether it changes the dtype of a value alone."""
+    return name(node) == "convert_element_type"
 
 
 def mutates(node: Node) -> bool:
