@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.compile_fx import compile_fx
 
 from gemmsmith.torch.compiler.fuse import Outcome, fuse
@@ -33,7 +33,7 @@ class Passed:
 
     @property
     def fused(self) -> list[Outcome]:
-        return [x for x in self.outcomes if x.fused]
+        return [x for x in self.outcomes if x.epilogue]
 
     @property
     def texts(self) -> list[str]:

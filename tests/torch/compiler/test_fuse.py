@@ -1,4 +1,4 @@
-"""What the pass does with small graphs: the values are torch's, in float64, and the epilogue is the one it should be."""
+"""What the pass does with small graphs: the values are torch's, in float64, and the epilogues what they should be."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_gemmsmiths_own_product_is_extended():
 def test_what_depends_on_the_product_twice_makes_no_cycle():
     a, b, w = matrices((M, K), (K, N), (N, N))
     passed = run(lambda a, b, w: (y := torch.relu(a @ b)) + torch.softmax(y @ w, -1), a, b, w)
-    assert [x.fused for x in passed.fused] == [("relu",)]
+    assert [x.computed for x in passed.fused] == [("relu",)]
 
 
 def test_operands_that_are_computed_after_the_product():

@@ -253,6 +253,14 @@ class Epilogue(Tracing):
         self._frontiers[node] = found
         return found
 
+    def given(self, extent: Extent) -> tuple[Any, ...]:
+        """The shape in which the operator is given an operand."""
+        *batch, m, n = self.product
+        lengths = (m if extent.height else 1, n if extent.width else 1)
+        if batch and extent.batch:
+            return (batch[0], *lengths)
+        return lengths if extent.height else lengths[1:] if extent.width else ()
+
     # -- the result --------------------------------------------------------------------------------------------------
 
     def graph(self, stored: Sequence[Node]) -> Graph:

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from gemmsmith.core.errors import EpilogueError
-from gemmsmith.torch.compiler.nodes import kind, name
+from gemmsmith.core.graph import Graph
+from gemmsmith.epilogue.lines import line
+from gemmsmith.epilogue.passes import optimise
+from gemmsmith.torch import text
+from gemmsmith.torch.compiler import forge
+from gemmsmith.torch.compiler.nodes import Node, kind, value
 from gemmsmith.torch.compiler.products import Product, product, refusal
 from gemmsmith.torch.compiler.region import Region
 from gemmsmith.torch.compiler.rewrite import replace
 from gemmsmith.torch.compiler.softmax import recognise, restore
 from gemmsmith.torch.compiler.traffic import Traffic
-from gemmsmith.torch.operator import OPERATORS
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a product: the operations `fused` with it and the bytes `saved`, or `why` nothing was."""
+    """What became of a product: its `epilogue` and the bytes `saved`, or `why` there is none. `line`: the user's."""
 
     product: str
     shape: tuple[Any, ...]
-    fused: tuple[str, ...] = ()
-    saved: int = 0
+    line: str
     why: str = ""
+    saved: int = 0
+    epilogue: Graph | None = None
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """The operations in its epilogue, such as "gelu" and "sum m", a sum over rows."""
+        if self.epilogue is None:
+            return ()
+        of_reduction = (" ".join(node.value) if node.op == "reduce" else node.op for node in self.epilogue.nodes)
+        return tuple(x for x in of_reduction if x not in ("accumulator", "operand", "constant"))
 
 
 def fuse(graph: torch.fx.Graph) -> list[Outcome]:
@@ -35,31 +50,36 @@ def fuse(graph: torch.fx.Graph) -> list[Outcome]:
     for node in list(graph.nodes):
         if found := product(node):
             outcomes.append(_outcome(found, traffic))
-            if outcomes[-1].fused:
+            if outcomes[-1].epilogue:
                 traffic = Traffic(graph.nodes)
     restore(graph, written_out)
     return outcomes
 
 
 def _outcome(found: Product, traffic: Traffic) -> Outcome:
-    title = found.node.name
+    left = partial(Outcome, found.node.name, found.shape, user_line(found.node))
     if why := refusal(found):
-        return Outcome(title, found.shape, why=why)
+        return left(why)
     try:
         region = Region(found, traffic)
         choice = region.choice()
         if choice is None:
-            return Outcome(title, found.shape, why=_why_not(region))
-        replace(region, choice)
+            return left(_why_not(region))
+        if value(found.a).is_cuda and (why := forge.refusal(region, choice)):
+            return left(why)
+        node = replace(region, choice)
     except EpilogueError as error:
-        return Outcome(title, found.shape, why=str(error).rpartition("\n")[2].strip())
-    fused = tuple(name(x) for x in choice.members if x not in region.own and kind(x) != "view")
-    return Outcome(title, found.shape, fused, choice.saved)
+        return left(str(error).rpartition("\n")[2].strip())
+    return left(saved=choice.saved, epilogue=optimise(text.read(node.args[3])))
 
 
 def _why_not(region: Region) -> str:
     if any(kind(x) != "view" for x in region.members[len(region.own) :]):
         return "no fewer bytes would be moved"
-    if user := next((x for x in region.product.node.users if x.target in OPERATORS.values()), None):
-        return f"{user.name} reads it in its epilogue"
     return next(iter(region.refused.values()), "only operations that are not fused read it")
+
+
+def user_line(node: Node) -> str:
+    """Where a node comes from, "file.py:12: text of the line"; "" where that is not known."""
+    frames = re.findall(r'File "(.*)", line (\d+)', node.meta.get("stack_trace") or "")
+    return line(frames[-1][0], int(frames[-1][1])) if frames else ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -68,10 +69,12 @@ def size(node: Node) -> int:
     found = value(node)
     if found is None:
         return 0
-    count = found.element_size()
-    for extent in found.shape:
-        count *= extent if isinstance(extent, int) else extent.node.hint or UNKNOWN_EXTENT
-    return int(count)
+    return int(math.prod(hints(found.shape)) * found.element_size())
+
+
+def hints(extents: Iterable[Any]) -> tuple[int, ...]:
+    """Extents as numbers: of symbols what they were when the graph was made."""
+    return tuple(x if isinstance(x, int) else int(x.node.hint or UNKNOWN_EXTENT) for x in extents)
 
 
 def same(a: Any, b: Any) -> bool:

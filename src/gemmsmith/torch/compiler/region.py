@@ -9,7 +9,7 @@ from gemmsmith.core.errors import EpilogueError
 from gemmsmith.torch.compiler.epilogue import Epilogue
 from gemmsmith.torch.compiler.nodes import Node, dtype, kind, name, size, value
 from gemmsmith.torch.compiler.products import Product
-from gemmsmith.torch.compiler.traffic import Traffic, reduces
+from gemmsmith.torch.compiler.traffic import Traffic, moved, reduces
 from gemmsmith.torch.operator import MOST_OPERANDS, MOST_RESULTS
 
 WORTH = 8
@@ -19,12 +19,14 @@ WORTH = 8
 @dataclass(frozen=True)
 class Choice:
     """Nodes that become an epilogue: `members`, in the graph's order, of which those `stored` are results; those `kept`
-    stay in the graph, and are computed of results. `saved`: bytes."""
+    stay in the graph, and are computed of results. `saved`: bytes; `beside`: bytes that the operator's own kernel moves
+    and the product's does not."""
 
     members: tuple[Node, ...]
     stored: tuple[Node, ...]
     kept: frozenset[Node]
     saved: int
+    beside: int
 
 
 class Region:
@@ -78,8 +80,11 @@ class Region:
         if len(stored) > MOST_RESULTS or len(reads) > MOST_OPERANDS:
             return None
         saved = self._before(members, stored) - self._after(members, stored, kept, reads)
-        whole = sum(size(x) for x in self.own)
-        return Choice(tuple(members), tuple(stored), frozenset(kept), saved) if saved * WORTH > whole else None
+        whole = moved(self.own)
+        if saved * WORTH <= whole:
+            return None
+        beside = moved(reads) + moved(stored) - whole - moved(self.epilogue.reads[self.product.node])
+        return Choice(tuple(members), tuple(stored), frozenset(kept), saved, beside)
 
     def _results(self, members: Sequence[Node]) -> tuple[list[Node], set[Node]]:
         """The members that others need and that are stored, and those that are computed of these again: views and

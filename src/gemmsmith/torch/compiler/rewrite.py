@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from gemmsmith.core.graph import Extent
 from gemmsmith.epilogue.lines import refused
 from gemmsmith.torch import text
 from gemmsmith.torch.compiler.nodes import Emitter, Node, same, shape
@@ -31,7 +30,7 @@ def replace(region: Region, choice: Choice) -> Node:
     tensors = [(nodes[o.name], o.extent) for o in fused.operands if o.dtype is not None]
     numbers = [epilogue.numbers[o.name] for o in fused.operands if o.dtype is None]
     shapes = [_written(shape(x), product.node.graph) for x in choice.stored]
-    given = [_given(extent, product.shape) for _, extent in tensors]
+    given = [epilogue.given(extent) for _, extent in tensors]
     graph = product.node.graph
     with graph.inserting_before(product.node):
         emit = Emitter(graph)
@@ -52,15 +51,6 @@ def replace(region: Region, choice: Choice) -> Node:
             graph.erase_node(member)
     sort(graph)
     return node
-
-
-def _given(extent: Extent, product: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The shape in which an operand is given."""
-    *batch, m, n = product
-    lengths = (m if extent.height else 1, n if extent.width else 1)
-    if batch and extent.batch:
-        return (batch[0], *lengths)
-    return lengths if extent.height else lengths[1:] if extent.width else ()
 
 
 def _written(wanted: Sequence[Any], graph: torch.fx.Graph) -> list[Any]:
