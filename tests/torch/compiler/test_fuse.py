@@ -28,7 +28,7 @@ def run(function, *inputs, **options):
     found, want = (torch.utils._pytree.tree_leaves(f(*inputs)) for f in (got, function))
     for x, y in zip(found, want, strict=True):
         assert x.dtype == y.dtype
-        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11, equal_nan=True)
     return passed
 
 
@@ -120,6 +120,34 @@ def test_a_logsumexp_that_no_product_takes_is_written_out_again():
     passed = run(lambda x, w: torch.log_softmax(x, -1) @ w, x, w)
     assert not passed.fused
     assert not any("logsumexp" in str(node.target) for node in passed.graphs[0].nodes)
+
+
+def test_a_logsumexp_alone_takes_no_maximum():
+    a, b = matrices((M, K), (K, N))
+    passed = run(lambda a, b: torch.logsumexp(a @ b, -1), a, b)
+    assert passed.texts == [" | accumulator; reduce 0: logsumexp n | out 1 fp32"]
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf")])
+def test_a_logsumexp_of_infinities_that_is_written_out_again(value):
+    x, w = matrices((M, N), (N, N))
+    x[2], x[3, :4] = value, value
+    run(lambda x, w: (torch.logsumexp(x, -1), x.relu() @ w), x, w)
+
+
+def test_a_maximum_is_that_of_the_values_as_they_are_stored():
+    """Its gradient goes to the elements that equal it."""
+    a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
+    got, passed = compiled(lambda a, b: (y := ((a @ b).float() * 1.01).bfloat16(), y.float().amax(-1)))
+    y, largest = got(a, b)
+    assert "cast 2: bf16; reduce 3: max n" in passed.texts[0]
+    assert torch.equal(y.float().amax(-1), largest)
+
+
+def test_a_maximum_of_values_that_are_not_stored_is_left_to_inductor():
+    a, b = matrices((M, K), (K, N))
+    passed = run(lambda a, b: ((y := a @ b), torch.sin(y).amax(-1)), a, b)
+    assert not any("max" in written for written in passed.texts)
 
 
 def test_gemmsmiths_own_product_is_extended():

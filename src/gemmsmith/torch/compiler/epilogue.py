@@ -133,7 +133,10 @@ class Epilogue(Tracing):
         axis = self._axis(node)
         if axis is None:
             raise refused(f"{name(node)}: it reduces some indices of the product's rows, or of its columns")
-        return self.reduce(REDUCTIONS[name(node)], self.values[x], AXES[axis], False)
+        reduced = self.values[x]
+        if is_extreme(node):  # of the values as they are stored, for these are compared with it
+            reduced = self.cast(self.value(reduced), held(dtype(as_stored(x))))
+        return self.reduce(REDUCTIONS[name(node)], reduced, AXES[axis], False)
 
     def _axis(self, node: Node) -> str | None:
         """What a reduction runs over: "n", the columns, "m", the rows, or "all"."""
@@ -268,6 +271,23 @@ class Epilogue(Tracing):
         results = [Result(f"out{i or ''}", self.values[node].node, held(dtype(node))) for i, node in enumerate(stored)]
         numbers = [Operand(x, Extent()) for x in self.numbers]
         return pruned(Graph(tuple(self.nodes), (*self.operands.values(), *numbers), tuple(results)))
+
+
+def is_extreme(node: Node) -> bool:
+    """Whether it is the largest or smallest of some values. Its gradient is that of the value that equals it."""
+    return REDUCTIONS.get(name(node)) in ("max", "min")
+
+
+def as_stored(node: Node) -> Node:
+    """What a node is a view of, or the same numbers in a wider dtype."""
+    while kind(node) == "view" or is_widening(node):
+        node = node.args[0]
+    return node
+
+
+def is_widening(node: Node) -> bool:
+    """Whether it is a cast to a wider dtype."""
+    return name(node) == "convert_element_type" and dtype(node).itemsize > dtype(node.args[0]).itemsize
 
 
 def held(of: torch.dtype) -> DType:

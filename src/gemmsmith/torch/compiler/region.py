@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmsmith.core.errors import EpilogueError
-from gemmsmith.torch.compiler.epilogue import Epilogue
+from gemmsmith.torch.compiler.epilogue import Epilogue, as_stored, is_extreme, is_widening
 from gemmsmith.torch.compiler.nodes import Node, dtype, kind, name, size, value
 from gemmsmith.torch.compiler.products import Product
 from gemmsmith.torch.compiler.traffic import Traffic, moved, reduces
@@ -36,8 +36,9 @@ class Region:
     def __init__(self, product: Product, traffic: Traffic) -> None:
         self.product, self.traffic = product, traffic
         self.epilogue = Epilogue(product, traffic)
-        self.own = [x for x in (product.node, *product.results.values()) if x in self.epilogue.joined]
-        self.members = list(dict.fromkeys(self.own))
+        own = (product.node, *product.results.values())
+        self.own = [x for x in dict.fromkeys(own) if x in self.epilogue.joined]
+        self.members = list(self.own)
         self.refused: dict[Node, str] = {}
         self._grow()
 
@@ -77,6 +78,9 @@ class Region:
     def _choose(self, members: Sequence[Node]) -> Choice | None:
         stored, kept = self._results(members)
         reads = {x for node in members for x in self.epilogue.reads[node]}
+        extremes = (x for x in members if x not in self.own and is_extreme(x))
+        if any(as_stored(x.args[0]) not in stored for x in extremes):
+            return None  # what is compared with it might be computed again, and differ in a bit
         if len(stored) > MOST_RESULTS or len(reads) > MOST_OPERANDS:
             return None
         saved = self._before(members, stored) - self._after(members, stored, kept, reads)
@@ -95,17 +99,13 @@ class Region:
         for node in reversed(members):
             if value(node) is None or not (node in needed or any(user not in inside for user in node.users)):
                 continue
-            if node not in self.own and (is_cheap(node) or (is_cast(node) and self._of_memory(node))):
+            if node not in self.own and (is_cheap(node) or (is_widening(node) and node not in self.traffic.written)):
                 kept.add(node)
                 needed.update(inside.intersection(node.all_input_nodes))
             else:
                 stored.insert(0, node)
         casts = {x for x in stored if is_cast(x) and x.args[0] in stored and x not in self.traffic.written}
         return [node for node in stored if node not in casts], kept | casts
-
-    def _of_memory(self, cast: Node) -> bool:
-        """Whether a cast is to a wider dtype, and read by what computes it again."""
-        return cast not in self.traffic.written and dtype(cast).itemsize > dtype(cast.args[0]).itemsize
 
     def _before(self, members: Sequence[Node], stored: Sequence[Node]) -> int:
         """The bytes that the product's results and what Inductor makes of the rest move."""
