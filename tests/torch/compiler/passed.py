@@ -9,6 +9,7 @@ import torch
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.compile_fx import compile_fx
 
+from gemmsmith.torch.compiler.backend import options
 from gemmsmith.torch.compiler.fuse import Outcome, fuse
 
 
@@ -22,7 +23,7 @@ class Passed:
         self.graphs: list[torch.fx.Graph] = []
 
     def __call__(self, module: Any, inputs: Any) -> Any:
-        return compile_fx(module, inputs, inner_compile=self._inner)
+        return compile_fx(module, inputs, inner_compile=self._inner, config_patches=options())
 
     def _inner(self, module: Any, inputs: Any, **_: Any) -> Any:
         self.outcomes += fuse(module.graph)

@@ -35,9 +35,9 @@ def test_a_training_step_in_float64_is_torchs(name):
 
 @pytest.mark.parametrize(("name", "products", "fused"), [("llama", 33, 13), ("gpt", 15, 7), ("classifier", 5, 3)])
 def test_a_training_step_in_bf16_is_as_near_to_float64_as_torchs(name, products, fused):
-    """Of llama's 33 products six are fused going forward: not the first layer's output, which is stored for the backward
-    beside its sum with the residual, so that as many bytes move either way. Seven going backward, none of which is
-    one of the 11 gradients of weights."""
+    """Of llama's 33 products six are fused going forward: not the first layer's output, which is stored for the
+    backward beside its sum with the residual, so that as many bytes move either way. Seven going backward, none of
+    which is one of the 11 gradients of weights."""
     model, inputs = models.model(name, torch.bfloat16)
     exact = copy.deepcopy(model).double()
     exact_inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)

@@ -14,21 +14,33 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import gemmsmith
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.torch.compiler.factors import move
 from gemmsmith.torch.compiler.fuse import fuse
 from gemmsmith.tuning.table import kept_bytes
 
-OPTION = "post_grad_custom_pre_pass"
+
+class _Pass(CustomGraphPass):
+    def uuid(self) -> str:
+        """What the pass depends on, for Inductor's caches: gemmsmith's sources and tables, and the GPU."""
+        return hashlib.sha256(f"{_package()} {_gpus()}".encode() + kept_bytes()).hexdigest()
 
 
-class Fusion(CustomGraphPass):
-    """The pass: it runs over each graph, forward and backward, before Inductor fuses what is left."""
+class Division(_Pass):
+    """The first pass, over a forward and its backward, before they are divided into two graphs."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        move(graph)
+
+
+class Fusion(_Pass):
+    """The second pass: it runs over each graph, forward and backward, before Inductor fuses what is left."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         fuse(graph)
 
-    def uuid(self) -> str:
-        """What the pass depends on, for Inductor's caches: gemmsmith's sources and tables, and the GPU."""
-        return hashlib.sha256(f"{_package()} {_gpus()}".encode() + kept_bytes()).hexdigest()
+
+PASSES = {"joint_custom_pre_pass": Division(), "post_grad_custom_pre_pass": Fusion()}
+"""By the names of Inductor's options for them."""
 
 
 @lru_cache(maxsize=1)
@@ -56,11 +68,10 @@ def options(**others: Any) -> dict[str, Any]:
     `others`: Inductor's options, such as max_autotune=True. Raises ArgumentError where they have a pass of their own in
     the same place.
     """
-    if others.get(OPTION) is not None:
-        raise ArgumentError(
-            f"{OPTION}: got {others[OPTION]!r}, which would take the place of gemmsmith's; leave it out"
-        )
-    return {**others, OPTION: Fusion()}
+    for name in PASSES:
+        if others.get(name) is not None:
+            raise ArgumentError(f"{name}: got {others[name]!r}, which takes the place of gemmsmith's; leave it out")
+    return {**others, **PASSES}
 
 
 def backend(module: Any, inputs: Any, *, mode: str | None = None, **named: Any) -> Any:

@@ -13,6 +13,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch.utils._pytree import tree_leaves
 
 from gemmsmith.core.graph import Graph
+from gemmsmith.torch.compiler.backend import options
 from gemmsmith.torch.compiler.fuse import Outcome, fuse
 from gemmsmith.torch.compiler.nodes import hints
 
@@ -84,7 +85,7 @@ def explain(model: Callable[..., Any], *inputs: Any, **named: Any) -> Explanatio
         return make_boxed_func(lambda *_: [_zeros(x) for x in fakes])
 
     def backend(module: Any, given: Any) -> Any:
-        return compile_fx(module, given, inner_compile=inner)
+        return compile_fx(module, given, inner_compile=inner, config_patches=options())
 
     found = torch.compile(model, backend=backend)(*inputs, **named)
     tensors = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor) and x.requires_grad]

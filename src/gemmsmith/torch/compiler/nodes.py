@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 Node = Any
@@ -101,8 +103,9 @@ class Emitter:
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
 
-    def __call__(self, target: Callable[..., Any], *args: Any) -> Node:
-        node = self.graph.call_function(target, args)
-        with torch.no_grad():
-            node.meta["val"] = target(*torch.fx.map_arg(args, lambda x: x.meta["val"]))
+    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        node = self.graph.call_function(target, args, kwargs)
+        given = torch.fx.map_arg(args, lambda x: x.meta["val"])
+        with torch.no_grad(), detect_fake_mode(given) or nullcontext():
+            node.meta["val"] = target(*given, **kwargs)
         return node

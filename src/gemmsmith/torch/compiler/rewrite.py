@@ -41,6 +41,7 @@ def replace(region: Region, choice: Choice) -> Node:
         op = OPERATORS[len(operands), len(fused.results)]
         written = text.write(fused)
         node = emit(op, product.a, product.b, text.key(written), written, numbers, *operands)
+        node.meta["stack_trace"] = product.node.meta.get("stack_trace")
         results = [node] if len(shapes) == 1 else [emit(operator.getitem, node, i) for i in range(len(shapes))]
         inside = set(choice.members) - choice.kept
         for old, result, wanted in zip(choice.stored, results, shapes, strict=True):
