@@ -29,21 +29,35 @@ Kind = Literal["view", "move", "lookup", "pointwise", "reduction", "opaque"]
 
 def name(node: Node) -> str:
     """Of an operator its name without namespace and overload, else ""."""
-    return node.target._schema.name.rpartition("::")[2] if isinstance(node.target, torch._ops.OpOverload) else ""
+    return _known(node)[1]
 
 
 def kind(node: Node) -> Kind:
     """How Inductor computes a node: "opaque" is what reads whole tensors from memory, as products and outputs do."""
-    if node.target is operator.getitem:
-        return "move"
-    op = name(node)
+    return _known(node)[2]
+
+
+_KNOWN: dict[int, tuple[Any, str, Kind]] = {}
+"""By the id of a node's target, which is kept: to hash an operator takes torch ten times as long."""
+
+
+def _known(node: Node) -> tuple[Any, str, Kind]:
+    target = node.target if node.op == "call_function" else None
+    found = _KNOWN.get(id(target))
+    if found is None:
+        op = target._schema.name.rpartition("::")[2] if isinstance(target, torch._ops.OpOverload) else ""
+        found = _KNOWN[id(target)] = target, op, _kind(target, op)
+    return found
+
+
+def _kind(target: Any, op: str) -> Kind:
     if op in VIEWS:
         return "view"
-    if op in MOVES:
+    if op in MOVES or target is operator.getitem:
         return "move"
     if op in LOOKUPS:
         return "lookup"
-    tags = node.target.tags if op else ()
+    tags = target.tags if op else ()
     if torch.Tag.pointwise in tags or op == "cat":
         return "pointwise"
     return "reduction" if torch.Tag.reduction in tags or op == "logsumexp" else "opaque"

@@ -18,6 +18,10 @@ MOST_READS = 4
 """As torch._inductor.config.realize_reads_threshold."""
 
 
+COMPUTED = ("pointwise", "view", "move")
+"""Kinds of nodes that are computed again where they are read."""
+
+
 class Traffic:
     """Of a graph, as it is when this is made."""
 
@@ -30,19 +34,26 @@ class Traffic:
         self.written: set[Node] = set()
         """The nodes that lie in memory."""
         nodes = list(graph)
+        for node in reversed(nodes):
+            self._place_for_others(node)
         for node in nodes:
-            self._place(node)
+            before = max((self.levels[x] for x in node.all_input_nodes), default=0)
+            self.levels[node] = before + (kind(node) == "opaque")
+            inner = (self.sources[x] for x in node.all_input_nodes)
+            again = kind(node) in COMPUTED and node not in self.written
+            self.sources[node] = frozenset[Node]().union(*inner) if again else frozenset({node})
         for node in reversed(nodes):
             self.readers[node] = self.kernels(node, node.users)
-            if kind(node) == "opaque" or self._lies(node):
+            later = any(level > self.levels[node] for _, level in self.readers[node])
+            if later and len(self.sources[node]) > MOST_READS:
                 self.written.add(node)
 
-    def _place(self, node: Node) -> None:
-        before = max((self.levels[x] for x in node.all_input_nodes), default=0)
-        self.levels[node] = before + (kind(node) == "opaque")
-        computed = kind(node) in ("pointwise", "view", "move") and not self._for_others(node)
-        inner = (self.sources[x] for x in node.all_input_nodes)
-        self.sources[node] = frozenset[Node]().union(*inner) if computed else frozenset({node})
+    def _place_for_others(self, node: Node) -> None:
+        """Notes whether a node is opaque, or an opaque node reads it or a view of it."""
+        kinds = [(kind(user), user in self.written) for user in node.users]
+        read = any(k == "opaque" or (k in ("view", "move") and written) for k, written in kinds)
+        if read or kind(node) == "opaque":
+            self.written.add(node)
 
     def kernels(self, node: Node, users: Collection[Node]) -> frozenset[Kernel]:
         """The kernels that read a node for some of its users."""
@@ -63,15 +74,6 @@ class Traffic:
             return self.readers[node]
         found = {kernel for kernel in self.readers[node] if kernel[1] == self.levels[node]}
         return frozenset(found | {("rows", self.levels[node])})
-
-    def _lies(self, node: Node) -> bool:
-        later = any(level > self.levels[node] for _, level in self.readers[node])
-        return self._for_others(node) or (later and len(self.sources[node]) > MOST_READS)
-
-    def _for_others(self, node: Node) -> bool:
-        """Whether an opaque node reads it, or a view of it."""
-        kinds = [(kind(user), user) for user in node.users]
-        return any(k == "opaque" or (k in ("view", "move") and self._for_others(user)) for k, user in kinds)
 
     def lies(self, node: Node) -> bool:
         """Whether a node, or that of which it is a view, is in memory."""
