@@ -45,8 +45,9 @@ def test_the_quantization_page_runs() -> None:
     assert np.linalg.norm(s["y"] - exact) < 0.05 * np.linalg.norm(exact)
 
 
-def test_the_torch_page_runs() -> None:
+def test_the_torch_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)  # it draws a picture
     s: Any = executed("docs/torch.md")
     assert s["value"].isfinite()
 
