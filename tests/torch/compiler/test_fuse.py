@@ -8,6 +8,7 @@ from tests.torch.compiler.passed import compiled
 from torch.nn import functional
 
 from gemmsmith.torch import text
+from gemmsmith.torch.compiler.fuse import fuse
 from gemmsmith.torch.operator import call
 
 SHAPE = M, N, K = 24, 32, 16
@@ -232,3 +233,31 @@ def test_a_product_with_inf_and_nan():
     a[3], a[5, 2] = float("inf"), float("nan")
     got, _ = compiled(lambda a, b: torch.relu(a @ b).clamp(max=3))
     torch.testing.assert_close(got(a, b), torch.relu(a @ b).clamp(max=3), equal_nan=True)
+
+
+def test_fp8_is_left_to_torch():
+    a, b = 100 * torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
+    function = lambda a, b: torch.relu(a @ b).to(torch.float8_e4m3fn)  # noqa: E731
+    got, passed = compiled(function)
+    torch.testing.assert_close(got(a, b).float(), function(a, b).float(), equal_nan=True, rtol=0, atol=0)
+    assert not any("fp8" in written for written in passed.texts)
+
+
+def test_a_product_with_a_dtype_of_its_own():
+    a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
+    outcomes = []
+
+    def function(a, b):
+        graph = torch.fx.Graph()
+        x, y = graph.placeholder("x"), graph.placeholder("y")
+        x.meta["val"], y.meta["val"] = a, b
+        made = graph.call_function(torch.ops.aten.mm.dtype, (x, y, torch.float32))
+        made.meta["val"] = a.float() @ b.float()
+        after = graph.call_function(torch.ops.aten.relu.default, (made,))
+        after.meta["val"] = made.meta["val"].relu()
+        graph.output((after,))
+        outcomes.extend(fuse(graph))
+        return torch.fx.GraphModule({}, graph)(a, b)[0]
+
+    torch.testing.assert_close(function(a, b), (a.float() @ b.float()).relu())
+    assert outcomes[0].computed == ("relu",)

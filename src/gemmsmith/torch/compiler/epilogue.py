@@ -20,8 +20,11 @@ from gemmsmith.torch.compiler.traffic import Traffic, moved
 
 REDUCTIONS = {"amax": "max", "amin": "min"} | {kind: kind for kind in ("sum", "mean", "max", "min", "logsumexp")}
 """What an epilogue calls aten's."""
-READ = (torch.bfloat16, torch.float16, torch.float32, torch.bool, torch.int32, torch.int64)
-"""The dtypes of operands; float64 is read where a is float64."""
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+"""The dtypes of values; float64 where a is float64, and there no other. Not fp8: torch's
+rule for what overflows need not be the epilogue's."""
+READ = (*FLOATS, torch.bool, torch.int32, torch.int64)
+"""The dtypes of operands; float64 too where a is float64."""
 AXES = {"n": -1, "m": -2, "all": None}
 
 
@@ -124,7 +127,7 @@ class Epilogue(Tracing):
         """Roundings to what an epilogue computes with are left out, as Inductor does."""
         if not to.is_floating_point:
             return self("ne", x, 0)
-        return self.cast(self.value(x), as_dtype(to)) if to.itemsize == 1 else self.value(x).storing(None)
+        return self.value(x).storing(None)
 
     def _reduced(self, node: Node) -> Traced:
         x = node.args[0]
@@ -160,8 +163,8 @@ class Epilogue(Tracing):
             raise refused(f"{name(node)}: it has the shape {tuple(shape(node))}, and the product {self.product}")
 
     def _fits(self, kind: torch.dtype) -> bool:
-        """Whether values of a dtype are the epilogue's: float64 where a is, and there no other."""
-        return bool(kind.is_floating_point) and (kind == torch.float64) == (dtype(self.of.a) == torch.float64)
+        """Whether values of a dtype are the epilogue's."""
+        return kind == torch.float64 if dtype(self.of.a) == torch.float64 else kind in FLOATS
 
     @property
     def _matrix(self) -> Extent:

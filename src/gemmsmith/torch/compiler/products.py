@@ -45,7 +45,7 @@ class Product:
 def product(node: Node) -> Product | None:
     """The product that a node computes, if it is one."""
     if name(node) in PLAIN or name(node) in WITH_A_TERM:
-        a, b = node.args[-2:]
+        a, b = node.args[:2] if name(node) in PLAIN else node.args[1:3]
         return Product(node, a, b, product_shape(value(a), value(b)))
     return _own(node) if node.target in OPERATORS.values() else None
 
