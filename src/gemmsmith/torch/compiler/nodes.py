@@ -21,6 +21,11 @@ MOVES = frozenset({"permute", "transpose", "t", "expand", "slice", "select", "sp
 """Others that Inductor computes where their result is read."""
 LOOKUPS = frozenset({"gather", "index", "embedding"})
 """Operations that read few of their input's elements."""
+REDUCED = frozenset({
+    "sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "var", "var_mean", "std", "argmax", "argmin",
+    "logsumexp",
+})  # fmt: skip
+"""Reductions, whose second argument is the indices."""
 UNKNOWN_EXTENT = 8192
 """The length that an extent is taken for where nothing is known of it."""
 
@@ -60,7 +65,7 @@ def _kind(target: Any, op: str) -> Kind:
     tags = target.tags if op else ()
     if torch.Tag.pointwise in tags or op == "cat":
         return "pointwise"
-    return "reduction" if torch.Tag.reduction in tags or op == "logsumexp" else "opaque"
+    return "reduction" if op in REDUCED else "opaque"
 
 
 def value(node: Node) -> Any:
