@@ -53,8 +53,9 @@ def test_the_readmes_fp8_runs() -> None:
     assert np.linalg.norm(back - exact) < 0.06 * np.linalg.norm(exact)
 
 
-def test_the_torch_page_runs() -> None:
+def test_the_torch_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)  # it draws a picture
     s: Any = executed("docs/torch.md")
     assert s["value"].isfinite()
 

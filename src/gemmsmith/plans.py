@@ -153,8 +153,20 @@ class Plan:
         """Where the config comes from, and what the model says of it and of others."""
         from gemmsmith.tuning.why import why
 
-        binding = self.binding.transposed() if self.config.swap_ab else self.binding  # as the config was chosen
+        binding = self._as_chosen
         return why(binding.problem, self.config, binding.spec, self._origin, swapped=binding.swapped)
+
+    @property
+    def estimate(self) -> float:
+        """What the model says that the GEMM kernel takes on an H200, in us."""
+        from gemmsmith.tuning.why import microseconds
+
+        return microseconds(self._as_chosen.problem, self.config, self._as_chosen.spec)
+
+    @property
+    def _as_chosen(self) -> Binding:
+        """As it was when the config was chosen, which may transpose it."""
+        return self.binding.transposed() if self.config.swap_ab else self.binding
 
     @property
     def epilogue(self) -> str:

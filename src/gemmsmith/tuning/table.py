@@ -115,6 +115,14 @@ def kept() -> Table:
         return _NOTHING
 
 
+def kept_bytes() -> bytes:
+    """The file of the user's table; nothing where there is none."""
+    try:
+        return _kept_file().read_bytes()
+    except OSError:
+        return b""
+
+
 @lru_cache(maxsize=4)
 def _read(file: Path, changed: int) -> Table:
     return Table(_rows(file))

@@ -19,6 +19,12 @@ PACKED_BYTES_PER_US = 4_200_000
 """What packing reads and writes of memory, at best."""
 
 
+def microseconds(problem: Problem, config: Config, epilogue: EpilogueSpec | None) -> float:
+    """The model's estimate of a kernel's time."""
+    space, alike = Space.of([for_16_bits(config, problem.a.dtype)], epilogue), in_16_bits(problem)
+    return float(corrected(alike, space, estimate(alike, space, epilogue))[0]) / MHZ
+
+
 def why(problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin: str, *, swapped: bool = False) -> str:
     """The text of `plan.why`: the model's estimate for the config and for the best alternatives.
 

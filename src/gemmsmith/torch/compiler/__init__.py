@@ -1,0 +1,1 @@
+"""Fusing what follows products in graphs of torch.compile."""

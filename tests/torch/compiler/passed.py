@@ -1,0 +1,49 @@
+"""Graphs as Inductor gets them, with the pass, but executed node by node: no code is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._inductor.compile_fx import compile_fx
+
+from gemmsmith.torch.compiler.backend import options
+from gemmsmith.torch.compiler.fuse import Outcome, fuse
+
+
+class Passed:
+    """A backend of torch.compile. `outcomes`: of all products of all graphs; `graphs` after the pass."""
+
+    __name__ = "passed"
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self.graphs: list[torch.fx.Graph] = []
+
+    def __call__(self, module: Any, inputs: Any) -> Any:
+        return compile_fx(module, inputs, inner_compile=self._inner, config_patches=options())
+
+    def _inner(self, module: Any, inputs: Any, **_: Any) -> Any:
+        self.outcomes += fuse(module.graph)
+        module.graph.lint()
+        module.recompile()
+        self.graphs.append(module.graph)
+        return make_boxed_func(module.forward)
+
+    @property
+    def fused(self) -> list[Outcome]:
+        return [x for x in self.outcomes if x.epilogue]
+
+    @property
+    def texts(self) -> list[str]:
+        """The epilogues of gemmsmith's products."""
+        nodes = (node for graph in self.graphs for node in graph.nodes if "gemmsmith" in str(node.target))
+        return [node.args[3] for node in nodes]
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], Passed]:
+    torch._dynamo.reset()
+    passed = Passed()
+    return torch.compile(function, backend=passed, fullgraph=True, **options), passed

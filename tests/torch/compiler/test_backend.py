@@ -1,0 +1,77 @@
+"""The pass in Inductor, under its two names, and its caches."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.backends import registry
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
+
+import gemmsmith.torch as gt
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.torch.compiler import backend
+
+GROUP = "torch_dynamo_backends"
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    with fresh_cache():
+        torch._dynamo.reset()
+        counters.clear()
+        yield
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """The backend that pyproject.toml names."""
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    ((name, value),) = re.findall(rf'\[project.entry-points.{GROUP}\]\n(\w+) = "(.*)"', project)
+    monkeypatch.setitem(registry._BACKENDS, name, EntryPoint(name, value, GROUP))
+    yield name
+    registry._COMPILER_FNS.pop(name, None)
+
+
+def function(x, w, bias):
+    return torch.relu(x @ w + bias)
+
+
+@pytest.fixture
+def inputs():
+    return torch.randn(24, 16), torch.randn(16, 32), torch.randn(32)
+
+
+@pytest.mark.parametrize("more", [{}, {"mode": "max-autotune-no-cudagraphs"}, {"options": {"epilogue_fusion": False}}])
+def test_the_backend_by_its_name(installed, inputs, more):
+    compiled = torch.compile(function, backend=installed, **more)
+    got, (code,) = torch._inductor.utils.run_and_get_code(compiled, *inputs)
+    torch.testing.assert_close(got, function(*inputs))
+    assert "gemmsmith.gemm_1_1" in code
+
+
+def test_options_for_inductor_and_a_second_graph_from_its_cache(inputs):
+    for hits in (0, 1):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, options=gt.options(epilogue_fusion=True), fullgraph=True)
+        torch.testing.assert_close(compiled(*inputs), function(*inputs))
+        assert counters["inductor"]["fxgraph_cache_hit"] == hits
+        assert counters["inductor"]["fxgraph_cache_bypass"] == 0
+
+
+def test_a_pass_of_the_users_is_not_replaced_in_silence():
+    with pytest.raises(ArgumentError, match=r"post_grad_custom_pre_pass: got .*; leave it out"):
+        gt.options(post_grad_custom_pre_pass=lambda graph: None)
+
+
+def test_the_uuid_changes_with_what_the_pass_depends_on(monkeypatch):
+    first = backend.Fusion().uuid()
+    assert backend.Fusion().uuid() == first
+    for name, other in (("_package", "b"), ("_gpus", ["H200"]), ("kept_bytes", b"a config")):
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, name, lambda other=other: other)
+            assert backend.Fusion().uuid() != first

@@ -1,0 +1,263 @@
+"""What the pass does with small graphs: the values are torch's, in float64, and the epilogues what they should be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.torch.compiler.passed import compiled
+from torch.nn import functional
+
+from gemmsmith.torch import text
+from gemmsmith.torch.compiler.fuse import fuse
+from gemmsmith.torch.operator import call
+
+SHAPE = M, N, K = 24, 32, 16
+
+
+@pytest.fixture(autouse=True)
+def _seed(rng):
+    torch.manual_seed(int(rng.integers(2**31)))
+
+
+def matrices(*shapes):
+    return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+
+
+def run(function, *inputs, **options):
+    """The pass over a function that agrees with torch."""
+    got, passed = compiled(function, **options)
+    found, want = (torch.utils._pytree.tree_leaves(f(*inputs)) for f in (got, function))
+    for x, y in zip(found, want, strict=True):
+        assert x.dtype == y.dtype
+        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11, equal_nan=True)
+    return passed
+
+
+def ops(passed):
+    """The operations of the only epilogue."""
+    (written,) = passed.texts
+    return [node.op for node in text.read(written).nodes]
+
+
+def test_views_of_leading_indices_are_seen_through():
+    x, w, c = matrices((2, 3, 4, K), (K, N), (2, 3, 4, N))
+    passed = run(lambda x, w, c: (torch.relu((x @ w).unsqueeze(0)).squeeze(0) + c).flatten(0, 1), x, w, c)
+    assert sorted(ops(passed)) == ["accumulator", "add", "operand", "relu"]
+
+
+def test_operands_are_rows_columns_scalars_and_matrices():
+    x, w, row, column, one, c = matrices((2, 12, K), (K, N), (N,), (2, 12, 1), (), (2, 12, N))
+    passed = run(lambda x, w, r, col, one, c: (x @ w * r + col) * one - c, x, w, row, column, one, c)
+    written = passed.texts[0].split(" | ")[0]
+    assert [entry.split()[1] for entry in written.split("; ")] == ["n", "m", "one", "m,n"]
+
+
+@pytest.mark.parametrize("shape", [(12, N), (2, 1, N), (2, 1, 1)])
+def test_what_is_broadcast_over_some_rows_is_left_to_inductor(shape):
+    x, w, c = matrices((2, 12, K), (K, N), shape)
+    assert not run(lambda x, w, c: x @ w + c, x, w, c).fused
+
+
+def test_other_reductions_and_other_views_are_left_to_inductor():
+    x, w = matrices((2, 12, K), (K, N))
+    assert not run(lambda x, w: (x @ w).sum(0), x, w).fused
+    assert not run(lambda x, w: (x @ w).view(2, 12, 4, 8).sum(-1), x, w).fused
+    assert not run(lambda x, w: torch.relu((x @ w).view(2, 12, 4, 8).transpose(1, 2)).contiguous(), x, w).fused
+
+
+def test_a_producer_is_pulled_in_where_that_reads_fewer_bytes():
+    a, b, z = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16(), torch.randn(M, N).bfloat16()
+    got, passed = compiled(lambda a, b, z: a @ b * torch.cos(z.float()).sigmoid())
+    got(a, b, z)
+    (written,) = passed.texts
+    assert written.startswith("x0 m,n bf16 | ")
+    assert {"cos", "sigmoid"} <= {node.op for node in text.read(written).nodes}
+
+
+def test_a_producer_of_more_operands_is_not():
+    a, b, y, z = matrices((M, K), (K, N), (M, N), (M, N))
+    passed = run(lambda a, b, y, z: (a @ b * (s := y + z), a.t() @ s), a, b, y, z)
+    assert passed.texts[0].startswith("x0 m,n fp32 | accumulator; operand: x0; mul 0 1 | ")
+
+
+def test_a_value_with_several_users_is_a_result_too():
+    a, b, c = matrices((M, K), (K, N), (N, K))
+    passed = run(lambda a, b, c: ((h := torch.relu(y := a @ b)) @ c, y, h.sum(0), h.amax(-1, keepdim=True)), a, b, c)
+    assert len(text.read(passed.texts[0]).results) == 4
+    assert "reduce 1: sum m; reduce 1: max n" in passed.texts[0]
+
+
+def test_of_a_value_and_its_cast_one_is_stored():
+    a, b, c = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16(), torch.randn(M, N)
+    got, passed = compiled(lambda a, b, c: ((y := (a @ b).float() + c), y.bfloat16().sum(0)))
+    got(a, b, c)
+    assert passed.texts[0].endswith(" | out 2 fp32; out1 3 bf16")  # y, and the sum
+
+
+def test_a_value_and_its_cast_are_both_stored_where_both_have_to_be():
+    a, b, c = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16(), torch.randn(M, N)
+    got, passed = compiled(lambda a, b, c: ((y := (a @ b).float() + c), y.bfloat16() @ a.new_ones(N, N)))
+    got(a, b, c)
+    assert passed.texts[0].endswith(" | out 2 fp32; out1 2 bf16")
+
+
+def test_a_weights_gradient_in_fp32_is_stored_at_once():
+    a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
+    got, passed = compiled(lambda a, b: (a @ b).float())
+    torch.testing.assert_close(got(a, b), a.float() @ b.float(), rtol=1e-5, atol=1e-5)
+    assert passed.texts == [" | accumulator | out 0 fp32"]
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_logsumexp_written_out_is_a_reduction(keepdim):
+    a, b = matrices((M, K), (K, N))
+    a *= 100
+    passed = run(lambda a, b: (torch.log_softmax(a @ b, -1).sum(), torch.logsumexp(a @ b, -1, keepdim=keepdim)), a, b)
+    assert any("logsumexp n" in written for written in passed.texts)
+
+
+def test_a_logsumexp_that_no_product_takes_is_written_out_again():
+    x, w = matrices((M, N), (N, N))
+    passed = run(lambda x, w: torch.log_softmax(x, -1) @ w, x, w)
+    assert not passed.fused
+    assert not any("logsumexp" in str(node.target) for node in passed.graphs[0].nodes)
+
+
+def test_a_logsumexp_alone_takes_no_maximum():
+    a, b = matrices((M, K), (K, N))
+    passed = run(lambda a, b: torch.logsumexp(a @ b, -1), a, b)
+    assert passed.texts == [" | accumulator; reduce 0: logsumexp n | out 1 fp32"]
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf")])
+def test_a_logsumexp_of_infinities_that_is_written_out_again(value):
+    x, w = matrices((M, N), (N, N))
+    x[2], x[3, :4] = value, value
+    run(lambda x, w: (torch.logsumexp(x, -1), x.relu() @ w), x, w)
+
+
+def test_a_maximum_is_that_of_the_values_as_they_are_stored():
+    """Its gradient goes to the elements that equal it."""
+    a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
+    got, passed = compiled(lambda a, b: (y := ((a @ b).float() * 1.01).bfloat16(), y.float().amax(-1)))
+    y, largest = got(a, b)
+    assert "cast 2: bf16; reduce 3: max n" in passed.texts[0]
+    assert torch.equal(y.float().amax(-1), largest)
+
+
+def test_a_maximum_of_values_that_are_not_stored_is_left_to_inductor():
+    a, b = matrices((M, K), (K, N))
+    passed = run(lambda a, b: ((y := a @ b), torch.sin(y).amax(-1)), a, b)
+    assert not any("max" in written for written in passed.texts)
+
+
+def test_gemmsmiths_own_product_is_extended():
+    a, b, bias, c = matrices((M, K), (K, N), (N,), (M, N))
+    nodes = "accumulator; operand: bias; operand: s; add 0 1; mul 3 2; reduce 4: sum m"
+    epilogue = f"s one number; bias n fp32 | {nodes} | out 4; sums 5"
+
+    def function(a, b, bias, c):
+        y, sums = call(epilogue, a, b, [0.5], [bias])
+        return torch.relu(y) + c, sums
+
+    passed = run(function, a, b, bias, c)
+    (written,) = passed.texts
+    assert written.count("accumulator") == 1
+    assert {"relu", "reduce"} <= {node.op for node in text.read(written).nodes}
+
+
+def test_what_depends_on_the_product_twice_makes_no_cycle():
+    a, b, w = matrices((M, K), (K, N), (N, N))
+    passed = run(lambda a, b, w: (y := torch.relu(a @ b)) + torch.softmax(y @ w, -1), a, b, w)
+    assert [x.computed for x in passed.fused] == [("relu",)]
+
+
+def test_operands_that_are_computed_after_the_product():
+    a, b, c, d = matrices((M, K), (K, N), (M, N), (N, N))
+
+    def function(a, b, c, d):
+        y = a @ b
+        first = torch.relu(y)
+        return first + torch.softmax(c @ d, -1).cumsum(-1), first @ d
+
+    assert run(function, a, b, c, d).fused
+
+
+def test_batched_products():
+    a, b, c, row = matrices((3, M, K), (3, K, N), (3, M, N), (3, 1, N))
+    passed = run(lambda a, b, c, row: torch.sigmoid(torch.bmm(a, b) + row) * c, a, b, c, row)
+    assert passed.texts[0].startswith("x0 batch,n fp32; x1 batch,m,n fp32 | ")
+
+
+def test_more_operands_and_results_than_an_operator_has():
+    a, b, *others = matrices((M, K), (K, N), *[(M, N)] * 12)
+
+    def function(a, b, *others):
+        y, found = a @ b, []
+        for x in others:
+            y = y * x
+            found.append(y)
+        return found[1::3]
+
+    run(function, a, b, *others)
+
+
+@pytest.mark.parametrize("device", ["integers", "vector"])
+def test_products_that_are_left_as_they_are(device):
+    if device == "vector":
+        a, b = matrices((M, K), (K, 1))
+        assert run(lambda a, b: torch.relu(a @ b), a, b).outcomes[0].why == "it is a product with a vector"
+    else:
+        a, b = torch.randint(9, (M, K)), torch.randint(9, (K, N))
+        assert run(lambda a, b: torch.relu(a @ b), a, b).outcomes[0].why == "its operands are int64 and int64"
+
+
+def test_integers_are_operands_where_they_become_numbers_and_are_not_compared():
+    a, b = matrices((M, K), (K, N))
+    labels = torch.randint(2, (M, N))
+    run(lambda a, b, y: torch.relu(a @ b) * y + (y == 1), a, b, labels)
+
+
+def test_any_number_of_rows_is_one_graph():
+    w, bias = matrices((K, N), (N,))
+    got, passed = compiled(lambda x, w, b: functional.gelu(x @ w + b), dynamic=True)
+    for rows in (7, 24, 60):
+        (x,) = matrices((2, rows, K))
+        torch.testing.assert_close(got(x, w, bias), functional.gelu(x @ w + bias))
+    assert len(passed.graphs) == 1
+    assert passed.fused
+
+
+def test_a_product_with_inf_and_nan():
+    a, b = matrices((M, K), (K, N))
+    a[3], a[5, 2] = float("inf"), float("nan")
+    got, _ = compiled(lambda a, b: torch.relu(a @ b).clamp(max=3))
+    torch.testing.assert_close(got(a, b), torch.relu(a @ b).clamp(max=3), equal_nan=True)
+
+
+def test_fp8_is_left_to_torch():
+    a, b = 100 * torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
+    function = lambda a, b: torch.relu(a @ b).to(torch.float8_e4m3fn)  # noqa: E731
+    got, passed = compiled(function)
+    torch.testing.assert_close(got(a, b).float(), function(a, b).float(), equal_nan=True, rtol=0, atol=0)
+    assert not any("fp8" in written for written in passed.texts)
+
+
+def test_a_product_with_a_dtype_of_its_own():
+    a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
+    outcomes = []
+
+    def function(a, b):
+        graph = torch.fx.Graph()
+        x, y = graph.placeholder("x"), graph.placeholder("y")
+        x.meta["val"], y.meta["val"] = a, b
+        made = graph.call_function(torch.ops.aten.mm.dtype, (x, y, torch.float32))
+        made.meta["val"] = a.float() @ b.float()
+        after = graph.call_function(torch.ops.aten.relu.default, (made,))
+        after.meta["val"] = made.meta["val"].relu()
+        graph.output((after,))
+        outcomes.extend(fuse(graph))
+        return torch.fx.GraphModule({}, graph)(a, b)[0]
+
+    torch.testing.assert_close(function(a, b), (a.float() @ b.float()).relu())
+    assert outcomes[0].computed == ("relu",)

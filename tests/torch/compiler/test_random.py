@@ -1,0 +1,86 @@
+"""The pass over random functions: their results and gradients, in float64, are torch's."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from tests.torch.compiler.passed import compiled
+from torch.nn import functional
+
+ROWS, K, N = (2, 6), 8, 16
+UNARY = [
+    torch.relu, torch.sigmoid, torch.tanh, torch.abs, torch.neg, torch.square, functional.silu, functional.gelu,
+    functional.softplus, lambda x: x.clamp(-1, 1), lambda x: x * 0.5, lambda x: torch.exp(-x.abs()),
+    lambda x: functional.leaky_relu(x, 0.1), lambda x: x.softmax(-1), lambda x: x.log_softmax(-1),
+    lambda x: x / (1 + x.square().mean(-1, keepdim=True)).sqrt(), lambda x: x.flatten(0, -2).reshape(x.shape),
+    lambda x: functional.layer_norm(x, x.shape[-1:]), lambda x: x.flip(-1), lambda x: x.clone(),
+]  # fmt: skip
+BINARY = [
+    torch.add, torch.sub, torch.mul, torch.maximum, lambda x, y: torch.where(x > y, x, y * 2),
+    lambda x, y: x / (2 + y.abs()), lambda x, y: torch.where(y > 0, x, 0.0), lambda x, y: x + (x > y),
+]  # fmt: skip
+REDUCTIONS = [
+    lambda x: x.sum(-1), lambda x: x.sum((0, 1)), lambda x: x.mean(), lambda x: x.amax(-1, keepdim=True),
+    lambda x: x.logsumexp(-1), lambda x: x.flatten(0, 1).amin(0), lambda x: x.mean(0), lambda x: x.sum(1, keepdim=True),
+]  # fmt: skip
+SHAPES = [(N,), (*ROWS, 1), (), (*ROWS, N), (1, N), (ROWS[1], N)]
+
+
+def drawn(r, inputs):
+    """A function of the inputs, which it adds operands to: steps on values of the shape (*ROWS, N), of which some and
+    some reductions are returned."""
+    steps = []
+    count = 1
+    for _ in range(r.randint(1, 7)):
+        kind = r.choice(["unary", "operand", "operand", "values", "product"])
+        x = r.randrange(count)
+        if kind == "unary":
+            f = r.choice(UNARY)
+            steps.append(lambda given, values, f=f, x=x: f(values[x]))
+        elif kind == "values":
+            f, y = r.choice(BINARY), r.randrange(count)
+            steps.append(lambda given, values, f=f, x=x, y=y: f(values[x], values[y]))
+        elif kind == "operand":
+            f, before = r.choice(BINARY), r.choice([lambda x: x, torch.cos, torch.sigmoid])
+            inputs.append(torch.randn(r.choice(SHAPES), dtype=torch.float64))
+            i = len(inputs) - 1
+            steps.append(lambda given, values, f=f, b=before, x=x, i=i: f(values[x], b(given[i])))
+        else:
+            inputs.append(torch.randn(N, N, dtype=torch.float64) / 4)
+            i = len(inputs) - 1
+            steps.append(lambda given, values, x=x, i=i: values[x] @ given[i])
+        count += 1
+    kept = sorted({count - 1, *(r.randrange(count) for _ in range(r.randint(0, 2)))})
+    reduced = [(r.choice(REDUCTIONS), r.randrange(count)) for _ in range(r.randint(0, 2))]
+
+    def function(*given):
+        values = [functional.linear(given[0], given[1], given[2])]
+        for step in steps:
+            values.append(step(given, values))
+        return [values[i] for i in kept] + [f(values[i]) for f, i in reduced]
+
+    return function
+
+
+@pytest.mark.parametrize("_", range(12))
+def test_a_random_function(_, rng):
+    seed = int(rng.integers(2**31))
+    torch.manual_seed(seed)
+    shapes = [(*ROWS, K), (N, K), (N,)]
+    inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    function = drawn(random.Random(seed), inputs)
+    for x in inputs:
+        x.requires_grad_()
+    got, _passed = compiled(function)
+    results = []
+    for f in (got, function):
+        found = f(*inputs)
+        tangents = [torch.cos(torch.arange(x.numel(), dtype=x.dtype)).reshape(x.shape) for x in found]
+        gradients = torch.autograd.grad(found, inputs, tangents, allow_unused=True)
+        results.append([*found, *(x for x in gradients if x is not None)])
+    for x, y in zip(*results, strict=True):
+        assert x.shape == y.shape
+        assert x.stride() == y.stride()
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9, equal_nan=True)
