@@ -78,7 +78,7 @@ def hazards(kernel: Kernel, spec: QuantizeSpec) -> list[Hazard]:
     for name, (m, n) in made.items():
         dtype = spec.source if name == "source" else spec.scales if "scales" in name else spec.values
         pitch = -(-n // 16) * 16
-        places[name] = memory.place(np.zeros((m, pitch), dtype.numpy), name, granule=min(2, dtype.bytes))
+        places[name] = memory.place(np.zeros((m, pitch), dtype.numpy), name)
         arrays[name] = Matrix(dtype, m, n, pitch, 1)
     arguments = kernel.arguments(BoundQuantize(arrays, spec.columns, spec.walk))
     arguments |= {name: place for name, place in places.items() if name in arguments}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gemmsmith.backends.sim.clocks import Clock, Warp
 from gemmsmith.backends.sim.cta import Cta
+from gemmsmith.backends.sim.events import Event
 from gemmsmith.backends.sim.memory import OFFSET_MASK
 from gemmsmith.lang.machine import AsyncOperation
 from gemmsmith.lang.statements import Where
@@ -27,7 +28,7 @@ class Running:
     where: Where
     after: tuple[Running, ...] = ()
     finished: bool = False
-    writes: dict[Warp, int] = field(default_factory=dict)
+    writes: dict[Warp, Event] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
