@@ -53,7 +53,7 @@ class Operations:
 
     def completable(self) -> list[Running]:
         """Those that may end next: wgmmas end in order."""
-        return [r for r in self.running if all(before.finished for before in r.after)]
+        return [r for r in self.running if not r.after or all(before.finished for before in r.after)]
 
     def complete(self, running: Running) -> None:
         """An operation ends: its data moves, and its mbarriers are told."""
