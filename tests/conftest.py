@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Before numpy is imported: beside as many workers as cores, a BLAS's own threads wait for one another.
@@ -31,6 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not driver.available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a Hopper GPU"))
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is looked for among what tests make, not among the tests, and once for many objects: a simulated kernel
+    makes thousands."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def test_warpgroups_take_turns(seed: int) -> None:
                 order.wait(group)
         kernel = k.finish()
     memory, found = GlobalMemory(), np.full(2 * rounds, 9, np.uint32)
-    done = simulate(kernel, 1, {"out": memory.place(found, "out", granule=4)}, memory, seed=seed)
+    done = simulate(kernel, 1, {"out": memory.place(found, "out")}, memory, seed=seed)
     assert done.hazards == []
     assert found.tolist() == [0, 1] * rounds
 

@@ -9,16 +9,17 @@ from tests.conformance.cases import CASES
 
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.lang.kernel import Kernel
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-def in_simulator(case: Case, seed: int) -> np.ndarray:
-    """What `out` holds after the kernel ran in the simulator, which must find nothing wrong with it."""
+def in_simulator(case: Case, kernel: Kernel, seed: int) -> np.ndarray:
+    """What `out` holds after the case's kernel ran in the simulator, which must find nothing wrong with it."""
     memory, out = GlobalMemory(), case.fresh_output()
     addresses = {name: memory.place(x, name, writable=False) for name, x in case.inputs.items()}
     addresses["out"] = memory.place(out, "out")
-    result = simulate(case.kernel(), case.grid, case.arguments(addresses), memory, seed=seed)
+    result = simulate(kernel, case.grid, case.arguments(addresses), memory, seed=seed)
     assert not result.hazards, "\n".join(map(str, result.hazards))
     return out
 
@@ -33,8 +34,9 @@ def test_names_differ() -> None:
 
 @each_case
 def test_simulator(case: Case) -> None:
+    kernel = case.kernel()
     for seed in range(3):
-        same_bits(in_simulator(case, seed), case.expected)
+        same_bits(in_simulator(case, kernel, seed), case.expected)
 
 
 @each_case
@@ -49,5 +51,5 @@ def test_gpu(case: Case) -> None:
     from tests.conformance import gpu
 
     got = gpu.run(case)
-    same_bits(got, in_simulator(case, 0))
+    same_bits(got, in_simulator(case, case.kernel(), 0))
     same_bits(got, case.expected)

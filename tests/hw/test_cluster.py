@@ -51,7 +51,7 @@ def test_each_cluster_reads_its_turn(rng: np.random.Generator) -> None:
         kernel = k.finish()
     table = tuple(int(x) for x in rng.permutation(ORDER_LENGTH))
     memory, found = GlobalMemory(), poisoned((7,), np.uint32)
-    done = simulate(kernel, 7, {"out": memory.place(found, "out", granule=4), "order": table}, memory)
+    done = simulate(kernel, 7, {"out": memory.place(found, "out"), "order": table}, memory)
     assert done.hazards == []
     assert tuple(found) == table[:7]
 

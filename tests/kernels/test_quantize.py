@@ -68,8 +68,8 @@ SYNCHRONISED = [
 ]
 
 
-def hazards(kernel: Kernel, spec: QuantizeSpec) -> list[Hazard]:
-    """Of a CTA with several tiles, or several in whole rows and columns."""
+def hazards(kernel: Kernel, spec: QuantizeSpec, limit: int = 20) -> list[Hazard]:
+    """The first of a CTA with several tiles, or several in whole rows and columns."""
     rows, columns = (40, 3000) if spec.columns > BLOCK else (260, 260)
     memory, made = GlobalMemory(), {"source": (rows, columns)}
     for way, (m, n) in (("along", (rows, columns)), ("across", (columns, rows))):
@@ -78,11 +78,11 @@ def hazards(kernel: Kernel, spec: QuantizeSpec) -> list[Hazard]:
     for name, (m, n) in made.items():
         dtype = spec.source if name == "source" else spec.scales if "scales" in name else spec.values
         pitch = -(-n // 16) * 16
-        places[name] = memory.place(np.zeros((m, pitch), dtype.numpy), name, granule=min(2, dtype.bytes))
+        places[name] = memory.place(np.zeros((m, pitch), dtype.numpy), name)
         arrays[name] = Matrix(dtype, m, n, pitch, 1)
     arguments = kernel.arguments(BoundQuantize(arrays, spec.columns, spec.walk))
     arguments |= {name: place for name, place in places.items() if name in arguments}
-    return simulate(kernel, 1, arguments, memory, dependent=True).hazards
+    return simulate(kernel, 1, arguments, memory, dependent=True, max_hazards=limit).hazards
 
 
 @pytest.mark.parametrize("spec", SYNCHRONISED, ids=lambda spec: spec.name)
@@ -97,6 +97,7 @@ def test_every_barrier_is_needed(spec: QuantizeSpec) -> None:
             break
         _, target, where, apply = changes[deletions]
         apply()
-        assert {hazard.kind for hazard in hazards(kernel, spec)} & {"race", "uninitialised read"}, (target, where)
+        (found,) = hazards(kernel, spec, limit=1)
+        assert found.kind in ("race", "uninitialised read"), (target, where)
         deletions += 1
     assert deletions > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any
 
 from gemmsmith.core.spec import KernelSpec
@@ -69,18 +70,16 @@ def changes_of(spec: KernelSpec) -> list[str]:
 
 def mutants(spec: KernelSpec) -> Iterator[Mutant]:
     """Every mutant of the spec's kernel, each in a kernel of its own."""
-    number = 0
-    while True:
+    for number in count():
         build.cache_clear()
         kernel = build(spec)
-        changes = list(_changes(kernel))
-        if number >= len(changes):
+        change = next(islice(_changes(kernel), number, None), None)
+        if change is None:
             build.cache_clear()
             return
-        what, target, where, apply = changes[number]
+        what, target, where, apply = change
         apply()
         yield Mutant(what, target, where, kernel)
-        number += 1
 
 
 Change = tuple[str, str, str, Callable[[], None]]

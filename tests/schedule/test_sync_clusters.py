@@ -42,9 +42,9 @@ def walked(m: int, n: int, k: int, ctas: int, seed: int) -> list[int]:
     memory = GlobalMemory()
     arguments = {
         **kernel.arguments(problem),
-        "out": memory.place(order, "out", granule=4),
-        "count": memory.place(turns, "count", granule=4),
-        "meetings": memory.place(meetings, "meetings", granule=4),
+        "out": memory.place(order, "out"),
+        "count": memory.place(turns, "count"),
+        "meetings": memory.place(meetings, "meetings"),
     }
     assert simulate(kernel, ctas, arguments, memory, seed=seed).hazards == []
     assert turns.tolist() == [m * n * k]

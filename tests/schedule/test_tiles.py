@@ -40,7 +40,7 @@ def k_tiles(config: Config, m: int, n: int, k: int, ctas: int) -> list[list[list
     memory = GlobalMemory()
     arguments = {
         **kernel.arguments(problem),
-        "out": memory.place(found, "out", granule=4),
+        "out": memory.place(found, "out"),
     }
     assert simulate(kernel, ctas, arguments, memory, seed=0).hazards == []
     tiles = []
@@ -71,7 +71,7 @@ def visited(config: Config, m: int, n: int, batch: int, ctas: int) -> list[list[
             count.set(count.get() + 1)
         kernel = k.finish()
     found, memory = np.full((ctas, room, 4), 2000, np.uint32), GlobalMemory()
-    arguments = {**kernel.arguments(problem), "out": memory.place(found, "out", granule=4)}
+    arguments = {**kernel.arguments(problem), "out": memory.place(found, "out")}
     assert simulate(kernel, ctas, arguments, memory, seed=0).hazards == []
     return [[tuple(x[:3]) for x in row.tolist() if x[0] != 2000] for row in found]
 

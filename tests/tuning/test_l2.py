@@ -46,7 +46,7 @@ def test_the_walk_is_the_kernels(m: int, n: int, raster: str, raster_group: int)
         kernel = k.finish()
     found = np.zeros((m * n, 2), np.uint32)
     memory = GlobalMemory()
-    arguments = {**kernel.arguments(p), "out": memory.place(found, "out", granule=4)}
+    arguments = {**kernel.arguments(p), "out": memory.place(found, "out")}
     assert simulate(kernel, 1, arguments, memory, seed=0).hazards == []
     assert list(map(tuple, found.tolist())) == list(walk(m, n, raster, raster_group))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -61,16 +61,15 @@ class Box:
 
     def in_shared(self, address: int, rank: int | None) -> Access:
         """All the box's 16-byte chunks, row by row."""
-        chunks = address + np.arange(0, self.bytes, CHUNK, dtype=np.int64)
-        return Access("shared", swizzled(chunks, self.map.swizzle), CHUNK, rank)
+        return _in_shared(address, self.bytes, self.map.swizzle, rank)
 
-    def load(self, m: Machine, address: int, ranks: list[int | None]) -> None:
+    def load(self, m: Machine, source: Access, targets: list[Access]) -> None:
         rows, columns = self.inside
         data = np.zeros((len(rows), self.row_bytes), np.uint8)
         if columns.start < columns.stop:
-            data[rows, columns] = m.peek(self.in_memory())
-        for rank in ranks:
-            m.poke(self.in_shared(address, rank), data.reshape(-1, CHUNK))
+            data[rows, columns] = m.peek(source)
+        for target in targets:
+            m.poke(target, data.reshape(-1, CHUNK))
 
     def _written(self) -> tuple[np.ndarray, slice]:
         """Of what is inside, whole chunks: also what lies behind a row that ends within one."""
@@ -78,11 +77,17 @@ class Box:
         whole = -(-columns.stop // CHUNK) * CHUNK
         return rows, slice(columns.start, whole if columns.start < columns.stop else columns.stop)
 
-    def store(self, m: Machine, address: int) -> None:
+    def store(self, m: Machine, source: Access, target: Access) -> None:
         rows, columns = self._written()
-        data = m.peek(self.in_shared(address, None)).reshape(len(rows), self.row_bytes)
+        data = m.peek(source).reshape(len(rows), self.row_bytes)
         if columns.start < columns.stop:
-            m.poke(self.in_memory(stored=True), data[rows, columns])
+            m.poke(target, data[rows, columns])
+
+
+@lru_cache(maxsize=256)
+def _in_shared(address: int, nbytes: int, swizzle: int, rank: int | None) -> Access:
+    chunks = address + np.arange(0, nbytes, CHUNK, dtype=np.int64)
+    return Access("shared", swizzled(chunks, swizzle), CHUNK, rank)
 
 
 def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
@@ -91,13 +96,14 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     # An x that is no multiple of 16 bytes is an illegal instruction on an H200.
     if destination % 128 or (box.x * box.map.dtype.bytes) % CHUNK:
         m.report("alignment", f"TMA load to {destination:#x} of x = {box.x}: 128 and 16 bytes are needed")
+    source, targets = box.in_memory(), [box.in_shared(destination, rank) for rank in ranks]
     m.start(
         AsyncOperation(
             f"TMA load of {load.map.name}",
             "tma",
-            perform=lambda: box.load(m, destination, ranks),
-            reads=[box.in_memory()],
-            writes=[box.in_shared(destination, rank) for rank in ranks],
+            perform=lambda: box.load(m, source, targets),
+            reads=[source],
+            writes=targets,
             completes=[(rank, barrier, box.bytes) for rank in ranks],
             work=box.bytes,
         )
@@ -165,13 +171,14 @@ class TmaStore(Instruction):
             m.report(
                 "alignment", f"TMA store from {source:#x} to {where}: 128 and 16 bytes, and no negative coordinate"
             )
+        read, written = box.in_shared(source, None), box.in_memory(stored=True)
         m.start(
             AsyncOperation(
                 f"TMA store of {self.map.name}",
                 "tma",
-                perform=lambda: box.store(m, source),
-                reads=[box.in_shared(source, None)],
-                writes=[box.in_memory(stored=True)],
+                perform=lambda: box.store(m, read, written),
+                reads=[read],
+                writes=[written],
                 group="bulk",
                 work=box.bytes,
             )

@@ -86,24 +86,24 @@ def _numbers(data: np.ndarray, rows: int, mn_major: bool, dtype: DType) -> np.nd
 
 
 @lru_cache(maxsize=64)
-def _fragment(elements: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column, each (128, elements), of what each thread of a warpgroup holds."""
+def _fragment(elements: int, columns: int) -> np.ndarray:
+    """(128, elements): which element of a matrix with so many columns each thread of a warpgroup holds."""
     row, column = fragment_element(np.arange(128)[:, None], np.arange(elements)[None, :])
-    return np.broadcast_to(row, (128, elements)), column
+    return np.asarray(row * columns + column)
 
 
 def _multiply(m: Machine, op: Any, a: np.ndarray, b: np.ndarray, keep: bool) -> None:
     """D = A B^T (+ D): a (64, k), b (n, k)."""
-    registers, elements = m.fragment(op.d), _fragment(op.n // 2)
+    registers, elements = m.fragment(op.d), _fragment(op.n // 2, op.n)
     if op.mma.d.is_integer:  # they wrap
-        product = (a @ b.T)[elements]
+        product = np.take(a @ b.T, elements)
         registers[:] = (registers + product if keep else product).astype(np.int32)
         return
     c, half = np.zeros((op.mma.m, op.n)), op.mma.d == FP16  # in pairs
     if keep:
         held = np.ascontiguousarray(registers)
-        c[elements] = held.astype(np.uint32).view(np.float16) if half else held
-    d = np.ascontiguousarray(fused_product(a, b, c, op.mma)[elements])
+        np.put(c, elements, held.astype(np.uint32).view(np.float16) if half else held)
+    d = np.take(fused_product(a, b, c, op.mma), elements)
     registers[:] = d.view(np.uint32) if half else d
 
 
@@ -208,7 +208,7 @@ class WgmmaRegisterA(_Wgmma):
         def perform() -> None:
             held = np.ascontiguousarray(m.fragment(self.a)).astype(np.uint32).view(np.uint16)  # as 64 x 16 of 16 bits
             left = np.zeros((64, K_BYTES // 2), np.uint16)
-            left[_fragment(8)] = held
+            np.put(left, _fragment(8, K_BYTES // 2), held)
             _multiply(
                 m, self, _numbers(left, 64, False, self.mma.a), operand_matrix(m, b, self.n, mn_major, self.mma.b), keep
             )

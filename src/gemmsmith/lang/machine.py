@@ -26,13 +26,21 @@ Blocking = Generator[Any, None, Any]
 class Access:
     """Bytes an asynchronous operation touches: `width` bytes from each of `addresses`.
 
-    `rank` is the CTA of the cluster whose shared memory it is; None is the unit's own.
+    `rank` is the CTA of the cluster whose shared memory it is; None is the unit's own. `first` and `last` of the
+    addresses are 0 where there are none.
     """
 
     space: Space
     addresses: np.ndarray
     width: int
     rank: int | None = None
+    first: int = field(init=False)
+    last: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        none = not len(self.addresses)
+        self.first = 0 if none else int(np.minimum.reduce(self.addresses))
+        self.last = 0 if none else int(np.maximum.reduce(self.addresses))
 
 
 @dataclass

@@ -9,7 +9,8 @@ import pytest
 
 import gemmsmith
 from gemmsmith import Config
-from gemmsmith.backends.sim import GlobalMemory, Hazard
+from gemmsmith.backends.sim import Hazard
+from gemmsmith.backends.sim.shadow import Shadow
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.plans import Plan
 
@@ -53,7 +54,6 @@ def test_neighbouring_bytes_are_no_race(monkeypatch: pytest.MonkeyPatch) -> None
         return gemmsmith.simulate(a, b, epilogue=lambda acc: acc.to("fp8_e4m3"), config=config).hazards
 
     assert hazards() == []
-    place = GlobalMemory.place
-    coarse = {"granule": 2}
-    monkeypatch.setattr(GlobalMemory, "place", lambda self, *given, **named: place(self, *given, **(named | coarse)))
+    split = Shadow._split
+    monkeypatch.setattr(Shadow, "_split", lambda self, multiple: split(self, multiple & ~1 | 2))
     assert "write after write of out" in str(hazards()[0])

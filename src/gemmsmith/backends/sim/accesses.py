@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.sim.checked_memory import CheckedMemory
+from gemmsmith.backends.sim.checked_memory import CheckedMemory, Found
 from gemmsmith.backends.sim.clocks import EXECUTED
-from gemmsmith.backends.sim.cta import Cta
 from gemmsmith.backends.sim.events import Event, Lanes
 from gemmsmith.backends.sim.scopes import Scope, scope_of
 from gemmsmith.backends.sim.unit import Part, Unit, Wait
@@ -30,12 +31,14 @@ class Accesses:
         result = np.zeros((len(self.unit.threads), nbytes), np.uint8)
         self.unit.time += self.unit.state.chip.memory_instruction
         strong = None if order == "weak" else scope_of(scope)
-        for part, rows, cta, addresses in self._accesses(address, rank, mask):
-            self.memory.check_aligned(addresses, nbytes)
-            self._touch(part, rows, cta, space, addresses, nbytes, "read", strong)
-            if strong is not None:
-                self._observe_words(part, addresses, strong, acquires=order == "acquire")
-            result[rows] = self.memory.read(space, cta, addresses, nbytes)
+        for access, rows, parts in self._accesses(space, address, nbytes, rank, mask):
+            found = self.memory.find(access)
+            for part, own in parts:
+                self._touch(access, rows, part, own, found, "read", strong)
+                if strong is not None:
+                    self._observe_words(part, access.addresses[own], strong, acquires=order == "acquire")
+            if found:
+                result[rows] = found.read()
         return result
 
     def store(
@@ -44,12 +47,14 @@ class Accesses:
     ) -> None:  # fmt: skip
         self.unit.time += self.unit.state.chip.memory_instruction
         strong = None if order == "weak" else scope_of(scope)
-        for part, rows, cta, addresses in self._accesses(address, rank, mask):
-            self.memory.check_aligned(addresses, data.shape[1])
-            event = self._touch(part, rows, cta, space, addresses, data.shape[1], "write", strong)
-            if strong is not None:
-                self._write_words(part, addresses, event, order, strong, atomic=False)
-            self.memory.write(space, cta, addresses, data[rows])
+        for access, rows, parts in self._accesses(space, address, data.shape[1], rank, mask):
+            found = self.memory.find(access)
+            for part, own in parts:
+                event = self._touch(access, rows, part, own, found, "write", strong)
+                if strong is not None:
+                    self._write_words(part, access.addresses[own], event, order, strong, atomic=False)
+            if found:
+                found.write(data[rows])
 
     def atomic(
         self, space: Space, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
@@ -59,28 +64,31 @@ class Accesses:
         old = np.zeros(len(self.unit.threads), kind)
         self.unit.time += self.unit.state.chip.memory_instruction
         strong = scope_of(scope)
-        for part, rows, cta, addresses in self._accesses(address, None, None):
-            self.memory.check_aligned(addresses, kind.itemsize)
-            event = self._touch(part, rows, cta, space, addresses, kind.itemsize, "atomic", strong)
-            if returns:
-                self._observe_words(part, addresses, strong, acquires=order in ("acquire", "acq_rel"))
-            self._write_words(part, addresses, event, order, strong, atomic=True)
-            for row, at in zip(rows, addresses.reshape(-1, 1), strict=True):
-                old[row] = self.memory.read(space, cta, at, kind.itemsize).view(kind)[0, 0]
+        for access, rows, parts in self._accesses(space, address, kind.itemsize, None, None):
+            found = self.memory.find(access)
+            for part, own in parts:
+                event = self._touch(access, rows, part, own, found, "atomic", strong)
+                if returns:
+                    acquires = order in ("acquire", "acq_rel")
+                    self._observe_words(part, access.addresses[own], strong, acquires=acquires)
+                self._write_words(part, access.addresses[own], event, order, strong, atomic=True)
+            for row, at in zip(rows, access.addresses.reshape(-1, 1), strict=True):
+                one = replace(access, addresses=at)
+                old[row] = self.memory.peek(one).view(kind)[0, 0]
                 new = np.asarray(update(old[row], kind.type(operand[row])), kind).reshape(1, 1)
-                self.memory.write(space, cta, at, new.view(np.uint8))
+                self.memory.poke(one, new.view(np.uint8))
         return old if old.dtype == np.float32 else old.astype(np.int64)
 
     def wait_word(
         self, address: Any, ready: Callable[[int], bool], what: str, order: str, scope: str = "gpu"
     ) -> Blocking:
         unit, address = self.unit, int(address)
-        at = np.array([address])
+        access = Access("global", np.array([address]), 4)
 
         def word() -> int:
-            return int(self.memory.read("global", unit.cta, at, 4).view(np.uint32)[0, 0])
+            return int(self.memory.peek(access).view(np.uint32)[0, 0])
 
-        self.memory.check_aligned(at, 4)
+        self.memory.check_aligned(access, 4)
         began = unit.time
         if not ready(word()):
             buffer = unit.state.memory.find(address)
@@ -92,31 +100,51 @@ class Accesses:
         unit.waited(began, "another CTA")
         return word()
 
-    def _accesses(self, address: Any, rank: Any, mask: Any) -> Iterator[tuple[Part, np.ndarray, Cta, np.ndarray]]:
-        """(part, rows, CTA, addresses) of the active threads, by warp and target CTA."""
-        unit = self.unit
-        addresses = unit.each(address)
-        for part in unit.parts if mask is None else unit.parts_of(np.asarray(mask)):
-            if rank is None:
-                yield part, part.rows, unit.cta, addresses[part.rows]
-                continue
-            ranks = unit.each(rank)[part.rows]
-            for r in np.unique(ranks):
-                rows = part.rows[ranks == r]
-                yield part, rows, unit.peer(int(r)), addresses[rows]
+    def _accesses(
+        self, space: Space, address: Any, width: int, rank: Any, mask: Any
+    ) -> Iterator[tuple[Access, np.ndarray, list[tuple[Part, slice]]]]:
+        """(access, rows, parts) of the active threads, by target: a CTA, or a buffer if warps have several. `parts`:
+        which of the access's addresses are of which warp."""
+        unit, addresses = self.unit, self.unit.each(address)
+        parts = [(part, part.rows) for part in (unit.parts if mask is None else unit.parts_of(np.asarray(mask)))]
+        if not parts:
+            return
+        if rank is not None:
+            ranks = unit.each(rank)
+            for r in np.unique(np.concatenate([ranks[rows] for _, rows in parts])):
+                there = [(part, rows[ranks[rows] == r]) for part, rows in parts]
+                yield self._access(space, addresses, width, [(part, rows) for part, rows in there if len(rows)], int(r))
+            return
+        together = self._access(space, addresses, width, parts)
+        find = unit.state.memory.find
+        if space == "shared" or find(together[0].first) is find(together[0].last):
+            yield together
+        else:
+            yield from (self._access(space, addresses, width, [part]) for part in parts)
+
+    def _access(
+        self, space: Space, addresses: np.ndarray, width: int, parts: list[tuple[Part, np.ndarray]],
+        rank: int | None = None,
+    ) -> tuple[Access, np.ndarray, list[tuple[Part, slice]]]:  # fmt: skip
+        rows = parts[0][1] if len(parts) == 1 else np.concatenate([rows for _, rows in parts])
+        access = Access(space, addresses[rows], width, rank)
+        self.memory.check_aligned(access, width)
+        ends = [*accumulate((len(rows) for _, rows in parts), initial=0)]
+        return access, rows, [(part, slice(*own)) for (part, _), own in zip(parts, pairwise(ends), strict=True)]
 
     def _touch(
-        self, part: Part, rows: np.ndarray, cta: Cta, space: Space, addresses: np.ndarray, width: int, what: str,
+        self, access: Access, rows: np.ndarray, part: Part, own: slice, found: Found | None, what: str,
         scope: Scope | None,
     ) -> Event:  # fmt: skip
-        """Enters an access of some of a part's lanes: ordinary, or strong, as far as a scope."""
-        unit, agent = self.unit, part.enter()
-        lanes = Lanes(self.memory.offsets(space, addresses), width, rows % 32)
+        """Enters a part's own of an access, which is ordinary, or strong, as far as a scope."""
+        unit, agent, cta = self.unit, part.enter(), self.unit.peer(access.rank)
+        offsets = found.offsets if found else access.addresses
+        lanes = Lanes(offsets[own], access.width, rows[own] % 32)
         strong = None if scope is None else (scope, unit.cta)
         event = Event(agent.number, agent.count, 0, what, unit.title, unit.where, warp=part.warp, lanes=lanes,
                       strong=strong, only_reads=what == "read")  # fmt: skip
-        access = Access(space, addresses, width)
-        self.memory.record(access, cta, what != "read", event, agent.clock, is_async=False)
+        if found:
+            self.memory.record(found, what != "read", event, agent.clock, part=own)
         if cta is not unit.cta:
             cta.remote.append(event)
             if not any(agent.clock.vector[EXECUTED, warp.first] for warp in cta.warps):

@@ -32,7 +32,7 @@ class Observation:
 
     def known(self, clock: Clock) -> bool:
         """Whether it is known to have been executed."""
-        return bool(clock.vector[EXECUTED, self.agent] >= self.count)
+        return clock.vector.item(EXECUTED, self.agent) >= self.count
 
 
 @dataclass(eq=False)
@@ -162,7 +162,7 @@ class ThreadBarrier:
 
     def mixes(self, clock: Clock) -> bool:
         """Whether one who knows that clock may arrive in the last round instead of this one."""
-        return any(clock.vector[EXECUTED, agent] < count for agent, count in self.before)
+        return any(clock.vector.item(EXECUTED, agent) < count for agent, count in self.before)
 
     def arrive(self, threads: int, clock: Clock, arrivals: list[tuple[int, int]], time: int) -> bool:
         """False where more arrive than it takes."""

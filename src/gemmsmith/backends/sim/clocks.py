@@ -68,7 +68,7 @@ class Agent:
 
     @property
     def count(self) -> int:
-        return int(self.clock.vector[MEMORY, self.number])
+        return self.clock.vector.item(MEMORY, self.number)
 
 
 class Warp:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gemmsmith.backends.sim import launch
 from gemmsmith.backends.sim.chip import H200, Chip
 from gemmsmith.backends.sim.ending import check_end
 from gemmsmith.backends.sim.hazards import Hazard, Hazards, Stop
-from gemmsmith.backends.sim.interpreter import Interpreter
+from gemmsmith.backends.sim.interpreter import Interpreter, Step
 from gemmsmith.backends.sim.memory import GlobalMemory
 from gemmsmith.backends.sim.operations import Operations, Running
 from gemmsmith.backends.sim.state import State
@@ -17,7 +18,7 @@ from gemmsmith.backends.sim.timeline import Timeline
 from gemmsmith.backends.sim.unit import Unit, Wait
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.statements import Where
+from gemmsmith.lang.statements import Block, Where
 
 STEPS = 5_000_000
 """Scheduling steps after which a kernel is taken to go on for ever."""
@@ -47,13 +48,14 @@ def simulate(
     launch that no driver takes (a missing argument, a ragged cluster) is an ArgumentError or KernelError.
     `dependent`: the grid may have been started while those before it run (programmatic dependent launch), so
     griddepcontrol.wait must precede its accesses to global memory. `worked` is told the tensor-core cycles of every
-    wgmma that is done.
+    wgmma that is done. With the last of `max_hazards` the kernel stops.
     """
     launch.check(kernel, grid, arguments)
     state = State(kernel, memory, chip, seed, Hazards(max_hazards), dict(arguments), grid, Operations(worked))
     by_cta = launch.start(state, dependent=dependent)
     units = [unit for each in by_cta.values() for unit in each]
-    if _run(state, units):
+    with suppress(Stop):
+        _run(state, units)
         check_end(state, by_cta)
     for buffer in memory.buffers:
         buffer.unwritten = False  # the next kernel reads what this one wrote
@@ -61,35 +63,32 @@ def simulate(
     return SimulationResult(state.hazards.found, state.timeline, cycles)
 
 
-def _run(state: State, units: list[Unit]) -> bool:
-    """Until all units have ended; False where the kernel stopped on the way."""
+def _run(state: State, units: list[Unit]) -> None:
+    """Until all units have ended."""
     operations = state.operations
-    programs = {unit: Interpreter(unit).run() for unit in units}
+    steps: dict[Block, list[Step]] = {}
+    programs = {unit: Interpreter(unit, steps).run() for unit in units}
     blocked: dict[Unit, Wait | None] = dict.fromkeys(units)
-    try:
-        for _ in range(STEPS):
-            if not blocked:
-                while operations.running:
-                    operations.complete(operations.completable()[0])
-                return True
-            ready = [u for u, wait in blocked.items() if wait is None or wait.ready()]
-            completable = operations.completable()
-            if not ready and not completable:
-                _report_deadlock(state, blocked)
-                return False
-            chosen = _choose(state, ready, completable)
-            if isinstance(chosen, Running):
-                operations.complete(chosen)
-                continue
-            try:
-                blocked[chosen] = next(programs[chosen])
-            except StopIteration:
-                chosen.waited(chosen.time, "")
-                del blocked[chosen]
-        state.hazards.report("deadlock", f"no end after {STEPS} steps", Where("?", 0))
-    except Stop:
-        pass
-    return False
+    for _ in range(STEPS):
+        if not blocked:
+            while operations.running:
+                operations.complete(operations.completable()[0])
+            return
+        ready = [u for u, wait in blocked.items() if wait is None or wait.ready()]
+        completable = operations.completable()
+        if not ready and not completable:
+            raise _deadlock(state, blocked)
+        chosen = _choose(state, ready, completable)
+        if isinstance(chosen, Running):
+            operations.complete(chosen)
+            continue
+        try:
+            blocked[chosen] = next(programs[chosen])
+        except StopIteration:
+            chosen.waited(chosen.time, "")
+            del blocked[chosen]
+    state.hazards.report("deadlock", f"no end after {STEPS} steps", Where("?", 0))
+    raise Stop
 
 
 def _choose(state: State, ready: list[Unit], completable: list[Running]) -> Unit | Running:
@@ -104,6 +103,6 @@ def _choose(state: State, ready: list[Unit], completable: list[Running]) -> Unit
     return unit
 
 
-def _report_deadlock(state: State, blocked: dict[Unit, Wait | None]) -> None:
+def _deadlock(state: State, blocked: dict[Unit, Wait | None]) -> Stop:
     waits = [f"{u.title} ({u.where}) waits for {w.describe()}" for u, w in blocked.items() if w]
-    state.hazards.report("deadlock", "; ".join(waits), next(iter(blocked)).where)
+    return next(iter(blocked)).stop("deadlock", "; ".join(waits))

@@ -11,7 +11,7 @@ from gemmsmith.backends.sim.scopes import Placed, Scope, between
 from gemmsmith.lang.statements import Where
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Lanes:
     """Which lane of a warp accessed which of `width` bytes from each of `offsets`."""
 
@@ -31,7 +31,7 @@ class Lanes:
         return np.where(last < first, -1, np.where(low == high, low, -2))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Event:
     """An access: by an agent at its count, or (agent -1) by an asynchronous operation whose `bits` say it is done.
 
@@ -55,7 +55,7 @@ class Event:
         """Whether it happened before what `clock` stands for."""
         if self.agent < 0:
             return clock.done & self.bits == self.bits
-        return bool(clock.vector[self.row, self.agent] >= self.count)
+        return clock.vector.item(self.row, self.agent) >= self.count
 
     def ordered_before(self, later: Event, clock: Clock, cells: np.ndarray, granule: int) -> bool:
         """The same for an event whose agent knows `clock`. Accesses of one warp are ordered where the lanes have met
@@ -78,31 +78,7 @@ class Event:
 
     def visible_to_async(self, clock: Clock) -> bool:
         """Whether an ordinary write was fenced for the async proxy."""
-        return self.agent < 0 or bool(clock.vector[ASYNC_PROXY, self.agent] >= self.count)
+        return self.agent < 0 or clock.vector.item(ASYNC_PROXY, self.agent) >= self.count
 
     def __str__(self) -> str:
         return f"{self.what} by {self.who} ({self.where})"
-
-
-class Events:
-    """All events by number (0 is none), and all sets of them by number (0 is empty)."""
-
-    def __init__(self) -> None:
-        self.list: list[Event | None] = [None]
-        self.sets: list[tuple[int, ...]] = [()]
-        self._numbers: dict[tuple[int, ...], int] = {(): 0}
-
-    def add(self, event: Event) -> int:
-        self.list.append(event)
-        return len(self.list) - 1
-
-    def __getitem__(self, number: int) -> Event:
-        event = self.list[number]
-        assert event is not None
-        return event
-
-    def number(self, members: tuple[int, ...]) -> int:
-        if members not in self._numbers:
-            self._numbers[members] = len(self.sets)
-            self.sets.append(members)
-        return self._numbers[members]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gemmsmith.backends.sim.operations import Running
 from gemmsmith.backends.sim.registers import RegisterFile
 from gemmsmith.backends.sim.unit import Unit, Wait
@@ -78,6 +76,5 @@ class Groups:
             agent.clock.done |= bits
             for running in operations:
                 if part.warp in running.writes:  # from here on a cp.async is like a store of this warp
-                    number = running.writes.pop(part.warp)
-                    event = unit.state.events[number]
-                    unit.state.events.list[number] = replace(event, agent=agent.number, count=agent.count)
+                    event = running.writes.pop(part.warp)
+                    event.agent, event.count = agent.number, agent.count

@@ -26,7 +26,7 @@ class Hazard:
 
 @dataclass
 class Hazards:
-    """Collects hazards, each kind once a line (and other line), up to a limit."""
+    """Collects hazards, each kind once a line (and other line). With the last that it takes the kernel stops."""
 
     limit: int
     found: list[Hazard] = field(default_factory=list)
@@ -34,9 +34,12 @@ class Hazards:
 
     def report(self, kind: str, message: str, where: Where, other: object = None) -> None:
         key = (kind, where, other)
-        if key not in self._seen and len(self.found) < self.limit:
-            self._seen.add(key)
-            self.found.append(Hazard(kind, message, where))
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self.found.append(Hazard(kind, message, where))
+        if len(self.found) >= self.limit:
+            raise Stop(f"{self.limit} hazards")
 
 
 class Stop(Exception):  # noqa: N818 - no error of the user's program

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.sim.arithmetic import Arithmetic
+from gemmsmith.backends.sim.arithmetic import function_of
 from gemmsmith.backends.sim.machine import UnitMachine
 from gemmsmith.backends.sim.registers import RegisterFile
 from gemmsmith.backends.sim.unit import Unit
@@ -21,93 +21,96 @@ from gemmsmith.lang.values import Operation, Read, RegisterRead, RegisterRows, R
 PREEMPTION = 0.2
 """With a seed, how often a unit is interrupted at an instruction that others can see."""
 
+Step = tuple[st.Where, bool, Callable[["Interpreter", Any], Blocking | None], Any]
+"""A statement: where it is, whether others see what it does, what executes it, and with what beside the interpreter."""
+
 
 class Interpreter:
-    """Runs the kernel from its first statement to its last."""
+    """Runs the kernel from its first statement to its last. `steps`, of the blocks that some unit has executed, serve
+    all units of the grid."""
 
-    def __init__(self, unit: Unit) -> None:
-        self.unit = unit
-        self.values, self.registers, self.arithmetic = Values(unit), RegisterFile(unit), Arithmetic(unit)
+    def __init__(self, unit: Unit, steps: dict[st.Block, list[Step]]) -> None:
+        self.unit, self.steps = unit, steps
+        self.values, self.registers = Values(unit), RegisterFile(unit)
+        self.bound = self.values.bound
         self.machine: Machine = UnitMachine(unit, self.values, self.registers)
-        self.execute: dict[type[st.Statement], Callable[[Any], Blocking | None]] = {
-            st.Comment: lambda comment: None,
-            st.Bind: self._bind,
-            st.Execute: self._execute,
-            st.Declare: lambda s: self.values.declare(s.variable, s.initial),
-            st.Assign: lambda s: self.values.assign(s.variable, s.value),
-            st.DeclareRegisters: self._declare_registers,
-            st.AssignRegister: self._assign_register,
-            st.If: self._if,
-            st.Loop: self._loop,
-            st.Role: lambda role: self._block(role.body) if self._in_role(role) else None,
-            st.Call: self._call,
-        }
 
     def run(self) -> Blocking:
         """The whole kernel."""
-        yield from self._block(self.unit.state.kernel.body)
+        return self._block(self.unit.state.kernel.body)
 
     def _block(self, block: st.Block) -> Blocking:
-        unit, execute, random = self.unit, self.execute, self.unit.state.random.random
-        for statement in block.statements:
-            unit.where = statement.where
-            blocking = execute[type(statement)](statement)
+        unit, random, seed = self.unit, self.unit.state.random.random, self.unit.state.seed
+        steps = self.steps.get(block)
+        if steps is None:
+            steps = self.steps[block] = [_step(s) for s in block.statements if type(s) is not st.Comment]
+        for where, visible, execute, what in steps:
+            unit.where = where
+            blocking = execute(self, what)
             if blocking is not None:
                 yield from blocking
-            if unit.state.seed and type(statement) is st.Execute and random() < PREEMPTION:
+            if seed and visible and random() < PREEMPTION:
                 yield None
 
-    def _execute(self, statement: st.Execute) -> Blocking | None:
+    def execute(self, statement: st.Execute) -> Blocking | None:
         done = statement.instruction.simulate(self.machine)
         return done if isinstance(done, GeneratorType) else None
 
-    def _bind(self, statement: st.Bind) -> Blocking | None:
-        value, values = statement.value, self.values
-        if isinstance(value, Operation):
-            held = self.arithmetic.compute(value, [*map(values.value, value.operands)])
-        elif isinstance(value, Result):
-            held = value.instruction.simulate(self.machine)
-            if isinstance(held, GeneratorType):
-                return self._bind_later(value, held)
-        elif isinstance(value, RegisterRead):
-            held = self.registers.read(self._row(value.registers), int(values.value(value.index)))
-        else:
-            assert isinstance(value, Read)
-            held = values.variables[value.variable]
-        values.bound[value] = held
+    def operate(self, what: tuple[Operation, Callable[..., Any]]) -> None:
+        x, function = what
+        bound = self.bound
+        bound[x] = function(self.unit, bound)
+
+    def read(self, x: Read) -> None:
+        self.bound[x] = self.values.variables[x.variable]
+
+    def read_register(self, x: RegisterRead) -> None:
+        self.bound[x] = self.registers.read(self._row(x.registers), int(self.bound[x.index]))
+
+    def result(self, x: Result) -> Blocking | None:
+        held = x.instruction.simulate(self.machine)
+        if isinstance(held, GeneratorType):
+            return self._later(x, held)
+        self.bound[x] = held
         return None
 
-    def _bind_later(self, value: Value, done: Blocking) -> Blocking:
-        self.values.bound[value] = yield from done
+    def _later(self, x: Value, done: Blocking) -> Blocking:
+        self.bound[x] = yield from done
 
-    def _call(self, statement: st.Call) -> Blocking:
-        function, bound = statement.function, self.values.bound
+    def call(self, statement: st.Call) -> Blocking:
+        function, bound = statement.function, self.bound
         bound.update(zip(function.parameters, map(self.values.value, statement.arguments), strict=True))
         yield from self._block(function.body)
         bound.update(zip(statement.results, map(self.values.value, function.results), strict=True))
 
-    def _declare_registers(self, statement: st.DeclareRegisters) -> None:
+    def declare(self, statement: st.Declare) -> None:
+        self.values.declare(statement.variable, statement.initial)
+
+    def assign(self, statement: st.Assign) -> None:
+        self.values.assign(statement.variable, statement.value)
+
+    def declare_registers(self, statement: st.DeclareRegisters) -> None:
         declared = statement.registers
         for array in declared if isinstance(declared, RegisterRows) else [declared]:
             self.registers.declare(array)
 
-    def _assign_register(self, statement: st.AssignRegister) -> None:
-        index, active = int(self.values.value(statement.index)), self.unit.active
+    def assign_register(self, statement: st.AssignRegister) -> None:
+        index, active = int(self.bound[statement.index]), self.unit.active
         array = self.registers.access(self._row(statement.registers), write=True)
-        new = self.values.value(statement.value)
+        new = self.bound[statement.value]
         array[active, index] = new[active] if isinstance(new, np.ndarray) else new
 
     def _row(self, x: Registers) -> Registers:
-        return x.array.rows[int(self.values.value(x.row))] if isinstance(x, SelectedRow) else x
+        return x.array.rows[int(self.bound[x.row])] if isinstance(x, SelectedRow) else x
 
-    def _if(self, branch: st.If) -> Blocking:
-        condition = self.values.value(branch.condition)
-        if not isinstance(condition, np.ndarray):
-            if condition:
-                yield from self._block(branch.then)
-            elif branch.otherwise:
-                yield from self._block(branch.otherwise)
-            return
+    def branch(self, branch: st.If) -> Blocking | None:
+        condition = self.bound[branch.condition]
+        if isinstance(condition, np.ndarray):
+            return self._diverge(branch, condition)
+        block = branch.then if condition else branch.otherwise
+        return self._block(block) if block else None
+
+    def _diverge(self, branch: st.If, condition: np.ndarray) -> Blocking:
         before = self.machine.active
         for block, chosen in ((branch.then, condition), (branch.otherwise, ~condition)):
             active = before & chosen
@@ -116,14 +119,35 @@ class Interpreter:
                 yield from self._block(block)
         self.machine.active = before
 
-    def _loop(self, loop: st.Loop) -> Blocking:
+    def loop(self, loop: st.Loop) -> Blocking:
         for i in range(*(int(self.values.uniform(x)) for x in (loop.start, loop.stop, loop.step))):
-            self.values.bound[loop.index] = i
+            self.bound[loop.index] = i
             yield from self._block(loop.body)
 
-    def _in_role(self, role: st.Role) -> bool:
+    def role(self, role: st.Role) -> Blocking | None:
         size = 128 if role.unit == "warpgroup" else 32
         index = int(self.unit.threads[0]) // size
         if role.unit == "warp":
             index %= 4
-        return role.first <= index < role.first + role.count
+        return self._block(role.body) if role.first <= index < role.first + role.count else None
+
+
+Execution = Callable[[Interpreter, Any], Blocking | None]
+_OF_STATEMENTS: dict[type[st.Statement], Execution] = {
+    st.Execute: Interpreter.execute, st.Declare: Interpreter.declare, st.Assign: Interpreter.assign,
+    st.DeclareRegisters: Interpreter.declare_registers, st.AssignRegister: Interpreter.assign_register,
+    st.If: Interpreter.branch, st.Loop: Interpreter.loop, st.Role: Interpreter.role, st.Call: Interpreter.call,
+}  # fmt: skip
+_OF_VALUES: dict[type[Value], Execution] = {
+    Result: Interpreter.result, Read: Interpreter.read, RegisterRead: Interpreter.read_register,
+}  # fmt: skip
+
+
+def _step(statement: st.Statement) -> Step:
+    where, visible = statement.where, isinstance(statement, st.Execute)
+    if not isinstance(statement, st.Bind):
+        return where, visible, _OF_STATEMENTS[type(statement)], statement
+    x = statement.value
+    if isinstance(x, Operation):
+        return where, visible, Interpreter.operate, (x, function_of(x))
+    return where, visible, _OF_VALUES[type(x)], x

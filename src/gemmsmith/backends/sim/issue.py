@@ -41,7 +41,7 @@ class Issue:
             self.mbarriers.at(unit.peer(rank), address, clock, copies=True)
         if operation.engine == "copy":  # a thread's bytes lie at a multiple of their number, at both ends
             for access in (*operation.writes, *operation.reads):
-                self.memory.check_aligned(access.addresses, operation.writes[0].width)
+                self.memory.check_aligned(access, operation.writes[0].width)
         for access in operation.reads:
             self._enter(running, access, write=False)
         if operation.group == "cp.async":
@@ -89,18 +89,21 @@ class Issue:
             clock.done &= other.done
         return clock
 
-    def _enter(self, running: Running, access: Access, write: bool, part: Part | None = None) -> int | None:
+    def _enter(self, running: Running, access: Access, write: bool, part: Part | None = None) -> Event:
         """The operation's access as an event: who knows its bit knows that it is over. `part`: whose lanes make it."""
         unit, operation = self.unit, running.operation
         cta = unit.peer(access.rank)
         what = f"{'write' if write else 'read'} of {operation.what}"
         event = Event(-1, 0, running.bits[write], what, unit.title, unit.where)
         if part:
-            lanes = Lanes(access.addresses & OFFSET_MASK, access.width, part.rows % 32)
-            event = replace(event, warp=part.warp, lanes=lanes)
+            event.warp = part.warp
+            event.lanes = Lanes(access.addresses & OFFSET_MASK, access.width, part.rows % 32)
         if cta is not unit.cta:
             cta.remote.append(event)
-        return self.memory.record(access, cta, write, event, running.clock, operation.proxy == "async")
+        found = self.memory.find(access)
+        if found:
+            self.memory.record(found, write, event, running.clock, is_async=operation.proxy == "async")
+        return event
 
     def _enter_copies(self, running: Running) -> None:
         """cp.async: each warp's copies apart, for a wait makes known only what the waiting thread itself copied."""
@@ -108,9 +111,9 @@ class Issue:
         first = 0
         for part in self.unit.parts:
             addresses = access.addresses[first : first + len(part.rows)]
-            number = self._enter(running, replace(access, addresses=addresses), write=True, part=part)
-            if number is not None:
-                running.writes[part.warp] = number
+            running.writes[part.warp] = self._enter(
+                running, replace(access, addresses=addresses), write=True, part=part
+            )
             first += len(part.rows)
 
     def _schedule(self, operation: AsyncOperation) -> int:

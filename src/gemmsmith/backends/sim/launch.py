@@ -45,7 +45,7 @@ def start(state: State, *, dependent: bool) -> dict[Cta, list[Unit]]:
 def _cta(state: State, cluster: Cluster, index: int, rank: int, dependent: bool) -> Cta:
     kernel = state.kernel
     shared = np.full(SHARED_BASE + -(-kernel.shared_bytes // 16) * 16, 0xFF, np.uint8)
-    shadow = Shadow(len(shared), state.events, state.hazards, written=False)
+    shadow = Shadow(len(shared), state.hazards, written=False)
     for slots in (b for b in kernel.buffers if b.partial_writes):
         shadow.allow_unwritten(SHARED_BASE + slots.offset, slots.bytes)
     count = kernel.threads // 32

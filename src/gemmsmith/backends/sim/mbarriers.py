@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from gemmsmith.backends.sim.barriers import Mbarrier
 from gemmsmith.backends.sim.clocks import ASYNC_PROXY, EXECUTED, MBARRIER_INIT, MEMORY, Clock
@@ -10,11 +13,9 @@ from gemmsmith.backends.sim.cta import Cta
 from gemmsmith.backends.sim.events import Event
 from gemmsmith.backends.sim.memory import OFFSET_MASK
 from gemmsmith.backends.sim.scopes import Scope, scope_of
-from gemmsmith.backends.sim.shadow import GRANULE
-from gemmsmith.backends.sim.unit import Unit, Wait, mask_of
+from gemmsmith.backends.sim.shadow import MBARRIER_BYTES
+from gemmsmith.backends.sim.unit import Part, Unit, Wait, mask_of
 from gemmsmith.lang.machine import Blocking
-
-MBARRIER_BYTES = 8
 
 
 class Mbarriers:
@@ -52,33 +53,39 @@ class Mbarriers:
             raise unit.stop("barrier", f"{name} is initialised for {count} arrivals")
         initialiser = agent.number, agent.count
         cta.mbarriers[offset] = Mbarrier(name, count, initialiser, unit.where, state.agents, state.hazards)
-        cta.shadow.barriers[offset // GRANULE : (offset + MBARRIER_BYTES) // GRANULE] = True
+        cta.shadow.add_barrier(offset)
 
     def arrive(self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None, scope: str = "cta") -> None:
         unit = self.unit
         unit.time += unit.state.chip.instruction
         wide = scope_of(scope) >= Scope.CLUSTER
-        operands = [unit.each(x) for x in (-1 if rank is None else rank, address, expect_tx)]
+        bytes_ = unit.each(expect_tx)
         for part in unit.parts:
-            ranks, addresses, bytes_ = (x[part.rows] for x in operands)
-            for where in sorted({*zip(ranks.tolist(), addresses.tolist(), strict=True)}):
-                cta = unit.peer(None if rank is None else where[0])
-                chosen = (ranks == where[0]) & (addresses == where[1])
-                arrivals = len(part.rows) if chosen.all() else int(chosen.sum())
-                lanes = mask_of(part.rows[chosen] % 32)
+            for target, at, rows, lanes in self._targets(part, rank, address):
+                cta, arrivals = unit.peer(target), len(rows)
                 agent, own = part.warp.enter(lanes), cta is unit.cta
-                barrier = self.at(cta, where[1], agent.clock)
+                barrier = self.at(cta, at, agent.clock)
                 if not own:
                     event = Event(agent.number, agent.count, 0, "arrive", unit.title, unit.where, row=EXECUTED)
                     cta.remote.append(event)
                 released = part.warp.release(lanes)
-                nbytes = int(bytes_[chosen].sum())
+                nbytes = int(bytes_[rows].sum())
                 if not barrier.arrive(arrivals * count, nbytes, released, unit.time, near=own, far=wide):
                     raise unit.stop(
                         "over-arrival",
                         f"{barrier.name} phase {barrier.phase} takes {barrier.count} arrivals, "
                         f"{barrier.count - barrier.pending} came [{unit.title}]",
                     )
+
+    def _targets(self, part: Part, rank: Any, address: Any) -> Iterator[tuple[int | None, int, np.ndarray, int]]:
+        """(rank, address, rows, lanes) of the barriers that a part's lanes arrive at."""
+        if not isinstance(rank, np.ndarray) and not isinstance(address, np.ndarray):
+            yield rank, int(address), part.rows, part.lanes
+            return
+        ranks, addresses = (self.unit.each(x)[part.rows] for x in (-1 if rank is None else rank, address))
+        for target, at in sorted({*zip(ranks.tolist(), addresses.tolist(), strict=True)}):
+            rows = part.rows[(ranks == target) & (addresses == at)]
+            yield None if rank is None else target, at, rows, mask_of(rows % 32)
 
     def expect_tx(self, address: Any, nbytes: Any) -> None:
         unit = self.unit

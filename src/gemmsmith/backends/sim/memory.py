@@ -11,6 +11,7 @@ SHARED_BASE = 1024
 RANK_SHIFT = 24
 """A CTA's shared addresses carry its cluster rank from this bit on, as on hardware."""
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
+_KINDS = {step: np.dtype(f"u{step}") for step in (2, 4, 8)} | {16: np.dtype("V16")}
 _FIRST, _APART = 0x7F00_0000_0000, 1 << 36
 
 
@@ -23,7 +24,6 @@ class Buffer:
     data: np.ndarray
     writable: bool
     unwritten: bool
-    granule: int
 
 
 class GlobalMemory:
@@ -33,17 +33,15 @@ class GlobalMemory:
         self.buffers: list[Buffer] = []
 
     def place(
-        self, data: np.ndarray, name: str, *, alignment_offset: int = 0, writable: bool = True,
-        unwritten: bool = False, granule: int = 2,
-    ) -> int:  # fmt: skip
+        self, data: np.ndarray, name: str, *, alignment_offset: int = 0, writable: bool = True, unwritten: bool = False
+    ) -> int:
         """Puts a numpy array of bytes at an address that is `alignment_offset` past a multiple of 256.
 
         The array is used as it is, not copied. `unwritten` bytes may not be read before the kernel writes them.
-        `granule` is the bytes of the narrowest access to it, which hazards are told apart by.
         """
         raw = data.reshape(-1).view(np.uint8)
         address = _FIRST + len(self.buffers) * _APART + alignment_offset
-        self.buffers.append(Buffer(name, address, raw, writable, unwritten, granule))
+        self.buffers.append(Buffer(name, address, raw, writable, unwritten))
         return address
 
     def find(self, address: int) -> Buffer | None:
@@ -57,8 +55,7 @@ def gather(data: np.ndarray, offsets: np.ndarray, width: int) -> np.ndarray:
     step = _word(offsets, width)
     if step == 1 or data.nbytes % step:
         return data[offsets[:, None] + np.arange(width)]
-    words = data.view(f"u{step}") if step <= 8 else data.view("V16")
-    picked = words[(offsets // step)[:, None] + np.arange(width // step)]
+    picked = data.view(_KINDS[step])[_words(offsets, width, step)]
     return np.ascontiguousarray(picked).view(np.uint8).reshape(len(offsets), width)
 
 
@@ -69,8 +66,13 @@ def scatter(data: np.ndarray, offsets: np.ndarray, values: np.ndarray) -> None:
     if step == 1 or data.nbytes % step:
         data[offsets[:, None] + np.arange(width)] = values
         return
-    kind = f"u{step}" if step <= 8 else "V16"
-    data.view(kind)[(offsets // step)[:, None] + np.arange(width // step)] = np.ascontiguousarray(values).view(kind)
+    words = np.ascontiguousarray(values).view(_KINDS[step])
+    data.view(_KINDS[step])[_words(offsets, width, step)] = words.reshape(-1) if width == step else words
+
+
+def _words(offsets: np.ndarray, width: int, step: int) -> np.ndarray:
+    first = offsets // step
+    return first if width == step else first[:, None] + np.arange(width // step)
 
 
 def _word(offsets: np.ndarray, width: int) -> int:

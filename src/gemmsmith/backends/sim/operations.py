@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gemmsmith.backends.sim.clocks import Clock, Warp
 from gemmsmith.backends.sim.cta import Cta
+from gemmsmith.backends.sim.events import Event
 from gemmsmith.backends.sim.memory import OFFSET_MASK
 from gemmsmith.lang.machine import AsyncOperation
 from gemmsmith.lang.statements import Where
@@ -27,7 +28,7 @@ class Running:
     where: Where
     after: tuple[Running, ...] = ()
     finished: bool = False
-    writes: dict[Warp, int] = field(default_factory=dict)
+    writes: dict[Warp, Event] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -52,7 +53,7 @@ class Operations:
 
     def completable(self) -> list[Running]:
         """Those that may end next: wgmmas end in order."""
-        return [r for r in self.running if all(before.finished for before in r.after)]
+        return [r for r in self.running if not r.after or all(before.finished for before in r.after)]
 
     def complete(self, running: Running) -> None:
         """An operation ends: its data moves, and its mbarriers are told."""

@@ -42,7 +42,7 @@ def run(
         space = np.zeros(launches.workspace_bytes, np.uint8)
         addresses["workspace"] = memory.place(space, "workspace", unwritten=True)
     words = np.zeros(max(launches.flag_bytes, 4) // 4, np.uint32)
-    addresses["flags"] = memory.place(words, "flags", granule=4)
+    addresses["flags"] = memory.place(words, "flags")
     spec, worked = launches.spec, 0.0
     total = sum(_tensor_cycles(spec, launch) for launch in launches.all) if spec else 1
 
@@ -81,6 +81,5 @@ def _address(memory: GlobalMemory, info: ArrayInfo, name: str) -> int:
         return int(memory.place(np.zeros(16, np.uint8), name, writable=info.writable))
     first, end = byte_range(info)
     raw: Any = np.ctypeslib.as_array((ctypes.c_uint8 * (end - first)).from_address(first))
-    granule = min(2, info.itemsize)
-    address = memory.place(raw, name, alignment_offset=first % 16, writable=info.writable, granule=granule)
+    address = memory.place(raw, name, alignment_offset=first % 16, writable=info.writable)
     return int(address) + info.address - first

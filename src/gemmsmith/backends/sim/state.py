@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from gemmsmith.backends.sim.chip import Chip
 from gemmsmith.backends.sim.clocks import AGENTS
-from gemmsmith.backends.sim.events import Events
 from gemmsmith.backends.sim.hazards import Hazards
 from gemmsmith.backends.sim.memory import OFFSET_MASK, SHARED_BASE, Buffer, GlobalMemory
 from gemmsmith.backends.sim.operations import Operations
@@ -30,10 +29,10 @@ class State:
     arguments: dict[str, object]
     grid: int
     operations: Operations
-    events: Events = field(default_factory=Events)
     timeline: Timeline = field(default_factory=Timeline)
     words: defaultdict[int, Word] = field(default_factory=lambda: defaultdict(Word))
     _global_shadows: dict[Buffer, Shadow] = field(default_factory=dict)
+    _places: dict[int, tuple[str, int | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -41,16 +40,21 @@ class State:
 
     def global_shadow(self, buffer: Buffer) -> Shadow:
         if buffer not in self._global_shadows:
-            self._global_shadows[buffer] = Shadow(
-                len(buffer.data), self.events, self.hazards, written=not buffer.unwritten, granule=buffer.granule
-            )
+            written = not buffer.unwritten
+            self._global_shadows[buffer] = Shadow(len(buffer.data), self.hazards, written)
         return self._global_shadows[buffer]
 
     def place(self, address: int) -> tuple[str, int | None]:
         """The name of a shared address's buffer and slot, and the slot where there are several."""
         offset = (address & OFFSET_MASK) - SHARED_BASE
-        for buffer in self.kernel.buffers:
-            if buffer.offset <= offset < buffer.offset + buffer.bytes:
-                slot = (offset - buffer.offset) // buffer.slot_bytes
-                return (f"{buffer.name}[{slot}]", slot) if buffer.count > 1 else (buffer.name, None)
-        return f"shared memory {offset:#x}", None
+        if offset not in self._places:
+            self._places[offset] = _place(self.kernel, offset)
+        return self._places[offset]
+
+
+def _place(kernel: Kernel, offset: int) -> tuple[str, int | None]:
+    for buffer in kernel.buffers:
+        if buffer.offset <= offset < buffer.offset + buffer.bytes:
+            slot = (offset - buffer.offset) // buffer.slot_bytes
+            return (f"{buffer.name}[{slot}]", slot) if buffer.count > 1 else (buffer.name, None)
+    return f"shared memory {offset:#x}", None
