@@ -38,6 +38,7 @@ def _registers_of(rows: np.ndarray, transposed: bool) -> np.ndarray:
 class StoreMatrix(Instruction):
     """Lane 8 j + r gives the address of row r (16 bytes) of matrix j; element pairs come from the lanes' registers."""
 
+    architecture = "sm_90"
     values: registers_in
     address: u32
     transposed: bool = False
