@@ -121,14 +121,14 @@ class Plan:
         """The GEMM kernel's cubin and compiler log; compiles at the first use, without a GPU too."""
         from gemmsmith.backends.cuda.compiler import compile_source
 
-        return compile_source(self.source, self.kernel.name)
+        return compile_source(self.source, self.kernel.name, self.kernel.chip.target)
 
     @property
     def ptx(self) -> str:
         """The GEMM kernel's PTX."""
         from gemmsmith.backends.cuda.compiler import compile_ptx
 
-        return compile_ptx(self.source, self.kernel.name)
+        return compile_ptx(self.source, self.kernel.name, self.kernel.chip.target)
 
     @property
     def sass(self) -> str:

@@ -28,7 +28,7 @@ def fragments(k: Builder, mma: Mma):
 
 @pytest.mark.parametrize(("mma", "text"), [
     (BF16_FP32, "row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"),
-    (find_mma(FP16, FP16, FP16, "mma"), "m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%0, %1};"),
+    (find_mma(FP16, FP16, FP16, "mma"), "m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}"),
     (find_mma(TF32, TF32, FP32, "mma"), "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"),
     (find_mma(INT8, INT8, INT32, "mma"), "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"),
 ])  # fmt: skip

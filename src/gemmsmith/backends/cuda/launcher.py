@@ -104,7 +104,7 @@ _LOADING: dict[tuple[str, int], threading.Lock] = {}
 
 
 def load(
-    source: str, name: str, device: int, stream: int, *,
+    source: str, name: str, device: int, stream: int, *, target: str,
     threads: int, cluster: tuple[int, int, int], shared_bytes: int, parameter_kinds: tuple[str, ...],
 ) -> LoadedKernel:  # fmt: skip
     """The kernel on `device`, which is current; compiled and loaded at its first use there.
@@ -123,7 +123,7 @@ def load(
 
     with _LOADING.setdefault(key, threading.Lock()), beside_captures():
         if key not in _LOADED:
-            cubin = compile_source(source, name).cubin
+            cubin = compile_source(source, name, target).cubin
             module = check(driver.cuModuleLoadData(cubin), f"cuModuleLoadData({name}, by NVRTC {nvrtc_version()})")
             function = check(driver.cuModuleGetFunction(module, name.encode()), f"cuModuleGetFunction({name})")
             if shared_bytes > STATIC_LIMIT:

@@ -136,7 +136,7 @@ def prepared(launch: Launch, device: int, stream: int, *, pdl: bool) -> Prepared
     """
     kernel = launch.kernel
     loaded = launcher.load(
-        kernel.source, kernel.name, device, stream,
+        kernel.source, kernel.name, device, stream, target=kernel.chip.target,
         threads=kernel.threads, cluster=kernel.cluster, shared_bytes=kernel.shared_bytes,
         parameter_kinds=kernel.parameter_kinds,
     )  # fmt: skip
@@ -147,7 +147,7 @@ def prepared(launch: Launch, device: int, stream: int, *, pdl: bool) -> Prepared
         if "flags" not in arguments:  # who waits for others waits for lower blocks, which are started first
             arguments["order"] = loaded.order(clusters)
     in_order = [arguments[p.name or ""] for p in kernel.parameters]
-    return Prepared(loaded, clusters * kernel.cluster[0], in_order, pdl)
+    return Prepared(loaded, clusters * kernel.cluster[0], in_order, pdl and kernel.chip.has("sm_90"))
 
 
 def _workspace_address(workspace: Any, need: int) -> int:
