@@ -11,7 +11,7 @@ from math import gcd
 from gemmsmith.core.chip import HOPPER, Chip, find_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import find, listed, multiplying, promoting, taking
-from gemmsmith.core.dtypes import DType
+from gemmsmith.core.dtypes import E4M3, E5M2, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
 from gemmsmith.core.mma import QUAD, WGMMA, WGMMA_M, Major, Mma, find_mma
@@ -310,6 +310,7 @@ class KernelSpec:
         for name, major, dtype in zip("AB", self.majors, (self.mma.a, self.mma.b), strict=True):
             if major not in self.mma.majors:
                 raise ConfigError(f"{name}: got {major}-major elements of {dtype}; {self.mma.by} reads K-major ones")
+        self._check_conversions()
         design, taken = find(c.design), self.accumulator_registers
         limit = design.accumulators[c.consumers]
         if self.promoted:
@@ -322,6 +323,13 @@ class KernelSpec:
                 f"take{'s' * (not self.promoted)} {taken} a thread, {taken - limit} more than fit; "
                 "use more consumers or a smaller tile"
             )
+
+    def _check_conversions(self) -> None:
+        graph = self.epilogue.graph
+        named = [(x.name, x.dtype) for x in graph.operands] + [(x.name, x.dtype) for x in graph.results]
+        for name, dtype in named:
+            if dtype in (E4M3, E5M2) and not self.chip.has("sm_89"):
+                raise ConfigError(f"{name}: got {dtype} for {self.chip}, which cannot convert it; use sm_89 or later")
 
     def _check_promotion(self) -> None:
         c, block = self.config, SCALE_BLOCK // self.mma.a.bytes  # of TF32 as many bytes

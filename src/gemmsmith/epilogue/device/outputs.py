@@ -124,11 +124,10 @@ class Stores:
             along = (chunks.box + turn.box) * tile.box_inner + chunks.chunk * (CHUNK_BYTES // tile.dtype.bytes)
             row, col = (chunks.row + turn.row, along) if tile.major == "K" else (along, chunks.row + turn.row)
             inside = (m + row < rows) & (n + col < columns)
-            inside = inside if turn.inside is None else inside & turn.inside
-            values = k.registers(U32, CHUNK_BYTES // 4, "values")
             with nullcontext() if turn.inside is None else k.when(turn.inside):
+                values = k.registers(U32, CHUNK_BYTES // 4, "values")
                 hw.load_shared(values, buffer + turn.offset)
-            hw.store_global(values, array.at(part.work.batch, m + row, n + col), inside)
+                hw.store_global(values, array.at(part.work.batch, m + row, n + col), inside)
 
     def _copy(self, array: Addressed, tile: Tile, at: Position, part: Part) -> None:
         """Each warp takes a quarter of the rows (of the columns, if `column_major`), a lane the elements along it."""
