@@ -174,8 +174,9 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes) -> list[H
     addresses["flags"] = memory.place(words, "flags", granule=4)
     addresses["out"] = memory.place(d, "D", unwritten=True)
     arguments = found.all[-1].at(addresses)
-    arguments |= {f"stage_bytes{change:+d}": arguments["stage_bytes"] + change for change in (-16, 16)}
-    result = simulate(kernel, grid, arguments, memory, seed=seed, dependent=True)
+    if "stage_bytes" in arguments:
+        arguments |= {f"stage_bytes{change:+d}": arguments["stage_bytes"] + change for change in (-16, 16)}
+    result = simulate(kernel, grid, arguments, memory, seed=seed, dependent=spec.chip.has("sm_90"))
     if words.any():
         return [Hazard("semaphore", "a word is left raised", kernel.body.statements[0].where), *result.hazards]
     if not result.hazards:
