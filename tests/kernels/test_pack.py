@@ -83,7 +83,7 @@ def test_each_barrier_is_needed(dtype: DType, rows: int, skipped: int, monkeypat
     packing, real, numbers = Packing(Matrix(dtype, rows, 300, 1, rows)), hw.sync_threads, count()
     monkeypatch.setattr(hw, "sync_threads", lambda: None if next(numbers) == skipped else real())
     words = rows % 4 == 0
-    kernel = transpose.__wrapped__(dtype.bits, words, False)
+    kernel = transpose.__wrapped__(dtype.bits, words, False, HOPPER)
     source, copy, places = (
         np.ones(rows * 300 * dtype.bytes, np.uint8),
         np.zeros(packing.bytes, np.uint8),

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import click
 
+from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.config import Eviction
 from gemmsmith.core.design import names
 
@@ -100,6 +101,7 @@ problem = every(
     click.option("--pdl/--no-pdl", default=None, help="Programmatic dependent launch."),
     click.option("--alias-epilogue/--no-alias-epilogue", default=None, help="Results leave through A and B's stages."),
     click.option("--serpentine/--no-serpentine", default=None, help="Every other tile backwards through K."),
+    click.option("--chip", type=click.Choice(list(CHIPS)), help="What the kernel is compiled for."),
     click.option("--batch-invariant", is_flag=True, help="Rows of D do not depend on M."),
     click.option("--sync-clusters/--no-sync-clusters", default=None, help="Clusters wait for one another."),
 )  # fmt: skip

@@ -78,9 +78,9 @@ def taking(option: str) -> str:
     return listed(name for name in names() if option in _DESIGNS[name].takes)
 
 
-def multiplying(chip: Chip) -> str:
+def for_chip(chip: Chip) -> list[str]:
     """The designs that run on a chip."""
-    return listed(name for name in names() if chip.has(_DESIGNS[name].architecture))
+    return [name for name in names() if chip.has(_DESIGNS[name].architecture)]
 
 
 def promoting() -> str:

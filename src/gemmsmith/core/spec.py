@@ -10,7 +10,7 @@ from math import gcd
 
 from gemmsmith.core.chip import HOPPER, Chip, find_chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import find, listed, multiplying, promoting, taking
+from gemmsmith.core.design import find, for_chip, listed, promoting, taking
 from gemmsmith.core.dtypes import E4M3, E5M2, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
@@ -113,7 +113,7 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     yield (c.consumers in design.accumulators,
            f"consumers: got {c.consumers}; use {listed(design.accumulators)} with {c.design}")  # fmt: skip
     warpgroups, chip = c.warpgroups[0], find_chip(c.chip)
-    yield chip.has(design.architecture), f"design: got {c.design} for {chip}; use {multiplying(chip)}"
+    yield chip.has(design.architecture), f"design: got {c.design} for {chip}; use {listed(for_chip(chip))}"
     yield (m > 0 and m % (WGMMA_M * warpgroups) == 0 and m <= 256,
            f"tile M: got {m}; use a multiple of {WGMMA_M} x {warpgroups} warpgroups, up to 256")  # fmt: skip
     yield 8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"

@@ -13,6 +13,7 @@ from typing import Any
 from gemmsmith.backends.cuda.compiler import compile_source, nvrtc_version
 from gemmsmith.backends.cuda.driver import attributes, check, require_hopper
 from gemmsmith.backends.cuda.placement import walk_order
+from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.errors import ArgumentError, DeviceError
 
 _FORMATS = {
@@ -104,7 +105,7 @@ _LOADING: dict[tuple[str, int], threading.Lock] = {}
 
 
 def load(
-    source: str, name: str, device: int, stream: int, *, target: str,
+    source: str, name: str, device: int, stream: int, *, target: str = HOPPER.target,
     threads: int, cluster: tuple[int, int, int], shared_bytes: int, parameter_kinds: tuple[str, ...],
 ) -> LoadedKernel:  # fmt: skip
     """The kernel on `device`, which is current; compiled and loaded at its first use there.
