@@ -1,4 +1,4 @@
-"""A warp's fragments of A and B for mma.sync, of two k-steps: one is multiplied while the other is loaded."""
+"""A warp's fragments of A and B for mma.sync: some are multiplied while the next ones are loaded."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.types import U32
-from gemmsmith.lang.values import Value, ValueLike
+from gemmsmith.lang.types import I32, U32
+from gemmsmith.lang.values import Constant, Value
 
-BUFFERS, PAIR = 2, 2 * CHUNK
-"""K-steps that are held; columns of B that one ldmatrix brings."""
+PAIR = 2 * CHUNK
+"""Columns of B that one ldmatrix brings."""
 
 
 class Fragments:
     """Of every 64 rows of a warpgroup's part of a tile its warps have 16 each, and of its columns, which begin
     `first_column` behind the tile's, all. ldmatrix brings four matrices of 8 rows of 16 bytes: of A both halves of the
     warp's rows, of B two chunks of 8 columns, and of both the two halves of a k-step's 32 bytes. If an operand is
-    MN-major the rows that lie in shared memory are of K, and it transposes."""
+    MN-major the rows that lie in shared memory are of K, and it transposes.
+
+    A k-tile is multiplied in `parts`: of a k-step 16 columns after the other. Registers hold A's fragments of a k-step,
+    and B's of two parts: one is multiplied while the other is loaded."""
 
     def __init__(self, spec: KernelSpec, first_column: Value) -> None:
         k, (self._a_tile, self._b_tile) = current(), spec.tiles
         self._mma, blocks, pairs = spec.mma, spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns // PAIR
-        self._a = k.register_rows(U32, BUFFERS, 4 * blocks, "a_fragments")
-        self._b = k.register_rows(U32, BUFFERS, 4 * pairs, "b_fragments")
-        self._blocks, self._pairs, self.steps = blocks, pairs, self._a_tile.k // spec.mma.k
+        self._a = k.register_rows(U32, blocks, 4, "a_fragments")
+        self._b = k.register_rows(U32, 2, 4, "b_fragments")
+        self._pairs, self.parts = pairs, pairs * (self._a_tile.k // spec.mma.k)
         low, high = k.lane % 16, k.lane // 16
         mixed, middle = k.lane % 8 + high * 8, k.lane // 8 % 2
         first_row = k.warp_index % 4 * WARP_ROWS
@@ -45,22 +48,35 @@ class Fragments:
         ):  # fmt: skip
             value.named(name)
 
-    def load(self, stage: list[SharedView], step: Value, buffer: ValueLike) -> None:
-        """The fragments of a k-step of a stage."""
-        k, (a, b) = current(), (view.address for view in stage)
-        with k.unroll(self._blocks, name="block") as block:
-            offset = _offset(self._a_tile, self._a_row, self._a_chunk, step, block * WGMMA_M)
-            hw.load_matrix(self._a[buffer].part(block * 4, 4), a + offset, self._a_tile.major == "MN")
-        with k.unroll(self._pairs, name="pair") as pair:
-            offset = _offset(self._b_tile, self._b_row, self._b_chunk, step, pair * PAIR)
-            hw.load_matrix(self._b[buffer].part(pair * 4, 4), b + offset, self._b_tile.major == "MN")
+    def start(self, stage: list[SharedView]) -> None:
+        """Loads those of a k-tile's first part."""
+        first = Constant(I32, 0)
+        with current().unroll(len(self._a), name="block") as block:
+            self._load_a(stage, first, block)
+        self._load_b(stage, first)
 
-    def multiply(self, accumulator: Accumulator, buffer: ValueLike) -> None:
-        """accumulator += the product of a k-step."""
-        k, count = current(), self._mma.registers(CHUNK)
-        with k.unroll(self._blocks, name="block") as block, k.unroll(2 * self._pairs, name="chunk") as chunk:
-            d = accumulator.blocks[block].part(chunk * count, count)
-            hw.mma_sync(d, self._a[buffer].part(block * 4, 4), self._b[buffer].part(chunk * 2, 2), self._mma)
+    def multiply(self, accumulator: Accumulator, part: Value, stage: list[SharedView]) -> None:
+        """accumulator += the product of a part. Meanwhile the next part's fragments are loaded from `stage`; the last
+        part is followed by the first of the next k-tile. Those of A take the place of those just multiplied."""
+        k, count, after = current(), self._mma.registers(CHUNK), (part + 1) % self.parts
+        self._load_b(stage, after)
+        with k.unroll(len(self._a), name="block") as block:
+            with k.unroll(2, name="chunk") as chunk:
+                first = (part % self._pairs * 2 + chunk) * count
+                d, b = accumulator.blocks[block].part(first, count), self._b[part % 2].part(chunk * 2, 2)
+                hw.mma_sync(d, self._a[block].part(0, 4), b, self._mma)
+            with k.when(after % self._pairs == 0):
+                self._load_a(stage, after, block)
+
+    def _load_a(self, stage: list[SharedView], part: Value, block: Value) -> None:
+        tile, step = self._a_tile, part // self._pairs
+        offset = _offset(tile, self._a_row, self._a_chunk, step, block * WGMMA_M)
+        hw.load_matrix(self._a[block].part(0, 4), stage[0].address + offset, tile.major == "MN")
+
+    def _load_b(self, stage: list[SharedView], part: Value) -> None:
+        tile, step = self._b_tile, part // self._pairs
+        offset = _offset(tile, self._b_row, self._b_chunk, step, part % self._pairs * PAIR)
+        hw.load_matrix(self._b[part % 2].part(0, 4), stage[1].address + offset, tile.major == "MN")
 
 
 def _offset(tile: Tile, row: Value, chunk: Value, step: Value, below: Value) -> Value:

@@ -10,14 +10,12 @@ from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import I32
-from gemmsmith.lang.values import Constant
 from gemmsmith.schedule.stream import tile_scheduler
 
 
 def mma_multistage(k: Builder, spec: KernelSpec) -> None:
-    """Persistent. While a k-step is multiplied the next one's fragments are loaded, and copies of `stages` - 1 k-tiles
-    are in flight. Warpgroups lie side by side along N, their warps one below the other along M."""
+    """Persistent. While a part of a k-tile is multiplied the next one's fragments are loaded, and `stages` - 1
+    k-tiles are being copied. Warpgroups lie side by side along N, their warps one below the other along M."""
     scheduler = tile_scheduler(spec)
     mainloop = MultistageMainloop(spec, scheduler)
     epilogue = Epilogue(spec, scheduler, mainloop)
@@ -31,22 +29,21 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
         with scheduler.each() as tile:
             epilogue.load(tile)
             accumulator.clear()
-            fragments.load(mainloop.stage(), Constant(I32, 0), 0)
+            fragments.start(mainloop.stage())
             k.comment("mainloop")
-            with k.range(tile.k_tiles, name="k_tile"), k.unroll(fragments.steps, name="k_step") as step:
-                with k.when(step == fragments.steps - 1):
+            with k.range(tile.k_tiles, name="k_tile"), k.unroll(fragments.parts, name="part") as part:
+                with k.when(part == fragments.parts - 1):
                     mainloop.next_stage()
-                fragments.load(mainloop.stage(), (step + 1) % fragments.steps, (step + 1) % 2)
-                with k.when(step == 0):
+                with k.when(part == 0):
                     mainloop.copy()
-                fragments.multiply(accumulator, step % 2)
+                fragments.multiply(accumulator, part, mainloop.stage())
             epilogue.store(accumulator, tile)
         mainloop.finish()
         epilogue.finish()
 
 
 register_design(Design(
-    "mma_multistage", mma_multistage, accumulators={1: 192, 2: 192, 4: 96}, takes=frozenset({"splits"}),
+    "mma_multistage", mma_multistage, accumulators={1: 160, 2: 192, 4: 64}, takes=frozenset({"splits"}),
     defaults={"tile": (128, 128, 32), "cluster": (1, 1), "stages": 4},
     multiplies="mma", architecture="sm_80", side_by_side=True,
 ))  # fmt: skip
