@@ -74,6 +74,8 @@ class Builder:
         self._next_barrier = 1  # 0 is that of __syncthreads
         self.grid: Bind = lambda _: 1
         """The clusters that have work, of the problem the kernel is launched for."""
+        self.persistent = True
+        """Whether fewer clusters may do all of it, as many as are resident at once."""
         self.header: list[str] = []
         self.body = st.Block()
         self._blocks = [self.body]
@@ -99,6 +101,7 @@ class Builder:
         kernel = Kernel(
             self.name, self.threads, self.cluster, self.parameters, self.buffers, self.late, self.body, self.header,
             print_kernel, self.memory, list(self.functions.values()), self.grid, self.resident, self.chip,
+            self.persistent,
         )  # fmt: skip
         verify(kernel)
         return kernel

@@ -39,7 +39,8 @@ class Scratch:
 @dataclass(eq=False)
 class Kernel:
     """One kernel's description. `header` lines open the printed file, which `printer` makes; `grid` computes how many
-    clusters have work; `resident` CTAs of an SM have registers; `chip` is what it is made for."""
+    clusters have work; `resident` CTAs of an SM have registers; `chip` is what it is made for;
+    fewer clusters than have work may do all of it if it is `persistent`."""
 
     name: str
     threads: int
@@ -55,6 +56,7 @@ class Kernel:
     grid: Bind = lambda _: 1
     resident: int = 1
     chip: Chip = HOPPER
+    persistent: bool = True
 
     def arguments(self, bound: Any, workspace: Any = 0, zeroed: Any = 0) -> dict[str, Any]:
         """The arguments by name, for the problem `bound`, which is what the parameters' `bind` take; scratch memory

@@ -140,7 +140,7 @@ def prepared(launch: Launch, device: int, stream: int, *, pdl: bool) -> Prepared
         threads=kernel.threads, cluster=kernel.cluster, shared_bytes=kernel.shared_bytes,
         parameter_kinds=kernel.parameter_kinds,
     )  # fmt: skip
-    clusters = min(launch.clusters, loaded.max_active_clusters())
+    clusters = min(launch.clusters, loaded.max_active_clusters()) if kernel.persistent else launch.clusters
     arguments = dict(launch.arguments)
     if "order" in arguments:
         clusters = min(clusters, ORDER_LENGTH)
