@@ -21,10 +21,7 @@ def double_buffer(dtype: DType, chip: Chip, group: int = GROUP) -> Kernel:
     there into the other stage. So one barrier a k-tile is enough. Blocks run down bands of `group` tiles."""
     with Builder(f"double_buffer_{group}", threads=THREADS, chip=chip) as k:
         x = Product(dtype, dtype, SIDE, SIDE)
-        of_band = (x.tiles_m * group).named("of_band")
-        band, within = (hw.block_index() // of_band).named("band"), (hw.block_index() % of_band).named("within")
-        width = k.minimum(x.tiles_n - band * group, group).named("width")
-        x.begin(within // width, band * group + within % width)
+        x.in_bands(group)
         a, b = (SharedMatrix(name, DEPTH, SIDE, stages=2) for name in "AB")
         deep, along = own_chunk()
         stage, results = k.var(I32, 0, "stage"), zeros(OWN, OWN)

@@ -58,6 +58,14 @@ class Product:
         """The CTA's tile is the m-th from above and the n-th from the left."""
         self.row, self.column = (m * self._rows).named("first_row"), (n * self._columns).named("first_column")
 
+    def in_bands(self, group: int) -> None:
+        """The blocks' tiles run down bands that are `group` tiles wide: so blocks that run at the same time share rows
+        of A and columns of B."""
+        of_band = (self.tiles_m * group).named("of_band")
+        band, within = (hw.block_index() // of_band).named("band"), (hw.block_index() % of_band).named("within")
+        width = current().minimum(self.tiles_n - band * group, group).named("width")
+        self.begin(within // width, band * group + within % width)
+
     def load_a(self, row: Value, depth: Value) -> Value:
         """Element (row, depth) of A as fp32; zero outside."""
         return self.a.load(self.a.at(ZERO, row, depth), (row < self.m) & (depth < self.k))
@@ -85,7 +93,8 @@ class SharedMatrix:
         self._buffer = current().shared(4 * rows * self._pitch, stages=stages, name=name)
         self.stage: ValueLike = 0
 
-    def _address(self, row: ValueLike, column: ValueLike) -> Value:
+    def address(self, row: ValueLike, column: ValueLike) -> Value:
+        """Of an element, in shared memory."""
         offset = (row * self._pitch + column) * 4
         place = self._buffer[self.stage]
         return place.address + offset.to(U32) if isinstance(offset, Value) else place.at(offset).address
@@ -93,12 +102,12 @@ class SharedMatrix:
     def load(self, row: ValueLike, column: ValueLike, count: int = 1) -> Registers:
         """`count` neighbours in a row: 1, 2 or 4."""
         values = current().registers(self._type, count, "loaded")
-        hw.load_shared(values, self._address(row, column))
+        hw.load_shared(values, self.address(row, column))
         return values
 
     def store(self, row: ValueLike, column: ValueLike, values: Registers) -> None:
         """The same."""
-        hw.store_shared(values, self._address(row, column))
+        hw.store_shared(values, self.address(row, column))
 
     def put(self, row: ValueLike, column: ValueLike, value: Value) -> None:
         """One element."""
