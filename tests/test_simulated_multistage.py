@@ -46,7 +46,7 @@ def products(draw: some.DrawFn) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(products())
 def test_any_product(product: dict[str, Any]) -> None:
     rng, (m, n, k) = np.random.default_rng(product["seed"]), product["sizes"]

@@ -12,9 +12,10 @@ import numpy as np
 
 from gemmsmith.arrays import ArrayInfo, address_of, describe, empty_like_kind, is_array, signature
 from gemmsmith.binding import Binding, arranged, bind, by_name, first_name
+from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import DType, number_operand
-from gemmsmith.core.errors import ArgumentError, HazardError
+from gemmsmith.core.errors import ArgumentError, DeviceError, HazardError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
@@ -62,6 +63,7 @@ class Plan:
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         from gemmsmith.tuning.choose import choose
         from gemmsmith.tuning.fitting import fitting
+        from gemmsmith.tuning.multistage import choose_multistage
         from gemmsmith.tuning.table import tuned
 
         self.backend: Backend = backend
@@ -77,6 +79,8 @@ class Plan:
             binding = binding.transposed() if binding.swapped else binding
             if config is None:
                 config, self._origin = invariant(binding), "batch-invariant"
+        if config is None and (chip := _chip(describe(a, "a"))) != HOPPER:
+            config, self._origin = choose_multistage(binding.problem, binding.spec, chip), f"chosen for {chip}"
         if config is None:
             config = tuned(binding.problem, binding.spec)
             fused = not binding.graph.is_bare
@@ -153,6 +157,8 @@ class Plan:
         """Where the config comes from, and what the model says of it and of others."""
         from gemmsmith.tuning.why import why
 
+        if self.kernel.chip != HOPPER:
+            return f"{self.config}: {self._origin}"
         binding = self.binding.transposed() if self.config.swap_ab else self.binding  # as the config was chosen
         return why(binding.problem, self.config, binding.spec, self._origin, swapped=binding.swapped)
 
@@ -308,6 +314,22 @@ class Plan:
                 + ("use arrays on a GPU" if self.backend == "cuda" else "use arrays on the CPU")
             )
         return self.backend
+
+
+def _chip(a: ArrayInfo) -> Chip:
+    """That of the array's GPU; Hopper for what lies on no GPU. DeviceError for a GPU before compute capability 8.0."""
+    from gemmsmith.backends.cuda import driver
+
+    if a.device != "cuda" or not driver.available():
+        return HOPPER
+    found = driver.attributes(a.index)
+    chip = driver.chip_of(found)
+    if chip is None:
+        major, minor = found.capability
+        raise DeviceError(
+            f"a: got an array on a {found.name} of compute capability {major}.{minor}; use a GPU of 8.0 or later"
+        )
+    return chip
 
 
 def signatures(a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[Hashable, dict[str, Any]]:

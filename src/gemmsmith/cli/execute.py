@@ -159,7 +159,7 @@ def _on_gpu(plan: Plan, a: Any, b: Any, out: Any) -> dict[str, float]:
     from gemmsmith.backends.cuda import driver, launcher
     from gemmsmith.backends.cuda.memory import DeviceArray
 
-    driver.require_hopper(0)
+    driver.require_chip(0)
     with launcher.device_guard(0):
         device = [DeviceArray.from_numpy(x) for x in (a, b, out)]
         plan.run(*device)

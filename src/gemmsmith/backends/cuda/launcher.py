@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from gemmsmith.backends.cuda.compiler import compile_source, nvrtc_version
-from gemmsmith.backends.cuda.driver import attributes, check, require_hopper
+from gemmsmith.backends.cuda.driver import attributes, check
 from gemmsmith.backends.cuda.placement import walk_order
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.errors import ArgumentError, DeviceError
@@ -209,7 +209,7 @@ def _bindings() -> Any:
 def _primary_context(device: int) -> Any:
     from cuda.bindings import driver
 
-    require_hopper(device)
+    attributes(device)  # raises where there is no such device
     handle = check(driver.cuDeviceGet(device), f"cuDeviceGet({device})")
     return check(driver.cuDevicePrimaryCtxRetain(handle), f"cuDevicePrimaryCtxRetain({device})")
 

@@ -11,6 +11,7 @@ from gemmsmith.backends.cuda import driver, launcher
 from gemmsmith.backends.cuda.flags import flags
 from gemmsmith.backends.cuda.graphs import Graph, Stream
 from gemmsmith.backends.cuda.prepared import Prepared
+from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError, DeviceError
 from gemmsmith.epilogue.device.outputs import result_argument
@@ -31,7 +32,7 @@ class Call:
 
     def __init__(self, launches: Launches, arguments: Arguments, like: Any, missing: Mapping[str, ArrayInfo]) -> None:
         device, stream = describe(like).index, current_stream(like)
-        driver.require_hopper(device)
+        driver.require_chip(device, next((x.kernel.chip for x in launches.all), HOPPER))
         self.device, self.workspace_bytes, self.flag_bytes = device, launches.workspace_bytes, launches.flag_bytes
         self.swapped = launches.swapped
         self.missing = [(name, result_argument(name), tuple(x.shape), x.dtype) for name, x in missing.items()]
