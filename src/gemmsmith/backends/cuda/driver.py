@@ -47,9 +47,11 @@ def check(result: tuple[Any, ...], what: str = "") -> Any:
 
 @lru_cache(maxsize=64)
 def require_chip(device: int, chip: Chip = HOPPER) -> None:
-    """Raises DeviceError where device `device` does not run kernels for a chip."""
+    """Raises DeviceError where device `device` does not run kernels for a chip: another runs them, if it is later and
+    they have nothing that is Hopper's alone, once the driver has compiled their PTX."""
     found = attributes(device)
-    if chip_of(found) != chip:
+    later = chip != HOPPER and 10 * found.capability[0] + found.capability[1] >= chip.capability
+    if chip_of(found) != chip and not later:
         meant = "on Hopper (9.0): H100, H200, GH200" if chip == HOPPER else f"on {chip}"
         raise DeviceError(
             f"device {device} is a {found.name} of compute capability {found.capability[0]}.{found.capability[1]}; "
