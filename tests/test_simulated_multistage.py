@@ -66,6 +66,39 @@ def test_any_product(product: dict[str, Any]) -> None:
         bounds.check(out, a, b, accumulate, as_dtype(product["output"])).require()
 
 
+@settings(max_examples=5)
+@given(some.sampled_from([((64, 64, 8), 2), ((64, 32, 16), 1), ((128, 64, 8), 2)]), some.integers(1, 100),
+       some.integers(1, 60), some.integers(0, 30), some.tuples(*[some.booleans()] * 3), some.sampled_from([0, 3]),
+       some.sampled_from([1, 0, 2]), some.integers(0, 10_000))  # fmt: skip
+def test_fp32(tile, m: int, n: int, k: int, turned, pad: int, splits: int, seed: int) -> None:
+    """On CUDA cores, from any strides."""
+    rng, dtype = np.random.default_rng(seed), np.dtype(np.float32)
+    a, b = matrix(rng, (m, k), dtype, turned[0], pad, pad), matrix(rng, (k, n), dtype, turned[1], pad, 0, 1 + pad % 2)
+    out = poisoned((m, n), "fp32", turned[2])
+    chosen = Config("sgemm", tile[0], (1, 1), 3, tile[1], splits=splits, chip=("sm_80", "sm_90")[seed % 2])
+    assert gemmsmith.simulate(a, b, out=out, config=chosen, seed=seed).hazards == []
+    bounds.check(out, a, b, FP32, FP32, in_fp32=True).require()
+
+
+@pytest.mark.parametrize("name", ["stats", "column"])
+def test_fp32_with_an_epilogue(name: str) -> None:
+    chosen = Config("sgemm", (64, 64, 8), (1, 1), 3, 2, chip="sm_86")
+    check(CASES[name], chosen, 40, 72, 20, "fp32", None, 3)
+
+
+def test_fp32_by_default(rng: np.random.Generator) -> None:
+    """The design is chosen; the reference multiplies what the kernel does."""
+    a, b = (rng.standard_normal(shape, np.float32) for shape in ((20, 9), (9, 30)))
+    done, want = gemmsmith.simulate(a, b), gemmsmith.gemm(a, b)
+    assert done.hazards == []
+    assert done.result.dtype == np.float32
+    np.testing.assert_allclose(done.result, want, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ConfigError, match="design: got cooperative for operands of fp32; .* are for sgemm, and for no"):
+        gemmsmith.simulate(a, b, config=Config())
+    with pytest.raises(ConfigError, match=r"tile: got \(256, 96, 8\) for 256 threads; sgemm takes M and N that divide"):
+        gemmsmith.simulate(a, b, config=Config("sgemm", (256, 96, 8), (1, 1), 3, 2))
+
+
 EPILOGUES = [
     (config(), (70, 136, 40)),
     (config(tile=(128, 128, 32), chip="sm_90"), (130, 259, 40)),

@@ -14,7 +14,7 @@ from gemmsmith.arrays import ArrayInfo, address_of, describe, empty_like_kind, i
 from gemmsmith.binding import Binding, arranged, bind, by_name, first_name
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import DType, number_operand
+from gemmsmith.core.dtypes import FP32, DType, number_operand
 from gemmsmith.core.errors import ArgumentError, DeviceError, HazardError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
@@ -79,7 +79,8 @@ class Plan:
             binding = binding.transposed() if binding.swapped else binding
             if config is None:
                 config, self._origin = invariant(binding), "batch-invariant"
-        if config is None and (chip := _chip(describe(a, "a"))) != HOPPER:
+        chip = _chip(describe(a, "a"))
+        if config is None and (chip != HOPPER or binding.problem.a.dtype == FP32):
             config, self._origin = choose_multistage(binding.problem, binding.spec, chip), f"chosen for {chip}"
         if config is None:
             config = tuned(binding.problem, binding.spec)
@@ -157,7 +158,7 @@ class Plan:
         """Where the config comes from, and what the model says of it and of others."""
         from gemmsmith.tuning.why import why
 
-        if self.kernel.chip != HOPPER:
+        if self._origin.startswith("chosen for"):
             return f"{self.config}: {self._origin}"
         binding = self.binding.transposed() if self.config.swap_ab else self.binding  # as the config was chosen
         return why(binding.problem, self.config, binding.spec, self._origin, swapped=binding.swapped)

@@ -9,8 +9,9 @@ import pytest
 
 import gemmsmith
 from gemmsmith import Config
-from gemmsmith.arrays import ArrayInfo, describe
+from gemmsmith.arrays import ArrayInfo, as_numpy, describe
 from gemmsmith.backends.cuda.run import Call, addresses_of
+from gemmsmith.backends.reference import bounds
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.problem import Matrix
@@ -47,6 +48,25 @@ def test_multistage(seed: int) -> None:
         config = Config("mma_multistage", tile, (1, 1), 3, consumers, splits=splits, swap_ab=swap, chip=chip)
         gemmsmith.gemm(a, b, out=out, config=config, **options)
         judge(out, a, b)
+        found.append(out)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_sgemm(seed: int) -> None:
+    """fp32 in fp32, from any strides; the same bits by the driver's compiler."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    m, n, k = (rng.choice([rng.randint(1, 40), rng.randint(1, 700)]) for _ in range(3))
+    a, b = matrix(rng, m, k, torch.float32), matrix(rng, k, n, torch.float32)
+    tile, consumers = rng.choice([((256, 128, 8), 2), ((128, 128, 16), 2), ((64, 64, 8), 2), ((64, 32, 8), 1)])
+    found = []
+    for chip in ("sm_90", "sm_80"):
+        out = poisoned((m, n), torch.float32)
+        config = Config("sgemm", tile, (1, 1), 3, consumers, splits=seed % 3, chip=chip)
+        gemmsmith.gemm(a, b, out=out, config=config)
+        whole = (as_numpy(x.cpu()) for x in (out, a, b))
+        bounds.check(*whole, FP32, FP32, in_fp32=True).require()
         found.append(out)
     assert torch.equal(*found)
 

@@ -52,6 +52,18 @@ def test_types(dtype: str, k: int, options: dict[str, str], instruction: str) ->
     assert instruction in plan.sass
 
 
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
+def test_fp32_on_cuda_cores(chip: str) -> None:
+    """8x16 results a thread, 6 loads from shared memory for 128 products."""
+    a, b = Spec((4096, 4096), "fp32"), Spec((4096, 4096), "fp32", (1, 4096))
+    plan = gemmsmith.plan(a, b, config=Config("sgemm", (256, 128, 8), (1, 1), 3, 2, chip=chip))
+    r = plan.resources
+    assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
+    assert plan.sass.count("FFMA") >= 8 * 128
+    assert "LDS.128" in plan.sass
+    assert "HMMA" not in plan.sass
+
+
 @pytest.mark.parametrize(("changes", "message"), [
     ({"chip": "sm_75"}, "chip: got 'sm_75'; use one of sm_80, sm_86"),
     ({"design": "cooperative"}, "design: got cooperative for sm_80; use mma_multistage"),

@@ -3,30 +3,46 @@ over the ends of tiles too; so the copies of a tile's first k-tiles run under th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from gemmsmith import hw
-from gemmsmith.collective.copied_operand import CopiedOperand
+from gemmsmith.collective.copied_operand import CopiedOperand, Source
 from gemmsmith.collective.pipeline import Initialised, start
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Matrix
 from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import I32
 from gemmsmith.lang.values import Constant, Value, Variable
-from gemmsmith.schedule.tiles import TileScheduler, WorkTile
+from gemmsmith.schedule.tiles import Coordinates, TileScheduler, WorkTile
+
+
+class Copied(Protocol):
+    """An operand: its stages; `begin` a tile; `copy` its next k-tile into a stage."""
+
+    stages: SharedBuffer
+
+    def start(self) -> None: ...
+    def begin(self, at: Coordinates, first_k: Value) -> None: ...
+    def copy(self, stage: Value, k_left: Value) -> None: ...
+
+
+Make = Callable[[str, Tile, int, Source, int], Copied]
 
 
 class MultistageMainloop:
     """The stages of A and B, which stage is written next and which is read, and what is copied next. Each k-tile's
     copies are a group; behind the last tile groups are of zeros. Kernel arguments: the operands', and `k_extent`."""
 
-    def __init__(self, spec: KernelSpec, scheduler: TileScheduler) -> None:
+    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, make: Make = CopiedOperand) -> None:
+        """`make`: of a name, a tile, the stages, its source and how many threads copy."""
         self.spec, self._scheduler, stages = spec, scheduler, spec.config.stages
         self.operands = tuple(
-            CopiedOperand(name, tile, stages, partial(_operand, i), spec.threads)
+            make(name, tile, stages, partial(_operand, i), spec.threads)
             for i, (name, tile) in enumerate(zip("ab", spec.tiles, strict=True))
         )
         last = self.operands[-1].stages

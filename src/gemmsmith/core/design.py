@@ -14,7 +14,8 @@ from gemmsmith.core.errors import ConfigError
 class Design:
     """`record(builder, spec)` records the kernel of a `KernelSpec` in the kernel language.
 
-    `multiplies`: its instruction, "wgmma" or "mma"; `architecture`: the least chip for it, or with an "a" the only one.
+    `multiplies`: its instruction, "wgmma", "mma" or "fma"; `architecture`: the least chip for it, or with an "a" the
+    only one.
     `accumulators`: the numbers of math warpgroups that it takes, each with the registers a thread that the accumulator
     may have then. `promoted`: those for both accumulators of promoted sums, if it takes these. `other_warpgroups`:
     those beside the math warpgroups. `own_tiles`: each math warpgroup has a tile of its own; else they share one,
@@ -33,7 +34,7 @@ class Design:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     formerly: str = ""
     promoted: Mapping[int, int] = field(default_factory=dict)
-    multiplies: Literal["wgmma", "mma"] = "wgmma"
+    multiplies: Literal["wgmma", "mma", "fma"] = "wgmma"
     architecture: str = "sm_90a"
     side_by_side: bool = False
 
@@ -79,8 +80,9 @@ def taking(option: str) -> str:
 
 
 def for_chip(chip: Chip) -> list[str]:
-    """The designs that run on a chip."""
-    return [name for name in names() if chip.has(_DESIGNS[name].architecture)]
+    """The designs that run on a chip, those for tensor cores first."""
+    found = [name for name in names() if chip.has(_DESIGNS[name].architecture)]
+    return sorted(found, key=lambda name: _DESIGNS[name].multiplies == "fma")
 
 
 def promoting() -> str:

@@ -10,8 +10,8 @@ from math import gcd
 
 from gemmsmith.core.chip import HOPPER, Chip, find_chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import find, for_chip, listed, promoting, taking
-from gemmsmith.core.dtypes import E4M3, E5M2, DType
+from gemmsmith.core.design import find, for_chip, listed, names, promoting, taking
+from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
 from gemmsmith.core.mma import QUAD, WGMMA, WGMMA_M, Major, Mma, find_mma
@@ -119,7 +119,7 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     yield 8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"
     yield (any(_whole_rows(k, size) for size in OPERAND_BYTES),
            f"tile K: got {k}; use rows of 32, 64, or a multiple of 128 bytes up to 512")  # fmt: skip
-    if design.multiplies == "mma":
+    if design.multiplies != "wgmma":
         yield c.cluster == (1, 1), f"cluster: got {c.cluster}; {c.design} has no clusters, use 1x1"
         yield (c.evict == ("normal", "normal"),
                f"evict: got {c.evict}; {c.design} has no policies of the L2, use normal for both")  # fmt: skip
@@ -164,6 +164,12 @@ class KernelSpec:
     def of(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
         """The spec of a problem, by default of the bare product; ConfigError where the config cannot work."""
         multiplies = find(config.design).multiplies
+        if (multiplies == "fma") != (problem.a.dtype == FP32):
+            for_fp32 = listed(name for name in names() if find(name).multiplies == "fma")
+            raise ConfigError(
+                f"design: got {config.design} for operands of {problem.a.dtype}; fp32 operands, without a precision, "
+                f"are for {for_fp32}, and for no other"
+            )
         mma = find_mma(problem.a.dtype, problem.b.dtype, problem.accumulate, multiplies)
         majors = tuple(map(operand_major, problem.operands))
         of_a, of_b = map(ScaleSpec.of, problem.scales)
@@ -301,6 +307,13 @@ class KernelSpec:
             raise ConfigError(f"tile N: got {c.tile[1]}; {self.mma} has {self.mma.n_listed}{of_each}")
         if self.mma.by == "mma" and c.tile[2] * size % 64:
             raise ConfigError(f"tile K: got {c.tile[2]} of {self.mma.a}; {c.design} takes a multiple of {64 // size}")
+        if self.mma.by == "fma" and any(
+            self.threads % tile.mn or tile.mn * tile.k % self.threads for tile in self.tiles
+        ):
+            raise ConfigError(
+                f"tile: got {c.tile} for {self.threads} threads; {c.design} takes M and N that divide their number, "
+                "and tiles of A and B of a multiple of it"
+            )
         for name, tile, parts in zip("AB", self.tiles, self.sharers, strict=True):
             if tile.outer % (8 * parts):
                 raise ConfigError(

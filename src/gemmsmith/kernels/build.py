@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from gemmsmith.core.design import find
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.kernels import cooperative, mma_multistage, pingpong, tma  # noqa: F401 they register themselves
+from gemmsmith.kernels import cooperative, mma_multistage, pingpong, sgemm, tma  # noqa: F401 they register themselves
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 

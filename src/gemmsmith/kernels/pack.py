@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from gemmsmith import hw
 from gemmsmith.core.chip import HOPPER, Chip
-from gemmsmith.core.dtypes import TF32_BITS
+from gemmsmith.core.dtypes import FP32, TF32_BITS
 from gemmsmith.core.mma import find_mma
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import TMA_ALIGNMENT, Matrix, Problem
@@ -81,6 +81,8 @@ class Packing:
 
 def packings(problem: Problem) -> list[Packing | None]:
     """Of A and of B, None where kernels read it as it lies."""
+    if problem.a.dtype == FP32:  # CUDA cores' operands are copied a word at a time
+        return [None, None]
     majors = find_mma(problem.a.dtype, problem.b.dtype, problem.accumulate).majors
     return [_packing(x, mn_major="MN" in majors) for x in problem.operands]
 

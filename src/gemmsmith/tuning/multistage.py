@@ -1,5 +1,5 @@
-"""The choice of a config where there is no Hopper: among a few tiles of mma_multistage, by waves and by traffic. Only
-the shape of the choice is reasoned; on other chips than an H200 nothing was measured."""
+"""The choice of a config without wgmma, where there is no Hopper, and for fp32: among a few tiles of mma_multistage, or
+of sgemm, by waves and by traffic. Only its shape is reasoned: on other chips than an H200 nothing was measured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
@@ -14,7 +15,7 @@ from gemmsmith.tuning.fitting import fitting, spec_for
 
 TILES = [(256, 128, 2), (128, 256, 2), (128, 128, 2), (128, 64, 2), (64, 128, 2), (64, 64, 2), (64, 32, 1)]
 """(M, N, math warpgroups)."""
-ROW_BYTES, MOST_STAGES = 64, 4
+ROW_BYTES, SGEMM_DEPTH, MOST_STAGES = 64, 8, 4
 OVERHEAD = 96
 """Rows and columns, of tiles that wide and high, that take as long to copy as they take to multiply."""
 
@@ -34,11 +35,12 @@ def choose_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip) -> C
 
 
 def _configs(problem: Problem, chip: Chip) -> Iterator[Config]:
-    depth = ROW_BYTES // problem.a.dtype.bytes
+    fp32, dtype = problem.a.dtype == FP32, problem.a.dtype
+    design, depth = ("sgemm", SGEMM_DEPTH) if fp32 else ("mma_multistage", ROW_BYTES // dtype.bytes)
     for m, n, consumers in TILES:
         for splits in (1, 0):
             tile = m, n, depth
-            yield Config("mma_multistage", tile, (1, 1), MOST_STAGES, consumers, splits=splits, chip=chip.name)
+            yield Config(design, tile, (1, 1), MOST_STAGES, consumers, splits=splits, chip=chip.name)
 
 
 def _time(problem: Problem, config: Config, chip: Chip) -> float:

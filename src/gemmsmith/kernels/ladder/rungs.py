@@ -17,7 +17,6 @@ from gemmsmith.kernels.ladder.dp4a import dp4a
 from gemmsmith.kernels.ladder.mma_naive import mma_naive
 from gemmsmith.kernels.ladder.naive import naive
 from gemmsmith.kernels.ladder.product import Operands
-from gemmsmith.kernels.ladder.sgemm import sgemm
 from gemmsmith.kernels.ladder.thread_tile import thread_tile
 from gemmsmith.kernels.ladder.vectorised import vectorised
 from gemmsmith.kernels.ladder.wmma import wmma
@@ -50,13 +49,12 @@ RUNGS = {
     "thread_tile": Rung(thread_tile, (FP32, FP16)),
     "vectorised": Rung(vectorised, (FP32,), along="MN"),
     "double_buffer": Rung(double_buffer, (FP32,), along="MN"),
-    "sgemm": Rung(sgemm, (FP32,), along="MN"),
     "wmma_naive": Rung(wmma_naive, HALVES, tensor_cores=True, whole=16),
     "wmma": Rung(wmma, HALVES, tensor_cores=True, along="K"),
     "mma_naive": Rung(mma_naive, HALVES, tensor_cores=True),
     "dp4a": Rung(dp4a, (INT8,), along="K"),
 }
-"""From the plainest on; Hopper's designs, and mma_multistage, are kernels of `Config`."""
+"""From the plainest on; sgemm, mma_multistage and Hopper's designs are kernels of a `Config`."""
 
 
 def launches(name: str, a: Matrix, b: Matrix, d: Matrix, chip: Chip) -> Launches:
