@@ -292,6 +292,11 @@ def save(path: Path | None, rows: list[dict[str, Any]]) -> None:
         path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
 
 
+def still_chosen(rows: list[dict[str, Any]], configs: dict[Shape, str]) -> list[dict[str, Any]]:
+    """The rows but those of shapes that now have another config."""
+    return [r for r in rows if configs.get((r["m"], r["n"], r["k"]), r["config"]) == r["config"]]
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
@@ -302,19 +307,20 @@ def main() -> None:
     parser.add_argument("--half", action="store_true", help="also fp16 accumulation, for --dtype float16")
     parser.add_argument("--lt", action=argparse.BooleanOptionalAction, default=True, help="cuBLASLt's fastest too")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th shape, from the i-th on")
-    parser.add_argument("--resume", action="store_true", help="keep the rows of --json, and add the missing shapes'")
+    parser.add_argument("--resume", action="store_true", help="keep --json's rows whose config is still chosen")
     arguments = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SUITES[arguments.suite]
     if arguments.resume and not arguments.json:
         parser.error("--resume needs --json, whose rows are to be kept")
     rows = json.loads(arguments.json.read_text())["rows"] if arguments.resume and arguments.json.exists() else []
-    measured = {(r["m"], r["n"], r["k"]) for r in rows}
     part, parts = map(int, arguments.part.split("/"))
-    shapes = [shape for shape in shapes[part::parts] if shape not in measured]
-    plans = [gemmsmith.plan(*specs(shape, arguments.dtype, arguments.layout)) for shape in shapes]
-    compile_all((plan.source, plan.kernel.name) for plan in plans)
+    plans = {shape: gemmsmith.plan(*specs(shape, arguments.dtype, arguments.layout)) for shape in shapes[part::parts]}
+    rows = still_chosen(rows, {shape: str(plan.config) for shape, plan in plans.items()})
+    for r in rows:
+        plans.pop((r["m"], r["n"], r["k"]), None)
+    compile_all((plan.source, plan.kernel.name) for plan in plans.values())
     dtype = getattr(torch, arguments.dtype)
-    for m, n, k in shapes:
+    for m, n, k in plans:
         rows.append(measure(m, n, k, dtype, arguments.layout, arguments.rounds, arguments.half, arguments.lt))
         r = rows[-1]
         lt = f"cuBLASLt {r['lt_us']:9.1f} us, ratio {r['lt_ratio']:.3f}" if "lt_us" in r else ""

@@ -21,11 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from suite import Shape, block_scaled
 
 import gemmsmith
 from gemmsmith import Config
+from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning import correction, model
+from gemmsmith.tuning.depth import for_16_bits, in_16_bits
 from gemmsmith.tuning.space import Space
 
 FITTED = (
@@ -38,6 +41,9 @@ FITTED = (
 """Names in the model. The energies hardly move: a survey's blocks are too short for the power limit."""
 SLOWER, KEPT = 0.15, 3e-4
 """A config that is slower by this, in logarithms, counts 1/e; and how much a constant's squared change costs."""
+SMALL = Config(tile=(64, 64, 128), cluster=(1, 1), consumers=1)
+"""What all products can have; a chosen config may transpose the problem."""
+DTYPES = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 HELD_OUT = 5
 """Every fifth shape; and parts of the cross-validation."""
 RIDGE = 300
@@ -71,19 +77,28 @@ class Contest:
         return correction.numbers(self.problem, self.space, model.estimate(self.problem, self.space))
 
 
+def problem(operands: str, shape: Shape) -> Problem:
+    """Of bf16 operands, A row-major and B column-major; or of FP8 ones with block scales."""
+    m, n, k = shape
+    if operands == "fp8":
+        (a, b), scales = block_scaled(shape)
+        return gemmsmith.plan(a, b, **scales, out_dtype="bf16", config=SMALL).problem
+    a, b = gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k))
+    return gemmsmith.plan(a, b, config=Config()).problem
+
+
 def contests(survey: Path) -> list[Contest]:
-    """A survey's shapes; of A row-major and B column-major, as it measures them."""
+    """A survey's shapes, of operands as it measures them, but as the model sees them."""
     found, read = [], json.loads(survey.read_text())
-    configs = [Config.stored(c) for c in read["configs"]]
+    operands = read.get("operands", "bf16")
+    configs = [for_16_bits(Config.stored(c), as_dtype(DTYPES[operands])) for c in read["configs"]]
     for row in read["rows"]:
         m, n, k = (row[name] for name in "mnk")
-        a, b = gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k))
         timed = [configs[i] for i, _ in row["us"]]
-        space = replace(Space.of(timed), stages=np.array([c.stages for c in timed]))
+        space = replace(Space.of(timed), stages=np.array([c.stages for c in timed], float))
         log_us = np.log([us for _, us in row["us"]])
         weight = np.exp((log_us.min() - log_us) / SLOWER)
-        problem = gemmsmith.plan(a, b, config=Config()).problem
-        found.append(Contest(problem, space, log_us, weight / weight.sum()))
+        found.append(Contest(in_16_bits(problem(operands, (m, n, k))), space, log_us, weight / weight.sum()))
     return found
 
 

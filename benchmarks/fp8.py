@@ -21,7 +21,8 @@ from typing import Any
 import cublaslt
 import torch
 from dense import FAR, L2_BYTES, block, block_seconds, captured, fastest, options, save
-from suite import Shape, layers
+from suite import SCALE_BLOCK as BLOCK
+from suite import Shape, block_scaled, in_blocks, layers
 
 import gemmsmith
 from gemmsmith.tuning.measure import compile_all
@@ -29,12 +30,11 @@ from gemmsmith.tuning.measure import compile_all
 WEIGHTS = [(2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)]
 """(N, K) of DeepSeek V3's layers, as DeepGEMM's benchmark has them."""
 ROWS = (1, 16, 64, 128, 256, 512, 1024, 4096, 8192)
-BLOCK = 128
 
 
 def unseen(count: int = 60) -> list[Shape]:
-    """Layers that nothing is tuned for, with N and K as all peers take them: multiples of 64 and of 128."""
-    return [(m, -(-n // 64) * 64, -(-k // BLOCK) * BLOCK) for m, n, k in layers(count, seed=8)]
+    """Layers that nothing is tuned for."""
+    return in_blocks(layers(count, seed=8))
 
 
 SUITES: dict[str, Callable[[], list[Shape]]] = {
@@ -44,37 +44,39 @@ SUITES: dict[str, Callable[[], list[Shape]]] = {
 
 
 class Case:
-    """Operands of one product: a, b, their scales as torch and cuBLASLt have them, and D full of NaN."""
+    """Operands of one product: a, b, their scales, and D full of NaN. Each k-block's scales of A begin at 16 bytes, as
+    DeepGEMM has them; `packed_a` and `padded_b` are as torch and cuBLASLt have theirs."""
 
     def __init__(self, m: int, n: int, k: int) -> None:
         blocks, wide = -(-k // BLOCK), -(-n // BLOCK)
         self.a = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
         self.b = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn).T
-        self.scale_a = torch.rand(blocks, m, device="cuda").T + 0.5
+        self.scale_a = torch.rand(blocks, -(-m // 4) * 4, device="cuda").T[:m].add_(0.5)
+        self.packed_a = self.scale_a.T.contiguous().T
         self.padded_b = torch.rand(wide, -(-blocks // 4) * 4, device="cuda").T + 0.5
         self.scale_b = self.padded_b[:blocks]
         self.d = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
 
-    def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def exact(self, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
         """The product of what A and B stand for, and the product of their magnitudes."""
         k, n = self.b.shape
-        a = self.a.double() * self.scale_a.repeat_interleave(BLOCK, 1)[:, :k].double()
+        a = self.a.to(dtype) * self.scale_a.repeat_interleave(BLOCK, 1)[:, :k].to(dtype)
         of_b = self.scale_b.repeat_interleave(BLOCK, 0)[:k].repeat_interleave(BLOCK, 1)[:, :n]
-        b = self.b.double() * of_b.double()
+        b = self.b.to(dtype) * of_b.to(dtype)
         return a @ b, a.abs() @ b.abs()
 
 
-def sets_of(m: int, n: int, k: int) -> list[Case]:
-    """Three or more, together FAR times the L2."""
+def sets_of(m: int, n: int, k: int, least: int = 3, far: int = FAR, most: int = 1 << 30) -> list[Case]:
+    """`least` or more, together `far` times the L2, but no more than `most`."""
     size = m * k + k * n + 2 * m * n
-    return [Case(m, n, k) for _ in range(max(3, -(-FAR * L2_BYTES // size)))]
+    return [Case(m, n, k) for _ in range(max(least, min(most, -(-far * L2_BYTES // size))))]
 
 
 def peers(case: Case) -> dict[str, Callable[[Case], Any]]:
     """torch's, and DeepGEMM's where there is one."""
     found: dict[str, Callable[[Case], Any]] = {
         "torch": lambda c: torch._scaled_mm(
-            c.a, c.b, c.scale_a, c.padded_b, out_dtype=torch.bfloat16, out=c.d  # type: ignore[call-overload]
+            c.a, c.b, c.packed_a, c.scale_b, out_dtype=torch.bfloat16, out=c.d  # type: ignore[call-overload]
         )
     }  # fmt: skip
     try:
@@ -89,8 +91,8 @@ def peers(case: Case) -> dict[str, Callable[[Case], Any]]:
 
 def of_lt(case: Case) -> dict[Any, Callable[[Case], Any]]:
     """cuBLASLt's algorithms."""
-    found = cublaslt.algorithms(case.a, case.b, case.d, ("1x128", "128x128"), (case.scale_a, case.padded_b))
-    return {x: lambda c, x=x: x(c.a, c.b, c.d, c.scale_a, c.padded_b) for x in found}
+    found = cublaslt.algorithms(case.a, case.b, case.d, ("1x128", "128x128"), (case.packed_a, case.padded_b))
+    return {x: lambda c, x=x: x(c.a, c.b, c.d, c.packed_a, c.padded_b) for x in found}
 
 
 def wrong(call: Callable[[Case], Any], case: Case, exact: tuple[torch.Tensor, torch.Tensor]) -> str:
@@ -189,15 +191,10 @@ def main() -> None:
     print("\n".join(summary(rows)))
 
 
-def planned(shape: Shape) -> gemmsmith.Plan:
+def planned(shape: Shape, config: gemmsmith.Config | None = None) -> gemmsmith.Plan:
     """For stand-ins of a Case's arrays."""
-    m, n, k = shape
-    blocks, wide = -(-k // BLOCK), -(-n // BLOCK)
-    return gemmsmith.plan(
-        gemmsmith.Spec((m, k), "fp8_e4m3"), gemmsmith.Spec((k, n), "fp8_e4m3", (1, k)),
-        scale_a=gemmsmith.Spec((m, blocks), "fp32", (1, m)),
-        scale_b=gemmsmith.Spec((blocks, wide), "fp32", (1, -(-blocks // 4) * 4)), out_dtype="bf16",
-    )  # fmt: skip
+    (a, b), scales = block_scaled(shape)
+    return gemmsmith.plan(a, b, **scales, out_dtype="bf16", config=config)
 
 
 if __name__ == "__main__":

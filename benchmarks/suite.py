@@ -6,7 +6,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import gemmsmith
+
 Shape = tuple[int, int, int]
+SCALE_BLOCK = 128
 
 FLAGSHIPS: list[Shape] = [(4096, 4096, 4096), (8192, 8192, 8192), (4096, 4096, 14336), (4096, 28672, 4096)]
 CUBES: list[Shape] = [(n, n, n) for n in (256, 512, 1024, 2048, 4096, 8192, 16384)]
@@ -87,6 +90,21 @@ UNSEEN = layers(200, 20261123)
 """What nothing is fitted to."""
 TRAINING = layers(400, 1, UNSEEN)
 """What the model is fitted to (survey.py)."""
+
+
+def in_blocks(shapes: Sequence[Shape]) -> list[Shape]:
+    """With N and K as all that take block scales have them: multiples of 64 and of 128."""
+    return list(dict.fromkeys((m, -(-n // 64) * 64, -(-k // SCALE_BLOCK) * SCALE_BLOCK) for m, n, k in shapes))
+
+
+def block_scaled(shape: Shape) -> tuple[tuple[gemmsmith.Spec, gemmsmith.Spec], dict[str, gemmsmith.Spec]]:
+    """Stand-ins of FP8 operands K-major, and their scales: of A's rows, contiguous along M, each k-block's from a
+    multiple of 16 bytes on, and of blocks of B, whose columns are padded likewise."""
+    m, n, k = shape
+    blocks, wide = -(-k // SCALE_BLOCK), -(-n // SCALE_BLOCK)
+    operands = gemmsmith.Spec((m, k), "fp8_e4m3"), gemmsmith.Spec((k, n), "fp8_e4m3", (1, k))
+    scale_b = gemmsmith.Spec((blocks, wide), "fp32", (1, -(-blocks // 4) * 4))
+    return operands, {"scale_a": gemmsmith.Spec((m, blocks), "fp32", (1, -(-m // 4) * 4)), "scale_b": scale_b}
 
 
 def classes(shape: Shape) -> list[str]:

@@ -3,9 +3,11 @@
 For every shape the configs that the model ranks first and others drawn from its next thousand run in CUDA graphs over
 rotated buffers, in short blocks in random order, beside torch.mm and the algorithms that cuBLASLt suggests; the median
 of the blocks counts. Each result is compared with torch's. The shapes are layers of public models like those of the
-class "unseen" (suite.py), and none of them; with --unseen they are those.
+class "unseen" (suite.py), and none of them; with --unseen they are those. With --fp8 the operands are those of fp8.py,
+with block scales, and beside them runs torch only.
 
     python benchmarks/survey.py --json benchmarks/results/survey-h200.json [--seconds 480] [--part 0/2]
+    python benchmarks/survey.py --fp8 --json benchmarks/results/survey-fp8-h200.json
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ import os
 import random
 import statistics
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cublaslt
+import fp8
 import torch
 from dense import captured, machine, replayed, rotated, specs
-from suite import TRAINING, UNSEEN, Shape
+from suite import TRAINING, UNSEEN, Shape, in_blocks
 from sweep import varied
 
 import gemmsmith
@@ -40,50 +45,91 @@ NEAR, MOST_SETS = 8, 300
 BLOCKS, BLOCK_US, POWER_LIMITED, LONG_BLOCK_US = 3, 6_000, 5e10, 10_000
 """Blocks of a config, their length, and that of products of so many FLOPs, which the power limit holds."""
 LT_KEPT = 3
+SMALL = Config(tile=(64, 64, 128), cluster=(1, 1), consumers=1)
+"""What all products can have; a chosen config may transpose the problem."""
 
 
-def contenders(shape: Shape, dice: random.Random) -> list[Config]:
+Set = tuple[Any, ...]
+"""Operands and results of one call."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Those of one kind: how they are planned, sets of operands, a plan's call with a workspace, the peers' calls,
+    where in a set the result lies, and what is right."""
+
+    plan: Callable[[Shape, Config | None], gemmsmith.Plan]
+    sets: Callable[[Shape], list[Set]]
+    call: Callable[[gemmsmith.Plan, torch.Tensor], Callable[..., Any]]
+    peers: Callable[[Set], dict[Any, Callable[..., Any]]]
+    result: Callable[[Set], torch.Tensor]
+    right: Callable[[Set], torch.Tensor]
+
+
+KINDS = {
+    "bf16": Products(
+        lambda shape, config: gemmsmith.plan(*specs(shape), config=config),
+        lambda shape: rotated(*shape, torch.bfloat16, "nt", least=2, far=NEAR, most=MOST_SETS),
+        lambda plan, space: lambda a, b, d: plan.run(a, b, d, workspace=space),
+        lambda s: {"torch": lambda a, b, d: torch.mm(a, b, out=d)} | {x: x for x in cublaslt.algorithms(*s)},
+        lambda s: s[2],
+        lambda s: (s[0] @ s[1]).float(),
+    ),
+    "fp8": Products(
+        fp8.planned,
+        lambda shape: [(case,) for case in fp8.sets_of(*shape, least=2, far=NEAR, most=MOST_SETS)],
+        lambda plan, space: lambda c: plan.run(
+            c.a, c.b, c.d, scale_a=c.scale_a, scale_b=c.scale_b, workspace=space
+        ),
+        lambda s: {"torch": fp8.peers(s[0])["torch"]},
+        lambda s: s[0].d,
+        lambda s: s[0].exact(torch.float32)[0],
+    ),
+}  # fmt: skip
+
+
+def contenders(kind: str, shape: Shape, dice: random.Random) -> list[Config]:
     """The chosen config, the model's first and others."""
-    problem = gemmsmith.plan(*specs(shape), config=Config()).problem
+    plan = KINDS[kind].plan
+    problem = plan(shape, SMALL).problem
     every = ranked(problem, most=DRAWN_FROM)
     first = varied(every, FIRST)
     left = [c for c in every if c not in first]
-    found = [gemmsmith.plan(*specs(shape)).config, *first, *dice.sample(left, min(OTHERS, len(left)))]
+    found = [plan(shape, None).config, *first, *dice.sample(left, min(OTHERS, len(left)))]
     return list(dict.fromkeys(found))
 
 
-def compiled(shape: Shape, configs: list[Config]) -> None:
+def compiled(kind: str, shape: Shape, configs: list[Config]) -> None:
     """Fills the cubin cache with the kernels of these configs."""
     from gemmsmith.backends.cuda.compiler import compile_source
 
     for config in configs:
-        plan = gemmsmith.plan(*specs(shape), config=config)
+        plan = KINDS[kind].plan(shape, config)
         try:
             compile_source(plan.source, plan.kernel.name)
         except gemmsmith.CompileError:
             continue
 
 
-def survey(shape: Shape, configs: list[Config]) -> dict[str, Any]:
+def survey(kind: str, shape: Shape, configs: list[Config]) -> dict[str, Any]:
     """A row: microseconds of torch, of the fastest of cuBLASLt, and of each config that ran and was right."""
-    m, n, k = shape
-    sets = rotated(m, n, k, torch.bfloat16, "nt", least=2, far=NEAR, most=MOST_SETS)
-    right = (sets[0][0] @ sets[0][1]).float()
-    calls: dict[Any, Any] = {"torch": lambda a, b, d: torch.mm(a, b, out=d)}
-    calls |= {x: x for x in cublaslt.algorithms(*sets[0])}
+    products, (m, n, k) = KINDS[kind], shape
+    sets = products.sets(shape)
+    result, calls = products.result(sets[0]), products.peers(sets[0])
+    right = products.right(sets[0])
     spaces = {}
     for config in configs:
-        plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=config)
+        plan = products.plan(shape, config)
         spaces[config] = torch.empty(max(16, plan.workspace_bytes), dtype=torch.uint8, device="cuda")
-        calls[config] = lambda a, b, d, p=plan, w=spaces[config]: p.run(a, b, d, workspace=w)
+        calls[config] = products.call(plan, spaces[config])
     graphs: dict[Any, torch.cuda.CUDAGraph] = {}
     for name, call in calls.items():
-        sets[0][2].fill_(float("nan"))
+        result.fill_(float("nan"))
         try:
             graphs[name] = captured(call, sets)
-        except (cublaslt.CublasLtError, gemmsmith.GemmsmithError):
+        except (cublaslt.CublasLtError, gemmsmith.GemmsmithError, RuntimeError):  # torch refuses some shapes
             continue
-        if not ((sets[0][2].float() - right).norm() / right.norm()).item() < 1e-2:
+        if not ((result.float() - right).norm() / right.norm()).item() < 1e-2:
             print(f"WRONG {shape} {name}", flush=True)
             del graphs[name]
     times: dict[Any, list[float]] = {name: [] for name in graphs}
@@ -100,7 +146,14 @@ def survey(shape: Shape, configs: list[Config]) -> dict[str, Any]:
     us = {name: round(statistics.median(times[name]), 3) for name in names}
     best = min((x for x in lt if x in us), key=us.__getitem__, default=None)
     about_lt = {"lt_us": us[best], "lt_algorithm": str(best)} if best else {}
-    return {"m": m, "n": n, "k": k, "torch_us": us["torch"], **about_lt, "us": {c: us[c] for c in configs if c in us}}
+    return {
+        "m": m,
+        "n": n,
+        "k": k,
+        "torch_us": us.get("torch"),
+        **about_lt,
+        "us": {c: us[c] for c in configs if c in us},
+    }
 
 
 def main() -> None:
@@ -108,16 +161,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the times go")
     parser.add_argument("--seconds", type=float, default=1e9, help="no shape is begun later")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th shape, from the i-th on")
+    parser.add_argument("--fp8", action="store_true", help="operands of FP8 with block scales")
     parser.add_argument("--unseen", action="store_true", help="the class that nothing is fitted to")
     arguments = parser.parse_args()
-    begun = time.perf_counter()
+    begun, kind = time.perf_counter(), "fp8" if arguments.fp8 else "bf16"
     part, parts = map(int, arguments.part.split("/"))
     dice = random.Random(part)
-    contests = {shape: contenders(shape, dice) for shape in (UNSEEN if arguments.unseen else TRAINING)[part::parts]}
+    shapes = UNSEEN if arguments.unseen else TRAINING
+    shapes = in_blocks(shapes) if arguments.fp8 else shapes
+    contests = {shape: contenders(kind, shape, dice) for shape in shapes[part::parts]}
     workers = max(1, (os.cpu_count() or 1) // parts)
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     building: dict[Shape, list[Future[None]]] = {
-        shape: [pool.submit(compiled, shape, configs[i::8]) for i in range(8)] for shape, configs in contests.items()
+        shape: [pool.submit(compiled, kind, shape, configs[i::8]) for i in range(8)]
+        for shape, configs in contests.items()
     }
     about, rows, known = machine(), [], dict[Config, int]()
     for shape, configs in contests.items():
@@ -125,15 +182,15 @@ def main() -> None:
             break
         for future in building[shape]:
             future.result()
-        row = survey(shape, configs)
+        row = survey(kind, shape, configs)
         best = min(row["us"], key=row["us"].__getitem__)
-        print(f"{shape} torch {row['torch_us']:.1f} cuBLASLt {row.get('lt_us', 0):.1f} chosen "
+        print(f"{shape} torch {row['torch_us'] or 0:.1f} cuBLASLt {row.get('lt_us', 0):.1f} chosen "
               f"{row['us'].get(configs[0], 0):.1f} best {row['us'][best]:.1f} {best}", flush=True)  # fmt: skip
         row["chosen"] = known.setdefault(configs[0], len(known))
         row["us"] = [(known.setdefault(c, len(known)), us) for c, us in row["us"].items()]
         rows.append(row)
         if arguments.json:
-            found = {"machine": about, "configs": [vars(c) for c in known], "rows": rows}
+            found = {"machine": about, "operands": kind, "configs": [vars(c) for c in known], "rows": rows}
             arguments.json.write_text(json.dumps(found) + "\n")
     pool.shutdown(wait=False, cancel_futures=True)
     print(f"done after {time.perf_counter() - begun:.0f} s")

@@ -27,10 +27,15 @@ def within(x: Array, turned: bool = False, pad: int = 16) -> Array:
     return inner.swapaxes(-1, -2) if turned else inner
 
 
-def operands(rng: np.random.Generator, m: int, n: int, k: int, dtypes: tuple[Any, Any] = (E4M3, E4M3)) -> list[Array]:
-    """a (m, k) and b (k, n), normally distributed, K-major."""
-    a, b = (rng.standard_normal((rows, k), np.float32).astype(d) for rows, d in zip((m, n), dtypes, strict=True))
-    return [within(a), within(b).T]
+def operands(
+    rng: np.random.Generator, m: int, n: int, k: int, dtypes: tuple[Any, Any] = (E4M3, E4M3), outliers: bool = False
+) -> list[Array]:
+    """a (m, k) and b (k, n), normally distributed, K-major; with `outliers` one in a hundred a thousand times as large,
+    as far as e4m3 reaches."""
+    a, b = (rng.standard_normal((rows, k), np.float32) for rows in (m, n))
+    if outliers:
+        a, b = (np.clip(0.1 * x * np.where(rng.random(x.shape) < 0.01, 1000, 1), -448, 448) for x in (a, b))
+    return [within(a.astype(dtypes[0])), within(b.astype(dtypes[1])).T]
 
 
 def ones(m: int, n: int, k: int) -> list[Array]:
@@ -58,8 +63,9 @@ def scales(
 def digits(
     m: int, n: int, k: int, recipe: Recipe, *, dtype: Any = FP32, turned: bool = False, pad: int = 3
 ) -> tuple[list[Array | None], Array]:
-    """Scales that are powers of two, and the product of ones that they scale, exact in fp32: the sum over blocks of K
-    of the block's width times 2 to the block's number, and to numbers of the row's and the column's scale."""
+    """Scales that are powers of two, and the product of ones that they scale, exact in fp32 up to 12 blocks of K: the
+    sum over them of the block's width times 2 to a number of the block, and to numbers of the row's and the column's
+    scale. A block's number is another for each, and changes from one to the next on either side."""
     blocks = np.arange(-(-k // BLOCK))
     of_rows, of_columns = (np.zeros((x, len(blocks))) for x in (m, n))
     given: list[Array | None] = []
@@ -69,7 +75,7 @@ def digits(
             given.append(None)
             continue
         numbers = np.arange(shape[side])[:, None] * (11, 7)[side] % (17, 13)[side] - 6
-        own = numbers + blocks * (side == (0 if recipe[0] else 1))
+        own = numbers + (blocks if side == (0 if recipe[0] else 1) else blocks % 2 * 2)
         exponents[:] = own[np.arange(len(exponents)) // rows]
         given.append(within((2.0 ** (own if side == 0 else own.T)).astype(dtype), turned, pad))
     widths = np.minimum(BLOCK, k - BLOCK * blocks)

@@ -14,7 +14,7 @@ import gemmsmith
 from gemmsmith import ArgumentError, Config
 from gemmsmith.backends.reference import bounds
 from gemmsmith.cli.commands import main
-from gemmsmith.core.dtypes import FP16, FP32
+from gemmsmith.core.dtypes import BF16, FP16, FP32
 
 SMALL = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, stages=2)
 extents = some.sampled_from([0, 1, 1, 2, 7, 8, 64, 65])
@@ -85,3 +85,12 @@ def test_resources_count_the_shared_memory_of_a_launch(config: Config) -> None:
     plan = gemmsmith.plan(gemmsmith.Spec((512, 512), "bf16"), gemmsmith.Spec((512, 512), "bf16"), config=config)
     assert plan.resources.shared == plan.kernel.shared_bytes + plan.compiled.resources.shared
     assert plan.resources.shared >= config.stages * (config.tile[0] + config.tile[1]) * config.tile[2] * 2
+
+
+@pytest.mark.parametrize("x", [np.array(3, np.float32), np.ones(40, np.float32), np.ones((30, 40), np.float32)])
+def test_an_operand_of_another_kind_is_refused(x: np.ndarray) -> None:
+    a, b = np.ones((30, 64), BF16.numpy), np.ones((64, 40), BF16.numpy)
+    plan = gemmsmith.plan(a, b, epilogue=lambda acc, x: acc * x, x=2.0, backend="sim")
+    assert (plan.run(a, b, x=3.0) == 192).all()
+    with pytest.raises(ArgumentError, match="epilogue: got operands.* make a plan from arrays like these"):
+        plan.run(a, b, x=x)

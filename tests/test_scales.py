@@ -22,10 +22,10 @@ CONFIGS = [
     TILE.replace(tile=(192, 160, 128), consumers=3, stages=2),
     TILE.replace(tile=(128, 256, 128), consumers=2, stages=2, cluster=(1, 2)),
     TILE.replace(tile=(64, 208, 128), cluster=(2, 1)),
-    TILE.replace(tile=(64, 24, 128), swap_ab=True),
-    TILE.replace(tile=(128, 40, 128), consumers=2, splits=3),
-    TILE.replace(tile=(64, 104, 128), splits=0, serpentine=True),
-    TILE.replace(tile=(64, 64, 128), cluster_splits=2, swap_ab=True),
+    TILE.replace(tile=(64, 24, 128), stages=8, swap_ab=True),
+    TILE.replace(tile=(128, 40, 128), stages=5, consumers=2, splits=3),
+    TILE.replace(tile=(64, 104, 128), stages=4, splits=0, serpentine=True),
+    TILE.replace(tile=(64, 64, 128), stages=8, cluster_splits=2, swap_ab=True),
     TILE.replace(tile=(128, 72, 128), cluster_splits=3, alias_epilogue=True),
     TILE.replace(tile=(128, 64, 128), consumers=2, sync_clusters=True, pdl=True),
 ]
@@ -46,7 +46,7 @@ def test_every_scale_is_applied_where_it_belongs(config: Config, recipe, rng: np
     if recipe[1] == 1 and config.tile[1] > 128:  # there are no registers for so many columns' scales
         config = config.replace(tile=(config.tile[0], 96, 128))
     m, n, k = (int(rng.integers(1, most)) for most in (300, 400, 128 * 8))
-    layout = {"turned": bool(rng.integers(2)), "pad": int(rng.integers(1, 5))}
+    layout = {"turned": bool(rng.integers(2)), "pad": int(rng.choice([1, 3, 16]))}
     (scale_a, scale_b), want = digits(m, n, k, recipe, **layout)
     out = simulated(*ones(m, n, k), scale_a, scale_b, config=config, seed=int(rng.integers(1000)))
     np.testing.assert_array_equal(out, want)
@@ -56,12 +56,14 @@ def test_every_scale_is_applied_where_it_belongs(config: Config, recipe, rng: np
 @given(
     config=some.sampled_from(CONFIGS), m=some.integers(1, 300), n=some.integers(1, 300), k=some.integers(0, 600),
     recipe=some.sampled_from([*RECIPES, (0, 0)]), dtypes=some.tuples(*[some.sampled_from([E4M3, E5M2])] * 2),
-    dtype=some.sampled_from([FP32, UE8M0]), spread=some.sampled_from([2, 20]), turned=some.booleans(),
-    pad=some.integers(1, 4), seed=some.integers(0, 10_000),
+    outliers=some.booleans(), dtype=some.sampled_from([FP32, UE8M0]), spread=some.sampled_from([2, 20]),
+    turned=some.booleans(), pad=some.sampled_from([1, 2, 3, 4, 16]), seed=some.integers(0, 10_000),
 )  # fmt: skip
-def test_each_element_is_within_its_bound(config, m, n, k, recipe, dtypes, dtype, spread, turned, pad, seed) -> None:
+def test_each_element_is_within_its_bound(
+    config, m, n, k, recipe, dtypes, outliers, dtype, spread, turned, pad, seed
+) -> None:
     rng = np.random.default_rng(seed)
-    a, b = operands(rng, m, n, k, dtypes)
+    a, b = operands(rng, m, n, k, dtypes, outliers)
     scale_a, scale_b = scales(rng, m, n, k, recipe, spread=spread, dtype=dtype, turned=turned, pad=pad)
     try:
         out = simulated(a, b, scale_a, scale_b, config=config, seed=seed)
@@ -70,12 +72,24 @@ def test_each_element_is_within_its_bound(config, m, n, k, recipe, dtypes, dtype
     bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
 
 
+@pytest.mark.parametrize("outliers", [False, True])
+@pytest.mark.parametrize("spread", [0, 20])
+def test_deep_products(outliers: bool, spread: int, rng: np.random.Generator) -> None:
+    m, n, k = 5, 7, 65536
+    a, b = operands(rng, m, n, k, outliers=outliers)
+    scale_a, scale_b = scales(rng, m, n, k, (1, 128), spread=spread)
+    config = CONFIGS[6].replace(tile=(64, 8, 128))
+    out = simulated(a, b, scale_a, scale_b, config=config)
+    bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
+
+
 @pytest.mark.parametrize("k", [0, 1, 127, 128, 129])
 @pytest.mark.parametrize("n", range(1, 8))
 def test_the_smallest(n: int, k: int, rng: np.random.Generator) -> None:
-    for recipe in RECIPES:
+    for i, recipe in enumerate(RECIPES):
+        config = TILE.replace(tile=(64, 8, 128), swap_ab=(n + k + i) % 2 == 0)
         (scale_a, scale_b), want = digits(3, n, k, recipe)
-        np.testing.assert_array_equal(simulated(*ones(3, n, k), scale_a, scale_b, config=TILE), want)
+        np.testing.assert_array_equal(simulated(*ones(3, n, k), scale_a, scale_b, config=config), want)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), "rows"])
@@ -90,6 +104,21 @@ def test_scales_of_tensors_rows_and_columns(shape, accumulate: str, rng: np.rand
     np.testing.assert_allclose(out, want, rtol=1e-2, atol=1e-2 * np.abs(want).mean())
     promoted = accumulate == "promoted"
     bounds.check(out, a, b, SINGLE, SINGLE, promoted=promoted, scale_a=scale_a, scale_b=scale_b).require()
+
+
+@pytest.mark.parametrize("dtype", [FP32, UE8M0])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 144), (70, 1), (3, 5)])
+def test_scales_of_one_row_or_column(m: int, n: int, dtype, rng: np.random.Generator) -> None:
+    """(m, 1) has the product's shape where n is 1, and is a column all the same; one plan serves every m."""
+    scale_a, scale_b = (within((2.0 ** rng.integers(-4, 5, x)).astype(dtype)) for x in ((m, 1), (1, n)))
+    plan = None
+    for rows in (m, 1, 70):
+        scale_a = np.resize(scale_a, (rows, 1))
+        options = {"scale_a": scale_a, "scale_b": scale_b}
+        plan = plan or gemmsmith.plan(*ones(rows, n, 300), **options, out_dtype="fp32", config=TILE)
+        done = plan.simulate(*ones(rows, n, 300), **options)
+        assert done.hazards == []
+        np.testing.assert_array_equal(done.result, 300 * scale_a.astype(np.float64) * scale_b.astype(np.float64))
 
 
 def test_one_side_in_blocks_the_other_as_a_whole(rng: np.random.Generator) -> None:
@@ -122,6 +151,13 @@ def test_scales_that_are_zero_infinite_or_nan(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(out, want)
 
 
+def test_scales_of_rows_that_are_zero_infinite_or_nan() -> None:
+    scale_a = np.full((70, 1), 2, np.float32)
+    scale_a[[3, 5, 69], 0] = 0, np.inf, np.nan
+    out = simulated(*ones(70, 50, 300), scale_a, None, config=TILE)
+    np.testing.assert_array_equal(out, np.broadcast_to(300 * scale_a, (70, 50)))
+
+
 def test_bytes_are_powers_of_two(rng: np.random.Generator) -> None:
     """The smallest, the largest and NaN."""
     a, b = ones(64, 16, 128)
@@ -152,6 +188,20 @@ def test_an_epilogue_gets_the_scaled_product(config: Config, rng: np.random.Gene
         np.testing.assert_allclose(out.astype(np.float64), want.astype(np.float64), rtol=0.01, atol=0.01 * size)
 
 
+def add(acc, c):
+    return acc + c
+
+
+@pytest.mark.parametrize("config", [CONFIGS[1], CONFIGS[6], CONFIGS[10]], ids=str)
+def test_a_matrix_is_added_in_place(config: Config) -> None:
+    (scale_a, scale_b), want = digits(100, 120, 500, (1, 128))
+    c = np.arange(100 * 120, dtype=np.float32).reshape(100, 120) % 8
+    want += c
+    options = {"scale_a": scale_a, "scale_b": scale_b, "epilogue": add, "operands": {"c": c}, "out_dtype": "fp32"}
+    assert gemmsmith.simulate(*ones(100, 120, 500), out=c, config=config, **options).hazards == []
+    np.testing.assert_array_equal(c, want)
+
+
 def row_sums(acc):
     return acc, acc.sum(-1)
 
@@ -163,6 +213,21 @@ def test_reductions_of_scaled_products(rng: np.random.Generator) -> None:
     assert done.hazards == []
     np.testing.assert_array_equal(done.result[0], want)
     np.testing.assert_allclose(done.result[1], want.sum(-1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype"), [(((150, 3), (3, 1)), FP32), (((150, 1), (1, 72)), UE8M0), (((150, 3), (1, 72)), UE8M0)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("epilogue", [None, row_sums])
+def test_batch_invariant_rows_have_the_same_bits(epilogue, shapes, dtype, rng: np.random.Generator) -> None:
+    a, b = operands(rng, 150, 72, 300)
+    scale_a, scale_b = ((2.0 ** rng.uniform(-4, 4, shape)).astype(dtype) for shape in shapes)
+    options = {"epilogue": epilogue, "scale_b": scale_b, "batch_invariant": True, "backend": "sim", "out_dtype": "fp32"}
+    whole, *parts = (gemmsmith.gemm(a[:m], b, scale_a=scale_a[:m], **options) for m in (150, 9, 1))
+    for part in parts:
+        for x, y in zip(*(x if epilogue else [x] for x in (whole, part)), strict=True):
+            assert x[: len(y)].tobytes() == y.tobytes()
 
 
 def test_one_plan_serves_all_sizes(rng: np.random.Generator) -> None:
@@ -213,9 +278,45 @@ def test_refusals(options: dict, message: str) -> None:
         gemmsmith.plan(a, b, **options)
 
 
-def test_bf16_operands_have_no_block_scales() -> None:
-    a, b = (np.ones((64, 256), BF16.numpy) for _ in range(2))
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [(BF16.numpy, None), (np.int8, None), (np.float32, "tf32"), (np.float32, "3xtf32")]
+)
+def test_other_operands_have_no_block_scales(dtype, precision: str | None) -> None:
+    """Not those either whose sums are promoted, every 32 of k."""
+    a = np.ones((64, 256), dtype)
     with pytest.raises(ArgumentError, match="scale_a: got block scales, .* they need fp8 operands"):
-        gemmsmith.plan(a, b.T, scale_a=np.ones((64, 2), np.float32))
-    out = gemmsmith.gemm(a, b.T, scale_a=2.0, scale_b=np.full((1, 64), 0.5, np.float32))
+        gemmsmith.plan(a, a.T, scale_a=np.ones((64, 2), np.float32), precision=precision)
+    out = gemmsmith.gemm(a, a.T, scale_a=2.0, scale_b=np.full((1, 64), 0.5, np.float32), precision=precision)
     np.testing.assert_array_equal(out.astype(np.float32), 256)
+
+
+NUMBER, WHOLE, ROWS = 2.0, np.ones((), np.float32), np.ones((70, 1), np.float32)
+FINE, COARSE = np.ones((70, 3), np.float32), np.ones((1, 3), np.float32)
+
+
+@pytest.mark.parametrize("planned", [None, NUMBER, WHOLE, ROWS, FINE, COARSE], ids=lambda x: str(np.shape(x)))
+def test_a_plan_takes_the_scales_it_is_for(planned) -> None:
+    """Others, or none, are refused: its kernel would not apply them."""
+    a, b = ones(70, 50, 300)
+    plan = gemmsmith.plan(a, b, scale_a=planned, config=TILE, backend="sim")
+    for x in (None, NUMBER, WHOLE, ROWS, FINE, COARSE):
+        if x is planned:
+            np.testing.assert_array_equal(plan.run(a, b, scale_a=x), 300 * (x if x is NUMBER else 1))
+        else:
+            for call in (plan.run, plan.prepare, plan.simulate):
+                with pytest.raises(ArgumentError, match="scale_a: got .*, this plan has .*; make a plan from arrays"):
+                    call(a, b, scale_a=x)
+
+
+def test_a_result_over_its_scales_is_refused() -> None:
+    a, b = ones(70, 50, 300)
+    out = np.zeros((70, 50), np.float32)
+    with pytest.raises(ArgumentError, match="out: shares memory with scale_a"):
+        gemmsmith.gemm(a, b, out=out, scale_a=out[:, :3])
+
+
+def test_a_scale_whose_gradient_would_be_lost_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = (torch.ones(8, 128), torch.ones(128, 8))
+    with pytest.raises(ArgumentError, match="scale_a: got a tensor that requires grad"):
+        gemmsmith.gemm(a, b, precision="tf32", scale_a=torch.ones(8, 1, requires_grad=True))

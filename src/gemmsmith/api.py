@@ -135,14 +135,21 @@ def simulate(
     return plan_.simulate(a, b, out, operands=given, seed=seed)
 
 
-def tune(a: Spec, b: Spec, *, most: int = 64, step: Callable[[str], None] = lambda what: None) -> list[Measured]:
+def tune(
+    a: Spec, b: Spec, *, accumulate: Any = None, precision: Any = None, most: int = 64,
+    step: Callable[[str], None] = lambda what: None,
+) -> list[Measured]:  # fmt: skip
     """Times the `most` promising configs of a @ b on the GPU, on random data, and keeps the fastest for later plans.
 
-    a (m, k), b (k, n): Specs of bf16 or fp16, in the layouts that will be used. Gives (config, us) of all that ran,
-    fastest first. The fastest is stored in the cache folder (GEMMSMITH_CACHE_DIR) and used for that N and K and up to
-    as many rows. `step` is told "compile" and "measure" after each of these. Raises DeviceError where there is no
-    Hopper GPU.
+    a (m, k), b (k, n): Specs in the layouts that will be used; accumulate and precision as in `gemm`. Gives (config,
+    us) of all that ran, fastest first. The fastest is stored in the cache folder (GEMMSMITH_CACHE_DIR) and used for
+    that N and K and up to as many rows, for operands of 16 bits, for fp8, for int8 or for fp32, and for promoted sums
+    by themselves; with scales, and with an epilogue, where it has room for them. `step` is told "compile" and "measure"
+    after each of these. Raises ArgumentError, and DeviceError where there is no Hopper GPU.
     """
     from gemmsmith.tuning.search import tune as measured
 
-    return measured(a, b, lambda config: Plan(a, b, config=config), most, step)
+    def planned(config: Config) -> Plan:
+        return Plan(a, b, config=config, accumulate=accumulate, precision=precision)
+
+    return measured(a, b, planned, most, step)

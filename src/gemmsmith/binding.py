@@ -9,7 +9,7 @@ from typing import Any
 
 from gemmsmith import checks, scaling
 from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind, is_array, row_major
-from gemmsmith.core.dtypes import BF16, FP16, FP32, TF32, DType, number_operand
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, TF32, DType, number_operand
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, meant
 from gemmsmith.core.graph import Extent, Graph, Operand, Result, bare
 from gemmsmith.core.mma import Mma
@@ -21,6 +21,7 @@ from gemmsmith.epilogue.device.outputs import result_argument
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.epilogue.frontend.tracer import trace_sized
 from gemmsmith.epilogue.lines import refused
+from gemmsmith.scaling import argument_name
 
 Epilogue = Callable[..., Any] | Graph | Any
 """A function, a graph, or a visitor tree: any object with a method `graph()` that returns a Graph; None for none."""
@@ -64,6 +65,11 @@ class Binding:
     def value(self) -> Any:
         """The results in the form in which the function returned them: one, a tuple, or a dict."""
         return arranged(self.results, self.names)
+
+    @property
+    def scales(self) -> list[str]:
+        """What the scales of a and b are for, in words."""
+        return [scaling.kind(name, self.graph, self.block_rows) for name in SCALE_NAMES]
 
     @property
     def missing(self) -> dict[str, ArrayInfo]:
@@ -151,11 +157,12 @@ def bind(
     given = by_name(out, first_name(graph), several=epilogue is not None)
     stored = _results(graph, {"out": bare_out} if bare_out else given, shape)
     read |= factors
-    arrays = {name: x for name, x in read.items() if isinstance(x, ArrayInfo)}
+    arrays = {argument_name(name): x for name, x in read.items() if isinstance(x, ArrayInfo)}
+    inputs = {"a": a_info, "b": b_info} | {argument_name(name): x for name, x in blocks.items()}
     checks.memory({"a": a_info, "b": b_info} | {name: stored[name] for name in given})
     for name in given:
         others = {other: stored[other] for other in given if other != name}
-        checks.apart(name, stored[name], {"a": a_info, "b": b_info, **blocks}, arrays, others)
+        checks.apart(name, stored[name], inputs, arrays, others)
 
     arguments: dict[str, ArrayInfo | float] = {"a": a_info, "b": b_info}
     arguments |= {operand_argument(name): x for name, x in (read | blocks).items()}
@@ -224,11 +231,11 @@ def _scales(
         found = scaling.block_rows(info, name, operand, batch, planned.get(name))
         if found is None or not isinstance(info, ArrayInfo):
             factors[name] = info
-        elif promoted:
+        elif promoted and operand.dtype in (E4M3, E5M2):
             blocks[name], rows[name] = info, found
         else:
             raise ArgumentError(
-                f"{scaling.ARGUMENTS[name]}: got block scales, of shape {tuple(info.shape)}; they need fp8 "
+                f"{argument_name(name)}: got block scales, of shape {tuple(info.shape)}; they need fp8 "
                 'operands and accumulate="promoted"'
             )
     return factors, blocks, rows
@@ -243,9 +250,9 @@ def _graphs(
     from gemmsmith.epilogue.passes import optimise
 
     kinds = {
-        name: (classify(name, x.shape, shape), x.dtype) if isinstance(x, ArrayInfo) else (Extent(), None)
-        for name, x in {**operands, **factors}.items()
-    }
+        name: (extent(name, x.shape, shape), x.dtype) if isinstance(x, ArrayInfo) else (Extent(), None)
+        for extent, given in ((classify, operands), (scaling.extent, factors)) for name, x in given.items()
+    }  # fmt: skip
     source = None if isinstance(epilogue, Graph) else fingerprint(epilogue)
     key = source, len(shape), shape[-1], tuple(kinds.items()), output
     if source is not None and (known := _GRAPHS.get(key)):

@@ -24,7 +24,7 @@ from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launches
 from gemmsmith.launches import kernel_spec, launches
-from gemmsmith.scaling import with_scales
+from gemmsmith.scaling import ARGUMENTS, argument_name, with_scales
 
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Compiled, Resources
@@ -287,9 +287,18 @@ class Plan:
 
     def _launches(self, binding: Binding) -> Launches:
         """The launches for arrays in the plan's layouts."""
-        if binding.problem == self.problem and binding.arrays == self.binding.arrays:
+        same = binding.problem == self.problem and binding.arrays == self.binding.arrays
+        if same and binding.graph == self.binding.graph:
             return self.launches
+        for name, planned, given in zip(ARGUMENTS.values(), self.binding.scales, binding.scales, strict=True):
+            if given != planned:
+                raise ArgumentError(f"{name}: got {given}, this plan has {planned}; make a plan from arrays like these")
         if 0 not in binding.shape and (spec := kernel_spec(binding, self.config)) != self.spec:
+            if binding.graph != self.binding.graph:
+                raise ArgumentError(
+                    "epilogue: got operands, sizes or constants with which it is another one than this plan's; make a "
+                    "plan from arrays like these"
+                )
             raise ArgumentError(
                 f"a, b, out: their layouts need the kernel {spec.name} ({spec.layouts}), this plan has "
                 f"{self.spec.name} ({self.spec.layouts}); make a plan from arrays like these"
@@ -340,7 +349,7 @@ def signatures(a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, An
     addresses: dict[str, Any] = {"a": a_place, "b": b_place}
     key: tuple[Hashable, ...] = a_signed, a_place & 15, b_signed, b_place & 15
     for name, x in operands.items():
-        key += name, _signed(x, name, operand_argument(name), addresses)
+        key += name, _signed(x, argument_name(name), operand_argument(name), addresses)
     for name, x in out.items():
         signed, address = signature(x, name)
         addresses[result_argument(name)] = address

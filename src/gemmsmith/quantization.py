@@ -31,6 +31,10 @@ RECIPES: dict[str, tuple[Kind, Kind]] = {
 """What shares a scale in a kernel's copy that is laid out as its source, and in the transposed one."""
 TRANSPOSED = {"columns": "rows", "128x1": "1x128"}
 """Recipes that are others of the transposed array."""
+LAYOUTS = {"1x128": ("M", 4), "128x128": ("K", 4)}
+"""The order and the padding of scales, by recipe, unless they are asked for; of others ("K", 1)."""
+OTHER: dict[Any, Literal["K", "M"] | None] = {"K": "M", "M": "K", None: None}
+"""The order of the transposed scales."""
 WIDTHS = (128, 512, 2048, 4096, 8192, 16384)
 """Columns of a tile of whole rows."""
 _KNOWN: dict[Hashable, _Quantizing] = {}
@@ -39,7 +43,8 @@ _KNOWN: dict[Hashable, _Quantizing] = {}
 
 def quantize(
     x: Any, recipe: Recipe | str = "1x128", dtype: Any = "fp8_e4m3", *, transposed: bool = False,
-    scale_dtype: Any = "fp32", scale_order: Literal["K", "M"] = "K", scale_padding: int = 1, backend: str = "auto",
+    scale_dtype: Any = "fp32", scale_order: Literal["K", "M"] | None = None, scale_padding: int | None = None,
+    backend: str = "auto",
 ) -> tuple[Any, ...]:  # fmt: skip
     """(values, scales): x in 8 bits, about values * scales.
 
@@ -54,7 +59,8 @@ def quantize(
     "rows" and "columns" twice.
     scale_dtype: "fp32", or "ue8m0", powers of two, which are rounded up.
     scale_order: along which index scales are contiguous, "K", the last, or "M", the other; padded to a multiple of
-    `scale_padding` scales.
+    `scale_padding` scales. Without an order those of "1x128" lie along M, padded to 4, as `gemm` reads them fastest, of
+    "128x128" along K, padded to 4, as torch has them, others along K; with one there is no padding unless asked for.
 
     A scale is amax / 448 (57344 for e5m2, 127 for int8), computed as amax * fp32(1 / 448), and at least 2^-126, but 1
     where amax is 0.
@@ -81,7 +87,7 @@ def quantize(
     if found.recipe in TRANSPOSED:
         straight = quantize(
             _transposed(x), TRANSPOSED[found.recipe], dtype, transposed=transposed, scale_dtype=scale_dtype,
-            scale_order="M" if scale_order == "K" else "K", scale_padding=scale_padding, backend=backend,
+            scale_order=OTHER[scale_order], scale_padding=scale_padding, backend=backend,
         )  # fmt: skip
         return tuple(map(_transposed, straight))
     if found.recipe == "rows" and transposed:
@@ -122,6 +128,8 @@ class _Options:
             raise ArgumentError(f"scale_dtype: got {scale_dtype!r}; use fp32 or ue8m0")
         if not isinstance(transposed, bool):
             raise ArgumentError(f"transposed: got {transposed!r}; use True or False")
+        fastest = LAYOUTS.get(recipe, ("K", 1)) if order is None else (order, 1)
+        order, padding = fastest[0], fastest[1] if padding is None else padding
         if order not in ("K", "M"):
             raise ArgumentError(f"scale_order: got {order!r}; use 'K', the last index, or 'M', the other")
         if not isinstance(padding, int) or padding < 1:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 from gemmsmith import checks
 from gemmsmith.arrays import ArrayInfo, describe
 from gemmsmith.core.dtypes import FP32, UE8M0, number_operand
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import Graph, Node, Operand
+from gemmsmith.core.graph import Extent, Graph, Node, Operand
 from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
 
 ARGUMENTS = dict(zip(SCALE_NAMES, ("scale_a", "scale_b"), strict=True))
 """What scales are called as arguments."""
+
+
+def argument_name(operand: str) -> str:
+    """What an epilogue's operand is called as an argument."""
+    return ARGUMENTS.get(operand, operand)
 
 
 def with_scales(operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> dict[str, Any]:
@@ -26,7 +31,7 @@ def with_scales(operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> dict
 
 def described(x: Any, name: str, a: ArrayInfo) -> ArrayInfo | float:
     """A scale as it is given: a number, or an array, which is on a's device."""
-    argument = ARGUMENTS[name]
+    argument = argument_name(name)
     if isinstance(x, Real):
         return number_operand(argument, x)
     info = describe(x, argument)
@@ -55,9 +60,32 @@ def block_rows(
             return planned if planned in found else found[0]
     listed = ", ".join(str(shape[::-1] if turned else shape) for shape, _ in shapes)
     raise ArgumentError(
-        f"{ARGUMENTS[name]}: got shape {tuple(x.shape)}; for {name[-1]} of shape {tuple(operand.shape)} use one of "
+        f"{argument_name(name)}: got shape {tuple(x.shape)}; for {name[-1]} of shape {tuple(operand.shape)} use one of "
         f"(), {listed}" + "".join(f", with {count} or 1 in front or without" for count in batch)
     )
+
+
+def extent(name: str, shape: tuple[int, ...], product: tuple[int, ...]) -> Extent:
+    """Along which indices of the product a scale varies that the epilogue multiplies by: of a along its rows, of b
+    along its columns, also where there is one; never a matrix."""
+    if len(shape) < 2:
+        return Extent()
+    of_a = name == SCALE_NAMES[0]
+    varies: Literal[0, 1] = 1 if (shape[-2] == product[-2] if of_a else shape[-1] == product[-1]) else 0
+    batch = len(shape) == 3 and shape[0] == product[0]
+    return Extent(batch, varies, 0) if of_a else Extent(batch, 0, varies)
+
+
+def kind(name: str, graph: Graph, block_rows: Mapping[str, int]) -> str:
+    """What a product's scale of that name is for, in words."""
+    if name in block_rows:
+        return f"scales of {block_rows[name]}x{SCALE_BLOCK} blocks"
+    operand = next((o for o in graph.operands if o.name == name), None)
+    if operand is None:
+        return "none"
+    if operand.extent != Extent():
+        return "scales of rows or columns"
+    return "a scale of the whole" if operand.dtype else "a number"
 
 
 def scaled(graph: Graph, factors: Iterable[Operand]) -> Graph:

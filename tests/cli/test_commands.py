@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from gemmsmith import Config, Plan, Spec
 from gemmsmith.backends.reference.bounds import Report
+from gemmsmith.binding import bind
 from gemmsmith.cli import commands, main
 from gemmsmith.cli.execute import Outcome
 from gemmsmith.cli.options import Sizes
@@ -144,6 +145,41 @@ def test_a_gpus_time_is_a_number_with_its_unit() -> None:
     assert (facts["error"]["max"], facts["error"]["elements_beyond_bound"]) == (None, 3)
 
 
+@pytest.mark.parametrize(
+    ("options", "accumulate"),
+    [
+        ("--dtype fp8_e4m3 --scale-a 1x128 --scale-b 128x128", "promoted"),
+        ("--dtype fp8_e5m2 --dtype-b fp8_e4m3 --scale-a rows --swap-ab --out-dtype fp32", "promoted"),
+        ("--dtype fp8_e4m3 --accumulate fast --layout tn --scale-a rows --scale-b tensor", "fast"),
+        ("--dtype fp8_e4m3 --tile 64x64x128 --splits 2 --scale-a 128x128 --scale-b 1x128", "promoted"),
+        ("--dtype int8", "int32"),
+        ("--dtype int8 --scale-a rows --scale-b rows --layout nn", "int32"),
+        ("--dtype fp32 --precision tf32", "fp32"),
+        ("--dtype fp32 --precision 3xtf32 --layout tn", "promoted"),
+    ],
+)
+def test_other_operands(call, options: str, accumulate: str) -> None:
+    sizes = ["--m", "70", "--n", "72", "--k", "140"]
+    for command in (["simulate"], ["run", "--backend", "reference"]):
+        found = json.loads(good(call(*command, *sizes, *options.split(), "--json")))
+        assert (found["result"], found.get("hazards", [])) == ("right", [])
+        assert found["problem"]["accumulate"] == {"fast": "fp32"}.get(accumulate, accumulate)
+        assert ("scale_a" in found["problem"]) == ("--scale-a" in options)
+    assert "__global__" in good(call("show", *sizes, *options.split()))
+
+
+def test_why(call) -> None:
+    words = ["show", "--m", "64", "--n", "512", "--k", "512", "--dtype", "fp8_e4m3", "--why"]
+    assert "chosen by the model" in good(call(*words))
+    assert "b is transposed before each run" in good(call(*words, "--layout", "nn"))
+
+
+def test_an_epilogue_of_other_operands(call) -> None:
+    for options in (["--dtype", "fp8_e4m3"], ["--dtype", "int8"], ["--dtype", "fp32", "--precision", "tf32"]):
+        text = good(call("explain", "--epilogue", "LinCombPerColBias", *options))
+        assert "RowBroadcast(bias)" in text
+
+
 def test_nothing_to_sum(call) -> None:
     found = json.loads(good(call("run", "--m", "70", "--n", "72", "--k", "0", "--backend", "reference", "--json")))
     assert (found["result"], found["error"]["max"], found["files"]) == ("right", 0, {})
@@ -174,6 +210,16 @@ def test_show(call) -> None:
         (["show", "--dtype", "bf16", "--accumulate", "fp16"], "accumulate: got 'fp16' for operands of bf16; use fp32"),
         (["show", "--dtype", "fp8"], "'fp8' is not one of 'bf16', 'fp16'"),
         (["show", "--cluster-splits", "5"], "cluster_splits: got 5; use"),
+        (["show", "--dtype", "fp32"], "precision: got None for fp32 operands, which no instruction reads; use 'tf32'"),
+        (["show", "--precision", "tf32"], "precision: got 'tf32' for operands of bf16; it is for fp32 operands"),
+        (["show", "--dtype-b", "int8"], "b: got dtype int8 with a of bf16; use the same for both"),
+        (["show", "--scale-b", "1x128"], "scale_b: got block scales, of shape (64, 8192); they need fp8 operands"),
+        (["show", "--dtype", "fp8_e4m3", "--accumulate", "fp32"], "operands of fp8_e4m3; use promoted or fast"),
+        (["show", "--dtype", "fp8_e4m3", "--design", "pingpong"], 'use the design cooperative, or accumulate="fast"'),
+        (["show", "--dtype", "fp8_e4m3", "--tile", "128x128x64"], 'tile K: got 64 with accumulate="promoted"; use 128'),
+        (["show", "--dtype", "int8", "--out-dtype", "int32", "--scale-a", "tensor"], "out_dtype: got 'int32'; use one"),
+        (["explain", "--epilogue", "amax", "--dtype", "fp32"], "precision: got None for fp32 operands"),
+        (["tune", "--dtype", "int8", "--accumulate", "fast", "64x64x64"], "operands of int8; use int32"),
         (["run", "--m", "-1"], "'--m': -1 is not in the range x>=0"),
         (["run", "--seed", "-1"], "'--seed': -1 is not in the range x>=0"),
         (["run", "--output", "file"], "'file' is a file"),
@@ -310,7 +356,7 @@ def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytes
     fast, slow = Config(), Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1)
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("gemmsmith.cli.tune.require_gpu", lambda: None)
-    monkeypatch.setattr("gemmsmith.api.tune", lambda a, b, most, step: [Measured(fast, 10.0), Measured(slow, 20.0)])
+    monkeypatch.setattr("gemmsmith.api.tune", lambda a, b, **options: [Measured(fast, 10.0), Measured(slow, 20.0)])
     assert good(call("tune", "512x1000x1024")) == f"512x1000x1024: 10.0 us, 105 TFLOP/s, {fast}\n"
     row, other = map(json.loads, good(call("tune", "512x1000x1024", "64x64x64", "--json")).splitlines())
     assert (row["m"], row["n"], row["k"], row["operands"], row["tuned_before"]) == (512, 1000, 1024, "bf16", False)
@@ -318,7 +364,7 @@ def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytes
     assert row["configs"][1]["tflops"] == pytest.approx(2 * 512 * 1000 * 1024 / 20e6)
     assert row["configs"][1]["config"]["tile"] == [64, 64, 64]
     assert other["m"] == 64
-    keep(Plan(Spec((512, 1024), "bf16"), Spec((1024, 1000), "bf16", (1, 1024))).problem, slow, 20.0, "none")
+    keep(bind(Spec((512, 1024), "bf16"), Spec((1024, 1000), "bf16", (1, 1024))).problem, slow, 20.0, "none")
     assert "tuned before" in good(call("tune", "512x1000x1024"))
     before = json.loads(good(call("tune", "512x1000x1024", "--json")))
     assert before["tuned_before"]
@@ -383,8 +429,10 @@ def test_any_words_end_in_a_result_or_in_one_line(words: list[str]) -> None:
 
 
 @pytest.mark.gpu
-def test_run_on_the_gpu(call) -> None:
-    rows = json.loads(good(call("run", "--m", "1000", "--n", "1000", "--k", "1000", "--json")))
+@pytest.mark.parametrize("options", ["", "--dtype fp8_e4m3 --scale-a 1x128 --scale-b 128x128", "--dtype int8",
+                                     "--dtype fp32 --precision 3xtf32 --scale-a rows --scale-b tensor"])  # fmt: skip
+def test_run_on_the_gpu(call, options: str) -> None:
+    rows = json.loads(good(call("run", "--m", "1000", "--n", "1000", "--k", "1000", "--json", *options.split())))
     assert rows["backend"] == "cuda"
     assert rows["result"] == "right"
     assert rows["time_us"] > 1

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from tests.scales import E4M3, E5M2, FP32, RECIPES, UE8M0, digits, ones, operands, scales
+from tests.scales import E4M3, E5M2, FP32, RECIPES, UE8M0, digits, ones, operands, scales, within
 
 import gemmsmith
 from gemmsmith import Config
@@ -92,17 +92,29 @@ def test_each_element_is_within_its_bound(recipe: tuple[int, int], spread: int) 
     data = np.random.default_rng(rng.randint(0, 1 << 30))
     for config in CONFIGS:
         m, n, k = rng.randint(1, 500), rng.randint(1, 500), rng.choice([1, 127, 129, 500, 2000, 5000])
-        a, b = operands(data, m, n, k, rng.choice([(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2)]))
+        dtypes = rng.choice([(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2)])
+        a, b = operands(data, m, n, k, dtypes, outliers=rng.random() < 0.5)
         turned, pad = rng.random() < 0.5, rng.randint(1, 4)
         scale_a, scale_b = scales(data, m, n, k, recipe, spread=spread, turned=turned, pad=pad)
         out = computed(a, b, scale_a, scale_b, config=fitted(config, recipe))
         bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
 
 
-def test_deep_products() -> None:
+@pytest.mark.parametrize("outliers", [False, True])
+def test_deep_products(outliers: bool) -> None:
     data = np.random.default_rng(0)
-    a, b = operands(data, 130, 140, 65536)
-    for recipe in ((1, 128), (0, 0)):
-        scale_a, scale_b = scales(data, 130, 140, 65536, recipe)
+    a, b = operands(data, 130, 140, 65536, outliers=outliers)
+    for recipe, spread in (((1, 128), 4), ((1, 128), 20), ((0, 0), 0)):
+        scale_a, scale_b = scales(data, 130, 140, 65536, recipe, spread=spread)
         out = computed(a, b, scale_a, scale_b, config=TILE)
         bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
+
+
+@pytest.mark.parametrize("dtype", [FP32, UE8M0])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 144), (70, 1), (300, 500)])
+@pytest.mark.parametrize("accumulate", ["promoted", "fast"])
+def test_scales_of_rows_and_columns(accumulate: str, m: int, n: int, dtype: np.dtype) -> None:
+    data = np.random.default_rng(m + n)
+    scale_a, scale_b = (within((2.0 ** data.integers(-4, 5, x)).astype(dtype)) for x in ((m, 1), (1, n)))
+    out = computed(*ones(m, n, 384), scale_a, scale_b, accumulate=accumulate)
+    np.testing.assert_array_equal(out, 384 * scale_a.astype(np.float64) * scale_b.astype(np.float64))

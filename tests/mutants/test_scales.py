@@ -11,13 +11,14 @@ from tests.scales import digits, ones
 
 import gemmsmith
 from gemmsmith import Config
-from gemmsmith.collective import pipeline, scales
+from gemmsmith.collective import pipeline, scales, staged_scales
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.promotion import Promotion
-from gemmsmith.collective.scales import BlockScales, StagedScales
+from gemmsmith.collective.scales import BlockScales, ScalesOfThread
+from gemmsmith.collective.staged_scales import CopiedScales, LoadedScales
 from gemmsmith.kernels.build import build
 
-CONFIG = Config(tile=(128, 104, 128), cluster=(1, 1), stages=3, consumers=2)
+CONFIG = Config(tile=(128, 104, 128), cluster=(1, 1), stages=4, consumers=2)
 M, N, K = 200, 230, 700
 Patch = pytest.MonkeyPatch
 
@@ -29,22 +30,35 @@ def _unbroken_afterwards() -> Iterator[None]:
     build.cache_clear()
 
 
-def _shifted(p: Patch, blocks: int) -> None:
-    begin = StagedScales.begin
+def _shifted(p: Patch, blocks: int, sides: str) -> None:
+    begin, init = CopiedScales.begin, CopiedScales.__init__
+
+    def made(self: Any, index: int, *given: Any) -> None:
+        init(self, index, *given)
+        self.shift = blocks if "ab"[index] in sides else 0
 
     def shifted(self: Any, *given: Any) -> None:
         begin(self, *given)
-        self._at.set(self._at.get() + self._step * blocks)
+        self._at.set(self._at.get() + self._step * self.shift)
 
-    p.setattr(StagedScales, "begin", shifted)
+    p.setattr(CopiedScales, "__init__", made)
+    p.setattr(CopiedScales, "begin", shifted)
 
 
 def the_next_blocks_scales(p: Patch) -> None:
-    _shifted(p, 1)
+    _shifted(p, 1, "ab")
+
+
+def the_next_blocks_scales_of_a(p: Patch) -> None:
+    _shifted(p, 1, "a")
+
+
+def the_next_blocks_scales_of_b(p: Patch) -> None:
+    _shifted(p, 1, "b")
 
 
 def the_scales_of_the_block_before(p: Patch) -> None:
-    _shifted(p, -1)
+    _shifted(p, -1, "ab")
 
 
 def a_partial_sum_that_is_not_cleared(p: Patch) -> None:
@@ -56,30 +70,48 @@ def a_total_that_is_not_cleared(p: Patch) -> None:
     p.setattr(Accumulator, "clear", lambda self: None)
 
 
+def a_wait_that_leaves_one_more_group_running(p: Patch) -> None:
+    wait = Promotion.wait
+    p.setattr(Promotion, "wait", lambda self, number, behind: wait(self, number, behind + 1))
+
+
 def promotion_before_the_wait(p: Patch) -> None:
-    p.setattr(Promotion, "wait", lambda self: None)
+    p.setattr(Promotion, "wait", lambda self, number, behind: None)
 
 
 def release_before_the_wait(p: Patch) -> None:
     add, wait = Promotion.add, Promotion.wait
 
-    def waits(self: Any, *given: Any) -> None:
-        wait(self)
-        add(self, *given)
+    def waits(self: Any, number: int, part: Any) -> None:
+        wait(self, number, 0)
+        add(self, number, part)
 
-    p.setattr(Promotion, "wait", lambda self: None)
+    p.setattr(Promotion, "wait", lambda self, number, behind: None)
     p.setattr(Promotion, "add", waits)
 
 
 def scales_read_after_the_release(p: Patch) -> None:
-    read, add = Promotion.read_scales, Promotion.add
+    read, add, stages = Promotion.read_scales, Promotion.add, dict[int, Any]()
 
-    def reads(self: Any, part: Any) -> None:
-        read(self, self.stage)
-        add(self, part)
+    def reads(self: Any, number: int, part: Any) -> None:
+        read(self, number, stages[number])
+        add(self, number, part)
 
-    p.setattr(Promotion, "read_scales", lambda self, stage: setattr(self, "stage", stage))
+    p.setattr(Promotion, "read_scales", lambda self, number, stage: stages.__setitem__(number, stage))
     p.setattr(Promotion, "add", reads)
+
+
+def scales_read_before_the_stage_is_full(p: Patch) -> None:
+    init, wait = Promotion.__init__, pipeline.PipelineTmaAsync.consumer_wait
+    made, early = list[Any](), list[Any]()
+
+    def waits(self: Any, state: Any) -> None:
+        early.append(made[-1]._scales.read(state.index))
+        wait(self, state)
+
+    p.setattr(Promotion, "__init__", lambda self, *given: made.append(self) or init(self, *given))
+    p.setattr(Promotion, "read_scales", lambda self, number, stage: self._factors.update({number: early.pop(0)}))
+    p.setattr(pipeline.PipelineTmaAsync, "consumer_wait", waits)
 
 
 def a_release_by_one_lane_before_others_have_read(p: Patch) -> None:
@@ -90,18 +122,31 @@ def an_arrival_before_the_copies_have_landed(p: Patch) -> None:
     p.setattr(pipeline.hw, "cp_async_arrive", pipeline.hw.mbarrier_arrive)
 
 
+def copies_that_a_full_stage_does_not_count(p: Patch) -> None:
+    """As bytes that expect_tx leaves out."""
+
+    def uncounted(self: Any, state: Any, lanes: int, **kinds: bool) -> None:
+        pipeline.hw.cp_async_arrive(self._full[state.index])
+
+    p.setattr(pipeline.PipelineTmaAsync, "beside_commit", uncounted)
+
+
+def copies_that_never_arrive(p: Patch) -> None:
+    p.setattr(pipeline.hw, "cp_async_arrive", lambda barrier: None)
+
+
 def copies_into_stages_that_are_not_free(p: Patch) -> None:
     p.setattr(pipeline.PipelineTmaAsync, "beside_acquire", lambda self, state: None)
 
 
 def the_scales_of_a_and_b_swapped(p: Patch) -> None:
-    of = scales._scale
-    p.setattr(scales, "_scale", lambda problem, index: of(problem, 1 - index))
+    of = staged_scales.scale_of
+    p.setattr(staged_scales, "scale_of", lambda problem, index: of(problem, 1 - index))
 
 
 def the_border_8_columns_off(p: Patch) -> None:
-    at_column = BlockScales._at_column
-    p.setattr(BlockScales, "_at_column", lambda self, factors, column: at_column(self, factors, column + 8))
+    at_column = ScalesOfThread.at_column
+    p.setattr(ScalesOfThread, "at_column", lambda self, factors, column: at_column(self, factors, column + 8))
 
 
 def the_rows_of_the_other_half(p: Patch) -> None:
@@ -114,21 +159,42 @@ def the_rows_of_the_tile_for_every_warpgroup(p: Patch) -> None:
 
 
 def rows_beyond_the_last(p: Patch) -> None:
-    begin = StagedScales.begin
+    begin = CopiedScales.begin
 
     def unbounded(self: Any, *given: Any) -> None:
         begin(self, *given)
         self._left = self._left + 1000
 
-    p.setattr(StagedScales, "begin", unbounded)
+    p.setattr(CopiedScales, "begin", unbounded)
+
+
+def bytes_that_a_full_stage_does_not_count(p: Patch) -> None:
+    p.setattr(LoadedScales, "bytes_of_stage", lambda self, problem: 0)
+
+
+def the_next_k_tiles_scales(p: Patch) -> None:
+    load = LoadedScales.load
+    p.setattr(LoadedScales, "load", lambda self, stage, full, at, k_tile: load(self, stage, full, at, k_tile + 1))
+
+
+def the_next_stage(p: Patch) -> None:
+    load = LoadedScales.load
+
+    def shifted(self: Any, stage: Any, full: Any, at: Any, k_tile: Any) -> None:
+        load(self, (stage + 1) % CONFIG.stages, full, at, k_tile)
+
+    p.setattr(LoadedScales, "load", shifted)
 
 
 COARSE, EACH = (1, 128), (1, 1)
 MUTANTS = [
     (the_next_blocks_scales, COARSE), (the_next_blocks_scales, EACH), (the_scales_of_the_block_before, COARSE),
+    (the_next_blocks_scales_of_a, COARSE), (the_next_blocks_scales_of_b, COARSE), (the_next_blocks_scales_of_b, EACH),
     (a_partial_sum_that_is_not_cleared, COARSE), (a_total_that_is_not_cleared, COARSE),
-    (promotion_before_the_wait, COARSE), (release_before_the_wait, COARSE), (scales_read_after_the_release, COARSE),
-    (scales_read_after_the_release, EACH), (a_release_by_one_lane_before_others_have_read, COARSE),
+    (promotion_before_the_wait, COARSE), (a_wait_that_leaves_one_more_group_running, COARSE),
+    (release_before_the_wait, COARSE), (scales_read_after_the_release, COARSE), (scales_read_after_the_release, EACH),
+    (scales_read_before_the_stage_is_full, COARSE), (copies_that_a_full_stage_does_not_count, COARSE),
+    (copies_that_never_arrive, EACH), (a_release_by_one_lane_before_others_have_read, COARSE),
     (an_arrival_before_the_copies_have_landed, COARSE), (copies_into_stages_that_are_not_free, COARSE),
     (the_scales_of_a_and_b_swapped, COARSE), (the_scales_of_a_and_b_swapped, (128, 128)),
     (the_border_8_columns_off, COARSE), (the_rows_of_the_other_half, COARSE),
@@ -136,9 +202,17 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-def is_wrong(recipe: tuple[int, int], seed: int) -> bool:
+BY_TMA = {"turned": True, "pad": 16}
+"""The layout of scales that TMA brings: those of A contiguous along M."""
+MUTANTS_BY_TMA = [
+    bytes_that_a_full_stage_does_not_count, the_next_k_tiles_scales, the_next_stage, scales_read_after_the_release,
+    scales_read_before_the_stage_is_full, a_release_by_one_lane_before_others_have_read, the_scales_of_a_and_b_swapped,
+]  # fmt: skip
+
+
+def is_wrong(recipe: tuple[int, int], seed: int, **layout: Any) -> bool:
     """Whether something is reported, or a digit differs."""
-    (scale_a, scale_b), want = digits(M, N, K, recipe)
+    (scale_a, scale_b), want = digits(M, N, K, recipe, **layout)
     out = np.full((M, N), np.nan, np.float32)
     done = gemmsmith.simulate(*ones(M, N, K), scale_a=scale_a, scale_b=scale_b, out=out, config=CONFIG, seed=seed)
     return bool(done.hazards) or not np.array_equal(out, want)
@@ -150,6 +224,13 @@ def test_every_mistake_is_found(mutate: Any, recipe: tuple[int, int], monkeypatc
     assert any(is_wrong(recipe, seed) for seed in range(3))
 
 
+@pytest.mark.parametrize("mutate", MUTANTS_BY_TMA)
+def test_mistakes_with_scales_by_tma_are_found(mutate: Any, monkeypatch: Patch) -> None:
+    mutate(monkeypatch)
+    assert any(is_wrong(COARSE, seed, **BY_TMA) for seed in range(3))
+
+
+@pytest.mark.parametrize("layout", [{}, BY_TMA])
 @pytest.mark.parametrize("recipe", [COARSE, EACH, (128, 128)])
-def test_without_one_nothing_is_wrong(recipe: tuple[int, int]) -> None:
-    assert not any(is_wrong(recipe, seed) for seed in range(3))
+def test_without_one_nothing_is_wrong(recipe: tuple[int, int], layout: dict[str, Any]) -> None:
+    assert not any(is_wrong(recipe, seed, **layout) for seed in range(3))

@@ -35,7 +35,18 @@ def test_tuning_finds_and_keeps(tmp_path, monkeypatch) -> None:
     assert gemmsmith.plan(a, b).config == found[0].config
 
 
-@pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8", "fp32"])
-def test_only_16_bit_operands_are_tuned(dtype: str) -> None:
-    with pytest.raises(gemmsmith.ArgumentError, match=f"a: got dtype {dtype}; configs are tuned for bf16 and fp16"):
-        gemmsmith.tune(Spec((64, 64), dtype), Spec((64, 64), dtype))
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [("fp8_e4m3", {}), ("fp8_e5m2", {"accumulate": "fast"}), ("int8", {}), ("fp32", {"precision": "3xtf32"})],
+)
+def test_tuning_of_other_operands(dtype: str, options: dict[str, str], tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    a, b = Spec((64, 1024), dtype), Spec((1024, 2048), dtype, (1, 1024))
+    found = gemmsmith.tune(a, b, most=4, **options)
+    assert gemmsmith.plan(a, b, **options).config == found[0].config
+
+
+def test_what_cannot_be_multiplied_is_refused_first() -> None:
+    with pytest.raises(gemmsmith.ArgumentError, match="precision: got None for fp32 operands"):
+        gemmsmith.tune(Spec((64, 64), "fp32"), Spec((64, 64), "fp32"))

@@ -20,7 +20,7 @@ from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.fitting import spec_for
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import MOST_COPIES, READ_ONCE_ROWS, Space, considered, space
+from gemmsmith.tuning.space import MOST_COPIES, READ_ONCE_ROWS, Space, considered, layout, space
 
 
 def product(m: int, n: int, k: int) -> Binding:
@@ -92,7 +92,7 @@ def test_no_choice_has_more_tiles_than_an_int32_counts(log: int, countable: bool
         m, n = (8, 1 << 14) if c.swap_ab else (1 << 14, 8)
         return batch * -(-m // rows) * -(-n // columns) <= MAX_EXTENT
 
-    kept = every.possible(1 << 14, 1 << 14, 8, 8, batch) & every.fed(tall.problem)
+    kept = every.possible(1 << 14, 1 << 14, 8, 8, batch) & every.fed(layout(tall.problem))
     want = [c for c in every.configs[kept] if c.splits == 1 and has_few_tiles(c)]
     assert len(ranked(tall.problem, most=len(every.configs))) == len(want)
     assert bool(want) == (log < 26)
@@ -123,8 +123,8 @@ def test_what_is_kept_for_many_problems_has_all_that_is_sensible(m: int, n: int,
     p = bind(Spec((batch, m, k), "bf16"), Spec((batch, k, n), "bf16")).problem
     epilogue = EpilogueSpec.bare(p.d)
     every, some_of_them = space(epilogue), considered(epilogue, p)
-    want, got = (list(s.configs[np.flatnonzero(s.sensible(p))]) for s in (every, some_of_them))
-    assert got == want
+    want, got = every.sensible(p) & every.fed(layout(p)), some_of_them.sensible(p)
+    assert list(some_of_them.configs[got]) == list(every.configs[want])
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,10 @@ def test_narrow_boxes_are_few_where_the_producers_registers_are() -> None:
     """Of a column-major A and a row-major B, also where packing makes them so; what has no unit stride becomes rows."""
     for a_strides, b_strides in (((1, 1536), (8192, 1)), ((1, 1537), (8193, 1)), ((1, 1537), (16384, 2))):
         p = bind(Spec((1536, 8192), "bf16", a_strides), Spec((8192, 8192), "bf16", b_strides))
-        every = considered(EpilogueSpec.bare(p.problem.d), p.problem)
+        every = space(EpilogueSpec.bare(p.problem.d))
         for fed in (True, False):
-            found = every.configs[every.sensible(p.problem) if fed else ~every.fed(p.problem)]
+            found = considered(EpilogueSpec.bare(p.problem.d), p.problem).configs
+            found = found if fed else every.configs[~every.fed(layout(p.problem))]
             assert {config.consumers for config in found} >= {2, 3}
             for config in found:
                 spec = kernel_spec(read_for(p, config), config)
@@ -162,6 +163,15 @@ def test_narrow_boxes_are_few_where_the_producers_registers_are() -> None:
                     assert (max(boxes) <= MOST_COPIES) == fed
                 else:
                     assert fed
+
+
+@given(m=some.integers(1, MAX_EXTENT), n=some.integers(1, MAX_EXTENT))
+def test_counts_of_tiles_are_those_of_integers(m: int, n: int) -> None:
+    every = space(EpilogueSpec.bare(problem(8, 8, 8).d))
+    for extent, columns, found in zip((m, n), (every.cluster_m, every.cluster_n), every.grid(m, n), strict=True):
+        assert found.tolist() == [-(-extent // int(x)) for x in columns]
+    rows = [c.tile[1] * c.cluster[1] if c.swap_ab else c.tile[0] * c.cluster[0] for c in every.configs]
+    assert every.cluster_m.tolist() == rows
 
 
 @pytest.mark.parametrize(("of", "least"), [("splits", 2), ("cluster_splits", 2)])

@@ -147,6 +147,45 @@ def test_what_is_kept_is_taken(tmp_path, monkeypatch) -> None:
     assert older.design == "tma"
 
 
+FP8: dict[str, Any] = {"tile": (128, 128, 128), "cluster": (1, 1), "stages": 5}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "config"),
+    [
+        ("fp8_e4m3", {}, Config(**FP8)),
+        ("fp8_e5m2", {"accumulate": "fast"}, Config(**FP8, design="pingpong")),
+        ("int8", {}, Config(**FP8)),
+        ("fp32", {"precision": "tf32"}, Config(**{**FP8, "tile": (128, 128, 32)})),
+        ("fp32", {"precision": "3xtf32"}, Config(**{**FP8, "tile": (128, 64, 32)})),
+        ("bf16", {}, Config(**{**FP8, "tile": (128, 128, 64)})),
+    ],
+)
+def test_each_kind_of_operands_has_its_own(
+    dtype: str, options: dict[str, str], config: Config, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    a, b = (lambda d: Spec((512, 1024), d)), (lambda d: Spec((1024, 4096), d, (1, 1024)))
+    others = [("fp8_e4m3", {}), ("fp8_e4m3", {"accumulate": "fast"}), ("int8", {}), ("fp32", {"precision": "tf32"}),
+              ("fp32", {"precision": "3xtf32"}), ("bf16", {})]  # fmt: skip
+    before = [gemmsmith.plan(a(d), b(d), **o).config for d, o in others]
+    for us in (20.0, 12.5):  # the later one counts
+        keep(bind(a(dtype), b(dtype), **options).problem, config, us, "a GPU")
+    for (d, o), was in zip(others, before, strict=True):
+        own = d[:3] == dtype[:3] and o == options
+        assert gemmsmith.plan(a(d), b(d), **o).config == (config if own else was)
+
+
+def test_a_tuned_config_serves_scales_it_has_registers_for(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    a, b = Spec((512, 1024), "fp8_e4m3"), Spec((1024, 4096), "fp8_e4m3", (1, 1024))
+    wide = Config(tile=(128, 256, 128), cluster=(1, 1), stages=3)
+    keep(bind(a, b).problem, wide, 12.5, "a GPU")
+    coarse, each = Spec((8, 32), "fp32"), Spec((8, 4096), "fp32")
+    assert gemmsmith.plan(a, b, scale_b=coarse).config == wide
+    assert gemmsmith.plan(a, b, scale_b=each).config.tile != wide.tile
+
+
 GOOD = {"m": 48, "n": 4096, "k": 1024, "config": {**vars(SMALL), "stages": 3}}
 
 

@@ -11,15 +11,15 @@ import click
 
 from gemmsmith.arrays import Spec
 from gemmsmith.cli import options
-from gemmsmith.cli.execute import execute, resources
+from gemmsmith.cli.execute import Data, execute, resources, scale_shapes
 from gemmsmith.cli.explain import explain
 from gemmsmith.cli.group import FAILED, Group
 from gemmsmith.cli.progress import shown
 from gemmsmith.cli.raster import raster
 from gemmsmith.cli.tune import tune
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import FP16, as_dtype
 from gemmsmith.plans import BACKENDS, Plan
+from gemmsmith.scaling import with_scales
 
 GPU_SIZES, CPU_SIZES = (8192, 8192, 8192), (512, 512, 512)
 """m, n, k where none are given: a large product on a GPU, and one that the simulator finishes in seconds."""
@@ -89,6 +89,7 @@ def simulate(seed: int, output: Path, as_json: bool, **choices: Any) -> None:
 @click.option("--ptx", "what", flag_value="ptx", help="What NVRTC makes of it.")
 @click.option("--sass", "what", flag_value="sass", help="Machine code, disassembled.")
 @click.option("--resources", "what", flag_value="resources", help="Registers, spills, shared memory.")
+@click.option("--why", "what", flag_value="why", help="How its config was chosen, and what packing costs.")
 @options.as_json
 def show(what: str, as_json: bool, **choices: Any) -> None:
     """Prints a kernel, or what the compiler makes of it; needs no GPU.
@@ -114,8 +115,9 @@ def show(what: str, as_json: bool, **choices: Any) -> None:
 def _executed(backend: str, seed: int, output: Path, as_json: bool, choices: dict[str, Any]) -> None:
     """Executes the kernel and prints the outcome."""
     plan, sizes = _plan(choices, GPU_SIZES if backend == "cuda" else CPU_SIZES)
+    data = Data(choices["layout"], (choices["scale_a"], choices["scale_b"]), seed)
     with shown() as tell:
-        outcome = execute(plan, sizes, choices["layout"], backend, seed, output, tell)
+        outcome = execute(plan, sizes, data, backend, output, tell)
     if as_json:
         click.echo(json.dumps(outcome.facts(plan), indent=2))
     else:
@@ -134,28 +136,36 @@ def _resolve(backend: str) -> str:
 
 
 def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, tuple[int, int, int]]:
-    """The plan for the options. Fields of the config that are not given are the plan's own; in the simulator, or if a
-    tile is given, those of `Config()`."""
+    """The plan for the options. Fields of the config that are not given are the plan's own; of 16-bit operands in the
+    simulator, or if a tile is given, those of `Config()`."""
     m, n, k = (choices[name] if choices[name] is not None else size for name, size in zip("mnk", sizes, strict=True))
-    a, b = operand_specs((m, n, k), choices["layout"], choices["dtype"])
-    arguments = {"out_dtype": choices["out_dtype"], "accumulate": choices["accumulate"],
-                 "batch_invariant": choices["batch_invariant"]}  # fmt: skip
+    a, b = operand_specs((m, n, k), choices["layout"], choices["dtype"], choices["dtype_b"])
+    shapes = scale_shapes((m, n, k), (choices["scale_a"], choices["scale_b"]))
+    scales = [shape if shape is None else Spec(shape, "fp32") for shape in shapes]
+    names = "out_dtype", "accumulate", "precision", "batch_invariant"
+    arguments = {name: choices[name] for name in names} | {"operands": with_scales({}, *scales)}
     given = {f.name: choices[f.name] for f in fields(Config) if choices[f.name] is not None}
-    own = sizes == GPU_SIZES and "tile" not in given
-    config: Config = Plan(a, b, **arguments).config if own else Config()
+    own = "tile" not in given and (sizes == GPU_SIZES or a.dtype.bits != 16)
+    if own and not given:
+        return Plan(a, b, **arguments), (m, n, k)
+    from gemmsmith.tuning.depth import for_operands
+
+    config: Config = Plan(a, b, **arguments).config if own else for_operands(Config(), a.dtype)
     if given:
         from gemmsmith.tuning.choose import fitted
         from gemmsmith.tuning.fitting import fitting
 
-        config = fitted(replace(config, **given), given, fp16=as_dtype(choices["accumulate"]) == FP16)
+        config = fitted(replace(config, **given), given, fp16=choices["accumulate"] == "fp16")
         if "stages" not in given:
             config = fitting(config, Plan(a, b, config=config, **arguments).spec)
     return Plan(a, b, config=config, **arguments), (m, n, k)
 
 
-def operand_specs(sizes: tuple[int, int, int], layout: str, dtype: str) -> tuple[Spec, Spec]:
+def operand_specs(
+    sizes: tuple[int, int, int], layout: str, dtype: str, dtype_b: str | None = None
+) -> tuple[Spec, Spec]:
     """Stand-ins for A (m, k) and B (k, n), row-major (n) or column-major (t)."""
     m, n, k = sizes
     a = Spec((m, k), dtype, None if layout[0] == "n" else (1, max(m, 1)))
-    b = Spec((k, n), dtype, None if layout[1] == "n" else (1, max(k, 1)))
+    b = Spec((k, n), dtype_b or dtype, None if layout[1] == "n" else (1, max(k, 1)))
     return a, b

@@ -13,7 +13,9 @@ import numpy as np
 
 from gemmsmith.backends.reference import bounds
 from gemmsmith.cli.progress import Tell
+from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.plans import Plan
 
 SIMULATED_LIMIT = 512
@@ -43,9 +45,14 @@ class Outcome:
         r = self.report
         error = {"max": r.max_error, "max_over_bound": r.ratio, "elements_beyond_bound": r.wrong,
                  "frobenius": r.frobenius, "frobenius_bound": r.frobenius_bound}  # fmt: skip
+        mma, scales = plan.binding.mma, plan.binding.scales
+        accumulate = "promoted" if plan.problem.promoted else f"{plan.accumulate}"
+        problem = {"m": m, "n": n, "k": k, "operands": " x ".join(dict.fromkeys((f"{mma.a}", f"{mma.b}"))),
+                   "output": f"{plan.output}", "accumulate": accumulate}  # fmt: skip
+        if any(x != "none" for x in scales):
+            problem |= {"scale_a": scales[0], "scale_b": scales[1]}
         facts: dict[str, Any] = {
-            "problem": {"m": m, "n": n, "k": k, "operands": f"{plan.problem.a.dtype}", "output": f"{plan.output}",
-                        "accumulate": f"{plan.accumulate}"},
+            "problem": problem,
             "config": vars(plan.config),
             "backend": self.backend,
             "result": "right" if self.ok else "wrong",
@@ -88,9 +95,45 @@ def resources(plan: Plan) -> dict[str, int]:
     return {"registers": r.registers, "spill_bytes": spilled, "shared_bytes": plan.kernel.shared_bytes}
 
 
-def execute(
-    plan: Plan, sizes: tuple[int, int, int], layout: str, backend: str, seed: int, folder: Path, tell: Tell
-) -> Outcome:
+@dataclass(frozen=True)
+class Data:
+    """How random operands are made: row-major (n) or column-major (t) each; what shares a scale of each, one of
+    options.SCALES, or None; the seed, which is the schedule's too."""
+
+    layout: str
+    scales: tuple[str | None, str | None]
+    seed: int
+
+    def made(self, plan: Plan, sizes: tuple[int, int, int]) -> tuple[list[Any], dict[str, Any]]:
+        """A (m, k), B (k, n) and a D of which no element is right, numpy, in the plan's dtypes; and scales by name."""
+        m, n, k = sizes
+        rng, mma = np.random.default_rng(self.seed), plan.binding.mma
+
+        def matrix(rows: int, columns: int, order: str, dtype: DType) -> Any:
+            shape = (rows, columns) if order == "n" else (columns, rows)
+            integers = dtype.is_integer
+            x = rng.integers(-128, 128, shape) if integers else rng.standard_normal(shape, dtype=np.float32)
+            return x.astype(dtype.numpy) if order == "n" else x.astype(dtype.numpy).T
+
+        a, b = matrix(m, k, self.layout[0], mma.a), matrix(k, n, self.layout[1], mma.b)
+        d = np.full((m, n), -(2**31) if plan.output.is_integer else np.nan, plan.output.numpy)
+        shapes = zip(("scale_a", "scale_b"), scale_shapes(sizes, self.scales), strict=True)
+        scales = {name: rng.uniform(0.5, 2, x) for name, x in shapes if x is not None}
+        return [a, b, d], {name: np.asarray(x, np.float32) for name, x in scales.items()}
+
+
+def scale_shapes(sizes: tuple[int, int, int], scales: tuple[str | None, str | None]) -> list[tuple[int, ...] | None]:
+    """Of scale_a and scale_b, by what shares one."""
+    m, n, k = sizes
+    of_a, of_b = (
+        {None: None, "tensor": (), "rows": (rows, 1), "1x128": (rows, -(-k // SCALE_BLOCK)),
+         "128x128": (-(-rows // SCALE_BLOCK), -(-k // SCALE_BLOCK))}[scale]
+        for rows, scale in zip((m, n), scales, strict=True)
+    )  # fmt: skip
+    return [of_a, of_b and of_b[::-1]]
+
+
+def execute(plan: Plan, sizes: tuple[int, int, int], data: Data, backend: str, folder: Path, tell: Tell) -> Outcome:
     """Runs the plan, compares with float64, writes the CUDA file and the timeline. Raises ArgumentError where that
     needs more memory than there is, OSError where the files cannot be written."""
     _require_memory(plan, sizes, backend)
@@ -101,21 +144,22 @@ def execute(
         source.write_text(plan.source)
         files["source"] = str(source)
     tell("making data")
-    a, b, out = operands(plan, sizes, layout, seed)
+    (a, b, out), scales = data.made(plan, sizes)
     hazards: list[Any] = []
     speed: dict[str, float] = {}
     if backend == "reference":
         tell("multiplying in float64")
-        Plan(a, b, out, config=plan.config, backend="reference", accumulate=plan.accumulate).run(a, b, out)
+        plan.run(a, b, out, **scales)
     else:
         simulating = partial(tell, "simulating")
         if backend == "cuda":
             tell("running on the GPU")
-            speed = _on_gpu(plan, a, b, out)
+            speed = _on_gpu(plan, [a, b, out], scales)
             m, n, k = (min(size, SIMULATED_LIMIT) for size in sizes)
-            simulation = plan.simulate(*operands(plan, (m, n, k), layout, seed), progress=simulating)
+            small, small_scales = data.made(plan, (m, n, k))
+            simulation = plan.simulate(*small, **small_scales, progress=simulating)
         else:
-            simulation = plan.simulate(a, b, out, seed=seed, progress=simulating)
+            simulation = plan.simulate(a, b, out, **scales, seed=data.seed, progress=simulating)
             hazards, speed = simulation.hazards, {"cycles": simulation.cycles}
         tell("drawing the timeline")
         picture, trace = folder / "timeline.png", folder / "timeline.json"
@@ -123,14 +167,14 @@ def execute(
         simulation.timeline.trace(trace)
         files |= {"timeline": str(picture), "trace": str(trace)}
     tell("comparing with float64")
-    report = bounds.check(out, a, b, plan.accumulate, plan.output)
+    report = bounds.check(out, a, b, plan.accumulate, plan.output, promoted=plan.problem.promoted, **scales)
     return Outcome(sizes, backend, report, hazards, speed, files)
 
 
 def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> None:
     """Raises ArgumentError if A, B, D and the float64 copies for checking them exceed this machine's memory."""
     m, n, k = sizes
-    arrays = 2 * (m * k + k * n) + plan.output.bytes * m * n
+    arrays = plan.problem.a.dtype.bytes * (m * k + k * n) + plan.output.bytes * m * n
     doubles = 4 * k * n + (m * k + m * n) * (backend == "reference")  # bounds.check's B, |B|, temporaries
     needed = arrays + max(4 * m * k, 8 * doubles)
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -141,29 +185,17 @@ def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> No
         )
 
 
-def operands(plan: Plan, sizes: tuple[int, int, int], layout: str, seed: int) -> tuple[Any, Any, Any]:
-    """A (m, k), B (k, n) of random normal data and a D full of NaN, numpy, in the plan's dtypes and the layout."""
-    m, n, k = sizes
-    rng = np.random.default_rng(seed)
-    dtype = plan.problem.a.dtype.numpy
-
-    def matrix(rows: int, columns: int, order: str) -> Any:
-        shape = (rows, columns) if order == "n" else (columns, rows)
-        x = rng.standard_normal(shape, dtype=np.float32).astype(dtype)
-        return x if order == "n" else x.T
-
-    return matrix(m, k, layout[0]), matrix(k, n, layout[1]), np.full((m, n), np.nan, plan.output.numpy)
-
-
-def _on_gpu(plan: Plan, a: Any, b: Any, out: Any) -> dict[str, float]:
+def _on_gpu(plan: Plan, arrays: list[Any], scales: dict[str, Any]) -> dict[str, float]:
+    """Writes the result into the last of the arrays."""
     from gemmsmith.backends.cuda import driver, launcher
     from gemmsmith.backends.cuda.memory import DeviceArray
 
     driver.require_chip(0)
     with launcher.device_guard(0):
-        device = [DeviceArray.from_numpy(x) for x in (a, b, out)]
-        plan.run(*device)
-        out[...] = device[2].numpy()
+        device = [DeviceArray.from_numpy(x) for x in arrays]
+        of_device: dict[str, Any] = {name: DeviceArray.from_numpy(x) for name, x in scales.items()}
+        plan.run(*device, **of_device)
+        arrays[-1][...] = device[-1].numpy()
         repeats = max(3, int(0.2 * 5e14 / max(plan.problem.flops, 10**8)))
-        microseconds = launcher.time_launches(lambda: plan.run(*device), 0, repeats)
+        microseconds = launcher.time_launches(lambda: plan.run(*device, **of_device), 0, repeats)
     return {"time_us": microseconds, "tflops": plan.problem.flops / microseconds / 1e6}

@@ -38,8 +38,9 @@ CHOICES: dict[str, Any] = {"activation": "gelu", "k": 2, "epilogue": amax}
 @options.picture
 @options.as_json
 def explain(
-    epilogue: str, operands: tuple[str, ...], m: int, n: int, k: int, dtype: str, picture: Path | None, as_json: bool
-) -> None:
+    epilogue: str, operands: tuple[str, ...], m: int, n: int, k: int, dtype: str, precision: str | None,
+    picture: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Shows an epilogue as a visitor tree, pass by pass.
 
     It is printed as written, and after each pass that changes it; the picture shows it before and after all of them. A
@@ -51,9 +52,11 @@ def explain(
     function, kinds = _found(epilogue)
     kinds |= dict(_operand(text) for text in operands)
     shapes = {"scalar": (), "row": (n,), "column": (m, 1), "matrix": (m, n)}
-    given = {name: 1.0 if kind == "number" else Spec(shapes[kind], dtype) for name, kind in kinds.items()}
+    a, b = Spec((m, k), dtype), Spec((k, n), dtype)
+    stored = dtype if a.dtype.bits > 8 else "bf16"
+    given = {name: 1.0 if kind == "number" else Spec(shapes[kind], stored) for name, kind in kinds.items()}
     try:
-        plan = Plan(Spec((m, k), dtype), Spec((k, n), dtype), epilogue=function, operands=given)
+        plan = Plan(a, b, epilogue=function, operands=given, precision=precision)
     except GemmsmithError:
         raise
     except Exception as error:

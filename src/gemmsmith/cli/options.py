@@ -73,18 +73,28 @@ def sizes(least: int = 0, **defaults: int) -> Decorator:
     )  # fmt: skip
 
 
-dtype = click.option(
-    "--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True, help="Of the operands."
+OPERANDS = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "fp32")
+dtype = every(
+    click.option("--dtype", type=click.Choice(OPERANDS), default="bf16", show_default=True, help="Of the operands."),
+    click.option("--precision", type=click.Choice(["tf32", "3xtf32"]), help="Of products of fp32, which need one."),
 )
+accumulate = click.option(
+    "--accumulate", type=click.Choice(["fp32", "fp16", "promoted", "fast", "int32"]),
+    help="What sums are kept in: fp16 for fp16 only; promoted or fast for fp8.  [default: fp32, promoted, int32]",
+)  # fmt: skip
+SCALES = ("tensor", "rows", "1x128", "128x128")
 picture = click.option("--picture", type=Picture(), help=f"Draws it into a file: {', '.join(PICTURES)}.")
 as_json = click.option("--json", "as_json", is_flag=True, help="JSON instead of text; errors too.")
 
 problem = every(
     sizes(),
     dtype,
-    click.option("--out-dtype", type=click.Choice(["bf16", "fp16", "fp32"]), help="Of D.  [default: the operands']"),
-    click.option("--accumulate", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True,
-                 help="What sums are kept in; fp16 for fp16 operands only."),
+    click.option("--dtype-b", type=click.Choice(OPERANDS), help="Of B, where it is another: one of fp8."),
+    click.option("--out-dtype", type=click.Choice(["bf16", "fp16", "fp32", "int32"]),
+                 help="Of D.  [default: the operands'; bf16 for fp8, int32 for int8]"),
+    accumulate,
+    *(click.option(f"--scale-{x}", type=click.Choice(SCALES), help=f"What shares a scale of {y}; blocks for fp8 only.")
+      for x, y in (("a", "A"), ("b", "B, seen as N x K"))),
     click.option("--layout", type=click.Choice(["nn", "nt", "tn", "tt"]), default="nt", show_default=True,
                  help="A and B: n row-major, t column-major."),
     click.option("--design", type=click.Choice(names()), help="The kernel's design."),

@@ -10,9 +10,9 @@ import click
 
 from gemmsmith import api
 from gemmsmith.arrays import Spec
+from gemmsmith.binding import bind
 from gemmsmith.cli import options
 from gemmsmith.cli.progress import shown
-from gemmsmith.plans import Plan
 from gemmsmith.tuning.measure import ROUNDS
 from gemmsmith.tuning.search import require_gpu
 from gemmsmith.tuning.table import kept
@@ -21,11 +21,15 @@ from gemmsmith.tuning.table import kept
 @click.command()
 @click.argument("shapes", nargs=-1, required=True, type=options.Sizes(3, "512x4096x4096"), metavar="MxNxK...")
 @options.dtype
+@options.accumulate
 @click.option("--most", type=click.IntRange(min=1), default=ROUNDS[0][0], show_default=True,
               help="Configs that are tried for a shape.")  # fmt: skip
 @click.option("--again", is_flag=True, help="Also shapes that are tuned already.")
 @options.as_json
-def tune(shapes: tuple[tuple[int, int, int], ...], dtype: str, most: int, again: bool, as_json: bool) -> None:
+def tune(
+    shapes: tuple[tuple[int, int, int], ...], dtype: str, precision: str | None, accumulate: str | None, most: int,
+    again: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Measures configs on the GPU and keeps the fastest.
 
     Later plans take it. B is column-major. Shapes that are tuned already are passed over, so it can be stopped and
@@ -34,14 +38,16 @@ def tune(shapes: tuple[tuple[int, int, int], ...], dtype: str, most: int, again:
     \b
     Example: gemmsmith tune 512x4096x4096 1024x4096x4096
     """
-    require_gpu()
+    arithmetic: dict[str, Any] = {"accumulate": accumulate, "precision": precision}
     for m, n, k in shapes:
         a, b = Spec((m, k), dtype), Spec((k, n), dtype, (1, max(k, 1)))
+        problem = bind(a, b, **arithmetic).problem
+        require_gpu()
         shape, flops = f"{m}x{n}x{k}", 2 * m * n * k
-        before = None if again else kept().get(Plan(a, b).problem)
+        before = None if again else kept().get(problem)
         rows: list[dict[str, Any]] = [] if before is None else [{"name": f"{before}", "config": vars(before)}]
         if not before:
-            for config, us in _measured(a, b, most, shape):
+            for config, us in _measured(a, b, arithmetic, most, shape):
                 rows.append({"name": f"{config}", "config": vars(config), "time_us": us, "tflops": flops / us / 1e6})
         if as_json:
             click.echo(json.dumps({"m": m, "n": n, "k": k, "operands": dtype, "tuned_before": bool(before),
@@ -52,7 +58,7 @@ def tune(shapes: tuple[tuple[int, int, int], ...], dtype: str, most: int, again:
             click.echo(f"{shape}: {rows[0]['time_us']:.1f} us, {rows[0]['tflops']:.0f} TFLOP/s, {rows[0]['name']}")
 
 
-def _measured(a: Spec, b: Spec, most: int, shape: str) -> Any:
+def _measured(a: Spec, b: Spec, arithmetic: dict[str, Any], most: int, shape: str) -> Any:
     """(config, microseconds) of those that ran, fastest first."""
     totals = {"compile": most, "measure": sum(min(most, count) for count, _ in ROUNDS)}
     done: Counter[str] = Counter()
@@ -62,4 +68,4 @@ def _measured(a: Spec, b: Spec, most: int, shape: str) -> Any:
             done[what] += 1
             tell(f"{shape} {what}", done[what] / totals[what])
 
-        return api.tune(a, b, most=most, step=step)
+        return api.tune(a, b, **arithmetic, most=most, step=step)

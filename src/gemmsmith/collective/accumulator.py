@@ -14,9 +14,11 @@ from gemmsmith.lang.values import Registers, Value, ValueLike, as_value
 
 Index = int | Value
 """Known at build time, or the index of an unrolled loop."""
-Factors = tuple[int, int, Callable[[Index, int], tuple[Value | None, Value | None]]]
+Factor = Value | None
+"""What a sum is multiplied by; None: by nothing."""
+Factors = tuple[int, int, Callable[[Index, int], tuple[Factor, Factor]]]
 """The first of some chunks of 8 columns, how many they are, and by (chunk, half) what a thread's two elements are
-multiplied by; None: by nothing."""
+multiplied by."""
 _REGISTERS = {FP32: F32, FP16: U32, INT32: I32}
 """What holds an accumulator's elements; fp16 ones lie in pairs."""
 
@@ -53,10 +55,17 @@ class Accumulator:
 
     def wait(self, pending: int) -> None:
         """Until at most `pending` groups run; with 0 the registers may be read."""
-        hw.wgmma_wait(pending)
         if pending == 0:
-            for block in self.blocks:
-                hw.compiler_fence(block)
+            self.finish()
+        else:
+            hw.wgmma_wait(pending)
+
+    def finish(self, behind: int = 0) -> None:
+        """Until its last group is done, though `behind` later ones of other accumulators may run: the registers may be
+        read."""
+        hw.wgmma_wait(behind)
+        for block in self.blocks:
+            hw.compiler_fence(block)
 
     def promote(self, into: Registers, offset: int, factors: Iterable[Factors]) -> None:
         """Adds its elements, each times its factor, to fp32 registers from `offset` on; it has one block."""

@@ -9,6 +9,7 @@ from functools import partial
 from gemmsmith import hw
 from gemmsmith.collective.operand import Operand
 from gemmsmith.collective.pipeline import Initialised, PipelineState, PipelineTmaAsync, ReleaseBarrier, start
+from gemmsmith.collective.staged_scales import LoadedScales
 from gemmsmith.core.mma import PRODUCTS
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Matrix
@@ -56,8 +57,13 @@ class Mainloop:
         )
         for operand, sharers, (part, mask) in zip(self.operands, spec.sharers, parts, strict=True):
             operand.multicast(sharers, part, mask)
+        self._beside: Sequence[LoadedScales] = ()
         last = self.operands[-1].stages
         self.stages = range(self.operands[0].stages.offset, last.offset + last.bytes)
+
+    def load_beside(self, scales: Sequence[LoadedScales]) -> None:
+        """Brings these with each k-tile. Before the prologue."""
+        self._beside = scales
 
     def prologue(self, *others: Initialised, prefetch: Sequence[Value]) -> None:
         """Initialises all barriers, the `others`' too, and the cluster meets. The thread that initialises them also
@@ -73,7 +79,7 @@ class Mainloop:
             cluster_size=cluster_size, first_rank=first_rank, readers=self._readers,
         )  # fmt: skip
         self._aliased = ReleaseBarrier("epilogue done", cluster_size, first_rank) if config.alias_epilogue else None
-        most = min(EARLY, max(1, EARLY_COPIES // sum(x.copies for x in self.operands)), config.stages - 1)
+        most = min(EARLY, max(1, EARLY_COPIES // self._copies), config.stages - 1)
         early = 0 if tile is None else current().minimum(tile.k_tiles, most)
         self.started = current().var(I32, early, "early")  # k-tiles; 0 from a second tile on
 
@@ -86,7 +92,7 @@ class Mainloop:
                 self._load(k_tile, self.pipe.barrier(k_tile), tile, k_tile, alone=True)
 
         own = (self.pipe, self._aliased) if self._aliased else (self.pipe,)
-        start(*own, *others, prefetch=(*(map for x in self.operands for map in x.maps), *prefetch), then=copies)
+        start(*own, *others, prefetch=(*self._maps, *prefetch), then=copies)
         hw.grid_dependency_wait()
         if config.pdl:
             hw.grid_dependency_launch()
@@ -124,9 +130,10 @@ class Mainloop:
         self.pipe.producer_tail(state)
 
     # -- consumers -------------------------------------------------------------------------------------
-    def stage(self, state: PipelineState) -> list[SharedView]:
+    def stage(self, stage: PipelineState | Value) -> list[SharedView]:
         """The tiles of all operands in a stage."""
-        return [x.stages[state.index] for x in self.operands]
+        index = stage.index if isinstance(stage, PipelineState) else stage
+        return [x.stages[index] for x in self.operands]
 
     def release_alias(self, tile: WorkTile) -> None:
         """After a tile's epilogue: the stages, if it lay in them, are the producer's again, if it needs them."""
@@ -144,9 +151,20 @@ class Mainloop:
         # Few rows lie in the L2: the other operand, which comes from DRAM, goes first.
         for operand, at, of_low in copies if self.spec.config.swap_ab else reversed(copies):
             operand.load(stage, full, at.row, k, at.batch, alone=alone, low=of_low)
+        for scales in self._beside:
+            scales.load(stage, full, tile.operands[scales.index], number)
 
     def _bytes_of_stage(self, p: BoundProblem) -> int:
-        return sum(operand.bytes_of_stage(p) for operand in self.operands)
+        return sum(x.bytes_of_stage(p) for x in self.operands) + sum(x.bytes_of_stage(p) for x in self._beside)
+
+    @property
+    def _copies(self) -> int:
+        """That bring a whole k-tile."""
+        return sum(x.copies for x in self.operands) + len(self._beside)
+
+    @property
+    def _maps(self) -> list[Value]:
+        return [map for x in self.operands for map in x.maps] + [x.map for x in self._beside]
 
 
 def _operand(index: int, p: BoundProblem) -> tuple[Matrix, Pointer]:

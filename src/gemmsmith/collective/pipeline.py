@@ -155,9 +155,9 @@ class PipelineTmaAsync(_Pipeline):
         """In a warp that brings more into the stages than the producer: until the stage is free."""
         self._acquire(state, None)
 
-    def beside_commit(self, state: PipelineState, copied: bool, stored: bool) -> None:
-        """What its lanes have `copied` by cp.async, or `stored`, is a part of the stage: each arrives."""
-        self._producers.expect((copied + stored) * 32)
+    def beside_commit(self, state: PipelineState, lanes: int, copied: bool, stored: bool) -> None:
+        """What so many lanes have `copied` by cp.async, or `stored`, is a part of the stage: each arrives."""
+        self._producers.expect((copied + stored) * lanes)
         if copied:
             hw.cp_async_arrive(self._full[state.index])
         if stored:

@@ -30,6 +30,7 @@ def cooperative(k: Builder, spec: KernelSpec) -> None:
     mainloop = Mainloop(spec, scheduler)
     epilogue = Epilogue(spec, scheduler, mainloop)
     scales = BlockScales(spec)  # behind the buffers that are aligned to more
+    mainloop.load_beside(scales.loaded)
     mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroup(0):
@@ -41,8 +42,8 @@ def cooperative(k: Builder, spec: KernelSpec) -> None:
                 mainloop.load(write, tile, k_tile)
                 write.advance()
             mainloop.tail(write)
-        if scales.sides:
-            with k.warp(1, "scales"):
+        if scales.copied:
+            with k.warp(1, "scales"), scales.lanes():
                 write = mainloop.pipe.producer_start_state()
                 with scheduler.each() as tile:
                     scales.begin_copies(tile)
@@ -89,27 +90,39 @@ def promote(
     k: Builder, spec: KernelSpec, scheduler: TileScheduler, mainloop: Mainloop, scales: BlockScales, epilogue: Epilogue,
     warpgroup: Value,
 ) -> None:  # fmt: skip
-    """The same, promoted: each k-tile is multiplied on its own, part by part, and added to a total, while others
-    multiply."""
+    """The same, promoted: k-tiles are multiplied each on its own, part by part, and added to a total, while those in
+    flight behind it, or other warpgroups', are multiplied."""
     rows = (warpgroup * spec.warpgroup_rows).named("rows")
     read, sums = mainloop.pipe.consumer_start_state(), Promotion(spec, scales, rows)
+
+    def k_tiles(count: int) -> None:
+        stages: list[Value] = []
+        for part in sums.parts:
+            for i in range(count):
+                if part == sums.parts[0]:
+                    mainloop.pipe.consumer_wait(read)
+                    stages.append(read.index.named("stage"))
+                a, b = mainloop.stage(stages[i])
+                sums.multiply(i, part, a.rows(rows, spec.warpgroup_rows), b)
+                if part == sums.parts[0]:
+                    sums.read_scales(i, stages[i])
+                    read.advance()
+            for i in range(count):
+                sums.wait(i, behind=count - 1 - i)
+                if part == sums.parts[-1]:
+                    mainloop.pipe.consumer_release(stages[i])
+                sums.add(i, part)
+
     epilogue.start(warpgroup, rows)
     with scheduler.each() as tile:
         epilogue.load(tile)
         sums.begin(tile)
         k.comment("mainloop")
-        with k.range(tile.k_tiles, name="k_tile"):
-            mainloop.pipe.consumer_wait(read)
-            a, b = mainloop.stage(read)
-            for part in sums.parts:
-                sums.multiply(part, a.rows(rows, spec.warpgroup_rows), b)
-                if part == sums.parts[0]:
-                    sums.read_scales(read.index)
-                sums.wait()
-                if part == sums.parts[-1]:
-                    mainloop.pipe.consumer_release(read)
-                sums.add(part)
-            read.advance()
+        with k.range(tile.k_tiles // sums.in_flight, name="k_group"):
+            k_tiles(sums.in_flight)
+        if sums.in_flight > 1:
+            with k.range(tile.k_tiles % sums.in_flight, name="k_tile"):
+                k_tiles(1)
         epilogue.store(sums.total, tile)
     epilogue.finish()
 

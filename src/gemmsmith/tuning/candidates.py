@@ -73,7 +73,7 @@ def _oriented(epilogue: EpilogueSpec, swap: bool, promoted: bool) -> Iterator[Co
 
 def _promotes(name: str, m: int, n: int, consumers: int, spared: int) -> bool:
     """Whether a tile has registers for both accumulators of promoted sums, and some to be `spared`."""
-    taken = promotion(Config(name, (m, n, SCALE_BLOCK), consumers=consumers))[1]
+    taken = promotion(Config(name, (m, n, SCALE_BLOCK), consumers=consumers)).registers
     return taken + spared <= find(name).promoted.get(consumers, 0)
 
 

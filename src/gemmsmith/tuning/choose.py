@@ -121,4 +121,4 @@ def _in_steps(problem: Problem) -> Problem:
 
 @lru_cache(maxsize=4096)
 def _choose(problem: Problem, epilogue: EpilogueSpec | None, in_order: bool) -> Config:
-    return next(iter(ranked(problem, epilogue, 1, in_order)), Config())
+    return next(iter(ranked(problem, epilogue, 1, in_order)), for_operands(Config(), problem.a.dtype))

@@ -25,18 +25,19 @@ NAMES = (
     "CTAs that share A", "tiles along M", "copies of a k-tile", "power",
 )  # fmt: skip
 """Of the nine numbers. A, B and M are the problem's, also with swap_ab; all but the third are logarithms."""
+PAIRS = np.triu_indices(len(NAMES))
 
 
 def numbers(problem: Problem, s: Space, e: Estimate) -> Column:
     """The nine numbers of each config, and the products of any two: (configs, 54)."""
     warpgroups = np.where(s.own_tiles, 1, s.consumers)
-    along_m = np.log2(np.maximum(1, -(-problem.m // np.where(s.swap_ab, s.n, s.m))))
+    along_m = np.log2(np.maximum(1, np.ceil(problem.m / np.where(s.swap_ab, s.n, s.m))))
     x = np.stack([
         np.log2(s.m / warpgroups / 64), np.log2(s.n / 128), s.own_tiles, s.swap_ab * along_m,
         np.log2(np.where(s.swap_ab, s.columns, s.rows)), np.log2(np.where(s.swap_ab, s.rows, s.columns)),
         along_m, np.log(e.copies / e.step), np.log(e.power / e.cycles),
     ], axis=1)  # fmt: skip
-    i, j = np.triu_indices(len(NAMES))
+    i, j = PAIRS
     return np.concatenate([x, x[:, i] * x[:, j]], axis=1)
 
 

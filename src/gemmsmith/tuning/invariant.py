@@ -16,10 +16,10 @@ import numpy as np
 
 from gemmsmith.binding import Binding
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import DType
+from gemmsmith.core.dtypes import TF32, DType
 from gemmsmith.core.errors import ArgumentError, ConfigError
 from gemmsmith.core.graph import Graph
-from gemmsmith.core.problem import Matrix, Problem, Scale
+from gemmsmith.core.problem import SCALE_NAMES, Matrix, Problem, Scale
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.layout import suits
@@ -29,7 +29,7 @@ from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.depth import for_operands, in_16_bits
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import has_one_tile, space
+from gemmsmith.tuning.space import fed, has_one_tile, layout, space
 from gemmsmith.tuning.table import suited, tuned
 
 ROWS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -75,11 +75,11 @@ def _combines_columns(graph: Graph) -> bool:
 
 def _worst(binding: Binding) -> EpilogueSpec:
     """The epilogue as it takes the most registers: what TMA reaches, how a matrix lies, and whether an operand of two
-    dimensions is a row or a matrix, may be another for M = 1."""
+    dimensions is a row or a matrix (scales never are) may be another for M = 1."""
     arguments, graph = binding.arguments, binding.spec.graph
     operands = [
         replace(o, extent=o.extent._replace(height=max(o.extent.height, 1)))
-        if len(getattr(arguments[operand_argument(o.name)], "shape", ())) > 1
+        if o.name not in SCALE_NAMES and len(getattr(arguments[operand_argument(o.name)], "shape", ())) > 1
         else o
         for o in graph.operands
     ]
@@ -96,12 +96,13 @@ def _one_for_all(b: Matrix, output: DType, sums: tuple[DType, bool, Scale | None
     def problem(rows: int) -> Problem:
         a = Matrix(b.dtype, rows, b.rows, 1, rows)
         d = Matrix(output, rows, b.cols, b.cols, 1, alignment=output.bytes)
-        return Problem(a, b, d, accumulate, promoted, (None, of_b))
+        return Problem(a, b, d, accumulate, promoted, (None, of_b), low_parts=promoted and b.dtype == TF32)
 
     every, matrices = space(epilogue, promoted), frozenset(epilogue.graph.matrices)
-    widths = {n: suits(epilogue.graph, matrices, n) for n in set(every.n.tolist())}
+    widths = {n: suits(epilogue.graph, matrices, int(n)) for n in set(every.n.tolist())}
     alike = [in_16_bits(problem(rows)) for rows in ROWS]
-    good = every.sensible(alike[-1]) & every.in_order & ~every.swap_ab & [widths[n] for n in every.n.tolist()]
+    good = every.sensible(alike[-1]) & fed(epilogue, promoted, layout(alike[-1]))
+    good &= every.in_order & ~every.swap_ab & [widths[n] for n in every.n.tolist()]
     some = every.take(np.flatnonzero(good))
     cycles = [np.log(corrected(p, some, estimate(p, some, epilogue))) for p in alike]
     for i in np.argsort(np.sum(cycles, axis=0), kind="stable"):
@@ -111,4 +112,4 @@ def _one_for_all(b: Matrix, output: DType, sums: tuple[DType, bool, Scale | None
         except ConfigError:
             continue
         return config
-    return Config()
+    return for_operands(Config(), b.dtype)

@@ -101,14 +101,14 @@ class Extra(NamedTuple):
 def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -> Estimate:
     """The estimate for every config of a space; for the bare product if no epilogue is given."""
     extra = Extra.of(epilogue or EpilogueSpec.bare(problem.d))
-    tile, k_tiles = _k_tile(problem, s), np.maximum(1, -(-problem.k // s.k))
+    tile, k_tiles = _k_tile(problem, s), np.maximum(1, np.ceil(problem.k / s.k))
     down, across = s.grid(problem.m, problem.n)
     tiles = problem.batch * down * across
     walk = _walk(s, tiles, k_tiles, tile.step, _store(problem, s, extra))
 
     nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + extra.nbytes * problem.m * problem.n)
     again = 2 * problem.batch * problem.k * (problem.m * (across > 1) + problem.n * (down > 1))
-    slower = 1 + SHORT_ROWS * (64 / s.k) ** 2 * (problem.m <= MEMORY_BOUND_ROWS)
+    slower = 1 + SHORT_ROWS * (64 / s.k) ** 2 if problem.m <= MEMORY_BOUND_ROWS else 1
     memory = (nbytes + READ_AGAIN * again) / DRAM_BYTES_PER_CYCLE * slower
     energy = tiles * s.rows * s.columns * k_tiles * tile.energy * (1 + OUT_OF_STEP * (s.splits == 0))
     power = energy + nbytes / ENERGY_DRAM
@@ -120,7 +120,7 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
 
     alone = walk.in_last == 0
     waves = wave(walk.k_steps * tile.step + walk.stores * alone, 1 - walk.in_last, walk.clusters)
-    waves = waves + wave(walk.k_steps_of_last * tile.step + walk.stores * ~alone, walk.in_last, tiles % s.resident)
+    waves = waves + wave(walk.k_steps_of_last * tile.step + walk.stores * ~alone, walk.in_last, walk.clusters_of_last)
     k_steps = walk.k_steps + walk.k_steps_of_last
     fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1) + STAGE_CYCLES * s.stages
     return Estimate(
@@ -158,12 +158,13 @@ def _k_tile(problem: Problem, s: Space) -> _KTile:
 
 def _promoted(problem: Problem, s: Space) -> Column:
     """Cycles in which a warpgroup multiplies and promotes its parts of a k-tile, one after the other: longer than the
-    tensor cores work for all of them, unless other warpgroups' parts take that time."""
+    tensor cores work for all of them, unless other warpgroups' parts, or k-tiles in flight, take that time."""
     of_each = [scale is not None and scale.rows == 1 for scale in problem.scales]
     of_columns = np.where(s.swap_ab, of_each[0], of_each[1])  # are loaded, and multiplied by those of rows
-    partial = np.where(of_columns, s.partial[:, 1], s.partial[:, 0])
-    parts = s.m / s.consumers / 64 * s.n / partial
-    return np.asarray(parts * (partial * (2.5 + 0.5 * of_columns + 0.25 * all(of_each)) + PROMOTION_CYCLES))
+    columns, in_flight = np.where(of_columns[:, None], s.promoted[:, 1], s.promoted[:, 0]).T
+    parts = s.m / s.consumers / 64 * s.n / columns
+    alone = columns * (0.5 + 0.5 * of_columns + 0.25 * all(of_each)) + PROMOTION_CYCLES
+    return np.asarray(parts * (2 * columns + alone / in_flight))
 
 
 def _store(problem: Problem, s: Space, extra: Extra) -> Column:
@@ -182,6 +183,7 @@ class _Walk(NamedTuple):
 
     k_steps: Column
     clusters: Column
+    clusters_of_last: Column
     k_steps_of_last: Column
     in_last: Column
     stores: Column
@@ -189,8 +191,8 @@ class _Walk(NamedTuple):
 
 
 def _walk(s: Space, tiles: Column, k_tiles: Column, step: Column, store: Column) -> _Walk:
-    whole, rest = tiles // s.resident, tiles % s.resident
-    k_tiles_of_one = -(-k_tiles // s.cluster_splits)
+    whole = np.floor(tiles / s.resident)
+    rest, k_tiles_of_one = tiles - whole * s.resident, np.ceil(k_tiles / s.cluster_splits)
     hidden = np.where(s.own_tiles, k_tiles * step, 0.0)
     stores = store + (whole + (rest > 0) - 1) * np.maximum(0.0, store - hidden)
     partial = 4 * s.m * s.n / BYTES_OF_SHARE_PER_CYCLE
@@ -201,17 +203,18 @@ def _walk(s: Space, tiles: Column, k_tiles: Column, step: Column, store: Column)
     stream, shared = s.splits == 0, s.splits != 1
     clusters = np.maximum(1, np.minimum(s.resident, tiles * np.where(stream, k_tiles, s.splits)))
     remaining = np.where(stream & (tiles > s.resident), rest, 0)
-    parts = np.minimum(np.minimum(s.resident // np.maximum(remaining, 1), k_tiles), MOST_PARTS)
+    parts = np.minimum(np.minimum(np.floor(s.resident / np.maximum(remaining, 1)), k_tiles), MOST_PARTS)
     idle = (s.resident - remaining * parts) * LEAST_IDLE > s.resident * parts * whole
     alike = (remaining > 0) & (parts > 1) & ~idle
-    shares = np.where(alike, whole * k_tiles + -(-k_tiles // parts), -(-tiles * k_tiles // clusters))
-    others = np.where(stream, np.where(alike, parts - 1, 1), -(-clusters // np.maximum(tiles, 1)) - 1)
+    shares = np.where(alike, whole * k_tiles + np.ceil(k_tiles / parts), np.ceil(tiles * k_tiles / clusters))
+    others = np.where(stream, np.where(alike, parts - 1, 1), np.ceil(clusters / np.maximum(tiles, 1)) - 1)
     return _Walk(
         np.where(shared, shares, whole * k_tiles_of_one),
         np.where(shared, clusters, s.resident),
+        rest,
         np.where(shared | (rest == 0), 0, k_tiles_of_one),
         np.where(shared, 0.0, rest / np.maximum(tiles, 1)),
-        np.where(shared, np.maximum(1, tiles // clusters) * store, stores),
+        np.where(shared, np.maximum(1, np.floor(tiles / clusters)) * store, stores),
         np.where(shared, SHARE_CYCLES + others * partial, share),
     )
 

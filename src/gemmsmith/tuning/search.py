@@ -9,8 +9,10 @@ import numpy as np
 
 from gemmsmith.arrays import Spec, row_major
 from gemmsmith.core.config import Config
-from gemmsmith.core.errors import ArgumentError, DeviceError, GemmsmithError
+from gemmsmith.core.dtypes import INT8, DType
+from gemmsmith.core.errors import DeviceError, GemmsmithError
 from gemmsmith.tuning.choose import ranked
+from gemmsmith.tuning.depth import for_operands
 from gemmsmith.tuning.measure import Measured, compile_all, halving, settled
 from gemmsmith.tuning.table import keep
 
@@ -25,10 +27,9 @@ def tune(
     """As `gemmsmith.tune`; `plan_with` gives the Plan for a and b with a config. The data exceed the L2."""
     from gemmsmith.backends.cuda import driver, launcher
 
-    if a.dtype.bits != 16:
-        raise ArgumentError(f"a: got dtype {a.dtype}; configs are tuned for bf16 and fp16, others have the model's")
+    default = plan_with(for_operands(Config(), a.dtype))
     require_gpu()
-    problem = plan_with(Config()).problem
+    problem = default.problem
     plans: dict[Config, Any] = {}
     for config in ranked(problem, most=most):
         try:
@@ -37,7 +38,7 @@ def tune(
             continue
     compile_all(((p.source, p.kernel.name) for p in plans.values()), lambda: step("compile"))
     with launcher.device_guard(0):
-        bench = _Bench(a, b, plans)
+        bench = _Bench(a, b, default.output, plans)
         found = halving(list(plans), bench.measure, step=lambda: step("measure"))
     if found:
         keep(problem, found[0].config, found[0].us, driver.attributes(0).name)
@@ -59,17 +60,22 @@ def require_gpu() -> None:
 class _Bench:
     """Operands in so many copies that they exceed the L2, and a CUDA graph for each config."""
 
-    def __init__(self, a: Spec, b: Spec, plans: dict[Config, Any]) -> None:
+    def __init__(self, a: Spec, b: Spec, output: DType, plans: dict[Config, Any]) -> None:
         from gemmsmith.backends.cuda.graphs import Graph, Stream
 
         self.plans, self.stream = plans, Stream()
         self.graphs: dict[Config, Graph] = {}
         self.flops = 2 * a.shape[0] * a.shape[1] * b.shape[1]
-        d = Spec((a.shape[0], b.shape[1]), a.dtype)
+        d = Spec((a.shape[0], b.shape[1]), output)
         size = sum(s.shape[0] * s.shape[1] * s.dtype.bytes for s in (a, b, d))
-        pattern = np.random.default_rng().standard_normal(PATTERN, np.float32).astype(a.dtype.numpy)
+        rng = np.random.default_rng()
+        pattern = rng.integers(-128, 128, PATTERN) if a.dtype == INT8 else rng.standard_normal(PATTERN, np.float32)
         count = max(2, -(-2 * L2_BYTES // max(size, 1)))
-        self.sets = [tuple(_filled(s, pattern, self.stream.handle) for s in (a, b, d)) for _ in range(count)]
+        patterns = [pattern.astype(s.dtype.numpy) for s in (a, b, d)]
+        self.sets = [
+            tuple(_filled(s, x, self.stream.handle) for s, x in zip((a, b, d), patterns, strict=True))
+            for _ in range(count)
+        ]
 
     def measure(self, config: Config, microseconds: float) -> float:
         """Microseconds of a call, measured over replays that take about `microseconds`."""

@@ -1,9 +1,12 @@
-"""The configs that may be the fastest for a problem, as arrays with one entry a config."""
+"""The configs that may be the fastest for a problem, as arrays with one entry a config.
+
+Numbers are float64, whose quotients numpy rounds much faster than it divides integers; they are exact up to 2^53.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,8 @@ from gemmsmith.tuning.candidates import FEW_ROWS_DEPTH, candidates, stages_throu
 from gemmsmith.tuning.depth import for_16_bits, in_16_bits
 
 Column = np.ndarray[Any, Any]
+Layout = tuple[bool, ...]
+"""What a producer's copies depend on: whether A and B are MN-major, and with `swap_ab`, and whether threads store D."""
 
 SMS = 132
 """H100 SXM and H200."""
@@ -61,44 +66,48 @@ class Space:
     splits: Column
     cluster_splits: Column
     slices: Column
+    cluster_m: Column
+    cluster_n: Column
+    """Rows of A, and columns of B, of a cluster's tiles."""
     cluster_size: Column
     resident: Column
     own_tiles: Column
     swap_ab: Column
     reusing: Column
     """For each config, its stages with `alias_epilogue`, if that is considered; else 0."""
-    partial: Column
-    """For each config, the columns that a warpgroup sums at once where sums are promoted; and where each column has a
-    scale."""
+    promoted: Column
+    """For each config, the columns that a warpgroup sums at once where sums are promoted, and its k-tiles in flight;
+    then where each column has a scale: (configs, 2, 2)."""
     narrowest: Column
     """Columns of the narrowest tile of all: an epilogue may take no narrower one."""
 
     @staticmethod
     def of(configs: list[Config], epilogue: EpilogueSpec | None = None) -> Space:
-        choices = [(c, find(c.design).own_tiles) for c in configs]
         numbers = np.array([
-            (*c.tile, *c.cluster, c.stages, c.consumers, c.splits, c.cluster_splits, own_tiles, c.swap_ab)
-            for c, own_tiles in choices
-        ], np.int64).reshape(-1, 11)  # fmt: skip
-        m, n, k, rows, columns, stages, consumers, splits, cluster_splits, own_tiles, swap_ab = numbers.T
+            (*c.tile, *c.cluster, c.stages, c.consumers, c.splits, c.cluster_splits) for c in configs
+        ], float).reshape(-1, 9)  # fmt: skip
+        m, n, k, rows, columns, stages, consumers, splits, cluster_splits = numbers.T.copy()
+        own_tiles = np.array([find(c.design).own_tiles for c in configs], bool)
+        swap_ab = np.array([c.swap_ab for c in configs], bool)
         size = rows * columns * cluster_splits
-        resident = np.array([resident_clusters(int(x)) for x in size])
+        resident = np.array([resident_clusters(int(x)) for x in size], float)
         graph = epilogue.graph if epilogue else bare(BF16)
-        ends = np.array([slices(c, graph.transposed() if c.swap_ab else graph) for c in configs], np.int64)
-        reusing = np.array([stages_through(c, epilogue) if epilogue else 0 for c in configs])
-        partial = np.array([[promotion(c, each)[0] for each in (False, True)] for c in configs], np.int64)
-        partial = partial.reshape(-1, 2)
+        ends = np.array([slices(c, graph.transposed() if c.swap_ab else graph) for c in configs], float)
+        cluster_m, cluster_n = m * rows, n * columns
+        reusing = np.array([stages_through(c, epilogue) if epilogue else 0 for c in configs], float)
+        sums = [promotion(c, each)[:2] for c in configs for each in (False, True)]
+        promoted = np.array(sums, float).reshape(-1, 2, 2)
         return Space(
             np.fromiter(configs, object, len(configs)), m, n, k, rows, columns, stages, consumers, splits,
-            cluster_splits, ends, size, resident,
-            own_tiles.astype(bool), swap_ab.astype(bool), reusing, partial,
+            cluster_splits, ends, np.where(swap_ab, cluster_n, cluster_m), np.where(swap_ab, cluster_m, cluster_n),
+            size, resident, own_tiles, swap_ab, reusing, promoted,
             np.full(len(configs), n.min(initial=MOST_COLUMNS)),
         )  # fmt: skip
 
     def take(self, which: Column) -> Space:
         """The configs at these indices."""
-        columns = {f.name: getattr(self, f.name)[which] for f in fields(self)[1:]}
-        return Space(self.configs[which], **columns)
+        columns = {f.name: getattr(self, f.name).take(which, axis=0) for f in fields(self)[1:]}
+        return Space(self.configs.take(which), **columns)
 
     def sizes(self, problem: Problem) -> tuple[Column, Column]:
         """M and N for each config: of the problem, or with `swap_ab` of its transpose."""
@@ -111,14 +120,7 @@ class Space:
 
     def grid(self, m: int, n: int) -> tuple[Column, Column]:
         """For each config, the number of clusters along M, and along N, of a product of one batch."""
-        rows, columns = self._cluster
-        return -(-m // rows), -(-n // columns)
-
-    @cached_property
-    def _cluster(self) -> tuple[Column, Column]:
-        """For each config, how many rows of A and columns of B a cluster's tiles have."""
-        m, n = self.m * self.rows, self.n * self.columns
-        return np.where(self.swap_ab, n, m), np.where(self.swap_ab, m, n)
+        return np.ceil(m / self.cluster_m), np.ceil(n / self.cluster_n)
 
     @property
     def in_order(self) -> Column:
@@ -133,7 +135,7 @@ class Space:
         """For each config, whether it may be `sensible` for some problem with `fewest` to `most` rows: its tiles are
         not mostly outside, and there are few enough of them, and enough of K, for its shares."""
         down, across = self.grid(fewest, n)
-        k_tiles, tiles = -(-k // self.k), batch * down * across
+        k_tiles, tiles = np.ceil(k / self.k), batch * down * across
         good = self.m * self.rows < 2 * np.maximum(np.where(self.swap_ab, n, most), 64)
         good &= self.n * self.columns < 2 * np.maximum(np.where(self.swap_ab, most, n), self.narrowest)
         good &= (self.k != FEW_ROWS_DEPTH) | (fewest <= self.n)  # B is read once
@@ -146,31 +148,21 @@ class Space:
     def sensible(self, problem: Problem) -> Column:
         """For each config, whether its tiles are not mostly outside of the problem and its shares of K long enough."""
         good = self.possible(problem.m, problem.m, problem.n, problem.k, problem.batch)
-        k_tiles, tiles, resident = -(-problem.k // self.k), self.tiles(problem), self.resident
-        ragged = (-(-tiles // resident) * resident > WASTE * tiles) & (tiles * k_tiles >= SMALLEST_SHARE * resident)
-        return np.asarray(good & ((self.splits > 0) | ragged) & self.fed(problem) & self.countable(problem))
+        k_tiles, tiles, resident = np.ceil(problem.k / self.k), self.tiles(problem), self.resident
+        ragged = (np.ceil(tiles / resident) * resident > WASTE * tiles) & (tiles * k_tiles >= SMALLEST_SHARE * resident)
+        return np.asarray(good & ((self.splits > 0) | ragged) & self._countable(tiles, np.maximum(1, k_tiles)))
 
-    def fed(self, problem: Problem) -> Column:
-        """For each config, whether its producer has registers for the copies of a k-tile, in the operands' layouts."""
-        layout = _layout(problem)
-        if layout not in self._fed:
-            self._fed[layout] = self._fed_by(*layout)
-        return self._fed[layout]
-
-    @cached_property
-    def _fed(self) -> dict[tuple[bool, ...], Column]:
-        return {}
-
-    def _fed_by(self, a: bool, b: bool, swapped_a: bool, swapped_b: bool, direct: bool) -> Column:
+    def fed(self, layout: Layout) -> Column:
+        """For each config, whether its producer has registers for the copies of a k-tile."""
+        a, b, swapped_a, swapped_b, direct = layout
         of_a = np.where(np.where(self.swap_ab, swapped_a, a), _boxes(self.m), _boxes(self.k))
         of_b = np.where(np.where(self.swap_ab, swapped_b, b), _boxes(self.n), _boxes(self.k))
         few = (self.consumers == 3) | direct
         copies = np.where(few, of_a + of_b, np.maximum(of_a, of_b))
         return np.asarray((self.consumers == 1) | (copies <= MOST_COPIES))
 
-    def countable(self, problem: Problem) -> Column:
+    def _countable(self, tiles: Column, k_tiles: Column) -> Column:
         """For each config, whether int32 can count its tiles and shares of K, which launches require."""
-        tiles, k_tiles = self.tiles(problem), np.maximum(1, -(-problem.k // self.k))
         clusters = np.minimum(
             tiles * np.minimum(np.where(self.splits == 0, k_tiles, self.splits), k_tiles), ORDER_LENGTH
         )
@@ -184,26 +176,34 @@ def space(epilogue: EpilogueSpec, promoted: bool = False) -> Space:
     return Space.of(list(candidates(epilogue, promoted)), epilogue)
 
 
+@lru_cache(maxsize=64)
+def fed(epilogue: EpilogueSpec, promoted: bool, layout: Layout) -> Column:
+    """For each of them, whether its producer has registers for the copies of a k-tile."""
+    return space(epilogue, promoted).fed(layout)
+
+
 def considered(epilogue: EpilogueSpec, problem: Problem) -> Space:
     """Those of them that may be sensible for a problem, kept for others with up to twice as many rows."""
-    return _considered(epilogue, problem.promoted, problem.m.bit_length(), problem.n, problem.k, problem.batch)
+    bits, sizes = problem.m.bit_length(), (problem.n, problem.k, problem.batch)
+    return _considered(epilogue, problem.promoted, layout(problem), bits, *sizes)
 
 
 @lru_cache(maxsize=128)
-def _considered(epilogue: EpilogueSpec, promoted: bool, bits: int, n: int, k: int, batch: int) -> Space:
+def _considered(epilogue: EpilogueSpec, promoted: bool, layout: Layout, bits: int, n: int, k: int, batch: int) -> Space:
     every = space(epilogue, promoted)
-    return every.take(np.flatnonzero(every.possible(1 << bits >> 1, (1 << bits) - 1, n, k, batch)))
+    good = every.possible(1 << bits >> 1, (1 << bits) - 1, n, k, batch) & fed(epilogue, promoted, layout)
+    return every.take(np.flatnonzero(good))
 
 
 def _boxes(extent: Column) -> Column:
     """Of 64, 32 or 16 elements along a tile's contiguous index: see Tile."""
-    whole = -(-extent // 16) * 16
+    whole = (-(-extent // 16) * 16).astype(int)
     return np.asarray(whole // np.gcd(whole, 64))
 
 
 def is_fed(config: Config, problem: Problem) -> bool:
     """Whether a config's producer has registers for its copies; `problem` is that of the unswapped product."""
-    return bool(_alone(for_16_bits(config, problem.a.dtype)).fed(in_16_bits(problem))[0])
+    return bool(_alone(for_16_bits(config, problem.a.dtype)).fed(layout(in_16_bits(problem)))[0])
 
 
 @lru_cache(maxsize=1024)
@@ -211,8 +211,8 @@ def _alone(config: Config) -> Space:
     return Space.of([config])
 
 
-def _layout(problem: Problem) -> tuple[bool, ...]:
-    """What `fed` depends on: whether A and B are MN-major, and with `swap_ab`, and whether threads store D."""
+def layout(problem: Problem) -> Layout:
+    """The layout that a problem's operands have, packed where TMA cannot read them, and its D."""
     operands = packed(problem).operands + packed(problem.T).operands
     return *(operand_major(x) == "MN" for x in operands), not problem.d.stores_by_tma
 

@@ -15,41 +15,51 @@ from typing import Any
 from gemmsmith.backends.cuda.cache import directory as cache_directory
 from gemmsmith.backends.cuda.cache import write_whole
 from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import E4M3, E5M2
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, check
 from gemmsmith.tuning.candidates import has_room, with_reuse_for
+from gemmsmith.tuning.depth import for_16_bits, for_operands
 from gemmsmith.tuning.fitting import fitting, spec_for
 from gemmsmith.tuning.space import has_one_tile, is_fed, reads_again
 
 SHIPPED = "h200.json"
 """The package's table, in this folder; made by benchmarks/sweep.py."""
-VERSION, READABLE = 5, (1, 2, 3, 4, 5)
-"""Of the user's file: its configs are a Config's fields, of which older ones have fewer, and may have other names."""
+VERSION, READABLE = 6, (1, 2, 3, 4, 5, 6)
+"""Of the user's file: its configs are a Config's fields, of which older ones have fewer, and may have other names. Up
+to 5 all were for operands of 16 bits."""
 FEW_ROWS = 64
 """Entries with M up to this serve every smaller M: operands of that many rows take one tile."""
 
 
+def operands(problem: Problem) -> str:
+    """What a config is tuned for besides sizes: operands, those of 16 bits alike, and whether sums are promoted."""
+    a = problem.a.dtype
+    name = "16 bits" if a.bits == 16 else "fp8" if a in (E4M3, E5M2) else str(a)
+    return f"{name}, promoted" if problem.promoted else name
+
+
 class Table:
-    """Configs by (N, K), and for each by M."""
+    """Configs by (N, K, operands), and for each by M."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        """rows: m, n, k and config, a Config's fields as they are called now or were once. Raises KeyError, TypeError
-        or ValueError for others."""
-        self._found: dict[tuple[int, int], list[tuple[int, Config]]] = {}
+        """rows: m, n, k, the `operands`, by default of 16 bits, and config, a Config's fields as they are called now or
+        were once. Raises KeyError, TypeError or ValueError for others."""
+        self._found: dict[tuple[int, int, str], list[tuple[int, Config]]] = {}
         for row in rows:
             m, n, k = (index(row[name]) for name in "mnk")
             config = Config.stored(row["config"])
             check(config)
-            self._found.setdefault((n, k), []).append((m, config))
+            self._found.setdefault((n, k, row.get("operands", "16 bits")), []).append((m, config))
         for entries in self._found.values():
             entries.sort(key=lambda entry: entry[0])
 
     def get(self, problem: Problem) -> Config | None:
         """The config of that N and K and the next M that was tuned, up to twice as many rows; None where there is none
         or it does not suit the problem's layouts."""
-        entries = self._found.get((problem.n, problem.k))
-        if entries is None or problem.batch != 1 or problem.a.dtype.bits != 16:
+        entries = self._found.get((problem.n, problem.k, operands(problem)))
+        if entries is None or problem.batch != 1:
             return None
         index_of_next = bisect_left(entries, problem.m, key=lambda entry: entry[0])
         if index_of_next == len(entries) or entries[index_of_next][0] > max(2 * problem.m, FEW_ROWS):
@@ -63,12 +73,14 @@ def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = Non
     spill."""
     if not is_fed(config, problem):
         return None
+    config = for_16_bits(config, problem.a.dtype)
     try:
         if has_one_tile(config, problem):
             config = config.replace(sync_clusters=False) if config.sync_clusters else config
             config = with_reuse_for(epilogue, config) if epilogue else config
         elif not reads_again(problem) and (config.sync_clusters or config.serpentine):
             config = config.replace(sync_clusters=False, serpentine=False)
+        config = for_operands(config, problem.a.dtype)
         return fitting(config, spec_for(config, problem, epilogue))
     except ConfigError:
         return None
@@ -88,8 +100,8 @@ def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | No
 def keep(problem: Problem, config: Config, us: float, gpu: str) -> None:
     """Enters a config in the user's table, instead of an older one for the same sizes; other processes may do so too,
     and the last one wins. A folder that cannot be written to is no error."""
-    sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
-    rows = [row for row in _rows(_kept_file()) if {name: row[name] for name in sizes} != sizes]
+    sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "operands": operands(problem)}
+    rows = [row for row in _rows(_kept_file()) if {"operands": "16 bits"} | row != row | sizes]
     rows.append({**sizes, "config": vars(config), "us": us, "gpu": gpu})
     write_whole(_kept_file(), json.dumps({"version": VERSION, "rows": rows}).encode())
 

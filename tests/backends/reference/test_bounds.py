@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gemmsmith.backends.reference.bounds import Report, check
 from gemmsmith.backends.reference.product import as_tf32, exact, product, rounded
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, TF32, DType
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT32, TF32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.mma import find_mma
 from gemmsmith.hw.fused_sum import fused_product
@@ -273,3 +273,24 @@ def test_one_nan_makes_one_row_and_no_other(rng: np.random.Generator) -> None:
 def test_bad_arguments(out: np.ndarray, accumulate: DType, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         check(out, ones(2, 4), ones(4, 2), accumulate, FP16)
+
+
+@pytest.mark.parametrize("k", [0, 1, 700, 131_072])
+def test_sums_of_integers_are_exact_modulo_2_to_the_32(k: int, rng: np.random.Generator) -> None:
+    a, b = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((9, k), (k, 11)))
+    a[:3], b[:, :3] = -128, -128
+    out = np.matmul(a.astype(np.int64), b.astype(np.int64)).astype(np.int32)
+    assert check(out, a, b, INT32, INT32).ratio == 0
+    out[3, 4] += 1
+    assert check(out, a, b, INT32, INT32).wrong == 1
+
+
+@pytest.mark.parametrize("output", [FP32, FP16, BF16])
+def test_scaled_sums_of_integers_have_three_roundings(output: DType, rng: np.random.Generator) -> None:
+    a, b = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((9, 700), (700, 11)))
+    rows, whole = rng.uniform(0.5, 2, (9, 1)).astype(np.float32), np.asarray(1e-3, np.float32)
+    sums = np.matmul(a.astype(np.int64), b.astype(np.int64)).astype(np.float32) * rows * whole
+    options = {"scale_a": rows, "scale_b": whole}
+    assert 0 < check(sums.astype(output.numpy), a, b, INT32, output, **options).ratio <= 1
+    wrong = (sums * np.float32(1.02)).astype(output.numpy)
+    assert not check(wrong, a, b, INT32, output, **options).ok

@@ -1,4 +1,4 @@
-"""How far a simulated product is."""
+"""How far a simulated product is, and how finely its accesses are told apart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gemmsmith
 from gemmsmith import Config
+from gemmsmith.backends.sim import GlobalMemory, Hazard
+from gemmsmith.core.dtypes import BF16
 from gemmsmith.plans import Plan
 
 SMALL = Config(tile=(64, 64, 32), cluster=(1, 1), stages=3, consumers=1)
@@ -39,3 +42,18 @@ def test_progress_ends_at_one(rng: np.random.Generator, config: Config, m: int, 
     if k:
         assert len(told) > 4
         assert 0 < told[0] < told[-1] == 1
+
+
+def test_neighbouring_bytes_are_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 9 bytes, whose ends other CTAs store: with shadow memory of every two bytes that would be one."""
+
+    def hazards() -> list[Hazard]:
+        a, b = np.ones((130, 40), BF16.numpy), np.ones((40, 9), BF16.numpy)
+        config = SMALL.replace(tile=(64, 8, 32))
+        return gemmsmith.simulate(a, b, epilogue=lambda acc: acc.to("fp8_e4m3"), config=config).hazards
+
+    assert hazards() == []
+    place = GlobalMemory.place
+    coarse = {"granule": 2}
+    monkeypatch.setattr(GlobalMemory, "place", lambda self, *given, **named: place(self, *given, **(named | coarse)))
+    assert "write after write of out" in str(hazards()[0])

@@ -18,7 +18,8 @@ s = ceil(K / k) steps by c = (1 + step)^s - 1, about s * step, in any order. (Ad
 so P takes them as that. `tiny` is s times what a step may lose below the accumulator's smallest normal.
 Promoted sums take these steps in each block of 128 of K, and each block's sum, times the product of its scales, is
 added in fp32: three roundings more for the scales, one for each sum. 3xTF32 adds three sums for each 32 of K, and
-leaves out less than 2^-19 of each product. P is the sum of |A| |B| times their scales.
+leaves out less than 2^-19 of each product. P is the sum of |A| |B| times their scales. Other sums have three
+roundings where they are scaled. Those of int8 are exact: as int32 the product modulo 2^32, else as if they were scaled.
 A float32 chain of fused multiply-adds stays far within the bound, since its errors have both signs; a tensor core's may
 all have the same.
 
@@ -47,12 +48,12 @@ import ml_dtypes
 import numpy as np
 
 from gemmsmith.backends.reference.product import Array, as_tf32, exact, in_blocks
-from gemmsmith.core.dtypes import FP16, FP32, TF32, DType, as_dtype
+from gemmsmith.core.dtypes import FP16, FP32, INT32, TF32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.mma import PRODUCTS, Mma, find_mma
 from gemmsmith.core.problem import SCALE_BLOCK
 
-TINY = {FP32: 2.0**-146, FP16: 2.0**-24}
+TINY = {FP32: 2.0**-146, FP16: 2.0**-24, INT32: 0.0}
 """The absolute error of one step near zero: truncation at exponent -126 - 25, and the last subnormal bit."""
 LEFT_OUT = 2.0**-19
 """Of a product, what 3xTF32 leaves out: low parts, less than 2^-10 each, are not multiplied by one another, and of each
@@ -105,6 +106,8 @@ def instruction(a: DType, b: DType, accumulate: DType, in_fp32: bool = False) ->
 
 def step_error(mma: Mma) -> float:
     """Of an instruction, relative to P."""
+    if mma.d == INT32:
+        return 0.0
     of_sum = mma.d.roundoff if mma.d == FP16 else 2.0 ** -min(mma.fraction, mma.d.mantissa)
     return mma.k * 2.0**-mma.fraction + of_sum
 
@@ -116,28 +119,29 @@ def check(
     """Compares out with a @ b; the module says with which bounds.
 
     out (m, n) or (batch, m, n) of `output`; a (m, k) or (batch, m, k) and b (k, n) or (batch, k, n) of bf16, fp16,
-    fp8, or fp32, which is read as TF32, a batch of 1 broadcast. `accumulate` is fp32 or fp16. `zero_mean` promises
-    independent elements of mean zero in a or in b, for the tighter norm. Uses about 400 MB beside float64 copies of
-    one batch's operands. `promoted`, scale_a and scale_b as in `gemm`; with scales out is that of promoted sums.
-    Promoted sums of fp32 are those of 3xTF32. `in_fp32`: fp32 operands are multiplied as they are, on CUDA cores.
+    fp8, int8, or fp32, which is read as TF32, a batch of 1 broadcast. `accumulate` is fp32, fp16 or int32.
+    `zero_mean` promises independent elements of mean zero in a or in b, for the tighter norm. Uses about 400 MB beside
+    float64 copies of one batch's operands. `promoted`, scale_a and scale_b as in `gemm`; promoted sums of fp32 are
+    those of 3xTF32. `in_fp32`: fp32 operands are multiplied as they are, on CUDA cores.
     Raises ArgumentError on a shape or dtype that does not match.
     """
     if accumulate not in TINY:
-        raise ArgumentError(f"accumulate: got {accumulate}; use fp32 or fp16")
+        raise ArgumentError(f"accumulate: got {accumulate}; use fp32, fp16 or int32")
     if out.dtype != output.numpy:
         raise ArgumentError(f"out: got dtype {out.dtype}; use {output}")
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     if out.shape != shape:
         raise ArgumentError(f"out: got shape {out.shape}; use {shape}")
-    mma, k = instruction(as_dtype(a.dtype, "a"), as_dtype(b.dtype, "b"), accumulate, in_fp32), a.shape[-1]
-    steps, sums = -(-k // mma.k), 0
+    dtype_a, dtype_b = (as_dtype(x.dtype, name, integers=True) for x, name in ((a, "a"), (b, "b")))
+    mma, k = instruction(dtype_a, dtype_b, accumulate, in_fp32), a.shape[-1]
+    scaled = scale_a is not None or scale_b is not None
+    steps, sums = -(-k // mma.k), 3 * (scaled or (mma.d == INT32 and output != INT32))
     if promoted:
         block = SCALE_BLOCK // a.dtype.itemsize
         steps, sums = -(-min(k, block) // mma.k), -(-k // block) + 3
     whole = promoted and mma.a == TF32  # 3xTF32
     judge = _Judge(steps, step_error(mma), accumulate, output, zero_mean, PRODUCTS * sums if whole else sums)
     judge.c += LEFT_OUT * whole
-    scaled = scale_a is not None or scale_b is not None
     of_a = _of_blocks(scale_a, a.shape[-2], k)
     of_b = _of_blocks(scale_b if scale_b is None or scale_b.ndim < 2 else scale_b.swapaxes(-1, -2), b.shape[-1], k)
     a, b = (as_tf32(x) if mma.a == TF32 and not whole else x for x in (a, b))
@@ -178,8 +182,9 @@ class _Judge:
     def __init__(self, steps: int, step: float, accumulate: DType, output: DType, zero_mean: bool, sums: int) -> None:
         self.c = math.expm1(steps * math.log1p(step) + sums * math.log1p(FP32.roundoff))
         self.tiny = steps * TINY[accumulate] * (1 + self.c)
-        self.u = output.roundoff
-        self.half_subnormal = float(_finfo(output.numpy).smallest_subnormal) / 2
+        self.wraps = output == INT32
+        self.u = 0.0 if self.wraps else output.roundoff
+        self.half_subnormal = 0.5 if self.wraps else float(_finfo(output.numpy).smallest_subnormal) / 2
         self.range, self.output_range = _overflow(accumulate), _overflow(output)
         self.zero_mean = zero_mean
         self.squares = np.zeros(3)  # of the errors, of the reference, of P or Q
@@ -190,6 +195,8 @@ class _Judge:
         if not out.size:
             return
         reference, p = factors.product, factors.raised(*normal).product
+        if self.wraps:
+            reference = (reference + 2.0**31) % 2.0**32 - 2.0**31
         with np.errstate(invalid="ignore", over="ignore"):
             value = out.astype(np.float64)
             lost = self.c * p + self.tiny
@@ -226,11 +233,13 @@ class _Judge:
 
 def _overflow(dtype: DType) -> float:
     """The smallest magnitude that rounds to Inf."""
+    if dtype == INT32:
+        return math.inf
     return math.ldexp(1 - dtype.roundoff / 2, int(_finfo(dtype.numpy).maxexp))
 
 
 def _smallest_normal(x: Array) -> float:
-    return float(_finfo(as_dtype(x.dtype, "a, b").numpy).smallest_normal)
+    return 0.0 if x.dtype == np.int8 else float(_finfo(as_dtype(x.dtype, "a, b").numpy).smallest_normal)
 
 
 def _raised(x: Array, smallest_normal: float) -> Array:

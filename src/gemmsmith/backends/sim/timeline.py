@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 COLOURS = ["#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#eeca3b", "#9d755d"]
 IDLE, BUSY, STORE = "#e6e6e6", "#bab0ac", "#7f7f7f"
+MOST_COLUMNS = 9
+"""Of the legend."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ class Timeline:
         legend = [Patch(color=COLOURS[s % len(COLOURS)], label=f"stage {s}") for s in stages]
         legend += [Patch(color=STORE, label="store of D"), Patch(color=BUSY, label="instructions")]
         legend += [Patch(facecolor=IDLE, hatch="////", edgecolor="white", label="waiting")]
-        axes.legend(handles=legend, ncols=len(legend), loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
+        columns = math.ceil(len(legend) / math.ceil(len(legend) / MOST_COLUMNS))
+        axes.legend(handles=legend, ncols=columns, loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
         figure.savefig(path, dpi=130)
         pyplot.close(figure)
 
