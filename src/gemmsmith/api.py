@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from gemmsmith.binding import by_name
 from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.plans import Backend, Plan, Simulation, signatures
 from gemmsmith.scaling import with_scales
@@ -148,6 +150,12 @@ def tune(
     after each of these. Raises ArgumentError, and DeviceError where there is no Hopper GPU.
     """
     from gemmsmith.tuning.search import tune as measured
+
+    if FP32 in (a.dtype, b.dtype) and precision is None:
+        raise ArgumentError(
+            "precision: got None for fp32 operands, for which few configs of sgemm are considered, and none is tuned; "
+            "use 'tf32' or '3xtf32'"
+        )
 
     def planned(config: Config) -> Plan:
         return Plan(a, b, config=config, accumulate=accumulate, precision=precision)

@@ -77,11 +77,12 @@ class Plan:
 
             refuse(config, binding.spec)
             binding = binding.transposed() if binding.swapped else binding
-            if config is None:
-                config, self._origin = invariant(binding), "batch-invariant"
         chip = _chip(describe(a, "a"))
         if config is None and (chip != HOPPER or binding.problem.a.dtype == FP32):
-            config, self._origin = choose_multistage(binding.problem, binding.spec, chip), f"chosen for {chip}"
+            config = choose_multistage(binding.problem, binding.spec, chip, invariant=batch_invariant)
+            self._origin = f"chosen for {chip}"
+        if config is None and batch_invariant:
+            config, self._origin = invariant(binding), "batch-invariant"
         if config is None:
             config = tuned(binding.problem, binding.spec)
             fused = not binding.graph.is_bare

@@ -58,6 +58,16 @@ def test_a_product(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) ->
     bounds.check(done.result, a, b, FP32, BF16).require()
 
 
+@pytest.mark.parametrize(("dtype", "chip"), [(BF16, CHIPS["sm_80"]), (FP32, HOPPER)])
+def test_rows_that_do_not_depend_on_m(dtype: Any, chip: Any, monkeypatch: pytest.MonkeyPatch, rng: Any) -> None:
+    on(chip, monkeypatch)
+    a, b = (rng.standard_normal(shape, np.float32).astype(dtype.numpy) for shape in ((70, 40), (40, 24)))
+    plans_of = [gemmsmith.plan(a[:m], b, batch_invariant=True) for m in (3, 70)]
+    assert plans_of[0].config == plans_of[1].config
+    few, many = (plan.simulate(a[:m], b).result for plan, m in zip(plans_of, (3, 70), strict=True))
+    np.testing.assert_array_equal(few, many[:3])
+
+
 def test_what_no_such_chip_has(monkeypatch: pytest.MonkeyPatch) -> None:
     on(CHIPS["sm_86"], monkeypatch)
     with pytest.raises(ConfigError, match="mma: got fp8_e4m3 x fp8_e4m3 accumulated in fp32; it has"):

@@ -16,14 +16,17 @@ from gemmsmith.tuning.fitting import fitting, spec_for
 TILES = [(256, 128, 2), (128, 256, 2), (128, 128, 2), (128, 64, 2), (64, 128, 2), (64, 64, 2), (64, 32, 1)]
 """(M, N, math warpgroups)."""
 ROW_BYTES, SGEMM_DEPTH, MOST_STAGES = 64, 8, 4
+INVARIANT_ROWS = 1024
 OVERHEAD = 96
 """Rows and columns, of tiles that wide and high, that take as long to copy as they take to multiply."""
 
 
-def choose_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip) -> Config:
-    """The config with the least estimated time; the last one's ConfigError where none works."""
-    refused = ConfigError("no tile")
-    for config in sorted(_configs(problem, chip), key=lambda c: _time(problem, c, chip)):
+def choose_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant: bool = False) -> Config:
+    """The config with the least estimated time; the last one's ConfigError where none works. `invariant`: one for every
+    M, which sums each tile in one CTA."""
+    refused, rows = ConfigError("no tile"), INVARIANT_ROWS if invariant else problem.m
+    possible = [c for c in _configs(problem, chip) if c.splits == 1 or not invariant]
+    for config in sorted(possible, key=lambda c: _time(problem, rows, c, chip)):
         try:
             settled = fitting(config, spec_for(config, problem, epilogue))
             if settled.stages > 2:
@@ -43,10 +46,10 @@ def _configs(problem: Problem, chip: Chip) -> Iterator[Config]:
             yield Config(design, tile, (1, 1), MOST_STAGES, consumers, splits=splits, chip=chip.name)
 
 
-def _time(problem: Problem, config: Config, chip: Chip) -> float:
+def _time(problem: Problem, rows: int, config: Config, chip: Chip) -> float:
     """In products of one SM: waves of whole tiles, or equal shares and what it costs to bring these together."""
     m, n, _ = config.tile
-    tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
+    tiles = -(-rows // m) * -(-problem.n // n) * problem.batch
     of_tile = (m * n + OVERHEAD * (m + n)) * max(problem.k, 1)
     if config.splits == 1:
         return -(-tiles // chip.multiprocessors) * of_tile
