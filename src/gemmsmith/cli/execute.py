@@ -13,7 +13,7 @@ import numpy as np
 
 from gemmsmith.backends.reference import bounds
 from gemmsmith.cli.progress import Tell
-from gemmsmith.core.dtypes import DType
+from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.plans import Plan
@@ -167,7 +167,10 @@ def execute(plan: Plan, sizes: tuple[int, int, int], data: Data, backend: str, f
         simulation.timeline.trace(trace)
         files |= {"timeline": str(picture), "trace": str(trace)}
     tell("comparing with float64")
-    report = bounds.check(out, a, b, plan.accumulate, plan.output, promoted=plan.problem.promoted, **scales)
+    problem = plan.problem
+    report = bounds.check(
+        out, a, b, plan.accumulate, plan.output, promoted=problem.promoted, in_fp32=problem.a.dtype == FP32, **scales
+    )
     return Outcome(sizes, backend, report, hazards, speed, files)
 
 

@@ -76,7 +76,9 @@ def sizes(least: int = 0, **defaults: int) -> Decorator:
 OPERANDS = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "fp32")
 dtype = every(
     click.option("--dtype", type=click.Choice(OPERANDS), default="bf16", show_default=True, help="Of the operands."),
-    click.option("--precision", type=click.Choice(["tf32", "3xtf32"]), help="Of products of fp32, which need one."),
+    click.option(
+        "--precision", type=click.Choice(["tf32", "3xtf32"]), help="Of products of fp32, which are in fp32 without."
+    ),
 )
 accumulate = click.option(
     "--accumulate", type=click.Choice(["fp32", "fp16", "promoted", "fast", "int32"]),

@@ -44,6 +44,6 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
 
 register_design(Design(
     "mma_multistage", mma_multistage, accumulators={1: 160, 2: 192, 4: 64}, takes=frozenset({"splits"}),
-    defaults={"tile": (128, 128, 32), "cluster": (1, 1), "stages": 4},
+    defaults={"tile": (128, 128, 32), "cluster": (1, 1), "consumers": 2},
     multiplies="mma", architecture="sm_80", side_by_side=True,
 ))  # fmt: skip

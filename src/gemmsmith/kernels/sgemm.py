@@ -48,6 +48,6 @@ def sgemm(k: Builder, spec: KernelSpec) -> None:
 
 register_design(Design(
     "sgemm", sgemm, accumulators={1: 128, 2: 128, 4: 64}, takes=frozenset({"splits"}),
-    defaults={"tile": (256, 128, 8), "cluster": (1, 1), "stages": 4},
+    defaults={"tile": (256, 128, 8), "cluster": (1, 1), "consumers": 2},
     multiplies="fma", architecture="sm_80", side_by_side=True,
 ))  # fmt: skip
