@@ -82,7 +82,7 @@ def on_cpu(kernel: Kernel, x: np.ndarray) -> tuple[np.ndarray, list[str]]:
 
 def on_gpu(kernel: Kernel, x: np.ndarray) -> np.ndarray:
     """The result; raises DeviceError without a Hopper GPU."""
-    driver.require_hopper(0)
+    driver.require_chip(0)
     with launcher.device_guard(0):
         source, target = DeviceArray.from_numpy(x), DeviceArray.from_numpy(np.full(x.shape[::-1], np.nan, np.float32))
         launch = prepared(Launch.of(kernel, Transpose(*x.shape)), device=0, stream=0, pdl=False)

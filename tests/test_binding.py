@@ -215,7 +215,6 @@ CUDA = ArrayInfo(BF16, (8, 5), (5, 1), 0x1000, "cuda", 0, True)
         ((Spec((2**31, 4, 8), "bf16"), B), "a: got shape .*; use extents of at most"),
         ((Spec((2**30, 2**30, 2**30), "bf16"), Spec((2**30, 1), "bf16")), r"a: got shape .* use less than 2\^63 bytes"),
         # dtypes
-        ((Spec((4, 8), "fp32"), Spec((8, 5), "fp32")), "precision: got None for fp32 operands, which"),
         ((A, Spec((8, 5), "fp16")), "b: got dtype fp16 with a of bf16; use the same for both"),
         ((A, B, None, None, "fp16"), "accumulate: got 'fp16' for operands of bf16; use fp32"),
         ((A, B, None, None, "bf16"), "accumulate: got 'bf16' for operands of bf16; use fp32"),

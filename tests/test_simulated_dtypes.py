@@ -281,14 +281,8 @@ def test_depths_of_a_tile(dtype: str, k: int, message: str) -> None:
 @pytest.mark.parametrize(
     ("a", "b", "options", "message"),
     [
-        (
-            "fp32",
-            "fp32",
-            {},
-            "precision: got None for fp32 operands, which no instruction reads; use 'tf32' or '3xtf32'",
-        ),
         ("fp16", "fp16", {"precision": "3xtf32"}, "precision: got '3xtf32' for operands of fp16; it is for fp32"),
-        ("fp32", "fp32", {"precision": "bf16"}, "precision: got 'bf16' for fp32 operands"),
+        ("fp32", "fp32", {"precision": "bf16"}, "precision: got 'bf16'; use 'tf32' or '3xtf32', or None for"),
         ("bf16", "bf16", {"precision": "tf32"}, "precision: got 'tf32' for operands of bf16; it is for fp32 operands"),
         ("fp8_e4m3", "bf16", {}, "b: got dtype bf16 with a of fp8_e4m3; use the same for both"),
         ("int8", "fp8_e4m3", {}, "b: got dtype fp8_e4m3 with a of int8"),

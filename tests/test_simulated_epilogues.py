@@ -27,6 +27,7 @@ from gemmsmith import Config, ConfigError
 from gemmsmith.arrays import ArrayInfo
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.product import exact
+from gemmsmith.core.design import find
 from gemmsmith.core.dtypes import FP16, as_dtype
 from gemmsmith.core.graph import Graph
 from gemmsmith.epilogue.frontend.fusions import FUSIONS
@@ -54,6 +55,8 @@ SIZES = [(200, 136, 96), (130, 259, 70), (70, 96, 33), (300, 264, 64), (190, 136
 
 def suited(case: Case, config: Config, n: int) -> tuple[Config, int]:
     """A config with a tile wide enough for functions of whole rows."""
+    if case.whole_rows and find(config.design).side_by_side:  # one warpgroup has them
+        return config.replace(tile=(64, max(case.whole_rows, 128), 32), stages=2, consumers=1), min(n, 128)
     if case.whole_rows == -1:
         return config.replace(tile=(config.tile[0], 128, 32), stages=2), min(n, 128)
     if case.whole_rows:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from gemmsmith.binding import by_name
 from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.plans import Backend, Plan, Simulation, signatures
 from gemmsmith.scaling import with_scales
@@ -31,8 +33,9 @@ def gemm(
 
     a: (m, k) or (batch, m, k), b: (k, n) or (batch, k, n); shapes as in torch.matmul, a batch of 1 or none is
     broadcast, any extent may be 0. Row- or column-major or of any other strides >= 0. Both bf16, both fp16, fp8 (e4m3
-    and e5m2 in any combination), both int8, or both fp32 with a `precision`. Of operands of 8 or 32 bits the fastest
-    have k contiguous and rows of whole 16 bytes: others are copied by a kernel before the product (see `plan.why`).
+    and e5m2 in any combination), both int8, or both fp32. Of operands of 8 bits, or of 32 with a `precision`, the
+    fastest have k contiguous and rows of whole 16 bytes: others are copied by a kernel before the product (see
+    `plan.why`).
     out: (m, n) or (batch, m, n), of `out_dtype`: bf16, fp16 or fp32, by default that of the operands, bf16 for fp8.
     Sums of int8 are int32, exact modulo 2^32, and stored as that by default; with scales or an epilogue they enter it
     as fp32, and the default is bf16.
@@ -43,9 +46,9 @@ def gemm(
     accumulate: "fp32" (the default) or "fp16" for fp16 operands, "fp32" for bf16 ones. For fp8 "promoted" (the
     default): every 128 of k are summed by the tensor core, which keeps about 13 bits, multiplied by the block scales of
     a times b, and added in fp32; or "fast": the tensor core's own sum of all.
-    precision: of products of fp32 operands, which need one: "tf32" reads their upper 19 bits; "3xtf32" multiplies these
-    and what is left, in three products that are promoted every 32 of k, and is about as exact as fp32. Of operands that
-    are not finite it gives NaN.
+    precision: of products of fp32 operands, which are in fp32 without one: "tf32" reads their upper 19 bits; "3xtf32"
+    multiplies these and what is left, in three products that are promoted every 32 of k, and is about as exact as fp32.
+    Of operands that are not finite it gives NaN.
     epilogue: a function of the product (in fp32) and of operands by name, that returns one value, a tuple or a dict:
     matrices to be stored, or reductions; or a visitor tree. What an operand is follows from its shape against the
     product's: () a scalar, (n,) a row, (m, 1) a column, (m, n) a matrix, with a batch in front or without.
@@ -147,6 +150,12 @@ def tune(
     after each of these. Raises ArgumentError, and DeviceError where there is no Hopper GPU.
     """
     from gemmsmith.tuning.search import tune as measured
+
+    if FP32 in (a.dtype, b.dtype) and precision is None:
+        raise ArgumentError(
+            "precision: got None for fp32 operands, for which few configs of sgemm are considered, and none is tuned; "
+            "use 'tf32' or '3xtf32'"
+        )
 
     def planned(config: Config) -> Plan:
         return Plan(a, b, config=config, accumulate=accumulate, precision=precision)

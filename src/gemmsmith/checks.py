@@ -26,18 +26,19 @@ _ACCUMULATE: Mapping[DType, Mapping[str, DType]] = {
 
 
 def instruction(a: ArrayInfo, b: ArrayInfo, accumulate: object, precision: object) -> Mma:
-    """The tensor-core instruction that multiplies these operands."""
+    """The instruction that multiplies these operands."""
     for name, info in (("a", a), ("b", b)):
         if info.dtype not in _ACCUMULATE:
             raise ArgumentError(f"{name}: got dtype {info.dtype}; operands are {listed(_ACCUMULATE)}")
     if a.dtype != b.dtype and not {a.dtype, b.dtype} <= {*_FP8}:
         raise ArgumentError(f"b: got dtype {b.dtype} with a of {a.dtype}; use the same for both")
-    if a.dtype == FP32 and precision not in ("tf32", "3xtf32"):
-        raise ArgumentError(
-            f"precision: got {precision!r} for fp32 operands, which no instruction reads; use 'tf32' or '3xtf32'"
-        )
+    if a.dtype == FP32 and precision not in (None, "tf32", "3xtf32"):
+        raise ArgumentError(f"precision: got {precision!r}; use 'tf32' or '3xtf32', or None for products in fp32")
     if a.dtype != FP32 and precision is not None:
         raise ArgumentError(f"precision: got {precision!r} for operands of {a.dtype}; it is for fp32 operands")
+    if a.dtype == FP32 and precision is None:
+        _accumulation(a, accumulate)
+        return find_mma(FP32, FP32, FP32, "fma")
     multiplied = (TF32, TF32) if a.dtype == FP32 else (a.dtype, b.dtype)
     return find_mma(*multiplied, _ACCUMULATE[a.dtype][_accumulation(a, accumulate)])
 
@@ -66,7 +67,7 @@ def _name(dtype: object) -> str:
 def output(mma: Mma, out: ArrayInfo | None, out_dtype: object, fused: bool) -> DType:
     """The dtype in which the product, or a `fused` epilogue's matrix, is stored where nothing else is said."""
     whole = mma.d == INT32 and not fused  # integers leave the kernel as they are
-    default = {FP16: FP16, TF32: FP32, INT8: INT32 if whole else BF16}.get(mma.a, BF16)
+    default = {FP16: FP16, TF32: FP32, FP32: FP32, INT8: INT32 if whole else BF16}.get(mma.a, BF16)
     asked = as_dtype(out_dtype, "out_dtype", integers=whole) if out_dtype is not None else out.dtype if out else default
     if asked.is_integer and not (whole and asked == INT32):
         name = "out" if out_dtype is None else "out_dtype"

@@ -57,7 +57,8 @@ def launches(binding: Binding, spec: KernelSpec) -> Launches:
     at = [*given, *given[: len(copied) - 2]]
     for i, packing in enumerate(copied):
         if packing and packing.total:
-            packing_launches.append(Launch.of(packing.kernel, BoundPacking(packing, at[i], workspace)))
+            kernel = replace(packing, chip=spec.chip).kernel
+            packing_launches.append(Launch.of(kernel, BoundPacking(packing, at[i], workspace)))
             at[i], workspace = workspace, workspace + aligned(packing.bytes)
     low = tuple((x.packed, where) for x, where in zip(low_parts(problem), at[2:], strict=True))
     bound = BoundProblem.of(packed(problem), at[0], at[1], binding.arrays, low)
@@ -94,5 +95,5 @@ def _reduction(result: Result, spec: KernelSpec, problem: Problem, shape: Partia
         kind, shape = "sum", replace(shape, parts=0)
     elif kind == "mean":
         scale = 1 / count if count else math.nan
-    kernel = reduce(kind, result.dtype or FP32, *reduce_shape(shape))
+    kernel = reduce(kind, result.dtype or FP32, *reduce_shape(shape), spec.chip)
     return Launch.of(kernel, BoundReduction(shape, source, out, scale, in_fp32(offset)))

@@ -12,9 +12,10 @@ import numpy as np
 
 from gemmsmith.arrays import ArrayInfo, address_of, describe, empty_like_kind, is_array, signature
 from gemmsmith.binding import Binding, arranged, bind, by_name, first_name
+from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import DType, number_operand
-from gemmsmith.core.errors import ArgumentError, HazardError
+from gemmsmith.core.dtypes import FP32, DType, number_operand
+from gemmsmith.core.errors import ArgumentError, DeviceError, HazardError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
@@ -62,6 +63,7 @@ class Plan:
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         from gemmsmith.tuning.choose import choose
         from gemmsmith.tuning.fitting import fitting
+        from gemmsmith.tuning.multistage import choose_multistage
         from gemmsmith.tuning.table import tuned
 
         self.backend: Backend = backend
@@ -75,8 +77,12 @@ class Plan:
 
             refuse(config, binding.spec)
             binding = binding.transposed() if binding.swapped else binding
-            if config is None:
-                config, self._origin = invariant(binding), "batch-invariant"
+        chip = _chip(describe(a, "a"))
+        if config is None and (chip != HOPPER or binding.problem.a.dtype == FP32):
+            config = choose_multistage(binding.problem, binding.spec, chip, invariant=batch_invariant)
+            self._origin = f"chosen for {chip}"
+        if config is None and batch_invariant:
+            config, self._origin = invariant(binding), "batch-invariant"
         if config is None:
             config = tuned(binding.problem, binding.spec)
             fused = not binding.graph.is_bare
@@ -121,14 +127,14 @@ class Plan:
         """The GEMM kernel's cubin and compiler log; compiles at the first use, without a GPU too."""
         from gemmsmith.backends.cuda.compiler import compile_source
 
-        return compile_source(self.source, self.kernel.name)
+        return compile_source(self.source, self.kernel.name, self.kernel.chip.target)
 
     @property
     def ptx(self) -> str:
         """The GEMM kernel's PTX."""
         from gemmsmith.backends.cuda.compiler import compile_ptx
 
-        return compile_ptx(self.source, self.kernel.name)
+        return compile_ptx(self.source, self.kernel.name, self.kernel.chip.target)
 
     @property
     def sass(self) -> str:
@@ -153,6 +159,8 @@ class Plan:
         """Where the config comes from, and what the model says of it and of others."""
         from gemmsmith.tuning.why import why
 
+        if self._origin.startswith("chosen for"):
+            return f"{self.config}: {self._origin}"
         binding = self._as_chosen
         return why(binding.problem, self.config, binding.spec, self._origin, swapped=binding.swapped)
 
@@ -329,6 +337,22 @@ class Plan:
                 + ("use arrays on a GPU" if self.backend == "cuda" else "use arrays on the CPU")
             )
         return self.backend
+
+
+def _chip(a: ArrayInfo) -> Chip:
+    """That of the array's GPU; Hopper for what lies on no GPU. DeviceError for a GPU before compute capability 8.0."""
+    from gemmsmith.backends.cuda import driver
+
+    if a.device != "cuda" or not driver.available():
+        return HOPPER
+    found = driver.attributes(a.index)
+    chip = driver.chip_of(found)
+    if chip is None:
+        major, minor = found.capability
+        raise DeviceError(
+            f"a: got an array on a {found.name} of compute capability {major}.{minor}; use a GPU of 8.0 or later"
+        )
+    return chip
 
 
 def signatures(a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[Hashable, dict[str, Any]]:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.conformance import copies, multiply, registers, synchronisation
+from tests.conformance import copies, multiply, registers, synchronisation, warps
 
-CASES = [*copies.CASES, *synchronisation.CASES, *registers.CASES, *multiply.CASES]
+CASES = [*copies.CASES, *synchronisation.CASES, *registers.CASES, *multiply.CASES, *warps.CASES]

@@ -13,8 +13,8 @@ def test_those_of_the_package() -> None:
     assert {"tma", "pingpong", "cooperative"} <= set(names())
     assert "cooperative" in taking("sync_clusters")
     assert "pingpong" not in taking("splits")
-    assert find("pingpong").tile_warpgroups(2) == 1
-    assert find("tma").tile_warpgroups(2) == 2
+    assert find("pingpong").warpgroups(2) == (1, 1)
+    assert find("tma").warpgroups(2) == (2, 1)
 
 
 def test_a_name_is_taken_once_and_must_be_known() -> None:
@@ -42,7 +42,7 @@ def test_an_old_field_is_refused_with_the_new_one_and_read_from_tables() -> None
 
 
 def test_a_config_takes_what_its_design_takes() -> None:
-    assert Config("pingpong").tile_warpgroups == 1
+    assert Config("pingpong").warpgroups == (1, 1)
     assert Config("cooperative").can_sync_clusters
     assert not Config("tma").can_sync_clusters
     assert not Config("cooperative", splits=2).can_sync_clusters

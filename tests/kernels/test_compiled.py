@@ -13,6 +13,7 @@ import gemmsmith
 from gemmsmith import Config, ConfigError, Spec
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.binding import bind
+from gemmsmith.core.chip import HOPPER
 from gemmsmith.kernels.pack import gather, transpose
 from gemmsmith.tuning.space import space
 
@@ -100,8 +101,8 @@ def test_promoted_sums(tile: tuple[int, int], consumers: int, of_b: int, columns
 
 def test_packing_does_not_spill() -> None:
     makers = gather, transpose
-    kernels = [make(bits, words, False) for make in makers for bits in (8, 16) for words in (False, True)]
-    kernels += [make(32, True, low) for make in makers for low in (False, True)]
+    kernels = [make(bits, words, False, HOPPER) for make in makers for bits in (8, 16) for words in (False, True)]
+    kernels += [make(32, True, low, HOPPER) for make in makers for low in (False, True)]
     for kernel in kernels:
         r = compile_source(kernel.source, kernel.name).resources
         assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ()), kernel.name

@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 from gemmsmith import hw
 from gemmsmith.backends.reference.product import as_tf32
 from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.problem import MAX_EXTENT, Matrix, Problem
 from gemmsmith.hw.cluster import BlockIndex, GridSize
@@ -64,15 +65,15 @@ def test_neighbouring_threads_read_neighbouring_elements() -> None:
     def kernel(dtype: DType, row_stride: int, col_stride: int, rows: int = 64, alignment: int = 16) -> object:
         return Packing(Matrix(dtype, rows, 100, row_stride, col_stride, alignment=alignment)).kernel
 
-    assert kernel(BF16, 101, 1) is kernel(FP16, 101, 1) is gather(16, False, False)
-    assert kernel(BF16, 102, 1) is gather(16, True, False)
-    assert kernel(E4M3, 102, 1) is kernel(E4M3, 104, 2) is gather(8, False, False)
-    assert kernel(TF32, 101, 1) is gather(32, True, False)
-    assert kernel(E4M3, 1, 64) is kernel(INT8, 1, 68) is transpose(8, True, False)
+    assert kernel(BF16, 101, 1) is kernel(FP16, 101, 1) is gather(16, False, False, HOPPER)
+    assert kernel(BF16, 102, 1) is gather(16, True, False, HOPPER)
+    assert kernel(E4M3, 102, 1) is kernel(E4M3, 104, 2) is gather(8, False, False, HOPPER)
+    assert kernel(TF32, 101, 1) is gather(32, True, False, HOPPER)
+    assert kernel(E4M3, 1, 64) is kernel(INT8, 1, 68) is transpose(8, True, False, HOPPER)
     # a word of neighbours along the rows: not where columns begin anywhere, are strided, or end within one
     for found in (kernel(E4M3, 1, 65), kernel(E5M2, 2, 256), kernel(E4M3, 1, 64, 62), kernel(E4M3, 1, 64, 64, 2)):
-        assert found is transpose(8, False, False)
-    assert kernel(TF32, 1, 65) is transpose(32, True, False)
+        assert found is transpose(8, False, False, HOPPER)
+    assert kernel(TF32, 1, 65) is transpose(32, True, False, HOPPER)
 
 
 @pytest.mark.parametrize("skipped", range(2))
@@ -82,7 +83,7 @@ def test_each_barrier_is_needed(dtype: DType, rows: int, skipped: int, monkeypat
     packing, real, numbers = Packing(Matrix(dtype, rows, 300, 1, rows)), hw.sync_threads, count()
     monkeypatch.setattr(hw, "sync_threads", lambda: None if next(numbers) == skipped else real())
     words = rows % 4 == 0
-    kernel = transpose.__wrapped__(dtype.bits, words, False)
+    kernel = transpose.__wrapped__(dtype.bits, words, False, HOPPER)
     source, copy, places = (
         np.ones(rows * 300 * dtype.bytes, np.uint8),
         np.zeros(packing.bytes, np.uint8),
@@ -147,7 +148,7 @@ def test_the_last_turn_of_a_huge_copy(grid: int, total: int, data: some.DataObje
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GridSize, "simulate", lambda self, machine: grid)
         patch.setattr(BlockIndex, "simulate", lambda self, machine: block)
-        hazards = simulate(gather(16, False, False), 1, arguments, memory).hazards
+        hazards = simulate(gather(16, False, False, HOPPER), 1, arguments, memory).hazards
     assert {hazard.kind for hazard in hazards} <= {"out of bounds"}  # earlier turns write far away
     written = min(max(total - first, 0), THREADS)
     assert (copied[:written] == values).all()

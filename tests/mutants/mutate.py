@@ -9,7 +9,7 @@ from itertools import count, islice
 from typing import Any
 
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.hw import barrier, cluster, cp_async, fence, matrix, mbarrier, memory, register, tma, wgmma
+from gemmsmith.hw import barrier, cluster, cp_async, fence, matrix, mbarrier, memory, mma, register, tma, wgmma
 from gemmsmith.kernels.build import build
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
@@ -21,13 +21,14 @@ SYNCHRONISING = (
     mbarrier.FenceMbarrierInit, fence.FenceProxyAsync, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait,
     tma.BulkCommit, tma.BulkWaitRead, barrier.BarrierSync, barrier.BarrierArrive, barrier.SyncThreads,
     cluster.ClusterArriveRelaxed, cluster.ClusterWait, memory.WaitAcquire, memory.StoreStrong,
-    cp_async.CpAsyncMbarrierArrive,
+    cp_async.CpAsyncMbarrierArrive, cp_async.CpAsyncCommit, cp_async.CpAsyncWait,
 )  # fmt: skip
 ONLY_DELETED = (fence.FenceAcqRel, fence.GridDependencyWait, wgmma.CompilerFence, barrier.SyncWarp, register.SetMaxNReg)
 """Where these stand among their neighbours does not matter."""
 ALIGNED = (
     register.SetMaxNReg, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait, barrier.BarrierSync, barrier.SyncThreads,
     barrier.SyncWarp, cluster.ClusterArriveRelaxed, cluster.ClusterWait, matrix.StoreMatrix, matrix.LoadMatrix,
+    mma.MmaSync,
 )  # fmt: skip
 """All lanes of a warp execute them together."""
 
@@ -195,7 +196,7 @@ def _off_by_one(statement: st.Statement, where: str) -> Iterator[Change]:
             if isinstance(i.tx_bytes, Constant):
                 nbytes = Constant(i.tx_bytes.type, i.tx_bytes.number + change)
             yield f"{change:+d} bytes of", i.mnemonic, where, _set(i, "tx_bytes", nbytes)
-    if isinstance(i, (wgmma.WgmmaWait, tma.BulkWaitRead)):
+    if isinstance(i, (wgmma.WgmmaWait, tma.BulkWaitRead, cp_async.CpAsyncWait)):
         yield "+1 pending of", i.mnemonic, where, _set(i, "pending", i.pending + 1)
     if isinstance(i, barrier.BarrierSync):
         yield "-32 threads of", i.mnemonic, where, _set(i, "threads", i.threads - 32)

@@ -177,8 +177,10 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     addresses["flags"] = memory.place(words, "flags")
     addresses["out"] = memory.place(d, "D", unwritten=True)
     arguments = found.all[-1].at(addresses)
-    arguments |= {f"stage_bytes{change:+d}": arguments["stage_bytes"] + change for change in (-16, 16)}
-    result = simulate(kernel, grid, arguments, memory, seed=seed, dependent=True, max_hazards=limit)
+    if "stage_bytes" in arguments:
+        arguments |= {f"stage_bytes{change:+d}": arguments["stage_bytes"] + change for change in (-16, 16)}
+    dependent = spec.chip.has("sm_90")
+    result = simulate(kernel, grid, arguments, memory, seed=seed, dependent=dependent, max_hazards=limit)
     if len(result.hazards) == limit:
         return result.hazards  # the kernel has not ended
     if words.any():

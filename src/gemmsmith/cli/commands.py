@@ -17,6 +17,7 @@ from gemmsmith.cli.group import FAILED, Group
 from gemmsmith.cli.progress import shown
 from gemmsmith.cli.raster import raster
 from gemmsmith.cli.tune import tune
+from gemmsmith.core.chip import HOPPER, find_chip
 from gemmsmith.core.config import Config
 from gemmsmith.plans import BACKENDS, Plan
 from gemmsmith.scaling import with_scales
@@ -151,11 +152,18 @@ def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, t
     from gemmsmith.tuning.depth import for_operands
 
     config: Config = Plan(a, b, **arguments).config if own else for_operands(Config(), a.dtype)
+    chip, settled = find_chip(given.get("chip", HOPPER.name)), set(given)
+    if chip != HOPPER and "tile" not in given:
+        from gemmsmith.tuning.multistage import choose_multistage
+
+        binding = Plan(a, b, **arguments).binding
+        config = choose_multistage(binding.problem, binding.spec, chip)
+        settled |= {"design", "tile", "cluster", "consumers"}
     if given:
         from gemmsmith.tuning.choose import fitted
         from gemmsmith.tuning.fitting import fitting
 
-        config = fitted(replace(config, **given), given, fp16=choices["accumulate"] == "fp16")
+        config = fitted(replace(config, **given), settled, fp16=choices["accumulate"] == "fp16")
         if "stages" not in given:
             config = fitting(config, Plan(a, b, config=config, **arguments).spec)
     return Plan(a, b, config=config, **arguments), (m, n, k)

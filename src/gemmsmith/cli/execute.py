@@ -13,7 +13,7 @@ import numpy as np
 
 from gemmsmith.backends.reference import bounds
 from gemmsmith.cli.progress import Tell
-from gemmsmith.core.dtypes import DType
+from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.plans import Plan
@@ -167,7 +167,10 @@ def execute(plan: Plan, sizes: tuple[int, int, int], data: Data, backend: str, f
         simulation.timeline.trace(trace)
         files |= {"timeline": str(picture), "trace": str(trace)}
     tell("comparing with float64")
-    report = bounds.check(out, a, b, plan.accumulate, plan.output, promoted=plan.problem.promoted, **scales)
+    problem = plan.problem
+    report = bounds.check(
+        out, a, b, plan.accumulate, plan.output, promoted=problem.promoted, in_fp32=problem.a.dtype == FP32, **scales
+    )
     return Outcome(sizes, backend, report, hazards, speed, files)
 
 
@@ -190,7 +193,7 @@ def _on_gpu(plan: Plan, arrays: list[Any], scales: dict[str, Any]) -> dict[str, 
     from gemmsmith.backends.cuda import driver, launcher
     from gemmsmith.backends.cuda.memory import DeviceArray
 
-    driver.require_hopper(0)
+    driver.require_chip(0)
     with launcher.device_guard(0):
         device = [DeviceArray.from_numpy(x) for x in arrays]
         of_device: dict[str, Any] = {name: DeviceArray.from_numpy(x) for name, x in scales.items()}

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import click
 
+from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.config import Eviction
 from gemmsmith.core.design import names
 
@@ -75,7 +76,9 @@ def sizes(least: int = 0, **defaults: int) -> Decorator:
 OPERANDS = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "fp32")
 dtype = every(
     click.option("--dtype", type=click.Choice(OPERANDS), default="bf16", show_default=True, help="Of the operands."),
-    click.option("--precision", type=click.Choice(["tf32", "3xtf32"]), help="Of products of fp32, which need one."),
+    click.option(
+        "--precision", type=click.Choice(["tf32", "3xtf32"]), help="Of products of fp32, which are in fp32 without."
+    ),
 )
 accumulate = click.option(
     "--accumulate", type=click.Choice(["fp32", "fp16", "promoted", "fast", "int32"]),
@@ -110,6 +113,7 @@ problem = every(
     click.option("--pdl/--no-pdl", default=None, help="Programmatic dependent launch."),
     click.option("--alias-epilogue/--no-alias-epilogue", default=None, help="Results leave through A and B's stages."),
     click.option("--serpentine/--no-serpentine", default=None, help="Every other tile backwards through K."),
+    click.option("--chip", type=click.Choice(list(CHIPS)), help="What the kernel is compiled for."),
     click.option("--batch-invariant", is_flag=True, help="Rows of D do not depend on M."),
     click.option("--sync-clusters/--no-sync-clusters", default=None, help="Clusters wait for one another."),
 )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from gemmsmith.core.chip import HOPPER, find_chip
 from gemmsmith.core.design import current_name, find
 from gemmsmith.core.errors import ConfigError
 
@@ -35,6 +36,7 @@ class Config:
     the next tile wait until they are empty (CUTLASS: ReuseSmemC).
     serpentine: every other tile of a CTA is summed from its last k-tile to its first, for more hits in the L2.
     sync_clusters: clusters wait for one another every few k-tiles, so that they read the same data at the same time.
+    chip: what the kernel is compiled for, by the name of its compute capability.
 
     Raises ConfigError for a value of the wrong type.
     """
@@ -54,6 +56,7 @@ class Config:
     alias_epilogue: bool = False
     serpentine: bool = False
     sync_clusters: bool = False
+    chip: str = HOPPER.name
 
     def __new__(cls, *_: object, **fields: object) -> Config:
         for name in FORMERLY.keys() & fields.keys():
@@ -82,9 +85,9 @@ class Config:
                 object.__setattr__(self, name, found)
 
     @property
-    def tile_warpgroups(self) -> int:
-        """Math warpgroups that share a tile."""
-        return find(self.design).tile_warpgroups(self.consumers)
+    def warpgroups(self) -> tuple[int, int]:
+        """Math warpgroups that share a tile, along M and along N."""
+        return find(self.design).warpgroups(self.consumers)
 
     @property
     def can_sync_clusters(self) -> bool:
@@ -108,6 +111,7 @@ class Config:
             + " alias_epilogue" * self.alias_epilogue
             + " serpentine" * self.serpentine
             + " sync_clusters" * self.sync_clusters
+            + f" chip {self.chip}" * (self.chip != HOPPER.name)
         )
 
 
@@ -133,6 +137,7 @@ _INTEGERS = ("stages", "consumers", "raster_group", "splits", "cluster_splits")
 _SWITCHES = ("swap_ab", "pdl", "alias_epilogue", "serpentine", "sync_clusters")
 _FIELDS: list[tuple[str, Callable[[Any], Any], str]] = [
     ("design", lambda x: find(x).name, "a design that is registered"),
+    ("chip", lambda x: find_chip(x).name, "the name of a chip"),
     ("tile", lambda x: _several(x, _integer, 3), "three integers, for M, N and K"),
     ("cluster", lambda x: _several(x, _integer, 2), "two integers, along M and along N"),
     ("raster", {x: x for x in get_args(Raster)}.__getitem__, "m or n"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from gemmsmith.core.chip import Chip
 from gemmsmith.core.errors import ConfigError
 
 
@@ -13,9 +14,12 @@ from gemmsmith.core.errors import ConfigError
 class Design:
     """`record(builder, spec)` records the kernel of a `KernelSpec` in the kernel language.
 
+    `multiplies`: its instruction, "wgmma", "mma" or "fma"; `architecture`: the least chip for it, or with an "a" the
+    only one.
     `accumulators`: the numbers of math warpgroups that it takes, each with the registers a thread that the accumulator
     may have then. `promoted`: those for both accumulators of promoted sums, if it takes these. `other_warpgroups`:
-    those beside the math warpgroups. `own_tiles`: each math warpgroup has a tile of its own; else they share one.
+    those beside the math warpgroups. `own_tiles`: each math warpgroup has a tile of its own; else they share one,
+    each its rows, or, `side_by_side`, each its columns.
     `takes`: which of the Config's fields splits, cluster_splits, alias_epilogue and sync_clusters it implements.
     `defaults`: of a Config's fields, where only the design is given. `formerly`: the name that it has in tables which
     were stored before it was renamed.
@@ -30,10 +34,15 @@ class Design:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     formerly: str = ""
     promoted: Mapping[int, int] = field(default_factory=dict)
+    multiplies: Literal["wgmma", "mma", "fma"] = "wgmma"
+    architecture: str = "sm_90a"
+    side_by_side: bool = False
 
-    def tile_warpgroups(self, consumers: int) -> int:
-        """Math warpgroups that share a tile."""
-        return 1 if self.own_tiles else consumers
+    def warpgroups(self, consumers: int) -> tuple[int, int]:
+        """Math warpgroups that share a tile, along M and along N."""
+        if self.own_tiles:
+            return 1, 1
+        return (1, consumers) if self.side_by_side else (consumers, 1)
 
 
 _DESIGNS: dict[str, Design] = {}
@@ -68,6 +77,12 @@ def names() -> list[str]:
 def taking(option: str) -> str:
     """The designs that implement a Config's field, as an error lists them."""
     return listed(name for name in names() if option in _DESIGNS[name].takes)
+
+
+def for_chip(chip: Chip) -> list[str]:
+    """The designs that run on a chip, those for tensor cores first."""
+    found = [name for name in names() if chip.has(_DESIGNS[name].architecture)]
+    return sorted(found, key=lambda name: _DESIGNS[name].multiplies == "fma")
 
 
 def promoting() -> str:

@@ -30,7 +30,7 @@ class DType:
     @property
     def is_integer(self) -> bool:
         """Whether it is an integer type or bool. Epilogues read these as fp32."""
-        return self.numpy.kind in "ib"
+        return self.numpy.kind in "iub"
 
     @property
     def roundoff(self) -> float:
@@ -59,6 +59,7 @@ UE8M0 = DType("ue8m0", 8, 0, np.dtype(ml_dtypes.float8_e8m0fnu), "ue8m0")
 """Powers of two from 2^-127 on, of byte 0; byte 255 is NaN. Only scales are."""
 
 INT8 = DType("int8", 8, 7, np.dtype(np.int8), "s8")
+UINT8 = DType("uint8", 8, 8, np.dtype(np.uint8), "u8")
 INT32 = DType("int32", 32, 31, np.dtype(np.int32), "s32")
 INT64 = DType("int64", 64, 63, np.dtype(np.int64), "s64")
 BOOL = DType("bool", 8, 1, np.dtype(np.bool_), "u8")

@@ -30,7 +30,7 @@ class CompileError(GemmsmithError):
 
 
 class DeviceError(GemmsmithError, RuntimeError):
-    """No usable GPU: none present, no driver, or not a Hopper (compute capability 9.0)."""
+    """No usable GPU: none present, no driver, or not the chip that a kernel is made for."""
 
 
 class HazardError(GemmsmithError):

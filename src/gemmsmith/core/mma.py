@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, UINT8, DType
 from gemmsmith.core.errors import ConfigError
 
 Major = Literal["K", "MN"]
@@ -19,7 +19,9 @@ K_BITS = 256
 @dataclass(frozen=True)
 class Mma:
     """D (m x n) += A (m x k) @ B (k x n), computed by one warpgroup: the dtypes of A, B and D, and the layouts that A
-    and B may have in shared memory (PTX ISA, "wgmma.mma_async")."""
+    and B may have in shared memory. `by`: "wgmma", which multiplies in one instruction (PTX ISA, "wgmma.mma_async"),
+    "mma" (PTX ISA, "mma.sync"), of which each warp multiplies 16 rows by 8 columns at a time; ldmatrix reads its
+    operands, for which n is a multiple of 16; or "fma", an instruction a product, on CUDA cores."""
 
     a: DType
     b: DType
@@ -28,6 +30,7 @@ class Mma:
     fraction: int = 25
     """The bits it keeps of what it adds, below the largest exponent (hw/fused_sum.py). Integers keep all."""
     m: int = WGMMA_M
+    by: Literal["wgmma", "mma", "fma"] = "wgmma"
 
     @property
     def k(self) -> int:
@@ -35,11 +38,15 @@ class Mma:
 
     def has_n(self, n: int) -> bool:
         """Whether D may have n columns."""
+        if self.by != "wgmma":
+            return 16 <= n <= 256 and n % 16 == 0
         return 8 <= n <= 256 and n % 8 == 0 and (self.d != INT32 or n <= 24 or n % 16 == 0)
 
     @property
     def n_listed(self) -> str:
         """The n that it has, as an error lists them."""
+        if self.by != "wgmma":
+            return "a multiple of 16 from 16 to 256"
         steps = "a multiple of 16, or 8 or 24," if self.d == INT32 else "a multiple of 8"
         return f"{steps} from 8 to 256"
 
@@ -62,12 +69,25 @@ WGMMA = (
 """What Hopper's warpgroups multiply."""
 
 
-def find_mma(a: DType, b: DType, d: DType) -> Mma:
+MMA_SYNC = (
+    *(Mma(a, a, d, ("K", "MN"), by="mma") for a, d in ((BF16, FP32), (FP16, FP32), (FP16, FP16))),
+    *(Mma(a, a, d, by="mma") for a, d in ((TF32, FP32), (INT8, INT32), (UINT8, INT32))),
+)
+"""What warps multiply from Ampere on; how they round is Hopper's way."""
+
+
+FMA = (Mma(FP32, FP32, FP32, ("K", "MN"), fraction=24, by="fma"),)
+"""What CUDA cores multiply: `k` products are counted as one instruction, each of which rounds once."""
+TABLES = {"wgmma": WGMMA, "mma": MMA_SYNC, "fma": FMA}
+
+
+def find_mma(a: DType, b: DType, d: DType, by: str = "wgmma") -> Mma:
     """The instruction for these dtypes. ConfigError where there is none."""
-    for mma in WGMMA:
+    table = TABLES[by]
+    for mma in table:
         if (mma.a, mma.b, mma.d) == (a, b, d):
             return mma
-    raise ConfigError(f"wgmma: got {a} x {b} accumulated in {d}; it has {', '.join(map(str, WGMMA))}")
+    raise ConfigError(f"{by}: got {a} x {b} accumulated in {d}; it has {', '.join(map(str, table))}")
 
 
 PRODUCTS = 3

@@ -9,18 +9,17 @@ from hashlib import sha256
 from math import gcd
 from typing import NamedTuple
 
+from gemmsmith.core.chip import HOPPER, Chip, find_chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import find, listed, promoting, taking
-from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.design import find, for_chip, listed, names, promoting, taking
+from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
 from gemmsmith.core.mma import QUAD, WGMMA, WGMMA_M, Major, Mma, find_mma
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale
 from gemmsmith.core.tile import Tile
 
-SHARED_LIMIT = 227 * 1024
-"""Bytes a CTA can have on compute capability 9.0 (CUDA programming guide, technical specifications)."""
-STAGES_LIMIT = SHARED_LIMIT // (2 * 16 * (WGMMA_M + 8))
+STAGES_LIMIT = HOPPER.shared_bytes // (2 * 16 * (WGMMA_M + 8))
 """Of the smallest tile, 64x8 with rows of 32 bytes."""
 OPERAND_BYTES = sorted({mma.a.bytes for mma in WGMMA})
 BARRIER_BYTES = 16
@@ -119,7 +118,7 @@ def promotion(c: Config, each_column: bool = False) -> PromotedSums:
     which hides the promotion of one under the product of the next, and half of the stages at most, for they are handed
     back behind it. With `each_column` each has a scale of its own."""
     n, limit = c.tile[1], find(c.design).promoted.get(c.consumers, 0)
-    rows, scales = c.tile[0] // c.tile_warpgroups, (n // QUAD + 12) * each_column
+    rows, scales = c.tile[0] // c.warpgroups[0], (n // QUAD + 12) * each_column
     total = rows * n // 128
     columns = n if n % 16 or total + scales + n // 2 <= limit else n // 2
     of_one = scales + columns // 2
@@ -141,12 +140,19 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     design = find(c.design)
     yield (c.consumers in design.accumulators,
            f"consumers: got {c.consumers}; use {listed(design.accumulators)} with {c.design}")  # fmt: skip
-    warpgroups = c.tile_warpgroups
+    warpgroups, chip = c.warpgroups[0], find_chip(c.chip)
+    yield chip.has(design.architecture), f"design: got {c.design} for {chip}; use {listed(for_chip(chip))}"
     yield (m > 0 and m % (WGMMA_M * warpgroups) == 0 and m <= 256,
            f"tile M: got {m}; use a multiple of {WGMMA_M} x {warpgroups} warpgroups, up to 256")  # fmt: skip
     yield 8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"
     yield (any(_whole_rows(k, size) for size in OPERAND_BYTES),
            f"tile K: got {k}; use rows of 32, 64, or a multiple of 128 bytes up to 512")  # fmt: skip
+    if design.multiplies != "wgmma":
+        yield c.cluster == (1, 1), f"cluster: got {c.cluster}; {c.design} has no clusters, use 1x1"
+        yield (c.evict == ("normal", "normal"),
+               f"evict: got {c.evict}; {c.design} has no policies of the L2, use normal for both")  # fmt: skip
+        yield not c.serpentine, f"serpentine: got {c.design}, which goes through k-tiles in their order"
+    yield not c.pdl or chip.has("sm_90"), f"pdl: got {chip}, which has no programmatic dependent launch; use False"
     yield c.stages >= 2, f"stages: got {c.stages}; use at least 2"
     yield c.stages <= STAGES_LIMIT, f"stages: got {c.stages}; shared memory has room for {STAGES_LIMIT} of the smallest"
     yield ({rows, columns} <= {1, 2, 4} and rows * columns <= 8,
@@ -185,14 +191,23 @@ class KernelSpec:
     @staticmethod
     def of(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
         """The spec of a problem, by default of the bare product; ConfigError where the config cannot work."""
-        mma = find_mma(problem.a.dtype, problem.b.dtype, problem.accumulate)
+        multiplies = find(config.design).multiplies
+        if (multiplies == "fma") != (problem.a.dtype == FP32):
+            for_fp32 = listed(name for name in names() if find(name).multiplies == "fma")
+            raise ConfigError(
+                f"design: got {config.design} for operands of {problem.a.dtype}; fp32 operands, without a precision, "
+                f"are for {for_fp32}, and for no other"
+            )
+        mma = find_mma(problem.a.dtype, problem.b.dtype, problem.accumulate, multiplies)
         majors = tuple(map(operand_major, problem.operands))
         of_a, of_b = map(ScaleSpec.of, problem.scales)
         epilogue = epilogue or EpilogueSpec.bare(problem.d)
         spec = _checked(KernelSpec(config, mma, majors, epilogue, problem.promoted, (of_a, of_b), problem.low_parts))
-        if spec.epilogue.graph.takes_whole_rows and problem.n > config.tile[1]:
+        columns = spec.warpgroup_columns
+        if spec.epilogue.graph.takes_whole_rows and problem.n > columns:
+            of = f", {columns} a warpgroup," if columns < config.tile[1] else ""
             raise ConfigError(
-                f"tile N: got {config.tile[1]} for n = {problem.n}; this epilogue needs a row in one tile, "
+                f"tile N: got {config.tile[1]}{of} for n = {problem.n}; this epilogue needs a row in one tile, "
                 "up to 256 columns"
             )
         return spec
@@ -224,7 +239,22 @@ class KernelSpec:
     @property
     def warpgroup_rows(self) -> int:
         """Rows of the tile that one math warpgroup computes."""
-        return self.config.tile[0] // self.config.tile_warpgroups
+        return self.config.tile[0] // self.config.warpgroups[0]
+
+    @property
+    def warpgroup_columns(self) -> int:
+        """Columns of the tile that one math warpgroup computes."""
+        return self.config.tile[1] // self.config.warpgroups[1]
+
+    @property
+    def chip(self) -> Chip:
+        """What the kernel is made for."""
+        return find_chip(self.config.chip)
+
+    @property
+    def tma(self) -> frozenset[str]:
+        """The epilogue's matrices that TMA loads and stores: those that it reaches, if the chip has it."""
+        return self.epilogue.tma if self.chip.has("sm_90") else frozenset()
 
     # -- sizes ---------------------------------------------------------------------------------------
     @property
@@ -243,8 +273,8 @@ class KernelSpec:
 
     @property
     def slice_columns(self) -> int:
-        """Columns of a tile that one CTA reduces and stores."""
-        return self.config.tile[1] // self.slices
+        """Columns of a tile that one warpgroup reduces and stores."""
+        return self.warpgroup_columns // self.slices
 
     @property
     def exchange_bytes(self) -> int:
@@ -259,7 +289,7 @@ class KernelSpec:
     @property
     def accumulator_registers(self) -> int:
         """Registers a thread that the accumulator takes."""
-        return self.warpgroup_rows // self.mma.m * self.mma.registers(self.config.tile[1])
+        return self.warpgroup_rows // self.mma.m * self.mma.registers(self.warpgroup_columns)
 
     @property
     def promotion(self) -> PromotedSums:
@@ -293,8 +323,19 @@ class KernelSpec:
                 f"tile K: got {c.tile[2]} with operands of {self.mma.a}; "
                 f"use {32 // size}, {64 // size}, or a multiple of {128 // size} up to {512 // size}"
             )
-        if not self.mma.has_n(c.tile[1]):
-            raise ConfigError(f"tile N: got {c.tile[1]}; {self.mma} has {self.mma.n_listed}")
+        across = c.warpgroups[1]
+        if c.tile[1] % across or not self.mma.has_n(self.warpgroup_columns):
+            of_each = f" of each of {across} warpgroups" * (across > 1)
+            raise ConfigError(f"tile N: got {c.tile[1]}; {self.mma} has {self.mma.n_listed}{of_each}")
+        if self.mma.by == "mma" and c.tile[2] * size % 64:
+            raise ConfigError(f"tile K: got {c.tile[2]} of {self.mma.a}; {c.design} takes a multiple of {64 // size}")
+        if self.mma.by == "fma" and any(
+            self.threads % tile.mn or tile.mn * tile.k % self.threads for tile in self.tiles
+        ):
+            raise ConfigError(
+                f"tile: got {c.tile} for {self.threads} threads; {c.design} takes M and N that divide their number, "
+                "and tiles of A and B of a multiple of it"
+            )
         for name, tile, parts in zip("AB", self.tiles, self.sharers, strict=True):
             if tile.outer % (8 * parts):
                 raise ConfigError(
@@ -303,7 +344,8 @@ class KernelSpec:
                 )
         for name, major, dtype in zip("AB", self.majors, (self.mma.a, self.mma.b), strict=True):
             if major not in self.mma.majors:
-                raise ConfigError(f"{name}: got {major}-major elements of {dtype}; wgmma reads K-major ones")
+                raise ConfigError(f"{name}: got {major}-major elements of {dtype}; {self.mma.by} reads K-major ones")
+        self._check_conversions()
         design, taken = find(c.design), self.accumulator_registers
         limit = design.accumulators[c.consumers]
         if self.promoted:
@@ -312,9 +354,17 @@ class KernelSpec:
         if taken > limit:
             what = "accumulators" if self.promoted else "accumulator"
             raise ConfigError(
-                f"registers: the {what} of {self.warpgroup_rows}x{c.tile[1]} take{'s' * (not self.promoted)} {taken} a "
-                f"thread, {taken - limit} more than fit; use more consumers or a smaller tile"
+                f"registers: the {what} of {self.warpgroup_rows}x{self.warpgroup_columns} "
+                f"take{'s' * (not self.promoted)} {taken} a thread, {taken - limit} more than fit; "
+                "use more consumers or a smaller tile"
             )
+
+    def _check_conversions(self) -> None:
+        graph = self.epilogue.graph
+        named = [(x.name, x.dtype) for x in graph.operands] + [(x.name, x.dtype) for x in graph.results]
+        for name, dtype in named:
+            if dtype in (E4M3, E5M2) and not self.chip.has("sm_89"):
+                raise ConfigError(f"{name}: got {dtype} for {self.chip}, which cannot convert it; use sm_89 or later")
 
     def _check_promotion(self) -> None:
         c, block = self.config, SCALE_BLOCK // self.mma.a.bytes  # of TF32 as many bytes

@@ -1,4 +1,4 @@
-"""Hopper's instructions, one file a family. Each class holds operands, PTX and meaning; these functions record one."""
+"""Instructions, one file a family. Each class holds operands, PTX and meaning; these functions record one."""
 
 from gemmsmith.hw import (
     arithmetic,
@@ -10,9 +10,11 @@ from gemmsmith.hw import (
     matrix,
     mbarrier,
     memory,
+    mma,
     register,
     tma,
     wgmma,
+    wmma,
 )
 from gemmsmith.hw.convert import pack as pack
 from gemmsmith.hw.convert import unpack as unpack
@@ -45,6 +47,13 @@ wgmma_commit = wgmma.WgmmaCommit.emit
 wgmma_wait = wgmma.WgmmaWait.emit
 compiler_fence = wgmma.CompilerFence.emit
 
+mma_sync = mma.MmaSync.emit
+wmma_load = wmma.WmmaLoad.emit
+wmma_load_global = wmma.WmmaLoadGlobal.emit
+wmma_mma = wmma.WmmaMma.emit
+wmma_store = wmma.WmmaStore.emit
+wmma_store_global = wmma.WmmaStoreGlobal.emit
+
 cluster_rank = cluster.ClusterRank.emit
 order_entry = cluster.OrderEntry.emit
 block_index = cluster.BlockIndex.emit
@@ -63,8 +72,6 @@ sync_warp = barrier.SyncWarp.emit
 
 fence_proxy_async = fence.FenceProxyAsync.emit
 fence_acq_rel = fence.FenceAcqRel.emit
-grid_dependency_wait = fence.GridDependencyWait.emit
-grid_dependency_launch = fence.GridDependencyLaunch.emit
 
 elect_one = register.ElectOne.emit
 shuffle_xor = register.ShuffleXor.emit
@@ -96,6 +103,8 @@ cp_async_commit = cp_async.CpAsyncCommit.emit
 cp_async_wait = cp_async.CpAsyncWait.emit
 
 fma = arithmetic.FusedMultiplyAdd.emit
+fma_fp16 = arithmetic.FusedMultiplyAddFp16.emit
+dp4a = arithmetic.DotProduct4.emit
 maximum_nan = arithmetic.MaximumNan.emit
 minimum_nan = arithmetic.MinimumNan.emit
 divide_full = arithmetic.DivideFull.emit
@@ -107,8 +116,21 @@ unpack_fp16 = convert.UnpackFp16.emit
 pack_fp8 = convert.PackFp8.emit
 unpack_fp8 = convert.UnpackFp8.emit
 pack_int8 = convert.PackInt8.emit
+round_tf32 = convert.RoundTf32.emit
 as_float = convert.AsFloat.emit
 as_unsigned = convert.AsUnsigned.emit
+
+
+def grid_dependency_wait() -> None:
+    """Programmatic dependent launch, where the chip has it: until the kernels this one depends on have finished."""
+    if current().chip.has(fence.GridDependencyWait.architecture):
+        fence.GridDependencyWait.emit()
+
+
+def grid_dependency_launch() -> None:
+    """Likewise: lets the kernels that depend on this one start their prologue."""
+    if current().chip.has(fence.GridDependencyLaunch.architecture):
+        fence.GridDependencyLaunch.emit()
 
 
 def sync_threads() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.core.errors import KernelError
-from gemmsmith.lang.instruction import Instruction, f32
+from gemmsmith.lang.instruction import Instruction, f32, i32, u32
 from gemmsmith.lang.machine import Machine
-from gemmsmith.lang.types import F32
+from gemmsmith.lang.types import F32, I32, U32
 
 Array = np.ndarray[Any, Any]
 
@@ -37,18 +37,62 @@ class FusedMultiplyAdd(Instruction):
     ptx = "fma.rn.f32 {result}, {a}, {b}, {c};"
 
     def simulate(self, m: Machine) -> Array:
-        """The sum in float64, where the product is exact, is rounded to odd, so that fp32 is rounded once. Boldo and
-        Melquiond, "Emulation of FMA and correctly rounded sums", 2008."""
-        a, b, c = (np.asarray(m.column(x)).astype(np.float64) for x in (self.a, self.b, self.c))
-        with np.errstate(all="ignore"):
-            product = a * b
-            total = product + c
-            back = total - product
-            error = (product - (total - back)) + (c - back)
-            inexact = np.isfinite(total) & (error != 0)
-            away = inexact & (np.signbit(error) != np.signbit(total))
-            odd: Array = ((np.atleast_1d(total).view(np.int64) - away) | inexact).view(np.float64).reshape(total.shape)
-            return odd.astype(np.float32)
+        a, b, c = (np.asarray(m.column(x)) for x in (self.a, self.b, self.c))
+        return _fused(a, b, c, np.float32)
+
+
+def _fused(a: Array, b: Array, c: Array, dtype: Any) -> Array:
+    """a * b + c of fp32 or fp16, rounded once: the sum in float64, where the product is exact, is rounded to odd. Boldo
+    and Melquiond, "Emulation of FMA and correctly rounded sums", 2008."""
+    a, b, c = (x.astype(np.float64) for x in (a, b, c))
+    with np.errstate(all="ignore"):
+        product = a * b
+        total = product + c
+        back = total - product
+        error = (product - (total - back)) + (c - back)
+        inexact = np.isfinite(total) & (error != 0)
+        away = inexact & (np.signbit(error) != np.signbit(total))
+        odd: Array = ((np.atleast_1d(total).view(np.int64) - away) | inexact).view(np.float64).reshape(total.shape)
+        rounded: Array = odd.astype(dtype)
+        return rounded
+
+
+class FusedMultiplyAddFp16(Instruction):
+    """The same of two pairs of fp16."""
+
+    a: u32
+    b: u32
+    c: u32
+    result = U32
+    pure = True
+    ptx = "fma.rn.f16x2 {result}, {a}, {b}, {c};"
+
+    def simulate(self, m: Machine) -> Array:
+        a, b, c = (
+            np.ascontiguousarray(m.column(x).astype(np.uint32)).view(np.float16) for x in (self.a, self.b, self.c)
+        )
+        found = _fused(a, b, c, np.float16)
+        bits = np.where(np.isnan(found), np.uint16(0x7FFF), found.view(np.uint16))  # the canonical NaN
+        return np.ascontiguousarray(bits).view(np.uint32).astype(np.int64)
+
+
+class DotProduct4(Instruction):
+    """c + the sum of the products of four signed bytes of a with those of b, modulo 2^32."""
+
+    a: u32
+    b: u32
+    c: i32
+    result = I32
+    pure = True
+    ptx = "dp4a.s32.s32 {result}, {a}, {b}, {c};"
+
+    def simulate(self, m: Machine) -> Array:
+        a, b = (
+            np.ascontiguousarray(m.column(x).astype(np.uint32)).view(np.int8).reshape(-1, 4) for x in (self.a, self.b)
+        )
+        products = (a.astype(np.int64) * b).sum(1)
+        total: Array = (m.column(self.c) + products).astype(np.int32).astype(np.int64)
+        return total
 
 
 class MaximumNan(Instruction):

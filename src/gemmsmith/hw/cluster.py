@@ -18,6 +18,7 @@ _RANK_SHIFT = 24
 class ClusterRank(Instruction):
     """This CTA's rank in its cluster."""
 
+    architecture = "sm_90"
     result = I32
     pure = True
     ptx = "mov.u32 {result}, %%cluster_ctarank;"
@@ -64,6 +65,7 @@ class OrderEntry(Instruction):
 class ClusterArrive(Instruction):
     """Arrives at the cluster's barrier, releasing earlier writes."""
 
+    architecture = "sm_90"
     ptx = "barrier.cluster.arrive.release.aligned;"
 
     def simulate(self, m: Machine) -> None:
@@ -77,6 +79,7 @@ class ClusterArriveRelaxed(Instruction):
     3.x starts its kernels.
     """
 
+    architecture = "sm_90"
     ptx = "barrier.cluster.arrive.relaxed.aligned;"
 
     def simulate(self, m: Machine) -> None:
@@ -86,6 +89,7 @@ class ClusterArriveRelaxed(Instruction):
 class ClusterWait(Instruction):
     """Until every thread of the cluster has arrived."""
 
+    architecture = "sm_90"
     ptx = "barrier.cluster.wait.acquire.aligned;"
 
     def simulate(self, m: Machine) -> Blocking:
@@ -95,6 +99,7 @@ class ClusterWait(Instruction):
 class Mapa(Instruction):
     """The shared::cluster address of this CTA's `address` in CTA `rank`."""
 
+    architecture = "sm_90"
     address: u32
     rank: u32
     result = U32
@@ -112,6 +117,7 @@ def _split(address: Any) -> tuple[Any, Any]:
 class LoadCluster(Instruction):
     """Loads 4, 8 or 16 bytes of distributed shared memory at a `mapa` address."""
 
+    architecture = "sm_90"
     values: registers_out
     address: u32
 
@@ -129,6 +135,7 @@ class LoadCluster(Instruction):
 class StoreCluster(Instruction):
     """Stores 4, 8 or 16 bytes to distributed shared memory at a `mapa` address."""
 
+    architecture = "sm_90"
     values: registers_in
     address: u32
 
@@ -145,6 +152,7 @@ class StoreAsync(Instruction):
     """Stores 4, 8 or 16 bytes of each thread to the shared memory of one CTA, at a `mapa` address; they complete on
     `barrier`, a `mapa` address in that CTA too. Who waits for it with `cluster` sees them."""
 
+    architecture = "sm_90"
     values: registers_in
     address: u32
     barrier: u32

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmsmith.core.dtypes import BF16, FP16, DType
+from gemmsmith.core.dtypes import BF16, FP16, TF32_BITS, DType
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.instruction import Instruction, f32, u16, u32
 from gemmsmith.lang.machine import Machine
@@ -114,9 +114,25 @@ class AsFloat(Instruction):
         return m.column(self.bits).astype(np.uint32).view(np.float32)
 
 
+class RoundTf32(Instruction):
+    """An fp32 rounded to the 19 bits of TF32, ties away from zero; tensor cores would truncate it."""
+
+    value: f32
+    result = U32
+    pure = True
+    ptx = "cvt.rna.tf32.f32 {result}, {value};"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        value = m.column(self.value).astype(np.float32)
+        rounded = (value.view(np.uint32) + np.uint32(0x1000)) & TF32_BITS
+        bits = np.where(np.isfinite(value), rounded, value.view(np.uint32))
+        return np.where(np.isnan(value), np.uint32(0x7FFFFFFF), bits).astype(np.int64)
+
+
 class PackFp8(Instruction):
     """Two fp32 rounded to fp8 (`format` e4m3 or e5m2), `low` in the low byte; beyond the range the largest finite."""
 
+    architecture = "sm_89"
     low: f32
     high: f32
     format: str
@@ -165,6 +181,7 @@ class PackInt8(Instruction):
 class UnpackFp8(Instruction):
     """A packed pair of fp8 (`format` e4m3 or e5m2) as one of fp16: exact."""
 
+    architecture = "sm_89"
     pair: u16
     format: str
     result = U32

@@ -9,6 +9,7 @@ from gemmsmith.lang.machine import Machine, Scope
 class FenceProxyAsync(Instruction):
     """This thread's ordinary writes to shared memory become visible to TMA and WGMMA (a barrier follows)."""
 
+    architecture = "sm_90"
     ptx = "fence.proxy.async.shared::cta;"
 
     def simulate(self, m: Machine) -> None:
@@ -28,6 +29,7 @@ class FenceAcqRel(Instruction):
 class GridDependencyWait(Instruction):
     """Programmatic dependent launch: until the kernels this one depends on have finished and flushed."""
 
+    architecture = "sm_90"
     ptx = "griddepcontrol.wait;"
 
     def simulate(self, m: Machine) -> None:
@@ -37,6 +39,7 @@ class GridDependencyWait(Instruction):
 class GridDependencyLaunch(Instruction):
     """Lets the kernels that depend on this one start their prologue."""
 
+    architecture = "sm_90"
     ptx = "griddepcontrol.launch_dependents;"
 
     def simulate(self, m: Machine) -> None:

@@ -33,17 +33,24 @@ def exponents(x: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def fused_product(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarray:
-    """A B^T + C as an instruction's D, in its dtype: a (m, k), b (n, k) and c (m, n), all float64."""
+    """A B^T + C as an instruction's D, in its dtype: a (..., m, k), b (..., n, k) and c (..., m, n), all float64."""
     if _is_exact(a, b, c, mma):
-        return np.asarray(a @ b.T + c + 0.0, mma.d.numpy)  # + 0.0: zero has no sign
-    a, parts = a.T[:, :, None].copy(), [slice(first, first + _COLUMNS) for first in range(0, len(b), _COLUMNS)]
-    return np.concatenate([fused_sum(a, b[p].T[:, None, :].copy(), c[:, p], mma) for p in parts], axis=1)
+        return np.asarray(a @ b.swapaxes(-1, -2) + c + 0.0, mma.d.numpy)  # + 0.0: zero has no sign
+    a, parts = _by_depth(a)[..., None].copy(), range(0, b.shape[-2], _COLUMNS)
+    columns = [slice(first, first + _COLUMNS) for first in parts]
+    sums = [fused_sum(a, _by_depth(b[..., p, :])[..., None, :].copy(), c[..., p], mma) for p in columns]
+    return np.concatenate(sums, axis=-1)
+
+
+def _by_depth(x: np.ndarray) -> np.ndarray:
+    """(..., rows, k) as (k, ..., rows)."""
+    return np.moveaxis(x, -1, 0)
 
 
 def _is_exact(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> bool:
     """Whether all addends are integers, and so few and small that no bit of their sum is lost."""
     with np.errstate(invalid="ignore", over="ignore"):
-        largest = float(abs(a).max() * abs(b).max() * a.shape[1] + abs(c).max())
+        largest = float(abs(a).max() * abs(b).max() * a.shape[-1] + abs(c).max())
     small = largest < 1 << min(mma.fraction, mma.d.mantissa)
     return small and all(bool((x == np.rint(x)).all()) for x in (a, b, c))
 

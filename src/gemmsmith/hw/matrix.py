@@ -38,6 +38,7 @@ def _registers_of(rows: np.ndarray, transposed: bool) -> np.ndarray:
 class StoreMatrix(Instruction):
     """Lane 8 j + r gives the address of row r (16 bytes) of matrix j; element pairs come from the lanes' registers."""
 
+    architecture = "sm_90"
     values: registers_in
     address: u32
     transposed: bool = False
@@ -81,4 +82,4 @@ class LoadMatrix(Instruction):
         mask = m.active & (m.threads % 32 < 8 * count)
         data = np.ascontiguousarray(m.load("shared", m.column(self.address), 16, mask=mask))
         rows = data.view(np.uint16).reshape(-1, 32, 8)[:, : 8 * count].reshape(-1, count, 8, 8)
-        m.registers(self.values, write=True)[:] = _registers_of(rows, self.transposed)
+        m.registers(self.values, write=True)[m.active] = _registers_of(rows, self.transposed)[m.active]

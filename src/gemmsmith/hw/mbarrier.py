@@ -23,6 +23,7 @@ class MbarrierInit(Instruction):
 class FenceMbarrierInit(Instruction):
     """Makes this thread's inits visible to the cluster and the async proxy (a cluster or CTA barrier follows)."""
 
+    architecture = "sm_90"
     ptx = "fence.mbarrier_init.release.cluster;"
 
     def simulate(self, m: Machine) -> None:
@@ -46,6 +47,7 @@ class MbarrierArriveCluster(Instruction):
     read, and was waited for. With "cluster", at the price of a membar.gpu: what ld or st have accessed too.
     """
 
+    architecture = "sm_90"
     barrier: u32
     rank: u32
     scope: Scope
@@ -65,6 +67,7 @@ class MbarrierArriveCluster(Instruction):
 class MbarrierArriveExpectTx(Instruction):
     """One arrival, and `tx_bytes` more to come before the phase completes."""
 
+    architecture = "sm_90"
     barrier: u32
     tx_bytes: u32
     ptx = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{barrier}], {tx_bytes};"
@@ -76,6 +79,7 @@ class MbarrierArriveExpectTx(Instruction):
 class MbarrierExpectTx(Instruction):
     """`tx_bytes` more to come before the phase completes, without an arrival."""
 
+    architecture = "sm_90"
     barrier: u32
     tx_bytes: u32
     ptx = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{barrier}], {tx_bytes};"
@@ -88,6 +92,7 @@ class MbarrierTryWait(Instruction):
     """Whether the phase of that parity has completed; may suspend the thread for a while first. `scope` as in
     MbarrierWait."""
 
+    architecture = "sm_90"
     barrier: u32
     parity: u32
     scope: Scope = "cta"
@@ -112,6 +117,7 @@ class MbarrierWait(Instruction):
     """Returns once the phase of that parity has completed: on a fresh barrier, at once for parity 1. With the scope
     "cluster" it sees what other CTAs of the cluster stored."""
 
+    architecture = "sm_90"
     barrier: u32
     parity: u32
     scope: Scope = "cta"

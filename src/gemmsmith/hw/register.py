@@ -17,6 +17,7 @@ from gemmsmith.lang.types import PRED, U32
 class SetMaxNReg(Instruction):
     """Sets the warpgroup's registers a thread; `action` is dec (give back) or inc (wait for)."""
 
+    architecture = "sm_90a"
     action: Literal["inc", "dec"]
     register_budget: int
     ptx = "setmaxnreg.{action}.sync.aligned.u32 {register_budget};"
@@ -40,6 +41,7 @@ class ElectOne(Instruction):
     """True in one lane of each warp, PTX does not say which. Behind it ptxas knows that a single lane acts; behind
     `thread == 0` it puts each TMA copy of a loop into a loop over the lanes, of 30 cycles."""
 
+    architecture = "sm_90"
     result = PRED
     ptx = """{
     .reg .pred p;

@@ -113,6 +113,7 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
 class TmaLoad(Instruction):
     """Copies the box at (x, y, z) into shared memory; its bytes complete on `barrier`. Outside the tensor is zero."""
 
+    architecture = "sm_90"
     map: tensor_map
     x: i32
     y: i32
@@ -132,6 +133,7 @@ class TmaLoad(Instruction):
 class TmaLoadMulticast(Instruction):
     """The same into every CTA of `mask`, at the same address, completing on each one's own barrier."""
 
+    architecture = "sm_90"
     map: tensor_map
     x: i32
     y: i32
@@ -155,6 +157,7 @@ class TmaStore(Instruction):
     """Copies the box in shared memory to (x, y, z); what lies outside the tensor is dropped, in whole chunks of 16
     bytes: a row that ends within one is written to the chunk's end. Joins the bulk group."""
 
+    architecture = "sm_90"
     map: tensor_map
     x: i32
     y: i32
@@ -188,6 +191,7 @@ class TmaStore(Instruction):
 class BulkCommit(Instruction):
     """Closes this thread's group of bulk stores."""
 
+    architecture = "sm_90"
     ptx = "cp.async.bulk.commit_group;"
 
     def simulate(self, m: Machine) -> None:
@@ -197,6 +201,7 @@ class BulkCommit(Instruction):
 class BulkWait(Instruction):
     """Until at most `pending` of this thread's groups are open: their results are visible."""
 
+    architecture = "sm_90"
     pending: int
     ptx = "cp.async.bulk.wait_group {pending};"
 
@@ -207,6 +212,7 @@ class BulkWait(Instruction):
 class BulkWaitRead(Instruction):
     """Until at most `pending` groups have not read their shared memory, which is then free to reuse."""
 
+    architecture = "sm_90"
     pending: int
     ptx = "cp.async.bulk.wait_group.read {pending};"
 
@@ -217,6 +223,7 @@ class BulkWaitRead(Instruction):
 class PrefetchTensorMap(Instruction):
     """Brings a tensor map into the descriptor cache."""
 
+    architecture = "sm_90"
     map: tensor_map
     ptx = "prefetch.tensormap [{map}];"
 

@@ -110,6 +110,8 @@ def _multiply(m: Machine, op: Any, a: np.ndarray, b: np.ndarray, keep: bool) -> 
 class _Wgmma(Instruction):
     """What both forms share: the row of the table, and what it allows."""
 
+    architecture = "sm_90a"
+
     def check(self) -> None:
         op: Any = self
         if op.mma not in WGMMA:
@@ -219,6 +221,7 @@ class WgmmaRegisterA(_Wgmma):
 class WgmmaFence(Instruction):
     """Orders this warpgroup's register accesses before the wgmmas that follow."""
 
+    architecture = "sm_90a"
     ptx = "wgmma.fence.sync.aligned;"
 
     def simulate(self, m: Machine) -> None:
@@ -228,6 +231,7 @@ class WgmmaFence(Instruction):
 class WgmmaCommit(Instruction):
     """Closes a group of wgmmas."""
 
+    architecture = "sm_90a"
     ptx = "wgmma.commit_group.sync.aligned;"
 
     def simulate(self, m: Machine) -> None:
@@ -237,6 +241,7 @@ class WgmmaCommit(Instruction):
 class WgmmaWait(Instruction):
     """Until at most `pending` groups are in flight."""
 
+    architecture = "sm_90a"
     pending: int
     ptx = "wgmma.wait_group.sync.aligned {pending};"
 

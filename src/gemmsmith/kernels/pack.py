@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import TF32_BITS
+from gemmsmith.core.chip import HOPPER, Chip
+from gemmsmith.core.dtypes import FP32, TF32_BITS
 from gemmsmith.core.mma import find_mma
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import TMA_ALIGNMENT, Matrix, Problem
@@ -32,6 +33,7 @@ class Packing:
     source: Matrix
     transposed: bool = False
     low: bool = False
+    chip: Chip = HOPPER
 
     @property
     def chunks(self) -> int:
@@ -74,11 +76,13 @@ class Packing:
         per_word = 4 // s.dtype.bytes
         steps = [count, apart, s.batch_stride, s.alignment // s.dtype.bytes]
         words = along == 1 and all(step % per_word == 0 for step in steps)
-        return (transpose if across else gather)(s.dtype.bits, words, self.low)
+        return (transpose if across else gather)(s.dtype.bits, words, self.low, self.chip)
 
 
 def packings(problem: Problem) -> list[Packing | None]:
     """Of A and of B, None where kernels read it as it lies."""
+    if problem.a.dtype == FP32:  # CUDA cores' operands are copied a word at a time
+        return [None, None]
     majors = find_mma(problem.a.dtype, problem.b.dtype, problem.accumulate).majors
     return [_packing(x, mn_major="MN" in majors) for x in problem.operands]
 
@@ -147,12 +151,12 @@ class _Copy:
         return self.source + (element * (self.bits // 8)).to(U64)
 
 
-@lru_cache(maxsize=8)
-def gather(bits: int, words: bool, low: bool) -> Kernel:
+@lru_cache(maxsize=32)
+def gather(bits: int, words: bool, low: bool, chip: Chip) -> Kernel:
     """Each thread gathers 16 bytes and stores them, or their `low` parts, at once; a grid-stride loop over all chunks.
     With `words` it reads 4 bytes at once, which takes contiguous, aligned rows of whole words; else single elements."""
     per_word, count = 32 // bits, 8 * TMA_ALIGNMENT // bits
-    with Builder(f"pack_{bits}{'_words' * words}{'_low' * low}", threads=THREADS) as k:
+    with Builder(f"pack_{bits}{'_words' * words}{'_low' * low}", threads=THREADS, chip=chip) as k:
         k.header += ["gemmsmith: pack", f"copies a matrix of {bits}-bit elements into rows of whole 16-byte chunks"]
         k.grid = lambda p: -(-p.packing.total // THREADS)
         x = _Copy(bits)
@@ -177,8 +181,8 @@ def gather(bits: int, words: bool, low: bool) -> Kernel:
         return k.finish()
 
 
-@lru_cache(maxsize=8)
-def transpose(bits: int, words: bool, low: bool) -> Kernel:
+@lru_cache(maxsize=32)
+def transpose(bits: int, words: bool, low: bool, chip: Chip) -> Kernel:
     """A CTA reads tiles of ROWS x 128 bytes with neighbouring threads along the rows and writes them along the columns,
     through shared memory. A thread reads squares of as many elements each way as a word of 4 bytes holds: with `words`
     a column of one at once.
@@ -189,7 +193,7 @@ def transpose(bits: int, words: bool, low: bool) -> Kernel:
     per_word = 32 // bits
     squares = ROWS // per_word  # along the rows
     apart = THREADS // squares  # of a thread's squares, along the columns
-    with Builder(f"pack_transposed_{bits}{'_words' * words}{'_low' * low}", threads=THREADS) as k:
+    with Builder(f"pack_transposed_{bits}{'_words' * words}{'_low' * low}", threads=THREADS, chip=chip) as k:
         k.header += ["gemmsmith: pack", f"copies a matrix of {bits}-bit elements into rows, which lay across"]
         k.grid = lambda p: p.packing.copies * p.packing.tiles[0] * p.packing.tiles[1]
         x = _Copy(bits)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gemmsmith import hw
+from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.epilogue.device.outputs import store_rounded
@@ -46,11 +47,11 @@ class BoundReduction:
 
 
 @lru_cache(maxsize=64)
-def reduce(kind: str, dtype: DType, columns: int, threads: int) -> Kernel:
+def reduce(kind: str, dtype: DType, columns: int, threads: int, chip: Chip = HOPPER) -> Kernel:
     """`threads` threads share an element's partials and add up their sums in shared memory; `columns` elements a CTA,
     stored as `dtype`: fp32, fp16 or bf16."""
     monoid = MONOIDS[kind]
-    with Builder(f"reduce_{kind}_{dtype}_{columns}x{threads}", threads=columns * threads) as k:
+    with Builder(f"reduce_{kind}_{dtype}_{columns}x{threads}", threads=columns * threads, chip=chip) as k:
         k.header += [f"gemmsmith: reduce ({kind})", "combines partial results, (batch, parts, elements), in order"]
         k.grid = lambda r: -(-r.total // columns)
         source, out = k.pointer("partials", lambda r: r.source), k.pointer("out", lambda r: r.out)

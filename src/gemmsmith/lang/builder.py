@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang import statements as st
@@ -54,15 +55,17 @@ def current() -> Builder:
 
 
 class Builder:
-    """Records one kernel. `threads` a CTA, `cluster` (x, y, z) in CTAs; the compiler leaves registers for `resident`
-    CTAs of an SM."""
+    """Records one kernel for a `chip`. `threads` a CTA, `cluster` (x, y, z) in CTAs; the compiler leaves registers for
+    `resident` CTAs of an SM."""
 
     def __init__(
-        self, name: str, *, threads: int, cluster: tuple[int, int, int] = (1, 1, 1), resident: int = 1
-    ) -> None:
+        self, name: str, *, threads: int, cluster: tuple[int, int, int] = (1, 1, 1), resident: int = 1,
+        chip: Chip = HOPPER,
+    ) -> None:  # fmt: skip
         if threads % 32 or not 32 <= threads <= 1024:
             raise KernelError(f"threads: got {threads}; use a multiple of 32 up to 1024")
         self.name, self.threads, self.cluster, self.resident = name, threads, cluster, resident
+        self.chip = chip
         self.parameters: list[Parameter] = []
         self.buffers: list[SharedBuffer] = []
         self.late: list[LateConstant] = []
@@ -71,6 +74,8 @@ class Builder:
         self._next_barrier = 1  # 0 is that of __syncthreads
         self.grid: Bind = lambda _: 1
         """The clusters that have work, of the problem the kernel is launched for."""
+        self.persistent = True
+        """Whether fewer clusters may do all of it, as many as are resident at once."""
         self.header: list[str] = []
         self.body = st.Block()
         self._blocks = [self.body]
@@ -95,7 +100,8 @@ class Builder:
         """The kernel, verified. KernelError names the line of what is wrong."""
         kernel = Kernel(
             self.name, self.threads, self.cluster, self.parameters, self.buffers, self.late, self.body, self.header,
-            print_kernel, self.memory, list(self.functions.values()), self.grid, self.resident,
+            print_kernel, self.memory, list(self.functions.values()), self.grid, self.resident, self.chip,
+            self.persistent,
         )  # fmt: skip
         verify(kernel)
         return kernel

@@ -53,6 +53,8 @@ class Instruction:
     """A C++ expression instead of PTX."""
     result: ClassVar[Type | None] = None
     pure: ClassVar[bool] = False
+    architecture: ClassVar[str] = "sm_80"
+    """The least that has it (PTX ISA, \"Target ISA Notes\"); with an \"a\" at its end the only one."""
     operand_types: ClassVar[dict[str, Type | RegisterOperand]] = {}
 
     def __init_subclass__(cls) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.statements import Block, Function
 from gemmsmith.lang.types import TENSOR_MAP, U64
@@ -38,7 +39,8 @@ class Scratch:
 @dataclass(eq=False)
 class Kernel:
     """One kernel's description. `header` lines open the printed file, which `printer` makes; `grid` computes how many
-    clusters have work; `resident` CTAs of an SM have registers."""
+    clusters have work; `resident` CTAs of an SM have registers; `chip` is what it is made for;
+    fewer clusters than have work may do all of it if it is `persistent`."""
 
     name: str
     threads: int
@@ -53,6 +55,8 @@ class Kernel:
     functions: list[Function] = field(default_factory=list)
     grid: Bind = lambda _: 1
     resident: int = 1
+    chip: Chip = HOPPER
+    persistent: bool = True
 
     def arguments(self, bound: Any, workspace: Any = 0, zeroed: Any = 0) -> dict[str, Any]:
         """The arguments by name, for the problem `bound`, which is what the parameters' `bind` take; scratch memory

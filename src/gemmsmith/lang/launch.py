@@ -20,8 +20,8 @@ the kernel's arguments for them are called."""
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, its arguments by name, and how many clusters have work; a backend starts at most as many as fit,
-    and no more than an order has entries."""
+    """A kernel, its arguments by name, and how many clusters have work; of a persistent kernel a backend starts at most
+    as many as fit, and no more than an order has entries."""
 
     kernel: Kernel
     clusters: int

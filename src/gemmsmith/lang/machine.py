@@ -78,6 +78,7 @@ class Machine(Protocol):
     rank: int  # CTA rank in the cluster
     cluster_size: int  # CTAs in the cluster
     elected: int  # the lane that elect.sync chooses
+    seed: int  # of what the hardware leaves open
 
     # -- values ------------------------------------------------------------------------------------
     def value(self, x: Value) -> Any:

@@ -27,6 +27,7 @@ from gemmsmith.lang.values import (
     Operation,
     Parameter,
     Read,
+    RegisterPart,
     RegisterRead,
     RegisterRows,
     Registers,
@@ -53,6 +54,11 @@ typedef unsigned long long uint64_t; typedef long long int64_t;
 #include <cstdint>
 #endif
 """
+_REGISTERS_FROM = """\
+template <int count, typename T, int size>
+__device__ __forceinline__ T (&registers_from(T (&all)[size], int first))[count] {
+    return reinterpret_cast<T (&)[count]>(all[first]);
+}"""
 _TENSOR_MAP = "struct alignas(64) TensorMap { uint64_t opaque[16]; };  // CUtensorMap\n"
 _ORDER = f"struct Order {{ uint16_t of[{ORDER_LENGTH}]; }};  // a permutation of a grid's clusters\n"
 _BUILTINS = {
@@ -197,12 +203,19 @@ class _Printer:
         """A register array, or a row of one."""
         return f"{self.names[x.array]}[{self.text(x.row)}]" if isinstance(x, SelectedRow) else self.names[x]
 
+    def whole(self, x: Registers) -> str:
+        """A register array as an instruction's operand: all of it, or a part."""
+        if not isinstance(x, RegisterPart):
+            return self.names[x]
+        self.wrappers[_REGISTERS_FROM] = None
+        return f"registers_from<{x.count}>({self.array(x.array)}, {self.text(x.first)})"
+
     def call(self, instruction: Instruction) -> str:
         arguments = []
         for name, kind in instruction.operand_types.items():
             given = getattr(instruction, name)
             if isinstance(kind, RegisterOperand):
-                arguments.append(self.names[given])
+                arguments.append(self.whole(given))
             else:
                 text = self.text(given) if instruction.cuda else self.argument(given)
                 arguments.append("&" * (kind == TENSOR_MAP) + text)
@@ -479,7 +492,7 @@ def print_kernel(kernel: Kernel) -> str:
     ]
     header = [
         *kernel.header,
-        "compile: nvcc -std=c++17 -fmad=false -gencode arch=compute_90a,code=sm_90a -cubin, or NVRTC for sm_90a",
+        f"compile: nvcc -std=c++17 -fmad=false -arch={kernel.chip.target} -cubin, or NVRTC for {kernel.chip.target}",
         f"launch: grid a multiple of {prod(kernel.cluster)}, block {kernel.threads}, "
         f"{kernel.shared_bytes} bytes of dynamic shared memory",
     ]

@@ -11,6 +11,7 @@ from gemmsmith.lang.values import (
     Constant,
     LoopIndex,
     Operation,
+    RegisterPart,
     RegisterRead,
     RegisterRows,
     Registers,
@@ -148,7 +149,7 @@ def uses(statement: Statement) -> list[Value]:
         case Bind(value=RegisterRead(registers=registers, index=index)):
             return [index, *_row(registers)]
         case Bind(value=Result(instruction=instruction)) | Execute(instruction=instruction):
-            return [v for v in instruction.operands.values() if isinstance(v, Value)]
+            return [v for operand in instruction.operands.values() for v in _of_operand(operand)]
         case Declare(initial=value) | Assign(value=value):
             return [value]
         case AssignRegister(registers=registers, index=index, value=value):
@@ -174,6 +175,12 @@ def changes(statement: Statement) -> list[object]:
             written = [name for name, kind in kinds if isinstance(kind, RegisterOperand) and kind.access != "in"]
             return [getattr(instruction, name).declared for name in written]
     return [x for block in children(statement) for inner in block.statements for x in changes(inner)]
+
+
+def _of_operand(operand: Value | Registers) -> list[Value]:
+    if isinstance(operand, Value):
+        return [operand]
+    return [operand.first, *_row(operand.array)] if isinstance(operand, RegisterPart) else []
 
 
 def _row(registers: Registers) -> list[Value]:

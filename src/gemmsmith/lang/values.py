@@ -200,7 +200,7 @@ class Registers:
     """An array that lives in registers, so its indices are known at build time or unrolled. `declared`: what it is
     declared as, itself or the two-dimensional array whose row it is."""
 
-    def __init__(self, type: Type, count: int, name: str, declared: RegisterRows | None = None) -> None:
+    def __init__(self, type: Type, count: int, name: str, declared: Registers | RegisterRows | None = None) -> None:
         self.type, self.count, self.name = type, count, name
         self.declared: Registers | RegisterRows = self if declared is None else declared
 
@@ -213,8 +213,20 @@ class Registers:
     def __setitem__(self, index: ValueLike, value: ValueLike) -> None:
         recorder().assign_register(self, self._index(index), as_value(value, self.type))
 
+    def part(self, first: ValueLike, count: int) -> RegisterPart:
+        """`count` of them from `first` on, which is known at build time or unrolled: an operand of an instruction."""
+        return RegisterPart(self, self._index(first), count)
+
     def _index(self, index: ValueLike) -> Value:
         return _register_index(self.name, index, self.count)
+
+
+class RegisterPart(Registers):
+    """Some neighbours of a register array, as an instruction's operand."""
+
+    def __init__(self, array: Registers, first: Value, count: int) -> None:
+        super().__init__(array.type, count, array.name, array.declared)
+        self.array, self.first = array, first
 
 
 class RegisterRows:

@@ -1,15 +1,18 @@
-"""What is checked once a kernel is built: shared memory, register budgets, late constants."""
+"""What is checked once a kernel is built: the chip's instructions and shared memory, registers, late constants."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gemmsmith.core.errors import ConfigError, KernelError
-from gemmsmith.core.spec import SHARED_LIMIT
+from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.statements import Execute, Role, walk
+from gemmsmith.lang.statements import Bind, Execute, Role, Where, walk
 
 
 def verify(kernel: Kernel) -> None:
     """Raises ConfigError or KernelError for a kernel that cannot run."""
+    _instructions(kernel)
     _shared(kernel)
     _registers(kernel)
     for constant in kernel.late:
@@ -17,12 +20,31 @@ def verify(kernel: Kernel) -> None:
             raise KernelError(f"{kernel.name}: nobody ever arrives on barrier {constant.name}")
 
 
+def _instructions(kernel: Kernel) -> None:
+    for instruction, where in _used(kernel):
+        if not kernel.chip.has(instruction.architecture):
+            raise KernelError(
+                f"{instruction.mnemonic} at {where}: it needs {instruction.architecture}, the kernel is for "
+                f"{kernel.chip}"
+            )
+
+
+def _used(kernel: Kernel) -> Iterator[tuple[Instruction, Where]]:
+    for block in (kernel.body, *(function.body for function in kernel.functions)):
+        for statement in walk(block):
+            if isinstance(statement, Execute):
+                yield statement.instruction, statement.where
+            elif isinstance(statement, Bind) and isinstance(statement.value, Result):
+                yield statement.value.instruction, statement.where
+
+
 def _shared(kernel: Kernel) -> None:
-    excess = kernel.shared_bytes - SHARED_LIMIT
+    limit = kernel.chip.shared_bytes
+    excess = kernel.shared_bytes - limit
     if excess > 0:
         parts = ", ".join(f"{b.name} {b.count} x {b.slot_bytes}" for b in kernel.buffers)
         raise ConfigError(
-            f"shared memory: {kernel.shared_bytes} bytes ({parts}) exceed the {SHARED_LIMIT} of a CTA by {excess}; "
+            f"shared memory: {kernel.shared_bytes} bytes ({parts}) exceed the {limit} of a CTA by {excess}; "
             "use fewer stages or a smaller tile"
         )
 

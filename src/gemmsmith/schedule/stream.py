@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.problem import MAX_EXTENT, Problem
@@ -20,6 +21,19 @@ from gemmsmith.schedule.tiles import Share, TileScheduler, WorkTile
 MOST_PARTS, LEAST_IDLE = 4, 50
 """Of a tile that is cut like others: who reduces it adds them one after the other. And what share of the time, one in
 so many, clusters may be idle for that: large products gain 1 % by it."""
+
+
+class _Cut(NamedTuple):
+    """How this cluster's work is cut: so many `whole` tiles, of all clusters `whole_tiles`; then its part of the row of
+    `row` k-tiles, of which `cutters` clusters have one: from `begin` to `end`, which lies in the row's tile `last`."""
+
+    whole: Value
+    whole_tiles: Value
+    last: Value
+    begin: Value
+    end: Value
+    row: Value
+    cutters: Value
 
 
 class StreamScheduler(TileScheduler):
@@ -44,10 +58,10 @@ class StreamScheduler(TileScheduler):
             raise ArgumentError(f"{p}: too deep for {splits or 'stream-K'} splits of K; use splits=1")
         return clusters
 
-    @contextmanager
-    def each(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
-        """The tiles and shares of this cluster, one after the other."""
-        assert step == 1, "whole tiles only"
+    counts = "number"
+
+    def walk(self) -> tuple[Value, Value, Value]:
+        """Over the tiles and shares of this cluster."""
         k = current()
         cluster, clusters = self.cluster, self.clusters
         waves = self.tiles // clusters
@@ -66,18 +80,23 @@ class StreamScheduler(TileScheduler):
         last = (k.maximum(end - 1, 0) // depth).named("last")
         parts = k.select(end > begin, last - begin // depth + 1, 0).named("parts")
         whole = ((whole_tiles - cluster + clusters - 1) // clusters).named("whole")
-        with k.range(whole + parts, name="number") as number:
-            sharing = (number >= whole).named("sharing")
-            of_row = (last - (number - whole)).named("of_row")
-            index = k.select(sharing, whole_tiles + of_row, cluster + number * clusters).named("tile")
-            start = k.select(sharing, of_row * self.k_tiles, 0).named("start")
-            first = k.select(sharing, k.maximum(begin - start, 0), 0).named("first_k_tile")
-            stop = k.select(sharing, k.minimum(end - start, self.k_tiles), self.k_tiles).named("end_k_tile")
-            other = (((start + 1) * cutters - 1) // k.maximum(row, 1)).named("other")  # c row / cutters <= start
-            share = Share(first, (stop == self.k_tiles).named("reduces"), cluster, other, number)
-            backwards = self._odd(k.minimum(number, whole))
-            found = self._tile(index, (stop - first).named("k_tiles_of_share"), share, backwards)
-            yield replace(found, more=(number + 1 < whole + parts).named("more"))
+        self._cut = _Cut(whole, whole_tiles, last, begin, end, row, cutters)
+        return Constant(I32, 0), whole + parts, Constant(I32, 1)
+
+    def at(self, number: Value) -> WorkTile:
+        """The tile or share of that number."""
+        k, cut = current(), self._cut
+        sharing = (number >= cut.whole).named("sharing")
+        of_row = (cut.last - (number - cut.whole)).named("of_row")
+        index = k.select(sharing, cut.whole_tiles + of_row, self.cluster + number * self.clusters).named("tile")
+        start = k.select(sharing, of_row * self.k_tiles, 0).named("start")
+        first = k.select(sharing, k.maximum(cut.begin - start, 0), 0).named("first_k_tile")
+        stop = k.select(sharing, k.minimum(cut.end - start, self.k_tiles), self.k_tiles).named("end_k_tile")
+        # c row / cutters <= start
+        other = (((start + 1) * cut.cutters - 1) // k.maximum(cut.row, 1)).named("other")
+        share = Share(first, (stop == self.k_tiles).named("reduces"), self.cluster, other, number)
+        backwards = self._odd(k.minimum(number, cut.whole))
+        return self._tile(index, (stop - first).named("k_tiles_of_share"), share, backwards)
 
     def first(self) -> WorkTile | None:
         """None: finding the first share takes divisions."""

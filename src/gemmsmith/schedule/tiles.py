@@ -17,8 +17,8 @@ from gemmsmith.core.mma import PRODUCTS
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.types import ORDER, ORDER_LENGTH
-from gemmsmith.lang.values import Value, ValueLike
+from gemmsmith.lang.types import I32, ORDER, ORDER_LENGTH
+from gemmsmith.lang.values import Constant, Value, ValueLike
 from gemmsmith.schedule.division import Divisor
 from gemmsmith.schedule.sync_clusters import ClusterSync
 
@@ -94,6 +94,9 @@ class TileScheduler:
     right, and one that puts neighbours in the walk on neighbouring SMs lets the chip merge their reads. This one is the
     `cluster`-th of `clusters`, and this CTA's `position` in it; they are read here, before the roles begin."""
 
+    counts = "tile"
+    """What the numbers of the walk are."""
+
     def __init__(self, spec: KernelSpec) -> None:
         k = current()
         self.spec, width = spec, spec.config.raster_group
@@ -142,7 +145,9 @@ class TileScheduler:
     def _position(self) -> ClusterPosition:
         """Ranks run along M first."""
         (rows, columns), splits = self.spec.config.cluster, self.spec.config.cluster_splits
-        rank = hw.cluster_rank().named("rank") if rows * columns * splits > 1 else hw.cluster_rank()
+        rank: Value = Constant(I32, 0)
+        if rows * columns * splits > 1:
+            rank = hw.cluster_rank().named("rank")
         share: Value | int = rank // (rows * columns) if splits > 1 else 0
         first = share * (rows * columns)
         within = rank - first if splits > 1 else rank
@@ -154,12 +159,20 @@ class TileScheduler:
     def each(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
         """The tiles of this cluster, one after the other, `clusters` apart; of them those whose numbers are `first`,
         `first` + `step` and so on."""
-        start = self.cluster if step == 1 else self.cluster + first * self.clusters
-        with current().range(start, self.tiles, self.clusters * step, name="tile") as tile:
-            begin = (tile - self.cluster).named("wave_begin")
-            found = self._tile(tile, self.k_tiles, backwards=self._odd(begin // self.clusters))
-            more = (tile + self.clusters * step < self.tiles).named("more")
-            yield replace(found, more=more, whole_wave=(begin + self.clusters <= self.tiles).named("whole_wave"))
+        start, stop, by = self.walk()
+        start = start if step == 1 else start + first * by
+        with current().range(start, stop, by * step, name=self.counts) as tile:
+            yield replace(self.at(tile), more=(tile + by * step < stop).named("more"))
+
+    def walk(self) -> tuple[Value, Value, Value]:
+        """Where `each` starts, stops, and its step: of what `at` takes."""
+        return self.cluster, self.tiles, self.clusters
+
+    def at(self, tile: Value) -> WorkTile:
+        """The work at a number of the walk."""
+        begin = (tile - self.cluster).named("wave_begin")
+        found = self._tile(tile, self.k_tiles, backwards=self._odd(begin // self.clusters))
+        return replace(found, whole_wave=(begin + self.clusters <= self.tiles).named("whole_wave"))
 
     @contextmanager
     def each_synchronised(self) -> Iterator[WorkTile]:

@@ -85,7 +85,7 @@ def _stores_fp32(graph: Graph) -> bool:
 def _has_registers(name: str, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
     """Whether a tile suits an epilogue, and has registers for it beside the accumulators."""
     design = find(name)
-    blocks = m // WGMMA_M // design.tile_warpgroups(consumers)
+    blocks = m // WGMMA_M // design.warpgroups(consumers)[0]
     if not suits(epilogue.graph, epilogue.tma, n) or (blocks > 1 and _heavy(epilogue)):
         return False
     held = held_registers(epilogue.graph, piece_columns(epilogue.graph, epilogue.tma, n))

@@ -8,8 +8,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from gemmsmith.core.chip import find_chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import find
+from gemmsmith.core.design import find, for_chip
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
@@ -30,9 +31,13 @@ STEP = 8
 
 
 def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Config:
-    """A config with the fields that were not `given` adapted to those that were: consumers, cluster, sync_clusters, and
-    stages, of which `fitting` takes away those that do not fit shared memory."""
+    """A config with the fields that were not `given` adapted to those that were: the design, consumers, cluster,
+    sync_clusters, and stages, of which `fitting` takes away those that do not fit shared memory."""
     changes: dict[str, object] = {}
+    if "design" not in given:
+        possible_designs = for_chip(find_chip(config.chip))
+        if config.design not in possible_designs:
+            config = config.replace(design=possible_designs[0])
     design = find(config.design)
     defaults = {name: x for name, x in design.defaults.items() if name not in given}
     if defaults:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from gemmsmith.core.chip import find_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import BARRIER_BYTES, EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.layout import ALIGNMENT, least_bytes
 from gemmsmith.kernels.pack import packed
 
@@ -15,7 +16,7 @@ from gemmsmith.kernels.pack import packed
 def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, taken: int = 0) -> int:
     """As many of the config's stages as shared memory holds beside what its epilogue should be left and what else is
     `taken`, but at least two."""
-    free = SHARED_LIMIT - least_bytes(epilogue.graph, epilogue.tma, config) - taken
+    free = find_chip(config.chip).shared_bytes - least_bytes(epilogue.graph, epilogue.tma, config) - taken
     return max(2, min(config.stages, free // (stage_bytes + BARRIER_BYTES)))
 
 

@@ -54,7 +54,7 @@ def require_gpu() -> None:
             "tune: this machine has no GPU to measure on; use one with an H100, H200 or GH200. "
             "What is not tuned has the model's choice, which needs none"
         )
-    driver.require_hopper(0)
+    driver.require_chip(0)
 
 
 class _Bench:

@@ -17,7 +17,7 @@ MAP = TensorMap(1 << 40, BF16, (4096, 300, 2), (8192, 1 << 20), (64, 128, 1), 12
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """Devices are asked for again, in the test and after it."""
-    found = (driver.attributes, driver.require_hopper, driver.encode_tensor_map)
+    found = (driver.attributes, driver.require_chip, driver.encode_tensor_map)
     for each in found:
         each.cache_clear()
     yield
@@ -33,7 +33,7 @@ def no_driver(monkeypatch: pytest.MonkeyPatch, forgotten: None) -> None:
 @pytest.mark.usefixtures("no_driver")
 def test_without_a_driver_every_call_says_so() -> None:
     assert not driver.available()
-    for call in (lambda: driver.require_hopper(0), lambda: driver.attributes(0), lambda: driver.encode_tensor_map(MAP)):
+    for call in (lambda: driver.require_chip(0), lambda: driver.attributes(0), lambda: driver.encode_tensor_map(MAP)):
         with pytest.raises(DeviceError, match="libcuda.so.1 is not there.*'sim' or 'reference'"):
             call()
 
@@ -44,7 +44,7 @@ def test_a_driver_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_count", lambda: 0)
     assert not driver.available()
     with pytest.raises(DeviceError, match="device: got 0, this process sees 0 GPU"):
-        driver.require_hopper(0)
+        driver.require_chip(0)
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -53,14 +53,14 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, device: int
     monkeypatch.setattr(driver, "_initialised", lambda: "")
     monkeypatch.setattr(driver, "_count", lambda: 2)
     with pytest.raises(DeviceError, match=f"device: got {device}, this process sees 2 GPU"):
-        driver.require_hopper(device)
+        driver.require_chip(device)
 
 
 @pytest.mark.usefixtures("forgotten")
 def test_another_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "attributes", lambda _: driver.Attributes("NVIDIA A100", (8, 0), 108, 166912))
     with pytest.raises(DeviceError, match="device 0 is a NVIDIA A100 of compute capability 8.0.*Hopper"):
-        driver.require_hopper(0)
+        driver.require_chip(0)
 
 
 def test_an_error_names_the_drivers_error_and_the_call() -> None:
@@ -114,14 +114,14 @@ def test_the_cache_of_tensor_maps_is_bounded() -> None:
 
 @pytest.mark.gpu
 def test_a_hopper() -> None:
-    driver.require_hopper(0)
+    driver.require_chip(0)
     found = driver.attributes(0)
     assert found.capability == (9, 0)
     assert found.multiprocessors > 0
     assert found.shared_bytes == 227 * 1024
     assert found.name.isprintable()
     with pytest.raises(DeviceError, match="this process sees"):
-        driver.require_hopper(1000)
+        driver.require_chip(1000)
 
 
 @pytest.mark.gpu

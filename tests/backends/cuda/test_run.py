@@ -94,7 +94,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
     monkeypatch.setattr(run.launcher, "load", load)
     monkeypatch.setattr(run.launcher, "device_guard", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(run.launcher, "is_current", lambda device: len(found) % 2 == 0)
-    monkeypatch.setattr(run.driver, "require_hopper", lambda device: None)
+    monkeypatch.setattr(run.driver, "require_chip", lambda device, chip: None)
     monkeypatch.setattr(run, "flags", lambda device, stream, nbytes: 0xF000)
     monkeypatch.setattr(prepared, "encode_tensor_map", Encoded)
     monkeypatch.setattr(prepared, "order_address", lambda order: 0)

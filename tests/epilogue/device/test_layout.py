@@ -10,10 +10,11 @@ import gemmsmith
 from gemmsmith import Config, ConfigError, EpilogueError, Spec
 from gemmsmith.backends.reference import bounds
 from gemmsmith.binding import bind
+from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.graph import bare
 from gemmsmith.core.mma import find_mma
-from gemmsmith.core.spec import SHARED_LIMIT, EpilogueSpec, KernelSpec
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.layout import layout
 from gemmsmith.tuning.fitting import stages_that_fit
 from gemmsmith.tuning.space import space
@@ -37,7 +38,7 @@ def test_every_tile_is_stored_whole_in_rounds_that_fit() -> None:
         assert min(sizes) > 0
         uneven += len(set(sizes)) > 1
         buffers = config.consumers * plan.sets * plan.round * sum(tile.bytes for _, tile in plan.stores)
-        assert config.stages * s.stage_bytes + buffers + s.exchange_bytes <= SHARED_LIMIT
+        assert config.stages * s.stage_bytes + buffers + s.exchange_bytes <= HOPPER.shared_bytes
     assert uneven > 0
 
 

@@ -1,4 +1,4 @@
-"""NVRTC: CUDA C++ to a cubin or PTX for sm_90a, with or without a GPU; and the resources that ptxas reports."""
+"""NVRTC: CUDA C++ to a cubin or PTX for a chip, with or without a GPU; and the resources that ptxas reports."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from gemmsmith.backends.cuda import cache as cubin_cache
+from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.errors import CompileError
 
 _PTX_LINE = r"ptx input, line (\d+); error"
-OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17", "--fmad=false", "--ptxas-options=-v")
+OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=-v")
 """Without contraction of products and sums, which would depend on what else a kernel computes: they are fused where the
 kernel says so, and there the simulator fuses them too."""
 
@@ -74,34 +75,35 @@ def nvrtc_version() -> str:
     return ".".join(map(str, _check(_nvrtc().nvrtcVersion())))
 
 
-def compile_source(source: str, name: str, *, cache: bool = True) -> Compiled:
-    """The cubin of an `extern "C"` kernel `name`, from the cache if it is there. Raises CompileError."""
-    key = cubin_cache.key(source, OPTIONS, nvrtc_version())
+def compile_source(source: str, name: str, target: str = HOPPER.target, *, cache: bool = True) -> Compiled:
+    """The cubin for `target` of an `extern "C"` kernel `name`, from the cache if it is there. Raises CompileError."""
+    key = cubin_cache.key(source, (target, *OPTIONS), nvrtc_version())
     if cache and (found := cubin_cache.load(key)):
         return Compiled(*found, name)
-    cubin, log = _compile(source, name, "cubin")
+    cubin, log = _compile(source, name, target, "cubin")
     if cache:
         cubin_cache.store(key, cubin, log)
     return Compiled(cubin, log, name)
 
 
-def compile_ptx(source: str, name: str) -> str:
+def compile_ptx(source: str, name: str, target: str = HOPPER.target) -> str:
     """The PTX of a kernel. Raises CompileError."""
-    return _compile(source, name, "ptx")[0].decode().rstrip("\0")
+    return _compile(source, name, target, "ptx")[0].decode().rstrip("\0")
 
 
-def _compile(source: str, name: str, what: str) -> tuple[bytes, str]:
+def _compile(source: str, name: str, target: str, what: str) -> tuple[bytes, str]:
     nvrtc = _nvrtc()
     program = _check(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))[0]
     try:
-        options = OPTIONS if what == "cubin" else ("--gpu-architecture=compute_90a", *OPTIONS[1:3])
+        architecture = target if what == "cubin" else target.replace("sm", "compute")
+        options = f"--gpu-architecture={architecture}", *(OPTIONS if what == "cubin" else OPTIONS[:2])
         error = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])[0]
         log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
         log = log.rstrip("\0")
         if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             lines = _lines_named(source, log, r"\.cu\((\d+)\): (?:catastrophic )?error")
             if what == "cubin" and re.search(_PTX_LINE, log):  # ptxas failed: it names lines of PTX
-                lines = _lines_named(compile_ptx(source, name), log, _PTX_LINE)
+                lines = _lines_named(compile_ptx(source, name, target), log, _PTX_LINE)
             raise CompileError(f"{name}: {error.name}\n{log}\n{lines}")
         if what == "ptx":
             return _text(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX), log

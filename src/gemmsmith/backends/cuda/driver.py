@@ -1,4 +1,4 @@
-"""The CUDA driver: whether there is a Hopper GPU, its attributes, and encoding tensor maps."""
+"""The CUDA driver: which GPU there is, its attributes, and encoding tensor maps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from gemmsmith.core.chip import CHIPS, HOPPER, Chip
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.errors import DeviceError
 from gemmsmith.core.tensor_map import TensorMap
@@ -45,14 +46,26 @@ def check(result: tuple[Any, ...], what: str = "") -> Any:
 
 
 @lru_cache(maxsize=64)
-def require_hopper(device: int) -> None:
-    """Raises DeviceError where device `device` is not a GPU of compute capability 9.0."""
+def require_chip(device: int, chip: Chip = HOPPER) -> None:
+    """Raises DeviceError where device `device` does not run kernels for a chip: another runs them, if it is later and
+    they have nothing that is Hopper's alone, once the driver has compiled their PTX."""
     found = attributes(device)
-    if found.capability != (9, 0):
+    later = chip != HOPPER and 10 * found.capability[0] + found.capability[1] >= chip.capability
+    if chip_of(found) != chip and not later:
+        meant = "on Hopper (9.0): H100, H200, GH200" if chip == HOPPER else f"on {chip}"
         raise DeviceError(
             f"device {device} is a {found.name} of compute capability {found.capability[0]}.{found.capability[1]}; "
-            "gemmsmith's kernels run on Hopper (9.0): H100, H200, GH200"
+            f"this kernel runs {meant}"
         )
+
+
+def chip_of(found: Attributes) -> Chip | None:
+    """The chip whose kernels a GPU runs: the latest of its major capability that is not later; None before 8.0."""
+    major, minor = found.capability
+    alike = [
+        chip for chip in CHIPS.values() if chip.capability // 10 == major and chip.capability <= 10 * major + minor
+    ]
+    return max(alike, key=lambda chip: chip.capability, default=None)
 
 
 @dataclass(frozen=True)

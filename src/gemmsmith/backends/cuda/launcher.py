@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from gemmsmith.backends.cuda.compiler import compile_source, nvrtc_version
-from gemmsmith.backends.cuda.driver import attributes, check, require_hopper
+from gemmsmith.backends.cuda.compiler import compile_ptx, compile_source, nvrtc_version
+from gemmsmith.backends.cuda.driver import attributes, check, chip_of
 from gemmsmith.backends.cuda.placement import walk_order
+from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.errors import ArgumentError, DeviceError
 
 _FORMATS = {
@@ -104,7 +105,7 @@ _LOADING: dict[tuple[str, int], threading.Lock] = {}
 
 
 def load(
-    source: str, name: str, device: int, stream: int, *,
+    source: str, name: str, device: int, stream: int, *, target: str = HOPPER.target,
     threads: int, cluster: tuple[int, int, int], shared_bytes: int, parameter_kinds: tuple[str, ...],
 ) -> LoadedKernel:  # fmt: skip
     """The kernel on `device`, which is current; compiled and loaded at its first use there.
@@ -123,8 +124,8 @@ def load(
 
     with _LOADING.setdefault(key, threading.Lock()), beside_captures():
         if key not in _LOADED:
-            cubin = compile_source(source, name).cubin
-            module = check(driver.cuModuleLoadData(cubin), f"cuModuleLoadData({name}, by NVRTC {nvrtc_version()})")
+            image = _image(source, name, device, target)
+            module = check(driver.cuModuleLoadData(image), f"cuModuleLoadData({name}, by NVRTC {nvrtc_version()})")
             function = check(driver.cuModuleGetFunction(module, name.encode()), f"cuModuleGetFunction({name})")
             if shared_bytes > STATIC_LIMIT:
                 attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -137,6 +138,14 @@ def load(
                 loaded.order(1)  # probes the device now: later the stream may be captured
             _LOADED[key] = loaded
     return _LOADED[key]
+
+
+def _image(source: str, name: str, device: int, target: str) -> bytes:
+    """What the driver loads: a cubin for the device, or, of a kernel for an earlier chip, PTX, which it compiles."""
+    chip = chip_of(attributes(device))
+    if chip is not None and chip.target == target:
+        return compile_source(source, name, target).cubin
+    return compile_ptx(source, name, target).encode() + b"\0"
 
 
 def _occupancy(kernel: LoadedKernel) -> int:
@@ -208,7 +217,7 @@ def _bindings() -> Any:
 def _primary_context(device: int) -> Any:
     from cuda.bindings import driver
 
-    require_hopper(device)
+    attributes(device)  # raises where there is no such device
     handle = check(driver.cuDeviceGet(device), f"cuDeviceGet({device})")
     return check(driver.cuDevicePrimaryCtxRetain(handle), f"cuDevicePrimaryCtxRetain({device})")
 

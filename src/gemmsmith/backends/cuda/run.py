@@ -11,6 +11,7 @@ from gemmsmith.backends.cuda import driver, launcher
 from gemmsmith.backends.cuda.flags import flags
 from gemmsmith.backends.cuda.graphs import Graph, Stream
 from gemmsmith.backends.cuda.prepared import Prepared
+from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError, DeviceError
 from gemmsmith.epilogue.device.outputs import result_argument
@@ -31,7 +32,7 @@ class Call:
 
     def __init__(self, launches: Launches, arguments: Arguments, like: Any, missing: Mapping[str, ArrayInfo]) -> None:
         device, stream = describe(like).index, current_stream(like)
-        driver.require_hopper(device)
+        driver.require_chip(device, next((x.kernel.chip for x in launches.all), HOPPER))
         self.device, self.workspace_bytes, self.flag_bytes = device, launches.workspace_bytes, launches.flag_bytes
         self.swapped = launches.swapped
         self.missing = [(name, result_argument(name), tuple(x.shape), x.dtype) for name, x in missing.items()]
@@ -136,18 +137,18 @@ def prepared(launch: Launch, device: int, stream: int, *, pdl: bool) -> Prepared
     """
     kernel = launch.kernel
     loaded = launcher.load(
-        kernel.source, kernel.name, device, stream,
+        kernel.source, kernel.name, device, stream, target=kernel.chip.target,
         threads=kernel.threads, cluster=kernel.cluster, shared_bytes=kernel.shared_bytes,
         parameter_kinds=kernel.parameter_kinds,
     )  # fmt: skip
-    clusters = min(launch.clusters, loaded.max_active_clusters())
+    clusters = min(launch.clusters, loaded.max_active_clusters()) if kernel.persistent else launch.clusters
     arguments = dict(launch.arguments)
     if "order" in arguments:
         clusters = min(clusters, ORDER_LENGTH)
         if "flags" not in arguments:  # who waits for others waits for lower blocks, which are started first
             arguments["order"] = loaded.order(clusters)
     in_order = [arguments[p.name or ""] for p in kernel.parameters]
-    return Prepared(loaded, clusters * kernel.cluster[0], in_order, pdl)
+    return Prepared(loaded, clusters * kernel.cluster[0], in_order, pdl and kernel.chip.has("sm_90"))
 
 
 def _workspace_address(workspace: Any, need: int) -> int:

@@ -96,8 +96,10 @@ class Report:
         )
 
 
-def instruction(a: DType, b: DType, accumulate: DType) -> Mma:
-    """The one that multiplies arrays of these dtypes: fp32 is read as TF32."""
+def instruction(a: DType, b: DType, accumulate: DType, in_fp32: bool = False) -> Mma:
+    """The one that multiplies arrays of these dtypes: fp32 is read as TF32, unless it is multiplied `in_fp32`."""
+    if in_fp32:
+        return find_mma(a, b, accumulate, "fma")
     a, b = (TF32 if x == FP32 else x for x in (a, b))
     return find_mma(a, b, accumulate)
 
@@ -112,7 +114,7 @@ def step_error(mma: Mma) -> float:
 
 def check(
     out: Array, a: Array, b: Array, accumulate: DType, output: DType, *, zero_mean: bool = False,
-    promoted: bool = False, scale_a: Array | None = None, scale_b: Array | None = None,
+    promoted: bool = False, scale_a: Array | None = None, scale_b: Array | None = None, in_fp32: bool = False,
 ) -> Report:  # fmt: skip
     """Compares out with a @ b; the module says with which bounds.
 
@@ -120,7 +122,7 @@ def check(
     fp8, int8, or fp32, which is read as TF32, a batch of 1 broadcast. `accumulate` is fp32, fp16 or int32.
     `zero_mean` promises independent elements of mean zero in a or in b, for the tighter norm. Uses about 400 MB beside
     float64 copies of one batch's operands. `promoted`, scale_a and scale_b as in `gemm`; promoted sums of fp32 are
-    those of 3xTF32.
+    those of 3xTF32. `in_fp32`: fp32 operands are multiplied as they are, on CUDA cores.
     Raises ArgumentError on a shape or dtype that does not match.
     """
     if accumulate not in TINY:
@@ -131,7 +133,7 @@ def check(
     if out.shape != shape:
         raise ArgumentError(f"out: got shape {out.shape}; use {shape}")
     dtype_a, dtype_b = (as_dtype(x.dtype, name, integers=True) for x, name in ((a, "a"), (b, "b")))
-    mma, k = instruction(dtype_a, dtype_b, accumulate), a.shape[-1]
+    mma, k = instruction(dtype_a, dtype_b, accumulate, in_fp32), a.shape[-1]
     scaled = scale_a is not None or scale_b is not None
     steps, sums = -(-k // mma.k), 3 * (scaled or (mma.d == INT32 and output != INT32))
     if promoted:
@@ -142,7 +144,7 @@ def check(
     judge.c += LEFT_OUT * whole
     of_a = _of_blocks(scale_a, a.shape[-2], k)
     of_b = _of_blocks(scale_b if scale_b is None or scale_b.ndim < 2 else scale_b.swapaxes(-1, -2), b.shape[-1], k)
-    a, b = (as_tf32(x) if x.dtype == np.float32 and not whole else x for x in (a, b))
+    a, b = (as_tf32(x) if mma.a == TF32 and not whole else x for x in (a, b))
     rows = max(1, PANEL // max(1, *b.shape[-2:]))
     for batch in np.ndindex(*shape[:-2]):
         right = b[_at(batch, b)].astype(np.float64)

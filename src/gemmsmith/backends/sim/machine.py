@@ -15,6 +15,7 @@ from gemmsmith.backends.sim.scopes import scope_of
 from gemmsmith.backends.sim.thread_barriers import ThreadBarriers
 from gemmsmith.backends.sim.unit import Unit
 from gemmsmith.backends.sim.values import Values
+from gemmsmith.lang.values import RegisterPart, Registers, SelectedRow
 
 
 class UnitMachine:
@@ -31,7 +32,7 @@ class UnitMachine:
         self.elected = unit.state.random.randrange(32) if unit.state.seed else 0
 
         self.value, self.column, self.uniform = values.value, values.column, values.uniform
-        self.registers, self.fragment = registers.access, registers.fragment
+        self.fragment, self.seed = registers.fragment, unit.state.seed
         self.compiler_fence, self.set_register_budget = registers.compiler_fence, registers.set_budget
 
         self.load, self.store, self.atomic = accesses.load, accesses.store, accesses.atomic
@@ -45,6 +46,13 @@ class UnitMachine:
 
         self.start = Issue(unit, registers, memory, mbarriers, groups).start
         self.commit_group, self.wait_group = groups.commit, groups.wait
+
+    def registers(self, x: Registers, write: bool = False) -> np.ndarray:
+        if not isinstance(x, RegisterPart):
+            return self._registers.access(x, write)
+        array, first = x.array, int(self.value(x.first))
+        row = array.array.rows[int(self.value(array.row))] if isinstance(array, SelectedRow) else array
+        return self._registers.access(row, write, slice(first, first + x.count))
 
     @property
     def active(self) -> np.ndarray:

@@ -35,16 +35,17 @@ class RegisterFile:
         self.arrays[x] = held
         self.access(x, write=True)
 
-    def access(self, x: Registers, write: bool = False) -> np.ndarray:
+    def access(self, x: Registers, write: bool = False, part: slice = slice(None)) -> np.ndarray:
         if x in self.owner:
             self.unit.hazard("accumulator", f"{x.name} touched while {self.owner[x].operation.what} owns it")
         elif x in self.unfenced:
             self.unit.hazard("accumulator", f"{x.name} touched after a wait for wgmma without compiler_fence: "
                              "the compiler may move that above the wait")  # fmt: skip
         self.dirty.add(x)
+        held = self.arrays[x][:, part]
         if not write:
-            self._check_initialised(x, self.arrays[x])
-        return self.arrays[x]
+            self._check_initialised(x, held)
+        return held
 
     def read(self, x: Registers, index: int) -> np.ndarray:
         """A copy of one register of each thread."""

@@ -55,9 +55,11 @@ def run(
     results = []
     for launch in launches.all:
         size = launch.kernel.cluster[0]
-        grid = size * min(launch.clusters, max(1, RESIDENT_CTAS // size))
+        most = max(1, RESIDENT_CTAS // size) if launch.kernel.persistent else launch.clusters
+        grid = size * min(launch.clusters, most)
+        early = launch.kernel.chip.has("sm_90")  # it may start while those before it run
         with np.errstate(all="ignore"):  # infinities and NaN are results like others
-            done = simulate(launch.kernel, grid, launch.at(addresses), memory, seed=seed, dependent=True, worked=work)
+            done = simulate(launch.kernel, grid, launch.at(addresses), memory, seed=seed, dependent=early, worked=work)
         results.append(done)
     hazards = [hazard for done in results for hazard in done.hazards]
     if words.any():

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmsmith import hw
+from gemmsmith.collective.swizzle import chunk_offset
 from gemmsmith.core.dtypes import E4M3, E5M2, INT32, DType
 from gemmsmith.core.mma import CHUNK, HALF_ROWS, WGMMA_M, fragment_column, fragment_row
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.types import F32, I32, U32, Type
+from gemmsmith.lang.types import F32, I32, U16, U32, Type
 from gemmsmith.lang.values import Registers, Value
 
 Index = int | Value
@@ -32,7 +33,11 @@ def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, pack:
     if tile.dtype.bits == 16:
         values = current().registers(U32, halves * count, "packed")
         pack(values)
-        hw.store_matrix(values, buffer + _matrix_row(tile, chunk, count), tile.major == "MN")
+        if current().chip.has("sm_90"):
+            hw.store_matrix(values, buffer + _matrix_row(tile, chunk, count), tile.major == "MN")
+            return
+        for i in range(halves * count):
+            _store_pair(tile, buffer, chunk + i // halves, i % halves, values[i])
         return
     for i in range(halves * count):
         low, high = pair(i // halves, i % halves)
@@ -49,6 +54,17 @@ def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, pack:
             hw.store_shared(values, address)
         else:
             hw.store_shared_16(address, hw.pack_fp8(low, high, _FORMATS[tile.dtype]))
+
+
+def _store_pair(tile: Tile, buffer: Value, chunk: Index, half: int, pair: Value) -> None:
+    """What stmatrix does with one matrix, without it."""
+    if tile.major == "MN":
+        for i, offset in enumerate(_element_offsets(tile, chunk, half)):
+            hw.store_shared_16(buffer + offset, (pair >> (16 * i)).to(U16))
+        return
+    one = current().registers(U32, 1, "one")
+    one[0] = pair
+    hw.store_shared(one, buffer + _pair_offset(tile, chunk, half))
 
 
 def read(tile: Tile, buffer: Value, first: int, chunks: int) -> Pair:
@@ -115,8 +131,8 @@ def _matrix_row(tile: Tile, chunk: Index, count: int) -> Value:
     chunk = k.lane // rows + chunk if count == 2 else chunk
     if tile.major == "MN":
         half = (k.warp_index % 4) * 2 + k.lane // 8 % 2 if halves == 2 else k.warp_index % 4
-        return _offset(tile, (chunk * CHUNK + k.lane % CHUNK).named("column"), half, 0)
-    return _offset(tile, ((k.warp_index % 4) * rows + k.lane % rows).named("row"), chunk, 0)
+        return chunk_offset(tile, (chunk * CHUNK + k.lane % CHUNK).named("column"), half, 0)
+    return chunk_offset(tile, ((k.warp_index % 4) * rows + k.lane % rows).named("row"), chunk, 0)
 
 
 def _row(tile: Tile, half: int) -> Value:
@@ -130,8 +146,10 @@ def _pair_offset(tile: Tile, chunk: Index, half: int) -> Value:
     """Where this lane's pair of a chunk lies, in that half of the warp's rows."""
     k, row, size = current(), _row(tile, half), tile.dtype.bytes
     if tile.dtype.bits == 32:  # 8 columns are two 16-byte chunks, a pair is half of one
-        return _offset(tile, row, k.lane % 4 // 2 + 2 * chunk, k.lane % 2 * 8)
-    return _offset(tile, row, chunk * size // 2, fragment_column(k.lane) * size + chunk % 2 * 8)
+        return chunk_offset(tile, row, k.lane % 4 // 2 + 2 * chunk, k.lane % 2 * 8)
+    if tile.dtype.bits == 16:
+        return chunk_offset(tile, row, chunk, fragment_column(k.lane) * size)
+    return chunk_offset(tile, row, chunk * size // 2, fragment_column(k.lane) * size + chunk % 2 * 8)
 
 
 def _element_offsets(tile: Tile, chunk: Index, half: int) -> list[Value]:
@@ -145,15 +163,4 @@ def element_offset(tile: Tile, row: Value, column: Value) -> Value:
     size = tile.dtype.bytes
     if tile.major == "MN":
         row, column = column, row
-    return _offset(tile, row, column * size // 16, column * size % 16)
-
-
-def _offset(tile: Tile, row: Value, chunk16: Value | int, byte: Value | int) -> Value:
-    """Byte offset of 16-byte chunk `chunk16` of a row, plus `byte`, in a tile that may be several boxes."""
-    per_box = tile.pitch // 16
-    swizzle_row = {128: row % 8, 64: row // 2 % 4, 32: row // 4 % 2}.get(tile.swizzle)
-    base = row * tile.pitch
-    if tile.boxes > 1:
-        base, chunk16 = base + chunk16 // per_box * tile.box_bytes, chunk16 % per_box
-    swizzled = chunk16 if swizzle_row is None else swizzle_row ^ chunk16
-    return (base + (swizzled << 4) + byte).to(U32)
+    return chunk_offset(tile, row, column * size // 16, column * size % 16)

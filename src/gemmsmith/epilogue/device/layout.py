@@ -10,7 +10,7 @@ from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Extent, Graph, Node
 from gemmsmith.core.mma import CHUNK, WGMMA_M, Major
-from gemmsmith.core.spec import BARRIER_BYTES, SHARED_LIMIT, EpilogueSpec, KernelSpec, slices
+from gemmsmith.core.spec import BARRIER_BYTES, EpilogueSpec, KernelSpec, slices
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.lines import refused
 
@@ -118,7 +118,7 @@ def layout(spec: KernelSpec) -> Layout:
     loads = [
         (o.name, _tile(spec.epilogue, o.name, o.dtype, o.extent, columns))
         for o in graph.operands
-        if o.extent.is_matrix and o.name in spec.epilogue.tma and o.dtype
+        if o.extent.is_matrix and o.name in spec.tma and o.dtype
     ]
     stores = [
         (r.name, _tile(spec.epilogue, r.name, r.dtype, extents[r.node], columns))
@@ -126,7 +126,8 @@ def layout(spec: KernelSpec) -> Layout:
         if extents[r.node].is_matrix and r.dtype
     ]
     vectors = _vectors(graph, n, spec.warpgroup_rows)
-    free = SHARED_LIMIT - config.stages * (spec.stage_bytes + spec.scale_bytes + BARRIER_BYTES) - spec.exchange_bytes
+    stage = spec.stage_bytes + spec.scale_bytes + BARRIER_BYTES
+    free = spec.chip.shared_bytes - config.stages * stage - spec.exchange_bytes
     free -= ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
     free -= -(-config.consumers * sum(4 * count for _, count in vectors) // ALIGNMENT) * ALIGNMENT
     free //= config.consumers
@@ -171,13 +172,13 @@ def least_bytes(graph: Graph, tma: frozenset[str], config: Config) -> int:
     """Shared memory an epilogue should be left beside the stages: each warpgroup two pieces of everything, if it has as
     many; and, where it only stores, a quarter of what it stores, or one piece that is as wide as the tile. Stores that
     alias_epilogue the stages need none."""
-    n, consumers = config.tile[1] // slices(config, graph), config.consumers
+    n, consumers = config.tile[1] // config.warpgroups[1] // slices(config, graph), config.consumers
     extents, columns = graph.extents(), piece_columns(graph, tma, n)
     loads = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
     stores = [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix]
     beside = loads + stores * (not config.alias_epilogue)
     piece = sum(WGMMA_M // e.height * columns // e.width * dtype.bytes for e, dtype in beside if dtype)
-    parts, rows = n // columns, config.tile[0] // config.tile_warpgroups
+    parts, rows = n // columns, config.tile[0] // config.warpgroups[0]
     all_pieces = rows // WGMMA_M * parts
     pieces = min(all_pieces, 2 if loads else max(min(parts, 2), -(-all_pieces // 4)))
     vectors = sum(4 * count for _, count in _vectors(graph, n, rows))

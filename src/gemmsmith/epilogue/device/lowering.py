@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.cluster_sums import partial_sums
 from gemmsmith.collective.mainloop import Mainloop
+from gemmsmith.collective.multistage import MultistageMainloop
 from gemmsmith.collective.pipeline import Initialised
 from gemmsmith.core.graph import Operand
 from gemmsmith.core.spec import KernelSpec
@@ -35,7 +37,7 @@ from gemmsmith.schedule.tiles import TileScheduler, WorkTile
 class Epilogue:
     """See the module."""
 
-    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, mainloop: Mainloop) -> None:
+    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, mainloop: Mainloop | MultistageMainloop) -> None:
         """Its stores lie in the mainloop's stages if the config aliases them."""
         k, self._mainloop = current(), mainloop
         self.spec, self.graph = spec, spec.epilogue.graph
@@ -90,10 +92,12 @@ class Epilogue:
         """The tensor maps of what it loads and stores."""
         return [x for matrices in (self.matrices, self.stores) if matrices for x in matrices.maps.values()]
 
-    def start(self, warpgroup: Value, first_row: Value | int) -> None:
-        """In the math warpgroups, before their first tile; the warpgroup's rows start `first_row` below a tile's."""
-        self._warpgroup, self._first_row = warpgroup, first_row
-        self.leader = ((current().warp_index % 4 == 0) & hw.elect_one()).named("epilogue_leader")
+    def start(self, warpgroup: Value, first_row: Value | int, first_column: Value | int = 0) -> None:
+        """In the math warpgroups, before their first tile; the warpgroup's rows start `first_row` below a tile's, its
+        columns `first_column` behind them."""
+        self._warpgroup, self._first_row, self._first_column = warpgroup, first_row, first_column
+        if self.maps:  # who starts copies
+            self.leader = ((current().warp_index % 4 == 0) & hw.elect_one()).named("epilogue_leader")
         if self.reductions:
             hw.grid_dependency_launch()  # the second step's CTAs wait where this grid's have ended
         if self.matrices:
@@ -103,6 +107,8 @@ class Epilogue:
     def load(self, tile: WorkTile) -> None:
         """Starts what the tile's epilogue will read."""
         work = self._sums.reduced(tile)
+        if not isinstance(self._first_column, int):
+            work = replace(work, n=(work.n + self._first_column).named("first_column"))
         self.part = Part(work, (work.m + self._first_row).named("first_row"), self._warpgroup, self.m, self.n)
         for x in self.inputs.values():
             x.begin(self.part)

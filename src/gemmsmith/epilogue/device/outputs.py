@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.operand import box_rows, tensor_map
+from gemmsmith.collective.partial_sums import THREADS
+from gemmsmith.collective.swizzle import CHUNK_BYTES, Chunks
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Extent
@@ -20,7 +23,7 @@ from gemmsmith.epilogue.device.inputs import Addressed, Part, Position, boxes_at
 from gemmsmith.epilogue.device.layout import Layout
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedBuffer
-from gemmsmith.lang.types import F32, I32, U16
+from gemmsmith.lang.types import F32, I32, U16, U32
 from gemmsmith.lang.values import Value
 
 
@@ -45,19 +48,19 @@ class Stores:
     """Matrix results: buffers for `round` x `sets` pieces a warpgroup, from which they go out.
 
     By TMA: one thread issues the stores of a round's pieces, and the next round waits only for its own set, so the
-    last stores drain under the next tile's mainloop. Results that TMA cannot write are copied by all threads, lanes
-    along whichever index is contiguous.
+    last stores drain under the next tile's mainloop. Without it all threads copy, 16 bytes each where TMA could; else
+    element by element, lanes along whichever index is contiguous.
     """
 
     def __init__(self, spec: KernelSpec, plan: Layout, extents: dict[str, Extent], over: range | None) -> None:
         """The buffers lie in `over`, if it is given: bytes of shared memory."""
         k, consumers = current(), spec.config.consumers
         self.stores, self.extents, self.round, self.sets = plan.stores, extents, plan.round, plan.sets
-        self.column_major = spec.epilogue.column_major
+        self.column_major, self._in_chunks = spec.epilogue.column_major, spec.epilogue.tma - spec.tma
         self.maps: dict[str, Value] = {}
         self.arrays: dict[str, Addressed] = {}
         for name, tile in self.stores:
-            if name in spec.epilogue.tma:
+            if name in spec.tma:
                 self.maps[name] = k.tensor_map(result_argument(name), partial(_boxes, name, tile))
             else:
                 self.arrays[name] = Addressed(result_argument(name), name, tile.dtype, m=True, n=True)
@@ -101,16 +104,30 @@ class Stores:
                 hw.tma_store(self.maps[name], *where, part.work.batch, at.buffers[name] + box * tile.box_bytes)
 
     def copy(self, part: Part, at: Position) -> None:
-        """In all threads: the other results of a piece, element by element."""
+        """In all threads: the other results of a piece."""
         for name, tile in self.stores:
             if name in self.arrays:
-                self._copy(self.arrays[name], tile, at, part)
+                (self._copy_chunks if name in self._in_chunks else self._copy)(self.arrays[name], tile, at, part)
 
     def _origin(self, name: str, tile: Tile, part: Part, at: Position) -> tuple[Value, Value]:
         """Where a piece begins in its matrix."""
         extent = self.extents[name]
         m, n = part.origin(extent)
         return m + at.block * tile.mn, n + at.column // extent.width
+
+    def _copy_chunks(self, array: Addressed, tile: Tile, at: Position, part: Part) -> None:
+        """Rows (columns, if MN-major) are whole chunks."""
+        k, extent, chunks = current(), self.extents[array.name], Chunks(tile, current().thread % THREADS, THREADS)
+        (m, n), buffer = self._origin(array.name, tile, part, at), at.buffers[array.name]
+        rows, columns = part.rows_in_all // extent.height, part.columns_in_all // extent.width
+        for turn in chunks.turns():
+            along = (chunks.box + turn.box) * tile.box_inner + chunks.chunk * (CHUNK_BYTES // tile.dtype.bytes)
+            row, col = (chunks.row + turn.row, along) if tile.major == "K" else (along, chunks.row + turn.row)
+            inside = (m + row < rows) & (n + col < columns)
+            with nullcontext() if turn.inside is None else k.when(turn.inside):
+                values = k.registers(U32, CHUNK_BYTES // 4, "values")
+                hw.load_shared(values, buffer + turn.offset)
+                hw.store_global(values, array.at(part.work.batch, m + row, n + col), inside)
 
     def _copy(self, array: Addressed, tile: Tile, at: Position, part: Part) -> None:
         """Each warp takes a quarter of the rows (of the columns, if `column_major`), a lane the elements along it."""

@@ -193,9 +193,9 @@ class Reduction:
     def _warp_of_all(self, part: Part) -> Value:
         """A number for this warp's part of this tile, among all tiles of all batches."""
         k = current()
-        m, n, warps = self.spec.config.tile[0], self.spec.slice_columns, 4 * self.spec.config.tile_warpgroups
+        m, n, warps = self.spec.config.tile[0], self.spec.slice_columns, 4 * self.spec.config.warpgroups[0]
         tile = part.work.batch * self.elements + part.work.m // m * self.parts + part.work.n // n
-        warpgroup = part.warpgroup if self.spec.config.tile_warpgroups > 1 else 0
+        warpgroup = part.warpgroup if self.spec.config.warpgroups[0] > 1 else 0
         return tile * warps + warpgroup * 4 + k.warp_index % 4
 
     def _write(
@@ -277,9 +277,9 @@ def partials(result: Result, spec: KernelSpec, p: Problem) -> Partials:
         shape = Partials(kind, p.batch, -(-p.m // WARP_ROWS), p.n // max(extent.width, 1))
     else:
         rows = -(-p.m // (config.tile[0] * config.cluster[0])) * config.cluster[0]
-        across = config.cluster[1] * spec.slices
+        across = config.cluster[1] * spec.slices * config.warpgroups[1]
         columns = -(-p.n // (spec.slice_columns * across)) * across
-        parts = p.batch * rows * columns * 4 * config.tile_warpgroups
+        parts = p.batch * rows * columns * 4 * config.warpgroups[0]
         shape = Partials(kind, 1, parts, 1, rows * columns, columns)
     count = shape.batch * max(shape.parts, shape.elements)
     if count > MOST_PARTIALS:

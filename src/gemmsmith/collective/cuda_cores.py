@@ -1,0 +1,131 @@
+"""A warpgroup's product on CUDA cores: each thread multiplies its rows of A by its columns of B. They are those that it
+has of the fragment of core/mma.py, so that one epilogue serves these kernels too."""
+
+from __future__ import annotations
+
+from gemmsmith import hw
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.copied_operand import Source
+from gemmsmith.core.mma import CHUNK, HALF_ROWS, QUAD, WARP_ROWS, WGMMA_M
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.tile import Tile
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.types import F32, I32, I64, U32, U64
+from gemmsmith.lang.values import Constant, Value, ValueLike
+from gemmsmith.schedule.tiles import Coordinates
+
+VECTOR, WORD = 4, 4
+"""Elements that a thread reads at once, and bytes of each."""
+
+
+class Order:
+    """Where a row of A, or a column of B, lies among those of its tile in shared memory: a thread's own are vectors,
+    and those of neighbouring lanes lie side by side, so that no two lanes meet in a bank."""
+
+    def __init__(self, spec: KernelSpec, name: str) -> None:
+        self.of_a = name == "a"
+        blocks, self._columns = spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns
+        self.own = 2 * blocks if self.of_a else self._columns // CHUNK * 2
+        """A thread's rows, or columns."""
+        self.width = min(VECTOR, self.own)
+        self.lanes = 32 // QUAD if self.of_a else QUAD
+        """That have different ones."""
+
+    def place(self, i: Value) -> Value:
+        """Of row, or column, i of the tile."""
+        if self.of_a:
+            group, lane = i % WGMMA_M // WARP_ROWS, i % HALF_ROWS
+            number = i // WGMMA_M * 2 + i % WARP_ROWS // HALF_ROWS
+        else:
+            group, lane = i // self._columns, i % CHUNK // 2
+            number = i % self._columns // CHUNK * 2 + i % 2
+        return self._at(group, lane, number // self.width) + number % self.width
+
+    def vector(self, group: Value, number: Value) -> Value:
+        """Of this thread's vector of that number: of the group, which is its warp for A, its warpgroup for B."""
+        lane = current().lane
+        return self._at(group, lane // QUAD if self.of_a else lane % QUAD, number)
+
+    def _at(self, group: Value, lane: Value, vector: Value) -> Value:
+        return group * (self.lanes * self.own) + vector * (self.lanes * self.width) + lane * self.width
+
+
+class CopiedWords:
+    """A tile of an fp32 operand in each of `stages` stages, copied word by word from any strides: row after row of K.
+    What lies outside of the operand becomes zeros. Kernel arguments: `name`, where it lies; its rows; its strides."""
+
+    def __init__(self, spec: KernelSpec, name: str, tile: Tile, stages: int, source: Source, threads: int) -> None:
+        k, self.tile, self._threads = current(), tile, threads
+        self._address = k.pointer(name, lambda p: source(p)[1])
+        self._rows = k.parameter(f"{name}_rows", bind=lambda p: source(p)[0].rows)
+        self._row = k.parameter(f"{name}_row", I64, lambda p: source(p)[0].row_stride * WORD)
+        self._k = k.parameter(f"{name}_k", I64, lambda p: source(p)[0].col_stride * WORD)
+        self._batch = k.parameter(f"{name}_batch", I64, lambda p: source(p)[0].batch_stride * WORD)
+        self.stages = k.shared(tile.bytes, stages=stages, alignment=128, name=name.upper())
+        self._order = Order(spec, name)
+
+    def start(self) -> None:
+        """Before the first tile: which element of a k-tile is this thread's first, lanes along what is contiguous."""
+        k, tile, name = current(), self.tile, self.stages.name.lower()
+        along = tile.k if tile.major == "K" else tile.mn
+        near, far = (k.thread % along).named("near"), (k.thread // along).named("far")
+        self._mn, self._depth = (far, near) if tile.major == "K" else (near, far)
+        self._lines = self._threads // along  # that the threads copy in one turn
+        self._source = k.var(U64, self._address, f"{name}_source")
+        self._left = k.var(I32, 0, f"{name}_left")  # rows of the operand from this thread's first on
+
+    def begin(self, at: Coordinates, first_k: Value) -> None:
+        """The next copies are those of a tile, from element `first_k` on."""
+        offset = (at.row + self._mn).to(I64) * self._row + (first_k + self._depth).to(I64) * self._k
+        self._source.set(self._address + (at.batch.to(I64) * self._batch + offset).to(U64))
+        self._left.set(self._rows - at.row - self._mn)
+
+    def copy(self, stage: Value, k_left: Value) -> None:
+        """Starts this thread's copies of a k-tile, of whose elements of K there are `k_left`; the next follows it."""
+        k, tile = current(), self.tile
+        left, source, destination = self._left.get(), self._source.get(), self.stages[stage].address
+        with k.unroll(tile.mn * tile.k // self._threads, name="turn") as turn:
+            lines = turn * self._lines
+            down, deep = (lines, Constant(I32, 0)) if tile.major == "K" else (Constant(I32, 0), lines)
+            place = (self._depth + deep) * tile.mn + self._order.place(self._mn + down)
+            count = k.select((down < left) & (self._depth + deep < k_left), Constant(U32, WORD), 0)
+            where = source + (down.to(I64) * self._row + deep.to(I64) * self._k).to(U64)
+            hw.cp_async_copy(destination + (place * WORD).to(U32), where, count, WORD)
+        self._source.set(source + (self._k * tile.k).to(U64))
+
+
+class ThreadTiles:
+    """A thread's rows of A and columns of B at two depths: one is multiplied while the other is loaded."""
+
+    def __init__(self, spec: KernelSpec, warpgroup: Value) -> None:
+        k, self._tiles = current(), spec.tiles
+        self._orders = Order(spec, "a"), Order(spec, "b")
+        self._a, self._b = (
+            k.register_rows(F32, 2, order.own, f"of_{name}") for order, name in zip(self._orders, "ab", strict=True)
+        )
+        self._groups = k.warp_index % 4, warpgroup
+
+    def load(self, stage: list[SharedView], depth: Value, buffer: ValueLike) -> None:
+        """Those of a depth of a stage."""
+        k = current()
+        for view, tile, order, group, held in zip(
+            stage, self._tiles, self._orders, self._groups, (self._a, self._b), strict=True
+        ):
+            with k.unroll(order.own // order.width, name="vector") as vector:
+                place = depth * tile.mn + order.vector(group, vector)
+                values = k.registers(F32, order.width, "values")
+                hw.load_shared(values, view.address + (place * WORD).to(U32))
+                for i in range(order.width):
+                    held[buffer][vector * order.width + i] = values[i]
+
+    def multiply(self, accumulator: Accumulator, buffer: ValueLike) -> None:
+        """accumulator += the product of a depth."""
+        k = current()
+        with (
+            k.unroll(len(accumulator.blocks), name="block") as block,
+            k.unroll(accumulator.blocks.count, name="element") as element,
+        ):
+            row, column = block * 2 + element // 2 % 2, element // 4 * 2 + element % 2
+            sums = accumulator.blocks[block]
+            sums[element] = hw.fma(self._a[buffer][row], self._b[buffer][column], sums[element])

@@ -1,0 +1,87 @@
+"""A warp's fragments of A and B for mma.sync: some are multiplied while the next ones are loaded."""
+
+from __future__ import annotations
+
+from gemmsmith import hw
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.swizzle import chunk_offset
+from gemmsmith.core.mma import CHUNK, WARP_ROWS, WGMMA_M
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.tile import Tile
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.types import I32, U32
+from gemmsmith.lang.values import Constant, Value
+
+PAIR = 2 * CHUNK
+"""Columns of B that one ldmatrix brings."""
+
+
+class Fragments:
+    """Of every 64 rows of a warpgroup's part of a tile its warps have 16 each, and of its columns, which begin
+    `first_column` behind the tile's, all. ldmatrix brings four matrices of 8 rows of 16 bytes: of A both halves of the
+    warp's rows, of B two chunks of 8 columns, and of both the two halves of a k-step's 32 bytes. If an operand is
+    MN-major the rows that lie in shared memory are of K, and it transposes.
+
+    A k-tile is multiplied in `parts`: of a k-step 16 columns after the other. Registers hold A's fragments of a k-step,
+    and B's of two parts: one is multiplied while the other is loaded."""
+
+    def __init__(self, spec: KernelSpec, first_column: Value) -> None:
+        k, (self._a_tile, self._b_tile) = current(), spec.tiles
+        self._mma, blocks, pairs = spec.mma, spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns // PAIR
+        self._a = k.register_rows(U32, blocks, 4, "a_fragments")
+        self._b = k.register_rows(U32, 2, 4, "b_fragments")
+        self._pairs, self.parts = pairs, pairs * (self._a_tile.k // spec.mma.k)
+        low, high = k.lane % 16, k.lane // 16
+        mixed, middle = k.lane % 8 + high * 8, k.lane // 8 % 2
+        first_row = k.warp_index % 4 * WARP_ROWS
+        if self._a_tile.major == "K":
+            self._a_row, self._a_chunk = first_row + low, high
+        else:
+            self._a_row, self._a_chunk = mixed, first_row // CHUNK + middle
+        if self._b_tile.major == "K":
+            self._b_row, self._b_chunk = first_column + mixed, middle
+        else:
+            self._b_row, self._b_chunk = low, first_column // CHUNK + high
+        for value, name in (
+            (self._a_row, "a_row"), (self._a_chunk, "a_chunk"), (self._b_row, "b_row"), (self._b_chunk, "b_chunk"),
+        ):  # fmt: skip
+            value.named(name)
+
+    def start(self, stage: list[SharedView]) -> None:
+        """Loads those of a k-tile's first part."""
+        first = Constant(I32, 0)
+        with current().unroll(len(self._a), name="block") as block:
+            self._load_a(stage, first, block)
+        self._load_b(stage, first)
+
+    def multiply(self, accumulator: Accumulator, part: Value, stage: list[SharedView]) -> None:
+        """accumulator += the product of a part. Meanwhile the next part's fragments are loaded from `stage`; the last
+        part is followed by the first of the next k-tile. Those of A take the place of those just multiplied."""
+        k, count, after = current(), self._mma.registers(CHUNK), (part + 1) % self.parts
+        self._load_b(stage, after)
+        with k.unroll(len(self._a), name="block") as block:
+            with k.unroll(2, name="chunk") as chunk:
+                first = (part % self._pairs * 2 + chunk) * count
+                d, b = accumulator.blocks[block].part(first, count), self._b[part % 2].part(chunk * 2, 2)
+                hw.mma_sync(d, self._a[block].part(0, 4), b, self._mma)
+            with k.when(after % self._pairs == 0):
+                self._load_a(stage, after, block)
+
+    def _load_a(self, stage: list[SharedView], part: Value, block: Value) -> None:
+        tile, step = self._a_tile, part // self._pairs
+        offset = _offset(tile, self._a_row, self._a_chunk, step, block * WGMMA_M)
+        hw.load_matrix(self._a[block].part(0, 4), stage[0].address + offset, tile.major == "MN")
+
+    def _load_b(self, stage: list[SharedView], part: Value) -> None:
+        tile, step = self._b_tile, part // self._pairs
+        offset = _offset(tile, self._b_row, self._b_chunk, step, part % self._pairs * PAIR)
+        hw.load_matrix(self._b[part % 2].part(0, 4), stage[1].address + offset, tile.major == "MN")
+
+
+def _offset(tile: Tile, row: Value, chunk: Value, step: Value, below: Value) -> Value:
+    """Where a lane's row of a ldmatrix lies: `row` and `chunk` are those of the operand's first rows (of M or N) in
+    k-step 0; it begins `below` these."""
+    if tile.major == "K":  # a multiple of 8 rows further the swizzle is the same
+        return chunk_offset(tile, row, step * 2 + chunk) + (below * tile.pitch).to(U32)
+    return chunk_offset(tile, step * (32 // tile.dtype.bytes) + row, below // CHUNK + chunk)

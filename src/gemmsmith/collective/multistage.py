@@ -1,0 +1,123 @@
+"""The mainloop without TMA (CUTLASS: MmaMultistage): all threads copy by cp.async, a few k-tiles ahead of the products,
+over the ends of tiles too; so the copies of a tile's first k-tiles run under the last tile's epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from gemmsmith import hw
+from gemmsmith.collective.copied_operand import CopiedOperand, Source
+from gemmsmith.collective.pipeline import Initialised, start
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import BoundProblem, Matrix
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.tile import Tile
+from gemmsmith.lang.builder import current
+from gemmsmith.lang.shared import SharedBuffer, SharedView
+from gemmsmith.lang.types import I32
+from gemmsmith.lang.values import Constant, Value, Variable
+from gemmsmith.schedule.tiles import Coordinates, TileScheduler, WorkTile
+
+
+class Copied(Protocol):
+    """An operand: its stages; `begin` a tile; `copy` its next k-tile into a stage."""
+
+    stages: SharedBuffer
+
+    def start(self) -> None: ...
+    def begin(self, at: Coordinates, first_k: Value) -> None: ...
+    def copy(self, stage: Value, k_left: Value) -> None: ...
+
+
+Make = Callable[[str, Tile, int, Source, int], Copied]
+
+
+class MultistageMainloop:
+    """The stages of A and B, which stage is written next and which is read, and what is copied next. Each k-tile's
+    copies are a group; behind the last tile groups are of zeros. Kernel arguments: the operands', and `k_extent`."""
+
+    def __init__(self, spec: KernelSpec, scheduler: TileScheduler, make: Make = CopiedOperand) -> None:
+        """`make`: of a name, a tile, the stages, its source and how many threads copy."""
+        self.spec, self._scheduler, stages = spec, scheduler, spec.config.stages
+        self.operands = tuple(
+            make(name, tile, stages, partial(_operand, i), spec.threads)
+            for i, (name, tile) in enumerate(zip("ab", spec.tiles, strict=True))
+        )
+        last = self.operands[-1].stages
+        self.stages = range(self.operands[0].stages.offset, last.offset + last.bytes)
+        self._k = current().parameter("k_extent", bind=lambda p: p.k)
+
+    def prologue(self, *others: Initialised, prefetch: Sequence[Value] = ()) -> None:
+        """Initialises the `others`' barriers, starts the copies of the first k-tiles, and waits for one."""
+        k, config = current(), self.spec.config
+        if others or prefetch:
+            start(*others, prefetch=prefetch)
+        hw.grid_dependency_wait()
+        if config.pdl:
+            hw.grid_dependency_launch()
+        begin, self._stop, self._step = self._scheduler.walk()
+        self._next = k.var(I32, begin, "next_tile")  # to be copied
+        self._k_tiles, self._k_left = k.var(I32, 0, "k_tiles_left"), k.var(I32, 0, "k_left")  # of that being copied
+        self._write, self._read = k.var(I32, 0, "write_stage"), k.var(I32, 0, "read_stage")
+        for operand in self.operands:
+            operand.start()
+        with k.range(config.stages - 1, name="stage"):
+            self.copy()
+        self._land()
+
+    def copy(self) -> None:
+        """Starts the copies of one k-tile into the stage that was read before the last `next_stage`."""
+        k, depth = current(), self.spec.config.tile[2]
+        with k.when(self._k_tiles.get() == 0):
+            self._begin_tile()
+        k_left = self._k_left.get()
+        for operand in self.operands:
+            operand.copy(self._write.get(), k_left)
+        hw.cp_async_commit()
+        self._k_left.set(k_left - depth)
+        self._k_tiles.set(k.maximum(self._k_tiles.get() - 1, 0))
+        self._advance(self._write)
+
+    def next_stage(self) -> None:
+        """All are done with the stage that is read, and the next one's copies have landed."""
+        self._land()
+        self._advance(self._read)
+
+    def stage(self) -> list[SharedView]:
+        """The tiles of A and B that are read."""
+        return [x.stages[self._read.get()] for x in self.operands]
+
+    def finish(self) -> None:
+        """After the last tile: the copies of zeros end."""
+        hw.cp_async_wait(0)
+
+    def release_alias(self, tile: WorkTile) -> None:
+        """Nothing: no epilogue lies in the stages."""
+
+    def _begin_tile(self) -> None:
+        k = current()
+        with k.when(self._next.get() < self._stop):
+            tile = self._scheduler.at(self._next.get())
+            first = tile.k_tile(Constant(I32, 0)) * self.spec.config.tile[2]
+            for operand, at in zip(self.operands, tile.operands, strict=True):
+                operand.begin(at, first)
+            self._k_tiles.set(tile.k_tiles)
+            self._k_left.set(self._k - first)
+            self._next.set(self._next.get() + self._step)
+        with k.otherwise():
+            self._k_left.set(0)
+
+    def _land(self) -> None:
+        """Each waits for its own copies of the next k-tile; the barrier makes them known to all."""
+        hw.cp_async_wait(self.spec.config.stages - 2)
+        hw.sync_threads()
+
+    def _advance(self, stage: Variable) -> None:
+        after = stage.get() + 1
+        stage.set(current().select(after == self.spec.config.stages, 0, after))
+
+
+def _operand(index: int, p: BoundProblem) -> tuple[Matrix, Pointer]:
+    return p.operands[index], p.at[index]

@@ -1,0 +1,56 @@
+"""The choice of a config without wgmma, where there is no Hopper, and for fp32: among a few tiles of mma_multistage, or
+of sgemm, by waves and by traffic. Only its shape is reasoned: on other chips than an H200 nothing was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemmsmith.core.chip import Chip
+from gemmsmith.core.config import Config
+from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.tuning.fitting import fitting, spec_for
+
+TILES = [(256, 128, 2), (128, 256, 2), (128, 128, 2), (128, 64, 2), (64, 128, 2), (64, 64, 2), (64, 32, 1)]
+"""(M, N, math warpgroups)."""
+ROW_BYTES, SGEMM_DEPTH, MOST_STAGES = 64, 8, 4
+INVARIANT_ROWS = 1024
+OVERHEAD = 96
+"""Rows and columns, of tiles that wide and high, that take as long to copy as they take to multiply."""
+
+
+def choose_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant: bool = False) -> Config:
+    """The config with the least estimated time; the last one's ConfigError where none works. `invariant`: one for every
+    M, which sums each tile in one CTA."""
+    refused, rows = ConfigError("no tile"), INVARIANT_ROWS if invariant else problem.m
+    possible = [c for c in _configs(problem, chip) if c.splits == 1 or not invariant]
+    for config in sorted(possible, key=lambda c: _time(problem, rows, c, chip)):
+        try:
+            settled = fitting(config, spec_for(config, problem, epilogue))
+            if settled.stages > 2:
+                spec_for(settled, problem, epilogue)
+                return settled
+        except ConfigError as error:
+            refused = error
+    raise refused
+
+
+def _configs(problem: Problem, chip: Chip) -> Iterator[Config]:
+    fp32, dtype = problem.a.dtype == FP32, problem.a.dtype
+    design, depth = ("sgemm", SGEMM_DEPTH) if fp32 else ("mma_multistage", ROW_BYTES // dtype.bytes)
+    for m, n, consumers in TILES:
+        for splits in (1, 0):
+            tile = m, n, depth
+            yield Config(design, tile, (1, 1), MOST_STAGES, consumers, splits=splits, chip=chip.name)
+
+
+def _time(problem: Problem, rows: int, config: Config, chip: Chip) -> float:
+    """In products of one SM: waves of whole tiles, or equal shares and what it costs to bring these together."""
+    m, n, _ = config.tile
+    tiles = -(-rows // m) * -(-problem.n // n) * problem.batch
+    of_tile = (m * n + OVERHEAD * (m + n)) * max(problem.k, 1)
+    if config.splits == 1:
+        return -(-tiles // chip.multiprocessors) * of_tile
+    return tiles * of_tile / chip.multiprocessors + 4 * m * n * ROW_BYTES * OVERHEAD

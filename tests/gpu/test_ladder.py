@@ -1,0 +1,117 @@
+"""mma_multistage and the rungs on a GPU, against float64; what is compiled for sm_80 gives the results of sm_90's."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+import gemmsmith
+from gemmsmith import Config
+from gemmsmith.arrays import ArrayInfo, as_numpy, describe
+from gemmsmith.backends.cuda.run import Call, addresses_of
+from gemmsmith.backends.reference import bounds
+from gemmsmith.core.chip import CHIPS
+from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.problem import Matrix
+from gemmsmith.kernels.ladder.rungs import RUNGS, launches
+
+torch = pytest.importorskip("torch")
+from tests.gpu.test_dtypes import judge, matrix, poisoned  # noqa: E402 they need torch
+
+pytestmark = pytest.mark.gpu
+
+TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "int32": torch.int32}
+DEPTH = {"bf16": 32, "fp16": 32, "fp32": 16, "int8": 64}
+TILES = [(256, 192, 2), (256, 128, 2), (128, 256, 2), (128, 128, 2), (128, 64, 1), (64, 64, 2), (64, 32, 1),
+         (64, 128, 4)]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_multistage(seed: int) -> None:
+    """Random products; compiled for sm_90 and, by the driver, for sm_80: the same bits."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    name = rng.choice(list(DEPTH))
+    m, n, k = (rng.choice([rng.randint(1, 40), rng.randint(1, 700), 16 * rng.randint(1, 90)]) for _ in range(3))
+    batch = rng.choice([0, 0, 0, 3])
+    a, b = matrix(rng, m, k, TORCH[name], batch), matrix(rng, k, n, TORCH[name], batch)
+    output = {"int8": torch.int32, "fp32": torch.float32}.get(name, TORCH[name])
+    options: dict[str, Any] = {"precision": "tf32"} if name == "fp32" else {}
+    tile_m, tile_n, consumers = rng.choice(TILES)
+    tile = tile_m, tile_n, DEPTH[name]
+    splits, swap = rng.choice([1, 1, 0, 2, 3]), rng.random() < 0.5
+    found = []
+    for chip in ("sm_90", "sm_80"):
+        out = poisoned((batch, m, n) if batch else (m, n), output)
+        config = Config("mma_multistage", tile, (1, 1), 3, consumers, splits=splits, swap_ab=swap, chip=chip)
+        gemmsmith.gemm(a, b, out=out, config=config, **options)
+        judge(out, a, b)
+        found.append(out)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_sgemm(seed: int) -> None:
+    """fp32 in fp32, from any strides; the same bits by the driver's compiler."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    m, n, k = (rng.choice([rng.randint(1, 40), rng.randint(1, 700)]) for _ in range(3))
+    a, b = matrix(rng, m, k, torch.float32), matrix(rng, k, n, torch.float32)
+    tile, consumers = rng.choice([((256, 128, 8), 2), ((128, 128, 16), 2), ((64, 64, 8), 2), ((64, 32, 8), 1)])
+    found = []
+    for chip in ("sm_90", "sm_80"):
+        out = poisoned((m, n), torch.float32)
+        config = Config("sgemm", tile, (1, 1), 3, consumers, splits=seed % 3, chip=chip)
+        gemmsmith.gemm(a, b, out=out, config=config)
+        whole = (as_numpy(x.cpu()) for x in (out, a, b))
+        bounds.check(*whole, FP32, FP32, in_fp32=True).require()
+        found.append(out)
+    assert torch.equal(*found)
+
+
+def fused(acc: Any, bias: Any, c: Any) -> Any:
+    x = (acc + bias).relu() + c
+    return x, x.sum(-1)
+
+
+@pytest.mark.parametrize("chip", ["sm_90", "sm_80"])
+@pytest.mark.parametrize("n", [512, 509])
+def test_a_fused_epilogue(chip: str, n: int) -> None:
+    a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((333, 640), (640, n)))
+    bias, c = torch.randn(n, device="cuda"), torch.randn(333, n, device="cuda", dtype=torch.bfloat16)
+    config = Config("mma_multistage", (128, 128, 32), (1, 1), 3, 2, chip=chip)
+    x, sums = gemmsmith.gemm(a, b, epilogue=fused, bias=bias, c=c, config=config)
+    want = (a.double() @ b.double() + bias).relu() + c
+    torch.testing.assert_close(x.double(), want, rtol=0.01, atol=0.05)
+    torch.testing.assert_close(sums.double(), want.sum(-1), rtol=1e-3, atol=0.1)
+
+
+def run(name: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, chip: str) -> None:
+    arrays = {"a": describe(a), "b": describe(b), "d": describe(d)._replace(writable=True)}
+    call = Call(launches(name, *map(seen, arrays.values()), CHIPS[chip]), arrays, a, {})
+    call.start(addresses_of(arrays), a, None)
+
+
+def seen(x: ArrayInfo) -> Matrix:
+    return Matrix(x.dtype, *x.shape, *x.strides, alignment=x.alignment).canonical()
+
+
+@pytest.mark.parametrize("chip", ["sm_90", "sm_80"])
+@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, rung in RUNGS.items() for dtype in rung.dtypes])
+def test_rungs(name: str, dtype: DType, chip: str) -> None:
+    for seed in range(6):
+        rng = random.Random(seed)
+        torch.manual_seed(seed)
+        if name == "wmma_naive":
+            a, b = (torch.randn((x, 96), device="cuda").to(TORCH[dtype.name]) for x in (160, 208))
+            b = b.T
+        else:
+            m, n, k = (rng.choice([rng.randint(1, 40), rng.randint(1, 500)]) for _ in range(3))
+            a, b = matrix(rng, m, k, TORCH[dtype.name]), matrix(rng, k, n, TORCH[dtype.name])
+        d = poisoned((a.shape[0], b.shape[1]), TORCH[RUNGS[name].output(dtype).name])
+        run(name, a, b, d, chip)
+        exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+        error = size * (a.shape[1] + 2) * FP32.roundoff * 2 + exact.abs() * RUNGS[name].output(dtype).roundoff
+        assert bool(((d.double() - exact).abs() <= error).all())

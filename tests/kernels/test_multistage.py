@@ -1,0 +1,93 @@
+"""mma_multistage compiled for every chip: no spills, the instructions that the chip has; and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import gemmsmith
+from gemmsmith import Config, ConfigError, Spec
+from gemmsmith.core.chip import CHIPS
+
+A, B = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+
+
+def config(tile: tuple[int, int, int] = (128, 128, 32), chip: str = "sm_80", **changes: Any) -> Config:
+    return Config("mma_multistage", tile, (1, 1), 3, 2, chip=chip).replace(**changes)
+
+
+def fused(acc: Any, bias: Any, c: Any) -> Any:
+    x = (acc + bias).relu() + c
+    return x, x.sum(-1)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_every_chip(chip: str) -> None:
+    plan = gemmsmith.plan(A, B, config=config(chip=chip))
+    given = {"bias": Spec((4096,), "fp32"), "c": Spec((4096, 4096), "bf16")}
+    more = gemmsmith.plan(A, B, epilogue=fused, operands=given, config=config(chip=chip))
+    ragged = gemmsmith.plan(Spec((999, 777), "bf16"), Spec((777, 555), "bf16"), config=config(chip=chip))
+    for each in (plan, more, ragged):
+        r = each.resources
+        assert (r.spill_stores, r.spill_loads, r.advisories) == (0, 0, ())
+        assert r.shared <= CHIPS[chip].shared_bytes
+    assert f".target {chip}" in plan.ptx.replace("sm_90a", "sm_90")
+    for instruction in ("HMMA.16816.F32.BF16", "LDGSTS", "LDSM.16.M88.4"):
+        assert instruction in plan.sass
+    for hoppers in ("UTMASTG", "STSM"):
+        assert (hoppers in plan.sass) == (chip not in ("sm_80", "sm_86", "sm_89"))
+
+
+@pytest.mark.parametrize(("dtype", "k", "options", "instruction"), [
+    ("fp16", 32, {"accumulate": "fp16"}, "HMMA.16816.F16"), ("fp32", 16, {"precision": "tf32"}, "HMMA.1688.F32.TF32"),
+    ("int8", 64, {}, "IMMA.16832.S8.S8"),
+])  # fmt: skip
+def test_types(dtype: str, k: int, options: dict[str, str], instruction: str) -> None:
+    """With the largest accumulators."""
+    a, b = Spec((4096, 4096), dtype), Spec((4096, 4096), dtype, (1, 4096))
+    plan = gemmsmith.plan(a, b, config=config((256, 192, k)), **options)  # type: ignore[arg-type]
+    r = plan.resources
+    assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
+    assert instruction in plan.sass
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
+def test_fp32_on_cuda_cores(chip: str) -> None:
+    """8x16 results a thread, 6 loads from shared memory for 128 products."""
+    a, b = Spec((4096, 4096), "fp32"), Spec((4096, 4096), "fp32", (1, 4096))
+    plan = gemmsmith.plan(a, b, config=Config("sgemm", (256, 128, 8), (1, 1), 3, 2, chip=chip))
+    r = plan.resources
+    assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
+    assert plan.sass.count("FFMA") >= 8 * 128
+    assert "LDS.128" in plan.sass
+    assert "HMMA" not in plan.sass
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"chip": "sm_75"}, "chip: got 'sm_75'; use one of sm_80, sm_86"),
+    ({"design": "cooperative"}, "design: got cooperative for sm_80; use mma_multistage"),
+    ({"cluster": (2, 1)}, r"cluster: got \(2, 1\); mma_multistage has no clusters, use 1x1"),
+    ({"pdl": True}, "pdl: got sm_80, which has no programmatic dependent launch"),
+    ({"evict": ("first", "normal")}, "evict: got .*; mma_multistage has no policies of the L2"),
+    ({"serpentine": True}, "serpentine: got mma_multistage"),
+    ({"sync_clusters": True}, "sync_clusters: got mma_multistage"),
+    ({"alias_epilogue": True}, "alias_epilogue: got mma_multistage; it takes cooperative"),
+    ({"cluster_splits": 2}, "cluster_splits: got 2; mma_multistage computes whole tiles"),
+    ({"consumers": 3}, "consumers: got 3; use 1, 2 or 4 with mma_multistage"),
+    ({"tile": (128, 48, 32)}, "tile N: got 48; f32.bf16.bf16 has a multiple of 16 .* of each of 2 warpgroups"),
+    ({"tile": (128, 128, 16)}, "tile K: got 16 of bf16; mma_multistage takes a multiple of 32"),
+    ({"tile": (256, 256, 32)}, "registers: the accumulator of 256x128 takes 256 a thread, 64 more than fit"),
+    ({"stages": 12}, "shared memory: .* exceed the 166912 of a CTA"),
+    ({"chip": "sm_86", "stages": 6}, "shared memory: .* exceed the 101376 of a CTA"),
+])  # fmt: skip
+def test_what_it_refuses(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        gemmsmith.plan(A, B, config=config().replace(**changes)).kernel  # noqa: B018
+
+
+def test_what_a_chip_refuses() -> None:
+    with pytest.raises(ConfigError, match="out: got fp8_e4m3 for sm_80, which cannot convert it; use sm_89"):
+        gemmsmith.plan(A, B, out_dtype="fp8_e4m3", config=config(), epilogue=lambda acc: acc.relu())
+    with pytest.raises(ConfigError, match="mma: got fp8_e4m3 x fp8_e4m3 accumulated in fp32; it has "):
+        gemmsmith.plan(Spec((64, 64), "fp8_e4m3"), Spec((64, 64), "fp8_e4m3"), config=config())

@@ -1,0 +1,120 @@
+"""mma_multistage in the simulator against float64: any shape, layout, dtype, tile, schedule and chip; epilogues too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from tests.epilogues import CASES
+from tests.test_simulated_dtypes import matrix, poisoned
+from tests.test_simulated_epilogues import check
+
+import gemmsmith
+from gemmsmith import Config, ConfigError
+from gemmsmith.backends.reference import bounds
+from gemmsmith.core.dtypes import FP16, FP32, as_dtype
+
+OPERANDS = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32, "int8": np.int8}
+OUTPUTS = {"bf16": ["bf16", "fp32"], "fp16": ["fp16"], "fp32": ["fp32", "bf16"], "int8": ["int32"]}
+
+
+def config(**changes: Any) -> Config:
+    return Config("mma_multistage", (64, 64, 32), (1, 1), 3, 2, chip="sm_80").replace(**changes)
+
+
+@some.composite
+def products(draw: some.DrawFn) -> dict[str, Any]:
+    dtype, consumers = draw(some.sampled_from(list(OPERANDS))), draw(some.sampled_from([1, 2]))
+    depth = 64 // np.dtype(OPERANDS[dtype]).itemsize
+    tile = 64 * draw(some.sampled_from([1, 1, 2])), 16 * consumers * draw(some.integers(1, 4))
+    return {
+        "dtype": dtype, "batch": draw(some.sampled_from([None, None, 2])),
+        "output": draw(some.sampled_from(OUTPUTS[dtype])), "half": draw(some.booleans()),
+        "sizes": (draw(some.integers(1, 150)), draw(some.integers(1, 150)), draw(some.integers(0, 200))),
+        "config": config(
+            tile=(*tile, depth * draw(some.sampled_from([1, 2]))), stages=draw(some.integers(2, 4)),
+            consumers=consumers, splits=draw(some.sampled_from([1, 1, 1, 0, 2, 3])),
+            raster=draw(some.sampled_from(["m", "n"])),
+            chip=draw(some.sampled_from(["sm_80", "sm_86", "sm_90"])), swap_ab=draw(some.booleans()),
+        ),
+        "turned": draw(some.tuples(*[some.booleans()] * 3)), "pad": draw(some.sampled_from([0, 0, 16, 3])),
+        "seed": draw(some.integers(0, 10_000)),
+    }  # fmt: skip
+
+
+@settings(max_examples=25)
+@given(products())
+def test_any_product(product: dict[str, Any]) -> None:
+    rng, (m, n, k) = np.random.default_rng(product["seed"]), product["sizes"]
+    name, lead = product["dtype"], () if product["batch"] is None else (product["batch"],)
+    turn_a, turn_b, turn_d = product["turned"]
+    dtype, pad = np.dtype(OPERANDS[name]), product["pad"]
+    a, b = matrix(rng, (*lead, m, k), dtype, turn_a, pad, 0), matrix(rng, (*lead, k, n), dtype, turn_b, pad, 0)
+    options: dict[str, Any] = {"precision": "tf32"} if name == "fp32" else {}
+    options |= {"accumulate": "fp16"} if name == "fp16" and product["half"] else {}
+    out = poisoned((*lead, m, n), product["output"], turn_d)
+    done = gemmsmith.simulate(a, b, out=out, config=product["config"], seed=product["seed"], **options)
+    assert done.hazards == []
+    if name == "int8":
+        np.testing.assert_array_equal(out, np.matmul(a.astype(np.int64), b.astype(np.int64)))
+    else:
+        accumulate = FP16 if "accumulate" in options else FP32
+        bounds.check(out, a, b, accumulate, as_dtype(product["output"])).require()
+
+
+@settings(max_examples=5)
+@given(some.sampled_from([((64, 64, 8), 2), ((64, 32, 16), 1), ((128, 64, 8), 2)]), some.integers(1, 100),
+       some.integers(1, 60), some.integers(0, 30), some.tuples(*[some.booleans()] * 3), some.sampled_from([0, 3]),
+       some.sampled_from([1, 0, 2]), some.integers(0, 10_000))  # fmt: skip
+def test_fp32(tile, m: int, n: int, k: int, turned, pad: int, splits: int, seed: int) -> None:
+    """On CUDA cores, from any strides."""
+    rng, dtype = np.random.default_rng(seed), np.dtype(np.float32)
+    a, b = matrix(rng, (m, k), dtype, turned[0], pad, pad), matrix(rng, (k, n), dtype, turned[1], pad, 0, 1 + pad % 2)
+    out = poisoned((m, n), "fp32", turned[2])
+    chosen = Config("sgemm", tile[0], (1, 1), 3, tile[1], splits=splits, chip=("sm_80", "sm_90")[seed % 2])
+    assert gemmsmith.simulate(a, b, out=out, config=chosen, seed=seed).hazards == []
+    bounds.check(out, a, b, FP32, FP32, in_fp32=True).require()
+
+
+@pytest.mark.parametrize("name", ["stats", "column"])
+def test_fp32_with_an_epilogue(name: str) -> None:
+    chosen = Config("sgemm", (64, 64, 8), (1, 1), 3, 2, chip="sm_86")
+    check(CASES[name], chosen, 40, 72, 20, "fp32", None, 3)
+
+
+def test_fp32_by_default(rng: np.random.Generator) -> None:
+    """The design is chosen; the reference multiplies what the kernel does."""
+    a, b = (rng.standard_normal(shape, np.float32) for shape in ((20, 9), (9, 30)))
+    done, want = gemmsmith.simulate(a, b), gemmsmith.gemm(a, b)
+    assert done.hazards == []
+    assert done.result.dtype == np.float32
+    np.testing.assert_allclose(done.result, want, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ConfigError, match="design: got cooperative for operands of fp32; .* are for sgemm, and for no"):
+        gemmsmith.simulate(a, b, config=Config())
+    with pytest.raises(ConfigError, match=r"tile: got \(256, 96, 8\) for 256 threads; sgemm takes M and N that divide"):
+        gemmsmith.simulate(a, b, config=Config("sgemm", (256, 96, 8), (1, 1), 3, 2))
+
+
+EPILOGUES = [
+    (config(), (70, 136, 40)),
+    (config(tile=(128, 128, 32), chip="sm_90"), (130, 259, 40)),
+    (config(tile=(64, 48, 64), consumers=1, splits=2), (77, 83, 130)),
+    (config(tile=(64, 96, 32), swap_ab=True, splits=0), (40, 144, 100)),
+]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_epilogues(name: str) -> None:
+    """Each case with one config, so that all cases together have all."""
+    index = list(CASES).index(name)
+    for chosen, (m, n, k) in (EPILOGUES[(index + i) % len(EPILOGUES)] for i in range(len(EPILOGUES))):
+        try:
+            check(CASES[name], chosen, m, n, k, "bf16", None, index)
+        except ConfigError:  # it does not suit the case, and says so
+            continue
+        return
+    pytest.fail("no config suits it")

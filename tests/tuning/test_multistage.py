@@ -1,0 +1,89 @@
+"""What is chosen where there is no Hopper: configs that can be built, more and smaller tiles for small products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmsmith
+from gemmsmith import ConfigError, DeviceError, Spec, plans
+from gemmsmith.arrays import ArrayInfo
+from gemmsmith.backends.cuda import driver
+from gemmsmith.backends.reference import bounds
+from gemmsmith.core.chip import CHIPS, HOPPER
+from gemmsmith.core.dtypes import BF16, FP32
+
+OTHERS = [chip for chip in CHIPS.values() if chip != HOPPER]
+
+
+def on(chip: Any, patch: pytest.MonkeyPatch) -> None:
+    """Arrays lie on a GPU of that kind."""
+    patch.setattr(plans, "_chip", lambda a: chip)
+
+
+@pytest.mark.parametrize("chip", OTHERS, ids=str)
+def test_every_product_has_a_config(chip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    on(chip, monkeypatch)
+    given: list[tuple[str, dict[str, Any]]] = [
+        ("bf16", {}), ("fp16", {"accumulate": "fp16"}), ("int8", {}), ("fp32", {"precision": "tf32"}),
+        ("bf16", {"epilogue": lambda acc, c: (acc + c).gelu(), "operands": {"c": Spec((1, 1), "bf16")}}),
+    ]  # fmt: skip
+    for m, n, k in ((1, 8, 0), (16, 4096, 4096), (333, 777, 555), (4096, 4096, 4096)):
+        for dtype, options in given:
+            if "operands" in options:
+                options["operands"] = {"c": Spec((m, n), "bf16")}
+            plan = gemmsmith.plan(Spec((m, k), dtype), Spec((k, n), dtype), **options)
+            assert plan.kernel.chip == chip
+            assert plan.kernel.shared_bytes <= chip.shared_bytes
+            assert plan.why == f"{plan.config}: chosen for {chip}"
+
+
+def test_tiles_follow_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(CHIPS["sm_80"], monkeypatch)
+
+    def tile(m: int, n: int) -> int:
+        rows, columns, _ = gemmsmith.plan(Spec((m, 4096), "bf16"), Spec((4096, n), "bf16")).config.tile
+        return rows * columns
+
+    assert tile(64, 1024) < tile(1024, 1024) <= tile(8192, 8192) == 256 * 128
+
+
+def test_a_product(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    on(CHIPS["sm_89"], monkeypatch)
+    a, b = (rng.standard_normal(shape, np.float32).astype(BF16.numpy) for shape in ((70, 90), (90, 130)))
+    done = gemmsmith.simulate(a, b)
+    assert done.hazards == []
+    bounds.check(done.result, a, b, FP32, BF16).require()
+
+
+@pytest.mark.parametrize(("dtype", "chip"), [(BF16, CHIPS["sm_80"]), (FP32, HOPPER)])
+def test_rows_that_do_not_depend_on_m(dtype: Any, chip: Any, monkeypatch: pytest.MonkeyPatch, rng: Any) -> None:
+    on(chip, monkeypatch)
+    a, b = (rng.standard_normal(shape, np.float32).astype(dtype.numpy) for shape in ((70, 40), (40, 24)))
+    plans_of = [gemmsmith.plan(a[:m], b, batch_invariant=True) for m in (3, 70)]
+    assert plans_of[0].config == plans_of[1].config
+    few, many = (plan.simulate(a[:m], b).result for plan, m in zip(plans_of, (3, 70), strict=True))
+    np.testing.assert_array_equal(few, many[:3])
+
+
+def test_what_no_such_chip_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(CHIPS["sm_86"], monkeypatch)
+    with pytest.raises(ConfigError, match="mma: got fp8_e4m3 x fp8_e4m3 accumulated in fp32; it has"):
+        gemmsmith.plan(Spec((64, 64), "fp8_e4m3"), Spec((64, 64), "fp8_e4m3"))
+
+
+@pytest.mark.parametrize(("capability", "name"), [
+    ((8, 0), "sm_80"), ((8, 6), "sm_86"), ((8, 7), "sm_86"), ((8, 9), "sm_89"), ((9, 0), "sm_90"), ((10, 3), "sm_100"),
+    ((12, 1), "sm_120"), ((7, 5), None),
+])  # fmt: skip
+def test_a_gpus_chip(capability: tuple[int, int], name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "available", lambda: True)
+    monkeypatch.setattr(driver, "attributes", lambda _: driver.Attributes("NVIDIA", capability, 100, 100 * 1024))
+    here = ArrayInfo(BF16, (8, 8), (8, 1), 0, "cuda", 0, True)
+    if name is None:
+        with pytest.raises(DeviceError, match=r"a NVIDIA of compute capability 7.5; use a GPU of 8.0 or later"):
+            plans._chip(here)
+    else:
+        assert plans._chip(here) == CHIPS[name]
