@@ -84,6 +84,9 @@ class ScaleSpec:
         by_tma = scale.rows == 1 and scale.matrix.dtype == FP32 and scale.matrix.column_major and scale.matrix.tma_ready
         return ScaleSpec(scale.rows, scale.matrix.dtype, by_tma)
 
+    def __str__(self) -> str:
+        return f"{self.dtype} read " + ("by TMA" if self.by_tma else "one by one")
+
     def count(self, rows: int) -> int:
         """Of a tile of so many rows, which begins at any multiple of them: all that it may need."""
         farthest = SCALE_BLOCK - gcd(rows, SCALE_BLOCK)  # that it begins behind a border
