@@ -308,6 +308,25 @@ def test_a_plan_takes_the_scales_it_is_for(planned) -> None:
                     call(a, b, scale_a=x)
 
 
+@pytest.mark.parametrize("swap_ab", [False, True])
+@pytest.mark.parametrize("side", ["scale_a", "scale_b"])
+def test_scales_in_another_layout_than_planned_are_refused(side: str, swap_ab: bool) -> None:
+    """Of 76 rows or columns, contiguous along them and 16-byte aligned, or at an address that is not, or of bytes."""
+    a, b = ones(76, 76, 300)
+    memory = np.ones(3 * 76 + 4, np.float32)
+    shift = memory.ctypes.data % 16 // 4
+    aligned, shifted = (memory[i : i + 3 * 76].reshape(3, 76) for i in (-shift % 4, -shift % 4 + 1))
+    bytes_of = aligned.astype(UE8M0)
+    turn = np.transpose if side == "scale_a" else np.asarray
+    plan = gemmsmith.plan(a, b, **{side: turn(aligned)}, config=TILE.replace(swap_ab=swap_ab), out_dtype="fp32")
+    np.testing.assert_array_equal(plan.simulate(a, b, **{side: turn(aligned)}).result, 300)
+    for x in (shifted, bytes_of):
+        with pytest.raises(
+            ArgumentError, match=f"{side}: got scales of .* this plan has a kernel for fp32 read by TMA"
+        ):
+            plan.simulate(a, b, **{side: turn(x)})
+
+
 def test_a_result_over_its_scales_is_refused() -> None:
     a, b = ones(70, 50, 300)
     out = np.zeros((70, 50), np.float32)

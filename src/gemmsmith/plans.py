@@ -312,6 +312,13 @@ class Plan:
                     "epilogue: got operands, sizes or constants with which it is another one than this plan's; make a "
                     "plan from arrays like these"
                 )
+            names = list(ARGUMENTS.values())[:: -1 if binding.swapped else 1]
+            for name, planned_scale, scale in zip(names, self.spec.scales, spec.scales, strict=True):
+                if scale != planned_scale:
+                    raise ArgumentError(
+                        f"{name}: got scales of {scale}, this plan has a kernel for {planned_scale}; make a plan from "
+                        "arrays like these"
+                    )
             raise ArgumentError(
                 f"a, b, out: their layouts need the kernel {spec.name} ({spec.layouts}), this plan has "
                 f"{self.spec.name} ({self.spec.layouts}); make a plan from arrays like these"

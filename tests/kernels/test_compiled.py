@@ -15,6 +15,7 @@ from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.binding import bind
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.kernels.pack import gather, transpose
+from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.space import space
 
 CONFIGS = [
@@ -321,6 +322,29 @@ def test_problems_whose_choice_once_spilled(a: Any, b: Any, out: Any, options: d
         more = {"epilogue": added, "operands": {"c": spec(options["c"])}}
     plan = gemmsmith.plan(spec(a), spec(b), **{"out": spec(out, output), "out_dtype": output, **more})
     assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
+
+
+def block_scaled(m: int, n: int, k: int, columns: int, **options: Any) -> gemmsmith.Plan:
+    """fp8 to fp32; one scale for 128 of k of each row of a, and of so many columns of b."""
+    a, b = Spec((m, k), "fp8_e4m3"), Spec((k, n), "fp8_e4m3", (1, k))
+    scale_a, scale_b = Spec((m, k // 128), "fp32", (1, -(-m // 4) * 4)), Spec((k // 128, -(-n // columns)), "fp32")
+    return gemmsmith.plan(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype="fp32", **options)
+
+
+@pytest.mark.parametrize(("columns", "fused"), [(128, False), (1, True)])
+def test_promoted_problems_whose_choice_once_spilled(columns: int, fused: bool) -> None:
+    """Computed transposed, with 192x88: all the registers were the sums' and scales'."""
+    more = {"epilogue": added, "operands": {"c": Spec((1024, 2112), "bf16")}} if fused else {}
+    plan = block_scaled(1024, 2112, 7168, columns, **more)
+    assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
+
+
+def test_promoted_sums_of_clusters_do_not_spill() -> None:
+    """Of each tile that is ranked for a product one config whose CTAs share K."""
+    plan = block_scaled(10, 7168, 2048, 128, config=Config(tile=(64, 64, 128), cluster=(1, 1), consumers=1))
+    for c in {c.tile: c for c in ranked(plan.problem, plan.spec.epilogue, 256) if c.cluster_splits > 1}.values():
+        r = block_scaled(10, 7168, 2048, 128, config=c).resources
+        assert (r.spill_stores, r.spill_loads) == (0, 0), c
 
 
 @pytest.mark.parametrize("output", ["bf16", "fp32"])

@@ -23,10 +23,10 @@ STAGES_LIMIT = HOPPER.shared_bytes // (2 * 16 * (WGMMA_M + 8))
 """Of the smallest tile, 64x8 with rows of 32 bytes."""
 OPERAND_BYTES = sorted({mma.a.bytes for mma in WGMMA})
 BARRIER_BYTES = 16
+"""Bytes of a stage's two mbarriers."""
 IN_FLIGHT = (4, 2)
 """K-tiles that a warpgroup multiplies at once, where it promotes their sums: of 64x64 at 64x7168x2048 (FP8, H200)
 6.29, 6.49, and alone 7.22 us."""
-"""Bytes of a stage's two mbarriers."""
 
 
 def operand_major(matrix: Matrix) -> Major:
@@ -82,6 +82,9 @@ class ScaleSpec:
             return None
         by_tma = scale.rows == 1 and scale.matrix.dtype == FP32 and scale.matrix.column_major and scale.matrix.tma_ready
         return ScaleSpec(scale.rows, scale.matrix.dtype, by_tma)
+
+    def __str__(self) -> str:
+        return f"{self.dtype} read " + ("by TMA" if self.by_tma else "one by one")
 
     def count(self, rows: int) -> int:
         """Of a tile of so many rows, which begins at any multiple of them: all that it may need."""

@@ -10,7 +10,7 @@ from gemmsmith.core.design import find
 from gemmsmith.core.graph import Graph
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK
-from gemmsmith.core.spec import EpilogueSpec, promotion, slices
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec, promotion, slices
 from gemmsmith.epilogue.device.held import held_registers
 from gemmsmith.epilogue.device.layout import ALIGNMENT, piece_columns, suits
 from gemmsmith.tuning.fitting import stages_that_fit, transposed
@@ -32,8 +32,9 @@ FEW_ROWS, FEW_ROWS_DEPTH = 32, 256
 CROWDED, APART = 0.8, 0.44
 """Of the registers that accumulators may take, what they, and elements to be quantised, may where an epilogue needs
 more than a few; and where it reads a matrix without TMA, whose elements and addresses are held at once."""
-SPARED = 32
-"""Registers that promoted sums leave an epilogue of a swapped product that stores fp32: with fewer it spills."""
+SPARED, BESIDE_SCALES = 32, 12
+"""Registers that promoted sums leave an epilogue of a swapped product that stores fp32, and a cluster that adds up its
+CTAs' sums: with fewer they spill. And the former, where sums are counted with the scales of their columns."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions whose intermediate values would spill with the largest accumulators."""
 
@@ -75,6 +76,15 @@ def _promotes(name: str, m: int, n: int, consumers: int, spared: int) -> bool:
     """Whether a tile has registers for both accumulators of promoted sums, and some to be `spared`."""
     taken = promotion(Config(name, (m, n, SCALE_BLOCK), consumers=consumers)).registers
     return taken + spared <= find(name).promoted.get(consumers, 0)
+
+
+def spares(spec: KernelSpec) -> bool:
+    """Whether promoted sums, with a problem's scales, leave enough registers."""
+    c = spec.config
+    if not spec.promoted:
+        return True
+    spared = SPARED if c.cluster_splits > 1 else BESIDE_SCALES * (c.swap_ab and _stores_fp32(spec.epilogue.graph))
+    return spec.promotion.registers + spared <= find(c.design).promoted[c.consumers]
 
 
 def _stores_fp32(graph: Graph) -> bool:

@@ -15,6 +15,7 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.tuning.candidates import spares
 from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.depth import for_operands, in_16_bits
 from gemmsmith.tuning.fitting import fitting, spec_for
@@ -88,9 +89,11 @@ def ranked(
             )
         try:
             config = for_operands(config, problem.a.dtype)
-            found.append(fitting(config, spec_for(config, problem, epilogue)))
+            spec = spec_for(config, problem, epilogue)
         except ConfigError:
             continue
+        if spares(spec):
+            found.append(fitting(config, spec))
     return found
 
 
