@@ -31,15 +31,18 @@ def products(draw: some.DrawFn) -> dict[str, Any]:
     dtype, consumers = draw(some.sampled_from(list(OPERANDS))), draw(some.sampled_from([1, 2]))
     depth = 64 // np.dtype(OPERANDS[dtype]).itemsize
     tile = 64 * draw(some.sampled_from([1, 1, 2])), 16 * consumers * draw(some.integers(1, 4))
+    depth, chip = depth * draw(some.sampled_from([1, 2])), draw(some.sampled_from(["sm_80", "sm_86", "sm_90"]))
+    stage_bytes = sum(tile) * depth * np.dtype(OPERANDS[dtype]).itemsize
+    most = 2 if chip == "sm_86" and 3 * stage_bytes > 2**16 else 4  # beside an epilogue's buffers
     return {
         "dtype": dtype, "batch": draw(some.sampled_from([None, None, 2])),
         "output": draw(some.sampled_from(OUTPUTS[dtype])), "half": draw(some.booleans()),
         "sizes": (draw(some.integers(1, 150)), draw(some.integers(1, 150)), draw(some.integers(0, 200))),
         "config": config(
-            tile=(*tile, depth * draw(some.sampled_from([1, 2]))), stages=draw(some.integers(2, 4)),
+            tile=(*tile, depth), stages=draw(some.integers(2, most)),
             consumers=consumers, splits=draw(some.sampled_from([1, 1, 1, 0, 2, 3])),
             raster=draw(some.sampled_from(["m", "n"])),
-            chip=draw(some.sampled_from(["sm_80", "sm_86", "sm_90"])), swap_ab=draw(some.booleans()),
+            chip=chip, swap_ab=draw(some.booleans()),
         ),
         "turned": draw(some.tuples(*[some.booleans()] * 3)), "pad": draw(some.sampled_from([0, 0, 16, 3])),
         "seed": draw(some.integers(0, 10_000)),
