@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from suite import Shape, block_scaled
+from suite import SMALL, Shape, block_scaled
 
 import gemmsmith
 from gemmsmith import Config
@@ -41,8 +41,6 @@ FITTED = (
 """Names in the model. The energies hardly move: a survey's blocks are too short for the power limit."""
 SLOWER, KEPT = 0.15, 3e-4
 """A config that is slower by this, in logarithms, counts 1/e; and how much a constant's squared change costs."""
-SMALL = Config(tile=(64, 64, 128), cluster=(1, 1), consumers=1)
-"""What all products can have; a chosen config may transpose the problem."""
 DTYPES = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 HELD_OUT = 5
 """Every fifth shape; and parts of the cross-validation."""
@@ -84,7 +82,7 @@ def problem(operands: str, shape: Shape) -> Problem:
         (a, b), scales = block_scaled(shape)
         return gemmsmith.plan(a, b, **scales, out_dtype="bf16", config=SMALL).problem
     a, b = gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k))
-    return gemmsmith.plan(a, b, config=Config()).problem
+    return gemmsmith.plan(a, b, config=SMALL).problem
 
 
 def contests(survey: Path) -> list[Contest]:

@@ -10,6 +10,8 @@ import gemmsmith
 
 Shape = tuple[int, int, int]
 SCALE_BLOCK = 128
+SMALL = gemmsmith.Config(tile=(64, 64, 128), cluster=(1, 1), consumers=1)
+"""What every product can have, for its problem as it is given: a chosen config may transpose it."""
 
 FLAGSHIPS: list[Shape] = [(4096, 4096, 4096), (8192, 8192, 8192), (4096, 4096, 14336), (4096, 28672, 4096)]
 CUBES: list[Shape] = [(n, n, n) for n in (256, 512, 1024, 2048, 4096, 8192, 16384)]

@@ -30,7 +30,7 @@ import cublaslt
 import fp8
 import torch
 from dense import captured, machine, replayed, rotated, specs
-from suite import TRAINING, UNSEEN, Shape, in_blocks
+from suite import SMALL, TRAINING, UNSEEN, Shape, in_blocks
 from sweep import varied
 
 import gemmsmith
@@ -45,8 +45,6 @@ NEAR, MOST_SETS = 8, 300
 BLOCKS, BLOCK_US, POWER_LIMITED, LONG_BLOCK_US = 3, 6_000, 5e10, 10_000
 """Blocks of a config, their length, and that of products of so many FLOPs, which the power limit holds."""
 LT_KEPT = 3
-SMALL = Config(tile=(64, 64, 128), cluster=(1, 1), consumers=1)
-"""What all products can have; a chosen config may transpose the problem."""
 
 
 Set = tuple[Any, ...]

@@ -20,7 +20,8 @@ def options(draw: some.DrawFn) -> dict[str, Any]:
     return {
         "recipe": draw(some.sampled_from(RECIPES)), "dtype": draw(some.sampled_from(["fp8_e4m3", "fp8_e5m2", "int8"])),
         "transposed": draw(some.booleans()), "scale_dtype": draw(some.sampled_from(["fp32", "ue8m0"])),
-        "scale_order": draw(some.sampled_from("KM")), "scale_padding": draw(some.sampled_from([1, 1, 4])),
+        "scale_order": draw(some.sampled_from(["K", "M", None])),
+        "scale_padding": draw(some.sampled_from([1, 1, 4, None])),
     }  # fmt: skip
 
 
@@ -53,6 +54,15 @@ def numbers(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -
     if len(shape) == 2 and shape[0] > 2:
         x[1], x[2] = 0, tiny
     return x
+
+
+def with_special(shape: tuple[int, ...], dtype: str, layout: str, seed: int, special: float | None) -> np.ndarray:
+    """Such numbers in a layout; somewhere among them the `special` one."""
+    rng = np.random.default_rng(seed)
+    x = numbers(shape, DTYPES[dtype], rng)
+    if special is not None and x.size:
+        x.flat[rng.integers(x.size)] = special
+    return laid_out(x, layout)
 
 
 def same(a: Any, b: Any) -> bool:

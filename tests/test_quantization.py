@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from tests.quantities import DTYPES, LAYOUTS, RECIPES, laid_out, numbers, options, same, shapes
+from tests.quantities import DTYPES, LAYOUTS, RECIPES, laid_out, numbers, options, same, shapes, with_special
 
 import gemmsmith
 from gemmsmith import ArgumentError, runs
@@ -39,11 +39,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels_give_the_bits_of_the_reference(
     options: dict[str, Any], shape: tuple[int, ...], dtype: str, layout: str, seed: int, special: float | None
 ) -> None:
-    rng = np.random.default_rng(seed)
-    x = numbers(shape, DTYPES[dtype], rng)
-    if special is not None and x.size:
-        x.flat[rng.integers(x.size)] = special
-    x = laid_out(x, layout)
+    x = with_special(shape, dtype, layout, seed, special)
     found = gemmsmith.quantize(x, **options, backend="sim")
     wanted = gemmsmith.quantize(x, **options)
     for got, want in zip(found, wanted, strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from tests.quantities import DTYPES, LAYOUTS, RECIPES, laid_out, numbers, options, same, shapes
+from tests.quantities import DTYPES, LAYOUTS, RECIPES, options, same, shapes, with_special
 
 import gemmsmith
 from gemmsmith import runs
@@ -53,11 +53,7 @@ def on_gpu(x: np.ndarray) -> Any:
 def test_the_bits_of_the_reference(
     options: dict[str, Any], shape: tuple[int, ...], dtype: str, layout: str, seed: int, special: float | None
 ) -> None:
-    rng = np.random.default_rng(seed)
-    x = numbers(shape, DTYPES[dtype], rng)
-    if special is not None and x.size:
-        x.flat[rng.integers(x.size)] = special
-    x = laid_out(x, layout)
+    x = with_special(shape, dtype, layout, seed, special)
     found = gemmsmith.quantize(on_gpu(x), **options)
     wanted = gemmsmith.quantize(x, **options)
     for got, want in zip(found, wanted, strict=True):
