@@ -50,6 +50,9 @@ class FusedMLP(nn.Module):
     The parameters are those of three nn.Linear, or two: gate.weight and up.weight (hidden, dim), down.weight
     (dim, hidden), and biases if there are any. The backward pass computes the activation's derivative and the gradients
     of biases where it multiplies by down.weight. ArgumentError for another name.
+
+    The layers themselves are not called; of their hooks those before up and after down run, which is all that
+    ColwiseParallel of gate and up and RowwiseParallel of down need.
     """
 
     def __init__(
@@ -66,15 +69,18 @@ class FusedMLP(nn.Module):
         self._epilogue = partial(_gated, of_gate) if of_gate else partial(_biased, _known(activation))
 
     def forward(self, input: Any) -> Any:
-        operands = {}
+        for name, layer in self.named_children():
+            if layer._forward_pre_hooks_with_kwargs:  # nothing would gather its weight
+                raise ArgumentError(f"{name}: got a hook with kwargs, as of fully_shard; use fully_shard(FusedMLP)")
+        x, operands = _before(self.up, input), {}
         if self.activation in GATED:
-            operands["gate"] = gemm(input, self.gate.weight.mT)
+            operands["gate"] = gemm(x, self.gate.weight.mT)
             if self.gate.bias is not None:  # here its gradient is a sum of the same kernel
                 operands["gate_bias"] = self.gate.bias
         if self.up.bias is not None:
             operands["bias"] = self.up.bias
-        y = chain(input, self.up.weight.mT, self.down.weight.mT, epilogue=self._epilogue, operands=operands)
-        return y if self.down.bias is None else y + self.down.bias
+        y = chain(x, self.up.weight.mT, self.down.weight.mT, epilogue=self._epilogue, operands=operands)
+        return _after(self.down, y if self.down.bias is None else y + self.down.bias)
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}"
@@ -105,6 +111,23 @@ class FusedLinearCrossEntropy(nn.Module):
     def extra_repr(self) -> str:
         classes, dim = self.weight.shape
         return f"dim={dim}, classes={classes}, ignore_index={self.ignore_index}, reduction={self.reduction!r}"
+
+
+def _before(layer: nn.Module, x: Any) -> Any:
+    """A layer's input as its hooks make it."""
+    for hook in layer._forward_pre_hooks.values():
+        made = hook(layer, (x,))
+        if made is not None:
+            x = made[0] if isinstance(made, tuple) else made
+    return x
+
+
+def _after(layer: nn.Module, y: Any) -> Any:
+    """A layer's output as its hooks make it."""
+    for hook in layer._forward_hooks.values():
+        made = hook(layer, (), y)
+        y = y if made is None else made
+    return y
 
 
 def _known(activation: Activation) -> Activation:

@@ -140,8 +140,8 @@ def precision(a: Any) -> str | None:
 
 def _exact(x: Any) -> Any:
     """A tensor's elements in float64."""
-    x = x.detach().resolve_neg()
-    return x.numpy() if x.dtype == torch.float64 else as_numpy(x).astype(np.float64)
+    x = x.detach().resolve_neg()  # copied: torch resizes no memory that numpy has seen, as FSDP does
+    return x.clone().numpy() if x.dtype == torch.float64 else as_numpy(x).astype(np.float64)
 
 
 def _flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
