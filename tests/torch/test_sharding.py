@@ -29,6 +29,7 @@ CASES: dict[str, Any] = {
     "reductions": (lambda acc, row: (acc.sum(-1), (acc + row).sum(-2), acc.logsumexp(-1)), ("row",)),
     "most": (lambda acc: (acc, acc.amax(), acc.amax(-1)), ()),
     "matrix": (lambda acc, matrix: acc.tanh() * matrix, ("matrix",)),
+    "halves": (lambda acc: acc.chunk(2)[0].relu() * acc.chunk(2)[1], ()),
 }  # fmt: skip
 SHAPES = {"row": (N,), "column": (M, 1), "matrix": (M, N)}
 
@@ -77,6 +78,16 @@ def operators(mesh: Any) -> None:
     a, b = (distribute_tensor(torch.randn(s, dtype=torch.float64), mesh, [p])
             for s, p in (((M, K), Shard(1)), ((K, N), Shard(0))))  # fmt: skip
     assert gemm(a, b, epilogue=lambda acc: acc * 2).placements == (Partial("sum"),)
+    whole = a.full_tensor() @ b.full_tensor()
+    for function in (None, torch.relu, torch.neg):  # which DTensor's cache of shardings tells apart
+        torch.testing.assert_close(gemm(a, b, epilogue=function).full_tensor(), (function or torch.clone)(whole))
+    for of_a, of_b in ((Shard(0), Shard(0)), (Shard(1), Replicate()), (Replicate(), Shard(2)), (Shard(2), Shard(1))):
+        plain = [torch.randn(2, M, K, dtype=torch.float64), torch.randn(2, K, N, dtype=torch.float64)]
+        split = [distribute_tensor(x, mesh, [p]) for x, p in zip(plain, (of_a, of_b), strict=True)]
+        for x, y in zip(
+            *(gemm(*x, epilogue=lambda acc: (acc.relu(), acc.sum(-1))) for x in (split, plain)), strict=True
+        ):
+            torch.testing.assert_close(x.full_tensor(), y)
     with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
         gemm(a, torch.randn(K, N, dtype=torch.float64))
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from gemmsmith.api import gemm as launch
@@ -151,8 +152,14 @@ def _flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 def _below_autograd(op: Any) -> Callable[..., Any]:
     def run(*arguments: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments):
-            raise ArgumentError(f"{op.name()}: got a tensor that requires grad; use gemmsmith.torch.gemm")
+        tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            raise ArgumentError(
+                f"{op.name()}: got a tensor that requires grad; use gemmsmith.torch.gemm, and torch.func.grad outside "
+                "of compiled code"
+            )
+        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+            raise ArgumentError(f"{op.name()}: got a dual tensor, of forward mode; use reverse mode")
         with torch._C._AutoDispatchBelowAutograd():
             return op(*arguments)
 
