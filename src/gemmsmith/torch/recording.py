@@ -21,7 +21,7 @@ from gemmsmith.epilogue.frontend.tracer import Traced, quantize, top_k_softmax, 
 
 Entry = tuple[Any, ...]
 """How ("function", "ours", "method", "operator", "attribute", "item", "refused"), name, arguments, named arguments."""
-OURS = {"quantize": quantize, "top_k_softmax": top_k_softmax}
+OURS: dict[str, Callable[..., Any]] = {"quantize": quantize, "top_k_softmax": top_k_softmax}
 """Functions of gemmsmith's."""
 ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "indices"})
 """Attributes, not methods, that the tracer refuses."""
