@@ -227,6 +227,19 @@ def exported(module: Any, rows: Any, strict: bool) -> None:
         torch.testing.assert_close(program.module()(x), module(x))
 
 
+def test_a_package_of_aot_inductor(tmp_path: Path) -> None:
+    """It is called from Python, where the operators are."""
+    module = FusedLinear(K, N, activation="gelu").bfloat16()
+    with torch.no_grad():
+        rows = ({0: torch.export.Dim("rows", min=2, max=64)},)
+        program = torch.export.export(module, (torch.randn(4, K).bfloat16(),), dynamic_shapes=rows)
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "layer.pt2"))
+        run = torch._inductor.aoti_load_package(path)
+        for m in (2, 9):
+            x = torch.randn(m, K).bfloat16()
+            torch.testing.assert_close(run(x), module(x))
+
+
 IN_8_BITS: dict[str, Callable[..., Any]] = {
     "a cast": lambda acc: (acc.relu(), acc.to(torch.float8_e5m2)),
     "quantize": lambda acc: gemmsmith.quantize(acc.relu(), "1x128"),
