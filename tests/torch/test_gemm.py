@@ -33,6 +33,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "one in all": (lambda acc: acc.amax(), {}),
     "over rows": (lambda acc, bias: ((acc + bias).sum(-2), (acc * bias).logsumexp(-2, keepdim=True)), {"bias": (N,)}),
     "broadcast": (lambda acc, x: acc * x, {"x": (..., 1, 1)}),
+    "a row a batch": (lambda acc, x: acc * x, {"x": (..., 1, N)}),
 }
 
 
@@ -54,6 +55,15 @@ def test_the_meaning_is_that_of_the_function(name: str, leading: tuple[int, ...]
     pairs = (torch.autograd.grad(results, inputs, cotangents) for results in (got, want))
     for x, y in zip(*pairs, strict=True):
         torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("own", [(1, N), (M, 1), (M, N), (1, 1)])
+@pytest.mark.parametrize("leading", [(1,), (1, 1), (2, 1), (1, 3), (3,), (2, 3)])
+def test_leading_indices_are_broadcast(leading: tuple[int, ...], own: tuple[int, int]) -> None:
+    a, b, x = tensor(2, 3, M, K), tensor(K, N), tensor(*leading, *own)
+    pairs = gemm(a, b, epilogue=lambda acc, x: (acc * x).tanh(), x=x), ((a @ b) * x).tanh()
+    torch.testing.assert_close(*pairs)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), (a, b, x)) for y in pairs))
 
 
 def test_results_by_name() -> None:

@@ -245,6 +245,21 @@ def test_a_training_step_learns() -> None:
     torch.testing.assert_close(losses[1], losses[0], rtol=2e-3, atol=2e-3)
 
 
+def test_a_layer_of_another_kind_is_refused() -> None:
+    """Adapters and quantised layers have a forward of their own, and a FusedMLP does not call its layers."""
+
+    class Adapted(nn.Linear):
+        def forward(self, input: Any) -> Any:
+            return super().forward(input) + 1
+
+    mlp = FusedMLP(DIM, HIDDEN)
+    nn.utils.parametrizations.weight_norm(mlp.gate)  # which has not
+    mlp(torch.randn(3, DIM))
+    mlp.up = Adapted(DIM, HIDDEN)
+    with pytest.raises(ArgumentError, match="up: got Adapted, which has its own forward; use nn.Linear"):
+        mlp(torch.randn(3, DIM))
+
+
 def test_modules_are_pickled_and_copied() -> None:
     x = torch.randn(3, DIM)
     for module in (FusedLinear(DIM, HIDDEN, activation="gelu"), FusedMLP(DIM, HIDDEN), FusedMLP(DIM, HIDDEN, "relu")):

@@ -153,6 +153,8 @@ def _bound(
         extent = classify(name, tuple(x.shape), shape)
         batch = 1 if extent.batch else 0  # by a branch, which makes a symbolic condition a constant
         kinds = (*kinds, (name, (batch, extent.height, extent.width), str(x.dtype)))
+        if x.dim() == 3 and not batch:
+            arrays[name] = x.squeeze(0)
     written = epilogue_text(epilogue, shape, kinds)
     if len(shape) == 3 and b.dim() == 2 and a.dim() == 3:
         written, folds, columns = _folded(written)

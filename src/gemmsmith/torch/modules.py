@@ -67,8 +67,11 @@ class FusedMLP(nn.Module):
         self.down = nn.Linear(hidden, dim, bias, device, dtype)
 
     def forward(self, input: Any) -> Any:
-        for name, layer in self.named_children():
-            if layer._forward_pre_hooks_with_kwargs:  # nothing would gather its weight
+        for name in ("gate", "up", "down"):
+            layer = getattr(self, name, None)
+            if layer is not None and type(layer).forward is not nn.Linear.forward:  # which is not called
+                raise ArgumentError(f"{name}: got {type(layer).__name__}, which has its own forward; use nn.Linear")
+            if layer is not None and layer._forward_pre_hooks_with_kwargs:  # nothing would gather its weight
                 raise ArgumentError(f"{name}: got a hook with kwargs, as of fully_shard; use fully_shard(FusedMLP)")
         x, operands = _before(self.up, rows(input, self.up.weight)), {}
         epilogue = partial(_biased, self.activation)
