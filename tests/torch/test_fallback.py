@@ -48,14 +48,13 @@ def test_every_kind_of_node(name: str) -> None:
 
 
 def test_a_gpu_that_is_no_hopper_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
-    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "A100")
     for capability, falls_back in (((9, 0), False), ((8, 0), True)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, found=capability: found)
         needed.cache_clear()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            assert [needed(device) for _ in range(3)] == [falls_back] * 3
+            assert [needed(0) for _ in range(3)] == [falls_back] * 3
         assert ["A100 (compute capability (8, 0)) is no Hopper" in str(w.message) for w in told] == [True] * falls_back
     needed.cache_clear()
 

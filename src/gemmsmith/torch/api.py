@@ -106,6 +106,8 @@ def chain(a: Any, b: Any, down: Any, *, epilogue: Any, operands: Mapping[str, An
 
 def autocast(a: Any, b: Any) -> tuple[Any, Any]:
     """a and b in autocast's dtype, where it is on."""
+    if not (torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled()):
+        return a, b
     if not isinstance(a, torch.Tensor) or a.is_meta or not torch.is_autocast_enabled(a.device.type):
         return a, b
     dtype = torch.get_autocast_dtype(a.device.type)
@@ -164,20 +166,26 @@ def _bound(
     return written, a, b, arrays, leading, shape
 
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, float, int, type(None)})
+_PLAIN = frozenset({float, int, type(None)})
 
 
 def _plain(a: Any, *others: Any) -> bool:
     """Whether gemmsmith.gemm can run at once: plain tensors on a GPU, no gradients, nothing that watches."""
     if torch.compiler.is_dynamo_compiling() or not isinstance(a, torch.Tensor) or not a.is_cuda or a.dim() > 3:
         return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or transforming():
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or forward_ad._current_level >= 0:
         return False
-    if fallback.needed(a.device):
+    if torch._C._functorch.peek_interpreter_stack() is not None or fallback.needed(a.get_device()):
         return False
-    every = (a, *others)
-    recorded = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in every)
-    return not recorded and all(type(x) in _PLAIN for x in every)
+    recorded = torch.is_grad_enabled()
+    for x in (a, *others):
+        kind = type(x)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            if recorded and x.requires_grad:
+                return False
+        elif kind not in _PLAIN:
+            return False
+    return True
 
 
 def _number(name: str, x: Any) -> float:

@@ -115,7 +115,7 @@ def _on_cpu(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *oper
 def _on_cuda(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
     graph = text.read(epilogue)
     given = named(graph, numbers, operands)
-    if fallback.needed(a.device):
+    if fallback.needed(a.get_device()):
         values = fallback.evaluated(graph, fallback.multiplied(a, b), given)
         results = tuple([values[r.name].to(result_dtype(graph, r, a.dtype)).contiguous() for r in graph.results])
         return results if len(results) > 1 else results[0]
