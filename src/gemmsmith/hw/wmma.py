@@ -215,6 +215,10 @@ class WmmaMma(Instruction):
             raise KernelError(f"wmma.mma: got {given} registers of d, a and b; it takes {need}")
 
     @property
+    def products(self) -> int:
+        return SIDE * SIDE * depth(self.mma) // 32
+
+    @property
     def wrapper_name(self) -> str:
         return f"wmma_{self.a_layout}_{self.b_layout}_{self.mma.d.ptx}_{self.mma.a.ptx}"
 
