@@ -1,4 +1,4 @@
-"""What warps ask of memory and of the multipliers, counted by source line, beside the least that it could be.
+"""What warps ask of memory and of the multipliers, counted by source line, beside the ideal.
 
 Shared memory has 32 banks of 4 bytes. A wavefront reads or writes one word in each bank, whoever asked for it; a warp's
 access takes as many as it asks one bank for different words (CUDA C++ Programming Guide, "Shared Memory"). Of 8 bytes a
@@ -34,8 +34,8 @@ AT_ONCE = {8: 16, 16: 8}
 @dataclass
 class Count:
     """What a grid has executed of an instruction on a line: `instructions` of warps, the `products` that they summed,
-    and the accesses of threads and engines to the buffers named `memory`. `least_wavefronts` and `least_sectors` are
-    what the bytes of each access, each once, take where they lie side by side."""
+    and the accesses of threads and engines to the buffers named `memory`. Ideal is
+    what the bytes of each access, each counted once, take where they lie side by side."""
 
     where: Where
     instruction: str
@@ -43,9 +43,9 @@ class Count:
     instructions: int = 0
     products: int = 0
     wavefronts: int = 0
-    least_wavefronts: int = 0
+    ideal_wavefronts: int = 0
     sectors: int = 0
-    least_sectors: int = 0
+    ideal_sectors: int = 0
 
     def __add__(self, other: Count) -> Count:
         numbers = [name for name, x in vars(self).items() if isinstance(x, int)]
@@ -124,24 +124,24 @@ class _Watch:
         count, state = self._count, self._unit.state
         if access.space == "shared":
             name = state.place(access.first)[0].partition("[")[0]
-            taken, least = wavefronts(access, loads=loads)
+            taken, ideal = wavefronts(access, loads=loads)
             count.wavefronts += taken
-            count.least_wavefronts += least
+            count.ideal_wavefronts += ideal
         else:
             buffer = state.memory.find(access.first)
             name = buffer.name if buffer else "?"
-            taken, least = sectors(access)
+            taken, ideal = sectors(access)
             count.sectors += taken
-            count.least_sectors += least
+            count.ideal_sectors += ideal
         if name not in count.memory.split(", "):
             count.memory = f"{count.memory}, {name}" if count.memory else name
 
 
 def wavefronts(access: Access, *, loads: bool = False) -> tuple[int, int]:
-    """Those of an access to shared memory, and the least. `loads`: neighbours that load the same go together."""
-    least = _least(access, WAVEFRONT)
+    """Those of an access to shared memory, and the ideal. `loads`: neighbours that load the same go together."""
+    ideal = _ideal(access, WAVEFRONT)
     if access.threads is None:
-        return least, least
+        return ideal, ideal
     lane, at_once = access.threads % WARP, np.full(len(access.threads), AT_ONCE.get(access.width, WARP))
     if loads and access.width in AT_ONCE:
         at_once[_paired(access)] *= 2
@@ -150,17 +150,17 @@ def wavefronts(access: Access, *, loads: bool = False) -> tuple[int, int]:
     different = np.unique(group[:, None] << 32 | words)
     of_bank = np.bincount((different >> 32) * BANKS + different % BANKS)
     of_bank.resize(-(-len(of_bank) // BANKS) * BANKS)
-    return int(of_bank.reshape(-1, BANKS).max(1).sum()), least
+    return int(of_bank.reshape(-1, BANKS).max(1).sum()), ideal
 
 
 def sectors(access: Access) -> tuple[int, int]:
-    """Those of an access to global memory, and the least."""
+    """Those of an access to global memory, and the ideal."""
     touched = access.addresses[:, None] // SECTOR + np.arange((access.width + SECTOR - 2) // SECTOR + 1)
     inside = touched <= (access.addresses[:, None] + access.width - 1) // SECTOR
-    return len(np.unique((_warps(access)[:, None] << 48 | touched)[inside])), _least(access, SECTOR)
+    return len(np.unique((_warps(access)[:, None] << 48 | touched)[inside])), _ideal(access, SECTOR)
 
 
-def _least(access: Access, unit: int) -> int:
+def _ideal(access: Access, unit: int) -> int:
     """So many units of bytes has what each warp, or an engine's whole operation, asks for."""
     different = np.unique(_warps(access) << 48 | access.addresses)
     return int((-(-np.bincount(different >> 48) * access.width // unit)).sum())
