@@ -15,6 +15,7 @@ from gemmsmith.cli import options
 from gemmsmith.cli.execute import Data, execute, resources, scale_shapes
 from gemmsmith.cli.explain import explain
 from gemmsmith.cli.group import FAILED, Group
+from gemmsmith.cli.ladder import ladder
 from gemmsmith.cli.progress import shown
 from gemmsmith.cli.raster import raster
 from gemmsmith.cli.tune import tune
@@ -43,6 +44,7 @@ def main(ctx: click.Context) -> None:
 
 
 main.add_command(explain)
+main.add_command(ladder)
 main.add_command(raster)
 main.add_command(tune)
 

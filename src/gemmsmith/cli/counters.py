@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gemmsmith.backends.sim.counters import Count, Counters
+from gemmsmith.backends.sim.counters import Count
+from gemmsmith.cli.table import table
 from gemmsmith.core.occupancy import Occupancy, occupancy
 from gemmsmith.lang.kernel import Kernel
 
@@ -23,12 +24,12 @@ class Counted:
     occupancy: Occupancy
 
     @staticmethod
-    def of(kernel: Kernel, counters: Counters) -> Counted:
+    def of(kernel: Kernel, lines: list[Count]) -> Counted:
         from gemmsmith.backends.cuda.compiler import compile_source
 
         r = compile_source(kernel.source, kernel.name, kernel.chip.target).resources
         found = occupancy(kernel.chip, kernel.threads, r.registers, r.shared + kernel.shared_bytes)
-        return Counted(kernel, counters.lines(kernel), r.registers, found)
+        return Counted(kernel, lines, r.registers, found)
 
     def facts(self) -> dict[str, Any]:
         """For JSON."""
@@ -45,11 +46,4 @@ class Counted:
         for x in self.lines:
             numbers = (f"{number or ''}" for number in (getattr(x, name) for name in NUMBERS))
             rows.append((f"{x.where}", f"{x.instruction} {x.memory}".rstrip(), *numbers))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        head = f"{self.kernel.name}: {self.registers} registers, {self.occupancy}"
-        return "\n".join([head, *("  ".join(_cells(row, widths)).rstrip() for row in rows)])
-
-
-def _cells(row: tuple[str, ...], widths: list[int]) -> list[str]:
-    """Words on the left, numbers on the right."""
-    return [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        return f"{self.kernel.name}: {self.registers} registers, {self.occupancy}\n{table(rows)}"

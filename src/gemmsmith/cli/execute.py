@@ -179,7 +179,7 @@ def execute(
     report = bounds.check(
         out, a, b, plan.accumulate, plan.output, promoted=problem.promoted, in_fp32=problem.a.dtype == FP32, **scales
     )
-    counted = tuple(Counted.of(kernel, counters) for kernel in counters.kernels) if counters else ()
+    counted = tuple(Counted.of(kernel, counters.lines(kernel)) for kernel in counters.kernels) if counters else ()
     return Outcome(sizes, backend, report, hazards, speed, files, counted)
 
 
