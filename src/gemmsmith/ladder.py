@@ -90,6 +90,7 @@ STEPS = (
     Step("cooperative", BF16, "nt", (256, 256), 512, Config()),
 )
 """From the plainest to the fastest, of fp32, of int8 and of bf16."""
+NAMES = list(dict.fromkeys(x.name for x in STEPS))
 
 
 def counted(step: Step, sizes: Sizes) -> tuple[Kernel, list[Count]]:

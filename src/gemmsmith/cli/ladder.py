@@ -13,7 +13,7 @@ from gemmsmith.cli.counters import Counted
 from gemmsmith.cli.progress import shown
 from gemmsmith.cli.table import table
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.ladder import STEPS, Sizes, Step, counted
+from gemmsmith.ladder import NAMES, STEPS, Sizes, Step, counted
 from gemmsmith.tuning.limits import RESOURCES, limits
 
 COUNTS = ("instructions", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")
@@ -23,7 +23,7 @@ COLOURS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c7
 
 @click.command()
 @options.sizes(least=1, m=4096, n=4096, k=4096)
-@click.option("--rung", "names", multiple=True, type=click.Choice([x.name for x in STEPS]), help="These alone.")
+@click.option("--rung", "names", multiple=True, type=click.Choice(NAMES), help="These alone.")
 @click.option("--rows", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Measured rows, as benchmarks/ladder.py writes them, to be shown beside.")  # fmt: skip
 @options.picture
