@@ -94,10 +94,11 @@ MEASURED_TITLES = ("measured us", "TFLOP/s", "of cuBLAS", "of floor")
 def text(rows: list[dict[str, Any]]) -> str:
     """The table."""
     measured = any("us" in x for x in rows)
-    return table([TITLES + MEASURED_TITLES * measured, *(_cells(x) + _measured_cells(x) * measured for x in rows)])
+    return table([TITLES + MEASURED_TITLES * measured, *(cells(x) + _measured_cells(x) * measured for x in rows)])
 
 
-def _cells(x: dict[str, Any]) -> tuple[str, ...]:
+def cells(x: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the table, without what was measured."""
     million = 2e-6 * x["m"] * x["n"] * x["k"]
     counts = (f"{x[name] / million:.0f}" for name in (*COUNTS[1:], "multiplications"))
     held = (f"{x[name]}" for name in ("rung", "dtype", "ctas", "warps", "registers"))
