@@ -29,8 +29,10 @@ from gemmsmith.ladder import NAMES, STEPS, Step
 from gemmsmith.lang.launch import Launch, Launches
 
 SHAPES: list[Shape] = [(4096, 4096, 4096), (8192, 8192, 8192)]
-TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "int32": torch.int32}
-CUBLAS_LAYOUT = {"fp32": "nn", "bf16": "nt", "int8": "nt"}
+TORCH = {"bf16": torch.bfloat16, "fp32": torch.float32, "tf32": torch.float32, "int8": torch.int8, "int32": torch.int32}
+CUBLAS_LAYOUT = {"fp32": "nn", "tf32": "nt", "bf16": "nt", "int8": "nt"}
+TF32_ROUNDOFF = 2.0**-10
+"""Of an operand whose lower bits are cut off."""
 BLOCK_SECONDS = 1.05
 ROUNDS, CTAS = 20_000, 132 * 2
 """Of a loop: a few milliseconds."""
@@ -90,23 +92,28 @@ def sets_of(shape: Shape, dtype: str, output: str, layout: str) -> list[Set]:
     ]
 
 
-def is_right(call: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> bool:
-    """Whether call(a, b, d) gives the product: of integers exactly, of others to sums in fp32, rounded to D's dtype."""
+def is_right(
+    call: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, dtype: str = ""
+) -> bool:  # fmt: skip
+    """Whether call(a, b, d) gives the product: of integers exactly, of others to sums in fp32, rounded to D's dtype,
+    and of `dtype` "tf32" to what its operands lose."""
     whole = not d.dtype.is_floating_point
     d.fill_(-(2**31) if whole else float("nan"))
     call(a, b, d)
     exact = a.double() @ b.double()
     if whole:
         return bool((d.double() == exact).all())
-    error = (a.double().abs() @ b.double().abs()) * (a.shape[1] + 2) * FP32.roundoff * 2
+    of_product = (a.shape[1] + 2) * FP32.roundoff * 2 + (dtype == "tf32") * 2 * TF32_ROUNDOFF
+    error = (a.double().abs() @ b.double().abs()) * of_product
     return bool(((d.double() - exact).abs() <= error + exact.abs() * torch.finfo(d.dtype).eps).all())
 
 
 def prepared(step: Step, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Callable[[], None]:
-    """A rung's launches of these arrays."""
-    launches, arguments = step.launches(a, b, d)
+    """A rung's launches of these arrays, which it keeps."""
+    kept = a, b, d
+    launches, arguments = step.launches(*kept)
     call = Call(launches, arguments, a, {})
-    return lambda: call.start(addresses_of(arguments), a, None)
+    return lambda: call.start(addresses_of(arguments), kept[0], None)
 
 
 def run(step: Step) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
@@ -121,10 +128,15 @@ def looped(name: str) -> Callable[[], None]:
     return lambda: call.start({"out": out.data_ptr()}, out, None)
 
 
-def cublas(sets: list[Set]) -> Callable[..., Any]:
+def cublas(dtype: str, sets: list[Set]) -> Callable[..., Any]:
     """cuBLAS's best for these sets."""
-    if sets[0][0].is_floating_point():
-        return lambda a, b, d: torch.mm(a, b, out=d)
+
+    def mm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+        torch.mm(a, b, out=d)
+
+    if dtype != "int8":
+        return mm
     graphs: dict[Any, torch.cuda.CUDAGraph] = {}
     for call in (lambda a, b, d: torch._int_mm(a, b, out=d), *cublaslt.algorithms(*sets[0])):
         try:
@@ -156,7 +168,7 @@ def measure(steps: Sequence[Step], shape: Shape, rounds: int) -> list[dict[str, 
     for step in steps:
         dtype, output = step.dtype.name, step.output.name
         sets = sets_of(shape, dtype, output, step.layout)
-        if not is_right(run(step), *sets[0]):
+        if not is_right(run(step), *sets[0], dtype):
             raise SystemExit(f"{title(step)}: off the float64 product")
         add(title(step), lambda start: start(), [(prepared(step, *x),) for x in sets])
         add(f"loop {loop_of(step)}", lambda start: start(), [(looped(loop_of(step)),)])
@@ -165,7 +177,7 @@ def measure(steps: Sequence[Step], shape: Shape, rounds: int) -> list[dict[str, 
             add(f"copy {size}", lambda x, y: y.copy_(x), [halves(size) for _ in sets])
         if f"cuBLAS {dtype}" not in graphs:
             own = sets_of(shape, dtype, output if dtype == "int8" else dtype, CUBLAS_LAYOUT[dtype])
-            add(f"cuBLAS {dtype}", cublas(own), own)
+            add(f"cuBLAS {dtype}", cublas(dtype, own), own)
     times, _ = shuffled(graphs, 1, BLOCK_SECONDS, rounds)
     us = {name: statistics.median(each) / calls[name] for name, each in times.items()}
     return [row(step, shape, us) for step in steps]

@@ -21,6 +21,7 @@ from PIL import Image
 import gemmsmith
 from gemmsmith.cli import ladder, main
 from gemmsmith.ladder import STEPS, Step
+from gemmsmith.tuning import limits
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -253,6 +254,19 @@ def test_the_figures_of_the_ladder_are_those_of_its_rows() -> None:
         counts = f"{waves} wavefronts (ideal {ideal}), {sectors} sectors (ideal {ideal_sectors}), {multiply}"
         wanted = f"> {name}, {dtype}: {counts} multiplications;\n> at most {tflops} TFLOP/s, by {limit}."
         assert wanted in text, wanted
+
+
+def test_the_rates_of_the_ladder_are_those_of_its_bounds() -> None:
+    ffma, dp4a, mma, wgmma = (f"{limits.TFLOPS[x]:.1f}" for x in ("fused", "dot", "mma", "wgmma"))
+    for row in (
+        f"| DRAM | {limits.DRAM_BYTES_PER_CYCLE * limits.MHZ / 1e6:.2f} TB/s |",
+        f"| L2 | {limits.SM_BYTES_PER_CYCLE} bytes a cycle of an SM, of {limits.MHZ} MHz; "
+        f"{limits.FILL_BYTES_PER_CYCLE} with multicast |",
+        f"| L1 | {limits.WAVEFRONT} bytes a cycle: a wavefront, or {limits.SECTORS_PER_CYCLE} sectors |",
+        f"| issue | {limits.SCHEDULERS} instructions a cycle |",
+        f"| math | FFMA {ffma}, dp4a {dp4a}, mma.sync and wmma {mma}, wgmma {wgmma} TFLOP/s of 16 bits; ",
+    ):
+        assert row in LADDER.read_text(), row
 
 
 @pytest.mark.parametrize("step", [STEPS[1], STEPS[8], *STEPS[-2:]], ids=lambda x: f"{x.name}-{x.dtype}")

@@ -17,7 +17,7 @@ from gemmsmith.backends.sim.counters import Count, Counters
 from gemmsmith.backends.sim.run import run
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import BF16, FP32, INT8, INT32, DType
+from gemmsmith.core.dtypes import BF16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.kernels.ladder.rungs import RUNGS, launches
 from gemmsmith.lang.kernel import Kernel
@@ -47,13 +47,13 @@ class Step:
     def output(self) -> DType:
         """D's dtype."""
         if self.config:
-            return INT32 if self.dtype == INT8 else self.dtype
+            return {INT8: INT32, TF32: FP32}.get(self.dtype, self.dtype)
         return RUNGS[self.name].output(self.dtype)
 
     def launches(self, a: Any, b: Any, d: Any) -> tuple[Launches, Mapping[str, ArrayInfo | float]]:
         """What computes D = A B of arrays, and its arguments by name."""
         if self.config:
-            plan = Plan(a, b, d, config=self.config, precision=None)
+            plan = Plan(a, b, d, config=self.config, precision="tf32" if self.dtype == TF32 else None)
             return plan.launches, plan.binding.arguments
         arrays = {"a": describe(a, "a"), "b": describe(b, "b"), "d": describe(d, "d")}
         of_a, of_b, of_d = (matrix_of(x) for x in arrays.values())
@@ -81,6 +81,7 @@ STEPS = (
     Step("sgemm", FP32, "tn", (256, 128), 64, Config("sgemm", (256, 128, 8), (1, 1), 4)),
     Step("dp4a", INT8, "nt", (64, 64), 256),
     Step("mma_multistage", INT8, "nt", (256, 128), 256, Config("mma_multistage", (256, 128, 64), (1, 1), 4)),
+    Step("mma_multistage", TF32, "nt", (256, 128), 128, Config("mma_multistage", (256, 128, 16), (1, 1), 4)),
     Step("wmma_naive", BF16, "nt", (16, 16), 256),
     Step("mma_naive", BF16, "nt", (16, 8), 256),
     Step("wmma", BF16, "nt", (128, 128), 256),
@@ -89,7 +90,7 @@ STEPS = (
     Step("pingpong", BF16, "nt", (64, 512), 512, Config("pingpong", (64, 256, 64), (1, 1), 4)),
     Step("cooperative", BF16, "nt", (256, 256), 512, Config()),
 )
-"""From the plainest to the fastest, of fp32, of int8 and of bf16."""
+"""From the plainest to the fastest, of fp32, int8, tf32 and bf16."""
 NAMES = list(dict.fromkeys(x.name for x in STEPS))
 
 
