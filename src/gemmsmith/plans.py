@@ -29,6 +29,7 @@ from gemmsmith.scaling import ARGUMENTS, argument_name, with_scales
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Compiled, Resources
     from gemmsmith.backends.cuda.run import Call
+    from gemmsmith.backends.sim.counters import Counters
     from gemmsmith.backends.sim.hazards import Hazard
     from gemmsmith.backends.sim.timeline import Timeline
 
@@ -230,17 +231,18 @@ class Plan:
     def simulate(
         self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
         operands: Mapping[str, Any] | None = None, seed: int = 0, progress: Callable[[float], None] | None = None,
-        **named: Any,
+        counters: Counters | None = None, **named: Any,
     ) -> Simulation:  # fmt: skip
         """Executes the kernel on the CPU, every barrier and asynchronous hazard checked. Arrays on the CPU.
 
         Other seeds give other schedules; seed 0 is the one the timeline's cost model predicts. `progress` is told the
-        fraction that is done, now and then.
+        fraction that is done, now and then. `counters` (backends/sim/counters.py) count instructions, wavefronts of
+        shared memory and sectors of global memory, if given.
         """
         given = with_scales({**(operands or {}), **named}, scale_a, scale_b)
         self.key(a, b, out, given)  # refuses what would lose its gradient
         binding = self._bind(a, b, out, given).complete(a)
-        return self._simulated(binding, self._launches(binding), seed, progress)
+        return self._simulated(binding, self._launches(binding), seed, progress, counters)
 
     def key(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Hashable:
         """What a run of these arrays depends on besides addresses and numbers. Raises ArgumentError."""
@@ -326,11 +328,12 @@ class Plan:
         return launches(binding, self.spec)
 
     def _simulated(
-        self, binding: Binding, found: Launches, seed: int = 0, progress: Callable[[float], None] | None = None
-    ) -> Simulation:
+        self, binding: Binding, found: Launches, seed: int = 0, progress: Callable[[float], None] | None = None,
+        counters: Counters | None = None,
+    ) -> Simulation:  # fmt: skip
         from gemmsmith.backends.sim.run import run
 
-        done = run(found, binding.arguments, seed, progress)
+        done = run(found, binding.arguments, seed, progress, counters)
         return Simulation(binding.value, done.hazards, done.timeline, done.cycles)
 
     def _backend(self, a: ArrayInfo) -> Backend:

@@ -190,6 +190,45 @@ def test_simulate_with_another_seed(call) -> None:
     assert json.loads(out)["result"] == "right"
 
 
+def test_simulate_with_counters(call) -> None:
+    """A row for each line and access; its counts, summed, are what the tile's bytes are."""
+    words = ["simulate", *SMALL, "--m", "64", "--n", "64", "--k", "64", "--counters"]
+    text = good(call(*words)).split("\n\n")[-1].splitlines()
+    assert re.match(r"cooperative_64x64x32_\w+: \d+ registers, \d+ CTAs? an SM, \d+ of 64 warps, limited by ", text[0])
+    assert text[1].split() == ["line", "access", "instructions", "wavefronts", "ideal", "sectors", "ideal"]
+    (found,) = json.loads(good(call(*words, "--json")))["counters"]
+    assert found["occupancy"]["ctas"] == min(found["occupancy"]["limits"].values())
+    assert len(found["lines"]) == len(text) - 2
+    loads = [x for x in found["lines"] if x["instruction"] == "tma_load"]
+    assert sum(x["sectors"] for x in loads) == sum(x["ideal_sectors"] for x in loads) == 2 * 64 * 64 * 2 // 32
+    assert sum(x["products"] for x in found["lines"]) == 64**3
+    assert "counters" not in json.loads(good(call(*words[:-1], "--json")))
+
+
+def test_ladder(call, tmp_path: Path) -> None:
+    """A row a rung; measured rows beside, where they are of the same sizes."""
+    words = ["ladder", "--rung", "naive", "--rung", "wmma_naive", "--m", "64", "--n", "64", "--k", "512"]
+    titles, naive, wmma = good(call(*words, "--picture", "ladder.png")).splitlines()[:3]
+    assert titles.split()[:6] == ["rung", "dtype", "CTAs", "warps", "registers", "wavefronts"]
+    assert naive.split()[:2] == ["naive", "fp32"]
+    assert " L1 " in naive
+    assert "naive.py:27 load_global A" in naive
+    assert wmma.split()[:2] == ["wmma_naive", "bf16"]
+    assert (tmp_path / "ladder.png").stat().st_size > 5000
+    measured = {"rung": "naive", "m": 64, "n": 64, "k": 512, "dtype": "fp32", "us": 10.0, "tflops": 0.4,
+                "of_cublas": 0.5, "of_floor": 0.25}  # fmt: skip
+    (tmp_path / "rows.json").write_text(json.dumps({"rows": [measured]}))
+    first, second = json.loads(good(call(*words, "--rows", "rows.json", "--json")))
+    assert (first["us"], first["of_floor"]) == (10.0, 0.25)
+    assert "us" not in second
+    assert first["bound_us"] == max(first["resources_us"].values()) == first["resources_us"][first["limit"]]
+    beside = good(call(*words, "--rows", "rows.json", "--picture", "ladder.svg")).splitlines()
+    assert beside[1].split()[-4:] == ["10", "0.4", "50%", "25%"]
+    refused = call("ladder", "--rung", "naive", "--rows", "rows.json")
+    assert refused.exit_code == 1
+    assert "rows.json has no rows of 4096x4096x4096; use --m, --n, --k of one of 64x64x512" in refused.output
+
+
 def test_show(call) -> None:
     assert "__global__" in good(call("show", *SMALL))
     assert ".target sm_90a" in good(call("show", *SMALL, "--ptx"))

@@ -10,10 +10,12 @@ from typing import Any
 import click
 
 from gemmsmith.arrays import Spec
+from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.cli import options
 from gemmsmith.cli.execute import Data, execute, resources, scale_shapes
 from gemmsmith.cli.explain import explain
 from gemmsmith.cli.group import FAILED, Group
+from gemmsmith.cli.ladder import ladder
 from gemmsmith.cli.progress import shown
 from gemmsmith.cli.raster import raster
 from gemmsmith.cli.tune import tune
@@ -42,6 +44,7 @@ def main(ctx: click.Context) -> None:
 
 
 main.add_command(explain)
+main.add_command(ladder)
 main.add_command(raster)
 main.add_command(tune)
 
@@ -70,18 +73,20 @@ def run(backend: str, seed: int, output: Path, as_json: bool, **choices: Any) ->
 
 @main.command()
 @options.problem
+@click.option("--counters", is_flag=True, help="Count accesses to memory by source line, and show the occupancy.")
 @options.execution
-def simulate(seed: int, output: Path, as_json: bool, **choices: Any) -> None:
+def simulate(counters: bool, seed: int, output: Path, as_json: bool, **choices: Any) -> None:
     """Executes a kernel on the CPU and looks for hazards.
 
     Every barrier and every access is checked; the timeline is drawn, and written as a trace for ui.perfetto.dev. Sizes
     that are not given are 512. Seeds other than 0 take other schedules that the hardware may take too. The exit code is
-    1 if D is wrong or there is a hazard.
+    1 if D is wrong or there is a hazard. --counters shows, for each line and beside the ideal, wavefronts of shared
+    memory (128 bytes each, more of them where banks conflict) and sectors of global memory (32 bytes).
 
     \b
     Example: gemmsmith simulate --m 256 --n 256 --k 128 --design pingpong --seed 3
     """
-    _executed("sim", seed, output, as_json, choices)
+    _executed("sim", seed, output, as_json, choices, Counters() if counters else None)
 
 
 @main.command()
@@ -113,17 +118,21 @@ def show(what: str, as_json: bool, **choices: Any) -> None:
     click.echo(json.dumps(found, indent=2) if as_json else text)
 
 
-def _executed(backend: str, seed: int, output: Path, as_json: bool, choices: dict[str, Any]) -> None:
+def _executed(
+    backend: str, seed: int, output: Path, as_json: bool, choices: dict[str, Any], counters: Counters | None = None
+) -> None:
     """Executes the kernel and prints the outcome."""
     plan, sizes = _plan(choices, GPU_SIZES if backend == "cuda" else CPU_SIZES)
     data = Data(choices["layout"], (choices["scale_a"], choices["scale_b"]), seed)
     with shown() as tell:
-        outcome = execute(plan, sizes, data, backend, output, tell)
+        outcome = execute(plan, sizes, data, backend, output, tell, counters)
     if as_json:
         click.echo(json.dumps(outcome.facts(plan), indent=2))
     else:
         for name, value in outcome.rows(plan).items():
             click.echo(click.style(f"{name:<9} ", bold=True) + value)
+        for counted in outcome.counted:
+            click.echo(f"\n{counted.text()}")
     if not outcome.ok:
         raise SystemExit(FAILED)
 
