@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 import gemmsmith
@@ -171,3 +173,31 @@ def test_loads_stores_and_barriers() -> None:
 def test_classes(ptx: str, sass: str, name: str | None) -> None:
     assert class_of("ptx", ptx) == (name or "integer")
     assert class_of("sass", sass) == (name or "other")
+
+
+@pytest.mark.parametrize(("dtype", "config", "instruction"), [
+    ("bf16", Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1), Wgmma),
+    ("bf16", Config("mma_multistage", (64, 32, 32), (1, 1), 3, 1), MmaSync),
+    ("fp32", Config("sgemm", (64, 32, 8), (1, 1), 3, 1), FusedMultiplyAdd),
+], ids=str)  # fmt: skip
+def test_what_the_simulator_executes(
+    dtype: str, config: Config, instruction: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many instructions of a math thread as SASS has, for each k-tile more."""
+    rows, columns, depth = config.tile
+    executed, simulate = [0], instruction.simulate
+
+    def counted(self: Any, m: Any) -> Any:
+        executed[0] += int(m.active.sum())
+        return simulate(self, m)
+
+    monkeypatch.setattr(instruction, "simulate", counted)
+    counts = []
+    for k_tiles in (2, 3):
+        executed[0] = 0
+        stored = np.float32 if dtype == "fp32" else ml_dtypes.bfloat16
+        a, b = np.ones((rows, depth * k_tiles), stored), np.ones((columns, depth * k_tiles), stored).T
+        plan = gemmsmith.plan(a, b, config=config)
+        assert not plan.simulate(a, b).hazards
+        counts.append(executed[0] // (128 * config.consumers))
+    assert multiplied(annotated(plan.kernel, "sass")).total() == counts[1] - counts[0]
