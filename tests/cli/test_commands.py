@@ -236,6 +236,23 @@ def test_show(call) -> None:
     assert "spill stores 0" in good(call("show", *SMALL, "--resources"))
 
 
+@pytest.mark.parametrize(("code", "tensor"), [
+    ("sass", r"0x\w+ +tensor +each +HGMMA\.64x64x16\.F32"), ("ptx", r"\d+ +tensor +each +wgmma\.mma_async\.sync"),
+])  # fmt: skip
+def test_an_annotated_listing(call, code: str, tensor: str) -> None:
+    words = ["show", *SMALL, f"--{code}", "--annotate"]
+    text = good(call(*words))
+    assert len(re.findall(rf"^{tensor}.* cooperative\.py:\d+$", text, re.MULTILINE)) == 2
+    assert re.search(r"^class +whole kernel +each k-tile +some k-tiles\ntensor +2 +2 +0$", text, re.MULTILINE)
+    found = json.loads(good(call(*words, "--json")))
+    assert found["mainloops"][0]["each_k_tile"]["tensor"] == 2
+    assert sum(found["whole_kernel"].values()) == len(found["instructions"])
+    loads = [x for x in found["instructions"] if x["class"] == "async load"]
+    assert len(loads) == found["whole_kernel"]["async load"] > 0
+    assert loads[0].keys() == {"address", "class", "text", "line"}
+    assert loads[0]["line"].startswith("cooperative.py:")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -246,6 +263,7 @@ def test_show(call) -> None:
             "registers: the accumulator of 128x256 takes 256 a thread, 56 more than fit",
         ),
         (["show", "--tile", "128x256x64", "--stages", "9"], "shared memory:"),
+        (["show", "--annotate"], "--annotate: got --source; use --ptx or --sass"),
         (["show", "--dtype", "bf16", "--accumulate", "fp16"], "accumulate: got 'fp16' for operands of bf16; use fp32"),
         (["show", "--dtype", "fp8"], "'fp8' is not one of 'bf16', 'fp16'"),
         (["show", "--cluster-splits", "5"], "cluster_splits: got 5; use"),

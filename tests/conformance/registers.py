@@ -198,6 +198,13 @@ _from += [(_lane * 5 + THREAD // 32) % 32, _lane * 0 + 7]
 CASES += [Case("shuffles", shuffles, np.stack([_x[THREAD - _lane + lane] for lane in _from], 1), {"x": _x})]
 
 
+def again(k: Builder) -> None:
+    write(k.pointer("out"), k.thread, hw.again(k.thread).to(U32), hw.again(-k.thread).to(U32))
+
+
+CASES += [Case("again", again, np.stack([THREAD, -THREAD], 1).astype(np.int32))]
+
+
 # -- the language ----------------------------------------------------------------------------------------------
 def low(value: Value) -> Value:
     return value.to(U32)

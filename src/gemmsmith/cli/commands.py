@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from gemmsmith.arrays import Spec
+from gemmsmith.backends.cuda.mnemonics import Code
 from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.cli import options
 from gemmsmith.cli.execute import Data, execute, resources, scale_shapes
@@ -96,17 +97,28 @@ def simulate(counters: bool, seed: int, output: Path, as_json: bool, **choices: 
 @click.option("--sass", "what", flag_value="sass", help="Machine code, disassembled.")
 @click.option("--resources", "what", flag_value="resources", help="Registers, spills, shared memory.")
 @click.option("--why", "what", flag_value="why", help="How its config was chosen, and what packing costs.")
+@click.option("--annotate", is_flag=True, help="With --ptx, --sass: classes, their counts, the Python lines.")
 @options.as_json
-def show(what: str, as_json: bool, **choices: Any) -> None:
+def show(what: str, annotate: bool, as_json: bool, **choices: Any) -> None:
     """Prints a kernel, or what the compiler makes of it; needs no GPU.
 
-    Sizes that are not given are 8192; the kernel is the one that a GPU would run.
+    Sizes that are not given are 8192; the kernel is the one that a GPU would run. An annotated listing marks tensor
+    instructions, loads, stores and barriers, and counts them in the whole kernel and in the mainloop.
 
     \b
     Example: gemmsmith show --m 512 --n 4096 --k 4096 --resources
     """
+    code: Code = "ptx" if what == "ptx" else "sass"
+    if annotate and what != code:
+        raise click.UsageError(f"--annotate: got --{what}; use --ptx or --sass")
     plan, _ = _plan(choices, GPU_SIZES)
-    if what == "resources":
+    if annotate:
+        from gemmsmith.backends.cuda.listing import annotated
+        from gemmsmith.cli.annotate import facts, text_of
+
+        listing = annotated(plan.kernel, code)
+        found, text = facts(listing), text_of(listing)
+    elif what == "resources":
         r = plan.resources
         found = {**resources(plan), "stack_bytes": r.stack, "advisories": r.advisories}
         text = f"registers {r.registers}\nspill stores {r.spill_stores}\nspill loads {r.spill_loads}\n"

@@ -73,6 +73,7 @@ sync_warp = barrier.SyncWarp.emit
 fence_proxy_async = fence.FenceProxyAsync.emit
 fence_acq_rel = fence.FenceAcqRel.emit
 
+again = register.Again.emit
 elect_one = register.ElectOne.emit
 shuffle_xor = register.ShuffleXor.emit
 shuffle_index = register.ShuffleIndex.emit

@@ -8,10 +8,10 @@ import numpy as np
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.instruction import Instruction, u32
+from gemmsmith.lang.instruction import Instruction, i32, u32
 from gemmsmith.lang.kernel import register_cap
 from gemmsmith.lang.machine import Blocking, Machine
-from gemmsmith.lang.types import PRED, U32
+from gemmsmith.lang.types import I32, PRED, U32
 
 
 class SetMaxNReg(Instruction):
@@ -35,6 +35,18 @@ def set_registers(count: int | None) -> None:
     if count is None:
         return
     SetMaxNReg.emit("dec" if count < register_cap(current().threads) else "inc", count)
+
+
+class Again(Instruction):
+    """The same number, of which the compiler does not know that: what depends on it is worked out where it is used, not
+    once before a loop, where it would lie in registers meanwhile."""
+
+    value: i32
+    result = I32
+    ptx = "mov.b32 {result}, {value};"
+
+    def simulate(self, m: Machine) -> np.ndarray:
+        return m.column(self.value)
 
 
 class ElectOne(Instruction):
