@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from gemmsmith.backends.cuda.listing import Listing
 from gemmsmith.backends.cuda.mnemonics import CLASSES, UNMARKED
+from gemmsmith.cli.table import table
 
 WIDEST = 60
 """Characters that an instruction is printed with; longer ones are cut."""
@@ -27,7 +27,7 @@ def text_of(listing: Listing) -> str:
     counts = [listing.count(), *(listing.count(part) for loop in listing.mainloops for part in (loop.each, loop.some))]
     header = ("class", "whole kernel", *("each k-tile", "some k-tiles") * len(listing.mainloops))
     named = [(row.name, *(str(count[row.name]) for count in counts)) for row in CLASSES if counts[0][row.name]]
-    return f"{_aligned(rows)}\n\n{_aligned([header, *named])}"
+    return f"{table(rows)}\n\n{table([header, *named])}"
 
 
 def facts(listing: Listing) -> dict[str, Any]:
@@ -41,8 +41,3 @@ def facts(listing: Listing) -> dict[str, Any]:
         for loop in listing.mainloops
     ]
     return {"instructions": instructions, "whole_kernel": listing.count(), "mainloops": mainloops}
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in rows)
