@@ -156,6 +156,8 @@ def test_a_gpus_time_is_a_number_with_its_unit() -> None:
         ("--dtype int8 --scale-a rows --scale-b rows --layout nn", "int32"),
         ("--dtype fp32 --precision tf32", "fp32"),
         ("--dtype fp32 --precision 3xtf32 --layout tn", "promoted"),
+        ("--dtype fp32 --precision 3xtf32 --design mma_multistage", "promoted"),
+        ("--dtype fp32 --precision tf32 --design tma", "fp32"),
     ],
 )
 def test_other_operands(call, options: str, accumulate: str) -> None:

@@ -41,12 +41,13 @@ def test_every_chip(chip: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "k", "options", "instruction"), [
     ("fp16", 32, {"accumulate": "fp16"}, "HMMA.16816.F16"), ("fp32", 16, {"precision": "tf32"}, "HMMA.1688.F32.TF32"),
-    ("int8", 64, {}, "IMMA.16832.S8.S8"),
+    ("int8", 64, {}, "IMMA.16832.S8.S8"), ("fp32", 16, {"precision": "3xtf32"}, "HMMA.1688.F32.TF32"),
 ])  # fmt: skip
 def test_types(dtype: str, k: int, options: dict[str, str], instruction: str) -> None:
     """With the largest accumulators."""
     a, b = Spec((4096, 4096), dtype), Spec((4096, 4096), dtype, (1, 4096))
-    plan = gemmsmith.plan(a, b, config=config((256, 192, k)), **options)  # type: ignore[arg-type]
+    tile = (128, 128, k) if options.get("precision") == "3xtf32" else (256, 192, k)
+    plan = gemmsmith.plan(a, b, config=config(tile), **options)  # type: ignore[arg-type]
     r = plan.resources
     assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
     assert instruction in plan.sass
@@ -84,6 +85,14 @@ def test_fp32_on_cuda_cores(chip: str) -> None:
 def test_what_it_refuses(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         gemmsmith.plan(A, B, config=config().replace(**changes)).kernel  # noqa: B018
+
+
+def test_what_3xtf32_refuses() -> None:
+    a = Spec((64, 64), "fp32")
+    with pytest.raises(ConfigError, match='tile K: got 32 with precision="3xtf32"; use 16'):
+        gemmsmith.plan(a, a, precision="3xtf32", config=config())
+    with pytest.raises(ConfigError, match="registers: the accumulators of 256x64 take 256 a thread, 128 more than fit"):
+        gemmsmith.plan(a, a, precision="3xtf32", config=config((256, 128, 16)))
 
 
 def test_what_a_chip_refuses() -> None:

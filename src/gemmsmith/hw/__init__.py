@@ -117,6 +117,7 @@ pack_fp8 = convert.PackFp8.emit
 unpack_fp8 = convert.UnpackFp8.emit
 pack_int8 = convert.PackInt8.emit
 round_tf32 = convert.RoundTf32.emit
+low_part = convert.low_part
 as_float = convert.AsFloat.emit
 as_unsigned = convert.AsUnsigned.emit
 
