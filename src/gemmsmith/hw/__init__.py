@@ -32,7 +32,7 @@ mbarrier_expect_tx = mbarrier.MbarrierExpectTx.emit
 mbarrier_try_wait = mbarrier.MbarrierTryWait.emit
 mbarrier_wait = mbarrier.MbarrierWait.emit
 
-tma_load = tma.TmaLoad.emit
+tma_load = tma.load
 tma_load_multicast = tma.TmaLoadMulticast.emit
 tma_store = tma.TmaStore.emit
 bulk_commit = tma.BulkCommit.emit

@@ -23,15 +23,15 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         first_column = (warpgroup * spec.warpgroup_columns).named("first_column")
-        accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
-        total, fragments = accumulator, (SplitFragments if spec.promoted else Fragments)(spec, first_column)
+        accumulator = total = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
         if spec.promoted:
             total = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns, "total")
-            accumulator.clear()
+        fragments = (SplitFragments if spec.promoted else Fragments)(spec, first_column)
         epilogue.start(warpgroup, 0, first_column)
         with scheduler.each() as tile:
             epilogue.load(tile)
-            total.clear()
+            for sums in dict.fromkeys((accumulator, total)):
+                sums.clear()
             fragments.start(mainloop.stage())
             k.comment("mainloop")
             with k.range(tile.k_tiles, name="k_tile"), k.unroll(fragments.parts, name="part") as part:

@@ -10,31 +10,49 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.tuning.fitting import fitting, spec_for
 
 TILES = [(256, 128, 2), (128, 256, 2), (128, 128, 2), (128, 64, 2), (64, 128, 2), (64, 64, 2), (64, 32, 1)]
-"""(M, N, math warpgroups)."""
+TILES += [(64, 128, 1), (64, 256, 1)]
+"""(M, N, math warpgroups); the last ones for functions of whole rows, which one warpgroup has."""
 ROW_BYTES, SGEMM_DEPTH, MOST_STAGES = 64, 8, 4
 INVARIANT_ROWS = 1024
+ROOM, OF_PIECE, FEW_REDUCTIONS = 116, 32, 3
+"""Registers for sums and what an epilogue holds beside them, and for the elements of a piece, 64x64, of a matrix: what
+takes more spilled on one chip or another. So did more reductions."""
 OVERHEAD = 96
 """Rows and columns, of tiles that wide and high, that take as long to copy as they take to multiply."""
 
 
 def choose_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant: bool = False) -> Config:
-    """The config with the least estimated time; the last one's ConfigError where none works. `invariant`: one for every
-    M, which sums each tile in one CTA."""
+    """The config with the least estimated time that does not spill, if any; the last one's ConfigError where none
+    works. `invariant`: one for every M, which sums each tile in one CTA."""
+    spilling: list[Config] = []
     refused, rows = ConfigError("no tile"), INVARIANT_ROWS if invariant else problem.m
     possible = [c for c in _configs(problem, chip) if c.splits == 1 or not invariant]
     for config in sorted(possible, key=lambda c: _time(problem, rows, c, chip)):
         try:
             settled = fitting(config, spec_for(config, problem, epilogue))
-            if settled.stages > 2:
-                spec_for(settled, problem, epilogue)
+            if settled.stages <= 2:
+                continue
+            if not _spills(spec_for(settled, problem, epilogue)):
                 return settled
+            spilling.append(settled)
         except ConfigError as error:
             refused = error
+    if spilling:
+        return spilling[0]
     raise refused
+
+
+def _spills(spec: KernelSpec) -> bool:
+    """Whether an epilogue holds more elements of matrices that it reads without TMA, or of whole rows, or sums of its
+    own, than there are registers for beside the product's."""
+    graph, of_product = spec.epilogue.graph, spec.warpgroup_rows * spec.warpgroup_columns / 128
+    held = sum(o.extent.is_matrix and o.name not in spec.tma for o in graph.operands) + graph.takes_whole_rows
+    held += sum(node.op == "reduce" for node in graph.nodes) > FEW_REDUCTIONS
+    return held > 0 and of_product + OF_PIECE * held > ROOM
 
 
 def _configs(problem: Problem, chip: Chip) -> Iterator[Config]:
