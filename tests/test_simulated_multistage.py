@@ -7,17 +7,20 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as some
+from tests.epilogue.graphs import graphs
 from tests.epilogues import CASES
 from tests.test_simulated_dtypes import matrix, poisoned
-from tests.test_simulated_epilogues import check
+from tests.test_simulated_epilogues import check, check_graph
 
 import gemmsmith
-from gemmsmith import Config, ConfigError
+from gemmsmith import Config, ConfigError, plans
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.reference.product import as_tf32
+from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.dtypes import FP16, FP32, TF32, as_dtype
+from gemmsmith.core.graph import Graph
 from gemmsmith.core.mma import find_mma
 from gemmsmith.hw.fused_sum import fused_product
 
@@ -156,6 +159,53 @@ def test_fp32_by_default(rng: np.random.Generator) -> None:
         gemmsmith.simulate(a, b, config=Config())
     with pytest.raises(ConfigError, match=r"tile: got \(256, 96, 8\) for 256 threads; sgemm takes M and N that divide"):
         gemmsmith.simulate(a, b, config=Config("sgemm", (256, 96, 8), (1, 1), 3, 2))
+
+
+def test_int8_sums_that_wrap() -> None:
+    """From k = 131,072 on; exact modulo 2^32."""
+    k = 1 << 17
+    a, b = np.full((2, k), -128, np.int8), np.full((k, 3), -128, np.int8)
+    b[:, 1], a[1, 5] = 127, 3
+    done = gemmsmith.simulate(a, b, config=config(tile=(64, 16, 256), consumers=1, chip="sm_86"))
+    assert done.hazards == []
+    np.testing.assert_array_equal(done.result, (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32))
+
+
+SGEMM = Config("sgemm", (64, 32, 8), (1, 1), 3, 1, chip="sm_86")
+
+
+@settings(max_examples=20)
+@given(
+    name=some.sampled_from(list(CASES)), m=some.integers(1, 140), n=some.integers(1, 140), k=some.integers(0, 90),
+    batch=some.sampled_from([None, None, 2]), tile=some.sampled_from([((64, 64), 2), ((64, 128), 2), ((128, 48), 1)]),
+    splits=some.sampled_from([1, 1, 0, 2]), swap_ab=some.booleans(), chip=some.sampled_from(["sm_86", "sm_90"]),
+    dtype=some.sampled_from(["bf16", "fp16", "fp32"]), seed=some.integers(0, 10_000),
+)  # fmt: skip
+def test_any_epilogue(
+    name: str, m: int, n: int, k: int, batch: int | None, tile: Any, splits: int, swap_ab: bool, chip: str, dtype: str,
+    seed: int,
+) -> None:  # fmt: skip
+    """Also of fp32, by sgemm."""
+    changes: dict[str, Any] = {"splits": splits, "swap_ab": swap_ab, "chip": chip}
+    chosen = config(tile=(*tile[0], 32), stages=2, consumers=tile[1], **changes)
+    chosen = SGEMM.replace(**changes) if dtype == "fp32" else chosen
+    try:
+        check(CASES[name], chosen, m, n, k, dtype, batch, seed)
+    except ConfigError:  # it does not suit the case, and says so
+        reject()
+
+
+@settings(max_examples=10)
+@given(graph=graphs(), seed=some.integers(0, 1000), chosen=some.sampled_from([config(chip="sm_86"), SGEMM]))
+def test_random_graphs(graph: Graph, seed: int, chosen: Config) -> None:
+    check_graph(graph, chosen, seed, (130, 88, 40), np.float32 if chosen == SGEMM else ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["everything", "reductions", "gated_everything", "matrix"])
+def test_what_is_chosen_for_an_epilogue(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_chip", lambda a: CHIPS["sm_86"])
+    for dtype in ("bf16", "fp32"):
+        check(CASES[name], None, 70, 136, 40, dtype, None, 3)
 
 
 EPILOGUES = [
