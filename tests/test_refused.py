@@ -93,6 +93,6 @@ def test_gpus_before_8_0(capability: tuple[int, int], monkeypatch: pytest.Monkey
     monkeypatch.setattr(driver, "available", lambda: True)
     monkeypatch.setattr(driver, "attributes", lambda _: driver.Attributes("Tesla T4", capability, 40, 64 * 1024))
     here = ArrayInfo(BF16, (8, 8), (8, 1), 0, "cuda", 0, True)
-    message = "a: got an array on a Tesla T4 of compute capability 7..; use a GPU of 8.0 or later"
+    message = "device 0 is a Tesla T4 of compute capability 7..; use a GPU of 8.0 or later"
     with pytest.raises(DeviceError, match=message):
         plans._chip(here)

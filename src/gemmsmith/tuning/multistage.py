@@ -12,6 +12,7 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.tuning.fitting import fitting, spec_for
+from gemmsmith.tuning.table import kept
 
 TILES = [(256, 128, 2), (128, 256, 2), (128, 128, 2), (128, 64, 2), (64, 128, 2), (64, 64, 2), (64, 32, 1)]
 TILES += [(64, 128, 1), (64, 256, 1)]
@@ -26,24 +27,42 @@ OVERHEAD = 96
 
 
 def choose_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant: bool = False) -> Config:
-    """The config with the least estimated time that does not spill, if any; the last one's ConfigError where none
+    """The first of `ranked_multistage`."""
+    return ranked_multistage(problem, epilogue, chip, invariant=invariant)[0]
+
+
+def ranked_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant: bool = False) -> list[Config]:
+    """Configs with the least estimated time first, but those that spill last; the last one's ConfigError where none
     works. `invariant`: one for every M, which sums each tile in one CTA."""
-    spilling: list[Config] = []
     refused, rows = ConfigError("no tile"), INVARIANT_ROWS if invariant else problem.m
     possible = [c for c in _configs(problem, chip) if c.splits == 1 or not invariant]
-    for config in sorted(possible, key=lambda c: _time(problem, rows, c, chip)):
+    found: list[tuple[bool, float, Config]] = []
+    for config in possible:
         try:
-            settled = fitting(config, spec_for(config, problem, epilogue))
-            if settled.stages <= 2:
-                continue
-            if not _spills(spec_for(settled, problem, epilogue)):
-                return settled
-            spilling.append(settled)
+            settled = _settled(config, problem, epilogue)
+            if settled.stages > 2:
+                spills = _spills(spec_for(settled, problem, epilogue))
+                found.append((spills, _time(problem, rows, config, chip), settled))
         except ConfigError as error:
             refused = error
-    if spilling:
-        return spilling[0]
-    raise refused
+    if not found:
+        raise refused
+    return [config for *_, config in sorted(found, key=lambda x: x[:2])]
+
+
+def tuned_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip) -> Config | None:
+    """The config that the user has tuned for the bare product on such a chip, where it works and does not spill."""
+    found = kept().get(problem, chip)
+    try:
+        settled = _settled(found, problem, epilogue) if found else None
+        return settled if settled and not _spills(spec_for(settled, problem, epilogue)) else None
+    except ConfigError:
+        return None
+
+
+def _settled(config: Config, problem: Problem, epilogue: EpilogueSpec) -> Config:
+    """With as many of its stages as there is room for."""
+    return fitting(config, spec_for(config, problem, epilogue))
 
 
 def _spills(spec: KernelSpec) -> bool:

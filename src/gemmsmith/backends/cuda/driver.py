@@ -69,6 +69,18 @@ def chip_of(found: Attributes) -> Chip | None:
     return max(earlier, key=lambda chip: chip.capability, default=None)
 
 
+def chip_at(device: int) -> Chip:
+    """That of device `device`. DeviceError for a GPU before compute capability 8.0."""
+    found = attributes(device)
+    chip = chip_of(found)
+    if chip is None:
+        major, minor = found.capability
+        raise DeviceError(
+            f"device {device} is a {found.name} of compute capability {major}.{minor}; use a GPU of 8.0 or later"
+        )
+    return chip
+
+
 @dataclass(frozen=True)
 class Attributes:
     """A GPU: its name, compute capability, SMs, and the bytes of shared memory a CTA can ask for."""
