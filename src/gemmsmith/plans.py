@@ -15,7 +15,7 @@ from gemmsmith.binding import Binding, arranged, bind, by_name, first_name
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32, DType, number_operand
-from gemmsmith.core.errors import ArgumentError, DeviceError, HazardError
+from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
@@ -64,7 +64,7 @@ class Plan:
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         from gemmsmith.tuning.choose import choose
         from gemmsmith.tuning.fitting import fitting
-        from gemmsmith.tuning.multistage import choose_multistage
+        from gemmsmith.tuning.multistage import choose_multistage, tuned_multistage
         from gemmsmith.tuning.table import tuned
 
         self.backend: Backend = backend
@@ -80,8 +80,9 @@ class Plan:
             binding = binding.transposed() if binding.swapped else binding
         chip = _chip(describe(a, "a"))
         if config is None and (chip != HOPPER or binding.problem.a.dtype == FP32):
-            config = choose_multistage(binding.problem, binding.spec, chip, invariant=batch_invariant)
-            self._origin = f"chosen for {chip}"
+            config = None if batch_invariant else tuned_multistage(binding.problem, binding.spec, chip)
+            self._origin = f"{'tuned' if config else 'chosen'} for {chip}"
+            config = config or choose_multistage(binding.problem, binding.spec, chip, invariant=batch_invariant)
         if config is None and batch_invariant:
             config, self._origin = invariant(binding), "batch-invariant"
         if config is None:
@@ -160,7 +161,7 @@ class Plan:
         """Where the config comes from, and what the model says of it and of others."""
         from gemmsmith.tuning.why import why
 
-        if self._origin.startswith("chosen for"):
+        if " for " in self._origin:
             return f"{self.config}: {self._origin}"
         binding = self._as_chosen
         return why(binding.problem, self.config, binding.spec, self._origin, swapped=binding.swapped)
@@ -353,16 +354,7 @@ def _chip(a: ArrayInfo) -> Chip:
     """That of the array's GPU; Hopper for what lies on no GPU. DeviceError for a GPU before compute capability 8.0."""
     from gemmsmith.backends.cuda import driver
 
-    if a.device != "cuda" or not driver.available():
-        return HOPPER
-    found = driver.attributes(a.index)
-    chip = driver.chip_of(found)
-    if chip is None:
-        major, minor = found.capability
-        raise DeviceError(
-            f"a: got an array on a {found.name} of compute capability {major}.{minor}; use a GPU of 8.0 or later"
-        )
-    return chip
+    return driver.chip_at(a.index) if a.device == "cuda" and driver.available() else HOPPER
 
 
 def signatures(a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[Hashable, dict[str, Any]]:

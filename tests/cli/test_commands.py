@@ -23,6 +23,7 @@ from gemmsmith.binding import bind
 from gemmsmith.cli import commands, main
 from gemmsmith.cli.execute import Outcome
 from gemmsmith.cli.options import Sizes
+from gemmsmith.core.chip import HOPPER
 from gemmsmith.epilogue.frontend.fusions import FUSIONS
 from gemmsmith.tuning.measure import Measured
 from gemmsmith.tuning.table import keep
@@ -156,6 +157,8 @@ def test_a_gpus_time_is_a_number_with_its_unit() -> None:
         ("--dtype int8 --scale-a rows --scale-b rows --layout nn", "int32"),
         ("--dtype fp32 --precision tf32", "fp32"),
         ("--dtype fp32 --precision 3xtf32 --layout tn", "promoted"),
+        ("--dtype fp32 --precision 3xtf32 --design mma_multistage", "promoted"),
+        ("--dtype fp32 --precision tf32 --design tma", "fp32"),
     ],
 )
 def test_other_operands(call, options: str, accumulate: str) -> None:
@@ -414,7 +417,7 @@ def test_help_says_what_and_gives_an_example_that_works(call, name: str | None) 
 def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast, slow = Config(), Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1)
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("gemmsmith.cli.tune.require_gpu", lambda: None)
+    monkeypatch.setattr("gemmsmith.cli.tune.require_gpu", lambda: HOPPER)
     monkeypatch.setattr("gemmsmith.api.tune", lambda a, b, **options: [Measured(fast, 10.0), Measured(slow, 20.0)])
     assert good(call("tune", "512x1000x1024")) == f"512x1000x1024: 10.0 us, 105 TFLOP/s, {fast}\n"
     row, other = map(json.loads, good(call("tune", "512x1000x1024", "64x64x64", "--json")).splitlines())

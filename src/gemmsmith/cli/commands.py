@@ -22,6 +22,7 @@ from gemmsmith.cli.raster import raster
 from gemmsmith.cli.tune import tune
 from gemmsmith.core.chip import HOPPER, find_chip
 from gemmsmith.core.config import Config
+from gemmsmith.core.design import find
 from gemmsmith.plans import BACKENDS, Plan
 from gemmsmith.scaling import with_scales
 
@@ -174,7 +175,8 @@ def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, t
 
     config: Config = Plan(a, b, **arguments).config if own else for_operands(Config(), a.dtype)
     chip, settled = find_chip(given.get("chip", HOPPER.name)), set(given)
-    if chip != HOPPER and "tile" not in given:
+    without_wgmma = chip != HOPPER or find(given.get("design", config.design)).multiplies != "wgmma"
+    if without_wgmma and "tile" not in given:
         from gemmsmith.tuning.multistage import choose_multistage
 
         binding = Plan(a, b, **arguments).binding
