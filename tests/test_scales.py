@@ -230,6 +230,35 @@ def test_batch_invariant_rows_have_the_same_bits(epilogue, shapes, dtype, rng: n
             assert x[: len(y)].tobytes() == y.tobytes()
 
 
+def halved_in_fp8(acc):
+    return gemmsmith.quantize(acc * 0.5, "1x128")
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("backend", ["sim", "reference"])
+def test_a_chain_of_products_copies_nothing(backend: str, batch: tuple[int, ...], rng: np.random.Generator) -> None:
+    """The scales that an epilogue makes lie as TMA reads them, of any number of rows; those of `out` as they are."""
+    options = {"backend": backend, "config": CONFIGS[1] if backend == "sim" else None}
+    weights = (rng.standard_normal(shape, np.float32) for shape in ((256, 200), (72, 256)))
+    first, second = (gemmsmith.quantize(w, "128x128") for w in weights)
+    plan = None
+    for m in (70, 1, 5, 128):
+        x, scale_x = gemmsmith.quantize(rng.standard_normal((*batch, m, 200), np.float32))
+        given = {"scale_a": scale_x, "scale_b": first[1].T, "epilogue": halved_in_fp8, **options}
+        q, s = gemmsmith.gemm(x, first[0].T, **given)
+        assert [stride // 4 for stride in s.strides[-2:]] == [1, -(-m // 4) * 4]
+        out = np.full_like(q, np.nan), np.full(s.shape, np.nan, np.float32)
+        gemmsmith.gemm(x, first[0].T, out=out, **given)
+        for found, want in zip(out, (q, s), strict=True):
+            np.testing.assert_array_equal(found.astype(np.float32), want.astype(np.float32))
+        scales = {"scale_a": s, "scale_b": second[1].T}
+        plan = plan or gemmsmith.plan(q, second[0].T, **scales, out_dtype="fp32", **options)
+        assert len(plan.launches.all) == 1
+        assert plan.spec.scales[0].by_tma
+        y = plan.run(q, second[0].T, **scales)
+        bounds.check(y, q, second[0].T, SINGLE, SINGLE, promoted=True, **scales).require()
+
+
 def test_one_plan_serves_all_sizes(rng: np.random.Generator) -> None:
     a, b = ones(70, 50, 300)
     (scale_a, scale_b), _ = digits(70, 50, 300, (1, 128))

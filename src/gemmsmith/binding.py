@@ -13,7 +13,7 @@ from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, TF32, DType, num
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, meant
 from gemmsmith.core.graph import Extent, Graph, Operand, Result, bare
 from gemmsmith.core.mma import Mma
-from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem, Scale
+from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, TMA_ALIGNMENT, Matrix, Problem, Scale
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.layout import check_blocks
@@ -35,8 +35,8 @@ class Binding:
     that multiplies a and b, `promoted` whether its sums are, `block_rows` the granularity of block scales, by their
     names. `written` is the graph as the user wrote it, `graph` after the passes, both in the user's
     orientation. `arguments`: every array and number, by its Pointer's name; a result that the caller does not
-    give is row-major at address 0, and only results are writable. `results`: the arrays of those that are given, by
-    name.
+    give has its `result_strides` and lies at address 0, and only results are writable. `results`: the arrays of those
+    that are given, by name.
 
     The kernel computes `problem`, whose D is the first result that is a matrix, with the epilogue `spec`, on the
     matrices `arrays`: operands and results by name. Where `swapped` that is D^T = B^T @ A^T: its `a` lies where b is.
@@ -110,7 +110,7 @@ class Binding:
         missing = self.missing
         if not missing:
             return self
-        made = {name: empty_like_kind(like, x.shape, x.dtype) for name, x in missing.items()}
+        made = {name: empty_like_kind(like, x.shape, x.dtype, x.strides) for name, x in missing.items()}
         arguments = {result_argument(name): describe(x, name) for name, x in made.items()}
         return replace(self, results={**self.results, **made}, arguments={**self.arguments, **arguments})
 
@@ -301,7 +301,7 @@ def _typed(graph: Graph, output: DType) -> Graph:
 
 
 def _results(graph: Graph, given: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, ArrayInfo]:
-    """Every result by name: the array that is given, which has been checked, or a row-major one at address 0."""
+    """Every result by name: the array that is given, which has been checked, or one that does not exist yet."""
     names = [r.name for r in graph.results]
     if unknown := set(given) - set(names):
         raise ArgumentError(
@@ -315,13 +315,13 @@ def _results(graph: Graph, given: Mapping[str, Any], shape: tuple[int, ...]) -> 
             found[r.name] = describe(given[r.name], r.name)
             checks.result(r.name, found[r.name], want, r.dtype, contiguous=graph.is_reduced(r))
         else:
-            found[r.name] = _row_major(want, r.dtype)
+            found[r.name] = _unmade(want, r.dtype, result_strides(graph, r, want))
     return found
 
 
-def _row_major(shape: tuple[int, ...], dtype: DType) -> ArrayInfo:
-    """Of an array that does not exist yet."""
-    return ArrayInfo(dtype, shape, row_major(shape), 0, "spec", 0, True)
+def _unmade(shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None = None) -> ArrayInfo:
+    """An array that does not exist yet, row-major by default."""
+    return ArrayInfo(dtype, shape, strides or row_major(shape), 0, "spec", 0, True)
 
 
 def result_shape(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -348,6 +348,17 @@ def result_shape(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[
     return (*batch, m, n // extent.width)
 
 
+def result_strides(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Of a result of that shape for which there is no array: scales lie along M, padded to 16 bytes, as TMA brings them
+    to the next product; None for others, which are row-major."""
+    if graph.nodes[result.node].op != "scale":
+        return None
+    *batch, m, columns = shape
+    step = TMA_ALIGNMENT // (result.dtype or FP32).bytes
+    pitch = -(-m // step) * step
+    return (*(columns * pitch for _ in batch), 1, pitch)
+
+
 # -- layout ----------------------------------------------------------------------------------------------------------
 
 
@@ -371,7 +382,7 @@ def _oriented(
         for x, dtype in ((arguments["a"], mma.a), (arguments["b"], mma.b))
         if isinstance(x, ArrayInfo)
     )
-    problem = Problem(a, b, arrays[d] if d else matrix_of(_row_major(shape, output), batch), mma.d)
+    problem = Problem(a, b, arrays[d] if d else matrix_of(_unmade(shape, output), batch), mma.d)
     of_a, of_b = (
         Scale(operand_argument(name), matrix_of(x, batch), block_rows[name])
         if name in block_rows and isinstance(x := arguments[operand_argument(name)], ArrayInfo) else None
