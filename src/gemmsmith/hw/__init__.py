@@ -77,6 +77,7 @@ elect_one = register.ElectOne.emit
 shuffle_xor = register.ShuffleXor.emit
 shuffle_index = register.ShuffleIndex.emit
 shuffle_down = register.ShuffleDown.emit
+opaque = register.Opaque.emit
 
 load_global = memory.LoadGlobal.emit
 store_global = memory.StoreGlobal.emit

@@ -118,7 +118,7 @@ class Epilogue:
     def store(self, accumulator: Accumulator, tile: WorkTile) -> None:
         """Adds what other CTAs have summed of the tile, and computes and stores the warpgroup's part of it; or hands
         its sums to the CTA that does."""
-        with self._sums.finished(accumulator, tile, self._warpgroup) as whole, self._thread():
+        with self._thread(), self._sums.finished(accumulator, tile, self._warpgroup) as whole:
             self._store(whole)
         self._mainloop.release_alias(tile)
 
@@ -128,10 +128,7 @@ class Epilogue:
         if not self.spec.promoted:
             return nullcontext()
         k = current()
-        numbers = k.registers(I32, 2, "thread_numbers")
-        numbers[0], numbers[1] = k.lane, k.warp_index
-        hw.compiler_fence(numbers)
-        return k.thread_numbered(numbers[0].named("lane_of_tile"), numbers[1].named("warp_of_tile"))
+        return k.thread_numbered(hw.opaque(k.lane).named("own_lane"), hw.opaque(k.warp_index).named("own_warp"))
 
     def _store(self, accumulator: Accumulator) -> None:
         k, plan, part = current(), self.layout, self.part
