@@ -139,6 +139,34 @@ def test_batches(own: bool, rng: np.random.Generator) -> None:
     bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
 
 
+@pytest.mark.parametrize("recipe", [(1, 128), (128, 128), (1, 1)])
+@pytest.mark.parametrize("m", [70, 128])
+@pytest.mark.parametrize(
+    ("layout", "own", "shared"),
+    [("M", True, True), ("K", True, True), ("padded", True, True), ("K", False, True), ("K", True, False)],
+)
+def test_a_batch_whose_scales_continue_is_folded(
+    layout: str, own: bool, shared: bool, m: int, recipe, rng: np.random.Generator
+) -> None:
+    """Into M, where b and its scales are the same for all; scales of 128 rows only if none is cut."""
+    batch, n, k = 3, 50, 500
+    a = within(rng.standard_normal((batch * m, k), np.float32).astype(E4M3)).reshape(batch, m, -1, copy=True)
+    b = within(rng.standard_normal((n, k), np.float32).astype(E4M3)).T
+    rows, blocks = -(-m // recipe[0]), -(-k // 128)
+    scale_a = np.full((blocks, batch, rows) if layout == "M" else (batch, rows, blocks + 3), np.nan, np.float32)
+    scale_a = {"M": scale_a.transpose(1, 2, 0), "K": scale_a[..., :blocks], "padded": scale_a[..., :blocks]}[layout]
+    if layout == "padded":
+        scale_a = np.full((batch, rows + 1, blocks), np.nan, np.float32)[:, :rows]
+    scale_a[...] = rng.uniform(0.5, 2, scale_a.shape)
+    scale_b = rng.uniform(0.5, 2, (blocks, -(-n // recipe[1]))).astype(np.float32)
+    scale_a, scale_b = scale_a if own else scale_a[0], scale_b if shared else np.stack([scale_b] * batch)
+    folds = own and shared and (layout != "padded" or rows == 1) and m % recipe[0] == 0
+    plan = gemmsmith.plan(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype="fp32", config=TILE)
+    assert plan.problem.batch == (1 if folds else batch)
+    out = simulated(a, b, scale_a, scale_b, config=TILE)
+    bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
+
+
 def test_scales_that_are_zero_infinite_or_nan(rng: np.random.Generator) -> None:
     """As IEEE has it of a block's sum times its scale; what they do not scale stays."""
     a, b = ones(70, 50, 300)

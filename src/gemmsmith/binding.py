@@ -14,7 +14,7 @@ from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, mea
 from gemmsmith.core.graph import Extent, Graph, Operand, Result, bare
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, TMA_ALIGNMENT, Matrix, Problem, Scale
-from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.core.spec import EpilogueSpec, ScaleSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.layout import check_blocks
 from gemmsmith.epilogue.device.outputs import result_argument
@@ -133,8 +133,8 @@ def bind(
 
     Two changes make the problem faster. Where D is column-major and its graph has a transpose, D^T is computed, so
     that the kernel's D has unit column stride whenever out has a unit stride. And the bare product's batch is folded
-    into M where b is the same for the whole batch and the batch continues the rows of a and D: one problem of
-    batch * m rows.
+    into M where b, with its block scales, is the same for the whole batch and the batch continues the rows of a, of its
+    block scales and of D: one problem of batch * m rows.
 
     Raises ArgumentError, naming the argument, what was given and what would work; EpilogueError.
     """
@@ -416,12 +416,24 @@ def matrix_of(x: ArrayInfo, batch: int, whole: bool = True) -> Matrix:
 
 
 def _folded(p: Problem) -> Problem:
-    """The problem with its batch folded into M, if one row stride reaches all rows of a and d, and b is broadcast."""
-    rows = p.batch * p.m
-    if any(p.scales) or p.batch <= 1 or p.b.batch_stride or not 0 < rows <= MAX_EXTENT:
+    """The problem with its batch folded into M, if one row stride reaches all rows of a, of its scales and of d, and b
+    and its scales are broadcast."""
+    rows, (of_a, of_b) = p.batch * p.m, p.scales
+    if p.batch <= 1 or p.b.batch_stride or not 0 < rows <= MAX_EXTENT or (of_b and of_b.matrix.batch_stride):
         return p
-    a, d = _stacked(p.a), _stacked(p.d)
-    return p if a is None or d is None else replace(p, a=a, b=replace(p.b, batch=1), d=d)
+    a, d, scales = _stacked(p.a), _stacked(p.d), of_a and _stacked_scales(of_a, p.m)
+    if a is None or d is None or (of_a and not scales):
+        return p
+    of_b = of_b and replace(of_b, matrix=replace(of_b.matrix, batch=1))
+    return replace(p, a=a, b=replace(p.b, batch=1), d=d, scales=(scales, of_b))
+
+
+def _stacked_scales(x: Scale, m: int) -> Scale | None:
+    """None also where one would be for rows of two products, and where TMA, which reads them now, would no more."""
+    matrix = _stacked(x.matrix)
+    found = replace(x, matrix=matrix) if matrix and m % x.rows == 0 else None
+    before, after = ScaleSpec.of(x), ScaleSpec.of(found)
+    return None if before and after and before.by_tma and not after.by_tma else found
 
 
 def _stacked(x: Matrix) -> Matrix | None:

@@ -187,8 +187,9 @@ class CopiedScales(StagedScales):
     def bring(self, stage: Value) -> None:
         """Starts the copies of the next k-block into a stage."""
         k, at = current(), self._at.get()
+        begin = hw.opaque(at)  # or each copy's address would have registers of its own
         with k.unroll(0, self.count, WARP, name="first") as first:
-            source = (at + first.to(I64) * self._row_stride * self.scale.dtype.bytes).to(U64)
+            source = (begin + first.to(I64) * self._row_stride * self.scale.dtype.bytes).to(U64)
             with k.when(first + k.lane < self.count):
                 self._copy(self.stages[stage].at(first + k.lane, 4), source, first < self._left)
         self._at.set(at + self._step)

@@ -19,6 +19,7 @@ from gemmsmith.hw import (
 from gemmsmith.hw.convert import pack as pack
 from gemmsmith.hw.convert import unpack as unpack
 from gemmsmith.hw.convert import unpack_ue8m0 as unpack_ue8m0
+from gemmsmith.hw.register import opaque as opaque
 from gemmsmith.hw.register import set_registers as set_registers
 from gemmsmith.hw.wgmma import descriptor as descriptor
 from gemmsmith.lang.builder import current
@@ -77,7 +78,6 @@ elect_one = register.ElectOne.emit
 shuffle_xor = register.ShuffleXor.emit
 shuffle_index = register.ShuffleIndex.emit
 shuffle_down = register.ShuffleDown.emit
-opaque = register.Opaque.emit
 
 load_global = memory.LoadGlobal.emit
 store_global = memory.StoreGlobal.emit

@@ -8,10 +8,11 @@ import numpy as np
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.instruction import Instruction, i32, u32
+from gemmsmith.lang.instruction import Instruction, i32, i64, u32
 from gemmsmith.lang.kernel import register_cap
 from gemmsmith.lang.machine import Blocking, Machine
-from gemmsmith.lang.types import I32, PRED, U32
+from gemmsmith.lang.types import I32, I64, PRED, U32
+from gemmsmith.lang.values import Value
 
 
 class SetMaxNReg(Instruction):
@@ -108,3 +109,16 @@ class Opaque(Instruction):
 
     def simulate(self, m: Machine) -> Any:
         return m.value(self.number)
+
+
+class OpaqueWide(Opaque):
+    """The same of 64 bits."""
+
+    number: i64
+    result = I64
+    ptx = "mov.b64 {result}, {number};"
+
+
+def opaque(number: Value) -> Value:
+    """Records one of these for an I32 or I64."""
+    return (OpaqueWide if number.type == I64 else Opaque).emit(number)
