@@ -303,8 +303,13 @@ class KernelSpec:
 
     @property
     def promotion(self) -> PromotedSums:
+        return promotion(self.config, self._scales_columns)
+
+    @property
+    def _scales_columns(self) -> bool:
+        """Whether each column of B has a block scale of its own."""
         of_b = self.scales[1]
-        return promotion(self.config, of_b is not None and of_b.rows == 1)
+        return of_b is not None and of_b.rows == 1
 
     @property
     def name(self) -> str:
@@ -367,6 +372,8 @@ class KernelSpec:
                 f"registers: the {what} of {self.warpgroup_rows}x{self.warpgroup_columns} "
                 f"take{'s' * (not self.promoted)} {taken} a thread, {taken - limit} more than fit; "
                 "use more consumers or a smaller tile"
+                + ", or a scale for 128 columns, not for each"
+                * self._scales_columns
             )
 
     def _check_conversions(self) -> None:
