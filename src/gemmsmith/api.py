@@ -63,7 +63,8 @@ def gemm(
 
     Arrays: torch, CuPy, or anything with __cuda_array_interface__ or DLPack on a GPU; torch and numpy (bf16 by
     ml_dtypes) on the CPU. Runs on the caller's current stream and does not synchronise. Gives `out`, or a new
-    array of a's library. Raises ArgumentError, ConfigError, DeviceError; HazardError with backend="sim".
+    array of a's library, row-major; the scales of `quantize` lie along M, padded to 16 bytes, as `gemm` reads them
+    fastest. Raises ArgumentError, ConfigError, DeviceError; HazardError with backend="sim".
     """
     given = {**operands, **named} if operands else named
     if scale_a is not None or scale_b is not None:

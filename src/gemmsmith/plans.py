@@ -257,8 +257,8 @@ class Plan:
         self, call: Call, addresses: dict[str, Any], results: dict[str, Any], like: Any, workspace: Any = None
     ) -> Any:
         """A run of arrays with a known key: `addresses` and `call` are theirs. Adds to addresses and results."""
-        for name, pointer, shape, dtype in call.missing:
-            results[name] = made = empty_like_kind(like, shape, dtype)
+        for name, pointer, layout in call.missing:
+            results[name] = made = empty_like_kind(like, *layout)
             addresses[pointer] = address_of(made)
         call.start(addresses, like, workspace)
         return results["out"] if self._alone else arranged(results, self._names)

@@ -49,8 +49,8 @@ class CopiedOperand:
         """The next copies are those of a tile, from element `first_k` on."""
         chunks, tile, size = self._chunks, self.tile, self.tile.dtype.bytes
         line, along = (at.row, first_k) if tile.major == "K" else (first_k, at.row)
-        column = chunks.box * tile.pitch + hw.again(chunks.chunk) * CHUNK_BYTES
-        offset = (line + hw.again(chunks.row)).to(I64) * self._line + along.to(I64) * size + column.to(I64)
+        column = chunks.box * tile.pitch + hw.opaque(chunks.chunk) * CHUNK_BYTES
+        offset = (line + hw.opaque(chunks.row)).to(I64) * self._line + along.to(I64) * size + column.to(I64)
         self._source.set(self._address + (at.batch.to(I64) * self._batch + offset).to(U64))
         rows = current().minimum(self._rows - at.row, tile.mn)
         self._left.set(rows - chunks.row if tile.major == "K" else rows * size - column)

@@ -22,6 +22,8 @@ from gemmsmith.core.tile import Tile
 STAGES_LIMIT = HOPPER.shared_bytes // (2 * 16 * (WGMMA_M + 8))
 """Of the smallest tile, 64x8 with rows of 32 bytes."""
 OPERAND_BYTES = sorted({mma.a.bytes for mma in WGMMA})
+SCALE_BOX = 4
+"""K-tiles whose block scales TMA brings at once where they are contiguous along K: 16 bytes, its least."""
 BARRIER_BYTES = 16
 """Bytes of a stage's two mbarriers."""
 LOW_PARTS_BYTES = 64
@@ -71,23 +73,23 @@ class EpilogueSpec:
 
 @dataclass(frozen=True)
 class ScaleSpec:
-    """Block scales of an operand: of how many `rows` one is, 1 or 128; and whether TMA brings a tile's, as it can where
-    those of rows are contiguous, 16-byte aligned fp32."""
+    """Block scales of an operand: of how many `rows` one is, 1 or 128; and along which index TMA brings a tile's, as it
+    can where those of rows are contiguous, 16-byte aligned fp32: "MN" of one k-tile, "K" of SCALE_BOX, a box."""
 
     rows: int
     dtype: DType
-    by_tma: bool = False
+    by_tma: Major | None = None
 
     @staticmethod
     def of(scale: Scale | None) -> ScaleSpec | None:
         """None for an operand without them."""
         if not scale:
             return None
-        by_tma = scale.rows == 1 and scale.matrix.dtype == FP32 and scale.matrix.column_major and scale.matrix.tma_ready
-        return ScaleSpec(scale.rows, scale.matrix.dtype, by_tma)
+        by_tma = scale.rows == 1 and scale.matrix.dtype == FP32 and scale.matrix.tma_ready
+        return ScaleSpec(scale.rows, scale.matrix.dtype, operand_major(scale.matrix) if by_tma else None)
 
     def __str__(self) -> str:
-        return f"{self.dtype} read " + ("by TMA" if self.by_tma else "one by one")
+        return f"{self.dtype} read " + (f"by TMA along {self.by_tma}" if self.by_tma else "one by one")
 
     def count(self, rows: int) -> int:
         """Of a tile of so many rows, which begins at any multiple of them: all that it may need."""
@@ -95,9 +97,13 @@ class ScaleSpec:
         return rows if self.rows == 1 else -(-(farthest + rows) // SCALE_BLOCK)
 
     def staged_bytes(self, rows: int) -> int:
-        """Shared memory of one stage, fp32 each."""
-        alignment = 128 if self.by_tma else 16
-        return -(-4 * self.count(rows) // alignment) * alignment
+        """Shared memory of one stage, or of one box, fp32 each."""
+        alignment, k_tiles = 128 if self.by_tma else 16, SCALE_BOX if self.by_tma == "K" else 1
+        return -(-4 * k_tiles * self.count(rows) // alignment) * alignment
+
+    def slots(self, stages: int) -> int:
+        """Stages; or boxes, as many as may be needed at once where each tile has many k-tiles."""
+        return -(-stages // SCALE_BOX) + 1 if self.by_tma == "K" else stages
 
 
 def slices(config: Config, graph: Graph) -> int:
@@ -239,10 +245,11 @@ class KernelSpec:
         """Shared memory of one stage of a CTA: what TMA brings into it at most, peers' multicasts included."""
         return sum(tile.bytes for tile in self.tiles)
 
-    @property
-    def scale_bytes(self) -> int:
-        """Shared memory of one stage for block scales."""
-        return sum(x.staged_bytes(rows) for x, rows in zip(self.scales, self.config.tile, strict=False) if x)
+    def scale_bytes(self, stages: int) -> int:
+        """Shared memory for block scales beside so many stages, with the barriers of boxes."""
+        sides = [(x, rows) for x, rows in zip(self.scales, self.config.tile, strict=False) if x]
+        barriers = sum(x.slots(stages) * BARRIER_BYTES for x, _ in sides if x.by_tma == "K")
+        return barriers + sum(x.slots(stages) * x.staged_bytes(rows) for x, rows in sides)
 
     @property
     def warpgroup_rows(self) -> int:
@@ -301,8 +308,13 @@ class KernelSpec:
 
     @property
     def promotion(self) -> PromotedSums:
+        return promotion(self.config, self._scales_columns)
+
+    @property
+    def _scales_columns(self) -> bool:
+        """Whether each column of B has a block scale of its own."""
         of_b = self.scales[1]
-        return promotion(self.config, of_b is not None and of_b.rows == 1)
+        return of_b is not None and of_b.rows == 1
 
     @property
     def products(self) -> int:
@@ -371,6 +383,8 @@ class KernelSpec:
                 f"registers: the {what} of {self.warpgroup_rows}x{self.warpgroup_columns} "
                 f"take{'s' * (not self.promoted)} {taken} a thread, {taken - limit} more than fit; "
                 "use more consumers or a smaller tile"
+                + ", or a scale for 128 columns, not for each"
+                * self._scales_columns
             )
 
     def _check_conversions(self) -> None:

@@ -19,6 +19,7 @@ from gemmsmith.hw import (
 from gemmsmith.hw.convert import pack as pack
 from gemmsmith.hw.convert import unpack as unpack
 from gemmsmith.hw.convert import unpack_ue8m0 as unpack_ue8m0
+from gemmsmith.hw.register import opaque as opaque
 from gemmsmith.hw.register import set_registers as set_registers
 from gemmsmith.hw.wgmma import descriptor as descriptor
 from gemmsmith.lang.builder import current
@@ -73,7 +74,6 @@ sync_warp = barrier.SyncWarp.emit
 fence_proxy_async = fence.FenceProxyAsync.emit
 fence_acq_rel = fence.FenceAcqRel.emit
 
-again = register.Again.emit
 elect_one = register.ElectOne.emit
 shuffle_xor = register.ShuffleXor.emit
 shuffle_index = register.ShuffleIndex.emit
