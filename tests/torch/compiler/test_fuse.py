@@ -261,3 +261,17 @@ def test_a_product_with_a_dtype_of_its_own():
 
     torch.testing.assert_close(function(a, b), (a.float() @ b.float()).relu())
     assert outcomes[0].computed == ("relu",)
+
+
+def test_long_chains_of_operations_before_and_behind_a_product():
+    a, b, c = matrices((M, K), (K, N), (M, N))
+
+    def function(a, b, c):
+        for _ in range(400):
+            c = torch.sin(c)
+        y = a @ b + c
+        for _ in range(400):
+            y = torch.sin(y)
+        return y
+
+    run(function, a, b, c)

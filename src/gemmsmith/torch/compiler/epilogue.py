@@ -25,6 +25,8 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 rule for what overflows need not be the epilogue's."""
 READ = (*FLOATS, torch.bool, torch.int32, torch.int64)
 """The dtypes of operands; float64 too where a is float64."""
+DEEPEST = 50
+"""Operations, one after the other, that are pulled in together."""
 AXES = {"n": -1, "m": -2, "all": None}
 
 
@@ -243,16 +245,18 @@ class Epilogue(Tracing):
     def _operand(self, node: Node, extent: Extent, kept: DType) -> Operand:
         return self.operands.setdefault(node, Operand(f"x{len(self.operands)}", extent, kept))
 
-    def _frontier(self, node: Node) -> set[Node]:
+    def _frontier(self, node: Node, depth: int = 0) -> set[Node]:
         """What to read in place of a node's value: itself, or what it is computed of where that is fewer bytes."""
         if node in self._frontiers:
             return self._frontiers[node]
         found = {node}
-        if name(node) == "expand" or kind(node) == "view":
-            found = self._frontier(node.args[0])
+        if depth == DEEPEST:
+            pass
+        elif name(node) == "expand" or kind(node) == "view":
+            found = self._frontier(node.args[0], depth + 1)
         elif kind(node) == "pointwise" and self._extent(shape(node), shape(node)) == self._matrix:
             others = [x for x in node.all_input_nodes if constant(x) is None]
-            inner = {leaf for x in others for leaf in (self._frontier(x) if value(x) is not None else {x})}
+            inner = {leaf for x in others for leaf in (self._frontier(x, depth + 1) if value(x) is not None else {x})}
             most = size(node) - 1 if self.traffic.lies(node) else 2 * size(node)  # or it is written first
             if moved(inner) <= most:
                 found = inner

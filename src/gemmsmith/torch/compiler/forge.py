@@ -57,7 +57,13 @@ def _plan(region: Region, epilogue: Graph | None, operands: Mapping[str, Any]) -
     a, b = value(region.product.a), value(region.product.b)
     given = {name: x if isinstance(x, float) else _spec(x) for name, x in operands.items()}
     bare = epilogue is None or epilogue.is_bare
-    return Plan(_spec(a), _spec(b), epilogue=None if bare else epilogue, operands=given, precision=precision(a))
+    return _planned(_spec(a), _spec(b), None if bare else epilogue, tuple(given.items()), precision(a))
+
+
+@lru_cache(maxsize=1024)
+def _planned(a: Spec, b: Spec, epilogue: Graph | None, operands: tuple[tuple[str, Any], ...], kind: str | None) -> Plan:
+    """The plan of one product, and of all layers' that are like it."""
+    return Plan(a, b, epilogue=epilogue, operands=dict(operands), precision=kind)
 
 
 def _spec(x: Any) -> Spec:
@@ -69,6 +75,7 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "gemmsmith")
 
 
+@lru_cache(maxsize=1024)
 def forge(plan: Plan) -> list[Future[Any]]:
     """Starts compiling a plan's kernels, for the cache in which a call finds them."""
     return [_pool().submit(compile_source, x.kernel.source, x.kernel.name) for x in plan.launches.all]

@@ -68,6 +68,11 @@ def _kind(target: Any, op: str) -> Kind:
     return "reduction" if op in REDUCED else "opaque"
 
 
+def mutates(node: Node) -> bool:
+    """Whether it changes a tensor in place."""
+    return bool(name(node)) and node.target._schema.is_mutable
+
+
 def value(node: Node) -> Any:
     """The fake tensor that a node gives; None where it gives none."""
     found = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
@@ -117,14 +122,16 @@ def constant(node: Node) -> float | bool | None:
 
 
 class Emitter:
-    """Makes nodes with their fake tensors."""
+    """Makes nodes with their fake tensors. `made`: those so far."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
+        self.made: list[Node] = []
 
     def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         node = self.graph.call_function(target, args, kwargs)
         given = torch.fx.map_arg(args, lambda x: x.meta["val"])
         with torch.no_grad(), detect_fake_mode(given) or nullcontext():
             node.meta["val"] = target(*given, **kwargs)
+        self.made.append(node)
         return node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ from gemmsmith.torch.operator import MOST_OPERANDS, MOST_RESULTS
 
 WORTH = 8
 """Bytes that a fusion saves, of those that the product has: at least one in so many."""
+
+MOST_MEMBERS = 100
+"""Nodes that a region has: choosing among them takes time that grows with their square."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +44,38 @@ class Region:
         self.own = [x for x in dict.fromkeys(own) if x in self.epilogue.joined]
         self.members = list(self.own)
         self.refused: dict[Node, str] = {}
+        self.below = dict.fromkeys([product.node, *self.own], True)
         self._grow()
 
     def _grow(self) -> None:
-        below = set(self.members)
-        node = max(self.members)
-        while (node := node.next).op != "root":
-            inputs = node.all_input_nodes
-            if node.op == "output" or mutates(node):
-                break
-            if below.isdisjoint(inputs):
+        end = next((x for x in self.traffic.mutations if self.product.node < x), None)
+        waiting, seen = [user for x in self.own for user in x.users], set[Node]()
+        heapq.heapify(waiting)
+        while waiting and len(self.members) < MOST_MEMBERS and (end is None or waiting[0] < end):
+            node = heapq.heappop(waiting)
+            if node in self.epilogue.joined or node in seen or node.op == "output":
                 continue
-            below.add(node)
+            seen.add(node)
             try:
-                if all(x in self.epilogue.joined or x not in below for x in inputs):
+                if all(x in self.epilogue.joined or not self._depends(x) for x in node.all_input_nodes):
                     self.epilogue.join(node)
                     self.members.append(node)
+                    for user in node.users:
+                        heapq.heappush(waiting, user)
             except EpilogueError as error:
                 self.refused[node] = str(error).rpartition("\n")[2].strip()
+
+    def _depends(self, node: Node) -> bool:
+        """Whether a node is computed of what the product gives."""
+        first, found, waiting = self.product.node, set[Node](), [node]
+        while waiting:
+            x = waiting.pop()
+            if first < x and x not in self.below and x not in found:
+                found.add(x)
+                waiting += x.all_input_nodes
+        for x in sorted(found):
+            self.below[x] = any(self.below.get(y, False) for y in x.all_input_nodes)
+        return self.below.get(node, False)
 
     # -- what is stored, and what that saves -----------------------------------------------------------------------
 
@@ -150,8 +168,3 @@ def is_cheap(node: Node) -> bool:
 def is_cast(node: Node) -> bool:
     """Whether it changes the dtype of a value alone."""
     return name(node) == "convert_element_type"
-
-
-def mutates(node: Node) -> bool:
-    """Whether it changes a tensor in place."""
-    return bool(name(node)) and node.target._schema.is_mutable
