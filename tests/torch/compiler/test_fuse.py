@@ -275,3 +275,24 @@ def test_long_chains_of_operations_before_and_behind_a_product():
         return y
 
     run(function, a, b, c)
+
+
+def test_a_term_that_is_multiplied_by_0_is_not_read():
+    c, a, b = matrices((M, N), (M, K), (K, N))
+    c[:] = float("nan")
+    assert run(lambda c, a, b: torch.relu(torch.addmm(c, a, b, beta=0, alpha=2)), c, a, b).fused
+
+
+@pytest.mark.parametrize("constant", [1e300, 1e-300])
+def test_numbers_that_fp32_does_not_hold_are_left_to_torch(constant):
+    a, b = matrices((M, K), (K, N))
+    passed = run(lambda a, b: torch.where((y := a @ b) > 0, y, constant), a, b)
+    assert "in fp32" in passed.outcomes[0].why
+
+
+def test_functions_that_differ_from_numpys():
+    a = torch.tensor([[float("nan"), 0], [float("inf"), 0], [1e30, 0], [-2, 0]], dtype=torch.float32)
+    b = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    for function in (torch.sign, torch.sgn, lambda x: torch.hypot(x, torch.full_like(x, 1e30))):
+        got, _ = compiled(lambda a, b, f=function: f(a @ b))
+        assert torch.equal(got(a, b).nan_to_num(), function(a @ b).nan_to_num())

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gemmsmith.core.dtypes import FP32, DType, as_dtype
+from gemmsmith.core.dtypes import FP32, DType, as_dtype, in_fp32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import Extent, Graph, Operand, Result
 from gemmsmith.epilogue.frontend.tracer import Traced, Tracing, call
@@ -57,10 +57,11 @@ class Epilogue(Tracing):
         self.reads[product.node] = frozenset()
         if product.term:
             term, beta, alpha = product.term
-            bias = self._read(term, shape(product.node))
-            self.reads[product.node] = self._leaves([term])
-            scaled = found if alpha == 1 else self("mul", found, alpha)
-            found = self("add", scaled, bias if beta == 1 else self("mul", bias, beta))
+            found = found if alpha == 1 else self("mul", found, alpha)
+            if beta != 0:  # else the term is not read: it may be NaN
+                bias = self._read(term, shape(product.node))
+                self.reads[product.node] = self._leaves([term])
+                found = self("add", found, bias if beta == 1 else self("mul", bias, beta))
         self._join(product.node, found)
 
     def _continue(self, graph: Graph) -> None:
@@ -82,6 +83,12 @@ class Epilogue(Tracing):
                 found.keepdim = r.keepdim
                 self._join(self.of.results[r.name], found)
         self.joined.add(self.of.node)
+
+    def value(self, x: Any) -> Traced:
+        """Numbers are as they are in torch, or refused."""
+        if isinstance(x, (int, float)) and x == x and in_fp32(x) != x:
+            raise refused(f"{x} is {in_fp32(x)} in fp32")
+        return super().value(x)
 
     # -- joining ---------------------------------------------------------------------------------------------------
 
@@ -114,12 +121,16 @@ class Epilogue(Tracing):
         if kind(node) != "pointwise":
             raise refused(f"{name(node) or node.name}: it is not computed element by element")
         self._whole(node)
+        if name(node) == "hypot":
+            raise refused(f"{name(node)}: its squares may be beyond fp32")
         if dtype(node) == torch.bool and any(is_integer(x) for x in node.all_input_nodes):
             raise refused(f"{name(node)}: it compares integers, which fp32 does not hold")
         args = [self._argument(x, shape(node)) for x in node.args]
         kwargs = {key: self._argument(x, shape(node)) for key, x in node.kwargs.items()}
         if name(node) == "convert_element_type":
             return self._cast(*args)
+        if name(node) in ("sign", "sgn"):  # of NaN it is 0 in torch
+            return self("where", self("eq", *args, *args), self("sign", *args), 0)
         return call(name(node), name(node), tuple(args), kwargs)  # type: ignore[no-any-return]
 
     def _argument(self, x: Any, like: tuple[Any, ...]) -> Any:

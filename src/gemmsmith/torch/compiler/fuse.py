@@ -75,9 +75,10 @@ def _optimised(epilogue: str) -> Graph:
 
 
 def _why_not(region: Region) -> str:
+    refused = next(iter(region.refused.values()), "")
     if any(kind(x) != "view" for x in region.members[len(region.own) :]):
-        return "no fewer bytes would be moved"
-    return next(iter(region.refused.values()), "only operations that are not fused read it")
+        return f"no fewer bytes would be moved{'; ' * bool(refused)}{refused}"
+    return refused or "only operations that are not fused read it"
 
 
 def user_line(node: Node) -> str:
