@@ -296,3 +296,14 @@ def test_functions_that_differ_from_numpys():
     for function in (torch.sign, torch.sgn, lambda x: torch.hypot(x, torch.full_like(x, 1e30))):
         got, _ = compiled(lambda a, b, f=function: f(a @ b))
         assert torch.equal(got(a, b).nan_to_num(), function(a @ b).nan_to_num())
+
+
+def test_values_that_are_not_row_major_are_left_as_they_are():
+    """Others may see their strides, as views and as_strided do."""
+    a, b, c = matrices((M, K), (K, N), (N, M))
+    for after in (lambda y: y.as_strided((5, 7), (1, 9)), lambda y: y.t().view(-1), lambda y: y):
+        got, passed = compiled(lambda a, b, c, f=after: f(torch.relu(c.t() + a @ b)))
+        found, want = got(a, b, c), after(torch.relu(c.t() + a @ b))
+        torch.testing.assert_close(found, want, rtol=1e-11, atol=1e-11)
+        assert found.stride() == want.stride()
+        assert not passed.fused

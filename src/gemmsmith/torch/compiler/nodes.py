@@ -90,6 +90,16 @@ def dtype(node: Node) -> torch.dtype:
     return found
 
 
+def row_major(node: Node) -> bool:
+    """Whether a tensor lies in memory as an operator's results do."""
+    found, length = value(node), 1
+    for extent, stride in reversed(list(zip(found.shape, found.stride(), strict=True))):
+        if not same(extent, 1) and not same(stride, length):
+            return False
+        length = length * extent
+    return True
+
+
 def size(node: Node) -> int:
     """The bytes of a tensor, with symbolic extents as they were when the graph was made."""
     found = value(node)

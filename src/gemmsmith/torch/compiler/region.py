@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.torch.compiler.epilogue import Epilogue, as_stored, is_extreme, is_widening
-from gemmsmith.torch.compiler.nodes import Node, dtype, kind, name, size, value
+from gemmsmith.torch.compiler.nodes import Node, dtype, kind, name, row_major, size, value
 from gemmsmith.torch.compiler.products import Product
 from gemmsmith.torch.compiler.traffic import Traffic, moved, reduces
 from gemmsmith.torch.operator import MOST_OPERANDS, MOST_RESULTS
@@ -99,6 +99,8 @@ class Region:
         extremes = (x for x in members if x not in self.own and is_extreme(x))
         if any(as_stored(x.args[0]) not in stored for x in extremes):
             return None  # what is compared with it might be computed again, and differ in a bit
+        if not all(map(row_major, stored)):
+            return None  # others may depend on its strides
         if len(stored) > MOST_RESULTS or len(reads) > MOST_OPERANDS:
             return None
         saved = self._before(members, stored) - self._after(members, stored, kept, reads)
