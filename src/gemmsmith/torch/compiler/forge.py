@@ -20,6 +20,8 @@ from gemmsmith.torch.operator import precision
 
 BYTES_PER_US = 4_200_000
 """What Inductor's kernels move of an H200's memory, at best."""
+LAUNCH_US = 0.8
+"""What the launch of a kernel takes, in a CUDA graph."""
 MOST_THREADS = 8
 
 
@@ -29,7 +31,9 @@ def refusal(region: Region, choice: Choice) -> str:
         fused, bare = fused_plan(region, choice), bare_plan(region)
     except GemmsmithError as error:
         return f"there is no kernel for it: {error}"
-    longer, spared = fused.estimate - bare.estimate, (choice.saved + choice.beside) / BYTES_PER_US
+    fewer = choice.spared - len(fused.launches.all) + len(bare.launches.all)
+    longer = fused.estimate - bare.estimate
+    spared = (choice.saved + choice.beside) / BYTES_PER_US + fewer * LAUNCH_US
     if longer >= spared:
         return f"the product would take {longer:.1f} us longer, and spare other kernels {spared:.1f} us"
     forge(fused)

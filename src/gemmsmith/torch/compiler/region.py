@@ -24,13 +24,14 @@ MOST_MEMBERS = 100
 class Choice:
     """Nodes that become an epilogue: `members`, in the graph's order, of which those `stored` are results; those `kept`
     stay in the graph, and are computed of results. `saved`: bytes; `beside`: bytes that the operator's own kernel moves
-    and the product's does not."""
+    and the product's does not; `spared`: Inductor's kernels."""
 
     members: tuple[Node, ...]
     stored: tuple[Node, ...]
     kept: frozenset[Node]
     saved: int
     beside: int
+    spared: int
 
 
 class Region:
@@ -108,7 +109,8 @@ class Region:
         if saved * WORTH <= whole:
             return None
         beside = moved(reads) + moved(stored) - whole - moved(self.epilogue.reads[self.product.node])
-        return Choice(tuple(members), tuple(stored), frozenset(kept), saved, beside)
+        spared = self.traffic.spared(set(members) - kept, reads)
+        return Choice(tuple(members), tuple(stored), frozenset(kept), saved, beside, spared)
 
     def _results(self, members: Sequence[Node]) -> tuple[list[Node], set[Node]]:
         """The members that others need and that are stored, and those that are computed of these again: views and

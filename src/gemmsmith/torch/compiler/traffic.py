@@ -8,7 +8,7 @@ and it takes more tensors than MOST_READS.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
@@ -25,6 +25,8 @@ MOST_READS = 4
 
 COMPUTED = ("pointwise", "view", "move")
 """Kinds of nodes that are computed again where they are read."""
+WORK = ("pointwise", "reduction", "lookup")
+"""Kinds of nodes that kernels compute."""
 
 
 class Traffic:
@@ -40,6 +42,8 @@ class Traffic:
         """Whether a node is opaque, or an opaque node reads it or a view of it."""
         self.written: set[Node] = set()
         """The nodes that lie in memory."""
+        self.work: dict[Kernel, set[Node]] = defaultdict(set)
+        """The nodes that kernels store or reduce."""
         self.mutations = [node for node in graph.nodes if mutates(node)]
         self.update(graph.nodes)
 
@@ -72,7 +76,24 @@ class Traffic:
         written = self.needed[node] or (later and len(self.sources[node]) > MOST_READS)
         changed = written != (node in self.written)
         (self.written.add if written else self.written.discard)(node)
+        if kind(node) in WORK:
+            works = written or kind(node) == "reduction"
+            (self.work[self.kernel(node)].add if works else self.work[self.kernel(node)].discard)(node)
         return _put(self.readers, node, readers) or changed
+
+    def kernel(self, node: Node) -> Kernel:
+        """The kernel that stores a pointwise node, or reduces."""
+        return reduces(node) if kind(node) == "reduction" else "rows", self.levels[node]
+
+    def spared(self, nodes: Collection[Node], stored: Iterable[Node]) -> int:
+        """How many kernels fewer there are where nothing computes some nodes, and others have to be stored."""
+
+        def needed(kernel: Kernel) -> bool:
+            return any(x.users and x not in nodes for x in self.work[kernel])
+
+        known = {self.kernel(x) for x in nodes if kind(x) in WORK and x in self.work[self.kernel(x)]}
+        more = {self.kernel(x) for x in stored if kind(x) in WORK and x not in self.written}
+        return sum(not needed(kernel) for kernel in known) - sum(not needed(kernel) for kernel in more)
 
     def kernels(self, node: Node, users: Collection[Node]) -> frozenset[Kernel]:
         """The kernels that read a node for some of its users."""
