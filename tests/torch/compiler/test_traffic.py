@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 
 import pytest
 import torch
 from tests.torch.compiler import models
 from tests.torch.compiler.passed import compiled
 
-from gemmsmith.torch.compiler import nodes
+from gemmsmith.torch.compiler import fuse, nodes
+from gemmsmith.torch.compiler.rewrite import replace
 from gemmsmith.torch.compiler.traffic import Traffic
 
 
@@ -28,13 +30,15 @@ def test_what_is_updated_is_what_would_be_worked_out_anew(name, monkeypatch):
         known(self, changed)
         graph = next(iter(changed)).graph
         fresh = Traffic.__new__(Traffic)
-        fresh.__dict__ = {"levels": dict(self.levels), "sources": {}, "readers": {}, "needed": {}, "written": set()}
+        fresh.levels, fresh.written, fresh.work = dict(self.levels), set(), defaultdict(set)
+        fresh.sources, fresh.readers, fresh.needed = {}, {}, {}
         known(fresh, graph.nodes)
         for node in graph.nodes:
             assert self.needed[node] == fresh.needed[node]
             assert self.readers[node] == fresh.readers[node]
             assert len(self.sources[node]) == len(fresh.sources[node])
             assert (node in self.written) == (node in fresh.written)
+            assert (node in self.work[self.kernel(node)]) == (node in fresh.work[self.kernel(node)])
         checked.append(graph)
 
     monkeypatch.setattr(Traffic, "update", update)
@@ -52,3 +56,20 @@ def test_twice_as_many_layers_are_twice_the_work(monkeypatch):
         work.append(len(calls))
     first, second = (b - a for a, b in itertools.pairwise(work))
     assert second < 1.05 * first
+
+
+def test_kernels_that_are_spared():
+    a, b, c = torch.randn(24, 16), torch.randn(16, 32), torch.randn(24, 32)
+
+    def spared(function):
+        found = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                fuse, "replace", lambda region, choice: found.append(choice.spared) or replace(region, choice)
+            )
+            compiled(function)[0](a, b, c)
+        return found
+
+    assert spared(lambda a, b, c: torch.relu(a @ b) + c) == [1]
+    assert spared(lambda a, b, c: ((y := torch.relu(a @ b)) @ c.t(), y.sum(0))) == [2]
+    assert spared(lambda a, b, c: ((y := torch.relu(a @ b + c)).softmax(-1), y.sum(0))) == [1]  # the softmax's is left
