@@ -86,6 +86,8 @@ class Epilogue(Tracing):
 
     def value(self, x: Any) -> Traced:
         """Numbers are as they are in torch, or refused."""
+        if isinstance(x, Traced) and x.op == "reduce":
+            raise refused("it needs a reduction of the product, which is known when all of it is computed")
         if isinstance(x, (int, float)) and x == x and in_fp32(x) != x:
             raise refused(f"{x} is {in_fp32(x)} in fp32")
         return super().value(x)
@@ -104,10 +106,10 @@ class Epilogue(Tracing):
     def _compute(self, node: Node) -> Traced:
         if kind(node) == "opaque":
             raise refused(f"{name(node) or node.name} reads it from memory")
-        if value(node) is None or not (dtype(node) == torch.bool or self._fits(dtype(node))):
-            raise refused(
-                f"{name(node) or node.name}: it gives {dtype(node) if value(node) is not None else 'no tensor'}"
-            )
+        if value(node) is None:
+            raise refused(f"{name(node) or node.name}: it gives more than one tensor")
+        if not (dtype(node) == torch.bool or self._fits(dtype(node))):
+            raise refused(f"{name(node) or node.name}: it gives {dtype(node)}")
         found = self._value(node)
         self.reads[node] = self._leaves(node.all_input_nodes)
         return found

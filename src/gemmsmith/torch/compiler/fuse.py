@@ -78,7 +78,10 @@ def _why_not(region: Region) -> str:
     refused = next(iter(region.refused.values()), "")
     if any(kind(x) != "view" for x in region.members[len(region.own) :]):
         return f"no fewer bytes would be moved{'; ' * bool(refused)}{refused}"
-    return refused or "only operations that are not fused read it"
+    if refused:
+        return refused
+    returned = any(user.op == "output" for x in region.members for user in x.users)
+    return "it is a result of the graph" if returned else "only operations that are not fused read it"
 
 
 def user_line(node: Node) -> str:
