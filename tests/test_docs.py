@@ -121,7 +121,7 @@ def test_pictures_are_what_the_commands_draw(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))  # without configs that the user tuned
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
-    for name in ("examples", "benchmarks"):
+    for name in ("examples", "benchmarks", "docs/ladder.json"):
         (tmp_path / name).symlink_to(ROOT / name)
     block = re.findall(r"^```sh\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL)[-1]
     for command in block.replace("\\\n", "").replace(" && ", "\n").splitlines():

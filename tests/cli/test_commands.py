@@ -225,6 +225,8 @@ def test_ladder(call, tmp_path: Path) -> None:
     assert (first["us"], first["of_floor"]) == (10.0, 0.25)
     assert "us" not in second
     assert first["bound_us"] == max(first["resources_us"].values()) == first["resources_us"][first["limit"]]
+    (tmp_path / "kept.json").write_text(json.dumps([first, second]))
+    assert json.loads(good(call(*words, "--counted", "kept.json", "--json"))) == [first, second]
     beside = good(call(*words, "--rows", "rows.json", "--picture", "ladder.svg")).splitlines()
     assert beside[1].split()[-4:] == ["10", "0.4", "50%", "25%"]
     refused = call("ladder", "--rung", "naive", "--rows", "rows.json")

@@ -26,11 +26,14 @@ COLOURS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c7
 @click.option("--rung", "names", multiple=True, type=click.Choice(NAMES), help="These alone.")
 @click.option("--rows", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Measured rows, as benchmarks/ladder.py writes them, to be shown beside.")  # fmt: skip
+@click.option("--counted", "kept", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="What --json printed before, to be shown without counting again.")  # fmt: skip
 @options.picture
 @options.as_json
 def ladder(
-    m: int, n: int, k: int, names: tuple[str, ...], rows: Path | None, picture: Path | None, as_json: bool
-) -> None:
+    m: int, n: int, k: int, names: tuple[str, ...], rows: Path | None, kept: Path | None, picture: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Shows every rung of the ladder, from one thread a result to Hopper's designs.
 
     The simulator counts what a tile takes; wavefronts, sectors and multiplications (instructions of warps) are for a
@@ -40,13 +43,9 @@ def ladder(
     \b
     Example: gemmsmith ladder --rung naive --rung cooperative
     """
-    steps = [x for x in STEPS if not names or x.name in names]
     measured = _measured(rows, (m, n, k)) if rows else {}
-    found = []
-    with shown() as tell:
-        for i, step in enumerate(steps):
-            tell("counting", i / len(steps))
-            found.append(row(step, (m, n, k)) | measured.get((step.name, step.dtype.name), {}))
+    found = _kept(kept, (m, n, k)) if kept else _counted((m, n, k), [x for x in STEPS if x.name in (names or NAMES)])
+    found = [x | measured.get((x["rung"], x["dtype"]), {}) for x in found if x["rung"] in (names or NAMES)]
     if picture:
         draw(found, picture)
     if as_json:
@@ -55,6 +54,19 @@ def ladder(
     click.echo(text(found))
     if picture:
         click.echo(f"picture: {picture}")
+
+
+def _counted(sizes: Sizes, steps: list[Step]) -> list[dict[str, Any]]:
+    found = []
+    with shown() as tell:
+        for i, step in enumerate(steps):
+            tell("counting", i / len(steps))
+            found.append(row(step, sizes))
+    return found
+
+
+def _kept(path: Path, sizes: Sizes) -> list[dict[str, Any]]:
+    return _of_sizes("--counted", path, json.loads(path.read_text()), sizes)
 
 
 def row(step: Step, sizes: Sizes) -> dict[str, Any]:
@@ -77,13 +89,18 @@ def row(step: Step, sizes: Sizes) -> dict[str, Any]:
 
 def _measured(path: Path, sizes: Sizes) -> dict[tuple[str, str], dict[str, float]]:
     """What was measured of products of these sizes, by rung and dtype."""
-    found = json.loads(path.read_text())["rows"]
-    mine = [x for x in found if (x["m"], x["n"], x["k"]) == sizes]
-    if not mine:
-        there = " ".join(sorted({f"{x['m']}x{x['n']}x{x['k']}" for x in found}))
-        wanted = "x".join(map(str, sizes))
-        raise ArgumentError(f"--rows: {path.name} has no rows of {wanted}; use --m, --n, --k of one of {there}")
+    mine = _of_sizes("--rows", path, json.loads(path.read_text())["rows"], sizes)
     return {(x["rung"], x["dtype"]): {name: x[name] for name in MEASURED} for x in mine}
+
+
+def _of_sizes(option: str, path: Path, rows: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
+    """The rows of a file that are of these sizes."""
+    mine = [x for x in rows if (x["m"], x["n"], x["k"]) == sizes]
+    if not mine:
+        there = " ".join(sorted({f"{x['m']}x{x['n']}x{x['k']}" for x in rows}))
+        wanted = "x".join(map(str, sizes))
+        raise ArgumentError(f"{option}: {path.name} has no rows of {wanted}; use --m, --n, --k of one of {there}")
+    return mine
 
 
 TITLES = ("rung", "dtype", "CTAs", "warps", "registers", "wavefronts", "ideal", "sectors", "ideal", "multiply",
