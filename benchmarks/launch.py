@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,11 +69,18 @@ def repeated() -> list[dict[str, Any]]:
     a, b, d = operands(64, 64, 64, torch.bfloat16, "nt")
     bias = torch.randn(64, device="cuda", dtype=torch.bfloat16)
     plan = gemmsmith.plan(a, b, out=d)
+    fp8_a, fp8_b = (torch.randn(64, 256, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    fp8_b, rows = fp8_b.T, {"scale_a": torch.ones(64, 1, device="cuda"), "scale_b": torch.ones(1, 64, device="cuda")}
+    blocks = {"scale_a": torch.ones(2, 64, device="cuda").T, "scale_b": torch.ones(1, 4, device="cuda").T[:2]}
+    scaled = partial(torch._scaled_mm, fp8_a, fp8_b, out_dtype=torch.bfloat16)
     theirs: dict[str, Call] = {
         "torch.mm(out=)": lambda: torch.mm(a, b, out=d),
         "torch.mm": lambda: torch.mm(a, b),
         "torch.addmm(out=), relu_": lambda: two_calls(bias, a, b, d),
         "torch.addmm, relu": lambda: torch.relu(torch.addmm(bias, a, b)),
+        "torch._scaled_mm": partial(scaled, *rows.values()),
+        "torch._scaled_mm(out=)": partial(scaled, *rows.values(), out=d),
+        "torch._scaled_mm(out=), blocks": partial(scaled, *blocks.values(), out=d),
     }
     ours: dict[str, tuple[Call, str]] = {
         "gemm(out=)": (lambda: gemmsmith.gemm(a, b, out=d), "torch.mm(out=)"),
@@ -83,6 +91,11 @@ def repeated() -> list[dict[str, Any]]:
             lambda: gemmsmith.gemm(a, b, epilogue=biased, out=d, bias=bias), "torch.addmm(out=), relu_",
         ),
         "gemm(epilogue=)": (lambda: gemmsmith.gemm(a, b, epilogue=biased, bias=bias), "torch.addmm, relu"),
+        "gemm(scales)": (lambda: gemmsmith.gemm(fp8_a, fp8_b, **rows), "torch._scaled_mm"),
+        "gemm(scales, out=)": (lambda: gemmsmith.gemm(fp8_a, fp8_b, **rows, out=d), "torch._scaled_mm(out=)"),
+        "gemm(block scales, out=)": (
+            lambda: gemmsmith.gemm(fp8_a, fp8_b, **blocks, out=d), "torch._scaled_mm(out=), blocks",
+        ),
     }  # fmt: skip
     calls = theirs | {name: call for name, (call, _) in ours.items()}
     us = in_turns(calls)

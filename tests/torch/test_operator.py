@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import gemmsmith
-from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.dtypes import BF16, E4M3, FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result, bare
 from gemmsmith.torch import gemm
@@ -96,6 +96,21 @@ def test_results_are_row_major_whatever_the_inputs_are(strides) -> None:
     a = torch.empty_strided((5, 8), strides, dtype=torch.bfloat16).normal_()
     out = call(summed(0, 1), a, torch.randn(16, 8).bfloat16().T, [], [])
     assert out.stride() == (16, 1)
+
+
+def test_scales_lie_as_the_next_product_reads_them() -> None:
+    """In fakes of symbolic sizes too."""
+    nodes = Node("accumulator"), Node("quantize", (0,), (E4M3, 128)), Node("scale", (1,))
+    text = write(Graph(nodes, (), (Result("out", 1, E4M3), Result("out1", 2, FP32))))
+    compiled = torch.compile(lambda a, b: call(text, a, b, [], []), backend="aot_eager", fullgraph=True)
+    b = torch.randn(8, 256).bfloat16()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (5, 7, 12):
+            a = torch.randn(m, 8).bfloat16()
+            torch._dynamo.mark_dynamic(a, 0)
+            for got, want in zip(compiled(a, b), call(text, a, b, [], []), strict=True):
+                assert got.stride() == want.stride()
+            assert want.stride() == (1, -(-m // 4) * 4)
 
 
 def test_fakes_keep_symbolic_sizes() -> None:

@@ -4,8 +4,8 @@
 
 for i operands that are tensors and o results. a (m, k) or (batch, m, k), b (k, n) or (batch, k, n); `epilogue` is a
 graph's text, `key` its hash, which comes first because DTensor's cache of shardings knows other arguments from the
-first int on. `numbers` are the operands that are Python numbers, in the graph's order, as the tensors are. Results are
-row-major. Lists of tensors would cost a microsecond more, and custom_op six.
+first int on. `numbers` are the operands that are Python numbers, in the graph's order, as the tensors are. Results
+have the strides of gemmsmith.gemm's. Lists of tensors would cost a microsecond more, and custom_op six.
 
 On a Hopper GPU gemmsmith.gemm runs, on another one torch's operations; on the CPU the float64 reference does. Where a
 is float64, what is fp32 elsewhere is float64, and nothing else is rounded. fp32 operands are multiplied as
@@ -27,7 +27,7 @@ from gemmsmith.api import gemm as launch
 from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.product import exact, rounded
-from gemmsmith.binding import result_shape
+from gemmsmith.binding import result_shape, result_strides
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Graph, Result
@@ -101,8 +101,14 @@ def _default(graph: Graph, a: DType) -> DType:
 
 def _fake(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
     graph, shape = text.read(epilogue), product_shape(a, b)
-    made = [a.new_empty(result_shape(graph, r, shape), dtype=result_dtype(graph, r, a.dtype)) for r in graph.results]
+    made = [_empty(a, graph, r, result_shape(graph, r, shape)) for r in graph.results]
     return made[0] if len(made) == 1 else tuple(made)
+
+
+def _empty(a: Any, graph: Graph, result: Result, shape: tuple[Any, ...]) -> Any:
+    """A result, on a's device."""
+    dtype, strides = result_dtype(graph, result, a.dtype), result_strides(graph, result, shape)
+    return a.new_empty_strided(shape, strides, dtype=dtype) if strides else a.new_empty(shape, dtype=dtype)
 
 
 def _on_cpu(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:

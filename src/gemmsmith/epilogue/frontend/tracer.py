@@ -80,7 +80,8 @@ def trace_sized(
 def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, Any]:
     """In an epilogue: x, a matrix, in fp8 over one scale a row and `block` columns, and the scales (M, N / block).
 
-    A scale is the block's largest magnitude over the dtype's maximum. A block is a multiple of 16, at most 256, or 128
+    A scale is the block's largest magnitude over the dtype's maximum. Scales are contiguous along M, padded to 16
+    bytes, unless `out` says otherwise. A block is a multiple of 16, at most 256, or 128
     after chunk; all of one epilogue are the same. Raises EpilogueError for other dtypes and blocks.
     """
     if hasattr(type(x), "record"):  # torch.compile traces the epilogue
