@@ -98,7 +98,8 @@ class Transformer(nn.Module):
         mlp = SwiGLU if llama else GeluMLP
         self.blocks = nn.ModuleList(Block(dim, heads, mlp(dim, hidden), llama) for _ in range(layers))
         self.norm, self.head = nn.RMSNorm(dim) if llama else nn.LayerNorm(dim), Head(dim, classes)
-        self.register_buffer("angles", torch.arange(length)[:, None] * torch.logspace(0, -4, dim // heads // 2))
+        frequencies = torch.logspace(0, -4, dim // heads // 2, dtype=torch.float32)
+        self.register_buffer("angles", torch.arange(length)[:, None] * frequencies)
 
     def forward(self, tokens: Any, targets: Any = None) -> Any:
         length = tokens.shape[1]

@@ -181,6 +181,14 @@ def test_never_stale(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         globals()["STANDS_FOR_A_GLOBAL"] = kept[2]
 
 
+def test_a_changed_activation_is_compiled_again() -> None:
+    x, layer = tensor(M, K), FusedLinear(K, N, activation="relu", dtype=torch.float64)
+    run = compiled(layer, "eager")
+    for name in ("relu", "gelu"):
+        layer.activation = name
+        torch.testing.assert_close(run(x), getattr(F, name)(F.linear(x, layer.weight, layer.bias)))
+
+
 def test_numbers() -> None:
     """As operands they are arguments; as arguments of a partial they are in the graph."""
     a, b = tensor(M, K), tensor(K, N)

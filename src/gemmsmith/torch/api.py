@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -13,13 +13,14 @@ from gemmsmith.api import gemm as launch
 from gemmsmith.core.dtypes import number_operand
 from gemmsmith.core.errors import ARGUMENTS, ArgumentError, meant
 from gemmsmith.epilogue.frontend.classify import classify
+from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.torch import fallback, text
-from gemmsmith.torch.backward import constant, numbers, tensors
+from gemmsmith.torch.backward import Forward, Names, constant, numbers, tensors
 from gemmsmith.torch.chain import chained
 from gemmsmith.torch.fallback import FLOATS
-from gemmsmith.torch.gradient import product, transforming
+from gemmsmith.torch.gradient import applied, planned, product, transforming
 from gemmsmith.torch.operator import precision, product_shape
-from gemmsmith.torch.tracing import SCALES, Kinds, epilogue_text
+from gemmsmith.torch.tracing import MOST_KNOWN, SCALES, Kinds, epilogue_text
 
 FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
 UE8M0 = torch.float8_e8m0fnu
@@ -70,16 +71,65 @@ def gemm(
             raise ArgumentError(f"operands: got the name {name} beside the argument; use another name")
         if x is not None:
             given = {**given, name: x.view(UE8M0).float() if getattr(x, "dtype", None) in (UE8M0, torch.uint8) else x}
-    written, a, b, arrays, leading, shape = _bound(a, b, epilogue, given)
-    found = product(
-        written, a, b, [arrays[name] for name in numbers(written)], [arrays[name] for name in tensors(written)],
-        recompute,
-    )  # fmt: skip
+    key = _signature(a, b, epilogue, recompute, given)
+    known = _KNOWN.get(key) if key is not None else None
+    if known is not None:
+        written, folds, leading, shape, made, wanted = known
+        of = [_number(name, given[name]) for name in numbers(written)]
+        found = applied(
+            made, wanted, a.flatten(0, 1) if folds else a, b, of, [given[name] for name in tensors(written)]
+        )
+    else:
+        written, x, y, arrays, leading, shape = _bound(a, b, epilogue, given)
+        of, read = [arrays[name] for name in numbers(written)], [arrays[name] for name in tensors(written)]
+        found = product(written, x, y, of, read, recompute)
+        if key is not None and y is b and all(arrays[name] is given[name] for name in tensors(written)):
+            if len(_KNOWN) >= MOST_KNOWN:
+                _KNOWN.clear()
+            _KNOWN[key] = Known(written, x is not a, leading, shape, *planned(written, x, y, read, recompute))
     kept, names = _kept(written)
     values = [_unfolded(x, kind, leading, shape) for x, kind in zip(found, kept, strict=True)]
     if names == ("out", *[f"out{i}" for i in range(1, len(names))]):
         return values[0] if len(values) == 1 else tuple(values)
     return dict(zip(names, values, strict=True))
+
+
+class Known(NamedTuple):
+    """How a product with gradients runs: its text, whether a's first two indices are folded into one, a's leading
+    indices, the product's shape; what `planned` gives."""
+
+    text: str
+    folds: bool
+    leading: tuple[int, ...]
+    shape: tuple[int, ...]
+    made: Forward
+    wanted: Names
+
+
+_KNOWN: dict[Hashable, Known] = {}
+"""By the signature of the arguments: finding it out takes longer than all else that a call does on the host."""
+
+
+def _signature(a: Any, b: Any, epilogue: Any, recompute: bool, given: Mapping[str, Any]) -> Hashable:
+    """All that `Known` depends on, for plain tensors of few dimensions whose gradients are recorded; else None."""
+    if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled() or transforming():
+        return None
+    source = "bare" if epilogue is None else fingerprint(epilogue)
+    if source is None or not isinstance(a, torch.Tensor) or a.dim() > 3:
+        return None
+    found: list[Hashable] = [source, recompute]
+    recorded = False
+    for name, x in (("a", a), ("b", b), *given.items()):
+        kind = type(x)
+        if (kind is torch.Tensor or kind is torch.nn.Parameter) and not x.is_nested:
+            wanted = x.requires_grad
+            found.append((name, x.shape, x.dtype, x.device, x.layout, wanted))
+            recorded = recorded or wanted
+        elif kind is float or kind is int:
+            found.append(name)
+        else:
+            return None
+    return tuple(found) if recorded else None
 
 
 def chain(a: Any, b: Any, down: Any, *, epilogue: Any, operands: Mapping[str, Any], bias: Any = None) -> Any:

@@ -28,7 +28,7 @@ from gemmsmith.torch.backward import (
     tensors,
 )
 from gemmsmith.torch.fallback import FLOATS
-from gemmsmith.torch.operator import call, product_shape
+from gemmsmith.torch.operator import call, shape_of_product
 
 BARE = " | accumulator | out 0"
 """The product, in a's dtype."""
@@ -44,7 +44,13 @@ def product(
     if not _records(a, b, *operands):
         found = call(epilogue, a, b, given, operands)
         return found if isinstance(found, tuple) else (found,)
-    made, wanted = planned(epilogue, a, b, operands, recompute)
+    return applied(*planned(epilogue, a, b, operands, recompute), a, b, given, operands)
+
+
+def applied(
+    made: Forward, wanted: Names, a: Any, b: Any, given: Sequence[float], operands: Sequence[Any]
+) -> tuple[Any, ...]:  # fmt: skip
+    """The results of what is planned."""
     apply = _Product.apply if torch.compiler.is_dynamo_compiling() or transforming() else _applied
     found = apply(
         made, wanted, tuple([given[i] for i in made.numbers]), a, b, *[operands[i] for i in made.tensors]
@@ -87,16 +93,15 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         made, wanted, given, *arrays = inputs
-        a, b = arrays[0], arrays[1]
-        ctx.made, ctx.wanted, ctx.numbers, ctx.dtype = made, wanted, given, a.dtype
-        ctx.shape, ctx.shapes = product_shape(a, b), [x.shape for x in arrays]
+        ctx.made, ctx.wanted, ctx.numbers, ctx.dtype = made, wanted, given, arrays[0].dtype
+        ctx.shapes = [x.shape for x in arrays]
         every = (*arrays, *output)
         ctx.save_for_backward(*[every[i] for i in made.kept_at])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        epilogue, dtype = ctx.made.epilogue, ctx.dtype
+        epilogue, dtype, shape = ctx.made.epilogue, ctx.dtype, shape_of_product(*ctx.shapes[:2])
         known = dict(zip(ctx.made.kept, ctx.saved_tensors, strict=True))
         for name, x in zip(numbers(epilogue), ctx.numbers, strict=True):
             known[OPERAND + name] = x
@@ -111,16 +116,16 @@ class _Product(torch.autograd.Function):
         reduced, steps, passed_on = backward(epilogue, ctx.made.stored, tuple(of), ctx.wanted, str(dtype))
         like = known[GRADIENT + of[0]]
         for r in reduced:
-            _shape(r, known, ctx.shape, dtype, like)
+            _shape(r, known, shape, dtype, like)
         found = {}
         for step in steps:
-            found.update(_run(step, known, ctx.shape, dtype, like))
+            found.update(_run(step, known, shape, dtype, like))
         if passed_on:
-            found["out"] = known[passed_on].expand(ctx.shape)
+            found["out"] = known[passed_on].expand(shape)
         of_a, of_b = _of_factors(found.get("out"), known.get(A), known.get(B), ctx)
         of_operands = [found.get(WANTED + name) for name in tensors(epilogue)]
         every = zip((of_a, of_b, *of_operands), ctx.shapes, strict=True)
-        return (None, None, None, *[None if g is None else summed(g, shape) for g, shape in every])
+        return (None, None, None, *[None if g is None else summed(g, own) for g, own in every])
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Any, ...], int]:

@@ -67,16 +67,21 @@ def _arity(epilogue: str) -> tuple[int, int, int]:
 
 def product_shape(a: Any, b: Any) -> tuple[Any, ...]:
     """(m, n) or (batch, m, n) of tensors a and b. ArgumentError for shapes that do not match."""
-    fits = a.dim() in (2, 3) and b.dim() in (2, 3) and a.shape[-1] == b.shape[-2]
-    batch: tuple[Any, ...] = tuple(x.shape[0] for x in (a, b) if x.dim() == 3)
+    return shape_of_product(a.shape, b.shape)
+
+
+def shape_of_product(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of tensors of these shapes."""
+    fits = len(a) in (2, 3) and len(b) in (2, 3) and a[-1] == b[-2]
+    batch: tuple[Any, ...] = tuple([shape[0] for shape in (a, b) if len(shape) == 3])
     if len(batch) == 2:
         fits = fits and (batch[0] == batch[1] or batch[0] == 1 or batch[1] == 1)
         batch = (batch[1] if batch[0] == 1 else batch[0],)
     if not fits:
         raise ArgumentError(
-            f"a, b: got shapes {tuple(a.shape)} and {tuple(b.shape)}; use (m, k) and (k, n), a batch in front of either"
+            f"a, b: got shapes {tuple(a)} and {tuple(b)}; use (m, k) and (k, n), a batch in front of either"
         )
-    return (*batch, a.shape[-2], b.shape[-1])
+    return (*batch, a[-2], b[-1])
 
 
 def result_dtype(graph: Graph, result: Result, a: torch.dtype) -> torch.dtype:
