@@ -7,18 +7,18 @@ dequantised operands in float64. DeepGEMM is timed where it can be imported. `fl
 bytes / 4.26 TB/s, which bf16 products of few rows reach.
 
     python benchmarks/fp8.py --json benchmarks/results/fp8-h200.json
-    python benchmarks/fp8.py --suite unseen --json benchmarks/results/fp8-unseen-h200.json --resume
+    python benchmarks/fp8.py --suite unseen --json benchmarks/results/fp8-unseen-h200.json --resume --seconds 500
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 import cublaslt
+import portions
 import torch
 from dense import FAR, L2_BYTES, block, block_seconds, captured, fastest, options, save
 from suite import SCALE_BLOCK as BLOCK
@@ -45,7 +45,7 @@ SUITES: dict[str, Callable[[], list[Shape]]] = {
 
 class Case:
     """Operands of one product: a, b, their scales, and D full of NaN. Each k-block's scales of A begin at 16 bytes, as
-    DeepGEMM has them; `packed_a` and `padded_b` are as torch and cuBLASLt have theirs."""
+    DeepGEMM has them, which takes `rows_b`; `packed_a` and `padded_b` are as torch and cuBLASLt have theirs."""
 
     def __init__(self, m: int, n: int, k: int) -> None:
         blocks, wide = -(-k // BLOCK), -(-n // BLOCK)
@@ -55,6 +55,7 @@ class Case:
         self.packed_a = self.scale_a.T.contiguous().T
         self.padded_b = torch.rand(wide, -(-blocks // 4) * 4, device="cuda").T + 0.5
         self.scale_b = self.padded_b[:blocks]
+        self.rows_b = self.scale_b.T.contiguous()
         self.d = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
 
     def exact(self, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,7 +85,7 @@ def peers(case: Case) -> dict[str, Callable[[Case], Any]]:
     except ImportError:
         return found
     found["deepgemm"] = lambda c: deep_gemm.fp8_gemm_nt(
-        (c.a, c.scale_a), (c.b.T, c.scale_b.T.contiguous()), c.d, recipe=(1, 128, 128), disable_ue8m0_cast=True
+        (c.a, c.scale_a), (c.b.T, c.rows_b), c.d, recipe=(1, 128, 128), disable_ue8m0_cast=True
     )
     return found
 
@@ -95,13 +96,48 @@ def of_lt(case: Case) -> dict[Any, Callable[[Case], Any]]:
     return {x: lambda c, x=x: x(c.a, c.b, c.d, c.packed_a, c.padded_b) for x in found}
 
 
-def wrong(call: Callable[[Case], Any], case: Case, exact: tuple[torch.Tensor, torch.Tensor]) -> str:
+def wrong(call: Callable[[Any], Any], case: Any, exact: tuple[torch.Tensor, torch.Tensor]) -> str:
     """What is wrong with a call's result; nothing, where it is right: tensor cores keep 13 bits of a sum of 32."""
     product, magnitudes = exact
-    case.d.fill_(float("nan"))
+    case.d.fill_(float("nan") if case.d.is_floating_point() else 1 << 30)
     call(case)
     off = (case.d.double() - product).abs() - product.abs() * 2.0**-8 - magnitudes * 2.0**-12
     return "" if bool((off <= 0).all()) else f"largest error over its bound by {off.nan_to_num(torch.inf).max():.3g}"
+
+
+def in_turns(
+    calls: dict[str, Callable[[Any], Any]], algorithms: dict[Any, Callable[[Any], Any]], sets: list[Any], exact: Any,
+    seconds: float, rounds: int,
+) -> dict[str, float]:  # fmt: skip
+    """Microseconds of the calls, "ours" first, and of the fastest of cuBLASLt's algorithms, in blocks by turns, and the
+    ratios of all to ours. What raises, or gives anything but the `exact` product, where there is one, is told and left
+    out."""
+    found, suggested = {}, {}
+    for name, call in {**calls, **algorithms}.items():
+        try:
+            why = wrong(call, sets[0], exact) if exact else ""
+        except (RuntimeError, cublaslt.CublasLtError) as error:
+            why = str(error).splitlines()[0]
+        if why and name == "ours":
+            raise SystemExit(f"ours is wrong: {why}, {tuple(sets[0].a.shape)} x {tuple(sets[0].b.shape)}")
+        if why:
+            print(f"    {name}: {why}", flush=True)
+        else:
+            (found if name in calls else suggested)[name] = captured(lambda c, f=call: f(c), [(c,) for c in sets])
+    if chosen := fastest(suggested, len(sets)):
+        found["lt"] = suggested[chosen]
+    del suggested
+    times: dict[str, list[float]] = {name: [] for name in found}
+    for i in range(rounds):
+        for name in list(found)[:: -1 if i % 2 else 1]:
+            times[name].append(block(found[name], len(sets), seconds))
+    us = {name: statistics.median(t) for name, t in times.items()}
+    ratios = {
+        f"{name}_ratio": statistics.median(t / o for o, t in zip(times["ours"], times[name], strict=True))
+        for name in times
+        if name != "ours"
+    }
+    return {"us": us.pop("ours"), **{f"{name}_us": x for name, x in us.items()}, **ratios}
 
 
 def measure(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
@@ -112,39 +148,10 @@ def measure(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
     calls: dict[str, Callable[[Case], Any]] = {
         "ours": lambda c: plan.run(c.a, c.b, c.d, scale_a=c.scale_a, scale_b=c.scale_b)
     }
-    if why := wrong(calls["ours"], case, exact):
-        raise SystemExit(f"{m}x{n}x{k}: ours is wrong: {why}; {plan.config}")
-    suggested = {}
-    for name, call in {**peers(case), **of_lt(case)}.items():
-        try:
-            why = wrong(call, case, exact)
-        except (RuntimeError, cublaslt.CublasLtError) as error:
-            why = str(error).splitlines()[0]
-        if why:
-            print(f"    {name}: {why}", flush=True)
-        elif isinstance(name, str):
-            calls[name] = call
-        else:
-            suggested[name] = captured(lambda c, f=call: f(c), [(c,) for c in sets])
-    del exact
-    graphs = {name: captured(lambda c, f=call: f(c), [(c,) for c in sets]) for name, call in calls.items()}
-    if chosen := fastest(suggested, len(sets)):
-        graphs["lt"] = suggested[chosen]
-    del suggested
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for i in range(rounds):
-        for name in list(graphs)[:: -1 if i % 2 else 1]:
-            times[name].append(block(graphs[name], len(sets), block_seconds(m)))
-    us = {name: statistics.median(t) for name, t in times.items()}
-    ratios = {
-        f"{name}_ratio": statistics.median(t / o for o, t in zip(times["ours"], times[name], strict=True))
-        for name in times
-        if name != "ours"
-    }
+    times = in_turns(calls | peers(case), of_lt(case), sets, exact, block_seconds(m), rounds)
     floor = 2.9 + (m * k + k * n + 2 * m * n + 4 * (m * k // BLOCK + k * n // BLOCK**2)) / 4.26e6
     return {
-        "m": m, "n": n, "k": k, "recipe": "1x128, 128x128", "us": us.pop("ours"),
-        **{f"{name}_us": x for name, x in us.items()}, **ratios, "floor_us": floor, "config": str(plan.config),
+        "m": m, "n": n, "k": k, "recipe": "1x128, 128x128", **times, "floor_us": floor, "config": str(plan.config),
     }  # fmt: skip
 
 
@@ -170,17 +177,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="pairs of blocks a shape; an even number")
     parser.add_argument("--suite", default="layers", choices=list(SUITES))
     parser.add_argument("--shape", action="append", help="MxNxK instead of a suite; may be repeated")
-    parser.add_argument("--part", default="0/1", help="i/n: every n-th shape, from the i-th on")
-    parser.add_argument("--resume", action="store_true", help="keep the rows of --json, and add the missing shapes'")
+    portions.add_options(parser)
     arguments = parser.parse_args()
     every = [tuple(map(int, s.split("x"))) for s in arguments.shape or ()] or SUITES[arguments.suite]()
-    kept = arguments.resume and arguments.json and arguments.json.exists()
-    rows = json.loads(arguments.json.read_text())["rows"] if kept else []
-    measured = {(r["m"], r["n"], r["k"]) for r in rows}
-    part, parts = map(int, arguments.part.split("/"))
-    shapes = [shape for shape in every[part::parts] if shape not in measured]
+    rows = portions.kept(arguments)
+    shapes = portions.missing(every, rows, lambda r: (r["m"], r["n"], r["k"]), arguments.part)
     compile_all((plan.source, plan.kernel.name) for plan in map(planned, shapes))
-    for m, n, k in shapes:
+    for m, n, k in portions.in_time(shapes, arguments.seconds):
         rows.append(measure(m, n, k, arguments.rounds))
         r = rows[-1]
         others = "   ".join(f"{name} {r[f'{name}_us']:8.1f} us, {r[f'{name}_ratio']:.3f}"

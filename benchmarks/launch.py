@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,20 +25,31 @@ WEIGHTS = {"tuned": 4096, "not tuned": 4160}
 Call = Callable[[], object]
 
 
-def block(call: Call) -> float:
-    """Microseconds of a call that the GPU does not slow down: it is waited for before and after."""
-    torch.cuda.synchronize()
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def block(call: Call, count: int) -> float:
+    """Microseconds of one of so many calls that the GPU does not slow down: it is waited for before and after."""
+    synchronize()
     begun = time.perf_counter()
-    for _ in range(CALLS):
+    for _ in range(count):
         call()
     spent = time.perf_counter() - begun
-    torch.cuda.synchronize()
-    return spent / CALLS * 1e6
+    synchronize()
+    return spent / count * 1e6
+
+
+def in_turns(calls: dict[str, Call], count: int = CALLS, rounds: int = ROUNDS) -> dict[str, float]:
+    """Microseconds of each call, the median over the rounds, after a block that does not count."""
+    times = [{name: block(call, count) for name, call in calls.items()} for _ in range(1 + rounds)]
+    return {name: statistics.median(t[name] for t in times[1:]) for name in calls}
 
 
 def once(call: Call) -> float:
     """Microseconds of a single call."""
-    torch.cuda.synchronize()
+    synchronize()
     begun = time.perf_counter()
     call()
     return (time.perf_counter() - begun) * 1e6
@@ -57,11 +69,18 @@ def repeated() -> list[dict[str, Any]]:
     a, b, d = operands(64, 64, 64, torch.bfloat16, "nt")
     bias = torch.randn(64, device="cuda", dtype=torch.bfloat16)
     plan = gemmsmith.plan(a, b, out=d)
+    fp8_a, fp8_b = (torch.randn(64, 256, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    fp8_b, rows = fp8_b.T, {"scale_a": torch.ones(64, 1, device="cuda"), "scale_b": torch.ones(1, 64, device="cuda")}
+    blocks = {"scale_a": torch.ones(2, 64, device="cuda").T, "scale_b": torch.ones(1, 4, device="cuda").T[:2]}
+    scaled = partial(torch._scaled_mm, fp8_a, fp8_b, out_dtype=torch.bfloat16)
     theirs: dict[str, Call] = {
         "torch.mm(out=)": lambda: torch.mm(a, b, out=d),
         "torch.mm": lambda: torch.mm(a, b),
         "torch.addmm(out=), relu_": lambda: two_calls(bias, a, b, d),
         "torch.addmm, relu": lambda: torch.relu(torch.addmm(bias, a, b)),
+        "torch._scaled_mm": partial(scaled, *rows.values()),
+        "torch._scaled_mm(out=)": partial(scaled, *rows.values(), out=d),
+        "torch._scaled_mm(out=), blocks": partial(scaled, *blocks.values(), out=d),
     }
     ours: dict[str, tuple[Call, str]] = {
         "gemm(out=)": (lambda: gemmsmith.gemm(a, b, out=d), "torch.mm(out=)"),
@@ -72,15 +91,14 @@ def repeated() -> list[dict[str, Any]]:
             lambda: gemmsmith.gemm(a, b, epilogue=biased, out=d, bias=bias), "torch.addmm(out=), relu_",
         ),
         "gemm(epilogue=)": (lambda: gemmsmith.gemm(a, b, epilogue=biased, bias=bias), "torch.addmm, relu"),
+        "gemm(scales)": (lambda: gemmsmith.gemm(fp8_a, fp8_b, **rows), "torch._scaled_mm"),
+        "gemm(scales, out=)": (lambda: gemmsmith.gemm(fp8_a, fp8_b, **rows, out=d), "torch._scaled_mm(out=)"),
+        "gemm(block scales, out=)": (
+            lambda: gemmsmith.gemm(fp8_a, fp8_b, **blocks, out=d), "torch._scaled_mm(out=), blocks",
+        ),
     }  # fmt: skip
     calls = theirs | {name: call for name, (call, _) in ours.items()}
-    for call in calls.values():
-        block(call)
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            times[name].append(block(call))
-    us = {name: statistics.median(t) for name, t in times.items()}
+    us = in_turns(calls)
     rows = [{"call": name, "us": us[name], "beside": name, "over_torch": 1.0} for name in theirs]
     return rows + [
         {"call": name, "us": us[name], "beside": beside, "over_torch": us[name] / us[beside]}

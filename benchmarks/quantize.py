@@ -2,7 +2,7 @@
 
 Both are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in alternating blocks with
 a warm-up each. `of_copy` is the copy's time over ours. Bytes are those read and written once; with the recipe "tensor",
-whose scale must be known first, those read count twice.
+whose scale must be known first, those read count twice. `pack` transposes a row-major weight of a byte an element.
 
     python benchmarks/quantize.py --json benchmarks/results/quantize-h200.json
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+import portions
 import torch
 from dense import FAR, L2_BYTES, captured, options, save, shuffled
 
@@ -20,6 +21,20 @@ import gemmsmith
 SHAPES = [(128, 4096), (1024, 4096), (4096, 4096), (8192, 8192), (4096, 28672), (16384, 7168)]
 RECIPES = ["1x128", "128x128", "rows", "tensor"]
 LAYOUTS = ["row-major", "column-major", "unaligned"]
+
+
+Job = tuple[int, int, str, str, bool]
+
+
+def jobs(shapes: list[tuple[int, int]], recipes: list[str], layouts: list[str]) -> list[Job]:
+    """A recipe of "" is pack; whole rows are not transposed in one read."""
+    found: list[Job] = []
+    for m, k in shapes:
+        for recipe in recipes:
+            for layout in layouts if recipe else LAYOUTS[:1]:
+                ways = {"": (True,), "rows": (False,)}.get(recipe, (False, True))
+                found += [(m, k, recipe, layout, transposed) for transposed in ways]
+    return found
 
 
 def matrix(m: int, k: int, dtype: torch.dtype, layout: str) -> torch.Tensor:
@@ -69,6 +84,17 @@ def measure(
     return rows
 
 
+def packed(m: int, k: int, rounds: int) -> dict[str, Any]:
+    """The row of pack, of a weight (k, m)."""
+    made = [(torch.randint(-128, 128, (k, m), device="cuda", dtype=torch.int8),)]
+    made += [(made[0][0].clone(),) for _ in range(max(2, FAR * L2_BYTES // 4 // (m * k)))]
+    row = {"what": "pack", "m": m, "k": k, "dtype": "int8", "recipe": "", "layout": "row-major", "transposed": True}
+    row |= against_copy(gemmsmith.pack, made, 2 * m * k, rounds)
+    print(f"pack       {m:>6} {k:>6}  {row['us']:8.2f} us {row['gb_s']:6.0f} GB/s  copy {row['copy_us']:8.2f} us  "
+          f"{row['of_copy']:.3f}", flush=True)  # fmt: skip
+    return row
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
@@ -76,15 +102,19 @@ def main() -> None:
     parser.add_argument("--recipe", action="append", choices=RECIPES, help="instead of all; may be repeated")
     parser.add_argument("--layout", action="append", choices=LAYOUTS, help="instead of row-major; may be repeated")
     parser.add_argument("--shape", action="append", help="MxK instead of the suite; may be repeated")
+    portions.add_options(parser)
     arguments = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SHAPES
-    rows: list[dict[str, Any]] = []
-    for m, k in shapes:
-        for recipe in arguments.recipe or RECIPES:
-            for layout in arguments.layout or ["row-major"]:
-                for transposed in (False, True) if recipe != "rows" else (False,):
-                    dtype = getattr(torch, arguments.dtype)
-                    rows += measure(m, k, dtype, recipe, layout, transposed, arguments.rounds)
+    asked = jobs(shapes, arguments.recipe or [*RECIPES, ""], arguments.layout or LAYOUTS[:1])
+    rows, dtype = portions.kept(arguments), getattr(torch, arguments.dtype)
+    for m, k, recipe, layout, transposed in portions.in_time(
+        portions.missing(asked, rows, lambda r: (r["m"], r["k"], r["recipe"], r["layout"], r["transposed"]),
+                         arguments.part), arguments.seconds,
+    ):  # fmt: skip
+        if recipe:
+            rows += measure(m, k, dtype, recipe, layout, transposed, arguments.rounds)
+        else:
+            rows.append(packed(m, k, arguments.rounds))
         save(arguments.json, rows)
 
 

@@ -59,9 +59,10 @@ def exact(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Ten
 
 def launches(layers: Layers, x: torch.Tensor, scales: torch.Tensor) -> list[int]:
     """How many kernels each layer launches."""
+    tokens = x.shape[0]
     first = gemmsmith.plan(x, layers.first, scale_a=scales, scale_b=layers.first_scales, epilogue=swiglu)
-    between = gemmsmith.Spec((x.shape[0], layers.second.shape[0]), "fp8_e4m3")
-    blocks = gemmsmith.Spec((x.shape[0], -(-layers.second.shape[0] // 128)), "fp32")
+    between = gemmsmith.Spec((tokens, layers.second.shape[0]), "fp8_e4m3")
+    blocks = gemmsmith.Spec((tokens, -(-layers.second.shape[0] // 128)), "fp32", (1, -(-tokens // 4) * 4))
     second = gemmsmith.plan(between, layers.second, scale_a=blocks, scale_b=layers.second_scales)
     return [len(plan.launches.all) for plan in (first, second)]
 

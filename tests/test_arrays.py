@@ -187,6 +187,7 @@ def test_torch(dtype: DType) -> None:
     assert isinstance(made, torch.Tensor)
     assert address_of(made) == made.data_ptr()
     assert (tuple(made.shape), made.dtype, made.device) == ((2, 3), torch.float32, x.device)
+    assert empty_like_kind(x, (2, 3), FP32, (1, 4)).stride() == (1, 4)
 
 
 def test_a_torch_view_keeps_its_tensor_alive() -> None:
@@ -281,19 +282,19 @@ def test_a_torch_dtype_that_is_no_operands(dtype: str) -> None:
 
 
 def test_results_on_the_current_device_are_made_the_quick_way() -> None:
-    """As Inductor makes them; where another device is current by torch.empty, which takes a device."""
+    """As Inductor makes them; where another device is current by a function that takes a device."""
     torch = pytest.importorskip("torch")
     made: list[tuple[Any, ...]] = []
     guards = types.SimpleNamespace(_empty_strided_cuda=lambda *of: made.append(of))
     private = types.SimpleNamespace(_dynamo=types.SimpleNamespace(guards=guards), _cuda_getDevice=lambda: 1)
     public = {name: getattr(torch, name) for name in dir(torch) if not name.startswith("_")}
     reader = _torch_reader(types.SimpleNamespace(
-        **public | {"_C": private, "empty": lambda shape, dtype, device: made.append((shape, dtype, device))}
+        **public | {"_C": private, "empty_strided": lambda *of, dtype, device: made.append((*of, dtype, device))}
     ))  # fmt: skip
     for index in (0, 1):
         x = types.SimpleNamespace(is_cuda=True, get_device=lambda index=index: index, device=f"cuda:{index}")
-        reader.empty(x, torch.Size((2, 3, 4)), FP32)
-    assert made == [((2, 3, 4), torch.float32, "cuda:0"), ((2, 3, 4), (12, 4, 1), torch.float32)]
+        reader.empty(x, torch.Size((2, 3, 4)), FP32, (12, 1, 3))
+    assert made == [((2, 3, 4), (12, 1, 3), torch.float32, "cuda:0"), ((2, 3, 4), (12, 1, 3), torch.float32)]
     assert type(made[1][0]) is tuple
 
 
@@ -392,6 +393,9 @@ def test_as_numpy() -> None:
 def test_empty_like_kind(dtype: DType) -> None:
     made = empty_like_kind(np.zeros(3, np.float16), (2, 0, 5), dtype)
     assert (made.shape, made.dtype) == ((2, 0, 5), dtype.numpy)
+    made = empty_like_kind(np.zeros(3, np.float16), (2, 5, 3), dtype, (24, 1, 8))
+    assert describe(made)[:3] == (dtype, (2, 5, 3), (24, 1, 8))
+    made[...] = 1  # within its memory
     assert isinstance(empty_like_kind(ByDlpack(np.zeros(3, np.float16), True), (2,), dtype), np.ndarray)
     with pytest.raises(ArgumentError, match=r"out: gemmsmith cannot make a .*DeviceArray; give `out`"):
         empty_like_kind(by_interface(np.zeros(3, np.float16)), (2,), dtype)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as some
-from tests.scales import E4M3, E5M2, FP32, RECIPES, UE8M0, digits, ones, operands, scales, within
+from tests.scales import E4M3, E5M2, FP32, RECIPES, UE8M0, digits, ones, operands, scales, shapes, within
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, ConfigError
@@ -70,6 +70,69 @@ def test_each_element_is_within_its_bound(
     except ConfigError:
         reject()
     bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
+
+
+VIEWS = ["contiguous", "transposed", "padded", "offset", "strided", "broadcast along K", "one for all"]
+
+
+def viewed(x: np.ndarray, view: str) -> np.ndarray:
+    """The same numbers, or for the last two views the first ones, in such a view of memory that is NaN elsewhere."""
+    *batch, rows, columns = x.shape
+    if view == "transposed":
+        return viewed(x.swapaxes(-1, -2), "padded").swapaxes(-1, -2)
+    if view in ("broadcast along K", "one for all"):
+        return np.broadcast_to(x[..., :1] if view == "broadcast along K" else x[..., :1, :1], x.shape)
+    pitch, first, step = {
+        "contiguous": (columns, 0, 1), "padded": (-(-columns // 4) * 4, 4, 1), "offset": (columns + 3, 1, 1),
+        "strided": (2 * columns, 1, 2),
+    }[view]  # fmt: skip
+    store = np.full((*batch, rows * pitch + 8), np.nan, x.dtype)
+    stop = first + rows * pitch
+    inner = store[..., first:stop].reshape(*batch, rows, pitch)[..., : step * columns : step]
+    inner[...] = x
+    assert np.shares_memory(inner, store)
+    return inner
+
+
+def halved_and_summed(acc):
+    return acc * 0.5, acc.sum(-1)
+
+
+@settings(max_examples=30)
+@given(
+    config=some.sampled_from(CONFIGS), m=some.integers(1, 200), n=some.integers(1, 200), k=some.integers(1, 900),
+    recipe=some.sampled_from(RECIPES), batch=some.sampled_from([None, None, 2, 3]),
+    own=some.tuples(*[some.booleans()] * 3), views=some.tuples(*[some.sampled_from(VIEWS)] * 2),
+    dtypes=some.tuples(*[some.sampled_from([E4M3, E5M2])] * 2), fused=some.booleans(),
+    scale_dtypes=some.tuples(*[some.sampled_from([FP32, FP32, UE8M0])] * 2),
+    seed=some.integers(0, 10_000),
+)  # fmt: skip
+def test_scales_of_any_layout(
+    config, m, n, k, recipe, batch, own, views, dtypes, scale_dtypes, fused, seed
+) -> None:  # fmt: skip
+    """Of each product of a batch, or shared; `own`: whether b, the scales of a and those of b are each product's."""
+    rng = np.random.default_rng(seed)
+    of_b, *of_scales = ((batch,) if batch and x else () for x in own)
+    a = rng.standard_normal((*((batch,) if batch else ()), m, k), np.float32).astype(dtypes[0])
+    b = rng.standard_normal((*of_b, n, k), np.float32).astype(dtypes[1]).swapaxes(-1, -2)
+    given: list[np.ndarray | None] = []
+    for shape, front, view, dtype in zip(shapes(m, n, k, recipe), of_scales, views, scale_dtypes, strict=True):
+        x = 2.0 ** rng.uniform(-3, 3, (*front, *shape)) if shape else None
+        given.append(None if x is None else viewed(x.astype(dtype), view))
+    scales = dict(zip(("scale_a", "scale_b"), given, strict=True))
+    epilogue = halved_and_summed if fused else None
+    try:
+        done = gemmsmith.simulate(a, b, **scales, epilogue=epilogue, out_dtype="fp32", config=config, seed=seed)
+    except ConfigError:
+        reject()
+    assert done.hazards == []
+    out, sums = done.result if fused else (done.result, None)
+    out = 2 * out if fused else out
+    bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, **scales).require()
+    if fused:
+        np.testing.assert_allclose(
+            sums, out.sum(-1, dtype=np.float64), rtol=1e-4, atol=1e-5 * np.abs(out).sum(-1).max()
+        )
 
 
 @pytest.mark.parametrize("outliers", [False, True])
@@ -139,6 +202,34 @@ def test_batches(own: bool, rng: np.random.Generator) -> None:
     bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
 
 
+@pytest.mark.parametrize("recipe", [(1, 128), (128, 128), (1, 1)])
+@pytest.mark.parametrize("m", [70, 128])
+@pytest.mark.parametrize(
+    ("layout", "own", "shared"),
+    [("M", True, True), ("K", True, True), ("padded", True, True), ("K", False, True), ("K", True, False)],
+)
+def test_a_batch_whose_scales_continue_is_folded(
+    layout: str, own: bool, shared: bool, m: int, recipe, rng: np.random.Generator
+) -> None:
+    """Into M, where b and its scales are the same for all; scales of 128 rows only if none is cut."""
+    batch, n, k = 3, 50, 500
+    a = within(rng.standard_normal((batch * m, k), np.float32).astype(E4M3)).reshape(batch, m, -1, copy=True)
+    b = within(rng.standard_normal((n, k), np.float32).astype(E4M3)).T
+    rows, blocks = -(-m // recipe[0]), -(-k // 128)
+    scale_a = np.full((blocks, batch, rows) if layout == "M" else (batch, rows, blocks + 3), np.nan, np.float32)
+    scale_a = {"M": scale_a.transpose(1, 2, 0), "K": scale_a[..., :blocks], "padded": scale_a[..., :blocks]}[layout]
+    if layout == "padded":
+        scale_a = np.full((batch, rows + 1, blocks), np.nan, np.float32)[:, :rows]
+    scale_a[...] = rng.uniform(0.5, 2, scale_a.shape)
+    scale_b = rng.uniform(0.5, 2, (blocks, -(-n // recipe[1]))).astype(np.float32)
+    scale_a, scale_b = scale_a if own else scale_a[0], scale_b if shared else np.stack([scale_b] * batch)
+    folds = own and shared and (layout != "padded" or rows == 1) and m % recipe[0] == 0
+    plan = gemmsmith.plan(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype="fp32", config=TILE)
+    assert plan.problem.batch == (1 if folds else batch)
+    out = simulated(a, b, scale_a, scale_b, config=TILE)
+    bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
+
+
 def test_scales_that_are_zero_infinite_or_nan(rng: np.random.Generator) -> None:
     """As IEEE has it of a block's sum times its scale; what they do not scale stays."""
     a, b = ones(70, 50, 300)
@@ -149,6 +240,28 @@ def test_scales_that_are_zero_infinite_or_nan(rng: np.random.Generator) -> None:
     out = simulated(a, b, scale_a, scale_b, config=TILE)
     want[3], want[5], want[69] = want[3] - first, np.inf, np.nan
     np.testing.assert_array_equal(out, want)
+
+
+@pytest.mark.parametrize("recipe", [(1, 1), (128, 128)])
+@pytest.mark.parametrize("swap_ab", [False, True])
+def test_scales_of_b_that_are_zero_infinite_or_nan(recipe, swap_ab: bool) -> None:
+    (scale_a, scale_b), want = digits(70, 300, 300, recipe)
+    assert scale_a is not None
+    assert scale_b is not None
+    wide = recipe[1]
+    for column, block, x in ((0, 0, 0), (1, 1, np.inf), (2, 2, np.nan)):
+        scale_b[block, column] = x
+        own = slice(column * wide, (column + 1) * wide)
+        if x == 0:
+            zeroed = np.array(scale_b)
+            zeroed[:, column] = [0, *scale_b[1:, column]]
+            widths = np.minimum(128, 300 - 128 * np.arange(3))
+            rows = np.repeat(scale_a, recipe[0], 0)[:70].astype(np.float64)
+            want[:, own] = ((rows * widths) @ zeroed[:, column].astype(np.float64))[:, None]
+        else:
+            want[:, own] = x
+    config = TILE.replace(tile=(64, 104, 128), swap_ab=swap_ab)
+    np.testing.assert_array_equal(simulated(*ones(70, 300, 300), scale_a, scale_b, config=config), want)
 
 
 def test_scales_of_rows_that_are_zero_infinite_or_nan() -> None:
@@ -228,6 +341,35 @@ def test_batch_invariant_rows_have_the_same_bits(epilogue, shapes, dtype, rng: n
     for part in parts:
         for x, y in zip(*(x if epilogue else [x] for x in (whole, part)), strict=True):
             assert x[: len(y)].tobytes() == y.tobytes()
+
+
+def halved_in_fp8(acc):
+    return gemmsmith.quantize(acc * 0.5, "1x128")
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("backend", ["sim", "reference"])
+def test_a_chain_of_products_copies_nothing(backend: str, batch: tuple[int, ...], rng: np.random.Generator) -> None:
+    """The scales that an epilogue makes lie as TMA reads them, of any number of rows; those of `out` as they are."""
+    options = {"backend": backend, "config": CONFIGS[1] if backend == "sim" else None}
+    weights = (rng.standard_normal(shape, np.float32) for shape in ((256, 200), (72, 256)))
+    first, second = (gemmsmith.quantize(w, "128x128") for w in weights)
+    plan = None
+    for m in (70, 1, 5, 128):
+        x, scale_x = gemmsmith.quantize(rng.standard_normal((*batch, m, 200), np.float32))
+        given = {"scale_a": scale_x, "scale_b": first[1].T, "epilogue": halved_in_fp8, **options}
+        q, s = gemmsmith.gemm(x, first[0].T, **given)
+        assert [stride // 4 for stride in s.strides[-2:]] == [1, -(-m // 4) * 4]
+        out = np.full_like(q, np.nan), np.full(s.shape, np.nan, np.float32)
+        gemmsmith.gemm(x, first[0].T, out=out, **given)
+        for found, want in zip(out, (q, s), strict=True):
+            np.testing.assert_array_equal(found.astype(np.float32), want.astype(np.float32))
+        scales = {"scale_a": s, "scale_b": second[1].T}
+        plan = plan or gemmsmith.plan(q, second[0].T, **scales, out_dtype="fp32", **options)
+        assert len(plan.launches.all) == 1
+        assert plan.spec.scales[0].by_tma
+        y = plan.run(q, second[0].T, **scales)
+        bounds.check(y, q, second[0].T, SINGLE, SINGLE, promoted=True, **scales).require()
 
 
 def test_one_plan_serves_all_sizes(rng: np.random.Generator) -> None:

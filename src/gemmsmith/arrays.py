@@ -10,7 +10,6 @@ import ctypes
 import sys
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,12 +122,13 @@ def address_of(x: Any) -> int:
     return (_READERS.get(type(x)) or _find(x, "array")).address(x)
 
 
-def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
-    """An uninitialised row-major array of x's library on x's device: for torch, CuPy and anything on the CPU.
+def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None = None) -> Any:
+    """An uninitialised array of x's library on x's device, row-major or with strides in elements: for torch, CuPy and
+    anything on the CPU.
 
     Raises ArgumentError where the library has no way to make one that can be written: `out` must then be given.
     """
-    return (_READERS.get(type(x)) or _find(x, "array")).empty(x, shape, dtype)
+    return (_READERS.get(type(x)) or _find(x, "array")).empty(x, shape, dtype, strides or row_major(shape))
 
 
 def as_numpy(x: Any, argument: str = "array") -> np.ndarray[Any, Any]:
@@ -196,7 +196,7 @@ class _Reader(NamedTuple):
     signature: Callable[[Any], tuple[Hashable, int]]
     address: Callable[[Any], int]
     stream: Callable[[Any], int] = lambda x: 0
-    empty: Callable[[Any, tuple[int, ...], DType], Any] = lambda x, shape, dtype: _empty(x, shape, dtype)
+    empty: Callable[[Any, tuple[int, ...], DType, tuple[int, ...]], Any] = lambda *given: _empty(*given)
 
 
 def _reader(read: Callable[[Any], ArrayInfo], *others: Any) -> _Reader:
@@ -240,10 +240,20 @@ def _find(x: Any, argument: str) -> _Reader:
     return _READERS.setdefault(type(x), reader)
 
 
-def _empty(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+def _empty(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Any:
     if describe(x).device == "cpu":
-        return np.empty(shape, dtype.numpy)
+        memory = np.empty(_reach(shape, strides), dtype.numpy)
+        return np.ndarray(shape, dtype.numpy, memory, 0, _in_bytes(strides, dtype))
     raise ArgumentError(f"out: gemmsmith cannot make a {type(x).__module__}.{type(x).__qualname__}; give `out`")
+
+
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements of memory from the first of an array to its last."""
+    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
+def _in_bytes(strides: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
+    return tuple(s * dtype.bytes for s in strides)
 
 
 # -- torch ---------------------------------------------------------------------------------------------------------
@@ -298,14 +308,10 @@ def _torch_reader(torch: Any) -> _Reader:
     quick = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
     current = getattr(torch._C, "_cuda_getDevice", None)
 
-    @lru_cache(maxsize=1024)
-    def layout(shape: tuple[int, ...], dtype: DType) -> tuple[Any, ...]:
-        return tuple(shape), row_major(shape), names[dtype]  # a torch.Size is refused
-
-    def empty(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+    def empty(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Any:
         if quick and current and x.is_cuda and x.get_device() == current():
-            return quick(*layout(shape, dtype))
-        return torch.empty(shape, dtype=names[dtype], device=x.device)
+            return quick(tuple(shape), strides, names[dtype])  # a torch.Size is refused
+        return torch.empty_strided(shape, strides, dtype=names[dtype], device=x.device)
 
     recording = torch.is_grad_enabled
 
@@ -365,9 +371,10 @@ def _cupy_reader(cupy: Any) -> _Reader:
         with x.device:
             return int(cupy.cuda.get_current_stream().ptr)
 
-    def empty(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+    def empty(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Any:
         with x.device:
-            return cupy.empty(shape, dtype.numpy)
+            memory = cupy.empty(_reach(shape, strides), dtype.numpy)
+            return cupy.ndarray(shape, dtype.numpy, memory.data, _in_bytes(strides, dtype))
 
     return _reader(read, stream, empty)
 

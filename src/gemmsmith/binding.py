@@ -13,8 +13,8 @@ from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, TF32, DType, num
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, meant
 from gemmsmith.core.graph import Extent, Graph, Operand, Result, bare
 from gemmsmith.core.mma import Mma
-from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, Matrix, Problem, Scale
-from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, TMA_ALIGNMENT, Matrix, Problem, Scale
+from gemmsmith.core.spec import EpilogueSpec, ScaleSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.layout import check_blocks
 from gemmsmith.epilogue.device.outputs import result_argument
@@ -35,8 +35,8 @@ class Binding:
     that multiplies a and b, `promoted` whether its sums are, `block_rows` the granularity of block scales, by their
     names. `written` is the graph as the user wrote it, `graph` after the passes, both in the user's
     orientation. `arguments`: every array and number, by its Pointer's name; a result that the caller does not
-    give is row-major at address 0, and only results are writable. `results`: the arrays of those that are given, by
-    name.
+    give has its `result_strides` and lies at address 0, and only results are writable. `results`: the arrays of those
+    that are given, by name.
 
     The kernel computes `problem`, whose D is the first result that is a matrix, with the epilogue `spec`, on the
     matrices `arrays`: operands and results by name. Where `swapped` that is D^T = B^T @ A^T: its `a` lies where b is.
@@ -110,7 +110,7 @@ class Binding:
         missing = self.missing
         if not missing:
             return self
-        made = {name: empty_like_kind(like, x.shape, x.dtype) for name, x in missing.items()}
+        made = {name: empty_like_kind(like, x.shape, x.dtype, x.strides) for name, x in missing.items()}
         arguments = {result_argument(name): describe(x, name) for name, x in made.items()}
         return replace(self, results={**self.results, **made}, arguments={**self.arguments, **arguments})
 
@@ -133,8 +133,8 @@ def bind(
 
     Two changes make the problem faster. Where D is column-major and its graph has a transpose, D^T is computed, so
     that the kernel's D has unit column stride whenever out has a unit stride. And the bare product's batch is folded
-    into M where b is the same for the whole batch and the batch continues the rows of a and D: one problem of
-    batch * m rows.
+    into M where b, with its block scales, is the same for the whole batch and the batch continues the rows of a, of its
+    block scales and of D: one problem of batch * m rows.
 
     Raises ArgumentError, naming the argument, what was given and what would work; EpilogueError.
     """
@@ -301,7 +301,7 @@ def _typed(graph: Graph, output: DType) -> Graph:
 
 
 def _results(graph: Graph, given: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, ArrayInfo]:
-    """Every result by name: the array that is given, which has been checked, or a row-major one at address 0."""
+    """Every result by name: the array that is given, which has been checked, or one that does not exist yet."""
     names = [r.name for r in graph.results]
     if unknown := set(given) - set(names):
         raise ArgumentError(
@@ -315,13 +315,13 @@ def _results(graph: Graph, given: Mapping[str, Any], shape: tuple[int, ...]) -> 
             found[r.name] = describe(given[r.name], r.name)
             checks.result(r.name, found[r.name], want, r.dtype, contiguous=graph.is_reduced(r))
         else:
-            found[r.name] = _row_major(want, r.dtype)
+            found[r.name] = _unmade(want, r.dtype, result_strides(graph, r, want))
     return found
 
 
-def _row_major(shape: tuple[int, ...], dtype: DType) -> ArrayInfo:
-    """Of an array that does not exist yet."""
-    return ArrayInfo(dtype, shape, row_major(shape), 0, "spec", 0, True)
+def _unmade(shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None = None) -> ArrayInfo:
+    """An array that does not exist yet, row-major by default."""
+    return ArrayInfo(dtype, shape, strides or row_major(shape), 0, "spec", 0, True)
 
 
 def result_shape(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -348,6 +348,17 @@ def result_shape(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[
     return (*batch, m, n // extent.width)
 
 
+def result_strides(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Of a result of that shape for which there is no array: scales lie along M, padded to 16 bytes, as TMA brings them
+    to the next product; None for others, which are row-major."""
+    if graph.nodes[result.node].op != "scale":
+        return None
+    *batch, m, columns = shape
+    step = TMA_ALIGNMENT // (result.dtype or FP32).bytes
+    pitch = -(-m // step) * step
+    return (*(columns * pitch for _ in batch), 1, pitch)
+
+
 # -- layout ----------------------------------------------------------------------------------------------------------
 
 
@@ -371,7 +382,7 @@ def _oriented(
         for x, dtype in ((arguments["a"], mma.a), (arguments["b"], mma.b))
         if isinstance(x, ArrayInfo)
     )
-    problem = Problem(a, b, arrays[d] if d else matrix_of(_row_major(shape, output), batch), mma.d)
+    problem = Problem(a, b, arrays[d] if d else matrix_of(_unmade(shape, output), batch), mma.d)
     of_a, of_b = (
         Scale(operand_argument(name), matrix_of(x, batch), block_rows[name])
         if name in block_rows and isinstance(x := arguments[operand_argument(name)], ArrayInfo) else None
@@ -405,12 +416,24 @@ def matrix_of(x: ArrayInfo, batch: int, whole: bool = True) -> Matrix:
 
 
 def _folded(p: Problem) -> Problem:
-    """The problem with its batch folded into M, if one row stride reaches all rows of a and d, and b is broadcast."""
-    rows = p.batch * p.m
-    if any(p.scales) or p.batch <= 1 or p.b.batch_stride or not 0 < rows <= MAX_EXTENT:
+    """The problem with its batch folded into M, if one row stride reaches all rows of a, of its scales and of d, and b
+    and its scales are broadcast."""
+    rows, (of_a, of_b) = p.batch * p.m, p.scales
+    if p.batch <= 1 or p.b.batch_stride or not 0 < rows <= MAX_EXTENT or (of_b and of_b.matrix.batch_stride):
         return p
-    a, d = _stacked(p.a), _stacked(p.d)
-    return p if a is None or d is None else replace(p, a=a, b=replace(p.b, batch=1), d=d)
+    a, d, scales = _stacked(p.a), _stacked(p.d), of_a and _stacked_scales(of_a, p.m)
+    if a is None or d is None or (of_a and not scales):
+        return p
+    of_b = of_b and replace(of_b, matrix=replace(of_b.matrix, batch=1))
+    return replace(p, a=a, b=replace(p.b, batch=1), d=d, scales=(scales, of_b))
+
+
+def _stacked_scales(x: Scale, m: int) -> Scale | None:
+    """None also where one would be for rows of two products, and where TMA, which reads them now, would no more."""
+    matrix = _stacked(x.matrix)
+    found = replace(x, matrix=matrix) if matrix and m % x.rows == 0 else None
+    before, after = ScaleSpec.of(x), ScaleSpec.of(found)
+    return None if before and after and before.by_tma and not after.by_tma else found
 
 
 def _stacked(x: Matrix) -> Matrix | None:

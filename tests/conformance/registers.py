@@ -192,10 +192,17 @@ def shuffles(k: Builder) -> None:
     write(out, k.thread, *xors, *downs, hw.shuffle_index(word, other), hw.shuffle_index(word, 7))
 
 
+def opaque(k: Builder) -> None:
+    out, x = k.pointer("out"), k.pointer("x")
+    word = read_word(x, k.thread)
+    write(out, k.thread, hw.opaque(word.to(I32)).to(U32), hw.opaque(word.to(I64)).to(U32))
+
+
 _x, _lane = integers("shuffles", (128,)), THREAD % 32
 _from = [_lane ^ mask for mask in (1, 2, 16, 31)] + [np.where(_lane + d < 32, _lane + d, _lane) for d in (1, 8, 31)]
 _from += [(_lane * 5 + THREAD // 32) % 32, _lane * 0 + 7]
 CASES += [Case("shuffles", shuffles, np.stack([_x[THREAD - _lane + lane] for lane in _from], 1), {"x": _x})]
+CASES.append(Case("opaque", opaque, np.stack([_x, _x], 1), {"x": _x}))
 
 
 # -- the language ----------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_every_scale_is_applied_where_it_belongs(config: Config | None, recipe: 
     rng = random.Random(repr((config, recipe)))
     for most in (300, 3000):
         m, n, k = rng.randint(2, most), rng.randint(2, most), rng.randint(1, 128 * 12)  # n = 1 turns the product
-        dtype, turned, pad = rng.choice([FP32, FP32, UE8M0]), rng.random() < 0.5, rng.randint(1, 4)
+        dtype, turned, pad = rng.choice([FP32, FP32, UE8M0]), rng.random() < 0.5, rng.choice([1, 2, 3, 4, 16, 16])
         (scale_a, scale_b), want = digits(m, n, k, recipe, dtype=dtype, turned=turned, pad=pad)
         out = computed(*ones(m, n, k), scale_a, scale_b, config=fitted(config, recipe))
         np.testing.assert_array_equal(out, want, str((m, n, k, dtype, turned, pad)))
@@ -94,7 +94,7 @@ def test_each_element_is_within_its_bound(recipe: tuple[int, int], spread: int) 
         m, n, k = rng.randint(1, 500), rng.randint(1, 500), rng.choice([1, 127, 129, 500, 2000, 5000])
         dtypes = rng.choice([(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2), (E5M2, E5M2)])
         a, b = operands(data, m, n, k, dtypes, outliers=rng.random() < 0.5)
-        turned, pad = rng.random() < 0.5, rng.randint(1, 4)
+        turned, pad = rng.random() < 0.5, rng.choice([1, 2, 3, 4, 16, 16])
         scale_a, scale_b = scales(data, m, n, k, recipe, spread=spread, turned=turned, pad=pad)
         out = computed(a, b, scale_a, scale_b, config=fitted(config, recipe))
         bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()

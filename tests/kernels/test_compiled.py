@@ -331,6 +331,76 @@ def block_scaled(m: int, n: int, k: int, columns: int, **options: Any) -> gemmsm
     return gemmsmith.plan(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype="fp32", **options)
 
 
+def quantised(acc: Any) -> Any:
+    return gemmsmith.quantize(acc.relu(), "1x128")
+
+
+def row_sums_of(acc: Any) -> Any:
+    return acc, acc.sum(-1)
+
+
+def gated(acc: Any) -> Any:
+    gate, up = acc.chunk(2)
+    return gemmsmith.quantize(gate.silu() * up, "1x128")
+
+
+@some.composite
+def scaled_problems(draw: some.DrawFn) -> dict[str, Any]:
+    """Arguments of `plan` with block scales in any layout."""
+    epilogue = draw(some.sampled_from([None, None, relu, biased, added, summed, doubled, quantised, gated]))
+    m, n, k = draw(extents), draw(extents), draw(extents)
+    n = -(-n // 16) * 16 if epilogue is gated else n
+    pitch = -(-k // 16) * 16
+    output, blocks = draw(some.sampled_from(["bf16", "fp16", "fp32"])), -(-k // 128)
+    a, b = Spec((m, k), "fp8_e4m3", (pitch, 1)), Spec((k, n), "fp8_e4m3", (1, pitch))
+    found: dict[str, Any] = {"a": a, "b": b, "out_dtype": output}
+    granularity = [1, 1, 128, None]
+    for name, extent in (("scale_a", m), ("scale_b", n)):
+        each = draw(some.sampled_from(granularity))
+        granularity = [128, 128, None] if epilogue is gated else granularity  # no tile has registers for both
+        if each:
+            rows = -(-extent // each)
+            row, column = draw(
+                some.sampled_from([(blocks, 1), (-(-blocks // 4) * 4, 1), (1, rows), (1, rows + -rows % 4)])
+            )
+            shape, strides = ((rows, blocks), (row, column)) if name == "scale_a" else ((blocks, rows), (column, row))
+            found[name] = Spec(shape, draw(some.sampled_from(["fp32", "fp32", "ue8m0"])), strides)
+    operands = {added: {"c": Spec((m, n), output)}, biased: {"bias": Spec((n,), "bf16")},
+                summed: {"bias": Spec((n,), "fp32")}}.get(epilogue, {})  # fmt: skip
+    if epilogue is None and draw(some.booleans()):
+        found["out"] = Spec((m, n), output, (1, m))  # computed transposed
+    return {**found, "epilogue": epilogue, "operands": operands}
+
+
+@settings(max_examples=25)
+@given(scaled_problems())
+def test_no_choice_of_promoted_sums_spills(problem: dict[str, Any]) -> None:
+    plan = gemmsmith.plan(**problem)
+    r = plan.resources
+    assert (r.spill_stores, r.spill_loads, r.advisories) == (0, 0, ()), plan.config
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "columns", "epilogue"),
+    [(2931, 4064, 5120, 128, quantised), (1687, 18720, 7168, 128, gated), (128, 10816, 1024, 128, quantised),
+     (16384, 13056, 7168, 1, relu), (23105, 5096, 512, 128, row_sums_of)],
+)  # fmt: skip
+def test_promoted_epilogues_that_once_spilled(m: int, n: int, k: int, columns: int, epilogue: Any) -> None:
+    """What depends on the thread alone was computed before the loop over tiles, and held."""
+    plan = block_scaled(m, n, k, columns, epilogue=epilogue)
+    assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
+
+
+def test_bytes_for_all_rows_and_columns_do_not_spill() -> None:
+    """A warp of few registers copies them, from an address each."""
+    a, b = Spec((4096, 4096), "fp8_e4m3"), Spec((4096, 4096), "fp8_e4m3", (1, 4096))
+    scales = {"scale_a": Spec((4096, 32), "ue8m0"), "scale_b": Spec((32, 4096), "ue8m0")}
+    for n in (112, 128, 144):
+        config = Config(tile=(128, n, 128), cluster=(1, 1), consumers=2, stages=4)
+        r = gemmsmith.plan(a, b, **scales, config=config).resources
+        assert (r.spill_stores, r.spill_loads) == (0, 0), n
+
+
 @pytest.mark.parametrize(("columns", "fused"), [(128, False), (1, True)])
 def test_promoted_problems_whose_choice_once_spilled(columns: int, fused: bool) -> None:
     """Computed transposed, with 192x88: all the registers were the sums' and scales'."""

@@ -15,7 +15,7 @@ from gemmsmith.collective import pipeline, scales, staged_scales
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.promotion import Promotion
 from gemmsmith.collective.scales import BlockScales, ScalesOfThread
-from gemmsmith.collective.staged_scales import CopiedScales, LoadedScales
+from gemmsmith.collective.staged_scales import BoxedScales, CopiedScales, LoadedScales
 from gemmsmith.kernels.build import build
 
 CONFIG = Config(tile=(128, 104, 128), cluster=(1, 1), stages=4, consumers=2)
@@ -174,16 +174,117 @@ def bytes_that_a_full_stage_does_not_count(p: Patch) -> None:
 
 def the_next_k_tiles_scales(p: Patch) -> None:
     load = LoadedScales.load
-    p.setattr(LoadedScales, "load", lambda self, stage, full, at, k_tile: load(self, stage, full, at, k_tile + 1))
+
+    def shifted(self: Any, *given: Any, **alone: bool) -> None:
+        load(self, *given[:-1], given[-1] + 1, **alone)
+
+    p.setattr(LoadedScales, "load", shifted)
 
 
 def the_next_stage(p: Patch) -> None:
     load = LoadedScales.load
 
-    def shifted(self: Any, stage: Any, full: Any, at: Any, k_tile: Any) -> None:
-        load(self, (stage + 1) % CONFIG.stages, full, at, k_tile)
+    def shifted(self: Any, stage: Any, *given: Any, **alone: bool) -> None:
+        load(self, (stage + 1) % CONFIG.stages, *given, **alone)
 
     p.setattr(LoadedScales, "load", shifted)
+
+
+def bytes_that_a_full_box_does_not_count(p: Patch) -> None:
+    init = BoxedScales.__init__
+
+    def made(self: Any, *given: Any) -> None:
+        init(self, *given)
+        self.pipe.transaction_bytes -= 16
+
+    p.setattr(BoxedScales, "__init__", made)
+
+
+def the_next_box(p: Patch) -> None:
+    copy = staged_scales.hw.tma_load
+
+    def shifted(map: Any, x: Any, *given: Any) -> None:
+        copy(map, x + staged_scales.SCALE_BOX, *given)
+
+    p.setattr(staged_scales.hw, "tma_load", shifted)
+
+
+def the_k_tile_beside_in_a_box(p: Patch) -> None:
+    wait = BoxedScales.wait
+
+    def shifted(self: Any) -> None:
+        wait(self)
+        self._number = self._number + 1
+
+    p.setattr(BoxedScales, "wait", shifted)
+
+
+def a_box_that_is_read_before_it_is_full(p: Patch) -> None:
+    def numbered(self: Any) -> None:
+        self._number = self._tile.k_tile(self._k_tile.get())
+
+    p.setattr(BoxedScales, "wait", numbered)
+
+
+def a_box_that_is_handed_back_early(p: Patch) -> None:
+    """Before its last k-tile is read; the next one is then taken for it."""
+    edge = staged_scales._is_edge
+    p.setattr(staged_scales, "_is_edge", lambda tile, number, at: edge(tile, number, max(at - 1, 0)))
+
+
+def a_box_that_is_released_before_it_is_read(p: Patch) -> None:
+    read, release = BoxedScales.read, pipeline.PipelineTmaAsync.consumer_release
+
+    def late(self: Any, *given: Any) -> Any:
+        release(self.pipe, self._read)
+        return read(self, *given)
+
+    p.setattr(BoxedScales, "read", late)
+
+
+def a_box_that_is_released_with_its_tile_only(p: Patch) -> None:
+    edge = staged_scales._is_edge
+    p.setattr(staged_scales, "_is_edge", lambda tile, number, at: edge(tile, number, at) if at == 0 else number < 0)
+
+
+def a_box_that_may_not_be_free(p: Patch) -> None:
+    acquire = pipeline.PipelineTmaAsync._acquire
+
+    def acquired(self: Any, state: Any, token: Any) -> None:
+        if not self.name.startswith("boxes"):
+            acquire(self, state, token)
+
+    p.setattr(pipeline.PipelineTmaAsync, "_acquire", acquired)
+
+
+def a_tile_that_begins_in_the_last_ones_box(p: Patch) -> None:
+    """In the producer alone."""
+    edge = staged_scales._is_edge
+
+    def only(tile: Any, number: Any, at: int) -> Any:
+        found = edge(tile, number, at)
+        return _Only(found) if at == 0 else found
+
+    p.setattr(staged_scales, "_is_edge", only)
+
+
+class _Only:
+    """A condition beside which another one does not count."""
+
+    def __init__(self, condition: Any) -> None:
+        self.condition = condition
+
+    def __ror__(self, other: Any) -> Any:
+        return self.condition
+
+
+def a_producer_that_begins_with_the_first_box_again(p: Patch) -> None:
+    start = BoxedScales.start_producer
+    p.setattr(BoxedScales, "start_producer", lambda self, started: start(self, started * 0))
+
+
+def early_k_tiles_beyond_the_first_box(p: Patch) -> None:
+    p.setattr(BoxedScales, "early", lambda self, k_tiles, tile: k_tiles)
 
 
 COARSE, EACH = (1, 128), (1, 1)
@@ -210,11 +311,28 @@ MUTANTS_BY_TMA = [
 ]  # fmt: skip
 
 
-def is_wrong(recipe: tuple[int, int], seed: int, **layout: Any) -> bool:
+IN_BOXES = {"pad": 16}
+"""The layout of those that TMA brings in boxes: those of A contiguous along K."""
+MUTANTS_IN_BOXES = [
+    bytes_that_a_full_box_does_not_count, the_next_box, the_k_tile_beside_in_a_box, a_box_that_is_handed_back_early,
+    a_box_that_is_read_before_it_is_full, a_box_that_is_released_before_it_is_read,
+    a_box_that_is_released_with_its_tile_only,
+    a_box_that_may_not_be_free, a_tile_that_begins_in_the_last_ones_box,
+    a_producer_that_begins_with_the_first_box_again, early_k_tiles_beyond_the_first_box,
+    a_release_by_one_lane_before_others_have_read, the_scales_of_a_and_b_swapped,
+]  # fmt: skip
+IN_BOXES_CONFIGS = [
+    Config(tile=(64, 64, 128), cluster=(1, 1), stages=3, consumers=1, serpentine=True),
+    Config(tile=(64, 64, 128), cluster=(1, 1), stages=3, consumers=1, splits=0),
+    Config(tile=(64, 64, 128), cluster=(1, 1), stages=4, consumers=1, cluster_splits=2),
+]
+
+
+def is_wrong(recipe: tuple[int, int], seed: int, config: Config = CONFIG, **layout: Any) -> bool:
     """Whether something is reported, or a digit differs."""
     (scale_a, scale_b), want = digits(M, N, K, recipe, **layout)
     out = np.full((M, N), np.nan, np.float32)
-    done = gemmsmith.simulate(*ones(M, N, K), scale_a=scale_a, scale_b=scale_b, out=out, config=CONFIG, seed=seed)
+    done = gemmsmith.simulate(*ones(M, N, K), scale_a=scale_a, scale_b=scale_b, out=out, config=config, seed=seed)
     return bool(done.hazards) or not np.array_equal(out, want)
 
 
@@ -230,7 +348,18 @@ def test_mistakes_with_scales_by_tma_are_found(mutate: Any, monkeypatch: Patch) 
     assert any(is_wrong(COARSE, seed, **BY_TMA) for seed in range(3))
 
 
-@pytest.mark.parametrize("layout", [{}, BY_TMA])
+@pytest.mark.parametrize("mutate", MUTANTS_IN_BOXES)
+def test_mistakes_with_scales_in_boxes_are_found(mutate: Any, monkeypatch: Patch) -> None:
+    mutate(monkeypatch)
+    assert any(is_wrong(COARSE, 0, config, **IN_BOXES) for config in IN_BOXES_CONFIGS)
+
+
+@pytest.mark.parametrize("config", IN_BOXES_CONFIGS)
+def test_boxes_that_are_right(config: Config) -> None:
+    assert not any(is_wrong(COARSE, seed, config, **IN_BOXES) for seed in range(3))
+
+
+@pytest.mark.parametrize("layout", [{}, BY_TMA, IN_BOXES])
 @pytest.mark.parametrize("recipe", [COARSE, EACH, (128, 128)])
 def test_without_one_nothing_is_wrong(recipe: tuple[int, int], layout: dict[str, Any]) -> None:
     assert not any(is_wrong(recipe, seed, **layout) for seed in range(3))

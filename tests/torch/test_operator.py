@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import gemmsmith
-from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.dtypes import BF16, E4M3, FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result, bare
+from gemmsmith.torch import gemm
 from gemmsmith.torch.operator import MOST_OPERANDS, MOST_RESULTS, OPERATORS, arity, call
 from gemmsmith.torch.text import key, write
 
@@ -55,6 +57,32 @@ def test_values_are_those_of_gemm(shape, dtype) -> None:
         torch.testing.assert_close(x, y, rtol=0, atol=0)
 
 
+def test_numbers_and_batches_pass_opcheck() -> None:
+    nodes = (Node("accumulator"), Node("operand", (), "s"), Node("mul", (0, 1)), Node("operand", (), "x"))
+    operands = (Operand("s", Extent()), Operand("x", Extent(True, 1, 1), BF16))
+    text = write(Graph((*nodes, Node("add", (2, 3))), operands, (Result("out", 4),)))
+    a, b, x = (torch.randn(s).bfloat16() for s in ((2, 5, 8), (8, 16), (2, 5, 16)))
+    torch.library.opcheck(OPERATORS[1, 1], (a, b, key(text), text, [0.5], x))
+
+
+def test_another_number_is_no_other_epilogue() -> None:
+    """Nothing is forged for it."""
+    called: list[Any] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(args)
+            return func(*args, **(kwargs or {}))
+
+    a, b = torch.randn(5, 8).bfloat16(), torch.randn(8, 16).bfloat16()
+    with Watch():
+        for s in (0.5, 3):
+            gemm(a, b, epilogue=lambda acc, s: acc * s, s=s)
+    (_, _, *first, half), (_, _, *second, three) = called
+    assert first == second
+    assert (half, three) == ([0.5], [3.0])
+
+
 def test_float64_is_not_rounded() -> None:
     a, b, bias = (torch.randn(s, dtype=torch.float64) for s in ((5, 8), (8, 16), (16,)))
     d, total = call(summed(1, 2), a, b, [], [bias])
@@ -68,6 +96,21 @@ def test_results_are_row_major_whatever_the_inputs_are(strides) -> None:
     a = torch.empty_strided((5, 8), strides, dtype=torch.bfloat16).normal_()
     out = call(summed(0, 1), a, torch.randn(16, 8).bfloat16().T, [], [])
     assert out.stride() == (16, 1)
+
+
+def test_scales_lie_as_the_next_product_reads_them() -> None:
+    """In fakes of symbolic sizes too."""
+    nodes = Node("accumulator"), Node("quantize", (0,), (E4M3, 128)), Node("scale", (1,))
+    text = write(Graph(nodes, (), (Result("out", 1, E4M3), Result("out1", 2, FP32))))
+    compiled = torch.compile(lambda a, b: call(text, a, b, [], []), backend="aot_eager", fullgraph=True)
+    b = torch.randn(8, 256).bfloat16()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (5, 7, 12):
+            a = torch.randn(m, 8).bfloat16()
+            torch._dynamo.mark_dynamic(a, 0)
+            for got, want in zip(compiled(a, b), call(text, a, b, [], []), strict=True):
+                assert got.stride() == want.stride()
+            assert want.stride() == (1, -(-m // 4) * 4)
 
 
 def test_fakes_keep_symbolic_sizes() -> None:

@@ -80,7 +80,11 @@ class Mainloop:
         )  # fmt: skip
         self._aliased = ReleaseBarrier("epilogue done", cluster_size, first_rank) if config.alias_epilogue else None
         most = min(EARLY, max(1, EARLY_COPIES // self._copies), config.stages - 1)
-        early = 0 if tile is None else current().minimum(tile.k_tiles, most)
+        early: ValueLike = 0
+        if tile is not None:
+            early = current().minimum(tile.k_tiles, most)
+            for scales in self._beside:
+                early = scales.early(early, tile)
         self.started = current().var(I32, early, "early")  # k-tiles; 0 from a second tile on
 
         def copies() -> None:
@@ -102,6 +106,8 @@ class Mainloop:
         """Behind the k-tiles that the prologue has started."""
         if self._aliased:
             self._phase = current().var(U32, 0, "aliased_phase")
+        for scales in self._beside:
+            scales.start_producer(self.started.get())
         return self.pipe.producer_start_state(self.started.get())
 
     @contextmanager
@@ -152,7 +158,7 @@ class Mainloop:
         for operand, at, of_low in copies if self.spec.config.swap_ab else reversed(copies):
             operand.load(stage, full, at.row, k, at.batch, alone=alone, low=of_low)
         for scales in self._beside:
-            scales.load(stage, full, tile.operands[scales.index], number)
+            scales.load(stage, full, tile, k_tile, number, alone=alone)
 
     def _bytes_of_stage(self, p: BoundProblem) -> int:
         return sum(x.bytes_of_stage(p) for x in self.operands) + sum(x.bytes_of_stage(p) for x in self._beside)

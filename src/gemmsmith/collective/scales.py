@@ -10,7 +10,7 @@ from math import gcd
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Factor, Factors, Index
 from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
-from gemmsmith.collective.staged_scales import WARP, CopiedScales, LoadedScales, StagedScales, staged
+from gemmsmith.collective.staged_scales import WARP, BoxedScales, CopiedScales, LoadedScales, StagedScales, staged
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.mma import CHUNK, HALF_ROWS, QUAD, WGMMA_M, fragment_column, fragment_row
 from gemmsmith.core.problem import SCALE_BLOCK
@@ -32,6 +32,11 @@ class BlockScales:
         self.copied = [side for side in self.sides if isinstance(side, CopiedScales)]
         self._lanes = min(WARP, max((side.count for side in self.copied), default=0))
 
+    @property
+    def pipelines(self) -> list[PipelineTmaAsync]:
+        """What has barriers to initialise."""
+        return [side.pipe for side in self.sides if isinstance(side, BoxedScales)]
+
     def lanes(self) -> AbstractContextManager[None]:
         """Those of a warp that copy: each waits for stages, and arrives."""
         k = current()
@@ -49,9 +54,16 @@ class BlockScales:
         formats = {side.scale.dtype == FP32 for side in self.copied}
         pipe.beside_commit(write, self._lanes, copied=True in formats, stored=False in formats)
 
+    def start(self) -> None:
+        """Before the first tile."""
+        for side in self.sides:
+            side.start()
+
     def begin(self, tile: WorkTile, first_row: Value) -> None:
         """Before a tile, of which the warpgroup's rows are those from `first_row` on."""
         k, (at_a, at_b) = current(), tile.operands
+        for side in self.sides:
+            side.begin_tile(tile)
         if self.a and self.a.scale.rows == 1:
             self._row = (first_row + fragment_row(k.warp_index % 4, k.lane)).named("row_of_thread")
         else:
@@ -60,6 +72,8 @@ class BlockScales:
 
     def read(self, stage: Value) -> ScalesOfThread:
         """Those of this thread's elements, from a stage that is full."""
+        for side in self.sides:
+            side.wait()
         rows: list[Factor] = self._read_rows(self.a, stage) if self.a else [None] * self._halves
         each, blocks = None, list[Value]()
         if self.b and self.b.scale.rows == 1:
@@ -68,6 +82,8 @@ class BlockScales:
             blocks = [self.b.read(stage, i)[0] for i in range(self.b.count)]
         if self.sides:
             hw.sync_warp()  # one lane hands the stage back for all
+        for side in self.sides:
+            side.release()
         return ScalesOfThread(rows, each, blocks, gcd(self._n, SCALE_BLOCK), self._behind)
 
     def _read_rows(self, side: StagedScales, stage: Value) -> list[Factor]:

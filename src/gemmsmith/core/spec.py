@@ -15,15 +15,20 @@ from gemmsmith.core.design import find, for_chip, listed, names, promoting, taki
 from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
-from gemmsmith.core.mma import QUAD, WGMMA, WGMMA_M, Major, Mma, find_mma
+from gemmsmith.core.mma import PRODUCTS, QUAD, WGMMA, WGMMA_M, Major, Mma, find_mma
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale
 from gemmsmith.core.tile import Tile
 
 STAGES_LIMIT = HOPPER.shared_bytes // (2 * 16 * (WGMMA_M + 8))
 """Of the smallest tile, 64x8 with rows of 32 bytes."""
 OPERAND_BYTES = sorted({mma.a.bytes for mma in WGMMA})
+SCALE_BOX = 4
+"""K-tiles whose block scales TMA brings at once where they are contiguous along K: 16 bytes, its least."""
 BARRIER_BYTES = 16
 """Bytes of a stage's two mbarriers."""
+LOW_PARTS_BYTES = 64
+"""Of K that 3xTF32 sums in one accumulator on mma.sync, low products among the others: it then truncates no more than
+wgmma, which adds the three products up on their own (backends/reference/bounds.py)."""
 IN_FLIGHT = (4, 2)
 """K-tiles that a warpgroup multiplies at once, where it promotes their sums: of 64x64 at 64x7168x2048 (FP8, H200)
 6.29, 6.49, and alone 7.22 us."""
@@ -68,23 +73,23 @@ class EpilogueSpec:
 
 @dataclass(frozen=True)
 class ScaleSpec:
-    """Block scales of an operand: of how many `rows` one is, 1 or 128; and whether TMA brings a tile's, as it can where
-    those of rows are contiguous, 16-byte aligned fp32."""
+    """Block scales of an operand: of how many `rows` one is, 1 or 128; and along which index TMA brings a tile's, as it
+    can where those of rows are contiguous, 16-byte aligned fp32: "MN" of one k-tile, "K" of SCALE_BOX, a box."""
 
     rows: int
     dtype: DType
-    by_tma: bool = False
+    by_tma: Major | None = None
 
     @staticmethod
     def of(scale: Scale | None) -> ScaleSpec | None:
         """None for an operand without them."""
         if not scale:
             return None
-        by_tma = scale.rows == 1 and scale.matrix.dtype == FP32 and scale.matrix.column_major and scale.matrix.tma_ready
-        return ScaleSpec(scale.rows, scale.matrix.dtype, by_tma)
+        by_tma = scale.rows == 1 and scale.matrix.dtype == FP32 and scale.matrix.tma_ready
+        return ScaleSpec(scale.rows, scale.matrix.dtype, operand_major(scale.matrix) if by_tma else None)
 
     def __str__(self) -> str:
-        return f"{self.dtype} read " + ("by TMA" if self.by_tma else "one by one")
+        return f"{self.dtype} read " + (f"by TMA along {self.by_tma}" if self.by_tma else "one by one")
 
     def count(self, rows: int) -> int:
         """Of a tile of so many rows, which begins at any multiple of them: all that it may need."""
@@ -92,9 +97,13 @@ class ScaleSpec:
         return rows if self.rows == 1 else -(-(farthest + rows) // SCALE_BLOCK)
 
     def staged_bytes(self, rows: int) -> int:
-        """Shared memory of one stage, fp32 each."""
-        alignment = 128 if self.by_tma else 16
-        return -(-4 * self.count(rows) // alignment) * alignment
+        """Shared memory of one stage, or of one box, fp32 each."""
+        alignment, k_tiles = 128 if self.by_tma else 16, SCALE_BOX if self.by_tma == "K" else 1
+        return -(-4 * k_tiles * self.count(rows) // alignment) * alignment
+
+    def slots(self, stages: int) -> int:
+        """Stages; or boxes, as many as may be needed at once where each tile has many k-tiles."""
+        return -(-stages // SCALE_BOX) + 1 if self.by_tma == "K" else stages
 
 
 def slices(config: Config, graph: Graph) -> int:
@@ -117,12 +126,14 @@ class PromotedSums(NamedTuple):
 
 
 def promotion(c: Config, each_column: bool = False) -> PromotedSums:
-    """All columns at once, or half where registers are few; and as many k-tiles in flight as there are registers for,
-    which hides the promotion of one under the product of the next, and half of the stages at most, for they are handed
-    back behind it. With `each_column` each has a scale of its own."""
-    n, limit = c.tile[1], find(c.design).promoted.get(c.consumers, 0)
-    rows, scales = c.tile[0] // c.warpgroups[0], (n // QUAD + 12) * each_column
-    total = rows * n // 128
+    """wgmma's: all columns at once, or half where registers are few; and as many k-tiles in flight as there are
+    registers for, which hides the promotion of one under the product of the next, and half of the stages at most, for
+    they are handed back behind it. With `each_column` each has a scale of its own. mma.sync's: a whole k-tile's."""
+    design, (down, across) = find(c.design), c.warpgroups
+    rows, n, limit = c.tile[0] // down, c.tile[1] // across, design.promoted.get(c.consumers, 0)
+    total, scales = rows * n // 128, (n // QUAD + 12) * each_column
+    if design.multiplies == "mma":
+        return PromotedSums(n, 1, 2 * total)
     columns = n if n % 16 or total + scales + n // 2 <= limit else n // 2
     of_one = scales + columns // 2
     in_parts = (rows, columns) != (WGMMA_M, n)
@@ -234,10 +245,11 @@ class KernelSpec:
         """Shared memory of one stage of a CTA: what TMA brings into it at most, peers' multicasts included."""
         return sum(tile.bytes for tile in self.tiles)
 
-    @property
-    def scale_bytes(self) -> int:
-        """Shared memory of one stage for block scales."""
-        return sum(x.staged_bytes(rows) for x, rows in zip(self.scales, self.config.tile, strict=False) if x)
+    def scale_bytes(self, stages: int) -> int:
+        """Shared memory for block scales beside so many stages, with the barriers of boxes."""
+        sides = [(x, rows) for x, rows in zip(self.scales, self.config.tile, strict=False) if x]
+        barriers = sum(x.slots(stages) * BARRIER_BYTES for x, _ in sides if x.by_tma == "K")
+        return barriers + sum(x.slots(stages) * x.staged_bytes(rows) for x, rows in sides)
 
     @property
     def warpgroup_rows(self) -> int:
@@ -296,8 +308,19 @@ class KernelSpec:
 
     @property
     def promotion(self) -> PromotedSums:
+        return promotion(self.config, self._scales_columns)
+
+    @property
+    def _scales_columns(self) -> bool:
+        """Whether each column of B has a block scale of its own."""
         of_b = self.scales[1]
-        return promotion(self.config, of_b is not None and of_b.rows == 1)
+        return of_b is not None and of_b.rows == 1
+
+    @property
+    def products(self) -> int:
+        """K-tiles that are multiplied for each of A and B: those of 3xTF32 where low parts are read from memory; where
+        they are worked out in registers a k-tile is multiplied at once."""
+        return PRODUCTS if self.low_parts and self.mma.by == "wgmma" else 1
 
     @property
     def name(self) -> str:
@@ -360,6 +383,8 @@ class KernelSpec:
                 f"registers: the {what} of {self.warpgroup_rows}x{self.warpgroup_columns} "
                 f"take{'s' * (not self.promoted)} {taken} a thread, {taken - limit} more than fit; "
                 "use more consumers or a smaller tile"
+                + ", or a scale for 128 columns, not for each"
+                * self._scales_columns
             )
 
     def _check_conversions(self) -> None:
@@ -370,11 +395,14 @@ class KernelSpec:
                 raise ConfigError(f"{name}: got {dtype} for {self.chip}, which cannot convert it; use sm_89 or later")
 
     def _check_promotion(self) -> None:
-        c, block = self.config, SCALE_BLOCK // self.mma.a.bytes  # of TF32 as many bytes
+        c, row = self.config, SCALE_BLOCK if self.mma.by == "wgmma" else LOW_PARTS_BYTES
+        block = row // self.mma.a.bytes  # of TF32 as many bytes
         argument, asked = ("precision", "3xtf32") if self.low_parts else ("accumulate", "promoted")
         if c.consumers not in find(c.design).promoted:
             hint = "" if self.low_parts else ', or accumulate="fast"'
-            raise ConfigError(f'{argument}: got "{asked}" with {c.design}; use the design {promoting()}{hint}')
+            raise ConfigError(
+                f'{argument}: got "{asked}" with {c.design}; use the design {promoting(self.low_parts)}{hint}'
+            )
         if c.tile[2] != block:
             raise ConfigError(f'tile K: got {c.tile[2]} with {argument}="{asked}"; use {block}')
 

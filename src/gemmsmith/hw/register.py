@@ -8,10 +8,11 @@ import numpy as np
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.instruction import Instruction, u32
+from gemmsmith.lang.instruction import Instruction, i32, i64, u32
 from gemmsmith.lang.kernel import register_cap
 from gemmsmith.lang.machine import Blocking, Machine
-from gemmsmith.lang.types import PRED, U32
+from gemmsmith.lang.types import I32, I64, PRED, U32
+from gemmsmith.lang.values import Value
 
 
 class SetMaxNReg(Instruction):
@@ -96,3 +97,28 @@ class ShuffleDown(Instruction):
     def simulate(self, m: Machine) -> np.ndarray:
         lane = m.threads % 32
         return _from_lane(m, m.column(self.value), np.where(lane + self.delta < 32, lane + self.delta, lane))
+
+
+class Opaque(Instruction):
+    """The same number, of which the compiler knows nothing: it computes what depends on it behind this, where it would
+    else do so once, before a loop, and hold it in registers."""
+
+    number: i32
+    result = I32
+    ptx = "mov.b32 {result}, {number};"
+
+    def simulate(self, m: Machine) -> Any:
+        return m.value(self.number)
+
+
+class OpaqueWide(Opaque):
+    """The same of 64 bits."""
+
+    number: i64
+    result = I64
+    ptx = "mov.b64 {result}, {number};"
+
+
+def opaque(number: Value) -> Value:
+    """Records one of these for an I32 or I64."""
+    return (OpaqueWide if number.type == I64 else Opaque).emit(number)

@@ -31,7 +31,7 @@ def cooperative(k: Builder, spec: KernelSpec) -> None:
     epilogue = Epilogue(spec, scheduler, mainloop)
     scales = BlockScales(spec)  # behind the buffers that are aligned to more
     mainloop.load_beside(scales.loaded)
-    mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
+    mainloop.prologue(*epilogue.pipelines, *scales.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)
@@ -55,6 +55,7 @@ def cooperative(k: Builder, spec: KernelSpec) -> None:
     with k.warpgroups(1, 1 + consumers, "math") as warpgroup:
         hw.set_registers(consumer_registers)
         if spec.promoted:
+            scales.start()
             promote(k, spec, scheduler, mainloop, scales, epilogue, warpgroup)
         else:
             multiply(k, spec, scheduler, mainloop, epilogue, warpgroup)

@@ -40,8 +40,11 @@ from gemmsmith.lang.values import (
 from gemmsmith.lang.verify import verify
 
 _PACKAGE = str(Path(__file__).parents[1])
-# Frames in these floors are mechanics: a statement's line is the design's (or the user's) that called them.
-_MECHANICS = tuple(str(Path(_PACKAGE) / floor) for floor in ("lang", "hw", "collective", "schedule", "epilogue"))
+# Frames in these are mechanics: a statement's line is the design's (or the user's) that called them.
+_MECHANICS = tuple(
+    str(Path(_PACKAGE) / part)
+    for part in ("lang", "hw", "collective", "schedule", "epilogue", "kernels/ladder/product.py")
+)
 _STDLIB = str(Path(sys.modules["contextlib"].__file__ or "").parent)
 
 NAMED_BARRIERS = 16
@@ -80,8 +83,9 @@ class Builder:
         self.body = st.Block()
         self._blocks = [self.body]
         self._roles: list[st.Role] = []
-        self.thread, self.lane = Builtin(I32, "thread"), Builtin(I32, "lane")
-        self.warp_index, self.warpgroup_index = Builtin(I32, "warp"), Builtin(I32, "warpgroup")
+        self.thread, self.warpgroup_index = Builtin(I32, "thread"), Builtin(I32, "warpgroup")
+        self.lane: Value = Builtin(I32, "lane")
+        self.warp_index: Value = Builtin(I32, "warp")
         self.smem, self.smem_chunk = Builtin(U32, "smem"), Builtin(U32, "smem_chunk")
 
     def __enter__(self) -> Builder:
@@ -254,6 +258,16 @@ class Builder:
             return
         with self._loop(start, stop, step, name, unrolled=True) as index:
             yield index
+
+    @contextmanager
+    def thread_numbered(self, lane: Value, warp_index: Value) -> Iterator[None]:
+        """What is recorded meanwhile finds these as `lane` and `warp_index`: the same numbers, held elsewhere."""
+        numbers = self.lane, self.warp_index
+        self.lane, self.warp_index = lane, warp_index
+        try:
+            yield
+        finally:
+            self.lane, self.warp_index = numbers
 
     @contextmanager
     def when(self, condition: ValueLike) -> Iterator[None]:

@@ -4,8 +4,8 @@
 
 for i operands that are tensors and o results. a (m, k) or (batch, m, k), b (k, n) or (batch, k, n); `epilogue` is a
 graph's text, `key` its hash, which comes first because DTensor's cache of shardings knows other arguments from the
-first int on. `numbers` are the operands that are Python numbers, in the graph's order, as the tensors are. Results are
-row-major. Lists of tensors would cost a microsecond more, and custom_op six.
+first int on. `numbers` are the operands that are Python numbers, in the graph's order, as the tensors are. Results
+have the strides of gemmsmith.gemm's. Lists of tensors would cost a microsecond more, and custom_op six.
 
 On a Hopper GPU gemmsmith.gemm runs, on another one torch's operations; on the CPU the float64 reference does. Where a
 is float64, what is fp32 elsewhere is float64, and nothing else is rounded. fp32 operands are multiplied as
@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from gemmsmith.api import gemm as launch
 from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.backends.reference.product import exact, rounded
-from gemmsmith.binding import result_shape
+from gemmsmith.binding import result_shape, result_strides
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Graph, Result
@@ -95,8 +96,14 @@ def _default(graph: Graph, a: DType) -> DType:
 
 def _fake(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
     graph, shape = text.read(epilogue), product_shape(a, b)
-    made = [a.new_empty(result_shape(graph, r, shape), dtype=result_dtype(graph, r, a.dtype)) for r in graph.results]
+    made = [_empty(a, graph, r, result_shape(graph, r, shape)) for r in graph.results]
     return made[0] if len(made) == 1 else tuple(made)
+
+
+def _empty(a: Any, graph: Graph, result: Result, shape: tuple[Any, ...]) -> Any:
+    """A result, on a's device."""
+    dtype, strides = result_dtype(graph, result, a.dtype), result_strides(graph, result, shape)
+    return a.new_empty_strided(shape, strides, dtype=dtype) if strides else a.new_empty(shape, dtype=dtype)
 
 
 def _on_cpu(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
@@ -114,7 +121,7 @@ def _on_cpu(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *oper
 def _on_cuda(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
     graph = text.read(epilogue)
     given = named(graph, numbers, operands)
-    if fallback.needed(a.device):
+    if fallback.needed(a.get_device()):
         values = fallback.evaluated(graph, fallback.multiplied(a, b), given)
         results = tuple([values[r.name].to(result_dtype(graph, r, a.dtype)).contiguous() for r in graph.results])
         return results if len(results) > 1 else results[0]
@@ -140,8 +147,8 @@ def precision(a: Any) -> str | None:
 
 def _exact(x: Any) -> Any:
     """A tensor's elements in float64."""
-    x = x.detach().resolve_neg()
-    return x.numpy() if x.dtype == torch.float64 else as_numpy(x).astype(np.float64)
+    x = x.detach().resolve_neg()  # copied: torch resizes no memory that numpy has seen, as FSDP does
+    return x.clone().numpy() if x.dtype == torch.float64 else as_numpy(x).astype(np.float64)
 
 
 def _flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
@@ -151,8 +158,14 @@ def _flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 def _below_autograd(op: Any) -> Callable[..., Any]:
     def run(*arguments: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments):
-            raise ArgumentError(f"{op.name()}: got a tensor that requires grad; use gemmsmith.torch.gemm")
+        tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            raise ArgumentError(
+                f"{op.name()}: got a tensor that requires grad; use gemmsmith.torch.gemm, and torch.func.grad outside "
+                "of compiled code"
+            )
+        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+            raise ArgumentError(f"{op.name()}: got a dual tensor, of forward mode; use reverse mode")
         with torch._C._AutoDispatchBelowAutograd():
             return op(*arguments)
 

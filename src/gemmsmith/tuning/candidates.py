@@ -32,9 +32,9 @@ FEW_ROWS, FEW_ROWS_DEPTH = 32, 256
 CROWDED, APART = 0.8, 0.44
 """Of the registers that accumulators may take, what they, and elements to be quantised, may where an epilogue needs
 more than a few; and where it reads a matrix without TMA, whose elements and addresses are held at once."""
-SPARED, BESIDE_SCALES = 32, 12
-"""Registers that promoted sums leave an epilogue of a swapped product that stores fp32, and a cluster that adds up its
-CTAs' sums: with fewer they spill. And the former, where sums are counted with the scales of their columns."""
+SPARED, BESIDE_SHARES = 32, 4
+"""Registers that promoted sums leave a cluster that adds up its CTAs' sums, and an epilogue that quantises where tiles
+are shared otherwise: with fewer they spill."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions whose intermediate values would spill with the largest accumulators."""
 
@@ -53,7 +53,7 @@ def _oriented(epilogue: EpilogueSpec, swap: bool, promoted: bool) -> Iterator[Co
     tiles: list[tuple[str, int, int, int]] = [("cooperative", *t) for t in cooperative]
     tiles += [("pingpong", *t, 2) for t in PINGPONG]
     if promoted:
-        tiles = [tile for tile in tiles if _promotes(*tile, SPARED * (swap and _stores_fp32(epilogue.graph)))]
+        tiles = [tile for tile in tiles if _promotes(*tile)]
     if swap:
         tiles = [tile for tile in tiles if not _spills_transposed(*tile[:3], epilogue.graph)]
     roomy = [tile for tile in tiles if _has_registers(*tile, epilogue)]
@@ -72,10 +72,10 @@ def _oriented(epilogue: EpilogueSpec, swap: bool, promoted: bool) -> Iterator[Co
                     yield from _shares(c, epilogue)
 
 
-def _promotes(name: str, m: int, n: int, consumers: int, spared: int) -> bool:
-    """Whether a tile has registers for both accumulators of promoted sums, and some to be `spared`."""
+def _promotes(name: str, m: int, n: int, consumers: int) -> bool:
+    """Whether a tile has registers for both accumulators of promoted sums."""
     taken = promotion(Config(name, (m, n, SCALE_BLOCK), consumers=consumers)).registers
-    return taken + spared <= find(name).promoted.get(consumers, 0)
+    return taken <= find(name).promoted.get(consumers, 0)
 
 
 def spares(spec: KernelSpec) -> bool:
@@ -83,7 +83,8 @@ def spares(spec: KernelSpec) -> bool:
     c = spec.config
     if not spec.promoted:
         return True
-    spared = SPARED if c.cluster_splits > 1 else BESIDE_SCALES * (c.swap_ab and _stores_fp32(spec.epilogue.graph))
+    quantises = any(node.op == "quantize" for node in spec.epilogue.graph.nodes)
+    spared = SPARED if c.cluster_splits > 1 else BESIDE_SHARES * (quantises and c.splits != 1)
     return spec.promotion.registers + spared <= find(c.design).promoted[c.consumers]
 
 

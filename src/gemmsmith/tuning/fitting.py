@@ -25,7 +25,11 @@ def fitting(config: Config, spec: KernelSpec) -> Config:
     """The config with as many of its stages as fit a kernel, whose tiles may be padded (MN-major rows to 32 bytes) and
     whose epilogue may be computed transposed."""
     exchange = spec.exchange_bytes + ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
-    return config.replace(stages=stages_that_fit(config, spec.epilogue, spec.stage_bytes + spec.scale_bytes, exchange))
+    for stages in range(config.stages, 1, -1):
+        fewer, taken = config.replace(stages=stages), exchange + spec.scale_bytes(stages)
+        if stages_that_fit(fewer, spec.epilogue, spec.stage_bytes, taken) == stages:
+            break
+    return fewer
 
 
 def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> KernelSpec:

@@ -35,7 +35,8 @@ class Call:
         driver.require_chip(device, next((x.kernel.chip for x in launches.all), HOPPER))
         self.device, self.workspace_bytes, self.flag_bytes = device, launches.workspace_bytes, launches.flag_bytes
         self.swapped = launches.swapped
-        self.missing = [(name, result_argument(name), tuple(x.shape), x.dtype) for name, x in missing.items()]
+        layouts = {name: (tuple(x.shape), x.dtype, x.strides) for name, x in missing.items()}
+        self.missing = [(name, result_argument(name), layout) for name, layout in layouts.items()]
         early = launches.spec is not None and launches.spec.config.pdl
         with launcher.device_guard(device):
             self.launches = [prepared(x, device, stream, pdl=early or i > 0) for i, x in enumerate(launches.all)]
@@ -43,7 +44,7 @@ class Call:
         spans = {
             name: (first - x.address, end - x.address) for name, x in arrays.items() for first, end in [byte_range(x)]
         }
-        made = {pointer for _, pointer, *_ in self.missing}
+        made = {pointer for _, pointer, _ in self.missing}
         written = [name for name in spans if arrays[name].writable and name not in made]
         self._pairs = [  # and the distances between which two that overlap lie
             (w, name, spans[w][0] - spans[name][1], spans[w][1] - spans[name][0])

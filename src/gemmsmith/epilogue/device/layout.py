@@ -126,8 +126,8 @@ def layout(spec: KernelSpec) -> Layout:
         if extents[r.node].is_matrix and r.dtype
     ]
     vectors = _vectors(graph, n, spec.warpgroup_rows)
-    stage = spec.stage_bytes + spec.scale_bytes + BARRIER_BYTES
-    free = spec.chip.shared_bytes - config.stages * stage - spec.exchange_bytes
+    stages = config.stages * (spec.stage_bytes + BARRIER_BYTES) + spec.scale_bytes(config.stages)
+    free = spec.chip.shared_bytes - stages - spec.exchange_bytes
     free -= ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
     free -= -(-config.consumers * sum(4 * count for _, count in vectors) // ALIGNMENT) * ALIGNMENT
     free //= config.consumers

@@ -9,7 +9,7 @@ last tile. The bare product is the graph with one node.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -118,9 +118,17 @@ class Epilogue:
     def store(self, accumulator: Accumulator, tile: WorkTile) -> None:
         """Adds what other CTAs have summed of the tile, and computes and stores the warpgroup's part of it; or hands
         its sums to the CTA that does."""
-        with self._sums.finished(accumulator, tile, self._warpgroup) as whole:
+        with self._thread(), self._sums.finished(accumulator, tile, self._warpgroup) as whole:
             self._store(whole)
         self._mainloop.release_alias(tile)
+
+    def _thread(self) -> AbstractContextManager[None]:
+        """Where promoted sums take most registers, what depends on the thread alone is computed anew for each tile: the
+        compiler would hold it in registers meanwhile, and spill."""
+        if not self.spec.promoted:
+            return nullcontext()
+        k = current()
+        return k.thread_numbered(hw.opaque(k.lane).named("own_lane"), hw.opaque(k.warp_index).named("own_warp"))
 
     def _store(self, accumulator: Accumulator) -> None:
         k, plan, part = current(), self.layout, self.part

@@ -1,0 +1,77 @@
+"""Benchmarks in portions: which jobs are left, and when they stop; the jobs of those that have several kinds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+import operands
+import portions
+import quantize
+from suite import block_scaled
+
+import gemmsmith
+
+
+def test_parts_have_every_job_once() -> None:
+    jobs = list(range(10))
+    parts = [portions.missing(jobs, [], lambda row: row["job"], f"{i}/3") for i in range(3)]
+    assert sorted(job for part in parts for job in part) == jobs
+    assert portions.missing(jobs, [{"job": 3}, {"job": 99}], lambda row: row["job"], "0/1") == [0, 1, 2, *range(4, 10)]
+
+
+def test_no_job_begins_late(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter(range(100))
+    assert list(portions.in_time("abcdef", 3, lambda: next(clock))) == ["a", "b", "c"]
+    assert capsys.readouterr().out == "3 of 6 are left, for --resume\n"
+    assert list(portions.in_time("abc", float("inf"))) == ["a", "b", "c"]
+
+
+def test_rows_are_kept_if_asked(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", type=Path)
+    portions.add_options(parser)
+    resumed = parser.parse_args(["--json", str(file), "--resume"])
+    assert portions.kept(resumed) == []
+    file.write_text(json.dumps({"rows": [{"m": 1}]}))
+    assert portions.kept(resumed) == [{"m": 1}]
+    assert portions.kept(parser.parse_args(["--json", str(file)])) == []
+
+
+def test_jobs_are_mixed() -> None:
+    jobs = operands.jobs()
+    assert len(jobs) == len(set(jobs)) == sum(map(len, operands.SUITE.values()))
+    assert {what for what, *_ in jobs[: len(operands.SUITE)]} == set(operands.SUITE)
+
+
+def test_a_summary_of_what_was_measured() -> None:
+    row = {"m": 1, "n": 1, "k": 1, "us": 1.0}
+    rows = [{**row, "what": "fast", "torch_ratio": x, "ours_error": 2.0, "torch_error": 1.0} for x in (2.0, 0.5)]
+    rows.append({**row, "what": "along_k", "along_m_ratio": 0.99})
+    assert operands.summary(rows) == [
+        "fast         2 shapes   torch / ours 1.000, least 0.500",
+        "fast         2 shapes   error, ours / torch's, at most 2.00",
+        "along_k      1 shapes   along_m / ours 0.990, least 0.990",
+    ]
+
+
+def test_quantising_is_measured_each_way_once() -> None:
+    jobs = quantize.jobs([(1, 2)], [*quantize.RECIPES, ""], quantize.LAYOUTS)
+    assert len(jobs) == len(set(jobs)) == 3 * (3 * 2 + 1) + 1
+    assert (1, 2, "", "row-major", True) in jobs
+
+
+@pytest.mark.parametrize("what", ["along_k", *operands.EPILOGUES])
+def test_epilogues_have_kernels(what: str) -> None:
+    """For stand-ins of the arrays that a GPU would have."""
+    (a, b), scales = block_scaled((300, 512, 384))
+    bias, c = gemmsmith.Spec((512,), "bf16"), gemmsmith.Spec((300, 512), "bf16")
+    given = {"gelu": {"bias": bias}, "added": {"c": c}}.get(what, {})
+    plan = gemmsmith.plan(a, b, **scales, epilogue=operands.EPILOGUES.get(what), operands=given)
+    assert plan.spec.promoted
+    assert plan.source
