@@ -33,6 +33,18 @@ def test_a_training_step_in_float64_is_torchs(name):
     assert passed.fused
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_training_step_with_any_batch(name):
+    model, inputs = models.model(name, torch.float64)
+    forward, passed = compiled(model)
+    for x in inputs:
+        torch._dynamo.mark_dynamic(x, 0)
+    for given in (inputs, tuple(torch.cat([x, x[1:]]) for x in inputs)):
+        close(models.trained(forward, model, given), models.trained(model, model, given), 1e-12)
+    assert len(passed.graphs) == 2
+    assert passed.fused
+
+
 @pytest.mark.parametrize(("name", "products", "fused"), [("llama", 33, 13), ("gpt", 15, 7), ("classifier", 5, 3)])
 def test_a_training_step_in_bf16_is_as_near_to_float64_as_torchs(name, products, fused):
     """Of llama's 33 products six are fused going forward: not the first layer's output, which is stored for the

@@ -16,6 +16,11 @@ UNARY = [
     lambda x: functional.leaky_relu(x, 0.1), lambda x: x.softmax(-1), lambda x: x.log_softmax(-1),
     lambda x: x / (1 + x.square().mean(-1, keepdim=True)).sqrt(), lambda x: x.flatten(0, -2).reshape(x.shape),
     lambda x: functional.layer_norm(x, x.shape[-1:]), lambda x: x.flip(-1), lambda x: x.clone(),
+    lambda x: x.clone().mul_(2).relu_(), lambda x: x.mT.contiguous().mT, lambda x: x * torch.arange(N),
+    lambda x: x.masked_fill(torch.ones(x.shape[-2:], dtype=torch.bool).tril(), 0.5), lambda x: x - x.detach(),
+    lambda x: torch.cat(x.chunk(2, -1)[::-1], -1), lambda x: x @ (x.mT @ x) / N,
+    lambda x: torch.addmm(x[0, 0], x.flatten(0, 1), x.new_ones(N, N) / N, beta=2, alpha=0.5).view_as(x),
+    lambda x: x.transpose(0, 1).reshape(x.shape),
 ]  # fmt: skip
 BINARY = [
     torch.add, torch.sub, torch.mul, torch.maximum, lambda x, y: torch.where(x > y, x, y * 2),
@@ -25,7 +30,7 @@ REDUCTIONS = [
     lambda x: x.sum(-1), lambda x: x.sum((0, 1)), lambda x: x.mean(), lambda x: x.amax(-1, keepdim=True),
     lambda x: x.logsumexp(-1), lambda x: x.flatten(0, 1).amin(0), lambda x: x.mean(0), lambda x: x.sum(1, keepdim=True),
 ]  # fmt: skip
-SHAPES = [(N,), (*ROWS, 1), (), (*ROWS, N), (1, N), (ROWS[1], N)]
+SHAPES = [(N,), (*ROWS, 1), (), (*ROWS, N), (1, N), (ROWS[1], N), (ROWS[0], 1, 1), (ROWS[0], 1, N), (1, 1)]
 
 
 def drawn(r, inputs):

@@ -230,6 +230,8 @@ class Epilogue(Tracing):
         number = constant(node)
         if number is not None:
             return number
+        if value(node) is None:
+            raise refused(f"{node.name}: it is a number that is known when the graph runs")
         if name(node) == "expand":
             found = self._read(node.args[0], like)
             self.reads[node] = self._leaves([node.args[0]])
