@@ -95,4 +95,4 @@ def test_gpus_before_8_0(capability: tuple[int, int], monkeypatch: pytest.Monkey
     here = ArrayInfo(BF16, (8, 8), (8, 1), 0, "cuda", 0, True)
     message = "device 0 is a Tesla T4 of compute capability 7..; use a GPU of 8.0 or later"
     with pytest.raises(DeviceError, match=message):
-        plans._chip(here)
+        plans.chip_of(here)

@@ -203,7 +203,7 @@ def test_random_graphs(graph: Graph, seed: int, chosen: Config) -> None:
 
 @pytest.mark.parametrize("name", ["everything", "reductions", "gated_everything", "matrix"])
 def test_what_is_chosen_for_an_epilogue(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "_chip", lambda a: CHIPS["sm_86"])
+    monkeypatch.setattr(plans, "chip_of", lambda a: CHIPS["sm_86"])
     for dtype in ("bf16", "fp32"):
         check(CASES[name], None, 70, 136, 40, dtype, None, 3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from gemmsmith import checks
+from gemmsmith import checks, plans
 from gemmsmith.arrays import as_numpy, empty_like_kind
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8
 from gemmsmith.core.errors import ArgumentError
@@ -44,7 +44,7 @@ def pack(b: Any, *, backend: str = "auto") -> Any:
         copy = made.view(empty_like_kind(b, made.memory, x.dtype))
         as_numpy(copy)[...] = as_numpy(b, "b")
         return copy
-    packing = Packing(rows)
+    packing = Packing(rows, chip=plans.chip_of(x))
     if packing.total > MAX_EXTENT:
         raise ArgumentError(f"b: got shape {tuple(x.shape)}; a copy has at most {MAX_EXTENT} chunks of 16 bytes")
 

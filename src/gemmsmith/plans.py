@@ -78,7 +78,7 @@ class Plan:
 
             refuse(config, binding.spec)
             binding = binding.transposed() if binding.swapped else binding
-        chip = _chip(describe(a, "a"))
+        chip = chip_of(describe(a, "a"))
         if config is None and (chip != HOPPER or binding.problem.a.dtype == FP32):
             config = None if batch_invariant else tuned_multistage(binding.problem, binding.spec, chip)
             self._origin = f"{'tuned' if config else 'chosen'} for {chip}"
@@ -350,7 +350,7 @@ class Plan:
         return self.backend
 
 
-def _chip(a: ArrayInfo) -> Chip:
+def chip_of(a: ArrayInfo) -> Chip:
     """That of the array's GPU; Hopper for what lies on no GPU. DeviceError for a GPU before compute capability 8.0."""
     from gemmsmith.backends.cuda import driver
 

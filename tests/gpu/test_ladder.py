@@ -48,8 +48,9 @@ def test_multistage(seed: int) -> None:
     batch = rng.choice([0, 0, 0, 3])
     a, b = matrix(rng, m, k, TORCH[name], batch), matrix(rng, k, n, TORCH[name], batch)
     output = {"int8": torch.int32, "fp32": torch.float32}.get(name, TORCH[name])
-    options: dict[str, Any] = {"precision": "tf32"} if name == "fp32" else {}
-    tile_m, tile_n, consumers = rng.choice(TILES)
+    split = name == "fp32" and rng.random() < 0.5
+    options: dict[str, Any] = {"precision": "3xtf32" if split else "tf32"} if name == "fp32" else {}
+    tile_m, tile_n, consumers = rng.choice([x for x in TILES if not split or x[0] * x[1] <= 8192 * x[2]])
     tile = tile_m, tile_n, DEPTH[name]
     splits, swap = rng.choice([1, 1, 0, 2, 3]), rng.random() < 0.5
     found = []
@@ -57,9 +58,31 @@ def test_multistage(seed: int) -> None:
         out = poisoned((batch, m, n) if batch else (m, n), output)
         config = Config("mma_multistage", tile, (1, 1), 3, consumers, splits=splits, swap_ab=swap, chip=chip)
         gemmsmith.gemm(a, b, out=out, config=config, **options)
-        judge(out, a, b)
+        judge(out, a, b, promoted=split)
         found.append(out)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("k", [4096, 65536])
+def test_3xtf32_errs_less_than_fp32(k: int) -> None:
+    """Summed in registers, against sgemm."""
+    a, b = torch.randn(256, k, device="cuda"), torch.randn(k, 256, device="cuda")
+    want = a.double() @ b.double()
+    split = Config("mma_multistage", (128, 128, 16), (1, 1), 3, 2)
+    errors = [
+        (gemmsmith.gemm(a, b, out=poisoned((256, 256), torch.float32), **options) - want).norm()
+        for options in ({"precision": "3xtf32", "config": split}, {})
+    ]
+    assert errors[0] <= 1.5 * errors[1]
+
+
+def test_int8_sums_that_wrap() -> None:
+    k = 1 << 17
+    a, b = (torch.full(shape, -128, device="cuda", dtype=torch.int8) for shape in ((3, k), (8, k)))
+    for splits in (1, 4):
+        config = Config("mma_multistage", (64, 32, 64), (1, 1), 4, 1, splits=splits)
+        out = gemmsmith.gemm(a, b.t(), out=poisoned((3, 8), torch.int32), config=config)
+        assert (out == -(1 << 31)).all()
 
 
 @pytest.mark.parametrize("seed", range(60))

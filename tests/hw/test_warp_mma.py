@@ -72,13 +72,13 @@ def test_what_does_not_exist() -> None:
 def test_part_of_a_warp() -> None:
     def record(k: Builder, out: Value) -> None:
         d, a, b = fragments(k, BF16_FP32)
-        tile = k.shared(1024, stages=2, name="tile")[k.warp_index]
+        read, tile = (k.shared(1024, stages=2, name=name)[k.warp_index] for name in ("read", "tile"))
         four = registers(k, 4, F32)
         with k.when(k.warp_index == 1):  # all of a warp
             hw.mma_sync(four, a, registers(k, 2), BF16_FP32)
         with k.when(k.lane < 31):
             hw.mma_sync(four, a, registers(k, 2), BF16_FP32)
-            hw.wmma_load(a, tile, 16, "a", "row", BF16_FP32)
+            hw.wmma_load(a, read, 16, "a", "row", BF16_FP32)
             hw.wmma_mma(d, a, b, "row", "col", BF16_FP32)
             hw.wmma_store(d, tile, 16, "row", BF16_FP32)
 

@@ -54,7 +54,7 @@ def test_nothing_spills(
     chip: Any, dtype: str, options: dict[str, Any], sizes: tuple[int, int, int], layout: str, epilogue: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(plans, "_chip", lambda a: chip)
+    monkeypatch.setattr(plans, "chip_of", lambda a: chip)
     m, n, k = sizes
     a, b = (
         Spec(shape, dtype, None if major == "n" else (1, shape[0]))

@@ -20,7 +20,7 @@ OTHERS = [chip for chip in CHIPS.values() if chip != HOPPER]
 
 def on(chip: Any, patch: pytest.MonkeyPatch) -> None:
     """Arrays lie on a GPU of that kind."""
-    patch.setattr(plans, "_chip", lambda a: chip)
+    patch.setattr(plans, "chip_of", lambda a: chip)
 
 
 @pytest.mark.parametrize("chip", OTHERS, ids=str)
@@ -75,4 +75,4 @@ def test_rows_that_do_not_depend_on_m(dtype: Any, chip: Any, monkeypatch: pytest
 def test_a_gpus_chip(capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "available", lambda: True)
     monkeypatch.setattr(driver, "attributes", lambda _: driver.Attributes("NVIDIA", capability, 100, 100 * 1024))
-    assert plans._chip(ArrayInfo(BF16, (8, 8), (8, 1), 0, "cuda", 0, True)) == CHIPS[name]
+    assert plans.chip_of(ArrayInfo(BF16, (8, 8), (8, 1), 0, "cuda", 0, True)) == CHIPS[name]

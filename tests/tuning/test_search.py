@@ -77,7 +77,7 @@ def test_tuning_on_another_chip(dtype: str, design: str, tmp_path: Path, monkeyp
         capability = divmod(CHIPS[chip].capability, 10)
         found = driver.Attributes("NVIDIA", capability, 84, CHIPS[chip].shared_bytes)
         monkeypatch.setattr(driver, "attributes", lambda device: found)
-        monkeypatch.setattr(plans, "_chip", lambda a: CHIPS[chip])
+        monkeypatch.setattr(plans, "chip_of", lambda a: CHIPS[chip])
 
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(driver, "available", lambda: True)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import ArgumentError, Config, api, plans
+from gemmsmith import ArgumentError, Config, api, plans, runs
 from gemmsmith.backends.cuda import prepared, run
 from gemmsmith.backends.cuda.launcher import LoadedKernel
 from gemmsmith.core.chip import CHIPS
@@ -356,7 +356,7 @@ def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch
 def test_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
     """Its own kernels, with stream-K's flags, reductions and packings; in a graph, and at the first and later calls."""
     monkeypatch.setattr(api, "_KNOWN", {})
-    monkeypatch.setattr(plans, "_chip", lambda a: CHIPS["sm_86"])
+    monkeypatch.setattr(plans, "chip_of", lambda a: CHIPS["sm_86"])
 
     def f(acc: Any) -> Any:
         return acc, acc.sum(-1)
@@ -379,6 +379,19 @@ def test_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: t
             d = OnGpu((m, n), address, np.float32)
             plan.run(a, b, {"out": d, "out1": sums}, workspace=space)
             check(plan, a, b, seen, out=d.address, out_out1=sums.address, workspace=space.address)
+
+
+def test_packing_on_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "chip_of", lambda a: CHIPS["sm_86"])
+    asked = []
+    monkeypatch.setattr(run.driver, "require_chip", lambda device, chip: asked.append(chip.name))
+    made = OnGpu((9, 16), 0x50000)
+    monkeypatch.setattr(runs, "empty_like_kind", lambda like, shape, dtype: made)
+    made.swapaxes = lambda i, j: made  # type: ignore[attr-defined]
+    monkeypatch.setattr(OnGpu, "__getitem__", lambda self, key: self, raising=False)
+    gemmsmith.pack(OnGpu((13, 9), 0x10000))
+    assert asked == ["sm_86"]
+    assert seen[-1][0].startswith("pack_")
 
 
 def test_the_bare_product_takes_an_array(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
