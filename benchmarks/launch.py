@@ -25,20 +25,31 @@ WEIGHTS = {"tuned": 4096, "not tuned": 4160}
 Call = Callable[[], object]
 
 
-def block(call: Call) -> float:
-    """Microseconds of a call that the GPU does not slow down: it is waited for before and after."""
-    torch.cuda.synchronize()
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def block(call: Call, count: int) -> float:
+    """Microseconds of one of so many calls that the GPU does not slow down: it is waited for before and after."""
+    synchronize()
     begun = time.perf_counter()
-    for _ in range(CALLS):
+    for _ in range(count):
         call()
     spent = time.perf_counter() - begun
-    torch.cuda.synchronize()
-    return spent / CALLS * 1e6
+    synchronize()
+    return spent / count * 1e6
+
+
+def in_turns(calls: dict[str, Call], count: int = CALLS, rounds: int = ROUNDS) -> dict[str, float]:
+    """Microseconds of each call, the median over the rounds, after a block that does not count."""
+    times = [{name: block(call, count) for name, call in calls.items()} for _ in range(1 + rounds)]
+    return {name: statistics.median(t[name] for t in times[1:]) for name in calls}
 
 
 def once(call: Call) -> float:
     """Microseconds of a single call."""
-    torch.cuda.synchronize()
+    synchronize()
     begun = time.perf_counter()
     call()
     return (time.perf_counter() - begun) * 1e6
@@ -87,13 +98,7 @@ def repeated() -> list[dict[str, Any]]:
         ),
     }  # fmt: skip
     calls = theirs | {name: call for name, (call, _) in ours.items()}
-    for call in calls.values():
-        block(call)
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            times[name].append(block(call))
-    us = {name: statistics.median(t) for name, t in times.items()}
+    us = in_turns(calls)
     rows = [{"call": name, "us": us[name], "beside": name, "over_torch": 1.0} for name in theirs]
     return rows + [
         {"call": name, "us": us[name], "beside": beside, "over_torch": us[name] / us[beside]}

@@ -19,7 +19,9 @@ from click.testing import CliRunner
 from PIL import Image
 
 import gemmsmith
-from gemmsmith.cli import main
+from gemmsmith.cli import ladder, main
+from gemmsmith.ladder import STEPS, Step
+from gemmsmith.tuning import limits
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -119,7 +121,7 @@ def test_pictures_are_what_the_commands_draw(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))  # without configs that the user tuned
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs" / "pictures").mkdir(parents=True)
-    for name in ("examples", "benchmarks"):
+    for name in ("examples", "benchmarks", "docs/ladder.json"):
         (tmp_path / name).symlink_to(ROOT / name)
     block = re.findall(r"^```sh\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL)[-1]
     for command in block.replace("\\\n", "").replace(" && ", "\n").splitlines():
@@ -228,3 +230,51 @@ def test_the_table_of_shapes_that_are_not_tuned_is_of_its_results() -> None:
 
 def rows_of(name: str) -> list[dict[str, Any]]:
     return json.loads((ROOT / "benchmarks" / "results" / name).read_text())["rows"]
+
+
+LADDER = ROOT / "docs" / "ladder.md"
+
+
+def test_the_ladder_quotes_its_files() -> None:
+    """Each excerpt stands in the file that is named before it."""
+    blocks = re.findall(r"^From \[[\w.]+\]\(([^)]*)\):\n\n```python\n(.*?)^```", LADDER.read_text(), re.M | re.S)
+    assert len(blocks) == LADDER.read_text().count("```python")
+    for file, block in blocks:
+        source = (LADDER.parent / file).read_text()
+        assert any(textwrap.indent(block, " " * depth) in source for depth in range(4, 20, 4)), (file, block)
+
+
+def test_the_figures_of_the_ladder_are_those_of_its_rows() -> None:
+    """The table, and below each rung its counts and its bound."""
+    text = LADDER.read_text()
+    for row in json.loads((ROOT / "docs" / "ladder.json").read_text()):
+        cells = ladder.cells(row)[:-1]
+        assert f"| {' | '.join(cells)} |" in text
+        name, dtype, _, _, _, waves, ideal, sectors, ideal_sectors, multiply, _, tflops, _, limit = cells
+        counts = f"{waves} wavefronts (ideal {ideal}), {sectors} sectors (ideal {ideal_sectors}), {multiply}"
+        wanted = f"> {name}, {dtype}: {counts} multiplications;\n> at most {tflops} TFLOP/s, by {limit}."
+        assert wanted in text, wanted
+
+
+def test_the_rates_of_the_ladder_are_those_of_its_bounds() -> None:
+    ffma, dp4a, mma, wgmma = (f"{limits.TFLOPS[x]:.1f}" for x in ("fused", "dot", "mma", "wgmma"))
+    for row in (
+        f"| DRAM | {limits.DRAM_BYTES_PER_CYCLE * limits.MHZ / 1e6:.2f} TB/s |",
+        f"| L2 | {limits.SM_BYTES_PER_CYCLE} bytes a cycle of an SM, of {limits.MHZ} MHz; "
+        f"{limits.FILL_BYTES_PER_CYCLE} with multicast |",
+        f"| L1 | {limits.WAVEFRONT} bytes a cycle: a wavefront, or {limits.SECTORS_PER_CYCLE} sectors |",
+        f"| issue | {limits.SCHEDULERS} instructions a cycle |",
+        f"| math | FFMA {ffma}, dp4a {dp4a}, mma.sync and wmma {mma}, wgmma {wgmma} TFLOP/s of 16 bits; ",
+    ):
+        assert row in LADDER.read_text(), row
+
+
+@pytest.mark.parametrize("step", [STEPS[1], STEPS[8], *STEPS[-2:]], ids=lambda x: f"{x.name}-{x.dtype}")
+def test_the_rows_of_the_ladder_are_what_is_counted_today(step: Step) -> None:
+    """But for lines, and for what another compiler may do otherwise."""
+    rows = json.loads((ROOT / "docs" / "ladder.json").read_text())
+    (kept,) = [x for x in rows if (x["rung"], x["dtype"]) == (step.name, step.dtype.name)]
+    fresh = json.loads(json.dumps(ladder.row(step, (kept["m"], kept["n"], kept["k"]))))
+    for name in ("registers", "ctas", "warps", "occupancy_limit", "line"):
+        del kept[name], fresh[name]
+    assert fresh == kept

@@ -28,11 +28,16 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["own_design", "own_kernel", "bce", "fp8_mlp"])
-def test_it_runs(name: str) -> None:
-    if name == "fp8_mlp":
+WITH_TORCH = ["fp8_mlp", "train_tiny_transformer", "train_tiny_transformer --compile --steps 6"]
+
+
+@pytest.mark.parametrize("command", ["own_design", "own_kernel", "bce", *WITH_TORCH])
+def test_it_runs(command: str) -> None:
+    if command in WITH_TORCH:
         pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, ROOT / "examples" / f"{name}.py"], capture_output=True, text=True, cwd=ROOT)
+    name, *words = command.split()
+    line = [sys.executable, ROOT / "examples" / f"{name}.py", *words]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 

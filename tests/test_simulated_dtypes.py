@@ -234,7 +234,9 @@ def test_3xtf32_packs_low_parts() -> None:
     config = SMALL.replace(tile=(64, 64, 64))
     with pytest.raises(ConfigError, match='tile K: got 64 with precision="3xtf32"; use 32'):
         gemmsmith.plan(a, b, precision="3xtf32", config=config)
-    with pytest.raises(ConfigError, match='precision: got "3xtf32" with tma; use the design cooperative$'):
+    with pytest.raises(
+        ConfigError, match='precision: got "3xtf32" with tma; use the design cooperative or mma_multistage$'
+    ):
         gemmsmith.plan(a, b, precision="3xtf32", config=Config("tma", (64, 64, 32), (1, 1), 3, 1))
 
 

@@ -274,11 +274,15 @@ def test_every_ready_made_fusion(name: str) -> None:
 @settings(max_examples=40, deadline=None)
 @given(graph=graphs(), seed=some.integers(0, 1000), index=some.sampled_from([0, 2, 5]))
 def test_random_graphs(graph: Graph, seed: int, index: int) -> None:
-    rng = np.random.default_rng(seed)
-    m, n, k = 130, 88, 40
-    a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((m, k), (k, n)))
+    check_graph(graph, CONFIGS[index], seed, (130, 88, 40), ml_dtypes.bfloat16)
+
+
+def check_graph(graph: Graph, config: Config, seed: int, sizes: tuple[int, int, int], dtype: type) -> None:
+    """As `check`, of any graph."""
+    rng, (m, n, k) = np.random.default_rng(seed), sizes
+    a, b = (rng.standard_normal(s).astype(dtype) for s in ((m, k), (k, n)))
     more = data(rng, graph, (m, n))
-    done = gemmsmith.simulate(a, b, epilogue=graph, operands=more, config=CONFIGS[index], seed=seed)
+    done = gemmsmith.simulate(a, b, epilogue=graph, operands=more, config=config, seed=seed)
     assert done.hazards == []
     want = execute(graph, exact(a, b), more)
     names = [r.name for r in graph.results]

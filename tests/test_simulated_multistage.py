@@ -7,16 +7,22 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as some
+from tests.epilogue.graphs import graphs
 from tests.epilogues import CASES
 from tests.test_simulated_dtypes import matrix, poisoned
-from tests.test_simulated_epilogues import check
+from tests.test_simulated_epilogues import check, check_graph
 
 import gemmsmith
-from gemmsmith import Config, ConfigError
+from gemmsmith import Config, ConfigError, plans
 from gemmsmith.backends.reference import bounds
-from gemmsmith.core.dtypes import FP16, FP32, as_dtype
+from gemmsmith.backends.reference.product import as_tf32
+from gemmsmith.core.chip import CHIPS
+from gemmsmith.core.dtypes import FP16, FP32, TF32, as_dtype
+from gemmsmith.core.graph import Graph
+from gemmsmith.core.mma import find_mma
+from gemmsmith.hw.fused_sum import fused_product
 
 OPERANDS = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32, "int8": np.int8}
 OUTPUTS = {"bf16": ["bf16", "fp32"], "fp16": ["fp16"], "fp32": ["fp32", "bf16"], "int8": ["int32"]}
@@ -31,11 +37,13 @@ def products(draw: some.DrawFn) -> dict[str, Any]:
     dtype, consumers = draw(some.sampled_from(list(OPERANDS))), draw(some.sampled_from([1, 2]))
     depth = 64 // np.dtype(OPERANDS[dtype]).itemsize
     tile = 64 * draw(some.sampled_from([1, 1, 2])), 16 * consumers * draw(some.integers(1, 4))
-    depth, chip = depth * draw(some.sampled_from([1, 2])), draw(some.sampled_from(["sm_80", "sm_86", "sm_90"]))
+    precision = draw(some.sampled_from(["tf32", "3xtf32"])) if dtype == "fp32" else None
+    depth *= 1 if precision == "3xtf32" else draw(some.sampled_from([1, 2]))
+    chip = draw(some.sampled_from(["sm_80", "sm_86", "sm_90"]))
     stage_bytes = sum(tile) * depth * np.dtype(OPERANDS[dtype]).itemsize
     most = 2 if chip == "sm_86" and 3 * stage_bytes > 2**16 else 4  # beside an epilogue's buffers
     return {
-        "dtype": dtype, "batch": draw(some.sampled_from([None, None, 2])),
+        "dtype": dtype, "precision": precision, "batch": draw(some.sampled_from([None, None, 2])),
         "output": draw(some.sampled_from(OUTPUTS[dtype])), "half": draw(some.booleans()),
         "sizes": (draw(some.integers(1, 150)), draw(some.integers(1, 150)), draw(some.integers(0, 200))),
         "config": config(
@@ -57,7 +65,7 @@ def test_any_product(product: dict[str, Any]) -> None:
     turn_a, turn_b, turn_d = product["turned"]
     dtype, pad = np.dtype(OPERANDS[name]), product["pad"]
     a, b = matrix(rng, (*lead, m, k), dtype, turn_a, pad, 0), matrix(rng, (*lead, k, n), dtype, turn_b, pad, 0)
-    options: dict[str, Any] = {"precision": "tf32"} if name == "fp32" else {}
+    options: dict[str, Any] = {"precision": product["precision"]}
     options |= {"accumulate": "fp16"} if name == "fp16" and product["half"] else {}
     out = poisoned((*lead, m, n), product["output"], turn_d)
     done = gemmsmith.simulate(a, b, out=out, config=product["config"], seed=product["seed"], **options)
@@ -66,7 +74,58 @@ def test_any_product(product: dict[str, Any]) -> None:
         np.testing.assert_array_equal(out, np.matmul(a.astype(np.int64), b.astype(np.int64)))
     else:
         accumulate = FP16 if "accumulate" in options else FP32
-        bounds.check(out, a, b, accumulate, as_dtype(product["output"])).require()
+        promoted = product["precision"] == "3xtf32"
+        bounds.check(out, a, b, accumulate, as_dtype(product["output"]), promoted=promoted).require()
+
+
+SPLIT = config(tile=(64, 32, 16), consumers=1)
+
+
+def test_3xtf32_adds_all_three_products() -> None:
+    """Of elements whose low parts are powers of two, each product has bits of its own."""
+    x, y = np.float32(1 + 2.0**-11), np.float32(1 + 2.0**-13)
+    found = gemmsmith.simulate(np.full((70, 40), x), np.full((40, 72), y), precision="3xtf32", config=SPLIT)
+    assert (found.result == np.float32(40 * (1 + 2.0**-11 + 2.0**-13))).all()
+
+
+def test_3xtf32_of_what_is_not_finite(rng: np.random.Generator) -> None:
+    """As of wgmma: Inf leaves NaN."""
+    a, b = rng.standard_normal((9, 40), np.float32), rng.standard_normal((40, 16), np.float32)
+    a[3, 5], b[7, 2], a[5, 1] = np.inf, np.nan, np.finfo(np.float32).max
+    wrong = np.isnan(gemmsmith.simulate(a, b, precision="3xtf32", config=SPLIT).result)
+    assert wrong[3].all()
+    assert wrong[:, 2].all()
+    assert wrong.sum() == 9 + 16 - 1
+
+
+def in_registers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """3xTF32 as mma_multistage computes A B^T, instruction by instruction."""
+    mma, total = find_mma(TF32, TF32, FP32, "mma"), np.zeros((len(a), len(b)), np.float32)
+    high = [as_tf32(x) for x in (a, b)]
+    low = [as_tf32(x - y) for x, y in zip((a, b), high, strict=True)]
+    for first in range(0, a.shape[1], 16):
+        sums = np.zeros_like(total)
+        for step in range(first, min(first + 16, a.shape[1]), mma.k):
+            for x, y in ((low[0], high[1]), (high[0], low[1]), (high[0], high[1])):
+                parts = (z[:, step : step + mma.k].astype(np.float64) for z in (x, y))
+                sums = fused_product(*parts, sums.astype(np.float64), mma)
+        total += sums
+    return total
+
+
+@pytest.mark.parametrize("k", [4096, 65536])
+def test_3xtf32_errs_less_than_fp32(k: int, rng: np.random.Generator) -> None:
+    """The kernel's sums for the first elements of K, bit for bit; of all of them the model's, against FFMA's."""
+    a, b = rng.standard_normal((16, k), np.float32), rng.standard_normal((16, k), np.float32)
+    some_of_a, some_of_b = a[:, :120], b[:, :120]
+    found = gemmsmith.simulate(some_of_a, some_of_b.T, precision="3xtf32", config=SPLIT).result
+    np.testing.assert_array_equal(found, in_registers(some_of_a, some_of_b))
+    chain = np.zeros((16, 16), np.float32)
+    for x, y in zip(a.T.astype(np.float64), b.T.astype(np.float64), strict=True):
+        chain = (np.outer(x, y) + chain).astype(np.float32)
+    want = a.astype(np.float64) @ b.astype(np.float64).T
+    error, of_fp32 = (np.linalg.norm(x - want) for x in (in_registers(a, b), chain))
+    assert error < 0.8 * of_fp32
 
 
 @settings(max_examples=5)
@@ -100,6 +159,53 @@ def test_fp32_by_default(rng: np.random.Generator) -> None:
         gemmsmith.simulate(a, b, config=Config())
     with pytest.raises(ConfigError, match=r"tile: got \(256, 96, 8\) for 256 threads; sgemm takes M and N that divide"):
         gemmsmith.simulate(a, b, config=Config("sgemm", (256, 96, 8), (1, 1), 3, 2))
+
+
+def test_int8_sums_that_wrap() -> None:
+    """From k = 131,072 on; exact modulo 2^32."""
+    k = 1 << 17
+    a, b = np.full((2, k), -128, np.int8), np.full((k, 3), -128, np.int8)
+    b[:, 1], a[1, 5] = 127, 3
+    done = gemmsmith.simulate(a, b, config=config(tile=(64, 16, 256), consumers=1, chip="sm_86"))
+    assert done.hazards == []
+    np.testing.assert_array_equal(done.result, (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32))
+
+
+SGEMM = Config("sgemm", (64, 32, 8), (1, 1), 3, 1, chip="sm_86")
+
+
+@settings(max_examples=20)
+@given(
+    name=some.sampled_from(list(CASES)), m=some.integers(1, 140), n=some.integers(1, 140), k=some.integers(0, 90),
+    batch=some.sampled_from([None, None, 2]), tile=some.sampled_from([((64, 64), 2), ((64, 128), 2), ((128, 48), 1)]),
+    splits=some.sampled_from([1, 1, 0, 2]), swap_ab=some.booleans(), chip=some.sampled_from(["sm_86", "sm_90"]),
+    dtype=some.sampled_from(["bf16", "fp16", "fp32"]), seed=some.integers(0, 10_000),
+)  # fmt: skip
+def test_any_epilogue(
+    name: str, m: int, n: int, k: int, batch: int | None, tile: Any, splits: int, swap_ab: bool, chip: str, dtype: str,
+    seed: int,
+) -> None:  # fmt: skip
+    """Also of fp32, by sgemm."""
+    changes: dict[str, Any] = {"splits": splits, "swap_ab": swap_ab, "chip": chip}
+    chosen = config(tile=(*tile[0], 32), stages=2, consumers=tile[1], **changes)
+    chosen = SGEMM.replace(**changes) if dtype == "fp32" else chosen
+    try:
+        check(CASES[name], chosen, m, n, k, dtype, batch, seed)
+    except ConfigError:  # it does not suit the case, and says so
+        reject()
+
+
+@settings(max_examples=10)
+@given(graph=graphs(), seed=some.integers(0, 1000), chosen=some.sampled_from([config(chip="sm_86"), SGEMM]))
+def test_random_graphs(graph: Graph, seed: int, chosen: Config) -> None:
+    check_graph(graph, chosen, seed, (130, 88, 40), np.float32 if chosen == SGEMM else ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["everything", "reductions", "gated_everything", "matrix"])
+def test_what_is_chosen_for_an_epilogue(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_chip", lambda a: CHIPS["sm_86"])
+    for dtype in ("bf16", "fp32"):
+        check(CASES[name], None, 70, 136, 40, dtype, None, 3)
 
 
 EPILOGUES = [

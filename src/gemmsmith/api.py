@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gemmsmith.binding import by_name
+from gemmsmith.binding import bind, by_name
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import FP32
-from gemmsmith.core.errors import ArgumentError
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.plans import Backend, Plan, Simulation, signatures
 from gemmsmith.scaling import with_scales
@@ -147,18 +145,15 @@ def tune(
     a (m, k), b (k, n): Specs in the layouts that will be used; accumulate and precision as in `gemm`. Gives (config,
     us) of all that ran, fastest first. The fastest is stored in the cache folder (GEMMSMITH_CACHE_DIR) and used for
     that N and K and up to as many rows, for operands of 16 bits, for fp8, for int8 or for fp32, and for promoted sums
-    by themselves; with scales, and with an epilogue, where it has room for them. `step` is told "compile" and "measure"
-    after each of these. Raises ArgumentError, and DeviceError where there is no Hopper GPU.
+    by themselves; with scales, and with an epilogue, where it has room for them; on chips of that capability. `step` is
+    told "compile" and "measure" after each of these. Raises ArgumentError, and DeviceError where there is no GPU of 8.0
+    or later.
     """
     from gemmsmith.tuning.search import tune as measured
 
-    if FP32 in (a.dtype, b.dtype) and precision is None:
-        raise ArgumentError(
-            "precision: got None for fp32 operands, for which few configs of sgemm are considered, and none is tuned; "
-            "use 'tf32' or '3xtf32'"
-        )
+    product = bind(a, b, accumulate=accumulate, precision=precision)
 
     def planned(config: Config) -> Plan:
         return Plan(a, b, config=config, accumulate=accumulate, precision=precision)
 
-    return measured(a, b, planned, most, step)
+    return measured(a, b, product, planned, most, step)

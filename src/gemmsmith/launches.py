@@ -35,7 +35,7 @@ def kernel_spec(binding: Binding, config: Config) -> KernelSpec:
                 f"{name}: TMA cannot read its strides or address and it is too large to pack; "
                 "use rows that are multiples of 16 bytes at a 16-byte aligned address"
             )
-    for name, packing in zip("ab", low_parts(binding.problem), strict=False):
+    for name, packing in zip("ab", low_parts(binding.problem, config), strict=False):
         if packing.total > MAX_EXTENT:
             raise ArgumentError(f"{name}: its low part is too large to pack; use precision='tf32'")
     return KernelSpec.of(packed(binding.problem), config, binding.spec)
@@ -53,15 +53,16 @@ def launches(binding: Binding, spec: KernelSpec) -> Launches:
         written = [(r, shape) for r, shape in reduced if shape.batch * shape.elements]
         return Launches(spec, binding.swapped, tuple(_of_nothing(r, spec, problem, shape) for r, shape in written))
     given, workspace, packing_launches = (Pointer("a"), Pointer("b")), WORKSPACE, []
-    copied = [*packings(problem), *low_parts(problem)]
+    low = low_parts(problem, spec.config)
+    copied = [*packings(problem), *low]
     at = [*given, *given[: len(copied) - 2]]
     for i, packing in enumerate(copied):
         if packing and packing.total:
             kernel = replace(packing, chip=spec.chip).kernel
             packing_launches.append(Launch.of(kernel, BoundPacking(packing, at[i], workspace)))
             at[i], workspace = workspace, workspace + aligned(packing.bytes)
-    low = tuple((x.packed, where) for x, where in zip(low_parts(problem), at[2:], strict=True))
-    bound = BoundProblem.of(packed(problem), at[0], at[1], binding.arrays, low)
+    low_at = tuple((x.packed, where) for x, where in zip(low, at[2:], strict=True))
+    bound = BoundProblem.of(packed(problem), at[0], at[1], binding.arrays, low_at)
     kernel = build(spec)
     product = Launch.of(kernel, bound, workspace)
     shared = representatives(graph, spec.epilogue.atomic)

@@ -15,7 +15,7 @@ from gemmsmith.binding import Binding, arranged, bind, by_name, first_name
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32, DType, number_operand
-from gemmsmith.core.errors import ArgumentError, DeviceError, HazardError
+from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
@@ -29,6 +29,7 @@ from gemmsmith.scaling import ARGUMENTS, argument_name, with_scales
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Compiled, Resources
     from gemmsmith.backends.cuda.run import Call
+    from gemmsmith.backends.sim.counters import Counters
     from gemmsmith.backends.sim.hazards import Hazard
     from gemmsmith.backends.sim.timeline import Timeline
 
@@ -63,7 +64,7 @@ class Plan:
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         from gemmsmith.tuning.choose import choose
         from gemmsmith.tuning.fitting import fitting
-        from gemmsmith.tuning.multistage import choose_multistage
+        from gemmsmith.tuning.multistage import choose_multistage, tuned_multistage
         from gemmsmith.tuning.table import tuned
 
         self.backend: Backend = backend
@@ -79,8 +80,9 @@ class Plan:
             binding = binding.transposed() if binding.swapped else binding
         chip = _chip(describe(a, "a"))
         if config is None and (chip != HOPPER or binding.problem.a.dtype == FP32):
-            config = choose_multistage(binding.problem, binding.spec, chip, invariant=batch_invariant)
-            self._origin = f"chosen for {chip}"
+            config = None if batch_invariant else tuned_multistage(binding.problem, binding.spec, chip)
+            self._origin = f"{'tuned' if config else 'chosen'} for {chip}"
+            config = config or choose_multistage(binding.problem, binding.spec, chip, invariant=batch_invariant)
         if config is None and batch_invariant:
             config, self._origin = invariant(binding), "batch-invariant"
         if config is None:
@@ -159,7 +161,7 @@ class Plan:
         """Where the config comes from, and what the model says of it and of others."""
         from gemmsmith.tuning.why import why
 
-        if self._origin.startswith("chosen for"):
+        if " for " in self._origin:
             return f"{self.config}: {self._origin}"
         binding = self._as_chosen
         return why(binding.problem, self.config, binding.spec, self._origin, swapped=binding.swapped)
@@ -230,17 +232,18 @@ class Plan:
     def simulate(
         self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
         operands: Mapping[str, Any] | None = None, seed: int = 0, progress: Callable[[float], None] | None = None,
-        **named: Any,
+        counters: Counters | None = None, **named: Any,
     ) -> Simulation:  # fmt: skip
         """Executes the kernel on the CPU, every barrier and asynchronous hazard checked. Arrays on the CPU.
 
         Other seeds give other schedules; seed 0 is the one the timeline's cost model predicts. `progress` is told the
-        fraction that is done, now and then.
+        fraction that is done, now and then. `counters` (backends/sim/counters.py) count instructions, wavefronts of
+        shared memory and sectors of global memory, if given.
         """
         given = with_scales({**(operands or {}), **named}, scale_a, scale_b)
         self.key(a, b, out, given)  # refuses what would lose its gradient
         binding = self._bind(a, b, out, given).complete(a)
-        return self._simulated(binding, self._launches(binding), seed, progress)
+        return self._simulated(binding, self._launches(binding), seed, progress, counters)
 
     def key(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Hashable:
         """What a run of these arrays depends on besides addresses and numbers. Raises ArgumentError."""
@@ -326,11 +329,12 @@ class Plan:
         return launches(binding, self.spec)
 
     def _simulated(
-        self, binding: Binding, found: Launches, seed: int = 0, progress: Callable[[float], None] | None = None
-    ) -> Simulation:
+        self, binding: Binding, found: Launches, seed: int = 0, progress: Callable[[float], None] | None = None,
+        counters: Counters | None = None,
+    ) -> Simulation:  # fmt: skip
         from gemmsmith.backends.sim.run import run
 
-        done = run(found, binding.arguments, seed, progress)
+        done = run(found, binding.arguments, seed, progress, counters)
         return Simulation(binding.value, done.hazards, done.timeline, done.cycles)
 
     def _backend(self, a: ArrayInfo) -> Backend:
@@ -350,16 +354,7 @@ def _chip(a: ArrayInfo) -> Chip:
     """That of the array's GPU; Hopper for what lies on no GPU. DeviceError for a GPU before compute capability 8.0."""
     from gemmsmith.backends.cuda import driver
 
-    if a.device != "cuda" or not driver.available():
-        return HOPPER
-    found = driver.attributes(a.index)
-    chip = driver.chip_of(found)
-    if chip is None:
-        major, minor = found.capability
-        raise DeviceError(
-            f"a: got an array on a {found.name} of compute capability {major}.{minor}; use a GPU of 8.0 or later"
-        )
-    return chip
+    return driver.chip_at(a.index) if a.device == "cuda" and driver.available() else HOPPER
 
 
 def signatures(a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[Hashable, dict[str, Any]]:

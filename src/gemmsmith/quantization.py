@@ -72,7 +72,7 @@ def quantize(
     Arrays and `backend` as in `gemm`; results are on x's device, of x's library. Raises ArgumentError, DeviceError;
     HazardError with backend="sim".
     """
-    if isinstance(x, Traced):
+    if isinstance(x, Traced) or hasattr(type(x), "record"):
         return quantize_traced(x, dtype, _block(recipe))
     signed, address = signature(x, "x")
     options = recipe, dtype, transposed, scale_dtype, scale_order, scale_padding

@@ -23,6 +23,7 @@ from gemmsmith.binding import bind
 from gemmsmith.cli import commands, main
 from gemmsmith.cli.execute import Outcome
 from gemmsmith.cli.options import Sizes
+from gemmsmith.core.chip import HOPPER
 from gemmsmith.epilogue.frontend.fusions import FUSIONS
 from gemmsmith.tuning.measure import Measured
 from gemmsmith.tuning.table import keep
@@ -156,6 +157,8 @@ def test_a_gpus_time_is_a_number_with_its_unit() -> None:
         ("--dtype int8 --scale-a rows --scale-b rows --layout nn", "int32"),
         ("--dtype fp32 --precision tf32", "fp32"),
         ("--dtype fp32 --precision 3xtf32 --layout tn", "promoted"),
+        ("--dtype fp32 --precision 3xtf32 --design mma_multistage", "promoted"),
+        ("--dtype fp32 --precision tf32 --design tma", "fp32"),
     ],
 )
 def test_other_operands(call, options: str, accumulate: str) -> None:
@@ -190,11 +193,69 @@ def test_simulate_with_another_seed(call) -> None:
     assert json.loads(out)["result"] == "right"
 
 
+def test_simulate_with_counters(call) -> None:
+    """A row for each line and access; its counts, summed, are what the tile's bytes are."""
+    words = ["simulate", *SMALL, "--m", "64", "--n", "64", "--k", "64", "--counters"]
+    text = good(call(*words)).split("\n\n")[-1].splitlines()
+    assert re.match(r"cooperative_64x64x32_\w+: \d+ registers, \d+ CTAs? an SM, \d+ of 64 warps, limited by ", text[0])
+    assert text[1].split() == ["line", "access", "instructions", "wavefronts", "ideal", "sectors", "ideal"]
+    (found,) = json.loads(good(call(*words, "--json")))["counters"]
+    assert found["occupancy"]["ctas"] == min(found["occupancy"]["limits"].values())
+    assert len(found["lines"]) == len(text) - 2
+    loads = [x for x in found["lines"] if x["instruction"] == "tma_load"]
+    assert sum(x["sectors"] for x in loads) == sum(x["ideal_sectors"] for x in loads) == 2 * 64 * 64 * 2 // 32
+    assert sum(x["products"] for x in found["lines"]) == 64**3
+    assert "counters" not in json.loads(good(call(*words[:-1], "--json")))
+
+
+def test_ladder(call, tmp_path: Path) -> None:
+    """A row a rung; measured rows beside, where they are of the same sizes."""
+    words = ["ladder", "--rung", "naive", "--rung", "wmma_naive", "--m", "64", "--n", "64", "--k", "512"]
+    titles, naive, wmma = good(call(*words, "--picture", "ladder.png")).splitlines()[:3]
+    assert titles.split()[:6] == ["rung", "dtype", "CTAs", "warps", "registers", "wavefronts"]
+    assert naive.split()[:2] == ["naive", "fp32"]
+    assert " L1 " in naive
+    assert "naive.py:27 load_global A" in naive
+    assert wmma.split()[:2] == ["wmma_naive", "bf16"]
+    assert (tmp_path / "ladder.png").stat().st_size > 5000
+    measured = {"rung": "naive", "m": 64, "n": 64, "k": 512, "dtype": "fp32", "us": 10.0, "tflops": 0.4,
+                "of_cublas": 0.5, "of_floor": 0.25}  # fmt: skip
+    (tmp_path / "rows.json").write_text(json.dumps({"rows": [measured]}))
+    first, second = json.loads(good(call(*words, "--rows", "rows.json", "--json")))
+    assert (first["us"], first["of_floor"]) == (10.0, 0.25)
+    assert "us" not in second
+    assert first["bound_us"] == max(first["resources_us"].values()) == first["resources_us"][first["limit"]]
+    (tmp_path / "kept.json").write_text(json.dumps([first, second]))
+    assert json.loads(good(call(*words, "--counted", "kept.json", "--json"))) == [first, second]
+    beside = good(call(*words, "--rows", "rows.json", "--picture", "ladder.svg")).splitlines()
+    assert beside[1].split()[-4:] == ["10", "0.4", "50%", "25%"]
+    refused = call("ladder", "--rung", "naive", "--rows", "rows.json")
+    assert refused.exit_code == 1
+    assert "rows.json has no rows of 4096x4096x4096; use --m, --n, --k of one of 64x64x512" in refused.output
+
+
 def test_show(call) -> None:
     assert "__global__" in good(call("show", *SMALL))
     assert ".target sm_90a" in good(call("show", *SMALL, "--ptx"))
     assert "HGMMA" in good(call("show", *SMALL, "--sass"))
     assert "spill stores 0" in good(call("show", *SMALL, "--resources"))
+
+
+@pytest.mark.parametrize(("code", "tensor"), [
+    ("sass", r"0x\w+ +tensor +each +HGMMA\.64x64x16\.F32"), ("ptx", r"\d+ +tensor +each +wgmma\.mma_async\.sync"),
+])  # fmt: skip
+def test_an_annotated_listing(call, code: str, tensor: str) -> None:
+    words = ["show", *SMALL, f"--{code}", "--annotate"]
+    text = good(call(*words))
+    assert len(re.findall(rf"^{tensor}.* cooperative\.py:\d+$", text, re.MULTILINE)) == 2
+    assert re.search(r"^class +whole kernel +each k-tile +some k-tiles\ntensor +2 +2 +0$", text, re.MULTILINE)
+    found = json.loads(good(call(*words, "--json")))
+    assert found["mainloops"][0]["each_k_tile"]["tensor"] == 2
+    assert sum(found["whole_kernel"].values()) == len(found["instructions"])
+    loads = [x for x in found["instructions"] if x["class"] == "async load"]
+    assert len(loads) == found["whole_kernel"]["async load"] > 0
+    assert loads[0].keys() == {"address", "class", "text", "line"}
+    assert loads[0]["line"].startswith("cooperative.py:")
 
 
 @pytest.mark.parametrize(
@@ -207,6 +268,7 @@ def test_show(call) -> None:
             "registers: the accumulator of 128x256 takes 256 a thread, 56 more than fit",
         ),
         (["show", "--tile", "128x256x64", "--stages", "9"], "shared memory:"),
+        (["show", "--annotate"], "--annotate: got --source; use --ptx or --sass"),
         (["show", "--dtype", "bf16", "--accumulate", "fp16"], "accumulate: got 'fp16' for operands of bf16; use fp32"),
         (["show", "--dtype", "fp8"], "'fp8' is not one of 'bf16', 'fp16'"),
         (["show", "--cluster-splits", "5"], "cluster_splits: got 5; use"),
@@ -357,7 +419,7 @@ def test_help_says_what_and_gives_an_example_that_works(call, name: str | None) 
 def test_tune_prints_the_fastest_or_all(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast, slow = Config(), Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1)
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("gemmsmith.cli.tune.require_gpu", lambda: None)
+    monkeypatch.setattr("gemmsmith.cli.tune.require_gpu", lambda: HOPPER)
     monkeypatch.setattr("gemmsmith.api.tune", lambda a, b, **options: [Measured(fast, 10.0), Measured(slow, 20.0)])
     assert good(call("tune", "512x1000x1024")) == f"512x1000x1024: 10.0 us, 105 TFLOP/s, {fast}\n"
     row, other = map(json.loads, good(call("tune", "512x1000x1024", "64x64x64", "--json")).splitlines())

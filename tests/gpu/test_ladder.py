@@ -1,21 +1,31 @@
-"""mma_multistage and the rungs on a GPU, against float64; what is compiled for sm_80 gives the results of sm_90's."""
+"""mma_multistage and the rungs on a GPU, against float64; what is compiled for sm_80 gives the results of sm_90's.
+Occupancy against the driver's, loops of one instruction against the simulator."""
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gemmsmith
 from gemmsmith import Config
 from gemmsmith.arrays import ArrayInfo, as_numpy, describe
+from gemmsmith.backends.cuda import launcher
+from gemmsmith.backends.cuda.driver import attributes
 from gemmsmith.backends.cuda.run import Call, addresses_of
 from gemmsmith.backends.reference import bounds
-from gemmsmith.core.chip import CHIPS
+from gemmsmith.backends.sim import GlobalMemory, simulate
+from gemmsmith.cli.counters import Counted
+from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.problem import Matrix
+from gemmsmith.kernels.ladder.loops import THREADS, Rounds, loop
 from gemmsmith.kernels.ladder.rungs import RUNGS, launches
+from gemmsmith.ladder import STEPS, Step, counted
+from gemmsmith.lang.launch import Launch, Launches
 
 torch = pytest.importorskip("torch")
 from tests.gpu.test_dtypes import judge, matrix, poisoned  # noqa: E402 they need torch
@@ -115,3 +125,28 @@ def test_rungs(name: str, dtype: DType, chip: str) -> None:
         exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
         error = size * (a.shape[1] + 2) * FP32.roundoff * 2 + exact.abs() * RUNGS[name].output(dtype).roundoff
         assert bool(((d.double() - exact).abs() <= error).all())
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda x: f"{x.name}-{x.dtype}")
+def test_the_occupancy_is_the_drivers(step: Step) -> None:
+    kernel, lines = counted(step, (512, 512, 512))
+    if math.prod(kernel.cluster) > 1:
+        pytest.skip("the driver counts clusters, of which some SMs hold no part")
+    with launcher.device_guard(0):
+        loaded = launcher.load(
+            kernel.source, kernel.name, 0, 0, target=kernel.chip.target, threads=kernel.threads, cluster=kernel.cluster,
+            shared_bytes=kernel.shared_bytes, parameter_kinds=kernel.parameter_kinds,
+        )  # fmt: skip
+        of_the_driver = loaded.max_active_clusters()
+    assert Counted.of(kernel, lines).occupancy.ctas * attributes(0).multiprocessors == of_the_driver
+
+
+@pytest.mark.parametrize("name", ["fma", "dp4a", "mma_int8"])
+def test_loops_give_the_bits_of_the_simulator(name: str) -> None:
+    launch = Launch.of(loop(name, HOPPER), Rounds(3, 2))
+    out, simulated = torch.zeros(2 * THREADS, dtype=torch.int32, device="cuda"), np.full(2 * THREADS, -1, np.int32)
+    Call(Launches(None, False, (launch,)), {}, out, {}).start({"out": out.data_ptr()}, out, None)
+    memory = GlobalMemory()
+    arguments = launch.at({"out": memory.place(simulated, "out")})
+    assert simulate(launch.kernel, launch.clusters, arguments, memory).hazards == []
+    assert (out.cpu().numpy() == simulated).all()

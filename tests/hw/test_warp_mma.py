@@ -78,13 +78,15 @@ def test_part_of_a_warp() -> None:
             hw.mma_sync(four, a, registers(k, 2), BF16_FP32)
         with k.when(k.lane < 31):
             hw.mma_sync(four, a, registers(k, 2), BF16_FP32)
+            hw.wmma_load(a, tile, 16, "a", "row", BF16_FP32)
             hw.wmma_mma(d, a, b, "row", "col", BF16_FP32)
             hw.wmma_store(d, tile, 16, "row", BF16_FP32)
 
-    found = [str(h) for h in run(record, threads=64).hazards]
-    for what in ("mma.sync", "wmma.mma", "wmma.store"):
+    hazards = run(record, threads=64).hazards
+    found = [str(h) for h in hazards]
+    for what in ("mma.sync", "wmma.load", "wmma.mma", "wmma.store"):
         assert sum(f"{what} by some lanes of a warp" in h for h in found) == 1
-    assert len(found) == 3
+    assert {h.kind for h in hazards} == {"divergence", "uninitialised read"}
 
 
 @pytest.mark.parametrize(("offset", "stride", "message"), [

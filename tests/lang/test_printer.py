@@ -55,6 +55,17 @@ def test_the_command_in_its_header_compiles_it(tmp_path: Path) -> None:
     assert (tmp_path / "kernel.cubin").stat().st_size
 
 
+def test_lines_of_the_python_file() -> None:
+    """They are all that is added, one before each line of the body that a statement made."""
+    kernel = flagship()
+    line = r'#line (\d+) ".*/cooperative\.py"\n'
+    assert re.sub(line, "", kernel.located_source) == kernel.source
+    found = re.findall(line + r"\s*(\w+)\(", kernel.located_source)
+    design = (Path(gemmsmith.__file__).parent / "kernels" / "cooperative.py").read_text().split("\n")
+    (waited,) = {number for number, called in found if called == "wgmma_wait_1"}
+    assert "accumulator.wait(pending=1)" in design[int(waited) - 1]
+
+
 def test_roles_and_sections_have_a_comment() -> None:
     source = flagship().source
     comments = ["prologue: barriers", "producer warp", "math warpgroups", "mainloop", "epilogue"]

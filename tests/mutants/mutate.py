@@ -9,7 +9,7 @@ from itertools import count, islice
 from typing import Any
 
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.hw import barrier, cluster, cp_async, fence, matrix, mbarrier, memory, mma, register, tma, wgmma
+from gemmsmith.hw import barrier, cluster, cp_async, fence, matrix, mbarrier, memory, mma, register, tma, wgmma, wmma
 from gemmsmith.kernels.build import build
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
@@ -28,7 +28,7 @@ ONLY_DELETED = (fence.FenceAcqRel, fence.GridDependencyWait, wgmma.CompilerFence
 ALIGNED = (
     register.SetMaxNReg, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait, barrier.BarrierSync, barrier.SyncThreads,
     barrier.SyncWarp, cluster.ClusterArriveRelaxed, cluster.ClusterWait, matrix.StoreMatrix, matrix.LoadMatrix,
-    mma.MmaSync,
+    mma.MmaSync, wmma.WmmaLoad, wmma.WmmaMma, wmma.WmmaStore,
 )  # fmt: skip
 """All lanes of a warp execute them together."""
 
@@ -71,12 +71,21 @@ def changes_of(spec: KernelSpec) -> list[str]:
 
 def mutants(spec: KernelSpec) -> Iterator[Mutant]:
     """Every mutant of the spec's kernel, each in a kernel of its own."""
-    for number in count():
+
+    def fresh() -> Kernel:
         build.cache_clear()
-        kernel = build(spec)
+        return build(spec)
+
+    yield from mutants_of(fresh)
+    build.cache_clear()
+
+
+def mutants_of(make: Callable[[], Kernel]) -> Iterator[Mutant]:
+    """The same of a kernel that `make` makes anew."""
+    for number in count():
+        kernel = make()
         change = next(islice(_changes(kernel), number, None), None)
         if change is None:
-            build.cache_clear()
             return
         what, target, where, apply = change
         apply()

@@ -147,7 +147,7 @@ def execute(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes = WHOLE, l
 def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: int = 20) -> list[Hazard]:
     """The first of them, so many at most."""
     rng = np.random.default_rng(seed)
-    m, n, k, grid = whole if spec.config.splits == 1 else SHARED
+    m, n, k, grid = SHARED if spec.config.splits != 1 and whole in (WHOLE, SHORT) else whole
     n *= 2 if spec.config.design == "pingpong" else 1  # as many tiles for each warpgroup
     if spec.config.cluster_splits > 1:
         m, n, k, grid = IN_CLUSTER
@@ -156,13 +156,14 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     if spec.config.sync_clusters:
         m, n, k, grid = UNEVEN
         m, grid = m * spec.cluster_size, grid * spec.cluster_size
-    boxed = spec.config in BOXED
-    deeper = 4 if boxed else 2 if spec.promoted else 1  # as many k-tiles, or two boxes of them
+    in_blocks_of_k, boxed = spec.promoted and not spec.low_parts, spec.config in BOXED
+    deeper = 4 if boxed else 2 if in_blocks_of_k else 1  # as many k-tiles, or two boxes of them
     k = (whole[2] if whole == SHORT else k) * deeper
     m, n = (n, m) if spec.config.swap_ab else (m, n)
     a, b = (rng.integers(-4, 5, shape).astype(spec.mma.a.numpy) for shape in ((m, k), (n, k)))
+    a, b = (np.asfortranarray(x) if major == "MN" else x for x, major in zip((a, b), spec.majors, strict=True))
     scales = {}
-    if spec.promoted:
+    if in_blocks_of_k:
         blocks = -(-k // SCALE_BLOCK)
         shapes = (m, blocks + -blocks % 4 + (not boxed)), (blocks, -(-n // SCALE_BLOCK))
         powers = (2.0 ** rng.integers(-3, 4, shape) for shape in shapes)
@@ -171,11 +172,12 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     d = np.full((m, n), np.nan, ml_dtypes.bfloat16)
     memory = GlobalMemory()
     operands = (b, a) if spec.config.swap_ab else (a, b)
-    addresses = {name: memory.place(x, name.upper(), writable=False) for x, name in zip(operands, "ab", strict=True)}
+    lines = [x if x.flags.c_contiguous else x.T for x in operands]
+    addresses = {name: memory.place(x, name.upper(), writable=False) for x, name in zip(lines, "ab", strict=True)}
     for name, x in scales.items():
         whole_rows = x if x.base is None else x.base
         addresses[operand_argument(name)] = memory.place(whole_rows, name, writable=False)
-    product = bind(a, b.T, d, scales)
+    product = bind(a, b.T, d, scales, precision="3xtf32" if spec.low_parts else None)
     product = product.transposed() if spec.config.swap_ab else product
     assert kernel_spec(product, spec.config) == spec
     found = launches(product, spec)

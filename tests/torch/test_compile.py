@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+import gemmsmith
 from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, gemm
 
 M, N, K = 5, 16, 8
@@ -226,6 +227,50 @@ def exported(module: Any, rows: Any, strict: bool) -> None:
         torch.testing.assert_close(program.module()(x), module(x))
 
 
+def test_a_package_of_aot_inductor(tmp_path: Path) -> None:
+    """It is called from Python, where the operators are."""
+    module = FusedLinear(K, N, activation="gelu").bfloat16()
+    with torch.no_grad():
+        rows = ({0: torch.export.Dim("rows", min=2, max=64)},)
+        program = torch.export.export(module, (torch.randn(4, K).bfloat16(),), dynamic_shapes=rows)
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "layer.pt2"))
+        run = torch._inductor.aoti_load_package(path)
+        for m in (2, 9):
+            x = torch.randn(m, K).bfloat16()
+            torch.testing.assert_close(run(x), module(x))
+
+
+IN_8_BITS: dict[str, Callable[..., Any]] = {
+    "a cast": lambda acc: (acc.relu(), acc.to(torch.float8_e5m2)),
+    "quantize": lambda acc: gemmsmith.quantize(acc.relu(), "1x128"),
+    "top_k_softmax": lambda acc: gemmsmith.top_k_softmax(acc, 2),
+}
+
+
+@pytest.mark.parametrize("name", IN_8_BITS)
+def test_what_has_no_gradient(name: str) -> None:
+    """It is compiled where nothing is recorded, and else refused."""
+    a, b = (torch.randn(s, dtype=torch.bfloat16) for s in ((M, K), (K, 128)))
+    run = compiled(lambda a, b: gemm(a, b, epilogue=IN_8_BITS[name]), "eager")
+    got, want = run(a, b), gemm(a, b, epilogue=IN_8_BITS[name])
+    for x, y in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, want)), strict=True):
+        assert x.dtype == y.dtype
+        torch.testing.assert_close(x.float(), y.float(), rtol=0, atol=0)
+    with pytest.raises(Exception, match="has no gradient"):
+        run(a.requires_grad_(), b)
+
+
+def test_transforms_in_compiled_code_are_refused() -> None:
+    """A tangent or a gradient would be lost."""
+    a, b = tensor(M, K).detach(), tensor(K, N).detach()
+    with pytest.raises(Exception, match="got a dual tensor, of forward mode"):
+        compiled(lambda a: torch.func.jvp(lambda a: gemm(a, b), (a,), (a,)), "eager")(a)
+    with pytest.raises(Exception, match=r"use gemmsmith.torch.gemm, and torch.func.grad outside of compiled code"):
+        compiled(lambda a: torch.func.grad(lambda a: gemm(a, b).sum())(a), "eager")(a)
+    got = compiled(lambda a: torch.func.vmap(lambda a: gemm(a, b))(a), "eager")(torch.stack([a, 2 * a]))
+    torch.testing.assert_close(got, torch.stack([a, 2 * a]) @ b)
+
+
 def branches(acc: Any) -> Any:
     return acc if acc > 0 else -acc
 
@@ -243,6 +288,12 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "a size": (lambda acc: acc * (acc + OUTSIDE[0]).shape[0], "make it a parameter|use that of the product"),
     "an object": (lambda acc: acc + "x", "got 'x'; use a traced value or a number"),
     "math": (lambda acc: __import__("math").exp(acc), ""),
+    "numpy": (lambda acc: __import__("numpy").exp(acc), ""),
+    "an integer": (lambda acc: acc * int(acc), "a value has no number yet"),
+    "elements": (lambda acc: sum(acc), "a value has no elements yet"),
+    "halves": (lambda acc: (lambda x, y: x * y)(*acc), "a value has no elements yet"),
+    "a length": (lambda acc: acc * len(acc), "a value has no elements yet"),
+    "a member": (lambda acc: acc * (3 in acc), "a value has no elements yet"),
     "too little": (lambda acc, bias: acc + bias, ""),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from gemmsmith.core.errors import DeviceError
 from gemmsmith.core.graph import Graph
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.functions import FUNCTIONS
-from gemmsmith.torch.fallback import _FUNCTIONS, evaluated, multiplied
+from gemmsmith.torch.fallback import _FUNCTIONS, evaluated, multiplied, needed
 
 
 def same(graph: Graph, product, operands) -> None:
@@ -43,6 +45,18 @@ def test_every_kind_of_node(name: str) -> None:
         whole = (x * 3).round() if kind == "labels" or "int" in dtype else (x > 0).double() if dtype else x
         operands[operand] = 0.7 if kind == "number" else whole.numpy()
     same(graph, torch.randn(6, 32, dtype=torch.float64), operands)
+
+
+def test_a_gpu_that_is_no_hopper_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "A100")
+    for capability, falls_back in (((9, 0), False), ((8, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, found=capability: found)
+        needed.cache_clear()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert [needed(0) for _ in range(3)] == [falls_back] * 3
+        assert ["A100 (compute capability (8, 0)) is no Hopper" in str(w.message) for w in told] == [True] * falls_back
+    needed.cache_clear()
 
 
 def test_every_function_is_known() -> None:

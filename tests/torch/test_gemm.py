@@ -33,6 +33,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "one in all": (lambda acc: acc.amax(), {}),
     "over rows": (lambda acc, bias: ((acc + bias).sum(-2), (acc * bias).logsumexp(-2, keepdim=True)), {"bias": (N,)}),
     "broadcast": (lambda acc, x: acc * x, {"x": (..., 1, 1)}),
+    "a row a batch": (lambda acc, x: acc * x, {"x": (..., 1, N)}),
 }
 
 
@@ -54,6 +55,15 @@ def test_the_meaning_is_that_of_the_function(name: str, leading: tuple[int, ...]
     pairs = (torch.autograd.grad(results, inputs, cotangents) for results in (got, want))
     for x, y in zip(*pairs, strict=True):
         torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("own", [(1, N), (M, 1), (M, N), (1, 1)])
+@pytest.mark.parametrize("leading", [(1,), (1, 1), (2, 1), (1, 3), (3,), (2, 3)])
+def test_leading_indices_are_broadcast(leading: tuple[int, ...], own: tuple[int, int]) -> None:
+    a, b, x = tensor(2, 3, M, K), tensor(K, N), tensor(*leading, *own)
+    pairs = gemm(a, b, epilogue=lambda acc, x: (acc * x).tanh(), x=x), ((a @ b) * x).tanh()
+    torch.testing.assert_close(*pairs)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), (a, b, x)) for y in pairs))
 
 
 def test_results_by_name() -> None:
@@ -151,4 +161,62 @@ def test_refused() -> None:
         "operands: got 9 tensors; use at most 8|operands: got 10 tensors",
         lambda: gemm(a, b, epilogue=lambda acc, **xs: (acc * sum(xs.values())).gelu(), operands=seven),
     )  # fmt: skip
-    refused("out", lambda: gemm(a, b, epilogue=plus, bias=x, out=torch.empty(M, N)), EpilogueError)
+    for name in ("out", "out_dtype", "backend"):
+        refused(f"{name}: got an argument of gemmsmith.gemm, which has no", lambda n=name: gemm(a, b, **{n: x}))
+    refused("bias: got an operand without an epilogue that reads it", lambda: gemm(a, b, bias=x))
+    refused("scale: got an operand .*; did you mean scale_a?", lambda: gemm(a, b, scale=x))
+    refused("operands: got bias by name, too", lambda: gemm(a, b, epilogue=plus, bias=x, operands={"bias": x}))
+
+
+def test_dtypes_and_devices_that_are_refused() -> None:
+    """On the CPU those that a GPU refuses, too."""
+    a, b = tensor(M, K), tensor(K, N)
+    plus = lambda acc, bias: acc + bias  # noqa: E731
+    refused("a: got torch.int64; use one of torch.bfloat16, ", lambda: gemm(a.long(), b.long()))
+    refused("b: got torch.float32 with a of torch.float64; use the same", lambda: gemm(a, b.float()))
+    for dtype in (torch.float32, torch.bfloat16):
+        refused("bias: got torch.float64; use one of torch.float32, ",
+                lambda dtype=dtype: gemm(a.to(dtype), b.to(dtype), epilogue=plus, bias=tensor(N)))  # fmt: skip
+    refused("bias: got torch.uint8", lambda: gemm(a, b, epilogue=plus, bias=torch.ones(N, dtype=torch.uint8)))
+    refused("b: got a tensor on cpu with a on meta; use one device", lambda: gemm(a.to("meta"), b))
+    refused("a: got a torch.sparse_csr tensor", lambda: gemm(a.detach().to_sparse_csr(), b))
+    refused("a: got a tensor of torch.complex128", lambda: gemm(a + 0j, b))
+    assert gemm(a.to("meta"), b.to("meta"), epilogue=plus, bias=tensor(N).to("meta")).shape == (M, N)
+
+
+def test_scales_of_powers_of_two() -> None:
+    """As values and as bytes."""
+    a, b = (torch.randn(s).to(torch.float8_e4m3fn) for s in ((M, K), (K, N)))
+    scale = torch.rand(M, 1).to(torch.float8_e8m0fnu)
+    want = gemm(a, b, scale_a=scale.float())
+    for x in (scale, scale.view(torch.uint8)):
+        torch.testing.assert_close(gemm(a, b, scale_a=x), want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("trained", range(6))
+def test_a_chain_of_which_one_operand_is_trained(trained: int) -> None:
+    shapes = ((M, K), (K, N), (N, K), (N,), (M, N), (K,))
+    inputs = [tensor(*s).detach() for s in shapes]
+    inputs[trained].requires_grad_()
+
+    def run(fused: bool) -> Any:
+        a, b, down, bias, gate, last = inputs
+        if fused:
+            return chain(a, b, down, epilogue=lambda acc, bias, gate: F.silu(gate) * (acc + bias),
+                         operands={"bias": bias, "gate": gate}, bias=last)  # fmt: skip
+        return (F.silu(gate) * (a @ b + bias)) @ down + last
+
+    got, want = run(True), run(False)
+    torch.testing.assert_close(got, want)
+    pairs = (torch.autograd.grad(x.square().sum(), inputs[trained]) for x in (got, want))
+    torch.testing.assert_close(*pairs)
+
+
+def test_chains_that_are_refused() -> None:
+    a, b, down = tensor(M, K), tensor(K, N), tensor(N, K)
+    two = lambda acc: (acc, acc)  # noqa: E731
+    relu = lambda acc: acc.relu()  # noqa: E731
+    refused("epilogue: got a function with 2 results; use one", lambda: chain(a, b, down, epilogue=two, operands={}))
+    refused("down: got 1 dimensions", lambda: chain(a, b, down[0], epilogue=relu, operands={}))
+    refused(r"bias: got shape \(16,\); use \(8,\)",
+            lambda: chain(a, b, down, epilogue=relu, operands={}, bias=tensor(N)))  # fmt: skip

@@ -235,6 +235,23 @@ def test_transforms_of_functions() -> None:
     torch.testing.assert_close(of_rows[0], each[2][0])
 
 
+def test_jacobians() -> None:
+    """Batched gradients."""
+    a, b = tensor(2, 3), tensor(3, 4).detach()
+    want = torch.autograd.functional.jacobian(lambda a: torch.nn.functional.gelu(a @ b), a)
+    for vectorize in (False, True):
+        got = torch.autograd.functional.jacobian(
+            lambda a: gemm(a, b, epilogue=lambda acc: acc.gelu()), a, vectorize=vectorize
+        )
+        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.func.jacrev(lambda a: gemm(a, b, epilogue=lambda acc: acc.gelu()))(a), want)
+
+
+def test_one_tensor_in_several_places() -> None:
+    check(lambda a: gemm(a, a.mT, epilogue=lambda acc, r: acc * r, r=a), tensor(5, 5))
+    check(lambda a, x: gemm(a, a, epilogue=lambda acc, r, q: (acc + r).tanh() * q, r=x, q=x), tensor(6, 6), tensor(6))
+
+
 def test_checkpoint() -> None:
     from torch.utils.checkpoint import checkpoint
 
@@ -252,6 +269,8 @@ def test_forward_mode_is_refused() -> None:
     a, b = tensor(M, K).detach(), tensor(K, N).detach()
     with pytest.raises(ArgumentError, match="forward mode"):
         torch.func.jvp(lambda a: gemm(a, b), (a,), (a,))
+    with pytest.raises(ArgumentError, match="forward mode"):  # of reverse mode
+        torch.func.hessian(lambda a: gemm(a, b, epilogue=lambda acc: acc.square().sum()))(a)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(a, a)
         with pytest.raises(ArgumentError, match="a: got a dual tensor, of forward mode"):

@@ -70,7 +70,7 @@ def test_linear(activation: str | None, bias: bool) -> None:
 def test_mlp(activation: str, bias: bool) -> None:
     fused, plain = FusedMLP(DIM, HIDDEN, activation, bias, dtype=torch.float64), PlainMLP(activation, bias)
     fused.load_state_dict(plain.state_dict())
-    for leading in ((5,), (2, 3)):
+    for leading in ((), (5,), (2, 3), (0,), (2, 0)):
         same(fused, plain, torch.randn(*leading, DIM, dtype=torch.float64))
 
 
@@ -78,6 +78,37 @@ def test_a_function_as_activation() -> None:
     fused = FusedMLP(DIM, HIDDEN, lambda x: x.relu().square(), dtype=torch.float64)
     x = torch.randn(5, DIM, dtype=torch.float64)
     torch.testing.assert_close(fused(x), fused.down(fused.up(x).relu().square()))
+
+
+def test_a_changed_activation_counts() -> None:
+    x = torch.randn(5, DIM)
+    linear, mlp = FusedLinear(DIM, HIDDEN, activation="gelu"), FusedMLP(DIM, HIDDEN, "geglu")
+    linear(x), mlp(x)
+    linear.activation, mlp.activation = "relu", "reglu"
+    torch.testing.assert_close(linear(x), F.linear(x, linear.weight, linear.bias).relu())
+    torch.testing.assert_close(mlp(x), mlp.down(mlp.gate(x).relu() * mlp.up(x)))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: FusedLinear(DIM, HIDDEN, activation="gelu"), lambda: FusedMLP(DIM, HIDDEN, bias=True),
+])  # fmt: skip
+def test_autocast(make: Any) -> None:
+    """Results as of nn.Linear, gradients of the parameters' dtype."""
+    module, x = make(), torch.randn(5, DIM)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = module(x)
+    y.sum().backward()
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), module(x), rtol=2e-2, atol=2e-2)
+    assert all(p.grad.dtype == torch.float32 for p in module.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: Any) -> None:
+    module = FusedMLP(DIM, HIDDEN, bias=True).to(dtype)
+    x = torch.randn(5, DIM, dtype=dtype)
+    torch.testing.assert_close(module(x).double(), module.double()(x.double()), rtol=2e-2, atol=2e-2)
+    assert module.to("meta")(x.double().to("meta")).shape == x.shape
 
 
 @pytest.mark.parametrize("ignore_index", [-100, 3])
@@ -102,6 +133,48 @@ def test_cross_entropy(reduction: Any, ignore_index: int) -> None:
         same(fused, Plain(), x, target)
         with torch.no_grad():
             torch.testing.assert_close(fused(x, target), Plain()(x, target))
+
+
+@pytest.mark.parametrize("rows", [0, 20])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_where_all_rows_are_ignored(reduction: Any, rows: int) -> None:
+    """As F.cross_entropy: the mean of nothing is NaN, and has no gradient."""
+    loss = FusedLinearCrossEntropy(DIM, HIDDEN, reduction=reduction, dtype=torch.float64)
+    x, target = torch.randn(rows, DIM, dtype=torch.float64, requires_grad=True), torch.full((rows,), -100)
+    got, want = loss(x, target), F.cross_entropy(x @ loss.weight.T, target, reduction=reduction)
+    torch.testing.assert_close(got, want, equal_nan=True)
+    with torch.no_grad():
+        torch.testing.assert_close(loss(x, target), want.detach(), equal_nan=True)
+    got.sum().backward()
+    assert not x.grad.any()
+    assert not loss.weight.grad.any()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_what_is_in_an_ignored_row_does_not_count(reduction: Any) -> None:
+    loss = FusedLinearCrossEntropy(DIM, HIDDEN, reduction=reduction)
+    x, target = torch.randn(20, DIM), torch.randint(HIDDEN, (20,))
+    x[3], target[3] = float("inf"), -100
+    want = F.cross_entropy(x @ loss.weight.T, target, reduction=reduction)
+    torch.testing.assert_close(loss(x, target), want)
+    with torch.no_grad():
+        torch.testing.assert_close(loss(x, target), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_loss_of_half_precision_is_fp32(dtype: Any) -> None:
+    """And a factor that fp16 does not have, as of a gradient scaler, may be multiplied to it."""
+    loss = FusedLinearCrossEntropy(DIM, HIDDEN, dtype=dtype)
+    x, target = torch.randn(200, DIM, dtype=dtype, requires_grad=True), torch.randint(HIDDEN, (200,)).int()
+    value = loss(x, target)
+    (value * 2**17).backward()
+    exact, weight = (y.detach().double().requires_grad_() for y in (x, loss.weight))
+    want = F.cross_entropy(exact @ weight.T, target.long())
+    (want * 2**17).backward()
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value.double(), want, rtol=1e-5, atol=0)
+    for got, right in ((x.grad, exact.grad), (loss.weight.grad, weight.grad)):
+        assert (got.double() - right).norm() < 2e-2 * right.norm()
 
 
 def test_a_label_that_is_no_class_makes_the_loss_nan() -> None:
@@ -172,6 +245,21 @@ def test_a_training_step_learns() -> None:
     torch.testing.assert_close(losses[1], losses[0], rtol=2e-3, atol=2e-3)
 
 
+def test_a_layer_of_another_kind_is_refused() -> None:
+    """Adapters and quantised layers have a forward of their own, and a FusedMLP does not call its layers."""
+
+    class Adapted(nn.Linear):
+        def forward(self, input: Any) -> Any:
+            return super().forward(input) + 1
+
+    mlp = FusedMLP(DIM, HIDDEN)
+    nn.utils.parametrizations.weight_norm(mlp.gate)  # which has not
+    mlp(torch.randn(3, DIM))
+    mlp.up = Adapted(DIM, HIDDEN)
+    with pytest.raises(ArgumentError, match="up: got Adapted, which has its own forward; use nn.Linear"):
+        mlp(torch.randn(3, DIM))
+
+
 def test_modules_are_pickled_and_copied() -> None:
     x = torch.randn(3, DIM)
     for module in (FusedLinear(DIM, HIDDEN, activation="gelu"), FusedMLP(DIM, HIDDEN), FusedMLP(DIM, HIDDEN, "relu")):
@@ -183,6 +271,29 @@ def test_refused() -> None:
     for module in (FusedLinear, FusedMLP):
         with pytest.raises(ArgumentError, match="activation: got 'relo'; use a function or one of"):
             module(8, 16, activation="relo")
+    with pytest.raises(ArgumentError, match=r"activation: got 'swiglu'; .* softplus$"):
+        FusedLinear(8, 16, activation="swiglu")
+    with pytest.raises(ArgumentError, match="activation: got the class GELU; use an instance of it"):
+        FusedMLP(8, 16, activation=nn.GELU)
+    for module in (FusedLinear(8, 16), FusedMLP(8, 16), lambda x: FusedLinearCrossEntropy(8, 16)(x, torch.ones(4))):
+        for x, message in (
+            ([1.0] * 8, "input: got list; use a tensor"),
+            (torch.ones(4, 7), r"input: got shape \(4, 7\); use \(..., 8\)"),
+            (torch.tensor(1.0), r"input: got shape \(\); use \(..., 8\)"),
+            (torch.ones(4, 8).bfloat16(), "input: got torch.bfloat16 with a weight of torch.float32; use the same"),
+        ):
+            with pytest.raises(ArgumentError, match=message):
+                module(x)
+    for chunks in (0, 2.5):
+        with pytest.raises(ArgumentError, match=f"chunks: got {chunks}; use an integer from 1 on"):
+            FusedLinearCrossEntropy(8, 16, chunks=chunks)
+    for target, message in (
+        ([0] * 4, "target: got list; use a tensor"),
+        (torch.ones(4), r"target: got shape \(4,\) of torch.float32; use integers"),
+        (torch.ones(4).bool(), r"target: got shape \(4,\) of torch.bool; use integers"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            FusedLinearCrossEntropy(8, 16)(torch.ones(4, 8), target)
     with pytest.raises(ArgumentError, match="reduction: got 'all'"):
         FusedLinearCrossEntropy(8, 16, reduction="all")
     with pytest.raises(ArgumentError, match=r"target: got shape \(3,\) of torch.int64; use integers of shape \(4,\)"):

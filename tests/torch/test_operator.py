@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import gemmsmith
 from gemmsmith.core.dtypes import BF16, E4M3, FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result, bare
+from gemmsmith.torch import gemm
 from gemmsmith.torch.operator import MOST_OPERANDS, MOST_RESULTS, OPERATORS, arity, call
 from gemmsmith.torch.text import key, write
 
@@ -53,6 +55,32 @@ def test_values_are_those_of_gemm(shape, dtype) -> None:
         assert x.dtype == y.dtype
         assert x.stride() == y.stride()
         torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+def test_numbers_and_batches_pass_opcheck() -> None:
+    nodes = (Node("accumulator"), Node("operand", (), "s"), Node("mul", (0, 1)), Node("operand", (), "x"))
+    operands = (Operand("s", Extent()), Operand("x", Extent(True, 1, 1), BF16))
+    text = write(Graph((*nodes, Node("add", (2, 3))), operands, (Result("out", 4),)))
+    a, b, x = (torch.randn(s).bfloat16() for s in ((2, 5, 8), (8, 16), (2, 5, 16)))
+    torch.library.opcheck(OPERATORS[1, 1], (a, b, key(text), text, [0.5], x))
+
+
+def test_another_number_is_no_other_epilogue() -> None:
+    """Nothing is forged for it."""
+    called: list[Any] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(args)
+            return func(*args, **(kwargs or {}))
+
+    a, b = torch.randn(5, 8).bfloat16(), torch.randn(8, 16).bfloat16()
+    with Watch():
+        for s in (0.5, 3):
+            gemm(a, b, epilogue=lambda acc, s: acc * s, s=s)
+    (_, _, *first, half), (_, _, *second, three) = called
+    assert first == second
+    assert (half, three) == ([0.5], [3.0])
 
 
 def test_float64_is_not_rounded() -> None:

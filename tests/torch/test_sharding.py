@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import re
 import socket
 from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing
+from torch._inductor.utils import run_and_get_code
 
+import gemmsmith.torch
 from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Extent
 from gemmsmith.epilogue.frontend.tracer import trace
-from gemmsmith.torch import FusedLinear, gemm
-from gemmsmith.torch.sharding import _linear
+from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, gemm
+from gemmsmith.torch.sharding import addends
 
 M, N, K = 6, 16, 8
 
@@ -24,6 +29,7 @@ CASES: dict[str, Any] = {
     "reductions": (lambda acc, row: (acc.sum(-1), (acc + row).sum(-2), acc.logsumexp(-1)), ("row",)),
     "most": (lambda acc: (acc, acc.amax(), acc.amax(-1)), ()),
     "matrix": (lambda acc, matrix: acc.tanh() * matrix, ("matrix",)),
+    "halves": (lambda acc: acc.chunk(2)[0].relu() * acc.chunk(2)[1], ()),
 }  # fmt: skip
 SHAPES = {"row": (N,), "column": (M, 1), "matrix": (M, N)}
 
@@ -31,11 +37,21 @@ SHAPES = {"row": (N,), "column": (M, 1), "matrix": (M, N)}
 def both(rank: int, port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = torch.distributed.init_device_mesh("cpu", (2,))
     torch.manual_seed(0)
+    operators(mesh)
+    for module in (linears(), FusedMLP(K, N, bias=True), FusedMLP(K, N, "gelu")):
+        tensor_parallel(mesh, module)
+    tensor_parallel(mesh, FusedMLP(K, N, bias=True), compiled=True)
+    for compiled in (False, True):
+        data_parallel(compiled)
+    torch.distributed.destroy_process_group()
+
+
+def operators(mesh: Any) -> None:
+    """Every way to split the operands of the operator."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
     for function, names in CASES.values():
         for of_a, of_b in [
             (Shard(0), Replicate()),
@@ -62,15 +78,106 @@ def both(rank: int, port: int) -> None:
     a, b = (distribute_tensor(torch.randn(s, dtype=torch.float64), mesh, [p])
             for s, p in (((M, K), Shard(1)), ((K, N), Shard(0))))  # fmt: skip
     assert gemm(a, b, epilogue=lambda acc: acc * 2).placements == (Partial("sum"),)
-    model = torch.nn.Sequential(FusedLinear(K, N, activation="gelu"), FusedLinear(N, K)).double()
-    x = torch.randn(M, K, dtype=torch.float64)
-    want = model(x)
-    gradient = torch.autograd.grad(want.square().sum(), model[0].weight)[0]
-    model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
-    got = model(x)
-    torch.testing.assert_close(got, want.detach())
-    torch.testing.assert_close(torch.autograd.grad(got.square().sum(), model[0].weight)[0].full_tensor(), gradient)
-    torch.distributed.destroy_process_group()
+    whole = a.full_tensor() @ b.full_tensor()
+    for function in (None, torch.relu, torch.neg):  # which DTensor's cache of shardings tells apart
+        torch.testing.assert_close(gemm(a, b, epilogue=function).full_tensor(), (function or torch.clone)(whole))
+    for of_a, of_b in ((Shard(0), Shard(0)), (Shard(1), Replicate()), (Replicate(), Shard(2)), (Shard(2), Shard(1))):
+        plain = [torch.randn(2, M, K, dtype=torch.float64), torch.randn(2, K, N, dtype=torch.float64)]
+        split = [distribute_tensor(x, mesh, [p]) for x, p in zip(plain, (of_a, of_b), strict=True)]
+        for x, y in zip(
+            *(gemm(*x, epilogue=lambda acc: (acc.relu(), acc.sum(-1))) for x in (split, plain)), strict=True
+        ):
+            torch.testing.assert_close(x.full_tensor(), y)
+    with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
+        gemm(a, torch.randn(K, N, dtype=torch.float64))
+
+
+def linears() -> Any:
+    return torch.nn.Sequential(FusedLinear(K, N, activation="gelu"), FusedLinear(N, K))
+
+
+class Model(torch.nn.Module):
+    """Every module, with a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.mlp = FusedLinear(K, K, activation="gelu"), FusedMLP(K, N, bias=True)
+        self.loss = FusedLinearCrossEntropy(K, N)
+
+    def forward(self, x: Any, target: Any) -> Any:
+        x = self.first(x)
+        return self.loss(x + self.mlp(x), target)
+
+
+def inputs() -> Any:
+    return torch.randn(2, M, K, dtype=torch.float64, requires_grad=True)
+
+
+def equal_after_a_step(sharded: Any, plain: Any) -> None:
+    """The gradients, and the parameters after a step of an optimiser."""
+    for model in (sharded, plain):
+        torch.optim.AdamW(model.parameters(), lr=1e-2).step()
+    for got, want in zip(sharded.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(got.grad.full_tensor(), want.grad)
+        torch.testing.assert_close(got.full_tensor(), want)
+
+
+def tensor_parallel(mesh: Any, module: Any, compiled: bool = False) -> None:
+    """Columns, then rows: one all-reduce in the forward pass, and one in the backward pass."""
+    from torch.distributed.tensor.debug import CommDebugMode
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plain = copy.deepcopy(module).double()
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    plan = {"0": columns, "1": rows, "gate": columns, "up": columns, "down": rows}
+    present = {name: style for name, style in plan.items() if name in dict(plain.named_children())}
+    sharded = parallelize_module(copy.deepcopy(plain), mesh, present)
+    x = inputs()
+    if compiled:
+        run = torch.compile(sharded, options=gemmsmith.torch.options(), fullgraph=True)
+        y, codes = run_and_get_code(run, x)
+        assert len(re.findall(r"^ *(\w+ = )?torch\.ops\._c10d_functional\.all_reduce", codes[0], re.MULTILINE)) == 1
+        assert "gemmsmith.gemm" in codes[0]
+    else:
+        with CommDebugMode() as forward:
+            y = sharded(x)
+        assert [*forward.get_comm_counts().values()] == [1]
+    cotangent = torch.randn_like(y)
+    if compiled:
+        y.backward(cotangent)
+    else:
+        with CommDebugMode() as backward:
+            y.backward(cotangent)
+        assert [*backward.get_comm_counts().values()] == [1]
+    of_x, x.grad = x.grad, None
+    want = plain(x)
+    want.backward(cotangent)
+    torch.testing.assert_close(y, want)
+    torch.testing.assert_close(of_x, x.grad)
+    equal_after_a_step(sharded, plain)
+
+
+def data_parallel(compiled: bool) -> None:
+    """Parameters that FSDP2 gathers for a forward and a backward pass, of each module and of the rest."""
+    from torch.distributed.fsdp import fully_shard
+
+    plain = Model().double()
+    sharded = copy.deepcopy(plain)
+    if compiled:
+        sharded.mlp.compile(options=gemmsmith.torch.options())
+    for module in (sharded.first, sharded.mlp):
+        fully_shard(module)
+    fully_shard(sharded)
+    x, target = inputs(), torch.randint(N, (2, M))
+    losses = [model(x, target) for model in (sharded, plain)]
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(*losses)
+    equal_after_a_step(sharded, plain)
+    alone = FusedMLP(K, N)
+    fully_shard(alone.up)
+    with pytest.raises(ArgumentError, match=r"up: got a hook with kwargs, as of fully_shard; use fully_shard\(Fus"):
+        alone(x.float())
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
@@ -82,16 +189,27 @@ def test_two_processes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "linear"),
+    ("function", "added"),
     [
-        (lambda acc, row: acc * row / 2, True),
-        (lambda acc, row: (acc * row - acc, acc.sum(-1)), True),
-        (lambda acc, row: acc + row, False),  # it would be added by every process
-        (lambda acc, row: (acc * row).relu(), False),
-        (lambda acc, row: acc * acc * row, False),
-        (lambda acc, row: acc.bfloat16() * row, False),
-        (lambda acc, row: row / acc, False),
+        (lambda acc, row: acc * row / 2, set()),
+        (lambda acc, row: (acc * row - acc, acc.sum(-1)), set()),
+        (lambda acc, row: acc + row, {"row"}),
+        (lambda acc, row: (acc + row).chunk(2)[0] / 3, {"row"}),
+        (lambda acc, row: acc + 1 + 0 * row, None),  # it would be added by every process
+        (lambda acc, row: acc * row + row, None),
+        (lambda acc, row: (acc * row).relu(), None),
+        (lambda acc, row: acc * acc * row, None),
+        (lambda acc, row: (acc + row.relu(), acc), None),
+        (lambda acc, row: (acc * row).amax(), None),
+        (lambda acc, row: acc.bfloat16() * row, None),
+        (lambda acc, row: row / acc, None),
+        (lambda acc, row: (acc, row * 2), {"row"}),
     ],
 )
-def test_which_epilogues_split_k(function: Any, linear: bool) -> None:
-    assert _linear(trace(function, (M, N), {"row": (Extent(width=1), BF16)})) == linear
+def test_which_epilogues_split_k(function: Any, added: set[str] | None) -> None:
+    assert addends(trace(function, (M, N), {"row": (Extent(width=1), BF16)})) == added
+
+
+def test_a_number_is_no_share_of_a_sum() -> None:
+    assert addends(trace(lambda acc, s: acc + s, (M, N), {"s": (Extent(), None)})) is None
+    assert addends(trace(lambda acc, s: acc * s, (M, N), {"s": (Extent(), None)})) == set()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
 import gemmsmith
-from gemmsmith import Spec
-from gemmsmith.backends.cuda import driver
+from gemmsmith import Config, Plan, Spec, plans
+from gemmsmith.backends.cuda import driver, launcher
 from gemmsmith.cli.commands import main
+from gemmsmith.core.chip import CHIPS
+from gemmsmith.tuning import search
 
 
 def test_tuning_needs_a_gpu() -> None:
@@ -48,5 +53,50 @@ def test_tuning_of_other_operands(dtype: str, options: dict[str, str], tmp_path,
 
 
 def test_what_cannot_be_multiplied_is_refused_first() -> None:
-    with pytest.raises(gemmsmith.ArgumentError, match="precision: got None for fp32 operands"):
-        gemmsmith.tune(Spec((64, 64), "fp32"), Spec((64, 64), "fp32"))
+    with pytest.raises(gemmsmith.ArgumentError, match="b: got dtype fp16 with a of bf16"):
+        gemmsmith.tune(Spec((64, 64), "bf16"), Spec((64, 64), "fp16"))
+
+
+class Timed:
+    """Stands for the GPU: a config takes as long as its tile is wide."""
+
+    def __init__(self, a: Spec, b: Spec, output: object, plans: dict[Config, Plan]) -> None:
+        assert len(plans) > 4
+
+    def measure(self, config: Config, microseconds: float) -> float:
+        return config.tile[1] + config.tile[0] / 1000 + config.splits / 100
+
+
+@pytest.mark.parametrize(
+    ("dtype", "design"), [("bf16", "mma_multistage"), ("int8", "mma_multistage"), ("fp32", "sgemm")]
+)
+def test_tuning_on_another_chip(dtype: str, design: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it keeps is taken on such chips alone, for fused products where it does not spill."""
+
+    def on(chip: str) -> None:
+        capability = divmod(CHIPS[chip].capability, 10)
+        found = driver.Attributes("NVIDIA", capability, 84, CHIPS[chip].shared_bytes)
+        monkeypatch.setattr(driver, "attributes", lambda device: found)
+        monkeypatch.setattr(plans, "_chip", lambda a: CHIPS[chip])
+
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(driver, "available", lambda: True)
+    monkeypatch.setattr(launcher, "device_guard", lambda device: nullcontext())
+    monkeypatch.setattr(search, "_Bench", Timed)
+    targets: set[str] = set()
+    monkeypatch.setattr(search, "compile_all", lambda kernels, step: targets.update(target for *_, target in kernels))
+    a, b = Spec((512, 1024), dtype), Spec((1024, 2048), dtype, (1, 1024))
+    before = gemmsmith.plan(a, b).config
+    on("sm_86")
+    chosen, found = gemmsmith.plan(a, b).config, gemmsmith.tune(a, b)
+    assert targets == {"sm_86"}
+    assert (found[0].config.design, found[0].config.tile[:2], found[0].config.chip) == (design, (64, 32), "sm_86")
+    plan = gemmsmith.plan(a, b)
+    assert plan.config == found[0].config != chosen
+    assert plan.why == f"{plan.config}: tuned for sm_86"
+    assert gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).config.tile == plan.config.tile
+    assert gemmsmith.plan(Spec((5000, 1024), dtype), b).why.endswith("chosen for sm_86")
+    on("sm_80")
+    assert gemmsmith.plan(a, b).why.endswith("chosen for sm_80")
+    on("sm_90")
+    assert gemmsmith.plan(a, b).config == before

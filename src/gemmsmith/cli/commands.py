@@ -10,15 +10,19 @@ from typing import Any
 import click
 
 from gemmsmith.arrays import Spec
+from gemmsmith.backends.cuda.mnemonics import Code
+from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.cli import options
 from gemmsmith.cli.execute import Data, execute, resources, scale_shapes
 from gemmsmith.cli.explain import explain
 from gemmsmith.cli.group import FAILED, Group
+from gemmsmith.cli.ladder import ladder
 from gemmsmith.cli.progress import shown
 from gemmsmith.cli.raster import raster
 from gemmsmith.cli.tune import tune
 from gemmsmith.core.chip import HOPPER, find_chip
 from gemmsmith.core.config import Config
+from gemmsmith.core.design import find
 from gemmsmith.plans import BACKENDS, Plan
 from gemmsmith.scaling import with_scales
 
@@ -42,6 +46,7 @@ def main(ctx: click.Context) -> None:
 
 
 main.add_command(explain)
+main.add_command(ladder)
 main.add_command(raster)
 main.add_command(tune)
 
@@ -70,18 +75,20 @@ def run(backend: str, seed: int, output: Path, as_json: bool, **choices: Any) ->
 
 @main.command()
 @options.problem
+@click.option("--counters", is_flag=True, help="Count accesses to memory by source line, and show the occupancy.")
 @options.execution
-def simulate(seed: int, output: Path, as_json: bool, **choices: Any) -> None:
+def simulate(counters: bool, seed: int, output: Path, as_json: bool, **choices: Any) -> None:
     """Executes a kernel on the CPU and looks for hazards.
 
     Every barrier and every access is checked; the timeline is drawn, and written as a trace for ui.perfetto.dev. Sizes
     that are not given are 512. Seeds other than 0 take other schedules that the hardware may take too. The exit code is
-    1 if D is wrong or there is a hazard.
+    1 if D is wrong or there is a hazard. --counters shows, for each line and beside the ideal, wavefronts of shared
+    memory (128 bytes each, more of them where banks conflict) and sectors of global memory (32 bytes).
 
     \b
     Example: gemmsmith simulate --m 256 --n 256 --k 128 --design pingpong --seed 3
     """
-    _executed("sim", seed, output, as_json, choices)
+    _executed("sim", seed, output, as_json, choices, Counters() if counters else None)
 
 
 @main.command()
@@ -91,17 +98,28 @@ def simulate(seed: int, output: Path, as_json: bool, **choices: Any) -> None:
 @click.option("--sass", "what", flag_value="sass", help="Machine code, disassembled.")
 @click.option("--resources", "what", flag_value="resources", help="Registers, spills, shared memory.")
 @click.option("--why", "what", flag_value="why", help="How its config was chosen, and what packing costs.")
+@click.option("--annotate", is_flag=True, help="With --ptx, --sass: classes, their counts, the Python lines.")
 @options.as_json
-def show(what: str, as_json: bool, **choices: Any) -> None:
+def show(what: str, annotate: bool, as_json: bool, **choices: Any) -> None:
     """Prints a kernel, or what the compiler makes of it; needs no GPU.
 
-    Sizes that are not given are 8192; the kernel is the one that a GPU would run.
+    Sizes that are not given are 8192; the kernel is the one that a GPU would run. An annotated listing marks tensor
+    instructions, loads, stores and barriers, and counts them in the whole kernel and in the mainloop.
 
     \b
     Example: gemmsmith show --m 512 --n 4096 --k 4096 --resources
     """
+    code: Code = "ptx" if what == "ptx" else "sass"
+    if annotate and what != code:
+        raise click.UsageError(f"--annotate: got --{what}; use --ptx or --sass")
     plan, _ = _plan(choices, GPU_SIZES)
-    if what == "resources":
+    if annotate:
+        from gemmsmith.backends.cuda.listing import annotated
+        from gemmsmith.cli.annotate import facts, text_of
+
+        listing = annotated(plan.kernel, code)
+        found, text = facts(listing), text_of(listing)
+    elif what == "resources":
         r = plan.resources
         found = {**resources(plan), "stack_bytes": r.stack, "advisories": r.advisories}
         text = f"registers {r.registers}\nspill stores {r.spill_stores}\nspill loads {r.spill_loads}\n"
@@ -113,17 +131,21 @@ def show(what: str, as_json: bool, **choices: Any) -> None:
     click.echo(json.dumps(found, indent=2) if as_json else text)
 
 
-def _executed(backend: str, seed: int, output: Path, as_json: bool, choices: dict[str, Any]) -> None:
+def _executed(
+    backend: str, seed: int, output: Path, as_json: bool, choices: dict[str, Any], counters: Counters | None = None
+) -> None:
     """Executes the kernel and prints the outcome."""
     plan, sizes = _plan(choices, GPU_SIZES if backend == "cuda" else CPU_SIZES)
     data = Data(choices["layout"], (choices["scale_a"], choices["scale_b"]), seed)
     with shown() as tell:
-        outcome = execute(plan, sizes, data, backend, output, tell)
+        outcome = execute(plan, sizes, data, backend, output, tell, counters)
     if as_json:
         click.echo(json.dumps(outcome.facts(plan), indent=2))
     else:
         for name, value in outcome.rows(plan).items():
             click.echo(click.style(f"{name:<9} ", bold=True) + value)
+        for counted in outcome.counted:
+            click.echo(f"\n{counted.text()}")
     if not outcome.ok:
         raise SystemExit(FAILED)
 
@@ -153,7 +175,8 @@ def _plan(choices: dict[str, Any], sizes: tuple[int, int, int]) -> tuple[Plan, t
 
     config: Config = Plan(a, b, **arguments).config if own else for_operands(Config(), a.dtype)
     chip, settled = find_chip(given.get("chip", HOPPER.name)), set(given)
-    if chip != HOPPER and "tile" not in given:
+    without_wgmma = chip != HOPPER or find(given.get("design", config.design)).multiplies != "wgmma"
+    if without_wgmma and "tile" not in given:
         from gemmsmith.tuning.multistage import choose_multistage
 
         binding = Plan(a, b, **arguments).binding

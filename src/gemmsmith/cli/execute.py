@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.backends.reference import bounds
+from gemmsmith.backends.sim.counters import Counters
+from gemmsmith.cli.counters import Counted
 from gemmsmith.cli.progress import Tell
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ArgumentError
@@ -25,7 +27,7 @@ SIMULATED_LIMIT = 512
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of an execution. `speed` has time_us and tflops, or cycles (simulator), or nothing; `files` are paths
-    by kind: source, timeline, trace."""
+    by kind: source, timeline, trace; `counted`: the kernels' counters, if asked for."""
 
     sizes: tuple[int, int, int]
     backend: str
@@ -33,6 +35,7 @@ class Outcome:
     hazards: list[Any]
     speed: dict[str, float]
     files: dict[str, str]
+    counted: tuple[Counted, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -62,7 +65,8 @@ class Outcome:
             facts |= resources(plan)
         if self.backend == "sim":
             facts["hazards"] = [{"kind": h.kind, "where": f"{h.where}", "message": h.message} for h in self.hazards]
-        return facts | self.speed | {"files": self.files}
+        counted = {"counters": [x.facts() for x in self.counted]} if self.counted else {}
+        return facts | self.speed | counted | {"files": self.files}
 
     def rows(self, plan: Plan) -> dict[str, str]:
         """The outcome as lines of text: title and value, in order."""
@@ -133,9 +137,12 @@ def scale_shapes(sizes: tuple[int, int, int], scales: tuple[str | None, str | No
     return [of_a, of_b and of_b[::-1]]
 
 
-def execute(plan: Plan, sizes: tuple[int, int, int], data: Data, backend: str, folder: Path, tell: Tell) -> Outcome:
-    """Runs the plan, compares with float64, writes the CUDA file and the timeline. Raises ArgumentError where that
-    needs more memory than there is, OSError where the files cannot be written."""
+def execute(
+    plan: Plan, sizes: tuple[int, int, int], data: Data, backend: str, folder: Path, tell: Tell,
+    counters: Counters | None = None,
+) -> Outcome:  # fmt: skip
+    """Runs the plan, compares with float64, writes the CUDA file and the timeline; `counters` count if given. Raises
+    ArgumentError where that needs more memory than there is, OSError where the files cannot be written."""
     _require_memory(plan, sizes, backend)
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
@@ -159,7 +166,8 @@ def execute(plan: Plan, sizes: tuple[int, int, int], data: Data, backend: str, f
             small, small_scales = data.made(plan, (m, n, k))
             simulation = plan.simulate(*small, **small_scales, progress=simulating)
         else:
-            simulation = plan.simulate(a, b, out, **scales, seed=data.seed, progress=simulating)
+            options: dict[str, Any] = {"seed": data.seed, "progress": simulating, "counters": counters}
+            simulation = plan.simulate(a, b, out, **scales, **options)
             hazards, speed = simulation.hazards, {"cycles": simulation.cycles}
         tell("drawing the timeline")
         picture, trace = folder / "timeline.png", folder / "timeline.json"
@@ -171,7 +179,8 @@ def execute(plan: Plan, sizes: tuple[int, int, int], data: Data, backend: str, f
     report = bounds.check(
         out, a, b, plan.accumulate, plan.output, promoted=problem.promoted, in_fp32=problem.a.dtype == FP32, **scales
     )
-    return Outcome(sizes, backend, report, hazards, speed, files)
+    counted = tuple(Counted.of(kernel, counters.lines(kernel)) for kernel in counters.kernels) if counters else ()
+    return Outcome(sizes, backend, report, hazards, speed, files, counted)
 
 
 def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> None:

@@ -42,9 +42,9 @@ def tune(
     for m, n, k in shapes:
         a, b = Spec((m, k), dtype), Spec((k, n), dtype, (1, max(k, 1)))
         problem = bind(a, b, **arithmetic).problem
-        require_gpu()
+        chip = require_gpu()
         shape, flops = f"{m}x{n}x{k}", 2 * m * n * k
-        before = None if again else kept().get(problem)
+        before = None if again else kept().get(problem, chip)
         rows: list[dict[str, Any]] = [] if before is None else [{"name": f"{before}", "config": vars(before)}]
         if not before:
             for config, us in _measured(a, b, arithmetic, most, shape):

@@ -77,6 +77,13 @@ class Accumulator:
                         i, element = pair * 2 + (offset + second), self.element(0, pair, second)
                         into[i] = into[i] + element if factor is None else hw.fma(element, factor, into[i])
 
+    def move(self, total: Accumulator) -> None:
+        """Adds its elements to another's, and clears it."""
+        with current().unroll(len(self.blocks), name="block") as block, current().unroll(self.blocks.count) as i:
+            sums = self.blocks[block]
+            self.add(total.blocks[block], i, sums[i])
+            sums[i] = 0
+
     def add(self, block: Registers, index: Index, other: Value) -> None:
         """Adds another accumulator's register to that of a block."""
         if self.dtype == FP16:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from gemmsmith import hw
-from gemmsmith.collective.swizzle import CHUNK_BYTES, Chunks
+from gemmsmith.collective.swizzle import CHUNK_BYTES, Chunks, Turn
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Matrix
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import I32, I64, U32, U64
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import Coordinates
 
 Source = Callable[[BoundProblem], tuple[Matrix, Pointer]]
@@ -41,30 +41,43 @@ class CopiedOperand:
         self._source = k.var(U64, self._address, f"{name}_source")  # of this thread's first chunk in the next k-tile
         self._left = k.var(I32, 0, f"{name}_left")  # rows of the operand from there on, or, if MN-major, bytes of them
 
+    def inside(self, at: Coordinates) -> Value:
+        """Whether all rows of a tile are."""
+        return self._rows - at.row >= self.tile.mn
+
     def begin(self, at: Coordinates, first_k: Value) -> None:
         """The next copies are those of a tile, from element `first_k` on."""
         chunks, tile, size = self._chunks, self.tile, self.tile.dtype.bytes
         line, along = (at.row, first_k) if tile.major == "K" else (first_k, at.row)
-        column = chunks.box * tile.pitch + chunks.chunk * CHUNK_BYTES
-        offset = (line + chunks.row).to(I64) * self._line + along.to(I64) * size + column.to(I64)
+        column = chunks.box * tile.pitch + hw.opaque(chunks.chunk) * CHUNK_BYTES
+        offset = (line + hw.opaque(chunks.row)).to(I64) * self._line + along.to(I64) * size + column.to(I64)
         self._source.set(self._address + (at.batch.to(I64) * self._batch + offset).to(U64))
         rows = current().minimum(self._rows - at.row, tile.mn)
         self._left.set(rows - chunks.row if tile.major == "K" else rows * size - column)
 
-    def copy(self, stage: Value, k_left: Value) -> None:
-        """Starts this thread's copies of a k-tile, of whose elements of K there are `k_left`; the next follows it."""
+    def copy(self, stage: Value, k_left: Value | None) -> None:
+        """Starts this thread's copies of a k-tile, of whose elements of K there are `k_left`; None: all is inside."""
+        k, tile, chunks = current(), self.tile, self._chunks
+        destination, source = self.stages[stage].address, self._source.get()
+        for turn in chunks.turns():
+            where = source + (self._line * turn.row + turn.box * tile.pitch).to(U64)
+            count = Constant(U32, CHUNK_BYTES) if k_left is None else self._count(turn, k_left)
+            with nullcontext() if turn.inside is None else k.when(turn.inside):
+                hw.cp_async_copy(destination + turn.offset, where, count, CHUNK_BYTES)
+
+    def _count(self, turn: Turn, k_left: Value) -> Value:
+        """The bytes of a chunk that are inside."""
         k, tile, chunks = current(), self.tile, self._chunks
         if tile.major == "K":
             column = chunks.box * tile.pitch + chunks.chunk * CHUNK_BYTES
             lines, along = self._left.get(), k.minimum(k_left, tile.k) * tile.dtype.bytes - column
         else:
             lines, along = k_left - chunks.row, self._left.get()
-        destination, source = self.stages[stage].address, self._source.get()
-        for turn in chunks.turns():
-            inside = k.minimum(k.maximum(along - turn.box * tile.pitch, 0), CHUNK_BYTES)
-            count = k.select(lines > turn.row, inside, 0)
-            where = source + (self._line * turn.row + turn.box * tile.pitch).to(U64)
-            with nullcontext() if turn.inside is None else k.when(turn.inside):
-                hw.cp_async_copy(destination + turn.offset, where, count.to(U32), CHUNK_BYTES)
+        inside = k.minimum(k.maximum(along - turn.box * tile.pitch, 0), CHUNK_BYTES)
+        return k.select(lines > turn.row, inside, 0).to(U32)
+
+    def advance(self) -> None:
+        """The next copies are those of the next k-tile."""
+        tile = self.tile
         step = tile.k * tile.dtype.bytes if tile.major == "K" else (self._line * tile.k).to(U64)
-        self._source.set(source + step)
+        self._source.set(self._source.get() + step)

@@ -15,8 +15,8 @@ from gemmsmith.lang.types import F32, I32, I64, U32, U64
 from gemmsmith.lang.values import Constant, Value, ValueLike
 from gemmsmith.schedule.tiles import Coordinates
 
-VECTOR, WORD = 4, 4
-"""Elements that a thread reads at once, and bytes of each."""
+VECTOR, WORD, WARP = 4, 4, 32
+"""Elements that a thread reads at once, and bytes of each; threads of a warp."""
 
 
 class Order:
@@ -59,7 +59,9 @@ class CopiedWords:
         k, self.tile, self._threads = current(), tile, threads
         self._address = k.pointer(name, lambda p: source(p)[1])
         self._rows = k.parameter(f"{name}_rows", bind=lambda p: source(p)[0].rows)
-        self._row = k.parameter(f"{name}_row", I64, lambda p: source(p)[0].row_stride * WORD)
+        self._row: Value = Constant(I64, WORD)
+        if tile.major == "K":
+            self._row = k.parameter(f"{name}_row", I64, lambda p: source(p)[0].row_stride * WORD)
         self._k = k.parameter(f"{name}_k", I64, lambda p: source(p)[0].col_stride * WORD)
         self._batch = k.parameter(f"{name}_batch", I64, lambda p: source(p)[0].batch_stride * WORD)
         self.stages = k.shared(tile.bytes, stages=stages, alignment=128, name=name.upper())
@@ -68,12 +70,20 @@ class CopiedWords:
     def start(self) -> None:
         """Before the first tile: which element of a k-tile is this thread's first, lanes along what is contiguous."""
         k, tile, name = current(), self.tile, self.stages.name.lower()
-        along = tile.k if tile.major == "K" else tile.mn
+        k_major = tile.major == "K"
+        along = tile.k if k_major else min(max(WARP, self._threads // tile.k), tile.mn)
         near, far = (k.thread % along).named("near"), (k.thread // along).named("far")
-        self._mn, self._depth = (far, near) if tile.major == "K" else (near, far)
-        self._lines = self._threads // along  # that the threads copy in one turn
+        self._mn, self._depth = (far, near) if k_major else (near, far)
+        lines = self._threads // along
+        self._turns = (lines, tile.k) if k_major else (along, lines)
+        """Rows, and elements of K, that the threads copy in one turn."""
+        self._place = ((self._depth * tile.mn + self._order.place(self._mn)) * WORD).to(U32).named("place")
         self._source = k.var(U64, self._address, f"{name}_source")
         self._left = k.var(I32, 0, f"{name}_left")  # rows of the operand from this thread's first on
+
+    def inside(self, at: Coordinates) -> Value:
+        """Whether all rows of a tile are."""
+        return self._rows - at.row >= self.tile.mn
 
     def begin(self, at: Coordinates, first_k: Value) -> None:
         """The next copies are those of a tile, from element `first_k` on."""
@@ -81,18 +91,26 @@ class CopiedWords:
         self._source.set(self._address + (at.batch.to(I64) * self._batch + offset).to(U64))
         self._left.set(self._rows - at.row - self._mn)
 
-    def copy(self, stage: Value, k_left: Value) -> None:
-        """Starts this thread's copies of a k-tile, of whose elements of K there are `k_left`; the next follows it."""
+    def copy(self, stage: Value, k_left: Value | None) -> None:
+        """Starts this thread's copies of a k-tile, of whose elements of K there are `k_left`; None: all is inside."""
         k, tile = current(), self.tile
-        left, source, destination = self._left.get(), self._source.get(), self.stages[stage].address
-        with k.unroll(tile.mn * tile.k // self._threads, name="turn") as turn:
-            lines = turn * self._lines
-            down, deep = (lines, Constant(I32, 0)) if tile.major == "K" else (Constant(I32, 0), lines)
-            place = (self._depth + deep) * tile.mn + self._order.place(self._mn + down)
-            count = k.select((down < left) & (self._depth + deep < k_left), Constant(U32, WORD), 0)
+        source, destination = self._source.get(), self.stages[stage].address + self._place
+        rows, depth = self._turns
+        with (
+            k.unroll(0, tile.k, depth, name="deep") as deep,
+            k.unroll(0, tile.mn, rows, name="down") as down,
+        ):
+            # of multiples of a power of two and what is less: so the places add up
+            place = destination + ((deep * tile.mn + self._order.place(down)) * WORD).to(U32)
             where = source + (down.to(I64) * self._row + deep.to(I64) * self._k).to(U64)
-            hw.cp_async_copy(destination + (place * WORD).to(U32), where, count, WORD)
-        self._source.set(source + (self._k * tile.k).to(U64))
+            count: Value = Constant(U32, WORD)
+            if k_left is not None:
+                count = k.select((self._left.get() > down) & (self._depth + deep < k_left), count, 0)
+            hw.cp_async_copy(place, where, count, WORD)
+
+    def advance(self) -> None:
+        """The next copies are those of the next k-tile."""
+        self._source.set(self._source.get() + (self._k * self.tile.k).to(U64))
 
 
 class ThreadTiles:

@@ -11,7 +11,7 @@ from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, U32
-from gemmsmith.lang.values import Constant, Value
+from gemmsmith.lang.values import Constant, Registers, Value
 
 PAIR = 2 * CHUNK
 """Columns of B that one ldmatrix brings."""
@@ -60,13 +60,19 @@ class Fragments:
         part is followed by the first of the next k-tile. Those of A take the place of those just multiplied."""
         k, count, after = current(), self._mma.registers(CHUNK), (part + 1) % self.parts
         self._load_b(stage, after)
+        self._split(part)
         with k.unroll(len(self._a), name="block") as block:
             with k.unroll(2, name="chunk") as chunk:
                 first = (part % self._pairs * 2 + chunk) * count
-                d, b = accumulator.blocks[block].part(first, count), self._b[part % 2].part(chunk * 2, 2)
-                hw.mma_sync(d, self._a[block].part(0, 4), b, self._mma)
+                self._multiply(accumulator.blocks[block].part(first, count), block, part, chunk)
             with k.when(after % self._pairs == 0):
                 self._load_a(stage, after, block)
+
+    def _split(self, part: Value) -> None:
+        """Before a part is multiplied: nothing."""
+
+    def _multiply(self, d: Registers, block: Value, part: Value, chunk: Value) -> None:
+        hw.mma_sync(d, self._a[block].part(0, 4), self._b[part % 2].part(chunk * 2, 2), self._mma)
 
     def _load_a(self, stage: list[SharedView], part: Value, block: Value) -> None:
         tile, step = self._a_tile, part // self._pairs
@@ -77,6 +83,29 @@ class Fragments:
         tile, step = self._b_tile, part // self._pairs
         offset = _offset(tile, self._b_row, self._b_chunk, step, part % self._pairs * PAIR)
         hw.load_matrix(self._b[part % 2].part(0, 4), stage[1].address + offset, tile.major == "MN")
+
+
+class SplitFragments(Fragments):
+    """Of 3xTF32: what the instruction does not read of A's and B's elements lies in registers of its own, and is
+    multiplied by the other operand. What is left of both is not."""
+
+    def __init__(self, spec: KernelSpec, first_column: Value) -> None:
+        super().__init__(spec, first_column)
+        self._a_low = current().register_rows(U32, len(self._a), 4, "a_low")
+        self._b_low = current().registers(U32, 4, "b_low")
+
+    def _split(self, part: Value) -> None:
+        k = current()
+        with k.when(part % self._pairs == 0), k.unroll(len(self._a), name="block") as block, k.unroll(4) as i:
+            self._a_low[block][i] = hw.low_part(self._a[block][i])
+        with k.unroll(4) as i:
+            self._b_low[i] = hw.low_part(self._b[part % 2][i])
+
+    def _multiply(self, d: Registers, block: Value, part: Value, chunk: Value) -> None:
+        a, b = self._a[block].part(0, 4), self._b[part % 2].part(chunk * 2, 2)
+        hw.mma_sync(d, self._a_low[block].part(0, 4), b, self._mma)
+        hw.mma_sync(d, a, self._b_low.part(chunk * 2, 2), self._mma)
+        hw.mma_sync(d, a, b, self._mma)
 
 
 def _offset(tile: Tile, row: Value, chunk: Value, step: Value, below: Value) -> Value:

@@ -17,20 +17,24 @@ from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import I32
-from gemmsmith.lang.values import Constant, Value, Variable
+from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import Coordinates, TileScheduler, WorkTile
 
 
 class Copied(Protocol):
-    """An operand: its stages; `begin` a tile; `copy` its next k-tile into a stage."""
+    """An operand: its stages; whether a tile's rows are `inside` of it; `begin` a tile; `copy` its next k-tile into a
+    stage, unchecked where it is not said how much of K is left; `advance` to the one behind."""
 
     stages: SharedBuffer
 
     def start(self) -> None: ...
+    def inside(self, at: Coordinates) -> Value: ...
     def begin(self, at: Coordinates, first_k: Value) -> None: ...
-    def copy(self, stage: Value, k_left: Value) -> None: ...
+    def copy(self, stage: Value, k_left: Value | None) -> None: ...
+    def advance(self) -> None: ...
 
 
+I32_MAX = 2**31 - 1
 Make = Callable[[str, Tile, int, Source, int], Copied]
 
 
@@ -60,30 +64,41 @@ class MultistageMainloop:
         begin, self._stop, self._step = self._scheduler.walk()
         self._next = k.var(I32, begin, "next_tile")  # to be copied
         self._k_tiles, self._k_left = k.var(I32, 0, "k_tiles_left"), k.var(I32, 0, "k_left")  # of that being copied
-        self._write, self._read = k.var(I32, 0, "write_stage"), k.var(I32, 0, "read_stage")
+        self._whole = k.var(I32, I32_MAX, "whole")  # as much of K must be left for a k-tile to be copied without checks
+        self._read = k.var(I32, 0, "read_stage")
         for operand in self.operands:
             operand.start()
-        with k.range(config.stages - 1, name="stage"):
-            self.copy()
+        with k.range(config.stages - 1, name="stage") as stage:
+            self._copy(stage)
         self._land()
 
     def copy(self) -> None:
         """Starts the copies of one k-tile into the stage that was read before the last `next_stage`."""
+        read, stages = self._read.get(), self.spec.config.stages
+        self._copy(current().select(read == 0, stages, read) - 1)
+
+    def _copy(self, stage: Value) -> None:
         k, depth = current(), self.spec.config.tile[2]
         with k.when(self._k_tiles.get() == 0):
             self._begin_tile()
         k_left = self._k_left.get()
+        with k.when(k_left >= self._whole.get()):
+            for operand in self.operands:
+                operand.copy(stage, None)
+        with k.otherwise():
+            for operand in self.operands:
+                operand.copy(stage, k_left)
         for operand in self.operands:
-            operand.copy(self._write.get(), k_left)
+            operand.advance()
         hw.cp_async_commit()
         self._k_left.set(k_left - depth)
-        self._k_tiles.set(k.maximum(self._k_tiles.get() - 1, 0))
-        self._advance(self._write)
+        self._k_tiles.set(self._k_tiles.get() - 1)
 
     def next_stage(self) -> None:
         """All are done with the stage that is read, and the next one's copies have landed."""
         self._land()
-        self._advance(self._read)
+        after = self._read.get() + 1
+        self._read.set(current().select(after == self.spec.config.stages, 0, after))
 
     def stage(self) -> list[SharedView]:
         """The tiles of A and B that are read."""
@@ -103,20 +118,19 @@ class MultistageMainloop:
             first = tile.k_tile(Constant(I32, 0)) * self.spec.config.tile[2]
             for operand, at in zip(self.operands, tile.operands, strict=True):
                 operand.begin(at, first)
+            a, b = (operand.inside(at) for operand, at in zip(self.operands, tile.operands, strict=True))
+            self._whole.set(k.select(a & b, self.spec.config.tile[2], I32_MAX))
             self._k_tiles.set(tile.k_tiles)
             self._k_left.set(self._k - first)
             self._next.set(self._next.get() + self._step)
         with k.otherwise():
             self._k_left.set(0)
+            self._k_tiles.set(1)
 
     def _land(self) -> None:
         """Each waits for its own copies of the next k-tile; the barrier makes them known to all."""
         hw.cp_async_wait(self.spec.config.stages - 2)
         hw.sync_threads()
-
-    def _advance(self, stage: Variable) -> None:
-        after = stage.get() + 1
-        stage.set(current().select(after == self.spec.config.stages, 0, after))
 
 
 def _operand(index: int, p: BoundProblem) -> tuple[Matrix, Pointer]:

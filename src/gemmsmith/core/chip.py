@@ -10,12 +10,15 @@ from gemmsmith.core.errors import ConfigError
 @dataclass(frozen=True)
 class Chip:
     """A compute capability, as PTX names it: `shared_bytes` that a CTA can have, and an SM; the `multiprocessors` of
-    its largest GPU for data centres or workstations. All have 64 K registers an SM."""
+    its largest GPU for data centres or workstations; the CTAs and warps that an SM holds. All have 64 K registers an
+    SM."""
 
     name: str
     shared_bytes: int
     shared_of_sm: int
     multiprocessors: int
+    ctas_of_sm: int
+    warps_of_sm: int
 
     @property
     def capability(self) -> int:
@@ -41,12 +44,12 @@ _KIB = 1024
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("sm_80", 163 * _KIB, 164 * _KIB, 108),
-        Chip("sm_86", 99 * _KIB, 100 * _KIB, 84),
-        Chip("sm_89", 99 * _KIB, 100 * _KIB, 142),
-        Chip("sm_90", 227 * _KIB, 228 * _KIB, 132),
-        Chip("sm_100", 227 * _KIB, 228 * _KIB, 148),
-        Chip("sm_120", 99 * _KIB, 100 * _KIB, 188),
+        Chip("sm_80", 163 * _KIB, 164 * _KIB, 108, 32, 64),
+        Chip("sm_86", 99 * _KIB, 100 * _KIB, 84, 16, 48),
+        Chip("sm_89", 99 * _KIB, 100 * _KIB, 142, 24, 48),
+        Chip("sm_90", 227 * _KIB, 228 * _KIB, 132, 32, 64),
+        Chip("sm_100", 227 * _KIB, 228 * _KIB, 148, 32, 64),
+        Chip("sm_120", 99 * _KIB, 100 * _KIB, 188, 24, 48),
     )
 }
 HOPPER = CHIPS["sm_90"]

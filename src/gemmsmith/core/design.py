@@ -85,9 +85,9 @@ def for_chip(chip: Chip) -> list[str]:
     return sorted(found, key=lambda name: _DESIGNS[name].multiplies == "fma")
 
 
-def promoting() -> str:
-    """The designs that promote sums."""
-    return listed(name for name in names() if _DESIGNS[name].promoted)
+def promoting(low_parts: bool) -> str:
+    """The designs that promote sums: of 3xTF32, or of FP8, which mma.sync does not multiply."""
+    return listed(x for x in names() if _DESIGNS[x].promoted and (low_parts or _DESIGNS[x].multiplies == "wgmma"))
 
 
 def listed(choices: Iterable[object]) -> str:

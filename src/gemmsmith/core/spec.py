@@ -15,7 +15,7 @@ from gemmsmith.core.design import find, for_chip, listed, names, promoting, taki
 from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
-from gemmsmith.core.mma import QUAD, WGMMA, WGMMA_M, Major, Mma, find_mma
+from gemmsmith.core.mma import PRODUCTS, QUAD, WGMMA, WGMMA_M, Major, Mma, find_mma
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale
 from gemmsmith.core.tile import Tile
 
@@ -26,6 +26,9 @@ SCALE_BOX = 4
 """K-tiles whose block scales TMA brings at once where they are contiguous along K: 16 bytes, its least."""
 BARRIER_BYTES = 16
 """Bytes of a stage's two mbarriers."""
+LOW_PARTS_BYTES = 64
+"""Of K that 3xTF32 sums in one accumulator on mma.sync, low products among the others: it then truncates no more than
+wgmma, which adds the three products up on their own (backends/reference/bounds.py)."""
 IN_FLIGHT = (4, 2)
 """K-tiles that a warpgroup multiplies at once, where it promotes their sums: of 64x64 at 64x7168x2048 (FP8, H200)
 6.29, 6.49, and alone 7.22 us."""
@@ -123,12 +126,14 @@ class PromotedSums(NamedTuple):
 
 
 def promotion(c: Config, each_column: bool = False) -> PromotedSums:
-    """All columns at once, or half where registers are few; and as many k-tiles in flight as there are registers for,
-    which hides the promotion of one under the product of the next, and half of the stages at most, for they are handed
-    back behind it. With `each_column` each has a scale of its own."""
-    n, limit = c.tile[1], find(c.design).promoted.get(c.consumers, 0)
-    rows, scales = c.tile[0] // c.warpgroups[0], (n // QUAD + 12) * each_column
-    total = rows * n // 128
+    """wgmma's: all columns at once, or half where registers are few; and as many k-tiles in flight as there are
+    registers for, which hides the promotion of one under the product of the next, and half of the stages at most, for
+    they are handed back behind it. With `each_column` each has a scale of its own. mma.sync's: a whole k-tile's."""
+    design, (down, across) = find(c.design), c.warpgroups
+    rows, n, limit = c.tile[0] // down, c.tile[1] // across, design.promoted.get(c.consumers, 0)
+    total, scales = rows * n // 128, (n // QUAD + 12) * each_column
+    if design.multiplies == "mma":
+        return PromotedSums(n, 1, 2 * total)
     columns = n if n % 16 or total + scales + n // 2 <= limit else n // 2
     of_one = scales + columns // 2
     in_parts = (rows, columns) != (WGMMA_M, n)
@@ -312,6 +317,12 @@ class KernelSpec:
         return of_b is not None and of_b.rows == 1
 
     @property
+    def products(self) -> int:
+        """K-tiles that are multiplied for each of A and B: those of 3xTF32 where low parts are read from memory; where
+        they are worked out in registers a k-tile is multiplied at once."""
+        return PRODUCTS if self.low_parts and self.mma.by == "wgmma" else 1
+
+    @property
     def name(self) -> str:
         """A symbol: the design, the tile, and a hash of all else that makes another kernel."""
         c, e = self.config, self.epilogue
@@ -384,11 +395,14 @@ class KernelSpec:
                 raise ConfigError(f"{name}: got {dtype} for {self.chip}, which cannot convert it; use sm_89 or later")
 
     def _check_promotion(self) -> None:
-        c, block = self.config, SCALE_BLOCK // self.mma.a.bytes  # of TF32 as many bytes
+        c, row = self.config, SCALE_BLOCK if self.mma.by == "wgmma" else LOW_PARTS_BYTES
+        block = row // self.mma.a.bytes  # of TF32 as many bytes
         argument, asked = ("precision", "3xtf32") if self.low_parts else ("accumulate", "promoted")
         if c.consumers not in find(c.design).promoted:
             hint = "" if self.low_parts else ', or accumulate="fast"'
-            raise ConfigError(f'{argument}: got "{asked}" with {c.design}; use the design {promoting()}{hint}')
+            raise ConfigError(
+                f'{argument}: got "{asked}" with {c.design}; use the design {promoting(self.low_parts)}{hint}'
+            )
         if c.tile[2] != block:
             raise ConfigError(f'tile K: got {c.tile[2]} with {argument}="{asked}"; use {block}')
 

@@ -33,7 +33,7 @@ mbarrier_expect_tx = mbarrier.MbarrierExpectTx.emit
 mbarrier_try_wait = mbarrier.MbarrierTryWait.emit
 mbarrier_wait = mbarrier.MbarrierWait.emit
 
-tma_load = tma.TmaLoad.emit
+tma_load = tma.load
 tma_load_multicast = tma.TmaLoadMulticast.emit
 tma_store = tma.TmaStore.emit
 bulk_commit = tma.BulkCommit.emit
@@ -118,6 +118,7 @@ pack_fp8 = convert.PackFp8.emit
 unpack_fp8 = convert.UnpackFp8.emit
 pack_int8 = convert.PackInt8.emit
 round_tf32 = convert.RoundTf32.emit
+low_part = convert.low_part
 as_float = convert.AsFloat.emit
 as_unsigned = convert.AsUnsigned.emit
 

@@ -34,6 +34,7 @@ class FusedMultiplyAdd(Instruction):
     c: f32
     result = F32
     pure = True
+    products = 1
     ptx = "fma.rn.f32 {result}, {a}, {b}, {c};"
 
     def simulate(self, m: Machine) -> Array:
@@ -65,6 +66,7 @@ class FusedMultiplyAddFp16(Instruction):
     c: u32
     result = U32
     pure = True
+    products = 2
     ptx = "fma.rn.f16x2 {result}, {a}, {b}, {c};"
 
     def simulate(self, m: Machine) -> Array:
@@ -84,6 +86,7 @@ class DotProduct4(Instruction):
     c: i32
     result = I32
     pure = True
+    products = 4
     ptx = "dp4a.s32.s32 {result}, {a}, {b}, {c};"
 
     def simulate(self, m: Machine) -> Array:

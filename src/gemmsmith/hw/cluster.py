@@ -169,7 +169,7 @@ class StoreAsync(Instruction):
         if (ranks[m.active] != rank).any():
             m.report("out of bounds", f"a store to CTA {set(ranks[m.active])} that completes in CTA {rank}")
         data = bytes_of(m, self.values)[m.active]
-        there = Access("shared", addresses[m.active], data.shape[1], int(rank))
+        there = Access("shared", addresses[m.active], data.shape[1], int(rank), np.flatnonzero(m.active))
         m.start(
             AsyncOperation("st.async", "copy", lambda: m.poke(there, data), writes=[there],
                            completes=[(int(rank), int(barrier), data.size)], proxy="generic", work=data.size)

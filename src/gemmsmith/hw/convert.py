@@ -129,6 +129,11 @@ class RoundTf32(Instruction):
         return np.where(np.isnan(value), np.uint32(0x7FFFFFFF), bits).astype(np.int64)
 
 
+def low_part(bits: Value) -> Value:
+    """The bits of what is left of an fp32 element without those that tensor cores read: fp32 holds it."""
+    return AsUnsigned.emit(AsFloat.emit(bits) - AsFloat.emit(bits & int(TF32_BITS)))
+
+
 class PackFp8(Instruction):
     """Two fp32 rounded to fp8 (`format` e4m3 or e5m2), `low` in the low byte; beyond the range the largest finite."""
 

@@ -28,9 +28,13 @@ class CpAsync(Instruction):
     def simulate(self, m: Machine) -> None:
         active = m.active
         to, source = m.column(self.destination)[active], m.column(self.source)[active]
-        sizes = m.column(self.source_bytes)[active]
-        writes = Access("shared", to, self.nbytes)
-        reads = [Access("global", source[sizes == size], int(size)) for size in np.unique(sizes) if size]
+        sizes, threads = m.column(self.source_bytes)[active], np.flatnonzero(active)
+        writes = Access("shared", to, self.nbytes, threads=threads)
+        reads = [
+            Access("global", source[sizes == size], int(size), threads=threads[sizes == size])
+            for size in np.unique(sizes)
+            if size
+        ]
 
         def perform() -> None:
             data = np.zeros((len(to), self.nbytes), np.uint8)

@@ -67,6 +67,10 @@ class MmaSync(Instruction):
             raise KernelError(f"mma.sync: got {given} registers of d, a and b; it takes {need}")
 
     @property
+    def products(self) -> int:
+        return M * N * self.mma.k // 32
+
+    @property
     def wrapper_name(self) -> str:
         types = dict.fromkeys((self.mma.d.ptx, self.mma.a.ptx))
         return f"mma_m16n8k{self.mma.k}_{'_'.join(types)}"

@@ -10,10 +10,12 @@ import numpy as np
 
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import swizzled
+from gemmsmith.lang.builder import current
 from gemmsmith.lang.instruction import Instruction, i32, tensor_map, u16, u32, u64
 from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
+from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U64
-from gemmsmith.lang.values import Constant
+from gemmsmith.lang.values import Constant, Value, ValueLike
 
 EVICT_FIRST = Constant(U64, 0x12F0000000000000, "EVICT_FIRST")
 EVICT_NORMAL = Constant(U64, 0x1000000000000000, "EVICT_NORMAL")
@@ -121,13 +123,24 @@ class TmaLoad(Instruction):
     destination: u32
     barrier: u32
     cache: u64
+    space: str = "cluster"
     ptx = (
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "cp.async.bulk.tensor.3d.shared::{space}.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[{destination}], [{map}, {{x}, {y}, {z}}], [{barrier}], {cache};"
     )
 
     def simulate(self, m: Machine) -> None:
         _start_load(m, self, [None])
+
+
+def load(
+    map: Value, x: ValueLike, y: ValueLike, z: ValueLike, destination: ValueLike | SharedView,
+    barrier: ValueLike | SharedView, cache: ValueLike,
+) -> None:  # fmt: skip
+    """A TmaLoad into the CTA's own shared memory, as later chips than Hopper are told: on sm_120 ptxas calls a function
+    for what may lie in a peer's."""
+    space = "cta" if current().chip.has("sm_100") else "cluster"
+    TmaLoad.emit(map, x, y, z, destination, barrier, cache, space)
 
 
 class TmaLoadMulticast(Instruction):

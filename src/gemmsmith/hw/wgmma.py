@@ -127,6 +127,11 @@ class _Wgmma(Instruction):
                 raise KernelError(f"wgmma {name}: got {major}-major elements of {op.mma.a}; use K-major ones")
 
     @property
+    def products(self) -> int:
+        op: Any = self
+        return int(op.mma.m * op.n * op.mma.k // 128)
+
+    @property
     def shape(self) -> str:
         op: Any = self
         return f"m64n{op.n}k{op.mma.k}"

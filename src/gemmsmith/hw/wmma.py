@@ -101,31 +101,29 @@ class _Memory(Instruction):
         return f"wmma.{what}.{name}.sync.aligned.{op.layout}.{shape}.{self.space}.{dtype} {order}, {{stride}};"
 
     def _chunks(self, m: Machine, mnemonic: str) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The addresses of the tile's 16-byte chunks, of each warp row by row, a lane each, in rounds of 32; and which
-        lanes have one."""
+        """The addresses of the tile's 16-byte chunks, of each warp column by column, as ldmatrix takes them, a lane
+        each, in rounds of 32; and which lanes have one."""
         op: Any = self
         m.converged(mnemonic)
-        dtype, shape = _dtype(op.mma, self._operand), _shape(op.mma, self._operand)
-        lines, along = shape if op.layout == "row" else shape[::-1]
+        dtype, (lines, per_line) = _dtype(op.mma, self._operand), self._lines()
         address, stride = (m.column(x).reshape(-1, 32) for x in (op.address, op.stride))
         if (address != address[:, :1]).any() or (stride != stride[:, :1]).any():
             m.report("uniformity", f"{mnemonic}: the address and the stride must be the same in all lanes of a warp")
         if (address[:, 0] % 32).any() or (stride[:, 0] * dtype.bytes % 16).any():
             m.report("alignment", f"{mnemonic}: a tile begins at a multiple of 32 bytes, its rows are multiples of 16")
-        per_line = along * dtype.bytes // CHUNK
         rounds = []
         for first in range(0, lines * per_line, 32):
             chunk = np.arange(first, first + 32)
-            offsets = address + chunk // per_line * stride * dtype.bytes + chunk % per_line * CHUNK
+            offsets = address + chunk % lines * stride * dtype.bytes + chunk // lines * CHUNK
             inside = np.broadcast_to(chunk < lines * per_line, offsets.shape)
             rounds.append((offsets.reshape(-1), inside.reshape(-1)))
         return rounds
 
-    def _count(self) -> int:
-        """16-byte chunks of a tile."""
+    def _lines(self) -> tuple[int, int]:
+        """Rows (columns, if `layout` is "col") of a tile, and the 16-byte chunks of one."""
         op: Any = self
-        rows, columns = _shape(op.mma, self._operand)
-        return rows * columns * _dtype(op.mma, self._operand).bytes // CHUNK
+        lines, along = _shape(op.mma, self._operand)[:: 1 if op.layout == "row" else -1]
+        return lines, along * _dtype(op.mma, self._operand).bytes // CHUNK
 
 
 class WmmaLoad(_Memory):
@@ -148,10 +146,11 @@ class WmmaLoad(_Memory):
     def simulate(self, m: Machine) -> None:
         rounds = [m.load(self.space, address, CHUNK, mask=m.active & inside)
                   for address, inside in self._chunks(m, "wmma.load")]  # fmt: skip
-        data = np.concatenate([x.reshape(-1, 32 * CHUNK) for x in rounds], axis=1)[:, : self._count() * CHUNK]
-        shape = _shape(self.mma, self.operand)
-        tile = np.ascontiguousarray(data).view(_dtype(self.mma, self.operand).numpy)
-        tile = tile.reshape(-1, *shape) if self.layout == "row" else tile.reshape(-1, *shape[::-1]).swapaxes(1, 2)
+        lines, per_line = self._lines()
+        data = np.concatenate([x.reshape(-1, 32 * CHUNK) for x in rounds], axis=1)[:, : lines * per_line * CHUNK]
+        of_lines = data.reshape(-1, per_line, lines, CHUNK).swapaxes(1, 2).reshape(-1, lines, per_line * CHUNK)
+        tile = np.ascontiguousarray(of_lines).view(_dtype(self.mma, self.operand).numpy)
+        tile = tile if self.layout == "row" else tile.swapaxes(1, 2)
         found = _places(np.ascontiguousarray(tile), m, self.mma, self.operand, self.values)
         m.registers(self.values, write=True)[m.active] = found[m.active]
 
@@ -182,7 +181,9 @@ class WmmaStore(_Memory):
     def simulate(self, m: Machine) -> None:
         tile = _elements(np.asarray(m.registers(self.values)), m, self.mma, "d")
         tile = tile if self.layout == "row" else tile.swapaxes(1, 2)
-        data = np.ascontiguousarray(tile).view(np.uint8).reshape(len(tile), -1)
+        lines, per_line = self._lines()
+        of_lines = np.ascontiguousarray(tile).view(np.uint8).reshape(-1, lines, per_line, CHUNK)
+        data = of_lines.swapaxes(1, 2).reshape(len(tile), -1)
         for i, (address, inside) in enumerate(self._chunks(m, "wmma.store")):
             part = np.zeros((len(data), 32 * CHUNK), np.uint8)
             here = data[:, i * 32 * CHUNK : (i + 1) * 32 * CHUNK]
@@ -213,6 +214,10 @@ class WmmaMma(Instruction):
         given = self.d.count, self.a.count, self.b.count
         if given != need:
             raise KernelError(f"wmma.mma: got {given} registers of d, a and b; it takes {need}")
+
+    @property
+    def products(self) -> int:
+        return SIDE * SIDE * depth(self.mma) // 32
 
     @property
     def wrapper_name(self) -> str:

@@ -4,7 +4,7 @@ Ampere on."""
 from __future__ import annotations
 
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.fragments import Fragments
+from gemmsmith.collective.fragments import Fragments, SplitFragments
 from gemmsmith.collective.multistage import MultistageMainloop
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
@@ -23,12 +23,15 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
         first_column = (warpgroup * spec.warpgroup_columns).named("first_column")
-        accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
-        fragments = Fragments(spec, first_column)
+        accumulator = total = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
+        if spec.promoted:
+            total = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns, "total")
+        fragments = (SplitFragments if spec.promoted else Fragments)(spec, first_column)
         epilogue.start(warpgroup, 0, first_column)
         with scheduler.each() as tile:
             epilogue.load(tile)
-            accumulator.clear()
+            for sums in dict.fromkeys((accumulator, total)):
+                sums.clear()
             fragments.start(mainloop.stage())
             k.comment("mainloop")
             with k.range(tile.k_tiles, name="k_tile"), k.unroll(fragments.parts, name="part") as part:
@@ -37,13 +40,16 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
                 with k.when(part == 0):
                     mainloop.copy()
                 fragments.multiply(accumulator, part, mainloop.stage())
-            epilogue.store(accumulator, tile)
+                if spec.promoted:
+                    with k.when(part == fragments.parts - 1):
+                        accumulator.move(total)
+            epilogue.store(total, tile)
         mainloop.finish()
         epilogue.finish()
 
 
 register_design(Design(
     "mma_multistage", mma_multistage, accumulators={1: 160, 2: 192, 4: 64}, takes=frozenset({"splits"}),
-    defaults={"tile": (128, 128, 32), "cluster": (1, 1), "consumers": 2},
+    promoted={1: 128, 2: 128, 4: 64}, defaults={"tile": (128, 128, 32), "cluster": (1, 1), "consumers": 2},
     multiplies="mma", architecture="sm_80", side_by_side=True,
 ))  # fmt: skip

@@ -11,7 +11,9 @@ from functools import lru_cache
 
 from gemmsmith import hw
 from gemmsmith.core.chip import HOPPER, Chip
-from gemmsmith.core.dtypes import FP32, TF32_BITS
+from gemmsmith.core.config import Config
+from gemmsmith.core.design import find
+from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.mma import find_mma
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import TMA_ALIGNMENT, Matrix, Problem
@@ -103,9 +105,11 @@ def packed(problem: Problem) -> Problem:
     return replace(problem, a=a, b=b.T)
 
 
-def low_parts(problem: Problem) -> list[Packing]:
-    """Those of A and of B, if they are multiplied."""
-    return [Packing(x, low=True) for x in problem.operands] if problem.low_parts else []
+def low_parts(problem: Problem, config: Config) -> list[Packing]:
+    """Those of A and of B, if they are multiplied and the design reads them from memory: wgmma reads B there."""
+    if not problem.low_parts or find(config.design).multiplies != "wgmma":
+        return []
+    return [Packing(x, low=True) for x in problem.operands]
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,7 @@ def gather(bits: int, words: bool, low: bool, chip: Chip) -> Kernel:
             values = k.registers(U32, 4, "values")
             for i in range(4):
                 word = loaded[i] if words else _word(loaded[i * per_word : (i + 1) * per_word], bits)
-                values[i] = _low(word) if low else word
+                values[i] = hw.low_part(word) if low else word
             hw.store_global(values, x.packed + index.to(U64) * TMA_ALIGNMENT, inside)
         return k.finish()
 
@@ -230,7 +234,7 @@ def transpose(bits: int, words: bool, low: bool, chip: Chip) -> Kernel:
                 for i, line_of_square in enumerate(lines):
                     place = (square * per_word + i) * WORDS + ((word + first // per_word * apart) ^ square % WORDS)
                     one = k.registers(U32, 1, "one")
-                    one[0] = _low(line_of_square) if low else line_of_square
+                    one[0] = hw.low_part(line_of_square) if low else line_of_square
                     hw.store_shared(one, shared + (place * 4).to(U32))
             hw.sync_threads()
             with k.unroll(ROWS * 8 // THREADS, name="part") as part:
@@ -247,11 +251,6 @@ def transpose(bits: int, words: bool, low: bool, chip: Chip) -> Kernel:
                 hw.store_global(values, x.packed + index * TMA_ALIGNMENT, (to_row < x.rows) & (to_chunk < x.chunks))
             hw.sync_threads()
         return k.finish()
-
-
-def _low(bits: Value) -> Value:
-    """What is left of an fp32 element without the bits that tensor cores read: fp32 holds it."""
-    return hw.as_unsigned(hw.as_float(bits) - hw.as_float(bits & int(TF32_BITS)))
 
 
 def _word(elements: list[Value], bits: int) -> Value:

@@ -40,8 +40,11 @@ from gemmsmith.lang.values import (
 from gemmsmith.lang.verify import verify
 
 _PACKAGE = str(Path(__file__).parents[1])
-# Frames in these floors are mechanics: a statement's line is the design's (or the user's) that called them.
-_MECHANICS = tuple(str(Path(_PACKAGE) / floor) for floor in ("lang", "hw", "collective", "schedule", "epilogue"))
+# Frames in these are mechanics: a statement's line is the design's (or the user's) that called them.
+_MECHANICS = tuple(
+    str(Path(_PACKAGE) / part)
+    for part in ("lang", "hw", "collective", "schedule", "epilogue", "kernels/ladder/product.py")
+)
 _STDLIB = str(Path(sys.modules["contextlib"].__file__ or "").parent)
 
 NAMED_BARRIERS = 16

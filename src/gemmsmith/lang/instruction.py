@@ -100,6 +100,11 @@ class Instruction:
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
 
     @property
+    def products(self) -> int:
+        """How many products a thread sums by it, of numbers of any width; of a whole warp's its share."""
+        return 0
+
+    @property
     def modifiers(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.operand_types}  # type: ignore[arg-type]
 

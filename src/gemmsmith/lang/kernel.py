@@ -50,7 +50,7 @@ class Kernel:
     late: list[LateConstant]
     body: Block
     header: list[str]
-    printer: Callable[[Kernel], str]
+    printer: Callable[[Kernel, bool], str]
     memory: list[Scratch] = field(default_factory=list)
     functions: list[Function] = field(default_factory=list)
     grid: Bind = lambda _: 1
@@ -95,4 +95,9 @@ class Kernel:
     @cached_property
     def source(self) -> str:
         """The kernel as one self-contained CUDA C++ file."""
-        return self.printer(self)
+        return self.printer(self, False)
+
+    @property
+    def located_source(self) -> str:
+        """The same, with the Python file's line in a `#line` directive before each of the body's."""
+        return self.printer(self, True)

@@ -26,14 +26,16 @@ Blocking = Generator[Any, None, Any]
 class Access:
     """Bytes an asynchronous operation touches: `width` bytes from each of `addresses`.
 
-    `rank` is the CTA of the cluster whose shared memory it is; None is the unit's own. `first` and `last` of the
-    addresses are 0 where there are none.
+    `rank` is the CTA of the cluster whose shared memory it is; None is the unit's own. `threads`: each address is of
+    the thread at that position in the unit; None: they are an engine's. `first` and `last` of the addresses are 0 where
+    there are none.
     """
 
     space: Space
     addresses: np.ndarray
     width: int
     rank: int | None = None
+    threads: np.ndarray | None = None
     first: int = field(init=False)
     last: int = field(init=False)
 

@@ -102,6 +102,10 @@ class _Printer:
     last_call: tuple[Value | None, int, str] = None, 0, ""
     """The last instruction's result that one statement uses, the number of lines behind it, and its text."""
     depth: int = 1
+    located: bool = False
+    """Whether each line has a `#line` directive with that of the kernel which made it."""
+    where: st.Where | None = None
+    """That line, of what is printed now."""
 
     # -- names and expressions ---------------------------------------------------------------------
     def name(self, thing: object, hint: str, taken: Counter[str] | None = None) -> str:
@@ -229,7 +233,11 @@ class _Printer:
 
     # -- statements ----------------------------------------------------------------------------------
     def line(self, text: str) -> None:
-        self.lines.append(wrapped(text, "    " * self.depth))
+        text = wrapped(text, "    " * self.depth)
+        if self.located and self.where:
+            file = self.where.file.replace("\\", "/")
+            text = "\n".join(f'#line {self.where.line} "{file}"\n{part}' for part in text.split("\n"))
+        self.lines.append(text)
 
     def flush(self, changes: list[object] | None = None) -> None:
         """Writes down pending values: those of this block, or those that read what is about to change."""
@@ -277,6 +285,7 @@ class _Printer:
             self.depth -= 1
 
     def statement(self, statement: st.Statement) -> None:
+        self.where = statement.where
         match statement:
             case st.Comment(text=text):
                 self.flush()
@@ -364,6 +373,7 @@ class _Printer:
         limit = self.threads // 128 if roles[0].unit == "warpgroup" else 4
         whole = sum(role.count for role in roles) == limit
         for role in roles:
+            self.where = role.where
             opening = "if" if role is roles[0] else "} else if"
             last = role is roles[-1] and whole and len(roles) > 1
             self.line("} else {" if last else f"{opening} ({self._test(role, limit)}) {{")
@@ -469,11 +479,12 @@ def _print_function(function: st.Function, threads: int, wrappers: dict[str, Non
     return f"struct {structure} {{{members} }};\n{body}"
 
 
-def print_kernel(kernel: Kernel) -> str:
-    """The kernel's CUDA C++ file. Only the wrappers of instructions it uses are in it."""
+def print_kernel(kernel: Kernel, located: bool = False) -> str:
+    """The kernel's CUDA C++ file. Only the wrappers of instructions it uses are in it. `located`: with `#line`
+    directives that name the lines of the Python file, for the compiler's line information."""
     taken = {*_BUILTINS, "shared_memory", kernel.name, *_function_names(kernel)}
     wrappers: dict[str, None] = {}
-    p = _Printer(kernel.threads, _count_uses(kernel.body), wrappers, taken=Counter(taken))
+    p = _Printer(kernel.threads, _count_uses(kernel.body), wrappers, taken=Counter(taken), located=located)
     parameters = []
     for parameter in kernel.parameters:
         name = p.name(parameter, parameter.name or "p")

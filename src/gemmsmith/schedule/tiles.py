@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from gemmsmith import hw
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.mma import PRODUCTS
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
@@ -129,8 +128,8 @@ class TileScheduler:
         return tiles
 
     def k_tiles_of(self, p: Problem) -> int:
-        """K-tiles that are multiplied: each once, or of 3xTF32 once for each of its products."""
-        return -(-p.k // self.spec.config.tile[2]) * (PRODUCTS if self.spec.low_parts else 1)
+        """K-tiles that are multiplied: each once, or where low parts lie in memory once for each product of 3xTF32."""
+        return -(-p.k // self.spec.config.tile[2]) * self.spec.products
 
     def clusters_of(self, p: Problem) -> int:
         """How many clusters have work."""

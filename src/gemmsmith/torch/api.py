@@ -11,14 +11,22 @@ from torch.autograd import forward_ad
 
 from gemmsmith.api import gemm as launch
 from gemmsmith.core.dtypes import number_operand
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ARGUMENTS, ArgumentError, meant
 from gemmsmith.epilogue.frontend.classify import classify
 from gemmsmith.torch import fallback, text
 from gemmsmith.torch.backward import constant, numbers, tensors
 from gemmsmith.torch.chain import chained
+from gemmsmith.torch.fallback import FLOATS
 from gemmsmith.torch.gradient import product, transforming
 from gemmsmith.torch.operator import precision, product_shape
 from gemmsmith.torch.tracing import SCALES, Kinds, epilogue_text
+
+FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
+UE8M0 = torch.float8_e8m0fnu
+MULTIPLIED = (*FLOATS, *FP8, torch.int8)
+"""The dtypes of a and b, and of operands below."""
+READ = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool)
+_NO_ARGUMENTS = frozenset(ARGUMENTS) - {"scale_a", "scale_b", "epilogue", "operands"}
 
 
 def gemm(
@@ -44,6 +52,14 @@ def gemm(
     and int8 operands; forward mode. Raises ArgumentError, which names the argument, and EpilogueError.
     """
     given = {**operands, **named} if operands else named
+    if named and not _NO_ARGUMENTS.isdisjoint(named):
+        name = next(name for name in named if name in _NO_ARGUMENTS)
+        raise ArgumentError(
+            f"{name}: got an argument of gemmsmith.gemm, which has no gradients; call that, or give an operand of this "
+            "name in `operands`"
+        )
+    if operands and named and not named.keys().isdisjoint(operands):
+        raise ArgumentError(f"operands: got {', '.join(named.keys() & operands.keys())} by name, too; use either")
     a, b = autocast(a, b)
     if _plain(a, b, scale_a, scale_b, *given.values()):
         return launch(
@@ -53,7 +69,7 @@ def gemm(
         if x is not None and name in given:
             raise ArgumentError(f"operands: got the name {name} beside the argument; use another name")
         if x is not None:
-            given = {**given, name: x}
+            given = {**given, name: x.view(UE8M0).float() if getattr(x, "dtype", None) in (UE8M0, torch.uint8) else x}
     written, a, b, arrays, leading, shape = _bound(a, b, epilogue, given)
     found = product(
         written, a, b, [arrays[name] for name in numbers(written)], [arrays[name] for name in tensors(written)],
@@ -66,25 +82,33 @@ def gemm(
     return dict(zip(names, values, strict=True))
 
 
-def chain(a: Any, b: Any, down: Any, *, epilogue: Any, operands: Mapping[str, Any]) -> Any:
-    """epilogue(a @ b) @ down, whose backward pass computes the epilogue's derivative where it multiplies by down.
+def chain(a: Any, b: Any, down: Any, *, epilogue: Any, operands: Mapping[str, Any], bias: Any = None) -> Any:
+    """epilogue(a @ b) @ down + bias. The backward pass computes the epilogue's derivative where it multiplies by down.
 
-    a (..., m, k), b (k, n), down (n, p) -> (..., m, p). The epilogue, of one result, and its operands are as in `gemm`,
-    with a's leading indices or without rows. No second derivatives. Raises ArgumentError.
+    a (..., m, k), b (k, n), down (n, p), bias (p,) or None -> (..., m, p). The epilogue, of one result, and its
+    operands are as in `gemm`, with a's leading indices or without rows. No second derivatives. Raises ArgumentError.
     """
     (a, b), (_, down) = autocast(a, b), autocast(a, down)
-    _check("down", down, a)
+    for name, x in (("a", a), ("down", down), ("bias", bias)):
+        if name != "bias" or bias is not None:
+            _check(name, x, a)
     written, a, b, arrays, leading, shape = _bound(a, b, epilogue, operands)
     if a.dim() != 2 or b.dim() != 2:
         raise ArgumentError("operands: got one with rows of its own in each batch only; call gemm twice")
+    if down.dim() != 2:
+        raise ArgumentError(f"down: got {down.dim()} dimensions; use (n, p)")
+    if bias is not None and tuple(bias.shape) != tuple(down.shape[1:]):
+        raise ArgumentError(f"bias: got shape {tuple(bias.shape)}; use {tuple(down.shape[1:])}")
     values = [arrays[name] for name in tensors(written)]
-    y = chained(written, a, b, [arrays[name] for name in numbers(written)], values, down)
+    y = chained(written, a, b, [arrays[name] for name in numbers(written)], values, down, bias)
     return y.reshape(*leading, shape[-2], y.shape[-1])
 
 
 def autocast(a: Any, b: Any) -> tuple[Any, Any]:
     """a and b in autocast's dtype, where it is on."""
-    if not (isinstance(a, torch.Tensor) and torch.is_autocast_enabled(a.device.type)):
+    if not (torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled()):
+        return a, b
+    if not isinstance(a, torch.Tensor) or a.is_meta or not torch.is_autocast_enabled(a.device.type):
         return a, b
     dtype = torch.get_autocast_dtype(a.device.type)
     eligible = (torch.float32, torch.float16, torch.bfloat16)
@@ -97,8 +121,16 @@ def _bound(
 ) -> tuple[str, Any, Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...]]:
     """The epilogue's text; a, b and operands of a product as it runs, its batch folded into its rows if that can be;
     a's leading indices, and the product's shape before."""
-    _check("a", a, a)
-    _check("b", b, a)
+    for name, x in (("a", a), ("b", b)):
+        _check(name, x, a)
+        if x.dtype not in MULTIPLIED:
+            raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, MULTIPLIED))}")
+    if a.dtype != b.dtype and not {a.dtype, b.dtype} <= FP8:
+        raise ArgumentError(f"b: got {b.dtype} with a of {a.dtype}; use the same for both")
+    unread = [name for name in given if name not in SCALES] if epilogue is None else []
+    if unread:
+        hint = meant(unread[0])
+        raise ArgumentError(f"{unread[0]}: got an operand without an epilogue that reads it; give `epilogue`{hint}")
     if a.dim() < 2 or b.dim() not in (2, 3) or (b.dim() == 3 and a.dim() > 3):
         raise ArgumentError(
             f"a, b: got {a.dim()} and {b.dim()} dimensions; use a (..., m, k) and b (k, n), or both (batch, ., .)"
@@ -115,12 +147,16 @@ def _bound(
             kinds = (*kinds, (name, (0, 0, 0), ""))
             continue
         _check(name, x, a)
+        if x.dtype not in READ and not (x.dtype == a.dtype == torch.float64):
+            raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, READ))}")
         arrays[name] = x = _flat(name, x, leading)
         if name in SCALES:
             _expect_plain_scale(name, x, shape)
         extent = classify(name, tuple(x.shape), shape)
         batch = 1 if extent.batch else 0  # by a branch, which makes a symbolic condition a constant
         kinds = (*kinds, (name, (batch, extent.height, extent.width), str(x.dtype)))
+        if x.dim() == 3 and not batch:
+            arrays[name] = x.squeeze(0)
     written = epilogue_text(epilogue, shape, kinds)
     if len(shape) == 3 and b.dim() == 2 and a.dim() == 3:
         written, folds, columns = _folded(written)
@@ -130,20 +166,26 @@ def _bound(
     return written, a, b, arrays, leading, shape
 
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, float, int, type(None)})
+_PLAIN = frozenset({float, int, type(None)})
 
 
 def _plain(a: Any, *others: Any) -> bool:
     """Whether gemmsmith.gemm can run at once: plain tensors on a GPU, no gradients, nothing that watches."""
     if torch.compiler.is_dynamo_compiling() or not isinstance(a, torch.Tensor) or not a.is_cuda or a.dim() > 3:
         return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or transforming():
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or forward_ad._current_level >= 0:
         return False
-    if fallback.needed(a.device):
+    if torch._C._functorch.peek_interpreter_stack() is not None or fallback.needed(a.get_device()):
         return False
-    every = (a, *others)
-    recorded = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in every)
-    return not recorded and all(type(x) in _PLAIN for x in every)
+    recorded = torch.is_grad_enabled()
+    for x in (a, *others):
+        kind = type(x)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            if recorded and x.requires_grad:
+                return False
+        elif kind not in _PLAIN:
+            return False
+    return True
 
 
 def _number(name: str, x: Any) -> float:

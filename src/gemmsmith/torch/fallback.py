@@ -41,12 +41,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 @lru_cache(maxsize=64)
-def needed(device: torch.device) -> bool:
+def needed(index: int) -> bool:
     """Whether the kernels do not run on this GPU, which a warning says once."""
-    capability = torch.cuda.get_device_capability(device)
+    capability = torch.cuda.get_device_capability(index)
     if capability == HOPPER:
         return False
-    name = torch.cuda.get_device_name(device)
+    name = torch.cuda.get_device_name(index)
     warnings.warn(
         f"{name} (compute capability {capability}) is no Hopper GPU: gemmsmith uses torch there", stacklevel=2
     )

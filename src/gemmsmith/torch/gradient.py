@@ -66,10 +66,10 @@ def transforming() -> bool:
     """Whether a transform of torch.func is at work, or forward mode. ArgumentError for torch.func.jvp."""
     if torch.compiler.is_dynamo_compiling():
         return False
-    interpreter = torch._C._functorch.peek_interpreter_stack()
-    if interpreter is not None and interpreter.key() == torch._C._functorch.TransformType.Jvp:
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    if any(interpreter.key() == torch._C._functorch.TransformType.Jvp for interpreter in stack):
         raise ArgumentError("a, b: got forward mode, which gemm does not have; use reverse mode, as torch.func.grad")
-    return interpreter is not None or forward_ad._current_level >= 0
+    return bool(stack) or forward_ad._current_level >= 0
 
 
 def _records(*inputs: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from torch import nn
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.epilogue.frontend.fusions import ACTIVATIONS
 from gemmsmith.torch.api import chain, gemm
-from gemmsmith.torch.loss import cross_entropy
+from gemmsmith.torch.loss import cross_entropy, rows
 
 Activation = str | Callable[[Any], Any] | None
 GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}
@@ -30,13 +30,12 @@ class FusedLinear(nn.Linear):
         device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.activation = activation
-        self._epilogue = partial(_biased, _known(activation))
+        self.activation = _known(activation)
 
     def forward(self, input: Any) -> Any:
-        x = input.unsqueeze(0) if input.dim() == 1 else input
+        x = rows(input, self.weight)
         operands = {} if self.bias is None else {"bias": self.bias}
-        y = gemm(x, self.weight.mT, epilogue=self._epilogue, operands=operands)
+        y = gemm(x, self.weight.mT, epilogue=partial(_biased, self.activation), operands=operands)
         return y.squeeze(0) if input.dim() == 1 else y
 
     def extra_repr(self) -> str:
@@ -50,6 +49,9 @@ class FusedMLP(nn.Module):
     The parameters are those of three nn.Linear, or two: gate.weight and up.weight (hidden, dim), down.weight
     (dim, hidden), and biases if there are any. The backward pass computes the activation's derivative and the gradients
     of biases where it multiplies by down.weight. ArgumentError for another name.
+
+    The layers themselves are not called; of their hooks those before up and after down run, which is all that
+    ColwiseParallel of gate and up and RowwiseParallel of down need.
     """
 
     def __init__(
@@ -57,24 +59,32 @@ class FusedMLP(nn.Module):
         dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.activation = activation
-        of_gate = GATED.get(activation) if isinstance(activation, str) else None
-        if of_gate:
+        gated = isinstance(activation, str) and activation in GATED
+        self.activation = activation if gated else _known(activation, GATED)
+        if gated:
             self.gate = nn.Linear(dim, hidden, bias, device, dtype)
         self.up = nn.Linear(dim, hidden, bias, device, dtype)
         self.down = nn.Linear(hidden, dim, bias, device, dtype)
-        self._epilogue = partial(_gated, of_gate) if of_gate else partial(_biased, _known(activation))
 
     def forward(self, input: Any) -> Any:
-        operands = {}
-        if self.activation in GATED:
-            operands["gate"] = gemm(input, self.gate.weight.mT)
+        for name in ("gate", "up", "down"):
+            layer = getattr(self, name, None)
+            if layer is not None and type(layer).forward is not nn.Linear.forward:  # which is not called
+                raise ArgumentError(f"{name}: got {type(layer).__name__}, which has its own forward; use nn.Linear")
+            if layer is not None and layer._forward_pre_hooks_with_kwargs:  # nothing would gather its weight
+                raise ArgumentError(f"{name}: got a hook with kwargs, as of fully_shard; use fully_shard(FusedMLP)")
+        x, operands = _before(self.up, rows(input, self.up.weight)), {}
+        epilogue = partial(_biased, self.activation)
+        if isinstance(self.activation, str) and self.activation in GATED:
+            epilogue = partial(_gated, GATED[self.activation])
+            operands["gate"] = gemm(x, self.gate.weight.mT)
             if self.gate.bias is not None:  # here its gradient is a sum of the same kernel
                 operands["gate_bias"] = self.gate.bias
         if self.up.bias is not None:
             operands["bias"] = self.up.bias
-        y = chain(input, self.up.weight.mT, self.down.weight.mT, epilogue=self._epilogue, operands=operands)
-        return y if self.down.bias is None else y + self.down.bias
+        up, down = self.up.weight.mT, self.down.weight.mT
+        y = _after(self.down, chain(x, up, down, epilogue=epilogue, operands=operands, bias=self.down.bias))
+        return y.squeeze(0) if input.dim() == 1 else y
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}"
@@ -83,10 +93,10 @@ class FusedMLP(nn.Module):
 class FusedLinearCrossEntropy(nn.Module):
     """The cross-entropy of x @ weight.T, whose logits are not stored.
 
-    x (..., dim), target (...) of integers -> a scalar, or, with reduction="none", (...). Rows whose target is
-    ignore_index count for nothing; the mean is over the others. Another target that is no class makes the loss NaN.
-    weight (classes, dim). The gradients are computed in the forward pass, in `chunks` parts of the rows: besides them
-    it takes the memory of two parts' logits; with reduction="none" the backward pass multiplies again.
+    x (..., dim), target (...) of integers -> a scalar, or, with reduction="none", (...); fp32, of float64 that. Rows
+    whose target is ignore_index count for nothing; the mean is over the others. Another target that is no class makes
+    the loss NaN. weight (classes, dim). The gradients are computed in the forward pass, in `chunks` parts of the rows:
+    besides them it takes the memory of two parts' logits; with reduction="none" the backward pass multiplies again.
     """
 
     def __init__(
@@ -96,6 +106,8 @@ class FusedLinearCrossEntropy(nn.Module):
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
             raise ArgumentError(f"reduction: got {reduction!r}; use 'mean', 'sum' or 'none'")
+        if not isinstance(chunks, int) or chunks < 1:
+            raise ArgumentError(f"chunks: got {chunks!r}; use an integer from 1 on")
         self.ignore_index, self.reduction, self.chunks = ignore_index, reduction, chunks
         self.weight = nn.Linear(dim, classes, False, device, dtype).weight
 
@@ -107,11 +119,30 @@ class FusedLinearCrossEntropy(nn.Module):
         return f"dim={dim}, classes={classes}, ignore_index={self.ignore_index}, reduction={self.reduction!r}"
 
 
-def _known(activation: Activation) -> Activation:
+def _before(layer: nn.Module, x: Any) -> Any:
+    """A layer's input as its hooks make it."""
+    for hook in layer._forward_pre_hooks.values():
+        made = hook(layer, (x,))
+        if made is not None:
+            x = made[0] if isinstance(made, tuple) else made
+    return x
+
+
+def _after(layer: nn.Module, y: Any) -> Any:
+    """A layer's output as its hooks make it."""
+    for hook in layer._forward_hooks.values():
+        made = hook(layer, (), y)
+        y = y if made is None else made
+    return y
+
+
+def _known(activation: Activation, others: Iterable[str] = ()) -> Activation:
     """A function, or a name that is in the table."""
+    if isinstance(activation, type):
+        raise ArgumentError(f"activation: got the class {activation.__name__}; use an instance of it")
     if callable(activation) or (activation or "identity") in ACTIVATIONS:
         return activation
-    listed = ", ".join([*ACTIVATIONS, *GATED])
+    listed = ", ".join([*ACTIVATIONS, *others])
     raise ArgumentError(f"activation: got {activation!r}; use a function or one of {listed}")
 
 

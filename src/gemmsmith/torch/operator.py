@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from gemmsmith.api import gemm as launch
@@ -120,7 +121,7 @@ def _on_cpu(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *oper
 def _on_cuda(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
     graph = text.read(epilogue)
     given = named(graph, numbers, operands)
-    if fallback.needed(a.device):
+    if fallback.needed(a.get_device()):
         values = fallback.evaluated(graph, fallback.multiplied(a, b), given)
         results = tuple([values[r.name].to(result_dtype(graph, r, a.dtype)).contiguous() for r in graph.results])
         return results if len(results) > 1 else results[0]
@@ -146,8 +147,8 @@ def precision(a: Any) -> str | None:
 
 def _exact(x: Any) -> Any:
     """A tensor's elements in float64."""
-    x = x.detach().resolve_neg()
-    return x.numpy() if x.dtype == torch.float64 else as_numpy(x).astype(np.float64)
+    x = x.detach().resolve_neg()  # copied: torch resizes no memory that numpy has seen, as FSDP does
+    return x.clone().numpy() if x.dtype == torch.float64 else as_numpy(x).astype(np.float64)
 
 
 def _flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
@@ -157,8 +158,14 @@ def _flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 def _below_autograd(op: Any) -> Callable[..., Any]:
     def run(*arguments: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments):
-            raise ArgumentError(f"{op.name()}: got a tensor that requires grad; use gemmsmith.torch.gemm")
+        tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            raise ArgumentError(
+                f"{op.name()}: got a tensor that requires grad; use gemmsmith.torch.gemm, and torch.func.grad outside "
+                "of compiled code"
+            )
+        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+            raise ArgumentError(f"{op.name()}: got a dual tensor, of forward mode; use reverse mode")
         with torch._C._AutoDispatchBelowAutograd():
             return op(*arguments)
 

@@ -17,10 +17,12 @@ import torch
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import Extent, Graph
-from gemmsmith.epilogue.frontend.tracer import Traced, trace
+from gemmsmith.epilogue.frontend.tracer import Traced, quantize, top_k_softmax, trace
 
 Entry = tuple[Any, ...]
-"""How ("function", "method", "operator", "attribute", "item", "refused"), name, arguments, named arguments."""
+"""How ("function", "ours", "method", "operator", "attribute", "item", "refused"), name, arguments, named arguments."""
+OURS: dict[str, Callable[..., Any]] = {"quantize": quantize, "top_k_softmax": top_k_softmax}
+"""Functions of gemmsmith's."""
 ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "indices"})
 """Attributes, not methods, that the tracer refuses."""
 
@@ -40,7 +42,7 @@ class Tape:
     def add(self, how: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         named = tuple([(key, constant(x)) for key, x in kwargs.items()])
         self.entries.append((how, name, tuple([constant(x) for x in args]), named))
-        if name == "chunk":
+        if name in ("chunk", "quantize"):
             return self.value(None), self.value(None)
         whole = [x for x in args if isinstance(x, Recorded) and x.known == self.product]
         return self.value(self.product if whole else None)
@@ -81,6 +83,10 @@ class Recorded:
             return self.tape.add("attribute", name, (self,), {})
         return lambda *args, **kwargs: self.tape.add("method", name, (self, *args), kwargs)
 
+    def record(self, name: str, *args: Any) -> Any:
+        """A call of one of `OURS`, which calls this."""
+        return self.tape.add("ours", name, args, {})
+
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
@@ -95,6 +101,19 @@ class Recorded:
     def __float__(self) -> float:
         _refuse(self, "a value has no number yet; use functions of torch, not of math or numpy, in a compiled epilogue")
         return 0.0
+
+    def __int__(self) -> int:
+        return int(float(self))
+
+    def __len__(self) -> int:
+        _refuse(self, "a value has no elements yet; apply functions to the whole")
+        return 2
+
+    def __iter__(self) -> Any:  # without it Python would index without an end
+        return iter((self,) * len(self))
+
+    def __contains__(self, x: Any) -> bool:
+        return len(self) == 0
 
     __hash__ = object.__hash__
 
@@ -131,7 +150,7 @@ def constant(x: Any) -> tuple[Any, ...]:
     if isinstance(x, (tuple, list)):
         return "tuple", tuple([constant(y) for y in x])
     if isinstance(x, torch.dtype):
-        return "constant", str(x)
+        return "constant", str(x).removeprefix("torch.")
     if isinstance(x, torch.Tensor):
         return "refused", f"got a tensor of shape {tuple(x.shape)}; make it a parameter and pass it as an operand"
     return "refused", f"got {type(x).__name__}; use a traced value or a number"
@@ -161,6 +180,8 @@ def _again(entry: Entry, values: list[Any]) -> Any:
     match how:
         case "function":
             return Traced.__torch_function__(SimpleNamespace(__name__=name), (), tuple(args), kwargs)
+        case "ours":
+            return OURS[name](*args)
         case "method":
             return getattr(args[0], name)(*args[1:], **kwargs)
         case "operator":

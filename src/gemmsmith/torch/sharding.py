@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 from gemmsmith.core.graph import Extent, Graph, Result
@@ -31,6 +32,7 @@ def shardings(a: Any, b: Any, key: int, epilogue: str, numbers: Any, *operands: 
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     graph, rank = text.read(epilogue), max(a.ndim, b.ndim)
+    names = [o.name for o in graph.operands if o.dtype is not None]
     kinds = [o.extent for o in graph.operands if o.dtype is not None]
     none = [None] * 3
 
@@ -49,9 +51,10 @@ def shardings(a: Any, b: Any, key: int, epilogue: str, numbers: Any, *operands: 
     batches = {x.shape[0] for x in (a, b) if x.ndim == 3}
     if len(batches) == 1 and batches != {1}:
         found += split("batch", *(Shard(0) if x.ndim == 3 else Replicate() for x in (a, b)))
-    if _linear(graph):
+    if (added := addends(graph)) is not None:
+        parts = [Partial("sum") if name in added else Replicate() for name in names]
         made = [Partial("sum")] * len(graph.results)
-        found.append((made, [Shard(a.ndim - 1), Shard(b.ndim - 2), *none, *[Replicate()] * len(kinds)]))
+        found.append((made, [Shard(a.ndim - 1), Shard(b.ndim - 2), *none, *parts]))
     return found
 
 
@@ -76,26 +79,43 @@ def _result(graph: Graph, r: Result, axis: str, rank: int) -> int | str | bool:
     return own - 1 if over == "m" and axis == "n" and not r.keepdim else own
 
 
-def _linear(graph: Graph) -> bool:
-    """Whether the results of a sum of products are the sums of their results: nothing is added to the product, and it
-    is not rounded."""
-    linear: list[bool] = []
-    free: list[bool] = []
+def addends(graph: Graph) -> frozenset[str] | None:
+    """If K may be split: the operands that are added to the product. The results of the parts of a sum are summed where
+    each part has its share of these, and all of the operands that it is multiplied by. None if that is not the sum's
+    result."""
+    depends: list[bool] = []
     for node in graph.nodes:
-        inputs = node.inputs
-        free.append(node.op != "accumulator" and all(free[i] for i in inputs))
-        of = [linear[i] for i in inputs]
+        depends.append(node.op == "accumulator" or any(depends[i] for i in node.inputs))
+    tensors = {o.name for o in graph.operands if o.dtype is not None}
+    added: set[str] = set()
+    factors: set[str] = set()
+
+    @cache
+    def is_factor(i: int) -> bool:
+        node = graph.nodes[i]
+        if node.op == "operand":
+            factors.add(node.value)
+        return not depends[i] and all(is_factor(x) for x in node.inputs)
+
+    @cache
+    def is_linear(i: int) -> bool:
+        node = graph.nodes[i]
         match node.op:
             case "accumulator":
-                linear.append(True)
+                return True
+            case "operand":
+                added.add(node.value)
+                return node.value in tensors
             case "neg" | "add" | "sub" | "chunk" | "interleave":
-                linear.append(all(of))
-            case "mul":
-                linear.append((of[0] and free[inputs[1]]) or (of[1] and free[inputs[0]]))
-            case "div":
-                linear.append(of[0] and free[inputs[1]])
+                return all(is_linear(x) for x in node.inputs)
+            case "mul" | "div":
+                x, y = node.inputs
+                x, y = (y, x) if node.op == "mul" and depends[y] else (x, y)
+                return is_linear(x) and is_factor(y)
             case "reduce":
-                linear.append(of[0] and node.value[0] in ("sum", "mean"))
-            case _:
-                linear.append(False)
-    return all(linear[r.node] for r in graph.results)
+                return node.value[0] in ("sum", "mean") and is_linear(node.inputs[0])
+        return False
+
+    if not all(is_linear(r.node) for r in graph.results) or added & factors:
+        return None
+    return frozenset(added)

@@ -32,8 +32,8 @@ STEP = 8
 
 
 def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Config:
-    """A config with the fields that were not `given` adapted to those that were: the design, consumers, cluster,
-    sync_clusters, and stages, of which `fitting` takes away those that do not fit shared memory."""
+    """A config with the fields that were not `given` adapted to those that were: the design and what it takes,
+    consumers, cluster, and stages, of which `fitting` takes away those that do not fit shared memory."""
     changes: dict[str, object] = {}
     if "design" not in given:
         possible_designs = for_chip(find_chip(config.chip))
@@ -52,6 +52,8 @@ def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Confi
         changes["cluster"] = (1, 1)
     if "stages" not in given:
         changes["stages"] = STAGES
+    off = {"splits": 1, "cluster_splits": 1, "alias_epilogue": False}
+    changes |= {name: x for name, x in off.items() if name not in given and name not in design.takes}
     if "sync_clusters" not in given:
         changes["sync_clusters"] = config.sync_clusters and config.can_sync_clusters
     return config.replace(**changes)

@@ -61,8 +61,9 @@ def halving(
     return [Measured(config, times[config]) for config in remaining + ranking if config in times]
 
 
-def compile_all(kernels: Iterable[tuple[str, str]], step: Callable[[], None] = lambda: None) -> None:
-    """Fills the cubin cache with kernels, given as (source, name), in as many processes as there are CPUs."""
+def compile_all(kernels: Iterable[tuple[str, ...]], step: Callable[[], None] = lambda: None) -> None:
+    """Fills the cubin cache with kernels, given as (source, name), for Hopper, or (source, name, target), in as many
+    processes as there are CPUs."""
     wanted = sorted(set(kernels))
     if not wanted:
         return
@@ -72,7 +73,7 @@ def compile_all(kernels: Iterable[tuple[str, str]], step: Callable[[], None] = l
             step()
 
 
-def _compile(kernel: tuple[str, str]) -> None:
+def _compile(kernel: tuple[str, ...]) -> None:
     from gemmsmith.backends.cuda.compiler import compile_source
 
     try:

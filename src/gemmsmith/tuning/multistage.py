@@ -10,31 +10,68 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.tuning.fitting import fitting, spec_for
+from gemmsmith.tuning.table import kept
 
 TILES = [(256, 128, 2), (128, 256, 2), (128, 128, 2), (128, 64, 2), (64, 128, 2), (64, 64, 2), (64, 32, 1)]
-"""(M, N, math warpgroups)."""
+TILES += [(64, 128, 1), (64, 256, 1)]
+"""(M, N, math warpgroups); the last ones for functions of whole rows, which one warpgroup has."""
 ROW_BYTES, SGEMM_DEPTH, MOST_STAGES = 64, 8, 4
 INVARIANT_ROWS = 1024
+ROOM, OF_PIECE, FEW_REDUCTIONS = 116, 32, 3
+"""Registers for sums and what an epilogue holds beside them, and for the elements of a piece, 64x64, of a matrix: what
+takes more spilled on one chip or another. So did more reductions."""
 OVERHEAD = 96
 """Rows and columns, of tiles that wide and high, that take as long to copy as they take to multiply."""
 
 
 def choose_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant: bool = False) -> Config:
-    """The config with the least estimated time; the last one's ConfigError where none works. `invariant`: one for every
-    M, which sums each tile in one CTA."""
+    """The first of `ranked_multistage`."""
+    return ranked_multistage(problem, epilogue, chip, invariant=invariant)[0]
+
+
+def ranked_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant: bool = False) -> list[Config]:
+    """Configs with the least estimated time first, but those that spill last; the last one's ConfigError where none
+    works. `invariant`: one for every M, which sums each tile in one CTA."""
     refused, rows = ConfigError("no tile"), INVARIANT_ROWS if invariant else problem.m
     possible = [c for c in _configs(problem, chip) if c.splits == 1 or not invariant]
-    for config in sorted(possible, key=lambda c: _time(problem, rows, c, chip)):
+    found: list[tuple[bool, float, Config]] = []
+    for config in possible:
         try:
-            settled = fitting(config, spec_for(config, problem, epilogue))
+            settled = _settled(config, problem, epilogue)
             if settled.stages > 2:
-                spec_for(settled, problem, epilogue)
-                return settled
+                spills = _spills(spec_for(settled, problem, epilogue))
+                found.append((spills, _time(problem, rows, config, chip), settled))
         except ConfigError as error:
             refused = error
-    raise refused
+    if not found:
+        raise refused
+    return [config for *_, config in sorted(found, key=lambda x: x[:2])]
+
+
+def tuned_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip) -> Config | None:
+    """The config that the user has tuned for the bare product on such a chip, where it works and does not spill."""
+    found = kept().get(problem, chip)
+    try:
+        settled = _settled(found, problem, epilogue) if found else None
+        return settled if settled and not _spills(spec_for(settled, problem, epilogue)) else None
+    except ConfigError:
+        return None
+
+
+def _settled(config: Config, problem: Problem, epilogue: EpilogueSpec) -> Config:
+    """With as many of its stages as there is room for."""
+    return fitting(config, spec_for(config, problem, epilogue))
+
+
+def _spills(spec: KernelSpec) -> bool:
+    """Whether an epilogue holds more elements of matrices that it reads without TMA, or of whole rows, or sums of its
+    own, than there are registers for beside the product's."""
+    graph, of_product = spec.epilogue.graph, spec.warpgroup_rows * spec.warpgroup_columns / 128
+    held = sum(o.extent.is_matrix and o.name not in spec.tma for o in graph.operands) + graph.takes_whole_rows
+    held += sum(node.op == "reduce" for node in graph.nodes) > FEW_REDUCTIONS
+    return held > 0 and of_product + OF_PIECE * held > ROOM
 
 
 def _configs(problem: Problem, chip: Chip) -> Iterator[Config]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from gemmsmith.arrays import Spec, row_major
+from gemmsmith.binding import Binding
+from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import INT8, DType
+from gemmsmith.core.dtypes import FP32, INT8, DType
 from gemmsmith.core.errors import DeviceError, GemmsmithError
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.choose import ranked
-from gemmsmith.tuning.depth import for_operands
 from gemmsmith.tuning.measure import Measured, compile_all, halving, settled
+from gemmsmith.tuning.multistage import ranked_multistage
 from gemmsmith.tuning.table import keep
 
 L2_BYTES = 60 * 2**20
@@ -22,39 +27,45 @@ PATTERN = 1 << 22
 
 
 def tune(
-    a: Spec, b: Spec, plan_with: Callable[[Config], Any], most: int, step: Callable[[str], None]
+    a: Spec, b: Spec, product: Binding, plan_with: Callable[[Config], Any], most: int, step: Callable[[str], None]
 ) -> list[Measured]:
-    """As `gemmsmith.tune`; `plan_with` gives the Plan for a and b with a config. The data exceed the L2."""
+    """As `gemmsmith.tune`; `plan_with` gives the Plan for a and b, whose product is bound, with a config. The data
+    exceed the L2."""
     from gemmsmith.backends.cuda import driver, launcher
 
-    default = plan_with(for_operands(Config(), a.dtype))
-    require_gpu()
-    problem = default.problem
+    chip, problem = require_gpu(), product.problem
     plans: dict[Config, Any] = {}
-    for config in ranked(problem, most=most):
+    for config in _promising(problem, chip, most):
         try:
             plans[config] = plan_with(config)
         except GemmsmithError:  # it does not suit these layouts
             continue
-    compile_all(((p.source, p.kernel.name) for p in plans.values()), lambda: step("compile"))
+    kernels = ((p.source, p.kernel.name, chip.target) for p in plans.values())
+    compile_all(kernels, lambda: step("compile"))
     with launcher.device_guard(0):
-        bench = _Bench(a, b, default.output, plans)
+        bench = _Bench(a, b, product.output, plans)
         found = halving(list(plans), bench.measure, step=lambda: step("measure"))
     if found:
         keep(problem, found[0].config, found[0].us, driver.attributes(0).name)
     return found
 
 
-def require_gpu() -> None:
-    """Raises DeviceError where there is no Hopper GPU to measure on."""
+def _promising(problem: Problem, chip: Chip, most: int) -> list[Config]:
+    if chip == HOPPER and problem.a.dtype != FP32:
+        return ranked(problem, most=most)
+    return list(islice(ranked_multistage(problem, EpilogueSpec.bare(problem.d), chip), most))
+
+
+def require_gpu() -> Chip:
+    """That of the GPU to measure on. Raises DeviceError where there is none."""
     from gemmsmith.backends.cuda import driver
 
     if not driver.available():
         raise DeviceError(
-            "tune: this machine has no GPU to measure on; use one with an H100, H200 or GH200. "
+            "tune: this machine has no GPU to measure on; use one with a GPU of 8.0 or later. "
             "What is not tuned has the model's choice, which needs none"
         )
-    driver.require_chip(0)
+    return driver.chip_at(0)
 
 
 class _Bench:

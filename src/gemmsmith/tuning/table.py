@@ -14,7 +14,9 @@ from typing import Any
 
 from gemmsmith.backends.cuda.cache import directory as cache_directory
 from gemmsmith.backends.cuda.cache import write_whole
+from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
+from gemmsmith.core.design import find
 from gemmsmith.core.dtypes import E4M3, E5M2
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
@@ -41,30 +43,31 @@ def operands(problem: Problem) -> str:
 
 
 class Table:
-    """Configs by (N, K, operands), and for each by M."""
+    """Configs by (N, K, operands, chip), and for each by M."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         """rows: m, n, k, the `operands`, by default of 16 bits, and config, a Config's fields as they are called now or
         were once. Raises KeyError, TypeError or ValueError for others."""
-        self._found: dict[tuple[int, int, str], list[tuple[int, Config]]] = {}
+        self._found: dict[tuple[int, int, str, str], list[tuple[int, Config]]] = {}
         for row in rows:
             m, n, k = (index(row[name]) for name in "mnk")
             config = Config.stored(row["config"])
             check(config)
-            self._found.setdefault((n, k, row.get("operands", "16 bits")), []).append((m, config))
+            self._found.setdefault((n, k, row.get("operands", "16 bits"), config.chip), []).append((m, config))
         for entries in self._found.values():
             entries.sort(key=lambda entry: entry[0])
 
-    def get(self, problem: Problem) -> Config | None:
-        """The config of that N and K and the next M that was tuned, up to twice as many rows; None where there is none
-        or it does not suit the problem's layouts."""
-        entries = self._found.get((problem.n, problem.k, operands(problem)))
+    def get(self, problem: Problem, chip: Chip = HOPPER) -> Config | None:
+        """The chip's config of that N and K and the next M that was tuned, up to twice as many rows; None where there
+        is none or, of wgmma, it does not suit the problem's layouts."""
+        entries = self._found.get((problem.n, problem.k, operands(problem), chip.name))
         if entries is None or problem.batch != 1:
             return None
         index_of_next = bisect_left(entries, problem.m, key=lambda entry: entry[0])
         if index_of_next == len(entries) or entries[index_of_next][0] > max(2 * problem.m, FEW_ROWS):
             return None
-        return suited(entries[index_of_next][1], problem)
+        found = entries[index_of_next][1]
+        return suited(found, problem) if find(found.design).multiplies == "wgmma" else found
 
 
 def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
@@ -98,10 +101,14 @@ def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | No
 
 
 def keep(problem: Problem, config: Config, us: float, gpu: str) -> None:
-    """Enters a config in the user's table, instead of an older one for the same sizes; other processes may do so too,
-    and the last one wins. A folder that cannot be written to is no error."""
+    """Enters a config in the user's table, instead of an older one for the same sizes and chip; other processes may do
+    so too, and the last one wins. A folder that cannot be written to is no error."""
     sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "operands": operands(problem)}
-    rows = [row for row in _rows(_kept_file()) if {"operands": "16 bits"} | row != row | sizes]
+
+    def is_older(row: dict[str, Any]) -> bool:
+        return {"operands": "16 bits"} | row == row | sizes and row["config"].get("chip", HOPPER.name) == config.chip
+
+    rows = [row for row in _rows(_kept_file()) if not is_older(row)]
     rows.append({**sizes, "config": vars(config), "us": us, "gpu": gpu})
     write_whole(_kept_file(), json.dumps({"version": VERSION, "rows": rows}).encode())
 

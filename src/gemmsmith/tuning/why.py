@@ -51,7 +51,7 @@ def why(problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin:
         f"{cycles[0] / MHZ:.1f} us at {MHZ} MHz",
     ]
     lines += [_packed(name, x) for name, x in zip("ba" if swapped else "ab", packings(problem), strict=True) if x]
-    lines += [_packed(name, x) for name, x in zip("ba" if swapped else "ab", low_parts(problem), strict=False)]
+    lines += [_packed(name, x) for name, x in zip("ba" if swapped else "ab", low_parts(problem, config), strict=False)]
     lines += [f"beside it: {us / MHZ:.1f} us {c}" for us, c in zip(cycles[1:], beside, strict=True)]
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gemmsmith.backends.cuda import launcher, prepared
-from gemmsmith.backends.cuda.driver import attributes, check
+from gemmsmith.backends.cuda.driver import Attributes, attributes, check
 from gemmsmith.backends.cuda.launcher import LoadedKernel
 from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.backends.cuda.prepared import Prepared
@@ -50,6 +51,20 @@ PAIR = """extern "C" __global__ void __cluster_dims__(2, 1, 1) pair(int* out) {
     __syncthreads();
     if (threadIdx.x == 0) out[blockIdx.x] = s[127];
 }"""
+
+
+@pytest.mark.parametrize(("target", "capability", "loaded"), [
+    ("sm_80", (8, 0), "cubin"), ("sm_86", (8, 7), "cubin"), ("sm_90a", (9, 0), "cubin"), ("sm_120", (12, 1), "cubin"),
+    ("sm_80", (8, 6), "ptx"), ("sm_80", (9, 0), "ptx"), ("sm_100", (11, 0), "ptx"), ("sm_120", (13, 0), "ptx"),
+])  # fmt: skip
+def test_cubins_are_for_a_gpus_own_capability(
+    target: str, capability: tuple[int, int], loaded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver compiles other kernels' PTX."""
+    monkeypatch.setattr(launcher, "attributes", lambda _: Attributes("NVIDIA", capability, 100, 100 * 1024))
+    monkeypatch.setattr(launcher, "compile_source", lambda *given: SimpleNamespace(cubin=b"cubin"))
+    monkeypatch.setattr(launcher, "compile_ptx", lambda *given: "ptx")
+    assert launcher._image("", "k", 0, target) == {"cubin": b"cubin", "ptx": b"ptx\0"}[loaded]
 
 
 def kernel(kinds: tuple[str, ...]) -> LoadedKernel:

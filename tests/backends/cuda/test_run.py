@@ -16,6 +16,7 @@ import gemmsmith
 from gemmsmith import ArgumentError, Config, api, plans
 from gemmsmith.backends.cuda import prepared, run
 from gemmsmith.backends.cuda.launcher import LoadedKernel
+from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.tensor_map import TensorMap
 
 READ = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64,
@@ -73,6 +74,21 @@ class Driver:
         return self.read(grid, rest[-2])
 
 
+class Recorded:
+    """Stands for a CUDA graph: its launches are seen once, when it is recorded."""
+
+    def __init__(self, record: Any, stream: Any) -> None:
+        record()
+        self.launched: list[int] = []
+        recorded.append(self)
+
+    def launch(self, stream: int) -> None:
+        self.launched.append(stream)
+
+
+recorded: list[Recorded] = []
+
+
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
     """The launches, as (kernel, grid, arguments)."""
@@ -92,6 +108,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
         return loaded[source]
 
     monkeypatch.setattr(run.launcher, "load", load)
+    monkeypatch.setattr(run.launcher, "is_capturing", lambda stream: False)
+    monkeypatch.setattr(run, "Stream", lambda: types.SimpleNamespace(handle=9))
+    monkeypatch.setattr(run, "Graph", Recorded)
     monkeypatch.setattr(run.launcher, "device_guard", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(run.launcher, "is_current", lambda device: len(found) % 2 == 0)
     monkeypatch.setattr(run.driver, "require_chip", lambda device, chip: None)
@@ -331,6 +350,35 @@ def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch
         known = next(plan for options, (plan, _) in api._KNOWN.items() if (options[2] is dict) == (form == "names"))
         y, out = (d, other) if form == "array" else (other, d)
         check(known, a, b, seen, out_y=y.address, out=out.address)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8])
+def test_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
+    """Its own kernels, with stream-K's flags, reductions and packings; in a graph, and at the first and later calls."""
+    monkeypatch.setattr(api, "_KNOWN", {})
+    monkeypatch.setattr(plans, "_chip", lambda a: CHIPS["sm_86"])
+
+    def f(acc: Any) -> Any:
+        return acc, acc.sum(-1)
+
+    for m, n, k in ((512, 512, 16384), (100, 70, 50)):
+        a, b = OnGpu((m, k), 0x10000, dtype), OnGpu((k, n), 0x10000000, dtype)
+        d, sums = OnGpu((m, n), 0x20000000, np.float32), OnGpu((m,), 0x30000000, np.float32)
+        space = OnGpu((1 << 25,), 0x40000000)
+        space.nbytes = 1 << 26
+        plan = gemmsmith.plan(a, b, epilogue=f, out={"out": d, "out1": sums}, out_dtype="fp32")
+        assert all(x.kernel.chip.name == "sm_86" for x in plan.launches.all)
+        assert plan.config.design == ("sgemm" if dtype == np.float32 else "mma_multistage")
+        assert bool(plan.launches.flag_bytes) == (plan.config.splits == 0)
+        run_again = plan.prepare(a, b, {"out": d, "out1": sums}, workspace=space)
+        graph = recorded[-1]
+        check(plan, a, b, seen, out=d.address, out_out1=sums.address, workspace=space.address)
+        run_again()
+        assert graph.launched == [7]
+        for address in (0x50000000, 0x60000000):
+            d = OnGpu((m, n), address, np.float32)
+            plan.run(a, b, {"out": d, "out1": sums}, workspace=space)
+            check(plan, a, b, seen, out=d.address, out_out1=sums.address, workspace=space.address)
 
 
 def test_the_bare_product_takes_an_array(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

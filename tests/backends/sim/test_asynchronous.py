@@ -10,7 +10,7 @@ from gemmsmith import hw
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U32, U64
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.values import Constant, Value
 
 
 def own_word(k: Builder, smem: SharedView) -> Value:
@@ -61,21 +61,59 @@ def test_read_is_no_visibility(read_only: bool) -> None:
     assert kinds(run(record)) == ({"race"} if read_only else set())
 
 
+@pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize("barrier", [True, False])
 @pytest.mark.parametrize("apart", [0, 1, 32])
-def test_cp_async_is_known_to_the_lane_that_copied(barrier: bool, apart: int) -> None:
+def test_cp_async_is_known_to_the_lane_that_copied(wait: bool, barrier: bool, apart: int) -> None:
+    """Once it has waited; to others, of its warp too, behind a barrier as well."""
+
     def record(k: Builder, out: Value) -> None:
         smem = k.shared(2048, name="tile")
         step = (k.thread * 16).to(U32)
         hw.cp_async_copy(smem[0].address + step, out + step.to(U64), 16, 16)
         hw.cp_async_commit()
-        hw.cp_async_wait(0)
+        if wait:
+            hw.cp_async_wait(0)
         if barrier:
             hw.sync_threads()
         thread = k.thread ^ apart
         hw.load_shared(k.registers(U32, 1, "got"), smem[0].address + (thread * 16).to(U32))
+        hw.cp_async_wait(0)
 
-    assert kinds(run(record)) == ({"race"} if apart and not barrier else set())
+    assert kinds(run(record)) == (set() if wait and (barrier or not apart) else {"race"})
+
+
+@pytest.mark.parametrize("what", [
+    "source of cp.async", "destination of cp.async", "row of ldmatrix", "load of 16 bytes", "store of 8 bytes",
+])  # fmt: skip
+@pytest.mark.parametrize("offset", [0, 4, 16])
+def test_misaligned_rows_and_pointers(what: str, offset: int) -> None:
+    """One lane's alone is enough."""
+
+    def record(k: Builder, out: Value) -> None:
+        smem = k.shared(4096, alignment=16, name="tile")[0].address
+        hw.store_shared(word(k, k.thread.to(U32)), smem + (k.thread * 4).to(U32))
+        hw.sync_threads()
+        step = (k.thread % 32 * 16).to(U32) + k.select(k.thread == 5, Constant(U32, offset), 0)
+        four, two = k.registers(U32, 4, "four"), k.registers(U32, 2, "two")
+        if what == "source of cp.async":
+            hw.cp_async_copy(smem + 2048 + (k.thread * 16).to(U32), out + step.to(U64), 16, 16)
+        elif what == "destination of cp.async":
+            with k.when(k.thread < 32):
+                hw.cp_async_copy(smem + 2048 + step, out, 16, 16)
+        elif what == "row of ldmatrix":
+            with k.when(k.warp_index == 0):
+                hw.load_matrix(four, smem + step)
+        elif what == "load of 16 bytes":
+            hw.load_global(four, out + step.to(U64), True)
+        else:
+            two[0], two[1] = 0, 0
+            with k.when(k.thread == 5):
+                hw.store_global(two, out + step.to(U64), True)
+        hw.cp_async_commit()
+        hw.cp_async_wait(0)
+
+    assert kinds(run(record)) - {"race", "uninitialised read"} == ({"alignment"} if offset == 4 else set())
 
 
 @pytest.mark.parametrize(("wait", "fence"), [(True, True), (True, False), (False, True)])

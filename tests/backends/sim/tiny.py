@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gemmsmith.backends.sim import GlobalMemory, SimulationResult, simulate
+from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.builder import Builder
@@ -26,13 +27,15 @@ def kernel(record: Record, threads: int, cluster: int = 1) -> Kernel:
 
 
 def run(
-    record: Record, threads: int = 128, grid: int = 1, cluster: int = 1, seed: int = 0, out: np.ndarray | None = None
-) -> SimulationResult:
+    record: Record, threads: int = 128, grid: int = 1, cluster: int = 1, seed: int = 0, out: np.ndarray | None = None,
+    counters: Counters | None = None,
+) -> SimulationResult:  # fmt: skip
     """Executes it on `out`, 4096 bytes of zeros where not given; `map` is a box of 32 x 4 words at its start."""
     memory = GlobalMemory()
     address = memory.place(np.zeros(4096, np.uint8) if out is None else out, "out")
     box = TensorMap(address, FP32, (32, 4, 1), (128, 512), (32, 4, 1), 0)
-    return simulate(kernel(record, threads, cluster), grid, {"out": address, "map": box}, memory, seed=seed)
+    arguments = {"out": address, "map": box}
+    return simulate(kernel(record, threads, cluster), grid, arguments, memory, seed=seed, counters=counters)
 
 
 def kinds(result: SimulationResult) -> set[str]:

@@ -57,12 +57,14 @@ def attention(q: Any, k: Any, v: Any) -> Any:
 
 
 class Llama(nn.Module):
-    """Two layers and a head: 11 products, 33 with their gradients. Tokens and targets (batch, length) -> the loss."""
+    """With two layers 11 products, 33 with their gradients. Tokens and targets (batch, length) -> the loss."""
 
-    def __init__(self, classes: int = 96, dim: int = 32, heads: int = 2, hidden: int = 64, length: int = 16) -> None:
+    def __init__(
+        self, classes: int = 96, dim: int = 32, heads: int = 2, hidden: int = 64, length: int = 16, layers: int = 2
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(classes, dim)
-        self.blocks = nn.ModuleList(Block(dim, heads, hidden) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(dim, heads, hidden) for _ in range(layers))
         self.norm, self.head = RMSNorm(dim), nn.Linear(dim, classes, bias=False)
         angles = torch.arange(length)[:, None] * torch.logspace(0, -2, dim // heads // 2)
         self.register_buffer("cos", angles.cos())

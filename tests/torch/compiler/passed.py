@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.compile_fx import compile_fx
+from torch._inductor.decomposition import decompositions
+from torch._inductor.lowering import lowerings
 
 from gemmsmith.torch.compiler.backend import options
 from gemmsmith.torch.compiler.fuse import Outcome, fuse
@@ -28,6 +30,8 @@ class Passed:
     def _inner(self, module: Any, inputs: Any, **_: Any) -> Any:
         self.outcomes += fuse(module.graph)
         module.graph.lint()
+        targets = {node.target for node in module.graph.nodes}
+        assert not targets.intersection(decompositions).difference(lowerings), "Inductor decomposes these before"
         module.recompile()
         self.graphs.append(module.graph)
         return make_boxed_func(module.forward)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -75,3 +78,36 @@ def test_the_uuid_changes_with_what_the_pass_depends_on(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(backend, name, lambda other=other: other)
             assert backend.Fusion().uuid() != first
+
+
+def test_the_uuid_covers_the_packages_sources(monkeypatch, tmp_path):
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "one.py").write_text("1")
+    (tmp_path / "table.json").write_text("{}")
+    monkeypatch.setattr(backend.resources, "files", lambda _: tmp_path)
+    found = [backend._package.__wrapped__()]
+    for file, written in (("part/one.py", "2"), ("table.json", "[]"), ("part/two.py", "")):
+        (tmp_path / file).write_text(written)
+        found.append(backend._package.__wrapped__())
+    monkeypatch.setattr(backend.gemmsmith, "__version__", "0.0.0")
+    assert len({*found, backend._package.__wrapped__()}) == 5
+
+
+def test_another_process_finds_the_fused_graphs(tmp_path):
+    program = """
+import torch, gemmsmith.torch as gt
+from torch._dynamo.utils import counters
+a, b = torch.ones(24, 16, requires_grad=True), torch.ones(16, 32)
+step = torch.compile(lambda a, b: torch.relu(a @ b) @ b.t(), options=gt.options(), fullgraph=True)
+step(a, b).sum().backward()
+found = counters["inductor"]
+print("hits", found["fxgraph_cache_hit"], "misses", found["fxgraph_cache_miss"], a.grad.sum().item())
+"""
+    places = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    printed = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=places).stdout
+        for _ in range(2)
+    ]
+    assert printed[0].startswith("hits 0 misses 2")
+    assert printed[1].startswith("hits 2 misses 0")
+    assert printed[0].split()[-1] == printed[1].split()[-1]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.torch.compiler import models
 from torch import nn
+from torch.nn import functional
 
 import gemmsmith.torch as gt
 
@@ -16,7 +17,7 @@ def test_what_is_fused_and_what_not_and_why(tmp_path):
     forward, backward = explanation.graphs
     assert forward[0].computed == ("add", "gelu")
     assert "mean all" in forward[1].computed
-    assert [x.why for x in backward][1:] == ["only operations that are not fused read it"] * 2
+    assert [x.why for x in backward][1:] == ["it is a result of the graph"] * 2
     assert explanation.fused == [*forward, backward[0]]
     table = str(explanation)
     assert table.startswith("3 of 5 products have an epilogue; ")
@@ -47,3 +48,23 @@ def test_a_function_with_numbers_of_rows_that_are_symbols():
     torch._dynamo.mark_dynamic(x, 0)
     explanation = gt.explain(lambda x, w: torch.relu(x @ w), x, w)
     assert explanation.graphs[0][0].computed == ("relu",)
+
+
+WHY = {
+    "view: it has the shape (2, 12, 4, 8), and the product (24, 32)": lambda x, w: (x @ w).view(2, 12, 4, 8).sum(-1),
+    "cumsum reads it from memory": lambda x, w: (x @ w).cumsum(0),
+    "mm reads it from memory": lambda x, w: (x @ w) @ w.t(),
+    "convert_element_type: it gives torch.int8": lambda x, w: (x @ w).to(torch.int8),
+    "hypot: its squares may be beyond fp32": lambda x, w: torch.hypot(x @ w, w[:1]),
+    "var_mean: it gives more than one tensor": lambda x, w: functional.layer_norm(x @ w, (32,)),
+    "no fewer bytes would be moved; it needs a reduction of the product": lambda x, w: (x @ w).softmax(-1),
+    "it is a result of the graph": lambda x, w: x @ w,
+    "it is a product with a vector": lambda x, w: torch.relu(x @ w[:, :1]),
+}
+
+
+@pytest.mark.parametrize("why", WHY)
+def test_why_a_product_has_no_epilogue(why):
+    ((outcome, *_), *_) = gt.explain(WHY[why], torch.randn(24, 16), torch.randn(16, 32)).graphs
+    assert outcome.why.startswith(why)
+    assert f"24 x {outcome.shape[1]}  - {why}" in str(gt.explain(WHY[why], torch.randn(24, 16), torch.randn(16, 32)))

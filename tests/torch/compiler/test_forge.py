@@ -46,10 +46,11 @@ def test_products_that_would_take_longer_are_left_to_inductor(regions, monkeypat
     assert fused.estimate >= bare.estimate
     started = []
     monkeypatch.setattr(forge, "forge", started.append)
-    worse = replace(choice, saved=-choice.beside)
+    worse = replace(choice, saved=-choice.beside, spared=0)
     assert "us longer, and spare other kernels 0.0 us" in forge.refusal(region, worse)
     assert not started
-    assert forge.refusal(region, replace(choice, saved=10**9)) == ""
+    assert choice.spared == 1
+    assert forge.refusal(region, choice) == ""  # the launch of relu is spared
     assert started[0].source == fused.source
 
 

@@ -261,3 +261,49 @@ def test_a_product_with_a_dtype_of_its_own():
 
     torch.testing.assert_close(function(a, b), (a.float() @ b.float()).relu())
     assert outcomes[0].computed == ("relu",)
+
+
+def test_long_chains_of_operations_before_and_behind_a_product():
+    a, b, c = matrices((M, K), (K, N), (M, N))
+
+    def function(a, b, c):
+        for _ in range(400):
+            c = torch.sin(c)
+        y = a @ b + c
+        for _ in range(400):
+            y = torch.sin(y)
+        return y
+
+    run(function, a, b, c)
+
+
+def test_a_term_that_is_multiplied_by_0_is_not_read():
+    c, a, b = matrices((M, N), (M, K), (K, N))
+    c[:] = float("nan")
+    assert run(lambda c, a, b: torch.relu(torch.addmm(c, a, b, beta=0, alpha=2)), c, a, b).fused
+
+
+@pytest.mark.parametrize("constant", [1e300, 1e-300])
+def test_numbers_that_fp32_does_not_hold_are_left_to_torch(constant):
+    a, b = matrices((M, K), (K, N))
+    passed = run(lambda a, b: torch.where((y := a @ b) > 0, y, constant), a, b)
+    assert "in fp32" in passed.outcomes[0].why
+
+
+def test_functions_that_differ_from_numpys():
+    a = torch.tensor([[float("nan"), 0], [float("inf"), 0], [1e30, 0], [-2, 0]], dtype=torch.float32)
+    b = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    for function in (torch.sign, torch.sgn, lambda x: torch.hypot(x, torch.full_like(x, 1e30))):
+        got, _ = compiled(lambda a, b, f=function: f(a @ b))
+        assert torch.equal(got(a, b).nan_to_num(), function(a @ b).nan_to_num())
+
+
+def test_values_that_are_not_row_major_are_left_as_they_are():
+    """Others may see their strides, as views and as_strided do."""
+    a, b, c = matrices((M, K), (K, N), (N, M))
+    for after in (lambda y: y.as_strided((5, 7), (1, 9)), lambda y: y.t().view(-1), lambda y: y):
+        got, passed = compiled(lambda a, b, c, f=after: f(torch.relu(c.t() + a @ b)))
+        found, want = got(a, b, c), after(torch.relu(c.t() + a @ b))
+        torch.testing.assert_close(found, want, rtol=1e-11, atol=1e-11)
+        assert found.stride() == want.stride()
+        assert not passed.fused

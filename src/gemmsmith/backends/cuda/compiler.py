@@ -16,6 +16,7 @@ _PTX_LINE = r"ptx input, line (\d+); error"
 OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=-v")
 """Without contraction of products and sums, which would depend on what else a kernel computes: they are fused where the
 kernel says so, and there the simulator fuses them too."""
+LINES = "--generate-line-info"
 
 
 @dataclass(frozen=True)
@@ -75,36 +76,39 @@ def nvrtc_version() -> str:
     return ".".join(map(str, _check(_nvrtc().nvrtcVersion())))
 
 
-def compile_source(source: str, name: str, target: str = HOPPER.target, *, cache: bool = True) -> Compiled:
-    """The cubin for `target` of an `extern "C"` kernel `name`, from the cache if it is there. Raises CompileError."""
-    key = cubin_cache.key(source, (target, *OPTIONS), nvrtc_version())
+def compile_source(
+    source: str, name: str, target: str = HOPPER.target, *, cache: bool = True, lines: bool = False
+) -> Compiled:
+    """The cubin for `target` of an `extern "C"` kernel `name`, from the cache if it is there; `lines`: with line
+    information. Raises CompileError."""
+    key = cubin_cache.key(source, (target, *OPTIONS, *[LINES] * lines), nvrtc_version())
     if cache and (found := cubin_cache.load(key)):
         return Compiled(*found, name)
-    cubin, log = _compile(source, name, target, "cubin")
+    cubin, log = _compile(source, name, target, "cubin", lines)
     if cache:
         cubin_cache.store(key, cubin, log)
     return Compiled(cubin, log, name)
 
 
-def compile_ptx(source: str, name: str, target: str = HOPPER.target) -> str:
-    """The PTX of a kernel. Raises CompileError."""
-    return _compile(source, name, target, "ptx")[0].decode().rstrip("\0")
+def compile_ptx(source: str, name: str, target: str = HOPPER.target, *, lines: bool = False) -> str:
+    """The PTX of a kernel; `lines`: with line information. Raises CompileError."""
+    return _compile(source, name, target, "ptx", lines)[0].decode().rstrip("\0")
 
 
-def _compile(source: str, name: str, target: str, what: str) -> tuple[bytes, str]:
+def _compile(source: str, name: str, target: str, what: str, lines: bool) -> tuple[bytes, str]:
     nvrtc = _nvrtc()
     program = _check(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))[0]
     try:
         architecture = target if what == "cubin" else target.replace("sm", "compute")
-        options = f"--gpu-architecture={architecture}", *(OPTIONS if what == "cubin" else OPTIONS[:2])
+        options = f"--gpu-architecture={architecture}", *(OPTIONS if what == "cubin" else OPTIONS[:2]), *[LINES] * lines
         error = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])[0]
         log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
         log = log.rstrip("\0")
         if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            lines = _lines_named(source, log, r"\.cu\((\d+)\): (?:catastrophic )?error")
+            named = _lines_named(source, log, r"\.cu\((\d+)\): (?:catastrophic )?error")
             if what == "cubin" and re.search(_PTX_LINE, log):  # ptxas failed: it names lines of PTX
-                lines = _lines_named(compile_ptx(source, name, target), log, _PTX_LINE)
-            raise CompileError(f"{name}: {error.name}\n{log}\n{lines}")
+                named = _lines_named(compile_ptx(source, name, target), log, _PTX_LINE)
+            raise CompileError(f"{name}: {error.name}\n{log}\n{named}")
         if what == "ptx":
             return _text(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX), log
         return _text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), log

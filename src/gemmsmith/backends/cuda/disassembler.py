@@ -29,12 +29,18 @@ def nvdisasm() -> str:
     return found
 
 
-def sass(cubin: bytes) -> str:
-    """The cubin's code sections, disassembled. Raises CompileError."""
+def sass(cubin: bytes, *, lines: bool = False) -> str:
+    """The cubin's code sections, disassembled; `lines`: with the lines that its line information names. Raises
+    CompileError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        done = subprocess.run([nvdisasm(), "-c", str(path)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [nvdisasm(), "-c", *["--print-line-info-inline"] * lines, str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         raise CompileError(f"nvdisasm: {done.stderr.strip()}")
     return done.stdout

@@ -60,12 +60,25 @@ def require_chip(device: int, chip: Chip = HOPPER) -> None:
 
 
 def chip_of(found: Attributes) -> Chip | None:
-    """The chip whose kernels a GPU runs: the latest of its major capability that is not later; None before 8.0."""
+    """The chip whose kernels a GPU runs: the latest not later than it, Hopper for Hopper only; None before 8.0."""
     major, minor = found.capability
-    alike = [
-        chip for chip in CHIPS.values() if chip.capability // 10 == major and chip.capability <= 10 * major + minor
-    ]
-    return max(alike, key=lambda chip: chip.capability, default=None)
+    earlier = [
+        chip for chip in CHIPS.values()
+        if chip.capability <= 10 * major + minor and (chip != HOPPER or major == 9)
+    ]  # fmt: skip
+    return max(earlier, key=lambda chip: chip.capability, default=None)
+
+
+def chip_at(device: int) -> Chip:
+    """That of device `device`. DeviceError for a GPU before compute capability 8.0."""
+    found = attributes(device)
+    chip = chip_of(found)
+    if chip is None:
+        major, minor = found.capability
+        raise DeviceError(
+            f"device {device} is a {found.name} of compute capability {major}.{minor}; use a GPU of 8.0 or later"
+        )
+    return chip
 
 
 @dataclass(frozen=True)

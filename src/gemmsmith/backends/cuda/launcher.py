@@ -142,8 +142,9 @@ def load(
 
 def _image(source: str, name: str, device: int, target: str) -> bytes:
     """What the driver loads: a cubin for the device, or, of a kernel for an earlier chip, PTX, which it compiles."""
-    chip = chip_of(attributes(device))
-    if chip is not None and chip.target == target:
+    found = attributes(device)
+    chip = chip_of(found)
+    if chip is not None and chip.target == target and chip.capability // 10 == found.capability[0]:
         return compile_source(source, name, target).cubin
     return compile_ptx(source, name, target).encode() + b"\0"
 

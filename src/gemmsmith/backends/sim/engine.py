@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gemmsmith.backends.sim import launch
 from gemmsmith.backends.sim.chip import H200, Chip
+from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.backends.sim.ending import check_end
 from gemmsmith.backends.sim.hazards import Hazard, Hazards, Stop
 from gemmsmith.backends.sim.interpreter import Interpreter, Step
@@ -39,7 +40,7 @@ Argument = int | float | TensorMap | tuple[int, ...]
 def simulate(
     kernel: Kernel, grid: int, arguments: Mapping[str, Argument], memory: GlobalMemory, *,
     seed: int = 0, chip: Chip = H200, max_hazards: int = 20, dependent: bool = False,
-    worked: Callable[[float], None] = lambda cycles: None,
+    worked: Callable[[float], None] = lambda cycles: None, counters: Counters | None = None,
 ) -> SimulationResult:  # fmt: skip
     """Executes `grid` CTAs, all resident at once, on the bytes of `memory`.
 
@@ -48,10 +49,11 @@ def simulate(
     launch that no driver takes (a missing argument, a ragged cluster) is an ArgumentError or KernelError.
     `dependent`: the grid may have been started while those before it run (programmatic dependent launch), so
     griddepcontrol.wait must precede its accesses to global memory. `worked` is told the tensor-core cycles of every
-    wgmma that is done. With the last of `max_hazards` the kernel stops.
+    wgmma that is done; `counters` count if given. With the last of `max_hazards` the kernel stops.
     """
     launch.check(kernel, grid, arguments)
-    state = State(kernel, memory, chip, seed, Hazards(max_hazards), dict(arguments), grid, Operations(worked))
+    watch = counters.watch if counters else None
+    state = State(kernel, memory, chip, seed, Hazards(max_hazards), dict(arguments), grid, Operations(worked), watch)
     by_cta = launch.start(state, dependent=dependent)
     units = [unit for each in by_cta.values() for unit in each]
     with suppress(Stop):

@@ -14,7 +14,7 @@ from gemmsmith.backends.sim.registers import RegisterFile
 from gemmsmith.backends.sim.unit import Unit
 from gemmsmith.backends.sim.values import Values
 from gemmsmith.lang import statements as st
-from gemmsmith.lang.instruction import Result
+from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.machine import Blocking, Machine
 from gemmsmith.lang.values import Operation, Read, RegisterRead, RegisterRows, Registers, SelectedRow, Value
 
@@ -33,7 +33,9 @@ class Interpreter:
         self.unit, self.steps = unit, steps
         self.values, self.registers = Values(unit), RegisterFile(unit)
         self.bound = self.values.bound
-        self.machine: Machine = UnitMachine(unit, self.values, self.registers)
+        machine, watch = UnitMachine(unit, self.values, self.registers), unit.state.watch
+        self.machine: Machine = machine
+        self.simulate = watch(unit, machine) if watch else self._simulate
 
     def run(self) -> Blocking:
         """The whole kernel."""
@@ -52,8 +54,11 @@ class Interpreter:
             if seed and visible and random() < PREEMPTION:
                 yield None
 
+    def _simulate(self, instruction: Instruction) -> Any:
+        return instruction.simulate(self.machine)
+
     def execute(self, statement: st.Execute) -> Blocking | None:
-        done = statement.instruction.simulate(self.machine)
+        done = self.simulate(statement.instruction)
         return done if isinstance(done, GeneratorType) else None
 
     def operate(self, what: tuple[Operation, Callable[..., Any]]) -> None:
@@ -68,7 +73,7 @@ class Interpreter:
         self.bound[x] = self.registers.read(self._row(x.registers), int(self.bound[x.index]))
 
     def result(self, x: Result) -> Blocking | None:
-        held = x.instruction.simulate(self.machine)
+        held = self.simulate(x.instruction)
         if isinstance(held, GeneratorType):
             return self._later(x, held)
         self.bound[x] = held

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.arrays import ArrayInfo, byte_range
+from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.backends.sim.engine import SimulationResult, simulate
 from gemmsmith.backends.sim.hazards import Hazard
 from gemmsmith.backends.sim.memory import GlobalMemory
@@ -24,11 +25,12 @@ RESIDENT_CTAS = 4
 
 
 def run(
-    launches: Launches, arguments: Mapping[str, ArrayInfo | float], seed: int, progress: Callable[[float], None] | None
-) -> SimulationResult:
+    launches: Launches, arguments: Mapping[str, ArrayInfo | float], seed: int,
+    progress: Callable[[float], None] | None, counters: Counters | None = None,
+) -> SimulationResult:  # fmt: skip
     """Executes the launches, events in the order of the seed: the hazards of all, the timeline of the longest, and the
     cycles in all. `arguments`: arrays on the CPU and numbers, by the names of their Pointers. `progress` is told the
-    fraction of the product's tensor-core cycles that is done, now and then."""
+    fraction of the product's tensor-core cycles that is done, now and then; `counters` count if given."""
     if launches.swapped:
         arguments = {**arguments, "a": arguments["b"], "b": arguments["a"]}
     memory = GlobalMemory()
@@ -59,7 +61,8 @@ def run(
         grid = size * min(launch.clusters, most)
         early = launch.kernel.chip.has("sm_90")  # it may start while those before it run
         with np.errstate(all="ignore"):  # infinities and NaN are results like others
-            done = simulate(launch.kernel, grid, launch.at(addresses), memory, seed=seed, dependent=early, worked=work)
+            done = simulate(launch.kernel, grid, launch.at(addresses), memory, seed=seed, dependent=early, worked=work,
+                            counters=counters)  # fmt: skip
         results.append(done)
     hazards = [hazard for done in results for hazard in done.hazards]
     if words.any():

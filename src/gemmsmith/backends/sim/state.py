@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from gemmsmith.backends.sim.chip import Chip
 from gemmsmith.backends.sim.clocks import AGENTS
@@ -14,12 +16,14 @@ from gemmsmith.backends.sim.operations import Operations
 from gemmsmith.backends.sim.shadow import Shadow
 from gemmsmith.backends.sim.timeline import Timeline
 from gemmsmith.backends.sim.words import Word
+from gemmsmith.lang.instruction import Instruction
 from gemmsmith.lang.kernel import Kernel
 
 
 @dataclass(eq=False)
 class State:
-    """The launch, global memory, and what is recorded. `agents` is the length of vector clocks."""
+    """The launch, global memory, and what is recorded. `agents` is the length of vector clocks; `watch` counts what a
+    unit does on a machine, if anybody does, and gives what executes its instructions."""
 
     kernel: Kernel
     memory: GlobalMemory
@@ -29,6 +33,7 @@ class State:
     arguments: dict[str, object]
     grid: int
     operations: Operations
+    watch: Callable[..., Callable[[Instruction], Any]] | None = None
     timeline: Timeline = field(default_factory=Timeline)
     words: defaultdict[int, Word] = field(default_factory=lambda: defaultdict(Word))
     _global_shadows: dict[Buffer, Shadow] = field(default_factory=dict)

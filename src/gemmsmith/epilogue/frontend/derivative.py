@@ -86,7 +86,7 @@ def storing(graph: Graph, wanted: Collection[str], default: DType) -> tuple[Grap
     extents = graph.extents()
     inner = [i for i, n in enumerate(graph.nodes) if extents[i].is_matrix and n.op in (*FUNCTIONS, "accumulator")]
     longer = [_keeping(graph, i) for i in inner]
-    found = [(*_cheapest(g, wanted, default), g) for g in longer]
+    found = [(*_cheapest(g, wanted, default, {g.results[-1].name}), g) for g in longer]
     cost, chosen, best = min(found, key=lambda x: x[0])
     return (graph, stored) if cost[0] else (best, chosen)
 
@@ -105,13 +105,15 @@ def _keeping(graph: Graph, node: int) -> Graph:
     return replace(graph, results=(*graph.results, Result(f"{KEPT}{count}", node)))
 
 
-def _cheapest(graph: Graph, wanted: Collection[str], default: DType) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """What the derivative costs at least, and which results it reads for that: whether it needs the product, the
-    matrices that it reads, its operands, its nodes."""
+def _cheapest(
+    graph: Graph, wanted: Collection[str], default: DType, read: Collection[str] = ()
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """What the derivative costs at least, and which results it reads for that, some among them: whether it needs the
+    product, the matrices that it reads, its operands, its nodes."""
     extents = graph.extents()
     of = [r.name for r in graph.results if not r.name.startswith(KEPT)]
     matrices = [r.name for r in graph.results if extents[r.node].is_matrix]
-    needed = {base.name for r in extremes(graph) if (base := _base(graph, r))}
+    needed = {*read, *(base.name for r in extremes(graph) if (base := _base(graph, r)))}
     best: tuple[tuple[int, ...], tuple[str, ...]] | None = None
     for names in (names for count in range(len(matrices) + 1) for names in combinations(matrices, count)):
         if needed <= set(names):

@@ -84,6 +84,8 @@ def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, An
     bytes, unless `out` says otherwise. A block is a multiple of 16, at most 256, or 128
     after chunk; all of one epilogue are the same. Raises EpilogueError for other dtypes and blocks.
     """
+    if hasattr(type(x), "record"):  # torch.compile traces the epilogue
+        return x.record("quantize", x, dtype, block)  # type: ignore[no-any-return]
     t = _matrix("quantize", x)
     kind = _dtype(dtype)
     if kind.bits != 8:
@@ -96,6 +98,8 @@ def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, An
 
 def top_k_softmax(x: Any, k: int) -> Any:
     """In an epilogue: the softmax over the k largest elements of each row of x, a matrix, and 0 elsewhere."""
+    if hasattr(type(x), "record"):
+        return x.record("top_k_softmax", x, k)
     t = _matrix("top_k_softmax", x)
     if not isinstance(k, int) or not 1 <= k <= x.shape[-1]:
         raise refused(f"top_k_softmax: k: got {k!r}; use an integer from 1 to {x.shape[-1]}")

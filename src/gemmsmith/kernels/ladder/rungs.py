@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from gemmsmith.core.chip import Chip
@@ -44,6 +45,7 @@ class Rung:
 
 HALVES = (BF16, FP16)
 RUNGS = {
+    "naive_m": Rung(partial(naive, order="m"), (FP32, FP16)),
     "naive": Rung(naive, (FP32, FP16)),
     "block_tile": Rung(block_tile, (FP32, FP16)),
     "thread_tile": Rung(thread_tile, (FP32, FP16)),

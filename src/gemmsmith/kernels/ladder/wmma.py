@@ -75,11 +75,12 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
         results = tiles[0][0].at(k.warp_index, 4 * FRAGMENT * FRAGMENT)  # of this warp, in the stages
         for n in range(down * right):
             to_row, to_column = row + n // right * FRAGMENT, column + n % right * FRAGMENT
+            if n:
+                hw.sync_warp()  # all lanes have read what lay there
             hw.wmma_store(d.rows[n], results, FRAGMENT, "row", mma)
             hw.sync_warp()
             with k.unroll(FRAGMENT * FRAGMENT // 32, name="turn") as turn:
                 element, one = (turn * 32 + k.lane).named("element"), k.registers(F32, 1, "one")
                 hw.load_shared(one, results.address + (element * 4).to(U32))
                 x.store(x.row + to_row + element // FRAGMENT, x.column + to_column + element % FRAGMENT, one[0])
-            hw.sync_warp()
         return k.finish()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gemmsmith.core.dtypes import FP32, DType, as_dtype
+from gemmsmith.core.dtypes import FP32, DType, as_dtype, in_fp32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import Extent, Graph, Operand, Result
 from gemmsmith.epilogue.frontend.tracer import Traced, Tracing, call
@@ -25,6 +25,8 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 rule for what overflows need not be the epilogue's."""
 READ = (*FLOATS, torch.bool, torch.int32, torch.int64)
 """The dtypes of operands; float64 too where a is float64."""
+DEEPEST = 50
+"""Operations, one after the other, that are pulled in together."""
 AXES = {"n": -1, "m": -2, "all": None}
 
 
@@ -55,10 +57,11 @@ class Epilogue(Tracing):
         self.reads[product.node] = frozenset()
         if product.term:
             term, beta, alpha = product.term
-            bias = self._read(term, shape(product.node))
-            self.reads[product.node] = self._leaves([term])
-            scaled = found if alpha == 1 else self("mul", found, alpha)
-            found = self("add", scaled, bias if beta == 1 else self("mul", bias, beta))
+            found = found if alpha == 1 else self("mul", found, alpha)
+            if beta != 0:  # else the term is not read: it may be NaN
+                bias = self._read(term, shape(product.node))
+                self.reads[product.node] = self._leaves([term])
+                found = self("add", found, bias if beta == 1 else self("mul", bias, beta))
         self._join(product.node, found)
 
     def _continue(self, graph: Graph) -> None:
@@ -81,6 +84,14 @@ class Epilogue(Tracing):
                 self._join(self.of.results[r.name], found)
         self.joined.add(self.of.node)
 
+    def value(self, x: Any) -> Traced:
+        """Numbers are as they are in torch, or refused."""
+        if isinstance(x, Traced) and x.op == "reduce":
+            raise refused("it needs a reduction of the product, which is known when all of it is computed")
+        if isinstance(x, (int, float)) and x == x and in_fp32(x) != x:
+            raise refused(f"{x} is {in_fp32(x)} in fp32")
+        return super().value(x)
+
     # -- joining ---------------------------------------------------------------------------------------------------
 
     def join(self, node: Node) -> None:
@@ -95,10 +106,10 @@ class Epilogue(Tracing):
     def _compute(self, node: Node) -> Traced:
         if kind(node) == "opaque":
             raise refused(f"{name(node) or node.name} reads it from memory")
-        if value(node) is None or not (dtype(node) == torch.bool or self._fits(dtype(node))):
-            raise refused(
-                f"{name(node) or node.name}: it gives {dtype(node) if value(node) is not None else 'no tensor'}"
-            )
+        if value(node) is None:
+            raise refused(f"{name(node) or node.name}: it gives more than one tensor")
+        if not (dtype(node) == torch.bool or self._fits(dtype(node))):
+            raise refused(f"{name(node) or node.name}: it gives {dtype(node)}")
         found = self._value(node)
         self.reads[node] = self._leaves(node.all_input_nodes)
         return found
@@ -112,12 +123,16 @@ class Epilogue(Tracing):
         if kind(node) != "pointwise":
             raise refused(f"{name(node) or node.name}: it is not computed element by element")
         self._whole(node)
+        if name(node) == "hypot":
+            raise refused(f"{name(node)}: its squares may be beyond fp32")
         if dtype(node) == torch.bool and any(is_integer(x) for x in node.all_input_nodes):
             raise refused(f"{name(node)}: it compares integers, which fp32 does not hold")
         args = [self._argument(x, shape(node)) for x in node.args]
         kwargs = {key: self._argument(x, shape(node)) for key, x in node.kwargs.items()}
         if name(node) == "convert_element_type":
             return self._cast(*args)
+        if name(node) in ("sign", "sgn"):  # of NaN it is 0 in torch
+            return self("where", self("eq", *args, *args), self("sign", *args), 0)
         return call(name(node), name(node), tuple(args), kwargs)  # type: ignore[no-any-return]
 
     def _argument(self, x: Any, like: tuple[Any, ...]) -> Any:
@@ -243,16 +258,18 @@ class Epilogue(Tracing):
     def _operand(self, node: Node, extent: Extent, kept: DType) -> Operand:
         return self.operands.setdefault(node, Operand(f"x{len(self.operands)}", extent, kept))
 
-    def _frontier(self, node: Node) -> set[Node]:
+    def _frontier(self, node: Node, depth: int = 0) -> set[Node]:
         """What to read in place of a node's value: itself, or what it is computed of where that is fewer bytes."""
         if node in self._frontiers:
             return self._frontiers[node]
         found = {node}
-        if name(node) == "expand" or kind(node) == "view":
-            found = self._frontier(node.args[0])
+        if depth == DEEPEST:
+            pass
+        elif name(node) == "expand" or kind(node) == "view":
+            found = self._frontier(node.args[0], depth + 1)
         elif kind(node) == "pointwise" and self._extent(shape(node), shape(node)) == self._matrix:
             others = [x for x in node.all_input_nodes if constant(x) is None]
-            inner = {leaf for x in others for leaf in (self._frontier(x) if value(x) is not None else {x})}
+            inner = {leaf for x in others for leaf in (self._frontier(x, depth + 1) if value(x) is not None else {x})}
             most = size(node) - 1 if self.traffic.lies(node) else 2 * size(node)  # or it is written first
             if moved(inner) <= most:
                 found = inner

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
+from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.utils.checkpoint import CheckpointPolicy
 
 from gemmsmith.core.graph import Extent, Graph, Operand, Result
@@ -18,7 +19,6 @@ from gemmsmith.torch import text
 from gemmsmith.torch.compiler.epilogue import held
 from gemmsmith.torch.compiler.nodes import Emitter, Node, constant, dtype, kind, name, shape, value
 from gemmsmith.torch.compiler.products import PLAIN, product, refusal
-from gemmsmith.torch.compiler.rewrite import sort
 from gemmsmith.torch.operator import OPERATORS
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ def move(graph: torch.fx.Graph) -> None:
             if name(node) in PLAIN:
                 for i in range(2):
                     factor.take(_matrix(node.args[i]))
-    sort(graph)
+    stable_topological_sort(graph)
     graph.eliminate_dead_code()
 
 

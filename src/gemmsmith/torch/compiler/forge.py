@@ -20,6 +20,8 @@ from gemmsmith.torch.operator import precision
 
 BYTES_PER_US = 4_200_000
 """What Inductor's kernels move of an H200's memory, at best."""
+LAUNCH_US = 0.8
+"""What the launch of a kernel takes, in a CUDA graph."""
 MOST_THREADS = 8
 
 
@@ -29,7 +31,9 @@ def refusal(region: Region, choice: Choice) -> str:
         fused, bare = fused_plan(region, choice), bare_plan(region)
     except GemmsmithError as error:
         return f"there is no kernel for it: {error}"
-    longer, spared = fused.estimate - bare.estimate, (choice.saved + choice.beside) / BYTES_PER_US
+    fewer = choice.spared - len(fused.launches.all) + len(bare.launches.all)
+    longer = fused.estimate - bare.estimate
+    spared = (choice.saved + choice.beside) / BYTES_PER_US + fewer * LAUNCH_US
     if longer >= spared:
         return f"the product would take {longer:.1f} us longer, and spare other kernels {spared:.1f} us"
     forge(fused)
@@ -57,7 +61,13 @@ def _plan(region: Region, epilogue: Graph | None, operands: Mapping[str, Any]) -
     a, b = value(region.product.a), value(region.product.b)
     given = {name: x if isinstance(x, float) else _spec(x) for name, x in operands.items()}
     bare = epilogue is None or epilogue.is_bare
-    return Plan(_spec(a), _spec(b), epilogue=None if bare else epilogue, operands=given, precision=precision(a))
+    return _planned(_spec(a), _spec(b), None if bare else epilogue, tuple(given.items()), precision(a))
+
+
+@lru_cache(maxsize=1024)
+def _planned(a: Spec, b: Spec, epilogue: Graph | None, operands: tuple[tuple[str, Any], ...], kind: str | None) -> Plan:
+    """The plan of one product, and of all layers' that are like it."""
+    return Plan(a, b, epilogue=epilogue, operands=dict(operands), precision=kind)
 
 
 def _spec(x: Any) -> Spec:
@@ -69,6 +79,7 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "gemmsmith")
 
 
+@lru_cache(maxsize=1024)
 def forge(plan: Plan) -> list[Future[Any]]:
     """Starts compiling a plan's kernels, for the cache in which a call finds them."""
     return [_pool().submit(compile_source, x.kernel.source, x.kernel.name) for x in plan.launches.all]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -46,12 +46,8 @@ class Outcome:
 def fuse(graph: torch.fx.Graph) -> list[Outcome]:
     """Fuses in place, and says of each product what became of it."""
     written_out = recognise(graph)
-    traffic, outcomes = Traffic(graph.nodes), []
-    for node in list(graph.nodes):
-        if found := product(node):
-            outcomes.append(_outcome(found, traffic))
-            if outcomes[-1].epilogue:
-                traffic = Traffic(graph.nodes)
+    traffic = Traffic(graph)
+    outcomes = [_outcome(found, traffic) for node in list(graph.nodes) if (found := product(node))]
     restore(graph, written_out)
     return outcomes
 
@@ -70,13 +66,22 @@ def _outcome(found: Product, traffic: Traffic) -> Outcome:
         node = replace(region, choice)
     except EpilogueError as error:
         return left(str(error).rpartition("\n")[2].strip())
-    return left(saved=choice.saved, epilogue=optimise(text.read(node.args[3])))
+    return left(saved=choice.saved, epilogue=_optimised(node.args[3]))
+
+
+@lru_cache(maxsize=1024)
+def _optimised(epilogue: str) -> Graph:
+    return optimise(text.read(epilogue))
 
 
 def _why_not(region: Region) -> str:
+    refused = next(iter(region.refused.values()), "")
     if any(kind(x) != "view" for x in region.members[len(region.own) :]):
-        return "no fewer bytes would be moved"
-    return next(iter(region.refused.values()), "only operations that are not fused read it")
+        return f"no fewer bytes would be moved{'; ' * bool(refused)}{refused}"
+    if refused:
+        return refused
+    returned = any(user.op == "output" for x in region.members for user in x.users)
+    return "it is a result of the graph" if returned else "only operations that are not fused read it"
 
 
 def user_line(node: Node) -> str:

@@ -68,6 +68,11 @@ def _kind(target: Any, op: str) -> Kind:
     return "reduction" if op in REDUCED else "opaque"
 
 
+def mutates(node: Node) -> bool:
+    """Whether it changes a tensor in place."""
+    return bool(name(node)) and node.target._schema.is_mutable
+
+
 def value(node: Node) -> Any:
     """The fake tensor that a node gives; None where it gives none."""
     found = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
@@ -83,6 +88,16 @@ def dtype(node: Node) -> torch.dtype:
     """Of a node that gives a tensor."""
     found: torch.dtype = value(node).dtype
     return found
+
+
+def row_major(node: Node) -> bool:
+    """Whether a tensor lies in memory as an operator's results do."""
+    found, length = value(node), 1
+    for extent, stride in reversed(list(zip(found.shape, found.stride(), strict=True))):
+        if not same(extent, 1) and not same(stride, length):
+            return False
+        length = length * extent
+    return True
 
 
 def size(node: Node) -> int:
@@ -117,14 +132,16 @@ def constant(node: Node) -> float | bool | None:
 
 
 class Emitter:
-    """Makes nodes with their fake tensors."""
+    """Makes nodes with their fake tensors. `made`: those so far."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
+        self.made: list[Node] = []
 
     def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         node = self.graph.call_function(target, args, kwargs)
         given = torch.fx.map_arg(args, lambda x: x.meta["val"])
         with torch.no_grad(), detect_fake_mode(given) or nullcontext():
             node.meta["val"] = target(*given, **kwargs)
+        self.made.append(node)
         return node

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.torch.compiler.epilogue import Epilogue, as_stored, is_extreme, is_widening
-from gemmsmith.torch.compiler.nodes import Node, dtype, kind, name, size, value
+from gemmsmith.torch.compiler.nodes import Node, dtype, kind, name, row_major, size, value
 from gemmsmith.torch.compiler.products import Product
 from gemmsmith.torch.compiler.traffic import Traffic, moved, reduces
 from gemmsmith.torch.operator import MOST_OPERANDS, MOST_RESULTS
@@ -15,18 +16,22 @@ from gemmsmith.torch.operator import MOST_OPERANDS, MOST_RESULTS
 WORTH = 8
 """Bytes that a fusion saves, of those that the product has: at least one in so many."""
 
+MOST_MEMBERS = 100
+"""Nodes that a region has: choosing among them takes time that grows with their square."""
+
 
 @dataclass(frozen=True)
 class Choice:
     """Nodes that become an epilogue: `members`, in the graph's order, of which those `stored` are results; those `kept`
     stay in the graph, and are computed of results. `saved`: bytes; `beside`: bytes that the operator's own kernel moves
-    and the product's does not."""
+    and the product's does not; `spared`: Inductor's kernels."""
 
     members: tuple[Node, ...]
     stored: tuple[Node, ...]
     kept: frozenset[Node]
     saved: int
     beside: int
+    spared: int
 
 
 class Region:
@@ -40,24 +45,38 @@ class Region:
         self.own = [x for x in dict.fromkeys(own) if x in self.epilogue.joined]
         self.members = list(self.own)
         self.refused: dict[Node, str] = {}
+        self.below = dict.fromkeys([product.node, *self.own], True)
         self._grow()
 
     def _grow(self) -> None:
-        below = set(self.members)
-        node = max(self.members)
-        while (node := node.next).op != "root":
-            inputs = node.all_input_nodes
-            if node.op == "output" or mutates(node):
-                break
-            if below.isdisjoint(inputs):
+        end = next((x for x in self.traffic.mutations if self.product.node < x), None)
+        waiting, seen = [user for x in self.own for user in x.users], set[Node]()
+        heapq.heapify(waiting)
+        while waiting and len(self.members) < MOST_MEMBERS and (end is None or waiting[0] < end):
+            node = heapq.heappop(waiting)
+            if node in self.epilogue.joined or node in seen or node.op == "output":
                 continue
-            below.add(node)
+            seen.add(node)
             try:
-                if all(x in self.epilogue.joined or x not in below for x in inputs):
+                if all(x in self.epilogue.joined or not self._depends(x) for x in node.all_input_nodes):
                     self.epilogue.join(node)
                     self.members.append(node)
+                    for user in node.users:
+                        heapq.heappush(waiting, user)
             except EpilogueError as error:
                 self.refused[node] = str(error).rpartition("\n")[2].strip()
+
+    def _depends(self, node: Node) -> bool:
+        """Whether a node is computed of what the product gives."""
+        first, found, waiting = self.product.node, set[Node](), [node]
+        while waiting:
+            x = waiting.pop()
+            if first < x and x not in self.below and x not in found:
+                found.add(x)
+                waiting += x.all_input_nodes
+        for x in sorted(found):
+            self.below[x] = any(self.below.get(y, False) for y in x.all_input_nodes)
+        return self.below.get(node, False)
 
     # -- what is stored, and what that saves -----------------------------------------------------------------------
 
@@ -81,6 +100,8 @@ class Region:
         extremes = (x for x in members if x not in self.own and is_extreme(x))
         if any(as_stored(x.args[0]) not in stored for x in extremes):
             return None  # what is compared with it might be computed again, and differ in a bit
+        if not all(map(row_major, stored)):
+            return None  # others may depend on its strides
         if len(stored) > MOST_RESULTS or len(reads) > MOST_OPERANDS:
             return None
         saved = self._before(members, stored) - self._after(members, stored, kept, reads)
@@ -88,7 +109,8 @@ class Region:
         if saved * WORTH <= whole:
             return None
         beside = moved(reads) + moved(stored) - whole - moved(self.epilogue.reads[self.product.node])
-        return Choice(tuple(members), tuple(stored), frozenset(kept), saved, beside)
+        spared = self.traffic.spared(set(members) - kept, reads)
+        return Choice(tuple(members), tuple(stored), frozenset(kept), saved, beside, spared)
 
     def _results(self, members: Sequence[Node]) -> tuple[list[Node], set[Node]]:
         """The members that others need and that are stored, and those that are computed of these again: views and
@@ -150,8 +172,3 @@ def is_cheap(node: Node) -> bool:
 def is_cast(node: Node) -> bool:
     """Whether it changes the dtype of a value alone."""
     return name(node) == "convert_element_type"
-
-
-def mutates(node: Node) -> bool:
-    """Whether it changes a tensor in place."""
-    return bool(name(node)) and node.target._schema.is_mutable

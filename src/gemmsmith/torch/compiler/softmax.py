@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gemmsmith.torch.compiler.nodes import Emitter, Node, dtype, kind, name, same, shape
+from gemmsmith.torch.compiler.nodes import Emitter, Node, dtype, kind, name, same, shape, value
 
 aten = torch.ops.aten
 
@@ -57,14 +57,17 @@ def restore(graph: torch.fx.Graph, known: list[LogSumExp]) -> None:
         inner, dims, *keepdim = x.made.args
         with graph.inserting_before(x.made):
             emit = Emitter(graph)
-            largest = torch.finfo(dtype(inner)).max  # in place of an infinity, whose difference to itself is NaN
-            shift = x.shift if x.log.users else emit(aten.amax.default, inner, dims, True)
-            finite = shift if x.log.users else emit(aten.clamp.default, shift, -largest, largest)
-            exp = emit(aten.exp.default, emit(aten.sub.Tensor, inner, finite))
+            shift = x.shift
+            if not x.log.users:  # 0 in place of an infinity, whose difference to itself is NaN
+                largest = emit(aten.amax.default, inner, dims, True)
+                zero = emit(aten.full.default, [], 0.0, dtype=dtype(inner), device=value(inner).device)
+                infinite = emit(aten.eq.Scalar, emit(aten.abs.default, largest), float("inf"))
+                shift = emit(aten.where.self, infinite, zero, largest)
+            exp = emit(aten.exp.default, emit(aten.sub.Tensor, inner, shift))
             log = emit(aten.log.default, emit(aten.sum.dim_IntList, exp, dims, *keepdim))
             x.log.replace_all_uses_with(log)
             if set(x.made.users) - {x.log}:
-                back = finite if any(keepdim) else emit(aten.squeeze.dims, finite, dims)
+                back = shift if any(keepdim) else emit(aten.squeeze.dims, shift, dims)
                 x.made.replace_all_uses_with(emit(aten.add.Tensor, log, back))
     graph.eliminate_dead_code()
 

@@ -1,0 +1,5 @@
+"""`python -m gemmsmith`: the command."""
+
+from gemmsmith.cli.commands import main
+
+main()

@@ -1,0 +1,182 @@
+"""What warps ask of memory and of the multipliers, counted by source line, beside the ideal.
+
+Shared memory has 32 banks of 4 bytes. A wavefront reads or writes one word in each bank, whoever asked for it; a warp's
+access takes as many as it asks one bank for different words (CUDA C++ Programming Guide, "Shared Memory"). Of 8 bytes a
+lane half a warp goes at once, of 16 bytes a quarter, for a wavefront moves 128 bytes. Where all lanes load what their
+neighbour by 1, or all what their neighbour by 2, twice as many lanes go at once: so says NVIDIA's forum of compute
+capability 7.x, "Unexpected shared memory bank conflict", https://forums.developer.nvidia.com/t/77228. ldmatrix and
+stmatrix take 8 rows of 16 bytes at once (PTX ISA, "ldmatrix"). TMA and wgmma are counted without conflicts: swizzled
+tiles have none. Memory behind the L1 is moved in sectors of 32 bytes (Nsight Compute, "Memory Tables"); a warp's access
+takes those that it touches, a TMA copy likewise. None of this has been compared with Nsight Compute yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.backends.sim.machine import UnitMachine
+from gemmsmith.backends.sim.unit import Unit
+from gemmsmith.lang.instruction import Instruction
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.machine import Access, AsyncOperation
+from gemmsmith.lang.statements import Where
+
+BANKS, WORD, WAVEFRONT, SECTOR, WARP = 32, 4, 128, 32, 32
+"""Of shared memory, and bytes of each; bytes of a wavefront and of a sector; lanes."""
+AT_ONCE = {8: 16, 16: 8}
+"""Lanes whose bytes fill a wavefront, by the width of an access; all where it is not listed."""
+
+
+@dataclass
+class Count:
+    """What a grid has executed of an instruction on a line: `instructions` of warps, the `products` that they summed,
+    and the accesses of threads and engines to the buffers named `memory`. Ideal is
+    what the bytes of each access, each counted once, take where they lie side by side."""
+
+    where: Where
+    instruction: str
+    memory: str = ""
+    instructions: int = 0
+    products: int = 0
+    wavefronts: int = 0
+    ideal_wavefronts: int = 0
+    sectors: int = 0
+    ideal_sectors: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        numbers = [name for name, x in vars(self).items() if isinstance(x, int)]
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in numbers})
+
+
+class Counters:
+    """The counts of simulated kernels. Give one to a simulation, and read it afterwards."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Kernel, dict[Instruction, Count]] = {}
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """Those that were executed, in order."""
+        return list(self._counts)
+
+    def lines(self, kernel: Kernel) -> list[Count]:
+        """One for each line, instruction and buffer, in the order of the lines: of all that access memory or
+        multiply."""
+        found: dict[tuple[Where, str, str], Count] = {}
+        for count in self._counts[kernel].values():
+            if count.products or count.wavefronts or count.sectors:
+                key = count.where, count.instruction, count.memory
+                found[key] = found[key] + count if key in found else count
+        return sorted(found.values(), key=lambda count: count.where)
+
+    def watch(self, unit: Unit, machine: UnitMachine) -> Callable[[Instruction], Any]:
+        """Counts what a unit does from here on; gives what executes an instruction."""
+        return _Watch(unit, machine, self._counts.setdefault(unit.state.kernel, {})).execute
+
+
+class _Watch:
+    """One unit. Its machine's accesses are those of the instruction that it executes."""
+
+    def __init__(self, unit: Unit, machine: UnitMachine, counts: dict[Instruction, Count]) -> None:
+        self._unit, self._machine, self._counts = unit, machine, counts
+        self._load, self._store, self._atomic, self._start = machine.load, machine.store, machine.atomic, machine.start
+        machine.load, machine.store, machine.atomic = self.load, self.store, self.atomic
+        machine.start = self.start
+
+    def execute(self, instruction: Instruction) -> Any:
+        unit, count = self._unit, self._counts.get(instruction)
+        if count is None:
+            count = self._counts[instruction] = Count(unit.where, instruction.wrapper_name)
+        self._count = count
+        count.instructions += len(unit.parts)
+        count.products += instruction.products * int(unit.active.sum())
+        return instruction.simulate(self._machine)
+
+    def load(self, space: Any, address: Any, nbytes: int, *, mask: Any = None, **others: Any) -> np.ndarray:
+        self._ordinary(space, address, nbytes, mask, loads=True)
+        return self._load(space, address, nbytes, mask=mask, **others)
+
+    def store(self, space: Any, address: Any, data: np.ndarray, *, mask: Any = None, **others: Any) -> None:
+        self._ordinary(space, address, data.shape[1], mask)
+        self._store(space, address, data, mask=mask, **others)
+
+    def atomic(self, space: Any, address: Any, dtype: Any, *operation: Any, **others: Any) -> np.ndarray:
+        self._ordinary(space, address, np.dtype(dtype).itemsize, None)
+        return self._atomic(space, address, dtype, *operation, **others)
+
+    def start(self, operation: AsyncOperation) -> None:
+        for access in (*operation.reads, *operation.writes):
+            self._access(access)
+        self._start(operation)
+
+    def _ordinary(self, space: Any, address: Any, width: int, mask: Any, *, loads: bool = False) -> None:
+        unit = self._unit
+        threads = np.flatnonzero(unit.active if mask is None else mask)
+        self._access(Access(space, unit.each(address)[threads], width, threads=threads), loads=loads)
+
+    def _access(self, access: Access, *, loads: bool = False) -> None:
+        if not len(access.addresses) or not access.width:
+            return
+        count, state = self._count, self._unit.state
+        if access.space == "shared":
+            name = state.place(access.first)[0].partition("[")[0]
+            taken, ideal = wavefronts(access, loads=loads)
+            count.wavefronts += taken
+            count.ideal_wavefronts += ideal
+        else:
+            buffer = state.memory.find(access.first)
+            name = buffer.name if buffer else "?"
+            taken, ideal = sectors(access)
+            count.sectors += taken
+            count.ideal_sectors += ideal
+        if name not in count.memory.split(", "):
+            count.memory = f"{count.memory}, {name}" if count.memory else name
+
+
+def wavefronts(access: Access, *, loads: bool = False) -> tuple[int, int]:
+    """Those of an access to shared memory, and the ideal. `loads`: neighbours that load the same go together."""
+    ideal = _ideal(access, WAVEFRONT)
+    if access.threads is None:
+        return ideal, ideal
+    lane, at_once = access.threads % WARP, np.full(len(access.threads), AT_ONCE.get(access.width, WARP))
+    if loads and access.width in AT_ONCE:
+        at_once[_paired(access)] *= 2
+    group = access.threads // WARP * WARP + lane // at_once
+    words = access.addresses[:, None] // WORD + np.arange(max(1, access.width // WORD))
+    different = np.unique(group[:, None] << 32 | words)
+    of_bank = np.bincount((different >> 32) * BANKS + different % BANKS)
+    of_bank.resize(-(-len(of_bank) // BANKS) * BANKS)
+    return int(of_bank.reshape(-1, BANKS).max(1).sum()), ideal
+
+
+def sectors(access: Access) -> tuple[int, int]:
+    """Those of an access to global memory, and the ideal."""
+    touched = access.addresses[:, None] // SECTOR + np.arange((access.width + SECTOR - 2) // SECTOR + 1)
+    inside = touched <= (access.addresses[:, None] + access.width - 1) // SECTOR
+    return len(np.unique((_warps(access)[:, None] << 48 | touched)[inside])), _ideal(access, SECTOR)
+
+
+def _ideal(access: Access, unit: int) -> int:
+    """So many units of bytes has what each warp, or an engine's whole operation, asks for."""
+    different = np.unique(_warps(access) << 48 | access.addresses)
+    return int((-(-np.bincount(different >> 48) * access.width // unit)).sum())
+
+
+def _warps(access: Access) -> np.ndarray:
+    return np.zeros(len(access.addresses), np.int64) if access.threads is None else access.threads // WARP
+
+
+def _paired(access: Access) -> np.ndarray:
+    """Of which threads the warps' lanes all have the address of their neighbour by 1, or all by 2, if it takes part."""
+    assert access.threads is not None
+    held = np.full((int(access.threads[-1]) // WARP + 1, WARP), -1)
+    held.reshape(-1)[access.threads] = access.addresses
+    paired = np.zeros(len(held), bool)
+    for distance in (1, 2):
+        neighbour = held[:, np.arange(WARP) ^ distance]
+        paired |= ((held == neighbour) | (held < 0) | (neighbour < 0)).all(1)
+    return np.asarray(paired[access.threads // WARP])
