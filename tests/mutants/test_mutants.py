@@ -38,7 +38,9 @@ CONFIGS += [
 ]
 CONFIGS += [CONFIGS[i].replace(swap_ab=True) for i in (1, 4, 9, 11)]
 PROMOTED = [CONFIGS[0].replace(tile=(128, 64, 128)), CONFIGS[1].replace(tile=(256, 32, 128))]
-CONFIGS += PROMOTED
+BOXED = [PROMOTED[0].replace(serpentine=True)]
+"""Those whose scales of A lie along K and come in boxes; of other promoted ones a warp copies them."""
+CONFIGS += PROMOTED + BOXED
 WHOLE, SHARED, IN_CLUSTER, UNEVEN = (512, 64, 256, 2), (256, 192, 320, 4), (256, 64, 320, 2), (640, 64, 256, 3)
 FLAT = (40, 1024, 320, 2)
 """M, N, K and CTAs: several tiles a CTA, tiles that CTAs share, a last wave that is not whole, several tiles with rows
@@ -154,22 +156,27 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     if spec.config.sync_clusters:
         m, n, k, grid = UNEVEN
         m, grid = m * spec.cluster_size, grid * spec.cluster_size
-    in_blocks_of_k = spec.promoted and not spec.low_parts
-    k = (whole[2] if whole == SHORT else k) * (2 if in_blocks_of_k else 1)  # as many k-tiles
+    in_blocks_of_k, boxed = spec.promoted and not spec.low_parts, spec.config in BOXED
+    deeper = 4 if boxed else 2 if in_blocks_of_k else 1  # as many k-tiles, or two boxes of them
+    k = (whole[2] if whole == SHORT else k) * deeper
     m, n = (n, m) if spec.config.swap_ab else (m, n)
     a, b = (rng.integers(-4, 5, shape).astype(spec.mma.a.numpy) for shape in ((m, k), (n, k)))
     a, b = (np.asfortranarray(x) if major == "MN" else x for x, major in zip((a, b), spec.majors, strict=True))
     scales = {}
     if in_blocks_of_k:
-        shapes = (m, k // SCALE_BLOCK), (k // SCALE_BLOCK, -(-n // SCALE_BLOCK))
+        blocks = -(-k // SCALE_BLOCK)
+        shapes = (m, blocks + -blocks % 4 + (not boxed)), (blocks, -(-n // SCALE_BLOCK))
         powers = (2.0 ** rng.integers(-3, 4, shape) for shape in shapes)
         scales = {name: x.astype(np.float32) for name, x in zip(SCALE_NAMES, powers, strict=True)}
+        scales[SCALE_NAMES[0]] = scales[SCALE_NAMES[0]][:, :blocks]
     d = np.full((m, n), np.nan, ml_dtypes.bfloat16)
     memory = GlobalMemory()
     operands = (b, a) if spec.config.swap_ab else (a, b)
     lines = [x if x.flags.c_contiguous else x.T for x in operands]
     addresses = {name: memory.place(x, name.upper(), writable=False) for x, name in zip(lines, "ab", strict=True)}
-    addresses |= {operand_argument(name): memory.place(x, name, writable=False) for name, x in scales.items()}
+    for name, x in scales.items():
+        whole_rows = x if x.base is None else x.base
+        addresses[operand_argument(name)] = memory.place(whole_rows, name, writable=False)
     product = bind(a, b.T, d, scales, precision="3xtf32" if spec.low_parts else None)
     product = product.transposed() if spec.config.swap_ab else product
     assert kernel_spec(product, spec.config) == spec
@@ -197,8 +204,8 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
 def spec_of(config: Config) -> KernelSpec:
     out = frozenset({"out"})
     epilogue = EpilogueSpec(bare(BF16), out, out if config.swap_ab else frozenset())
-    if config in PROMOTED:
-        scales = ScaleSpec(1, FP32), ScaleSpec(SCALE_BLOCK, FP32)
+    if config in PROMOTED + BOXED:
+        scales = ScaleSpec(1, FP32, "K" if config in BOXED else None), ScaleSpec(SCALE_BLOCK, FP32)
         return KernelSpec(config, find_mma(E4M3, E4M3, FP32), ("K", "K"), epilogue, promoted=True, scales=scales)
     return KernelSpec(config, find_mma(BF16, BF16, FP32), ("K", "K"), epilogue)
 
