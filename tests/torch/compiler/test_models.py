@@ -75,16 +75,18 @@ def test_a_step_that_is_one_graph(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["gpt", "classifier"])
-def test_fifty_steps_of_training_lose_as_torchs_do(name):
+def test_fifty_steps_of_training_lose_as_torchs_and_inductors_do(name):
     model, inputs = models.model(name, torch.float32)
-    twin = copy.deepcopy(model)
     losses = []
-    for of, forward in ((model, compiled(model)[0]), (twin, twin)):
+    for compile in (lambda of: compiled(of)[0], torch.compile, lambda of: of):
+        of = copy.deepcopy(model)
+        forward = compile(of)
         optimizer = torch.optim.Adam(of.parameters(), lr=0.01)
         losses.append([])
         for _ in range(50):
             losses[-1].append(models.trained(forward, of, inputs)["loss"])
             optimizer.step()
-    got, want = (torch.stack(x) for x in losses)
+    got, inductors, want = (torch.stack(x) for x in losses)
     torch.testing.assert_close(got, want, rtol=1e-3, atol=0)
+    torch.testing.assert_close(got, inductors, rtol=1e-3, atol=0)
     assert want[-1] < 0.9 * want[0]
