@@ -91,4 +91,4 @@ def test_numbers_that_fp32_does_not_have() -> None:
         math.inf, -math.inf, math.inf, -math.inf, math.inf, math.inf,
     ]  # fmt: skip
     assert [in_fp32(x) for x in (1e-300, 0, -1e-50, 0.1, 3.4e38, 1e-40, 7)] == [0, 0, 0, 0.1, 3.4e38, 1e-40, 7]
-    assert in_fp32(np.float32("nan")) is in_fp32(-math.nan) is math.nan
+    assert math.isnan(in_fp32(np.float32("nan")))

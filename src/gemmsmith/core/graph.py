@@ -80,12 +80,18 @@ class Node:
 
     op: str
     inputs: tuple[int, ...] = ()
-    value: Any = None
+    value: Any = field(default=None, compare=False)
     where: str = field(default="", compare=False)
+    compared: Any = field(init=False, repr=False)
+    """The value, but a constant's as text: so 0.0 is another one than -0.0, and NaN is the same as NaN."""
 
     def __post_init__(self) -> None:
+        compared = self.value
         if self.op == "constant":
-            object.__setattr__(self, "value", in_fp32(self.value))
+            number = in_fp32(self.value)
+            object.__setattr__(self, "value", number)
+            compared = number.hex()
+        object.__setattr__(self, "compared", compared)
 
 
 @dataclass(frozen=True)
