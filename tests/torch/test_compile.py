@@ -312,3 +312,13 @@ def test_refused(name: str) -> None:
     a, b = tensor(M, K), tensor(K, N)
     with pytest.raises(Exception, match=message):
         compiled(lambda: gemm(a, b, epilogue=function), "eager")()
+
+
+def test_symbols_for_all_extents() -> None:
+    compiled = torch.compile(
+        lambda a, b, bias: gemm(a, b, epilogue=lambda acc, bias: torch.relu(acc + bias), bias=bias),
+        backend="aot_eager", dynamic=True, fullgraph=True,
+    )  # fmt: skip
+    for rows, n, k in ((6, 16, 8), (9, 24, 8), (9, 32, 16)):
+        a, b, bias = torch.randn(2, 3, rows, k), torch.randn(k, n), torch.randn(n)
+        torch.testing.assert_close(compiled(a, b, bias), torch.relu(a @ b + bias), rtol=1e-5, atol=1e-5)

@@ -63,7 +63,8 @@ def _compiled(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds) -> str:
         results = tuple([(name, recorded(x)) for name, x in returned.items()])
     else:
         results = tuple([(f"out{i or ''}", recorded(x)) for i, x in enumerate(several)])
-    return _replayed(tuple(tape.entries), results, form, len(shape), int(shape[-1]), kinds)
+    columns = len(range(shape[-1]))  # a number, which is guarded, where it is a symbol
+    return _replayed(tuple(tape.entries), results, form, len(shape), columns, kinds)
 
 
 @constant
