@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.nn.utils import prune
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP
@@ -258,6 +259,26 @@ def test_a_layer_of_another_kind_is_refused() -> None:
     mlp.up = Adapted(DIM, HIDDEN)
     with pytest.raises(ArgumentError, match="up: got Adapted, which has its own forward; use nn.Linear"):
         mlp(torch.randn(3, DIM))
+
+
+@pytest.mark.parametrize(("layer", "parameter"), [("gate", "weight"), ("down", "weight"), ("down", "bias")])
+def test_a_parameter_that_a_hook_would_compute_is_refused(layer: str, parameter: str) -> None:
+    mlp = FusedMLP(DIM, HIDDEN, bias=True)
+    prune.random_unstructured(getattr(mlp, layer), parameter, 0.5)
+    with pytest.raises(ArgumentError, match=f"{layer}: got a {parameter} that a hook computes"):
+        mlp(torch.randn(3, DIM))
+    prune.remove(getattr(mlp, layer), parameter)
+    mlp(torch.randn(3, DIM))
+
+
+def test_hooks_that_run() -> None:
+    """Those before up and after down, with and without kwargs."""
+    mlp, x = FusedMLP(DIM, HIDDEN, bias=True), torch.randn(3, DIM)
+    want = 3 * (mlp(2 * x) + 1)
+    mlp.up.register_forward_pre_hook(lambda layer, inputs: (2 * inputs[0],))
+    mlp.down.register_forward_hook(lambda layer, inputs, y: y + 1)
+    mlp.down.register_forward_hook(lambda layer, inputs, named, y: 3 * y, with_kwargs=True)
+    torch.testing.assert_close(mlp(x), want, rtol=0, atol=0)
 
 
 def test_modules_are_pickled_and_copied() -> None:
