@@ -178,6 +178,16 @@ def test_a_loss_of_half_precision_is_fp32(dtype: Any) -> None:
         assert (got.double() - right).norm() < 2e-2 * right.norm()
 
 
+def test_the_gradients_of_a_mean_stay_in_fp16_where_those_of_the_sum_do_not() -> None:
+    loss = FusedLinearCrossEntropy(8, 4, dtype=torch.float16)
+    x, target = (8 + torch.randn(12_000, 8)).half(), torch.zeros(12_000, dtype=torch.long)
+    loss(x, target).backward()
+    weight = loss.weight.detach().double().requires_grad_()
+    F.cross_entropy(x.double() @ weight.mT, target).backward()
+    assert weight.grad.abs().max() * len(x) > torch.finfo(torch.float16).max
+    torch.testing.assert_close(loss.weight.grad.double(), weight.grad, rtol=5e-3, atol=5e-3)
+
+
 def test_a_label_that_is_no_class_makes_the_loss_nan() -> None:
     loss = FusedLinearCrossEntropy(DIM, HIDDEN)
     for label in (HIDDEN, -1):
