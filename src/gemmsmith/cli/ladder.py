@@ -9,14 +9,13 @@ from typing import Any
 import click
 
 from gemmsmith.cli import options
-from gemmsmith.cli.counters import Counted
+from gemmsmith.cli.counters import NUMBERS, Counted
 from gemmsmith.cli.progress import shown
 from gemmsmith.cli.table import table
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.ladder import NAMES, STEPS, Sizes, Step, counted
 from gemmsmith.tuning.limits import RESOURCES, limits
 
-COUNTS = ("instructions", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")
 COUNTED = ("ctas", "warps", "registers", "multiplications", "bound_us", "bound_tflops", "bound_of_floor", "limit",
            "line", "access")  # fmt: skip
 MEASURED = ("us", "tflops", "of_cublas", "of_floor")
@@ -68,7 +67,7 @@ def _counted(sizes: Sizes, steps: list[Step]) -> list[dict[str, Any]]:
 
 
 def _kept(path: Path, sizes: Sizes) -> list[dict[str, Any]]:
-    return _rows("--counted", path, (*COUNTED, *COUNTS), sizes)
+    return _rows("--counted", path, (*COUNTED, *NUMBERS), sizes)
 
 
 def row(step: Step, sizes: Sizes) -> dict[str, Any]:
@@ -81,11 +80,11 @@ def row(step: Step, sizes: Sizes) -> dict[str, Any]:
     return {
         "rung": step.name, "m": m, "n": n, "k": k, "dtype": step.dtype.name, "layout": step.layout,
         "config": f"{step.config or ''}", "registers": of_kernel.registers, "ctas": o.ctas, "warps": o.warps,
-        "occupancy_limit": o.limit, **{name: sum(getattr(x, name) for x in lines) for name in COUNTS},
+        "occupancy_limit": o.limit, **{name: sum(getattr(x, name) for x in lines) for name in NUMBERS},
         "multiplications": sum(x.instructions for x in lines if x.products),
         "bound_us": found.bound, "bound_tflops": 2 * m * n * k / found.bound / 1e6,
         "bound_of_floor": found.floor / found.bound, "limit": found.limit, "resources_us": found.us,
-        "line": f"{found.line.where}", "access": f"{found.line.instruction} {found.line.memory}".rstrip(),
+        "line": f"{found.line.where}", "access": found.line.access,
     }  # fmt: skip
 
 
@@ -126,7 +125,7 @@ def text(rows: list[dict[str, Any]]) -> str:
 def cells(x: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table, without what was measured."""
     million = 2e-6 * x["m"] * x["n"] * x["k"]
-    counts = (f"{x[name] / million:.0f}" for name in (*COUNTS[1:], "multiplications"))
+    counts = (f"{x[name] / million:.0f}" for name in (*NUMBERS[1:], "multiplications"))
     held = (f"{x[name]}" for name in ("rung", "dtype", "ctas", "warps", "registers"))
     bound = f"{x['bound_us']:.0f}", f"{x['bound_tflops']:.1f}", f"{x['bound_of_floor']:.0%}"
     return *held, *counts, *bound, x["limit"], f"{x['line']} {x['access']}"
