@@ -52,7 +52,8 @@ class FusedMLP(nn.Module):
     of biases where it multiplies by down.weight. ArgumentError for another name.
 
     The layers themselves are not called; of their hooks those before up and after down run, which is all that
-    ColwiseParallel of gate and up and RowwiseParallel of down need.
+    ColwiseParallel of gate and up and RowwiseParallel of down need. ArgumentError where a hook of gate or down
+    computes a parameter, as weight_norm and prune do.
     """
 
     def __init__(
