@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import ml_dtypes
@@ -157,8 +158,10 @@ def test_fp32_by_default(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(done.result, want, rtol=1e-5, atol=1e-5)
     with pytest.raises(ConfigError, match="design: got cooperative for operands of fp32; .* are for sgemm, and for no"):
         gemmsmith.simulate(a, b, config=Config())
-    with pytest.raises(ConfigError, match=r"tile: got \(256, 96, 8\) for 256 threads; sgemm takes M and N that divide"):
-        gemmsmith.simulate(a, b, config=Config("sgemm", (256, 96, 8), (1, 1), 3, 2))
+    for tile in ((256, 96, 8), (64, 64, 96)):
+        refused = rf"tile: got {re.escape(str(tile))} for 256 threads; sgemm takes M, N and K that divide"
+        with pytest.raises(ConfigError, match=refused):
+            gemmsmith.simulate(a, b, config=Config("sgemm", tile, (1, 1), 2, 2))
 
 
 def test_int8_sums_that_wrap() -> None:

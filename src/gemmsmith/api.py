@@ -143,11 +143,11 @@ def tune(
     """Times the `most` promising configs of a @ b on the GPU, on random data, and keeps the fastest for later plans.
 
     a (m, k), b (k, n): Specs in the layouts that will be used; accumulate and precision as in `gemm`. Gives (config,
-    us) of all that ran, fastest first. The fastest is stored in the cache folder (GEMMSMITH_CACHE_DIR) and used for
-    that N and K and up to as many rows, for operands of 16 bits, for fp8, for int8 or for fp32, and for promoted sums
-    by themselves; with scales, and with an epilogue, where it has room for them; on chips of that capability. `step` is
-    told "compile" and "measure" after each of these. Raises ArgumentError, and DeviceError where there is no GPU of 8.0
-    or later.
+    us) of all that ran, fastest first. The fastest is stored in the cache folder (GEMMSMITH_CACHE_DIR). GPUs of the
+    same chip use it for that N and K and up to as many rows, for operands of the same kind (16 bits, fp8, int8, tf32 or
+    fp32) whose sums are promoted likewise; with scales, and with an epilogue that leaves it room. `step` is told
+    "compile" and "measure" after each of these. Raises ArgumentError, and DeviceError where there is no GPU of 8.0 or
+    later.
     """
     from gemmsmith.tuning.search import tune as measured
 

@@ -429,7 +429,8 @@ def _folded(p: Problem) -> Problem:
 
 
 def _stacked_scales(x: Scale, m: int) -> Scale | None:
-    """None also where one would be for rows of two products, and where TMA, which reads them now, would no more."""
+    """None, too, where one scale would be for rows of two products, and where TMA reads the scales of the batch but
+    could not read those of the stacked rows."""
     matrix = _stacked(x.matrix)
     found = replace(x, matrix=matrix) if matrix and m % x.rows == 0 else None
     before, after = ScaleSpec.of(x), ScaleSpec.of(found)

@@ -1,7 +1,7 @@
 """The ladder: one product by every rung, from one thread a result to Hopper's designs, counted in the simulator.
 
-Of a rung one tile (of a cluster, its tiles) is simulated, twice as deep the second time. Its counts are linear in K, so
-both times together give those of any product, whose rows are as far apart as those of the tile.
+One tile of a rung (or a cluster's tiles) is simulated twice, the second time with twice as much of K. Counts are linear
+in K, so the two simulations give those of any product. The rows of the tile are as far apart as the whole product's.
 """
 
 from __future__ import annotations
@@ -116,8 +116,7 @@ def _simulated(step: Step, sizes: Sizes, tile: Sizes) -> tuple[Kernel, dict[tupl
 
 
 def _at(deeper: float, tiles: int, shallow: Count | None, deep: Count) -> Count:
-    """Of so many tiles that are deeper by so many times the first depth."""
-
+    """The counts of so many tiles, whose K is the first depth times 1 + `deeper`."""
     numbers: dict[str, Any] = {}
     for name, last in vars(deep).items():
         if isinstance(last, int):

@@ -234,6 +234,15 @@ def test_ladder(call, tmp_path: Path) -> None:
     assert "rows.json has no rows of 4096x4096x4096; use --m, --n, --k of one of 64x64x512" in refused.output
 
 
+@pytest.mark.parametrize("text", ["no JSON", "{}", "[1]", '[{"m": 16, "n": 16, "k": 16}]'])
+@pytest.mark.parametrize("option", ["--rows", "--counted"])
+def test_ladder_refuses_other_files(call, option: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text(text)
+    refused = call("ladder", "--rung", "naive", "--m", "16", "--n", "16", "--k", "16", option, "other.json")
+    assert refused.exit_code == 1
+    assert f"{option}: other.json is no such file: " in refused.output
+
+
 def test_show(call) -> None:
     assert "__global__" in good(call("show", *SMALL))
     assert ".target sm_90a" in good(call("show", *SMALL, "--ptx"))

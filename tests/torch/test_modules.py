@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.nn.utils import prune
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP
@@ -177,6 +178,16 @@ def test_a_loss_of_half_precision_is_fp32(dtype: Any) -> None:
         assert (got.double() - right).norm() < 2e-2 * right.norm()
 
 
+def test_the_gradients_of_a_mean_stay_in_fp16_where_those_of_the_sum_do_not() -> None:
+    loss = FusedLinearCrossEntropy(8, 4, dtype=torch.float16)
+    x, target = (8 + torch.randn(12_000, 8)).half(), torch.zeros(12_000, dtype=torch.long)
+    loss(x, target).backward()
+    weight = loss.weight.detach().double().requires_grad_()
+    F.cross_entropy(x.double() @ weight.mT, target).backward()
+    assert weight.grad.abs().max() * len(x) > torch.finfo(torch.float16).max
+    torch.testing.assert_close(loss.weight.grad.double(), weight.grad, rtol=5e-3, atol=5e-3)
+
+
 def test_a_label_that_is_no_class_makes_the_loss_nan() -> None:
     loss = FusedLinearCrossEntropy(DIM, HIDDEN)
     for label in (HIDDEN, -1):
@@ -258,6 +269,26 @@ def test_a_layer_of_another_kind_is_refused() -> None:
     mlp.up = Adapted(DIM, HIDDEN)
     with pytest.raises(ArgumentError, match="up: got Adapted, which has its own forward; use nn.Linear"):
         mlp(torch.randn(3, DIM))
+
+
+@pytest.mark.parametrize(("layer", "parameter"), [("gate", "weight"), ("down", "weight"), ("down", "bias")])
+def test_a_parameter_that_a_hook_would_compute_is_refused(layer: str, parameter: str) -> None:
+    mlp = FusedMLP(DIM, HIDDEN, bias=True)
+    prune.random_unstructured(getattr(mlp, layer), parameter, 0.5)
+    with pytest.raises(ArgumentError, match=f"{layer}: got a {parameter} that a hook computes"):
+        mlp(torch.randn(3, DIM))
+    prune.remove(getattr(mlp, layer), parameter)
+    mlp(torch.randn(3, DIM))
+
+
+def test_hooks_that_run() -> None:
+    """Those before up and after down, with and without kwargs."""
+    mlp, x = FusedMLP(DIM, HIDDEN, bias=True), torch.randn(3, DIM)
+    want = 3 * (mlp(2 * x) + 1)
+    mlp.up.register_forward_pre_hook(lambda layer, inputs: (2 * inputs[0],))
+    mlp.down.register_forward_hook(lambda layer, inputs, y: y + 1)
+    mlp.down.register_forward_hook(lambda layer, inputs, named, y: 3 * y, with_kwargs=True)
+    torch.testing.assert_close(mlp(x), want, rtol=0, atol=0)
 
 
 def test_modules_are_pickled_and_copied() -> None:

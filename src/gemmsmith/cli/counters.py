@@ -45,5 +45,5 @@ class Counted:
         rows: list[tuple[str, ...]] = [TITLES]
         for x in self.lines:
             numbers = (f"{number or ''}" for number in (getattr(x, name) for name in NUMBERS))
-            rows.append((f"{x.where}", f"{x.instruction} {x.memory}".rstrip(), *numbers))
+            rows.append((f"{x.where}", x.access, *numbers))
         return f"{self.kernel.name}: {self.registers} registers, {self.occupancy}\n{table(rows)}"

@@ -9,14 +9,15 @@ from typing import Any
 import click
 
 from gemmsmith.cli import options
-from gemmsmith.cli.counters import Counted
+from gemmsmith.cli.counters import NUMBERS, Counted
 from gemmsmith.cli.progress import shown
 from gemmsmith.cli.table import table
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.ladder import NAMES, STEPS, Sizes, Step, counted
 from gemmsmith.tuning.limits import RESOURCES, limits
 
-COUNTS = ("instructions", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")
+COUNTED = ("ctas", "warps", "registers", "multiplications", "bound_us", "bound_tflops", "bound_of_floor", "limit",
+           "line", "access")  # fmt: skip
 MEASURED = ("us", "tflops", "of_cublas", "of_floor")
 COLOURS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c78a8"), strict=True))
 
@@ -66,7 +67,7 @@ def _counted(sizes: Sizes, steps: list[Step]) -> list[dict[str, Any]]:
 
 
 def _kept(path: Path, sizes: Sizes) -> list[dict[str, Any]]:
-    return _of_sizes("--counted", path, json.loads(path.read_text()), sizes)
+    return _rows("--counted", path, (*COUNTED, *NUMBERS), sizes)
 
 
 def row(step: Step, sizes: Sizes) -> dict[str, Any]:
@@ -79,25 +80,32 @@ def row(step: Step, sizes: Sizes) -> dict[str, Any]:
     return {
         "rung": step.name, "m": m, "n": n, "k": k, "dtype": step.dtype.name, "layout": step.layout,
         "config": f"{step.config or ''}", "registers": of_kernel.registers, "ctas": o.ctas, "warps": o.warps,
-        "occupancy_limit": o.limit, **{name: sum(getattr(x, name) for x in lines) for name in COUNTS},
+        "occupancy_limit": o.limit, **{name: sum(getattr(x, name) for x in lines) for name in NUMBERS},
         "multiplications": sum(x.instructions for x in lines if x.products),
         "bound_us": found.bound, "bound_tflops": 2 * m * n * k / found.bound / 1e6,
         "bound_of_floor": found.floor / found.bound, "limit": found.limit, "resources_us": found.us,
-        "line": f"{found.line.where}", "access": f"{found.line.instruction} {found.line.memory}".rstrip(),
+        "line": f"{found.line.where}", "access": found.line.access,
     }  # fmt: skip
 
 
 def _measured(path: Path, sizes: Sizes) -> dict[tuple[str, str], dict[str, float]]:
     """What was measured of products of these sizes, by rung and dtype."""
-    mine = _of_sizes("--rows", path, json.loads(path.read_text())["rows"], sizes)
+    mine = _rows("--rows", path, MEASURED, sizes)
     return {(x["rung"], x["dtype"]): {name: x[name] for name in MEASURED} for x in mine}
 
 
-def _of_sizes(option: str, path: Path, rows: list[dict[str, Any]], sizes: Sizes) -> list[dict[str, Any]]:
-    """The rows of a file that are of these sizes."""
-    mine = [x for x in rows if (x["m"], x["n"], x["k"]) == sizes]
+def _rows(option: str, path: Path, names: tuple[str, ...], sizes: Sizes) -> list[dict[str, Any]]:
+    """The rows of a file that are of these sizes; `names`: what each must have. Raises ArgumentError."""
+    try:
+        found = json.loads(path.read_text())
+        rows = [dict(x) for x in (found["rows"] if isinstance(found, dict) else found)]
+        of_sizes = [(x["m"], x["n"], x["k"]) for x in rows]
+        mine = [x for x, has in zip(rows, of_sizes, strict=True) if has == sizes]
+        _ = [x[name] for x in mine for name in ("rung", "dtype", *names)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArgumentError(f"{option}: {path.name} is no such file: {type(error).__name__} {error}") from None
     if not mine:
-        there = " ".join(sorted({f"{x['m']}x{x['n']}x{x['k']}" for x in rows}))
+        there = " ".join(sorted({"x".join(map(str, has)) for has in of_sizes})) or "none"
         wanted = "x".join(map(str, sizes))
         raise ArgumentError(f"{option}: {path.name} has no rows of {wanted}; use --m, --n, --k of one of {there}")
     return mine
@@ -117,7 +125,7 @@ def text(rows: list[dict[str, Any]]) -> str:
 def cells(x: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table, without what was measured."""
     million = 2e-6 * x["m"] * x["n"] * x["k"]
-    counts = (f"{x[name] / million:.0f}" for name in (*COUNTS[1:], "multiplications"))
+    counts = (f"{x[name] / million:.0f}" for name in (*NUMBERS[1:], "multiplications"))
     held = (f"{x[name]}" for name in ("rung", "dtype", "ctas", "warps", "registers"))
     bound = f"{x['bound_us']:.0f}", f"{x['bound_tflops']:.1f}", f"{x['bound_of_floor']:.0%}"
     return *held, *counts, *bound, x["limit"], f"{x['line']} {x['access']}"

@@ -100,7 +100,7 @@ class CopiedWords:
             k.unroll(0, tile.k, depth, name="deep") as deep,
             k.unroll(0, tile.mn, rows, name="down") as down,
         ):
-            # of multiples of a power of two and what is less: so the places add up
+            # `down` is a multiple of a power of two, and the thread's row is less than it: their places can be added
             place = destination + ((deep * tile.mn + self._order.place(down)) * WORD).to(U32)
             where = source + (down.to(I64) * self._row + deep.to(I64) * self._k).to(U64)
             count: Value = Constant(U32, WORD)

@@ -22,8 +22,9 @@ from gemmsmith.schedule.tiles import Coordinates, TileScheduler, WorkTile
 
 
 class Copied(Protocol):
-    """An operand: its stages; whether a tile's rows are `inside` of it; `begin` a tile; `copy` its next k-tile into a
-    stage, unchecked where it is not said how much of K is left; `advance` to the one behind."""
+    """An operand with its stages. `inside`: whether a tile has no rows outside of the operand. `begin`: the next copies
+    are those of a tile. `copy`: starts the copies of a k-tile into a stage, of whose elements of K `k_left` are inside;
+    None: all rows and elements are, and nothing is checked. `advance`: the next copies are those of the next k-tile."""
 
     stages: SharedBuffer
 

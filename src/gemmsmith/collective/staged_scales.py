@@ -33,8 +33,8 @@ class StagedScales:
         self.stages = current().shared(nbytes, stages=self.slots, alignment=alignment, name=f"scales of {'ab'[index]}")
 
     def start(self) -> None:
-        """In a math warpgroup, before its first tile. This and the next three: for those that have barriers of their
-        own."""
+        """In a math warpgroup, before its first tile. Only BoxedScales, which have barriers of their own, do anything
+        here and in the next three."""
 
     def begin_tile(self, tile: WorkTile) -> None:
         """Before a tile."""
@@ -85,9 +85,9 @@ class LoadedScales(StagedScales):
 
 
 class BoxedScales(LoadedScales):
-    """By TMA likewise: those of single rows that are contiguous along K, of SCALE_BOX k-tiles at once, since 16 bytes
-    are the least of TMA, and what it begins at. These boxes have barriers of their own, for they are read longer than
-    a stage. A tile begins with a new box."""
+    """By TMA likewise: those of single rows that are contiguous along K. A box has those of SCALE_BOX k-tiles: TMA
+    brings at least 16 bytes, and from multiples of 16 on. Boxes are read for longer than a stage, so they have barriers
+    of their own. Each tile begins with a new box."""
 
     def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int) -> None:
         super().__init__(index, scale, rows, stages)

@@ -27,8 +27,8 @@ SCALE_BOX = 4
 BARRIER_BYTES = 16
 """Bytes of a stage's two mbarriers."""
 LOW_PARTS_BYTES = 64
-"""Of K that 3xTF32 sums in one accumulator on mma.sync, low products among the others: it then truncates no more than
-wgmma, which adds the three products up on their own (backends/reference/bounds.py)."""
+"""Bytes of K after which mma_multistage promotes the sums of 3xTF32. One accumulator holds all three products there,
+where wgmma's designs sum each on its own; with so short a sum it truncates no more (backends/reference/bounds.py)."""
 IN_FLIGHT = (4, 2)
 """K-tiles that a warpgroup multiplies at once, where it promotes their sums: of 64x64 at 64x7168x2048 (FP8, H200)
 6.29, 6.49, and alone 7.22 us."""
@@ -356,11 +356,11 @@ class KernelSpec:
         if self.mma.by == "mma" and c.tile[2] * size % 64:
             raise ConfigError(f"tile K: got {c.tile[2]} of {self.mma.a}; {c.design} takes a multiple of {64 // size}")
         if self.mma.by == "fma" and any(
-            self.threads % tile.mn or tile.mn * tile.k % self.threads for tile in self.tiles
+            self.threads % tile.mn or self.threads % tile.k or tile.mn * tile.k % self.threads for tile in self.tiles
         ):
             raise ConfigError(
-                f"tile: got {c.tile} for {self.threads} threads; {c.design} takes M and N that divide their number, "
-                "and tiles of A and B of a multiple of it"
+                f"tile: got {c.tile} for {self.threads} threads; {c.design} takes M, N and K that divide their "
+                "number, and tiles of A and B of a multiple of it"
             )
         for name, tile, parts in zip("AB", self.tiles, self.sharers, strict=True):
             if tile.outer % (8 * parts):

@@ -100,8 +100,8 @@ class ShuffleDown(Instruction):
 
 
 class Opaque(Instruction):
-    """The same number, of which the compiler knows nothing: it computes what depends on it behind this, where it would
-    else do so once, before a loop, and hold it in registers."""
+    """A copy of a number whose value the compiler cannot know. What depends on the copy is computed after this
+    instruction; otherwise the compiler may compute it once, before a loop, and hold it in registers."""
 
     number: i32
     result = I32
@@ -112,7 +112,7 @@ class Opaque(Instruction):
 
 
 class OpaqueWide(Opaque):
-    """The same of 64 bits."""
+    """The same for 64 bits."""
 
     number: i64
     result = I64
@@ -120,5 +120,5 @@ class OpaqueWide(Opaque):
 
 
 def opaque(number: Value) -> Value:
-    """Records one of these for an I32 or I64."""
+    """A copy of an I32 or I64 whose value the compiler cannot know."""
     return (OpaqueWide if number.type == I64 else Opaque).emit(number)

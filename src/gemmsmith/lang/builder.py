@@ -261,7 +261,8 @@ class Builder:
 
     @contextmanager
     def thread_numbered(self, lane: Value, warp_index: Value) -> Iterator[None]:
-        """What is recorded meanwhile finds these as `lane` and `warp_index`: the same numbers, held elsewhere."""
+        """Inside, `lane` and `warp_index` are these values: copies of the builder's own, which the compiler does not
+        recognise as such (hw.opaque)."""
         numbers = self.lane, self.warp_index
         self.lane, self.warp_index = lane, warp_index
         try:

@@ -32,7 +32,10 @@ def cross_entropy(input: Any, weight: Any, target: Any, ignore_index: int, reduc
     weights = torch.where(ignored, 0.0, torch.where(known, 1.0, float("nan"))).to(fine)
     recorded = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if recorded and reduction != "none" and not transforming():
-        return _mean(_Loss.apply(x, weight, labels, weights, chunks), ignored, reduction)
+        part = 1.0
+        if reduction == "mean" and x.dtype == torch.float16:  # the gradient of a sum may overflow, rows' may underflow
+            part = (~ignored).sum().clamp(min=1).rsqrt()
+        return _mean(_Loss.apply(x, weight, labels, weights * part, chunks) / part, ignored, reduction)
     text = _texts(weight.shape[0], weight.shape[1], str(x.dtype), str(labels.dtype))[0]
     lse, of_label = product(text, x, weight.mT, [], [labels], recompute=True)
     each = torch.where(ignored, 0.0, (lse - of_label) * weights)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.epilogue.frontend.fusions import ACTIVATIONS
@@ -51,7 +52,8 @@ class FusedMLP(nn.Module):
     of biases where it multiplies by down.weight. ArgumentError for another name.
 
     The layers themselves are not called; of their hooks those before up and after down run, which is all that
-    ColwiseParallel of gate and up and RowwiseParallel of down need.
+    ColwiseParallel of gate and up and RowwiseParallel of down need. ArgumentError where a hook of gate or down
+    computes a parameter, as weight_norm and prune do.
     """
 
     def __init__(
@@ -73,6 +75,11 @@ class FusedMLP(nn.Module):
                 raise ArgumentError(f"{name}: got {type(layer).__name__}, which has its own forward; use nn.Linear")
             if layer is not None and layer._forward_pre_hooks_with_kwargs:  # nothing would gather its weight
                 raise ArgumentError(f"{name}: got a hook with kwargs, as of fully_shard; use fully_shard(FusedMLP)")
+            if name != "up" and layer is not None and (computed := _computed_by_hook(layer)):
+                raise ArgumentError(
+                    f"{name}: got a {computed} that a hook computes, as of weight_norm or prune, and the layer is not "
+                    "called; use torch.nn.utils.parametrizations"
+                )
         x, operands = _before(self.up, rows(input, self.up.weight)), {}
         epilogue = partial(_biased, self.activation)
         if isinstance(self.activation, str) and self.activation in GATED:
@@ -119,6 +126,12 @@ class FusedLinearCrossEntropy(nn.Module):
         return f"dim={dim}, classes={classes}, ignore_index={self.ignore_index}, reduction={self.reduction!r}"
 
 
+def _computed_by_hook(layer: nn.Module) -> str:
+    """The name of a parameter that a hook assigns before each call of the layer; "" if there is none."""
+    missing = {"weight", "bias"} - layer._parameters.keys() if layer._forward_pre_hooks else set()
+    return next((name for name in sorted(missing) if not is_parametrized(layer, name)), "")
+
+
 def _before(layer: nn.Module, x: Any) -> Any:
     """A layer's input as its hooks make it."""
     for hook in layer._forward_pre_hooks.values():
@@ -130,8 +143,8 @@ def _before(layer: nn.Module, x: Any) -> Any:
 
 def _after(layer: nn.Module, y: Any) -> Any:
     """A layer's output as its hooks make it."""
-    for hook in layer._forward_hooks.values():
-        made = hook(layer, (), y)
+    for key, hook in layer._forward_hooks.items():
+        made = hook(layer, (), {}, y) if key in layer._forward_hooks_with_kwargs else hook(layer, (), y)
         y = y if made is None else made
     return y
 

@@ -58,8 +58,8 @@ class Table:
             entries.sort(key=lambda entry: entry[0])
 
     def get(self, problem: Problem, chip: Chip = HOPPER) -> Config | None:
-        """The chip's config of that N and K and the next M that was tuned, up to twice as many rows; None where there
-        is none or, of wgmma, it does not suit the problem's layouts."""
+        """The chip's config of that N and K and the next M that was tuned, up to twice as many rows. None where there
+        is none, or where it is of a wgmma design and does not suit the problem's layouts."""
         entries = self._found.get((problem.n, problem.k, operands(problem), chip.name))
         if entries is None or problem.batch != 1:
             return None

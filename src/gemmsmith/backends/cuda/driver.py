@@ -60,7 +60,8 @@ def require_chip(device: int, chip: Chip = HOPPER) -> None:
 
 
 def chip_of(found: Attributes) -> Chip | None:
-    """The chip whose kernels a GPU runs: the latest not later than it, Hopper for Hopper only; None before 8.0."""
+    """The chip whose kernels a GPU runs: the latest one of the same or an earlier capability. Hopper's kernels run on
+    Hopper alone. None before 8.0."""
     major, minor = found.capability
     earlier = [
         chip for chip in CHIPS.values()

@@ -18,9 +18,9 @@ from gemmsmith.lang.statements import Where
 
 @dataclass(frozen=True)
 class Line:
-    """An instruction. `address`: in bytes, in hexadecimal; of PTX its line. `label`: what branches to it name. `guard`:
-    the predicate it is executed under, such as "@P0". `kind`: its class. `where`: the line of the kernel's Python file,
-    None for what belongs to no statement."""
+    """An instruction. `address`: in bytes, in hexadecimal; for PTX the line number. `label`: that before it, or
+    "". `guard`: the predicate it is executed under, such as "@P0". `kind`: its class. `where`: the line of the kernel's
+    Python file, None for what belongs to no statement."""
 
     address: str
     label: str
@@ -81,7 +81,7 @@ _WGMMA = re.compile(r"[BHIQ]GMMA")
 
 
 def _with_lines_of_wgmma(lines: list[Line], ptx: Listing) -> list[Line]:
-    """ptxas gives wgmma no line: those of PTX, in the same order."""
+    """ptxas gives wgmma no lines; they are taken from the PTX, whose wgmmas are in the same order."""
     known = [line.where for line in ptx.lines if line.text.startswith("wgmma.mma_async")]
     if len(known) != sum(bool(_WGMMA.match(line.text)) for line in lines):
         known = [None] * len(lines)
@@ -90,7 +90,8 @@ def _with_lines_of_wgmma(lines: list[Line], ptx: Listing) -> list[Line]:
 
 
 def _line(code: Code, address: str, label: str, text: str, file: str, number: int) -> Line:
-    """Of an instruction as it is written; `file` and `number` are its line, of the CUDA file where no statement's."""
+    """A Line of an instruction's text. `file` and `number`: the Python line, or that of the CUDA file (.cu) where it
+    belongs to no statement."""
     guard, text = re.fullmatch(r"(@\S+)?\s*(.*)", text).groups("")  # type: ignore[union-attr]
     return Line(
         address, label, guard, text, class_of(code, text), None if file.endswith(".cu") else Where(file, number)

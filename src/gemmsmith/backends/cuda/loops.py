@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Loop:
-    """A natural loop, by the numbers of its instructions: all of them, and those that no turn leaves out."""
+    """A natural loop. `body`: the numbers of its instructions. `each`: those that are executed in every iteration."""
 
     body: frozenset[int]
     each: frozenset[int]
 
     @property
     def some(self) -> frozenset[int]:
-        """Those that some turns leave out."""
+        """Those that are not executed in every iteration."""
         return self.body - self.each
 
 
 def loops(successors: Sequence[Sequence[int]]) -> list[Loop]:
-    """Those that instruction 0 leads to, in the order of their first instructions."""
+    """All loops that can be reached from instruction 0, in the order of their first instructions."""
     order = _postorder(successors)
     rank = {node: i for i, node in enumerate(order)}
     before: dict[int, list[int]] = {node: [] for node in order}
@@ -46,7 +46,7 @@ def loops(successors: Sequence[Sequence[int]]) -> list[Loop]:
 
 
 def _postorder(successors: Sequence[Sequence[int]]) -> list[int]:
-    """What instruction 0 leads to, each behind what it leads to first."""
+    """What can be reached from instruction 0, in postorder of a depth-first search."""
     order, seen, stack = [], {0}, [(0, iter(successors[0]))]
     while stack:
         node, rest = stack[-1]
@@ -61,8 +61,8 @@ def _postorder(successors: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _dominators(order: list[int], rank: dict[int, int], before: dict[int, list[int]]) -> dict[int, int]:
-    """The last instruction that every way to each one goes through (Cooper, Harvey, Kennedy, "A Simple, Fast Dominance
-    Algorithm")."""
+    """The immediate dominator of each instruction: the last one before it that every path to it goes through (Cooper,
+    Harvey, Kennedy, "A Simple, Fast Dominance Algorithm")."""
     dominator, changed = {0: 0}, True
     while changed:
         changed = False

@@ -18,8 +18,8 @@ s = ceil(K / k) steps by c = (1 + step)^s - 1, about s * step, in any order. (Ad
 so P takes them as that. `tiny` is s times what a step may lose below the accumulator's smallest normal.
 Promoted sums take these steps in each block of 128 of K, and each block's sum, times the product of its scales, is
 added in fp32: three roundings more for the scales, one for each sum. 3xTF32 adds three sums for each 32 of K (mma.sync
-one for each 16, low products first, of whose steps four count: the others are of 2^-10 of P), and leaves out less than
-2^-19 of each product. P is the sum of |A| |B| times their scales. Other sums have three
+one for each 16, whose first products are the low ones: four of its steps count, the others are of 2^-10 of P), and
+leaves out less than 2^-19 of each product. P is the sum of |A| |B| times their scales. Other sums have three
 roundings where they are scaled. Those of int8 are exact: as int32 the product modulo 2^32, else as if they were scaled.
 A float32 chain of fused multiply-adds stays far within the bound, since its errors have both signs; a tensor core's may
 all have the same.

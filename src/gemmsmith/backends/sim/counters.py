@@ -33,9 +33,9 @@ AT_ONCE = {8: 16, 16: 8}
 
 @dataclass
 class Count:
-    """What a grid has executed of an instruction on a line: `instructions` of warps, the `products` that they summed,
-    and the accesses of threads and engines to the buffers named `memory`. Ideal is
-    what the bytes of each access, each counted once, take where they lie side by side."""
+    """How often a grid has executed an instruction of a line: `instructions` of warps, the `products` that they summed,
+    and the wavefronts and sectors of accesses to the buffers named `memory`, by threads and copy engines. Ideal are
+    those that an access would take if its bytes, each counted once, lay side by side."""
 
     where: Where
     instruction: str
@@ -46,6 +46,11 @@ class Count:
     ideal_wavefronts: int = 0
     sectors: int = 0
     ideal_sectors: int = 0
+
+    @property
+    def access(self) -> str:
+        """The instruction and the buffers, as tables have them."""
+        return f"{self.instruction} {self.memory}".rstrip()
 
     def __add__(self, other: Count) -> Count:
         numbers = [name for name, x in vars(self).items() if isinstance(x, int)]
@@ -74,7 +79,7 @@ class Counters:
         return sorted(found.values(), key=lambda count: count.where)
 
     def watch(self, unit: Unit, machine: UnitMachine) -> Callable[[Instruction], Any]:
-        """Counts what a unit does from here on; gives what executes an instruction."""
+        """Counts what a unit does from here on. Gives the function by which the unit executes an instruction."""
         return _Watch(unit, machine, self._counts.setdefault(unit.state.kernel, {})).execute
 
 
@@ -161,7 +166,7 @@ def sectors(access: Access) -> tuple[int, int]:
 
 
 def _ideal(access: Access, unit: int) -> int:
-    """So many units of bytes has what each warp, or an engine's whole operation, asks for."""
+    """How many units (of so many bytes) the different bytes of each warp, or of an engine's whole operation, fill."""
     different = np.unique(_warps(access) << 48 | access.addresses)
     return int((-(-np.bincount(different >> 48) * access.width // unit)).sum())
 
@@ -171,7 +176,8 @@ def _warps(access: Access) -> np.ndarray:
 
 
 def _paired(access: Access) -> np.ndarray:
-    """Of which threads the warps' lanes all have the address of their neighbour by 1, or all by 2, if it takes part."""
+    """For each thread, whether in its warp all lanes have the address of their neighbour by 1, or all that of their
+    neighbour by 2. Lanes that take no part do not count."""
     assert access.threads is not None
     held = np.full((int(access.threads[-1]) // WARP + 1, WARP), -1)
     held.reshape(-1)[access.threads] = access.addresses

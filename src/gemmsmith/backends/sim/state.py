@@ -22,8 +22,8 @@ from gemmsmith.lang.kernel import Kernel
 
 @dataclass(eq=False)
 class State:
-    """The launch, global memory, and what is recorded. `agents` is the length of vector clocks; `watch` counts what a
-    unit does on a machine, if anybody does, and gives what executes its instructions."""
+    """The launch, global memory, and what is recorded. `agents` is the length of vector clocks; `watch`, if given,
+    is Counters.watch: called with a unit and its machine, it gives the function that executes instructions."""
 
     kernel: Kernel
     memory: GlobalMemory

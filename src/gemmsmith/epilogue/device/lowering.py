@@ -123,8 +123,8 @@ class Epilogue:
         self._mainloop.release_alias(tile)
 
     def _thread(self) -> AbstractContextManager[None]:
-        """Where promoted sums take most registers, what depends on the thread alone is computed anew for each tile: the
-        compiler would hold it in registers meanwhile, and spill."""
+        """With promoted sums, which take most registers, what depends on the thread alone is computed for each tile.
+        Otherwise the compiler would hold it in registers during the mainloop, and spill."""
         if not self.spec.promoted:
             return nullcontext()
         k = current()

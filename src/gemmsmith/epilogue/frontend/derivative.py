@@ -108,8 +108,8 @@ def _keeping(graph: Graph, node: int) -> Graph:
 def _cheapest(
     graph: Graph, wanted: Collection[str], default: DType, read: Collection[str] = ()
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """What the derivative costs at least, and which results it reads for that, some among them: whether it needs the
-    product, the matrices that it reads, its operands, its nodes."""
+    """The least cost of the derivative, and the results that it reads then, with those of `read`. A cost is: whether it
+    needs the product, the matrices that it reads, its operands, its nodes."""
     extents = graph.extents()
     of = [r.name for r in graph.results if not r.name.startswith(KEPT)]
     matrices = [r.name for r in graph.results if extents[r.node].is_matrix]

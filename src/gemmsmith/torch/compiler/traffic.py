@@ -54,7 +54,7 @@ class Traffic:
         found |= _settle(sorted(found), self._source, lambda node: node.users)
         _settle(sorted(found, reverse=True), self._read, lambda node: node.all_input_nodes)
 
-    # Each of these works out something of a node, and says whether that is new.
+    # Each of these three computes something about a node, and returns whether it has changed.
 
     def _need(self, node: Node) -> bool:
         views = (user for user in node.users if kind(user) in ("view", "move"))
