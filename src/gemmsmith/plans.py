@@ -309,7 +309,7 @@ class Plan:
         for name, planned, given in zip(ARGUMENTS.values(), self.binding.scales, binding.scales, strict=True):
             if given != planned:
                 raise ArgumentError(f"{name}: got {given}, this plan has {planned}; make a plan from arrays like these")
-        if 0 not in binding.shape and (spec := kernel_spec(binding, self.config)) != self.spec:
+        if 0 not in binding.shape and (spec := self._spec_of(binding)) != self.spec:
             if binding.graph != self.binding.graph:
                 raise ArgumentError(
                     "epilogue: got operands, sizes or constants with which it is another one than this plan's; make a "
@@ -327,6 +327,13 @@ class Plan:
                 f"{self.spec.name} ({self.spec.layouts}); make a plan from arrays like these"
             )
         return launches(binding, self.spec)
+
+    def _spec_of(self, binding: Binding) -> KernelSpec:
+        """What arrays ask for, which read scales as the plan's kernel does where that takes them."""
+        spec = kernel_spec(binding, self.config)
+        both = zip(self.spec.scales, spec.scales, strict=True)
+        own, other = (mine if mine and given and mine.takes(given) else given for mine, given in both)
+        return replace(spec, scales=(own, other))
 
     def _simulated(
         self, binding: Binding, found: Launches, seed: int = 0, progress: Callable[[float], None] | None = None,

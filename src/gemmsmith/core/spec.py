@@ -91,6 +91,10 @@ class ScaleSpec:
     def __str__(self) -> str:
         return f"{self.dtype} read " + (f"by TMA along {self.by_tma}" if self.by_tma else "one by one")
 
+    def takes(self, other: ScaleSpec) -> bool:
+        """Whether a kernel for these takes others, too: what is read one by one may lie in any layout."""
+        return (self.rows, self.dtype) == (other.rows, other.dtype) and self.by_tma in (None, other.by_tma)
+
     def count(self, rows: int) -> int:
         """Of a tile of so many rows, which begins at any multiple of them: all that it may need."""
         farthest = SCALE_BLOCK - gcd(rows, SCALE_BLOCK)  # that it begins behind a border
