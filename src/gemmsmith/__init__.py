@@ -15,7 +15,7 @@ from gemmsmith.core.errors import (
     KernelError,
 )
 from gemmsmith.epilogue.frontend.gating import deinterleave, interleave
-from gemmsmith.epilogue.frontend.tracer import top_k_softmax
+from gemmsmith.epilogue.frontend.values import top_k_softmax
 from gemmsmith.packing import pack
 from gemmsmith.plans import Plan, Simulation
 from gemmsmith.quantization import dequantize, quantize

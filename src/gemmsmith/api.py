@@ -45,8 +45,8 @@ def gemm(
     default): every 128 of k are summed by the tensor core, which keeps about 13 bits, multiplied by the block scales of
     a times b, and added in fp32; or "fast": the tensor core's own sum of all.
     precision: of products of fp32 operands, which are in fp32 without one: "tf32" reads their upper 19 bits; "3xtf32"
-    multiplies these and what is left, in three products that are promoted every 32 of k, and is about as exact as fp32.
-    Of operands that are not finite it gives NaN.
+    multiplies these and what is left, in three products that are promoted every 32 of k (16 by mma.sync), and is about
+    as exact as fp32. Of operands that are not finite it gives NaN.
     epilogue: a function of the product (in fp32) and of operands by name, that returns one value, a tuple or a dict:
     matrices to be stored, or reductions; or a visitor tree. What an operand is follows from its shape against the
     product's: () a scalar, (n,) a row, (m, 1) a column, (m, n) a matrix, with a batch in front or without.

@@ -11,8 +11,8 @@ from gemmsmith.arrays import ArrayInfo, as_numpy, describe, empty_like_kind, sig
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, UE8M0, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.problem import Matrix
-from gemmsmith.epilogue.frontend.tracer import Traced
-from gemmsmith.epilogue.frontend.tracer import quantize as quantize_traced
+from gemmsmith.epilogue.frontend.values import Traced, is_recorded
+from gemmsmith.epilogue.frontend.values import quantize as quantize_traced
 from gemmsmith.epilogue.lines import refused
 from gemmsmith.kernels.dequantize import BoundDequantize, DequantizeSpec
 from gemmsmith.kernels.dequantize import dequantize as dequantize_kernel
@@ -72,7 +72,7 @@ def quantize(
     Arrays and `backend` as in `gemm`; results are on x's device, of x's library. Raises ArgumentError, DeviceError;
     HazardError with backend="sim".
     """
-    if isinstance(x, Traced) or hasattr(type(x), "record"):
+    if isinstance(x, Traced) or is_recorded(x):
         return quantize_traced(x, dtype, _block(recipe))
     signed, address = signature(x, "x")
     options = recipe, dtype, transposed, scale_dtype, scale_order, scale_padding

@@ -14,7 +14,7 @@ import torch.multiprocessing
 from torch._inductor.utils import run_and_get_code
 
 import gemmsmith.torch
-from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.dtypes import BF16, INT32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Extent
 from gemmsmith.epilogue.frontend.tracer import trace
@@ -213,3 +213,4 @@ def test_which_epilogues_split_k(function: Any, added: set[str] | None) -> None:
 def test_a_number_is_no_share_of_a_sum() -> None:
     assert addends(trace(lambda acc, s: acc + s, (M, N), {"s": (Extent(), None)})) is None
     assert addends(trace(lambda acc, s: acc * s, (M, N), {"s": (Extent(), None)})) == set()
+    assert addends(trace(lambda acc, s: acc + s, (M, N), {"s": (Extent(width=1), INT32)})) is None

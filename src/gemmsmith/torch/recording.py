@@ -17,7 +17,8 @@ import torch
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import Extent, Graph
-from gemmsmith.epilogue.frontend.tracer import Traced, quantize, top_k_softmax, trace
+from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.epilogue.frontend.values import Traced, quantize, top_k_softmax
 
 Entry = tuple[Any, ...]
 """How ("function", "ours", "method", "operator", "attribute", "item", "refused"), name, arguments, named arguments."""

@@ -86,7 +86,7 @@ def addends(graph: Graph) -> frozenset[str] | None:
     depends: list[bool] = []
     for node in graph.nodes:
         depends.append(node.op == "accumulator" or any(depends[i] for i in node.inputs))
-    tensors = {o.name for o in graph.operands if o.dtype is not None}
+    tensors = {o.name for o in graph.operands if o.dtype is not None and not o.dtype.is_integer}
     added: set[str] = set()
     factors: set[str] = set()
 

@@ -17,7 +17,8 @@ from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import Extent, Graph
 from gemmsmith.epilogue.frontend.derivative import PRODUCT, derivative, storing, ties
-from gemmsmith.epilogue.frontend.tracer import quantize, top_k_softmax, trace
+from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.epilogue.frontend.values import quantize, top_k_softmax
 
 MATRIX, HALF = Extent(True, 1, 1), Extent(True, 1, 2)
 KINDS = {"row": (Extent(width=1), BF16), "column": (Extent(height=1), BF16), "matrix": (MATRIX, BF16),

@@ -19,7 +19,8 @@ from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import Extent, Graph, Node, Result
 from gemmsmith.epilogue.frontend.classify import classify
 from gemmsmith.epilogue.frontend.names import HINTS, METHODS, NAMES
-from gemmsmith.epilogue.frontend.tracer import quantize, top_k_softmax, trace
+from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.epilogue.frontend.values import quantize, top_k_softmax
 from gemmsmith.epilogue.functions import FUNCTIONS
 
 try:

@@ -13,7 +13,7 @@ from itertools import combinations
 
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
-from gemmsmith.epilogue.frontend.tracer import Traced, Tracing
+from gemmsmith.epilogue.frontend.values import Traced, Tracing
 from gemmsmith.epilogue.functions import FUNCTIONS
 from gemmsmith.epilogue.lines import refused
 from gemmsmith.epilogue.passes.fold import fold

@@ -14,7 +14,7 @@ from functools import partial, wraps
 from typing import Any
 
 from gemmsmith.core.errors import EpilogueError
-from gemmsmith.epilogue.frontend.tracer import quantize, top_k_softmax
+from gemmsmith.epilogue.frontend.values import quantize, top_k_softmax
 from gemmsmith.epilogue.functions import FUNCTIONS
 
 Epilogue = Callable[..., Any]

@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.epilogue.frontend.tracer import Traced
-from gemmsmith.epilogue.frontend.tracer import interleave as interleave_traced
+from gemmsmith.epilogue.frontend.values import Traced
+from gemmsmith.epilogue.frontend.values import interleave as interleave_traced
 
 GROUP = 8
 

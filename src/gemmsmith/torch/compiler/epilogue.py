@@ -11,7 +11,7 @@ import torch
 from gemmsmith.core.dtypes import FP32, DType, as_dtype, in_fp32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import Extent, Graph, Operand, Result
-from gemmsmith.epilogue.frontend.tracer import Traced, Tracing, call
+from gemmsmith.epilogue.frontend.values import Traced, Tracing, call
 from gemmsmith.epilogue.lines import refused
 from gemmsmith.epilogue.passes.rewrite import pruned
 from gemmsmith.torch.compiler.nodes import Node, constant, dtype, kind, name, same, shape, size, value
