@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.backends.sim.tiny import run
-from tests.hw.one import ptx, registers
+from tests.hw.one import computed, ptx, registers
 
 from gemmsmith import hw
 from gemmsmith.core.chip import CHIPS
@@ -13,7 +13,7 @@ from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.mma import WGMMA, Mma, find_mma
 from gemmsmith.hw.wmma import fragment_registers
-from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.builder import Builder, current
 from gemmsmith.lang.types import F32, I32, U32, U64
 from gemmsmith.lang.values import Value
 
@@ -55,6 +55,23 @@ def test_wmma_text() -> None:
         "wmma.store.d.sync.aligned.row.m16n16k16.shared.f32 [%8], {%0, ",
     ):
         assert text in found
+
+
+def test_int8_sums_wrap() -> None:
+    """As those of a product of k >= 131,072 may."""
+
+    def summed(start: Value, four: Value) -> Value:
+        k, mma = current(), find_mma(INT8, INT8, INT32, "mma")
+        d, a, b = registers(k, 4, I32), registers(k, 4), registers(k, 2)
+        for array, x in ((d, start.to(I32)), (a, four), (b, four)):
+            for i in range(len(array)):
+                array[i] = x
+        hw.mma_sync(d, a, b, mma)
+        return d[3].to(U32)
+
+    start = np.arange(2**31 - 16, 2**31 + 16).astype(np.uint32)
+    found = computed(summed, start, np.full(32, 0x80808080, np.uint32))
+    np.testing.assert_array_equal(found, start + np.uint32(32 * 128 * 128))
 
 
 def test_what_does_not_exist() -> None:
