@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from tests.torch.twice import assert_the_second_finds_both_graphs
 
 import gemmsmith
 from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, gemm
@@ -202,21 +200,11 @@ def test_numbers() -> None:
 def test_another_process_finds_the_compiled_graph(tmp_path: Path) -> None:
     program = """
 import torch, torch.nn.functional as F, gemmsmith.torch as gt
-from torch._dynamo.utils import counters
 a, b = (torch.ones(8, 8, requires_grad=True) for _ in range(2))
 step = torch.compile(lambda: gt.gemm(a, b, epilogue=lambda acc: F.gelu(acc)), fullgraph=True)
 step().sum().backward()
-found = counters["inductor"]
-print("hits", found["fxgraph_cache_hit"], "misses", found["fxgraph_cache_miss"], a.grad.sum().item())
 """
-    places = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    printed = [
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=places).stdout
-        for _ in range(2)
-    ]
-    assert printed[0].startswith("hits 0 misses 2")
-    assert printed[1].startswith("hits 2 misses 0")
-    assert printed[0].split()[-1] == printed[1].split()[-1]
+    assert_the_second_finds_both_graphs(program, tmp_path)
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import torch
+from tests.torch.twice import assert_the_second_finds_both_graphs
 from torch._dynamo.backends import registry
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
@@ -96,18 +94,8 @@ def test_the_uuid_covers_the_packages_sources(monkeypatch, tmp_path):
 def test_another_process_finds_the_fused_graphs(tmp_path):
     program = """
 import torch, gemmsmith.torch as gt
-from torch._dynamo.utils import counters
 a, b = torch.ones(24, 16, requires_grad=True), torch.ones(16, 32)
 step = torch.compile(lambda a, b: torch.relu(a @ b) @ b.t(), options=gt.options(), fullgraph=True)
 step(a, b).sum().backward()
-found = counters["inductor"]
-print("hits", found["fxgraph_cache_hit"], "misses", found["fxgraph_cache_miss"], a.grad.sum().item())
 """
-    places = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    printed = [
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=places).stdout
-        for _ in range(2)
-    ]
-    assert printed[0].startswith("hits 0 misses 2")
-    assert printed[1].startswith("hits 2 misses 0")
-    assert printed[0].split()[-1] == printed[1].split()[-1]
+    assert_the_second_finds_both_graphs(program, tmp_path)
