@@ -251,8 +251,8 @@ def test_the_page_says_how_many() -> None:
     assert table in page.read_text(), table
 
 
-RUNS = [(config, range(i, i + 50)) for config in CONFIGS[:4] for i in range(0, 100, 50)]
-RUNS += [(config, range(30)) for config in (*CONFIGS[4:], CONFIGS[1].replace(sync_clusters=True))]
+RUNS = [(config, range(i, i + 50)) for config in CONFIGS[:4] for i in range(0, 200, 50)]
+RUNS += [(config, range(50)) for config in (*CONFIGS[4:], CONFIGS[1].replace(sync_clusters=True))]
 
 
 @pytest.mark.parametrize(("config", "seeds"), RUNS, ids=lambda x: f"{x.start}.." if isinstance(x, range) else str(x))
