@@ -1,4 +1,4 @@
-"""The simulator's tensor cores give the bits that benchmarks/probe_wgmma.py measured on an H200."""
+"""The simulator's tensor cores give the bits that benchmarks/probe_mma.py measured on an H200."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ import numpy as np
 import pytest
 
 from gemmsmith.core.dtypes import INT32, TF32, TF32_BITS, DType
-from gemmsmith.core.mma import WGMMA, Mma
+from gemmsmith.core.mma import MMA_SYNC, WGMMA, Mma
 from gemmsmith.hw.fused_sum import fused_product, fused_sum
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "wgmma-h200.npz"
-each_instruction = pytest.mark.parametrize("mma", [mma for mma in WGMMA if mma.d != INT32], ids=str)
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+TABLES = {"wgmma": WGMMA, "mma": MMA_SYNC, "wmma": MMA_SYNC}
+MEASURED = [
+    pytest.param(path, mma, id=f"{name}-{mma}")
+    for name, table in TABLES.items()
+    if (path := RESULTS / f"{name}-h200.npz").exists()
+    for mma in table
+    if mma.d != INT32
+]
+each_instruction = pytest.mark.parametrize(("measured", "mma"), MEASURED, indirect=["measured"])
 
 
 @pytest.fixture(scope="module")
-def measured() -> Mapping[str, np.ndarray]:
-    return np.load(RESULTS)
+def measured(request: pytest.FixtureRequest) -> Mapping[str, np.ndarray]:
+    return np.load(request.param)
 
 
 def of(measured: Mapping[str, np.ndarray], mma: Mma, name: str) -> np.ndarray:

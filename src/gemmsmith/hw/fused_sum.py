@@ -4,7 +4,7 @@ Every addend, products exact, is truncated to a multiple of 2^(e - fraction), e 
 addends that are not zero. A product's exponent is the sum of its factors' (it may be one more when normalised), a
 subnormal's that of the smallest normal number. Their sum is exact; it is truncated to fp32, or to as many bits of it as
 were kept, or rounded to nearest even to fp16. A sum of zero is +0, and every NaN has the same bits. An H200 computed
-the same bits in all that benchmarks/probe_wgmma.py tried; published models say the same of an H100 (Xie et al.,
+the same bits in all that benchmarks/probe_mma.py tried; published models say the same of an H100 (Xie et al.,
 "MMA-Sim", arXiv 2511.10909; Khattak and Mikaitis, arXiv 2512.07004).
 """
 

@@ -1,0 +1,183 @@
+"""What was measured of one instruction, the file that holds it, and what the chosen vectors show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from probe_kernels import title
+from probe_vectors import SPREADS, Probe, numbers
+
+from gemmsmith.core.dtypes import FP16
+from gemmsmith.core.mma import Mma
+from gemmsmith.hw.fused_sum import fused_product, fused_sum
+
+COLUMNS = 8
+"""Of a random tile that are stored."""
+BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""A, B, C and D."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Chosen vectors, a and b (vectors, k), c and d (vectors,), and their names; random tiles, a (tiles, 64, k), b
+    (tiles, columns, k), c and d (tiles, 64, columns)."""
+
+    mma: Mma
+    names: list[str]
+    chosen: Arrays
+    random: Arrays
+
+    @classmethod
+    def read(cls, file: Mapping[str, np.ndarray], mma: Mma) -> Measured:
+        def arrays(prefix: str) -> Any:
+            types = zip("abcd", (mma.a, mma.b, mma.d, mma.d), strict=True)
+            return tuple(file[f"{title(mma)}_{prefix}{key}"].view(dtype.numpy) for key, dtype in types)
+
+        return cls(mma, str(file[f"{title(mma)}_name"]).split("\n"), arrays(""), arrays("random_"))
+
+    def saved(self) -> dict[str, np.ndarray]:
+        """The bits, by their names in the file."""
+        found = {f"{title(self.mma)}_name": np.array("\n".join(self.names))}
+        for prefix, arrays in (("", self.chosen), ("random_", self.stored_random())):
+            for key, x in zip("abcd", arrays, strict=True):
+                found[f"{title(self.mma)}_{prefix}{key}"] = raw(x)
+        return found
+
+    def stored_random(self) -> Arrays:
+        a, b, c, d = (x[: len(SPREADS)] for x in self.random)
+        return a, b[:, :COLUMNS], c[..., :COLUMNS], d[..., :COLUMNS]
+
+    def simulated(self) -> tuple[np.ndarray, np.ndarray]:
+        """The simulator's D of the chosen vectors and of the random tiles."""
+        (a, b, c), tiles = self._numbers(self.chosen), self._numbers(self.random)
+        return fused_sum(a.T, b.T, c, self.mma), fused_product(*tiles, self.mma)
+
+    def sums(self) -> Arrays:
+        """All that the file holds: a and b (k, sums), c (sums,), in float64, and d (sums,)."""
+        a, b, c = self._numbers(self.chosen)
+        tiles_a, tiles_b, tiles_c = self._numbers(self.stored_random())
+        shape = (*tiles_c.shape, self.mma.k)
+        flat_a = np.broadcast_to(tiles_a[:, :, None], shape).reshape(-1, self.mma.k)
+        flat_b = np.broadcast_to(tiles_b[:, None], shape).reshape(-1, self.mma.k)
+        d = np.concatenate([self.chosen[3], self.stored_random()[3].reshape(-1)])
+        return np.vstack([a, flat_a]).T, np.vstack([b, flat_b]).T, np.concatenate([c, tiles_c.reshape(-1)]), d
+
+    def _numbers(self, arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        a, b, c, _ = arrays
+        return numbers(a, self.mma.a), numbers(b, self.mma.b), c.astype(float)
+
+    def found(self, prefix: str) -> dict[str, np.generic]:
+        """Results of the vectors whose names are `prefix` and something, by that."""
+        return {
+            name.removeprefix(prefix).strip(): d
+            for name, d in zip(self.names, self.chosen[3], strict=True)
+            if name.startswith(prefix + " ")
+        }
+
+
+def raw(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x).view(BITS[x.dtype.itemsize])
+
+
+def differing(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.asarray(raw(x) != raw(y))
+
+
+# -- what the chosen vectors show ---------------------------------------------------------------------------------
+
+
+def survived(found: dict[str, Any]) -> str:
+    """Largest j whose result is not what it is with nothing small in it."""
+    numbers = {int(j): float(d) for j, d in found.items()}
+    seen = [j for j, d in numbers.items() if d != 0]
+    return f"{max(seen)}{'' if set(seen) == set(range(1, max(seen) + 1)) else ' with gaps'}" if seen else "none"
+
+
+def told_apart(found: dict[str, Any], whole: float) -> str:
+    seen = [int(j) for j, d in found.items() if float(d) != whole]
+    return str(max(seen)) if seen else "none"
+
+
+def rounding(found: dict[str, dict[str, Any]], top: int, j: int) -> str:
+    """Units of 2^(top-j) in the results of 0.75, 1.25, 1.75 of them."""
+    return "/".join(f"{float(d[str(j)]) / 2.0 ** (top - j):g}" if str(j) in d else "-" for d in found.values())
+
+
+def groups(p: Measured) -> str:
+    """Places that are added together, by what survives."""
+    k = p.mma.k
+    survives = np.zeros((k, k), bool)
+    for name, d in p.found("group").items():
+        j, last = map(int, name.split())
+        survives[j, last] = float(d) != 0
+    if not survives.any():
+        return f"one group of {k}"
+    rows = ["".join(".X"[int(s)] for s in row) for row in survives]
+    return "X at 0, -X at row, lost at column, survives:\n      " + "\n      ".join(rows)
+
+
+def accumulator(p: Measured) -> str:
+    k = p.mma.k
+    survives = np.zeros((k, k), bool)
+    for name, d in p.found("group-c").items():
+        j, last = map(int, name.split())
+        survives[j, last] = float(d) != 0
+    if not survives.any():
+        return "in the alignment of all"
+    return "C = X, -X at row, lost at column, survives:\n      " + "\n      ".join(
+        "".join(".X"[int(s)] for s in row) for row in survives
+    )
+
+
+def final(p: Measured, top: int, j: int, name: str) -> str:
+    """Results of 2X + m 2^(top-j), m = 0..15, less 2X, in units of 2^(top-j)."""
+    sign = -1 if "negative" in name else 1
+    return " ".join(f"{(sign * float(d) - 2.0 ** (top + 1)) / 2.0 ** (top - j):g}"
+                    for d in p.found(f"{name}-{j}").values())  # fmt: skip
+
+
+def hexadecimal(d: Any) -> str:
+    return f"{float(d):.6g} ({int(d.view(BITS[d.dtype.itemsize])):#x})"
+
+
+def show(p: Measured) -> None:
+    top, (a, b, c, sums) = Probe(p.mma).top, p.chosen
+    kept = survived(p.found("kept-products"))
+    stored = told_apart(p.found("stored"), 2.0 ** (top + 1))
+    print(f"\n{title(p.mma)}  k {p.mma.k}  X = 2^{top}")
+    print(f"  bits kept below X: products {kept}, apart {survived(p.found('kept-apart'))}, negative "
+          f"{survived(p.found('kept-negative'))}, beside C {survived(p.found('kept-beside-c'))} and "
+          f"{survived(p.found('kept-beside-c-last'))}, of C {survived(p.found('kept-of-c'))}, below 2.25 X "
+          f"{survived(p.found('kept-carried'))}")  # fmt: skip
+    print(f"  bits stored: of 2X {stored}, of C + small {told_apart(p.found('stored-c'), 2.0**top)}, of C alone "
+          f"{told_apart(p.found('stored-c-alone'), 2.0**top)}")  # fmt: skip
+    j = int(kept.split()[0]) if kept[0].isdigit() else 10
+    for at in (j, j + 1):
+        shown = [rounding({up: p.found(f"{name}{up}") for up in (3, 5, 7)}, top, at)
+                 for name in ("round-products", "round-negative", "round-c", "round-negative-c")]  # fmt: skip
+        print(f"  0.75/1.25/1.75 units of 2^-{at} X become: products {shown[0]}, negative {shown[1]}, C {shown[2]}, "
+              f"negative C {shown[3]}")  # fmt: skip
+    if stored.isdigit():
+        for at in sorted({min(int(stored), 26), min(int(stored) + 2, 26)}):
+            print(f"  2X + m 2^-{at} X, m = 0..15: {final(p, top, at, 'final')}")
+            print(f"     the same, negative:      {final(p, top, at, 'final-negative')}")
+    print(f"  places: {groups(p)}\n  accumulator: {accumulator(p)}")
+    for name in ("carry", "carry-c"):
+        exact = [i for i, key in enumerate(p.names) if key.startswith(name + " ")]
+        off = []
+        for i in exact:
+            want = float(a[i].astype(float) @ b[i].astype(float) + float(c[i]))
+            off.append((float(sums[i]) - want) / abs(want))
+        print(f"  {name}: relative error of sums of 1..{p.mma.k} largest products: {min(off):.3g} to {max(off):.3g}")
+    for name in ("subnormal-exponent", "zero-exponent"):
+        print(f"  {name}: survives to {survived({str(int(j) + 1): d for j, d in p.found(name).items()})} (one more)")
+    for name in ("subnormal", "zero", "limit", "special"):
+        results = {key: d for key, d in p.found(name).items() if not key.startswith("rounded")}
+        print(f"  {name}: " + "; ".join(f"{key} {hexadecimal(d)}" for key, d in results.items()))
+    if p.mma.d == FP16:
+        over = [int(m) for m, d in p.found("limit rounded").items() if np.isinf(float(d))]
+        print(f"  limit: C = 65504 plus m is inf from m = {min(over, default=None)}")
