@@ -12,7 +12,7 @@ from gemmsmith.backends.reference.product import as_tf32
 from gemmsmith.core.dtypes import FP16, INT32, TF32, UINT8, DType
 from gemmsmith.core.mma import MMA_SYNC, Mma, fragment_element
 from gemmsmith.hw.fused_sum import fused_product
-from gemmsmith.hw.wmma import depth, fragment_registers
+from gemmsmith.hw.wmma import depth, fragment_registers, summed_depth
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import F32, I32, U32, U64, Type
 
@@ -30,12 +30,16 @@ def _floats(title: str, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
     return floats(title, (shape[0] * shape[1], shape[2]), dtype).reshape(shape)
 
 
-def _expected(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarray:
-    """a @ b + c of every warp, step by step."""
+def _expected(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma, step: int | None = None) -> np.ndarray:
+    """a @ b + c of every warp, so many of k at once."""
     if mma.d.is_integer:
         return (a.astype(np.int64) @ b.astype(np.int64) + c).astype(np.int32)
     a, b = (as_tf32(x) if mma.a == TF32 else x for x in (a, b))
-    return fused_product(a.astype(float), b.swapaxes(-1, -2).astype(float), c.astype(float), mma)
+    step = step or a.shape[-1]
+    for k in range(0, a.shape[-1], step):
+        columns = b[:, k : k + step].swapaxes(-1, -2).astype(float)
+        c = fused_product(a[..., k : k + step].astype(float), columns, c.astype(float), mma)
+    return c
 
 
 def mma_sync(mma: Mma, rounds: bool = False) -> Case:
@@ -119,7 +123,7 @@ def wmma(mma: Mma, layouts: str, space: str, rounds: bool = False) -> Case:
         x = _floats(title + name, shape, dtype) if rounds else _integers(title + name, shape, dtype)
         inputs["c" if name == "d" else name] = x
         seen[name] = x if major[name] == "row" else x.swapaxes(1, 2)
-    expected = _expected(seen["a"], seen["b"], seen["d"], mma)
+    expected = _expected(seen["a"], seen["b"], seen["d"], mma, summed_depth(mma))
     expected = np.ascontiguousarray(expected if major["d"] == "row" else expected.swapaxes(1, 2))
     return Case(title, record, expected, inputs, threads=32 * WARPS)
 
@@ -153,13 +157,14 @@ def _round_tf32() -> Case:
     rng = seeded("round_tf32")
     x = rng.integers(0, 1 << 32, 128, np.uint32).view(np.float32)
     x[:6] = [np.nan, np.inf, -np.inf, 1 + 2**-11, 3.4e38, 0]  # a tie; what rounds to infinity
+    x.view(np.uint32)[6:10] = [0x7F800001, 0xFFC01234, 0x7FFFFFFF, 0xFF801000]  # NaN
 
     def record(k: Builder) -> None:
         out, word = k.pointer("out"), read_word(k.pointer("x"), k.thread)
         write(out, k.thread, hw.round_tf32(hw.as_float(word)))
 
-    unit = np.ldexp(1.0, np.maximum(np.frexp(x.astype(float))[1] - 1, -126) - 10)
     with np.errstate(all="ignore"):
+        unit = np.ldexp(1.0, np.maximum(np.frexp(x.astype(float))[1] - 1, -126) - 10)
         magnitude = np.floor(np.abs(x) / unit + 0.5) * unit
         rounded = np.where(np.isfinite(x), np.copysign(magnitude, x), x).astype(np.float32)
     expected = np.where(np.isnan(x), np.uint32(0x7FFFFFFF), rounded.view(np.uint32))

@@ -206,6 +206,7 @@ def _on_gpu(plan: Plan, arrays: list[Any], scales: dict[str, Any]) -> dict[str, 
     with launcher.device_guard(0):
         device = [DeviceArray.from_numpy(x) for x in arrays]
         of_device: dict[str, Any] = {name: DeviceArray.from_numpy(x) for name, x in scales.items()}
+        of_device["workspace"] = DeviceArray.of_bytes(plan.workspace_bytes)
         plan.run(*device, **of_device)
         arrays[-1][...] = device[-1].numpy()
         repeats = max(3, int(0.2 * 5e14 / max(plan.problem.flops, 10**8)))

@@ -96,7 +96,7 @@ class _Bench:
         graph = self.graphs.get(config)
         if graph is None:
             plan = self.plans[config]
-            space = DeviceArray(plan.workspace_bytes, (max(plan.workspace_bytes, 1),), (1,), np.uint8)
+            space = DeviceArray.of_bytes(plan.workspace_bytes)
 
             def calls() -> None:
                 for a, b, d in self.sets:

@@ -34,6 +34,11 @@ class DeviceArray:
             check(driver.cuMemcpyHtoD(device.address, x.ctypes.data, x.nbytes), "cuMemcpyHtoD")
         return device
 
+    @staticmethod
+    def of_bytes(nbytes: int) -> DeviceArray:
+        """So many bytes, such as a plan's workspace."""
+        return DeviceArray(nbytes, (max(nbytes, 1),), (1,), np.uint8)
+
     def fill(self, pattern: np.ndarray[Any, Any]) -> None:
         """Fills the array with repetitions of the bytes of a contiguous array."""
         from cuda.bindings import driver
