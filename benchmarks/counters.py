@@ -7,11 +7,9 @@ Nsight Compute (`ncu`) runs this file again and reports on each kernel, caches f
 
 from __future__ import annotations
 
-import csv
-import subprocess
-import sys
 from typing import Any
 
+import nsight
 import torch
 from dense import operands, options, save
 
@@ -50,17 +48,8 @@ def profiled() -> None:
 
 def counted() -> list[dict[str, float]]:
     """Each product's counters."""
-    command = ["ncu", "--csv", "--print-units", "base", "--clock-control", "none",
-               "-k", "regex:cooperative|pingpong", "--metrics", ",".join(METRICS.values()),
-               sys.executable, __file__, "--profiled"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
-    if not lines:
-        raise SystemExit(done.stdout + done.stderr)
-    found: dict[str, dict[str, float]] = {}
-    for row in csv.DictReader(lines):
-        found.setdefault(row["ID"], {})[row["Metric Name"]] = float(row["Metric Value"].replace(",", ""))
-    return [{name: x[metric] for name, metric in METRICS.items()} for x in found.values()]
+    launches = nsight.parsed(nsight.profiled([__file__, "--profiled"], "cooperative|pingpong", [*METRICS.values()]))
+    return [{name: x[metric] for name, metric in METRICS.items()} for x in launches]
 
 
 def main() -> None:

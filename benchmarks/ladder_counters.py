@@ -1,0 +1,118 @@
+"""The simulator's counters against Nsight Compute's: of every rung of the ladder, and of single accesses to shared
+memory (probe_shared.py).
+
+Nsight Compute (`ncu`) runs this file again, which launches each kernel once; ladder_metrics.py says what is compared.
+
+    python benchmarks/ladder_counters.py --json benchmarks/results/ladder-counters-h200.json
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ladder_metrics import HARDWARE, INSTRUMENTED, WAVEFRONT_METRICS, compared, counts
+from nsight import known, parsed, profiled
+from probe_shared import Probe, probes
+
+from gemmsmith.backends.cuda import launcher
+from gemmsmith.backends.cuda.driver import attributes
+from gemmsmith.backends.cuda.memory import DeviceArray
+from gemmsmith.backends.cuda.run import Call, addresses_of
+from gemmsmith.backends.sim.counters import Counters
+from gemmsmith.backends.sim.run import run
+from gemmsmith.cli.counters import Counted
+from gemmsmith.ladder import STEPS, Sizes, Step, counted
+
+Case = Step | Probe
+PARTS: dict[str, tuple[list[Case], list[str]]] = {
+    "rungs": ([*STEPS], HARDWARE),
+    "probes": ([*probes()], WAVEFRONT_METRICS),
+    "instrumented": ([*STEPS], INSTRUMENTED),
+}
+"""What is launched, and the metrics."""
+SIZES: Sizes = (512, 512, 512)
+"""Multiples of all tiles, so that all CTAs do the same."""
+TOLERANCE = 0.02
+
+
+def simulated(case: Case) -> dict[str, Any]:
+    """What the simulator counts. Leaves the kernel in the cubin cache."""
+    if isinstance(case, Step):
+        title, (kernel, lines) = f"{case.name} {case.dtype}", counted(case, SIZES)
+    else:
+        counters, arrays = Counters(), case.arrays()
+        run(*case.launches(*arrays), 0, None, counters)
+        (kernel,) = counters.kernels
+        title, lines = f"{case.access}: {case.pattern}", counters.lines(kernel)
+    o = Counted.of(kernel, lines).occupancy
+    return {"case": title, "kernel": kernel.name, "ctas": o.ctas, "warps": o.warps, "counts": counts(lines)}
+
+
+def launch(part: str) -> None:
+    """Runs each kernel once, and prints how many of its CTAs an SM holds, as the driver says."""
+    with launcher.device_guard(0):
+        for case in PARTS[part][0]:
+            arrays = case.arrays(SIZES, SIZES) if isinstance(case, Step) else case.arrays()
+            on_gpu = [DeviceArray.from_numpy(x) for x in arrays]
+            launches, arguments = case.launches(*on_gpu)
+            call = Call(launches, arguments, on_gpu[0], {})
+            call.start(addresses_of(arguments), on_gpu[0], None)
+            on_gpu[-1].numpy()  # it has ended
+            kernel = call.launches[0].kernel
+            if kernel.cluster == (1, 1, 1):
+                print(f"{kernel.name}: {kernel.max_active_clusters() // attributes(0).multiprocessors} CTAs an SM")
+
+
+def measured(part: str, simulation: list[dict[str, Any]], raw: Path | None) -> list[dict[str, Any]]:
+    """The rows: the simulator's numbers and ncu's."""
+    kernels = dict.fromkeys(x["kernel"] for x in simulation)
+    said = profiled([__file__, "--profiled", part], f"^({'|'.join(kernels)})$", known(PARTS[part][1]))
+    if raw:
+        raw.with_suffix(f".{part}.csv").write_text(said)
+    ctas = {name: int(n) for name, n in re.findall(r"(?m)^(\w+): (\d+) CTAs an SM$", said)}
+    found, rows = parsed(said), []
+    for kernel in kernels:
+        launched, seen = ([x for x in launches if x["kernel"] == kernel] for launches in (simulation, found))
+        if len(launched) != len(seen):
+            print(f"left out: {kernel}, launched {len(launched)} times; ncu tells of {len(seen)}", flush=True)
+            continue
+        for own, metrics in zip(launched, seen, strict=True):
+            if kernel in ctas:
+                metrics["driver"] = ctas[kernel]
+            rows.append({"part": part, **own, "metrics": metrics, "compared": compared(own, metrics)})
+    return rows
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--profiled"]:
+        return launch(sys.argv[2])
+    from dense import options, save  # imports torch, which ncu's program does without
+
+    parser = options(__doc__)
+    parser.add_argument("--raw", type=Path, help="where what ncu prints goes: .rungs.csv and the like are appended")
+    arguments = parser.parse_args()
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        simulations = {part: [*pool.map(simulated, PARTS[part][0])] for part in ("rungs", "probes")}
+    rows: list[dict[str, Any]] = []
+    off: list[str] = []
+    for part in PARTS:
+        fresh = measured(part, simulations["probes" if part == "probes" else "rungs"], arguments.raw)
+        rows += fresh
+        save(arguments.json, rows)
+        for row in fresh:
+            for x in row["compared"]:
+                ratio = x["ncu"] / x["simulator"] if x["simulator"] else float("inf")
+                line = (f"{row['case']:<40}{x['counter']:<26}{x['simulator']:>12}{x['ncu']:>12.0f}{ratio:9.4f}  "
+                        f"{x['metric']}")  # fmt: skip
+                print(line, flush=True)
+                off += [line] if abs(ratio - 1) > TOLERANCE else []
+    print(f"off by more than {TOLERANCE:.0%}: {len(off)}", *off, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

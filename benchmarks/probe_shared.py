@@ -1,0 +1,110 @@
+"""Warps that access shared memory at places which the host chooses, for the wavefronts that this takes: which lanes of
+16-byte loads go together is undocumented. benchmarks/ladder_counters.py compares the simulator with Nsight Compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from gemmsmith import hw
+from gemmsmith.arrays import ArrayInfo, describe
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.launch import Launch, Launches
+from gemmsmith.lang.types import U32, U64
+from gemmsmith.lang.values import Registers, Value
+
+WARP, CHUNK, BYTES = 32, 16, 4096
+"""Lanes; bytes of a lane's access, at most; bytes of the buffer."""
+LANE = np.arange(WARP)
+ANYWHERE = {
+    "side by side": LANE, "all different, 2 apart": LANE * 2, "all in one bank": LANE * 8,
+    "another order": LANE[::-1], "halves the same": LANE % 16, "quarters the same": LANE % 8,
+}  # fmt: skip
+SHARED = ANYWHERE | {
+    "all the same": LANE * 0, "pairs": LANE // 2, "fours (A of sgemm)": LANE // 4, "eights": LANE // 8,
+    "halves (A of vectorised)": LANE // 16, "by 4 (B of sgemm)": LANE % 4, "by 2": LANE % 2,
+    "neighbours by 2": LANE % 2 + LANE // 4 * 2, "neighbours by 3": np.minimum(LANE, LANE ^ 3),
+    "neighbours by 4": LANE % 4 + LANE // 8 * 4, "pairs but for the last": np.where(LANE == 31, 31, LANE // 2),
+    "pairs, then neighbours by 2": np.where(LANE < 16, LANE // 2, LANE % 2 + LANE // 4 * 2),
+    "pairs in one bank": LANE // 2 * 8, "fours in one bank": LANE // 4 * 8, "fours, backwards": LANE[::-1] // 4,
+}  # fmt: skip
+"""The chunk that each lane accesses."""
+ROWS = {"rows of 16 bytes": LANE, "rows of 32": LANE * 2, "rows of 128": LANE * 8,
+        "rows of 128, swizzled": LANE * 8 + LANE % 8, "a row 8 times": LANE // 8}  # fmt: skip
+Access = Callable[[Registers, Value, Value], None]
+
+
+def copy(_: Registers, address: Value, source: Value) -> None:
+    hw.cp_async_copy(address, source, CHUNK, CHUNK)
+    hw.cp_async_commit()
+    hw.cp_async_wait(0)
+
+
+def load(values: Registers, address: Value, _: Value) -> None:
+    hw.load_shared(values, address)
+
+
+ACCESSES: dict[str, tuple[int, Access, Mapping[str, np.ndarray]]] = {
+    "load_16": (4, load, SHARED),
+    "load_8": (2, load, SHARED),
+    "store_16": (4, lambda values, address, _: hw.store_shared(values, address), ANYWHERE),
+    "ldmatrix": (4, lambda values, address, _: hw.load_matrix(values, address), ROWS),
+    "copy_16": (4, copy, ANYWHERE),
+}
+"""Registers of a lane, which hold what it accesses; how it does; and where."""
+
+
+class Bound(NamedTuple):
+    """What a probe is launched for: each lane's place in bytes, and its results."""
+
+    offsets: Pointer = Pointer("offsets")
+    out: Pointer = Pointer("out")
+    ctas: int = 1
+
+
+class Probe(NamedTuple):
+    """A warp's access, and the bytes from the buffer's start at which its lanes do it."""
+
+    access: str
+    pattern: str
+
+    @property
+    def kernel(self) -> Kernel:
+        registers, access, _ = ACCESSES[self.access]
+        with Builder(f"probe_{self.access}", threads=WARP) as k:
+            k.grid, k.persistent = attrgetter("ctas"), False
+            offsets, out = (k.pointer(name, bind=attrgetter(name)) for name in Bound._fields[:2])
+            buffer = k.shared(BYTES, alignment=128, partial_writes=True)
+            place, values = k.registers(U32, 1, "place"), k.registers(U32, registers, "values")
+            for i in range(registers):
+                values[i] = 0
+            hw.grid_dependency_wait()
+            hw.load_global(place, offsets + (k.thread * 4).to(U64), k.thread >= 0)
+            own = out + (k.thread * CHUNK).to(U64)
+            access(values, buffer[0].address + place[0], own)
+            hw.store_global(values, own, k.thread >= 0)
+            return k.finish()
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """The offsets, and where the results go."""
+        registers, _, patterns = ACCESSES[self.access]
+        width = 4 * registers if self.access.startswith("load") else CHUNK
+        return (patterns[self.pattern] * width).astype(np.int32), np.zeros(WARP * 4, np.float32)
+
+    def launches(self, offsets: object, out: object) -> tuple[Launches, dict[str, ArrayInfo]]:
+        """Of these arrays, with their arguments by name."""
+        arguments = {"offsets": describe(offsets), "out": describe(out)}
+        return Launches(None, False, (Launch.of(self.kernel, Bound()),)), arguments
+
+
+def probes() -> Iterator[Probe]:
+    """All of them."""
+    for access, (_, _, patterns) in ACCESSES.items():
+        for pattern in patterns:
+            yield Probe(access, pattern)
