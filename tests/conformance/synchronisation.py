@@ -56,7 +56,7 @@ def arrive(k: Builder) -> None:
         hw.sync_threads()
 
 
-def try_wait(k: Builder) -> None:
+def test_wait(k: Builder) -> None:
     """Tests of a fresh barrier, of one in the middle of a phase, and of a complete one, for both parities."""
     out = k.pointer("out")
     (barrier,) = barriers(2)
@@ -66,7 +66,7 @@ def try_wait(k: Builder) -> None:
                 hw.mbarrier_arrive(barrier)
             hw.sync_threads()
         parities = (1, 0) if row < 2 else (0, 1)
-        seen = [hw.mbarrier_try_wait(barrier, parity) for parity in parities]
+        seen = [hw.mbarrier_test_wait(barrier, parity) for parity in parities]
         one = k.lane.to(U32) * 0 + 1
         flags = [k.select(x, one, one - 1) for x in seen]
         with k.when(k.thread == 0):
@@ -122,7 +122,7 @@ _opposite = np.ascontiguousarray(_rows[:, ::-1]).view(np.uint32)
 _load = {"inputs": {"x": _rows}, "maps": {"source": Map("x", FP32, (128, 2, 1), (128, 0), (128, 1, 1), 0)}}
 CASES += [
     Case("mbarrier_arrive", arrive, np.stack([THREAD[::-1] * 3 + 1000 * p for p in range(3)])),
-    Case("mbarrier_try_wait", try_wait, np.array([[1, 0], [1, 0], [1, 0], [1, 0]], np.uint32)),
+    Case("mbarrier_test_wait", test_wait, np.array([[1, 0], [1, 0], [1, 0], [1, 0]], np.uint32)),
     Case("mbarrier_expect_tx", expect_tx, _opposite, **_load),
     Case("mbarrier_arrive_expect_tx", arrive_expect_tx, _opposite, **_load),
 ]
@@ -360,7 +360,7 @@ def consume(k: Builder, out: Value, buffer: SharedBuffer, pipe: Pipeline, tokens
     """A warpgroup writes what it finds in each stage to the turn's row of `out`."""
     read = pipe.consumer_start_state()
     with k.range(TURNS, name="turn") as turn:
-        token = pipe.consumer_try_wait(read) if tokens else None
+        token = pipe.consumer_test_wait(read) if tokens else None
         pipe.consumer_wait(read, token)
         write(out, turn * 128 + k.thread % 128, taken(k, buffer[read.index]))
         hw.sync_warp()  # one lane arrives for all that have read
@@ -378,7 +378,7 @@ def pipeline_async(tokens: bool, consumers: int) -> Case:
         with k.warpgroup(0):
             state = pipe.producer_start_state()
             with k.range(TURNS, name="turn") as turn:
-                token = pipe.producer_try_acquire(state) if tokens else None
+                token = pipe.producer_test_acquire(state) if tokens else None
                 pipe.producer_acquire(state, token)
                 put(k, buffer[state.index], (turn * 1000 + k.thread).to(U32))
                 pipe.producer_commit(state)
@@ -404,7 +404,7 @@ def pipeline_tma(tokens: bool, cluster: int) -> Case:
         with k.warpgroup(0), k.warp(1), k.when(hw.elect_one()):
             state = pipe.producer_start_state()
             with k.range(TURNS, name="turn") as turn:
-                token = pipe.producer_try_acquire(state) if tokens else None
+                token = pipe.producer_test_acquire(state) if tokens else None
                 pipe.producer_acquire(state, token)
                 stage = buffer[state.index]
                 if cluster == 1:
@@ -438,7 +438,7 @@ def pipeline_transaction(tokens: bool) -> Case:
                 with k.warp(half):
                     state = pipe.producer_start_state()
                     with k.range(TURNS, name="turn") as turn:
-                        token = pipe.producer_try_acquire(state) if tokens else None
+                        token = pipe.producer_test_acquire(state) if tokens else None
                         pipe.producer_acquire(state, token)
                         with k.when(k.lane == 0):
                             pipe.producer_expect(state, 256)

@@ -167,7 +167,7 @@ def _round_tf32() -> Case:
         unit = np.ldexp(1.0, np.maximum(np.frexp(x.astype(float))[1] - 1, -126) - 10)
         magnitude = np.floor(np.abs(x) / unit + 0.5) * unit
         rounded = np.where(np.isfinite(x), np.copysign(magnitude, x), x).astype(np.float32)
-    expected = np.where(np.isnan(x), np.uint32(0x7FFFFFFF), rounded.view(np.uint32))
+    expected = np.where(np.isnan(x), x.view(np.uint32) & np.uint32(0xFFFFE000), rounded.view(np.uint32))
     return Case("round_tf32", record, expected, {"x": x})
 
 

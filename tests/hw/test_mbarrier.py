@@ -15,6 +15,7 @@ from gemmsmith.lang.values import Value
 
 MAPA = "mapa.shared::cluster.u32 remote, %0, %1;"
 TRY = "mbarrier.try_wait.parity{}.shared::cta.b64 complete, [%{}], %{};"
+TEST = TRY.replace("try_wait", "test_wait")
 LOOP = "{{ .reg .pred complete; WAIT: {} @complete bra DONE; bra WAIT; DONE: }}"
 FORMS: Forms = {
     "mbarrier.init.shared::cta.b64 [%0], %1;": lambda k: hw.mbarrier_init(k.smem, 3),
@@ -26,10 +27,10 @@ FORMS: Forms = {
         lambda k: hw.mbarrier_arrive_cluster(k.smem, 1, "cluster"),
     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;": lambda k: hw.mbarrier_arrive_expect_tx(k.smem, 64),
     "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;": lambda k: hw.mbarrier_expect_tx(k.smem, 64),
-    f"{{ .reg .pred complete; {TRY.format('', 1, 2)} selp.b32 %0, 1, 0, complete; }}":
-        lambda k: hw.mbarrier_try_wait(k.smem, 0),
-    f"{{ .reg .pred complete; {TRY.format('.acquire.cluster', 1, 2)} selp.b32 %0, 1, 0, complete; }}":
-        lambda k: hw.mbarrier_try_wait(k.smem, 0, "cluster"),
+    f"{{ .reg .pred complete; {TEST.format('', 1, 2)} selp.b32 %0, 1, 0, complete; }}":
+        lambda k: hw.mbarrier_test_wait(k.smem, 0),
+    f"{{ .reg .pred complete; {TEST.format('.acquire.cluster', 1, 2)} selp.b32 %0, 1, 0, complete; }}":
+        lambda k: hw.mbarrier_test_wait(k.smem, 0, "cluster"),
     LOOP.format(TRY.format("", 0, 1)): lambda k: hw.mbarrier_wait(k.smem, 1),
     LOOP.format(TRY.format(".acquire.cluster", 0, 1)): lambda k: hw.mbarrier_wait(k.smem, 1, "cluster"),
 }  # fmt: skip
@@ -54,7 +55,7 @@ def test_a_phase_ends_with_its_last_arrival(needed: int) -> None:
         with k.range(phases, name="phase") as phase:
             parity = (phase % 2).to(U32)
             for i in range(needed):
-                done = hw.mbarrier_try_wait(barrier, parity)
+                done = hw.mbarrier_test_wait(barrier, parity)
                 hw.store_global(words(done.to(U32)), at(out, phase * needed + i, 4), k.lane == 0)
                 hw.sync_warp()  # all lanes have looked
                 with k.when(k.lane == 0):

@@ -17,6 +17,8 @@ from gemmsmith.collective.promotion import Promotion
 from gemmsmith.collective.scales import BlockScales, ScalesOfThread
 from gemmsmith.collective.staged_scales import BoxedScales, CopiedScales, LoadedScales
 from gemmsmith.kernels.build import build
+from gemmsmith.lang.types import PRED
+from gemmsmith.lang.values import Constant
 
 CONFIG = Config(tile=(128, 104, 128), cluster=(1, 1), stages=4, consumers=2)
 M, N, K = 200, 230, 700
@@ -105,13 +107,17 @@ def scales_read_before_the_stage_is_full(p: Patch) -> None:
     init, wait = Promotion.__init__, pipeline.PipelineTmaAsync.consumer_wait
     made, early = list[Any](), list[Any]()
 
-    def waits(self: Any, state: Any) -> None:
+    def waits(self: Any, state: Any, token: Any) -> None:
         early.append(made[-1]._scales.read(state.index))
-        wait(self, state)
+        wait(self, state, token)
 
     p.setattr(Promotion, "__init__", lambda self, *given: made.append(self) or init(self, *given))
     p.setattr(Promotion, "read_scales", lambda self, number, stage: self._factors.update({number: early.pop(0)}))
     p.setattr(pipeline.PipelineTmaAsync, "consumer_wait", waits)
+
+
+def a_stage_taken_for_full(p: Patch) -> None:
+    p.setattr(pipeline.PipelineTmaAsync, "consumer_test_wait", lambda self, state: Constant(PRED, True))
 
 
 def a_release_by_one_lane_before_others_have_read(p: Patch) -> None:
@@ -294,7 +300,8 @@ MUTANTS = [
     (a_partial_sum_that_is_not_cleared, COARSE), (a_total_that_is_not_cleared, COARSE),
     (promotion_before_the_wait, COARSE), (a_wait_that_leaves_one_more_group_running, COARSE),
     (release_before_the_wait, COARSE), (scales_read_after_the_release, COARSE), (scales_read_after_the_release, EACH),
-    (scales_read_before_the_stage_is_full, COARSE), (copies_that_a_full_stage_does_not_count, COARSE),
+    (scales_read_before_the_stage_is_full, COARSE), (a_stage_taken_for_full, COARSE),
+    (copies_that_a_full_stage_does_not_count, COARSE),
     (copies_that_never_arrive, EACH), (a_release_by_one_lane_before_others_have_read, COARSE),
     (an_arrival_before_the_copies_have_landed, COARSE), (copies_into_stages_that_are_not_free, COARSE),
     (the_scales_of_a_and_b_swapped, COARSE), (the_scales_of_a_and_b_swapped, (128, 128)),

@@ -104,9 +104,9 @@ class _Pipeline:
         return self._full[stage.index if isinstance(stage, PipelineState) else stage]
 
     # -- producer --------------------------------------------------------------------------------------
-    def producer_try_acquire(self, state: PipelineState) -> Value:
+    def producer_test_acquire(self, state: PipelineState) -> Value:
         """A token: whether the stage is free already."""
-        return hw.mbarrier_try_wait(self._empty[state.index], state.phase, self.scope)
+        return hw.mbarrier_test_wait(self._empty[state.index], state.phase, self.scope)
 
     def _acquire(self, state: PipelineState, token: Value | None) -> None:
         _wait(self._empty[state.index], state.phase, token, self.scope)
@@ -118,9 +118,9 @@ class _Pipeline:
             state.advance()
 
     # -- consumer --------------------------------------------------------------------------------------
-    def consumer_try_wait(self, state: PipelineState) -> Value:
+    def consumer_test_wait(self, state: PipelineState) -> Value:
         """A token: whether the stage is full already."""
-        return hw.mbarrier_try_wait(self._full[state.index], state.phase)
+        return hw.mbarrier_test_wait(self._full[state.index], state.phase)
 
     def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
         """Until the stage's data is there."""

@@ -46,7 +46,7 @@ class Promotion:
         partial.multiply(rows, columns, accumulate=False)
 
     def read_scales(self, number: int, stage: Value) -> None:
-        """Of a k-tile, while it is multiplied."""
+        """Of a k-tile."""
         self._factors[number] = self._scales.read(stage)
 
     def wait(self, number: int, behind: int) -> None:

@@ -30,7 +30,7 @@ mbarrier_arrive = mbarrier.MbarrierArrive.emit
 mbarrier_arrive_cluster = mbarrier.MbarrierArriveCluster.emit
 mbarrier_arrive_expect_tx = mbarrier.MbarrierArriveExpectTx.emit
 mbarrier_expect_tx = mbarrier.MbarrierExpectTx.emit
-mbarrier_try_wait = mbarrier.MbarrierTryWait.emit
+mbarrier_test_wait = mbarrier.MbarrierTestWait.emit
 mbarrier_wait = mbarrier.MbarrierWait.emit
 
 tma_load = tma.load

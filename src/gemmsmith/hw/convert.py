@@ -115,7 +115,8 @@ class AsFloat(Instruction):
 
 
 class RoundTf32(Instruction):
-    """An fp32 rounded to the 19 bits of TF32, ties away from zero; tensor cores would truncate it."""
+    """An fp32 rounded to the 19 bits of TF32, ties away from zero; tensor cores would truncate it. Of NaN an H200 keeps
+    these bits, so that one with others alone becomes an infinity."""
 
     value: f32
     result = U32
@@ -124,9 +125,8 @@ class RoundTf32(Instruction):
 
     def simulate(self, m: Machine) -> np.ndarray:
         value = m.column(self.value).astype(np.float32)
-        rounded = (value.view(np.uint32) + np.uint32(0x1000)) & TF32_BITS
-        bits = np.where(np.isfinite(value), rounded, value.view(np.uint32))
-        return np.where(np.isnan(value), np.uint32(0x7FFFFFFF), bits).astype(np.int64)
+        half = np.where(np.isfinite(value), np.uint32(0x1000), np.uint32(0))
+        return ((value.view(np.uint32) + half) & TF32_BITS).astype(np.int64)
 
 
 def low_part(bits: Value) -> Value:

@@ -88,9 +88,9 @@ class MbarrierExpectTx(Instruction):
         m.mbarrier_expect_tx(m.uniform(self.barrier), m.uniform(self.tx_bytes))
 
 
-class MbarrierTryWait(Instruction):
-    """Whether the phase of that parity has completed; may suspend the thread for a while first. `scope` as in
-    MbarrierWait."""
+class MbarrierTestWait(Instruction):
+    """Whether the phase of that parity has completed, at once: try_wait might suspend the thread for a while first.
+    `scope` as in MbarrierWait."""
 
     architecture = "sm_90"
     barrier: u32
@@ -101,7 +101,7 @@ class MbarrierTryWait(Instruction):
     def text(self) -> str:
         return f"""{{
         .reg .pred complete;
-        mbarrier.try_wait.parity{_acquire(self.scope)}.shared::cta.b64 complete, [{{barrier}}], {{parity}};
+        mbarrier.test_wait.parity{_acquire(self.scope)}.shared::cta.b64 complete, [{{barrier}}], {{parity}};
         selp.b32 {{result}}, 1, 0, complete;
         }}"""
 

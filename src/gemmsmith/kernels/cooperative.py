@@ -12,6 +12,7 @@ from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.types import PRED
 from gemmsmith.lang.values import Value
 from gemmsmith.schedule.stream import tile_scheduler
 from gemmsmith.schedule.tiles import TileScheduler
@@ -95,23 +96,25 @@ def promote(
     flight behind it, or other warpgroups', are multiplied."""
     rows = (warpgroup * spec.warpgroup_rows).named("rows")
     read, sums = mainloop.pipe.consumer_start_state(), Promotion(spec, scales, rows)
+    full = k.var(PRED, False, "next_is_full")
 
     def k_tiles(count: int) -> None:
         stages: list[Value] = []
         for part in sums.parts:
             for i in range(count):
                 if part == sums.parts[0]:
-                    mainloop.pipe.consumer_wait(read)
+                    mainloop.pipe.consumer_wait(read, None if i else full.get())
                     stages.append(read.index.named("stage"))
+                    sums.read_scales(i, stages[i])  # before wgmma, beside which shared memory is slow
+                    read.advance()
                 a, b = mainloop.stage(stages[i])
                 sums.multiply(i, part, a.rows(rows, spec.warpgroup_rows), b)
-                if part == sums.parts[0]:
-                    sums.read_scales(i, stages[i])
-                    read.advance()
             for i in range(count):
                 sums.wait(i, behind=count - 1 - i)
                 if part == sums.parts[-1]:
                     mainloop.pipe.consumer_release(stages[i])
+                    if i == count - 1:
+                        full.set(mainloop.pipe.consumer_test_wait(read))  # while the sums are added
                 sums.add(i, part)
 
     epilogue.start(warpgroup, rows)

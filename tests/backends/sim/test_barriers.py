@@ -20,7 +20,7 @@ def test_asking_again_for_a_phase_counts_once() -> None:
         with k.when(k.thread == 0):
             hw.mbarrier_init(barrier[0], 1)
             hw.mbarrier_arrive(barrier[0])
-            hw.mbarrier_try_wait(barrier[0], 0)
+            hw.mbarrier_test_wait(barrier[0], 0)
             hw.mbarrier_wait(barrier[0], 0)
             for _ in range(more):
                 hw.mbarrier_arrive(barrier[0])
