@@ -55,7 +55,7 @@ class Model:
             c = rounded(total, held, min(self.fraction, held.mantissa), how)
         if held != mma.d:
             c = rounded(c, mma.d, mma.d.mantissa, "nearest")
-        return c.astype(mma.d.numpy)
+        return (c + 0.0 if mma.by == "mma" else c).astype(mma.d.numpy)  # mma.sync has no -0
 
 
 def rounded(x: np.ndarray, dtype: DType, bits: int, how: str) -> np.ndarray:

@@ -73,7 +73,7 @@ MMA_SYNC = (
     *(Mma(a, a, d, ("K", "MN"), by="mma") for a, d in ((BF16, FP32), (FP16, FP32), (FP16, FP16))),
     *(Mma(a, a, d, by="mma") for a, d in ((TF32, FP32), (INT8, INT32), (UINT8, INT32))),
 )
-"""What warps multiply from Ampere on; how they round is Hopper's way."""
+"""What warps multiply from Ampere on. How they round was seen on an H200; Ampere adds half as much of K at once."""
 
 
 FMA = (Mma(FP32, FP32, FP32, ("K", "MN"), fraction=24, by="fma"),)
