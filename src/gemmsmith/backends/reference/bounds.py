@@ -24,9 +24,9 @@ roundings where they are scaled. Those of int8 are exact: as int32 the product m
 A float32 chain of fused multiply-adds stays far within the bound, since its errors have both signs; a tensor core's may
 all have the same.
 
-Source: measured on an H200, bit for bit (docs/notebook.md, "What tensor cores compute"), as published for an H100 (Xie
-et al., "MMA-Sim", arXiv 2511.10909; Khattak and Mikaitis, arXiv 2512.07004); Higham, "Accuracy and Stability of Numerical
-Algorithms", section 3.1, for the product of steps.
+Source: measured on an H200, bit for bit (docs/notebook.md, "What tensor cores compute"), as published for an H100
+(Xie et al., "MMA-Sim", arXiv 2511.10909; Khattak and Mikaitis, arXiv 2512.07004); Higham, "Accuracy and Stability of
+Numerical Algorithms", section 3.1, for the product of steps.
 
 Overflow. An Inf is right where some order of the sum can reach it: the positive (or negative) products alone
 exceed the accumulator's range, or the result the output's. A NaN is right where both do. Elsewhere, NaN and Inf
