@@ -23,15 +23,15 @@ from gemmsmith.schedule.tiles import Coordinates, TileScheduler, WorkTile
 
 class Copied(Protocol):
     """An operand with its stages. `inside`: whether a tile has no rows outside of the operand. `begin`: the next copies
-    are those of a tile. `copy`: starts the copies of a k-tile into a stage, of whose elements of K `k_left` are inside;
-    None: all rows and elements are, and nothing is checked. `advance`: the next copies are those of the next k-tile."""
+    are those of a tile. `copies`: what starts those of a k-tile into a stage, of whose elements of K `k_left` are
+    inside; None: all rows and elements are, and nothing is checked. `advance`: the next ones are of the next k-tile."""
 
     stages: SharedBuffer
 
     def start(self) -> None: ...
     def inside(self, at: Coordinates) -> Value: ...
     def begin(self, at: Coordinates, first_k: Value) -> None: ...
-    def copy(self, stage: Value, k_left: Value | None) -> None: ...
+    def copies(self, stage: Value, k_left: Value | None) -> list[Callable[[], None]]: ...
     def advance(self) -> None: ...
 
 
@@ -72,25 +72,24 @@ class MultistageMainloop:
             self._copy(stage)
         self._land()
 
-    def spans(self, k_tiles: Value) -> Iterator[tuple[ValueLike, Value, Callable[[], None]]]:
-        """The k-tiles of a tile, first to stop, in two spans, each with what copies a k-tile meanwhile. Those copied in
-        the first are inside: nothing is decided there, so that copies mix with products."""
+    def spans(self, k_tiles: Value) -> Iterator[tuple[ValueLike, Value, Callable[[int, int], None]]]:
+        """The k-tiles of a tile, first to stop, in two spans, each with what copies a share of a k-tile meanwhile. Those
+        copied in the first are inside: nothing is decided there, so that copies mix with products."""
         k = current()
         whole = k.maximum(k.minimum(k_tiles, self._whole.get()), 0).named("whole_k_tiles")
         self._done(whole)
         yield 0, whole, self._copy_whole
-        yield whole, k_tiles, self.copy
+        yield whole, k_tiles, lambda share, _: self.copy() if share == 0 else None
 
     def copy(self) -> None:
         """Starts the copies of one k-tile into the stage that was read before the last `next_stage`."""
         self._copy(self._behind())
 
-    def _copy_whole(self) -> None:
-        """The same of a k-tile that is inside."""
-        stage = self._behind()
-        for operand in self.operands:
-            operand.copy(stage, None)
-        self._commit()
+    def _copy_whole(self, share: int, shares: int) -> None:
+        """The same of a share of a k-tile that is inside."""
+        self._start(self._behind(), None, share, shares)
+        if share == shares - 1:
+            self._commit()
 
     def _behind(self) -> Value:
         read, stages = self._read.get(), self.spec.config.stages
@@ -102,13 +101,17 @@ class MultistageMainloop:
             self._begin_tile()
         k_left = self._k_left.get()
         with k.when(self._whole.get() > 0):
-            for operand in self.operands:
-                operand.copy(stage, None)
+            self._start(stage, None)
         with k.otherwise():
-            for operand in self.operands:
-                operand.copy(stage, k_left)
+            self._start(stage, k_left)
         self._commit()
         self._done(Constant(I32, 1))
+
+    def _start(self, stage: Value, k_left: Value | None, share: int = 0, shares: int = 1) -> None:
+        """Starts a share of a k-tile's copies."""
+        copies = [copy for operand in self.operands for copy in operand.copies(stage, k_left)]
+        for copy in copies[share * len(copies) // shares : (share + 1) * len(copies) // shares]:
+            copy()
 
     def _commit(self) -> None:
         for operand in self.operands:
