@@ -59,14 +59,15 @@ class CopiedOperand:
     def copies(self, stage: Value, k_left: Value | None) -> list[Callable[[], None]]:
         """What starts this thread's copies of a k-tile, of whose elements of K there are `k_left`; None: all is
         inside."""
-        return [partial(self._copy, turn, stage, k_left) for turn in self._chunks.turns()]
-
-    def _copy(self, turn: Turn, stage: Value, k_left: Value | None) -> None:
         destination, source = self.stages[stage].address, self._source.get()
-        where = source + (self._line * turn.row + turn.box * self.tile.pitch).to(U64)
-        count = Constant(U32, CHUNK_BYTES) if k_left is None else self._count(turn, k_left)
-        with nullcontext() if turn.inside is None else current().when(turn.inside):
-            hw.cp_async_copy(destination + turn.offset, where, count, CHUNK_BYTES)
+
+        def copy(turn: Turn) -> None:
+            where = source + (self._line * turn.row + turn.box * self.tile.pitch).to(U64)
+            count = Constant(U32, CHUNK_BYTES) if k_left is None else self._count(turn, k_left)
+            with nullcontext() if turn.inside is None else current().when(turn.inside):
+                hw.cp_async_copy(destination + turn.offset, where, count, CHUNK_BYTES)
+
+        return [partial(copy, turn) for turn in self._chunks.turns()]
 
     def _count(self, turn: Turn, k_left: Value) -> Value:
         """The bytes of a chunk that are inside."""

@@ -25,7 +25,7 @@ class Fragments:
     warp's rows, of B two chunks of 8 columns, and of both the two halves of a k-step's 32 bytes. If an operand is
     MN-major the rows that lie in shared memory are of K, and it transposes.
 
-    A k-tile is multiplied in `parts`: k-steps, or where registers are few, of a k-step 16 columns after the other.
+    A k-tile is multiplied in `parts`: k-`steps`, or where registers are few, of a k-step 16 columns after the other.
     Registers hold A's fragments of a k-step, and B's of two parts: one is multiplied while the other is loaded."""
 
     def __init__(self, spec: KernelSpec, first_column: Value) -> None:
@@ -35,7 +35,8 @@ class Fragments:
         self._a = k.register_rows(U32, blocks, 4, "a_fragments")
         self._b = k.register_rows(U32, 2 * self._wide, 4, "b_fragments")
         self._of_step = pairs // self._wide
-        self.parts = self._of_step * (self._a_tile.k // spec.mma.k)
+        self.steps = self._a_tile.k // spec.mma.k
+        self.parts = self._of_step * self.steps
         low, high = k.lane % 16, k.lane // 16
         mixed, middle = k.lane % 8 + high * 8, k.lane // 8 % 2
         first_row = k.warp_index % 4 * WARP_ROWS

@@ -73,8 +73,8 @@ class MultistageMainloop:
         self._land()
 
     def spans(self, k_tiles: Value) -> Iterator[tuple[ValueLike, Value, Callable[[int, int], None]]]:
-        """The k-tiles of a tile, first to stop, in two spans, each with what copies a share of a k-tile meanwhile. Those
-        copied in the first are inside: nothing is decided there, so that copies mix with products."""
+        """The k-tiles of a tile, first to stop, in two spans, each with what copies a share of a k-tile meanwhile.
+        Those copied in the first are inside: nothing is decided there, so that copies mix with products."""
         k = current()
         whole = k.maximum(k.minimum(k_tiles, self._whole.get()), 0).named("whole_k_tiles")
         self._done(whole)

@@ -39,9 +39,9 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
                     with k.when(part == fragments.parts - 1):
                         mainloop.next_stage()
                     fragments.multiply(accumulator, part, mainloop.stage())
-                    for share in range(fragments.parts - 1):
-                        with k.when(part == share):
-                            copy(share, fragments.parts - 1)
+                    for step in range(fragments.steps - 1):
+                        with k.when(part == step * (fragments.parts // fragments.steps)):
+                            copy(step, fragments.steps - 1)
                     if spec.promoted:
                         with k.when(part == fragments.parts - 1):
                             accumulator.move(total)
