@@ -15,8 +15,8 @@ from gemmsmith.lang.values import Constant, Registers, Value
 
 PAIR = 2 * CHUNK
 """Columns of B that one ldmatrix brings."""
-ROOMY = 128
-"""Registers of an accumulator beside which there are enough for B's fragments of two k-steps."""
+MOST_REGISTERS = 200
+"""Of the accumulator, A's fragments of a k-step and B's of two; what takes more spilled."""
 
 
 class Fragments:
@@ -31,7 +31,7 @@ class Fragments:
     def __init__(self, spec: KernelSpec, first_column: Value) -> None:
         k, (self._a_tile, self._b_tile) = current(), spec.tiles
         self._mma, blocks, pairs = spec.mma, spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns // PAIR
-        self._wide = pairs if spec.accumulator_registers <= ROOMY else 1
+        self._wide = pairs if spec.accumulator_registers + 4 * blocks + 8 * pairs <= MOST_REGISTERS else 1
         self._a = k.register_rows(U32, blocks, 4, "a_fragments")
         self._b = k.register_rows(U32, 2 * self._wide, 4, "b_fragments")
         self._of_step = pairs // self._wide
