@@ -16,7 +16,7 @@ from gemmsmith.lang.values import Constant, Registers, Value
 PAIR = 2 * CHUNK
 """Columns of B that one ldmatrix brings."""
 MOST_REGISTERS = 200
-"""Of the accumulator, A's fragments of a k-step and B's of two; what takes more spilled."""
+"""Of accumulators, A's fragments of a k-step and B's of two, and low parts; what takes more spilled."""
 
 
 class Fragments:
@@ -31,7 +31,10 @@ class Fragments:
     def __init__(self, spec: KernelSpec, first_column: Value) -> None:
         k, (self._a_tile, self._b_tile) = current(), spec.tiles
         self._mma, blocks, pairs = spec.mma, spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns // PAIR
-        self._wide = pairs if spec.accumulator_registers + 4 * blocks + 8 * pairs <= MOST_REGISTERS else 1
+        taken = 4 * blocks + 8 * pairs + spec.accumulator_registers
+        if spec.promoted:
+            taken += spec.accumulator_registers + 4 * (blocks + pairs)
+        self._wide = pairs if taken <= MOST_REGISTERS else 1
         self._a = k.register_rows(U32, blocks, 4, "a_fragments")
         self._b = k.register_rows(U32, 2 * self._wide, 4, "b_fragments")
         self._of_step = pairs // self._wide
