@@ -70,9 +70,9 @@ class Fragments:
         self._load_b(stage, after)
         self._split(part)
         with k.unroll(len(self._a), name="block") as block:
-            with k.unroll(2 * self._wide, name="chunk") as chunk:
-                first = (part % self._of_step * 2 * self._wide + chunk) * count
-                self._multiply(accumulator.blocks[block].part(first, count), block, part, chunk)
+            with k.unroll(self._wide, name="pair") as pair, k.unroll(2, name="chunk") as chunk:
+                first = ((part % self._of_step * self._wide + pair) * 2 + chunk) * count
+                self._multiply(accumulator.blocks[block].part(first, count), block, part, pair, chunk)
             with k.when(after % self._of_step == 0):
                 self._load_a(stage, after, block)
 
@@ -83,8 +83,8 @@ class Fragments:
         """B's fragments of some 16 columns of a part."""
         return self._b[part % 2 * self._wide + pair]
 
-    def _multiply(self, d: Registers, block: Value, part: Value, chunk: Value) -> None:
-        b = self._held(part, chunk // 2).part(chunk % 2 * 2, 2)
+    def _multiply(self, d: Registers, block: Value, part: Value, pair: Value, chunk: Value) -> None:
+        b = self._held(part, pair).part(chunk * 2, 2)
         hw.mma_sync(d, self._a[block].part(0, 4), b, self._mma)
 
     def _load_a(self, stage: list[SharedView], part: Value, block: Value) -> None:
@@ -116,10 +116,10 @@ class SplitFragments(Fragments):
         with k.unroll(self._wide, name="pair") as pair, k.unroll(4) as i:
             self._b_low[pair][i] = hw.low_part(self._held(part, pair)[i])
 
-    def _multiply(self, d: Registers, block: Value, part: Value, chunk: Value) -> None:
-        a, b = self._a[block].part(0, 4), self._held(part, chunk // 2).part(chunk % 2 * 2, 2)
+    def _multiply(self, d: Registers, block: Value, part: Value, pair: Value, chunk: Value) -> None:
+        a, b = self._a[block].part(0, 4), self._held(part, pair).part(chunk * 2, 2)
         hw.mma_sync(d, self._a_low[block].part(0, 4), b, self._mma)
-        hw.mma_sync(d, a, self._b_low[chunk // 2].part(chunk % 2 * 2, 2), self._mma)
+        hw.mma_sync(d, a, self._b_low[pair].part(chunk * 2, 2), self._mma)
         hw.mma_sync(d, a, b, self._mma)
 
 
