@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.swizzle import CHUNK_BYTES, Chunks, Turn
@@ -55,15 +56,18 @@ class CopiedOperand:
         rows = current().minimum(self._rows - at.row, tile.mn)
         self._left.set(rows - chunks.row if tile.major == "K" else rows * size - column)
 
-    def copy(self, stage: Value, k_left: Value | None) -> None:
-        """Starts this thread's copies of a k-tile, of whose elements of K there are `k_left`; None: all is inside."""
-        k, tile, chunks = current(), self.tile, self._chunks
+    def copies(self, stage: Value, k_left: Value | None) -> list[Callable[[], None]]:
+        """What starts this thread's copies of a k-tile, of whose elements of K there are `k_left`; None: all is
+        inside."""
         destination, source = self.stages[stage].address, self._source.get()
-        for turn in chunks.turns():
-            where = source + (self._line * turn.row + turn.box * tile.pitch).to(U64)
+
+        def copy(turn: Turn) -> None:
+            where = source + (self._line * turn.row + turn.box * self.tile.pitch).to(U64)
             count = Constant(U32, CHUNK_BYTES) if k_left is None else self._count(turn, k_left)
-            with nullcontext() if turn.inside is None else k.when(turn.inside):
+            with nullcontext() if turn.inside is None else current().when(turn.inside):
                 hw.cp_async_copy(destination + turn.offset, where, count, CHUNK_BYTES)
+
+        return [partial(copy, turn) for turn in self._chunks.turns()]
 
     def _count(self, turn: Turn, k_left: Value) -> Value:
         """The bytes of a chunk that are inside."""

@@ -3,6 +3,9 @@ has of the fragment of core/mma.py, so that one epilogue serves these kernels to
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.copied_operand import Source
@@ -91,8 +94,12 @@ class CopiedWords:
         self._source.set(self._address + (at.batch.to(I64) * self._batch + offset).to(U64))
         self._left.set(self._rows - at.row - self._mn)
 
-    def copy(self, stage: Value, k_left: Value | None) -> None:
-        """Starts this thread's copies of a k-tile, of whose elements of K there are `k_left`; None: all is inside."""
+    def copies(self, stage: Value, k_left: Value | None) -> list[Callable[[], None]]:
+        """What starts this thread's copies of a k-tile, of whose elements of K there are `k_left`; None: all is
+        inside."""
+        return [partial(self._copy, stage, k_left)]
+
+    def _copy(self, stage: Value, k_left: Value | None) -> None:
         k, tile = current(), self.tile
         source, destination = self._source.get(), self.stages[stage].address + self._place
         rows, depth = self._turns

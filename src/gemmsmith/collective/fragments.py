@@ -15,6 +15,8 @@ from gemmsmith.lang.values import Constant, Registers, Value
 
 PAIR = 2 * CHUNK
 """Columns of B that one ldmatrix brings."""
+MOST_REGISTERS = 200
+"""Of accumulators, A's fragments of a k-step and B's of two, and low parts; what takes more spilled."""
 
 
 class Fragments:
@@ -23,15 +25,21 @@ class Fragments:
     warp's rows, of B two chunks of 8 columns, and of both the two halves of a k-step's 32 bytes. If an operand is
     MN-major the rows that lie in shared memory are of K, and it transposes.
 
-    A k-tile is multiplied in `parts`: of a k-step 16 columns after the other. Registers hold A's fragments of a k-step,
-    and B's of two parts: one is multiplied while the other is loaded."""
+    A k-tile is multiplied in `parts`: k-`steps`, or where registers are few, of a k-step 16 columns after the other.
+    Registers hold A's fragments of a k-step, and B's of two parts: one is multiplied while the other is loaded."""
 
     def __init__(self, spec: KernelSpec, first_column: Value) -> None:
         k, (self._a_tile, self._b_tile) = current(), spec.tiles
         self._mma, blocks, pairs = spec.mma, spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns // PAIR
+        taken = 4 * blocks + 8 * pairs + spec.accumulator_registers
+        if spec.promoted:
+            taken += spec.accumulator_registers + 4 * (blocks + pairs)
+        self._wide = pairs if taken <= MOST_REGISTERS else 1
         self._a = k.register_rows(U32, blocks, 4, "a_fragments")
-        self._b = k.register_rows(U32, 2, 4, "b_fragments")
-        self._pairs, self.parts = pairs, pairs * (self._a_tile.k // spec.mma.k)
+        self._b = k.register_rows(U32, 2 * self._wide, 4, "b_fragments")
+        self._of_step = pairs // self._wide
+        self.steps = self._a_tile.k // spec.mma.k
+        self.parts = self._of_step * self.steps
         low, high = k.lane % 16, k.lane // 16
         mixed, middle = k.lane % 8 + high * 8, k.lane // 8 % 2
         first_row = k.warp_index % 4 * WARP_ROWS
@@ -62,27 +70,34 @@ class Fragments:
         self._load_b(stage, after)
         self._split(part)
         with k.unroll(len(self._a), name="block") as block:
-            with k.unroll(2, name="chunk") as chunk:
-                first = (part % self._pairs * 2 + chunk) * count
-                self._multiply(accumulator.blocks[block].part(first, count), block, part, chunk)
-            with k.when(after % self._pairs == 0):
+            with k.unroll(self._wide, name="pair") as pair, k.unroll(2, name="chunk") as chunk:
+                first = ((part % self._of_step * self._wide + pair) * 2 + chunk) * count
+                self._multiply(accumulator.blocks[block].part(first, count), block, part, pair, chunk)
+            with k.when(after % self._of_step == 0):
                 self._load_a(stage, after, block)
 
     def _split(self, part: Value) -> None:
         """Before a part is multiplied: nothing."""
 
-    def _multiply(self, d: Registers, block: Value, part: Value, chunk: Value) -> None:
-        hw.mma_sync(d, self._a[block].part(0, 4), self._b[part % 2].part(chunk * 2, 2), self._mma)
+    def _held(self, part: Value, pair: Value) -> Registers:
+        """B's fragments of some 16 columns of a part."""
+        return self._b[part % 2 * self._wide + pair]
+
+    def _multiply(self, d: Registers, block: Value, part: Value, pair: Value, chunk: Value) -> None:
+        b = self._held(part, pair).part(chunk * 2, 2)
+        hw.mma_sync(d, self._a[block].part(0, 4), b, self._mma)
 
     def _load_a(self, stage: list[SharedView], part: Value, block: Value) -> None:
-        tile, step = self._a_tile, part // self._pairs
+        tile, step = self._a_tile, part // self._of_step
         offset = _offset(tile, self._a_row, self._a_chunk, step, block * WGMMA_M)
         hw.load_matrix(self._a[block].part(0, 4), stage[0].address + offset, tile.major == "MN")
 
     def _load_b(self, stage: list[SharedView], part: Value) -> None:
-        tile, step = self._b_tile, part // self._pairs
-        offset = _offset(tile, self._b_row, self._b_chunk, step, part % self._pairs * PAIR)
-        hw.load_matrix(self._b[part % 2].part(0, 4), stage[1].address + offset, tile.major == "MN")
+        tile, step = self._b_tile, part // self._of_step
+        with current().unroll(self._wide, name="pair") as pair:
+            columns = (part % self._of_step * self._wide + pair) * PAIR
+            offset = _offset(tile, self._b_row, self._b_chunk, step, columns)
+            hw.load_matrix(self._held(part, pair).part(0, 4), stage[1].address + offset, tile.major == "MN")
 
 
 class SplitFragments(Fragments):
@@ -92,19 +107,19 @@ class SplitFragments(Fragments):
     def __init__(self, spec: KernelSpec, first_column: Value) -> None:
         super().__init__(spec, first_column)
         self._a_low = current().register_rows(U32, len(self._a), 4, "a_low")
-        self._b_low = current().registers(U32, 4, "b_low")
+        self._b_low = current().register_rows(U32, self._wide, 4, "b_low")
 
     def _split(self, part: Value) -> None:
         k = current()
-        with k.when(part % self._pairs == 0), k.unroll(len(self._a), name="block") as block, k.unroll(4) as i:
+        with k.when(part % self._of_step == 0), k.unroll(len(self._a), name="block") as block, k.unroll(4) as i:
             self._a_low[block][i] = hw.low_part(self._a[block][i])
-        with k.unroll(4) as i:
-            self._b_low[i] = hw.low_part(self._b[part % 2][i])
+        with k.unroll(self._wide, name="pair") as pair, k.unroll(4) as i:
+            self._b_low[pair][i] = hw.low_part(self._held(part, pair)[i])
 
-    def _multiply(self, d: Registers, block: Value, part: Value, chunk: Value) -> None:
-        a, b = self._a[block].part(0, 4), self._b[part % 2].part(chunk * 2, 2)
+    def _multiply(self, d: Registers, block: Value, part: Value, pair: Value, chunk: Value) -> None:
+        a, b = self._a[block].part(0, 4), self._held(part, pair).part(chunk * 2, 2)
         hw.mma_sync(d, self._a_low[block].part(0, 4), b, self._mma)
-        hw.mma_sync(d, a, self._b_low.part(chunk * 2, 2), self._mma)
+        hw.mma_sync(d, a, self._b_low[pair].part(chunk * 2, 2), self._mma)
         hw.mma_sync(d, a, b, self._mma)
 
 

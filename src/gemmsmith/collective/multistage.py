@@ -3,7 +3,7 @@ over the ends of tiles too; so the copies of a tile's first k-tiles run under th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -17,25 +17,24 @@ from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedBuffer, SharedView
 from gemmsmith.lang.types import I32
-from gemmsmith.lang.values import Constant, Value
+from gemmsmith.lang.values import Constant, Value, ValueLike
 from gemmsmith.schedule.tiles import Coordinates, TileScheduler, WorkTile
 
 
 class Copied(Protocol):
     """An operand with its stages. `inside`: whether a tile has no rows outside of the operand. `begin`: the next copies
-    are those of a tile. `copy`: starts the copies of a k-tile into a stage, of whose elements of K `k_left` are inside;
-    None: all rows and elements are, and nothing is checked. `advance`: the next copies are those of the next k-tile."""
+    are those of a tile. `copies`: what starts those of a k-tile into a stage, of whose elements of K `k_left` are
+    inside; None: all rows and elements are, and nothing is checked. `advance`: the next ones are of the next k-tile."""
 
     stages: SharedBuffer
 
     def start(self) -> None: ...
     def inside(self, at: Coordinates) -> Value: ...
     def begin(self, at: Coordinates, first_k: Value) -> None: ...
-    def copy(self, stage: Value, k_left: Value | None) -> None: ...
+    def copies(self, stage: Value, k_left: Value | None) -> list[Callable[[], None]]: ...
     def advance(self) -> None: ...
 
 
-I32_MAX = 2**31 - 1
 Make = Callable[[str, Tile, int, Source, int], Copied]
 
 
@@ -65,7 +64,7 @@ class MultistageMainloop:
         begin, self._stop, self._step = self._scheduler.walk()
         self._next = k.var(I32, begin, "next_tile")  # to be copied
         self._k_tiles, self._k_left = k.var(I32, 0, "k_tiles_left"), k.var(I32, 0, "k_left")  # of that being copied
-        self._whole = k.var(I32, I32_MAX, "whole")  # as much of K must be left for a k-tile to be copied without checks
+        self._whole = k.var(I32, 0, "whole")  # k-tiles of it that are inside of both operands
         self._read = k.var(I32, 0, "read_stage")
         for operand in self.operands:
             operand.start()
@@ -73,27 +72,57 @@ class MultistageMainloop:
             self._copy(stage)
         self._land()
 
+    def spans(self, k_tiles: Value) -> Iterator[tuple[ValueLike, Value, Callable[[int, int], None]]]:
+        """The k-tiles of a tile, first to stop, in two spans, each with what copies a share of a k-tile meanwhile.
+        Those copied in the first are inside: nothing is decided there, so that copies mix with products."""
+        k = current()
+        whole = k.maximum(k.minimum(k_tiles, self._whole.get()), 0).named("whole_k_tiles")
+        self._done(whole)
+        yield 0, whole, self._copy_whole
+        yield whole, k_tiles, lambda share, _: self.copy() if share == 0 else None
+
     def copy(self) -> None:
         """Starts the copies of one k-tile into the stage that was read before the last `next_stage`."""
+        self._copy(self._behind())
+
+    def _copy_whole(self, share: int, shares: int) -> None:
+        """The same of a share of a k-tile that is inside."""
+        self._start(self._behind(), None, share, shares)
+        if share == shares - 1:
+            self._commit()
+
+    def _behind(self) -> Value:
         read, stages = self._read.get(), self.spec.config.stages
-        self._copy(current().select(read == 0, stages, read) - 1)
+        return current().select(read == 0, stages, read) - 1
 
     def _copy(self, stage: Value) -> None:
-        k, depth = current(), self.spec.config.tile[2]
+        k = current()
         with k.when(self._k_tiles.get() == 0):
             self._begin_tile()
         k_left = self._k_left.get()
-        with k.when(k_left >= self._whole.get()):
-            for operand in self.operands:
-                operand.copy(stage, None)
+        with k.when(self._whole.get() > 0):
+            self._start(stage, None)
         with k.otherwise():
-            for operand in self.operands:
-                operand.copy(stage, k_left)
+            self._start(stage, k_left)
+        self._commit()
+        self._done(Constant(I32, 1))
+
+    def _start(self, stage: Value, k_left: Value | None, share: int = 0, shares: int = 1) -> None:
+        """Starts a share of a k-tile's copies."""
+        copies = [copy for operand in self.operands for copy in operand.copies(stage, k_left)]
+        for copy in copies[share * len(copies) // shares : (share + 1) * len(copies) // shares]:
+            copy()
+
+    def _commit(self) -> None:
         for operand in self.operands:
             operand.advance()
         hw.cp_async_commit()
-        self._k_left.set(k_left - depth)
-        self._k_tiles.set(self._k_tiles.get() - 1)
+
+    def _done(self, k_tiles: Value) -> None:
+        """So many k-tiles are copied."""
+        self._k_left.set(self._k_left.get() - k_tiles * self.spec.config.tile[2])
+        self._k_tiles.set(self._k_tiles.get() - k_tiles)
+        self._whole.set(self._whole.get() - k_tiles)
 
     def next_stage(self) -> None:
         """All are done with the stage that is read, and the next one's copies have landed."""
@@ -120,9 +149,11 @@ class MultistageMainloop:
             for operand, at in zip(self.operands, tile.operands, strict=True):
                 operand.begin(at, first)
             a, b = (operand.inside(at) for operand, at in zip(self.operands, tile.operands, strict=True))
-            self._whole.set(k.select(a & b, self.spec.config.tile[2], I32_MAX))
+            left = (self._k - first).named("left")
+            whole = k.minimum(tile.k_tiles, left // self.spec.config.tile[2])
+            self._whole.set(k.select(a & b, whole, 0))
             self._k_tiles.set(tile.k_tiles)
-            self._k_left.set(self._k - first)
+            self._k_left.set(left)
             self._next.set(self._next.get() + self._step)
         with k.otherwise():
             self._k_left.set(0)

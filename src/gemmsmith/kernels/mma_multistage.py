@@ -34,15 +34,17 @@ def mma_multistage(k: Builder, spec: KernelSpec) -> None:
                 sums.clear()
             fragments.start(mainloop.stage())
             k.comment("mainloop")
-            with k.range(tile.k_tiles, name="k_tile"), k.unroll(fragments.parts, name="part") as part:
-                with k.when(part == fragments.parts - 1):
-                    mainloop.next_stage()
-                with k.when(part == 0):
-                    mainloop.copy()
-                fragments.multiply(accumulator, part, mainloop.stage())
-                if spec.promoted:
+            for first, stop, copy in mainloop.spans(tile.k_tiles):
+                with k.range(first, stop, name="k_tile"), k.unroll(fragments.parts, name="part") as part:
                     with k.when(part == fragments.parts - 1):
-                        accumulator.move(total)
+                        mainloop.next_stage()
+                    fragments.multiply(accumulator, part, mainloop.stage())
+                    for step in range(fragments.steps - 1):
+                        with k.when(part == step * (fragments.parts // fragments.steps)):
+                            copy(step, fragments.steps - 1)
+                    if spec.promoted:
+                        with k.when(part == fragments.parts - 1):
+                            accumulator.move(total)
             epilogue.store(total, tile)
         mainloop.finish()
         epilogue.finish()
