@@ -43,10 +43,8 @@ class Order:
             return number // 2 * WGMMA_M + group * WARP_ROWS + number % 2 * HALF_ROWS + lane
         return group * self._columns + number // 2 * CHUNK + lane * 2 + (number + 1) % 2
 
-    def vector(self, group: Value, number: Value) -> Value:
-        """The place of this thread's vector of that number: of the group, which is its warp for A, its warpgroup for
-        B."""
-        lane = current().lane
+    def vector(self, group: Value, lane: Value, number: Value) -> Value:
+        """The place of a lane's vector of that number: of the group, which is its warp for A, its warpgroup for B."""
         own = lane // QUAD if self.of_a else lane % QUAD
         return group * (self.lanes * self.own) + number * (self.lanes * self.width) + own * self.width
 
@@ -116,7 +114,9 @@ class CopiedWords:
 
 
 class ThreadTiles:
-    """A thread's rows of A and columns of B at two depths: one is multiplied while the other is loaded."""
+    """A thread's rows of A and columns of B at two depths: one is multiplied while the other is loaded. They are those
+    of the fragment's lane whose bits 1 and 2 are exchanged, until `settle`: so neighbours by 1 load the same of A, and
+    neighbours by 2 the same of B, and more lanes are served at once (backends/sim/counters.py)."""
 
     def __init__(self, spec: KernelSpec, warpgroup: Value) -> None:
         k, self._tiles = current(), spec.tiles
@@ -124,7 +124,8 @@ class ThreadTiles:
         self._a, self._b = (
             k.register_rows(F32, 2, order.own, f"of_{name}") for order, name in zip(self._orders, "ab", strict=True)
         )
-        self._groups = k.warp_index % 4, warpgroup
+        self._groups, lane = (k.warp_index % 4, warpgroup), k.lane
+        self._lane = (lane // 8 * 8 + lane // 2 % 2 * 4 + lane // 4 % 2 * 2 + lane % 2).named("lane_of_fragment")
 
     def load(self, stage: list[SharedView], depth: Value, buffer: ValueLike) -> None:
         """Those of a depth of a stage."""
@@ -133,7 +134,7 @@ class ThreadTiles:
             stage, self._tiles, self._orders, self._groups, (self._a, self._b), strict=True
         ):
             with k.unroll(order.own // order.width, name="vector") as vector:
-                place = depth * _pitch(tile) + order.vector(group, vector) * WORD
+                place = depth * _pitch(tile) + order.vector(group, self._lane, vector) * WORD
                 values = k.registers(F32, order.width, "values")
                 hw.load_shared(values, view.address + place.to(U32))
                 for i in range(order.width):
@@ -152,6 +153,13 @@ class ThreadTiles:
             element = column // 2 * 4 + half * 2 + column % 2
             sums = accumulator.blocks[block]
             sums[element] = hw.fma(self._a[buffer][block * 2 + half], self._b[buffer][column ^ 1], sums[element])
+
+    def settle(self, accumulator: Accumulator) -> None:
+        """After the last product: each lane gets the sums of its place in the fragment."""
+        with current().unroll(len(accumulator.blocks), name="block") as block:
+            sums = accumulator.blocks[block]
+            with current().unroll(sums.count, name="i") as i:
+                sums[i] = hw.as_float(hw.shuffle_index(hw.as_unsigned(sums[i]), self._lane.to(U32)))
 
 
 def _pitch(tile: Tile) -> int:
