@@ -10,21 +10,22 @@ from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.copied_operand import Source
 from gemmsmith.core.mma import CHUNK, HALF_ROWS, QUAD, WARP_ROWS, WGMMA_M
-from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.spec import DEPTH_PADDING, KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import F32, I32, I64, U32, U64
-from gemmsmith.lang.values import Constant, Value, ValueLike
+from gemmsmith.lang.values import Constant, Value, ValueLike, as_value
 from gemmsmith.schedule.tiles import Coordinates
 
-VECTOR, WORD, WARP = 4, 4, 32
-"""Elements that a thread reads at once, and bytes of each; threads of a warp."""
+VECTOR, WORD, WARP, SECTOR = 4, 4, 32, 8
+"""Elements that a thread reads at once, and bytes of each; threads of a warp; elements of a sector."""
 
 
 class Order:
-    """Where a row of A, or a column of B, lies among those of its tile in shared memory: a thread's own are vectors,
-    and those of neighbouring lanes lie side by side, so that no two lanes meet in a bank."""
+    """Which row of A, or column of B, lies where among those of its tile in shared memory: a thread's own are vectors,
+    and those of neighbouring lanes lie side by side, so that no two lanes meet in a bank. The two columns of a pair lie
+    the other way round: FFMA reads a column and its sum from different banks of registers, even and odd ones."""
 
     def __init__(self, spec: KernelSpec, name: str) -> None:
         self.of_a = name == "a"
@@ -35,23 +36,20 @@ class Order:
         self.lanes = 32 // QUAD if self.of_a else QUAD
         """That have different ones."""
 
-    def place(self, i: Value) -> Value:
-        """Of row, or column, i of the tile."""
+    def at(self, place: ValueLike) -> Value:
+        """The row, or column, of the tile that lies at a place."""
+        of_group, of_vectors = self.lanes * self.own, self.lanes * self.width
+        place = as_value(place, I32)
+        group, lane = place // of_group, place % of_vectors // self.width
+        number = place % of_group // of_vectors * self.width + place % self.width
         if self.of_a:
-            group, lane = i % WGMMA_M // WARP_ROWS, i % HALF_ROWS
-            number = i // WGMMA_M * 2 + i % WARP_ROWS // HALF_ROWS
-        else:
-            group, lane = i // self._columns, i % CHUNK // 2
-            number = i % self._columns // CHUNK * 2 + i % 2
-        return self._at(group, lane, number // self.width) + number % self.width
+            return number // 2 * WGMMA_M + group * WARP_ROWS + number % 2 * HALF_ROWS + lane
+        return group * self._columns + number // 2 * CHUNK + lane * 2 + (number + 1) % 2
 
-    def vector(self, group: Value, number: Value) -> Value:
-        """Of this thread's vector of that number: of the group, which is its warp for A, its warpgroup for B."""
-        lane = current().lane
-        return self._at(group, lane // QUAD if self.of_a else lane % QUAD, number)
-
-    def _at(self, group: Value, lane: Value, vector: Value) -> Value:
-        return group * (self.lanes * self.own) + vector * (self.lanes * self.width) + lane * self.width
+    def vector(self, group: Value, lane: Value, number: Value) -> Value:
+        """The place of a lane's vector of that number: of the group, which is its warp for A, its warpgroup for B."""
+        own = lane // QUAD if self.of_a else lane % QUAD
+        return group * (self.lanes * self.own) + number * (self.lanes * self.width) + own * self.width
 
 
 class CopiedWords:
@@ -67,20 +65,21 @@ class CopiedWords:
             self._row = k.parameter(f"{name}_row", I64, lambda p: source(p)[0].row_stride * WORD)
         self._k = k.parameter(f"{name}_k", I64, lambda p: source(p)[0].col_stride * WORD)
         self._batch = k.parameter(f"{name}_batch", I64, lambda p: source(p)[0].batch_stride * WORD)
-        self.stages = k.shared(tile.bytes, stages=stages, alignment=128, name=name.upper())
+        self.stages = k.shared(tile.k * _pitch(tile), stages=stages, alignment=128, name=name.upper())
         self._order = Order(spec, name)
 
     def start(self) -> None:
-        """Before the first tile: which element of a k-tile is this thread's first, lanes along what is contiguous."""
+        """Before the first tile: which element of a k-tile is this thread's first. Lanes go along what is contiguous,
+        by sectors, and along places in shared memory; no two of a warp write to one bank."""
         k, tile, name = current(), self.tile, self.stages.name.lower()
         k_major = tile.major == "K"
-        along = tile.k if k_major else min(max(WARP, self._threads // tile.k), tile.mn)
-        near, far = (k.thread % along).named("near"), (k.thread // along).named("far")
-        self._mn, self._depth = (far, near) if k_major else (near, far)
-        lines = self._threads // along
-        self._turns = (lines, tile.k) if k_major else (along, lines)
+        along = SECTOR if k_major else min(max(WARP, self._threads // tile.k), tile.mn)
+        near, far, lines = (k.thread % along).named("near"), (k.thread // along).named("far"), self._threads // along
+        first, self._depth = (far, near) if k_major else (near, far)
+        self._turns = (lines, along) if k_major else (along, lines)
         """Rows, and elements of K, that the threads copy in one turn."""
-        self._place = ((self._depth * tile.mn + self._order.place(self._mn)) * WORD).to(U32).named("place")
+        self._mn = self._order.at(first).named("own_row")
+        self._place = (self._depth * _pitch(tile) + first * WORD).to(U32).named("place")
         self._source = k.var(U64, self._address, f"{name}_source")
         self._left = k.var(I32, 0, f"{name}_left")  # rows of the operand from this thread's first on
 
@@ -107,12 +106,13 @@ class CopiedWords:
             k.unroll(0, tile.k, depth, name="deep") as deep,
             k.unroll(0, tile.mn, rows, name="down") as down,
         ):
-            # `down` is a multiple of a power of two, and the thread's row is less than it: their places can be added
-            place = destination + ((deep * tile.mn + self._order.place(down)) * WORD).to(U32)
-            where = source + (down.to(I64) * self._row + deep.to(I64) * self._k).to(U64)
+            place = destination + (deep * _pitch(tile) + down * WORD).to(U32)
+            # `down` is a multiple of a power of two, and the thread's first place is less: so their rows differ by
+            below = self._order.at(down) - self._order.at(0)
+            where = source + (below.to(I64) * self._row + deep.to(I64) * self._k).to(U64)
             count: Value = Constant(U32, WORD)
             if k_left is not None:
-                count = k.select((self._left.get() > down) & (self._depth + deep < k_left), count, 0)
+                count = k.select((self._left.get() > below) & (self._depth + deep < k_left), count, 0)
             hw.cp_async_copy(place, where, count, WORD)
 
     def advance(self) -> None:
@@ -121,7 +121,9 @@ class CopiedWords:
 
 
 class ThreadTiles:
-    """A thread's rows of A and columns of B at two depths: one is multiplied while the other is loaded."""
+    """A thread's rows of A and columns of B at two depths: one is multiplied while the other is loaded. They are those
+    of the fragment's lane whose bits 1 and 2 are exchanged, until `settle`: so neighbours by 1 load the same of A, and
+    neighbours by 2 the same of B, and more lanes are served at once (backends/sim/counters.py)."""
 
     def __init__(self, spec: KernelSpec, warpgroup: Value) -> None:
         k, self._tiles = current(), spec.tiles
@@ -129,7 +131,8 @@ class ThreadTiles:
         self._a, self._b = (
             k.register_rows(F32, 2, order.own, f"of_{name}") for order, name in zip(self._orders, "ab", strict=True)
         )
-        self._groups = k.warp_index % 4, warpgroup
+        self._groups, lane = (k.warp_index % 4, warpgroup), k.lane
+        self._lane = (lane // 8 * 8 + lane // 2 % 2 * 4 + lane // 4 % 2 * 2 + lane % 2).named("lane_of_fragment")
 
     def load(self, stage: list[SharedView], depth: Value, buffer: ValueLike) -> None:
         """Those of a depth of a stage."""
@@ -138,19 +141,34 @@ class ThreadTiles:
             stage, self._tiles, self._orders, self._groups, (self._a, self._b), strict=True
         ):
             with k.unroll(order.own // order.width, name="vector") as vector:
-                place = depth * tile.mn + order.vector(group, vector)
+                place = depth * _pitch(tile) + order.vector(group, self._lane, vector) * WORD
                 values = k.registers(F32, order.width, "values")
-                hw.load_shared(values, view.address + (place * WORD).to(U32))
+                hw.load_shared(values, view.address + place.to(U32))
                 for i in range(order.width):
                     held[buffer][vector * order.width + i] = values[i]
 
     def multiply(self, accumulator: Accumulator, buffer: ValueLike) -> None:
-        """accumulator += the product of a depth."""
-        k = current()
+        """accumulator += the product of a depth. Every other row is multiplied backwards: each FFMA has the row or the
+        column of the last one, which then is not read again."""
+        k, columns = current(), self._orders[1].own
         with (
             k.unroll(len(accumulator.blocks), name="block") as block,
-            k.unroll(accumulator.blocks.count, name="element") as element,
+            k.unroll(2, name="half") as half,
+            k.unroll(columns, name="step") as step,
         ):
-            row, column = block * 2 + element // 2 % 2, element // 4 * 2 + element % 2
+            column = step ^ half * (columns - 1)
+            element = column // 2 * 4 + half * 2 + column % 2
             sums = accumulator.blocks[block]
-            sums[element] = hw.fma(self._a[buffer][row], self._b[buffer][column], sums[element])
+            sums[element] = hw.fma(self._a[buffer][block * 2 + half], self._b[buffer][column ^ 1], sums[element])
+
+    def settle(self, accumulator: Accumulator) -> None:
+        """After the last product: each lane gets the sums of its place in the fragment."""
+        with current().unroll(len(accumulator.blocks), name="block") as block:
+            sums = accumulator.blocks[block]
+            with current().unroll(sums.count, name="i") as i:
+                sums[i] = hw.as_float(hw.shuffle_index(hw.as_unsigned(sums[i]), self._lane.to(U32)))
+
+
+def _pitch(tile: Tile) -> int:
+    """Bytes from a depth of a tile to the next one."""
+    return tile.mn * WORD + DEPTH_PADDING

@@ -24,6 +24,8 @@ STAGES_LIMIT = HOPPER.shared_bytes // (2 * 16 * (WGMMA_M + 8))
 OPERAND_BYTES = sorted({mma.a.bytes for mma in WGMMA})
 SCALE_BOX = 4
 """K-tiles whose block scales TMA brings at once where they are contiguous along K: 16 bytes, its least."""
+DEPTH_PADDING = 16
+"""Bytes between the depths of a tile that sgemm stages: 8 depths of 4 neighbours are in 32 banks."""
 BARRIER_BYTES = 16
 """Bytes of a stage's two mbarriers."""
 LOW_PARTS_BYTES = 64
@@ -247,7 +249,8 @@ class KernelSpec:
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage of a CTA: what TMA brings into it at most, peers' multicasts included."""
-        return sum(tile.bytes for tile in self.tiles)
+        padding = DEPTH_PADDING * (self.mma.by == "fma")
+        return sum(tile.bytes + tile.k * padding for tile in self.tiles)
 
     def scale_bytes(self, stages: int) -> int:
         """Shared memory for block scales beside so many stages, with the barriers of boxes."""

@@ -41,6 +41,7 @@ def sgemm(k: Builder, spec: KernelSpec) -> None:
                 with k.when(at == 0):
                     mainloop.copy()
                 own.multiply(accumulator, at % 2)
+            own.settle(accumulator)
             epilogue.store(accumulator, tile)
         mainloop.finish()
         epilogue.finish()
