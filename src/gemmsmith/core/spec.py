@@ -363,11 +363,11 @@ class KernelSpec:
         if self.mma.by == "mma" and c.tile[2] * size % 64:
             raise ConfigError(f"tile K: got {c.tile[2]} of {self.mma.a}; {c.design} takes a multiple of {64 // size}")
         if self.mma.by == "fma" and any(
-            self.threads % tile.mn or self.threads % tile.k or tile.mn * tile.k % self.threads for tile in self.tiles
+            self.threads % tile.mn or self.threads % tile.k or self.threads > 8 * tile.mn for tile in self.tiles
         ):
             raise ConfigError(
                 f"tile: got {c.tile} for {self.threads} threads; {c.design} takes M, N and K that divide their "
-                "number, and tiles of A and B of a multiple of it"
+                "number, M and N of at least an eighth of it"
             )
         for name, tile, parts in zip("AB", self.tiles, self.sharers, strict=True):
             if tile.outer % (8 * parts):
