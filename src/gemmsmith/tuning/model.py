@@ -44,9 +44,13 @@ LATENCY_CYCLES, SHARPNESS = 544, 4.15
 LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER_128, DEEPER_256 = 123, 0.497, 1.163, 1.22
 """Cycles of an iteration of the mainloop, and more for each column of K: a barrier's and a wgmma's latency; and how
 much slower than its parts a k-tile of 128, or 256, is: fewer of them are in flight."""
-PROMOTION_CYCLES = 117
-"""Of a part of a tile, beside its FFMAs: waits, the release of a stage, the start of the next wgmma. Worked out, not
-measured."""
+PROMOTION_CYCLES, ISSUE_CYCLES, BORDER_CYCLES, COLUMN_SCALE_CYCLES = 57, 15, 37, 3.7
+"""Promoted sums, a part of a tile: cycles of its warpgroup beside its FFMAs; cycles in which no product of it runs, and
+more for each halving of the 64 columns within which all have the same scale of B; and those of each column that has a
+block scale of its own."""
+IN_PHASE, PROMOTED_ENERGY = 2.44, 1.63
+"""The exponent of the norm that combines the tensor cores' work and a warpgroup's own, which may fall together; and how
+much more energy a promoted FLOP takes. All six are fitted to benchmarks/results/survey-fp8-h200.json."""
 ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 648_000, 58_900, 124_000, 404_000, 12_750
 """At 700 W the chip gives a cycle (of 1/1600 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
 bytes that wgmma reads there, bytes from DRAM: one or the other."""
@@ -140,8 +144,9 @@ class _KTile(NamedTuple):
 
 def _k_tile(problem: Problem, s: Space) -> _KTile:
     m, n = s.sizes(problem)
-    # wgmma reads A and B from shared memory, 128 bytes a cycle
-    operands = 128 * (16 + s.n / 4) * (s.m / 64) * (s.k / 16)
+    # wgmma reads A and B from shared memory, 128 bytes a cycle; A for each part of the columns of promoted sums
+    parts = s.n / _columns(problem, s)[0] if problem.promoted else 1
+    operands = 128 * (16 * parts + s.n / 4) * (s.m / 64) * (s.k / 16)
     math = np.maximum(2 * s.m * s.n * s.k / FLOPS_PER_CYCLE, operands / 128)
     off_a, off_b = off_lines(problem.a), off_lines(problem.b)
     bytes_m = 2 * s.k * np.minimum(s.m, m) * np.where(s.swap_ab, off_b, off_a)
@@ -152,19 +157,31 @@ def _k_tile(problem: Problem, s: Space) -> _KTile:
     deeper = np.where(s.k == 64, 1.0, np.where(s.k == 128, DEEPER_128, DEEPER_256))
     energy = 2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ
     if problem.promoted:
-        math = np.maximum(math, _promoted(problem, s))
+        alone, issued = _promoted(problem, s)
+        math = ((math + issued) ** IN_PHASE + alone**IN_PHASE) ** (1 / IN_PHASE)
+        energy = energy * PROMOTED_ENERGY
     return _KTile(math, copies, np.maximum(np.maximum(math, copies), loop) * deeper, energy)
 
 
-def _promoted(problem: Problem, s: Space) -> Column:
+def _promoted(problem: Problem, s: Space) -> tuple[Column, Column]:
     """Cycles in which a warpgroup multiplies and promotes its parts of a k-tile, one after the other: longer than the
-    tensor cores work for all of them, unless other warpgroups' parts, or k-tiles in flight, take that time."""
-    of_each = [scale is not None and scale.rows == 1 for scale in problem.scales]
-    of_columns = np.where(s.swap_ab, of_each[0], of_each[1])  # are loaded, and multiplied by those of rows
-    columns, in_flight = np.where(of_columns[:, None], s.promoted[:, 1], s.promoted[:, 0]).T
+    tensor cores work for all of them, unless other warpgroups' parts, or k-tiles in flight, take that time. And those
+    in which the tensor cores wait between two parts."""
+    columns, in_flight, of_columns = _columns(problem, s)
     parts = s.m / s.consumers / 64 * s.n / columns
-    alone = columns * (0.5 + 0.5 * of_columns + 0.25 * all(of_each)) + PROMOTION_CYCLES
-    return np.asarray(parts * (2 * columns + alone / in_flight))
+    borders = ~of_columns * np.log2(64 / np.gcd(s.n.astype(int), 64))
+    alone = columns * (0.5 + COLUMN_SCALE_CYCLES * of_columns) + PROMOTION_CYCLES
+    issue = ISSUE_CYCLES + BORDER_CYCLES * borders
+    whole = parts * (2 * columns + (alone + issue) / in_flight)
+    return np.asarray(whole), np.asarray(parts * s.consumers * issue / in_flight)
+
+
+def _columns(problem: Problem, s: Space) -> tuple[Column, Column, Column]:
+    """Of promoted sums: columns of a part, k-tiles in flight, and whether each column has a block scale of its own."""
+    of_each = [scale is not None and scale.rows == 1 for scale in problem.scales]
+    of_columns = np.where(s.swap_ab, of_each[0], of_each[1])
+    columns, in_flight = np.where(of_columns[:, None], s.promoted[:, 1], s.promoted[:, 0]).T
+    return columns, in_flight, of_columns
 
 
 def _store(problem: Problem, s: Space, extra: Extra) -> Column:
