@@ -4,10 +4,15 @@ memory (probe_shared.py).
 Nsight Compute (`ncu`) runs this file again, which launches each kernel once; ladder_metrics.py says what is compared.
 
     python benchmarks/ladder_counters.py --json benchmarks/results/ladder-counters-h200.json
+
+On any machine, what was measured then beside what the simulator counts now:
+
+    python benchmarks/ladder_counters.py --read benchmarks/results/ladder-counters-h200.json
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import re
 import sys
@@ -15,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ladder_metrics import HARDWARE, INSTRUMENTED, WAVEFRONT_METRICS, compared, counts
+from ladder_metrics import HARDWARE, INSTRUMENTED, WAVEFRONT_METRICS, compared, counts, differ
 from nsight import known, parsed, profiled
 from probe_shared import Probe, probes
 
@@ -37,7 +42,6 @@ PARTS: dict[str, tuple[list[Case], list[str]]] = {
 """What is launched, and the metrics."""
 SIZES: Sizes = (512, 512, 512)
 """Multiples of all tiles, so that all CTAs do the same."""
-TOLERANCE = 0.02
 
 
 def simulated(case: Case) -> dict[str, Any]:
@@ -69,7 +73,7 @@ def launch(part: str) -> None:
 
 
 def measured(part: str, simulation: list[dict[str, Any]], raw: Path | None) -> list[dict[str, Any]]:
-    """The rows: the simulator's numbers and ncu's."""
+    """What the simulator counts, with ncu's metrics."""
     kernels = dict.fromkeys(x["kernel"] for x in simulation)
     said = profiled([__file__, "--profiled", part], f"^({'|'.join(kernels)})$", known(PARTS[part][1]))
     if raw:
@@ -84,34 +88,50 @@ def measured(part: str, simulation: list[dict[str, Any]], raw: Path | None) -> l
         for own, metrics in zip(launched, seen, strict=True):
             if kernel in ctas:
                 metrics["driver"] = ctas[kernel]
-            rows.append({"part": part, **own, "metrics": metrics, "compared": compared(own, metrics)})
+            rows.append({"part": part, **own, "metrics": metrics})
     return rows
+
+
+def read(rows: list[dict[str, Any]], part: str, simulation: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same of an earlier run's rows, but for kernels that are no longer the same."""
+    now = {x["case"]: x for x in simulation}
+    same = [x for x in rows if x["part"] == part and x["kernel"] == now[x["case"]]["kernel"]]
+    return [{"part": part, **now[x["case"]], "metrics": x["metrics"]} for x in same]
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Prints what is compared, and at the end what differs."""
+    off: list[str] = []
+    for row in rows:
+        for x in row["compared"]:
+            ratio = x["ncu"] / x["simulator"] if x["simulator"] else float("inf")
+            line = (f"{row['case']:<40}{x['counter']:<26}{x['simulator']:>12}{x['ncu']:>12.0f}{ratio:9.4f}  "
+                    f"{x['metric']}")  # fmt: skip
+            print(line, flush=True)
+            off += [f"{line}: {x['why'] or 'unknown'}"] if differ(x) else []
+    print(f"differing: {len(off)}", *off, sep="\n")
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--profiled"]:
         return launch(sys.argv[2])
-    from dense import options, save  # imports torch, which ncu's program does without
+    from dense import machine, options  # imports torch, which ncu's program does without
 
     parser = options(__doc__)
     parser.add_argument("--raw", type=Path, help="where what ncu prints goes: .rungs.csv and the like are appended")
+    parser.add_argument("--read", type=Path, help="an earlier run's --json, whose metrics are taken: ncu does not run")
     arguments = parser.parse_args()
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         simulations = {part: [*pool.map(simulated, PARTS[part][0])] for part in ("rungs", "probes")}
-    rows: list[dict[str, Any]] = []
-    off: list[str] = []
+    earlier = json.loads(arguments.read.read_text()) if arguments.read else None
+    result = {"machine": earlier["machine"] if earlier else machine(), "rows": []}
     for part in PARTS:
-        fresh = measured(part, simulations["probes" if part == "probes" else "rungs"], arguments.raw)
-        rows += fresh
-        save(arguments.json, rows)
-        for row in fresh:
-            for x in row["compared"]:
-                ratio = x["ncu"] / x["simulator"] if x["simulator"] else float("inf")
-                line = (f"{row['case']:<40}{x['counter']:<26}{x['simulator']:>12}{x['ncu']:>12.0f}{ratio:9.4f}  "
-                        f"{x['metric']}")  # fmt: skip
-                print(line, flush=True)
-                off += [line] if abs(ratio - 1) > TOLERANCE else []
-    print(f"off by more than {TOLERANCE:.0%}: {len(off)}", *off, sep="\n")
+        simulation = simulations["probes" if part == "probes" else "rungs"]
+        found = read(earlier["rows"], part, simulation) if earlier else measured(part, simulation, arguments.raw)
+        result["rows"] += [{**x, "compared": compared(x, x["metrics"])} for x in found]
+        if arguments.json:
+            arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    show(result["rows"])
 
 
 if __name__ == "__main__":

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import ladder_counters
 import nsight
 import pytest
-from ladder_metrics import COUNTERS, METRICS, OPCODES, compared
-from probe_shared import Probe
+from ladder_metrics import COUNTERS, METRICS, OPCODES, REASONS, compared, differ, reason
+from probe_shared import Probe, probes
 
+from gemmsmith.backends.cuda.listing import annotated
 from gemmsmith.ladder import STEPS
 
 SAID = """==PROF== Connected to process 7
@@ -31,11 +36,17 @@ def test_what_ncu_prints() -> None:
 
 def test_rows() -> None:
     """What ncu has, beside the simulator's; an opcode without a number is 0; what is 0 on both sides is left out."""
-    own = {"counts": dict.fromkeys((x.name for x in COUNTERS), 0) | {"FFMA": 8, "IDP": 4}, "ctas": 2, "warps": 16}
+    own = {
+        "case": "x",
+        "counts": dict.fromkeys((x.name for x in COUNTERS), 0) | {"FFMA": 8, "IDP": 4},
+        "ctas": 2,
+        "warps": 16,
+    }
     limits = {f"launch__occupancy_limit_{name}": n for name, n in (("blocks", 32), ("registers", 2), ("warps", 8))}
     seen = {OPCODES: 9, f"{OPCODES} FFMA": 8, "driver": 2, "sm__maximum_warps_per_active_cycle_pct": 25.0} | limits
     rows = [tuple(x.values()) for x in compared(own, seen)]
-    assert rows == [("FFMA", 8, f"{OPCODES} FFMA", 8), ("IDP", 4, f"{OPCODES} IDP", 0), ("CTAs an SM", 2, "driver", 2),
+    assert rows == [("FFMA", 8, f"{OPCODES} FFMA", 8), ("IDP", 4, f"{OPCODES} IDP", 0, ""),
+                    ("CTAs an SM", 2, "driver", 2),
                     ("CTAs an SM", 2, "launch__occupancy_limit_", 2),
                     ("warps an SM", 16, "sm__maximum_warps_per_active_cycle_pct", 16.0)]  # fmt: skip
 
@@ -73,3 +84,39 @@ def test_what_ncu_complains_of_is_left_out(complaint: str, monkeypatch: pytest.M
     else:
         with pytest.raises(SystemExit, match="no metrics"):
             nsight.profiled(["program.py"], "naive", ["b__y.sum"])
+
+
+@pytest.fixture(scope="module")
+def stored() -> list[dict[str, Any]]:
+    """What was measured on an H200, and counted."""
+    results = Path(ladder_counters.__file__).with_name("results") / "ladder-counters-h200.json"
+    return list(json.loads(results.read_text())["rows"])
+
+
+def test_stored_rows_agree(stored: list[dict[str, Any]]) -> None:
+    """Wavefronts within 2 %, all else equal, but for what REASONS has; and each of these is needed."""
+    rows = [(row["case"], x) for row in stored for x in row["compared"]]
+    assert len(rows) > 400
+    off = [(case, x) for case, x in rows if differ(x)]
+    assert [(case, x) for case, x in off if not reason(case, x)] == []
+    assert {reason(case, x) for case, x in off} == {x.why for x in REASONS}
+    assert [row["compared"] for row in stored] == [compared(row, row["metrics"]) for row in stored]
+
+
+def test_probes_are_counted_as_stored(stored: list[dict[str, Any]]) -> None:
+    """By the simulator as it is now; a rung is in `test_simulated`."""
+    now = [ladder_counters.simulated(probe) for probe in probes()]
+    assert ladder_counters.read(stored, "probes", now) == [
+        {name: x for name, x in row.items() if name != "compared"} for row in stored if row["part"] == "probes"
+    ]
+    assert len(now) == 59
+
+
+@pytest.mark.parametrize(("name", "joined"), [("block_tile", 8), ("thread_tile", 32)])
+def test_ptxas_joins_loads(name: str, joined: int) -> None:
+    """Loads of 4 bytes become LDS.128, as ncu's counts have it."""
+    (step,) = [x for x in STEPS if x.name == name]
+    kernel = step.launches(*step.arrays((128, 128, 128), (128, 128, 128)))[0].all[0].kernel
+    assert "ld.shared.b32" in kernel.source
+    assert "ld.shared.v" not in kernel.source
+    assert sum(line.text.startswith("LDS.128") for line in annotated(kernel, "sass").lines) == joined

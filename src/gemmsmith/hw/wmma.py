@@ -7,6 +7,7 @@ relies on one arrangement fails. Only what is done to all registers alike is sou
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +23,7 @@ from gemmsmith.lang.machine import Machine, Space
 from gemmsmith.lang.values import Registers
 
 SIDE, CHUNK = 16, 16
-"""Rows of A, and columns of B; bytes that a lane moves at once."""
+"""Rows of A, and columns of B; bytes that a lane loads by ldmatrix."""
 Operand = Literal["a", "b", "d"]
 Layout = Literal["row", "col"]
 
@@ -105,30 +106,35 @@ class _Memory(Instruction):
         dtype = _dtype(op.mma, self._operand).ptx
         return f"wmma.{what}.{name}.sync.aligned.{op.layout}.{shape}.{self.space}.{dtype} {order}, {{stride}};"
 
-    def _chunks(self, m: Machine, mnemonic: str) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The addresses of the tile's 16-byte chunks, of each warp column by column, as ldmatrix takes them, a lane
-        each, in rounds of 32; and which lanes have one."""
+    def _rounds(self, m: Machine, mnemonic: str) -> Iterator[tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]]:
+        """The accesses by which ptxas moves a tile, as seen on an H200: ldmatrix, of columns of 16-byte pieces; else 8
+        lines of 4 pieces at a time, as the fragments of mma.sync have them. Of each the addresses, which lanes take
+        part, and the line and piece that each of these has."""
         op: Any = self
         m.converged(mnemonic)
-        dtype, (lines, per_line) = _dtype(op.mma, self._operand), self._lines()
+        dtype, (lines, per_line, width) = _dtype(op.mma, self._operand), self._pieces()
         address, stride = (m.column(x).reshape(-1, 32) for x in (op.address, op.stride))
         if (address != address[:, :1]).any() or (stride != stride[:, :1]).any():
             m.report("uniformity", f"{mnemonic}: the address and the stride must be the same in all lanes of a warp")
         if (address[:, 0] % 32).any() or (stride[:, 0] * dtype.bytes % 16).any():
             m.report("alignment", f"{mnemonic}: a tile begins at a multiple of 32 bytes, its rows are multiples of 16")
-        rounds = []
+        down, across = (lines, 1) if width == CHUNK else (8, 4)
         for first in range(0, lines * per_line, 32):
-            chunk = np.arange(first, first + 32)
-            offsets = address + chunk % lines * stride * dtype.bytes + chunk // lines * CHUNK
-            inside = np.broadcast_to(chunk < lines * per_line, offsets.shape)
-            rounds.append((offsets.reshape(-1), inside.reshape(-1)))
-        return rounds
+            block, place = np.divmod(np.arange(first, first + 32), down * across)
+            line = block % (lines // down) * down + place // across
+            piece = block // (lines // down) * across + place % across
+            inside = piece < per_line
+            taking_part = m.active & np.tile(inside, len(address))
+            addresses = address + line * stride * dtype.bytes + piece * width
+            yield addresses.reshape(-1), taking_part, (inside, line[inside], piece[inside])
 
-    def _lines(self) -> tuple[int, int]:
-        """Rows (columns, if `layout` is "col") of a tile, and the 16-byte chunks of one."""
+    def _pieces(self) -> tuple[int, int, int]:
+        """Rows (columns, if `layout` is "col") of a tile, the pieces of one that lanes move, and their bytes."""
         op: Any = self
+        dtype, matrices = _dtype(op.mma, self._operand), isinstance(self, WmmaLoad) and self.space == "shared"
         lines, along = _shape(op.mma, self._operand)[:: 1 if op.layout == "row" else -1]
-        return lines, along * _dtype(op.mma, self._operand).bytes // CHUNK
+        width = 2 * dtype.bytes if self._operand == "d" else CHUNK if matrices else 4
+        return lines, along * dtype.bytes // width, width
 
 
 class WmmaLoad(_Memory):
@@ -149,12 +155,12 @@ class WmmaLoad(_Memory):
         return f"wmma_load_{self.operand}_{self.layout}_{self.mma.a.ptx}_{self.mma.d.ptx}_{self.space}"
 
     def simulate(self, m: Machine) -> None:
-        rounds = [m.load(self.space, address, CHUNK, mask=m.active & inside)
-                  for address, inside in self._chunks(m, "wmma.load")]  # fmt: skip
-        lines, per_line = self._lines()
-        data = np.concatenate([x.reshape(-1, 32 * CHUNK) for x in rounds], axis=1)[:, : lines * per_line * CHUNK]
-        of_lines = data.reshape(-1, per_line, lines, CHUNK).swapaxes(1, 2).reshape(-1, lines, per_line * CHUNK)
-        tile = np.ascontiguousarray(of_lines).view(_dtype(self.mma, self.operand).numpy)
+        lines, per_line, width = self._pieces()
+        pieces = np.zeros((len(m.threads) // 32, lines, per_line, width), np.uint8)
+        for address, taking_part, (inside, line, piece) in self._rounds(m, "wmma.load"):
+            data = m.load(self.space, address, width, mask=taking_part).reshape(-1, 32, width)
+            pieces[:, line, piece] = data[:, inside]
+        tile = pieces.reshape(len(pieces), lines, -1).view(_dtype(self.mma, self.operand).numpy)
         tile = tile if self.layout == "row" else tile.swapaxes(1, 2)
         found = _places(np.ascontiguousarray(tile), m, self.mma, self.operand, self.values)
         m.registers(self.values, write=True)[m.active] = found[m.active]
@@ -186,14 +192,12 @@ class WmmaStore(_Memory):
     def simulate(self, m: Machine) -> None:
         tile = _elements(np.asarray(m.registers(self.values)), m, self.mma, "d")
         tile = tile if self.layout == "row" else tile.swapaxes(1, 2)
-        lines, per_line = self._lines()
-        of_lines = np.ascontiguousarray(tile).view(np.uint8).reshape(-1, lines, per_line, CHUNK)
-        data = of_lines.swapaxes(1, 2).reshape(len(tile), -1)
-        for i, (address, inside) in enumerate(self._chunks(m, "wmma.store")):
-            part = np.zeros((len(data), 32 * CHUNK), np.uint8)
-            here = data[:, i * 32 * CHUNK : (i + 1) * 32 * CHUNK]
-            part[:, : here.shape[1]] = here
-            m.store(self.space, address, part.reshape(-1, CHUNK), mask=m.active & inside)
+        lines, per_line, width = self._pieces()
+        pieces = np.ascontiguousarray(tile).view(np.uint8).reshape(-1, lines, per_line, width)
+        for address, taking_part, (inside, line, piece) in self._rounds(m, "wmma.store"):
+            data = np.zeros((len(pieces), 32, width), np.uint8)
+            data[:, inside] = pieces[:, line, piece]
+            m.store(self.space, address, data.reshape(-1, width), mask=taking_part)
 
 
 class WmmaStoreGlobal(WmmaStore):

@@ -101,18 +101,66 @@ def test_halves_of_a_word_are_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunk", "taken"),
-    [(lambda row: 0, 32), (lambda row: row % 8, 4)],  # rows of 128 bytes, as they lie, and swizzled
+    ("place", "taken", "ideal"),
+    [
+        (lambda row: row * 128, 32, 4),
+        (lambda row: row * 128 + row % 8 * 16, 4, 4),  # swizzled
+        (lambda row: row // 8 * 16, 4, 1),  # of each matrix one row 8 times: matrices do not go together
+    ],
 )
-def test_matrices(chunk: Bytes, taken: int) -> None:
+def test_matrices(place: Bytes, taken: int, ideal: int) -> None:
     """Four of 8 rows each: all rows of a matrix in the same banks, or each in banks of its own."""
 
     def record(k: Builder, out: Value) -> None:
         tile, values = k.shared(4096, partial_writes=True)[0], k.registers(U32, 4, "values")
-        hw.load_matrix(values, tile.address + (k.thread * 128 + chunk(k.thread) * 16).to(U32))
+        hw.load_matrix(values, tile.address + place(k.thread).to(U32))
 
     count = of(counted(record), "load_matrix")
-    assert (count.wavefronts, count.ideal_wavefronts) == (taken, 4)
+    assert (count.wavefronts, count.ideal_wavefronts) == (taken, ideal)
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "nbytes", "taken"),
+    [
+        (lambda lane: lane * 16, lambda lane: lane * 16, 16, 4),
+        (lambda lane: lane * 16, lambda lane: 496 - lane * 16, 16, 4),
+        (lambda lane: lane * 16, lambda lane: lane * 128, 16, 32),
+        (lambda lane: lane // 4 * 512 + lane % 4 * 16, lambda lane: lane * 16, 16, 8),  # rows of 64 bytes
+        (lambda lane: lane * 0, lambda lane: lane * 16, 0, 4),  # zeros
+        (lambda lane: lane * 0, lambda lane: lane // 4 * 80 + lane % 4 * 16, 0, 8),  # into padded rows
+    ],
+)
+def test_copies_that_bypass_the_l1(source: Bytes, place: Bytes, nbytes: int, taken: int) -> None:
+    """As Nsight Compute counts them on an H200: a wavefront for each line of global memory and of shared memory."""
+
+    def record(k: Builder, out: Value) -> None:
+        tile = k.shared(4096, alignment=128, partial_writes=True)[0]
+        hw.cp_async_copy(tile.address + place(k.thread).to(U32), out + source(k.thread).to(U64), nbytes, 16)
+        hw.cp_async_commit()
+        hw.cp_async_wait(0)
+
+    assert of(counted(record), "cp_async_16").wavefronts == taken
+
+
+def test_wmma() -> None:
+    """As ptxas makes it: LDSM of rows, STS.64 of 8 rows of 32 bytes, and LDG of 8 rows of 16, each half a sector."""
+    mma = find_mma(BF16, BF16, FP32, "mma")
+
+    def record(k: Builder, out: Value) -> None:
+        tile, a, d = k.shared(1024, alignment=128)[0], k.registers(U32, 4, "a"), k.registers(F32, 8, "d")
+        for i in range(8):
+            d[i] = 0.0
+        hw.wmma_store(d, tile.address, 16, "row", mma)
+        hw.sync_warp()
+        hw.wmma_load(a, tile.address, 16, "a", "row", mma)
+        hw.wmma_load_global(a, out, as_value(64, U32), "a", "row", mma)
+        hw.wmma_store_global(d, out + as_value(2048, U64), as_value(32, U32), "row", mma)
+
+    lines = {x.instruction.replace("row_bf16_f32_", ""): x for x in counted(record)}
+    assert lines["wmma_store_row_f32_shared"].wavefronts == 16  # 4 STS.64 of 4
+    assert lines["wmma_load_a_shared"].wavefronts == 8  # rows of 32 bytes, of which four have all banks
+    assert lines["wmma_load_a_global"].sectors == 32
+    assert lines["wmma_store_row_f32_global"].sectors == 32
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,17 @@
 
 Shared memory has 32 banks of 4 bytes. A wavefront reads or writes one word in each bank, whoever asked for it; a warp's
 access takes as many as it asks one bank for different words (CUDA C++ Programming Guide, "Shared Memory"). Of 8 bytes a
-lane half a warp goes at once, of 16 bytes a quarter, for a wavefront moves 128 bytes. Where all lanes load what their
-neighbour by 1, or all what their neighbour by 2, twice as many lanes go at once: so says NVIDIA's forum of compute
-capability 7.x, "Unexpected shared memory bank conflict", https://forums.developer.nvidia.com/t/77228. ldmatrix and
-stmatrix take 8 rows of 16 bytes at once (PTX ISA, "ldmatrix"). TMA and wgmma are counted without conflicts: swizzled
-tiles have none. Memory behind the L1 is moved in sectors of 32 bytes (Nsight Compute, "Memory Tables"); a warp's access
-takes those that it touches, a TMA copy likewise. None of this has been compared with Nsight Compute yet.
+lane half a warp goes at once, of 16 bytes a quarter, for a wavefront moves 128 bytes. Where in a load all 32 lanes have
+the address of their neighbour by 1, or all that of their neighbour by 2, twice as many lanes go at once. ldmatrix and
+stmatrix take 8 rows of 16 bytes at once, equal ones too. Copies of 16 bytes bypass the L1: what a line of 128 bytes of
+global memory has for a line of shared memory takes one wavefront. TMA and wgmma are counted without conflicts: swizzled
+tiles have none. Memory behind the L1 is moved in sectors of 32 bytes; a warp's access takes those that it touches, a
+TMA copy likewise. All this is what Nsight Compute says on an H200 (benchmarks/ladder_counters.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,8 @@ BANKS, WORD, WAVEFRONT, SECTOR, WARP = 32, 4, 128, 32, 32
 """Of shared memory, and bytes of each; bytes of a wavefront and of a sector; lanes."""
 AT_ONCE = {8: 16, 16: 8}
 """Lanes whose bytes fill a wavefront, by the width of an access; all where it is not listed."""
+BYPASSING = 16
+"""Bytes of a thread's copy (LDGSTS) that bypasses the L1; fewer are stored as by STS."""
 
 
 @dataclass
@@ -102,7 +104,7 @@ class _Watch:
         return instruction.simulate(self._machine)
 
     def load(self, space: Any, address: Any, nbytes: int, *, mask: Any = None, **others: Any) -> np.ndarray:
-        self._ordinary(space, address, nbytes, mask, loads=True)
+        self._ordinary(space, address, nbytes, mask, paired=self._count.instruction == "load_shared")
         return self._load(space, address, nbytes, mask=mask, **others)
 
     def store(self, space: Any, address: Any, data: np.ndarray, *, mask: Any = None, **others: Any) -> None:
@@ -114,22 +116,24 @@ class _Watch:
         return self._atomic(space, address, dtype, *operation, **others)
 
     def start(self, operation: AsyncOperation) -> None:
-        for access in (*operation.reads, *operation.writes):
+        for access in operation.reads:
             self._access(access)
+        for access in operation.writes:
+            self._access(access, sources=operation.reads)
         self._start(operation)
 
-    def _ordinary(self, space: Any, address: Any, width: int, mask: Any, *, loads: bool = False) -> None:
+    def _ordinary(self, space: Any, address: Any, width: int, mask: Any, *, paired: bool = False) -> None:
         unit = self._unit
         threads = np.flatnonzero(unit.active if mask is None else mask)
-        self._access(Access(space, unit.each(address)[threads], width, threads=threads), loads=loads)
+        self._access(Access(space, unit.each(address)[threads], width, threads=threads), paired=paired)
 
-    def _access(self, access: Access, *, loads: bool = False) -> None:
+    def _access(self, access: Access, *, paired: bool = False, sources: Sequence[Access] = ()) -> None:
         if not len(access.addresses) or not access.width:
             return
         count, state = self._count, self._unit.state
         if access.space == "shared":
             name = state.place(access.first)[0].partition("[")[0]
-            taken, ideal = wavefronts(access, loads=loads)
+            taken, ideal = wavefronts(access, paired=paired, sources=sources)
             count.wavefronts += taken
             count.ideal_wavefronts += ideal
         else:
@@ -142,13 +146,17 @@ class _Watch:
             count.memory = f"{count.memory}, {name}" if count.memory else name
 
 
-def wavefronts(access: Access, *, loads: bool = False) -> tuple[int, int]:
-    """Those of an access to shared memory, and the ideal. `loads`: neighbours that load the same go together."""
+def wavefronts(access: Access, *, paired: bool = False, sources: Sequence[Access] = ()) -> tuple[int, int]:
+    """Those of an access to shared memory, and the ideal. `paired`: neighbours with the same address go together.
+    `sources`: what threads copy there from global memory; the others write zeros."""
     ideal = _ideal(access, WAVEFRONT)
     if access.threads is None:
         return ideal, ideal
+    if access.width == BYPASSING and sources:
+        filled, zeros = _filled(access, sources)
+        return filled + wavefronts(zeros)[0], ideal
     lane, at_once = access.threads % WARP, np.full(len(access.threads), AT_ONCE.get(access.width, WARP))
-    if loads and access.width in AT_ONCE:
+    if paired and access.width in AT_ONCE:
         at_once[_paired(access)] *= 2
     group = access.threads // WARP * WARP + lane // at_once
     words = access.addresses[:, None] // WORD + np.arange(max(1, access.width // WORD))
@@ -186,3 +194,18 @@ def _paired(access: Access) -> np.ndarray:
         neighbour = held[:, np.arange(WARP) ^ distance]
         paired |= ((held == neighbour) | (held < 0) | (neighbour < 0)).all(1)
     return np.asarray(paired[access.threads // WARP])
+
+
+def _filled(access: Access, sources: Sequence[Access]) -> tuple[int, Access]:
+    """The wavefronts of the threads that copy from `sources`, one for each line of global memory and line of shared
+    memory of a warp, and the access of all other threads. Of threads that write the same place one counts."""
+    assert access.threads is not None
+    warps, source = _warps(access), np.full(int(access.threads[-1]) + 1, -1)
+    for x in sources:
+        source[x.threads] = x.addresses
+    source = source[access.threads]
+    copies = source >= 0
+    _, one = np.unique((warps << 48 | access.addresses)[copies], return_index=True)
+    lines = np.stack([warps, source // WAVEFRONT, access.addresses // WAVEFRONT])[:, copies][:, one]
+    others = replace(access, addresses=access.addresses[~copies], threads=access.threads[~copies])
+    return np.unique(lines, axis=1).shape[1], others
