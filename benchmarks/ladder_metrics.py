@@ -7,7 +7,7 @@ Guide, "Metrics Guide"). LDGSTS is cp.async: 16 bytes bypass the L1, fewer are c
 - Hardware counts STSM (stmatrix) with STS. Of the metrics of instrumented code only memory_l1_wavefronts_shared has it.
 - memory_l1_wavefronts_shared also has what wgmma reads, 128 bytes of A or B each, but not what TMA writes and reads.
 - Bytes of TMA loads are those that arrive: of a multicast, in each CTA.
-- l1tex__data_pipe_lsu_wavefronts_mem_shared.sum is 1 a warp in kernels without shared memory, and so is left out; as is
+- l1tex__data_pipe_lsu_wavefronts_mem_shared.sum is not 0 in kernels without shared memory, and so is left out; as is
   sm__inst_executed_pipe_tensor_op_hmma.sum, in which are HFMA2, by which ptxas moves constants.
 """
 

@@ -269,6 +269,25 @@ def test_the_rates_of_the_ladder_are_those_of_its_bounds() -> None:
         assert row in LADDER.read_text(), row
 
 
+def test_what_nsight_compute_counts() -> None:
+    """How many numbers were compared, and how many are equal."""
+    rows = [(x["part"] == "probes", y) for x in rows_of("ladder-counters-h200.json") for y in x["compared"]]
+    groups = {
+        "sectors of global memory": lambda probe, counter: counter.startswith("sectors"),
+        "bytes of TMA": lambda probe, counter: counter.startswith("bytes"),
+        "wavefronts of shared memory, rungs": lambda probe, counter: counter.startswith("wavefronts") and not probe,
+        "wavefronts of shared memory, single accesses": lambda probe, counter: (
+            counter.startswith("wavefronts") and probe
+        ),
+        "FFMA, IDP and tensor instructions": lambda probe, counter: re.match("FFMA|IDP|I?H?G?MMA", counter),
+        "CTAs and warps an SM, the driver's too": lambda probe, counter: counter.endswith("an SM"),
+    }
+    of_group = {title: [y for probe, y in rows if has(probe, y["counter"])] for title, has in groups.items()}
+    assert sum(map(len, of_group.values())) == len(rows)
+    for title, found in of_group.items():
+        assert f"| {title} | {len(found)} | {sum('why' not in y for y in found)} |" in LADDER.read_text(), title
+
+
 @pytest.mark.parametrize("step", [STEPS[1], STEPS[8], *STEPS[-2:]], ids=lambda x: f"{x.name}-{x.dtype}")
 def test_the_rows_of_the_ladder_are_what_is_counted_today(step: Step) -> None:
     """But for lines, and for what another compiler may do otherwise."""
