@@ -72,17 +72,8 @@ class Config:
         return Config(**found)
 
     def __post_init__(self) -> None:
-        for name, read, wanted in _FIELDS:
-            given = getattr(self, name)
-            try:
-                found = read(given)
-            except ConfigError:
-                raise
-            except (TypeError, ValueError, KeyError):
-                shown = tuple(given) if isinstance(given, list) else given
-                raise ConfigError(f"{name}: got {shown!r}; use {wanted}") from None
-            if found is not given:
-                object.__setattr__(self, name, found)
+        for name in _FIELDS:
+            object.__setattr__(self, name, _read(name, getattr(self, name)))
 
     @property
     def warpgroups(self) -> tuple[int, int]:
@@ -96,7 +87,11 @@ class Config:
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some choices changed."""
-        return replace(self, **changes)
+        if not changes.keys() <= _FIELDS.keys():
+            return replace(self, **changes)  # which raises
+        copy = object.__new__(Config)  # what it keeps has been read: a choice is among thousands of copies
+        copy.__dict__.update(self.__dict__, **{name: _read(name, given) for name, given in changes.items()})
+        return copy
 
     def __str__(self) -> str:
         tile, cluster = "x".join(map(str, self.tile)), "x".join(map(str, self.cluster))
@@ -135,14 +130,26 @@ def _several(x: Any, read: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
 _EVICTIONS = {x: x for x in get_args(Eviction)}
 _INTEGERS = ("stages", "consumers", "raster_group", "splits", "cluster_splits")
 _SWITCHES = ("swap_ab", "pdl", "alias_epilogue", "serpentine", "sync_clusters")
-_FIELDS: list[tuple[str, Callable[[Any], Any], str]] = [
-    ("design", lambda x: find(x).name, "a design that is registered"),
-    ("chip", lambda x: find_chip(x).name, "the name of a chip"),
-    ("tile", lambda x: _several(x, _integer, 3), "three integers, for M, N and K"),
-    ("cluster", lambda x: _several(x, _integer, 2), "two integers, along M and along N"),
-    ("raster", {x: x for x in get_args(Raster)}.__getitem__, "m or n"),
-    ("evict", lambda x: _several(x, _EVICTIONS.__getitem__, 2), "first, normal or last, one for A and one for B"),
-    *((name, _integer, "an integer") for name in _INTEGERS),
-    *((name, _switch, "True or False") for name in _SWITCHES),
-]
-"""A field's name, the function that reads its value, and the values that it takes, for error messages."""
+_FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "design": (lambda x: find(x).name, "a design that is registered"),
+    "chip": (lambda x: find_chip(x).name, "the name of a chip"),
+    "tile": (lambda x: _several(x, _integer, 3), "three integers, for M, N and K"),
+    "cluster": (lambda x: _several(x, _integer, 2), "two integers, along M and along N"),
+    "raster": ({x: x for x in get_args(Raster)}.__getitem__, "m or n"),
+    "evict": (lambda x: _several(x, _EVICTIONS.__getitem__, 2), "first, normal or last, one for A and one for B"),
+    **dict.fromkeys(_INTEGERS, (_integer, "an integer")),
+    **dict.fromkeys(_SWITCHES, (_switch, "True or False")),
+}
+"""For each field the function that reads its value, and the values that it takes, for error messages."""
+
+
+def _read(name: str, given: Any) -> Any:
+    """A field's value, which may have been given as another type."""
+    read, wanted = _FIELDS[name]
+    try:
+        return read(given)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, KeyError):
+        shown = tuple(given) if isinstance(given, list) else given
+        raise ConfigError(f"{name}: got {shown!r}; use {wanted}") from None

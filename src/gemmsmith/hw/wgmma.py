@@ -86,23 +86,25 @@ def _numbers(data: np.ndarray, rows: int, mn_major: bool, dtype: DType) -> np.nd
 
 
 @lru_cache(maxsize=64)
-def _fragment(elements: int, columns: int) -> np.ndarray:
-    """(128, elements): which element of a matrix with so many columns each thread of a warpgroup holds."""
+def _fragment(elements: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """(128, elements): which element of a matrix with so many columns each thread of a warpgroup holds; and where in
+    this array each element of the matrix is."""
     row, column = fragment_element(np.arange(128)[:, None], np.arange(elements)[None, :])
-    return np.asarray(row * columns + column)
+    held = np.asarray(row * columns + column)
+    return held, np.argsort(held, axis=None).reshape(-1, columns)
 
 
 def _multiply(m: Machine, op: Any, a: np.ndarray, b: np.ndarray, keep: bool) -> None:
     """D = A B^T (+ D): a (64, k), b (n, k)."""
-    registers, elements = m.fragment(op.d), _fragment(op.n // 2, op.n)
+    registers, (elements, places) = m.fragment(op.d), _fragment(op.n // 2, op.n)
     if op.mma.d.is_integer:  # they wrap
         product = np.take(a @ b.T, elements)
         registers[:] = (registers + product if keep else product).astype(np.int32)
         return
     c, half = np.zeros((op.mma.m, op.n)), op.mma.d == FP16  # in pairs
     if keep:
-        held = np.ascontiguousarray(registers)
-        np.put(c, elements, held.astype(np.uint32).view(np.float16) if half else held)
+        held = np.ascontiguousarray(registers).astype(np.uint32).view(np.float16) if half else registers
+        c = np.take(held, places).astype(np.float64)
     d = np.take(fused_product(a, b, c, op.mma), elements)
     registers[:] = d.view(np.uint32) if half else d
 
@@ -214,11 +216,8 @@ class WgmmaRegisterA(_Wgmma):
 
         def perform() -> None:
             held = np.ascontiguousarray(m.fragment(self.a)).astype(np.uint32).view(np.uint16)  # as 64 x 16 of 16 bits
-            left = np.zeros((64, K_BYTES // 2), np.uint16)
-            np.put(left, _fragment(8, K_BYTES // 2), held)
-            _multiply(
-                m, self, _numbers(left, 64, False, self.mma.a), operand_matrix(m, b, self.n, mn_major, self.mma.b), keep
-            )
+            left = _numbers(np.take(held, _fragment(8, K_BYTES // 2)[1]), 64, False, self.mma.a)
+            _multiply(m, self, left, operand_matrix(m, b, self.n, mn_major, self.mma.b), keep)
 
         self._start(m, [b], perform, [self.d, self.a])
 

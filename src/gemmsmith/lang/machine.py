@@ -87,7 +87,7 @@ class Machine(Protocol):
         """What it holds: a Python number where uniform, else an array (T,); a TensorMap for such a parameter."""
 
     def column(self, x: Value) -> np.ndarray:
-        """The same as an array (T,), int64 or float32 or bool."""
+        """The same as an array (T,), int64 or float32 or bool, which is not to be written to."""
 
     def uniform(self, x: Value) -> Any:
         """The number that all active threads hold; a hazard where they differ."""

@@ -139,7 +139,7 @@ class Accesses:
         """Enters a part's own of an access, which is ordinary, or strong, as far as a scope."""
         unit, agent, cta = self.unit, part.enter(), self.unit.peer(access.rank)
         offsets = found.offsets if found else access.addresses
-        lanes = Lanes(offsets[own], access.width, rows[own] % 32)
+        lanes = Lanes(offsets[own], access.width, rows[own])
         strong = None if scope is None else (scope, unit.cta)
         event = Event(agent.number, agent.count, 0, what, unit.title, unit.where, warp=part.warp, lanes=lanes,
                       strong=strong, only_reads=what == "read")  # fmt: skip

@@ -8,25 +8,27 @@ import numpy as np
 
 from gemmsmith.backends.sim.clocks import GRID_BEFORE, Clock
 from gemmsmith.backends.sim.events import Event
-from gemmsmith.backends.sim.memory import OFFSET_MASK, SHARED_BASE, Buffer, gather, scatter
+from gemmsmith.backends.sim.memory import OFFSET_MASK, SHARED_BASE, Buffer, alignment, gather, scatter
 from gemmsmith.backends.sim.unit import Unit
 from gemmsmith.lang.machine import Access
 
 
 @dataclass(slots=True)
 class Found:
-    """An access's bytes: `width` from each of `offsets` into the `data` of a buffer, or of a CTA's shared memory."""
+    """An access's bytes: `width` from each of `offsets` into the `data` of a buffer, or of a CTA's shared memory; all
+    of these begin at multiples of `aligned`, at most WIDEST."""
 
     access: Access
     data: np.ndarray
     offsets: np.ndarray
     buffer: Buffer | None
+    aligned: int
 
     def read(self) -> np.ndarray:
-        return gather(self.data, self.offsets, self.access.width)
+        return gather(self.data, self.offsets, self.access.width, self.aligned)
 
     def write(self, values: np.ndarray) -> None:
-        scatter(self.data, self.offsets, values)
+        scatter(self.data, self.offsets, values, self.aligned)
 
 
 class CheckedMemory:
@@ -62,7 +64,8 @@ class CheckedMemory:
         if low < least or high > len(data):
             self.unit.hazard("out of bounds", f"bytes {low}..{high} of {name}, which has {len(data)}")
             return None
-        return Found(access, data, access.addresses - begin if begin else access.addresses, buffer)
+        offsets = access.addresses - begin if begin else access.addresses
+        return Found(access, data, offsets, buffer, alignment(offsets, access.width))
 
     def check_aligned(self, access: Access, width: int) -> None:
         """Reports an access that is not at a multiple of that many bytes: the hardware traps."""
@@ -86,4 +89,4 @@ class CheckedMemory:
             if not buffer.writable:
                 return
             shadow, name, is_async = state.global_shadow(buffer), buffer.name, False
-        shadow.access(found.offsets[part], access.width, write, event, clock, is_async, name)
+        shadow.access(found.offsets[part], access.width, found.aligned, write, event, clock, is_async, name)

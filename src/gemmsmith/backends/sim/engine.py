@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from gemmsmith.backends.sim import launch
 from gemmsmith.backends.sim.chip import H200, Chip
 from gemmsmith.backends.sim.counters import Counters
+from gemmsmith.backends.sim.cta import Cta
 from gemmsmith.backends.sim.ending import check_end
 from gemmsmith.backends.sim.hazards import Hazard, Hazards, Stop
 from gemmsmith.backends.sim.interpreter import Interpreter, Step
@@ -59,10 +60,20 @@ def simulate(
     with suppress(Stop):
         _run(state, units)
         check_end(state, by_cta)
+    _let_go(state, by_cta)
     for buffer in memory.buffers:
         buffer.unwritten = False  # the next kernel reads what this one wrote
     cycles = max((unit.time for unit in units), default=0)
     return SimulationResult(state.hazards.found, state.timeline, cycles)
+
+
+def _let_go(state: State, ctas: Iterable[Cta]) -> None:
+    """Opens the circles in which what has been simulated refers to itself: it is freed at once, without a search."""
+    for cta in ctas:
+        cta.cluster.ctas.clear()
+        cta.mbarriers.clear()
+    for running in state.operations.all:
+        del running.operation
 
 
 def _run(state: State, units: list[Unit]) -> None:

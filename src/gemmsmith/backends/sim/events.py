@@ -13,17 +13,18 @@ from gemmsmith.lang.statements import Where
 
 @dataclass(slots=True)
 class Lanes:
-    """Which lane of a warp accessed which of `width` bytes from each of `offsets`."""
+    """Which lane of a warp accessed which of `width` bytes from each of `offsets`; `rows`: the lanes' positions in the
+    unit."""
 
     offsets: np.ndarray
     width: int
-    lanes: np.ndarray
+    rows: np.ndarray
 
     def at(self, cells: np.ndarray, granule: int) -> np.ndarray:
         """The lane that accessed each cell; -1 where none did, -2 where several did."""
         count = max(1, self.width // granule)
         own = (self.offsets[:, None] // granule + np.arange(count)).reshape(-1)
-        lanes = np.repeat(self.lanes, count)
+        lanes = np.repeat(self.rows % 32, count)
         order = np.argsort(own, kind="stable")
         own, lanes = own[order], lanes[order]
         first, last = np.searchsorted(own, cells), np.searchsorted(own, cells, "right") - 1

@@ -35,7 +35,7 @@ class Interpreter:
         self.bound = self.values.bound
         machine, watch = UnitMachine(unit, self.values, self.registers), unit.state.watch
         self.machine: Machine = machine
-        self.simulate = watch(unit, machine) if watch else self._simulate
+        self.watched = watch(unit, machine) if watch else None
 
     def run(self) -> Blocking:
         """The whole kernel."""
@@ -54,8 +54,8 @@ class Interpreter:
             if seed and visible and random() < PREEMPTION:
                 yield None
 
-    def _simulate(self, instruction: Instruction) -> Any:
-        return instruction.simulate(self.machine)
+    def simulate(self, instruction: Instruction) -> Any:
+        return self.watched(instruction) if self.watched else instruction.simulate(self.machine)
 
     def execute(self, statement: st.Execute) -> Blocking | None:
         done = self.simulate(statement.instruction)

@@ -97,7 +97,7 @@ class Issue:
         event = Event(-1, 0, running.bits[write], what, unit.title, unit.where)
         if part:
             event.warp = part.warp
-            event.lanes = Lanes(access.addresses & OFFSET_MASK, access.width, part.rows % 32)
+            event.lanes = Lanes(access.addresses & OFFSET_MASK, access.width, part.rows)
         if cta is not unit.cta:
             cta.remote.append(event)
         found = self.memory.find(access)

@@ -33,7 +33,7 @@ class Mbarriers:
         if found is None:
             raise unit.stop("barrier", f"{name} is used but was never initialised [{unit.title}]")
         agent, count = found.initialiser
-        known = clock.vector[:, agent] >= count
+        known = [x >= count for x in clock.vector[:, agent].tolist()]
         if not known[MEMORY] and not known[MBARRIER_INIT]:
             unit.hazard("barrier", f"{name} is used before its init is known: a barrier of all threads must follow it")
         elif (remote or copies) and not known[MBARRIER_INIT] and (remote or not known[ASYNC_PROXY]):

@@ -11,6 +11,8 @@ SHARED_BASE = 1024
 RANK_SHIFT = 24
 """A CTA's shared addresses carry its cluster rank from this bit on, as on hardware."""
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
+WIDEST = 16
+"""Bytes that one thread moves at once, at most."""
 _KINDS = {step: np.dtype(f"u{step}") for step in (2, 4, 8)} | {16: np.dtype("V16")}
 _FIRST, _APART = 0x7F00_0000_0000, 1 << 36
 
@@ -50,19 +52,23 @@ class GlobalMemory:
         return self.buffers[index] if 0 <= index < len(self.buffers) else None
 
 
-def gather(data: np.ndarray, offsets: np.ndarray, width: int) -> np.ndarray:
-    """(len(offsets), width) bytes."""
-    step = _word(offsets, width)
+def alignment(offsets: np.ndarray, width: int) -> int:
+    """The widest word, up to WIDEST, that accesses of `width` bytes from each of `offsets` are made of."""
+    common = int(np.bitwise_or.reduce(offsets)) | width
+    return min(WIDEST, common & -common) if common else 1
+
+
+def gather(data: np.ndarray, offsets: np.ndarray, width: int, step: int) -> np.ndarray:
+    """(len(offsets), width) bytes, in words of `step`, which is their `alignment`."""
     if step == 1 or data.nbytes % step:
         return data[offsets[:, None] + np.arange(width)]
     picked = data.view(_KINDS[step])[_words(offsets, width, step)]
     return np.ascontiguousarray(picked).view(np.uint8).reshape(len(offsets), width)
 
 
-def scatter(data: np.ndarray, offsets: np.ndarray, values: np.ndarray) -> None:
-    """data[offsets[i] + j] = values[i, j]."""
+def scatter(data: np.ndarray, offsets: np.ndarray, values: np.ndarray, step: int) -> None:
+    """data[offsets[i] + j] = values[i, j], in words of `step`, which is their `alignment`."""
     width = values.shape[1]
-    step = _word(offsets, width)
     if step == 1 or data.nbytes % step:
         data[offsets[:, None] + np.arange(width)] = values
         return
@@ -73,11 +79,3 @@ def scatter(data: np.ndarray, offsets: np.ndarray, values: np.ndarray) -> None:
 def _words(offsets: np.ndarray, width: int, step: int) -> np.ndarray:
     first = offsets // step
     return first if width == step else first[:, None] + np.arange(width // step)
-
-
-def _word(offsets: np.ndarray, width: int) -> int:
-    """The widest word, up to 16 bytes, that all accesses are made of."""
-    common = width
-    if len(offsets):
-        common |= int(np.bitwise_or.reduce(offsets))
-    return min(16, common & -common) if common else 1

@@ -10,9 +10,8 @@ import numpy as np
 from gemmsmith.backends.sim.clocks import Clock
 from gemmsmith.backends.sim.events import Event
 from gemmsmith.backends.sim.hazards import Hazards
+from gemmsmith.backends.sim.memory import WIDEST
 
-WIDEST = 16
-"""Bytes of a cell of memory that has not been accessed in smaller parts."""
 MBARRIER_BYTES = 8
 
 
@@ -39,10 +38,12 @@ class Shadow:
         self.cells = np.zeros(-(-size // WIDEST), np.int32)
 
     def access(
-        self, offsets: np.ndarray, width: int, write: bool, event: Event, clock: Clock, is_async: bool, name: str
-    ) -> None:
-        """Checks and records an event, which touches `width` bytes from each of `offsets`."""
-        self._split(int(np.bitwise_or.reduce(offsets)) | width)
+        self, offsets: np.ndarray, width: int, aligned: int, write: bool, event: Event, clock: Clock, is_async: bool,
+        name: str,
+    ) -> None:  # fmt: skip
+        """Checks and records an event, which touches `width` bytes from each of `offsets`, multiples of `aligned` all
+        of them."""
+        self._split(aligned)
         cells = offsets // self.granule
         if width > self.granule:
             cells = (cells[:, None] + np.arange(width // self.granule)).reshape(-1)

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 COLOURS = ["#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#eeca3b", "#9d755d"]
 IDLE, BUSY, STORE = "#e6e6e6", "#bab0ac", "#7f7f7f"
@@ -13,8 +14,7 @@ MOST_COLUMNS = 9
 """Of the legend."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Something that took from `start` to `end` (cycles) in a row of a CTA; `stage` is the pipeline slot, if any.
 
     kind: "load", "mma", "store" (asynchronous work), "wait" or "busy" (a warp's own time).

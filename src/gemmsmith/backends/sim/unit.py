@@ -79,7 +79,9 @@ class Unit:
         return parts
 
     def each(self, x: Any, dtype: Any = np.int64) -> np.ndarray:
-        """A number, or an array over the threads, as such an array."""
+        """A number, or an array over the threads, as such an array, which is not to be written to."""
+        if isinstance(x, np.ndarray):
+            return x.astype(dtype, copy=False)
         return np.full(len(self.threads), x, dtype)
 
     def peer(self, rank: int | None) -> Cta:

@@ -69,7 +69,7 @@ class Values:
 
     def assign(self, variable: Variable, value: Value) -> None:
         """By the active threads; the others that have the variable keep what it holds."""
-        new, active = self.value(value), self.unit.active
-        if (self._declared[variable] & ~active).any():
+        new, active, declared = self.value(value), self.unit.active, self._declared[variable]
+        if declared is not active and (declared & ~active).any():
             new = np.where(active, new, self.variables[variable])
         self.variables[variable] = new
