@@ -161,7 +161,7 @@ class Plan:
         """Where the config comes from, and what the model says of it and of others."""
         from gemmsmith.tuning.why import why
 
-        if " for " in self._origin:
+        if self.spec.mma.by != "wgmma":  # the model knows no other instruction
             return f"{self.config}: {self._origin}"
         binding = self._as_chosen
         return why(binding.problem, self.config, binding.spec, self._origin, swapped=binding.swapped)

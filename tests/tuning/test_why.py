@@ -80,3 +80,10 @@ def test_a_swapped_plan_is_explained_with_its_epilogue() -> None:
     p = bind(a, b, operands={"bias": bias}, epilogue=epilogue)
     assert plan.why == why(p.problem, plan.config, p.spec, "given")
     assert plan.why != why(p.problem, plan.config, None, "given")
+
+
+def test_a_config_without_wgmma() -> None:
+    """The model knows none, so it says nothing of one."""
+    config = Config("mma_multistage", (128, 128, 32), (1, 1))
+    plan = gemmsmith.plan(Spec((512, 1024), "bf16"), Spec((1024, 768), "bf16"), config=config)
+    assert plan.why == f"{config}: given"
