@@ -7,7 +7,7 @@ import pytest
 
 from gemmsmith import ConfigError
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32
-from gemmsmith.core.mma import WGMMA, find_mma, fragment_element, fragment_holder
+from gemmsmith.core.mma import WGMMA, find_mma, fragment_element
 
 
 def test_depth_and_registers() -> None:
@@ -27,14 +27,11 @@ def test_dtypes_that_no_instruction_has() -> None:
     assert str(find_mma(INT8, INT8, INT32)) == "s32.s8.s8"
 
 
-def test_the_fragment_and_back() -> None:
+def test_the_fragment() -> None:
     """Of 64 x 24: every element once, and where PTX ISA's figure of wgmma's D shows some of them."""
     thread, element = np.meshgrid(np.arange(128), np.arange(12), indexing="ij")
     row, column = fragment_element(thread, element)
     assert len(set(zip(row.flat, column.flat, strict=True))) == 64 * 24
-    back = fragment_holder(row, column)
-    assert np.array_equal(back[0], thread)
-    assert np.array_equal(back[1], element)
     for place, holder in (((0, 0), (0, 0)), ((0, 1), (0, 1)), ((0, 2), (1, 0)), ((8, 0), (0, 2)), ((1, 8), (4, 4)),
                           ((16, 0), (32, 0)), ((63, 23), (127, 11))):  # fmt: skip
-        assert fragment_holder(*place) == holder
+        assert fragment_element(*holder) == place

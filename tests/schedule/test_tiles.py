@@ -34,7 +34,7 @@ def k_tiles(config: Config, m: int, n: int, k: int, ctas: int) -> list[list[list
         with scheduler.each() as tile:
             note(tile.m * 0 + 1000)
             with b.range(tile.k_tiles, name="k_tile") as k_tile:
-                note(tile.k(k_tile, 1))
+                note(tile.k_tile(k_tile))
         kernel = b.finish()
     found = np.full((ctas, room), 2000, np.uint32)
     memory = GlobalMemory()

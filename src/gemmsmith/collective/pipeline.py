@@ -96,8 +96,8 @@ class _Pipeline:
         """Before the first stage, or behind the first `index` ones, fewer than all."""
         return PipelineState(self.stages, phase=1, name="write", index=index)
 
-    def consumer_start_state(self, name: str = "read") -> PipelineState:
-        return PipelineState(self.stages, phase=0, name=name)
+    def consumer_start_state(self) -> PipelineState:
+        return PipelineState(self.stages, phase=0, name="read")
 
     def barrier(self, stage: PipelineState | Value) -> SharedView:
         """The full barrier of the stage: what a TMA copy completes on."""

@@ -121,9 +121,3 @@ def fragment_element(thread: Any, e: Any) -> tuple[Any, Any]:
     """(row, column) of element `e` of a warpgroup's thread."""
     row = fragment_row(thread // 32, thread % 32) + HALF_ROWS * (e // 2 % 2)
     return row, CHUNK * (e // 4) + fragment_column(thread % 32) + e % 2
-
-
-def fragment_holder(row: Any, column: Any) -> tuple[Any, Any]:
-    """(thread, element) that hold an element of D."""
-    thread = row // WARP_ROWS * 32 + row % HALF_ROWS * QUAD + column % CHUNK // 2
-    return thread, column // CHUNK * 4 + row % WARP_ROWS // HALF_ROWS * 2 + column % 2

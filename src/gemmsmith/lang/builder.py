@@ -196,9 +196,9 @@ class Builder:
             )
         return first
 
-    def late_constant(self, name: str, type: Type = U32) -> LateConstant:
-        """A number that code recorded later decides; it must be set when the building ends."""
-        self.late.append(LateConstant(type, name))
+    def late_constant(self, name: str) -> LateConstant:
+        """A u32 that code recorded later decides; it must be set when the building ends."""
+        self.late.append(LateConstant(U32, name))
         return self.late[-1]
 
     def var(self, type: Type, initial: ValueLike, name: str) -> Variable:

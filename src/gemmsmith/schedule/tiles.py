@@ -70,10 +70,6 @@ class WorkTile:
             number = current().select(self.backwards, self.k_tiles - 1 - number, number)
         return number if self.share is None else self.share.first + number
 
-    def k(self, number: Value, depth: int) -> Value:
-        """The first element of k of its k-tile number `number`."""
-        return (self.k_tile(number) * depth).named("k")
-
 
 @dataclass(frozen=True)
 class ClusterPosition:

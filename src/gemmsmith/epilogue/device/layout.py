@@ -50,10 +50,6 @@ class Layout:
         """Of a tile; the last may have fewer pieces."""
         return -(-self.pieces // self.round)
 
-    @property
-    def load_bytes(self) -> int:
-        return sum(tile.bytes for _, tile in self.loads)
-
 
 def piece_columns(graph: Graph, tma: frozenset[str], n: int) -> int:
     """Columns of a piece of an n wide tile: 64 where it divides n, 128 for pairs of halves, a block or a whole row.

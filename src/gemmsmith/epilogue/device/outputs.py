@@ -32,11 +32,6 @@ def result_argument(name: str) -> str:
     return name if name == "out" else f"out_{name}"
 
 
-def is_result(argument: str) -> bool:
-    """Whether a kernel argument is one of those."""
-    return argument == "out" or argument.startswith("out_")
-
-
 def _boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
     """The map of a matrix result, written in boxes of no more rows than it has."""
     matrix = p.arrays[name]

@@ -18,8 +18,6 @@ from gemmsmith.lang.values import Constant, Registers, Value, ValueLike, as_valu
 
 LARGEST = {E4M3: 448.0}
 """The largest finite value of an fp8 dtype (OCP 8-bit floating point specification); 57344 for e5m2."""
-LOWEST = -3.4e38
-"""Stands for what is not there: finite, so that differences to it are numbers."""
 LOG2_E = math.log2(math.e)
 
 

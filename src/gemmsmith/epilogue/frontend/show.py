@@ -76,13 +76,8 @@ def tree(graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def picture(graph: Graph, path: Path | str, title: str = "") -> None:
-    """Draws a graph: data flows downwards. Raises ImportError without matplotlib."""
-    pictures([(title, graph)], path)
-
-
 def pictures(graphs: Sequence[tuple[str, Graph]], path: Path | str) -> None:
-    """Draws several graphs side by side, each with its title."""
+    """Draws graphs side by side, each with its title: data flows downwards. Raises ImportError without matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

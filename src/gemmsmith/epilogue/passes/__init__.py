@@ -8,20 +8,18 @@ from gemmsmith.core.graph import Graph
 from gemmsmith.epilogue.passes.fission import fission
 from gemmsmith.epilogue.passes.fold import fold
 from gemmsmith.epilogue.passes.fuse import fuse, multiply_add
-from gemmsmith.epilogue.passes.prune import prune
-from gemmsmith.epilogue.passes.reductions import reductions
+from gemmsmith.epilogue.passes.rewrite import pruned
 from gemmsmith.epilogue.passes.share import share
 
 Pass = Callable[[Graph], Graph]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
-    ("prune", prune),
+    ("prune", pruned),
     ("fold", fold),
     ("share", share),
     ("fission", fission),
     ("share", share),
     ("fuse", fuse),
-    ("reductions", reductions),
 )
 """Repeated until nothing changes."""
 LAST: tuple[tuple[str, Pass], ...] = (("multiply_add", multiply_add), ("fold", fold), ("share", share))

@@ -16,13 +16,13 @@ GROUP = 8
 """Columns of tiles that a band of blocks is wide."""
 
 
-def double_buffer(dtype: DType, chip: Chip, group: int = GROUP) -> Kernel:
+def double_buffer(dtype: DType, chip: Chip) -> Kernel:
     """As `vectorised`, with two stages: one is multiplied, while the next k-tile is on its way to registers, and from
-    there into the other stage. So one barrier a k-tile is enough. Blocks run down bands of `group` tiles."""
+    there into the other stage. So one barrier a k-tile is enough. Blocks run down bands of 8 tiles."""
     resident = 2 if chip.has("sm_90") else 1  # for earlier chips ptxas spills with 128 registers
-    with Builder(f"double_buffer_{group}", threads=THREADS, chip=chip, resident=resident) as k:
+    with Builder(f"double_buffer_{GROUP}", threads=THREADS, chip=chip, resident=resident) as k:
         x = Product(dtype, dtype, SIDE, SIDE)
-        x.in_bands(group)
+        x.in_bands(GROUP)
         a, b = (SharedMatrix(name, DEPTH, SIDE, stages=2) for name in "AB")
         deep, along = own_chunk()
         stage, results = k.var(I32, 0, "stage"), zeros(OWN, OWN)
