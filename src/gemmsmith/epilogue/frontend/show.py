@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmsmith.core.graph import Graph, Node
+from gemmsmith.epilogue.passes.fission import SPECIAL_FUNCTION_OPERATIONS
 
 _KINDS = {
     "input": ("#cfe3f7", "read"),
@@ -184,14 +185,12 @@ def _draw(graph: Graph, rows: list[list[Item]], paths: list[Arrow], ax: Any, tit
 
 
 def _look(graph: Graph, item: Item) -> tuple[str, str]:
-    from gemmsmith.epilogue.passes.fission import SPECIAL_FUNCTION_OPERATIONS
-
     kind, i = item
     if kind == "result":
         result = graph.results[i]
         return f"{result.name}{f': {result.dtype}' if result.dtype else ''}", "result"
     node = graph.nodes[i]
-    text = label(graph, node).replace("(", "\n(", 1) if node.op != "accumulator" else "AccFetch"
+    text = label(graph, node).replace("(", "\n(", 1)
     if not node.inputs:
         return text, "input"
     if node.op == "reduce":

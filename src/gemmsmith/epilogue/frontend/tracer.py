@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from gemmsmith.core.dtypes import BOOL, DType
@@ -15,6 +14,7 @@ from gemmsmith.core.graph import Extent, Graph, Operand, Result
 from gemmsmith.epilogue.frontend.copies import Copies, is_module
 from gemmsmith.epilogue.frontend.values import Traced, Tracing, call
 from gemmsmith.epilogue.lines import line, refused, user_line
+from gemmsmith.epilogue.passes.rewrite import pruned
 
 
 def trace(
@@ -54,13 +54,15 @@ def trace_sized(
         returned = Copies(_traced_math).of(function)(accumulator, *positional, **keywords)
     except TypeError as error:
         raise refused(f"{error}; use traced values and numbers", user_line(error.__traceback__)) from error
-    graph = _graph(t, _results(returned, t, where), [Operand(name, *operands[name]) for name in values])
-    used = {node.value for node in graph.nodes if node.op == "operand"}
-    for operand in graph.operands:
-        if operand.name not in used:
-            raise refused(f"{operand.name}: no result needs this operand; use it, or do not pass it", where)
-        if any(r.name == operand.name for r in graph.results):
-            raise refused(f"{operand.name}: a result has an operand's name; give it another", where)
+    results = _results(returned, t, where)
+    made = tuple(Result(name, x.node, x.stored, x.keepdim) for name, x in results.items())
+    graph = pruned(Graph(tuple(t.nodes), tuple(Operand(name, *operands[name]) for name in values), made))
+    read = {operand.name for operand in graph.operands}
+    for name in values:
+        if name not in read:
+            raise refused(f"{name}: no result needs this operand; use it, or do not pass it", where)
+        if name in results:
+            raise refused(f"{name}: a result has an operand's name; give it another", where)
     return graph, t.sized
 
 
@@ -148,12 +150,3 @@ def _results(returned: Any, t: Tracing, where: str) -> dict[str, Traced]:
     if not results:
         raise refused("the function returns nothing; return values computed from its parameters", where)
     return results
-
-
-def _graph(t: Tracing, results: dict[str, Traced], operands: list[Operand]) -> Graph:
-    """The graph with only the nodes that some result needs."""
-    made = tuple(Result(name, x.node, x.stored, x.keepdim) for name, x in results.items())
-    graph = Graph(tuple(t.nodes), tuple(operands), made)
-    kept = {old: new for new, old in enumerate(sorted(graph.reachable()))}
-    nodes = [replace(t.nodes[i], inputs=tuple(kept[j] for j in t.nodes[i].inputs)) for i in kept]
-    return Graph(tuple(nodes), graph.operands, tuple(replace(r, node=kept[r.node]) for r in made))

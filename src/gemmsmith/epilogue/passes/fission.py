@@ -7,7 +7,7 @@ import math
 from collections import Counter
 
 from gemmsmith.core.graph import Graph, Node
-from gemmsmith.epilogue.passes.rewrite import Editor, rewritten
+from gemmsmith.epilogue.passes.rewrite import Editor, rewritten, use_counts
 
 SPECIAL_FUNCTION_OPERATIONS = {
     "exp": 1, "exp2": 1, "log": 1, "log2": 1, "rsqrt": 1, "sqrt": 1, "reciprocal": 1, "div": 1, "sin": 1, "cos": 1,
@@ -20,8 +20,7 @@ def fission(graph: Graph) -> Graph:
     """See the module. No case raises the number of special-function operations."""
     sigmoids = {n.inputs[0] for n in graph.nodes if n.op == "sigmoid"}
     divisors = Counter(n.inputs[1] for n in graph.nodes if n.op == "div" and graph.nodes[n.inputs[1]].op != "constant")
-    uses = Counter(source for source, _ in graph.users())
-    uses.update(r.node for r in graph.results)
+    uses = use_counts(graph)
     old: list[Node] = list(graph.nodes)
 
     def rule(e: Editor, node: Node) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from gemmsmith.core.graph import Graph, Node
 from gemmsmith.epilogue.functions import GELU_A, GELU_B
@@ -75,7 +76,7 @@ def _apply(graph: Graph, table: list[tuple[Pattern, Pattern]]) -> Graph:
 
     def rule(e: Editor, node: Node) -> int:
         # Uses are counted in the old graph; a node that is kept has its old node's.
-        matcher = Matcher(e.nodes, type(uses)({new: uses[old] for new, old in old_of.items()}))
+        matcher = Matcher(e.nodes, Counter({new: uses[old] for new, old in old_of.items()}))
         for pattern, replacement in table:
             found = matcher.match(pattern, node)
             if found is not None:

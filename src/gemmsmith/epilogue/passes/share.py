@@ -6,12 +6,21 @@ that a function and a hand-built tree of the same meaning give the same kernel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
+from typing import Any
 
 from gemmsmith.core.graph import Graph, Node
 from gemmsmith.epilogue.passes.rewrite import Editor, rewritten
 
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "eq", "ne", "and", "or"})
+
+
+def _sorted_inputs(node: Node, key: Callable[[int], Any]) -> list[int]:
+    """A node's inputs, those that may change places in the order of a key."""
+    count = len(node.inputs) if node.op in COMMUTATIVE else 2 if node.op == "fma" else 0
+    return [*sorted(node.inputs[:count], key=key), *node.inputs[count:]]
 
 
 def share(graph: Graph) -> Graph:
@@ -23,10 +32,7 @@ def _merged(graph: Graph) -> Graph:
     known: dict[Node, int] = {}
 
     def rule(e: Editor, node: Node) -> int:
-        if node.op in COMMUTATIVE:
-            node = replace(node, inputs=tuple(sorted(node.inputs)))
-        elif node.op == "fma":
-            node = replace(node, inputs=(*sorted(node.inputs[:2]), node.inputs[2]))
+        node = replace(node, inputs=tuple(_sorted_inputs(node, int)))
         if node not in known:
             e.nodes.append(node)
             known[node] = len(e.nodes) - 1
@@ -41,12 +47,8 @@ def _ordered(graph: Graph) -> Graph:
     order: list[int] = []
     renumbered: dict[int, int] = {}
 
-    def inputs(node: Node) -> tuple[int, ...]:
-        if node.op in COMMUTATIVE:
-            return tuple(sorted(node.inputs, key=lambda i: looks[i]))
-        if node.op == "fma":
-            return (*sorted(node.inputs[:2], key=lambda i: looks[i]), node.inputs[2])
-        return node.inputs
+    def inputs(node: Node) -> list[int]:
+        return _sorted_inputs(node, looks.__getitem__)
 
     for r in graph.results:
         stack = [(r.node, False)]
@@ -69,14 +71,8 @@ def _ordered(graph: Graph) -> Graph:
 
 def _looks(graph: Graph) -> list[str]:
     """A digest of what each node computes, the same however nodes are numbered."""
-    from hashlib import sha256
-
     looks: list[str] = []
     for node in graph.nodes:
-        parts = [looks[i] for i in node.inputs]
-        if node.op in COMMUTATIVE:
-            parts.sort()
-        elif node.op == "fma":
-            parts[:2] = sorted(parts[:2])
+        parts = [looks[i] for i in _sorted_inputs(node, looks.__getitem__)]
         looks.append(sha256(f"{node.op}|{node.value!r}|{'|'.join(parts)}".encode()).hexdigest())
     return looks
