@@ -7,10 +7,11 @@ from typing import Any, Literal
 import numpy as np
 
 from gemmsmith.core.errors import KernelError
+from gemmsmith.lang.builder import current
 from gemmsmith.lang.instruction import Instruction, f32, pred, registers_in, registers_out, u16, u32, u64
 from gemmsmith.lang.machine import Blocking, Machine, Scope
-from gemmsmith.lang.types import F32, I32, U16, U32
-from gemmsmith.lang.values import Registers
+from gemmsmith.lang.types import F32, I32, U16, U32, Type
+from gemmsmith.lang.values import Registers, Value, ValueLike
 
 
 def _vector(registers: Registers) -> str:
@@ -290,3 +291,31 @@ class ReduceAddU32(Instruction):
     def simulate(self, m: Machine) -> None:
         address, value = m.column(self.address), m.column(self.value)
         m.atomic("global", address, np.uint32, lambda a, b: a + b, value, returns=False)
+
+
+def load_global_word(address: Value, predicate: ValueLike, type: Type, name: str) -> Value:
+    """4 bytes by LoadGlobal, as one value; `name`: of the register."""
+    word = current().registers(type, 1, name)
+    LoadGlobal.emit(word, address, predicate)
+    return word[0]
+
+
+def store_global_word(address: Value, value: Value, predicate: ValueLike, name: str) -> None:
+    """The reverse, by StoreGlobal."""
+    word = current().registers(value.type, 1, name)
+    word[0] = value
+    StoreGlobal.emit(word, address, predicate)
+
+
+def load_shared_word(address: Value, type: Type, name: str) -> Value:
+    """4 bytes by LoadShared, likewise."""
+    word = current().registers(type, 1, name)
+    LoadShared.emit(word, address)
+    return word[0]
+
+
+def store_shared_word(address: Value, value: Value, name: str) -> None:
+    """The reverse, by StoreShared."""
+    word = current().registers(value.type, 1, name)
+    word[0] = value
+    StoreShared.emit(word, address)

@@ -98,9 +98,7 @@ def load_scale(where: Value, inside: Value, dtype: DType) -> Value:
     """An fp32 scale, or a power of two by its byte: 2^(byte - 127), NaN for 255."""
     k = current()
     if dtype == FP32:
-        one = k.registers(F32, 1, "one")
-        hw.load_global(one, where, inside)
-        return one[0]
+        return hw.load_global_word(where, inside, F32, "one")
     byte = hw.load_global_narrow(where, inside, 8).to(U32)
     bits = k.select(byte == 0, 1 << 22, byte << 23)
     return hw.as_float(k.select(byte == 255, 0x7FFFFFFF, bits))

@@ -102,9 +102,7 @@ class HeldTile:
         for i in range(right, right + CHUNK):
             where, there = row + stride * i, inside & (left + i < self.extents[1])
             if self.dtype == FP32:
-                one = current().registers(F32, 1, "element")
-                hw.load_global(one, where, there)
-                loaded.append(one[0])
+                loaded.append(hw.load_global_word(where, there, F32, "element"))
             else:
                 loaded.append(hw.load_global_narrow(where, there, self.dtype.bits).to(U32))
         bits = self.dtype.bits

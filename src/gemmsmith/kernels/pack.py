@@ -147,9 +147,7 @@ class _Copy:
 
     def word(self, element: Value, inside: Value) -> Value:
         """The 4 bytes from an element on."""
-        one = current().registers(U32, 1, "loaded_word")
-        hw.load_global(one, self._address(element), inside)
-        return one[0]
+        return hw.load_global_word(self._address(element), inside, U32, "loaded_word")
 
     def _address(self, element: Value) -> Value:
         return self.source + (element * (self.bits // 8)).to(U64)
@@ -233,18 +231,16 @@ def transpose(bits: int, words: bool, low: bool, chip: Chip) -> Kernel:
                 lines = _transposed([loaded[first + j] for j in range(per_word)], bits)
                 for i, line_of_square in enumerate(lines):
                     place = (square * per_word + i) * WORDS + ((word + first // per_word * apart) ^ square % WORDS)
-                    one = k.registers(U32, 1, "one")
-                    one[0] = hw.low_part(line_of_square) if low else line_of_square
-                    hw.store_shared(one, shared + (place * 4).to(U32))
+                    stored = hw.low_part(line_of_square) if low else line_of_square
+                    hw.store_shared_word(shared + (place * 4).to(U32), stored, "one")
             hw.sync_threads()
             with k.unroll(ROWS * 8 // THREADS, name="part") as part:
                 number = (line + part * (THREADS // 8)).named("number")
                 row_of_tile = (number % squares * per_word + number // squares).named("row_of_tile")
                 values = k.registers(U32, 4, "values")
                 for j in range(4):
-                    one = k.registers(U32, 1, "one")
-                    hw.load_shared(one, shared + ((row_of_tile * WORDS + ((chunk * 4 + j) ^ line)) * 4).to(U32))
-                    values[j] = one[0]
+                    place = row_of_tile * WORDS + ((chunk * 4 + j) ^ line)
+                    values[j] = hw.load_shared_word(shared + (place * 4).to(U32), U32, "one")
                 to_row = (first_row + row_of_tile).named("to_row")
                 to_chunk = (first_word // 4 + chunk).named("to_chunk")
                 index = (batch.to(U64) * x.rows.to(U64) + to_row.to(U64)) * x.chunks.to(U64) + to_chunk.to(U64)

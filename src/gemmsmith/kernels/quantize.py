@@ -234,9 +234,7 @@ class _Copy:
             chosen = chosen & (j < columns)
         where = self.scales.at(batch, i, j) if self.way == "along" else self.scales.at(batch, j, i)
         if self.spec.scales == FP32:
-            one = current().registers(F32, 1, "scale")
-            one[0] = scale
-            hw.store_global(one, where, chosen)
+            hw.store_global_word(where, scale, chosen, "scale")
         else:
             hw.store_global_narrow(where, scale.to(U16), chosen, 8)
 

@@ -11,7 +11,7 @@ from gemmsmith.core.dtypes import DType
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.epilogue.device.outputs import store_rounded
 from gemmsmith.epilogue.device.reductions import MONOIDS, Monoid, Partials, State
-from gemmsmith.lang.builder import Builder, current
+from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32, I64, U32, U64
 from gemmsmith.lang.values import Registers, Value
@@ -108,6 +108,4 @@ def _merge(monoid: Monoid, cells: list[Registers], other: State) -> None:
 
 
 def _load(source: Value, offset: Value, inside: Value) -> Value:
-    one = current().registers(F32, 1, "partial")
-    hw.load_global(one, source + (offset * 4).to(U64), inside)
-    return one[0]
+    return hw.load_global_word(source + (offset * 4).to(U64), inside, F32, "partial")

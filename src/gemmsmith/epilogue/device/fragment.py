@@ -43,9 +43,7 @@ def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, pack:
         low, high = pair(i // halves, i % halves)
         if tile.major == "MN":
             for x, offset in zip((low, high), _element_offsets(tile, chunk + i // halves, i % halves), strict=True):
-                one = current().registers(_register(tile.dtype), 1, "element")
-                one[0] = x
-                hw.store_shared(one, buffer + offset)
+                hw.store_shared_word(buffer + offset, x, "element")
             continue
         address = buffer + _pair_offset(tile, chunk + i // halves, i % halves)
         if tile.dtype.bits == 32:
@@ -85,9 +83,7 @@ def read(tile: Tile, buffer: Value, first: int, chunks: int) -> Pair:
             values = k.registers(F32, 2, "pair")
             if tile.major == "MN":
                 for i, offset in enumerate(_element_offsets(tile, chunk + first, half)):
-                    one = k.registers(F32, 1, "element")
-                    hw.load_shared(one, buffer + offset)
-                    values[i] = one[0]
+                    values[i] = hw.load_shared_word(buffer + offset, F32, "element")
             else:
                 hw.load_shared(values, buffer + _pair_offset(tile, chunk + first, half))
             for i in range(2):

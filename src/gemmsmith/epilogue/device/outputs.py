@@ -158,11 +158,9 @@ def _move(address: Value, where: Value, inside: Value, dtype: DType) -> None:
 
 
 def store_rounded(value: Value, where: Value, inside: Value, dtype: DType) -> None:
-    """An fp32 value, rounded to fp32, fp16 or bf16, at a global address where `inside`."""
-    if dtype == FP32:
-        one = current().registers(F32, 1, "stored")
-        one[0] = value
-        hw.store_global(one, where, inside)
+    """An fp32 value, rounded to fp32, fp16 or bf16, or an int32 as it is, at a global address where `inside`."""
+    if dtype.bits == 32:
+        hw.store_global_word(where, value, inside, "stored")
     else:
         hw.store_global_narrow(where, hw.pack(value, value, dtype).to(U16), inside, 16)
 

@@ -214,9 +214,7 @@ class Reduction:
                 hw.reduce_add(self.address + (offset * 4).to(U64), state[0])
             return
         for i, x in enumerate(state):
-            one = k.registers(F32, 1, "partial")
-            one[0] = x
-            hw.store_global(one, self.address + ((offset + self.stride * i) * 4).to(U64), inside)
+            hw.store_global_word(self.address + ((offset + self.stride * i) * 4).to(U64), x, inside, "partial")
 
 
 def representatives(graph: Graph, atomic: bool) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import INT32, DType
+from gemmsmith.core.dtypes import DType
 from gemmsmith.core.problem import Matrix
 from gemmsmith.epilogue.device.inputs import Addressed
 from gemmsmith.epilogue.device.outputs import store_rounded
@@ -76,13 +76,7 @@ class Product:
 
     def store(self, row: Value, column: Value, value: Value) -> None:
         """Element (row, column) of D, if there is one."""
-        where, inside = self.d.at(ZERO, row, column), (row < self.m) & (column < self.n)
-        if self.d.dtype == INT32:
-            one = current().registers(I32, 1, "stored")
-            one[0] = value
-            hw.store_global(one, where, inside)
-        else:
-            store_rounded(value, where, inside, self.d.dtype)
+        store_rounded(value, self.d.at(ZERO, row, column), (row < self.m) & (column < self.n), self.d.dtype)
 
 
 class SharedMatrix:
@@ -111,9 +105,7 @@ class SharedMatrix:
 
     def put(self, row: ValueLike, column: ValueLike, value: Value) -> None:
         """One element."""
-        one = current().registers(self._type, 1, "one")
-        one[0] = value
-        self.store(row, column, one)
+        hw.store_shared_word(self.address(row, column), value, "one")
 
 
 def zeros(rows: int, count: int, name: str = "results") -> RegisterRows:

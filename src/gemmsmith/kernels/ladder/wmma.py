@@ -102,7 +102,7 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
             hw.wmma_store(d.rows[n], results, FRAGMENT, "row", mma)
             hw.sync_warp()
             with k.unroll(FRAGMENT * FRAGMENT // 32, name="turn") as turn:
-                element, one = (turn * 32 + k.lane).named("element"), k.registers(F32, 1, "one")
-                hw.load_shared(one, results.address + (element * 4).to(U32))
-                x.store(x.row + to_row + element // FRAGMENT, x.column + to_column + element % FRAGMENT, one[0])
+                element = (turn * 32 + k.lane).named("element")
+                value = hw.load_shared_word(results.address + (element * 4).to(U32), F32, "one")
+                x.store(x.row + to_row + element // FRAGMENT, x.column + to_column + element % FRAGMENT, value)
         return k.finish()
