@@ -87,7 +87,7 @@ class Accumulator:
     def add(self, block: Registers, index: Index, other: Value) -> None:
         """Adds another accumulator's register to that of a block."""
         if self.dtype == FP16:
-            (low, high), (other_low, other_high) = self._unpacked(block[index]), self._unpacked(other)
+            (low, high), (other_low, other_high) = hw.unpack_pair(block[index], FP16), hw.unpack_pair(other, FP16)
             block[index] = hw.pack(low + other_low, high + other_high, FP16)
         elif self.dtype == INT32:  # modulo 2^32
             block[index] = (block[index].to(U32) + other.to(U32)).to(I32)
@@ -98,7 +98,7 @@ class Accumulator:
         """Elements 2 * index and 2 * index + 1 of a block, rounded to `output` (16 bits) and packed."""
         registers = self.blocks[block]
         if self.dtype == FP16:
-            return registers[index] if output == FP16 else hw.pack(*self._unpacked(registers[index]), output)
+            return registers[index] if output == FP16 else hw.pack(*hw.unpack_pair(registers[index], FP16), output)
         return hw.pack(self.element(block, index, 0), self.element(block, index, 1), output)
 
     def integers(self, block: ValueLike, index: Index) -> tuple[Value, Value]:
@@ -112,7 +112,3 @@ class Accumulator:
         if self.dtype == FP16:
             return hw.unpack_fp16(registers[index], second)
         return registers[2 * index + second].to(F32)
-
-    @staticmethod
-    def _unpacked(pair: Value) -> tuple[Value, Value]:
-        return hw.unpack_fp16(pair, 0), hw.unpack_fp16(pair, 1)

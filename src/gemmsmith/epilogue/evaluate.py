@@ -83,8 +83,7 @@ class Evaluation:
                 low, high = self.pair(node.inputs[0], j, half)
                 if node.value not in (BF16, FP16):
                     return low, high
-                packed = hw.pack(low, high, node.value)
-                return hw.unpack(packed, 0, node.value), hw.unpack(packed, 1, node.value)
+                return hw.unpack_pair(hw.pack(low, high, node.value), node.value)
         inputs = [self._pair(i, j, half) for i in node.inputs]
         lower = self.chosen[index]
         same = all(low is high for low, high in inputs)

@@ -52,7 +52,8 @@ def _select(condition: Value, a: Value | float, b: Value | float) -> Value:
     return current().select(condition, a, b)
 
 
-def _exp(x: Value) -> Value:
+def fast_exp(x: Value) -> Value:
+    """By the special-function unit."""
     return hw.approximate("ex2.approx.ftz", x * LOG2_E)
 
 
@@ -69,7 +70,7 @@ def _tanh(x: Value) -> Value:
 
 
 def _sigmoid(x: Value) -> Value:
-    return _reciprocal(_exp(-x) + 1)
+    return _reciprocal(fast_exp(-x) + 1)
 
 
 def _sigmoid_exact(x: Value) -> Value:
@@ -166,7 +167,7 @@ _TABLE = [
     Function("sign", 1, np.sign, _sign),
     Function("floor", 1, np.floor, _library("floorf")),
     Function("round", 1, np.rint, _library("rintf")),
-    Function("exp", 1, np.exp, _exp, exact=_library("expf"), gradient=lambda g, y, x: g * y),
+    Function("exp", 1, np.exp, fast_exp, exact=_library("expf"), gradient=lambda g, y, x: g * y),
     Function("exp2", 1, np.exp2, lambda x: hw.approximate("ex2.approx.ftz", x), exact=_library("exp2f"),
              gradient=lambda g, y, x: g * (y * LN_2)),
     Function("expm1", 1, np.expm1, _library("expm1f"), gradient=lambda g, y, x: g * (y + 1)),
@@ -184,8 +185,8 @@ _TABLE = [
     Function("cos", 1, np.cos, _library("cosf"), gradient=lambda g, y, x: g * -x.sin()),
     Function("tanh", 1, np.tanh, _library("tanhf"), coarse=_tanh, gradient=lambda g, y, x: g * (1 - y * y)),
     Function("sigmoid", 1, _sigmoid_64, _sigmoid, exact=_sigmoid_exact, gradient=lambda g, y, x: g * (y * (1 - y))),
-    Function("softplus", 1, lambda x: np.logaddexp(0, x), lambda x: _softplus(x, _library("log1pf"), _exp),
-             coarse=lambda x: _softplus(x, lambda e: _log(e + 1), _exp),
+    Function("softplus", 1, lambda x: np.logaddexp(0, x), lambda x: _softplus(x, _library("log1pf"), fast_exp),
+             coarse=lambda x: _softplus(x, lambda e: _log(e + 1), fast_exp),
              exact=lambda x: _softplus(x, _library("log1pf"), _library("expf")),
              gradient=lambda g, y, x: g * x.sigmoid()),
     Function("erf", 1, _erf, _library("erff"),
@@ -196,7 +197,7 @@ _TABLE = [
              lambda x: _gelu_tanh(x, _library("tanhf")), coarse=lambda x: _gelu_tanh(x, _tanh), gradient=_d_gelu_tanh),
     Function("silu", 1, lambda x: x * _sigmoid_64(x), lambda x: x * _sigmoid(x), coarse=_silu_coarse,
              exact=lambda x: x * _sigmoid_exact(x), gradient=_d_silu),
-    Function("mish", 1, lambda x: x * np.tanh(np.logaddexp(0, x)), lambda x: _mish(x, _exp, hw.divide_full),
+    Function("mish", 1, lambda x: x * np.tanh(np.logaddexp(0, x)), lambda x: _mish(x, fast_exp, hw.divide_full),
              exact=lambda x: _mish(x, _library("expf"), lambda a, b: a / b), gradient=_d_mish),
     Function("hardswish", 1, lambda x: x * np.clip(x + 3, 0, 6) / 6,
              lambda x: x * hw.minimum_nan(hw.maximum_nan(x + 3, 0.0), 6.0) * (1 / 6), gradient=_d_hardswish),
@@ -215,7 +216,7 @@ _TABLE = [
              gradient=lambda g, y, x, slope: (g.where(x > 0, g * slope), (g * x).where(x <= 0, 0.0))),
     Function("elu", 2, lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
              lambda x, a: _select(x > 0.0, x, a * hw.library("expm1f", x)),
-             coarse=lambda x, a: _select(x > 0.0, x, a * (_exp(x) - 1)),
+             coarse=lambda x, a: _select(x > 0.0, x, a * (fast_exp(x) - 1)),
              gradient=lambda g, y, x, a: (g.where(x > 0, g * (a * x.exp())), (g * x.expm1()).where(x <= 0, 0.0))),
     Function("lt", 2, np.less, lambda a, b: a < b),
     Function("le", 2, np.less_equal, lambda a, b: a <= b),

@@ -18,6 +18,7 @@ from gemmsmith.hw import (
 )
 from gemmsmith.hw.convert import pack as pack
 from gemmsmith.hw.convert import unpack as unpack
+from gemmsmith.hw.convert import unpack_pair as unpack_pair
 from gemmsmith.hw.convert import unpack_ue8m0 as unpack_ue8m0
 from gemmsmith.hw.register import opaque as opaque
 from gemmsmith.hw.register import set_registers as set_registers
@@ -76,6 +77,7 @@ fence_acq_rel = fence.FenceAcqRel.emit
 
 elect_one = register.ElectOne.emit
 shuffle_xor = register.ShuffleXor.emit
+shuffle_xor_fp32 = register.shuffle_xor_fp32
 shuffle_index = register.ShuffleIndex.emit
 shuffle_down = register.ShuffleDown.emit
 

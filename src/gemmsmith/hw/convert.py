@@ -7,12 +7,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmsmith.core.dtypes import BF16, FP16, TF32_BITS, DType
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, LARGEST, TF32_BITS, DType
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.instruction import Instruction, f32, u16, u32
 from gemmsmith.lang.machine import Machine
 from gemmsmith.lang.types import F32, U16, U32
 from gemmsmith.lang.values import Constant, Value
+
+_FP8 = {dtype.ptx: dtype for dtype in (E4M3, E5M2)}
+"""By the names of their formats."""
 
 
 def _pack(low: np.ndarray, high: np.ndarray, dtype: Any) -> np.ndarray:
@@ -146,11 +149,11 @@ class PackFp8(Instruction):
     ptx = "cvt.rn.satfinite.{format}x2.f32 {result}, {high}, {low};"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        dtype = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}[self.format]
-        limit = np.float32({"e4m3": 448, "e5m2": 57344}[self.format])
+        dtype = _FP8[self.format]
+        limit = np.float32(LARGEST[dtype])
         pair = np.stack([m.column(self.low), m.column(self.high)], axis=-1).astype(np.float32)
         with np.errstate(invalid="ignore"):
-            bits = np.clip(pair, -limit, limit).astype(dtype).view(np.uint8)
+            bits = np.clip(pair, -limit, limit).astype(dtype.numpy).view(np.uint8)
         bits = np.where(np.isnan(pair), np.uint8(0x7F), bits)  # the canonical NaN
         return np.ascontiguousarray(bits).view(np.uint16)[:, 0].astype(np.int64)
 
@@ -194,8 +197,8 @@ class UnpackFp8(Instruction):
     ptx = "cvt.rn.f16x2.{format}x2 {result}, {pair};"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        dtype = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}[self.format]
-        pairs = np.ascontiguousarray(m.column(self.pair).astype(np.uint16)[:, None]).view(dtype).astype(np.float16)
+        packed = np.ascontiguousarray(m.column(self.pair).astype(np.uint16)[:, None])
+        pairs = packed.view(_FP8[self.format].numpy).astype(np.float16)
         bits = np.where(np.isnan(pairs), np.uint16(0x7FFF), pairs.view(np.uint16))  # the canonical NaN
         return np.ascontiguousarray(bits).view(np.uint32)[:, 0].astype(np.int64)
 
@@ -203,6 +206,11 @@ class UnpackFp8(Instruction):
 def unpack(pair: Value, half: int, dtype: DType) -> Value:
     """Half `half` (0 low, 1 high) of a pair of `dtype` (bf16 or fp16), as fp32."""
     return {BF16: UnpackBf16, FP16: UnpackFp16}[dtype].emit(pair, half)
+
+
+def unpack_pair(pair: Value, dtype: DType) -> tuple[Value, Value]:
+    """Both halves."""
+    return unpack(pair, 0, dtype), unpack(pair, 1, dtype)
 
 
 def pack(low: Value, high: Value, dtype: DType) -> Value:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gemmsmith.core.errors import KernelError
+from gemmsmith.hw.convert import AsFloat, AsUnsigned
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.instruction import Instruction, i32, i64, u32
 from gemmsmith.lang.kernel import register_cap
@@ -72,6 +73,11 @@ class ShuffleXor(Instruction):
 
     def simulate(self, m: Machine) -> np.ndarray:
         return _from_lane(m, m.column(self.value), (m.threads % 32) ^ self.mask)
+
+
+def shuffle_xor_fp32(x: Value, mask: int) -> Value:
+    """The same for an fp32."""
+    return AsFloat.emit(ShuffleXor.emit(AsUnsigned.emit(x), mask))
 
 
 class ShuffleIndex(Instruction):

@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import E4M3, E5M2, FP32, INT8, DType
+from gemmsmith.core.dtypes import FP32, INT8, LARGEST, DType
 from gemmsmith.kernels.held import BLOCK, CHUNK, CHUNKS, THREADS, WARPS, HeldTile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, I32, U32
@@ -20,11 +20,6 @@ LEAST_EXPONENT = -126
 
 Store = Callable[[Value, Value, Value], None]
 """Stores the scale of a group: its index in the tile, the scale's bits or number, and in which thread."""
-
-
-def largest(dtype: DType) -> float:
-    """The largest magnitude of a dtype of 8 bits that has its negative too (OCP 8-bit floating point specification)."""
-    return {E4M3: 448.0, E5M2: 57344.0, INT8: 127.0}[dtype]
 
 
 class Group:
@@ -100,7 +95,7 @@ class RowGroup(Group):
                 upper = (k.lane & mask) != 0
                 given = [k.select(upper, x, y) for x, y in zip(found[:half], found[half:], strict=True)]
                 kept = [k.select(upper, y, x) for x, y in zip(found[:half], found[half:], strict=True)]
-            found = [hw.maximum_nan(x, shuffled(y, mask)) for x, y in zip(kept, given, strict=True)]
+            found = [hw.maximum_nan(x, hw.shuffle_xor_fp32(y, mask)) for x, y in zip(kept, given, strict=True)]
         if self.exchange is None:
             return found[0].named("amax")
         first = k.warp_index // self.warps * self.count * self.warps + self._own() * self.warps
@@ -108,7 +103,7 @@ class RowGroup(Group):
             put(self.exchange, first + k.warp_index % self.warps, found[0])
         hw.sync_threads()
         of_warps = [got(self.exchange, first + warp)[0] for warp in range(self.warps)]
-        return reduce(lambda x, y: hw.maximum_nan(x, y), of_warps).named("amax")
+        return reduce(hw.maximum_nan, of_warps).named("amax")
 
     def _own(self) -> Value:
         """The group of its thread's that a lane ends with."""
@@ -131,14 +126,14 @@ class ColumnGroup(Group):
         """One thread finds the scale of a column."""
         k, lanes = current(), BLOCK // CHUNK
         assert self.exchange is not None
-        found = [hw.maximum_nan(self.amax[i], shuffled(self.amax[i], lanes)) for i in range(CHUNK)]
+        found = [hw.maximum_nan(self.amax[i], hw.shuffle_xor_fp32(self.amax[i], lanes)) for i in range(CHUNK)]
         with k.when(k.lane < lanes):
             for i in range(0, CHUNK, 4):
                 put(self.exchange, k.warp_index * BLOCK + k.lane * CHUNK + i, *found[i : i + 4])
         hw.sync_threads()
         with k.when(k.thread < BLOCK):
             of_warps = [got(self.exchange, k.thread + warp * BLOCK)[0] for warp in range(WARPS)]
-            scale, inverse = scaled(reduce(lambda x, y: hw.maximum_nan(x, y), of_warps), values, scales)
+            scale, inverse = scaled(reduce(hw.maximum_nan, of_warps), values, scales)
             put(self.shared_inverses, k.thread, inverse)
             store(k.thread, scale, k.thread < BLOCK)
         hw.sync_threads()
@@ -154,7 +149,7 @@ def scaled(amax: Value, values: DType, scales: DType) -> tuple[Value, Value]:
 
     The scale is amax over the dtype's largest value, but 1 if that is 0; NaN if amax is, and infinite if amax is.
     """
-    k, limit = current(), largest(values)
+    k, limit = current(), LARGEST[values]
     bounded = hw.maximum_nan(amax, limit * 2.0**LEAST_EXPONENT)
     scale = k.select(amax == 0.0, 1.0, bounded * float(np.float32(1 / limit)))
     if scales == FP32:
@@ -169,11 +164,6 @@ def packed(x: list[Value], dtype: DType) -> Value:
     pairs = [hw.pack_int8(*x[i : i + 2]) if dtype == INT8 else hw.pack_fp8(*x[i : i + 2], dtype.ptx) for i in (0, 2)]
     low, high = (pair.to(U32) for pair in pairs)
     return low | high << 16
-
-
-def shuffled(x: Value, mask: int) -> Value:
-    """An fp32 of the lane whose number differs by `mask`."""
-    return hw.as_float(hw.shuffle_xor(hw.as_unsigned(x), mask))
 
 
 def put(base: Value, index: Value, *x: Value) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gemmsmith import hw
 from gemmsmith.collective.swizzle import chunk_offset
-from gemmsmith.core.dtypes import E4M3, E5M2, INT32, DType
+from gemmsmith.core.dtypes import INT32, DType
 from gemmsmith.core.mma import CHUNK, HALF_ROWS, WGMMA_M, fragment_column, fragment_row
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
@@ -51,7 +51,7 @@ def write(tile: Tile, buffer: Value, chunk: Index, count: int, pair: Pair, pack:
             values[0], values[1] = low, high
             hw.store_shared(values, address)
         else:
-            hw.store_shared_16(address, hw.pack_fp8(low, high, _FORMATS[tile.dtype]))
+            hw.store_shared_16(address, hw.pack_fp8(low, high, tile.dtype.ptx))
 
 
 def _store_pair(tile: Tile, buffer: Value, chunk: Index, half: int, pair: Value) -> None:
@@ -76,7 +76,7 @@ def read(tile: Tile, buffer: Value, first: int, chunks: int) -> Pair:
             hw.load_matrix(values, buffer + _matrix_row(tile, chunk + first, count), tile.major == "MN")
             for i in range(halves * count):
                 held[chunk * halves + i] = values[i]
-        return lambda chunk, half: unpacked(held[chunk * halves + half], tile.dtype)
+        return lambda chunk, half: hw.unpack_pair(held[chunk * halves + half], tile.dtype)
     held = k.registers(F32, 2 * halves * chunks, "loaded")
     with k.unroll(chunks, name="chunk") as chunk:
         for half in range(halves):
@@ -104,14 +104,6 @@ def held_pairs(held: Registers, halves: int) -> Pair:
 def _register(dtype: DType) -> Type:
     """What holds an element of 32 bits."""
     return I32 if dtype == INT32 else F32
-
-
-_FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
-
-
-def unpacked(pair: Value, dtype: DType) -> tuple[Value, Value]:
-    """Both halves of a pair of 16-bit elements, as fp32."""
-    return hw.unpack(pair, 0, dtype), hw.unpack(pair, 1, dtype)
 
 
 def _halves(tile: Tile) -> int:

@@ -22,26 +22,22 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.inputs import Part, Spot
 from gemmsmith.epilogue.device.layout import Layout
 from gemmsmith.epilogue.device.outputs import result_argument
+from gemmsmith.epilogue.functions import LN_2, fast_exp
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, I32, I64, U64
 from gemmsmith.lang.values import Constant, Registers, Value, ValueLike
 
 LOWEST = -3.4e38
 """A finite stand-in for -Inf: differences to it are never NaN."""
-LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 State = tuple[Value, ...]
 MOST_PARTIALS = 2**31 - 2**14
 """Parts, or elements, of all batches: kernels count them in int32, and up to 2^13 further."""
 
 
-def _exp(x: Value) -> Value:
-    return hw.approximate("ex2.approx.ftz", x * LOG2_E)
-
-
 def _merge_logsumexp(a: State, b: State) -> State:
     """(m, s) stands for m + log(s). Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018."""
     m = hw.maximum_nan(a[0], b[0])
-    return m, hw.fma(a[1], _exp(a[0] - m), b[1] * _exp(b[0] - m))
+    return m, hw.fma(a[1], fast_exp(a[0] - m), b[1] * fast_exp(b[0] - m))
 
 
 @dataclass(frozen=True)
@@ -74,16 +70,12 @@ MONOIDS: dict[str, Monoid] = {
 
 def _one_or_none(x: Value) -> Value:
     """exp(x - max(x, LOWEST)): 1, 0 for -Inf, NaN for NaN."""
-    return _exp(x - hw.maximum_nan(x, LOWEST))
+    return fast_exp(x - hw.maximum_nan(x, LOWEST))
 
 
 def states(kind: str) -> int:
     """fp32 numbers in a state."""
     return len(MONOIDS[kind].identity)
-
-
-def _shuffled(state: State, mask: int) -> State:
-    return tuple(hw.as_float(hw.shuffle_xor(hw.as_unsigned(x), mask)) for x in state)
 
 
 class _Cells:
@@ -115,7 +107,7 @@ class _Cells:
         """Combines the cell over lanes whose numbers differ in these bits; all of them get the result."""
         state = self.get(i)
         for mask in masks:
-            state = self.monoid.merge(state, _shuffled(state, mask))
+            state = self.monoid.merge(state, tuple(hw.shuffle_xor_fp32(x, mask) for x in state))
         self.set(i, state)
 
 

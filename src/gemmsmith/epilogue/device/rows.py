@@ -9,22 +9,19 @@ import math
 from collections.abc import Callable
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import E4M3, DType
+from gemmsmith.core.dtypes import LARGEST, DType
 from gemmsmith.core.graph import Node
 from gemmsmith.core.mma import CHUNK, OF_QUAD, fragment_column
+from gemmsmith.epilogue.functions import fast_exp
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, I32
 from gemmsmith.lang.values import Constant, Registers, Value, ValueLike, as_value
-
-LARGEST = {E4M3: 448.0}
-"""The largest finite value of an fp8 dtype (OCP 8-bit floating point specification); 57344 for e5m2."""
-LOG2_E = math.log2(math.e)
 
 
 def across_quad(x: Value, merge: Callable[[Value, Value], Value]) -> Value:
     """Combined over the lanes that share a row."""
     for mask in OF_QUAD:
-        x = merge(x, hw.as_float(hw.shuffle_xor(hw.as_unsigned(x), mask)))
+        x = merge(x, hw.shuffle_xor_fp32(x, mask))
     return x
 
 
@@ -73,7 +70,7 @@ class Quantized:
         """All elements are held: finds the scales."""
         k = current()
         self.scales, self.inverses = [], []
-        largest = LARGEST.get(self.dtype, 57344.0)
+        largest = LARGEST[self.dtype]
         for half in range(2):
             amax = self.held.fold(half, 0.0, lambda a, x: hw.maximum_nan(a, hw.library("fabsf", x))).named("amax")
             scale = k.select(amax == 0.0, 1.0, amax * (1 / largest))
@@ -110,7 +107,7 @@ class TopKSoftmax:
                 best = self.rest.fold(half, -math.inf, b.maximum).named("best")  # skips NaN
                 if rank == 0:
                     self.largest.append(best)
-                total[0] = total[0] + _exp(best - self.largest[half])
+                total[0] = total[0] + fast_exp(best - self.largest[half])
                 first = self._first(half, best)
                 with b.unroll(held.chunks, name="chunk") as chunk:
                     for i, x in enumerate(self.rest.get(chunk, half)):
@@ -137,13 +134,9 @@ class TopKSoftmax:
     def pair(self, chunk: ValueLike, half: int) -> tuple[Value, Value]:
         result = []
         for x, rest in zip(self.held.get(chunk, half), self.rest.get(chunk, half), strict=True):
-            share = _exp(x - self.largest[half]) * self.totals[half]
+            share = fast_exp(x - self.largest[half]) * self.totals[half]
             result.append(current().select(rest == rest, 0.0, share))  # NaN, which differs from itself: taken
         return result[0], result[1]
-
-
-def _exp(x: Value) -> Value:
-    return hw.approximate("ex2.approx.ftz", x * LOG2_E)
 
 
 WHOLE_ROWS: dict[str, type[Quantized] | type[TopKSoftmax]] = {"quantize": Quantized, "top_k_softmax": TopKSoftmax}
