@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemmsmith import hw
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import INT32, DType
-from gemmsmith.kernels.ladder.product import ZERO, Product, SharedMatrix
+from gemmsmith.kernels.ladder.product import ZERO, Product, SharedMatrix, zeros
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import I32, U32
@@ -22,9 +22,7 @@ def dp4a(dtype: DType, chip: Chip) -> Kernel:
         x = Product(dtype, INT32, SIDE, SIDE)
         a, b = (SharedMatrix(name, SIDE, WORDS, pitch=WORDS + 1, type=U32) for name in "AB")
         row, column = (k.thread // (SIDE // OWN)).named("row"), (k.thread % (SIDE // OWN)).named("column")
-        results = k.register_rows(I32, OWN, OWN, "results")
-        with k.unroll(OWN, name="i") as i, k.unroll(OWN, name="j") as j:
-            results[i][j] = 0
+        results = zeros(OWN, OWN, I32)
         with k.range(0, x.k, WORDS * BYTES, name="first") as first:
             with k.unroll(SIDE * WORDS // THREADS, name="turn") as turn:
                 line, word = (k.thread + turn * THREADS) // WORDS, k.thread % WORDS

@@ -35,26 +35,14 @@ class Rounds(NamedTuple):
     out: Pointer = Pointer("out")
 
 
-def fma() -> Loop:
-    """8x8 results a thread, of 8 numbers and 8 others."""
-    a, b, results = filled(F32, SIDE, "a"), filled(F32, SIDE, "b"), filled(F32, SIDE * SIDE, "results")
+def multiply_add(instruction: Callable[..., Value], operand: Type, result: Type) -> Loop:
+    """8x8 results a thread, of 8 registers and 8 others."""
+    a, b, results = filled(operand, SIDE, "a"), filled(operand, SIDE, "b"), filled(result, SIDE * SIDE, "results")
 
     def multiply() -> None:
         k = current()
         with k.unroll(SIDE, name="i") as i, k.unroll(SIDE, name="j") as j:
-            results[i * SIDE + j] = hw.fma(a[i], b[j], results[i * SIDE + j])
-
-    return multiply, [results]
-
-
-def dp4a() -> Loop:
-    """The same of words of four bytes."""
-    a, b, results = filled(U32, SIDE, "a"), filled(U32, SIDE, "b"), filled(I32, SIDE * SIDE, "results")
-
-    def multiply() -> None:
-        k = current()
-        with k.unroll(SIDE, name="i") as i, k.unroll(SIDE, name="j") as j:
-            results[i * SIDE + j] = hw.dp4a(a[i], b[j], results[i * SIDE + j])
+            results[i * SIDE + j] = instruction(a[i], b[j], results[i * SIDE + j])
 
     return multiply, [results]
 
@@ -75,12 +63,11 @@ def mma(dtype: DType) -> Loop:
 def wgmma() -> Loop:
     """64x256 results a warpgroup, of tiles in shared memory."""
     k, accumulator = current(), Accumulator(find_mma(BF16, BF16, FP32), ROWS, COLUMNS)
-    a, b = (k.shared(Tile(BF16, rows, DEPTH, "K"), name=name)[0] for rows, name in ((ROWS, "A"), (COLUMNS, "B")))
-    for view, nbytes in ((a, 2 * ROWS * DEPTH), (b, 2 * COLUMNS * DEPTH)):
-        with k.range(nbytes // (4 * THREADS), name="i") as i:
-            word = k.registers(U32, 1, "word")
-            word[0] = noise(i)
-            hw.store_shared(word, view.address + ((i * THREADS + k.thread) * 4).to(U32))
+    tiles = [Tile(BF16, rows, DEPTH, "K") for rows in (ROWS, COLUMNS)]
+    a, b = (k.shared(tile, name=name)[0] for tile, name in zip(tiles, "AB", strict=True))
+    for view, tile in zip((a, b), tiles, strict=True):
+        with k.range(tile.bytes // (4 * THREADS), name="i") as i:
+            hw.store_shared_word(view.address + ((i * THREADS + k.thread) * 4).to(U32), noise(i), "word")
     hw.fence_proxy_async()
     hw.sync_threads()
     accumulator.clear()
@@ -93,8 +80,8 @@ def wgmma() -> Loop:
 
 
 LOOPS: dict[str, tuple[Callable[[], Loop], int]] = {
-    "fma": (fma, SIDE * SIDE),
-    "dp4a": (dp4a, 4 * SIDE * SIDE),
+    "fma": (lambda: multiply_add(hw.fma, F32, F32), SIDE * SIDE),
+    "dp4a": (lambda: multiply_add(hw.dp4a, U32, I32), 4 * SIDE * SIDE),
     "mma_bf16": (lambda: mma(BF16), FRAGMENTS * 16 * 8 * 16 // 32),
     "mma_tf32": (lambda: mma(TF32), FRAGMENTS * 16 * 8 * 8 // 32),
     "mma_int8": (lambda: mma(INT8), FRAGMENTS * 16 * 8 * 32 // 32),

@@ -108,10 +108,10 @@ class SharedMatrix:
         hw.store_shared_word(self.address(row, column), value, "one")
 
 
-def zeros(rows: int, count: int, name: str = "results") -> RegisterRows:
-    """Results of a thread, in fp32."""
+def zeros(rows: int, count: int, type: Type = F32, name: str = "results") -> RegisterRows:
+    """Results of a thread."""
     k = current()
-    found = k.register_rows(F32, rows, count, name)
+    found = k.register_rows(type, rows, count, name)
     with k.unroll(rows, name="i") as i, k.unroll(count, name="j") as j:
-        found[i][j] = 0.0
+        found[i][j] = 0
     return found

@@ -8,7 +8,7 @@ from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.mma import find_mma
 from gemmsmith.hw.wmma import SIDE as FRAGMENT
 from gemmsmith.hw.wmma import fragment_registers
-from gemmsmith.kernels.ladder.product import ZERO, Product
+from gemmsmith.kernels.ladder.product import ZERO, Product, zeros
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32, I32, U32, U64
@@ -40,9 +40,7 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
         row, column = (k.warp_index // ACROSS * OWN).named("row"), (k.warp_index % ACROSS * OWN).named("column")
         a = k.register_rows(U32, 2 * COUNT, fragment_registers(mma, "a"), "a_fragments")
         b = k.register_rows(U32, 2 * COUNT, fragment_registers(mma, "b"), "b_fragments")
-        d = k.register_rows(F32, COUNT * COUNT, fragment_registers(mma, "d"), "d_fragments")
-        with k.unroll(len(d), name="i") as i, k.unroll(d.count, name="j") as j:
-            d[i][j] = 0.0
+        d = zeros(COUNT * COUNT, fragment_registers(mma, "d"), name="d_fragments")
 
         def copy(k_tile: Value) -> None:
             """A group of this thread's copies of a k-tile; zeros behind the last one."""
