@@ -279,7 +279,7 @@ def written_graph(
     if isinstance(epilogue, type):
         raise EpilogueError(f"epilogue: got the class {epilogue.__name__}; use an instance of it")
     if callable(graph := getattr(epilogue, "graph", None)):
-        from gemmsmith.epilogue.frontend.visitors import bind as bind_visitor
+        from gemmsmith.epilogue.frontend.arguments import bind as bind_visitor
 
         return bind_visitor(graph(), kinds, shape), True
     if callable(epilogue):

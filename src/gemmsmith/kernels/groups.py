@@ -3,6 +3,7 @@ multiplied by."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import reduce
 
@@ -22,7 +23,7 @@ Store = Callable[[Value, Value, Value], None]
 """Stores the scale of a group: its index in the tile, the scale's bits or number, and in which thread."""
 
 
-class Group:
+class Group(ABC):
     """Elements of a tile that share a scale; a thread has elements of `count` groups. Warps meet in `exchange`, in
     shared memory, which must have been read before `settle` is called again."""
 
@@ -34,13 +35,13 @@ class Group:
         self.count = count
         self.amax, self.name = k.registers(F32, count, f"{name}_amax"), name
 
+    @abstractmethod
     def cell(self, chunk: ValueLike, i: int) -> Value:
         """Which of the thread's groups element `i` of a chunk belongs to."""
-        raise NotImplementedError
 
+    @abstractmethod
     def settle(self, values: DType, scales: DType, store: Store) -> None:
         """All elements are known: finds the scales, and stores them."""
-        raise NotImplementedError
 
     def clear(self) -> None:
         with current().unroll(self.count, name="group") as i:

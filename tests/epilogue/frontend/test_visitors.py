@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gemmsmith.core.dtypes import BF16, E4M3, FP32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import Extent, Graph
+from gemmsmith.epilogue.frontend.arguments import arguments, bind
 from gemmsmith.epilogue.frontend.classify import classify
 from gemmsmith.epilogue.frontend.gating import deinterleave
 from gemmsmith.epilogue.frontend.tracer import trace
@@ -32,9 +33,7 @@ from gemmsmith.epilogue.frontend.visitors import (
     TopologicalVisitor,
     Visitor,
     Void,
-    arguments,
-    bind,
-)  # fmt: skip
+)
 from gemmsmith.epilogue.functions import FUNCTIONS
 
 M, N = 6, 16

@@ -1,4 +1,4 @@
-"""What an operand of an epilogue is, from its shape: a scalar, a row, a column or a matrix."""
+"""What an operand of an epilogue is, from its shape: a scalar, a row, a column or a matrix; and in words."""
 
 from __future__ import annotations
 
@@ -41,3 +41,11 @@ def _message(name: str, shape: tuple[int, ...], product: tuple[int, ...]) -> str
         f"{name}: got shape {tuple(shape)}, which does not broadcast to the product's {tuple(product)}; "
         f"use (), ({n},), ({m}, 1) or ({m}, {n}){batch}{half}"
     )
+
+
+def in_words(extent: Extent) -> str:
+    """What an operand of that extent is, without its batch."""
+    columns = {0: "1", 1: "N", 2: "N/2"}[extent.width]
+    if extent.height:
+        return f"a {'matrix' if extent.width else 'column'} (M, {columns})"
+    return f"a row ({columns},)" if extent.width else "a scalar"

@@ -9,14 +9,15 @@ Training with Epilogue Visitor Tree", ASPLOS 2024.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar
 
 from gemmsmith.core.dtypes import DType, as_dtype
-from gemmsmith.core.errors import meant
 from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
+from gemmsmith.epilogue.frontend.classify import in_words
 from gemmsmith.epilogue.functions import FUNCTIONS
 from gemmsmith.epilogue.lines import refused, user_line
 
@@ -24,7 +25,7 @@ OUT = "out"
 """The name of D."""
 
 
-class Visitor:
+class Visitor(ABC):
     """A node, or nodes nested in an EVT or a TopologicalVisitor."""
 
     arity: int = 0  # inputs, which come from children or edges
@@ -43,9 +44,9 @@ class Visitor:
         """The name of the visitor's argument."""
         return getattr(self, "name", None)
 
+    @abstractmethod
     def emit(self, build: Build, inputs: Sequence[int]) -> int:
         """Adds the node and gives its value's index."""
-        raise NotImplementedError
 
     def graph(self) -> Graph:
         """The graph: D, named "out", is the root's value; other results follow by their names.
@@ -92,7 +93,7 @@ class Build:
         self._check(name, [r.name for r in self.results], where)
         operand = self.operands.setdefault(name, Operand(name, extent))
         if operand.extent != extent:
-            raise refused(f"{name!r} is {_kind(operand.extent)} and {_kind(extent)}; use two names", where)
+            raise refused(f"{name!r} is {in_words(operand.extent)} and {in_words(extent)}; use two names", where)
         return self.node("operand", (), name, where)
 
     def result(self, name: str, node: int, dtype: DType | None, where: str) -> None:
@@ -387,70 +388,3 @@ def _check_void(inner: Sequence[Visitor], where: str) -> None:
 
 def _inputs(count: int) -> str:
     return {0: "no input", 1: "1 input"}.get(count, f"{count} inputs")
-
-
-# -- arguments --------------------------------------------------------------------------------------------------------
-
-
-def arguments(visitor: Visitor, tree: Any) -> dict[str, Any]:
-    """Arguments by name, from a tuple that mirrors the visitor.
-
-    An EVT takes a tuple of its children's arguments and then its node's, a TopologicalVisitor one of its nodes', a
-    leaf with a name the value, and all others (). A store or reduction may take () too: its array is then made.
-    Raises EpilogueError where the shapes of the two trees differ.
-    """
-    found: dict[str, Any] = {}
-    for leaf, value in _paired(visitor, tree):
-        name = leaf.argument
-        nothing = value is None or (isinstance(value, tuple) and not value)
-        if name is None:
-            if not nothing:
-                raise refused(f"{leaf!r} takes no argument, got {type(value).__name__}; use ()")
-        elif not nothing:
-            if name in found and found[name] is not value:
-                raise refused(f"{name!r}: got two different values; use the same for both, or two names")
-            found[name] = value
-        elif not leaf.stores:
-            raise refused(f"{leaf!r}: got {value!r}; use an array or a number")
-    return found
-
-
-def _paired(visitor: Visitor, tree: Any) -> Iterator[tuple[Visitor, Any]]:
-    if not visitor.parts:
-        yield visitor, tree
-        return
-    if not isinstance(tree, tuple) or len(tree) != len(visitor.parts):
-        got = f"a tuple of {len(tree)}" if isinstance(tree, tuple) else type(tree).__name__
-        order = ", ".join(map(repr, visitor.parts))
-        raise refused(f"arguments: got {got}; use a tuple of {len(visitor.parts)}, for {order}")
-    for part, value in zip(visitor.parts, tree, strict=True):
-        yield from _paired(part, value)
-
-
-def bind(graph: Graph, operands: Mapping[str, tuple[Extent, DType | None]], product: tuple[int, ...] = ()) -> Graph:
-    """The graph with the batches and dtypes of actual operands, by name; a dtype of None is a number's.
-
-    `product`, the shape (..., M, N), tells where an array's extents are ambiguous: a row is a matrix where M is 1.
-    Raises EpilogueError for a missing or needless operand, and for one that is not what its node reads.
-    """
-    wanted = {o.name: o for o in graph.operands}
-    for name in wanted.keys() - operands.keys():
-        raise refused(f"{name}: not given; pass {_kind(wanted[name].extent)} of that name")
-    for name in operands.keys() - wanted.keys():
-        reads = ", ".join(wanted) or "no operand"
-        raise refused(f"{name}: given, but the epilogue reads {reads}; leave it out{meant(name)}")
-    one_row, one_column = product[-2:-1] == (1,), product[-1:] == (1,)
-    bound = []
-    for name, operand in wanted.items():
-        want, (got, dtype) = operand.extent, operands[name]
-        if (got.height != want.height and not one_row) or (got.width != want.width and not one_column):
-            raise refused(f"{name}: got {_kind(got)}; use {_kind(want)}")
-        bound.append(replace(operand, extent=want._replace(batch=got.batch), dtype=dtype))
-    return replace(graph, operands=tuple(bound))
-
-
-def _kind(extent: Extent) -> str:
-    columns = {0: "1", 1: "N", 2: "N/2"}[extent.width]
-    if extent.height:
-        return f"a {'matrix' if extent.width else 'column'} (M, {columns})"
-    return f"a row ({columns},)" if extent.width else "a scalar"
