@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Union
 
@@ -11,6 +12,12 @@ from gemmsmith.lang.types import F32, I32, PRED, Type
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 ValueLike = Union["Value", int, float, bool]
+Operator = Callable[["Value", ValueLike], "Value"]
+
+
+def _methods(op: str) -> tuple[Operator, Operator]:
+    """The methods of an operator of C and of its reflected form."""
+    return lambda self, other: arithmetic(op, self, other), lambda self, other: arithmetic(op, other, self)
 
 
 class Value:
@@ -39,84 +46,39 @@ class Value:
             return self
         return operation("cast", type, self)
 
-    def __add__(self, other: ValueLike) -> Value:
-        return arithmetic("+", self, other)
-
-    def __radd__(self, other: ValueLike) -> Value:
-        return arithmetic("+", other, self)
-
-    def __sub__(self, other: ValueLike) -> Value:
-        return arithmetic("-", self, other)
-
-    def __rsub__(self, other: ValueLike) -> Value:
-        return arithmetic("-", other, self)
-
-    def __mul__(self, other: ValueLike) -> Value:
-        return arithmetic("*", self, other)
-
-    def __rmul__(self, other: ValueLike) -> Value:
-        return arithmetic("*", other, self)
-
-    def __floordiv__(self, other: ValueLike) -> Value:
-        return arithmetic("/", self, other)
-
-    def __rfloordiv__(self, other: ValueLike) -> Value:
-        return arithmetic("/", other, self)
+    __add__, __radd__ = _methods("+")
+    __sub__, __rsub__ = _methods("-")
+    __mul__, __rmul__ = _methods("*")
+    __floordiv__, __rfloordiv__ = _methods("/")
+    __mod__, _ = _methods("%")
+    __lshift__, _ = _methods("<<")
+    __rshift__, _ = _methods(">>")
+    __and__, _ = _methods("&")
+    __or__, _ = _methods("|")
+    __xor__, __rxor__ = _methods("^")
+    __lt__, _ = _methods("<")
+    __le__, _ = _methods("<=")
+    __gt__, _ = _methods(">")
+    __ge__, _ = _methods(">=")
+    __eq__, _ = _methods("==")  # type: ignore[assignment]
+    __ne__, _ = _methods("!=")  # type: ignore[assignment]
 
     def __truediv__(self, other: ValueLike) -> Value:
-        if self.type != F32:
-            raise KernelError("use // between integers")
-        return arithmetic("/", self, other)
+        return arithmetic("/", self._fp32(), other)
 
     def __rtruediv__(self, other: ValueLike) -> Value:
+        return arithmetic("/", other, self._fp32())
+
+    def _fp32(self) -> Value:
         if self.type != F32:
             raise KernelError("use // between integers")
-        return arithmetic("/", other, self)
-
-    def __mod__(self, other: ValueLike) -> Value:
-        return arithmetic("%", self, other)
-
-    def __lshift__(self, other: ValueLike) -> Value:
-        return arithmetic("<<", self, other)
-
-    def __rshift__(self, other: ValueLike) -> Value:
-        return arithmetic(">>", self, other)
-
-    def __and__(self, other: ValueLike) -> Value:
-        return arithmetic("&", self, other)
-
-    def __or__(self, other: ValueLike) -> Value:
-        return arithmetic("|", self, other)
-
-    def __xor__(self, other: ValueLike) -> Value:
-        return arithmetic("^", self, other)
-
-    def __rxor__(self, other: ValueLike) -> Value:
-        return arithmetic("^", other, self)
+        return self
 
     def __neg__(self) -> Value:
         return operation("neg", self.type, self)
 
     def __invert__(self) -> Value:
         return operation("!" if self.type == PRED else "~", self.type, self)
-
-    def __lt__(self, other: ValueLike) -> Value:
-        return arithmetic("<", self, other)
-
-    def __le__(self, other: ValueLike) -> Value:
-        return arithmetic("<=", self, other)
-
-    def __gt__(self, other: ValueLike) -> Value:
-        return arithmetic(">", self, other)
-
-    def __ge__(self, other: ValueLike) -> Value:
-        return arithmetic(">=", self, other)
-
-    def __eq__(self, other: object) -> Value:  # type: ignore[override]
-        return arithmetic("==", self, other)  # type: ignore[arg-type]
-
-    def __ne__(self, other: object) -> Value:  # type: ignore[override]
-        return arithmetic("!=", self, other)  # type: ignore[arg-type]
 
 
 class Constant(Value):
@@ -336,71 +298,37 @@ def _is_number(value: Value) -> bool:
     return isinstance(value, Constant) and not value.name
 
 
+def _quotient(a: int, b: int) -> int:
+    if a < 0 or b <= 0:
+        raise KernelError(f"integer division {a} / {b}: operands must be positive")
+    return a // b
+
+
+def _remainder(a: int, b: int) -> int:
+    if a < 0 or b <= 0:
+        raise KernelError(f"integer remainder {a} % {b}: operands must be positive")
+    return a % b
+
+
+_MEANINGS: dict[str, Callable[..., Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": _quotient, "%": _remainder, "<<": operator.lshift,
+    ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor, "<": operator.lt,
+    "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne, "min": min,
+    "max": max, "neg": operator.neg, "!": operator.not_, "~": operator.invert, "select": lambda c, a, b: a if c else b,
+    "cast": lambda a: a,
+}  # fmt: skip
+"""Of operations, on Python numbers; "/" of integers."""
+
+
 def evaluate(op: str, type: Type, *x: Any) -> Any:
     """An operation's meaning on Python numbers; integers wrap (u32, u64) or raise on overflow (i32, i64)."""
-    result: Any
-    match op, x:
-        case "+", (a, b):
-            result = a + b
-        case "-", (a, b):
-            result = a - b
-        case "*", (a, b):
-            result = a * b
-        case "/", (a, b):
-            if not type.is_integer:
-                result = a / b
-            elif a < 0 or b <= 0:
-                raise KernelError(f"integer division {a} / {b}: operands must be positive")
-            else:
-                result = a // b
-        case "%", (a, b):
-            if a < 0 or b <= 0:
-                raise KernelError(f"integer remainder {a} % {b}: operands must be positive")
-            result = a % b
-        case "<<", (a, b):
-            result = a << b
-        case ">>", (a, b):
-            result = a >> b
-        case "&", (a, b):
-            result = a & b
-        case "|", (a, b):
-            result = a | b
-        case "^", (a, b):
-            result = a ^ b
-        case "<", (a, b):
-            result = a < b
-        case "<=", (a, b):
-            result = a <= b
-        case ">", (a, b):
-            result = a > b
-        case ">=", (a, b):
-            result = a >= b
-        case "==", (a, b):
-            result = a == b
-        case "!=", (a, b):
-            result = a != b
-        case "min", (a, b):
-            result = min(a, b)
-        case "max", (a, b):
-            result = max(a, b)
-        case "neg", (a,):
-            result = -a
-        case "!", (a,):
-            result = not a
-        case "~", (a,):
-            result = ~a
-        case "select", (a, b, c):
-            result = b if a else c
-        case "cast", (a,):
-            result = a if not type.is_integer else int(a)
-        case _:
-            raise KernelError(f"unknown operation {op}")
     if not type.is_integer:
-        return result
-    if type.signed:
-        if op == "cast":
-            result = (result + 2 ** (type.bits - 1)) % 2**type.bits - 2 ** (type.bits - 1)
-        elif not -(2 ** (type.bits - 1)) <= result < 2 ** (type.bits - 1):
-            raise KernelError(f"{type} overflow in {op}: {x}")
-        return result
-    return result % 2**type.bits
+        return operator.truediv(*x) if op == "/" else _MEANINGS[op](*x)
+    result = int(_MEANINGS[op](*x))
+    if not type.signed:
+        return result % 2**type.bits
+    if op == "cast":
+        return (result + 2 ** (type.bits - 1)) % 2**type.bits - 2 ** (type.bits - 1)
+    if not -(2 ** (type.bits - 1)) <= result < 2 ** (type.bits - 1):
+        raise KernelError(f"{type} overflow in {op}: {x}")
+    return result

@@ -62,7 +62,7 @@ def multiplied(a: Any, b: Any) -> Any:
 
 
 def evaluated(graph: Graph, product: Any, operands: Mapping[str, Any]) -> dict[str, Any]:
-    """The results by name, of the product's dtype. product (m, n) or (batch, m, n); operands as in `evaluate` of the
+    """The results by name, of the product's dtype. product (m, n) or (batch, m, n); operands as in `execute` of the
     reference. DeviceError for quantize and top_k_softmax."""
     values: list[Any] = []
     for node in graph.nodes:
