@@ -18,9 +18,9 @@ from gemmsmith.core.tile import Tile
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.kernel import Kernel, Scratch
-from gemmsmith.lang.printer import print_kernel
 from gemmsmith.lang.recording import RECORDING, recorder
 from gemmsmith.lang.shared import SharedBuffer
+from gemmsmith.lang.source import print_kernel
 from gemmsmith.lang.types import I32, PRED, TENSOR_MAP, U32, U64, Type
 from gemmsmith.lang.values import (
     Bind,

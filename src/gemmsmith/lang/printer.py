@@ -1,4 +1,4 @@
-"""Prints a kernel as one readable, self-contained CUDA C++ file.
+"""Prints the statements of a kernel, or of a device function, as readable C++.
 
 Pure values used once, and reads of variables, are folded into their uses; all others become named constants, in the
 order they were made. A value that reads a variable is written down before the variable changes.
@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from math import prod
 
 from gemmsmith.lang import statements as st
-from gemmsmith.lang.cpp import comment, device_function, functions, wrapped, wrapper
+from gemmsmith.lang.cpp import wrapped, wrapper
 from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
-from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.types import F32, I64, ORDER, ORDER_LENGTH, PRED, TENSOR_MAP, U32, U64, Type
+from gemmsmith.lang.types import F32, I64, PRED, TENSOR_MAP, U32, U64, Type
 from gemmsmith.lang.values import (
     Builtin,
     Constant,
@@ -46,30 +44,11 @@ _HINTS = {
     "min": "minimum", "max": "maximum", "select": "selected", "cast": "converted",
 }  # fmt: skip
 """What an operation's result is called that has no name."""
-_PRELUDE = """\
-#ifdef __CUDACC_RTC__  // NVRTC has no headers
-typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
-typedef unsigned long long uint64_t; typedef long long int64_t;
-#else
-#include <cstdint>
-#endif
-"""
 _REGISTERS_FROM = """\
 template <int count, typename T, int size>
 __device__ __forceinline__ T (&registers_from(T (&all)[size], int first))[count] {
     return reinterpret_cast<T (&)[count]>(all[first]);
 }"""
-_TENSOR_MAP = "struct alignas(64) TensorMap { uint64_t opaque[16]; };  // CUtensorMap\n"
-_ORDER = f"struct Order {{ uint16_t of[{ORDER_LENGTH}]; }};  // a permutation of a grid's clusters\n"
-_BUILTINS = {
-    "thread": "const int thread = threadIdx.x;",
-    "lane": "const int lane = threadIdx.x % 32;",
-    "warp": "const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // the same in all lanes, and known so",
-    "warpgroup": "const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);",
-    "smem": "const uint32_t smem = (uint32_t)__cvta_generic_to_shared(shared_memory);",
-    # A CTA's shared addresses carry its cluster rank above the 18 bits that matrix descriptors have room for.
-    "smem_chunk": "const uint32_t smem_chunk = ((uint32_t)__cvta_generic_to_shared(shared_memory) & 0x3ffff) >> 4;",
-}
 
 
 @dataclass
@@ -83,7 +62,7 @@ class _Pending:
 
 
 @dataclass
-class _Printer:
+class Printer:
     """Prints a block: the kernel's body, or a function's."""
 
     threads: int
@@ -140,7 +119,7 @@ class _Printer:
         if isinstance(value, Constant) and value.name:
             return self.constant(value), _ATOM, set()
         if isinstance(value, (Constant, LateConstant)):
-            return _literal(value.type, value.number), _ATOM, set()
+            return literal(value.type, value.number), _ATOM, set()
         if isinstance(value, Builtin):
             self.builtins.add(value.name or "")
             return value.name or "", _ATOM, set()
@@ -198,9 +177,8 @@ class _Printer:
                 converts = value.op in ("+", "-", "*")  # the one operand to the other's type
                 a = part(left, floor, converts and not self.converted(right))
                 b = part(right, max(floor, own + 1), converts)
-                if value.type == PRED and value.op in "&|" and value.op not in ("<", ">"):
-                    return _Pending(f"{a} {value.op * 2} {b}", own, reads)
-                return _Pending(f"{a} {value.op} {b}", own, reads)
+                op = value.op * (2 if value.type == PRED and value.op in ("&", "|") else 1)
+                return _Pending(f"{a} {op} {b}", own, reads)
         raise AssertionError(value)
 
     def array(self, x: Registers) -> str:
@@ -244,10 +222,10 @@ class _Printer:
         for value, done in list(self.pending.items()):
             if done.depth == self.depth if changes is None else not done.reads.isdisjoint(changes):
                 text = self.pending.pop(value).text
-                self.line(f"const {value.type.cpp} {self.name(value, value.name or _hint(value))} = {text};")
+                self.line(f"const {value.type.cpp} {self.name(value, name_of(value))} = {text};")
 
     def bind(self, value: Value) -> None:
-        pure = _is_pure(value)
+        pure = is_pure(value)
         if pure and not self.uses[value]:
             return
         self._give(value, self._compose(value), pure)
@@ -259,7 +237,7 @@ class _Printer:
         if not self.uses[value]:
             self.line(f"{done.text};")
         else:
-            self.line(f"const {value.type.cpp} {self.name(value, value.name or _hint(value))} = {done.text};")
+            self.line(f"const {value.type.cpp} {self.name(value, name_of(value))} = {done.text};")
             if self.uses[value] == 1 and not value.name:
                 self.last_call = value, len(self.lines), done.text
 
@@ -402,7 +380,7 @@ def _assignment(name: str, variable: Variable, value: Value, text: str) -> str:
     return f"{name} = {text};"
 
 
-def _literal(type: Type, number: object) -> str:
+def literal(type: Type, number: object) -> str:
     if type == PRED:
         return "true" if number else "false"
     if type == F32:
@@ -421,7 +399,10 @@ def _float(x: float) -> str:
     return (text if "." in text or "e" in text else text + ".0") + "f"
 
 
-def _hint(value: Value) -> str:
+def name_of(value: Value) -> str:
+    """What a value is called: its name, if it has one, else what it is."""
+    if value.name:
+        return value.name
     match value:
         case Read():
             return f"{value.variable.name}_now"
@@ -440,86 +421,5 @@ def _widens(of: Type, to: Type) -> bool:
     return of.is_integer and to in (U32, I64, U64) and of.bits <= to.bits and not (to == I64 and of == U64)
 
 
-def _is_pure(value: Value) -> bool:
+def is_pure(value: Value) -> bool:
     return not isinstance(value, Result) or value.instruction.pure
-
-
-def _count_uses(block: st.Block, results: Sequence[Value] = ()) -> Counter[Value]:
-    """How often each value is used by what is not dead itself; `results` are."""
-    uses = Counter(results)
-    for statement in reversed(list(st.walk(block))):  # a value's uses come before it
-        dead = isinstance(statement, st.Bind) and _is_pure(statement.value) and not uses[statement.value]
-        if not dead and not (isinstance(statement, st.Call) and not any(uses[r] for r in statement.results)):
-            uses.update(st.uses(statement))
-    return uses
-
-
-def _function_names(kernel: Kernel) -> set[str]:
-    """Names no variable may take."""
-    made = [s.value for s in st.walk(kernel.body) if isinstance(s, st.Bind)]
-    instructions = [v.instruction for v in made if isinstance(v, Result)]
-    instructions += [s.instruction for s in st.walk(kernel.body) if isinstance(s, st.Execute)]
-    return {i.wrapper_name for i in instructions} | {f.name for f in kernel.functions}
-
-
-def _print_function(function: st.Function, threads: int, wrappers: dict[str, None], taken: set[str]) -> str:
-    """A device function; several results are a structure, whose members have their names."""
-    p = _Printer(threads, _count_uses(function.body, function.results), wrappers, taken=Counter(taken))
-    inputs = [*function.parameters, *function.captured]
-    parameters = [f"{v.type.cpp} {p.name(v, v.name or _hint(v))}" for v in inputs]
-    p.block(function.body)
-    results = ", ".join(p.text(r) for r in function.results)
-    if len(function.results) == 1:
-        p.line(f"return {results};")
-        return device_function(function.results[0].type.cpp, function.name, parameters, "\n".join(p.lines))
-    p.line(f"return {{{results}}};")
-    structure = function.name.title().replace("_", "")
-    members = "".join(f" {r.type.cpp} {r.name};" for r in function.results)
-    body = device_function(structure, function.name, parameters, "\n".join(p.lines))
-    return f"struct {structure} {{{members} }};\n{body}"
-
-
-def print_kernel(kernel: Kernel, located: bool = False) -> str:
-    """The kernel's CUDA C++ file. Only the wrappers of instructions it uses are in it. `located`: with `#line`
-    directives that name the lines of the Python file, for the compiler's line information."""
-    taken = {*_BUILTINS, "shared_memory", kernel.name, *_function_names(kernel)}
-    wrappers: dict[str, None] = {}
-    p = _Printer(kernel.threads, _count_uses(kernel.body), wrappers, taken=Counter(taken), located=located)
-    parameters = []
-    for parameter in kernel.parameters:
-        name = p.name(parameter, parameter.name or "p")
-        const = "const __grid_constant__ " if parameter.type in (TENSOR_MAP, ORDER) else "const "
-        parameters.append(f"{const}{parameter.type.cpp} {name}")
-    p.block(kernel.body)
-    own = [_print_function(f, kernel.threads, wrappers, taken) for f in kernel.functions]
-    cluster = "" if kernel.cluster == (1, 1, 1) else f"__cluster_dims__({', '.join(map(str, kernel.cluster))}) "
-    signature = (
-        f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, {kernel.resident})\n'
-        f"{kernel.name}(\n{wrapped(', '.join(parameters), '    ', '')})\n{{\n"
-    )
-    shared = "extern __shared__ __align__(1024) uint8_t shared_memory[];"
-    opening = [shared] * bool({"smem", "smem_chunk"} & p.builtins) + [
-        text for name, text in _BUILTINS.items() if name in p.builtins
-    ]
-    header = [
-        *kernel.header,
-        f"compile: nvcc -std=c++17 -fmad=false -arch={kernel.chip.target} -cubin, or NVRTC for {kernel.chip.target}",
-        f"launch: grid a multiple of {prod(kernel.cluster)}, block {kernel.threads}, "
-        f"{kernel.shared_bytes} bytes of dynamic shared memory",
-    ]
-    kinds = {q.type for q in kernel.parameters}
-    structs = _TENSOR_MAP * (TENSOR_MAP in kinds) + _ORDER * (ORDER in kinds)
-    sizes = {b.start.name: f"  // shared memory: {b.count} x {b.slot_bytes} bytes" for b in kernel.buffers}
-    constants = [
-        f"constexpr {c.type.cpp} {name} = {_literal(c.type, c.number)};{sizes.get(c.name, '')}"
-        for name, c in sorted(p.constants.items(), key=lambda x: (x[1].name not in sizes, x[1].number))
-    ]
-    return (
-        "\n".join(map(comment, header))
-        + f"\n\n{_PRELUDE}{structs}\n"
-        + functions((*wrappers, *own))
-        + f"\n{signature}"
-        + "".join(f"    {line}\n" for line in (*constants, *opening))
-        + "\n".join(p.lines)
-        + "\n}\n"
-    )

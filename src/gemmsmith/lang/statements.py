@@ -202,3 +202,11 @@ def walk(block: Block) -> Iterator[Statement]:
         yield statement
         for child in children(statement):
             yield from walk(child)
+
+
+def instructions(block: Block) -> Iterator[tuple[Instruction, Where]]:
+    """Every instruction below a block, with its line."""
+    for statement in walk(block):
+        match statement:
+            case Execute(instruction=instruction) | Bind(value=Result(instruction=instruction)):
+                yield instruction, statement.where

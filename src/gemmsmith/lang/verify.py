@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gemmsmith.core.errors import ConfigError, KernelError
-from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.statements import Bind, Execute, Role, Where, walk
+from gemmsmith.lang.statements import Role, instructions
 
 
 def verify(kernel: Kernel) -> None:
@@ -21,21 +18,13 @@ def verify(kernel: Kernel) -> None:
 
 
 def _instructions(kernel: Kernel) -> None:
-    for instruction, where in _used(kernel):
-        if not kernel.chip.has(instruction.architecture):
-            raise KernelError(
-                f"{instruction.mnemonic} at {where}: it needs {instruction.architecture}, the kernel is for "
-                f"{kernel.chip}"
-            )
-
-
-def _used(kernel: Kernel) -> Iterator[tuple[Instruction, Where]]:
     for block in (kernel.body, *(function.body for function in kernel.functions)):
-        for statement in walk(block):
-            if isinstance(statement, Execute):
-                yield statement.instruction, statement.where
-            elif isinstance(statement, Bind) and isinstance(statement.value, Result):
-                yield statement.value.instruction, statement.where
+        for instruction, where in instructions(block):
+            if not kernel.chip.has(instruction.architecture):
+                raise KernelError(
+                    f"{instruction.mnemonic} at {where}: it needs {instruction.architecture}, the kernel is for "
+                    f"{kernel.chip}"
+                )
 
 
 def _shared(kernel: Kernel) -> None:
@@ -55,9 +44,9 @@ def _registers(kernel: Kernel) -> None:
     roles = [s for s in kernel.body.statements if isinstance(s, Role) and s.unit == "warpgroup"]
     for role in roles:
         budget = kernel.register_cap
-        for statement in walk(role.body):
-            if isinstance(statement, Execute) and hasattr(statement.instruction, "register_budget"):
-                budget, where = statement.instruction.register_budget, statement.where
+        for instruction, line in instructions(role.body):
+            if hasattr(instruction, "register_budget"):
+                budget, where = instruction.register_budget, line
         total += budget * role.count
     pool = kernel.register_cap * (kernel.threads // 128)
     if where is not None and total > pool:
