@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.swizzle import CHUNK_BYTES, Chunks, Turn
-from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.problem import BoundProblem, Matrix
+from gemmsmith.core.problem import Source
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import I32, I64, U32, U64
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.schedule.tiles import Coordinates
-
-Source = Callable[[BoundProblem], tuple[Matrix, Pointer]]
-"""Gives an operand of a problem as an (M or N) x K matrix, and where it lies."""
 
 
 class CopiedOperand:
@@ -29,7 +24,7 @@ class CopiedOperand:
         k, self.tile, size = current(), tile, tile.dtype.bytes
         line = "row_stride" if tile.major == "K" else "col_stride"
         self._address = k.pointer(name, lambda p: source(p)[1])
-        self._rows = k.parameter(f"{name}_rows", bind=lambda p: source(p)[0].rows)
+        self.rows: Value = k.parameter(f"{name}_rows", bind=lambda p: source(p)[0].rows)
         self._line = k.parameter(f"{name}_line", I64, lambda p: getattr(source(p)[0], line) * size)
         self._batch = k.parameter(f"{name}_batch", I64, lambda p: source(p)[0].batch_stride * size)
         self.stages = k.shared(tile, stages=stages, name=name.upper())
@@ -42,10 +37,6 @@ class CopiedOperand:
         self._source = k.var(U64, self._address, f"{name}_source")  # of this thread's first chunk in the next k-tile
         self._left = k.var(I32, 0, f"{name}_left")  # rows of the operand from there on, or, if MN-major, bytes of them
 
-    def inside(self, at: Coordinates) -> Value:
-        """Whether all rows of a tile are."""
-        return self._rows - at.row >= self.tile.mn
-
     def begin(self, at: Coordinates, first_k: Value) -> None:
         """The next copies are those of a tile, from element `first_k` on."""
         chunks, tile, size = self._chunks, self.tile, self.tile.dtype.bytes
@@ -53,7 +44,7 @@ class CopiedOperand:
         column = chunks.box * tile.pitch + hw.opaque(chunks.chunk) * CHUNK_BYTES
         offset = (line + hw.opaque(chunks.row)).to(I64) * self._line + along.to(I64) * size + column.to(I64)
         self._source.set(self._address + (at.batch.to(I64) * self._batch + offset).to(U64))
-        rows = current().minimum(self._rows - at.row, tile.mn)
+        rows = current().minimum(self.rows - at.row, tile.mn)
         self._left.set(rows - chunks.row if tile.major == "K" else rows * size - column)
 
     def copies(self, stage: Value, k_left: Value | None) -> list[Callable[[], None]]:

@@ -8,8 +8,8 @@ from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.copied_operand import Source
 from gemmsmith.core.mma import CHUNK, HALF_ROWS, QUAD, WARP_ROWS, WGMMA_M
+from gemmsmith.core.problem import Source
 from gemmsmith.core.spec import DEPTH_PADDING, KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
@@ -59,7 +59,7 @@ class CopiedWords:
     def __init__(self, spec: KernelSpec, name: str, tile: Tile, stages: int, source: Source, threads: int) -> None:
         k, self.tile, self._threads = current(), tile, threads
         self._address = k.pointer(name, lambda p: source(p)[1])
-        self._rows = k.parameter(f"{name}_rows", bind=lambda p: source(p)[0].rows)
+        self.rows: Value = k.parameter(f"{name}_rows", bind=lambda p: source(p)[0].rows)
         self._row: Value = Constant(I64, WORD)
         if tile.major == "K":
             self._row = k.parameter(f"{name}_row", I64, lambda p: source(p)[0].row_stride * WORD)
@@ -83,15 +83,11 @@ class CopiedWords:
         self._source = k.var(U64, self._address, f"{name}_source")
         self._left = k.var(I32, 0, f"{name}_left")  # rows of the operand from this thread's first on
 
-    def inside(self, at: Coordinates) -> Value:
-        """Whether all rows of a tile are."""
-        return self._rows - at.row >= self.tile.mn
-
     def begin(self, at: Coordinates, first_k: Value) -> None:
         """The next copies are those of a tile, from element `first_k` on."""
         offset = (at.row + self._mn).to(I64) * self._row + (first_k + self._depth).to(I64) * self._k
         self._source.set(self._address + (at.batch.to(I64) * self._batch + offset).to(U64))
-        self._left.set(self._rows - at.row - self._mn)
+        self._left.set(self.rows - at.row - self._mn)
 
     def copies(self, stage: Value, k_left: Value | None) -> list[Callable[[], None]]:
         """What starts this thread's copies of a k-tile, of whose elements of K there are `k_left`; None: all is

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.operand import Operand
 from gemmsmith.collective.pipeline import Initialised, PipelineState, PipelineTmaAsync, ReleaseBarrier, start
 from gemmsmith.collective.staged_scales import LoadedScales
 from gemmsmith.core.mma import PRODUCTS
-from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.problem import BoundProblem, Matrix
+from gemmsmith.core.problem import BoundProblem, low_part_of, operand_of
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw.tma import EVICT_FIRST, EVICT_LAST, EVICT_NORMAL
 from gemmsmith.lang.builder import current
@@ -43,9 +41,9 @@ class Mainloop:
                 name,
                 tile,
                 spec.config.stages,
-                partial(_operand, i),
+                operand_of(i),
                 POLICIES[spec.config.evict[i]],
-                partial(_low_part, i) if spec.low_parts else None,
+                low_part_of(i) if spec.low_parts else None,
             )
             for i, (name, tile) in enumerate(zip("ab", spec.tiles, strict=True))
         )
@@ -171,14 +169,6 @@ class Mainloop:
     @property
     def _maps(self) -> list[Value]:
         return [map for x in self.operands for map in x.maps] + [x.map for x in self._beside]
-
-
-def _operand(index: int, p: BoundProblem) -> tuple[Matrix, Pointer]:
-    return p.operands[index], p.at[index]
-
-
-def _low_part(index: int, p: BoundProblem) -> tuple[Matrix, Pointer]:
-    return p.low[index]
 
 
 def _overwritten(tile: WorkTile) -> Value:

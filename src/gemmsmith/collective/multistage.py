@@ -4,14 +4,12 @@ over the ends of tiles too; so the copies of a tile's first k-tiles run under th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Protocol
 
 from gemmsmith import hw
-from gemmsmith.collective.copied_operand import CopiedOperand, Source
+from gemmsmith.collective.copied_operand import CopiedOperand
 from gemmsmith.collective.pipeline import Initialised, start
-from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.problem import BoundProblem, Matrix
+from gemmsmith.core.problem import Source, operand_of
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
@@ -22,14 +20,16 @@ from gemmsmith.schedule.tiles import Coordinates, TileScheduler, WorkTile
 
 
 class Copied(Protocol):
-    """An operand with its stages. `inside`: whether a tile has no rows outside of the operand. `begin`: the next copies
-    are those of a tile. `copies`: what starts those of a k-tile into a stage, of whose elements of K `k_left` are
-    inside; None: all rows and elements are, and nothing is checked. `advance`: the next ones are of the next k-tile."""
+    """An operand of so many `rows` with its stages, each a `tile`. `begin`: the next copies are those of a tile.
+    `copies`: what starts those of a k-tile into a stage, of whose elements of K `k_left` are inside; None: all rows and
+    elements are, and nothing is checked. `advance`: the next ones are of the next k-tile."""
 
+
+    tile: Tile
+    rows: Value
     stages: SharedBuffer
 
     def start(self) -> None: ...
-    def inside(self, at: Coordinates) -> Value: ...
     def begin(self, at: Coordinates, first_k: Value) -> None: ...
     def copies(self, stage: Value, k_left: Value | None) -> list[Callable[[], None]]: ...
     def advance(self) -> None: ...
@@ -46,7 +46,7 @@ class MultistageMainloop:
         """`make`: of a name, a tile, the stages, its source and how many threads copy."""
         self.spec, self._scheduler, stages = spec, scheduler, spec.config.stages
         self.operands = tuple(
-            make(name, tile, stages, partial(_operand, i), spec.threads)
+            make(name, tile, stages, operand_of(i), spec.threads)
             for i, (name, tile) in enumerate(zip("ab", spec.tiles, strict=True))
         )
         last = self.operands[-1].stages
@@ -148,7 +148,7 @@ class MultistageMainloop:
             first = tile.k_tile(Constant(I32, 0)) * self.spec.config.tile[2]
             for operand, at in zip(self.operands, tile.operands, strict=True):
                 operand.begin(at, first)
-            a, b = (operand.inside(at) for operand, at in zip(self.operands, tile.operands, strict=True))
+            a, b = (x.rows - at.row >= x.tile.mn for x, at in zip(self.operands, tile.operands, strict=True))
             left = (self._k - first).named("left")
             whole = k.minimum(tile.k_tiles, left // self.spec.config.tile[2])
             self._whole.set(k.select(a & b, whole, 0))
@@ -163,7 +163,3 @@ class MultistageMainloop:
         """Each waits for its own copies of the next k-tile; the barrier makes them known to all."""
         hw.cp_async_wait(self.spec.config.stages - 2)
         hw.sync_threads()
-
-
-def _operand(index: int, p: BoundProblem) -> tuple[Matrix, Pointer]:
-    return p.operands[index], p.at[index]

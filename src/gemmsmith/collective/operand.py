@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.core.problem import BoundProblem, Matrix
+from gemmsmith.core.problem import BoundProblem, Matrix, Source
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import ATOM_ROWS, Tile
 from gemmsmith.hw.tma import EVICT_NORMAL
@@ -15,9 +14,6 @@ from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, U16
 from gemmsmith.lang.values import Constant, Value, as_value
-
-Source = Callable[[BoundProblem], tuple[Matrix, Pointer]]
-"""Gives an operand of a problem as an (M or N) x K matrix, and where it lies."""
 
 
 class Operand:

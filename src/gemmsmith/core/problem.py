@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -204,6 +204,20 @@ class BoundProblem(Problem):
     ) -> BoundProblem:
         own = {x.name: getattr(p, x.name) for x in fields(Problem)}
         return BoundProblem(**own, a_at=a, b_at=b, arrays=arrays, low=low)
+
+
+Source = Callable[[BoundProblem], tuple[Matrix, Pointer]]
+"""Gives an operand of a problem as an (M or N) x K matrix, and where it lies."""
+
+
+def operand_of(index: int) -> Source:
+    """A (0) or B (1)."""
+    return lambda p: (p.operands[index], p.at[index])
+
+
+def low_part_of(index: int) -> Source:
+    """The low part of A or of B."""
+    return lambda p: p.low[index]
 
 
 def _fits_tma(stride: int) -> bool:
