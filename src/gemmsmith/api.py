@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gemmsmith.binding import bind, by_name
+from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.config import Config
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.plans import Backend, Plan, Simulation, signatures
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from gemmsmith.backends.cuda.run import Call
     from gemmsmith.tuning.measure import Measured
 
-MOST_PLANS = 1024
-_KNOWN: dict[Hashable, tuple[Plan, Call | None]] = {}
+_KNOWN: dict[Hashable, tuple[Plan, Call | None]] = Bounded(1024)
 """Plans that `gemm` has made and their launches, by epilogue, signatures of the arrays, and options."""
 
 
@@ -92,8 +92,6 @@ def gemm(
     )  # fmt: skip
     binding = plan_.release()
     if source is not None:
-        if len(_KNOWN) >= MOST_PLANS:
-            _KNOWN.clear()
         _KNOWN[options] = plan_, None
     return plan_.run_bound(binding, a, key=plan_.key(a, b, out, given))
 

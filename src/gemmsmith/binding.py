@@ -9,6 +9,7 @@ from typing import Any
 
 from gemmsmith import checks, scaling
 from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind, is_array, row_major
+from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, TF32, DType, number_operand
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, meant
 from gemmsmith.core.graph import Extent, Graph, Operand, Result, bare
@@ -214,9 +215,8 @@ def _operand(name: str, x: Any, a: ArrayInfo) -> ArrayInfo | float:
     return info
 
 
-_GRAPHS: dict[Hashable, tuple[Graph, Graph]] = {}
+_GRAPHS: dict[Hashable, tuple[Graph, Graph]] = Bounded(1024)
 """What `_graphs` made of functions that do not ask for shapes, whatever the number of rows."""
-MOST_GRAPHS = 1024
 
 
 def _scales(
@@ -262,8 +262,6 @@ def _graphs(
     graph = _typed(optimise(written), output)
     check_blocks(graph)
     if source is not None and not sized:
-        if len(_GRAPHS) >= MOST_GRAPHS:
-            _GRAPHS.clear()
         _GRAPHS[key] = written, graph
     return written, graph
 

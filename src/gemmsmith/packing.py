@@ -7,16 +7,17 @@ from typing import Any
 
 from gemmsmith import checks, plans
 from gemmsmith.arrays import as_numpy, empty_like_kind
+from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import MAX_EXTENT
 from gemmsmith.kernels.pack import BoundPacking, Packing
 from gemmsmith.lang.launch import Launch, Launches
-from gemmsmith.runs import Made, Run, chosen, matrix_of, remembered, without_gradient
+from gemmsmith.runs import MOST_RUNS, Made, Run, chosen, matrix_of, remembered, without_gradient
 
 OPERANDS = (BF16, FP16, FP32, E4M3, E5M2, INT8)
-_KNOWN: dict[Hashable, Run] = {}
+_KNOWN: dict[Hashable, Run] = Bounded(MOST_RUNS)
 """What has run, by the array's signature."""
 
 

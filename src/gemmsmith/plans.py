@@ -12,6 +12,7 @@ import numpy as np
 
 from gemmsmith.arrays import ArrayInfo, address_of, describe, empty_like_kind, is_array, signature
 from gemmsmith.binding import Binding, arranged, bind, by_name, first_name
+from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32, DType, number_operand
@@ -104,7 +105,7 @@ class Plan:
             "epilogue": epilogue, "out_dtype": self.output, "accumulate": accumulate, "precision": precision,
             "exact": exact, "atomic": atomic,
         }  # fmt: skip
-        self._calls: dict[Hashable, Call] = {}
+        self._calls: dict[Hashable, Call] = Bounded(MOST_CALLS)
         self._names, self._first = self.binding.names, first_name(self.binding.graph)
         self._alone = self._names == ["out"]
 
@@ -283,8 +284,6 @@ class Plan:
             call = Call(found, complete.arguments, a, binding.missing)
             call.start(addresses_of(complete.arguments), a, workspace)
             if key is not None and 0 not in binding.shape:
-                if len(self._calls) >= MOST_CALLS:
-                    self._calls.clear()
                 self._calls[key] = call
         else:
             simulation = self._simulated(complete, found)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from gemmsmith import checks
 from gemmsmith.arrays import ArrayInfo, as_numpy, describe, empty_like_kind, signature
+from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, UE8M0, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.problem import Matrix
@@ -21,7 +22,7 @@ from gemmsmith.kernels.quantize import SLOTS, BoundQuantize, Kind, QuantizeSpec
 from gemmsmith.kernels.quantize import amax as amax_kernel
 from gemmsmith.kernels.quantize import quantize as quantize_kernel
 from gemmsmith.lang.launch import WORKSPACE, Launch, Launches
-from gemmsmith.runs import Made, Run, chosen, matrix_of, remembered, without_gradient
+from gemmsmith.runs import MOST_RUNS, Made, Run, chosen, matrix_of, remembered, without_gradient
 
 VALUES = (E4M3, E5M2, INT8)
 Recipe = Literal["tensor", "rows", "columns", "1x128", "128x1", "128x128"]
@@ -37,7 +38,7 @@ OTHER: dict[Any, Literal["K", "M"] | None] = {"K": "M", "M": "K", None: None}
 """The order of the transposed scales."""
 WIDTHS = (128, 512, 2048, 4096, 8192, 16384)
 """Columns of a tile of whole rows."""
-_KNOWN: dict[Hashable, _Quantizing] = {}
+_KNOWN: dict[Hashable, _Quantizing] = Bounded(MOST_RUNS)
 """What has run, by the arrays' signature and the options."""
 
 
@@ -238,7 +239,7 @@ def dequantize(values: Any, scales: Any, dtype: Any = "bf16", *, backend: str = 
     return run(where, {"source": values, "scales": scales}, values)["out"]
 
 
-_DEQUANTIZING: dict[Hashable, Run] = {}
+_DEQUANTIZING: dict[Hashable, Run] = Bounded(MOST_RUNS)
 """What has run, by the arrays' signatures and the result's dtype."""
 
 

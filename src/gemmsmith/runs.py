@@ -17,6 +17,7 @@ from gemmsmith.plans import BACKENDS
 
 T = TypeVar("T")
 MOST_RUNS = 1024
+"""Of one kind that are remembered."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,6 @@ class Run:
 def remembered(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
     """What `known` has for the key; made where it has nothing."""
     if key not in known:
-        if len(known) >= MOST_RUNS:
-            known.clear()
         known[key] = make()
     return known[key]
 

@@ -10,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from gemmsmith.api import gemm as launch
+from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.dtypes import number_operand
 from gemmsmith.core.errors import ARGUMENTS, ArgumentError, meant
 from gemmsmith.epilogue.frontend.classify import classify
@@ -84,8 +85,6 @@ def gemm(
         of, read = [arrays[name] for name in numbers(written)], [arrays[name] for name in tensors(written)]
         found = product(written, x, y, of, read, recompute)
         if key is not None and y is b and all(arrays[name] is given[name] for name in tensors(written)):
-            if len(_KNOWN) >= MOST_KNOWN:
-                _KNOWN.clear()
             _KNOWN[key] = Known(written, x is not a, leading, shape, *planned(written, x, y, read, recompute))
     kept, names = _kept(written)
     values = [_unfolded(x, kind, leading, shape) for x, kind in zip(found, kept, strict=True)]
@@ -106,7 +105,7 @@ class Known(NamedTuple):
     wanted: Names
 
 
-_KNOWN: dict[Hashable, Known] = {}
+_KNOWN: dict[Hashable, Known] = Bounded(MOST_KNOWN)
 """By the signature of the arguments: finding it out takes longer than all else that a call does on the host."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gemmsmith.binding import written_graph
+from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Extent, Graph, Operand, bare
@@ -23,7 +24,7 @@ Kinds = tuple[tuple[str, tuple[Any, ...], str], ...]
 SCALES = ("scale_a", "scale_b")
 """Operands by which the product is multiplied before all else."""
 MOST_KNOWN = 1024
-_KNOWN: dict[Hashable, str] = {}
+_KNOWN: dict[Hashable, str] = Bounded(MOST_KNOWN)
 """The texts of functions that do not ask for the number of rows."""
 
 
@@ -40,8 +41,6 @@ def epilogue_text(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds) -> str:
     graph, sized = written_graph(epilogue, shape, _operands(kinds))
     found = _written(graph, kinds)
     if source is not None and not sized:
-        if len(_KNOWN) >= MOST_KNOWN:
-            _KNOWN.clear()
         _KNOWN[key] = found
     return found
 

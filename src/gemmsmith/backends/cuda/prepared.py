@@ -11,6 +11,7 @@ from typing import Any
 from gemmsmith.backends.cuda.driver import encode_tensor_map
 from gemmsmith.backends.cuda.launcher import LoadedKernel
 from gemmsmith.backends.cuda.placement import order_address
+from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.tensor_map import TensorMap
@@ -36,7 +37,7 @@ class Prepared:
         count = len(arguments)
         for i, (kind, x) in enumerate(zip(kernel.parameter_kinds, arguments, strict=True)):
             if kind == "tensor_map" and isinstance(x.address, Pointer):
-                self._maps.append((i, x, x.address.name, x.address.offset, {}))
+                self._maps.append((i, x, x.address.name, x.address.offset, Bounded(MOST_MAPS)))
                 self._fixed.append(0)
             elif kind == "tensor_map":
                 self._kept.append(encode_tensor_map(x))
@@ -97,8 +98,6 @@ class Prepared:
 
     @staticmethod
     def _encode(template: TensorMap, address: int, encoded: dict[int, Any]) -> tuple[Any, int]:
-        if len(encoded) >= MOST_MAPS:
-            encoded.clear()
         t = template
         made = encode_tensor_map(TensorMap(address, t.dtype, t.extents, t.strides, t.box, t.swizzle))
         entry = encoded[address] = made, int(made.getPtr())

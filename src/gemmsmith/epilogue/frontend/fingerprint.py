@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
+from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.graph import Graph
 from gemmsmith.epilogue.frontend.copies import is_module
 
@@ -63,9 +64,8 @@ def _value(x: Any, inside: tuple[CodeType, ...]) -> Hashable:
 
 def _fixed(x: Any) -> _Same:
     """The fingerprint of something that does not change, found by its id from then on."""
-    if len(_FIXED) >= MOST_FIXED:
-        _FIXED.clear()
-    return _FIXED.setdefault(id(x), _Same(x))
+    _FIXED[id(x)] = found = _Same(x)
+    return found
 
 
 def _items(named: Mapping[str, Any], inside: tuple[CodeType, ...]) -> Hashable:
@@ -120,6 +120,5 @@ class _Same:
         return id(self.thing)
 
 
-_FIXED: dict[int, _Same] = {}
+_FIXED: dict[int, _Same] = Bounded(4096)
 """By id, which is not used again while the entry keeps the object alive."""
-MOST_FIXED = 4096
