@@ -8,20 +8,23 @@ from numbers import Real
 from typing import Any
 
 from gemmsmith import checks, scaling
-from gemmsmith.arrays import ArrayInfo, describe, empty_like_kind, is_array, row_major
+from gemmsmith.arrays import ArrayInfo, Spec, describe, empty_like_kind, is_array
 from gemmsmith.core.bounded import Bounded
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, TF32, DType, number_operand
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType, number_operand
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, meant
 from gemmsmith.core.graph import Extent, Graph, Operand, Result, bare
 from gemmsmith.core.mma import Mma
-from gemmsmith.core.problem import MAX_EXTENT, SCALE_NAMES, TMA_ALIGNMENT, Matrix, Problem, Scale
-from gemmsmith.core.spec import EpilogueSpec, ScaleSpec
+from gemmsmith.core.problem import SCALE_NAMES, TMA_ALIGNMENT, Matrix, Problem
+from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.layout import check_blocks
 from gemmsmith.epilogue.device.outputs import result_argument
+from gemmsmith.epilogue.frontend.classify import classify
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.epilogue.frontend.tracer import trace_sized
 from gemmsmith.epilogue.lines import refused
+from gemmsmith.epilogue.passes import optimise
+from gemmsmith.matrices import oriented
 from gemmsmith.scaling import argument_name
 
 Epilogue = Callable[..., Any] | Graph | Any
@@ -83,7 +86,7 @@ class Binding:
         if not self.graph.transposable:
             raise ConfigError("swap_ab: got True for an epilogue that needs a row's columns at once; use False")
         spec = self.spec.with_graph(self.graph)
-        problem, swapped, spec, arrays = _oriented(
+        problem, swapped, spec, arrays = oriented(
             spec, self.arguments, self.shape, self.output, self.mma, self.promoted, self.block_rows,
             swapped=not self.swapped,
         )  # fmt: skip
@@ -171,8 +174,8 @@ def bind(
     arguments |= {result_argument(name): x for name, x in stored.items()}
     computes = graph.computes  # if nothing is computed, nothing is inexact or added up
     spec = EpilogueSpec(graph, frozenset(), frozenset(), exact and computes, atomic and computes)
-    oriented = _oriented(spec, arguments, shape, output, mma, promoted, block_rows)
-    return Binding(shape, output, mma, promoted, block_rows, written, graph, arguments, given, *oriented)
+    matrices = oriented(spec, arguments, shape, output, mma, promoted, block_rows)
+    return Binding(shape, output, mma, promoted, block_rows, written, graph, arguments, given, *matrices)
 
 
 def first_name(graph: Graph) -> str:
@@ -200,9 +203,6 @@ def arranged(results: Mapping[str, Any], names: list[str]) -> Any:
 def _positional(count: int) -> list[str]:
     """The names of `count` results that the function returned without names."""
     return ["out", *(f"out{i}" for i in range(1, count))][:count]
-
-
-# -- the graph, its operands and results -----------------------------------------------------------------------------
 
 
 def _operand(name: str, x: Any, a: ArrayInfo) -> ArrayInfo | float:
@@ -246,9 +246,6 @@ def _graphs(
     factors: Mapping[str, ArrayInfo | float], output: DType,
 ) -> tuple[Graph, Graph]:  # fmt: skip
     """The graph as the user wrote it, of a product that is multiplied by the `factors`, and after the passes."""
-    from gemmsmith.epilogue.frontend.classify import classify
-    from gemmsmith.epilogue.passes import optimise
-
     kinds = {
         name: (extent(name, x.shape, shape), x.dtype) if isinstance(x, ArrayInfo) else (Extent(), None)
         for extent, given in ((classify, operands), (scaling.extent, factors)) for name, x in given.items()
@@ -313,13 +310,8 @@ def _results(graph: Graph, given: Mapping[str, Any], shape: tuple[int, ...]) -> 
             found[r.name] = describe(given[r.name], r.name)
             checks.result(r.name, found[r.name], want, r.dtype, contiguous=graph.is_reduced(r))
         else:
-            found[r.name] = _unmade(want, r.dtype, result_strides(graph, r, want))
+            found[r.name] = describe(Spec(want, r.dtype, result_strides(graph, r, want)))
     return found
-
-
-def _unmade(shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None = None) -> ArrayInfo:
-    """An array that does not exist yet, row-major by default."""
-    return ArrayInfo(dtype, shape, strides or row_major(shape), 0, "spec", 0, True)
 
 
 def result_shape(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -355,88 +347,3 @@ def result_strides(graph: Graph, result: Result, shape: tuple[int, ...]) -> tupl
     step = TMA_ALIGNMENT // (result.dtype or FP32).bytes
     pitch = -(-m // step) * step
     return (*(columns * pitch for _ in batch), 1, pitch)
-
-
-# -- layout ----------------------------------------------------------------------------------------------------------
-
-
-def _oriented(
-    spec: EpilogueSpec, arguments: Mapping[str, ArrayInfo | float], shape: tuple[int, ...], output: DType,
-    mma: Mma, promoted: bool, block_rows: Mapping[str, int], swapped: bool | None = None,
-) -> tuple[Problem, bool, EpilogueSpec, dict[str, Matrix]]:  # fmt: skip
-    """What the kernel computes, for a spec with the user's graph: D^T where `swapped`; None: whichever is faster."""
-    graph, batch = spec.graph, shape[0] if len(shape) == 3 else 1
-    arrays: dict[str, Matrix] = {}
-    for operand in graph.operands:
-        if isinstance(x := arguments[operand_argument(operand.name)], ArrayInfo):
-            arrays[operand.name] = matrix_of(x, batch, operand.extent.is_matrix)
-    for r in graph.results:
-        if isinstance(x := arguments[result_argument(r.name)], ArrayInfo) and not graph.is_reduced(r):
-            arrays[r.name] = matrix_of(x, batch)
-    extents = graph.extents()
-    d = next((r.name for r in graph.results if extents[r.node].is_matrix), "")
-    a, b = (
-        replace(matrix_of(x, batch), dtype=dtype)  # of fp32 arrays TF32
-        for x, dtype in ((arguments["a"], mma.a), (arguments["b"], mma.b))
-        if isinstance(x, ArrayInfo)
-    )
-    problem = Problem(a, b, arrays[d] if d else matrix_of(_unmade(shape, output), batch), mma.d)
-    of_a, of_b = (
-        Scale(operand_argument(name), matrix_of(x, batch), block_rows[name])
-        if name in block_rows and isinstance(x := arguments[operand_argument(name)], ArrayInfo) else None
-        for name in SCALE_NAMES
-    )  # fmt: skip
-    of_b = of_b and replace(of_b, matrix=of_b.matrix.T)
-    problem = replace(problem, promoted=promoted, scales=(of_a, of_b), low_parts=promoted and mma.a == TF32)
-    if graph.is_bare:
-        problem = _folded(problem)
-    if swapped is None:
-        swapped = problem.d.canonical().column_major and graph.transposable
-    if swapped:
-        problem, arrays = problem.T, {name: x.T for name, x in arrays.items()}
-        spec = spec.with_graph(graph.transposed())
-    if graph.is_bare:
-        problem = _folded(problem)
-        arrays[d] = problem.d
-    arrays |= {name: arrays[name].canonical() for name in spec.graph.matrices}
-    problem = replace(problem, a=problem.a.canonical(), b=problem.b.canonical(), d=problem.d.canonical())
-    return problem, swapped, spec.over(arrays), arrays
-
-
-def matrix_of(x: ArrayInfo, batch: int, whole: bool = True) -> Matrix:
-    """An array as (rows, columns), stride 0 along what it is broadcast over: not those of a `whole` matrix."""
-    missing = 3 - len(x.shape)
-    own_batch, m, n = (1,) * missing + tuple(x.shape)
-    batch_stride, rows, columns = (0,) * missing + tuple(x.strides)
-    if not whole:
-        rows, columns = rows * (m != 1), columns * (n != 1)
-    return Matrix(x.dtype, m, n, rows, columns, batch, batch_stride * (batch > 1 and own_batch != 1), x.alignment)
-
-
-def _folded(p: Problem) -> Problem:
-    """The problem with its batch folded into M, if one row stride reaches all rows of a, of its scales and of d, and b
-    and its scales are broadcast."""
-    rows, (of_a, of_b) = p.batch * p.m, p.scales
-    if p.batch <= 1 or p.b.batch_stride or not 0 < rows <= MAX_EXTENT or (of_b and of_b.matrix.batch_stride):
-        return p
-    a, d, scales = _stacked(p.a), _stacked(p.d), of_a and _stacked_scales(of_a, p.m)
-    if a is None or d is None or (of_a and not scales):
-        return p
-    of_b = of_b and replace(of_b, matrix=replace(of_b.matrix, batch=1))
-    return replace(p, a=a, b=replace(p.b, batch=1), d=d, scales=(scales, of_b))
-
-
-def _stacked_scales(x: Scale, m: int) -> Scale | None:
-    """None, too, where one scale would be for rows of two products, and where TMA reads the scales of the batch but
-    could not read those of the stacked rows."""
-    matrix = _stacked(x.matrix)
-    found = replace(x, matrix=matrix) if matrix and m % x.rows == 0 else None
-    before, after = ScaleSpec.of(x), ScaleSpec.of(found)
-    return None if before and after and before.by_tma and not after.by_tma else found
-
-
-def _stacked(x: Matrix) -> Matrix | None:
-    row_stride = x.row_stride if x.rows > 1 else x.batch_stride
-    if x.batch_stride <= 0 or x.batch_stride != x.rows * row_stride:
-        return None
-    return replace(x, rows=x.batch * x.rows, row_stride=row_stride, batch=1, batch_stride=0)

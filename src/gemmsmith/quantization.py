@@ -22,6 +22,7 @@ from gemmsmith.kernels.quantize import SLOTS, BoundQuantize, Kind, QuantizeSpec
 from gemmsmith.kernels.quantize import amax as amax_kernel
 from gemmsmith.kernels.quantize import quantize as quantize_kernel
 from gemmsmith.lang.launch import WORKSPACE, Launch, Launches
+from gemmsmith.matrices import matrix_of as as_matrix
 from gemmsmith.runs import MOST_RUNS, Made, Run, chosen, matrix_of, remembered, without_gradient
 
 VALUES = (E4M3, E5M2, INT8)
@@ -263,10 +264,7 @@ def _shares(x: ArrayInfo, scales: ArrayInfo) -> tuple[int, int]:
 
 def _dequantizing(x: ArrayInfo, s: ArrayInfo, shares: tuple[int, int], out: DType) -> Run:
     source, made = matrix_of(x), Made.for_tma(tuple(x.shape), out, matrix_of(x).contiguous == "rows")
-    missing = 3 - len(s.shape)
-    (own, m, n), strides = (1,) * missing + tuple(s.shape), (0,) * missing + tuple(s.strides)
-    batch, row, column = (stride * (extent > 1) for stride, extent in zip(strides, (own, m, n), strict=True))
-    scales = Matrix(s.dtype, m, n, row, column, source.batch, batch)
+    scales = as_matrix(s, source.batch, whole=False)
     matrices, shifts = [source, scales, made.matrix], [7 * (share == BLOCK) for share in shares]
     if made.column_major:
         matrices, shifts = [matrix.T for matrix in matrices], shifts[::-1]

@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from gemmsmith.arrays import ArrayInfo, address_of, describe, empty_like_kind, signature
-from gemmsmith.binding import matrix_of as as_matrix
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.problem import TMA_ALIGNMENT, Matrix
 from gemmsmith.lang.launch import Launches
+from gemmsmith.matrices import matrix_of as as_matrix
 from gemmsmith.plans import BACKENDS
 
 T = TypeVar("T")
