@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gemmsmith import Config, ConfigError
-from gemmsmith.core.spec import check
+from gemmsmith.core.rules import check
 
 TRIPLE, PAIR, INTEGER, SWITCH = "three integers, for M, N and K", "two integers", "an integer", "True or False"
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from math import gcd
 from typing import NamedTuple
 
-from gemmsmith.core.chip import HOPPER, Chip, find_chip
+from gemmsmith.core.chip import Chip, find_chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import find, for_chip, listed, names, promoting, taking
+from gemmsmith.core.design import find, listed, names, promoting
 from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
-from gemmsmith.core.mma import PRODUCTS, QUAD, WGMMA, WGMMA_M, Major, Mma, find_mma
+from gemmsmith.core.mma import PRODUCTS, QUAD, WGMMA_M, Major, Mma, find_mma
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale
+from gemmsmith.core.rules import check, whole_rows
 from gemmsmith.core.tile import Tile
 
-STAGES_LIMIT = HOPPER.shared_bytes // (2 * 16 * (WGMMA_M + 8))
-"""Of the smallest tile, 64x8 with rows of 32 bytes."""
-OPERAND_BYTES = sorted({mma.a.bytes for mma in WGMMA})
 SCALE_BOX = 4
 """K-tiles whose block scales TMA brings at once where they are contiguous along K: 16 bytes, its least."""
 DEPTH_PADDING = 16
@@ -145,55 +143,6 @@ def promotion(c: Config, each_column: bool = False) -> PromotedSums:
     in_parts = (rows, columns) != (WGMMA_M, n)
     in_flight = 1 if in_parts else next((x for x in IN_FLIGHT if total + x * of_one <= limit and 2 * x <= c.stages), 1)
     return PromotedSums(columns, in_flight, total + of_one)
-
-
-def check(c: Config) -> None:
-    """Raises ConfigError for a config that works with no operands; the message says what would work."""
-    for holds, message in _rules(c):
-        if not holds:
-            raise ConfigError(message)
-
-
-def _rules(c: Config) -> Iterator[tuple[bool, str]]:
-    """The rules in order, each with its message; a rule may assume that those before it hold."""
-    (m, n, k), (rows, columns), splits = c.tile, c.cluster, c.cluster_splits
-    design = find(c.design)
-    yield (c.consumers in design.accumulators,
-           f"consumers: got {c.consumers}; use {listed(design.accumulators)} with {c.design}")  # fmt: skip
-    warpgroups, chip = c.warpgroups[0], find_chip(c.chip)
-    yield chip.has(design.architecture), f"design: got {c.design} for {chip}; use {listed(for_chip(chip))}"
-    yield (m > 0 and m % (WGMMA_M * warpgroups) == 0 and m <= 256,
-           f"tile M: got {m}; use a multiple of {WGMMA_M} x {warpgroups} warpgroups, up to 256")  # fmt: skip
-    yield 8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"
-    yield (any(_whole_rows(k, size) for size in OPERAND_BYTES),
-           f"tile K: got {k}; use rows of 32, 64, or a multiple of 128 bytes up to 512")  # fmt: skip
-    if design.multiplies != "wgmma":
-        yield c.cluster == (1, 1), f"cluster: got {c.cluster}; {c.design} has no clusters, use 1x1"
-        yield (c.evict == ("normal", "normal"),
-               f"evict: got {c.evict}; {c.design} has no policies of the L2, use normal for both")  # fmt: skip
-        yield not c.serpentine, f"serpentine: got {c.design}, which goes through k-tiles in their order"
-    yield not c.pdl or chip.has("sm_90"), f"pdl: got {chip}, which has no programmatic dependent launch; use False"
-    yield c.stages >= 2, f"stages: got {c.stages}; use at least 2"
-    yield c.stages <= STAGES_LIMIT, f"stages: got {c.stages}; shared memory has room for {STAGES_LIMIT} of the smallest"
-    yield ({rows, columns} <= {1, 2, 4} and rows * columns <= 8,
-           f"cluster: got {c.cluster}; use 1, 2 or 4 each way, at most 8 CTAs")  # fmt: skip
-    yield (1 <= splits <= 8 // (rows * columns),
-           f"cluster_splits: got {splits}; use 1 for none, up to {8 // (rows * columns)} with a cluster of "
-           f"{rows}x{columns}, at most 8 CTAs in all")  # fmt: skip
-    yield 0 <= c.splits <= 64, f"splits: got {c.splits}; use 1 for none, 2 to 64, or 0 for stream-K"
-    yield (1 in (c.splits, splits),
-           f"splits: got {c.splits} and {splits} in a cluster; use one of them, 1 for the other")  # fmt: skip
-    for name, count in (("splits", c.splits), ("cluster_splits", splits)):
-        yield (name in design.takes or count == 1,
-               f"{name}: got {count}; {c.design} computes whole tiles, use 1, or {taking(name)}")  # fmt: skip
-    yield c.raster_group >= 1, f"raster_group: got {c.raster_group}; use at least 1"
-    yield (not c.sync_clusters or c.can_sync_clusters,
-           f"sync_clusters: got {c.design}, splits {c.splits} and {splits} in a cluster; it takes "
-           f"{taking('sync_clusters')} and whole tiles")  # fmt: skip
-    yield (
-        not c.alias_epilogue or "alias_epilogue" in design.takes,
-        f"alias_epilogue: got {c.design}; it takes {taking('alias_epilogue')}",
-    )
 
 
 @dataclass(frozen=True)
@@ -351,7 +300,7 @@ class KernelSpec:
         c = self.config
         check(c)
         size = self.mma.a.bytes
-        if not _whole_rows(c.tile[2], size):
+        if not whole_rows(c.tile[2], size):
             raise ConfigError(
                 f"tile K: got {c.tile[2]} with operands of {self.mma.a}; "
                 f"use {32 // size}, {64 // size}, or a multiple of {128 // size} up to {512 // size}"
@@ -412,11 +361,6 @@ class KernelSpec:
             )
         if c.tile[2] != block:
             raise ConfigError(f'tile K: got {c.tile[2]} with {argument}="{asked}"; use {block}')
-
-
-def _whole_rows(k: int, size: int) -> bool:
-    """Whether `k` elements of `size` bytes are a row that swizzles, or several of the widest."""
-    return k * size in (32, 64) or (k * size % 128 == 0 and 128 <= k * size <= 512)
 
 
 @lru_cache(maxsize=4096)

@@ -20,7 +20,8 @@ from gemmsmith.core.design import find
 from gemmsmith.core.dtypes import E4M3, E5M2
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec, check
+from gemmsmith.core.rules import check
+from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.candidates import has_room, with_reuse_for
 from gemmsmith.tuning.depth import for_16_bits, for_operands
 from gemmsmith.tuning.fitting import fitting, spec_for
