@@ -428,7 +428,7 @@ def test_overlap_needs_one_device_and_reads_no_memory() -> None:
 
 
 def test_the_dlpack_structures_have_the_headers_sizes() -> None:
-    from gemmsmith import arrays
+    from gemmsmith import dlpack
 
-    assert ctypes.sizeof(arrays._DLTensor) == 48
-    assert ctypes.sizeof(arrays._DLVersioned) == 80
+    assert ctypes.sizeof(dlpack._Tensor) == 48
+    assert ctypes.sizeof(dlpack._Versioned) == 80

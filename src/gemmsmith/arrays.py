@@ -6,7 +6,6 @@ torch tensors, numpy arrays, anything with `__cuda_array_interface__` (CuPy, Num
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, INT64, UE8M0, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, meant
+from gemmsmith.dlpack import contents
 
 
 class ArrayInfo(NamedTuple):
@@ -413,65 +413,24 @@ def _device_of(x: Any, address: int) -> int:
 # -- DLPack --------------------------------------------------------------------------------------------------------
 
 
-class _DLTensor(ctypes.Structure):
-    """Source: DLPack's dlpack.h, DLTensor: data, device, ndim, dtype, shape, strides (elements), byte_offset."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-class _DLVersioned(ctypes.Structure):
-    """DLManagedTensorVersioned: version, manager_ctx, deleter, flags, dl_tensor."""
-
-    _fields_ = [
-        ("version", ctypes.c_uint32 * 2),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _DLTensor),
-    ]
-
-
 _DLPACK_DTYPES = {
     (2, 16, 1): FP16, (2, 32, 1): FP32, (4, 16, 1): BF16, (10, 8, 1): E4M3, (12, 8, 1): E5M2,
     (0, 8, 1): INT8, (0, 32, 1): INT32, (0, 64, 1): INT64, (6, 8, 1): BOOL,
     (1, 8, 1): UE8M0, (14, 8, 1): UE8M0,
 }  # fmt: skip
 _DLPACK_DEVICES = {1: "cpu", 3: "cpu", 2: "cuda", 13: "cuda"}  # 3: pinned, 13: managed
-_READ_ONLY = 1
-
-_capsule = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule.restype, _capsule.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
 def _read_dlpack(x: Any) -> ArrayInfo:
-    """Reads the capsule and releases it; x keeps the memory. A capsule without flags counts as read-only."""
-    try:
-        held = x.__dlpack__(max_version=(1, 0))
-    except TypeError:  # before version 1
-        held = x.__dlpack__()
-    if '"dltensor_versioned"' in repr(held):
-        managed = _DLVersioned.from_address(_capsule(held, b"dltensor_versioned") or 0)
-        t, writable = managed.tensor, not managed.flags & _READ_ONLY
-    else:
-        t, writable = _DLTensor.from_address(_capsule(held, b"dltensor") or 0), False
-    dtype, device = _DLPACK_DTYPES.get((t.code, t.bits, t.lanes)), _DLPACK_DEVICES.get(t.device_type)
+    held = contents(x)
+    dtype, device = _DLPACK_DTYPES.get(held.dtype), _DLPACK_DEVICES.get(held.device[0])
     if dtype is None or device is None:
+        code, bits, lanes = held.dtype
         raise _UnreadableError(
-            f"got DLPack dtype (code {t.code}, {t.bits} bits, {t.lanes} lanes) on device type {t.device_type}; "
+            f"got DLPack dtype (code {code}, {bits} bits, {lanes} lanes) on device type {held.device[0]}; "
             "use bf16, fp16 or fp32 on the CPU or a CUDA device"
         )
-    shape = tuple(t.shape[: t.ndim])
-    strides = tuple(t.strides[: t.ndim]) if t.strides else row_major(shape)
-    index = t.device_id if device == "cuda" else 0
-    return ArrayInfo(dtype, shape, strides, (t.data or 0) + t.byte_offset, device, index, writable)
+    index = held.device[1] if device == "cuda" else 0
+    return ArrayInfo(
+        dtype, held.shape, held.strides or row_major(held.shape), held.address, device, index, held.writable
+    )
