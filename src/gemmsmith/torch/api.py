@@ -186,7 +186,7 @@ def _bound(
         )
     leading = a.shape[:-2]
     a = a.flatten(0, -3) if a.dim() > 3 else a
-    shape = product_shape(a, b)
+    shape = product_shape(a.shape, b.shape)
     leading = leading if len(leading) > 1 else shape[:-2]
     arrays: dict[str, Any] = {}
     kinds: Kinds = ()

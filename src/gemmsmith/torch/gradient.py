@@ -28,7 +28,7 @@ from gemmsmith.torch.backward import (
     tensors,
 )
 from gemmsmith.torch.fallback import FLOATS
-from gemmsmith.torch.operator import call, shape_of_product
+from gemmsmith.torch.operator import call, product_shape
 
 BARE = " | accumulator | out 0"
 """The product, in a's dtype."""
@@ -101,7 +101,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        epilogue, dtype, shape = ctx.made.epilogue, ctx.dtype, shape_of_product(*ctx.shapes[:2])
+        epilogue, dtype, shape = ctx.made.epilogue, ctx.dtype, product_shape(*ctx.shapes[:2])
         known = dict(zip(ctx.made.kept, ctx.saved_tensors, strict=True))
         for name, x in zip(numbers(epilogue), ctx.numbers, strict=True):
             known[OPERAND + name] = x

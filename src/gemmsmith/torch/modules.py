@@ -10,13 +10,11 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.epilogue.frontend.fusions import ACTIVATIONS
+from gemmsmith.epilogue.frontend.fusions import ACTIVATIONS, GATED, function_of
 from gemmsmith.torch.api import chain, gemm
 from gemmsmith.torch.loss import cross_entropy, rows
 
 Activation = str | Callable[[Any], Any] | None
-GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}
-"""Activations of FusedMLP with a gate -> the gate's."""
 
 
 class FusedLinear(nn.Linear):
@@ -159,14 +157,10 @@ def _known(activation: Activation, others: Iterable[str] = ()) -> Activation:
     raise ArgumentError(f"activation: got {activation!r}; use a function or one of {listed}")
 
 
-def _function(activation: Activation) -> Callable[[Any], Any]:
-    return activation if callable(activation) else ACTIVATIONS[activation or "identity"].function
-
-
 def _biased(activation: Activation, acc: Any, bias: Any = None) -> Any:
-    return _function(activation)(acc if bias is None else acc + bias)
+    return function_of(activation)(acc if bias is None else acc + bias)
 
 
 def _gated(activation: Activation, acc: Any, gate: Any, bias: Any = None, gate_bias: Any = None) -> Any:
     g = gate if gate_bias is None else gate + gate_bias
-    return _function(activation)(g) * (acc if bias is None else acc + bias)
+    return function_of(activation)(g) * (acc if bias is None else acc + bias)

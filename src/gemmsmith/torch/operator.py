@@ -65,13 +65,8 @@ def _arity(epilogue: str) -> tuple[int, int, int]:
     return inputs, outputs, text.key(epilogue)
 
 
-def product_shape(a: Any, b: Any) -> tuple[Any, ...]:
-    """(m, n) or (batch, m, n) of tensors a and b. ArgumentError for shapes that do not match."""
-    return shape_of_product(a.shape, b.shape)
-
-
-def shape_of_product(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Of tensors of these shapes."""
+def product_shape(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
+    """(m, n) or (batch, m, n) of a and b of these shapes. ArgumentError for shapes that do not match."""
     fits = len(a) in (2, 3) and len(b) in (2, 3) and a[-1] == b[-2]
     batch: tuple[Any, ...] = tuple([shape[0] for shape in (a, b) if len(shape) == 3])
     if len(batch) == 2:
@@ -100,7 +95,7 @@ def _default(graph: Graph, a: DType) -> DType:
 
 
 def _fake(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
-    graph, shape = text.read(epilogue), product_shape(a, b)
+    graph, shape = text.read(epilogue), product_shape(a.shape, b.shape)
     made = [_empty(a, graph, r, result_shape(graph, r, shape)) for r in graph.results]
     return made[0] if len(made) == 1 else tuple(made)
 

@@ -79,7 +79,8 @@ ACTIVATIONS: dict[str, Activation] = {
 """By name. Where a factory takes an activation, a function of z may stand for the name, of (dy, z) for a gradient."""
 
 
-def _activation(which: str | Epilogue | None) -> Epilogue:
+def function_of(which: str | Epilogue | None) -> Epilogue:
+    """The function that an activation's name stands for; a function stands for itself."""
     return which if callable(which) else _named(which or "identity").function
 
 
@@ -102,7 +103,7 @@ def _stored(x: Any, dtype: Any) -> Any:
 
 def scaled_acc(activation: str | Epilogue | None = None) -> Epilogue:
     """activation(alpha * acc)."""
-    act = _activation(activation)
+    act = function_of(activation)
 
     def epilogue(acc: Any, alpha: Any = 1.0) -> Any:
         return act(acc * alpha)
@@ -112,7 +113,7 @@ def scaled_acc(activation: str | Epilogue | None = None) -> Epilogue:
 
 def linear_combination(activation: str | Epilogue | None = None) -> Epilogue:
     """activation(alpha * acc + beta * c)."""
-    act = _activation(activation)
+    act = function_of(activation)
 
     def epilogue(acc: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
         return act(acc * alpha + c * beta)
@@ -127,7 +128,7 @@ def linear_combination_bias(
 
     alpha, beta and bias may be scalars, rows or columns.
     """
-    act = _activation(activation)
+    act = function_of(activation)
 
     def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
         z = acc * alpha + c * beta + bias
@@ -138,7 +139,7 @@ def linear_combination_bias(
 
 def residual_add_bias(activation: str | Epilogue | None = None) -> Epilogue:
     """activation(alpha * acc + bias) + beta * c."""
-    act = _activation(activation)
+    act = function_of(activation)
 
     def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
         return act(acc * alpha + bias) + c * beta
@@ -160,7 +161,7 @@ def scaled_linear_combination_bias(activation: str | Epilogue | None = None) -> 
 
     A scale that is not given is 1, as scale_d is where D is not fp8.
     """
-    act = _activation(activation)
+    act = function_of(activation)
 
     def epilogue(
         acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0,
@@ -178,7 +179,7 @@ def scaled_linear_combination_bias_amax_aux(
 
     y = activation(z), z as in `scaled_linear_combination_bias`.
     """
-    act = _activation(activation)
+    act = function_of(activation)
 
     def epilogue(
         acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0,
@@ -210,7 +211,7 @@ def linear_combination_gradient(activation: str | Epilogue, bias_gradient: bool 
 
 def bias_activation(activation: str | Epilogue | None = None) -> Epilogue:
     """activation(acc + bias)."""
-    act = _activation(activation)
+    act = function_of(activation)
 
     def epilogue(acc: Any, bias: Any) -> Any:
         return act(acc + bias)
@@ -220,7 +221,7 @@ def bias_activation(activation: str | Epilogue | None = None) -> Epilogue:
 
 def residual_before(activation: str | Epilogue | None = None) -> Epilogue:
     """activation(acc + bias + residual)."""
-    act = _activation(activation)
+    act = function_of(activation)
 
     def epilogue(acc: Any, residual: Any, bias: Any = 0.0) -> Any:
         return act(acc + bias + residual)
@@ -230,7 +231,7 @@ def residual_before(activation: str | Epilogue | None = None) -> Epilogue:
 
 def residual_after(activation: str | Epilogue | None = None) -> Epilogue:
     """activation(acc + bias) + residual."""
-    act = _activation(activation)
+    act = function_of(activation)
 
     def epilogue(acc: Any, residual: Any, bias: Any = 0.0) -> Any:
         return act(acc + bias) + residual
@@ -243,7 +244,7 @@ def gated(activation: str | Epilogue | None = None) -> Epilogue:
 
     Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202.
     """
-    act = _activation(activation)
+    act = function_of(activation)
 
     def epilogue(acc: Any, bias: Any = 0.0) -> Any:
         gate, up = (acc + bias).chunk(2, -1)
@@ -270,7 +271,7 @@ def amax(acc: Any) -> Any:
 
 def quantized(activation: str | Epilogue | None = None, dtype: Any = None, amax: bool = False) -> Epilogue:
     """scale_d * y, y = activation(acc + bias), as dtype (None: as the output's); with `amax`, also the largest |y|."""
-    act = _activation(activation)
+    act = function_of(activation)
 
     def epilogue(acc: Any, bias: Any = 0.0, scale_d: Any = 1.0) -> Any:
         y = act(acc + bias)
@@ -292,12 +293,16 @@ def block_quantized(epilogue: Epilogue, dtype: Any = "fp8_e4m3", block: int = 12
     return with_scales
 
 
-bias_relu, bias_gelu, bias_gelu_tanh, bias_silu = map(bias_activation, ("relu", "gelu", "gelu_tanh", "silu"))
+_COMMON = ("relu", "gelu", "gelu_tanh", "silu")
+"""Activations whose epilogues have names of their own."""
+GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}
+"""Gated units -> the activation of their gate."""
+bias_relu, bias_gelu, bias_gelu_tanh, bias_silu = map(bias_activation, _COMMON)
 bias_residual = residual_before()
-swiglu, geglu, geglu_tanh, reglu = map(gated, ("silu", "gelu", "gelu_tanh", "relu"))
-drelu, dgelu, dgelu_tanh, dsilu = map(activation_gradient, ("relu", "gelu", "gelu_tanh", "silu"))
+swiglu, geglu, geglu_tanh, reglu = map(gated, GATED.values())
+drelu, dgelu, dgelu_tanh, dsilu = map(activation_gradient, _COMMON)
 drelu_dbias, dgelu_dbias, dgelu_tanh_dbias, dsilu_dbias = (
-    activation_gradient(name, bias_gradient=True) for name in ("relu", "gelu", "gelu_tanh", "silu")
+    activation_gradient(name, bias_gradient=True) for name in _COMMON
 )
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -379,22 +384,22 @@ FUSIONS: dict[str, Fusion] = {
     ),
     **{
         f"bias_{name}": Fusion(partial(bias_activation, name), f"{name}(acc + bias)", _BIAS, _D)
-        for name in ("relu", "gelu", "gelu_tanh", "silu")
+        for name in _COMMON
     },
     **{
         glu: Fusion(partial(gated, name), f"{name}(gate) * up of acc + bias", _BIAS, {"D": "half"})
-        for glu, name in {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}.items()
+        for glu, name in GATED.items()
     },
     **{
         f"d{name}": Fusion(partial(activation_gradient, name), f"acc * {name}'(z)", _Z, _D)
-        for name in ("relu", "gelu", "gelu_tanh", "silu")
+        for name in _COMMON
     },
     **{
         f"d{name}_dbias": Fusion(
             partial(activation_gradient, name, bias_gradient=True),
             f"D = acc * {name}'(z), dbias = sums over D's columns", _Z, {**_D, "dbias": "row"},
         )
-        for name in ("relu", "gelu", "gelu_tanh", "silu")
+        for name in _COMMON
     },
 }  # fmt: skip
 """CUTLASS's names, then plain ones, which also are functions of this module where they need no choice."""

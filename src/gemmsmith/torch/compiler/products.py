@@ -46,7 +46,7 @@ def product(node: Node) -> Product | None:
     """The product that a node computes, if it is one."""
     if name(node) in PLAIN or name(node) in WITH_A_TERM:
         a, b = node.args[:2] if name(node) in PLAIN else node.args[1:3]
-        return Product(node, a, b, product_shape(value(a), value(b)))
+        return Product(node, a, b, product_shape(shape(a), shape(b)))
     return _own(node) if node.target in OPERATORS.values() else None
 
 
@@ -57,8 +57,8 @@ def _own(node: Node) -> Product:
     if len(graph.results) > 1:
         taken = {user.args[1]: user for user in node.users if user.target is operator.getitem}
         results = {r.name: taken[i] for i, r in enumerate(graph.results) if i in taken}
-    shape_ = product_shape(value(a), value(b))
-    return Product(node, a, b, shape_, graph, named(graph, numbers, tensors), results)
+    of_product = product_shape(shape(a), shape(b))
+    return Product(node, a, b, of_product, graph, named(graph, numbers, tensors), results)
 
 
 def refusal(found: Product) -> str:
