@@ -76,11 +76,10 @@ ACTIVATIONS: dict[str, Activation] = {
     "mish": _known(_method("mish"), "Misra, BMVC 2020", "mish"),
     "softplus": _known(_method("softplus"), "Dugas et al., NIPS 2000", "softplus"),
 }  # fmt: skip
-"""By name. Where a factory takes an activation, a function of z may stand for the name, of (dy, z) for a gradient."""
 
 
 def function_of(which: str | Epilogue | None) -> Epilogue:
-    """The function that an activation's name stands for; a function stands for itself."""
+    """What an activation's name stands for; a function of z stands for itself, for a gradient one of (dy, z)."""
     return which if callable(which) else _named(which or "identity").function
 
 
