@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 from gemmsmith import checks
@@ -199,7 +200,7 @@ def _launches(options: _Options, source: Matrix, made: dict[str, Made]) -> Launc
     bound = BoundQuantize(arrays, columns, spec.walk, WORKSPACE)
     launches = [Launch.of(quantize_kernel(spec), bound)]
     if options.recipe != "tensor":
-        return Launches(None, False, tuple(launches) if bound.total else ())
+        return Launches(None, False, tuple(launches) if prod(bound.grid) else ())
     first = Launch.of(amax_kernel(source.dtype, chunked), bound)
     return Launches(None, False, (first, *launches), 4 * SLOTS)
 
@@ -272,7 +273,7 @@ def _dequantizing(x: ArrayInfo, s: ArrayInfo, shares: tuple[int, int], out: DTyp
     per_column = shifts[1] == 0 and arrays["scales"].col_stride != 0
     spec = DequantizeSpec(x.dtype, s.dtype, out, per_column, is_chunked(arrays["source"]))
     bound = BoundDequantize(arrays, (shifts[0], shifts[1]))
-    launch = (Launch.of(dequantize_kernel(spec), bound),) if bound.total else ()
+    launch = (Launch.of(dequantize_kernel(spec), bound),) if prod(bound.grid) else ()
     return Run(Launches(None, False, launch), {"out": made})
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.problem import Matrix
-from gemmsmith.epilogue.device.inputs import Addressed
+from gemmsmith.epilogue.device.addressed import Addressed
 from gemmsmith.kernels.held import BLOCK, CHUNK, CHUNKS, THREADS, HeldTile, each_tile, held_tile, pitch_of
 from gemmsmith.lang.builder import Builder, current
 from gemmsmith.lang.kernel import Kernel
@@ -52,11 +53,6 @@ class BoundDequantize:
         """Batches, tiles below one another, and tiles abreast."""
         return self.source.batch, -(-self.source.rows // BLOCK), -(-self.source.cols // BLOCK)
 
-    @property
-    def total(self) -> int:
-        batch, down, abreast = self.grid
-        return batch * down * abreast
-
 
 _SHIFTS: dict[str, Bind] = {"row": lambda p: p.shifts[0], "column": lambda p: p.shifts[1]}
 
@@ -66,7 +62,7 @@ def dequantize(spec: DequantizeSpec) -> Kernel:
     """The kernel of a spec."""
     with Builder(spec.name, threads=THREADS, resident=3 if spec.chunked and not spec.per_column else 1) as k:
         k.header += [f"gemmsmith: {spec.name}", "8-bit values times their scales"]
-        k.grid = lambda p: p.total
+        k.grid = lambda p: prod(p.grid)
         held = held_tile(spec.source, BLOCK, chunked=spec.chunked)
         scales = Addressed("scales", "scales", spec.scales, m=True, n=True)
         out = Addressed("out", "out", spec.out, m=True, n=True)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP16, FP32, INT8, DType
-from gemmsmith.epilogue.device.inputs import Addressed
+from gemmsmith.epilogue.device.addressed import Addressed
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, I32, U16, U32, U64
 from gemmsmith.lang.values import Value, ValueLike, as_value
@@ -142,7 +143,7 @@ def each_tile() -> Iterator[tuple[Value, Value, Value]]:
     """A grid-stride loop: batch, tile of rows, tile of columns."""
     k = current()
     down, abreast = k.parameter("down", bind=lambda p: p.grid[1]), k.parameter("abreast", bind=lambda p: p.grid[2])
-    total = k.parameter("total", bind=lambda p: p.total)
+    total = k.parameter("total", bind=lambda p: prod(p.grid))
     with k.range(hw.block_index(), total, hw.grid_size(), name="tile") as tile:
         yield (tile // abreast // down).named("batch"), (tile // abreast % down).named("i"), (tile % abreast).named("j")
 

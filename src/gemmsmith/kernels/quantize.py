@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from math import prod
 from typing import Literal
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import Matrix
-from gemmsmith.epilogue.device.inputs import Addressed
+from gemmsmith.epilogue.device.addressed import Addressed
 from gemmsmith.kernels.groups import ColumnGroup, Group, RowGroup, packed
 from gemmsmith.kernels.held import BLOCK, CHUNK, CHUNKS, THREADS, HeldTile, Threads, each_tile, held_tile, pitch_of
 from gemmsmith.lang.builder import Builder, current
@@ -101,18 +102,13 @@ class BoundQuantize:
         down, abreast = self.tiles
         return self.source.batch, 1 if self.walk == "rows" else down, 1 if self.walk == "columns" else abreast
 
-    @property
-    def total(self) -> int:
-        batch, down, abreast = self.grid
-        return batch * down * abreast
-
 
 @lru_cache(maxsize=256)
 def quantize(spec: QuantizeSpec) -> Kernel:
     """The kernel of a spec."""
     with Builder(spec.name, threads=THREADS, resident=spec.resident) as k:
         k.header += [f"gemmsmith: {spec.name}", "8-bit copies of a matrix, over scales"]
-        k.grid = lambda p: max(p.total, 1)
+        k.grid = lambda p: max(prod(p.grid), 1)
         held = held_tile(spec.source, spec.columns, chunked=spec.chunked)
         copies = [_Copy(way, kind, spec, held.extents) for way, kind in spec.copies.items()]
         steps = k.parameter("steps", bind=lambda p: p.tiles[p.walk == "columns"]) if spec.whole else None
@@ -164,7 +160,7 @@ def amax(source: DType, chunked: bool) -> Kernel:
         f"amax_{source}{'_unaligned' * (not chunked)}", threads=THREADS, resident=_AMAX_CTAS[source] if chunked else 1
     ) as k:
         k.header += ["gemmsmith: amax", f"the largest magnitude of a matrix, as {SLOTS} partial results"]
-        k.grid = lambda p: min(max(p.total, 1), SLOTS)
+        k.grid = lambda p: min(max(prod(p.grid), 1), SLOTS)
         held = held_tile(source, BLOCK, chunked=chunked)
         slots = k.pointer("slots", lambda p: p.slots)
         group = RowGroup(1, THREADS)

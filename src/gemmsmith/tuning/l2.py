@@ -53,9 +53,15 @@ def walk(tiles_m: int, tiles_n: int, raster: str, raster_group: int) -> Iterator
         yield (b, a) if raster == "m" else (a, b)
 
 
+def of_cluster(config: Config) -> tuple[int, int]:
+    """Rows and columns of D that a cluster computes at once."""
+    (m, n, _), (rows, columns) = config.tile, config.cluster
+    return m * rows, n * columns
+
+
 def waves(problem: Problem, config: Config) -> Iterator[list[tuple[int, int]]]:
     """The tiles that run at once."""
-    tile_m, tile_n = (t * c for t, c in zip(config.tile, config.cluster, strict=False))
+    tile_m, tile_n = of_cluster(config)
     resident = resident_clusters(config.cluster[0] * config.cluster[1])
     order = walk(-(-problem.m // tile_m), -(-problem.n // tile_n), config.raster, config.raster_group)
     while wave := list(islice(order, resident)):
@@ -64,7 +70,7 @@ def waves(problem: Problem, config: Config) -> Iterator[list[tuple[int, int]]]:
 
 def wave_bytes(problem: Problem, config: Config) -> int:
     """Of A, B and D, what the first wave reads and writes; `problem` is in the kernel's orientation."""
-    tile_m, tile_n = (t * c for t, c in zip(config.tile, config.cluster, strict=False))
+    tile_m, tile_n = of_cluster(config)
     wave = next(waves(problem, config))
     rows, columns = (len(set(indices)) for indices in zip(*wave, strict=True))
     read = (rows * tile_m + columns * tile_n) * problem.k * problem.a.dtype.bytes
@@ -76,7 +82,7 @@ def traffic(
 ) -> Traffic:
     """What a product of whole tiles reads; `problem` is in the kernel's orientation. `progress` is told the fraction of
     the tiles that is done, after each wave."""
-    tile_m, tile_n = (t * c for t, c in zip(config.tile, config.cluster, strict=False))
+    tile_m, tile_n = of_cluster(config)
     tiles, walked = -(-problem.m // tile_m) * -(-problem.n // tile_n), 0
     size, batch = problem.a.dtype.bytes, problem.batch
     held: dict[str, OrderedDict[tuple[str, int, int], int]] = {name: OrderedDict() for name in get_args(Eviction)}
@@ -135,8 +141,8 @@ def picture(problem: Problem, config: Config, path: str | Path) -> None:
     import matplotlib.pyplot as plt
     import numpy as np
 
-    extents = zip((problem.m, problem.n), config.tile, config.cluster, strict=False)
-    tiles_m, tiles_n = (-(-extent // (tile * ctas)) for extent, tile, ctas in extents)
+    tile_m, tile_n = of_cluster(config)
+    tiles_m, tiles_n = -(-problem.m // tile_m), -(-problem.n // tile_n)
     number = np.zeros((tiles_m, tiles_n), np.int32)
     wave_of = np.zeros((tiles_m, tiles_n), np.int32)
     count = last = 0

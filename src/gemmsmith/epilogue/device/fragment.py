@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmsmith import hw
+from gemmsmith.collective.accumulator import Index
 from gemmsmith.collective.swizzle import chunk_offset
 from gemmsmith.core.dtypes import INT32, DType
 from gemmsmith.core.mma import CHUNK, HALF_ROWS, WGMMA_M, fragment_column, fragment_row
@@ -17,8 +18,6 @@ from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, I32, U16, U32, Type
 from gemmsmith.lang.values import Registers, Value
 
-Index = int | Value
-"""Known at build time, or made of the index of an unrolled loop."""
 Pair = Callable[[Any, int], tuple[Value, Value]]
 """(chunk, half) -> the thread's two neighbouring elements, fp32, or int32 for a tile of that. Where rows are paired the
 only half is 0."""

@@ -19,7 +19,8 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.device import fragment
-from gemmsmith.epilogue.device.inputs import Addressed, Part, Position, boxes_at
+from gemmsmith.epilogue.device.addressed import Addressed
+from gemmsmith.epilogue.device.inputs import Part, Position, boxes_at
 from gemmsmith.epilogue.device.layout import Layout
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedBuffer

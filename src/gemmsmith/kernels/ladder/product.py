@@ -9,7 +9,7 @@ from operator import attrgetter
 from gemmsmith import hw
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.problem import Matrix
-from gemmsmith.epilogue.device.inputs import Addressed
+from gemmsmith.epilogue.device.addressed import Addressed
 from gemmsmith.epilogue.device.outputs import store_rounded
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, I32, U32, Type
