@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from gemmsmith.lang.instruction import Instruction, pred, registers_in, register
 from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U32, U64
-from gemmsmith.lang.values import Constant, Value, ValueLike
+from gemmsmith.lang.values import Constant, Registers, Value, ValueLike
 
 K_BYTES = K_BITS // 8
 _LAYOUT = {0: 0, 128: 1, 64: 2, 32: 3}
@@ -94,77 +94,79 @@ def _fragment(elements: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     return held, np.argsort(held, axis=None).reshape(-1, columns)
 
 
-def _multiply(m: Machine, op: Any, a: np.ndarray, b: np.ndarray, keep: bool) -> None:
-    """D = A B^T (+ D): a (64, k), b (n, k)."""
-    registers, (elements, places) = m.fragment(op.d), _fragment(op.n // 2, op.n)
-    if op.mma.d.is_integer:  # they wrap
-        product = np.take(a @ b.T, elements)
-        registers[:] = (registers + product if keep else product).astype(np.int32)
-        return
-    c, half = np.zeros((op.mma.m, op.n)), op.mma.d == FP16  # in pairs
-    if keep:
-        held = np.ascontiguousarray(registers).astype(np.uint32).view(np.float16) if half else registers
-        c = np.take(held, places).astype(np.float64)
-    d = np.take(fused_product(a, b, c, op.mma), elements)
-    registers[:] = d.view(np.uint32) if half else d
-
-
 class _Wgmma(Instruction):
     """What both forms share: the row of the table, and what it allows."""
 
     architecture = "sm_90a"
+    if TYPE_CHECKING:  # each form lists them among its own, in its wrapper's order
+        d: Registers
+        n: int
+        mma: Mma
+
+    @property
+    def majors(self) -> dict[str, str]:
+        """Of the operands in shared memory."""
+        return {name: getattr(self, f"{name}_major") for name in "ab" if hasattr(self, f"{name}_major")}
 
     def check(self) -> None:
-        op: Any = self
-        if op.mma not in WGMMA:
-            raise KernelError(f"wgmma: got {op.mma}; use one of {', '.join(map(str, WGMMA))}")
-        if not op.mma.has_n(op.n):
-            raise KernelError(f"wgmma n: got {op.n}; use {op.mma.n_listed}")
-        need = op.mma.registers(op.n)
-        if op.d.count != need:
-            raise KernelError(f"wgmma d: {op.d.count} registers given, {need} needed")
-        for name in "ab":
-            major = getattr(op, f"{name}_major", "K")
-            if major not in op.mma.majors:
-                raise KernelError(f"wgmma {name}: got {major}-major elements of {op.mma.a}; use K-major ones")
+        if self.mma not in WGMMA:
+            raise KernelError(f"wgmma: got {self.mma}; use one of {', '.join(map(str, WGMMA))}")
+        if not self.mma.has_n(self.n):
+            raise KernelError(f"wgmma n: got {self.n}; use {self.mma.n_listed}")
+        need = self.mma.registers(self.n)
+        if self.d.count != need:
+            raise KernelError(f"wgmma d: {self.d.count} registers given, {need} needed")
+        for name, major in self.majors.items():
+            if major not in self.mma.majors:
+                raise KernelError(f"wgmma {name}: got {major}-major elements of {self.mma.a}; use K-major ones")
 
     @property
     def products(self) -> int:
-        op: Any = self
-        return int(op.mma.m * op.n * op.mma.k // 128)
+        return self.mma.m * self.n * self.mma.k // 128
 
     @property
     def shape(self) -> str:
-        op: Any = self
-        return f"m64n{op.n}k{op.mma.k}"
+        return f"m64n{self.n}k{self.mma.k}"
 
     @property
     def wrapper_name(self) -> str:
-        op: Any = self
-        majors = "".join(f"_{x}_mn" for x in "ab" if getattr(op, f"{x}_major", "K") == "MN")
-        types = "_".join([op.mma.d.ptx, op.mma.a.ptx, *[op.mma.b.ptx] * (op.mma.a != op.mma.b)])
+        majors = "".join(f"_{name}_mn" for name, major in self.majors.items() if major == "MN")
+        types = "_".join([self.mma.d.ptx, self.mma.a.ptx, *[self.mma.b.ptx] * (self.mma.a != self.mma.b)])
         source = "_rs" if isinstance(self, WgmmaRegisterA) else ""
         return f"wgmma_{self.shape}_{types}{majors}{source}"
 
     def text(self) -> str:
         """Integers have no sign to change, and only 16-bit elements a layout to choose."""
-        op: Any = self
-        signs = "" if op.mma.a.is_integer else ", 1, 1"
-        majors = [getattr(op, f"{x}_major") for x in "ab" if hasattr(op, f"{x}_major")]
-        transposed = "".join(f", {int(x == 'MN')}" for x in majors) if "MN" in op.mma.majors else ""
+        signs = "" if self.mma.a.is_integer else ", 1, 1"
+        transposed = (
+            "".join(f", {int(major == 'MN')}" for major in self.majors.values()) if "MN" in self.mma.majors else ""
+        )
         return f"""{{
         .reg .pred p;
         setp.ne.b32 p, {{accumulate}}, 0;
-        wgmma.mma_async.sync.aligned.{self.shape}.{op.mma}
+        wgmma.mma_async.sync.aligned.{self.shape}.{self.mma}
         {{d}},
         {{a}}, {{b}}, p{signs}{transposed};
         }}"""
 
+    def _multiply(self, m: Machine, a: np.ndarray, b: np.ndarray, keep: bool) -> None:
+        """D = A B^T (+ D): a (64, k), b (n, k)."""
+        registers, (elements, places) = m.fragment(self.d), _fragment(self.n // 2, self.n)
+        if self.mma.d.is_integer:  # they wrap
+            product = np.take(a @ b.T, elements)
+            registers[:] = (registers + product if keep else product).astype(np.int32)
+            return
+        c, half = np.zeros((self.mma.m, self.n)), self.mma.d == FP16  # in pairs
+        if keep:
+            held = np.ascontiguousarray(registers).astype(np.uint32).view(np.float16) if half else registers
+            c = np.take(held, places).astype(np.float64)
+        d = np.take(fused_product(a, b, c, self.mma), elements)
+        registers[:] = d.view(np.uint32) if half else d
+
     def _start(self, m: Machine, reads: list[Access], perform: Any, registers: list[Any]) -> None:
-        op: Any = self
         m.start(
             AsyncOperation(
-                f"wgmma {self.shape}", "tensor", perform, reads=reads, group="wgmma", owns=registers, work=op.n / 2
+                f"wgmma {self.shape}", "tensor", perform, reads=reads, group="wgmma", owns=registers, work=self.n / 2
             )
         )
 
@@ -188,7 +190,7 @@ class Wgmma(_Wgmma):
 
         def perform() -> None:
             left = operand_matrix(m, a, 64, a_mn, self.mma.a)
-            _multiply(m, self, left, operand_matrix(m, b, self.n, b_mn, self.mma.b), keep)
+            self._multiply(m, left, operand_matrix(m, b, self.n, b_mn, self.mma.b), keep)
 
         self._start(m, [a, b], perform, [self.d])
 
@@ -217,7 +219,7 @@ class WgmmaRegisterA(_Wgmma):
         def perform() -> None:
             held = np.ascontiguousarray(m.fragment(self.a)).astype(np.uint32).view(np.uint16)  # as 64 x 16 of 16 bits
             left = _numbers(np.take(held, _fragment(8, K_BYTES // 2)[1]), 64, False, self.mma.a)
-            _multiply(m, self, left, operand_matrix(m, b, self.n, mn_major, self.mma.b), keep)
+            self._multiply(m, left, operand_matrix(m, b, self.n, mn_major, self.mma.b), keep)
 
         self._start(m, [b], perform, [self.d, self.a])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -86,14 +86,19 @@ class _Memory(Instruction):
     """What loads and stores share: a tile whose rows (columns, if `layout` is "col") are `stride` elements apart."""
 
     space: ClassVar[Space] = "shared"
+    if TYPE_CHECKING:  # each lists them among its own, in its wrapper's order
+        values: Registers
+        address: Any
+        stride: Any
+        layout: Layout
+        mma: Mma
 
     def check(self) -> None:
-        op: Any = self
-        if op.mma not in MMA_SYNC:
-            raise KernelError(f"wmma: got {op.mma}; use one of {', '.join(map(str, MMA_SYNC))}")
-        need = fragment_registers(op.mma, self._operand)
-        if op.values.count != need:
-            raise KernelError(f"wmma: got {op.values.count} registers of {self._operand}; it takes {need}")
+        if self.mma not in MMA_SYNC:
+            raise KernelError(f"wmma: got {self.mma}; use one of {', '.join(map(str, MMA_SYNC))}")
+        need = fragment_registers(self.mma, self._operand)
+        if self.values.count != need:
+            raise KernelError(f"wmma: got {self.values.count} registers of {self._operand}; it takes {need}")
 
     @property
     def _operand(self) -> Operand:
@@ -101,19 +106,20 @@ class _Memory(Instruction):
         return operand
 
     def _text(self, what: str, order: str) -> str:
-        op: Any = self
-        shape, name = f"m16n16k{depth(op.mma)}", {"d": "c" if what == "load" else "d"}.get(self._operand, self._operand)
-        dtype = _dtype(op.mma, self._operand).ptx
-        return f"wmma.{what}.{name}.sync.aligned.{op.layout}.{shape}.{self.space}.{dtype} {order}, {{stride}};"
+        shape, name = (
+            f"m16n16k{depth(self.mma)}",
+            {"d": "c" if what == "load" else "d"}.get(self._operand, self._operand),
+        )
+        dtype = _dtype(self.mma, self._operand).ptx
+        return f"wmma.{what}.{name}.sync.aligned.{self.layout}.{shape}.{self.space}.{dtype} {order}, {{stride}};"
 
     def _rounds(self, m: Machine, mnemonic: str) -> Iterator[tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]]:
         """The accesses by which ptxas moves a tile, as seen on an H200: ldmatrix, of columns of 16-byte pieces; else 8
         lines of 4 pieces at a time, as the fragments of mma.sync have them. Of each the addresses, which lanes take
         part, and the line and piece that each of these has."""
-        op: Any = self
         m.converged(mnemonic)
-        dtype, (lines, per_line, width) = _dtype(op.mma, self._operand), self._pieces()
-        address, stride = (m.column(x).reshape(-1, 32) for x in (op.address, op.stride))
+        dtype, (lines, per_line, width) = _dtype(self.mma, self._operand), self._pieces()
+        address, stride = (m.column(x).reshape(-1, 32) for x in (self.address, self.stride))
         if (address != address[:, :1]).any() or (stride != stride[:, :1]).any():
             m.report("uniformity", f"{mnemonic}: the address and the stride must be the same in all lanes of a warp")
         if (address[:, 0] % 32).any() or (stride[:, 0] * dtype.bytes % 16).any():
@@ -130,9 +136,8 @@ class _Memory(Instruction):
 
     def _pieces(self) -> tuple[int, int, int]:
         """Rows (columns, if `layout` is "col") of a tile, the pieces of one that lanes move, and their bytes."""
-        op: Any = self
-        dtype, matrices = _dtype(op.mma, self._operand), isinstance(self, WmmaLoad) and self.space == "shared"
-        lines, along = _shape(op.mma, self._operand)[:: 1 if op.layout == "row" else -1]
+        dtype, matrices = _dtype(self.mma, self._operand), isinstance(self, WmmaLoad) and self.space == "shared"
+        lines, along = _shape(self.mma, self._operand)[:: 1 if self.layout == "row" else -1]
         width = 2 * dtype.bytes if self._operand == "d" else CHUNK if matrices else 4
         return lines, along * dtype.bytes // width, width
 
