@@ -93,7 +93,7 @@ class Binding:
         return replace(self, problem=problem, swapped=swapped, spec=spec, arrays=arrays)
 
     def like(self, other: Binding) -> Binding:
-        """The same, transposed as `other` is; matrices of one row or column are laid out as there if they may be."""
+        """The same product, transposed as `other` is; matrices of one row or column lie as there if they may."""
         found = self if self.swapped == other.swapped else self.transposed()
         arrays = dict(found.arrays)
         for name in found.spec.graph.matrices:

@@ -176,7 +176,7 @@ class Plan:
 
     @property
     def _as_chosen(self) -> Binding:
-        """As it was when the config was chosen, which may transpose it."""
+        """The product as it was when the config was chosen, which may transpose it."""
         return self.binding.transposed() if self.config.swap_ab else self.binding
 
     @property
@@ -296,7 +296,7 @@ class Plan:
         return bind(a, b, out, operands, planned=self.binding.block_rows, **self._options).like(self.binding)
 
     def _checked(self, binding: Binding, a: Any) -> tuple[Backend, Binding, Launches]:
-        """Where arrays are run, with all results, and the launches for them."""
+        """The product where arrays are run, with all results, and the launches for them."""
         backend = self._backend(describe(a, "a"))
         return backend, binding.complete(a), self._launches(binding)
 
@@ -357,7 +357,7 @@ class Plan:
 
 
 def chip_of(a: ArrayInfo) -> Chip:
-    """That of the array's GPU; Hopper for what lies on no GPU. DeviceError for a GPU before compute capability 8.0."""
+    """The chip of the array's GPU; Hopper where there is none. DeviceError for a GPU before compute capability 8.0."""
     from gemmsmith.backends.cuda import driver
 
     return driver.chip_at(a.index) if a.device == "cuda" and driver.available() else HOPPER

@@ -17,7 +17,7 @@ from gemmsmith.plans import BACKENDS
 
 T = TypeVar("T")
 MOST_RUNS = 1024
-"""Of one kind that are remembered."""
+"""How many of one kind are remembered."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Made:
 
     @property
     def matrix(self) -> Matrix:
-        """The same as a kernel's argument."""
+        """The array as a kernel's argument."""
         if len(self.shape) < 2:
             return Matrix(self.dtype, 1, 1, 1, 1)
         *batch, rows, columns = self.shape

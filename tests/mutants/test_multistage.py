@@ -108,7 +108,7 @@ def swizzled_otherwise_where_it_is_read(p: Patch) -> None:
 
 
 def words_in_another_order_where_they_are_copied(p: Patch) -> None:
-    p.setattr(cuda_cores.Order, "at", lambda self, place: place)
+    p.setattr(cuda_cores.VectorOrder, "at", lambda self, place: place)
 
 
 def one_k_tile_too_many_in_flight(p: Patch) -> None:

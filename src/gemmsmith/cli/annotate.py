@@ -31,7 +31,7 @@ def text_of(listing: Listing) -> str:
 
 
 def facts(listing: Listing) -> dict[str, Any]:
-    """The same for JSON."""
+    """What `text_of` shows, for JSON."""
     instructions = [
         {"address": x.address, "class": x.kind, "text": f"{x.guard} {x.text}".strip(), "line": x.where and str(x.where)}
         for x in listing.lines

@@ -127,7 +127,7 @@ class Data:
 
 
 def scale_shapes(sizes: tuple[int, int, int], scales: tuple[str | None, str | None]) -> list[tuple[int, ...] | None]:
-    """Of scale_a and scale_b, by what shares one."""
+    """The shapes of scale_a and scale_b, by what shares one scale."""
     m, n, k = sizes
     of_a, of_b = (
         {None: None, "tensor": (), "rows": (rows, 1), "1x128": (rows, -(-k // SCALE_BLOCK)),

@@ -17,7 +17,7 @@ from gemmsmith.lang.values import Registers, Value
 from gemmsmith.schedule.tiles import ClusterPosition, Share, TileScheduler, WorkTile
 
 WARPS = 4
-"""Of a warpgroup: each releases a slot with one lane."""
+"""Warps of a warpgroup: each releases a slot with one lane."""
 
 
 class ClusterSums:
@@ -84,7 +84,7 @@ class ClusterSums:
         return (self.position.rank - self.position.first + k * self.spec.multicast_size).to(U32)
 
     def _send(self, accumulator: Accumulator, share: Share, warpgroup: Value) -> None:
-        """To each other CTA that reduces a slice its columns."""
+        """Sends each other CTA that reduces a slice the columns of that slice."""
         k = current()
         hw.mbarrier_wait(self.empty[warpgroup], ((share.number + 1) % 2).to(U32), "cluster")
         offset = (k.thread % THREADS * (4 * width_of(accumulator, self.slices))).to(U32)

@@ -22,7 +22,7 @@ VECTOR, WORD, WARP, SECTOR = 4, 4, 32, 8
 """Elements that a thread reads at once, and bytes of each; threads of a warp; elements of a sector."""
 
 
-class Order:
+class VectorOrder:
     """Which row of A, or column of B, lies where among those of its tile in shared memory: a thread's own are vectors,
     and those of neighbouring lanes lie side by side, so that no two lanes meet in a bank. The two columns of a pair lie
     the other way round: FFMA reads a column and its sum from different banks of registers, even and odd ones."""
@@ -34,7 +34,7 @@ class Order:
         """A thread's rows, or columns."""
         self.width = min(VECTOR, self.own)
         self.lanes = 32 // QUAD if self.of_a else QUAD
-        """That have different ones."""
+        """Lanes of a warp that have different rows, or columns."""
 
     def at(self, place: ValueLike) -> Value:
         """The row, or column, of the tile that lies at a place."""
@@ -66,7 +66,7 @@ class CopiedWords:
         self._k = k.parameter(f"{name}_k", I64, lambda p: source(p)[0].col_stride * WORD)
         self._batch = k.parameter(f"{name}_batch", I64, lambda p: source(p)[0].batch_stride * WORD)
         self.stages = k.shared(tile.k * _pitch(tile), stages=stages, alignment=128, name=name.upper())
-        self._order = Order(spec, name)
+        self._order = VectorOrder(spec, name)
 
     def start(self) -> None:
         """Before the first tile: which element of a k-tile is this thread's first. Lanes go along what is contiguous,
@@ -123,7 +123,7 @@ class ThreadTiles:
 
     def __init__(self, spec: KernelSpec, warpgroup: Value) -> None:
         k, self._tiles = current(), spec.tiles
-        self._orders = Order(spec, "a"), Order(spec, "b")
+        self._orders = VectorOrder(spec, "a"), VectorOrder(spec, "b")
         self._a, self._b = (
             k.register_rows(F32, 2, order.own, f"of_{name}") for order, name in zip(self._orders, "ab", strict=True)
         )

@@ -163,7 +163,7 @@ class Mainloop:
 
     @property
     def _copies(self) -> int:
-        """That bring a whole k-tile."""
+        """How many copies bring a whole k-tile."""
         return sum(x.copies for x in self.operands) + len(self._beside)
 
     @property

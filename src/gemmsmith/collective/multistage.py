@@ -125,7 +125,7 @@ class MultistageMainloop:
         self._whole.set(self._whole.get() - k_tiles)
 
     def next_stage(self) -> None:
-        """All are done with the stage that is read, and the next one's copies have landed."""
+        """Waits until all are done with the stage that is read, and the next one's copies have landed."""
         self._land()
         after = self._read.get() + 1
         self._read.set(current().select(after == self.spec.config.stages, 0, after))

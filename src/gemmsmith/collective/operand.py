@@ -43,12 +43,12 @@ class Operand:
 
     @property
     def copies(self) -> int:
-        """That bring a whole tile."""
+        """How many copies bring a whole tile."""
         return self._parts * self.tile.boxes
 
     @property
     def maps(self) -> list[Value]:
-        """Its tensor maps."""
+        """The operand's tensor maps."""
         return [x for x in (self.map, self.low) if x is not None]
 
     def load(

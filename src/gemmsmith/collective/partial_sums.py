@@ -21,7 +21,7 @@ from gemmsmith.lang.values import Constant, Registers, Value
 from gemmsmith.schedule.tiles import Share, TileScheduler, WorkTile
 
 THREADS = 128
-"""Of a warpgroup."""
+"""Threads of a warpgroup."""
 Move = Callable[[Registers, Value], object]
 """(registers, byte offset): moves a vector."""
 

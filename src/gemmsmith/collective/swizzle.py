@@ -52,7 +52,7 @@ class Chunks:
         self._offset = swizzled(thread * CHUNK_BYTES, tile.swizzle).to(U32).named("chunk_of_thread")
 
     def turns(self) -> list[Turn]:
-        """Those of this thread."""
+        """The turns in which this thread moves its chunks."""
         tile, found = self.tile, []
         total = tile.bytes // CHUNK_BYTES
         for first in range(0, total, self._threads):

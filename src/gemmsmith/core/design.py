@@ -70,7 +70,7 @@ def current_name(name: str) -> str:
 
 
 def names() -> list[str]:
-    """Those registered."""
+    """The names of all designs."""
     return sorted(_DESIGNS)
 
 

@@ -50,7 +50,7 @@ FP32 = DType("fp32", 32, 23, np.dtype(np.float32), "f32")
 TF32 = DType("tf32", 32, 10, np.dtype(np.float32), "tf32")
 """fp32 in memory, of which tensor cores read the upper 19 bits."""
 TF32_BITS = np.uint32(0xFFFFE000)
-"""Those bits."""
+"""The bits of a float32 that TF32 keeps."""
 
 E4M3 = DType("fp8_e4m3", 8, 3, np.dtype(ml_dtypes.float8_e4m3fn), "e4m3")
 E5M2 = DType("fp8_e5m2", 8, 2, np.dtype(ml_dtypes.float8_e5m2), "e5m2")

@@ -34,7 +34,7 @@ class Extent(NamedTuple):
         return Extent(self.batch, self.width, self.height)
 
     def reduced(self, axis: str) -> Extent:
-        """Of a reduction along "n" (one value a row), "m" (one a column) or "all"."""
+        """The extent of a reduction along "n" (one value a row), "m" (one a column) or "all"."""
         return Extent(self.batch and axis != "all", self.height if axis == "n" else 0, self.width if axis == "m" else 0)
 
 

@@ -13,7 +13,7 @@ Major = Literal["K", "MN"]
 WGMMA_M = 64
 """Rows of D of one instruction."""
 K_BITS = 256
-"""Of a row of A or of B that an instruction multiplies."""
+"""Bits of a row of A, or of B, that an instruction multiplies."""
 
 
 @dataclass(frozen=True)

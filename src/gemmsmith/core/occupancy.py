@@ -52,7 +52,7 @@ class Occupancy:
 
 
 def occupancy(chip: Chip, threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """Of CTAs of so many threads, registers a thread, and bytes of shared memory."""
+    """The occupancy by CTAs of so many threads, registers a thread, and bytes of shared memory."""
     warps = -(-threads // WARP)
     of_warp = -(-max(registers, 1) * WARP // OF_WARP) * OF_WARP
     of_registers = REGISTERS // QUARTERS // of_warp * QUARTERS // warps

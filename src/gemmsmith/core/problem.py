@@ -117,7 +117,7 @@ class Scale:
 SCALE_NAMES = ("scale of a", "scale of b")
 """What the scales of a and b are called among an epilogue's operands, none of which can have such a name."""
 Scales = tuple[Scale | None, Scale | None]
-"""Of A and of B."""
+"""The scales of A and of B."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class BoundProblem(Problem):
 
     @property
     def at(self) -> tuple[Pointer, Pointer]:
-        """Where the `operands` lie."""
+        """The addresses of the `operands`."""
         return self.a_at, self.b_at
 
     @staticmethod

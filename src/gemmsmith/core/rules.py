@@ -11,7 +11,7 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import WGMMA, WGMMA_M
 
 STAGES_LIMIT = HOPPER.shared_bytes // (2 * 16 * (WGMMA_M + 8))
-"""Of the smallest tile, 64x8 with rows of 32 bytes."""
+"""Stages of the smallest tile, 64x8 with rows of 32 bytes, that shared memory has room for."""
 OPERAND_BYTES = sorted({mma.a.bytes for mma in WGMMA})
 
 

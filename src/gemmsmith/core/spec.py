@@ -67,7 +67,7 @@ class EpilogueSpec:
         return EpilogueSpec(self.graph, frozenset(tma), column_major, self.exact, self.atomic)
 
     def with_graph(self, graph: Graph) -> EpilogueSpec:
-        """The same with another graph."""
+        """The same epilogue with another graph."""
         return EpilogueSpec(graph, self.tma, self.column_major, self.exact, self.atomic)
 
 
@@ -96,7 +96,7 @@ class ScaleSpec:
         return (self.rows, self.dtype) == (other.rows, other.dtype) and self.by_tma in (None, other.by_tma)
 
     def count(self, rows: int) -> int:
-        """Of a tile of so many rows, which begins at any multiple of them: all that it may need."""
+        """How many scales a tile of so many rows, which begins at any multiple of them, may need."""
         farthest = SCALE_BLOCK - gcd(rows, SCALE_BLOCK)  # that it begins behind a border
         return rows if self.rows == 1 else -(-(farthest + rows) // SCALE_BLOCK)
 
@@ -184,7 +184,7 @@ class KernelSpec:
     # -- tiles ---------------------------------------------------------------------------------------
     @property
     def tiles(self) -> tuple[Tile, ...]:
-        """Of A and of B in a stage."""
+        """A's and B's tiles in a stage."""
         m, n, k = self.config.tile
         operands = zip((self.mma.a, self.mma.b), (m, n), self.majors, strict=True)
         return tuple(Tile(dtype, mn, k, major) for dtype, mn, major in operands)

@@ -53,7 +53,7 @@ def _select(condition: Value, a: Value | float, b: Value | float) -> Value:
 
 
 def fast_exp(x: Value) -> Value:
-    """By the special-function unit."""
+    """e^x by the special-function unit."""
     return hw.approximate("ex2.approx.ftz", x * LOG2_E)
 
 
@@ -131,7 +131,7 @@ def _d_silu(g: Any, y: Any, x: Any) -> Any:
 
 
 def _d_mish(g: Any, y: Any, x: Any) -> Any:
-    """With t = tanh(softplus(x)), of which softplus' = sigmoid."""
+    """The derivative of x * t, t = tanh(softplus(x)): softplus' = sigmoid."""
     t = x.exp().log1p().tanh()
     return g * (t + x * x.sigmoid() * (1 - t * t))
 

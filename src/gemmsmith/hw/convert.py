@@ -15,7 +15,7 @@ from gemmsmith.lang.types import F32, U16, U32
 from gemmsmith.lang.values import Constant, Value
 
 _FP8 = {dtype.ptx: dtype for dtype in (E4M3, E5M2)}
-"""By the names of their formats."""
+"""The 8-bit floats by the names of their formats."""
 
 
 def _pack(low: np.ndarray, high: np.ndarray, dtype: Any) -> np.ndarray:
@@ -39,7 +39,7 @@ class PackBf16(Instruction):
 
 
 class PackFp16(Instruction):
-    """The same for fp16."""
+    """Two fp32 rounded to nearest even, to fp16."""
 
     low: f32
     high: f32

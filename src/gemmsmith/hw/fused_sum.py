@@ -28,7 +28,7 @@ _MINEXP = {d: int(ml_dtypes.finfo(d.numpy).minexp) for d in (BF16, FP16, FP32, T
 
 
 def exponents(x: np.ndarray, dtype: DType) -> np.ndarray:
-    """Of float64 elements that are numbers of `dtype`."""
+    """The exponents of float64 elements that are numbers of `dtype`."""
     found = np.maximum(np.frexp(x)[1] - 1, _MINEXP[dtype])
     return np.where(x == 0, _OF_ZERO, found).astype(np.int16)
 

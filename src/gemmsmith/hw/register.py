@@ -76,7 +76,7 @@ class ShuffleXor(Instruction):
 
 
 def shuffle_xor_fp32(x: Value, mask: int) -> Value:
-    """The same for an fp32."""
+    """`shuffle_xor` of an fp32."""
     return AsFloat.emit(ShuffleXor.emit(AsUnsigned.emit(x), mask))
 
 
@@ -118,7 +118,7 @@ class Opaque(Instruction):
 
 
 class OpaqueWide(Opaque):
-    """The same for 64 bits."""
+    """`Opaque` for 64 bits."""
 
     number: i64
     result = I64

@@ -74,7 +74,7 @@ class Box:
             m.poke(target, data.reshape(-1, CHUNK))
 
     def _written(self) -> tuple[np.ndarray, slice]:
-        """Of what is inside, whole chunks: also what lies behind a row that ends within one."""
+        """What is written of the box's part inside, whole chunks: also what lies behind a row that ends within one."""
         rows, columns = self.inside
         whole = -(-columns.stop // CHUNK) * CHUNK
         return rows, slice(columns.start, whole if columns.start < columns.stop else columns.stop)

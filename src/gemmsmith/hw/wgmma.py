@@ -105,7 +105,7 @@ class _Wgmma(Instruction):
 
     @property
     def majors(self) -> dict[str, str]:
-        """Of the operands in shared memory."""
+        """How each operand in shared memory lies, by its name."""
         return {name: getattr(self, f"{name}_major") for name in "ab" if hasattr(self, f"{name}_major")}
 
     def check(self) -> None:

@@ -31,7 +31,7 @@ class DequantizeSpec:
 
     @property
     def name(self) -> str:
-        """A symbol."""
+        """The kernel's symbol."""
         ways = ["per_column"] * self.per_column + ["unaligned"] * (not self.chunked)
         return "_".join(map(str, ["dequantize", self.source, self.scales, self.out, *ways]))
 

@@ -17,7 +17,7 @@ from gemmsmith.lang.types import F32, I32, U32
 from gemmsmith.lang.values import Constant, Registers, Value, ValueLike, as_value
 
 LEAST_EXPONENT = -126
-"""Of the smallest scale, so that neither it nor its reciprocal is subnormal or infinite."""
+"""The exponent of the smallest scale, so that neither it nor its reciprocal is subnormal or infinite."""
 
 Store = Callable[[Value, Value, Value], None]
 """Stores the scale of a group: its index in the tile, the scale's bits or number, and in which thread."""
@@ -41,7 +41,7 @@ class Group(ABC):
 
     @abstractmethod
     def settle(self, values: DType, scales: DType, store: Store) -> None:
-        """All elements are known: finds the scales, and stores them."""
+        """Finds the scales, now that all elements are known, and stores them."""
 
     def clear(self) -> None:
         with current().unroll(self.count, name="group") as i:

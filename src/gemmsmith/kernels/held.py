@@ -57,11 +57,11 @@ class Threads:
         return CHUNKS // self.parts
 
     def row(self, chunk: ValueLike) -> Value:
-        """In the tile."""
+        """The row in the tile."""
         return current().thread // self.lanes * self.thread_rows + as_value(chunk, I32) // self.parts
 
     def column(self, chunk: ValueLike) -> Value:
-        """Of a chunk's first element."""
+        """The column in the tile of a chunk's first element."""
         part = as_value(chunk, I32) % self.parts
         return (part * self.lanes + current().thread % self.lanes) * CHUNK
 
@@ -131,7 +131,7 @@ class HeldTile:
 
 
 def held_tile(dtype: DType, columns: int, *, chunked: bool) -> HeldTile:
-    """Of the matrix `source` of what the kernel is launched for."""
+    """A tile of the matrix `source` of what the kernel is launched for."""
     k = current()
     source = Addressed("source", "source", dtype, m=True, n=True)
     extents = k.parameter("rows", bind=lambda p: p.source.rows), k.parameter("columns", bind=lambda p: p.source.cols)

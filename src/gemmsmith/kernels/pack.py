@@ -44,7 +44,7 @@ class Packing:
 
     @property
     def copies(self) -> int:
-        """Of a batch; 1 where it is broadcast."""
+        """Matrices that are copied: a batch; 1 where it is broadcast."""
         return self.source.batch if self.source.batch_stride else 1
 
     @property
@@ -66,7 +66,7 @@ class Packing:
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """Of `transpose`, along the rows and along the columns."""
+        """How many tiles `transpose` copies, along the rows and along the columns."""
         return -(-self.source.rows // ROWS), -(-self.source.cols * self.source.dtype.bytes // (4 * WORDS))
 
     @property
@@ -82,7 +82,7 @@ class Packing:
 
 
 def packings(problem: Problem) -> list[Packing | None]:
-    """Of A and of B, None where kernels read it as it lies."""
+    """The packings of A and of B, None where kernels read it as it lies."""
     if problem.a.dtype == FP32:  # CUDA cores' operands are copied a word at a time
         return [None, None]
     majors = find_mma(problem.a.dtype, problem.b.dtype, problem.accumulate).majors
@@ -90,7 +90,7 @@ def packings(problem: Problem) -> list[Packing | None]:
 
 
 def _packing(operand: Matrix, *, mn_major: bool) -> Packing | None:
-    """Of an (M or N) x K matrix, which may be MN-major."""
+    """The packing of an (M or N) x K matrix, which may be MN-major."""
     if operand.tma_ready and (mn_major or not operand.column_major):
         return None
     transposed = mn_major and operand.column_major
@@ -106,7 +106,7 @@ def packed(problem: Problem) -> Problem:
 
 
 def low_parts(problem: Problem, config: Config) -> list[Packing]:
-    """Those of A and of B, if they are multiplied and the design reads them from memory: wgmma reads B there."""
+    """The low parts of A and B, if they are multiplied and the design reads them from memory: wgmma reads B there."""
     if not problem.low_parts or find(config.design).multiplies != "wgmma":
         return []
     return [Packing(x, low=True) for x in problem.operands]
@@ -258,7 +258,7 @@ def _word(elements: list[Value], bits: int) -> Value:
 
 
 def _transposed(words: list[Value], bits: int) -> list[Value]:
-    """Of words that are the columns of a square, the rows: what is above the diagonal changes places with what is below
+    """The rows of a square whose columns are these words: what is above the diagonal changes places with what is below
     it, elements first, then pairs of them."""
     for step, shift in {8: ((1, 8), (2, 16)), 16: ((1, 16),), 32: ()}[bits]:
         low = {8: 0x00FF00FF, 16: 0x0000FFFF}[shift]

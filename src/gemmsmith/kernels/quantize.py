@@ -57,7 +57,7 @@ class QuantizeSpec:
 
     @property
     def name(self) -> str:
-        """A symbol."""
+        """The kernel's symbol."""
         copies = [f"{way}_{'whole_' * self.whole}{kind}" for way, kind in self.copies.items()]
         parts = [self.source, self.values, self.scales, *copies, self.columns, *["unaligned"] * (not self.chunked)]
         return "_".join(map(str, ["quantize", *parts]))
@@ -93,7 +93,7 @@ class BoundQuantize:
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """One below the other, and abreast."""
+        """How many tiles lie one below the other, and how many abreast."""
         return -(-self.source.rows // Threads(self.columns).rows), -(-self.source.cols // self.columns)
 
     @property

@@ -48,7 +48,7 @@ _MECHANICS = tuple(
 _STDLIB = str(Path(sys.modules["contextlib"].__file__ or "").parent)
 
 NAMED_BARRIERS = 16
-"""Of a CTA (PTX ISA, bar)."""
+"""Named barriers of a CTA (PTX ISA, bar)."""
 
 
 def current() -> Builder:
@@ -214,7 +214,7 @@ class Builder:
         return array
 
     def register_rows(self, type: Type, rows: int, count: int, name: str) -> RegisterRows:
-        """The same, of `rows` rows; one row is one array."""
+        """`rows` register arrays of `count`; one row is one array."""
         array = RegisterRows(type, rows, count, name)
         self.emit(st.DeclareRegisters(array))
         return array

@@ -11,7 +11,7 @@ from gemmsmith.lang.types import PRED, TENSOR_MAP
 from gemmsmith.lang.values import Registers
 
 WIDTH = 120
-"""Of a line."""
+"""Columns of a line."""
 _BREAK = re.compile(r", ?| (?=(?:[-+|^?:]|&&|\|\|) )")
 """Where a line of code may be broken: behind a comma, and before an operator."""
 

@@ -84,7 +84,7 @@ class Printer:
     located: bool = False
     """Whether each line has a `#line` directive with that of the kernel which made it."""
     where: st.Where | None = None
-    """That line, of what is printed now."""
+    """The Python line of what is printed now."""
 
     # -- names and expressions ---------------------------------------------------------------------
     def name(self, thing: object, hint: str, taken: Counter[str] | None = None) -> str:

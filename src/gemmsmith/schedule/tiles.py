@@ -117,7 +117,7 @@ class TileScheduler:
         return -(-p.m // (tile[0] * cluster[0])), -(-p.n // (tile[1] * cluster[1]))
 
     def tiles_of(self, p: Problem) -> int:
-        """All of them. ArgumentError for more than the kernel counts."""
+        """How many tiles a product has. ArgumentError for more than the kernel counts."""
         tiles = math.prod(self.grid(p)) * p.batch
         if tiles > MAX_EXTENT:
             raise ArgumentError(f"{p}: {tiles} tiles are more than an int32 can count; use a larger tile")
@@ -160,7 +160,7 @@ class TileScheduler:
             yield replace(self.at(tile), more=(tile + by * step < stop).named("more"))
 
     def walk(self) -> tuple[Value, Value, Value]:
-        """Where `each` starts, stops, and its step: of what `at` takes."""
+        """Where the loop of `each` starts and stops, and its step, in the numbers that `at` takes."""
         return self.cluster, self.tiles, self.clusters
 
     def at(self, tile: Value) -> WorkTile:

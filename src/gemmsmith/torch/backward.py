@@ -77,13 +77,13 @@ def tensors(epilogue: str) -> Names:
 
 @constant
 def numbers(epilogue: str) -> Names:
-    """Of those that are numbers."""
+    """The names of a text's operands that are numbers."""
     return tuple(o.name for o in text.read(epilogue).operands if o.dtype is None)
 
 
 @constant
 def results(epilogue: str) -> Names:
-    """Of a text's results."""
+    """The names of a text's results."""
     return tuple(r.name for r in text.read(epilogue).results)
 
 
@@ -190,7 +190,7 @@ def _step(graph: Graph, reduced: tuple[Reduced, ...] = ()) -> Step:
 
 
 def _wanted(names: Names) -> Names:
-    """As `derivative` has them."""
+    """What `derivative` is asked for: one product stands for the gradients of A and B."""
     product = (PRODUCT,) if A in names or B in names else ()
     return (*product, *(name for name in names if name not in (A, B)))
 

@@ -123,7 +123,7 @@ def _more(acc: Any, c: Any) -> Any:
 
 @constant
 def _texts(classes: int, dim: int, dtype: str, of_labels: str) -> tuple[str, str, str, str]:
-    """Of `_losses`, `_stored`, `_slope` and `_more`."""
+    """The epilogues `_losses`, `_stored`, `_slope` and `_more` as texts."""
     column, matrix = Extent(height=1), Extent(True, 1, 1)
     labels = {"labels": (column, dtype_of(of_labels))}
     logits = {"logits": (matrix, dtype_of(dtype)), "lse": (column, FP32), "weights": (column, FP32)}

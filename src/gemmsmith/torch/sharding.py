@@ -28,7 +28,7 @@ def register(operators: list[Any]) -> None:
 
 
 def shardings(a: Any, b: Any, key: int, epilogue: str, numbers: Any, *operands: Any) -> list[Sharding]:
-    """All that may be, for one index of the mesh."""
+    """All placements of the arguments and results that are possible, for one index of the mesh."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     graph, rank = text.read(epilogue), max(a.ndim, b.ndim)

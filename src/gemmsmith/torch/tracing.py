@@ -95,7 +95,7 @@ def _extent(given: tuple[Any, ...]) -> Extent:
 
 
 def dtype_of(name: str) -> DType | None:
-    """Of a tensor's dtype, torch.float64 standing for fp32."""
+    """The dtype of a tensor, torch.float64 standing for fp32."""
     if not name:
         return None
     return FP32 if name == "torch.float64" else as_dtype(name.removeprefix("torch."), integers=True)

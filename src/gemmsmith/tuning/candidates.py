@@ -41,7 +41,7 @@ RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 
 
 def candidates(epilogue: EpilogueSpec, promoted: bool = False) -> Iterator[Config]:
-    """All of them, for products of any size, with as many stages as shared memory holds; transposed ones too. Those for
+    """All configs, for products of any size, with as many stages as shared memory holds; transposed ones too. Those for
     sums that are `promoted` are of the designs that can, a block of K deep."""
     yield from _oriented(epilogue, False, promoted)
     if epilogue.graph.transposable:

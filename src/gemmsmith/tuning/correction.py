@@ -24,7 +24,7 @@ NAMES = (
     "rows of a warpgroup", "columns", "own tiles", "swapped, with tiles along M", "CTAs that share B",
     "CTAs that share A", "tiles along M", "copies of a k-tile", "power",
 )  # fmt: skip
-"""Of the nine numbers. A, B and M are the problem's, also with swap_ab; all but the third are logarithms."""
+"""What the nine numbers are. A, B and M are the problem's, also with swap_ab; all but the third are logarithms."""
 PAIRS = np.triu_indices(len(NAMES))
 
 
@@ -50,5 +50,5 @@ def corrected(problem: Problem, s: Space, e: Estimate) -> Column:
 
 @cache
 def coefficients() -> np.ndarray[Any, Any]:
-    """One for each of the `numbers`."""
+    """One coefficient for each of the `numbers`."""
     return np.array(json.loads(FILE.read_text()))

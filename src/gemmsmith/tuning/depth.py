@@ -38,7 +38,7 @@ def for_operands(config: Config, dtype: DType) -> Config:
 
 
 def for_16_bits(config: Config, dtype: DType) -> Config:
-    """And back."""
+    """The reverse: a config for operands of another dtype, for 16-bit ones."""
     return _with_depth(config, config.tile[2] * dtype.bytes // BF16.bytes)
 
 

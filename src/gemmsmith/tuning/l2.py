@@ -23,7 +23,7 @@ from gemmsmith.tuning.space import resident_clusters
 CAPACITY = 39_000_000
 """Bytes of operands that the 60 MB hold; fewer than 60 MB, since what SMs of both halves read is kept twice."""
 PASSING = 7_000_000
-"""Bytes of it that data with the policy evict_first occupy nevertheless."""
+"""Bytes of the L2 that data with the policy evict_first occupy nevertheless."""
 CHUNK = 512
 """Elements of K that are read at once."""
 GPC_SMS = 16

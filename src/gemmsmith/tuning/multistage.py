@@ -61,7 +61,7 @@ def tuned_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip) -> Co
 
 
 def _settled(config: Config, problem: Problem, epilogue: EpilogueSpec) -> Config:
-    """With as many of its stages as there is room for."""
+    """The config with as many of its stages as there is room for."""
     return fitting(config, spec_for(config, problem, epilogue))
 
 

@@ -57,7 +57,7 @@ def _promising(problem: Problem, chip: Chip, most: int) -> list[Config]:
 
 
 def require_gpu() -> Chip:
-    """That of the GPU to measure on. Raises DeviceError where there is none."""
+    """The chip of the GPU to measure on. Raises DeviceError where there is none."""
     from gemmsmith.backends.cuda import driver
 
     if not driver.available():

@@ -55,7 +55,7 @@ class Space:
     """Configs, and a column of numbers for each of their choices."""
 
     configs: np.ndarray[Any, Any]
-    """Of Config."""
+    """Objects of class Config."""
     m: Column
     n: Column
     k: Column

@@ -71,7 +71,7 @@ def chip_of(found: Attributes) -> Chip | None:
 
 
 def chip_at(device: int) -> Chip:
-    """That of device `device`. DeviceError for a GPU before compute capability 8.0."""
+    """The chip of device `device`. DeviceError for a GPU before compute capability 8.0."""
     found = attributes(device)
     chip = chip_of(found)
     if chip is None:

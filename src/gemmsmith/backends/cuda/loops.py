@@ -15,7 +15,7 @@ class Loop:
 
     @property
     def some(self) -> frozenset[int]:
-        """Those that are not executed in every iteration."""
+        """The instructions that are not executed in every iteration."""
         return self.body - self.each
 
 

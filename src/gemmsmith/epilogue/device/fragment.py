@@ -106,7 +106,7 @@ def _register(dtype: DType) -> Type:
 
 
 def _halves(tile: Tile) -> int:
-    """Of a warp's rows: two of 8 in a piece of 64 rows, one in a piece of 32."""
+    """How many halves a warp's rows have: two of 8 in a piece of 64 rows, one in a piece of 32."""
     return tile.mn // (4 * HALF_ROWS)
 
 

@@ -15,9 +15,9 @@ from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.lines import refused
 
 MOST_COLUMNS = 256
-"""Of a tile."""
+"""Columns that a tile may have."""
 ALIGNMENT = 1024
-"""Of swizzled tiles in shared memory."""
+"""Where swizzled tiles begin in shared memory: at a multiple of it."""
 TMA_BYTES = 16
 """Rows of a box are a multiple of it (CUDA driver API, cuTensorMapEncodeTiled)."""
 MOST_SLOTS = 8
@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def rounds(self) -> int:
-        """Of a tile; the last may have fewer pieces."""
+        """How many rounds a tile takes; the last may have fewer pieces."""
         return -(-self.pieces // self.round)
 
 

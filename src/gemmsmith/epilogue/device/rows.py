@@ -67,7 +67,7 @@ class Quantized:
         self.held = held
 
     def settle(self) -> None:
-        """All elements are held: finds the scales."""
+        """Finds the scales, now that all elements are held."""
         k = current()
         self.scales, self.inverses = [], []
         largest = LARGEST[self.dtype]

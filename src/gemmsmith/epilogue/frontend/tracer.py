@@ -105,7 +105,7 @@ def _definition(function: Any) -> str:
 
 
 def _parameters(function: Callable[..., Any], operands: Mapping[str, Any], where: str) -> dict[str, inspect.Parameter]:
-    """By name, in order, without the accumulator; those of **kwargs are the operands that nothing else names."""
+    """Parameters by name, without the accumulator; those of **kwargs are the operands that nothing else names."""
     try:
         found = list(inspect.signature(function).parameters.values())
     except ValueError:  # a builtin that does not tell
@@ -136,7 +136,7 @@ def _parameters(function: Callable[..., Any], operands: Mapping[str, Any], where
 
 
 def _results(returned: Any, t: Tracing, where: str) -> dict[str, Traced]:
-    """By name."""
+    """The values that the function returned, by the names of the results."""
     if isinstance(returned, Mapping):
         results = dict(returned)
     else:

@@ -257,7 +257,7 @@ class Traced:
 
     @property
     def values(self) -> Traced:
-        """Of max(dim) and min(dim), which are a pair in torch."""
+        """The value of max(dim) and min(dim), which are a pair in torch."""
         node = self.tracing.nodes[self.node]
         if node.op == "reduce" and node.value[0] in ("max", "min"):
             return self

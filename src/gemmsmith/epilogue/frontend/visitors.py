@@ -277,14 +277,14 @@ class _Reduction(Visitor):
 
 @dataclass(eq=False)
 class RowReduction(_Reduction):
-    """To a row, (N,): over M."""
+    """Reduces over M, to a row (N,)."""
 
     axis = "m"
 
 
 @dataclass(eq=False)
 class ColReduction(_Reduction):
-    """To a column, (M,): over N."""
+    """Reduces over N, to a column (M,)."""
 
     axis = "n"
 

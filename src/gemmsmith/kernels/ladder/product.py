@@ -88,7 +88,7 @@ class SharedMatrix:
         self.stage: ValueLike = 0
 
     def address(self, row: ValueLike, column: ValueLike) -> Value:
-        """Of an element, in shared memory."""
+        """The address of an element in shared memory."""
         offset = (row * self._pitch + column) * 4
         place = self._buffer[self.stage]
         return place.address + offset.to(U32) if isinstance(offset, Value) else place.at(offset).address
@@ -100,11 +100,11 @@ class SharedMatrix:
         return values
 
     def store(self, row: ValueLike, column: ValueLike, values: Registers) -> None:
-        """The same."""
+        """Stores `values` from an element on."""
         hw.store_shared(values, self.address(row, column))
 
     def put(self, row: ValueLike, column: ValueLike, value: Value) -> None:
-        """One element."""
+        """Stores one element."""
         hw.store_shared_word(self.address(row, column), value, "one")
 
 

@@ -90,7 +90,7 @@ def launches(name: str, a: Matrix, b: Matrix, d: Matrix, chip: Chip) -> Launches
 
 
 def _packing(operand: Matrix, along: str) -> Packing | None:
-    """Of an (M or N) x K matrix that is to lie along an index, None where it does."""
+    """The packing of an (M or N) x K matrix that is to lie along an index, None where it does."""
     lines = operand.cols if along == "K" else operand.rows
     whole = lines * operand.dtype.bytes % TMA_ALIGNMENT == 0
     if not along or (whole and operand.tma_ready and operand.column_major == (along == "MN")):

@@ -65,7 +65,7 @@ class Epilogue(Tracing):
         self._join(product.node, found)
 
     def _continue(self, graph: Graph) -> None:
-        """With the epilogue that the product has."""
+        """Goes on from the epilogue that the product has."""
         names = {}
         for operand in graph.operands:
             given = self.of.operands[operand.name]
@@ -289,7 +289,7 @@ class Epilogue(Tracing):
     # -- the result --------------------------------------------------------------------------------------------------
 
     def graph(self, stored: Sequence[Node]) -> Graph:
-        """With the values of some nodes as results, in their dtypes."""
+        """The epilogue's graph, with the values of some nodes as results, in their dtypes."""
         results = [Result(f"out{i or ''}", self.values[node].node, held(dtype(node))) for i, node in enumerate(stored)]
         numbers = [Operand(x, Extent()) for x in self.numbers]
         return pruned(Graph(tuple(self.nodes), (*self.operands.values(), *numbers), tuple(results)))

@@ -29,12 +29,12 @@ class Explanation:
 
     @property
     def products(self) -> list[Outcome]:
-        """Of all graphs."""
+        """The products of all graphs."""
         return [outcome for graph in self.graphs for outcome in graph]
 
     @property
     def fused(self) -> list[Outcome]:
-        """Those that have an epilogue."""
+        """The products that have an epilogue."""
         return [outcome for outcome in self.products if outcome.epilogue]
 
     def __str__(self) -> str:

@@ -33,7 +33,7 @@ Kind = Literal["view", "move", "lookup", "pointwise", "reduction", "opaque"]
 
 
 def name(node: Node) -> str:
-    """Of an operator its name without namespace and overload, else ""."""
+    """An operator's name without namespace and overload, "" of anything else."""
     return _known(node)[1]
 
 
@@ -43,7 +43,7 @@ def kind(node: Node) -> Kind:
 
 
 _KNOWN: dict[int, tuple[Any, str, Kind]] = {}
-"""By the id of a node's target, which is kept: to hash an operator takes torch ten times as long."""
+"""Names by the id of a node's target, which is kept: to hash an operator takes torch ten times as long."""
 
 
 def _known(node: Node) -> tuple[Any, str, Kind]:

@@ -14,7 +14,7 @@ from gemmsmith.torch.compiler.traffic import Traffic, moved, reduces
 from gemmsmith.torch.operator import MOST_OPERANDS, MOST_RESULTS
 
 WORTH = 8
-"""Bytes that a fusion saves, of those that the product has: at least one in so many."""
+"""A fusion is worth it where it saves one byte in so many of those that the product moves."""
 
 MOST_MEMBERS = 100
 """Nodes that a region has: choosing among them takes time that grows with their square."""
