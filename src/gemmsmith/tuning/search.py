@@ -73,9 +73,10 @@ class _Bench:
 
     def __init__(self, a: Spec, b: Spec, output: DType, plans: dict[Config, Any]) -> None:
         from gemmsmith.backends.cuda.graphs import Graph, Stream
+        from gemmsmith.backends.cuda.memory import DeviceArray
 
         self.plans, self.stream = plans, Stream()
-        self.graphs: dict[Config, Graph] = {}
+        self.graphs: dict[Config, tuple[Graph, DeviceArray]] = {}  # each with its workspace
         self.flops = 2 * a.shape[0] * a.shape[1] * b.shape[1]
         d = Spec((a.shape[0], b.shape[1]), output)
         size = sum(s.shape[0] * s.shape[1] * s.dtype.bytes for s in (a, b, d))
@@ -93,8 +94,7 @@ class _Bench:
         from gemmsmith.backends.cuda.graphs import Graph
         from gemmsmith.backends.cuda.memory import DeviceArray
 
-        graph = self.graphs.get(config)
-        if graph is None:
+        if config not in self.graphs:
             plan = self.plans[config]
             space = DeviceArray.of_bytes(plan.workspace_bytes)
 
@@ -103,8 +103,8 @@ class _Bench:
                     plan.run(a, b, d, workspace=space)
 
             calls()  # loads it
-            graph = self.graphs[config] = Graph(calls, self.stream)
-            graph.space = space  # type: ignore[attr-defined]  # lives as long
+            self.graphs[config] = Graph(calls, self.stream), space
+        graph, _ = self.graphs[config]
         return settled(graph.replay, microseconds, self.flops) / len(self.sets)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from gemmsmith.backends.reference.product import Array, rounded
-from gemmsmith.core.dtypes import DType
+from gemmsmith.core.dtypes import LARGEST, DType
 from gemmsmith.core.graph import Graph, Node
 from gemmsmith.epilogue.functions import FUNCTIONS
 
@@ -105,7 +104,7 @@ def _kept(x: Array, axis: str, rank: int) -> Array:
 
 def _quantized(x: Array, dtype: DType, block: int) -> tuple[Array, Array]:
     """(x over its scale, rounded; the scale of every row and `block` columns)."""
-    limit = float(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]
+    limit = LARGEST[dtype]
     q, scales = np.empty_like(x), [x[..., :0]]
     for first in range(0, x.shape[-1], block):
         part = x[..., first : first + block]

@@ -7,10 +7,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmsmith.core.dtypes import FP32, INT8, DType
+from gemmsmith.core.dtypes import FP32, INT8, LARGEST, DType
+from gemmsmith.core.problem import SCALE_BLOCK
 
 Array = np.ndarray[Any, Any]
-BLOCK = 128
 
 
 def quantize(x: Array, recipe: str, dtype: DType, scale_dtype: DType) -> tuple[Array, Array]:
@@ -21,7 +21,7 @@ def quantize(x: Array, recipe: str, dtype: DType, scale_dtype: DType) -> tuple[A
         scale, inverse = scaled(np.abs(wide).max(initial=0.0), dtype, scale_dtype)
         with np.errstate(invalid="ignore"):
             return rounded(wide * inverse, dtype), scale
-    rows, columns = {"rows": (1, max(k, 1)), "1x128": (1, BLOCK), "128x128": (BLOCK, BLOCK)}[recipe]
+    rows, columns = {"rows": (1, max(k, 1)), "1x128": (1, SCALE_BLOCK), "128x128": (SCALE_BLOCK, SCALE_BLOCK)}[recipe]
     down, abreast = -(-m // rows), max(-(-k // columns), int(recipe == "rows"))
     padded = np.zeros((*batch, down * rows, abreast * columns), np.float32)
     padded[..., :m, :k] = wide
@@ -45,7 +45,7 @@ def dequantize(values: Array, scales: Array, shares: tuple[int, int], dtype: DTy
 
 def scaled(amax: Array, dtype: DType, scale_dtype: DType) -> tuple[Array, Array]:
     """The scales for these largest magnitudes, and what elements are multiplied by."""
-    limit, amax = largest(dtype), np.asarray(amax, np.float32)
+    limit, amax = np.float32(LARGEST[dtype]), np.asarray(amax, np.float32)
     bounded = np.maximum(amax, limit * np.float32(2.0**-126))
     with np.errstate(invalid="ignore"):
         scale = np.where(amax == 0, np.float32(1), bounded * (1 / limit))
@@ -60,7 +60,7 @@ def scaled(amax: Array, dtype: DType, scale_dtype: DType) -> tuple[Array, Array]
 
 def rounded(x: Array, dtype: DType) -> Array:
     """fp32 to 8 bits, to nearest even, at most the largest value; NaN has one representation, and is 0 in int8."""
-    limit = largest(dtype)
+    limit = np.float32(LARGEST[dtype])
     if dtype == INT8:
         bits = np.rint(np.clip(np.nan_to_num(x), -128, 127)).astype(np.int8)
     else:
@@ -68,10 +68,3 @@ def rounded(x: Array, dtype: DType) -> Array:
         bits = np.where(np.isnan(x), np.uint8(0x7F), bits)
     found: Array = bits.view(dtype.numpy)
     return found
-
-
-def largest(dtype: DType) -> np.float32:
-    """The largest magnitude that has its negative too."""
-    if dtype == INT8:
-        return np.float32(127)
-    return np.float32(ml_dtypes.finfo(dtype.numpy).max)  # type: ignore[no-untyped-call]
