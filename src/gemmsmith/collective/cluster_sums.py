@@ -9,7 +9,8 @@ from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.partial_sums import THREADS, PartialSums, receive, send, width_of
+from gemmsmith.collective.partial_sums import PartialSums, receive, send, width_of
+from gemmsmith.core.mma import WARPGROUP
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import I32, U32
@@ -87,7 +88,7 @@ class ClusterSums:
         """Sends each other CTA that reduces a slice the columns of that slice."""
         k = current()
         hw.mbarrier_wait(self.empty[warpgroup], ((share.number + 1) % 2).to(U32), "cluster")
-        offset = (k.thread % THREADS * (4 * width_of(accumulator, self.slices))).to(U32)
+        offset = (k.thread % WARPGROUP * (4 * width_of(accumulator, self.slices))).to(U32)
         for slice in range(self.slices):
             receiver = self.others + 1 - self.slices + slice
             with k.when(self.k != receiver):
@@ -115,10 +116,10 @@ class ClusterSums:
         k, share = current(), tile.share
         assert share is not None
         assert tile.more is not None
-        offset_of_thread = (k.thread % THREADS * (4 * width_of(accumulator))).to(U32)
+        offset_of_thread = (k.thread % WARPGROUP * (4 * width_of(accumulator))).to(U32)
         with k.range(self.others, name="sender") as sender:
             slot = (sender * self.consumers + warpgroup).named("slot")
-            with k.when(k.thread % THREADS == 0):
+            with k.when(k.thread % WARPGROUP == 0):
                 hw.mbarrier_arrive_expect_tx(self.full[slot], self.slot_bytes)
             hw.mbarrier_wait(self.full[slot], (share.number % 2).to(U32), "cluster")
             address = (self.slots[slot].address + offset_of_thread).named("slot_of_thread")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.pipeline import Initialised
+from gemmsmith.core.mma import WARPGROUP
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import current
@@ -20,8 +21,6 @@ from gemmsmith.lang.types import U32, U64
 from gemmsmith.lang.values import Constant, Registers, Value
 from gemmsmith.schedule.tiles import Share, TileScheduler, WorkTile
 
-THREADS = 128
-"""Threads of a warpgroup."""
 Move = Callable[[Registers, Value], object]
 """(registers, byte offset): moves a vector."""
 
@@ -63,7 +62,7 @@ class PartialSums:
         if share is None:
             yield accumulator
             return
-        leader = k.thread % THREADS == 0
+        leader = k.thread % WARPGROUP == 0
         with k.when(~share.reduces):
             self._send(accumulator, share, warpgroup, leader)
         with k.when(share.reduces):
@@ -78,19 +77,19 @@ class PartialSums:
 
     def _address(self, slot: Value, accumulator: Accumulator) -> Value:
         """Where this thread's first vector lies."""
-        offset = current().thread % THREADS * (4 * width_of(accumulator))
+        offset = current().thread % WARPGROUP * (4 * width_of(accumulator))
         return (self.partials + slot.to(U64) * self._slot_bytes + offset.to(U64)).named("partials_of_thread")
 
     @property
     def _slot_bytes(self) -> int:
-        return self.spec.accumulator_registers * 4 * THREADS
+        return self.spec.accumulator_registers * 4 * WARPGROUP
 
     def _send(self, accumulator: Accumulator, share: Share, warpgroup: Value, leader: Value) -> None:
         k = current()
         slot = self._slot(share.cluster, warpgroup)
         address = self._address(slot, accumulator)
         send(accumulator, lambda values, offset: hw.store_global(values, address + offset.to(U64), True))
-        hw.barrier_sync(warpgroup + self._barriers, THREADS)
+        hw.barrier_sync(warpgroup + self._barriers, WARPGROUP)
         with k.when(leader):
             hw.store_strong(self.flags + (slot * 4).to(U64), Constant(U32, 1), "release", "gpu")
 
@@ -101,7 +100,7 @@ class PartialSums:
         with k.when(leader):
             hw.wait_acquire(flag, Constant(U32, 1))
             hw.store_strong(flag, Constant(U32, 0), "relaxed", "gpu")
-        hw.barrier_sync(warpgroup + self._barriers, THREADS)
+        hw.barrier_sync(warpgroup + self._barriers, WARPGROUP)
         receive(accumulator, lambda values, offset: hw.load_global(values, address + offset.to(U64), True))
 
 
@@ -133,4 +132,4 @@ def _vectors(accumulator: Accumulator, slices: int = 1) -> Iterator[tuple[Regist
     for n, block in enumerate(accumulator.blocks):
         count = len(block) // slices // width
         with k.unroll(count, name="vector") as i:
-            yield block, i, k.registers(block.type, width, "values"), (i + n * count) * (4 * width * THREADS)
+            yield block, i, k.registers(block.type, width, "values"), (i + n * count) * (4 * width * WARPGROUP)

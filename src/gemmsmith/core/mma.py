@@ -10,6 +10,8 @@ from gemmsmith.core.errors import ConfigError
 
 Major = Literal["K", "MN"]
 """The index along which an operand's neighbours in memory lie."""
+WARPGROUP = 128
+"""Threads of a warpgroup: four warps."""
 WGMMA_M = 64
 """Rows of D of one instruction."""
 K_BITS = 256
@@ -52,7 +54,7 @@ class Mma:
 
     def registers(self, n: int) -> int:
         """32-bit registers a thread that hold D; fp16 lies in pairs."""
-        return self.m * n * self.d.bits // (32 * 128)
+        return self.m * n * self.d.bits // (32 * WARPGROUP)
 
     def __str__(self) -> str:
         return f"{self.d.ptx}.{self.a.ptx}.{self.b.ptx}"

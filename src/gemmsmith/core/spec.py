@@ -15,7 +15,7 @@ from gemmsmith.core.design import find, listed, names, promoting
 from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
-from gemmsmith.core.mma import PRODUCTS, QUAD, WGMMA_M, Major, Mma, find_mma
+from gemmsmith.core.mma import PRODUCTS, QUAD, WARPGROUP, WGMMA_M, Major, Mma, find_mma
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale
 from gemmsmith.core.rules import check, whole_rows
 from gemmsmith.core.tile import Tile
@@ -135,7 +135,7 @@ def promotion(c: Config, each_column: bool = False) -> PromotedSums:
     they are handed back behind it. With `each_column` each has a scale of its own. mma.sync's: a whole k-tile's."""
     design, (down, across) = find(c.design), c.warpgroups
     rows, n, limit = c.tile[0] // down, c.tile[1] // across, design.promoted.get(c.consumers, 0)
-    total, scales = rows * n // 128, (n // QUAD + 12) * each_column
+    total, scales = rows * n // WARPGROUP, (n // QUAD + 12) * each_column
     if design.multiplies == "mma":
         return PromotedSums(n, 1, 2 * total)
     columns = n if n % 16 or total + scales + n // 2 <= limit else n // 2
@@ -251,11 +251,11 @@ class KernelSpec:
     def exchange_bytes(self) -> int:
         """Shared memory into which the CTAs of a cluster that share a tile bring their sums."""
         registers = self.accumulator_registers // self.slices * self.config.consumers
-        return (self.config.cluster_splits - 1) * registers * 4 * 128
+        return (self.config.cluster_splits - 1) * registers * 4 * WARPGROUP
 
     @property
     def threads(self) -> int:
-        return 128 * (self.config.consumers + find(self.config.design).other_warpgroups)
+        return WARPGROUP * (self.config.consumers + find(self.config.design).other_warpgroups)
 
     @property
     def accumulator_registers(self) -> int:

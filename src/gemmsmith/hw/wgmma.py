@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import FP16, TF32, TF32_BITS, DType
 from gemmsmith.core.errors import KernelError
-from gemmsmith.core.mma import K_BITS, WGMMA, Mma, fragment_element
+from gemmsmith.core.mma import K_BITS, WARPGROUP, WGMMA, Mma, fragment_element
 from gemmsmith.core.tile import Tile, swizzled
 from gemmsmith.hw.fused_sum import fused_product
 from gemmsmith.lang.instruction import Instruction, pred, registers_in, registers_inout, u64
@@ -89,7 +89,7 @@ def _numbers(data: np.ndarray, rows: int, mn_major: bool, dtype: DType) -> np.nd
 def _fragment(elements: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """(128, elements): which element of a matrix with so many columns each thread of a warpgroup holds; and where in
     this array each element of the matrix is."""
-    row, column = fragment_element(np.arange(128)[:, None], np.arange(elements)[None, :])
+    row, column = fragment_element(np.arange(WARPGROUP)[:, None], np.arange(elements)[None, :])
     held = np.asarray(row * columns + column)
     return held, np.argsort(held, axis=None).reshape(-1, columns)
 
@@ -122,7 +122,7 @@ class _Wgmma(Instruction):
 
     @property
     def products(self) -> int:
-        return self.mma.m * self.n * self.mma.k // 128
+        return self.mma.m * self.n * self.mma.k // WARPGROUP
 
     @property
     def shape(self) -> str:

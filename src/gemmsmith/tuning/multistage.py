@@ -9,6 +9,7 @@ from gemmsmith.core.chip import Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ConfigError
+from gemmsmith.core.mma import WARPGROUP
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.tuning.fitting import fitting, spec_for
@@ -68,7 +69,7 @@ def _settled(config: Config, problem: Problem, epilogue: EpilogueSpec) -> Config
 def _spills(spec: KernelSpec) -> bool:
     """Whether an epilogue holds more elements of matrices that it reads without TMA, or of whole rows, or sums of its
     own, than there are registers for beside the product's."""
-    graph, of_product = spec.epilogue.graph, spec.warpgroup_rows * spec.warpgroup_columns / 128
+    graph, of_product = spec.epilogue.graph, spec.warpgroup_rows * spec.warpgroup_columns / WARPGROUP
     held = sum(o.extent.is_matrix and o.name not in spec.tma for o in graph.operands) + graph.takes_whole_rows
     held += sum(node.op == "reduce" for node in graph.nodes) > FEW_REDUCTIONS
     return held > 0 and of_product + OF_PIECE * held > ROOM

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmsmith.core.graph import Graph
-from gemmsmith.core.mma import WGMMA_M
+from gemmsmith.core.mma import WARPGROUP, WGMMA_M
 from gemmsmith.epilogue.device.rows import WHOLE_ROWS
 
 
@@ -29,5 +29,5 @@ def held_registers(graph: Graph, columns: int) -> int:
     extents, held = graph.extents(), 0
     for i, node in enumerate(graph.nodes):
         if node.op == "quantize" and last_of_product(graph) != {i}:
-            held += WGMMA_M * columns // (extents[i].width or 1) // 128
+            held += WGMMA_M * columns // (extents[i].width or 1) // WARPGROUP
     return held

@@ -12,7 +12,7 @@ from functools import partial
 from gemmsmith import hw
 from gemmsmith.collective.operand import tensor_map
 from gemmsmith.core.graph import Extent, Operand
-from gemmsmith.core.mma import CHUNK, HALF_ROWS, WGMMA_M, fragment_column, fragment_row
+from gemmsmith.core.mma import CHUNK, HALF_ROWS, WARPGROUP, WGMMA_M, fragment_column, fragment_row
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.tensor_map import TensorMap
@@ -133,11 +133,11 @@ class Vector:
         argument = operand_argument(operand.name)
         self.array = Addressed(argument, operand.name, operand.dtype, m=not self.width, n=bool(self.width))
         self.buffer: SharedBuffer = current().shared(4 * count, stages=consumers, name=operand.name)
-        self.rounds = -(-count // 128)
+        self.rounds = -(-count // WARPGROUP)
 
     def _element(self, round_index: int) -> Value:
         """The element, of the tile's or the warpgroup's, that this thread brings."""
-        return current().thread % 128 + 128 * round_index
+        return current().thread % WARPGROUP + WARPGROUP * round_index
 
     def begin(self, part: Part) -> None:
         self.held = current().registers(F32, self.rounds, self.name)

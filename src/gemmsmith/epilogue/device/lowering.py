@@ -20,6 +20,7 @@ from gemmsmith.collective.mainloop import Mainloop
 from gemmsmith.collective.multistage import MultistageMainloop
 from gemmsmith.collective.pipeline import Initialised
 from gemmsmith.core.graph import Operand
+from gemmsmith.core.mma import WARPGROUP
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.inputs import DirectMatrix, Part, Position, Scalar, TmaMatrices, Vector
 from gemmsmith.epilogue.device.layout import layout
@@ -140,9 +141,9 @@ class Epilogue:
             reduction.begin_tile()
         by_tma = self.stores and self.stores.maps
         if self.alias_epilogue:  # nobody reads the stages any more
-            hw.barrier_sync(self._all_math, 128 * self.spec.config.consumers)
+            hw.barrier_sync(self._all_math, WARPGROUP * self.spec.config.consumers)
         elif plan.vectors and not self.stores:
-            hw.barrier_sync(barrier, 128)
+            hw.barrier_sync(barrier, WARPGROUP)
         with k.unroll(plan.rounds, name="round") as round_index:
             only = self._position(round_index, Constant(I32, 0)) if plan.round == 1 else None
             pieces = partial(self._pieces, round_index, only)
@@ -152,13 +153,13 @@ class Epilogue:
                     if by_tma:
                         with k.when(self.leader):
                             self.stores.acquire(round_index, plan.rounds)
-                    hw.barrier_sync(barrier, 128)
+                    hw.barrier_sync(barrier, WARPGROUP)
             with pieces() as position:
                 Piece(self, accumulator, position).run()
             if by_tma:
                 hw.fence_proxy_async()
             if self.stores or self.matrices:
-                hw.barrier_sync(barrier, 128)
+                hw.barrier_sync(barrier, WARPGROUP)
             if by_tma or (self.matrices and plan.slots < plan.pieces):
                 with k.when(self.leader):
                     if self.stores and by_tma:
@@ -171,7 +172,7 @@ class Epilogue:
                 with pieces() as position:
                     self.stores.copy(part, position)
         if plan.vectors and not (self.stores or self.matrices):
-            hw.barrier_sync(barrier, 128)
+            hw.barrier_sync(barrier, WARPGROUP)
         for reduction in self.reductions:
             reduction.end_tile(part)
         if self.matrices:

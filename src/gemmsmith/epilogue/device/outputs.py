@@ -7,12 +7,11 @@ from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.collective.operand import box_rows, tensor_map
-from gemmsmith.collective.partial_sums import THREADS
 from gemmsmith.collective.swizzle import CHUNK_BYTES, Chunks
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Extent
-from gemmsmith.core.mma import QUAD
+from gemmsmith.core.mma import QUAD, WARPGROUP
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.spec import KernelSpec
@@ -113,7 +112,7 @@ class Stores:
 
     def _copy_chunks(self, array: Addressed, tile: Tile, at: Position, part: Part) -> None:
         """Rows (columns, if MN-major) are whole chunks."""
-        k, extent, chunks = current(), self.extents[array.name], Chunks(tile, current().thread % THREADS, THREADS)
+        k, extent, chunks = current(), self.extents[array.name], Chunks(tile, current().thread % WARPGROUP, WARPGROUP)
         (m, n), buffer = self._origin(array.name, tile, part, at), at.buffers[array.name]
         rows, columns = part.rows_in_all // extent.height, part.columns_in_all // extent.width
         for turn in chunks.turns():
