@@ -24,7 +24,6 @@ class Copied(Protocol):
     `copies`: what starts those of a k-tile into a stage, of whose elements of K `k_left` are inside; None: all rows and
     elements are, and nothing is checked. `advance`: the next ones are of the next k-tile."""
 
-
     tile: Tile
     rows: Value
     stages: SharedBuffer
