@@ -129,6 +129,7 @@ EQUIVALENT = {
     ("move earlier (past barrier_arrive)", "wgmma_wait"): "the same",
     ("move earlier (past sync_warp)", "wgmma_wait"): "the lanes meet for what they have loaded before",
     ("move earlier (past if)", "wgmma_wait"): "the index of the next stage wraps: no instruction lies between",
+    ("move earlier (past if)", "wgmma_fence"): "the same",
     ("move later (past compiler_fence)", "wgmma_wait"): "no instruction lies between; ptxas itself keeps reads behind",
 }
 EQUIVALENT_ALONE = {
