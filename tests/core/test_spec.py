@@ -51,3 +51,10 @@ def test_names_are_short_symbols_and_of_one_kernel_each() -> None:
     assert all(name.isidentifier() and len(name) < 48 for name in names)
     split = replace(specs[0], config=Config(splits=4))
     assert split.name == replace(specs[0], config=Config(splits=0)).name  # an argument says how many
+
+
+def test_the_line_of_an_epilogue_does_not_name_another_kernel() -> None:
+    graph = bare(FP32)
+    moved = replace(graph, nodes=tuple(replace(node, where="mine.py:7: acc") for node in graph.nodes))
+    specs = [KernelSpec(Config(), WGMMA[0], ("K", "K"), EpilogueSpec(x, frozenset({"out"}))) for x in (graph, moved)]
+    assert specs[0].name == specs[1].name

@@ -75,13 +75,13 @@ class Node:
       "scale"         (q,)    None           the scale of a "quantize" node: amax of the block over the dtype's maximum
       "top_k_softmax" (x,)    k              softmax over the k largest of a row, 0 elsewhere; N fits a tile
       any name of epilogue.functions: elementwise, inputs as many as its arity; parameters are constant nodes
-    `where` is the user's line, "file:line: text"; it does not tell graphs apart.
+    `where` is the user's line, "file:line: text"; it tells neither graphs apart nor their kernels.
     """
 
     op: str
     inputs: tuple[int, ...] = ()
     value: Any = field(default=None, compare=False)
-    where: str = field(default="", compare=False)
+    where: str = field(default="", compare=False, repr=False)
     compared: Any = field(init=False, repr=False)
     """The value, but a constant's as text: so 0.0 is another one than -0.0, and NaN is the same as NaN."""
 
