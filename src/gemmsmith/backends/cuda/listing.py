@@ -72,21 +72,24 @@ def annotated(kernel: Kernel, code: Code) -> Listing:
     if code == "ptx":
         return Listing(list(_of_ptx(compile_ptx(source, kernel.name, target, lines=True))))
     lines = list(_of_sass(sass(compile_source(source, kernel.name, target, lines=True).cubin, lines=True)))
-    if any(_WGMMA.match(line.text) for line in lines):
-        lines = _with_lines_of_wgmma(lines, annotated(kernel, "ptx"))
+    if any(_has_no_line(line) for line in lines):
+        lines = _with_lines_of_products(lines, annotated(kernel, "ptx"))
     return Listing(lines)
 
 
-_WGMMA = re.compile(r"[BHIQ]GMMA")
+def _has_no_line(line: Line) -> bool:
+    """wgmma, which ptxas leaves out of its table of lines; and wmma, which may get one of the CUDA file."""
+    return line.kind == "tensor" and (line.where is None or "GMMA" in line.text)
 
 
-def _with_lines_of_wgmma(lines: list[Line], ptx: Listing) -> list[Line]:
-    """ptxas gives wgmma no lines; they are taken from the PTX, whose wgmmas are in the same order."""
-    known = [line.where for line in ptx.lines if line.text.startswith("wgmma.mma_async")]
-    if len(known) != sum(bool(_WGMMA.match(line.text)) for line in lines):
-        known = [None] * len(lines)
+def _with_lines_of_products(lines: list[Line], ptx: Listing) -> list[Line]:
+    """Their lines from the PTX: if it has as many, in the same order, or if all are of one line."""
+    known = [line.where for line in ptx.lines if line.kind == "tensor"]
+    count = sum(map(_has_no_line, lines))
+    if len(known) != count:
+        known = [known[0] if len(set(known)) == 1 else None] * count
     rest = iter(known)
-    return [replace(line, where=next(rest)) if _WGMMA.match(line.text) else line for line in lines]
+    return [replace(line, where=next(rest)) if _has_no_line(line) else line for line in lines]
 
 
 def _line(code: Code, address: str, label: str, text: str, file: str, number: int) -> Line:
