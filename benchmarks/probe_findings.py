@@ -109,28 +109,23 @@ def rounding(found: dict[str, dict[str, Any]], top: int, j: int) -> str:
 
 def groups(p: Measured) -> str:
     """Places that are added together, by what survives."""
-    k = p.mma.k
-    survives = np.zeros((k, k), bool)
-    for name, d in p.found("group").items():
-        j, last = map(int, name.split())
-        survives[j, last] = float(d) != 0
-    if not survives.any():
-        return f"one group of {k}"
-    rows = ["".join(".X"[int(s)] for s in row) for row in survives]
-    return "X at 0, -X at row, lost at column, survives:\n      " + "\n      ".join(rows)
+    rows = surviving(p, "group")
+    return f"X at 0, -X at row, lost at column, survives:{rows}" if rows else f"one group of {p.mma.k}"
 
 
 def accumulator(p: Measured) -> str:
-    k = p.mma.k
-    survives = np.zeros((k, k), bool)
-    for name, d in p.found("group-c").items():
+    """Where C is added, likewise."""
+    rows = surviving(p, "group-c")
+    return f"C = X, -X at row, lost at column, survives:{rows}" if rows else "in the alignment of all"
+
+
+def surviving(p: Measured, kind: str) -> str:
+    """A line for each place of -X, with an X for each place whose product survives; nothing where none does."""
+    survives = np.zeros((p.mma.k, p.mma.k), bool)
+    for name, d in p.found(kind).items():
         j, last = map(int, name.split())
         survives[j, last] = float(d) != 0
-    if not survives.any():
-        return "in the alignment of all"
-    return "C = X, -X at row, lost at column, survives:\n      " + "\n      ".join(
-        "".join(".X"[int(s)] for s in row) for row in survives
-    )
+    return "".join("\n      " + "".join(".X"[int(s)] for s in row) for row in survives) if survives.any() else ""
 
 
 def final(p: Measured, top: int, j: int, name: str) -> str:

@@ -86,6 +86,10 @@ def test_scales_of_columns_and_borders_within_tiles_take_time() -> None:
     )
     assert (for_columns > for_blocks).all()
     assert (np.diff(for_blocks / some.n) > 0).all()
+    without = estimate(in_16_bits(gemmsmith.plan(a, b, accumulate="promoted").problem), some).math
+    whole, within = without <= for_blocks, without < for_blocks
+    assert whole.all()
+    assert list(within) == [False, False, True, True, True]  # no scales, no borders
 
 
 @pytest.mark.parametrize("m", [17, 20, 24])

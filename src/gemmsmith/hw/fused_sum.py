@@ -5,8 +5,8 @@ addends that are not zero. A product's exponent is the sum of its factors' (it m
 subnormal's that of the smallest normal number. Their sum is exact; it is truncated to fp32, or to as many bits of it as
 were kept, or rounded to nearest even to fp16. A sum of zero is +0, and every NaN has the same bits; what rounds to zero
 keeps its sign with wgmma, and not with mma.sync. An H200 computed the same bits in all that benchmarks/probe_mma.py
-tried; published models say the same of an H100 (Xie et al.,
-"MMA-Sim", arXiv 2511.10909; Khattak and Mikaitis, arXiv 2512.07004).
+tried; published models say the same of an H100 (Xie et al., "MMA-Sim", arXiv 2511.10909; Khattak and Mikaitis, arXiv
+2512.07004).
 """
 
 from __future__ import annotations
@@ -84,6 +84,6 @@ def stored(total: np.ndarray, mma: Mma) -> np.ndarray:
         unit = np.ldexp(1.0, np.maximum(np.frexp(total)[1] - 1, -126) - bits)
         rounded = np.where(np.isfinite(total), np.trunc(total / unit) * unit, total).astype(np.float32)
     if mma.by != "wgmma":
-        rounded += 0
+        rounded += 0  # -0 becomes 0
     rounded.view(f"u{mma.d.bytes}")[np.isnan(total)] = _NAN[mma.d.bits]
     return rounded

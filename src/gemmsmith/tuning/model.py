@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gemmsmith.core.problem import Matrix, Problem
+from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.schedule.stream import LEAST_IDLE, MOST_PARTS
 from gemmsmith.tuning.space import SMS, Column, Space
@@ -167,21 +167,22 @@ def _promoted(problem: Problem, s: Space) -> tuple[Column, Column]:
     """Cycles in which a warpgroup multiplies and promotes its parts of a k-tile, one after the other: longer than the
     tensor cores work for all of them, unless other warpgroups' parts, or k-tiles in flight, take that time. And those
     in which the tensor cores wait between two parts."""
-    columns, in_flight, of_columns = _columns(problem, s)
+    columns, in_flight, scale_rows = _columns(problem, s)
     parts = s.m / s.consumers / 64 * s.n / columns
-    borders = ~of_columns * np.log2(64 / np.gcd(s.n.astype(int), 64))
-    alone = columns * (0.5 + COLUMN_SCALE_CYCLES * of_columns) + PROMOTION_CYCLES
+    borders = (scale_rows == SCALE_BLOCK) * np.log2(64 / np.gcd(s.n.astype(int), 64))
+    alone = columns * (0.5 + COLUMN_SCALE_CYCLES * (scale_rows == 1)) + PROMOTION_CYCLES
     issue = ISSUE_CYCLES + BORDER_CYCLES * borders
     whole = parts * (2 * columns + (alone + issue) / in_flight)
     return np.asarray(whole), np.asarray(parts * s.consumers * issue / in_flight)
 
 
 def _columns(problem: Problem, s: Space) -> tuple[Column, Column, Column]:
-    """Of promoted sums: columns of a part, k-tiles in flight, and whether each column has a block scale of its own."""
-    of_each = [scale is not None and scale.rows == 1 for scale in problem.scales]
-    of_columns = np.where(s.swap_ab, of_each[0], of_each[1])
-    columns, in_flight = np.where(of_columns[:, None], s.promoted[:, 1], s.promoted[:, 0]).T
-    return columns, in_flight, of_columns
+    """Of promoted sums: columns of a part, k-tiles in flight, and how many columns share a block scale; 0: they have
+    none."""
+    of_a, of_b = (scale.rows if scale else 0 for scale in problem.scales)
+    scale_rows = np.where(s.swap_ab, of_a, of_b)
+    columns, in_flight = np.where((scale_rows == 1)[:, None], s.promoted[:, 1], s.promoted[:, 0]).T
+    return columns, in_flight, scale_rows
 
 
 def _store(problem: Problem, s: Space, extra: Extra) -> Column:
