@@ -391,6 +391,13 @@ def test_promoted_epilogues_that_once_spilled(m: int, n: int, k: int, columns: i
     assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
 
 
+def test_promoted_shares_that_once_spilled() -> None:
+    """Two k-tiles in flight of 128x128, whose K a cluster shares."""
+    a, b = Spec((777, 3713), "fp8_e4m3", (3728, 1)), Spec((3713, 1024), "fp8_e4m3", (1, 3728))
+    plan = gemmsmith.plan(a, b, scale_a=Spec((777, 30), "fp32"), out_dtype="bf16", epilogue=relu)
+    assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
+
+
 def test_bytes_for_all_rows_and_columns_do_not_spill() -> None:
     """A warp of few registers copies them, from an address each."""
     a, b = Spec((4096, 4096), "fp8_e4m3"), Spec((4096, 4096), "fp8_e4m3", (1, 4096))

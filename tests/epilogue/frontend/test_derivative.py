@@ -87,7 +87,8 @@ def test_random_epilogues(graph: Graph, seed: int) -> None:
     if any(node.op in ("floor", "sign") or node.op == "where" for node in graph.nodes):
         return  # the differences may step over an edge
     rng = np.random.default_rng(seed)
-    check(graph, data(rng, graph), rng)
+    apart = {name: x + 1e-3 * rng.standard_normal(np.shape(x)) for name, x in data(rng, graph).items()}
+    check(graph, apart, rng)  # numbers of bf16 may be equal, and there a maximum has no derivative
 
 
 def halves(acc, half_row):
