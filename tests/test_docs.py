@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -143,7 +143,7 @@ def test_pictures_are_what_the_commands_draw(tmp_path: Path, monkeypatch: pytest
 
 def mean_and_least(ratios: list[float], digits: int = 3) -> str:
     """The geometric mean, with so many digits, and the least, as cells of a table."""
-    return f" {math.exp(sum(map(math.log, ratios)) / len(ratios)):.{digits}f} | {min(ratios):.3f} |"
+    return f" {statistics.geometric_mean(ratios):.{digits}f} | {min(ratios):.3f} |"
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
@@ -226,6 +226,41 @@ def test_the_table_of_shapes_that_are_not_tuned_is_of_its_results() -> None:
     least = " and ".join(f"{min(r[ratio] for r in again):.3f}" for ratio in ("ratio", "lt_ratio"))
     assert f"Of the {len(again)} that" in text
     assert f"the least are {least}" in text
+
+
+def test_the_fp8_tables_are_of_their_results() -> None:
+    """By M; the shapes where another is faster; those that are further from the floor than is our goal."""
+    rows, text = rows_of("fp8-h200.json"), (ROOT / "docs" / "fp8.md").read_text()
+    peers = {"torch_ratio": 1, "lt_ratio": 1, "deepgemm_ratio": 0.98}
+    most_over_floor = {1: 1.02, 16: 1.02, 64: 1.08, 128: 1.20}
+    classes = {f"M = {m}": (m, m) for m in most_over_floor}
+    classes |= {"M <= 128": (1, 128), "M = 256 to 1024": (256, 1024), "M = 4096, 8192": (4096, 8192)}
+    for title, (fewest, most) in (classes | {"M > 128": (129, 1 << 20)}).items():
+        members = [r for r in rows if fewest <= r["m"] <= most]
+        row = f"| {title} | {len(members)} |"
+        for peer in peers:
+            found = [r[peer] for r in members if peer in r]
+            row += mean_and_least(found) if found else " | |"
+        over = [r["us"] / r["floor_us"] for r in members]
+        row += f" {statistics.geometric_mean(over):.3f} | {max(over):.3f} |" if most <= 128 else " | |"
+        assert row in text, row
+    slower = [r for r in rows if any(r.get(peer, 1) < least for peer, least in peers.items())]
+    cells = [(r, [f"{r[peer]:.3f}" for peer in peers]) for r in slower]
+    for r in rows:
+        if r["m"] in most_over_floor and r["us"] / r["floor_us"] > most_over_floor[r["m"]]:
+            cells.append((r, [f"{r['us'] / r['floor_us']:.3f}"]))
+    for r, ratios in cells:
+        row = f"| {r['m']} x {r['n']} x {r['k']} | {r['us']:#.4g} | {' | '.join(ratios)} |"
+        assert row in text, row
+    assert len(cells) == len(re.findall(r"^\| \d+ x \d+ x \d+ \|", text, re.MULTILINE))
+
+
+def test_the_readmes_line_of_fp8_is_of_its_results() -> None:
+    rows, text = rows_of("fp8-h200.json"), (ROOT / "README.md").read_text()
+    torch, deepgemm = ([r[x] for r in rows if x in r] for x in ("torch_ratio", "deepgemm_ratio"))
+    found = [f"{statistics.geometric_mean(x):.3f}, least {min(x):.3f}" for x in (torch, deepgemm)]
+    assert f"FP8 with block scales, {len(rows)} shapes" in text
+    assert f"torch's scaled_mm: ratio {found[0]}; DeepGEMM: {found[1]}" in text
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
