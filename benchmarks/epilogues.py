@@ -1,12 +1,12 @@
 """Fused epilogues against the bare product and against torch, side by side in one run.
 
-For each shape the bare gemmsmith product, the fused kernels, torch eager, torch.compile and torch.compile in its
+For each shape and epilogue the bare gemmsmith product, the fused kernel, torch eager, torch.compile and the same in its
 max-autotune mode are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in
 alternating blocks with a warm-up each. `cost` is the fused kernel's time over the bare product's, `over_*` torch's
 time over the fused kernel's; medians over the rounds.
 
     python benchmarks/epilogues.py --json benchmarks/results/epilogues-h200.json
-    python benchmarks/epilogues.py --unseen 30 --json benchmarks/results/epilogues-unseen-h200.json
+    python benchmarks/epilogues.py --unseen 30 --json benchmarks/results/epilogues-unseen-h200.json --resume
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import portions
 import torch
 import torch.nn.functional as F  # noqa: N812
 from dense import block_seconds, captured, options, rotated, save, shuffled
-from suite import UNSEEN
+from suite import UNSEEN, Shape
 
 import gemmsmith
 
@@ -88,6 +89,14 @@ CASES = {
 }  # fmt: skip
 
 
+Job = tuple[int, int, int, str]
+
+
+def jobs(shapes: list[Shape], names: list[str]) -> list[Job]:
+    """Every epilogue of every shape."""
+    return [(m, n, k, name) for m, n, k in shapes for name in names]
+
+
 def extra(case: Case, m: int, n: int) -> dict[str, torch.Tensor]:
     """The case's operands, random normal."""
     made = {"bias": (n,), "residual": (m, n)}
@@ -135,33 +144,25 @@ def contenders(name: str, sets: list[tuple[torch.Tensor, ...]], modes: list[str]
     return graphs, (ours, theirs), str(plan.config)
 
 
-def measure(m: int, n: int, k: int, names: list[str], modes: list[str], rounds: int) -> list[dict[str, Any]]:
-    """The rows of one shape, a case each."""
+def measure(m: int, n: int, k: int, name: str, modes: list[str], rounds: int) -> dict[str, Any]:
+    """The row of a shape and an epilogue."""
     sets = rotated(m, n, k, torch.bfloat16, "nt")
     plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2])
-    bare = captured(lambda a, b, d: plan.run(a, b, d), sets)
-    rows = []
-    for name in names:
-        graphs, alive, config = contenders(name, sets, modes)
-        graphs["bare"] = bare
-        times, clocks = shuffled(graphs, len(sets), block_seconds(m), rounds)
-        us = {contender: statistics.median(t) for contender, t in times.items()}
-        matrices = sum(more.endswith("residual") for more in CASES[name].operands)
-        rows.append({
-            "m": m, "n": n, "k": k, "dtype": "bfloat16", "epilogue": name, "us": us["fused"], "bare_us": us["bare"],
-            "cost": statistics.median(f / b for f, b in zip(times["fused"], times["bare"], strict=True)),
-            "extra_matrix_cost": matrices * 2 * m * n / COPY_BYTES_PER_US / us["bare"],
-            **{f"{mode}_us": us[mode] for mode in modes},
-            **{f"over_{mode}": us[mode] / us["fused"] for mode in modes},
-            "tflops": 2 * m * n * k / us["fused"] / 1e6, "config": config, "bare_config": str(plan.config),
-            "sm_mhz": clocks,
-        })  # fmt: skip
-        r = rows[-1]
-        torch_times = "  ".join(f"{mode} {r[f'over_{mode}']:.2f}x" for mode in modes)
-        print(f"{m:>6} {n:>6} {k:>6} {name:<15} {r['us']:8.1f} us {r['tflops']:5.0f} TFLOP/s  cost {r['cost']:.3f}"
-              f" (+{r['extra_matrix_cost']:.3f} allowed)  faster than {torch_times}", flush=True)  # fmt: skip
-        del graphs, alive
-    return rows
+    graphs, alive, config = contenders(name, sets, modes)
+    graphs["bare"] = captured(lambda a, b, d: plan.run(a, b, d), sets)
+    times, clocks = shuffled(graphs, len(sets), block_seconds(m), rounds)
+    del alive  # graphs read it until here
+    us = {contender: statistics.median(t) for contender, t in times.items()}
+    matrices = sum(more.endswith("residual") for more in CASES[name].operands)
+    return {
+        "m": m, "n": n, "k": k, "dtype": "bfloat16", "epilogue": name, "us": us["fused"], "bare_us": us["bare"],
+        "cost": statistics.median(f / b for f, b in zip(times["fused"], times["bare"], strict=True)),
+        "extra_matrix_cost": matrices * 2 * m * n / COPY_BYTES_PER_US / us["bare"],
+        **{f"{mode}_us": us[mode] for mode in modes},
+        **{f"over_{mode}": us[mode] / us["fused"] for mode in modes},
+        "tflops": 2 * m * n * k / us["fused"] / 1e6, "config": config, "bare_config": str(plan.config),
+        "sm_mhz": clocks,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -170,17 +171,21 @@ def main() -> None:
     parser.add_argument("--case", action="append", choices=list(CASES), help="instead of all; may be repeated")
     parser.add_argument("--shape", action="append", help="MxNxK instead of the suite; may be repeated")
     parser.add_argument("--unseen", type=int, help="so many shapes of the class unseen, instead of the suite")
-    parser.add_argument("--part", default="0/1", help="i/n: every n-th shape, from the i-th on")
     parser.add_argument("--mode", action="append", choices=["eager", "compile", "max_autotune"], help="torch's; all")
+    portions.add_options(parser)
     arguments = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SHAPES
     if arguments.unseen:  # N of whole groups of 16 columns, which gated ones need
         shapes = [s for s in UNSEEN if s[1] % 16 == 0][:: len(UNSEEN) // arguments.unseen][: arguments.unseen]
-    part, parts = map(int, arguments.part.split("/"))
     modes = arguments.mode or ["eager", "compile", "max_autotune"]
-    rows: list[dict[str, Any]] = []
-    for m, n, k in shapes[part::parts]:
-        rows += measure(m, n, k, arguments.case or list(CASES), modes, arguments.rounds)
+    rows, asked = portions.kept(arguments), jobs(shapes, arguments.case or list(CASES))
+    left = portions.missing(asked, rows, lambda r: (r["m"], r["n"], r["k"], r["epilogue"]), arguments.part)
+    for m, n, k, name in portions.in_time(left, arguments.seconds):
+        rows.append(measure(m, n, k, name, modes, arguments.rounds))
+        r = rows[-1]
+        torch_times = "  ".join(f"{mode} {r[f'over_{mode}']:.2f}x" for mode in modes)
+        print(f"{m:>6} {n:>6} {k:>6} {name:<15} {r['us']:8.1f} us {r['tflops']:5.0f} TFLOP/s  cost {r['cost']:.3f}"
+              f" (+{r['extra_matrix_cost']:.3f} allowed)  faster than {torch_times}", flush=True)  # fmt: skip
         save(arguments.json, rows)
 
 

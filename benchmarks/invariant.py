@@ -4,7 +4,7 @@ For each layer and M the batch-invariant plan, the plan that `gemm` makes otherw
 over rotated buffers, in alternating blocks in a random order. The ratio is the free choice's time over the
 batch-invariant one's. Before that, the bits of rows are compared: those of each M with the same rows of the largest M.
 
-    python benchmarks/invariant.py --json benchmarks/results/invariant-h200.json
+    python benchmarks/invariant.py --json benchmarks/results/invariant-h200.json --resume --seconds 400
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+import portions
 import torch
 from dense import block_seconds, captured, exact, is_right, operands, options, rotated, save, shuffled
 
@@ -69,19 +70,23 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="blocks of each, a shape")
     parser.add_argument("--layer", action="append", help="NxK instead of all; may be repeated")
+    portions.add_options(parser)
     arguments = parser.parse_args()
     layers = [tuple(map(int, x.split("x"))) for x in arguments.layer] if arguments.layer else LAYERS
-    rows: list[dict[str, Any]] = []
-    for n, k in layers:
+    rows = portions.kept(arguments)
+    left = portions.missing(layers, rows, lambda r: (r["n"], r["k"]), arguments.part)
+    for n, k in portions.in_time(left, arguments.seconds):
         require_same_rows(n, k)
+        fresh = []
         for m in ROWS:
-            rows.append(measure(m, n, k, arguments.rounds))
-            r = rows[-1]
+            r = measure(m, n, k, arguments.rounds)
+            fresh.append(r)
             print(f"{m:>6} {n:>6} {k:>6}  invariant {r['invariant_us']:8.1f} us  free {r['free_us']:8.1f}  ratio "
                   f"{r['ratio']:.3f}  torch.mm {r['torch_us']:8.1f}  ratio {r['torch_ratio']:.3f}  "
                   f"{r['invariant_config']}  beside  {r['free_config']}", flush=True)  # fmt: skip
-            save(arguments.json, rows)
-        mean = statistics.geometric_mean(r["ratio"] for r in rows if (r["n"], r["k"]) == (n, k))
+        rows += fresh
+        save(arguments.json, rows)
+        mean = statistics.geometric_mean(r["ratio"] for r in fresh)
         print(f"N {n}, K {k}: the same bits; geometric mean {mean:.3f}", flush=True)
     for name in ("ratio", "torch_ratio"):
         least = min(rows, key=lambda r: r[name])

@@ -6,7 +6,7 @@ longer of the copy and of the loop's time for as many products. cuBLAS is torch.
 the fastest of torch._int_mm and of the algorithms that cuBLASLt's heuristic suggests. Every result is checked against
 float64. `gemmsmith ladder --rows` shows the rows beside what the simulator's counters bound them by.
 
-    python benchmarks/ladder.py --json benchmarks/results/ladder-h200.json
+    python benchmarks/ladder.py --json benchmarks/results/ladder-h200.json [--resume --part 1/2]
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cublaslt
+import portions
 import torch
 from dense import FAR, L2_BYTES, captured, fastest, options, save, shuffled
 from suite import Shape
@@ -188,11 +189,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="blocks of everything, in a random order each")
     parser.add_argument("--shape", action="append", help="MxNxK, multiples of 16; may be repeated")
     parser.add_argument("--rung", action="append", choices=NAMES, help="these alone")
+    portions.add_options(parser)
     arguments = parser.parse_args()
     shapes = [tuple(map(int, x.split("x"))) for x in arguments.shape] if arguments.shape else SHAPES
     steps = [x for x in STEPS if not arguments.rung or x.name in arguments.rung]
-    rows: list[dict[str, Any]] = []
-    for shape in shapes:
+    rows = portions.kept(arguments)
+    left = portions.missing(shapes, rows, lambda r: (r["m"], r["n"], r["k"]), arguments.part)
+    for shape in portions.in_time(left, arguments.seconds):
         fresh = measure(steps, shape, arguments.rounds)
         for r in fresh:
             print(f"{r['rung']:<16}{r['dtype']:<6}{r['m']:>6} {r['n']:>6} {r['k']:>6}  {r['us']:10.1f} us "

@@ -13,7 +13,7 @@ Gradients are checked against the same step in fp32. `extra_bytes` is the peak o
 less the gradients. `ratio` is the time of torch's best over that of ours. The case "host" is what a call costs on the
 host.
 
-    python benchmarks/torch_layers.py --json benchmarks/results/torch-layers-h200.json
+    python benchmarks/torch_layers.py --json benchmarks/results/torch-layers-h200.json --resume --seconds 300
     python benchmarks/torch_layers.py --tiny        # every case on the CPU, in seconds: times mean nothing
 """
 
@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 
 import dense
 import launch
+import portions
 import torch
 from torch import nn
 from torch_models import GeluMLP, Head, Labels, SwiGLU, Transformer
@@ -315,19 +316,19 @@ def shown(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = dense.options(__doc__)
     parser.add_argument("--case", action="append", choices=["host", *CASES], help="instead of all; may be repeated")
-    parser.add_argument("--part", default="0/1", help="i/n: every n-th case, from the i-th on")
-    parser.add_argument("--seconds", type=float, default=1.05, help="of a block")
+    parser.add_argument("--block", type=float, default=1.05, help="seconds of a block")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU, nothing compiled")
+    portions.add_options(parser)
     arguments = parser.parse_args()
-    part, parts = map(int, arguments.part.split("/"))
-    rows: list[dict[str, Any]] = []
-    for name in (arguments.case or ["host", *CASES])[part::parts]:
+    rows = portions.kept(arguments)
+    left = portions.missing(arguments.case or ["host", *CASES], rows, lambda r: str(r["case"]), arguments.part)
+    for name in portions.in_time(left, arguments.seconds):
         print(name, file=sys.stderr, flush=True)
         if name == "host":
             rows += host(arguments.tiny)
         else:
-            rows += measure(name, arguments.tiny, arguments.seconds, arguments.rounds)
+            rows += measure(name, arguments.tiny, arguments.block, arguments.rounds)
         for row in rows:
             if row["case"] == name:
                 print(shown(row), flush=True)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+import dense
+import invariant
+import ladder
 import operands
 import portions
 import quantize
 from suite import block_scaled
 
+import epilogues
 import gemmsmith
 
 
@@ -41,6 +48,40 @@ def test_rows_are_kept_if_asked(tmp_path: Path) -> None:
     file.write_text(json.dumps({"rows": [{"m": 1}]}))
     assert portions.kept(resumed) == [{"m": 1}]
     assert portions.kept(parser.parse_args(["--json", str(file)])) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "ended", "rows"),
+    [(epilogues, 6, len(epilogues.SHAPES) * len(epilogues.CASES)),
+     (invariant, 10, len(invariant.LAYERS) * len(invariant.ROWS)), (ladder, 2, len(ladder.SHAPES))],
+)  # fmt: skip
+def test_a_run_goes_on_where_one_was_ended(
+    script: Any, ended: int, rows: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In its n-th measurement, which may be amid a job's."""
+    begun: list[Any] = []
+
+    def measure(*job: Any) -> Any:
+        begun.append(job)
+        if len(begun) == ended:
+            raise KeyboardInterrupt
+        if script is ladder:
+            return [defaultdict(lambda: 1.0, zip("mnk", job[1], strict=True))]
+        return defaultdict(lambda: 1.0, zip(("m", "n", "k", "epilogue"), job, strict=False))
+
+    monkeypatch.setattr(script, "measure", measure)
+    monkeypatch.setattr(invariant, "require_same_rows", lambda n, k: None)
+    monkeypatch.setattr(dense, "machine", dict)  # there is no GPU to name
+    file = tmp_path / "rows.json"
+    monkeypatch.setattr(sys, "argv", ["script", "--json", str(file), "--resume"])
+    with pytest.raises(KeyboardInterrupt):
+        script.main()
+    kept = json.loads(file.read_text())["rows"]
+    script.main()
+    found = json.loads(file.read_text())["rows"]
+    assert 0 < len(kept) < ended
+    assert found[: len(kept)] == kept
+    assert len({(r["m"], r["n"], r["k"], r.get("epilogue")) for r in found}) == len(found) == rows
 
 
 def test_jobs_are_mixed() -> None:

@@ -42,6 +42,9 @@ def test_parts_are_all_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     cases = [word for name in names for word in ("--case", name)]
     found = [rows(monkeypatch, tmp_path, *cases, "--part", f"{i}/2") for i in range(2)]
     assert [r["case"] for part in found for r in part] == ["labels", "labels-16", "labels-1"]
+    resumed = rows(monkeypatch, tmp_path, *cases, "--resume")  # the last part's file
+    assert resumed[:1] == found[1]
+    assert [r["case"] for r in resumed] == ["labels-1", "labels", "labels-16"]
 
 
 def test_a_step_that_is_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
