@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ladder_metrics import HARDWARE, INSTRUMENTED, WAVEFRONT_METRICS, compared, counts, differ
+from ladder_metrics import HARDWARE, INSTRUMENTED, PROBED, compared, counts, differ
 from nsight import known, parsed, profiled
 from probe_shared import Probe, probes
 
@@ -36,7 +36,7 @@ from gemmsmith.ladder import STEPS, Sizes, Step, counted
 Case = Step | Probe
 PARTS: dict[str, tuple[list[Case], list[str]]] = {
     "rungs": ([*STEPS], HARDWARE),
-    "probes": ([*probes()], WAVEFRONT_METRICS),
+    "probes": ([*probes()], PROBED),
     "instrumented": ([*STEPS], INSTRUMENTED),
 }
 """What is launched, and the metrics."""

@@ -81,7 +81,7 @@ COUNTERS = (
     Counter("FFMA of threads", "fused", PRODUCTS, ("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",)),
     Counter("IDP", "dot_product", INSTRUCTIONS, (f"{OPCODES} IDP",)),
 )  # fmt: skip
-WAVEFRONT_METRICS = [m for x in COUNTERS if x.number is WAVEFRONTS for m in x.metrics]
+PROBED = [m for x in COUNTERS if x.number in (WAVEFRONTS, SECTORS) for m in x.metrics]
 METRICS = [*dict.fromkeys(m.split()[0] for x in COUNTERS for m in x.metrics), MOST_WARPS,
            *(LIMIT + name for name in ("blocks", "registers", "shared_mem", "warps"))]  # fmt: skip
 INSTRUMENTED = [m for m in METRICS if m.startswith(("smsp__sass_", "memory_", "sass__"))]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -37,11 +38,16 @@ SHARED = ANYWHERE | {
 """The chunk that each lane accesses."""
 ROWS = {"rows of 16 bytes": LANE, "rows of 32": LANE * 2, "rows of 128": LANE * 8,
         "rows of 128, swizzled": LANE * 8 + LANE % 8, "a row 8 times": LANE // 8}  # fmt: skip
+COPIED = ANYWHERE | {
+    "a chunk further": LANE + 1, "rows of 80 bytes": LANE // 4 * 5 + LANE % 4,
+    "a line in one bank": np.where(LANE < 8, LANE * 8, LANE + 64),
+}  # fmt: skip
+"""Sources lie side by side, so that 8 lanes have a line of 128 bytes."""
 Access = Callable[[Registers, Value, Value], None]
 
 
-def copy(_: Registers, address: Value, source: Value) -> None:
-    hw.cp_async_copy(address, source, CHUNK, CHUNK)
+def copy(width: int, _: Registers, address: Value, source: Value) -> None:
+    hw.cp_async_copy(address, source, width, width)
     hw.cp_async_commit()
     hw.cp_async_wait(0)
 
@@ -55,7 +61,8 @@ ACCESSES: dict[str, tuple[int, Access, Mapping[str, np.ndarray]]] = {
     "load_8": (2, load, SHARED),
     "store_16": (4, lambda values, address, _: hw.store_shared(values, address), ANYWHERE),
     "ldmatrix": (4, lambda values, address, _: hw.load_matrix(values, address), ROWS),
-    "copy_16": (4, copy, ANYWHERE),
+    "copy_16": (4, partial(copy, CHUNK), COPIED),
+    "copy_4": (4, partial(copy, 4), COPIED),
 }
 """Registers of a lane, which hold what it accesses; how it does; and where."""
 

@@ -280,15 +280,26 @@ def test_the_ladder_quotes_its_files() -> None:
 
 
 def test_the_figures_of_the_ladder_are_those_of_its_rows() -> None:
-    """The table, and below each rung its counts and its bound."""
-    text = LADDER.read_text()
+    """The tables, and below each rung its counts, its bound, and what was measured."""
+    text, results = LADDER.read_text(), "ladder-h200.json"
+    measured = ladder.measured(ROOT / "benchmarks" / "results" / results, (4096, 4096, 4096))
     for row in json.loads((ROOT / "docs" / "ladder.json").read_text()):
         cells = ladder.cells(row)[:-1]
-        assert f"| {' | '.join(cells)} |" in text
+        own = ladder.measured_cells(row | measured.get((row["rung"], row["dtype"]), {}))
+        assert f"| {' | '.join(cells[:10])} |" in text
+        assert f"| {' | '.join((*cells[:2], *cells[10:], *own))} |" in text
         name, dtype, _, _, _, waves, ideal, sectors, ideal_sectors, multiply, _, tflops, _, limit = cells
         counts = f"{waves} wavefronts (ideal {ideal}), {sectors} sectors (ideal {ideal_sectors}), {multiply}"
-        wanted = f"> {name}, {dtype}: {counts} multiplications;\n> at most {tflops} TFLOP/s, by {limit}."
+        wanted = (
+            f"> {name}, {dtype}: {counts} multiplications;\n> at most {tflops} TFLOP/s, by {limit}; measured: "
+            f"{own[1] or 'not yet'}."
+        )
         assert wanted in text, wanted
+    loops = (
+        "FFMA {fma:.1f}, dp4a {dp4a:.1f}, mma.sync {mma_bf16:.1f} of bf16, {mma_tf32:.1f} of TF32, {mma_int8:.1f} of "
+        "int8, wgmma {wgmma_bf16:.1f}."
+    )
+    assert loops.format(**{x["loop"]: x["loop_tflops"] for x in rows_of(results)}) in text
 
 
 def test_the_rates_of_the_ladder_are_those_of_its_bounds() -> None:

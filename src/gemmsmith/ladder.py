@@ -83,11 +83,11 @@ STEPS = (
     Step("mma_multistage", INT8, "nt", (256, 128), 256, Config("mma_multistage", (256, 128, 64), (1, 1), 4)),
     Step("mma_multistage", TF32, "nt", (256, 128), 128, Config("mma_multistage", (256, 128, 16), (1, 1), 4)),
     Step("wmma_naive", BF16, "nt", (16, 16), 256),
-    Step("mma_naive", BF16, "nt", (16, 8), 256),
+    Step("mma_naive", BF16, "nt", (64, 64), 256),
     Step("wmma", BF16, "nt", (256, 128), 256),
     Step("mma_multistage", BF16, "nt", (256, 128), 256, Config("mma_multistage", (256, 128, 32), (1, 1), 4)),
     Step("tma", BF16, "nt", (128, 256), 512, Config("tma", (128, 256, 64), (1, 1), 4)),
-    Step("pingpong", BF16, "nt", (64, 512), 512, Config("pingpong", (64, 256, 64), (1, 1), 4)),
+    Step("pingpong", BF16, "nt", (128, 512), 512, Config("pingpong", (128, 128, 64), (1, 2), 6, raster="n")),
     Step("cooperative", BF16, "nt", (256, 256), 512, Config()),
 )
 """From the plainest to the fastest, of fp32, int8, tf32 and bf16."""

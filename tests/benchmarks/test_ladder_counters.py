@@ -109,7 +109,7 @@ def test_probes_are_counted_as_stored(stored: list[dict[str, Any]]) -> None:
     assert ladder_counters.read(stored, "probes", now) == [
         {name: x for name, x in row.items() if name != "compared"} for row in stored if row["part"] == "probes"
     ]
-    assert len(now) == 59
+    assert len(now) == 71
 
 
 @pytest.mark.parametrize(("name", "joined"), [("block_tile", 8), ("thread_tile", 32)])

@@ -18,7 +18,7 @@ from gemmsmith.core.problem import Matrix
 from gemmsmith.kernels.ladder.rungs import RUNGS, launches
 
 EACH = [(name, dtype) for name, rung in RUNGS.items() for dtype in rung.dtypes]
-SIZES = {"naive": (19, 33, 21), "naive_m": (19, 33, 21), "block_tile": (35, 41, 37), "mma_naive": (19, 13, 21),
+SIZES = {"naive": (19, 33, 21), "naive_m": (19, 33, 21), "block_tile": (35, 41, 37), "mma_naive": (67, 73, 21),
          "wmma_naive": (48, 32, 32),
          "dp4a": (70, 37, 45), "wmma": (130, 37, 77)}  # fmt: skip
 

@@ -16,7 +16,7 @@ from gemmsmith.core.problem import Matrix
 from gemmsmith.kernels.ladder.rungs import RUNGS, launches
 from gemmsmith.lang.kernel import Kernel
 
-SIZES = {"block_tile": (16, 16, 48), "mma_naive": (16, 8, 48), "thread_tile": (64, 64, 16), "dp4a": (64, 64, 96),
+SIZES = {"block_tile": (16, 16, 48), "mma_naive": (64, 64, 48), "thread_tile": (64, 64, 16), "dp4a": (64, 64, 96),
          "wmma": (128, 128, 160)}  # fmt: skip
 """One tile, with more k-tiles than stages; others have (128, 128, 24)."""
 SYNCHRONISED = [name for name in RUNGS if name not in ("naive_m", "naive", "wmma_naive")]
@@ -33,6 +33,7 @@ EXPECTED = {
 
 EQUIVALENT = {
     ("move later (past loop)", "cp_async_commit"): "copies of the next k-tile join the first one's, and land with them",
+    ("move earlier (past mma_sync)", "sync_threads"): "mma.sync reads registers alone",
 }
 
 

@@ -44,9 +44,9 @@ def ladder(
     \b
     Example: gemmsmith ladder --rung naive --rung cooperative
     """
-    measured = _measured(rows, (m, n, k)) if rows else {}
+    beside = measured(rows, (m, n, k)) if rows else {}
     found = _kept(kept, (m, n, k)) if kept else _counted((m, n, k), [x for x in STEPS if x.name in (names or NAMES)])
-    found = [x | measured.get((x["rung"], x["dtype"]), {}) for x in found if x["rung"] in (names or NAMES)]
+    found = [x | beside.get((x["rung"], x["dtype"]), {}) for x in found if x["rung"] in (names or NAMES)]
     if picture:
         draw(found, picture)
     if as_json:
@@ -88,7 +88,7 @@ def row(step: Step, sizes: Sizes) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _measured(path: Path, sizes: Sizes) -> dict[tuple[str, str], dict[str, float]]:
+def measured(path: Path, sizes: Sizes) -> dict[tuple[str, str], dict[str, float]]:
     """What was measured of products of these sizes, by rung and dtype."""
     mine = _rows("--rows", path, MEASURED, sizes)
     return {(x["rung"], x["dtype"]): {name: x[name] for name in MEASURED} for x in mine}
@@ -118,8 +118,8 @@ MEASURED_TITLES = ("measured us", "TFLOP/s", "of cuBLAS", "of floor")
 
 def text(rows: list[dict[str, Any]]) -> str:
     """The table."""
-    measured = any("us" in x for x in rows)
-    return table([TITLES + MEASURED_TITLES * measured, *(cells(x) + _measured_cells(x) * measured for x in rows)])
+    some = any("us" in x for x in rows)
+    return table([TITLES + MEASURED_TITLES * some, *(cells(x) + measured_cells(x) * some for x in rows)])
 
 
 def cells(x: dict[str, Any]) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def cells(x: dict[str, Any]) -> tuple[str, ...]:
     return *held, *counts, *bound, x["limit"], f"{x['line']} {x['access']}"
 
 
-def _measured_cells(x: dict[str, Any]) -> tuple[str, ...]:
+def measured_cells(x: dict[str, Any]) -> tuple[str, ...]:
     if "us" not in x:
         return ("",) * len(MEASURED)
     return f"{x['us']:.0f}", f"{x['tflops']:.1f}", f"{x['of_cublas']:.0%}", f"{x['of_floor']:.0%}"
@@ -148,10 +148,10 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(9, 1 + 0.32 * len(rows)), layout="constrained")
     places = range(len(rows))[::-1]
     axes.barh(places, [x["bound_tflops"] for x in rows], color=[COLOURS[x["limit"]] for x in rows], height=0.7)
-    measured = [(x["tflops"], place) for x, place in zip(rows, places, strict=True) if "us" in x]
+    dots = [(x["tflops"], place) for x, place in zip(rows, places, strict=True) if "us" in x]
     legend: list[Any] = [Patch(color=COLOURS[x], label=x) for x in RESOURCES if x in {r["limit"] for r in rows}]
-    if measured:
-        legend.append(axes.scatter(*zip(*measured, strict=True), color="black", zorder=2, label="measured"))
+    if dots:
+        legend.append(axes.scatter(*zip(*dots, strict=True), color="black", zorder=2, label="measured"))
     axes.set_yticks(places, [f"{x['rung']}, {x['dtype']}" for x in rows])
     axes.set_xscale("log")
     axes.set_xlabel("TFLOP/s that the counts allow on an H200, coloured by what limits")

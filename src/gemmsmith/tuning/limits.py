@@ -2,8 +2,8 @@
 
 Each resource is as fast as it can be, and all SMs share the work evenly. L1 is what moves the wavefronts of shared
 memory and the sectors of loads by threads, which may hit there, so they do not count in the L2. What TMA writes to
-shared memory counts with what it reads from the L2. Copies that bypass the L1 count with the fewest wavefronts that can
-hold their bytes: no counter of the hardware tells how many they take. Power and latency do not count at all.
+shared memory counts with what it reads from the L2. Copies by threads count with the fewest wavefronts that can hold
+their bytes: no counter of the hardware tells how many they take. Power and latency do not count at all.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _of(x: Count) -> dict[str, float]:
     cycle = 1 / (SMS * MHZ)
     by_tma = x.instruction.startswith("tma")
     past = by_tma or x.instruction.startswith(("cp_async_16", "store_global"))
-    moved = x.ideal_wavefronts if x.instruction.startswith("cp_async_16") else x.wavefronts
+    moved = x.ideal_wavefronts if x.instruction.startswith("cp_async") else x.wavefronts
     lookups = 0.0 if past or not x.sectors else max(x.instructions, x.sectors / SECTORS_PER_CYCLE)
     filled = by_tma * x.wavefronts * WAVEFRONT / FILL_BYTES_PER_CYCLE
     return {

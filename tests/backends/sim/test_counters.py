@@ -120,26 +120,31 @@ def test_matrices(place: Bytes, taken: int, ideal: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "place", "nbytes", "taken"),
+    ("width", "source", "place", "nbytes", "taken"),
     [
-        (lambda lane: lane * 16, lambda lane: lane * 16, 16, 4),
-        (lambda lane: lane * 16, lambda lane: 496 - lane * 16, 16, 4),
-        (lambda lane: lane * 16, lambda lane: lane * 128, 16, 32),
-        (lambda lane: lane // 4 * 512 + lane % 4 * 16, lambda lane: lane * 16, 16, 8),  # rows of 64 bytes
-        (lambda lane: lane * 0, lambda lane: lane * 16, 0, 4),  # zeros
-        (lambda lane: lane * 0, lambda lane: lane // 4 * 80 + lane % 4 * 16, 0, 8),  # into padded rows
+        (16, lambda lane: lane * 16, lambda lane: lane * 16, 16, 4),
+        (16, lambda lane: lane * 16, lambda lane: 496 - lane * 16, 16, 4),
+        (16, lambda lane: lane * 16, lambda lane: lane * 128, 16, 32),
+        (16, lambda lane: lane * 16, lambda lane: lane % 16 * 16, 16, 2),  # each place twice
+        (16, lambda lane: lane // 4 * 512 + lane % 4 * 16, lambda lane: lane * 16, 16, 8),  # rows of 64 bytes
+        (16, lambda lane: lane * 0, lambda lane: lane * 16, 0, 4),  # zeros
+        (16, lambda lane: lane * 0, lambda lane: lane // 4 * 80 + lane % 4 * 16, 0, 8),  # into padded rows
+        (4, lambda lane: lane * 4, lambda lane: 144 + (lane ^ 1) * 4, 4, 1),  # sgemm's B
+        (4, lambda lane: lane % 2 * 32 + lane // 2 % 2 * 256 + lane // 4 * 4, lambda lane: lane * 4, 4, 2),  # its A
+        (4, lambda lane: lane * 4, lambda lane: lane * 8, 4, 2),
+        (4, lambda lane: lane * 0, lambda lane: lane * 4, 0, 1),
     ],
 )
-def test_copies_that_bypass_the_l1(source: Bytes, place: Bytes, nbytes: int, taken: int) -> None:
-    """As Nsight Compute counts them on an H200: a wavefront for each line of global memory and of shared memory."""
+def test_copies_by_threads(width: int, source: Bytes, place: Bytes, nbytes: int, taken: int) -> None:
+    """As Nsight Compute counts them on an H200: what comes from one line of global memory goes at once."""
 
     def record(k: Builder, out: Value) -> None:
         tile = k.shared(4096, alignment=128, partial_writes=True)[0]
-        hw.cp_async_copy(tile.address + place(k.thread).to(U32), out + source(k.thread).to(U64), nbytes, 16)
+        hw.cp_async_copy(tile.address + place(k.thread).to(U32), out + source(k.thread).to(U64), nbytes, width)
         hw.cp_async_commit()
         hw.cp_async_wait(0)
 
-    assert of(counted(record), "cp_async_16").wavefronts == taken
+    assert of(counted(record), f"cp_async_{width}").wavefronts == taken
 
 
 def test_wmma() -> None:

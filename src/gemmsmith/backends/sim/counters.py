@@ -4,10 +4,10 @@ Shared memory has 32 banks of 4 bytes. A wavefront reads or writes one word in e
 access takes as many as it asks one bank for different words (CUDA C++ Programming Guide, "Shared Memory"). Of 8 bytes a
 lane half a warp goes at once, of 16 bytes a quarter, for a wavefront moves 128 bytes. Where in a load all 32 lanes have
 the address of their neighbour by 1, or all that of their neighbour by 2, twice as many lanes go at once. ldmatrix and
-stmatrix take 8 rows of 16 bytes at once, equal ones too. Copies of 16 bytes bypass the L1: what a line of 128 bytes of
-global memory has for a line of shared memory takes one wavefront. TMA and wgmma are counted without conflicts: swizzled
-tiles have none. Memory behind the L1 is moved in sectors of 32 bytes; a warp's access takes those that it touches, a
-TMA copy likewise. All this is what Nsight Compute says on an H200 (benchmarks/ladder_counters.py).
+stmatrix take 8 rows of 16 bytes at once, equal ones too. Lanes that copy (LDGSTS) from one line, 128 bytes, of global
+memory go at once; those that write zeros go as in a store. TMA and wgmma are counted without conflicts: swizzled tiles
+have none. Memory behind the L1 is moved in sectors of 32 bytes; a warp's access takes those that it touches, a TMA copy
+likewise. All this is what Nsight Compute says on an H200 (benchmarks/ladder_counters.py).
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ BANKS, WORD, WAVEFRONT, SECTOR, WARP = 32, 4, 128, 32, 32
 """Of shared memory, and bytes of each; bytes of a wavefront and of a sector; lanes."""
 AT_ONCE = {8: 16, 16: 8}
 """Lanes whose bytes fill a wavefront, by the width of an access; all where it is not listed."""
-BYPASSING = 16
-"""Bytes of a thread's copy (LDGSTS) that bypasses the L1; fewer are stored as by STS."""
 
 
 @dataclass
@@ -152,14 +150,14 @@ def wavefronts(access: Access, *, paired: bool = False, sources: Sequence[Access
     ideal = _ideal(access, WAVEFRONT)
     if access.threads is None:
         return ideal, ideal
-    if access.width == BYPASSING and sources:
-        filled, zeros = _filled(access, sources)
-        return filled + wavefronts(zeros)[0], ideal
     lane, at_once = access.threads % WARP, np.full(len(access.threads), AT_ONCE.get(access.width, WARP))
     if paired and access.width in AT_ONCE:
         at_once[_paired(access)] *= 2
     group = access.threads // WARP * WARP + lane // at_once
     words = access.addresses[:, None] // WORD + np.arange(max(1, access.width // WORD))
+    if sources:
+        group, once = _by_line(access, sources, group)
+        group, words = group[once], words[once]
     different = np.unique(group[:, None] << 32 | words)
     of_bank = np.bincount((different >> 32) * BANKS + different % BANKS)
     of_bank.resize(-(-len(of_bank) // BANKS) * BANKS)
@@ -196,16 +194,14 @@ def _paired(access: Access) -> np.ndarray:
     return np.asarray(paired[access.threads // WARP])
 
 
-def _filled(access: Access, sources: Sequence[Access]) -> tuple[int, Access]:
-    """The wavefronts of the threads that copy from `sources`, one for each line of global memory and line of shared
-    memory of a warp, and the access of all other threads. Of threads that write the same place one counts."""
+def _by_line(access: Access, sources: Sequence[Access], group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The groups of threads that go at once, where those that copy from one line of `sources` do; and the threads that
+    count: one of those of a warp that write the same place."""
     assert access.threads is not None
-    warps, source = _warps(access), np.full(int(access.threads[-1]) + 1, -1)
+    source = np.full(int(access.threads[-1]) + 1, -1)
     for x in sources:
         source[x.threads] = x.addresses
-    source = source[access.threads]
-    copies = source >= 0
-    _, one = np.unique((warps << 48 | access.addresses)[copies], return_index=True)
-    lines = np.stack([warps, source // WAVEFRONT, access.addresses // WAVEFRONT])[:, copies][:, one]
-    others = replace(access, addresses=access.addresses[~copies], threads=access.threads[~copies])
-    return np.unique(lines, axis=1).shape[1], others
+    source, warps = source[access.threads], _warps(access)
+    _, line = np.unique(warps << 48 | source // WAVEFRONT, return_inverse=True)
+    _, once = np.unique(warps << 48 | access.addresses, return_index=True)
+    return np.where(source >= 0, group.max() + 1 + line, group), once
