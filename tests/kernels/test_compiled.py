@@ -424,6 +424,15 @@ def test_promoted_sums_of_clusters_do_not_spill() -> None:
         assert (r.spill_stores, r.spill_loads) == (0, 0), c
 
 
+def test_clusters_that_share_k_have_fewer_k_tiles_in_flight() -> None:
+    """Where those of two would spill beside the sums that CTAs exchange, the tile is chosen with one."""
+    plan = block_scaled(256, 4096, 7168, 128)
+    shared = [c for c in ranked(plan.problem, plan.spec.epilogue, 8) if c.tile == (128, 128, 128) and c.stages > 3]
+    assert [c.cluster_splits for c in shared[:1]] == [2]
+    r = block_scaled(256, 4096, 7168, 128, config=shared[0]).resources
+    assert (r.spill_stores, r.spill_loads) == (0, 0)
+
+
 @pytest.mark.parametrize("output", ["bf16", "fp32"])
 def test_the_largest_swapped_tiles(output: str) -> None:
     """Tiles of 152 and 168 columns would store fp32 elements in pieces as wide, and spill."""

@@ -33,6 +33,10 @@ IN_FLIGHT = (4, 2)
 """K-tiles that a warpgroup multiplies at once, where it promotes their sums: of 64x64 at 64x7168x2048 (FP8, H200)
 6.29, 6.49, and alone 7.22 us."""
 
+BESIDE_EXCHANGE = 12
+"""Registers that the sums of all k-tiles in flight leave a cluster that adds up its CTAs' sums, if warpgroups share an
+SM's registers: with fewer it spills."""
+
 
 def operand_major(matrix: Matrix) -> Major:
     """Major-ness of an operand seen as (M or N) x K."""
@@ -141,7 +145,8 @@ def promotion(c: Config, each_column: bool = False) -> PromotedSums:
     columns = n if n % 16 or total + scales + n // 2 <= limit else n // 2
     of_one = scales + columns // 2
     in_parts = (rows, columns) != (WGMMA_M, n)
-    in_flight = 1 if in_parts else next((x for x in IN_FLIGHT if total + x * of_one <= limit and 2 * x <= c.stages), 1)
+    free = limit - total - BESIDE_EXCHANGE * (c.cluster_splits > 1 and c.consumers > 1)
+    in_flight = 1 if in_parts else next((x for x in IN_FLIGHT if x * of_one <= free and 2 * x <= c.stages), 1)
     return PromotedSums(columns, in_flight, total + of_one)
 
 

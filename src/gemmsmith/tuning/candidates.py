@@ -32,10 +32,10 @@ FEW_ROWS, FEW_ROWS_DEPTH = 32, 256
 CROWDED, APART = 0.8, 0.44
 """Of the registers that accumulators may take, what they, and elements to be quantised, may where an epilogue needs
 more than a few; and where it reads a matrix without TMA, whose elements and addresses are held at once."""
-SPARED, BESIDE_SHARES, SPARED_APART, SPARED_SHARES = 32, 4, 16, 12
+SPARED, BESIDE_SHARES, SPARED_APART = 32, 4, 16
 """Registers that promoted sums leave a cluster that adds up its CTAs' sums, and an epilogue that quantises where tiles
-are shared otherwise; and that those of all k-tiles in flight leave an epilogue that reads a matrix without TMA, and
-such a cluster, if warpgroups share an SM's registers: with fewer they spill."""
+are shared otherwise; and that those of all k-tiles in flight leave an epilogue that reads a matrix without TMA: with
+fewer they spill."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions whose intermediate values would spill with the largest accumulators."""
 
@@ -87,11 +87,8 @@ def spares(spec: KernelSpec) -> bool:
     quantises = any(node.op == "quantize" for node in spec.epilogue.graph.nodes)
     spared = SPARED if c.cluster_splits > 1 else BESIDE_SHARES * (quantises and c.splits != 1)
     columns, in_flight, taken = spec.promotion
-    others = (in_flight - 1) * columns // 2
     if _reads_apart(spec.epilogue):
-        spared = max(spared, others + SPARED_APART)
-    if c.cluster_splits > 1 and c.consumers > 1:
-        spared = max(spared, others + SPARED_SHARES)
+        spared = max(spared, (in_flight - 1) * columns // 2 + SPARED_APART)
     return taken + spared <= find(c.design).promoted[c.consumers]
 
 
