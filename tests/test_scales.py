@@ -28,6 +28,9 @@ CONFIGS = [
     TILE.replace(tile=(64, 64, 128), stages=8, cluster_splits=2, swap_ab=True),
     TILE.replace(tile=(128, 72, 128), cluster_splits=3, alias_epilogue=True),
     TILE.replace(tile=(128, 64, 128), consumers=2, sync_clusters=True, pdl=True),
+    TILE.replace(design="pingpong", tile=(64, 128, 128), cluster=(2, 1), consumers=2, stages=5),
+    TILE.replace(design="pingpong", tile=(128, 96, 128), cluster=(1, 2), consumers=2, stages=2, serpentine=True),
+    TILE.replace(design="pingpong", tile=(64, 64, 128), consumers=2, stages=8, swap_ab=True),
 ]
 
 
@@ -410,7 +413,10 @@ def test_promotion_keeps_what_the_tensor_core_loses(rng: np.random.Generator) ->
         ),
         ({"accumulate": "fp32"}, "accumulate: got 'fp32' for operands of fp8_e4m3; use promoted or fast"),
         ({"config": TILE.replace(tile=(64, 64, 64))}, 'tile K: got 64 with accumulate="promoted"; use 128'),
-        ({"config": TILE.replace(design="tma")}, 'accumulate: got "promoted" with tma; use the design cooperative'),
+        (
+            {"config": TILE.replace(design="tma")},
+            'accumulate: got "promoted" with tma; use the design cooperative or pingpong, or',
+        ),
         ({"config": TILE.replace(tile=(128, 256, 128))}, "registers: the accumulators of 128x256 take 320 a thread"),
     ],
 )

@@ -235,7 +235,7 @@ def test_3xtf32_packs_low_parts() -> None:
     with pytest.raises(ConfigError, match='tile K: got 64 with precision="3xtf32"; use 32'):
         gemmsmith.plan(a, b, precision="3xtf32", config=config)
     with pytest.raises(
-        ConfigError, match='precision: got "3xtf32" with tma; use the design cooperative or mma_multistage$'
+        ConfigError, match='precision: got "3xtf32" with tma; use the design cooperative, mma_multistage or pingpong$'
     ):
         gemmsmith.plan(a, b, precision="3xtf32", config=Config("tma", (64, 64, 32), (1, 1), 3, 1))
 

@@ -289,7 +289,10 @@ def test_an_annotated_listing(call, code: str, tensor: str) -> None:
         (["show", "--dtype-b", "int8"], "b: got dtype int8 with a of bf16; use the same for both"),
         (["show", "--scale-b", "1x128"], "scale_b: got block scales, of shape (64, 8192); they need fp8 operands"),
         (["show", "--dtype", "fp8_e4m3", "--accumulate", "fp32"], "operands of fp8_e4m3; use promoted or fast"),
-        (["show", "--dtype", "fp8_e4m3", "--design", "pingpong"], 'use the design cooperative, or accumulate="fast"'),
+        (
+            ["show", "--dtype", "fp8_e4m3", "--design", "tma"],
+            'use the design cooperative or pingpong, or accumulate="fast"',
+        ),
         (["show", "--dtype", "fp8_e4m3", "--tile", "128x128x64"], 'tile K: got 64 with accumulate="promoted"; use 128'),
         (["show", "--dtype", "int8", "--out-dtype", "int32", "--scale-a", "tensor"], "out_dtype: got 'int32'; use one"),
         (["tune", "--dtype", "int8", "--accumulate", "fast", "64x64x64"], "operands of int8; use int32"),

@@ -38,7 +38,8 @@ CONFIGS += [
 ]
 CONFIGS += [CONFIGS[i].replace(swap_ab=True) for i in (1, 4, 9, 11)]
 PROMOTED = [CONFIGS[0].replace(tile=(128, 64, 128)), CONFIGS[1].replace(tile=(256, 32, 128))]
-BOXED = [PROMOTED[0].replace(serpentine=True)]
+PROMOTED += [CONFIGS[4].replace(tile=(128, 64, 128)), CONFIGS[5].replace(tile=(128, 32, 128))]
+BOXED = [PROMOTED[i].replace(serpentine=True, stages=stages) for i, stages in ((0, 3), (2, 5))]
 """Those whose scales of A lie along K and come in boxes; of other promoted ones a warp copies them."""
 CONFIGS += PROMOTED + BOXED
 WHOLE, SHARED, IN_CLUSTER, UNEVEN = (512, 64, 256, 2), (256, 192, 320, 4), (256, 64, 320, 2), (640, 64, 256, 3)
@@ -62,7 +63,7 @@ EXPECTED = {
     ("delete", "cluster_arrive_relaxed"): {"barrier"},
     ("delete", "cluster_wait"): {"barrier"},
     ("delete", "fence_proxy_async"): {"missing proxy fence"},
-    ("delete", "barrier_sync"): {"race"},
+    ("delete", "barrier_sync"): {"race", "phase aliasing"},
     ("delete", "wgmma_fence"): {"accumulator"},
     ("delete", "wgmma_commit"): {"race", "accumulator"},
     ("delete", "wgmma_wait"): {"race", "accumulator"},

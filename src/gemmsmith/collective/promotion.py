@@ -25,7 +25,7 @@ class Promotion:
     """The sums of a warpgroup, whose rows begin `first_row` below a tile's: of some k-tiles in flight, each in a part
     of the tile, one after the other of all `parts`; and the `total`."""
 
-    def __init__(self, spec: KernelSpec, scales: BlockScales, first_row: Value) -> None:
+    def __init__(self, spec: KernelSpec, scales: BlockScales, first_row: Value | int) -> None:
         n, (columns, self.in_flight, _) = spec.config.tile[1], spec.promotion
         self.total = Accumulator(spec.mma, spec.warpgroup_rows, n, "total")
         self._partials = [Accumulator(spec.mma, WGMMA_M, columns, "partial") for _ in range(self.in_flight)]

@@ -24,9 +24,10 @@ from gemmsmith.schedule.tiles import WorkTile
 class BlockScales:
     """Those of both operands: the copies are one warp's work, the other methods are the math warpgroups'."""
 
-    def __init__(self, spec: KernelSpec) -> None:
+    def __init__(self, spec: KernelSpec, readers: int = 1) -> None:
+        """`readers`: as of the Mainloop."""
         self._halves, self._n = 2 * spec.warpgroup_rows // WGMMA_M, spec.config.tile[1]
-        self.sides = staged(spec)
+        self.sides = staged(spec, readers)
         self.a, self.b = (next((side for side in self.sides if side.index == i), None) for i in range(2))
         self.loaded = [side for side in self.sides if isinstance(side, LoadedScales)]
         self.copied = [side for side in self.sides if isinstance(side, CopiedScales)]
@@ -59,7 +60,12 @@ class BlockScales:
         for side in self.sides:
             side.start()
 
-    def begin(self, tile: WorkTile, first_row: Value) -> None:
+    def skip(self, k_tiles: Value, tiles: Value | int) -> None:
+        """So many tiles of so many k-tiles, which are another warpgroup's."""
+        for side in self.sides:
+            side.skip(k_tiles, tiles)
+
+    def begin(self, tile: WorkTile, first_row: Value | int) -> None:
         """Before a tile, of which the warpgroup's rows are those from `first_row` on."""
         k, (at_a, at_b) = current(), tile.operands
         for side in self.sides:

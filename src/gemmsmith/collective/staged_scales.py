@@ -25,16 +25,19 @@ WARP = 32
 
 
 class StagedScales:
-    """The scales of the operand number `index` for a tile, fp32, in each stage."""
+    """The scales of the operand number `index` for a tile, fp32, in each stage. `readers`: as of the Mainloop."""
 
-    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int) -> None:
+    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, readers: int = 1) -> None:
         self.index, self.scale, self.count, self.name = index, scale, scale.count(rows), f"scale_{'ab'[index]}"
         self.slots, nbytes, alignment = scale.slots(stages), scale.staged_bytes(rows), 128 if scale.by_tma else 16
         self.stages = current().shared(nbytes, stages=self.slots, alignment=alignment, name=f"scales of {'ab'[index]}")
 
     def start(self) -> None:
         """In a math warpgroup, before its first tile. Only BoxedScales, which have barriers of their own, do anything
-        here and in the next three."""
+        here and in the next four."""
+
+    def skip(self, k_tiles: Value, tiles: Value | int) -> None:
+        """Those of other warpgroups' tiles."""
 
     def begin_tile(self, tile: WorkTile) -> None:
         """Before a tile."""
@@ -56,7 +59,7 @@ class LoadedScales(StagedScales):
     """By TMA, as the mainloop's operands are: those of single rows, contiguous along them. Kernel argument: `scale_a`
     or `scale_b`, a tensor map."""
 
-    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int) -> None:
+    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, readers: int = 1) -> None:
         super().__init__(index, scale, rows, stages)
         self.map = current().tensor_map(self.name, self._map)
 
@@ -89,10 +92,10 @@ class BoxedScales(LoadedScales):
     brings at least 16 bytes, and from multiples of 16 on. Boxes are read for longer than a stage, so they have barriers
     of their own. Each tile begins with a new box."""
 
-    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int) -> None:
+    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, readers: int = 1) -> None:
         super().__init__(index, scale, rows, stages)
         self.pipe = PipelineTmaAsync(
-            self.slots, transaction_bytes=SCALE_BOX * self.count * 4, name=f"boxes of {'ab'[index]}"
+            self.slots, transaction_bytes=SCALE_BOX * self.count * 4, readers=readers, name=f"boxes of {'ab'[index]}"
         )
 
     def bytes_of_stage(self, p: BoundProblem) -> int:
@@ -125,6 +128,9 @@ class BoxedScales(LoadedScales):
 
     def start(self) -> None:
         self._read, self._k_tile = self.pipe.consumer_start_state(), current().var(I32, 0, "scaled_k_tile")
+
+    def skip(self, k_tiles: Value, tiles: Value | int) -> None:
+        self._read.skip((k_tiles + (SCALE_BOX - 1)) // SCALE_BOX * tiles)
 
     def begin_tile(self, tile: WorkTile) -> None:
         self._tile = tile
@@ -162,7 +168,7 @@ class CopiedScales(StagedScales):
     """Element by element, by the lanes of a warp of its own, so that they may lie in any layout. Kernel arguments:
     `scale_a` or `scale_b`, where they lie, how many there are along the operand's rows, and strides."""
 
-    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int) -> None:
+    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, readers: int = 1) -> None:
         def parameter(what: str, attribute: str, type: Type = I64) -> Value:
             return k.parameter(f"{self.name}_{what}", type, lambda p: getattr(scale_of(p, index).matrix, attribute))
 
@@ -212,12 +218,12 @@ def _map_of(name: str, matrix: Matrix, p: BoundProblem, box: tuple[int, int, int
     return TensorMap(Pointer(name), FP32, extents, strides, box, 0)
 
 
-def staged(spec: KernelSpec) -> list[StagedScales]:
+def staged(spec: KernelSpec, readers: int = 1) -> list[StagedScales]:
     """Those of the operands that have some; first those that are aligned to more."""
     found = [(i, scale) for i, scale in enumerate(spec.scales) if scale]
     found.sort(key=lambda x: not x[1].by_tma)
     kinds = {"MN": LoadedScales, "K": BoxedScales, None: CopiedScales}
-    return [kinds[x.by_tma](i, x, spec.config.tile[i], spec.config.stages) for i, x in found]
+    return [kinds[x.by_tma](i, x, spec.config.tile[i], spec.config.stages, readers) for i, x in found]
 
 
 def scale_of(p: BoundProblem, index: int) -> Scale:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.mainloop import Mainloop
+from gemmsmith.collective.order import OrderBarrier
 from gemmsmith.collective.pipeline import LateRelease
 from gemmsmith.collective.promotion import Promotion
 from gemmsmith.collective.scales import BlockScales
@@ -12,7 +15,7 @@ from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.lowering import Epilogue
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import PRED
+from gemmsmith.lang.types import I32, PRED
 from gemmsmith.lang.values import Value
 from gemmsmith.schedule.stream import tile_scheduler
 from gemmsmith.schedule.tiles import TileScheduler
@@ -36,22 +39,7 @@ def cooperative(k: Builder, spec: KernelSpec) -> None:
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)
-        with k.warp(0, "producer"), k.when(hw.elect_one()):
-            write = mainloop.producer_start_state()
-            with mainloop.each_k_tile() as (tile, k_tile):
-                mainloop.pipe.producer_acquire(write)
-                mainloop.load(write, tile, k_tile)
-                write.advance()
-            mainloop.tail(write)
-        if scales.copied:
-            with k.warp(1, "scales"), scales.lanes():
-                write = mainloop.pipe.producer_start_state()
-                with scheduler.each() as tile:
-                    scales.begin_copies(tile)
-                    with k.range(tile.k_tiles, name="k_tile"):
-                        mainloop.pipe.beside_acquire(write)
-                        scales.copy(mainloop.pipe, write)
-                        write.advance()
+        produce(k, scheduler, mainloop, scales)
 
     with k.warpgroups(1, 1 + consumers, "math") as warpgroup:
         hw.set_registers(consumer_registers)
@@ -60,6 +48,26 @@ def cooperative(k: Builder, spec: KernelSpec) -> None:
             promote(k, spec, scheduler, mainloop, scales, epilogue, warpgroup)
         else:
             multiply(k, spec, scheduler, mainloop, epilogue, warpgroup)
+
+
+def produce(k: Builder, scheduler: TileScheduler, mainloop: Mainloop, scales: BlockScales) -> None:
+    """What the warps of the producers' warpgroup do: one starts copies, and one copies scales that TMA cannot bring."""
+    with k.warp(0, "producer"), k.when(hw.elect_one()):
+        write = mainloop.producer_start_state()
+        with mainloop.each_k_tile() as (tile, k_tile):
+            mainloop.pipe.producer_acquire(write)
+            mainloop.load(write, tile, k_tile)
+            write.advance()
+        mainloop.tail(write)
+    if scales.copied:
+        with k.warp(1, "scales"), scales.lanes():
+            write = mainloop.pipe.producer_start_state()
+            with scheduler.each() as tile:
+                scales.begin_copies(tile)
+                with k.range(tile.k_tiles, name="k_tile"):
+                    mainloop.pipe.beside_acquire(write)
+                    scales.copy(mainloop.pipe, write)
+                    write.advance()
 
 
 def multiply(
@@ -90,13 +98,13 @@ def multiply(
 
 def promote(
     k: Builder, spec: KernelSpec, scheduler: TileScheduler, mainloop: Mainloop, scales: BlockScales, epilogue: Epilogue,
-    warpgroup: Value,
+    warpgroup: Value, order: OrderBarrier | None = None,
 ) -> None:  # fmt: skip
     """The same, promoted: k-tiles are multiplied each on its own, part by part, and added to a total, while those in
-    flight behind it, or other warpgroups', are multiplied."""
-    rows = (warpgroup * spec.warpgroup_rows).named("rows")
+    flight behind it, or other warpgroups', are multiplied. With an `order` each warpgroup has tiles of its own."""
+    rows: Value | int = 0 if order else (warpgroup * spec.warpgroup_rows).named("rows")
     read, sums = mainloop.pipe.consumer_start_state(), Promotion(spec, scales, rows)
-    full = k.var(PRED, False, "next_is_full")
+    full, left = k.var(PRED, False, "next_is_full"), k.var(I32, 0, "left") if order else None
 
     def k_tiles(count: int) -> None:
         stages: list[Value] = []
@@ -109,24 +117,44 @@ def promote(
                     read.advance()
                 a, b = mainloop.stage(stages[i])
                 sums.multiply(i, part, a.rows(rows, spec.warpgroup_rows), b)
+            if order and left and part == sums.parts[0]:
+                left.set(left.get() - count)
+                with k.when(left.get() == 0):  # all stages of the tile were full
+                    order.arrive(warpgroup)
             for i in range(count):
                 sums.wait(i, behind=count - 1 - i)
                 if part == sums.parts[-1]:
                     mainloop.pipe.consumer_release(stages[i])
                     if i == count - 1:
-                        full.set(mainloop.pipe.consumer_test_wait(read))  # while the sums are added
+                        with k.when(left.get() > 0) if left else nullcontext():
+                            full.set(mainloop.pipe.consumer_test_wait(read))  # while the sums are added
                 sums.add(i, part)
 
+    def skip(tiles: Value | int) -> None:
+        """So many tiles, which are the other warpgroup's."""
+        read.skip(scheduler.k_tiles * tiles)
+        scales.skip(scheduler.k_tiles, tiles)
+        full.set(False)
+
     epilogue.start(warpgroup, rows)
-    with scheduler.each() as tile:
+    if order:
+        order.start(warpgroup)
+        skip(warpgroup)
+    with scheduler.each(2, warpgroup) if order else scheduler.each() as tile:
         epilogue.load(tile)
         sums.begin(tile)
+        if order and left:
+            left.set(tile.k_tiles)
+            with k.when(tile.k_tiles > 0):
+                order.wait(warpgroup)
         k.comment("mainloop")
         with k.range(tile.k_tiles // sums.in_flight, name="k_group"):
             k_tiles(sums.in_flight)
         if sums.in_flight > 1:
             with k.range(tile.k_tiles % sums.in_flight, name="k_tile"):
                 k_tiles(1)
+        if order:
+            skip(1)
         epilogue.store(sums.total, tile)
     epilogue.finish()
 

@@ -7,10 +7,11 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.mainloop import Mainloop
 from gemmsmith.collective.order import OrderBarrier
 from gemmsmith.collective.pipeline import LateRelease
+from gemmsmith.collective.scales import BlockScales
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.lowering import Epilogue
-from gemmsmith.kernels.cooperative import REGISTERS
+from gemmsmith.kernels.cooperative import REGISTERS, produce, promote
 from gemmsmith.lang.builder import Builder
 from gemmsmith.schedule.tiles import TileScheduler
 
@@ -21,21 +22,21 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
     scheduler = TileScheduler(spec)
     mainloop = Mainloop(spec, scheduler, readers=2)
     epilogue = Epilogue(spec, scheduler, mainloop)
+    scales = BlockScales(spec, readers=2)
+    mainloop.load_beside(scales.loaded)
     order = OrderBarrier(2)
-    mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
+    mainloop.prologue(*epilogue.pipelines, *scales.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)
-        with k.warp(0, "producer"), k.when(hw.elect_one()):
-            write = mainloop.producer_start_state()
-            with mainloop.each_k_tile() as (tile, k_tile):
-                mainloop.pipe.producer_acquire(write)
-                mainloop.load(write, tile, k_tile)
-                write.advance()
-            mainloop.tail(write)
+        produce(k, scheduler, mainloop, scales)
 
     with k.warpgroups(1, 3, "math") as warpgroup:
         hw.set_registers(consumer_registers)
+        if spec.promoted:
+            scales.start()
+            promote(k, spec, scheduler, mainloop, scales, epilogue, warpgroup, order)
+            return
         read, release = mainloop.pipe.consumer_start_state(), LateRelease(mainloop.pipe)
         accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.config.tile[1])
         epilogue.start(warpgroup, 0)
@@ -64,5 +65,5 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
 
 register_design(Design(
     "pingpong", pingpong, accumulators={2: 200}, other_warpgroups=1, own_tiles=True,
-    defaults={"tile": (64, 256, 64), "consumers": 2},
+    defaults={"tile": (64, 256, 64), "consumers": 2}, promoted={2: 192},
 ))  # fmt: skip

@@ -52,9 +52,10 @@ def _oriented(epilogue: EpilogueSpec, swap: bool, promoted: bool) -> Iterator[Co
     """The configs with that `swap_ab`, for an epilogue of what they compute."""
     cooperative = COOPERATIVE + SHARED * (_heavy(epilogue) or promoted)
     tiles: list[tuple[str, int, int, int]] = [("cooperative", *t) for t in cooperative]
-    tiles += [("pingpong", *t, 2) for t in PINGPONG]
-    if promoted:
+    if promoted:  # no pingpong, which the model's constants for promoted sums are not fitted to
         tiles = [tile for tile in tiles if _promotes(*tile)]
+    else:
+        tiles += [("pingpong", *t, 2) for t in PINGPONG]
     if swap:
         tiles = [tile for tile in tiles if not _spills_transposed(*tile[:3], epilogue.graph)]
     roomy = [tile for tile in tiles if _has_registers(*tile, epilogue)]
