@@ -30,6 +30,8 @@ CONFIGS = [
     TILE.replace(tile=(192, 128, 128), consumers=3, stages=4),
     TILE.replace(tile=(192, 160, 128), consumers=3, stages=3),
     TILE.replace(tile=(64, 256, 128), stages=3),
+    TILE.replace(design="pingpong", tile=(128, 128, 128), consumers=2, stages=5, cluster=(2, 1)),
+    TILE.replace(design="pingpong", tile=(64, 128, 128), consumers=2, stages=6, cluster=(1, 2), serpentine=True),
     TILE.replace(tile=(128, 16, 128), consumers=2, swap_ab=True, stages=8),
     TILE.replace(tile=(64, 24, 128), swap_ab=True, splits=4),
     TILE.replace(tile=(64, 64, 128), swap_ab=True, cluster_splits=4),

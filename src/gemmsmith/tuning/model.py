@@ -168,12 +168,13 @@ def _promoted(problem: Problem, s: Space) -> tuple[Column, Column]:
     tensor cores work for all of them, unless other warpgroups' parts, or k-tiles in flight, take that time. And those
     in which the tensor cores wait between two parts."""
     columns, in_flight, scale_rows = _columns(problem, s)
-    parts = s.m / s.consumers / 64 * s.n / columns
+    warpgroups = np.where(s.own_tiles, 1, s.consumers)
+    parts = s.m / warpgroups / 64 * s.n / columns
     borders = (scale_rows == SCALE_BLOCK) * np.log2(64 / np.gcd(s.n.astype(int), 64))
     alone = columns * (0.5 + COLUMN_SCALE_CYCLES * (scale_rows == 1)) + PROMOTION_CYCLES
     issue = ISSUE_CYCLES + BORDER_CYCLES * borders
     whole = parts * (2 * columns + (alone + issue) / in_flight)
-    return np.asarray(whole), np.asarray(parts * s.consumers * issue / in_flight)
+    return np.asarray(whole), np.asarray(parts * warpgroups * issue / in_flight)
 
 
 def _columns(problem: Problem, s: Space) -> tuple[Column, Column, Column]:
