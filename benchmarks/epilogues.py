@@ -20,7 +20,7 @@ import portions
 import torch
 import torch.nn.functional as F  # noqa: N812
 from dense import block_seconds, captured, options, rotated, save, shuffled
-from suite import UNSEEN, Shape
+from suite import UNSEEN
 
 import gemmsmith
 
@@ -87,14 +87,6 @@ CASES = {
     "swiglu": Case(swiglu, _swiglu_torch, _swiglu_torch, gated=True),
     "bias_relu_rows": Case(relu_rows, _relu_rows_torch, _relu_rows_eager, ("bias",), rows=True),
 }  # fmt: skip
-
-
-Job = tuple[int, int, int, str]
-
-
-def jobs(shapes: list[Shape], names: list[str]) -> list[Job]:
-    """Every epilogue of every shape."""
-    return [(m, n, k, name) for m, n, k in shapes for name in names]
 
 
 def extra(case: Case, m: int, n: int) -> dict[str, torch.Tensor]:
@@ -178,8 +170,8 @@ def main() -> None:
     if arguments.unseen:  # N of whole groups of 16 columns, which gated ones need
         shapes = [s for s in UNSEEN if s[1] % 16 == 0][:: len(UNSEEN) // arguments.unseen][: arguments.unseen]
     modes = arguments.mode or ["eager", "compile", "max_autotune"]
-    rows, asked = portions.kept(arguments), jobs(shapes, arguments.case or list(CASES))
-    left = portions.missing(asked, rows, lambda r: (r["m"], r["n"], r["k"], r["epilogue"]), arguments.part)
+    rows, every = portions.kept(arguments), [(*shape, name) for shape in shapes for name in arguments.case or CASES]
+    left = portions.missing(every, rows, lambda r: (r["m"], r["n"], r["k"], r["epilogue"]), arguments.part)
     for m, n, k, name in portions.in_time(left, arguments.seconds):
         rows.append(measure(m, n, k, name, modes, arguments.rounds))
         r = rows[-1]
