@@ -101,11 +101,13 @@ REASONS = (
            "ptxas joins loads of neighbours to LDS.128; the simulator counts the program as it is written"),
     Reason("(block_tile|vectorised|mma_naive|tma|cooperative) ", f"{SHARED}st.sum",
            "hardware also counts conflicts with data that return to the L1; memory_l1_wavefronts_shared agrees"),
-    Reason("wmma bf16", "sectors|wavefronts, (LDGSTS|all)",
-           "rows of 80 bytes put the halves of a sector into two of shared memory: the hardware asks for some of them "
-           "twice; of ncu's own counts of LDGSTS two passes differ, and so do equal copies"),
-    Reason("copy_16: all different, 2 apart", "wavefronts, (LDGSTS|all)",
+    Reason("(wmma bf16|copy_16)", "sectors",
+           "of a copy the hardware counts the sectors of shared memory that it fills, line by line of global memory, "
+           "without what other lanes overwrite; instrumented code counts pairs of a sector of each"),
+    Reason("(wmma bf16|copy_16)", "wavefronts, (LDGSTS|all)",
            "halves of a sector go to two of shared memory; no kernel but wmma has that"),
+    Reason("copy_4", "wavefronts, (LDGSTS|all)",
+           "not known: copies of 4 bytes from 4 lines, some to one place or bank; no kernel has that"),
     Reason("load_16: pairs(, then| but)", "smsp__sass|memory_l1",
            "instrumented code looks for equal neighbours in each half of a warp; the hardware, in the whole"),
 )  # fmt: skip

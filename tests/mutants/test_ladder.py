@@ -17,7 +17,7 @@ from gemmsmith.kernels.ladder.rungs import RUNGS, launches
 from gemmsmith.lang.kernel import Kernel
 
 SIZES = {"block_tile": (16, 16, 48), "mma_naive": (64, 64, 48), "thread_tile": (64, 64, 16), "dp4a": (64, 64, 96),
-         "wmma": (128, 128, 160)}  # fmt: skip
+         "wmma": (128, 128, 320)}  # fmt: skip
 """One tile, with more k-tiles than stages; others have (128, 128, 24)."""
 SYNCHRONISED = [name for name in RUNGS if name not in ("naive_m", "naive", "wmma_naive")]
 SEEDS = 3

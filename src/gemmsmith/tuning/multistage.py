@@ -18,13 +18,17 @@ from gemmsmith.tuning.table import kept
 TILES = [(256, 128, 2), (128, 256, 2), (128, 128, 2), (128, 64, 2), (64, 128, 2), (64, 64, 2), (64, 32, 1)]
 TILES += [(64, 128, 1), (64, 256, 1)]
 """(M, N, math warpgroups); the last ones for functions of whole rows, which one warpgroup has."""
-ROW_BYTES, SGEMM_DEPTH, MOST_STAGES = 64, 8, 4
+ROWS = [(128, 3), (64, 4)]
+"""Bytes of a k-tile's rows, and its most stages: whole lines are 3 to 5 % faster on an H200 (tries-ladder-h200.json)
+where shared memory holds three stages of them."""
+SGEMM_DEPTH, MOST_STAGES = 8, 4
 INVARIANT_ROWS = 1024
 ROOM, OF_PIECE, FEW_REDUCTIONS = 116, 32, 3
 """Registers for sums and what an epilogue holds beside them, and for the elements of a piece, 64x64, of a matrix: what
 takes more spilled on one chip or another. So did more reductions."""
-OVERHEAD = 96
-"""Rows and columns, of tiles that wide and high, that take as long to copy as they take to multiply."""
+OVERHEAD, SHARES = 96, 64
+"""Rows and columns, of tiles that wide and high, that take as long to copy as they take to multiply; and as how many
+such copies of one k bringing a tile's shares together counts."""
 
 
 def choose_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, invariant: bool = False) -> Config:
@@ -77,11 +81,12 @@ def _spills(spec: KernelSpec) -> bool:
 
 def _configs(problem: Problem, chip: Chip) -> Iterator[Config]:
     fp32, dtype = problem.a.dtype == FP32, problem.a.dtype
-    design, depth = ("sgemm", SGEMM_DEPTH) if fp32 else ("mma_multistage", ROW_BYTES // dtype.bytes)
+    design = "sgemm" if fp32 else "mma_multistage"
+    rows = [(SGEMM_DEPTH, MOST_STAGES)] if fp32 else [(nbytes // dtype.bytes, stages) for nbytes, stages in ROWS]
     for m, n, consumers in TILES:
         for splits in (1, 0):
-            tile = m, n, depth
-            yield Config(design, tile, (1, 1), MOST_STAGES, consumers, splits=splits, chip=chip.name)
+            for depth, stages in rows:
+                yield Config(design, (m, n, depth), (1, 1), stages, consumers, splits=splits, chip=chip.name)
 
 
 def _time(problem: Problem, rows: int, config: Config, chip: Chip) -> float:
@@ -91,4 +96,4 @@ def _time(problem: Problem, rows: int, config: Config, chip: Chip) -> float:
     of_tile = (m * n + OVERHEAD * (m + n)) * max(problem.k, 1)
     if config.splits == 1:
         return -(-tiles // chip.multiprocessors) * of_tile
-    return tiles * of_tile / chip.multiprocessors + 4 * m * n * ROW_BYTES * OVERHEAD
+    return tiles * of_tile / chip.multiprocessors + 4 * m * n * SHARES * OVERHEAD

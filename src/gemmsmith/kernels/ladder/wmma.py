@@ -14,13 +14,14 @@ from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32, I32, U32, U64
 from gemmsmith.lang.values import Constant, Value
 
-ROWS, COLUMNS, DEPTH, WARPS, MOST_STAGES = 256, 128, 32, 8, 4
+ROWS, COLUMNS, WARPS, MOST_STAGES = 256, 128, 8, 4
 OWN = 64
 """Rows and columns, of a CTA's tile, that a warp has."""
-PITCH = 2 * DEPTH + 16
-"""Bytes of a row: with 16 more than it has, 8 rows begin in different banks."""
-CHUNKS = 2 * DEPTH // 16
-STEPS, ACROSS, COUNT = DEPTH // FRAGMENT, COLUMNS // OWN, OWN // FRAGMENT
+DEPTHS, LEAST_STAGES = (64, 32), 3
+"""Of a k-tile: the first one of which there is room for so many stages."""
+PADDING = 16
+"""Bytes that a row of a k-tile has more than its elements: so 8 rows begin in different banks."""
+ACROSS, COUNT = COLUMNS // OWN, OWN // FRAGMENT
 BAND = 8
 
 
@@ -29,12 +30,14 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
     run a few k-tiles ahead, and a step's fragments are loaded while the last one's are multiplied. Results leave
     through shared memory, since fragments are opaque."""
     mma = find_mma(dtype, dtype, FP32, "mma")
-    stages = min(MOST_STAGES, chip.shared_bytes // ((ROWS + COLUMNS) * PITCH))
+    room = {x: chip.shared_bytes // ((ROWS + COLUMNS) * (2 * x + PADDING)) for x in DEPTHS}
+    depth = next(x for x in DEPTHS if room[x] >= LEAST_STAGES)
+    stages, pitch, chunks, steps = min(MOST_STAGES, room[depth]), 2 * depth + PADDING, depth // 8, depth // FRAGMENT
     with Builder(f"wmma_{dtype}", threads=32 * WARPS, chip=chip) as k:
         x = Product(dtype, FP32, ROWS, COLUMNS)
         x.in_bands(BAND)
         of_a, of_b = (
-            k.shared(lines * PITCH, stages=stages, alignment=128, name=name)
+            k.shared(lines * pitch, stages=stages, alignment=128, name=name)
             for name, lines in zip("AB", (ROWS, COLUMNS), strict=True)
         )
         row, column = (k.warp_index // ACROSS * OWN).named("row"), (k.warp_index % ACROSS * OWN).named("column")
@@ -42,32 +45,34 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
         b = k.register_rows(U32, 2 * COUNT, fragment_registers(mma, "b"), "b_fragments")
         d = zeros(COUNT * COUNT, fragment_registers(mma, "d"), name="d_fragments")
 
-        def copy(k_tile: Value) -> None:
-            """A group of this thread's copies of a k-tile; zeros behind the last one."""
+        def copy(k_tile: Value, share: int = 0, shares: int = 1) -> None:
+            """A share of this thread's copies of a k-tile, which are a group; zeros behind the last one."""
             for tile, lines, operand in (of_a, ROWS, "a"), (of_b, COLUMNS, "b"):
-                with k.unroll(lines * CHUNKS // (32 * WARPS), name="turn") as turn:
+                turns = lines * chunks // (32 * WARPS)
+                with k.unroll(share * turns // shares, (share + 1) * turns // shares, name="turn") as turn:
                     number = turn * (32 * WARPS) + k.thread
-                    eighth, chunk = number // CHUNKS % 8, (number % CHUNKS).named("chunk")
+                    eighth, chunk = number // chunks % 8, (number % chunks).named("chunk")
                     # lines 0, 4, 1, 5 ... of 8: two that are written at once, of 64 bytes each, are in different banks
-                    line = (number // CHUNKS // 8 * 8 + eighth // 2 + eighth % 2 * 4).named("line")
-                    depth = chunk * 8
+                    line = (number // chunks // 8 * 8 + eighth // 2 + eighth % 2 * 4).named("line")
+                    at = chunk * 8
                     if operand == "a":
-                        first, inside = x.a.at(ZERO, x.row + line, depth), x.row + line < x.m
+                        first, inside = x.a.at(ZERO, x.row + line, at), x.row + line < x.m
                     else:
-                        first, inside = x.b.at(ZERO, depth, x.column + line), x.column + line < x.n
-                    nbytes = k.select(inside & (depth < x.k - k_tile * DEPTH), Constant(U32, 16), 0)
-                    to = tile[k_tile % stages].address + (line * PITCH + chunk * 16).to(U32)
-                    hw.cp_async_copy(to, first + (k_tile * (2 * DEPTH)).to(U64), nbytes, 16)
-            hw.cp_async_commit()
+                        first, inside = x.b.at(ZERO, at, x.column + line), x.column + line < x.n
+                    nbytes = k.select(inside & (at < x.k - k_tile * depth), Constant(U32, 16), 0)
+                    to = tile[k_tile % stages].address + (line * pitch + chunk * 16).to(U32)
+                    hw.cp_async_copy(to, first + (k_tile * (2 * depth)).to(U64), nbytes, 16)
+            if share == shares - 1:
+                hw.cp_async_commit()
 
         def load(k_tile: Value, step: Value, to: Value) -> None:
             """A step's fragments of a k-tile."""
             with k.unroll(COUNT, name="n") as n:
-                at = of_a[k_tile % stages].address + ((row + n * FRAGMENT) * PITCH + step * (2 * FRAGMENT)).to(U32)
-                hw.wmma_load(a[to * COUNT + n].part(0, a.count), at, PITCH // 2, "a", "row", mma)
+                at = of_a[k_tile % stages].address + ((row + n * FRAGMENT) * pitch + step * (2 * FRAGMENT)).to(U32)
+                hw.wmma_load(a[to * COUNT + n].part(0, a.count), at, pitch // 2, "a", "row", mma)
             with k.unroll(COUNT, name="n") as n:
-                at = of_b[k_tile % stages].address + ((column + n * FRAGMENT) * PITCH + step * (2 * FRAGMENT)).to(U32)
-                hw.wmma_load(b[to * COUNT + n].part(0, b.count), at, PITCH // 2, "b", "col", mma)
+                at = of_b[k_tile % stages].address + ((column + n * FRAGMENT) * pitch + step * (2 * FRAGMENT)).to(U32)
+                hw.wmma_load(b[to * COUNT + n].part(0, b.count), at, pitch // 2, "b", "col", mma)
 
         def land(copied: int) -> None:
             """All see the first of some k-tiles that are being copied, and are done with the one before, whose place is
@@ -75,21 +80,22 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
             hw.cp_async_wait(copied - 1)
             hw.sync_threads()
 
-        for stage in range(stages):
+        for stage in range(stages - 1):
             copy(Constant(I32, stage))
-        land(stages)
+        land(stages - 1)
         load(ZERO, ZERO, ZERO)
-        with k.range((x.k + (DEPTH - 1)) // DEPTH, name="k_tile") as k_tile, k.unroll(STEPS, name="step") as step:
+        with k.range((x.k + (depth - 1)) // depth, name="k_tile") as k_tile, k.unroll(steps, name="step") as step:
             after = step + 1
-            with k.when(after == STEPS):
+            with k.when(after == steps):
                 land(stages - 1)
-            load(k_tile + after // STEPS, after % STEPS, after % 2)
+            load(k_tile + after // steps, after % steps, after % 2)
             with k.unroll(COUNT, name="down") as down, k.unroll(COUNT, name="right") as right:
                 of_d, held = d[down * COUNT + right].part(0, d.count), step % 2 * COUNT
                 rows, columns = a[held + down].part(0, a.count), b[held + right].part(0, b.count)
                 hw.wmma_mma(of_d, rows, columns, "row", "col", mma)
-            with k.when(after == STEPS):
-                copy(k_tile + stages)
+            for share in range(steps - 1):
+                with k.when(step == share):
+                    copy(k_tile + (stages - 1), share, steps - 1)
         hw.cp_async_wait(0)
         hw.sync_threads()
         results = of_a[0].at(k.warp_index, 4 * FRAGMENT * FRAGMENT)  # of this warp, in the stages
