@@ -116,7 +116,9 @@ def kept(shape: Shape, row: dict[str, Any]) -> bool:
 def enter(sweep: Path, table: Path) -> None:
     """Each shape's best config that a plan would take as it is goes into the table, in place of what is there if it is
     BETTER."""
-    rows = {(r["m"], r["n"], r["k"]): r for r in json.loads(table.read_text())["rows"]} if table.exists() else {}
+    entries = json.loads(table.read_text())["rows"] if table.exists() else []
+    others = [r for r in entries if "operands" in r]  # of 8 bits
+    rows = {(r["m"], r["n"], r["k"]): r for r in entries if "operands" not in r}
     found = json.loads(sweep.read_text())
     for r in found["rows"]:
         shape = r["m"], r["n"], r["k"]
@@ -130,7 +132,7 @@ def enter(sweep: Path, table: Path) -> None:
         figures = {"us": round(best["us"], 2), "torch_us": round(r["torch_us"], 2), "ratio": round(best["ratio"], 3)}
         sizes = {"m": r["m"], "n": r["n"], "k": r["k"]}
         rows[shape] = {**sizes, "config": best["config"], **figures}
-    lines = ",\n".join(json.dumps(rows[key]) for key in sorted(rows))
+    lines = ",\n".join(json.dumps(r) for r in [*(rows[key] for key in sorted(rows)), *others])
     made_with = {name: x for name, x in found["machine"].items() if name not in ("command", "note")}
     table.write_text(f'{{"machine": {json.dumps(made_with)},\n"rows": [\n{lines}\n]}}\n')
 

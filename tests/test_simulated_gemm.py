@@ -144,7 +144,7 @@ def test_shared_tiles(rng: np.random.Generator, design, m: int, n: int, k: int, 
 def test_tuned_configs(rng: np.random.Generator, turn: int) -> None:
     """Of the table's some, by chance, with ragged sizes."""
     rows = json.loads((resources.files("gemmsmith.tuning") / SHIPPED).read_text())["rows"]
-    config = Config.stored(rng.choice(rows)["config"])
+    config = Config.stored(rng.choice([row for row in rows if "operands" not in row])["config"])
     m, n, k = (int(rng.integers(1, 300)) for _ in range(3))
     a, b = (rng.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (n, k)))
     out = np.full((m, n), np.nan, np.float16)

@@ -54,7 +54,7 @@ def test_rows_that_begin_within_a_line_or_a_sector_take_longer_to_copy(k: int, m
 
 @pytest.mark.parametrize("tiles", [1, 66, 132, 133, 4 * 132, 4 * 132 + 66])
 def test_waves_of_tiles(tiles: int) -> None:
-    """Whole ones together, and a last one with the rest: each is the norm of its work and its part of the rest."""
+    """Whole ones together, and a last one: each is the norm of its work, with its stores, and its part of the rest."""
     e = of(TILE, 128, 256 * tiles, 640)
     whole, rest = divmod(tiles, 132)
     assert e.k_steps == 10 * (whole + (rest > 0))
@@ -64,8 +64,9 @@ def test_waves_of_tiles(tiles: int) -> None:
         bounds = work, memory, e.power * part
         return float(sum(x**model.SHARPNESS for x in bounds) ** (1 / model.SHARPNESS))
 
-    expected = norm(10 * whole * e.step + e.stores * (rest == 0), (tiles - rest) / tiles, 132)
-    expected += norm(10 * e.step + e.stores, rest / tiles, rest) if rest else 0
+    store = e.stores / (whole + (rest > 0))
+    expected = norm(whole * (10 * e.step + store), (tiles - rest) / tiles, 132)
+    expected += norm(10 * e.step + store, rest / tiles, rest) if rest else 0
     assert e.waves == pytest.approx(expected)
     assert e.cycles == e.waves + e.fill
 

@@ -32,7 +32,9 @@ where wgmma's designs sum each on its own; with so short a sum it truncates no m
 IN_FLIGHT = (4, 2)
 """K-tiles that a warpgroup multiplies at once, where it promotes their sums: of 64x64 at 64x7168x2048 (FP8, H200)
 6.29, 6.49, and alone 7.22 us."""
-
+IN_TURNS = 64
+"""Columns up to which each of two warpgroups multiplies one k-tile at once, since they hide each other's promotion:
+128x64 at 512x2112x7168 takes 18.5 us so and 19.2 with four in flight, at 256x4096x7168 18.7 and 20.0 (FP8, H200)."""
 BESIDE_EXCHANGE = 12
 """Registers that the sums of all k-tiles in flight leave a cluster that adds up its CTAs' sums, if warpgroups share an
 SM's registers: with fewer it spills."""
@@ -145,8 +147,11 @@ def promotion(c: Config, each_column: bool = False) -> PromotedSums:
     columns = n if n % 16 or total + scales + n // 2 <= limit else n // 2
     of_one = scales + columns // 2
     in_parts = (rows, columns) != (WGMMA_M, n)
+    in_turns = c.consumers == 2 and not design.own_tiles and columns <= IN_TURNS
     free = limit - total - BESIDE_EXCHANGE * (c.cluster_splits > 1 and c.consumers > 1)
-    in_flight = 1 if in_parts else next((x for x in IN_FLIGHT if x * of_one <= free and 2 * x <= c.stages), 1)
+    in_flight = (
+        1 if in_parts or in_turns else next((x for x in IN_FLIGHT if x * of_one <= free and 2 * x <= c.stages), 1)
+    )
     return PromotedSums(columns, in_flight, total + of_one)
 
 

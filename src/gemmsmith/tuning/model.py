@@ -122,13 +122,12 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
         reads = memory * part * (1 + IDLE * (1 - clusters * s.cluster_size / SMS))
         return np.asarray((work**SHARPNESS + reads**SHARPNESS + (power * part) ** SHARPNESS) ** (1 / SHARPNESS))
 
-    alone = walk.in_last == 0
-    waves = wave(walk.k_steps * tile.step + walk.stores * alone, 1 - walk.in_last, walk.clusters)
-    waves = waves + wave(walk.k_steps_of_last * tile.step + walk.stores * ~alone, walk.in_last, walk.clusters_of_last)
-    k_steps = walk.k_steps + walk.k_steps_of_last
+    waves = wave(walk.k_steps * tile.step + walk.stores, 1 - walk.in_last, walk.clusters)
+    waves = waves + wave(walk.k_steps_of_last * tile.step + walk.stores_of_last, walk.in_last, walk.clusters_of_last)
+    k_steps, stores = walk.k_steps + walk.k_steps_of_last, walk.stores + walk.stores_of_last
     fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1) + STAGE_CYCLES * s.stages
     return Estimate(
-        tile.math, tile.copies, tile.step, k_steps, walk.stores, k_steps * tile.step + walk.stores, memory, power,
+        tile.math, tile.copies, tile.step, k_steps, stores, k_steps * tile.step + stores, memory, power,
         waves, walk.share, fill,
     )  # fmt: skip
 
@@ -206,6 +205,7 @@ class _Walk(NamedTuple):
     k_steps_of_last: Column
     in_last: Column
     stores: Column
+    stores_of_last: Column
     share: Column
 
 
@@ -213,7 +213,8 @@ def _walk(s: Space, tiles: Column, k_tiles: Column, step: Column, store: Column)
     whole = np.floor(tiles / s.resident)
     rest, k_tiles_of_one = tiles - whole * s.resident, np.ceil(k_tiles / s.cluster_splits)
     hidden = np.where(s.own_tiles, k_tiles * step, 0.0)
-    stores = store + (whole + (rest > 0) - 1) * np.maximum(0.0, store - hidden)
+    last = rest > 0
+    stores = np.where(last, 0.0, store) + (whole + last - 1) * np.maximum(0.0, store - hidden)
     partial = 4 * s.m * s.n / BYTES_OF_SHARE_PER_CYCLE
     in_cluster = CLUSTER_SHARE_CYCLES + (s.cluster_splits - 1) * partial / s.slices
     share = np.where(s.cluster_splits > 1, in_cluster, 0.0)
@@ -234,6 +235,7 @@ def _walk(s: Space, tiles: Column, k_tiles: Column, step: Column, store: Column)
         np.where(shared | (rest == 0), 0, k_tiles_of_one),
         np.where(shared, 0.0, rest / np.maximum(tiles, 1)),
         np.where(shared, np.maximum(1, np.floor(tiles / clusters)) * store, stores),
+        np.where(shared | ~last, 0.0, store),
         np.where(shared, SHARE_CYCLES + others * partial, share),
     )
 

@@ -22,13 +22,14 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.rules import check
 from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.tuning.candidates import has_room, with_reuse_for
+from gemmsmith.tuning.candidates import has_room, spares, with_reuse_for
 from gemmsmith.tuning.depth import for_16_bits, for_operands
 from gemmsmith.tuning.fitting import fitting, spec_for
 from gemmsmith.tuning.space import has_one_tile, is_fed, reads_again
 
 SHIPPED = "h200.json"
-"""The package's table, in this folder; made by benchmarks/sweep.py."""
+"""The package's table, in this folder: of 16 bits by benchmarks/sweep.py, of FP8 with block scales the fastest in
+benchmarks/results/survey-fp8-layers-h200.json and fp8-h200.json."""
 VERSION, READABLE = 6, (1, 2, 3, 4, 5, 6)
 """Of the user's file: its configs are a Config's fields, of which older ones have fewer, and may have other names. Up
 to 5 all were for operands of 16 bits."""
@@ -85,7 +86,8 @@ def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = Non
         elif not reads_again(problem) and (config.sync_clusters or config.serpentine):
             config = config.replace(sync_clusters=False, serpentine=False)
         config = for_operands(config, problem.a.dtype)
-        return fitting(config, spec_for(config, problem, epilogue))
+        spec = spec_for(config, problem, epilogue)
+        return fitting(config, spec) if spares(spec) else None
     except ConfigError:
         return None
 
