@@ -101,9 +101,9 @@ REASONS = (
            "ptxas joins loads of neighbours to LDS.128; the simulator counts the program as it is written"),
     Reason("(block_tile|vectorised|mma_naive|tma|cooperative) ", f"{SHARED}st.sum",
            "hardware also counts conflicts with data that return to the L1; memory_l1_wavefronts_shared agrees"),
-    Reason("(wmma bf16|copy_16)", "sectors",
-           "of a copy the hardware counts the sectors of shared memory that it fills, line by line of global memory, "
-           "without what other lanes overwrite; instrumented code counts pairs of a sector of each"),
+    Reason("(wmma bf16|copy_16)", "sectors, (LDGSTS|all)",
+           "instrumented code counts pairs of a sector that is read and one of shared memory that is filled; the "
+           "hardware, and the simulator, those that are filled, line by line of global memory"),
     Reason("(wmma bf16|copy_16)", "wavefronts, (LDGSTS|all)",
            "halves of a sector go to two of shared memory; no kernel but wmma has that"),
     Reason("copy_4", "wavefronts, (LDGSTS|all)",

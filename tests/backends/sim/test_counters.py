@@ -227,6 +227,23 @@ def test_copies_by_threads_and_by_tma() -> None:
     assert (load.instructions, load.wavefronts, load.sectors, load.ideal_sectors) == (1, 4, 16, 16)
 
 
+@pytest.mark.parametrize(("apart", "padding", "taken"), [
+    (16, 0, 16), (32, 0, 32), (16, 16, 20),
+], ids=["side by side", "each in a sector of its own", "rows of 80 bytes"])  # fmt: skip
+def test_copies_take_the_sectors_that_they_fill(apart: int, padding: int, taken: int) -> None:
+    """A warp's cp.async of 512 bytes, 16 a lane, for each of 4 lines; as an H200 counts them."""
+
+    def record(k: Builder, out: Value) -> None:
+        tile = k.shared(2048, alignment=128, partial_writes=True)
+        place = k.lane * apart + k.lane // 4 * padding
+        hw.cp_async_copy(tile[0].address + place.to(U32), out + (k.lane * 16).to(U64), as_value(16, U32), 16)
+        hw.cp_async_commit()
+        hw.cp_async_wait(0)
+
+    copy = of(counted(record, 32), "cp_async_16")
+    assert (copy.sectors, copy.ideal_sectors) == (taken, 16)
+
+
 def test_products() -> None:
     """Of a warp's mma.sync, m16n8k16, and an FFMA of 20 lanes; both on a line of a loop."""
 

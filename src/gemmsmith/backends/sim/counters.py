@@ -7,7 +7,8 @@ the address of their neighbour by 1, or all that of their neighbour by 2, twice 
 stmatrix take 8 rows of 16 bytes at once, equal ones too. Lanes that copy (LDGSTS) from one line, 128 bytes, of global
 memory go at once; those that write zeros go as in a store. TMA and wgmma are counted without conflicts: swizzled tiles
 have none. Memory behind the L1 is moved in sectors of 32 bytes; a warp's access takes those that it touches, a TMA copy
-likewise. All this is what Nsight Compute says on an H200 (benchmarks/ladder_counters.py).
+likewise. A warp's copy of 16 bytes a lane takes the sectors of shared memory that it fills, for each line that it comes
+from. All this is what Nsight Compute says on an H200 (benchmarks/ladder_counters.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from gemmsmith.lang.statements import Where
 
 BANKS, WORD, WAVEFRONT, SECTOR, WARP = 32, 4, 128, 32, 32
 """Of shared memory, and bytes of each; bytes of a wavefront and of a sector; lanes."""
+BYPASSING = 16
+"""Bytes of a thread's copy that leaves the L1 out."""
 AT_ONCE = {8: 16, 16: 8}
 """Lanes whose bytes fill a wavefront, by the width of an access; all where it is not listed."""
 
@@ -115,7 +118,7 @@ class _Watch:
 
     def start(self, operation: AsyncOperation) -> None:
         for access in operation.reads:
-            self._access(access)
+            self._access(access, targets=operation.writes)
         for access in operation.writes:
             self._access(access, sources=operation.reads)
         self._start(operation)
@@ -125,7 +128,9 @@ class _Watch:
         threads = np.flatnonzero(unit.active if mask is None else mask)
         self._access(Access(space, unit.each(address)[threads], width, threads=threads), paired=paired)
 
-    def _access(self, access: Access, *, paired: bool = False, sources: Sequence[Access] = ()) -> None:
+    def _access(
+        self, access: Access, *, paired: bool = False, sources: Sequence[Access] = (), targets: Sequence[Access] = ()
+    ) -> None:
         if not len(access.addresses) or not access.width:
             return
         count, state = self._count, self._unit.state
@@ -137,7 +142,7 @@ class _Watch:
         else:
             buffer = state.memory.find(access.first)
             name = buffer.name if buffer else "?"
-            taken, ideal = sectors(access)
+            taken, ideal = sectors(access, targets)
             count.sectors += taken
             count.ideal_sectors += ideal
         if name not in count.memory.split(", "):
@@ -164,11 +169,33 @@ def wavefronts(access: Access, *, paired: bool = False, sources: Sequence[Access
     return int(of_bank.reshape(-1, BANKS).max(1).sum()), ideal
 
 
-def sectors(access: Access) -> tuple[int, int]:
-    """Those of an access to global memory, and the ideal."""
+def sectors(access: Access, targets: Sequence[Access] = ()) -> tuple[int, int]:
+    """Those of an access to global memory, and the ideal. `targets`: where in shared memory threads copy it to."""
+    if access.threads is not None and access.width == BYPASSING and targets:
+        return _filled(access, targets), _ideal(access, SECTOR)
     touched = access.addresses[:, None] // SECTOR + np.arange((access.width + SECTOR - 2) // SECTOR + 1)
     inside = touched <= (access.addresses[:, None] + access.width - 1) // SECTOR
     return len(np.unique((_warps(access)[:, None] << 48 | touched)[inside])), _ideal(access, SECTOR)
+
+
+def _filled(access: Access, targets: Sequence[Access]) -> int:
+    """How many sectors of shared memory threads fill by copying, counted for each line that they copy from, without
+    what another thread of their warp overwrites."""
+    place = _of_threads(access, targets)
+    warps = _warps(access)
+    _, once = np.unique(warps << 48 | place, return_index=True)
+    filled = np.stack([warps, access.addresses // WAVEFRONT, place // SECTOR], axis=1)[once]
+    return len(np.unique(filled, axis=0))
+
+
+def _of_threads(access: Access, others: Sequence[Access]) -> np.ndarray:
+    """For each of an access's threads its address in the `others`; -1 where it has none."""
+    assert access.threads is not None
+    threads = [access.threads, *(x.threads for x in others if x.threads is not None)]
+    found = np.full(int(max(x.max(initial=-1) for x in threads)) + 1, -1)
+    for x in others:
+        found[x.threads] = x.addresses
+    return np.asarray(found[access.threads])
 
 
 def _ideal(access: Access, unit: int) -> int:
@@ -197,11 +224,7 @@ def _paired(access: Access) -> np.ndarray:
 def _by_line(access: Access, sources: Sequence[Access], group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The groups of threads that go at once, where those that copy from one line of `sources` do; and the threads that
     count: one of those of a warp that write the same place."""
-    assert access.threads is not None
-    source = np.full(int(access.threads[-1]) + 1, -1)
-    for x in sources:
-        source[x.threads] = x.addresses
-    source, warps = source[access.threads], _warps(access)
+    source, warps = _of_threads(access, sources), _warps(access)
     _, line = np.unique(warps << 48 | source // WAVEFRONT, return_inverse=True)
     _, once = np.unique(warps << 48 | access.addresses, return_index=True)
     return np.where(source >= 0, group.max() + 1 + line, group), once
