@@ -52,7 +52,7 @@ def wmma(dtype: DType, chip: Chip) -> Kernel:
                 with k.unroll(share * turns // shares, (share + 1) * turns // shares, name="turn") as turn:
                     number = turn * (32 * WARPS) + k.thread
                     eighth, chunk = number // chunks % 8, (number % chunks).named("chunk")
-                    # lines 0, 4, 1, 5 ... of 8: two that are written at once, of 64 bytes each, are in different banks
+                    # lines 0, 4, 1, 5 ... of 8: two of 64 bytes, that are written at once, are in different banks
                     line = (number // chunks // 8 * 8 + eighth // 2 + eighth % 2 * 4).named("line")
                     at = chunk * 8
                     if operand == "a":
