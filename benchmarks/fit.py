@@ -8,7 +8,10 @@ config of its shape, the mean of logarithms; the fastest of many noisy times is 
     python benchmarks/fit.py benchmarks/results/survey-h200.json
 
 With --correction the constants stay, and what they miss is fitted by ridge regression (tuning/correction.py): written
-to correction.json, after a cross-validation over shapes.
+to correction.json, after a cross-validation over shapes. A survey's blocks are too short for the power limit, so the
+products that it holds are taken from sweeps, whose finalists ran in longer ones.
+
+    python benchmarks/fit.py benchmarks/results/survey-h200.json --correction --sweep benchmarks/results/sweep-...
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from suite import SMALL, Shape, block_scaled
+from suite import POWER_LIMITED, SMALL, Shape, block_scaled
 
 import gemmsmith
 from gemmsmith import Config
@@ -44,18 +47,23 @@ SLOWER, KEPT = 0.15, 3e-4
 DTYPES = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 HELD_OUT = 5
 """Every fifth shape; and parts of the cross-validation."""
-RIDGE = 300
-"""How much the squared coefficients of the correction cost, of numbers with deviation 1."""
+RIDGE, CONFIGS = 500, 64
+"""How much the squared coefficients of the correction cost, of numbers with deviation 1, where each shape counts as
+that many configs."""
 
 
 @dataclass(frozen=True)
 class Contest:
-    """A shape's configs, their times and how much each counts."""
+    """A shape's configs, their times and how much each counts, 1 in all."""
 
     problem: Problem
     space: Space
     log_us: np.ndarray[Any, Any]
     weight: np.ndarray[Any, Any]
+
+    @property
+    def power_limited(self) -> bool:
+        return 2 * self.problem.m * self.problem.n * self.problem.k >= POWER_LIMITED
 
     def estimates(self) -> np.ndarray[Any, Any]:
         """The logarithms of the model's times."""
@@ -92,12 +100,29 @@ def contests(survey: Path) -> list[Contest]:
     configs = [for_16_bits(Config.stored(c), as_dtype(DTYPES[operands])) for c in read["configs"]]
     for row in read["rows"]:
         m, n, k = (row[name] for name in "mnk")
-        timed = [configs[i] for i, _ in row["us"]]
-        space = replace(Space.of(timed), stages=np.array([c.stages for c in timed], float))
-        log_us = np.log([us for _, us in row["us"]])
-        weight = np.exp((log_us.min() - log_us) / SLOWER)
-        found.append(Contest(in_16_bits(problem(operands, (m, n, k))), space, log_us, weight / weight.sum()))
+        found.append(contest(operands, (m, n, k), [(configs[i], us) for i, us in row["us"]]))
     return found
+
+
+def contest(operands: str, shape: Shape, timed: list[tuple[Config, float]]) -> Contest:
+    """A shape's, of configs and their times."""
+    space = replace(Space.of([c for c, _ in timed]), stages=np.array([c.stages for c, _ in timed], float))
+    log_us = np.log([us for _, us in timed])
+    weight = np.exp((log_us.min() - log_us) / SLOWER)
+    return Contest(in_16_bits(problem(operands, shape)), space, log_us, weight / weight.sum())
+
+
+def finalists(sweep: Path) -> list[Contest]:
+    """Those shapes of a sweep that the power limit holds, and their finalists: no swapped ones, whose stores were slow
+    then, and no shares of K."""
+    found = []
+    for row in json.loads(sweep.read_text())["rows"]:
+        m, n, k = (row[name] for name in "mnk")
+        timed = [(Config.stored(c["config"]), c["us"]) for c in row["configs"] if c["ratio"]]
+        timed = [(c, us) for c, us in timed if c.splits == 1 and not c.swap_ab]
+        if len(timed) > 1:
+            found.append(contest("bf16", (m, n, k), timed))
+    return [c for c in found if c.power_limited]
 
 
 def fit(contests: list[Contest], rounds: int = 12) -> None:
@@ -130,7 +155,7 @@ def fit_correction(contests: list[Contest]) -> np.ndarray[Any, Any]:
     """The coefficients of tuning/correction.py, by ridge regression."""
     rows, errors = [], []
     for c in contests:
-        weight = np.sqrt(c.weight * len(c.weight))[:, None]
+        weight = np.sqrt(c.weight * CONFIGS)[:, None]
         x, y = c.numbers(), (c.log_us - c.estimates())[:, None]
         rows.append(weight * (x - c.weight @ x))
         errors.append(weight * (y - c.weight @ y))
@@ -167,12 +192,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("surveys", type=Path, nargs="+", help="files that survey.py wrote")
     parser.add_argument("--correction", action="store_true", help="leave the constants, fit what they miss")
+    parser.add_argument("--sweep", type=Path, nargs="+", default=[], help="files that sweep.py wrote, for --correction")
     arguments = parser.parse_args()
     every = [c for path in arguments.surveys for c in contests(path)]
     if arguments.correction:
-        print(f"regret, of the model alone: {regrets(every)}")
-        print(f"cross-validated, corrected: {regrets(every, cross_validated(every))}")
-        found = [float(f"{x:.4g}") for x in fit_correction(every)]
+        short = [c for c in every if not c.power_limited]
+        long = [c for path in arguments.sweep for c in finalists(path)]
+        corrections = cross_validated(short + long)
+        for name, part, of in (("survey", short, corrections), ("sweeps", long, corrections[len(short) :])):
+            print(f"regret, {name}, of the model alone: {regrets(part)}")
+            print(f"cross-validated, corrected: {regrets(part, of[: len(part)])}")
+        found = [float(f"{x:.4g}") for x in fit_correction(short + long)]
         correction.FILE.write_text(json.dumps(found) + "\n")
         return
     held_out = every[::HELD_OUT]

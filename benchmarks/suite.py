@@ -59,6 +59,8 @@ MULTIPLES = (8, 64, 256)
 """The wider side is rounded up to one of these."""
 LARGEST = 1.05e12
 """MNK: 3 ms at 700 TFLOP/s."""
+POWER_LIMITED = 5e10
+"""FLOPs of a product that the chip's power limit holds in blocks of a second."""
 
 
 def layers(count: int, seed: int, without: Sequence[Shape] = ()) -> list[Shape]:

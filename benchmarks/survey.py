@@ -30,7 +30,7 @@ import cublaslt
 import fp8
 import torch
 from dense import captured, machine, replayed, rotated, specs
-from suite import SMALL, TRAINING, UNSEEN, Shape, in_blocks
+from suite import POWER_LIMITED, SMALL, TRAINING, UNSEEN, Shape, in_blocks
 from sweep import varied
 
 import gemmsmith
@@ -42,8 +42,8 @@ FIRST, OTHERS, DRAWN_FROM = 44, 20, 1000
 """Configs of a shape: the model's first, others, and how many of the model's these are drawn from."""
 NEAR, MOST_SETS = 8, 300
 """Buffers are rotated over so many times the L2, or that many sets."""
-BLOCKS, BLOCK_US, POWER_LIMITED, LONG_BLOCK_US = 3, 6_000, 5e10, 10_000
-"""Blocks of a config, their length, and that of products of so many FLOPs, which the power limit holds."""
+BLOCKS, BLOCK_US, LONG_BLOCK_US = 3, 6_000, 10_000
+"""Blocks of a config, their length, and that of products that the power limit holds."""
 LT_KEPT = 3
 
 

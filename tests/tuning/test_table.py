@@ -81,7 +81,7 @@ def test_an_epilogue_takes_the_bare_products_tile_where_it_has_room() -> None:
     assert fused.config.tile == bare.config.tile
     residual = gemmsmith.plan(a, b, epilogue=lambda acc, c: acc + c, operands={"c": a})
     assert "chosen by the model" in residual.why
-    assert residual.config.tile[0] < 256
+    assert residual.config.tile != bare.config.tile
 
 
 def plans(
@@ -113,6 +113,17 @@ def test_results_that_do_not_fit_the_stages_do_not_leave_through_them() -> None:
     bare, fused = plans(256, 4096, 4096, lambda acc: (acc, acc.relu(), acc.tanh(), acc.exp()))
     assert bare.config.alias_epilogue
     assert not fused.config.alias_epilogue
+
+
+def test_a_tile_is_widened_where_results_need_whole_halves() -> None:
+    def swiglu(acc: Any) -> Any:
+        gate, up = acc.chunk(2)
+        return gate.silu() * up
+
+    bare, fused = plans(8192, 28672, 4096, swiglu)
+    assert bare.config.tile == (256, 184, 64)
+    assert "tuned without its epilogue" in fused.why
+    assert fused.config == bare.config.replace(tile=(256, 192, 64))
 
 
 def test_turned_results_are_left_to_the_model() -> None:

@@ -1,7 +1,8 @@
 """What the model's estimates miss: a quadratic form of nine numbers of a config, fitted to measured times.
 
 The estimate of a config is multiplied by exp(x^T C x + c^T x). benchmarks/fit.py fits the coefficients by ridge
-regression to benchmarks/results/survey-h200.json and writes them to correction.json.
+regression and writes them to correction.json: to products of survey-h200.json in benchmarks/results that the power
+limit does not hold, and to those of the third, fourth, fifth, seventh and eighth sweep that it holds.
 """
 
 from __future__ import annotations
