@@ -21,14 +21,12 @@ from gemmsmith.tuning.depth import for_operands, in_16_bits
 from gemmsmith.tuning.fitting import fitting, spec_for
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import Column, Space, considered, reads_again
+from gemmsmith.tuning.space import Column, Space, considered, in_steps, reads_again
 
 STAGES = 8
 """Stages asked for where the user gives a tile; only the smallest problems gain from more."""
 NEAR = 128
 """As many of the model's first are ranked again, with the measured correction."""
-STEP = 8
-"""Rows of A that no two tiles tell apart: their extents are multiples of it."""
 
 
 def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Config:
@@ -110,18 +108,8 @@ def _order(problem: Problem, s: Space, epilogue: EpilogueSpec) -> Column:
 
 def choose(problem: Problem, epilogue: EpilogueSpec | None = None, in_order: bool = False) -> Config:
     """The config with the least estimated time; `in_order` as in `ranked`. If none can be built: the default config,
-    which is refused later, with the reason. Up to `STEP` rows more or less have one choice, made once."""
-    return _choose(_in_steps(problem), epilogue, in_order)
-
-
-def _in_steps(problem: Problem) -> Problem:
-    """The problem with its rows rounded up to `STEP`; itself where a column-major A or D depends on their number."""
-    if problem.a.column_major or problem.d.column_major:
-        return problem
-    rows, (of_a, of_b) = -(-problem.m // STEP) * STEP, problem.scales
-    if of_a:
-        of_a = replace(of_a, matrix=replace(of_a.matrix, rows=-(-rows // of_a.rows)))
-    return replace(problem, a=replace(problem.a, rows=rows), d=replace(problem.d, rows=rows), scales=(of_a, of_b))
+    which is refused later, with the reason. Problems alike `in_steps` have one choice, made once."""
+    return _choose(in_steps(problem), epilogue, in_order)
 
 
 @lru_cache(maxsize=4096)

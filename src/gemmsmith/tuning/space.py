@@ -5,7 +5,7 @@ Numbers are float64, whose quotients numpy rounds much faster than it divides in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -36,6 +36,8 @@ DEEP = 512
 READ_ONCE_ROWS = 128
 """With no more rows (or columns) the other operand is read once, or by all at once: 128 x 57344 x 8192 loses 1.4 % in
 sync_clusters, 2.8 % with serpentine too (benchmarks/results/lockstep-h200.json)."""
+STEP = 8
+"""Rows of A that no two tiles tell apart: their extents are multiples of it."""
 SMALLEST_SHARE = 4
 """The least number of k-tiles in a share of K."""
 WASTE = 1.05
@@ -228,3 +230,13 @@ def has_one_tile(config: Config, problem: Problem) -> bool:
 def reads_again(problem: Problem) -> bool:
     """Whether later waves read parts of both operands again, so that L2 hits depend on the order of the tiles."""
     return min(problem.m, problem.n) > READ_ONCE_ROWS
+
+
+def in_steps(problem: Problem) -> Problem:
+    """The problem with its rows rounded up to `STEP`; itself where a column-major A or D depends on their number."""
+    if problem.a.column_major or problem.d.column_major:
+        return problem
+    rows, (of_a, of_b) = -(-problem.m // STEP) * STEP, problem.scales
+    if of_a:
+        of_a = replace(of_a, matrix=replace(of_a.matrix, rows=-(-rows // of_a.rows)))
+    return replace(problem, a=replace(problem.a, rows=rows), d=replace(problem.d, rows=rows), scales=(of_a, of_b))

@@ -25,7 +25,7 @@ from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.candidates import has_room, spares, with_reuse_for
 from gemmsmith.tuning.depth import for_16_bits, for_operands
 from gemmsmith.tuning.fitting import fitting, spec_for
-from gemmsmith.tuning.space import has_one_tile, is_fed, reads_again
+from gemmsmith.tuning.space import has_one_tile, in_steps, is_fed, reads_again
 
 SHIPPED = "h200.json"
 """The package's table, in this folder: of 16 bits by benchmarks/sweep.py, of FP8 with block scales the fastest in
@@ -69,9 +69,10 @@ class Table:
         if index_of_next == len(entries) or entries[index_of_next][0] > max(2 * problem.m, FEW_ROWS):
             return None
         found = entries[index_of_next][1]
-        return suited(found, problem) if find(found.design).multiplies == "wgmma" else found
+        return suited(found, in_steps(problem)) if find(found.design).multiplies == "wgmma" else found
 
 
+@lru_cache(maxsize=4096)
 def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
     """A bare product's config for one that may have an epilogue, other sizes and dtypes: no `sync_clusters` where CTAs
     have one tile, `alias_epilogue` and stages as the results leave room; None where it cannot be, or its producer would
@@ -100,7 +101,10 @@ def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | No
     found = kept().get(problem) or shipped().get(problem)
     if found is None or epilogue is None or epilogue.graph.is_bare:
         return found
-    fused = None if found.swap_ab else suited(found, problem, epilogue) or suited(_in_halves(found), problem, epilogue)
+    if found.swap_ab:
+        return None
+    problem = in_steps(problem)
+    fused = suited(found, problem, epilogue) or suited(_in_halves(found), problem, epilogue)
     return fused if fused and has_room(fused, epilogue) else None
 
 
