@@ -30,18 +30,18 @@ def oriented(
     extents = graph.extents()
     d = next((r.name for r in graph.results if extents[r.node].is_matrix), "")
     a, b = (
-        replace(matrix_of(x, batch), dtype=dtype)  # of fp32 arrays TF32
+        matrix_of(x, batch, dtype=dtype)  # of fp32 arrays TF32
         for x, dtype in ((arguments["a"], mma.a), (arguments["b"], mma.b))
         if isinstance(x, ArrayInfo)
     )
-    problem = Problem(a, b, arrays[d] if d else matrix_of(describe(Spec(shape, output)), batch), mma.d)
+    of_d = arrays[d] if d else matrix_of(describe(Spec(shape, output)), batch)
     of_a, of_b = (
         Scale(operand_argument(name), matrix_of(x, batch), block_rows[name])
         if name in block_rows and isinstance(x := arguments[operand_argument(name)], ArrayInfo) else None
         for name in SCALE_NAMES
     )  # fmt: skip
     of_b = of_b and replace(of_b, matrix=of_b.matrix.T)
-    problem = replace(problem, promoted=promoted, scales=(of_a, of_b), low_parts=promoted and mma.a == TF32)
+    problem = Problem(a, b, of_d, mma.d, promoted, (of_a, of_b), low_parts=promoted and mma.a == TF32)
     if graph.is_bare:
         problem = _folded(problem)
     if swapped is None:
@@ -57,14 +57,16 @@ def oriented(
     return problem, swapped, spec.over(arrays), arrays
 
 
-def matrix_of(x: ArrayInfo, batch: int, whole: bool = True) -> Matrix:
-    """An array as (rows, columns), stride 0 along what it is broadcast over: not those of a `whole` matrix."""
+def matrix_of(x: ArrayInfo, batch: int, whole: bool = True, dtype: DType | None = None) -> Matrix:
+    """An array as (rows, columns), stride 0 along what it is broadcast over: not those of a `whole` matrix. Its
+    elements may be read as of another dtype."""
     missing = 3 - len(x.shape)
     own_batch, m, n = (1,) * missing + tuple(x.shape)
     batch_stride, rows, columns = (0,) * missing + tuple(x.strides)
     if not whole:
         rows, columns = rows * (m != 1), columns * (n != 1)
-    return Matrix(x.dtype, m, n, rows, columns, batch, batch_stride * (batch > 1 and own_batch != 1), x.alignment)
+    stride = batch_stride * (batch > 1 and own_batch != 1)
+    return Matrix(dtype or x.dtype, m, n, rows, columns, batch, stride, x.alignment)
 
 
 def _folded(p: Problem) -> Problem:
