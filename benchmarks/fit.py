@@ -63,6 +63,7 @@ class Contest:
 
     @property
     def power_limited(self) -> bool:
+        """Whether the chip's power limit holds the product."""
         return 2 * self.problem.m * self.problem.n * self.problem.k >= POWER_LIMITED
 
     def estimates(self) -> np.ndarray[Any, Any]:

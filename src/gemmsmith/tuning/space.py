@@ -232,6 +232,7 @@ def reads_again(problem: Problem) -> bool:
     return min(problem.m, problem.n) > READ_ONCE_ROWS
 
 
+@lru_cache(maxsize=4096)
 def in_steps(problem: Problem) -> Problem:
     """The problem with its rows rounded up to `STEP`; itself where a column-major A or D depends on their number."""
     if problem.a.column_major or problem.d.column_major:
