@@ -64,6 +64,8 @@ CASES: list[tuple[str, str | None, dict[str, Any], type[GemmsmithError], str]] =
      "out: got fp8_e4m3 for sm_80, which cannot convert it; use sm_89 or later"),
     ("bf16", None, {"epilogue": in_fp8, **multistage(chip="sm_86")}, ConfigError,
      "out: got fp8_e4m3 for sm_86, which cannot convert it; use sm_89 or later"),
+    ("bf16", None, {"epilogue": lambda acc: acc.to("fp8_e5m2") * 2, **multistage(chip="sm_86")}, ConfigError,
+     "cast: got fp8_e5m2 for sm_86, which cannot convert it; use sm_89 or later"),
     ("fp8_e4m3", None, multistage(chip="sm_89"), ConfigError, "mma: got fp8_e4m3 x fp8_e4m3 .*; it has f32.bf16.bf16"),
     # rows that do not fit a swizzle
     ("bf16", None, multistage(tile=(128, 128, 16)), ConfigError,

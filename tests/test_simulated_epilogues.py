@@ -518,3 +518,38 @@ def test_numbers_that_fp32_cannot_hold_are_refused(number: float, backend: str, 
     with pytest.raises(gemmsmith.ArgumentError, match="alpha: got .*; use a number that fp32 can hold"):
         gemmsmith.gemm(a, b, epilogue=scaled, alpha=number, backend=backend)
     gemmsmith.gemm(a, b, epilogue=scaled, alpha=-np.inf, backend="reference")
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2", "fp16", "bf16"])
+@pytest.mark.parametrize("factor", [0.013, 3000.0])
+def test_a_cast_in_the_middle_rounds(dtype: str, factor: float, rng: np.random.Generator) -> None:
+    """Of a product that is exact, bit for bit; factors reach subnormals, and beyond the range."""
+    a, b = (rng.integers(-4, 5, shape).astype(ml_dtypes.bfloat16) for shape in ((70, 16), (16, 40)))
+    row = rng.choice([factor, 1e8, np.inf, np.nan], 40, p=[0.85, 0.05, 0.05, 0.05]).astype(np.float32)
+
+    def fake_quantised(acc, row):
+        x = (acc * row).to(dtype).float()
+        return x, x * 2, x.abs().max(-2)
+
+    done = gemmsmith.simulate(a, b, epilogue=fake_quantised, row=row, out_dtype="fp32")
+    assert done.hazards == []
+    with np.errstate(all="ignore"):
+        x = (a.astype(np.float32) @ b.astype(np.float32)) * row
+        if dtype in ("fp8_e4m3", "fp8_e5m2"):
+            limit = float(ml_dtypes.finfo(as_dtype(dtype).numpy).max)
+            x = np.clip(x, -limit, limit)
+        x = x.astype(as_dtype(dtype).numpy).astype(np.float32)
+        wants = x, x * 2, np.abs(x).max(-2)
+    reference = gemmsmith.gemm(a, b, epilogue=fake_quantised, row=row, out_dtype="fp32", backend="reference")
+    for want, got, other in zip(wants, done.result, reference, strict=True):
+        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(other, want)
+
+
+@pytest.mark.parametrize("backend", ["reference", "sim"])
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
+def test_fp8_results_saturate(dtype: str, backend: str) -> None:
+    a = np.array([[1e30], [-1e30], [np.inf], [np.nan], [1]]).astype(ml_dtypes.bfloat16)
+    d = gemmsmith.gemm(a, np.ones((1, 16), a.dtype), epilogue=lambda acc: acc.to(dtype), backend=backend)
+    limit = float(ml_dtypes.finfo(as_dtype(dtype).numpy).max)
+    np.testing.assert_array_equal(d[:, 0].astype(float), [limit, -limit, limit, np.nan, 1])

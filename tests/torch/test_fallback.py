@@ -16,7 +16,7 @@ from gemmsmith.core.errors import DeviceError
 from gemmsmith.core.graph import Graph
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.functions import FUNCTIONS
-from gemmsmith.torch.fallback import _FUNCTIONS, evaluated, multiplied, needed
+from gemmsmith.torch.fallback import _FUNCTIONS, evaluated, multiplied, needed, rounded
 
 
 def same(graph: Graph, product, operands) -> None:
@@ -72,3 +72,19 @@ def test_what_torch_has_not_is_refused() -> None:
 def test_products_of_fp8() -> None:
     a = torch.randn(4, 8).to(torch.float8_e4m3fn)
     torch.testing.assert_close(multiplied(a, a.T), a.float() @ a.float().T)
+
+
+def test_products_of_int8_are_exact_and_wrap() -> None:
+    a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((2, 140_001), (140_001, 3)))
+    a[0], b[:, 0], b[:, 1] = 127, 127, -128
+    assert torch.equal(multiplied(a, b).int(), (a.long() @ b.long()).int())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_saturates(dtype: torch.dtype) -> None:
+    name, limit = {torch.float8_e4m3fn: ("fp8_e4m3", 448.0), torch.float8_e5m2: ("fp8_e5m2", 57344.0)}[dtype]
+    graph = trace(lambda acc: acc.to(name).float() * 2, (1, 4), {})
+    x = torch.tensor([[1e30, -torch.inf, torch.nan, 1.06]])
+    want = torch.tensor([[limit, -limit, torch.nan, 1.0]])
+    torch.testing.assert_close(evaluated(graph, x, {})["out"], 2 * want, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(rounded(x, dtype).float(), want, rtol=0, atol=0, equal_nan=True)

@@ -83,6 +83,29 @@ def test_another_number_is_no_other_epilogue() -> None:
     assert (half, three) == ([0.5], [3.0])
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_sums_of_int8_are_exact_and_wrap(rows: int) -> None:
+    """Beyond 2^24, and beyond int32."""
+    a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((rows, 140_001), (140_001, 5)))
+    a[0], b[:, 0] = 127, 127
+    b[:, 1], b[0, 1] = 126, 125
+    want = (a.long() @ b.long()).int()
+    assert want[0, 0] < 0
+    assert torch.equal(gemm(a, b), want)
+    halved = gemm(a, b, epilogue=lambda acc: (acc * 0.5).float())
+    torch.testing.assert_close(halved, want.double().mul(0.5).float(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_results_saturate(dtype: torch.dtype) -> None:
+    limit = torch.finfo(dtype).max
+    a = torch.tensor([[1e30], [-1e30], [torch.inf], [torch.nan], [1]]).bfloat16()
+    got = gemm(a, torch.ones(1, 16).bfloat16(), epilogue=lambda acc: (acc.to(dtype), acc.to(dtype).float() * 2))
+    want = torch.tensor([limit, -limit, limit, torch.nan, 1])
+    torch.testing.assert_close(got[0][:, 0].float(), want, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(got[1][:, 0], (want * 2).bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
 def test_float64_is_not_rounded() -> None:
     a, b, bias = (torch.randn(s, dtype=torch.float64) for s in ((5, 8), (8, 16), (16,)))
     d, total = call(summed(1, 2), a, b, [], [bias])

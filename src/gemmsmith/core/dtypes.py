@@ -67,6 +67,9 @@ BOOL = DType("bool", 8, 1, np.dtype(np.bool_), "u8")
 LARGEST = {E4M3: 448.0, E5M2: 57344.0, INT8: 127.0}
 """The largest magnitude of a type of 8 bits that has its negative too (OCP 8-bit floating point specification)."""
 
+LEAST_SCALE = 2.0**-126
+"""The smallest scale of values in 8 bits, so that neither it nor its reciprocal is subnormal or infinite."""
+
 _ALL = (BF16, FP16, FP32, E4M3, E5M2)
 _INTEGERS = {d.name: d for d in (INT8, INT32, INT64, BOOL, UE8M0)}
 _NAMES = {

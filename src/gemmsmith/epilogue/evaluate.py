@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import BF16, FP16, FP32
+from gemmsmith.core.dtypes import FP16, FP32
 from gemmsmith.core.graph import Graph
 from gemmsmith.epilogue.functions import FUNCTIONS, Lowering
 from gemmsmith.lang.builder import current
@@ -80,10 +80,7 @@ class Evaluation:
                 low, high = self.columns(j)
                 return low.to(F32) == label, high.to(F32) == label
             case "cast":
-                low, high = self.pair(node.inputs[0], j, half)
-                if node.value not in (BF16, FP16):
-                    return low, high
-                return hw.unpack_pair(hw.pack(low, high, node.value), node.value)
+                return hw.round_pair(*self.pair(node.inputs[0], j, half), node.value)
         inputs = [self._pair(i, j, half) for i in node.inputs]
         lower = self.chosen[index]
         same = all(low is high for low, high in inputs)

@@ -17,6 +17,7 @@ from gemmsmith.hw import (
     wmma,
 )
 from gemmsmith.hw.convert import pack as pack
+from gemmsmith.hw.convert import round_pair as round_pair
 from gemmsmith.hw.convert import unpack as unpack
 from gemmsmith.hw.convert import unpack_pair as unpack_pair
 from gemmsmith.hw.convert import unpack_ue8m0 as unpack_ue8m0

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, LARGEST, TF32_BITS, DType
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, LARGEST, TF32_BITS, DType
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.instruction import Instruction, f32, u16, u32
 from gemmsmith.lang.machine import Machine
@@ -216,3 +216,10 @@ def unpack_pair(pair: Value, dtype: DType) -> tuple[Value, Value]:
 def pack(low: Value, high: Value, dtype: DType) -> Value:
     """Two fp32 values as a pair of `dtype` (bf16 or fp16) in a u32."""
     return {BF16: PackBf16, FP16: PackFp16}[dtype].emit(low, high)
+
+
+def round_pair(low: Value, high: Value, dtype: DType) -> tuple[Value, Value]:
+    """Two fp32 values rounded to `dtype`, as fp32; beyond the range of fp8 its largest value."""
+    if dtype.bits == 8:
+        return unpack_pair(UnpackFp8.emit(PackFp8.emit(low, high, dtype.ptx), dtype.ptx), FP16)
+    return (low, high) if dtype == FP32 else unpack_pair(pack(low, high, dtype), dtype)

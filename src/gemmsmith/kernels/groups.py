@@ -10,14 +10,11 @@ from functools import reduce
 import numpy as np
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import FP32, INT8, LARGEST, DType
+from gemmsmith.core.dtypes import FP32, INT8, LARGEST, LEAST_SCALE, DType
 from gemmsmith.kernels.held import BLOCK, CHUNK, CHUNKS, THREADS, WARPS, HeldTile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, I32, U32
 from gemmsmith.lang.values import Constant, Registers, Value, ValueLike, as_value
-
-LEAST_EXPONENT = -126
-"""The exponent of the smallest scale, so that neither it nor its reciprocal is subnormal or infinite."""
 
 Store = Callable[[Value, Value, Value], None]
 """Stores the scale of a group: its index in the tile, the scale's bits or number, and in which thread."""
@@ -151,7 +148,7 @@ def scaled(amax: Value, values: DType, scales: DType) -> tuple[Value, Value]:
     The scale is amax over the dtype's largest value, but 1 if that is 0; NaN if amax is, and infinite if amax is.
     """
     k, limit = current(), LARGEST[values]
-    bounded = hw.maximum_nan(amax, limit * 2.0**LEAST_EXPONENT)
+    bounded = hw.maximum_nan(amax, limit * LEAST_SCALE)
     scale = k.select(amax == 0.0, 1.0, bounded * float(np.float32(1 / limit)))
     if scales == FP32:
         return scale, k.select(amax == 0.0, 1.0, Constant(F32, limit) / bounded)

@@ -54,7 +54,9 @@ def needed(index: int) -> bool:
 
 
 def multiplied(a: Any, b: Any) -> Any:
-    """a @ b, rounded as torch rounds it, as numbers to compute with."""
+    """a @ b, rounded as torch rounds it, as numbers to compute with; of int8 exact, modulo 2^32."""
+    if a.dtype == torch.int8:
+        return (a.double() @ b.double()).long().int().double()
     if a.dtype not in FLOATS:
         a, b = a.float(), b.float()
     product = a @ b
@@ -79,6 +81,14 @@ def evaluated(graph: Graph, product: Any, operands: Mapping[str, Any]) -> dict[s
     return results
 
 
+def rounded(x: Any, dtype: torch.dtype) -> Any:
+    """x in a dtype of results; beyond the range of fp8 its largest value, where torch has NaN or an infinity."""
+    if dtype.itemsize == 1:
+        limit = torch.finfo(dtype).max
+        x = x.clamp(-limit, limit)
+    return x.to(dtype)
+
+
 def _node(node: Node, inputs: list[Any], product: Any, operands: Mapping[str, Any]) -> Any:
     match node.op:
         case "accumulator":
@@ -97,7 +107,7 @@ def _node(node: Node, inputs: list[Any], product: Any, operands: Mapping[str, An
         case "one_hot":
             return torch.arange(product.shape[-1], device=product.device) == inputs[0]
         case "cast":
-            return inputs[0].to(DTYPES[node.value]).to(product.dtype)
+            return rounded(inputs[0], DTYPES[node.value]).to(product.dtype)
         case "reduce":
             return _reduced(inputs[0], product, *node.value)
     if node.op not in _FUNCTIONS:

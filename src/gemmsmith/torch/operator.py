@@ -26,7 +26,7 @@ from torch.utils.flop_counter import register_flop_formula
 from gemmsmith.api import gemm as launch
 from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference.epilogue import execute
-from gemmsmith.backends.reference.product import exact, rounded
+from gemmsmith.backends.reference.product import exact, rounded, wrapped
 from gemmsmith.binding import result_shape, result_strides
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
@@ -109,7 +109,8 @@ def _empty(a: Any, graph: Graph, result: Result, shape: tuple[Any, ...]) -> Any:
 def _on_cpu(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
     graph, results = text.read(epilogue), _fake(a, b, key, epilogue, numbers, *operands)
     given = {name: x if isinstance(x, float) else _exact(x) for name, x in named(graph, numbers, operands).items()}
-    values = execute(graph, exact(_exact(a), _exact(b)), given)
+    product = exact(_exact(a), _exact(b))
+    values = execute(graph, wrapped(product) if a.dtype == torch.int8 else product, given)
     for r, made in zip(graph.results, (results,) if len(graph.results) == 1 else results, strict=True):
         if made.dtype == torch.float64:
             made.numpy()[...] = values[r.name]
@@ -123,7 +124,9 @@ def _on_cuda(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *ope
     given = named(graph, numbers, operands)
     if fallback.needed(a.get_device()):
         values = fallback.evaluated(graph, fallback.multiplied(a, b), given)
-        results = tuple([values[r.name].to(result_dtype(graph, r, a.dtype)).contiguous() for r in graph.results])
+        results = tuple(
+            [fallback.rounded(values[r.name], result_dtype(graph, r, a.dtype)).contiguous() for r in graph.results]
+        )
         return results if len(results) > 1 else results[0]
     output = graph.results[0].dtype
     if graph.is_bare and output in (None, BF16, FP16, FP32):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmsmith.backends.reference.product import product, rounded
-from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType
 from gemmsmith.core.errors import ArgumentError
 
 DTYPES = [BF16, FP16, FP32]
@@ -43,6 +43,13 @@ def test_extremes(dtype: DType, x: float) -> None:
     want = np.sign(x) * np.inf if abs(x) > 1e299 else 0.0
     assert float(rounded(np.array([x]), dtype)[0]) == want
     assert np.isnan(rounded(np.array([np.nan, -np.nan]), dtype).astype(float)).all()
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(E4M3, 448), (E5M2, 57344)])
+def test_fp8_saturates_as_kernels_do(dtype: DType, largest: float) -> None:
+    x = np.array([largest, largest * 1.1, -1e30, np.inf, -np.inf, np.nan, -0.0])
+    want = [largest, largest, -largest, largest, -largest, np.nan, 0]
+    np.testing.assert_array_equal(rounded(x, dtype).astype(float), want)
 
 
 @pytest.mark.parametrize("output", DTYPES)

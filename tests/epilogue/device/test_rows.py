@@ -54,3 +54,21 @@ def test_columns_outside_the_matrix_are_no_part_of_a_row(n: int, rng: np.random.
     x = -1 - np.abs(small(rng, (64, n)))
     found = np.asarray(through(x, lambda acc: gemmsmith.top_k_softmax(acc, 3), WIDE, out_dtype="fp32"))
     np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["reference", "sim"])
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("tiny", [1e-44, 1e-38, 1e-36, 2e-34, 1e-33])
+def test_tiny_blocks_have_the_least_scale(tiny: float, dtype: str, backend: str, rng: np.random.Generator) -> None:
+    """As `quantize` of arrays does: zeros stay zeros, and nothing is NaN."""
+    a, b = np.zeros((1, 16), np.float16), np.zeros((16, 128), np.float16)
+    c = (rng.uniform(-1, 1, (1, 128)) * (rng.random((1, 128)) < 0.5) * tiny).astype(np.float32)
+    c[0, 0] = tiny
+    q, scale = gemmsmith.gemm(
+        a, b, epilogue=lambda acc, c: gemmsmith.quantize(acc + c, "1x128", dtype), c=c, backend=backend
+    )
+    values, scales = gemmsmith.quantize(c, "1x128", dtype, backend="reference")
+    np.testing.assert_allclose(scale, scales, rtol=1e-6)
+    assert scale[0, 0] >= np.float32(2.0**-126)
+    off = np.abs(np.asarray(q).astype(float) - np.asarray(values).astype(float))
+    assert (off <= np.abs(values.astype(float)) / 4).all()  # a tie may be rounded the other way

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.backends.reference.product import Array, rounded
-from gemmsmith.core.dtypes import LARGEST, DType
+from gemmsmith.core.dtypes import LARGEST, LEAST_SCALE, DType
 from gemmsmith.core.graph import Graph, Node
 from gemmsmith.epilogue.functions import FUNCTIONS
 
@@ -109,8 +109,8 @@ def _quantized(x: Array, dtype: DType, block: int) -> tuple[Array, Array]:
     for first in range(0, x.shape[-1], block):
         part = x[..., first : first + block]
         amax = np.abs(part).max(axis=-1, keepdims=True)
-        scale = np.where(amax == 0, 1.0, amax / limit)
-        q[..., first : first + block] = rounded(np.clip(part / scale, -limit, limit), dtype).astype(np.float64)
+        scale = np.where(amax == 0, 1.0, np.maximum(amax / limit, LEAST_SCALE))
+        q[..., first : first + block] = rounded(part / scale, dtype).astype(np.float64)
         scales.append(scale)
     return q, np.concatenate(scales, axis=-1)
 

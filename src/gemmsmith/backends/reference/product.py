@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, INT32, TF32, TF32_BITS, DType
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, INT32, LARGEST, TF32, TF32_BITS, DType
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import SCALE_BLOCK
@@ -42,7 +42,12 @@ def multiplied(a: Array, b: Array, mma: Mma) -> Array:
     if mma.a == TF32:
         a, b = as_tf32(a), as_tf32(b)
     product = exact(a, b)
-    return product.astype(np.int64).astype(np.int32).astype(np.float64) if mma.d == INT32 else product
+    return wrapped(product) if mma.d == INT32 else product
+
+
+def wrapped(product: Array) -> Array:
+    """Sums of integers as int32 has them, modulo 2^32."""
+    return product.astype(np.int64).astype(np.int32).astype(np.float64)
 
 
 def in_blocks(a: Array, b: Array, scale_a: Array | None, scale_b: Array | None) -> Array:
@@ -72,8 +77,11 @@ def as_tf32(x: Array) -> Array:
 
 
 def rounded(x: Array, dtype: DType) -> Array:
-    """float64 `x` rounded once to `dtype`, to nearest, ties to even; beyond the range it becomes Inf."""
+    """float64 `x` rounded once to `dtype`, to nearest, ties to even; beyond the range it becomes Inf, and fp8's largest
+    value where that is the dtype."""
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        if dtype in (E4M3, E5M2):
+            x = np.clip(x, -LARGEST[dtype], LARGEST[dtype])
         if dtype in (BF16, E4M3, E5M2):
             x = _to_odd_float32(x)  # ml_dtypes goes through float32 and would round to nearest twice
         return x.astype(dtype.numpy)

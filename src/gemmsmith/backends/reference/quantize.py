@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmsmith.core.dtypes import FP32, INT8, LARGEST, DType
+from gemmsmith.core.dtypes import FP32, INT8, LARGEST, LEAST_SCALE, DType
 from gemmsmith.core.problem import SCALE_BLOCK
 
 Array = np.ndarray[Any, Any]
@@ -46,7 +46,7 @@ def dequantize(values: Array, scales: Array, shares: tuple[int, int], dtype: DTy
 def scaled(amax: Array, dtype: DType, scale_dtype: DType) -> tuple[Array, Array]:
     """The scales for these largest magnitudes, and what elements are multiplied by."""
     limit, amax = np.float32(LARGEST[dtype]), np.asarray(amax, np.float32)
-    bounded = np.maximum(amax, limit * np.float32(2.0**-126))
+    bounded = np.maximum(amax, limit * np.float32(LEAST_SCALE))
     with np.errstate(invalid="ignore"):
         scale = np.where(amax == 0, np.float32(1), bounded * (1 / limit))
         inverse = np.where(amax == 0, np.float32(1), limit / bounded)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from gemmsmith import hw
-from gemmsmith.core.dtypes import LARGEST, DType
+from gemmsmith.core.dtypes import LARGEST, LEAST_SCALE, DType
 from gemmsmith.core.graph import Node
 from gemmsmith.core.mma import CHUNK, OF_QUAD, fragment_column
 from gemmsmith.epilogue.functions import fast_exp
@@ -58,7 +58,7 @@ class HeldRows:
 
 
 class Quantized:
-    """x over its row's scale; the scale is amax over the dtype's largest value, 1 where amax is 0."""
+    """x over its row's scale: amax over the dtype's largest value, and at least LEAST_SCALE, but 1 where amax is 0."""
 
     neutral = 0.0
 
@@ -73,9 +73,9 @@ class Quantized:
         largest = LARGEST[self.dtype]
         for half in range(2):
             amax = self.held.fold(half, 0.0, lambda a, x: hw.maximum_nan(a, hw.library("fabsf", x))).named("amax")
-            scale = k.select(amax == 0.0, 1.0, amax * (1 / largest))
-            self.scales.append(scale)
-            self.inverses.append(k.select(amax == 0.0, 1.0, hw.divide_full(Constant(F32, largest), amax)))
+            bounded = hw.maximum_nan(amax, largest * LEAST_SCALE)
+            self.scales.append(k.select(amax == 0.0, 1.0, bounded * (1 / largest)))
+            self.inverses.append(k.select(amax == 0.0, 1.0, hw.divide_full(Constant(F32, largest), bounded)))
 
     def pair(self, chunk: ValueLike, half: int) -> tuple[Value, Value]:
         low, high = self.held.get(chunk, half)
