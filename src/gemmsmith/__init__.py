@@ -13,6 +13,7 @@ from gemmsmith.core.errors import (
     GemmsmithError,
     HazardError,
     KernelError,
+    RetraceWarning,
 )
 from gemmsmith.epilogue.frontend.gating import deinterleave, interleave
 from gemmsmith.epilogue.frontend.values import top_k_softmax
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError", "CompileError", "Config", "ConfigError", "Design", "DeviceError", "EpilogueError",
-    "GemmsmithError", "HazardError", "KernelError", "Plan", "Simulation", "Spec", "deinterleave", "dequantize", "gemm",
-    "interleave", "pack", "plan", "quantize", "register_design", "simulate", "top_k_softmax", "tune",
+    "GemmsmithError", "HazardError", "KernelError", "Plan", "RetraceWarning", "Simulation", "Spec", "deinterleave",
+    "dequantize", "gemm", "interleave", "pack", "plan", "quantize", "register_design", "simulate", "top_k_softmax",
+    "tune",
 ]  # fmt: skip

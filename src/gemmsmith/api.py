@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gemmsmith.binding import bind, by_name
+from gemmsmith.binding import BARE, bind, by_name
 from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.config import Config
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
@@ -69,30 +69,28 @@ def gemm(
     given = {**operands, **named} if operands else named
     if scale_a is not None or scale_b is not None:
         given = with_scales(given, scale_a, scale_b)
-    source: Hashable = "bare" if epilogue is None else fingerprint(epilogue)
+    source: Hashable = BARE if epilogue is None else fingerprint(epilogue)
     results = by_name(out)
     key, addresses = signatures(a, b, results, given)
-    options: Hashable = (
-        source, key, type(out), out_dtype, accumulate, precision, exact, atomic, config, batch_invariant, backend,
-    )  # fmt: skip
+    options = key, type(out), out_dtype, accumulate, precision, exact, atomic, config, batch_invariant, backend
     try:
-        found = _KNOWN.get(options)
+        found = _KNOWN.get((source, options))
     except TypeError:  # an option is not hashable: Plan refuses it
-        source = found = None
+        found = None
     if found is not None:
         plan_, call = found
         if call is not None and call.apart(addresses):
             return plan_.launch(call, addresses, results, a)
-        value = plan_.run(a, b, out, operands=given)
-        _KNOWN[options] = plan_, plan_.call_of(key)  # none where the result has another name than in `results`
+        value = plan_.run_as(epilogue, a, b, out, given)
+        _KNOWN[source, options] = plan_, plan_.call_of(key)  # none where the result has another name than in `results`
         return value
     plan_ = Plan(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, precision=precision, epilogue=epilogue, operands=given,
         exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend=backend,
     )  # fmt: skip
     binding = plan_.release()
-    if source is not None:
-        _KNOWN[options] = plan_, None
+    if binding.source is not None:  # what its graph was traced for
+        _KNOWN[binding.source, options] = plan_, None
     return plan_.run_bound(binding, a, key=plan_.key(a, b, out, given))
 
 

@@ -100,10 +100,10 @@ class Plan:
         self.problem: Problem = self.binding.problem
         self.output: DType = self.binding.output
         self.accumulate: DType = self.problem.accumulate
-        self._fused = epilogue is not None
+        self._epilogue, self._fused = epilogue, epilogue is not None
         self._options = {
-            "epilogue": epilogue, "out_dtype": self.output, "accumulate": accumulate, "precision": precision,
-            "exact": exact, "atomic": atomic,
+            "out_dtype": self.output, "accumulate": accumulate, "precision": precision, "exact": exact,
+            "atomic": atomic,
         }  # fmt: skip
         self._calls: dict[Hashable, Call] = Bounded(MOST_CALLS)
         self._names, self._first = self.binding.names, first_name(self.binding.graph)
@@ -201,12 +201,18 @@ class Plan:
         given = {**operands, **named} if operands else named
         if scale_a is not None or scale_b is not None:
             given = with_scales(given, scale_a, scale_b)
+        return self.run_as(self._epilogue, a, b, out, given, workspace)
+
+    def run_as(
+        self, epilogue: Any, a: Any, b: Any, out: Any, operands: Mapping[str, Any], workspace: Any = None
+    ) -> Any:
+        """`run` with an epilogue that has the fingerprint of the plan's own, whose closure may have changed since."""
         results = by_name(out, self._first, self._fused)
-        key, addresses = signatures(a, b, results, given)
+        key, addresses = signatures(a, b, results, operands)
         call = self._calls.get(key)
         if call is not None and call.apart(addresses):
             return self.launch(call, addresses, results, a, workspace)
-        return self.run_bound(self._bind(a, b, out, given), a, workspace, key)
+        return self.run_bound(self._bind(a, b, out, operands, epilogue), a, workspace, key)
 
     def prepare(
         self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
@@ -223,7 +229,7 @@ class Plan:
         """
         given = with_scales({**(operands or {}), **named}, scale_a, scale_b)
         self.key(a, b, out, given)  # refuses what would lose its gradient
-        backend, binding, found = self._checked(self._bind(a, b, out, given), a)
+        backend, binding, found = self._checked(self._bind(a, b, out, given, self._epilogue), a)
         if backend != "cuda":
             return partial(self.run, a, b, binding.value, operands=given)
         from gemmsmith.backends.cuda.run import PreparedRun
@@ -243,7 +249,7 @@ class Plan:
         """
         given = with_scales({**(operands or {}), **named}, scale_a, scale_b)
         self.key(a, b, out, given)  # refuses what would lose its gradient
-        binding = self._bind(a, b, out, given).complete(a)
+        binding = self._bind(a, b, out, given, self._epilogue).complete(a)
         return self._simulated(binding, self._launches(binding), seed, progress, counters)
 
     def key(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Hashable:
@@ -291,9 +297,10 @@ class Plan:
                 raise HazardError(simulation.hazards)
         return complete.value
 
-    def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Binding:
+    def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], epilogue: Any) -> Binding:
         """Arrays for a run, in the plan's orientation: D of one row or one column has both."""
-        return bind(a, b, out, operands, planned=self.binding.block_rows, **self._options).like(self.binding)
+        planned = self.binding.block_rows
+        return bind(a, b, out, operands, epilogue=epilogue, planned=planned, **self._options).like(self.binding)
 
     def _checked(self, binding: Binding, a: Any) -> tuple[Backend, Binding, Launches]:
         """The product where arrays are run, with all results, and the launches for them."""

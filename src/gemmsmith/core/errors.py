@@ -41,6 +41,10 @@ class HazardError(GemmsmithError):
         super().__init__("\n".join(str(h) for h in hazards))
 
 
+class RetraceWarning(UserWarning):
+    """An epilogue is traced again at each call, which takes some tenths of a millisecond; the message says why."""
+
+
 ARGUMENTS = (
     "scale_a", "scale_b", "epilogue", "operands", "out", "out_dtype", "accumulate", "precision", "exact", "atomic",
     "config", "batch_invariant", "backend",

@@ -33,6 +33,14 @@ def user_line(trace: TracebackType | None = None) -> str:
     return line(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
 
 
+def user_level() -> int:
+    """That frame's number above the function that calls this, as the `stacklevel` of a warning."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and not _outside(frame):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def _outside(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__", "").partition(".")[0] not in _INSIDE
 

@@ -84,7 +84,8 @@ def gemm(
         written, x, y, arrays, leading, shape = _bound(a, b, epilogue, given)
         of, read = [arrays[name] for name in numbers(written)], [arrays[name] for name in tensors(written)]
         found = product(written, x, y, of, read, recompute)
-        if key is not None and y is b and all(arrays[name] is given[name] for name in tensors(written)):
+        same = key is not None and y is b and all(arrays[name] is given[name] for name in tensors(written))
+        if same and _signature(a, b, epilogue, recompute, given) == key:  # the epilogue did not change meanwhile
             _KNOWN[key] = Known(written, x is not a, leading, shape, *planned(written, x, y, read, recompute))
     kept, names = _kept(written)
     values = [_unfolded(x, kind, leading, shape) for x, kind in zip(found, kept, strict=True)]

@@ -40,7 +40,7 @@ def epilogue_text(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds) -> str:
         return known
     graph, sized = written_graph(epilogue, shape, _operands(kinds))
     found = _written(graph, kinds)
-    if source is not None and not sized:
+    if source is not None and not sized and fingerprint(epilogue) == source:  # it did not change meanwhile
         _KNOWN[key] = found
     return found
 

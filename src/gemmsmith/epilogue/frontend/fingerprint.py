@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Hashable, Mapping
-from functools import lru_cache, partial
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
+
 from gemmsmith.core.bounded import Bounded
+from gemmsmith.core.dtypes import DType
+from gemmsmith.core.errors import RetraceWarning
 from gemmsmith.core.graph import Graph
 from gemmsmith.epilogue.frontend.copies import is_module
+from gemmsmith.epilogue.frontend.purity import is_known, reads
+from gemmsmith.epilogue.lines import line, user_level
 
-LIBRARIES = {"torch", "numpy", "math", "gemmsmith"}
-"""Modules whose attributes are assumed not to change."""
+_LIBRARIES = ("torch", "numpy", "math", "functools", "operator")
 _NUMBERS = (bool, int, float, str, bytes, type(None))
+_SCALARS = frozenset(x for x in np.sctypeDict.values() if issubclass(x, (np.number, np.bool_)))
+Seen = dict[int, int]
+"""The functions that one fingerprint has come to, by id: the first of them 0, and so on."""
 
 
 class _UnknownError(Exception):
-    """Raised for a value that may change without its fingerprint changing."""
+    """Raised, with the reason, for what may change without its fingerprint changing."""
 
 
 def fingerprint(source: Any) -> Hashable:
@@ -25,84 +35,92 @@ def fingerprint(source: Any) -> Hashable:
 
     A function's is its code with the values of its defaults, of the variables it closes over and of the globals it
     names, functions likewise; a partial's is its function's with its arguments; a module's of torch.nn its class with
-    its attributes. It keeps those alive, so that an id is not used again.
+    its attributes. There is one only if all that these read is known to depend on nothing else (purity.py); else a
+    RetraceWarning says why, once. It keeps what it holds alive, so that an id is not used again.
     """
     if isinstance(source, Graph):
         return source
     try:
-        if isinstance(source, FunctionType):
-            return _function(source, ())
-        return _value(source, ()) if isinstance(source, partial) or is_module(source) else None
-    except _UnknownError:
+        return _value(source, {})
+    except _UnknownError as error:
+        if callable(source) and not isinstance(source, type) and not callable(getattr(source, "graph", None)):
+            _warn(source, str(error))
         return None
 
 
-def _value(x: Any, inside: tuple[CodeType, ...]) -> Hashable:
+def _value(x: Any, seen: Seen) -> Hashable:
     if known := _FIXED.get(id(x)):
         return known
-    if type(x) in _NUMBERS:
-        return type(x), repr(x)  # 0.0 and -0.0, NaN
-    if type(x) is tuple:
-        return tuple(_value(y, inside) for y in x)
-    if isinstance(x, FunctionType):
-        return _function(x, inside)
-    if type(x) is partial and not vars(x):
-        return partial, _value(x.func, inside), _value(x.args, inside), _items(x.keywords, inside)
-    if is_module(x) and type(x).__module__.partition(".")[0] in LIBRARIES:
-        # hooks, parameters and buffers are dictionaries, empty where there are none
-        held = {name: y for name, y in vars(x).items() if not (isinstance(y, (dict, set)) and not y)}
-        return _Same(type(x)), _items(held.pop("_modules", {}), inside), _items(held, inside)
-    library = (getattr(x, "__module__", None) or getattr(x, "__name__", "") or "").partition(".")[0]
-    if isinstance(x, ModuleType):
-        library = x.__name__.partition(".")[0]
-    if isinstance(x, (ModuleType, BuiltinFunctionType, type)) and (library in LIBRARIES or library == "builtins"):
+    kind = type(x)
+    if kind in _NUMBERS:
+        return kind, repr(x)  # 0.0 and -0.0, NaN
+    if kind is FunctionType:
+        return _function(x, seen)
+    if kind is tuple:
+        return tuple(_value(y, seen) for y in x)
+    if kind in _SCALARS:
+        return kind, x.tobytes()
+    if kind is DType:
+        return x  # type: ignore[no-any-return]
+    if kind is partial and not vars(x):
+        return partial, _value(x.func, seen), _value(x.args, seen), _items(x.keywords, seen)
+    if is_module(x):
+        return _module(x, seen)
+    if is_known(x):
         return _fixed(x)
-    if type(x).__module__.partition(".")[0] in LIBRARIES and type(x).__name__ in ("dtype", "DType", "ufunc"):
-        return _fixed(x)
-    raise _UnknownError
+    raise _UnknownError(f"it reads {_described(x)}, which may change")
 
 
-def _fixed(x: Any) -> _Same:
-    """The fingerprint of something that does not change, found by its id from then on."""
-    _FIXED[id(x)] = found = _Same(x)
-    return found
+def _module(x: Any, seen: Seen) -> Hashable:
+    """A module of torch.nn: its class and its attributes."""
+    nn = sys.modules["torch"].nn
+    if getattr(nn, type(x).__name__, None) is not type(x):
+        raise _UnknownError(f"{type(x).__name__} is no module of torch.nn")
+    if nn.modules.module._has_any_global_hook():
+        raise _UnknownError("there are hooks of all modules")
+    # hooks, parameters and buffers are dictionaries, empty where there are none
+    held = {name: y for name, y in vars(x).items() if not (isinstance(y, (dict, set)) and not y)}
+    return _fixed(type(x)), _items(held.pop("_modules", {}), seen), _items(held, seen)
 
 
-def _items(named: Mapping[str, Any], inside: tuple[CodeType, ...]) -> Hashable:
-    return tuple((name, _value(x, inside)) for name, x in named.items())
-
-
-def _function(f: FunctionType, inside: tuple[CodeType, ...]) -> Hashable:
-    code = f.__code__
-    if code in inside:
-        return code
-    if (f.__module__ or "").partition(".")[0] in LIBRARIES:
-        return _Same(f)
+def _function(f: FunctionType, seen: Seen) -> Hashable:
+    if (before := seen.get(id(f))) is not None:
+        return FunctionType, before
+    seen[id(f)] = len(seen)
+    named = f.__globals__
+    library = named.get("__name__", "").partition(".")[0]
+    if library in _LIBRARIES and is_known(f):
+        return _fixed(f)
     if f.__dict__:  # it may read its own attributes
-        raise _UnknownError
-    inside = (*inside, code)
-    parts: list[Hashable] = [code, None, None]
+        raise _UnknownError(f"{f.__name__} has attributes")
+    parts: list[Hashable] = [_fixed(f.__code__), None, None]
     if f.__defaults__:
-        parts[1] = _value(f.__defaults__, inside)
+        parts[1] = _value(f.__defaults__, seen)
     if f.__kwdefaults__:
-        parts[2] = _items(f.__kwdefaults__, inside)
+        parts[2] = _items(f.__kwdefaults__, seen)
     for cell in f.__closure__ or ():
         try:
-            parts.append(_value(cell.cell_contents, inside))
-        except ValueError:  # an empty cell
-            raise _UnknownError from None
-    named = f.__globals__
-    for name in _names(code):
+            contents = cell.cell_contents
+        except ValueError:
+            raise _UnknownError("a variable of its closure has no value yet") from None
+        parts.append(_value(contents, seen))
+    if library == "gemmsmith" and getattr(sys.modules.get(named["__name__"]), "__dict__", None) is named:
+        return tuple(parts)  # this package's own functions read nothing else
+    names, other = reads(f.__code__)
+    if other:
+        raise _UnknownError(other)
+    for name in names:
         if name in named:
-            parts.append((name, _value(named[name], inside)))
+            parts.append(_value(named[name], seen))
+        elif name in f.__builtins__:
+            parts.append(_value(f.__builtins__[name], seen))
+        else:
+            raise _UnknownError(f"{name} is not defined")
     return tuple(parts)
 
 
-@lru_cache(maxsize=1024)
-def _names(code: CodeType) -> tuple[str, ...]:
-    """Globals that a function may read, and attributes; those of functions inside it too."""
-    inner = (name for constant in code.co_consts if isinstance(constant, CodeType) for name in _names(constant))
-    return tuple(sorted({*code.co_names, *inner}))
+def _items(named: Mapping[str, Any], seen: Seen) -> Hashable:
+    return tuple([(name, _value(x, seen)) for name, x in named.items()])
 
 
 class _Same:
@@ -122,3 +140,39 @@ class _Same:
 
 _FIXED: dict[int, _Same] = Bounded(4096)
 """By id, which is not used again while the entry keeps the object alive."""
+
+
+def _fixed(x: Any) -> _Same:
+    """The fingerprint of something that does not change, found by its id from then on."""
+    found = _FIXED.get(id(x))
+    if found is None:
+        _FIXED[id(x)] = found = _Same(x)
+    return found
+
+
+def _described(x: Any) -> str:
+    if isinstance(x, ModuleType):
+        return f"the module {x.__name__}"
+    name = getattr(x, "__qualname__", "")
+    return name if isinstance(name, str) and name else f"a {type(x).__name__}"
+
+
+_WARNED: dict[Hashable, None] = Bounded(4096)
+
+
+def _warn(source: Any, reason: str) -> None:
+    """Says once of each function why it is traced at every call."""
+    function = source.func if isinstance(source, partial) else source
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    key = code or type(function), reason
+    if key in _WARNED:
+        return
+    _WARNED[key] = None
+    where = f" ({line(code.co_filename, code.co_firstlineno)})" if code else ""
+    name = getattr(function, "__name__", type(function).__name__)
+    warnings.warn(
+        f"epilogue: {name}{where} is traced again at each call, since {reason}; let it read only its arguments, "
+        "numbers and functions, or pass what changes as an operand",
+        RetraceWarning,
+        stacklevel=user_level(),
+    )
