@@ -257,13 +257,66 @@ def test_a_training_step_learns() -> None:
     torch.testing.assert_close(losses[1], losses[0], rtol=2e-3, atol=2e-3)
 
 
+class Adapted(nn.Linear):
+    """A layer that torchao's convert_to_float8_training would put in a plain one's place."""
+
+    def forward(self, input: Any) -> Any:
+        return super().forward(input) + 1
+
+
+class Lora(nn.Module):
+    """What peft would wrap around a plain layer."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = layer
+
+    def forward(self, x: Any) -> Any:
+        return self.base_layer(x) + 1
+
+
+def adapted(layer: nn.Linear) -> nn.Linear:
+    new = Adapted(layer.in_features, layer.out_features, layer.bias is not None)
+    new.weight, new.bias = layer.weight, layer.bias
+    return new
+
+
+@pytest.mark.parametrize("replace", [adapted, Lora])
+def test_what_replaces_linear_layers_does_not_change_a_fused_one(replace: Any) -> None:
+    """It finds none in a FusedLinear, and a FusedMLP refuses what took the place of its layers."""
+    model, x = nn.Sequential(FusedLinear(DIM, DIM, activation="relu"), FusedMLP(DIM, HIDDEN)), torch.randn(3, DIM)
+    want = model[0](x)
+    for parent in [*model.modules()]:
+        for name, layer in [*parent.named_children()]:
+            if isinstance(layer, nn.Linear):
+                setattr(parent, name, replace(layer))
+    assert isinstance(model[0], FusedLinear)
+    torch.testing.assert_close(model[0](x), want, rtol=0, atol=0)
+    with pytest.raises(ArgumentError, match="gate: got (Adapted|Lora), which has its own forward; use nn.Linear"):
+        model(x)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_fused_linear_has_what_a_plain_one_has(bias: bool) -> None:
+    fused, plain = FusedLinear(DIM, HIDDEN, bias, "relu"), nn.Linear(DIM, HIDDEN, bias)
+    assert not isinstance(fused, nn.Linear)
+    assert [*fused.state_dict()] == [*plain.state_dict()] == [name for name, _ in fused.named_parameters()]
+    assert (fused.in_features, fused.out_features) == (DIM, HIDDEN)
+    assert (fused.bias is None) == (not bias)
+    for one, other in ((fused, plain), (plain, fused)):
+        one.load_state_dict(other.state_dict(), strict=True)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        fused.load_state_dict({**plain.state_dict(), "other": torch.ones(1)})
+    on_meta = FusedLinear(DIM, HIDDEN, bias, device="meta").to_empty(device="cpu")
+    for layer in (on_meta, plain):
+        torch.manual_seed(0)
+        layer.reset_parameters()
+    for got, want in zip(on_meta.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
 def test_a_layer_of_another_kind_is_refused() -> None:
     """Adapters and quantised layers have a forward of their own, and a FusedMLP does not call its layers."""
-
-    class Adapted(nn.Linear):
-        def forward(self, input: Any) -> Any:
-            return super().forward(input) + 1
-
     mlp = FusedMLP(DIM, HIDDEN)
     nn.utils.parametrizations.weight_norm(mlp.gate)  # which has not
     mlp(torch.randn(3, DIM))

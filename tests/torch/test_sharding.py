@@ -125,9 +125,13 @@ def equal_after_a_step(sharded: Any, plain: Any) -> None:
 def tensor_parallel(mesh: Any, module: Any, compiled: bool = False) -> None:
     """Columns, then rows: one all-reduce in the forward pass, and one in the backward pass."""
     from torch.distributed.tensor.debug import CommDebugMode
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    from gemmsmith.torch.parallel import ColwiseParallel, RowwiseParallel
 
     plain = copy.deepcopy(module).double()
+    with pytest.raises(NotImplementedError, match=r"only support nn.Linear"):  # torch's own style, and no FusedLinear
+        parallelize_module(linears(), mesh, {"0": torch.distributed.tensor.parallel.ColwiseParallel()})
     columns, rows = ColwiseParallel(), RowwiseParallel()
     plan = {"0": columns, "1": rows, "gate": columns, "up": columns, "down": rows}
     present = {name: style for name, style in plan.items() if name in dict(plain.named_children())}

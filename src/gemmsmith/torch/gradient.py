@@ -172,15 +172,14 @@ def _shape(r: Reduced, known: dict[str, Any], shape: tuple[Any, ...], dtype: Any
 
 def _run(step: Step, known: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any) -> dict[str, Any]:
     """A step's results by name."""
-    epilogue, reads_product, operands, named, made = step
-    values = [known[name].expand(*shape[:-1], shape[-1] // w) if w else known[name] for name, w in operands]
-    if reads_product:
+    values = [known[name].expand(*shape[:-1], shape[-1] // w) if w else known[name] for name, w in step.tensors]
+    if step.reads_product:
         a, b = known[A], known[B]
     else:
         a = like.new_empty((*shape[:-1], 0), dtype=dtype)
         b = like.new_empty((0, shape[-1]), dtype=dtype)
-    found = product(epilogue, a, b, [known[name] for name in named], values)
-    return dict(zip(made, found, strict=True))
+    found = product(step.epilogue, a, b, [known[name] for name in step.numbers], values)
+    return dict(zip(step.results, found, strict=True))
 
 
 def _of_factors(dz: Any, a: Any, b: Any, ctx: Any) -> tuple[Any, Any]:

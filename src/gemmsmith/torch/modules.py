@@ -17,8 +17,9 @@ from gemmsmith.torch.loss import cross_entropy, rows
 Activation = str | Callable[[Any], Any] | None
 
 
-class FusedLinear(nn.Linear):
-    """activation(x @ weight.T + bias) in one kernel; parameters as of nn.Linear.
+class FusedLinear(nn.Module):
+    """activation(x @ weight.T + bias) in one kernel; parameters as of nn.Linear, which it is not: what replaces those
+    would lose the activation.
 
     x (..., in_features) -> (..., out_features). activation: a function, None, or a name: relu, gelu, gelu_tanh, silu,
     sigmoid, tanh, leaky_relu, elu, hardswish, mish, softplus. ArgumentError for another name.
@@ -28,8 +29,14 @@ class FusedLinear(nn.Linear):
         self, in_features: int, out_features: int, bias: bool = True, activation: Activation = None,
         device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
-        super().__init__(in_features, out_features, bias, device, dtype)
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        plain = nn.Linear(in_features, out_features, bias, device, dtype)
+        self.weight = plain.weight
+        self.register_parameter("bias", plain.bias)
         self.activation = _known(activation)
+
+    reset_parameters = nn.Linear.reset_parameters
 
     def forward(self, input: Any) -> Any:
         x = rows(input, self.weight)
@@ -38,7 +45,7 @@ class FusedLinear(nn.Linear):
         return y.squeeze(0) if input.dim() == 1 else y
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, activation={self.activation!r}"
+        return f"{nn.Linear.extra_repr(self)}, activation={self.activation!r}"
 
 
 class FusedMLP(nn.Module):
@@ -126,8 +133,10 @@ class FusedLinearCrossEntropy(nn.Module):
 
 def _computed_by_hook(layer: nn.Module) -> str:
     """The name of a parameter that a hook assigns before each call of the layer; "" if there is none."""
-    missing = {"weight", "bias"} - layer._parameters.keys() if layer._forward_pre_hooks else set()
-    return next((name for name in sorted(missing) if not is_parametrized(layer, name)), "")
+    for name in ("bias", "weight") if layer._forward_pre_hooks else ():
+        if name not in layer._parameters and not is_parametrized(layer, name):
+            return name
+    return ""
 
 
 def _before(layer: nn.Module, x: Any) -> Any:

@@ -27,6 +27,9 @@ MOST_KNOWN = 1024
 _KNOWN: dict[Hashable, str] = Bounded(MOST_KNOWN)
 """The texts of functions that do not ask for the number of rows."""
 
+if getattr(torch._dynamo.config, "skip_guards_on_constant_func_defaults", False):  # as before torch 2.13
+    torch._dynamo.config.skip_guards_on_constant_func_defaults = False  # else changed defaults would go stale
+
 
 def epilogue_text(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds) -> str:
     """The text of an epilogue's graph for a product (m, n) or (batch, m, n). Raises EpilogueError."""
