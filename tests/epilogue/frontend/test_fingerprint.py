@@ -71,7 +71,7 @@ def test_what_may_change_unseen_has_none() -> None:
 
     held = Holder()
     functions: list[Any] = [
-        lambda acc: acc * TABLE[0], lambda acc: acc * held.scale, Holder(), attributed, lambda acc: attributed(acc),
+        lambda acc: acc * held.scale, Holder(), attributed, lambda acc: attributed(acc),
         scaled(Named(1.0)), print,
     ]  # fmt: skip
     assert [fingerprint(f) for f in functions] == [None] * len(functions)

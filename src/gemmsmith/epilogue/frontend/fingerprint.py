@@ -22,8 +22,8 @@ from gemmsmith.epilogue.lines import line, user_level
 _LIBRARIES = ("torch", "numpy", "math", "functools", "operator")
 _NUMBERS = (bool, int, float, str, bytes, type(None))
 _SCALARS = frozenset(x for x in np.sctypeDict.values() if issubclass(x, (np.number, np.bool_)))
-Seen = dict[int, int]
-"""The functions that one fingerprint has come to, by id: the first of them 0, and so on."""
+Seen = dict[int, str]
+"""The functions, lists and dictionaries that one fingerprint has come to, by id, numbered."""
 
 
 class _UnknownError(Exception):
@@ -34,9 +34,9 @@ def fingerprint(source: Any) -> Hashable:
     """Two sources with equal fingerprints make the same graph; None if that cannot be determined.
 
     A function's is its code with the values of its defaults, of the variables it closes over and of the globals it
-    names, functions likewise; a partial's is its function's with its arguments; a module's of torch.nn its class with
-    its attributes. There is one only if all that these read is known to depend on nothing else (purity.py); else a
-    RetraceWarning says why, once. It keeps what it holds alive, so that an id is not used again.
+    names, functions and containers likewise; a partial's is its function's with its arguments; a module's of torch.nn
+    its class with its attributes. There is one only if all that these read is known to depend on nothing else
+    (purity.py); else a RetraceWarning says why, once. It keeps what it holds alive, so that an id is not used again.
     """
     if isinstance(source, Graph):
         return source
@@ -57,7 +57,9 @@ def _value(x: Any, seen: Seen) -> Hashable:
     if kind is FunctionType:
         return _function(x, seen)
     if kind is tuple:
-        return tuple(_value(y, seen) for y in x)
+        return tuple([_value(y, seen) for y in x])
+    if kind is list or kind is dict:
+        return kind, _once(x, seen) or tuple([_value(y, seen) for y in (x if kind is list else list(x.items()))])
     if kind in _SCALARS:
         return kind, x.tobytes()
     if kind is DType:
@@ -83,21 +85,28 @@ def _module(x: Any, seen: Seen) -> Hashable:
     return _fixed(type(x)), _items(held.pop("_modules", {}), seen), _items(held, seen)
 
 
-def _function(f: FunctionType, seen: Seen) -> Hashable:
-    if (before := seen.get(id(f))) is not None:
-        return FunctionType, before
-    seen[id(f)] = len(seen)
+def _once(x: Any, seen: Seen) -> Hashable:
+    """Nothing for a function or container that this comes to for the first time, else which of them it is."""
+    if id(x) in seen:
+        return seen[id(x)]
+    seen[id(x)] = f"number {len(seen)}"
+    return None
+
+
+def _function(f: Any, seen: Seen) -> Hashable:
+    if before := _once(f, seen):
+        return before
     named = f.__globals__
     library = named.get("__name__", "").partition(".")[0]
     if library in _LIBRARIES and is_known(f):
         return _fixed(f)
-    if f.__dict__:  # it may read its own attributes
-        raise _UnknownError(f"{f.__name__} has attributes")
-    parts: list[Hashable] = [_fixed(f.__code__), None, None]
+    parts: list[Hashable] = [_fixed(f.__code__), None, None, None]
     if f.__defaults__:
         parts[1] = _value(f.__defaults__, seen)
     if f.__kwdefaults__:
         parts[2] = _items(f.__kwdefaults__, seen)
+    if f.__dict__:  # such as the __wrapped__ whose parameters it says are its own
+        parts[3] = _items(f.__dict__, seen)
     for cell in f.__closure__ or ():
         try:
             contents = cell.cell_contents
