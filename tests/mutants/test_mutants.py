@@ -43,9 +43,9 @@ BOXED = [PROMOTED[i].replace(serpentine=True, stages=stages) for i, stages in ((
 """Those whose scales of A lie along K and come in boxes; of other promoted ones a warp copies them."""
 CONFIGS += PROMOTED + BOXED
 WHOLE, SHARED, IN_CLUSTER, UNEVEN = (512, 64, 256, 2), (256, 192, 320, 4), (256, 64, 320, 2), (640, 64, 256, 3)
-FLAT = (40, 1024, 320, 2)
+FLAT, WAVES = (40, 1024, 320, 2), (256, 128, 256, 2)
 """M, N, K and CTAs: several tiles a CTA, tiles that CTAs share, a last wave that is not whole, several tiles with rows
-that no TMA store reads; and more k-tiles than stages."""
+that no TMA store reads, whole waves; and more k-tiles than stages."""
 Sizes = tuple[int, int, int, int]
 SHORT = (512, 64, 192, 2)
 """The first of these with fewer k-tiles."""
@@ -156,7 +156,7 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     if spec.config.alias_epilogue:
         m, n, k, grid = FLAT
     if spec.config.sync_clusters:
-        m, n, k, grid = UNEVEN
+        m, n, k, grid = whole if whole == WAVES else UNEVEN
         m, grid = m * spec.cluster_size, grid * spec.cluster_size
     in_blocks_of_k, boxed = spec.promoted and not spec.low_parts, spec.config in BOXED
     deeper = 4 if boxed else 2 if in_blocks_of_k else 1  # as many k-tiles, or two boxes of them
@@ -234,6 +234,18 @@ def test_every_mutant_is_reported(config: Config) -> None:
         assert kinds & expected, f"{mutant}: reported as {kinds}"
     assert count >= 40
     assert equivalents <= 10
+
+
+def test_a_fence_that_only_counts_where_a_wait_gives_up() -> None:
+    """All waves whole: who has waited has seen all arrivals. Who gave up, and ends last, has not."""
+    config = next(c for c in CONFIGS if c.sync_clusters)
+    spec = spec_of(config)
+    deleted = [m for m in mutants(spec) if (m.what, m.target) == ("delete", "fence_acq_rel")]
+    assert len(deleted) == 2
+    for mutant in deleted:
+        assert any("race" in execute(spec, mutant.kernel, seed, WAVES, limit=1) for seed in range(1, 200))
+    kernel = build(spec)
+    assert not any(execute(spec, kernel, seed, WAVES) for seed in range(20))
 
 
 def test_the_readme_quotes_a_mutant() -> None:

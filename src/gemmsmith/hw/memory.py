@@ -229,8 +229,7 @@ class WaitAcquire(Instruction):
 
 
 class WaitReached(Instruction):
-    """Until a word is at least `value`, or has been read `reads` times, relaxed; gives the word as it was last. The
-    simulator waits however long it takes."""
+    """Until a word is at least `value`, or has been read `reads` times, relaxed; gives the word as it was last."""
 
     address: u64
     value: u32
@@ -251,7 +250,8 @@ class WaitReached(Instruction):
 
     def simulate(self, m: Machine) -> Blocking:
         value, address = m.uniform(self.value), m.uniform(self.address)
-        return (yield from m.wait_word(address, lambda word: word >= value, f"less than {value}", "relaxed"))
+        what, reads = f"less than {value}", m.uniform(self.reads)
+        return (yield from m.wait_word(address, lambda word: word >= value, what, "relaxed", reads=reads))
 
 
 class AtomicAdd(Instruction):

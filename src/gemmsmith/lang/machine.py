@@ -145,9 +145,10 @@ class Machine(Protocol):
 
     def wait_word(
         self, address: Any, ready: Callable[[int], bool], what: str, order: Literal["acquire", "relaxed"],
-        scope: Scope = "gpu",
+        scope: Scope = "gpu", reads: int | None = None,
     ) -> Blocking:  # fmt: skip
-        """Until a word of global memory, which others change, is `ready`, `what` it is not yet; gives it."""
+        """Until a word of global memory, which others change, is `ready`, `what` it is not yet, or has been read
+        `reads` times; gives it."""
 
     # -- other synchronisation ---------------------------------------------------------------------
     def barrier_sync(self, identifier: Any, threads: int) -> Blocking:

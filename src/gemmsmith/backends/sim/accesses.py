@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -16,6 +17,10 @@ from gemmsmith.backends.sim.scopes import Scope, scope_of
 from gemmsmith.backends.sim.unit import Part, Unit, Wait
 from gemmsmith.backends.sim.words import reach
 from gemmsmith.lang.machine import Access, Blocking, Space
+
+STEPS_OF_A_READ = (-6, 8)
+"""Where a wait ends after some reads, the simulator's steps in the time of one: a power of 2 in this range that the seed
+chooses, for other units may be held up for long, or come at once."""
 
 
 class Accesses:
@@ -80,20 +85,29 @@ class Accesses:
         return old if old.dtype == np.float32 else old.astype(np.int64)
 
     def wait_word(
-        self, address: Any, ready: Callable[[int], bool], what: str, order: str, scope: str = "gpu"
-    ) -> Blocking:
+        self, address: Any, ready: Callable[[int], bool], what: str, order: str, scope: str = "gpu",
+        reads: int | None = None,
+    ) -> Blocking:  # fmt: skip
         unit, address = self.unit, int(address)
+        left: float = math.inf
+        if reads is not None and unit.state.seed:  # the cost model's schedule waits
+            left = reads * 2 ** unit.state.random.uniform(*STEPS_OF_A_READ)
         access = Access("global", np.array([address]), 4)
 
         def word() -> int:
             return int(self.memory.peek(access).view(np.uint32)[0, 0])
 
+        def done() -> bool:
+            nonlocal left
+            left -= 1
+            return ready(word()) or left < 0
+
         self.memory.check_aligned(access, 4)
         began = unit.time
-        if not ready(word()):
+        if not done():
             buffer = unit.state.memory.find(address)
             name = buffer.name if buffer else "a word"
-            yield Wait(lambda: ready(word()), lambda: f"{name}: a word is {word()}, {what}")
+            yield Wait(done, lambda: f"{name}: a word is {word()}, {what}")
         unit.time = max(unit.time, unit.state.words[address].written_at)
         self.load("global", address, 4, order=order, scope=scope)
         unit.time += unit.state.chip.barrier
