@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gemmsmith import checks
 from gemmsmith.binding import BARE, bind, by_name
 from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.config import Config
+from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.plans import Backend, Plan, Simulation, signatures
 from gemmsmith.scaling import with_scales
@@ -66,9 +68,9 @@ def gemm(
     array of a's library, row-major; the scales of `quantize` lie along M, padded to 16 bytes, as `gemm` reads them
     fastest. Raises ArgumentError, ConfigError, DeviceError; HazardError with backend="sim".
     """
-    given = {**operands, **named} if operands else named
-    if scale_a is not None or scale_b is not None:
-        given = with_scales(given, scale_a, scale_b)
+    if not (exact is False and atomic is False and batch_invariant is False):
+        switches(exact=exact, atomic=atomic, batch_invariant=batch_invariant)
+    given = with_scales(checks.operands(operands, named), scale_a, scale_b)
     source: Hashable = BARE if epilogue is None else fingerprint(epilogue)
     results = by_name(out)
     key, addresses = signatures(a, b, results, given)
@@ -104,7 +106,7 @@ def plan(
 
     Its source, ptx, sass and resources are available on any machine, also without a GPU.
     """
-    given = with_scales({**(operands or {}), **named}, scale_a, scale_b)
+    given = with_scales(checks.operands(operands, named), scale_a, scale_b)
     plan_ = Plan(
         a, b, out, out_dtype=out_dtype, accumulate=accumulate, precision=precision, epilogue=epilogue, operands=given,
         exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend=backend,
@@ -124,12 +126,13 @@ def simulate(
     Returns the result, the hazards found (an empty list for a right kernel), the timeline, and cycles of the cost
     model.
     """
-    given = with_scales({**(operands or {}), **named}, scale_a, scale_b)
+    given = checks.operands(operands, named)
     plan_ = plan(
-        a, b, epilogue=epilogue, operands=given, out=out, out_dtype=out_dtype, accumulate=accumulate,
-        precision=precision, exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend="sim",
+        a, b, scale_a=scale_a, scale_b=scale_b, epilogue=epilogue, operands=given, out=out, out_dtype=out_dtype,
+        accumulate=accumulate, precision=precision, exact=exact, atomic=atomic, config=config,
+        batch_invariant=batch_invariant, backend="sim",
     )  # fmt: skip
-    return plan_.simulate(a, b, out, operands=given, seed=seed)
+    return plan_.simulate(a, b, out, scale_a=scale_a, scale_b=scale_b, operands=given, seed=seed)
 
 
 def tune(

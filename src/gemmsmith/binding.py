@@ -163,7 +163,10 @@ def bind(
     given = by_name(out, first_name(graph), several=epilogue is not None)
     stored = _results(graph, {"out": bare_out} if bare_out else given, shape)
     read |= factors
-    arrays = {argument_name(name): x for name, x in read.items() if isinstance(x, ArrayInfo)}
+    arrays = {  # an operand may have the name of the argument that is a scale
+        name if argument_name(name) in operands else argument_name(name): x
+        for name, x in read.items() if isinstance(x, ArrayInfo)
+    }  # fmt: skip
     inputs = {"a": a_info, "b": b_info} | {argument_name(name): x for name, x in blocks.items()}
     checks.memory({"a": a_info, "b": b_info} | {name: stored[name] for name in given})
     for name in given:
@@ -208,8 +211,6 @@ def _positional(count: int) -> list[str]:
 
 
 def _operand(name: str, x: Any, a: ArrayInfo) -> ArrayInfo | float:
-    if not name.isidentifier():
-        raise ArgumentError(f"operands: got the name {name!r}; use one that could be a variable's")
     if isinstance(x, Real):
         return number_operand(name, x)
     info = describe(x, name)

@@ -1,8 +1,10 @@
-"""Checks of a product's arrays: dtypes, shapes, memory, devices, overlap. All raise ArgumentError."""
+"""Checks of a product's arrays: names, dtypes, shapes, memory, devices, overlap. All raise ArgumentError."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from keyword import kwlist
+from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, overlap
 from gemmsmith.core.design import listed
@@ -13,6 +15,7 @@ from gemmsmith.core.problem import MAX_EXTENT
 
 Infos = Mapping[str, ArrayInfo]
 
+_KEYWORDS = frozenset(kwlist)
 _FP8 = (E4M3, E5M2)
 _ACCUMULATE: Mapping[DType, Mapping[str, DType]] = {
     BF16: {"fp32": FP32},
@@ -23,6 +26,20 @@ _ACCUMULATE: Mapping[DType, Mapping[str, DType]] = {
     FP32: {"fp32": FP32},
 }
 """By the operands' dtype what may be asked for, first what None is, and the dtype of the accumulator."""
+
+
+def operands(listed: Mapping[str, Any] | None, named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An epilogue's operands by name: those of the argument `operands`, and those that are given by name."""
+    if listed is not None and not isinstance(listed, Mapping):
+        raise ArgumentError(f"operands: got {type(listed).__name__}; use a dict, of arrays and numbers by name")
+    given = {**listed, **named} if listed else named
+    for name in given:
+        if not isinstance(name, str) or not name.isidentifier() or name in _KEYWORDS:
+            raise ArgumentError(f"operands: got the name {name!r}; use one that could be a variable's")
+    if listed and named and len(given) < len(listed) + len(named):
+        name = next(name for name in named if name in listed)
+        raise ArgumentError(f"{name}: got it in `operands` and by name; use either")
+    return given
 
 
 def instruction(a: ArrayInfo, b: ArrayInfo, accumulate: object, precision: object) -> Mma:

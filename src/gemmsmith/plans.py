@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from gemmsmith import checks
 from gemmsmith.arrays import ArrayInfo, address_of, describe, empty_like_kind, is_array, signature
 from gemmsmith.binding import Binding, arranged, bind, by_name, first_name
 from gemmsmith.core.bounded import Bounded
@@ -19,6 +20,7 @@ from gemmsmith.core.dtypes import FP32, DType, number_operand
 from gemmsmith.core.errors import ArgumentError, HazardError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.outputs import result_argument
 from gemmsmith.kernels.build import build
@@ -59,6 +61,7 @@ class Plan:
         precision: Any = None, epilogue: Any = None, operands: Mapping[str, Any] | None = None, exact: bool = False,
         atomic: bool = False, config: Config | None = None, batch_invariant: bool = False, backend: Backend = "auto",
     ) -> None:  # fmt: skip
+        exact, atomic, batch_invariant = switches(exact=exact, atomic=atomic, batch_invariant=batch_invariant)
         if backend not in BACKENDS:
             raise ArgumentError(f"backend: got {backend!r}; use one of {', '.join(BACKENDS)}")
         if config is not None and not isinstance(config, Config):
@@ -198,9 +201,7 @@ class Plan:
         the CPU by the plan's backend. `workspace`: device bytes, at least `workspace_bytes` of the problem at hand;
         made where not given. Raises ArgumentError.
         """
-        given = {**operands, **named} if operands else named
-        if scale_a is not None or scale_b is not None:
-            given = with_scales(given, scale_a, scale_b)
+        given = with_scales(checks.operands(operands, named), scale_a, scale_b)
         return self.run_as(self._epilogue, a, b, out, given, workspace)
 
     def run_as(
@@ -227,11 +228,11 @@ class Plan:
         stream that is current now. Arrays on the CPU run as in `run`. Raises ArgumentError, and DeviceError where the
         stream is being captured; a call of what it gives may be captured.
         """
-        given = with_scales({**(operands or {}), **named}, scale_a, scale_b)
+        given = with_scales(checks.operands(operands, named), scale_a, scale_b)
         self.key(a, b, out, given)  # refuses what would lose its gradient
         backend, binding, found = self._checked(self._bind(a, b, out, given, self._epilogue), a)
         if backend != "cuda":
-            return partial(self.run, a, b, binding.value, operands=given)
+            return partial(self.run_as, self._epilogue, a, b, binding.value, given)
         from gemmsmith.backends.cuda.run import PreparedRun
 
         return PreparedRun(found, binding.arguments, a, workspace, binding.value, (b, given))
@@ -247,7 +248,7 @@ class Plan:
         fraction that is done, now and then. `counters` (backends/sim/counters.py) count instructions, wavefronts of
         shared memory and sectors of global memory, if given.
         """
-        given = with_scales({**(operands or {}), **named}, scale_a, scale_b)
+        given = with_scales(checks.operands(operands, named), scale_a, scale_b)
         self.key(a, b, out, given)  # refuses what would lose its gradient
         binding = self._bind(a, b, out, given, self._epilogue).complete(a)
         return self._simulated(binding, self._launches(binding), seed, progress, counters)

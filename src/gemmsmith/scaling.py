@@ -23,8 +23,10 @@ def argument_name(operand: str) -> str:
     return ARGUMENTS.get(operand, operand)
 
 
-def with_scales(operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> dict[str, Any]:
+def with_scales(operands: Mapping[str, Any], scale_a: Any, scale_b: Any) -> Mapping[str, Any]:
     """The operands of an epilogue, and the scales that are given."""
+    if scale_a is None and scale_b is None:
+        return operands
     given = zip(SCALE_NAMES, (scale_a, scale_b), strict=True)
     return {**operands, **{name: x for name, x in given if x is not None}}
 

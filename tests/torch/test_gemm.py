@@ -94,6 +94,26 @@ def test_scales() -> None:
     assert torch.autograd.gradcheck(lambda a, b, x, y: gemm(a, b, scale_a=x, scale_b=y), (a, b, x, y), fast_mode=True)
 
 
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_an_operand_may_have_the_name_of_a_scale(backend: str | None) -> None:
+    """It is that operand, whether or not there is a scale, with gradients and without."""
+
+    def run(a: Any, b: Any, x: Any, scale: Any) -> Any:
+        return gemm(a, b, epilogue=lambda acc, scale_a: acc + scale_a, operands={"scale_a": x}, scale_a=scale)
+
+    call = torch.compile(run, backend=backend, fullgraph=True) if backend else run
+    a, b, x, scale = tensor(M, K), tensor(K, N), tensor(M, 1), tensor(M, 1)
+    for _ in range(2):  # the second time the signature is known
+        for of, want in ((scale, a @ b * scale + x), (None, a @ b + x)):
+            got, inputs = call(a, b, x, of), [a, b, x] if of is None else [a, b, x, of]
+            torch.testing.assert_close(got, want)
+            pairs = (torch.autograd.grad(y.square().sum(), inputs, retain_graph=True) for y in (got, want))
+            for y, z in zip(*pairs, strict=True):
+                torch.testing.assert_close(y, z)
+            with torch.no_grad():
+                torch.testing.assert_close(call(a, b, x, of), want)
+
+
 def test_autocast() -> None:
     a, b = (torch.randn(s, requires_grad=True) for s in ((M, K), (K, N)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -167,7 +187,12 @@ def test_refused() -> None:
         refused(f"{name}: got an argument of gemmsmith.gemm, which has no", lambda n=name: gemm(a, b, **{n: x}))
     refused("bias: got an operand without an epilogue that reads it", lambda: gemm(a, b, bias=x))
     refused("scale: got an operand .*; did you mean scale_a?", lambda: gemm(a, b, scale=x))
-    refused("operands: got bias by name, too", lambda: gemm(a, b, epilogue=plus, bias=x, operands={"bias": x}))
+    for call in (gemm, lambda a, b, **given: chain(a, b, tensor(N, K), **given)):
+        refused("operands: got list; use a dict", lambda f=call: f(a, b, epilogue=plus, operands=[x]))
+        refused("operands: got the name 1; use one", lambda f=call: f(a, b, epilogue=plus, operands={1: x}))
+    refused("bias: got it in `operands` and by name", lambda: gemm(a, b, epilogue=plus, bias=x, operands={"bias": x}))
+    for given in ("yes", 1, None):
+        refused("recompute: got .*; use True or False", lambda r=given: gemm(a, b, recompute=r))
 
 
 def test_dtypes_and_devices_that_are_refused() -> None:

@@ -369,6 +369,9 @@ def test_refused() -> None:
         ):
             with pytest.raises(ArgumentError, match=message):
                 module(x)
+    for index in (None, 1.5, True, "-100"):
+        with pytest.raises(ArgumentError, match=f"ignore_index: got {index!r}; use an integer"):
+            FusedLinearCrossEntropy(8, 16, ignore_index=index)
     for chunks in (0, 2.5):
         with pytest.raises(ArgumentError, match=f"chunks: got {chunks}; use an integer from 1 on"):
             FusedLinearCrossEntropy(8, 16, chunks=chunks)

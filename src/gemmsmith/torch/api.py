@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
+from gemmsmith import checks
 from gemmsmith.api import gemm as launch
 from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.dtypes import number_operand
 from gemmsmith.core.errors import ARGUMENTS, ArgumentError, meant
+from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.frontend.classify import classify
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.torch import fallback, text
@@ -21,7 +23,7 @@ from gemmsmith.torch.chain import chained
 from gemmsmith.torch.fallback import FLOATS
 from gemmsmith.torch.gradient import applied, planned, product, transforming
 from gemmsmith.torch.operator import precision, product_shape
-from gemmsmith.torch.tracing import MOST_KNOWN, SCALES, Kinds, epilogue_text
+from gemmsmith.torch.tracing import MOST_KNOWN, Kinds, epilogue_text
 
 FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
 UE8M0 = torch.float8_e8m0fnu
@@ -53,39 +55,36 @@ def gemm(
     share its gradient among equal elements, as in torch.amax. No gradients: quantize, top_k_softmax, fp8 results, fp8
     and int8 operands; forward mode. Raises ArgumentError, which names the argument, and EpilogueError.
     """
-    given = {**operands, **named} if operands else named
+    if recompute is not False:
+        (recompute,) = switches(recompute=recompute)
+    given = checks.operands(operands, named)
     if named and not _NO_ARGUMENTS.isdisjoint(named):
         name = next(name for name in named if name in _NO_ARGUMENTS)
         raise ArgumentError(
             f"{name}: got an argument of gemmsmith.gemm, which has no gradients; call that, or give an operand of this "
             "name in `operands`"
         )
-    if operands and named and not named.keys().isdisjoint(operands):
-        raise ArgumentError(f"operands: got {', '.join(named.keys() & operands.keys())} by name, too; use either")
     a, b = autocast(a, b)
     if _plain(a, b, scale_a, scale_b, *given.values()):
         return launch(
             a, b, epilogue=epilogue, scale_a=scale_a, scale_b=scale_b, operands=given, precision=precision(a)
         )  # fmt: skip
-    for name, x in zip(SCALES, (scale_a, scale_b), strict=True):
-        if x is not None and name in given:
-            raise ArgumentError(f"operands: got the name {name} beside the argument; use another name")
-        if x is not None:
-            given = {**given, name: x.view(UE8M0).float() if getattr(x, "dtype", None) in (UE8M0, torch.uint8) else x}
-    key = _signature(a, b, epilogue, recompute, given)
+    scales = {} if scale_a is None and scale_b is None else _scales(scale_a, scale_b, given)
+    every = {**given, **scales} if scales else given
+    key = _signature(a, b, epilogue, recompute, every, scales)
     known = _KNOWN.get(key) if key is not None else None
     if known is not None:
         written, folds, leading, shape, made, wanted = known
-        of = [_number(name, given[name]) for name in numbers(written)]
+        of = [_number(name, every[name]) for name in numbers(written)]
         found = applied(
-            made, wanted, a.flatten(0, 1) if folds else a, b, of, [given[name] for name in tensors(written)]
+            made, wanted, a.flatten(0, 1) if folds else a, b, of, [every[name] for name in tensors(written)]
         )
     else:
-        written, x, y, arrays, leading, shape = _bound(a, b, epilogue, given)
+        written, x, y, arrays, leading, shape = _bound(a, b, epilogue, given, scales)
         of, read = [arrays[name] for name in numbers(written)], [arrays[name] for name in tensors(written)]
         found = product(written, x, y, of, read, recompute)
-        same = key is not None and y is b and all(arrays[name] is given[name] for name in tensors(written))
-        if same and _signature(a, b, epilogue, recompute, given) == key:  # the epilogue did not change meanwhile
+        same = key is not None and y is b and all(arrays[name] is every[name] for name in tensors(written))
+        if same and _signature(a, b, epilogue, recompute, every, scales) == key:  # the epilogue has not changed
             _KNOWN[key] = Known(written, x is not a, leading, shape, *planned(written, x, y, read, recompute))
     kept, names = _kept(written)
     values = [_unfolded(x, kind, leading, shape) for x, kind in zip(found, kept, strict=True)]
@@ -110,14 +109,27 @@ _KNOWN: dict[Hashable, Known] = Bounded(MOST_KNOWN)
 """By the signature of the arguments: finding it out takes longer than all else that a call does on the host."""
 
 
-def _signature(a: Any, b: Any, epilogue: Any, recompute: bool, given: Mapping[str, Any]) -> Hashable:
+def _scales(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> dict[str, Any]:
+    """The scales that are given, as fp32, by names that no operand has."""
+    found = {}
+    for name, x in (("scale_a", scale_a), ("scale_b", scale_b)):
+        while name in operands:
+            name += "_"
+        if x is not None:
+            found[name] = x.view(UE8M0).float() if getattr(x, "dtype", None) in (UE8M0, torch.uint8) else x
+    return found
+
+
+def _signature(
+    a: Any, b: Any, epilogue: Any, recompute: bool, given: Mapping[str, Any], scales: Iterable[str]
+) -> Hashable:
     """All that `Known` depends on, for plain tensors of few dimensions whose gradients are recorded; else None."""
     if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled() or transforming():
         return None
     source = "bare" if epilogue is None else fingerprint(epilogue)
     if source is None or not isinstance(a, torch.Tensor) or a.dim() > 3:
         return None
-    found: list[Hashable] = [source, recompute]
+    found: list[Hashable] = [source, recompute, tuple(scales)]
     recorded = False
     for name, x in (("a", a), ("b", b), *given.items()):
         kind = type(x)
@@ -142,7 +154,7 @@ def chain(a: Any, b: Any, down: Any, *, epilogue: Any, operands: Mapping[str, An
     for name, x in (("a", a), ("down", down), ("bias", bias)):
         if name != "bias" or bias is not None:
             _check(name, x, a)
-    written, a, b, arrays, leading, shape = _bound(a, b, epilogue, operands)
+    written, a, b, arrays, leading, shape = _bound(a, b, epilogue, checks.operands(operands, {}), {})
     if a.dim() != 2 or b.dim() != 2:
         raise ArgumentError("operands: got one with rows of its own in each batch only; call gemm twice")
     if down.dim() != 2:
@@ -167,7 +179,7 @@ def autocast(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _bound(
-    a: Any, b: Any, epilogue: Any, given: Mapping[str, Any]
+    a: Any, b: Any, epilogue: Any, given: Mapping[str, Any], scales: Mapping[str, Any]
 ) -> tuple[str, Any, Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...]]:
     """The epilogue's text; a, b and operands of a product as it runs, its batch folded into its rows if that can be;
     a's leading indices, and the product's shape before."""
@@ -177,10 +189,9 @@ def _bound(
             raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, MULTIPLIED))}")
     if a.dtype != b.dtype and not {a.dtype, b.dtype} <= FP8:
         raise ArgumentError(f"b: got {b.dtype} with a of {a.dtype}; use the same for both")
-    unread = [name for name in given if name not in SCALES] if epilogue is None else []
-    if unread:
-        hint = meant(unread[0])
-        raise ArgumentError(f"{unread[0]}: got an operand without an epilogue that reads it; give `epilogue`{hint}")
+    if epilogue is None and given:
+        name = next(iter(given))
+        raise ArgumentError(f"{name}: got an operand without an epilogue that reads it; give `epilogue`{meant(name)}")
     if a.dim() < 2 or b.dim() not in (2, 3) or (b.dim() == 3 and a.dim() > 3):
         raise ArgumentError(
             f"a, b: got {a.dim()} and {b.dim()} dimensions; use a (..., m, k) and b (k, n), or both (batch, ., .)"
@@ -191,7 +202,7 @@ def _bound(
     leading = leading if len(leading) > 1 else shape[:-2]
     arrays: dict[str, Any] = {}
     kinds: Kinds = ()
-    for name, x in given.items():
+    for name, x in (*given.items(), *scales.items()):
         if isinstance(x, (int, float, Real)):
             arrays[name] = _number(name, x)
             kinds = (*kinds, (name, (0, 0, 0), ""))
@@ -200,14 +211,14 @@ def _bound(
         if x.dtype not in READ and not (x.dtype == a.dtype == torch.float64):
             raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, READ))}")
         arrays[name] = x = _flat(name, x, leading)
-        if name in SCALES:
+        if name in scales:
             _expect_plain_scale(name, x, shape)
         extent = classify(name, tuple(x.shape), shape)
         batch = 1 if extent.batch else 0  # by a branch, which makes a symbolic condition a constant
         kinds = (*kinds, (name, (batch, extent.height, extent.width), str(x.dtype)))
         if x.dim() == 3 and not batch:
             arrays[name] = x.squeeze(0)
-    written = epilogue_text(epilogue, shape, kinds)
+    written = epilogue_text(epilogue, shape, kinds[: len(given)], kinds[len(given) :])
     if len(shape) == 3 and b.dim() == 2 and a.dim() == 3:
         written, folds, columns = _folded(written)
         if folds:  # the batch's rows are rows of one product
@@ -276,7 +287,7 @@ def _flat(name: str, x: Any, leading: tuple[Any, ...]) -> Any:
 
 def _expect_plain_scale(name: str, x: Any, shape: tuple[Any, ...]) -> None:
     own = tuple(x.shape[-2:])
-    vector = (shape[-2], 1) if name == SCALES[0] else (1, shape[-1])
+    vector = (shape[-2], 1) if name.startswith("scale_a") else (1, shape[-1])
     if own not in ((), (1,), (1, 1), vector):
         raise ArgumentError(
             f"{name}: got shape {tuple(x.shape)}; use () or {vector}; block scales need torch.no_grad() and a GPU"

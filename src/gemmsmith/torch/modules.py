@@ -118,6 +118,8 @@ class FusedLinearCrossEntropy(nn.Module):
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
             raise ArgumentError(f"reduction: got {reduction!r}; use 'mean', 'sum' or 'none'")
+        if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+            raise ArgumentError(f"ignore_index: got {ignore_index!r}; use an integer, -1 to ignore no label")
         if not isinstance(chunks, int) or chunks < 1:
             raise ArgumentError(f"chunks: got {chunks!r}; use an integer from 1 on")
         self.ignore_index, self.reduction, self.chunks = ignore_index, reduction, chunks

@@ -21,8 +21,6 @@ from gemmsmith.torch.recording import constant as recorded
 
 Kinds = tuple[tuple[str, tuple[Any, ...], str], ...]
 """Of each operand its name, its extent, and its dtype, or nothing for a number."""
-SCALES = ("scale_a", "scale_b")
-"""Operands by which the product is multiplied before all else."""
 MOST_KNOWN = 1024
 _KNOWN: dict[Hashable, str] = Bounded(MOST_KNOWN)
 """The texts of functions that do not ask for the number of rows."""
@@ -31,24 +29,25 @@ if getattr(torch._dynamo.config, "skip_guards_on_constant_func_defaults", False)
     torch._dynamo.config.skip_guards_on_constant_func_defaults = False  # else changed defaults would go stale
 
 
-def epilogue_text(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds) -> str:
-    """The text of an epilogue's graph for a product (m, n) or (batch, m, n). Raises EpilogueError."""
+def epilogue_text(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds, scales: Kinds) -> str:
+    """The text of an epilogue's graph for a product (m, n) or (batch, m, n), which is multiplied by its `scales` before
+    all else. Raises EpilogueError."""
     if epilogue is None:
-        return _bare(kinds)
+        return _bare(scales)
     if torch.compiler.is_dynamo_compiling():
-        return _compiled(epilogue, shape, kinds)
+        return _compiled(epilogue, shape, kinds, scales)
     source = fingerprint(epilogue)
-    key = source, len(shape), shape[-1], kinds
+    key = source, len(shape), shape[-1], kinds, scales
     if source is not None and (known := _KNOWN.get(key)):
         return known
     graph, sized = written_graph(epilogue, shape, _operands(kinds))
-    found = _written(graph, kinds)
+    found = _written(graph, scales)
     if source is not None and not sized and fingerprint(epilogue) == source:  # it did not change meanwhile
         _KNOWN[key] = found
     return found
 
 
-def _compiled(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds) -> str:
+def _compiled(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds, scales: Kinds) -> str:
     """Runs the function on values that note what is done to them."""
     if not callable(epilogue) or isinstance(epilogue, type):
         raise ArgumentError("epilogue: got no function; use one in code that is compiled")
@@ -56,8 +55,7 @@ def _compiled(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds) -> str:
     acc = tape.value(shape)
     operands = {}
     for name, _, _ in kinds:
-        if name not in SCALES:
-            operands[name] = tape.value(None)
+        operands[name] = tape.value(None)
     returned = epilogue(acc, **operands)
     form = "dict" if isinstance(returned, dict) else "tuple" if isinstance(returned, (tuple, list)) else "one"
     several = returned if form != "one" else (returned,)
@@ -66,30 +64,30 @@ def _compiled(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds) -> str:
     else:
         results = tuple([(f"out{i or ''}", recorded(x)) for i, x in enumerate(several)])
     columns = len(range(shape[-1]))  # a number, which is guarded, where it is a symbol
-    return _replayed(tuple(tape.entries), results, form, len(shape), columns, kinds)
+    return _replayed(tuple(tape.entries), results, form, len(shape), columns, kinds, scales)
 
 
 @constant
-def _replayed(entries: Any, results: Any, form: str, rank: int, columns: int, kinds: Kinds) -> str:
+def _replayed(entries: Any, results: Any, form: str, rank: int, columns: int, kinds: Kinds, scales: Kinds) -> str:
     # no text depends on the number of rows: a function that asked for it has it as a number
     shape = (*(2,) * (rank - 1), columns)
-    return _written(replayed(entries, results, form, shape, _operands(kinds)), kinds)
+    return _written(replayed(entries, results, form, shape, _operands(kinds)), scales)
 
 
 @constant
-def _bare(kinds: Kinds) -> str:
+def _bare(scales: Kinds) -> str:
     graph = bare(FP32)
     graph = Graph(graph.nodes, (), tuple(r.__class__(r.name, r.node) for r in graph.results))
-    return _written(graph, kinds)
+    return _written(graph, scales)
 
 
-def _written(graph: Graph, kinds: Kinds) -> str:
+def _written(graph: Graph, scales: Kinds) -> str:
     """The text of the product that is multiplied by its scales first."""
-    return text.write(scaled(graph, [Operand(n, _extent(e), dtype_of(d)) for n, e, d in kinds if n in SCALES]))
+    return text.write(scaled(graph, [Operand(name, *kind) for name, kind in _operands(scales).items()]))
 
 
 def _operands(kinds: Kinds) -> Mapping[str, tuple[Extent, DType | None]]:
-    return {name: (_extent(extent), dtype_of(dtype)) for name, extent, dtype in kinds if name not in SCALES}
+    return {name: (_extent(extent), dtype_of(dtype)) for name, extent, dtype in kinds}
 
 
 def _extent(given: tuple[Any, ...]) -> Extent:

@@ -22,19 +22,23 @@ def interleave(gate: Any, up: Any) -> Any:
     gate, up: arrays or tensors of one library, dtype and shape (..., n), such as weights (k, n), batched or not, and
     biases (n,); n is a multiple of 8. Gives a new (..., 2n). A torch.nn.Linear's weight is (n, k): pass its `.T`.
     In an epilogue it takes the halves that `chunk` gives, or what is computed from them: its inverse.
-    Raises ArgumentError for other shapes.
+    Raises ArgumentError for other shapes, and for what is no array.
     """
     if isinstance(gate, Traced):
         return interleave_traced(gate, up)
+    library = _library("gate", gate)
+    if _library("up", up) is not library or up.dtype != gate.dtype:
+        raise ArgumentError(f"up: got {type(up).__name__} of {up.dtype} with a gate of {gate.dtype}; use the same")
     if tuple(gate.shape) != tuple(up.shape):
         raise ArgumentError(f"up: got shape {tuple(up.shape)} with a gate of {tuple(gate.shape)}; use the same")
     *leading, groups, width = _groups("gate", gate, GROUP)
     pair = tuple(x.reshape(*leading, groups, width) for x in (gate, up))
-    return _library(gate).stack(pair, -2).reshape(*leading, 2 * groups * width)
+    return library.stack(pair, -2).reshape(*leading, 2 * groups * width)
 
 
 def deinterleave(packed: Any) -> tuple[Any, Any]:
     """(gate, up), each (..., n), of what `interleave` gave, (..., 2n). Raises ArgumentError for other shapes."""
+    _library("packed", packed)
     *leading, pairs, width = _groups("packed", packed, 2 * GROUP)
     groups = packed.reshape(*leading, pairs, 2, width // 2)
     shape = (*leading, pairs * width // 2)
@@ -49,7 +53,10 @@ def _groups(argument: str, x: Any, width: int) -> tuple[int, ...]:
     return (*shape[:-1], shape[-1] // width, width)
 
 
-def _library(x: Any) -> Any:
-    """The module that made x, which is loaded already."""
+def _library(argument: str, x: Any) -> Any:
+    """The module that made x, which is loaded already. ArgumentError for what is no array of these."""
     roots = (cls.__module__.partition(".")[0] for cls in type(x).__mro__)
-    return next(sys.modules[root] for root in roots if root in ("numpy", "torch", "cupy"))
+    found = next((sys.modules[root] for root in roots if root in ("numpy", "torch", "cupy")), None)
+    if found is None or not hasattr(x, "shape"):
+        raise ArgumentError(f"{argument}: got {type(x).__name__}; use an array of numpy, torch or CuPy")
+    return found
