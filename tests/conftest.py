@@ -1,9 +1,16 @@
-"""Tests marked `gpu` are skipped, and counted, where there is no Hopper GPU; hypothesis draws afresh every time."""
+"""Tests marked `gpu` are skipped, and counted, where there is no Hopper GPU; those marked `torch` need torch.
+
+hypothesis draws afresh every time. The cache is an empty folder of the run's own.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 # Before numpy is imported: beside as many workers as cores, a BLAS's own threads wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,7 +30,21 @@ settings.register_profile(
 settings.load_profile("gemmsmith")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # workers inherit the variable, so they share what is compiled
+        folder = tempfile.mkdtemp(prefix="gemmsmith-tests-")
+        os.environ["GEMMSMITH_CACHE_DIR"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+NEED_TORCH = {Path(__file__).parent / name for name in ("torch", "gpu")}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not NEED_TORCH.isdisjoint(item.path.parents):
+            item.add_marker(pytest.mark.torch)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return
@@ -32,6 +53,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not driver.available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a Hopper GPU"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A test that was skipped for lack of torch has to be among those that `-m torch` chooses."""
+    report = yield
+    if report.skipped and "import 'torch'" in str(report.longrepr) and not item.get_closest_marker("torch"):
+        report.outcome, report.longrepr = "failed", f"{item.nodeid} needs torch: mark it pytest.mark.torch"
+    return report
 
 
 def pytest_collection_finish() -> None:

@@ -167,6 +167,7 @@ def test_dlpack_refuses_other_dtypes(x: np.ndarray) -> None:
 # -- torch ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch(dtype: DType) -> None:
     torch = pytest.importorskip("torch")
@@ -190,12 +191,14 @@ def test_torch(dtype: DType) -> None:
     assert empty_like_kind(x, (2, 3), FP32, (1, 4)).stride() == (1, 4)
 
 
+@pytest.mark.torch
 def test_a_torch_view_keeps_its_tensor_alive() -> None:
     torch = pytest.importorskip("torch")
     view = as_numpy(torch.full((1000, 1000), 3, dtype=torch.bfloat16))
     assert np.all(view.astype(np.float32) == 3)
 
 
+@pytest.mark.torch
 def test_torch_refusals() -> None:
     torch = pytest.importorskip("torch")
     for x, message in [
@@ -228,6 +231,7 @@ def seen_by(transform: Any, x: Any) -> Any:
     return seen[0]
 
 
+@pytest.mark.torch
 def test_torch_tensors_without_memory() -> None:
     torch = pytest.importorskip("torch")
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -258,6 +262,7 @@ def test_torch_tensors_without_memory() -> None:
     assert signature(torch.zeros(0, 4, dtype=torch.bfloat16))[1] == 0
 
 
+@pytest.mark.torch
 def test_a_gradient_that_would_be_lost() -> None:
     torch = pytest.importorskip("torch")
     x = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.bfloat16))
@@ -271,6 +276,7 @@ def test_a_gradient_that_would_be_lost() -> None:
             assert signature(y)[1] == y.data_ptr()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "complex64", "float64"])
 def test_a_torch_dtype_that_is_no_operands(dtype: str) -> None:
     torch = pytest.importorskip("torch")
@@ -281,6 +287,7 @@ def test_a_torch_dtype_that_is_no_operands(dtype: str) -> None:
     assert "to_dense" not in str(error.value)
 
 
+@pytest.mark.torch
 def test_results_on_the_current_device_are_made_the_quick_way() -> None:
     """As Inductor makes them; where another device is current by a function that takes a device."""
     torch = pytest.importorskip("torch")
@@ -298,6 +305,7 @@ def test_results_on_the_current_device_are_made_the_quick_way() -> None:
     assert type(made[1][0]) is tuple
 
 
+@pytest.mark.torch
 @pytest.mark.gpu
 def test_torch_on_the_gpu() -> None:
     torch = pytest.importorskip("torch")

@@ -108,6 +108,7 @@ def test_shapes_are_torchs(
     assert f.problem.batch == batch
 
 
+@pytest.mark.torch
 def test_agrees_with_torch_matmul() -> None:
     torch = pytest.importorskip("torch")
     for a_shape in [(2, 3), (1, 2, 3), (4, 2, 3), (0, 2, 3), (2, 0), (3,), (2, 4), (4, 2, 5)]:

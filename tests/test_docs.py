@@ -55,6 +55,7 @@ def test_the_readmes_fp8_runs() -> None:
     assert np.linalg.norm(back - exact) < 0.06 * np.linalg.norm(exact)
 
 
+@pytest.mark.torch
 def test_the_torch_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)  # it draws a picture

@@ -31,6 +31,7 @@ CONFIGS = [
 WITH_TORCH = ["fp8_mlp", "train_tiny_transformer", "train_tiny_transformer --compile --steps 6"]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("command", ["own_design", "own_kernel", "bce", *WITH_TORCH])
 def test_it_runs(command: str) -> None:
     if command in WITH_TORCH:
@@ -99,6 +100,7 @@ def test_a_kernel_of_ones_own_on_a_gpu() -> None:
     np.testing.assert_array_equal(on_gpu(transpose(), x), x.T)
 
 
+@pytest.mark.torch
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_a_design_of_ones_own_on_a_gpu(config: Config) -> None:
@@ -110,6 +112,7 @@ def test_a_design_of_ones_own_on_a_gpu(config: Config) -> None:
     assert ((out.double() - want).abs() <= 2.0**-8 * want.abs() + 1e-2).all()
 
 
+@pytest.mark.torch
 def test_fp8_layers_in_the_simulator_are_those_of_the_reference() -> None:
     """Two kernels, and what the reference's float64 sums give, but for the rounding of what lies between."""
     torch = pytest.importorskip("torch")

@@ -37,6 +37,7 @@ def test_the_numbers_stay(shape: tuple[int, ...], layout: str, dtype: Any, seed:
     assert not packed.size or gemmsmith.pack(packed) is packed
 
 
+@pytest.mark.torch
 def test_gradients_are_not_lost() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(ArgumentError, match="b: got a tensor that requires grad"):

@@ -143,6 +143,7 @@ def test_blocks_of_zeros_infinities_and_nan(scale_dtype: str) -> None:
     assert np.isfinite(values[0, 512:]).all()
 
 
+@pytest.mark.torch
 def test_layouts_that_others_take() -> None:
     """torch's 1x128 scales are contiguous along M, DeepGEMM's so with M padded to 4; torch's 128x128 have their blocks
     of K padded to 4. Rows of values are padded to 16 bytes."""
@@ -161,6 +162,7 @@ def test_layouts_that_others_take() -> None:
     assert scales.shape == (2, 700)
 
 
+@pytest.mark.torch
 def test_torch_and_numpy_agree(rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
     x = rng.standard_normal((140, 150)).astype(np.float32)

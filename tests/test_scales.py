@@ -482,6 +482,7 @@ def test_a_result_over_its_scales_is_refused() -> None:
         gemmsmith.gemm(a, b, out=out, scale_a=out[:, :3])
 
 
+@pytest.mark.torch
 def test_a_scale_whose_gradient_would_be_lost_is_refused() -> None:
     torch = pytest.importorskip("torch")
     a, b = (torch.ones(8, 128), torch.ones(128, 8))

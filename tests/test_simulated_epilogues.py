@@ -463,6 +463,7 @@ def test_whole_numbers_are_exact(rng: np.random.Generator, dtype: type, backend:
         np.testing.assert_array_equal(x, np.asarray(want).astype(np.float32))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("ignored", [False, True])
 def test_cross_entropy_with_torchs_labels(rng: np.random.Generator, ignored: bool) -> None:
     torch = pytest.importorskip("torch")

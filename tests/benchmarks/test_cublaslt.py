@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 import cublaslt  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 LAYOUTS = list(product("nt", repeat=3))
 """Of A, B and D: row-major (n) or column-major (t)."""
 

@@ -15,6 +15,8 @@ import dense  # noqa: E402
 
 import gemmsmith  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 

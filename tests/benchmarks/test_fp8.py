@@ -7,6 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 import fp8  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 
 def test_layers_are_those_of_the_weights_and_two_cubes() -> None:
     shapes = fp8.SUITES["layers"]()

@@ -15,6 +15,8 @@ import ladder  # noqa: E402
 
 from gemmsmith.ladder import STEPS  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 SHAPE = 512, 256, 1024
 
 

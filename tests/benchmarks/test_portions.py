@@ -23,6 +23,8 @@ from suite import block_scaled
 import epilogues
 import gemmsmith
 
+pytestmark = pytest.mark.torch
+
 
 def test_parts_have_every_job_once() -> None:
     jobs = list(range(10))

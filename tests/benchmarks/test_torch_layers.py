@@ -14,6 +14,8 @@ import dense  # noqa: E402
 import torch_layers  # noqa: E402
 from torch import nn  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 
 def rows(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> list[dict[str, Any]]:
     monkeypatch.setattr(dense, "machine", dict)  # there is no GPU to name

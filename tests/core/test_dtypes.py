@@ -56,6 +56,7 @@ def test_integers_where_they_are_asked_for(value: object, dtype: DType) -> None:
             as_dtype(value, "out_dtype")
 
 
+@pytest.mark.torch
 def test_torch() -> None:
     torch = pytest.importorskip("torch")
     integers = [torch.int8, torch.int32, torch.int64, torch.bool]

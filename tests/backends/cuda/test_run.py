@@ -433,6 +433,7 @@ def raising() -> None:
     raise gemmsmith.DeviceError("it is being captured")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", ["a", "b", "c", "out"])
 def test_no_gradient_is_lost_in_silence(name: str, rng: np.random.Generator) -> None:
     """Of any argument of any call, also of one whose like came before."""

@@ -111,6 +111,7 @@ def test_partials() -> None:
     assert fingerprint(two) is None
 
 
+@pytest.mark.torch
 def test_modules() -> None:
     nn = pytest.importorskip("torch").nn
 
@@ -138,6 +139,7 @@ def test_modules() -> None:
     assert before is not None
 
 
+@pytest.mark.torch
 def test_gemm_sees_a_module_change() -> None:
     nn = pytest.importorskip("torch").nn
     a, b = np.full((4, 8), -1, np.float16), np.ones((8, 4), np.float16)

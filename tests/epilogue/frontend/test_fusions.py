@@ -175,6 +175,7 @@ def test_derivatives_are_those_of_the_functions(name: str, seed: int) -> None:
         np.testing.assert_allclose(got, dy * difference, atol=1e-7)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_functions_and_derivatives_on_tensors_of_torch(name: str) -> None:
     torch = pytest.importorskip("torch")
@@ -187,6 +188,7 @@ def test_functions_and_derivatives_on_tensors_of_torch(name: str) -> None:
     np.testing.assert_allclose(dbias, z.grad.sum(0), atol=1e-12)
 
 
+@pytest.mark.torch
 def test_a_layer_and_its_gradient_on_tensors_of_torch() -> None:
     """aux of the forward fusion is what the backward fusion takes; SwiGLU takes halves, as they are, there."""
     torch = pytest.importorskip("torch")

@@ -36,6 +36,7 @@ def test_the_product_of_packed_weights_has_both_products() -> None:
         np.testing.assert_allclose(product, x @ weight, rtol=1e-12)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
 def test_torch(dtype: str) -> None:
     torch = pytest.importorskip("torch")

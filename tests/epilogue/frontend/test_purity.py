@@ -86,6 +86,7 @@ def test_what_is_known() -> None:
         assert not is_known(y), y
 
 
+@pytest.mark.torch
 def test_what_is_known_of_torch() -> None:
     torch = pytest.importorskip("torch")
     for x in (torch, torch.relu, torch.nn.functional, torch.nn.functional.silu, torch.bfloat16):

@@ -155,6 +155,7 @@ def test_math(name: str, rng: np.random.Generator) -> None:
     close(one(lambda acc: call(f, acc), x), np.vectorize(lambda v: call(f, v))(x))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", sorted(set(NAMES) - ELSEWHERE))
 def test_torch(name: str, rng: np.random.Generator) -> None:
     """As functions, as functions of nn.functional and as methods."""
@@ -178,6 +179,7 @@ def test_torch(name: str, rng: np.random.Generator) -> None:
     assert found or hasattr(np, name)
 
 
+@pytest.mark.torch
 def test_arguments_by_name_as_torch_has_them(rng: np.random.Generator) -> None:
     pytest.importorskip("torch")
     x = rng.uniform(-9, 9, size=PRODUCT)  # torch's softplus(x, beta=2) is x beyond 10
@@ -310,6 +312,7 @@ def test_reductions(kind: str, dim: Any, axis: str, rng: np.random.Generator) ->
     assert kept.results == (Result("out", 1, None, True),)
 
 
+@pytest.mark.torch
 def test_reductions_of_torch(rng: np.random.Generator) -> None:
     pytest.importorskip("torch")
     x = rng.normal(size=PRODUCT)
@@ -369,6 +372,7 @@ def test_one_hot(rng: np.random.Generator) -> None:
             traced(bad, labels=labels)
 
 
+@pytest.mark.torch
 def test_torch_one_hot() -> None:
     pytest.importorskip("torch")
     labels = np.zeros((M, 1))
@@ -389,6 +393,7 @@ def test_casts() -> None:
     assert traced(lambda acc: acc.sum(-1, dtype=np.float16)) == reduced
 
 
+@pytest.mark.torch
 def test_torch_dtypes() -> None:
     pytest.importorskip("torch")
     kinds = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32, torch.float8_e5m2: E5M2}
@@ -544,6 +549,7 @@ def in_torch(acc: Any) -> Any:
     return torch.cumsum(acc, 0)  # the sum
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("function", "text", "instead"),
     [
@@ -682,6 +688,7 @@ def test_callables(rng: np.random.Generator) -> None:
     close(one(functools.partial(lambda acc, f, bias: acc * f + bias, f=2.0), x, bias=bias), 2 * x + bias)
 
 
+@pytest.mark.torch
 @pytest.mark.skipif(torch is None, reason="needs torch")
 def test_modules(rng: np.random.Generator) -> None:
     nn, x = torch.nn, rng.normal(size=PRODUCT) * 3
@@ -710,6 +717,7 @@ class Exponential(torch.nn.Module if torch else object):  # type: ignore[misc]
         return self.inner(math.exp(acc * self.factor) + bias)
 
 
+@pytest.mark.torch
 @pytest.mark.skipif(torch is None, reason="needs torch")
 def test_modules_of_ones_own(rng: np.random.Generator) -> None:
     x, bias = rng.normal(size=PRODUCT), rng.normal(size=N)
@@ -717,6 +725,7 @@ def test_modules_of_ones_own(rng: np.random.Generator) -> None:
     close(one(Exponential(), x, bias=bias), np.where(y > 0, y, 0.2 * y))
 
 
+@pytest.mark.torch
 @pytest.mark.skipif(torch is None, reason="needs torch")
 def test_modules_that_hold_more_than_numbers() -> None:
     nn = torch.nn

@@ -19,8 +19,8 @@ from gemmsmith.backends.sim.words import reach
 from gemmsmith.lang.machine import Access, Blocking, Space
 
 STEPS_OF_A_READ = (-6, 8)
-"""Where a wait ends after some reads, the simulator's steps in the time of one: a power of 2 in this range that the seed
-chooses, for other units may be held up for long, or come at once."""
+"""Where a wait ends after some reads, the simulator's steps in the time of one: a power of 2 in this range, as the seed
+says, for other units may be held up for long, or come at once."""
 
 
 class Accesses:
