@@ -51,7 +51,7 @@ def bias_residual(acc: Any, bias: Any, residual: Any) -> Any:
 
 
 def swiglu(acc: Any) -> Any:
-    gate, up = acc.chunk(2)
+    gate, up = gemmsmith.deinterleave(acc)
     return F.silu(gate) * up
 
 

@@ -45,7 +45,7 @@ def quantised(acc: Any) -> Any:
 
 
 def swiglu(acc: Any) -> Any:
-    gate, up = acc.chunk(2)
+    gate, up = gemmsmith.deinterleave(acc)
     return gemmsmith.quantize(gate.silu() * up, "1x128")
 
 

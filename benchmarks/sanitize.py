@@ -27,7 +27,7 @@ def everything(acc: Any, s: Any, r: Any, c: Any, x: Any) -> Any:
 
 
 def gated(acc: Any) -> Any:
-    gate, up = acc.chunk(2)
+    gate, up = gemmsmith.deinterleave(acc)
     q, scales = gemmsmith.quantize(gate.silu() * up)
     return {"out": q, "scales": scales}
 

@@ -28,7 +28,7 @@ def quantised_weight(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def swiglu(acc: Any) -> Any:
     """What lies between the layers, in fp8, and its scales."""
-    gate, up = acc.chunk(2)
+    gate, up = gemmsmith.deinterleave(acc)
     return gemmsmith.quantize(F.silu(gate) * up, "1x128")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+import gemmsmith
 from gemmsmith.core.dtypes import DType, as_dtype
 from gemmsmith.core.graph import Graph
 
@@ -46,7 +47,7 @@ def cross_entropy(acc: Any, labels: Any) -> Any:
 
 def _gated(activation: Callable[[Any], Any]) -> Callable[..., Any]:
     def gated(acc: Any) -> Any:
-        gate, up = acc.chunk(2)
+        gate, up = gemmsmith.deinterleave(acc)
         return activation(gate) * up
 
     return gated
@@ -54,36 +55,28 @@ def _gated(activation: Callable[[Any], Any]) -> Callable[..., Any]:
 
 def gated_everything(acc: Any, bias: Any, factor: Any, more: Any) -> Any:
     x = acc + bias
-    gate, up = x.chunk(2)
+    gate, up = gemmsmith.deinterleave(x)
     h = gate.silu() * up * factor + more
     return {"h": h, "x": x, "rows": h.sum(-1), "columns": h.sum(-2)}
 
 
 def interleaved(acc: Any, more: Any) -> Any:
-    from gemmsmith import interleave
-
-    gate, up = acc.chunk(2)
-    x = interleave(gate.silu() * up + more, gate)
+    gate, up = gemmsmith.deinterleave(acc)
+    x = gemmsmith.interleave(gate.silu() * up + more, gate)
     return x, x.sum(-2)
 
 
 def quantised(acc: Any) -> Any:
-    from gemmsmith import quantize
-
-    return quantize(acc * 0.5)
+    return gemmsmith.quantize(acc * 0.5)
 
 
 def gated_quantised(acc: Any) -> Any:
-    from gemmsmith import quantize
-
-    gate, up = acc.chunk(2)
-    return quantize(gate.silu() * up)
+    gate, up = gemmsmith.deinterleave(acc)
+    return gemmsmith.quantize(gate.silu() * up)
 
 
 def best_of_row(acc: Any) -> Any:
-    from gemmsmith import top_k_softmax
-
-    return top_k_softmax(acc, min(3, acc.shape[-1]))
+    return gemmsmith.top_k_softmax(acc, min(3, acc.shape[-1]))
 
 
 def integers(acc: Any, ids: Any, counts: Any, mask: Any, more: Any, on: Any, keep: Any) -> Any:

@@ -373,7 +373,7 @@ def test_every_column_of_a_block_is_written(rng: np.random.Generator, n: int, bl
     shape = (70, n // 2 if gated else n)
     held = np.full((70, shape[1] + n % 16 + 1), np.nan, ml_dtypes.float8_e4m3fn)
     q = held[:, : shape[1]]  # TMA can store neither
-    epilogue = lambda acc: gemmsmith.quantize(acc.chunk(2)[1] if gated else acc, f"1x{block}")  # noqa: E731
+    epilogue = lambda acc: gemmsmith.quantize(gemmsmith.deinterleave(acc)[1] if gated else acc, f"1x{block}")  # noqa: E731
     for out in ({"out": q}, None):
         plan = gemmsmith.plan(a, b, epilogue=epilogue, out=out)
         done = plan.simulate(a, b, out)
@@ -401,7 +401,7 @@ def test_a_chunk_that_no_result_needs(rng: np.random.Generator, index: int | Non
     row = rng.standard_normal(x.shape[1]).astype(np.float32)
 
     def dead(acc, x, row):
-        _ = acc.chunk(2)
+        _ = gemmsmith.deinterleave(acc)
         y = x * 2 + row
         return y, y.sum(-1), y.sum(-2), y.sum()
 

@@ -341,7 +341,7 @@ def row_sums_of(acc: Any) -> Any:
 
 
 def gated(acc: Any) -> Any:
-    gate, up = acc.chunk(2)
+    gate, up = gemmsmith.deinterleave(acc)
     return gemmsmith.quantize(gate.silu() * up, "1x128")
 
 
@@ -454,7 +454,7 @@ def row_sums(acc: Any) -> Any:
 
 
 def gated_row_sums(acc: Any) -> Any:
-    gate, up = acc.chunk(2)
+    gate, up = gemmsmith.deinterleave(acc)
     y = gate.silu() * up
     return y, y.sum(-1)
 

@@ -39,8 +39,9 @@ def everything(acc: Any, bias: Any, residual: Any, scale: Any) -> Any:
     """Functions, methods, operators, casts, sizes and reductions, by the names that torch has for them."""
     z = F.gelu(acc + bias, approximate="tanh") * scale + residual / 3
     z = torch.where(z > 0, z, F.leaky_relu(z, 0.2)).clamp(min=-4, max=4.0) - z.square() / acc.shape[-1]
-    gate, up = z.chunk(2, dim=-1)
+    gate, up = gemmsmith.deinterleave(z)
     values, _ = z.detach().abs().max(dim=-1), None
+    z = gemmsmith.interleave(up, gate)
     return {"h": (F.silu(gate) * up).to(acc.dtype), "total": z.sum(), "rows": torch.logsumexp(z, -1), "most": values}
 
 
@@ -277,6 +278,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "a number": (lambda acc: float(acc), "a value has no number yet"),
     "a tensor": (lambda acc: acc + OUTSIDE, r"got a tensor of shape \(16,\); make it a parameter"),
     "softmax": (lambda acc: acc.softmax(-1), "softmax cannot be part of an epilogue"),
+    "halves of all columns": (lambda acc: acc.chunk(2, -1)[0], r"use gate, up = gemmsmith\.deinterleave\(x\)"),
     "a transpose": (lambda acc: acc.T, r"\.T cannot be part of an epilogue"),
     "cumsum": (lambda acc: torch.cumsum(acc, -1), "an element's result would need other elements"),
     "in place": (lambda acc: acc.relu_(), "a value cannot be changed in place"),

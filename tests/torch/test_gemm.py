@@ -25,6 +25,11 @@ def stats(acc: Any, bias: Any, residual: Any) -> Any:
     return z, z.square().sum(-1), z.mean()
 
 
+def swiglu(acc: Any, bias: Any) -> Any:
+    gate, up = gemmsmith.deinterleave(acc + bias)
+    return F.silu(gate) * up, gemmsmith.interleave(up, gate)
+
+
 CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "none": (lambda acc: acc, {}),
     "stats": (stats, {"bias": (N,), "residual": (..., M, N)}),
@@ -33,6 +38,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "one in all": (lambda acc: acc.amax(), {}),
     "over rows": (lambda acc, bias: ((acc + bias).sum(-2), (acc * bias).logsumexp(-2, keepdim=True)), {"bias": (N,)}),
     "broadcast": (lambda acc, x: acc * x, {"x": (..., 1, 1)}),
+    "halves": (swiglu, {"bias": (N,)}),
     "a row a batch": (lambda acc, x: acc * x, {"x": (..., 1, N)}),
 }
 
@@ -185,6 +191,8 @@ def test_refused() -> None:
     )  # fmt: skip
     for name in ("out", "out_dtype", "backend"):
         refused(f"{name}: got an argument of gemmsmith.gemm, which has no", lambda n=name: gemm(a, b, **{n: x}))
+    halves = lambda acc: (lambda gate, up: F.silu(gate) * up)(*acc.chunk(2, -1))  # noqa: E731
+    refused("chunk cannot be part .*; no tile", lambda: gemm(a, b, epilogue=halves), EpilogueError)
     refused("bias: got an operand without an epilogue that reads it", lambda: gemm(a, b, bias=x))
     refused("scale: got an operand .*; did you mean scale_a?", lambda: gemm(a, b, scale=x))
     for call in (gemm, lambda a, b, **given: chain(a, b, tensor(N, K), **given)):

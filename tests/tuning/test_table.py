@@ -118,7 +118,7 @@ def test_results_that_do_not_fit_the_stages_do_not_leave_through_them() -> None:
 
 def test_a_tile_is_widened_where_results_need_whole_halves() -> None:
     def swiglu(acc: Any) -> Any:
-        gate, up = acc.chunk(2)
+        gate, up = gemmsmith.deinterleave(acc)
         return gate.silu() * up
 
     bare, fused = plans(8192, 28672, 4096, swiglu)

@@ -18,11 +18,11 @@ from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import Extent, Graph
 from gemmsmith.epilogue.frontend.tracer import trace
-from gemmsmith.epilogue.frontend.values import Traced, quantize, top_k_softmax
+from gemmsmith.epilogue.frontend.values import Traced, deinterleave, interleave, quantize, top_k_softmax
 
 Entry = tuple[Any, ...]
 """How ("function", "ours", "method", "operator", "attribute", "item", "refused"), name, arguments, named arguments."""
-OURS: dict[str, Callable[..., Any]] = {"quantize": quantize, "top_k_softmax": top_k_softmax}
+OURS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (quantize, top_k_softmax, interleave, deinterleave)}
 """Functions of gemmsmith's."""
 ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "indices"})
 """Attributes, not methods, that the tracer refuses."""
@@ -43,7 +43,7 @@ class Tape:
     def add(self, how: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         named = tuple([(key, constant(x)) for key, x in kwargs.items()])
         self.entries.append((how, name, tuple([constant(x) for x in args]), named))
-        if name in ("chunk", "quantize"):
+        if name in ("deinterleave", "quantize"):
             return self.value(None), self.value(None)
         whole = [x for x in args if isinstance(x, Recorded) and x.known == self.product]
         return self.value(self.product if whole else None)

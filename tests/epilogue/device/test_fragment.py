@@ -52,7 +52,7 @@ def test_gated_columns_of_a_swapped_tile_are_rows(
     out = np.full((n, 64), np.nan, as_dtype(dtype).numpy, order="F" if column_major else "C")
 
     def gated(acc, c):
-        gate, up = acc.chunk(2)
+        gate, up = gemmsmith.deinterleave(acc)
         return gate + 3 * up - c
 
     config = TILE.replace(tile=(128, n, 32), swap_ab=not column_major)  # D^T is computed anyway
@@ -73,7 +73,7 @@ def test_halves_of_gated_columns_come_together(rng: np.random.Generator) -> None
     x = small(rng, (64, 64))
 
     def gated(acc):
-        gate, up = acc.chunk(2)
+        gate, up = gemmsmith.deinterleave(acc)
         return gate + 3 * up
 
     groups = x.reshape(64, 4, 2, 8)

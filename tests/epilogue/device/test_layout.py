@@ -60,7 +60,7 @@ def test_results_in_the_stages_leave_at_once_and_make_room() -> None:
 @pytest.mark.parametrize("gated", [False, True])
 def test_rows_of_boxes_are_multiples_of_16_bytes(gated: bool) -> None:
     def narrow(acc):
-        return ((acc.chunk(2)[0] if gated else acc) * 0.5).to("fp8_e4m3")
+        return ((gemmsmith.deinterleave(acc)[0] if gated else acc) * 0.5).to("fp8_e4m3")
 
     least = 32 if gated else 16
     a, b = Spec((64, 64), "bf16"), Spec((64, 3072), "bf16", (1, 64))
@@ -118,7 +118,7 @@ def test_a_clusters_ctas_finish_a_part_of_the_columns_each() -> None:
     assert [columns(64, 2), columns(64, 4), columns(16, 2), columns(80, 2)] == [32, 16, 8, 40]
     assert [columns(24, 2), columns(64, 3)] == [24, 64]
     a, b = Spec((64, 64), "bf16"), Spec((64, 3072), "bf16", (1, 64))
-    gated = bind(a, b, epilogue=lambda acc: acc.chunk(2)[0] * acc.chunk(2)[1]).spec
+    gated = bind(a, b, epilogue=lambda acc: gemmsmith.deinterleave(acc)[0] * gemmsmith.deinterleave(acc)[1]).spec
     small = bind(a, b, epilogue=lambda acc: acc.to("fp8_e4m3")).spec
     assert columns(64, 2, gated) == 64
     assert [columns(32, 2, small), columns(16, 2, small)] == [16, 16]
@@ -130,7 +130,7 @@ def test_blocks_that_no_piece_can_be(block: int, gated: bool) -> None:
     """Whether TMA can store D or not."""
 
     def quantised(acc):
-        return gemmsmith.quantize(acc.chunk(2)[0] if gated else acc, f"1x{block}")
+        return gemmsmith.quantize(gemmsmith.deinterleave(acc)[0] if gated else acc, f"1x{block}")
 
     message = f"block: got {block}; use a multiple of 16, at most {128 if gated else 256}"
     for n in (96, 80 if gated else 83):
@@ -143,7 +143,7 @@ def test_blocks_of_two_sizes() -> None:
 
     def two(acc):
         q, s = gemmsmith.quantize(acc, "1x32")
-        return q, s, *gemmsmith.quantize(acc.chunk(2)[0], "1x32")
+        return q, s, *gemmsmith.quantize(gemmsmith.deinterleave(acc)[0], "1x32")
 
     a, b = Spec((70, 32), "bf16"), Spec((32, 96), "bf16")
     with pytest.raises(EpilogueError, match="got blocks of 32 and 64 columns of the product; use blocks of one size"):
@@ -151,6 +151,8 @@ def test_blocks_of_two_sizes() -> None:
     with pytest.raises(ConfigError, match="needs 32, a block"):
         gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.quantize(gemmsmith.top_k_softmax(acc, 2), "1x32"))
     b, odd = Spec((32, 32), "bf16"), Config(tile=(64, 40, 64), cluster=(1, 1), stages=2, consumers=1)
-    plan = gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.top_k_softmax(acc.chunk(2)[0], 2), config=odd)
+    plan = gemmsmith.plan(
+        a, b, epilogue=lambda acc: gemmsmith.top_k_softmax(gemmsmith.deinterleave(acc)[0], 2), config=odd
+    )
     with pytest.raises(ConfigError, match="got 40; this epilogue needs a multiple of 16"):
         _ = plan.source

@@ -202,7 +202,7 @@ def test_a_layer_and_its_gradient_on_tensors_of_torch() -> None:
     gradient = FUSIONS["LinCombDeEltActDePerRowBias"].make("gelu_tanh")
     _, dbias = gradient(dy, torch.zeros_like(dy), aux.detach())
     torch.testing.assert_close(dbias[:, None], bias.grad)
-    gate, up = x.chunk(2, -1)
+    gate, up = deinterleave(x)
     torch.testing.assert_close(fusions.swiglu(x), torch.nn.functional.silu(gate) * up)
 
 

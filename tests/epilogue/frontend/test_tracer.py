@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gemmsmith
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, in_fp32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import Extent, Graph, Node, Result
@@ -91,7 +92,7 @@ ODD = {"isnan", "isinf", "isfinite"}
 REDUCTIONS = {"sum", "mean", "logsumexp", "max", "min", "amax", "amin", "count_nonzero"}
 CASTS = {"to", "type_as", "float", "half", "bfloat16", "astype", "type"}
 LIBRARIES = {"expit", "swish", "log_sigmoid", "special_exp2", "fma"}
-ELSEWHERE = {*REDUCTIONS, *CASTS, *LIBRARIES, "chunk", "one_hot", "masked_fill"}
+ELSEWHERE = {*REDUCTIONS, *CASTS, *LIBRARIES, "one_hot", "masked_fill"}
 """Tested below, or other libraries' names."""
 
 
@@ -343,9 +344,9 @@ def test_dimensions_of_a_batch() -> None:
             axis(dim)
 
 
-def test_chunk_and_casts(rng: np.random.Generator) -> None:
+def test_halves_and_casts(rng: np.random.Generator) -> None:
     def swiglu(acc: Any, bias: Any, half_row: Any) -> Any:
-        gate, up = (acc + bias).chunk(2)
+        gate, up = gemmsmith.deinterleave(acc + bias)
         assert gate.shape == (M, N // 2)
         return (gate.sigmoid() * up + half_row).astype(np.float16)
 
@@ -612,9 +613,14 @@ def test_nodes_know_their_line() -> None:
         (lambda acc: acc.clamp(1, 2, 3), r"too many .*its arguments are input, min=None, max=None"),
         (lambda acc: acc.round(2), "decimals"),
         (lambda acc: acc.gelu("fast"), "approximate: got 'fast'"),
-        (lambda acc: acc.chunk(3), "chunks: got 3; use 2"),
-        (lambda acc: acc.chunk(2, dim=0), "dim: got 0"),
-        (lambda acc: acc + acc.chunk(2)[0], "32 and 16 columns"),
+        (
+            lambda acc: acc.chunk(2, -1),
+            r"\.chunk cannot .*use gate, up = gemmsmith.deinterleave\(x\), where b = gemmsmi",
+        ),
+        (lambda acc: acc.split(16, -1), r"\.split cannot .*, of weights in one gemmsmith.interleave\(\*b.chunk"),
+        (lambda acc: np.array_split(acc, 2, -1), "array_split cannot be part of an epilogue; no tile of the product"),
+        (lambda acc: acc[:, :16] * acc[:, 16:], r"cannot be indexed; .* gate, up = gemmsmith.deinterleave\(x\)"),
+        (lambda acc: acc + gemmsmith.deinterleave(acc)[0], "32 and 16 columns"),
         (lambda acc: acc.sum().sum(), "whole grid"),
         (lambda acc: acc.sum("n"), "dim: got 'n'"),
         (lambda acc: math.gamma(acc), "math.gamma cannot"),
@@ -650,7 +656,7 @@ def test_operands_must_be_used() -> None:
     with pytest.raises(EpilogueError, match="no whole product"):
         traced(lambda acc, bias: (acc, bias.sum()), bias=row)
     with pytest.raises(EpilogueError, match="got 40 columns"):
-        traced(lambda acc: acc.chunk(2), (M, 40))
+        traced(lambda acc: gemmsmith.deinterleave(acc), (M, 40))
 
 
 def test_values_do_not_outlive_their_call() -> None:

@@ -12,8 +12,9 @@ def classify(name: str, shape: tuple[int, ...], product: tuple[int, ...]) -> Ext
     """Along which indices of a product of shape (M, N) or (B, M, N) the operand `name` varies.
 
     () and (1,) are scalars, (N,) is a row, (M, 1) a column, (M, N) a matrix, each with a batch in front of it, B or 1;
-    N/2 in place of N is for values used after `chunk`. An index that the shape has and that is as long as the
-    product's counts as varying, even where that is 1: for N = 1, (M, 1) is a matrix; only (1,) is always a scalar.
+    N/2 in place of N is for values of halves, as `deinterleave` gives them. An index that the shape has and that is as
+    long as the product's counts as varying, even where that is 1: for N = 1, (M, 1) is a matrix; only (1,) is always a
+    scalar.
     Raises EpilogueError for a shape that does not broadcast.
     """
     *_, rows, columns = product
@@ -36,7 +37,7 @@ def _message(name: str, shape: tuple[int, ...], product: tuple[int, ...]) -> str
     if tuple(shape) == (m,):
         return f"{name}: got shape {shape}, a value for each row of the product {product}; use ({m}, 1), a column"
     batch = f", or one of these with {product[0]} or 1 in front" if len(product) == 3 else ""
-    half = f" (or {n // 2} in place of {n} after chunk)" if n % 2 == 0 else ""
+    half = f" (or {n // 2} in place of {n} of halves)" if n % 2 == 0 else ""
     return (
         f"{name}: got shape {tuple(shape)}, which does not broadcast to the product's {tuple(product)}; "
         f"use (), ({n},), ({m}, 1) or ({m}, {n}){batch}{half}"

@@ -14,6 +14,7 @@ from functools import partial, wraps
 from typing import Any
 
 from gemmsmith.core.errors import EpilogueError
+from gemmsmith.epilogue.frontend.gating import deinterleave
 from gemmsmith.epilogue.frontend.values import quantize, top_k_softmax
 from gemmsmith.epilogue.functions import FUNCTIONS
 
@@ -246,7 +247,7 @@ def gated(activation: str | Epilogue | None = None) -> Epilogue:
     act = function_of(activation)
 
     def epilogue(acc: Any, bias: Any = 0.0) -> Any:
-        gate, up = (acc + bias).chunk(2, -1)
+        gate, up = deinterleave(acc + bias)
         return act(gate) * up
 
     return epilogue

@@ -10,21 +10,22 @@ import sys
 from typing import Any
 
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.epilogue.frontend.values import Traced
+from gemmsmith.epilogue.frontend.values import Traced, is_recorded
+from gemmsmith.epilogue.frontend.values import deinterleave as deinterleave_traced
 from gemmsmith.epilogue.frontend.values import interleave as interleave_traced
 
 GROUP = 8
 
 
 def interleave(gate: Any, up: Any) -> Any:
-    """Columns g0..7, u0..7, g8..15, u8..15, ...: what `gate, up = acc.chunk(2)` in an epilogue takes apart.
+    """Columns g0..7, u0..7, g8..15, u8..15, ...: what `gate, up = deinterleave(acc)` in an epilogue takes apart.
 
     gate, up: arrays or tensors of one library, dtype and shape (..., n), such as weights (k, n), batched or not, and
     biases (n,); n is a multiple of 8. Gives a new (..., 2n). A torch.nn.Linear's weight is (n, k): pass its `.T`.
-    In an epilogue it takes the halves that `chunk` gives, or what is computed from them: its inverse.
+    In an epilogue it takes the halves that `deinterleave` gives, or what is computed from them.
     Raises ArgumentError for other shapes, and for what is no array.
     """
-    if isinstance(gate, Traced):
+    if isinstance(gate, Traced) or is_recorded(gate):
         return interleave_traced(gate, up)
     library = _library("gate", gate)
     if _library("up", up) is not library or up.dtype != gate.dtype:
@@ -37,7 +38,10 @@ def interleave(gate: Any, up: Any) -> Any:
 
 
 def deinterleave(packed: Any) -> tuple[Any, Any]:
-    """(gate, up), each (..., n), of what `interleave` gave, (..., 2n). Raises ArgumentError for other shapes."""
+    """(gate, up), each (..., n), of what `interleave` gave, (..., 2n); in an epilogue of the product, or of a value of
+    its shape, whose n is a multiple of 16. Raises ArgumentError for other shapes."""
+    if isinstance(packed, Traced) or is_recorded(packed):
+        return deinterleave_traced(packed)
     _library("packed", packed)
     *leading, pairs, width = _groups("packed", packed, 2 * GROUP)
     groups = packed.reshape(*leading, pairs, 2, width // 2)

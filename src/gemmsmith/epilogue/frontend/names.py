@@ -203,7 +203,6 @@ NAMES: dict[str, Entry] = {
     "float": lambda t, input: t.cast(input, "fp32"),
     "half": lambda t, input: t.cast(input, "fp16"),
     "bfloat16": lambda t, input: t.cast(input, "bf16"),
-    "chunk": lambda t, input, chunks, dim=-1: t.chunk(input, chunks, dim),
     "dropout": _dropout,
     "one_hot": lambda t, input, num_classes: t.one_hot(input, num_classes),
     "clone": lambda t, input, **_: input,
@@ -226,6 +225,10 @@ _AFTER = "return what it needs and apply it to the result afterwards"
 _RAGGED = "an element's result would need other elements of the product; " + _AFTER
 _SHAPES = "the product keeps its shape in an epilogue; pass operands in the shape in which they broadcast"
 _MATRIX = "an epilogue follows one product; multiply elementwise, or call gemmsmith.gemm again"
+_HALVES = (
+    "no tile of the product has elements of both halves; use gate, up = gemmsmith.deinterleave(x), where "
+    "b = gemmsmith.interleave(gate, up), of weights in one gemmsmith.interleave(*b.chunk(2, -1))"
+)
 
 HINTS: dict[str, str] = {
     **dict.fromkeys(("argmax", "argmin", "sort", "argsort", "topk", "cumsum", "cumprod", "median", "unique"), _RAGGED),
@@ -237,7 +240,7 @@ HINTS: dict[str, str] = {
     **dict.fromkeys(("matmul", "mm", "bmm", "dot", "einsum", "linear", "addmm", "tensordot"), _MATRIX),
     **dict.fromkeys(("reshape", "view", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "swapaxes",
                      "expand", "broadcast_to", "expand_dims", "stack", "cat", "concatenate", "roll", "flip"), _SHAPES),
-    **dict.fromkeys(("split", "tensor_split", "glu"), "use gate, up = x.chunk(2), and combine the two"),
+    **dict.fromkeys(("chunk", "split", "tensor_split", "hsplit", "array_split", "narrow", "glu"), _HALVES),
     **dict.fromkeys(("item", "tolist", "numpy", "cpu", "cuda"), "a traced value has no number yet; " + _AFTER),
     **dict.fromkeys(("floor_divide", "fmod", "remainder", "mod"), "use floor(x / y), or x - floor(x / y) * y"),
     **dict.fromkeys(("fmax", "fmin"), "use maximum or minimum, which pass a NaN on"),

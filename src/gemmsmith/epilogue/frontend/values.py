@@ -33,7 +33,7 @@ def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, An
 
     A scale is the block's largest magnitude over the dtype's maximum. Scales are contiguous along M, padded to 16
     bytes, unless `out` says otherwise. A block is a multiple of 16, at most 256, or 128
-    after chunk; all of one epilogue are the same. Raises EpilogueError for other dtypes and blocks.
+    of halves; all of one epilogue are the same. Raises EpilogueError for other dtypes and blocks.
     """
     if is_recorded(x):
         return x.record("quantize", x, dtype, block)  # type: ignore[no-any-return]
@@ -57,12 +57,27 @@ def top_k_softmax(x: Any, k: int) -> Any:
     return t.add("top_k_softmax", x.extent, t.value(x), value=k)
 
 
-def interleave(gate: Traced, up: Any) -> Traced:
-    """In an epilogue: the value of which `chunk` gives these halves."""
+def deinterleave(packed: Any) -> tuple[Any, Any]:
+    """In an epilogue: the even and the odd groups of 8 columns, (M, N/2) each, which `interleave` put together."""
+    if is_recorded(packed):
+        return packed.record("deinterleave", packed)  # type: ignore[no-any-return]
+    t = packed.tracing
+    x, n = t.value(packed), t.product[-1]
+    if x.extent.width != 1 or n % 16:
+        got = f"{n} columns" if x.extent.width == 1 else "a value without all columns"
+        raise refused(f"deinterleave: got {got}; use the whole product, its columns a multiple of 16 (8 of each half)")
+    gate, up = (t.add("chunk", x.extent._replace(width=2), x, value=(i, "n")) for i in range(2))
+    return gate, up
+
+
+def interleave(gate: Any, up: Any) -> Any:
+    """In an epilogue: the value of which `deinterleave` gives these halves."""
+    if is_recorded(gate):
+        return gate.record("interleave", gate, up)
     t = gate.tracing
     halves = [t.value(x) for x in (gate, up)]
     if any(x.extent.width != 2 for x in halves):
-        raise refused("interleave: got a value that is not of halves; use two that are computed from what chunk gives")
+        raise refused("interleave: got a value that is not of halves; use two that deinterleave gives, or of them")
     return t.add("interleave", broadcast([x.extent for x in halves])._replace(width=1), *halves, value="n")
 
 
@@ -84,7 +99,7 @@ class Tracing:
         widths = {x.extent.width for x in values} - {0}
         if len(widths) > 1:
             n = self.product[-1]
-            raise refused(f"{op}: got {n} and {n // 2} columns; use the halves that chunk gives, or the whole of both")
+            raise refused(f"{op}: got {n} and {n // 2} columns; use deinterleave's halves, or the whole of both")
         return self.add(op, broadcast([x.extent for x in values]), *values)
 
     def value(self, x: Any) -> Traced:
@@ -133,19 +148,6 @@ class Tracing:
         if last and x.stored not in (None, FP32, kind):
             raise refused(f"got a second cast of a value in {x.stored}; return it, and cast it again afterwards")
         return (x if last else self.value(x)).storing(kind)
-
-    def chunk(self, x: Any, chunks: Any, dim: Any) -> tuple[Traced, Traced]:
-        """gate and up: the even and the odd groups of 8 columns, which is how their weights are interleaved."""
-        x, rank = self.value(x), len(self.product)
-        if chunks != 2:
-            raise refused(f"chunk: chunks: got {chunks!r}; use 2")
-        if dim not in (-1, rank - 1):
-            raise refused(f"chunk: dim: got {dim!r}; use -1, the columns")
-        if x.extent.width != 1 or self.product[-1] % 16:
-            got = f"{self.product[-1]} columns" if x.extent.width == 1 else "a value without all columns"
-            raise refused(f"chunk: got {got}; use the whole product, its columns a multiple of 16 (8 of each half)")
-        gate, up = (self.add("chunk", x.extent._replace(width=2), x, value=(i, "n")) for i in range(2))
-        return gate, up
 
     def one_hot(self, x: Any, classes: Any) -> Traced:
         """1 in the column that x, a column of labels, names. Labels are whole numbers; one outside [0, N), such as an
@@ -210,7 +212,8 @@ def _cannot(what: str, instead: str) -> Any:
 
 _NUMBER = "use traced functions (import math, if you do, outside of the function), or where(condition, a, b)"
 _WHOLE = (
-    "every element is computed alike; use operands, where(condition, a, b), gate, up = x.chunk(2), or max(dim).values"
+    "every element is computed alike; use operands, where(condition, a, b), gate, up = gemmsmith.deinterleave(x), or "
+    "max(dim).values"
 )
 
 
