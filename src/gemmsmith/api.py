@@ -6,12 +6,14 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gemmsmith import checks
+from gemmsmith.arrays import describe
 from gemmsmith.binding import BARE, bind, by_name
 from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.config import Config
+from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
-from gemmsmith.plans import Backend, Plan, Simulation, signatures
+from gemmsmith.plans import Backend, Plan, Simulation, run_reference, signatures
 from gemmsmith.scaling import with_scales
 
 if TYPE_CHECKING:
@@ -86,10 +88,21 @@ def gemm(
         value = plan_.run_as(epilogue, a, b, out, given)
         _KNOWN[source, options] = plan_, plan_.call_of(key)  # none where the result has another name than in `results`
         return value
-    plan_ = Plan(
-        a, b, out, out_dtype=out_dtype, accumulate=accumulate, precision=precision, epilogue=epilogue, operands=given,
-        exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend=backend,
-    )  # fmt: skip
+    try:
+        plan_ = Plan(
+            a, b, out, out_dtype=out_dtype, accumulate=accumulate, precision=precision, epilogue=epilogue,
+            operands=given, exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend=backend,
+        )  # fmt: skip
+    except ConfigError:  # no kernel computes it; the reference, which has none, does
+        on_cpu = describe(a, "a").device == "cpu"
+        if config is not None or not on_cpu or backend not in ("auto", "reference"):
+            raise
+        complete = bind(
+            a, b, out, given, epilogue=epilogue, out_dtype=out_dtype, accumulate=accumulate, precision=precision,
+            exact=exact, atomic=atomic,
+        ).complete(a)  # fmt: skip
+        run_reference(complete)
+        return complete.value
     binding = plan_.release()
     if binding.source is not None:  # what its graph was traced for
         _KNOWN[binding.source, options] = plan_, None

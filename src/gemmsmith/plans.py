@@ -17,7 +17,7 @@ from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32, DType, number_operand
-from gemmsmith.core.errors import ArgumentError, HazardError
+from gemmsmith.core.errors import ArgumentError, ConfigError, HazardError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.switches import switches
@@ -66,11 +66,6 @@ class Plan:
             raise ArgumentError(f"backend: got {backend!r}; use one of {', '.join(BACKENDS)}")
         if config is not None and not isinstance(config, Config):
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
-        from gemmsmith.tuning.choose import choose
-        from gemmsmith.tuning.fitting import fitting
-        from gemmsmith.tuning.multistage import choose_multistage, tuned_multistage
-        from gemmsmith.tuning.table import tuned
-
         self.backend: Backend = backend
         binding = bind(
             a, b, out, operands, epilogue=epilogue, out_dtype=out_dtype, accumulate=accumulate, precision=precision,
@@ -78,28 +73,11 @@ class Plan:
         )  # fmt: skip
         self._origin = "given"
         if batch_invariant:
-            from gemmsmith.tuning.invariant import invariant, refuse
+            from gemmsmith.tuning.invariant import refuse
 
             refuse(config, binding.spec)
             binding = binding.transposed() if binding.swapped else binding
-        chip = chip_of(describe(a, "a"))
-        if config is None and (chip != HOPPER or binding.problem.a.dtype == FP32):
-            config = None if batch_invariant else tuned_multistage(binding.problem, binding.spec, chip)
-            self._origin = f"{'tuned' if config else 'chosen'} for {chip}"
-            config = config or choose_multistage(binding.problem, binding.spec, chip, invariant=batch_invariant)
-        if config is None and batch_invariant:
-            config, self._origin = invariant(binding), "batch-invariant"
-        if config is None:
-            config = tuned(binding.problem, binding.spec)
-            fused = not binding.graph.is_bare
-            self._origin = "tuned" + " without its epilogue" * fused if config else "chosen by the model"
-            config = config or choose(binding.problem, binding.spec)
-        self.binding: Binding = binding.transposed() if config.swap_ab else binding
-        self.config: Config = config
-        self.spec: KernelSpec = kernel_spec(self.binding, config)
-        """What is constant in the kernel."""
-        if self._origin != "given" and (settled := fitting(config, self.spec)) != config:
-            self.config, self.spec = settled, kernel_spec(self.binding, settled)
+        self._configure(binding, config, chip_of(describe(a, "a")), batch_invariant)
         self.problem: Problem = self.binding.problem
         self.output: DType = self.binding.output
         self.accumulate: DType = self.problem.accumulate
@@ -111,6 +89,43 @@ class Plan:
         self._calls: dict[Hashable, Call] = Bounded(MOST_CALLS)
         self._names, self._first = self.binding.names, first_name(self.binding.graph)
         self._alone = self._names == ["out"]
+
+    def _configure(self, binding: Binding, config: Config | None, chip: Chip, batch_invariant: bool) -> None:
+        """Chooses a config where none is given, and orients the product as it says."""
+        from gemmsmith.tuning.choose import choose
+        from gemmsmith.tuning.fitting import fitting
+        from gemmsmith.tuning.invariant import invariant
+        from gemmsmith.tuning.multistage import choose_multistage, tuned_multistage
+        from gemmsmith.tuning.table import tuned
+        from gemmsmith.tuning.whole_rows import check_rows, explained
+
+        given, problem, epilogue = config is not None, binding.problem, binding.spec
+        by_waves = chip != HOPPER or problem.a.dtype == FP32
+        select = partial(choose_multistage, chip=chip, invariant=batch_invariant) if by_waves else choose
+        try:
+            if config is None and by_waves:
+                config = None if batch_invariant else tuned_multistage(problem, epilogue, chip)
+                self._origin = f"{'tuned' if config else 'chosen'} for {chip}"
+                config = config or select(problem, epilogue)
+            if config is None and batch_invariant:
+                config, self._origin = invariant(binding), "batch-invariant"
+            if config is None:
+                config = tuned(problem, epilogue)
+                fused = not binding.graph.is_bare
+                self._origin = "tuned" + " without its epilogue" * fused if config else "chosen by the model"
+                config = config or select(problem, epilogue)
+            self.binding: Binding = binding.transposed() if config.swap_ab else binding
+            self.config: Config = config
+            self.spec: KernelSpec = kernel_spec(self.binding, config)
+            """What is constant in the kernel."""
+            if not given and (settled := fitting(config, self.spec)) != config:
+                self.config, self.spec = settled, kernel_spec(self.binding, settled)
+            if not given:
+                check_rows(self.spec)
+        except ConfigError as error:
+            if given:
+                raise
+            raise explained(error, problem, epilogue, select) from None
 
     # -- what it is ------------------------------------------------------------------------------------
     @cached_property
@@ -281,10 +296,7 @@ class Plan:
         """`run` for arrays that are bound already; `key` is theirs."""
         backend, complete, found = self._checked(binding, a)
         if backend == "reference":
-            from gemmsmith.backends.reference.run import run
-
-            low_parts = complete.problem.low_parts
-            run(complete.written, complete.mma, complete.arguments, complete.block_rows, low_parts=low_parts)
+            run_reference(complete)
         elif backend == "cuda":
             from gemmsmith.backends.cuda.run import Call, addresses_of
 
@@ -362,6 +374,14 @@ class Plan:
                 + ("use arrays on a GPU" if self.backend == "cuda" else "use arrays on the CPU")
             )
         return self.backend
+
+
+def run_reference(complete: Binding) -> None:
+    """Computes a product's results by the float64 reference, which has no kernel and needs no config."""
+    from gemmsmith.backends.reference.run import run
+
+    low_parts = complete.problem.low_parts
+    run(complete.written, complete.mma, complete.arguments, complete.block_rows, low_parts=low_parts)
 
 
 def chip_of(a: ArrayInfo) -> Chip:

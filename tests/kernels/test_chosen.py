@@ -1,4 +1,5 @@
-"""What is chosen on each chip but Hopper, compiled for it: nothing spills, whatever the epilogue, layout and dtype."""
+"""What is chosen on each chip but Hopper, compiled for it: nothing spills, whatever the epilogue, layout and dtype; on
+Hopper the functions of whole rows."""
 
 from __future__ import annotations
 
@@ -67,3 +68,42 @@ def test_nothing_spills(
     assert plan.kernel.chip == chip
     assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ()), plan.config
     assert r.shared <= chip.shared_bytes
+
+
+def top_k(acc: Any) -> Any:
+    return gemmsmith.top_k_softmax(acc, 2)
+
+
+def top_k_of_biased(acc: Any, bias: Any) -> Any:
+    return gemmsmith.top_k_softmax((acc + bias).silu(), 2)
+
+
+def top_k_and_logits(acc: Any) -> Any:
+    return acc.to("bf16"), gemmsmith.top_k_softmax(acc, 2).to("bf16")
+
+
+def quantised_rows(acc: Any) -> Any:
+    return gemmsmith.quantize(acc.relu(), "1x256")
+
+
+def quantised(acc: Any) -> Any:
+    return gemmsmith.quantize(acc.relu(), "1x128")
+
+
+EACH_COLUMN = {"scale_a": Spec((2048, 1), "fp32"), "scale_b": Spec((1, 256), "fp32")}
+OPERANDS: list[tuple[str, dict[str, Any]]] = [
+    ("bf16", {}), ("fp8_e4m3", {}), ("fp8_e4m3", EACH_COLUMN), ("fp32", {}), ("fp32", {"precision": "tf32"}),
+    ("fp32", {"precision": "3xtf32"}),
+]  # fmt: skip
+ROWS = [*((n, top_k) for n in (64, 128, 200, 256))]
+ROWS += [(256, f) for f in (top_k_of_biased, top_k_and_logits, quantised_rows, quantised)]
+
+
+@pytest.mark.parametrize(("dtype", "options"), OPERANDS)
+@pytest.mark.parametrize(("n", "epilogue"), ROWS)
+def test_whole_rows_do_not_spill_on_hopper(n: int, epilogue: Any, dtype: str, options: dict[str, Any]) -> None:
+    given = {name: Spec((2048, 1) if name == "scale_a" else (1, n), "fp32") for name in options if "scale" in name}
+    operands = {"bias": Spec((n,), "fp32")} if epilogue is top_k_of_biased else {}
+    a, b = Spec((2048, 512), dtype), Spec((512, n), dtype, (1, 512))
+    r = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, **{**options, **given}).resources
+    assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())

@@ -15,11 +15,13 @@ from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import F32, I32, I64, U32, U64
-from gemmsmith.lang.values import Constant, Value, ValueLike, as_value
+from gemmsmith.lang.values import Constant, Registers, Value, ValueLike, as_value
 from gemmsmith.schedule.tiles import Coordinates
 
 VECTOR, WORD, WARP, SECTOR = 4, 4, 32, 8
 """Elements that a thread reads at once, and bytes of each; threads of a warp; elements of a sector."""
+MOST_AHEAD = 40
+"""Rows and columns of a thread that are loaded ahead: those of a tile 256 wide, with its sums, are too many."""
 
 
 class VectorOrder:
@@ -117,43 +119,65 @@ class CopiedWords:
 
 
 class ThreadTiles:
-    """A thread's rows of A and columns of B at two depths: one is multiplied while the other is loaded. They are those
-    of the fragment's lane whose bits 1 and 2 are exchanged, until `settle`: so neighbours by 1 load the same of A, and
-    neighbours by 2 the same of B, and more lanes are served at once (backends/sim/counters.py)."""
+    """A thread's rows of A and columns of B at two depths: one is multiplied while the other is loaded, `ahead`; or,
+    where they are more than `MOST_AHEAD`, a few columns at one depth. They are those of the fragment's lane whose bits
+    1 and 2 are exchanged, until `settle`: so neighbours by 1 load the same of A, and neighbours by 2 the same of B, and
+    more lanes are served at once (backends/sim/counters.py)."""
 
     def __init__(self, spec: KernelSpec, warpgroup: Value) -> None:
         k, self._tiles = current(), spec.tiles
         self._orders = VectorOrder(spec, "a"), VectorOrder(spec, "b")
+        a, b = self._orders
+        self.ahead = a.own + b.own <= MOST_AHEAD
         self._a, self._b = (
-            k.register_rows(F32, 2, order.own, f"of_{name}") for order, name in zip(self._orders, "ab", strict=True)
+            k.register_rows(F32, 1 + self.ahead, count, f"of_{name}")
+            for count, name in ((a.own, "a"), (b.own if self.ahead else b.width, "b"))
         )
         self._groups, lane = (k.warp_index % 4, warpgroup), k.lane
         self._lane = (lane // 8 * 8 + lane // 2 % 2 * 4 + lane // 4 % 2 * 2 + lane % 2).named("lane_of_fragment")
 
     def load(self, stage: list[SharedView], depth: Value, buffer: ValueLike) -> None:
         """Those of a depth of a stage."""
-        k = current()
-        for view, tile, order, group, held in zip(
-            stage, self._tiles, self._orders, self._groups, (self._a, self._b), strict=True
-        ):
-            with k.unroll(order.own // order.width, name="vector") as vector:
-                place = depth * _pitch(tile) + order.vector(group, self._lane, vector) * WORD
-                values = k.registers(F32, order.width, "values")
-                hw.load_shared(values, view.address + place.to(U32))
-                for i in range(order.width):
-                    held[buffer][vector * order.width + i] = values[i]
+        for of_b, held in enumerate((self._a, self._b)):
+            order = self._orders[of_b]
+            with current().unroll(order.own // order.width, name="vector") as vector:
+                self._load(of_b, stage, depth, vector, held[buffer], vector)
+
+    def load_and_multiply(self, accumulator: Accumulator, stage: list[SharedView], depth: Value) -> None:
+        """accumulator += the product of a depth of a stage: of all rows and a vector of columns at a time."""
+        k, (a, b) = current(), self._orders
+        with k.unroll(a.own // a.width, name="vector") as vector:
+            self._load(0, stage, depth, vector, self._a[0], vector)
+        with k.unroll(b.own // b.width, name="vector") as vector:
+            self._load(1, stage, depth, vector, self._b[0], 0)
+            self._multiply(accumulator, 0, vector * b.width, b.width)
 
     def multiply(self, accumulator: Accumulator, buffer: ValueLike) -> None:
-        """accumulator += the product of a depth. Every other row is multiplied backwards: each FFMA has the row or the
-        column of the last one, which then is not read again."""
-        k, columns = current(), self._orders[1].own
+        """accumulator += the product of a depth."""
+        self._multiply(accumulator, buffer, 0, self._orders[1].own)
+
+    def _load(
+        self, of_b: int, stage: list[SharedView], depth: Value, vector: Value, held: Registers, into: ValueLike
+    ) -> None:
+        """A vector of rows of A, or of columns of B, of a depth of a stage, as vector `into` of the registers."""
+        tile, order, group = self._tiles[of_b], self._orders[of_b], self._groups[of_b]
+        place = depth * _pitch(tile) + order.vector(group, self._lane, vector) * WORD
+        values = current().registers(F32, order.width, "values")
+        hw.load_shared(values, stage[of_b].address + place.to(U32))
+        for i in range(order.width):
+            held[into * order.width + i] = values[i]
+
+    def _multiply(self, accumulator: Accumulator, buffer: ValueLike, first: ValueLike, columns: int) -> None:
+        """Every other row is multiplied backwards: each FFMA has the row or the column of the last one, which then is
+        not read again."""
+        k = current()
         with (
             k.unroll(len(accumulator.blocks), name="block") as block,
             k.unroll(2, name="half") as half,
             k.unroll(columns, name="step") as step,
         ):
             column = step ^ half * (columns - 1)
-            element = column // 2 * 4 + half * 2 + column % 2
+            element = (first + column) // 2 * 4 + half * 2 + column % 2
             sums = accumulator.blocks[block]
             sums[element] = hw.fma(self._a[buffer][block * 2 + half], self._b[buffer][column ^ 1], sums[element])
 

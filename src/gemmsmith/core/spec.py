@@ -322,7 +322,8 @@ class KernelSpec:
         if self.mma.by == "mma" and c.tile[2] * size % 64:
             raise ConfigError(f"tile K: got {c.tile[2]} of {self.mma.a}; {c.design} takes a multiple of {64 // size}")
         if self.mma.by == "fma" and any(
-            self.threads % tile.mn or self.threads % tile.k or self.threads > 8 * tile.mn for tile in self.tiles
+            (self.threads % tile.mn and tile.mn % self.threads) or self.threads % tile.k or self.threads > 8 * tile.mn
+            for tile in self.tiles
         ):
             raise ConfigError(
                 f"tile: got {c.tile} for {self.threads} threads; {c.design} takes M, N and K that divide their "

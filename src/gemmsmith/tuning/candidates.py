@@ -11,7 +11,7 @@ from gemmsmith.core.graph import Graph
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec, promotion, slices
-from gemmsmith.epilogue.device.held import held_registers
+from gemmsmith.epilogue.device.held import held_registers, sources
 from gemmsmith.epilogue.device.layout import ALIGNMENT, piece_columns, suits
 from gemmsmith.tuning.fitting import stages_that_fit, transposed
 
@@ -25,6 +25,8 @@ SHARED = [(128, n, 2) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
 PINGPONG = [(64, n) for n in range(256, 80, -16)] + [(128, n) for n in range(176, 56, -8)]
 CLUSTERS = [(1, 1), (1, 2), (2, 1)]
 """Those of four CTAs, fewer of which fit, were the fastest for 3 of 324 shapes (survey-h200.json)."""
+MOST_EXCHANGED = 192
+"""Columns of a tile whose sums a cluster exchanges where an epilogue holds whole rows of it: wider ones spill."""
 SPLITS, CLUSTER_SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16), (2, 4)
 MOST_STAGES = 16
 FEW_ROWS, FEW_ROWS_DEPTH = 32, 256
@@ -33,9 +35,9 @@ CROWDED, APART = 0.8, 0.44
 """Of the registers that accumulators may take, what they, and elements to be quantised, may where an epilogue needs
 more than a few; and where it reads a matrix without TMA, whose elements and addresses are held at once."""
 SPARED, BESIDE_SHARES, SPARED_APART = 32, 4, 16
-"""Registers that promoted sums leave a cluster that adds up its CTAs' sums, and an epilogue that quantises where tiles
-are shared otherwise; and that those of all k-tiles in flight leave an epilogue that reads a matrix without TMA: with
-fewer they spill."""
+"""Registers that promoted sums leave a cluster that adds up its CTAs' sums, or an epilogue of whole rows where tiles
+are shared otherwise, and one that quantises there; and that those of all k-tiles in flight leave an epilogue that reads
+a matrix without TMA: with fewer they spill."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions whose intermediate values would spill with the largest accumulators."""
 
@@ -85,8 +87,11 @@ def spares(spec: KernelSpec) -> bool:
     c = spec.config
     if not spec.promoted:
         return True
-    quantises = any(node.op == "quantize" for node in spec.epilogue.graph.nodes)
+    graph = spec.epilogue.graph
+    quantises = any(node.op == "quantize" for node in graph.nodes)
     spared = SPARED if c.cluster_splits > 1 else BESIDE_SHARES * (quantises and c.splits != 1)
+    if graph.takes_whole_rows and c.splits != 1:
+        spared = SPARED
     columns, in_flight, taken = spec.promotion
     if _reads_apart(spec.epilogue):
         spared = max(spared, (in_flight - 1) * columns // 2 + SPARED_APART)
@@ -174,6 +179,8 @@ def _shares(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
     for splits in SPLITS:
         yield base.replace(splits=splits)
     m, n, k = base.tile
+    if n > MOST_EXCHANGED and sources(epilogue.graph):
+        return
     for splits in CLUSTER_SPLITS:
         shared = base.replace(cluster_splits=splits, stages=MOST_STAGES)
         stages = stages_that_fit(shared, epilogue, (m + n) * k * 2, _exchange(shared, epilogue))

@@ -116,10 +116,11 @@ def _quantized(x: Array, dtype: DType, block: int) -> tuple[Array, Array]:
 
 
 def _top_k_softmax(x: Array, k: int) -> Array:
-    """The softmax over the k largest elements of each row; of equal elements the first columns count."""
+    """The softmax over the k largest elements of each row; of equal elements the first columns count. NaN in all of a
+    row with NaN or +Inf, or with nothing but -Inf."""
     chosen = np.argsort(-x, axis=-1, kind="stable")[..., :k]
-    best = np.take_along_axis(x, chosen, axis=-1)
-    weights = np.exp(best - best.max(axis=-1, keepdims=True))
+    weights = np.exp(np.take_along_axis(x, chosen, axis=-1) - x.max(axis=-1, keepdims=True))
+    total = weights.sum(axis=-1, keepdims=True)
     result = np.zeros_like(x)
-    np.put_along_axis(result, chosen, weights / weights.sum(axis=-1, keepdims=True), axis=-1)
-    return result
+    np.put_along_axis(result, chosen, weights / total, axis=-1)
+    return np.where(np.isnan(total), np.nan, result)

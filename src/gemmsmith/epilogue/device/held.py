@@ -7,27 +7,31 @@ from gemmsmith.core.mma import WARPGROUP, WGMMA_M
 from gemmsmith.epilogue.device.rows import WHOLE_ROWS
 
 
+def sources(graph: Graph) -> dict[int, int]:
+    """The functions of whole rows, and the nodes whose elements they hold."""
+    return {i: node.inputs[0] for i, node in enumerate(graph.nodes) if node.op in WHOLE_ROWS}
+
+
 def last_of_product(graph: Graph) -> set[int]:
-    """The nodes through which everything reads the product: results themselves, or functions of whole rows. Where it is
-    one function of whole rows, that may keep its elements in the accumulator."""
+    """The nodes through which everything reads the product: results themselves, or what functions of whole rows hold.
+    Where it is one that is held, its elements may be kept in the accumulator."""
+    held = set(sources(graph).values())
     found: set[int] = set()
-    seen: set[int] = set()
+    seen: set[tuple[int, int]] = set()
     stack = [(r.node, r.node) for r in graph.results]
     while stack:
         i, root = stack.pop()
-        root = i if graph.nodes[i].op in WHOLE_ROWS else root
+        root = i if i in held else root
         if graph.nodes[i].op == "accumulator":
             found.add(root)
-        elif i not in seen or root not in found:
-            seen.add(i)
+        elif (i, root) not in seen:
+            seen.add((i, root))
             stack += [(j, root) for j in graph.nodes[i].inputs]
     return found
 
 
 def held_registers(graph: Graph, columns: int) -> int:
-    """Registers of a thread for the quantised elements of a piece of so many columns."""
-    extents, held = graph.extents(), 0
-    for i, node in enumerate(graph.nodes):
-        if node.op == "quantize" and last_of_product(graph) != {i}:
-            held += WGMMA_M * columns // (extents[i].width or 1) // WARPGROUP
-    return held
+    """Registers of a thread, beside the accumulator, for elements that are held of a piece of so many columns."""
+    extents, last = graph.extents(), last_of_product(graph)
+    apart = {i for i in sources(graph).values() if last != {i}}
+    return sum(WGMMA_M * columns // (extents[i].width or 1) // WARPGROUP for i in apart)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
 from typing import Protocol
@@ -22,9 +23,10 @@ from gemmsmith.epilogue.functions import Lowering
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.values import Registers, Value
 
-AT_ONCE, SLAB = 8, 4
-"""Chunks of a piece whose vectors are read, and columns are summed, at once, up to so many; of wider ones, which may
-have 31, so many at a time: registers hold no more beside the largest accumulators."""
+AT_ONCE, MOST_WITH_ROWS, SLAB = 8, 16, 4
+"""Chunks of a piece whose vectors are read, and columns are summed, at once, up to so many, with functions of whole
+rows up to the second number; of wider ones, which may have 32, so many at a time: registers hold no more beside the
+largest accumulators."""
 
 BEYOND = 4096
 """More columns than the tiles of a cluster may begin behind the matrix, and than a tile has pieces."""
@@ -57,6 +59,9 @@ class Piece:
         self.step = next(s for s in ((4, 2) if self.graph.halves else (2, 1)) if self.chunks % s == 0)
         self._whole_rows_of = [i for i, node in enumerate(self.graph.nodes) if node.op in WHOLE_ROWS]
         self.rows: dict[int, Quantized | TopKSoftmax] = {}
+        self.held: dict[int, HeldRows] = {}
+        self.fetched: dict[int, fragment.Pair] = {}
+        self._slab = (0, 0)
 
     def run(self) -> None:
         """Computes and writes the piece."""
@@ -64,34 +69,48 @@ class Piece:
         if e.matrices:
             e.matrices.wait(part, self.index)
         apart = bool(self.graph.operands) or any(x.axis == "m" for x in e.reductions)
-        slab = SLAB if apart and self.chunks > AT_ONCE and not self._whole_rows_of else self.chunks
-        for first in range(0, self.chunks, slab):
+        most = MOST_WITH_ROWS if self._whole_rows_of else AT_ONCE
+        slab = SLAB if apart and self.chunks > most else self.chunks
+        slabs = [(first, min(first + slab, self.chunks)) for first in range(0, self.chunks, slab)]
+        for i in self._whole_rows_of:
+            self.rows[i] = self._whole_rows(i, slabs)
+        for first, stop in slabs:
             # Always true, and another for each slab. Without the branches ptxas starts on later ones before it has
             # added this one's elements, and spills.
             begins = part.columns_in_all - part.work.n > self.index * self.chunks + (first - BEYOND)
             with current().when(begins) if e.reductions else nullcontext():
-                self._compute(first, min(first + slab, self.chunks))
-
-    def _compute(self, first: int, stop: int) -> None:
-        """The chunks from `first` to `stop`."""
-        k, e = current(), self.epilogue
-        for reduction in e.reductions:
-            reduction.begin_columns(first // reduction.width, (stop - first) // reduction.width)
-        self.fetched = {
-            i: self._fetched(node.value, self.extents[i].width or 1, first, stop)
-            for i, node in enumerate(self.graph.nodes)
-            if node.op == "operand"
-        }
-        for i in self._whole_rows_of:
-            self.rows[i] = self._whole_rows(i)
-        with k.unroll(first, stop, self.step, name="chunk") as chunk:
-            self._write(chunk)
-        for reduction in e.reductions:
-            reduction.end_columns(self.part, self.block, self.column // reduction.width)
+                self._compute(first, stop)
         for index, scales in e.scales:
             quantized = self.rows[self.graph.nodes[index].inputs[0]]
             assert isinstance(quantized, Quantized)
             scales.write(self.part, self.block, self.column, quantized.scales)
+
+    def _compute(self, first: int, stop: int) -> None:
+        """The chunks from `first` to `stop`."""
+        e = self.epilogue
+        for reduction in e.reductions:
+            reduction.begin_columns(first // reduction.width, (stop - first) // reduction.width)
+        self._fetch([r.node for r in self.graph.results], first, stop)
+        with current().unroll(first, stop, self.step, name="chunk") as chunk:
+            self._write(chunk)
+        for reduction in e.reductions:
+            reduction.end_columns(self.part, self.block, self.column // reduction.width)
+
+    def _fetch(self, roots: Iterable[int], first: int, stop: int) -> None:
+        """What operands that these nodes need have in the chunks from `first` to `stop`; of those that a function of
+        whole rows needs only its own."""
+        if self._slab != (first, stop):
+            self.fetched, self._slab = {}, (first, stop)
+        needed: set[int] = set()
+        stack = list(roots)
+        while stack:
+            if (i := stack.pop()) not in needed and i not in self.rows and i not in self.held:
+                needed.add(i)
+                stack += self.graph.nodes[i].inputs
+        for i in sorted(needed):
+            node = self.graph.nodes[i]
+            if node.op == "operand" and i not in self.fetched:
+                self.fetched[i] = self._fetched(node.value, self.extents[i].width or 1, first, stop)
 
     def _fetched(self, name: str, width: int, first: int, stop: int) -> fragment.Pair:
         """An operand's elements in the piece's chunks from `first` to `stop`, by (chunk, half)."""
@@ -115,10 +134,12 @@ class Piece:
         sources: dict[int, Source] = {}
         for i, node in enumerate(self.graph.nodes):
             first_chunk = self._spot(chunk, self.extents[i].width or 1).chunk
-            if node.op == "accumulator":
+            if i in self.held:
+                sources[i] = partial(_at, self.held[i].get, first_chunk)
+            elif node.op == "accumulator":
                 first_chunk = (chunk + self.column // 8).named("chunk_of_tile")
                 sources[i] = partial(_product, self.accumulator, self.block, first_chunk)
-            elif node.op == "operand":
+            elif i in self.fetched:
                 sources[i] = partial(_at, self.fetched[i], first_chunk)
             elif i in self.rows:
                 sources[i] = partial(_at, self.rows[i].pair, first_chunk)
@@ -129,23 +150,27 @@ class Piece:
         columns = partial(self.part.columns, self._spot(chunk, 1), width=1)
         return Evaluation(self.graph, self.epilogue.chosen, sources, columns)
 
-    def _whole_rows(self, index: int) -> Quantized | TopKSoftmax:
-        """Evaluates the input of a function of whole rows everywhere in the piece."""
+    def _whole_rows(self, index: int, slabs: list[tuple[int, int]]) -> Quantized | TopKSoftmax:
+        """Evaluates the input of a function of whole rows everywhere in the piece, slab by slab."""
         k, node = current(), self.graph.nodes[index]
-        width = self.extents[index].width or 1
-        registers = None
-        if last_of_product(self.graph) == {index} and self.accumulator.dtype == FP32:
-            registers = self.accumulator.blocks[self.block]  # nobody else reads it any more
-        first, stride = (self.column // 2, width) if registers else (0, 1)
-        held = HeldRows(self.chunks // width, registers, first, stride)
+        source, width = node.inputs[0], self.extents[index].width or 1
+        held = self.held.get(source)
+        if not held:
+            registers = None
+            if last_of_product(self.graph) == {source} and self.accumulator.dtype == FP32:
+                registers = self.accumulator.blocks[self.block]  # nobody else reads it any more
+            first, stride = (self.column // 2, width) if registers else (0, 1)
+            held = HeldRows(self.chunks // width, registers, first, stride)
         rows: Quantized | TopKSoftmax = WHOLE_ROWS[node.op](node, held)
-        with k.unroll(0, self.chunks, self.step, name="chunk") as chunk:
-            here, spot = self._evaluation(chunk), self._spot(chunk, width)
-            for j in range(spot.count):
-                inside = self.part.columns_inside(spot, j, width)
-                for half in range(2):
-                    pair = here.pair(node.inputs[0], j, half)
-                    rows.held.put(spot.chunk + j, half, pair, inside, rows.neutral)
+        for first, stop in slabs:
+            self._fetch([source], first, stop)
+            with k.unroll(first, stop, self.step, name="chunk") as chunk:
+                here, spot = self._evaluation(chunk), self._spot(chunk, width)
+                for j in range(spot.count):
+                    inside = self.part.columns_inside(spot, j, width)
+                    for half in range(2):
+                        held.put(spot.chunk + j, half, here.pair(source, j, half), inside, rows.neutral)
+        self.held[source] = held
         rows.settle()
         return rows
 

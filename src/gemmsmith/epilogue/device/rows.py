@@ -83,7 +83,8 @@ class Quantized:
 
 
 class TopKSoftmax:
-    """exp(x - max) over its sum, for the k largest of a row, the first ones among equals; 0 for the others."""
+    """exp(x - max) over its sum, for the k largest of a row, the first ones among equals; 0 for the others. NaN, in all
+    of the row, where that sum is: with a NaN, with +Inf, or with nothing but -Inf."""
 
     neutral = -math.inf
 
@@ -92,51 +93,54 @@ class TopKSoftmax:
         self.held = held
 
     def settle(self) -> None:
-        """Takes the largest of what is left, k times; a taken element is marked by NaN in `rest`."""
-        b, held = current(), self.held
-        self.rest = HeldRows(held.chunks)
-        with b.unroll(held.chunks, name="chunk") as chunk:
-            for half in range(2):
-                for i, x in enumerate(held.get(chunk, half)):
-                    self.rest.values[self.rest.cell(chunk, half, i)] = x
-        self.largest, self.totals = [], []
+        """Finds the next largest element k times: the first of those behind the last one found, in the order of values,
+        largest first, and of columns. So no element is kept twice, or marked."""
+        self.first = fragment_column(current().lane).to(F32).named("first_column")
+        self.largest, self.inverses, self.last = [], [], []
         for half in range(2):
-            total = b.registers(F32, 1, "total")
-            total[0] = 0.0
-            for rank in range(self.k):
-                best = self.rest.fold(half, -math.inf, b.maximum).named("best")  # skips NaN
-                if rank == 0:
-                    self.largest.append(best)
-                total[0] = total[0] + fast_exp(best - self.largest[half])
-                first = self._first(half, best)
-                with b.unroll(held.chunks, name="chunk") as chunk:
-                    for i, x in enumerate(self.rest.get(chunk, half)):
-                        taken = self._column(chunk, i) == first
-                        self.rest.values[self.rest.cell(chunk, half, i)] = b.select(taken, math.nan, x)
-            self.totals.append(hw.approximate("rcp.approx.ftz", total[0]))
+            largest = self.held.fold(half, -math.inf, hw.maximum_nan).named("largest")
+            total = current().registers(F32, 1, "total")
+            total[0], last = 0.0, None
+            for _ in range(self.k):
+                last = self._next(half, last)
+                total[0] = total[0] + fast_exp(last[0] - largest)
+            assert last
+            self.largest.append(largest)
+            self.inverses.append(hw.approximate("rcp.approx.ftz", total[0]).named("inverse"))
+            self.last.append(last)
 
-    def _column(self, chunk: ValueLike, i: int) -> Value:
-        """An element's column in the row, as fp32: exact."""
-        column: Value = as_value(chunk, I32) * CHUNK + fragment_column(current().lane) + i
-        return column.to(F32)
-
-    def _first(self, half: int, best: Value) -> Value:
-        """The first column that holds `best`."""
+    def _next(self, half: int, last: tuple[Value, Value] | None) -> tuple[Value, Value]:
+        """The largest element behind `last`, and its column; -Inf and Inf where there is none."""
         b = current()
-        first = b.registers(F32, 1, "first")
-        first[0] = math.inf
+        best, at = b.registers(F32, 1, "best"), b.registers(F32, 1, "column_of_best")
+        best[0], at[0] = -math.inf, math.inf
         with b.unroll(self.held.chunks, name="chunk") as chunk:
-            for i, x in enumerate(self.rest.get(chunk, half)):
-                found = x == best
-                first[0] = b.minimum(first[0], b.select(found, self._column(chunk, i), math.inf))
-        return across_quad(first[0], lambda x, y: b.minimum(x, y)).named("first_column")
+            for i, x in enumerate(self.held.get(chunk, half)):
+                better = x > best[0]
+                if last:
+                    better = better & ((x < last[0]) | ((x == last[0]) & (_number(chunk, i) > last[1] - self.first)))
+                better = better.named("better")
+                best[0], at[0] = b.select(better, x, best[0]), b.select(better, _number(chunk, i), at[0])
+        at[0] = at[0] + self.first
+        for mask in OF_QUAD:
+            value, column = hw.shuffle_xor_fp32(best[0], mask), hw.shuffle_xor_fp32(at[0], mask)
+            better = ((value > best[0]) | ((value == best[0]) & (column < at[0]))).named("better")
+            best[0], at[0] = b.select(better, value, best[0]), b.select(better, column, at[0])
+        return best[0].named("best"), at[0].named("column")
 
     def pair(self, chunk: ValueLike, half: int) -> tuple[Value, Value]:
-        result = []
-        for x, rest in zip(self.held.get(chunk, half), self.rest.get(chunk, half), strict=True):
-            share = fast_exp(x - self.largest[half]) * self.totals[half]
-            result.append(current().select(rest == rest, 0.0, share))  # NaN, which differs from itself: taken
+        inverse, (value, column), result = self.inverses[half], self.last[half], []
+        for i, x in enumerate(self.held.get(chunk, half)):
+            taken = (x > value) | ((x == value) & (_number(chunk, i) <= column - self.first))
+            weight = current().select(taken, fast_exp(x - self.largest[half]), 0.0)
+            result.append(weight * inverse)
         return result[0], result[1]
+
+
+def _number(chunk: ValueLike, i: int) -> Value:
+    """An element's column in the row, but for the thread's first: constant where loops are unrolled, exact in fp32."""
+    number: Value = as_value(chunk, I32) * CHUNK + i
+    return number.to(F32)
 
 
 WHOLE_ROWS: dict[str, type[Quantized] | type[TopKSoftmax]] = {"quantize": Quantized, "top_k_softmax": TopKSoftmax}
