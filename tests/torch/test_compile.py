@@ -62,9 +62,12 @@ def test_forward_and_backward_for_any_number_of_rows(backend: str) -> None:
             for x in inputs[0], inputs[3]:
                 torch._dynamo.mark_dynamic(x, 0)
             got, want = (f(*inputs, 0.7) for f in (run, step))
-            cotangents = [torch.randn_like(x) for x in want.values()]
             for x, y in zip(got.values(), want.values(), strict=True):
                 torch.testing.assert_close(x, y)
+                assert x.requires_grad == y.requires_grad
+            assert not got.pop("most").requires_grad  # of what is detached
+            assert not want.pop("most").requires_grad
+            cotangents = [torch.randn_like(x) for x in want.values()]
             pairs = (torch.autograd.grad(list(x.values()), inputs, cotangents) for x in (got, want))
             for x, y in zip(*pairs, strict=True):
                 torch.testing.assert_close(x, y)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from tests.epilogue.graphs import graphs
 from tests.epilogues import POSITIVE
@@ -145,6 +146,60 @@ def test_a_maximum_of_rounded_values_is_found_again(dtype: Any) -> None:
     bound = 1.7 * (a.detach().double().abs().T @ near.double())
     assert (of_b.double().abs() <= bound * 1.01).all()
     assert of_b.any(dim=0).any()
+
+
+def losses(acc: Any, labels: Any) -> Any:
+    return acc.logsumexp(-1), (acc * F.one_hot(labels, acc.shape[-1])).sum(-1)
+
+
+def losses_and_logits(acc: Any, labels: Any) -> Any:
+    return (*losses(acc, labels), acc)
+
+
+def losses_of_halves(acc: Any, labels: Any) -> Any:
+    z = acc * 0.5
+    return (*losses(z * 2, labels), z)
+
+
+@pytest.mark.parametrize("function", [losses, losses_and_logits, losses_of_halves])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("size", [5, 50])
+def test_a_softmax_is_of_what_its_logsumexp_is_of(function: Any, recompute: bool, size: int) -> None:
+    """A model that is sure: errors are torch's, and where the loss is 0 so is its gradient."""
+    x, w = (torch.randn(64, 128) * size / 128**0.5).bfloat16(), torch.randn(200, 128).bfloat16()
+    x[0], w[:, 0] = 0, 0
+    x[0, 0], w[0, 0] = 1 + 2**-7, 100.5
+    exact, plain, fused = (y.requires_grad_() for y in (x.double(), x.clone(), x.clone()))
+    target = (exact @ w.double().T).argmax(-1)
+    F.cross_entropy(exact @ w.double().T, target, reduction="sum").backward()
+    F.cross_entropy((plain @ w.T).float(), target, reduction="sum").backward()
+    lse, of_label, *_ = gemm(fused, w.T, epilogue=function, labels=target[:, None], recompute=recompute)
+    each = lse - of_label
+    each.sum().backward()
+    assert each[0] == 0
+    assert (each >= -1e-5 * lse.abs()).all()
+    assert not fused.grad[0].any()
+    of_torch = (plain.grad.double() - exact.grad).norm()
+    assert (fused.grad.double() - exact.grad).norm() < 1.1 * of_torch + 1e-2 * exact.grad.norm()
+
+
+@pytest.mark.parametrize("trained", ["a", "bias", "mask"])
+def test_results_require_grad_that_have_one(trained: str) -> None:
+    """As torch's own: others are constants to what follows."""
+
+    def function(acc: Any, bias: Any, mask: Any) -> Any:
+        return acc.where(bias > 0, mask), (acc > bias).float(), (bias * acc.detach()).sum(-1), acc
+
+    given = {"a": torch.randn(M, K), "bias": torch.randn(N), "mask": torch.randn(M, N)}
+    given[trained].requires_grad_()
+    a, b = given.pop("a"), torch.randn(K, N)
+    for _ in range(2):
+        got, want = gemm(a, b, epilogue=function, **given), function(a @ b, **given)
+        assert [x.requires_grad for x in got] == [x.requires_grad for x in want]
+        pairs = [[x.sum() for x in found if x.requires_grad] for found in (got, want)]
+        inputs = {"a": a, **given}[trained]
+        for x, y in zip(*(torch.autograd.grad(found, inputs) for found in pairs), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

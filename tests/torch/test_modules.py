@@ -195,12 +195,86 @@ def test_a_label_that_is_no_class_makes_the_loss_nan() -> None:
         assert loss(torch.randn(4, DIM), torch.tensor([0, 1, label, 2])).isnan()
 
 
-def test_the_gradients_of_a_loss_are_used_once() -> None:
-    loss = FusedLinearCrossEntropy(DIM, HIDDEN)
-    value = loss(torch.randn(4, DIM), torch.tensor([0, 1, 3, 2]))
-    value.backward(retain_graph=True)
-    with pytest.raises(ArgumentError, match="retain_graph: got a second backward pass"):
-        value.backward()
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_several_backward_passes(reduction: Any) -> None:
+    """Each with a gradient of its own; they add up, and a gradient that is kept does not change with the next."""
+    loss = FusedLinearCrossEntropy(DIM, HIDDEN, reduction=reduction, dtype=torch.float64)
+    x, target = torch.randn(20, DIM, dtype=torch.float64, requires_grad=True), torch.randint(HIDDEN, (20,))
+    exact, weight = (y.detach().clone().requires_grad_() for y in (x, loss.weight))
+    value, want = loss(x, target), F.cross_entropy(exact @ weight.T, target, reduction=reduction)
+    for factor, keep in ((3.0, True), (-0.5, True), (2.0, False)):
+        before = [y.grad if y.grad is None else y.grad.clone() for y in (x, loss.weight)]
+        alone = torch.autograd.grad(value, (x, loss.weight), torch.full_like(value, factor), retain_graph=True)
+        copies = [y.clone() for y in alone]
+        value.backward(torch.full_like(value, factor), retain_graph=keep)
+        want.backward(torch.full_like(want, factor), retain_graph=keep)
+        for y, right, old, found, copy_ in zip((x, loss.weight), (exact, weight), before, alone, copies, strict=True):
+            torch.testing.assert_close(y.grad, right.grad)
+            torch.testing.assert_close(found, right.grad - (0 if old is None else old))
+            assert torch.equal(found, copy_)
+
+
+@pytest.mark.parametrize("frozen", ["x", "weight"])
+def test_what_is_frozen_has_no_gradient_computed(frozen: str) -> None:
+    loss = FusedLinearCrossEntropy(DIM, HIDDEN, chunks=3, dtype=torch.float64)
+    x, target = torch.randn(20, DIM, dtype=torch.float64), torch.randint(HIDDEN, (20,))
+    x.requires_grad_(frozen != "x")
+    loss.weight.requires_grad_(frozen != "weight")
+    called: list[str] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.extend([str(func)] * ("gemmsmith" in str(func)))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        loss(x, target).backward()
+    assert len(called) == 3 * 3  # of each part the logits, their gradient, and one product of that
+    trained = loss.weight if frozen == "x" else x
+    assert (x if frozen == "x" else loss.weight).grad is None
+    exact = trained.detach().clone().requires_grad_()
+    F.cross_entropy((x.detach() @ exact.T) if frozen == "x" else (exact @ loss.weight.T), target).backward()
+    torch.testing.assert_close(trained.grad, exact.grad)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_loss_that_is_zero_has_no_gradient(reduction: Any) -> None:
+    """Though the right class's logit is no number of bf16."""
+    loss = FusedLinearCrossEntropy(1, 2, reduction=reduction, dtype=torch.bfloat16)
+    loss.weight.data[:] = torch.tensor([[100.5], [0.0]])
+    value = loss(torch.tensor([[1 + 2**-7]], dtype=torch.bfloat16), torch.tensor([0]))
+    value.sum().backward()
+    assert not value.any()
+    assert not loss.weight.grad.any()
+
+
+@pytest.mark.parametrize("size", [5, 20, 50])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_a_model_that_is_sure(dtype: Any, size: int) -> None:
+    """They err by the roundings of the results, where torch's also have those of the logits."""
+    x, loss = (torch.randn(64, 128) * size / 128**0.5).to(dtype), FusedLinearCrossEntropy(128, 200, dtype=dtype)
+    loss.weight.data[:] = torch.randn(200, 128)
+    exact, weight = (y.detach().double().requires_grad_() for y in (x, loss.weight))
+    target = (exact @ weight.T).argmax(-1)
+    F.cross_entropy(exact @ weight.T, target).backward()
+    fused = x.clone().requires_grad_()
+    loss(fused, target).backward()
+    for got, right in ((fused.grad, exact.grad), (loss.weight.grad, weight.grad)):
+        assert (got.double() - right).norm() < 2 * torch.finfo(dtype).eps * right.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_weights_gradient_is_rounded_once(dtype: Any) -> None:
+    """Whatever the number of parts that it is a sum of."""
+    x, target = (torch.randn(600, 16) * 0.1 + 1).to(dtype), torch.zeros(600, dtype=torch.long)
+    weight = (torch.randn(32, 16) * 0.1).to(dtype)
+    exact = weight.double().requires_grad_()
+    F.cross_entropy(x.double() @ exact.T, target, reduction="sum").backward()
+    for chunks in (1, 8, 600):
+        loss = FusedLinearCrossEntropy(16, 32, reduction="sum", chunks=chunks, dtype=dtype)
+        loss.weight.data[:] = weight
+        loss(x, target).backward()
+        assert (loss.weight.grad.double() - exact.grad).norm() < torch.finfo(dtype).eps * exact.grad.norm()
 
 
 def test_logits_are_not_stored() -> None:

@@ -19,6 +19,7 @@ from gemmsmith.epilogue.frontend.derivative import (
     PRODUCT,
     VALUE,
     derivative,
+    differentiable,
     extremes,
     storing,
     ties,
@@ -90,7 +91,7 @@ def results(epilogue: str) -> Names:
 class Forward(NamedTuple):
     """A text with the results that its derivative reads, and their names; the results that users see; where its tensors
     and numbers are among those of the text that it was made of. What the backward pass keeps: the names, and where they
-    are among a, b, the operands and the results."""
+    are among a, b, the operands and the results. Which results have no gradient."""
 
     epilogue: str
     stored: Names
@@ -99,6 +100,7 @@ class Forward(NamedTuple):
     numbers: tuple[int, ...]
     kept: Names
     kept_at: tuple[int, ...]
+    flat: tuple[int, ...]
 
 
 @constant
@@ -128,11 +130,14 @@ def forward(epilogue: str, wanted: Names, dtype: str, recompute: bool) -> Forwar
     read |= {B} if product or A in wanted else set()
     places = (A, B, *(OPERAND + name for name in tensors(longer)), *(VALUE + name for name in results(longer)))
     kept = [(i, name) for i, name in enumerate(places) if name in read]
+    made = text.read(longer)
+    flows = differentiable(made, _wanted(wanted))
     return Forward(
         longer, stored, of,
         tuple(tensors(epilogue).index(name) for name in tensors(longer)),
         tuple(numbers(epilogue).index(name) for name in numbers(longer)),
         tuple(name for _, name in kept), tuple(i for i, _ in kept),
+        tuple(i for i, r in enumerate(made.results) if not flows[r.node]),
     )  # fmt: skip
 
 

@@ -98,6 +98,7 @@ class _Product(torch.autograd.Function):
         every = (*arrays, *output)
         ctx.save_for_backward(*[every[i] for i in made.kept_at])
         ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[output[i] for i in made.flat])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:

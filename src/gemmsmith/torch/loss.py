@@ -17,6 +17,13 @@ from gemmsmith.torch.operator import call
 from gemmsmith.torch.text import write
 from gemmsmith.torch.tracing import dtype_of
 
+SUMS = {
+    (False, False): BARE,
+    (False, True): " | accumulator | out 0 fp32",
+    (True, False): "c m,n fp32 | accumulator; operand: c; add 0 1 | out 2",
+    (True, True): "c m,n fp32 | accumulator; operand: c; add 0 1 | out 2 fp32",
+}
+"""A product that is added to what is known, or the first; in fp32 if more come."""
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -35,8 +42,9 @@ def cross_entropy(input: Any, weight: Any, target: Any, ignore_index: int, reduc
         part = 1.0
         if reduction == "mean" and x.dtype == torch.float16:  # the gradient of a sum may overflow, rows' may underflow
             part = (~ignored).sum().clamp(min=1).rsqrt()
-        return _mean(_Loss.apply(x, weight, labels, weights * part, chunks) / part, ignored, reduction)
-    text = _texts(weight.shape[0], weight.shape[1], str(x.dtype), str(labels.dtype))[0]
+        wanted = x.requires_grad, weight.requires_grad
+        return _mean(_Loss.apply(x, weight, labels, weights * part, chunks, wanted) / part, ignored, reduction)
+    text = _texts(weight.shape[0], str(labels.dtype))[0]
     lse, of_label = product(text, x, weight.mT, [], [labels], recompute=True)
     each = torch.where(ignored, 0.0, (lse - of_label) * weights)
     return each.reshape(target.shape) if reduction == "none" else _mean(each.sum(), ignored, reduction)
@@ -71,36 +79,40 @@ def _mean(total: Any, ignored: Any, reduction: str) -> Any:
 
 
 class _Loss(torch.autograd.Function):
-    """The weighted sum of the rows' losses; the gradients are computed with it, part by part."""
+    """The weighted sum of the rows' losses; the gradients are computed with it, part by part: those that are `wanted`,
+    of x and of the weight. That of the weight is a sum over the parts, in fp32 until it is whole."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, labels: Any, weights: Any, chunks: int) -> Any:
-        classes, dim = weight.shape
-        _, stored, slope, more = _texts(classes, dim, str(x.dtype), str(labels.dtype))
-        total, of_weight, of_rows = weights.new_zeros(()), None, []
-        parts = [y.tensor_split(chunks if x.shape[0] >= chunks else 1) for y in (x, labels, weights)]
-        for part, label, w in zip(*parts, strict=True):
+    def forward(
+        ctx: Any, x: Any, weight: Any, labels: Any, weights: Any, chunks: int, wanted: tuple[bool, bool]
+    ) -> Any:
+        classes, _ = weight.shape
+        _, stored, slope = _texts(classes, str(labels.dtype))
+        total = weights.new_zeros(())
+        of_rows: list[Any] = []
+        of_weight: list[Any] = []
+        count = chunks if x.shape[0] >= chunks else 1
+        parts = [y.tensor_split(count) for y in (x, labels, weights)]
+        for i, (part, label, w) in enumerate(zip(*parts, strict=True)):
             logits, lse, of_label = call(stored, part, weight.mT, [], [label])
             total = total + torch.where(w == 0, 0.0, (lse - of_label) * w).sum()
             empty = part.new_empty((part.shape[0], 0)), part.new_empty((0, classes))
             g = call(slope, *empty, [], [label, logits, lse, w])
-            of_rows.append(call(BARE, g, weight, [], []))
-            of_weight = call(BARE, g.mT, part, [], []) if of_weight is None else call(more, g.mT, part, [], [of_weight])
-        ctx.save_for_backward(torch.cat(of_rows), of_weight)
-        ctx.spent = False
+            if wanted[0]:
+                of_rows.append(call(BARE, g, weight, [], []))
+            if wanted[1]:
+                of_weight = [call(SUMS[i > 0, i + 1 < count], g.mT, part, [], of_weight)]
+        ctx.save_for_backward(torch.cat(of_rows) if wanted[0] else None, *(of_weight or [None]))
         return total
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> tuple[Any, ...]:
         first_derivative_only()
         compiling = torch.compiler.is_dynamo_compiling()
-        if not compiling and ctx.spent:
-            raise ArgumentError("retain_graph: got a second backward pass; the gradients of a loss are used up by one")
-        of_rows, of_weight = ctx.saved_tensors
-        if compiling:
-            return (of_rows * g).to(of_rows.dtype), (of_weight * g).to(of_weight.dtype), None, None, None
-        ctx.spent = True  # they are as large as the weight: not copied
-        return of_rows.mul_(g), of_weight.mul_(g), None, None, None
+        # they are as large as the weight: not copied, unless another backward pass may follow
+        kept = compiling or torch._C._autograd._get_current_graph_task_keep_graph()
+        of_each = [None if x is None else (x * g).to(x.dtype) if kept else x.mul_(g) for x in ctx.saved_tensors]
+        return (*of_each, None, None, None, None)
 
 
 def _losses(acc: Any, labels: Any) -> Any:
@@ -109,7 +121,8 @@ def _losses(acc: Any, labels: Any) -> Any:
 
 
 def _stored(acc: Any, labels: Any) -> Any:
-    return (acc, *_losses(acc, labels))
+    """exp(logit - logsumexp) is a probability where both are of the same logits: those are not rounded."""
+    return (acc.float(), *_losses(acc, labels))
 
 
 def _slope(acc: Any, labels: Any, logits: Any, lse: Any, weights: Any) -> Any:
@@ -117,20 +130,14 @@ def _slope(acc: Any, labels: Any, logits: Any, lse: Any, weights: Any) -> Any:
     return ((logits - lse).exp() - labels.one_hot(acc.shape[-1])) * weights
 
 
-def _more(acc: Any, c: Any) -> Any:
-    return acc + c
-
-
 @constant
-def _texts(classes: int, dim: int, dtype: str, of_labels: str) -> tuple[str, str, str, str]:
-    """The epilogues `_losses`, `_stored`, `_slope` and `_more` as texts."""
+def _texts(classes: int, of_labels: str) -> tuple[str, str, str]:
+    """The epilogues `_losses`, `_stored` and `_slope` as texts."""
     column, matrix = Extent(height=1), Extent(True, 1, 1)
     labels = {"labels": (column, dtype_of(of_labels))}
-    logits = {"logits": (matrix, dtype_of(dtype)), "lse": (column, FP32), "weights": (column, FP32)}
-    more = {"c": (matrix, dtype_of(dtype))}
+    logits = {"logits": (matrix, FP32), "lse": (column, FP32), "weights": (column, FP32)}
 
-    def text(function: Any, columns: int, operands: Any) -> str:
-        return write(trace(function, (2, columns), operands))
+    def text(function: Any, operands: Any) -> str:
+        return write(trace(function, (2, classes), operands))
 
-    of_loss = text(_losses, classes, labels), text(_stored, classes, labels)
-    return (*of_loss, text(_slope, classes, labels | logits), text(_more, dim, more))
+    return text(_losses, labels), text(_stored, labels), text(_slope, labels | logits)

@@ -108,7 +108,8 @@ class FusedLinearCrossEntropy(nn.Module):
     x (..., dim), target (...) of integers -> a scalar, or, with reduction="none", (...); fp32, of float64 that. Rows
     whose target is ignore_index count for nothing; the mean is over the others. Another target that is no class makes
     the loss NaN. weight (classes, dim). The gradients are computed in the forward pass, in `chunks` parts of the rows:
-    besides them it takes the memory of two parts' logits; with reduction="none" the backward pass multiplies again.
+    besides them it takes the memory of one part's logits in fp32 and their gradient in x's dtype, and, where there are
+    several parts, of two gradients of the weight in fp32. With reduction="none" the backward pass multiplies again.
     """
 
     def __init__(

@@ -94,6 +94,27 @@ def test_what_becomes_of(function, want: list[str]) -> None:
     same(graph, done) if "log" not in ops(graph) else None
 
 
+@pytest.mark.parametrize(("function", "want"), [
+    (lambda acc: acc.to("bf16").float() * 3, ["cast", "mul"]),
+    (lambda acc: acc.to("fp8_e4m3").float() * 3, ["cast", "mul"]),
+    (lambda acc: acc.to("bf16").to("bf16").float() * 3, ["cast", "mul"]),
+    (lambda acc: acc.to("bf16").relu().to("bf16") * 3, ["cast", "mul", "relu"]),
+    (lambda acc: acc.to("fp16").to("bf16") * 3, ["cast", "cast", "mul"]),
+    (lambda acc: acc.to("bf16").exp().to("bf16") * 3, ["cast", "cast", "exp", "mul"]),
+])  # fmt: skip
+def test_roundings_stay_but_of_what_is_rounded(function, want: list[str]) -> None:
+    graph = traced(function)
+    assert ops(optimise(graph)) == want
+    same(graph, optimise(graph))
+
+
+def test_an_operand_is_not_rounded_to_its_own_dtype() -> None:
+    operands = {"x": (Extent(width=1), BF16)}
+    for dtype, want in (("bf16", ["mul"]), ("fp16", ["cast", "mul"])):
+        graph = trace(lambda acc, x: acc * -x.to(dtype).abs(), (M, N), operands)  # noqa: B023
+        assert ops(optimise(graph)) == sorted([*want, "abs", "neg"])
+
+
 def special(graph: Graph) -> int:
     return sum(SPECIAL_FUNCTION_OPERATIONS.get(n.op, 0) for n in graph.nodes)
 

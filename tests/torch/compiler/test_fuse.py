@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.torch.compiler.passed import compiled
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from gemmsmith.torch import text
 from gemmsmith.torch.compiler.fuse import fuse
@@ -91,14 +92,14 @@ def test_of_a_value_and_its_cast_one_is_stored():
     a, b, c = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16(), torch.randn(M, N)
     got, passed = compiled(lambda a, b, c: ((y := (a @ b).float() + c), y.bfloat16().sum(0)))
     got(a, b, c)
-    assert passed.texts[0].endswith(" | out 2 fp32; out1 3 bf16")  # y, and the sum
+    assert passed.texts[0].endswith("add 1 2; cast 3: bf16; reduce 4: sum m | out 3 fp32; out1 5 bf16")
 
 
 def test_a_value_and_its_cast_are_both_stored_where_both_have_to_be():
     a, b, c = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16(), torch.randn(M, N)
     got, passed = compiled(lambda a, b, c: ((y := (a @ b).float() + c), y.bfloat16() @ a.new_ones(N, N)))
     got(a, b, c)
-    assert passed.texts[0].endswith(" | out 2 fp32; out1 2 bf16")
+    assert passed.texts[0].endswith("add 1 2 | out 3 fp32; out1 3 bf16")
 
 
 def test_a_weights_gradient_in_fp32_is_stored_at_once():
@@ -106,6 +107,54 @@ def test_a_weights_gradient_in_fp32_is_stored_at_once():
     got, passed = compiled(lambda a, b: (a @ b).float())
     torch.testing.assert_close(got(a, b), a.float() @ b.float(), rtol=1e-5, atol=1e-5)
     assert passed.texts == [" | accumulator | out 0 fp32"]
+
+
+LOSSES = {
+    "plain": lambda x, w, target: functional.cross_entropy((x @ w.T).float(), target),
+    "in half precision": lambda x, w, target: functional.cross_entropy(x @ w.T, target),
+    "with a temperature": lambda x, w, target: functional.cross_entropy((x @ w.T).float() / 0.7, target),
+    "capped": lambda x, w, target: functional.cross_entropy(60 * torch.tanh((x @ w.T).float() / 60), target),
+    "with a bias": lambda x, w, target: functional.cross_entropy(((x @ w.T) + w[:, 0]).float(), target),
+    "computed again": lambda x, w, target: checkpoint(LOSSES["plain"], x, w, target, use_reentrant=False),
+    "by hand": lambda x, w, target: ((y := x @ w.T).float().logsumexp(-1) - y.gather(-1, target[:, None])[:, 0]).mean(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_values_are_rounded_where_eager_modes_are(name, dtype):
+    """So a loss is of the logits that are stored, and its gradient, too."""
+    x, w = (torch.randn(64, 128) * 2).to(dtype), torch.randn(256, 128).to(dtype)
+    x[0], w[:, 0] = 0, 0
+    x[0, 0], w[0, 0] = 1 + 2**-7, 100.5
+    target = (x.double() @ w.double().T).argmax(-1)
+    got, passed = compiled(LOSSES[name])
+    found = []
+    for function in (got, LOSSES[name]):
+        inputs = [y.clone().requires_grad_() for y in (x, w)]
+        value = function(*inputs, target)
+        found.append([value.detach(), *torch.autograd.grad(value, inputs)])
+    assert passed.fused or name in ("with a temperature", "capped")  # which Inductor computes
+    assert found[0][0] >= 0
+    most = 2 if name != "in half precision" else 16  # where rounded logarithms are exponentiated
+    for y, want in zip(*found, strict=True):
+        assert (y - want).double().norm() <= most * torch.finfo(dtype).eps * want.double().norm()
+
+
+def test_what_is_reduced_is_what_is_stored():
+    """In the last bit, whatever is computed between."""
+    a, b, bias = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16(), torch.randn(N).bfloat16()
+
+    def function(a, b, bias):
+        y = functional.silu(a @ b + bias)
+        return y, y.float().sum(-1), y.float().logsumexp(-1), y.float().amax(0)
+
+    got, passed = compiled(function)
+    y, *reduced = got(a, b, bias)
+    assert len(text.read(passed.texts[0]).results) == 4
+    wants = y.float().sum(-1), y.float().logsumexp(-1), y.float().amax(0)
+    for x, want in zip(reduced, wants, strict=True):
+        torch.testing.assert_close(x, want, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
@@ -141,7 +190,7 @@ def test_a_maximum_is_that_of_the_values_as_they_are_stored():
     a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
     got, passed = compiled(lambda a, b: (y := ((a @ b).float() * 1.01).bfloat16(), y.float().amax(-1)))
     y, largest = got(a, b)
-    assert "cast 2: bf16; reduce 3: max n" in passed.texts[0]
+    assert "cast 3: bf16; reduce 4: max n" in passed.texts[0]
     assert torch.equal(y.float().amax(-1), largest)
 
 

@@ -17,7 +17,7 @@ from gemmsmith.epilogue.frontend.values import Traced, Tracing
 from gemmsmith.epilogue.functions import FUNCTIONS
 from gemmsmith.epilogue.lines import refused
 from gemmsmith.epilogue.passes.fold import fold
-from gemmsmith.epilogue.passes.rewrite import pruned
+from gemmsmith.epilogue.passes.rewrite import Editor, pruned, rewritten
 from gemmsmith.epilogue.passes.share import share
 
 PRODUCT = ""
@@ -51,13 +51,23 @@ def derivative(
     return _Derivative(graph, of, stored, default, whole=True).graph(wanted) if thin else found
 
 
-def extremes(graph: Graph) -> list[Result]:
-    """The results that are maxima or minima of something that has a gradient."""
-    flows: list[bool] = []
+def differentiable(graph: Graph, wanted: Collection[str] | None = None) -> list[bool]:
+    """Which nodes have a gradient with respect to one of `wanted`, operands' names and PRODUCT, or to any of these."""
+    found: list[bool] = []
     for node in graph.nodes:
         f = FUNCTIONS.get(node.op)
-        flat = node.op in ("constant", "one_hot") or (f is not None and f.gradient is None)
-        flows.append(not flat and (not node.inputs or any(flows[i] for i in node.inputs)))
+        if node.op in ("constant", "one_hot") or (f is not None and f.gradient is None):
+            found.append(False)
+        elif (name := _name(node)) is not None:
+            found.append(wanted is None or name in wanted)
+        else:
+            found.append(any(found[i] for i in node.inputs[node.op == "where" :]))
+    return found
+
+
+def extremes(graph: Graph) -> list[Result]:
+    """The results that are maxima or minima of something that has a gradient."""
+    flows = differentiable(graph)
     reduced = [r for r in graph.results if graph.is_reduced(r) and flows[r.node]]
     return [r for r in reduced if graph.nodes[r.node].value[0] in ("max", "min")]
 
@@ -76,19 +86,46 @@ def storing(graph: Graph, wanted: Collection[str], default: DType) -> tuple[Grap
     """The graph with the results that its derivative needs so as not to compute the product again, and the names of
     those that it reads, as few as possible.
 
-    Results that are stored anyway come first; otherwise one value is stored, besides those whose maximum is taken.
-    Raises EpilogueError as `derivative` does.
+    Results that are stored anyway come first; otherwise one value is stored, besides those whose maximum is taken. A
+    logsumexp in the graph is of what is stored. Raises EpilogueError as `derivative` does.
     """
     graph = _with_extremes(share(fold(graph)))
     cost, stored = _cheapest(graph, wanted, default)
-    if not cost[0]:
-        return graph, stored
-    extents = graph.extents()
-    inner = [i for i, n in enumerate(graph.nodes) if extents[i].is_matrix and n.op in (*FUNCTIONS, "accumulator")]
-    longer = [_keeping(graph, i) for i in inner]
-    found = [(*_cheapest(g, wanted, default, {g.results[-1].name}), g) for g in longer]
-    cost, chosen, best = min(found, key=lambda x: x[0])
-    return (graph, stored) if cost[0] else (best, chosen)
+    if cost[0]:
+        extents = graph.extents()
+        inner = [i for i, n in enumerate(graph.nodes) if extents[i].is_matrix and n.op in (*FUNCTIONS, "accumulator")]
+        longer = [_keeping(graph, i) for i in inner]
+        found = [(*_cheapest(g, wanted, default, {g.results[-1].name}), g) for g in longer]
+        cost, chosen, best = min(found, key=lambda x: x[0])
+        if not cost[0]:
+            graph, stored = best, chosen
+    return _reducing_what_is_stored(graph, stored, default), stored
+
+
+def _reducing_what_is_stored(graph: Graph, stored: Collection[str], default: DType) -> Graph:
+    """The graph where a value that the derivative reads from memory, rounded, is rounded before a logsumexp is computed
+    of it, and all else: exp(x - logsumexp) is no probability if only x is rounded."""
+    under = _ancestors(graph, [i for i, n in enumerate(graph.nodes) if n.op == "reduce" and n.value[0] == "logsumexp"])
+    read = {r.node: r.dtype or default for r in graph.results if r.name in stored and r.node in under}
+
+    def rule(e: Editor, node: Node) -> int | None:
+        if read.get(e.index, FP32) == FP32:
+            return None
+        e.nodes.append(node)
+        return e.add("cast", len(e.nodes) - 1, value=read[e.index])
+
+    return share(fold(rewritten(graph, rule)))
+
+
+def _ancestors(graph: Graph, nodes: Collection[int]) -> set[int]:
+    """The nodes that some are computed of."""
+    found: set[int] = set()
+    waiting = list(nodes)
+    while waiting:
+        inputs = set(graph.nodes[waiting.pop()].inputs) - found
+        found |= inputs
+        waiting += inputs
+    return found
 
 
 def _with_extremes(graph: Graph) -> Graph:
@@ -138,6 +175,8 @@ class _Derivative:
         self.gradients: dict[int, Traced] = {}
         self.halves: dict[int, dict[int, Traced]] = {}
         at = {r.node: r for r in graph.results if r.name in stored}
+        casts = {i: graph.nodes[i] for i in at if graph.nodes[i].op == "cast"}
+        at |= {n.inputs[0]: at[i] for i, n in casts.items() if n.value == self.dtype(at[i])}  # what is rounded so
         for i, node in enumerate(graph.nodes):
             self.values.append(self._value(i, node, at.get(i)))
         for r in graph.results:

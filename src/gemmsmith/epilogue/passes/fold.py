@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from gemmsmith.core.dtypes import in_fp32
+from gemmsmith.core.dtypes import DType, in_fp32
 from gemmsmith.core.graph import Graph, Node
 from gemmsmith.epilogue.functions import FUNCTIONS, PREDICATES
 from gemmsmith.epilogue.passes.rewrite import Editor, rewritten
@@ -44,9 +44,18 @@ def _once(e: Editor, node: Node) -> int | None:
 
 
 def _cast(e: Editor, node: Node) -> int | None:
-    """Rounding twice to the same dtype is rounding once."""
-    inner = e.nodes[node.inputs[0]]
-    return node.inputs[0] if inner.op == "cast" and inner.value == node.value else None
+    """Rounding changes nothing that the dtype holds."""
+    return node.inputs[0] if _holds(e, node.value, node.inputs[0]) else None
+
+
+def _holds(e: Editor, dtype: DType, x: int) -> bool:
+    """Whether a value is known to be exact in a dtype."""
+    node = e.nodes[x]
+    if node.op in ("neg", "abs", "relu"):
+        return _holds(e, dtype, node.inputs[0])
+    if node.op == "operand":
+        return e.old.operand(node.value).dtype == dtype
+    return node.op == "cast" and bool(node.value == dtype)
 
 
 def _unary(e: Editor, node: Node) -> int | None:

@@ -78,8 +78,7 @@ class Epilogue(Tracing):
         self.reads[self.of.node] = frozenset(self.operands)
         for r in graph.results:
             if r.name in self.of.results:
-                rounded = r.dtype if r.dtype and r.dtype.bits == 8 else None
-                found = Traced(self, r.node, graph.extents()[r.node], stored=rounded)
+                found = Traced(self, r.node, graph.extents()[r.node])
                 found.keepdim = r.keepdim
                 self._join(self.of.results[r.name], found)
         self.joined.add(self.of.node)
@@ -99,7 +98,7 @@ class Epilogue(Tracing):
         self._join(node, self._compute(node))
 
     def _join(self, node: Node, found: Traced) -> None:
-        self.values[node] = found
+        self.values[node] = self._rounded(node, found)
         self.reads.setdefault(node, frozenset())
         self.joined.add(node)
 
@@ -110,9 +109,13 @@ class Epilogue(Tracing):
             raise refused(f"{name(node) or node.name}: it gives more than one tensor")
         if not (dtype(node) == torch.bool or self._fits(dtype(node))):
             raise refused(f"{name(node) or node.name}: it gives {dtype(node)}")
-        found = self._value(node)
+        found = self._rounded(node, self._value(node))
         self.reads[node] = self._leaves(node.all_input_nodes)
         return found
+
+    def _rounded(self, node: Node, found: Traced) -> Traced:
+        """A node's value in its dtype: what is computed of it is computed of what is stored, as in eager mode."""
+        return found.storing(held(dtype(node))) if dtype(node).is_floating_point else found
 
     def _value(self, node: Node) -> Traced:
         if name(node) in REDUCTIONS and kind(node) == "reduction":
@@ -130,19 +133,13 @@ class Epilogue(Tracing):
         args = [self._argument(x, shape(node)) for x in node.args]
         kwargs = {key: self._argument(x, shape(node)) for key, x in node.kwargs.items()}
         if name(node) == "convert_element_type":
-            return self._cast(*args)
+            return self.value(args[0]) if args[1].is_floating_point else self("ne", args[0], 0)
         if name(node) in ("sign", "sgn"):  # of NaN it is 0 in torch
             return self("where", self("eq", *args, *args), self("sign", *args), 0)
         return call(name(node), name(node), tuple(args), kwargs)  # type: ignore[no-any-return]
 
     def _argument(self, x: Any, like: tuple[Any, ...]) -> Any:
         return self._read(x, like) if isinstance(x, torch.fx.Node) else x
-
-    def _cast(self, x: Any, to: torch.dtype) -> Traced:
-        """Roundings to what an epilogue computes with are left out, as Inductor does."""
-        if not to.is_floating_point:
-            return self("ne", x, 0)
-        return self.value(x).storing(None)
 
     def _reduced(self, node: Node) -> Traced:
         x = node.args[0]
@@ -151,10 +148,7 @@ class Epilogue(Tracing):
         axis = self._axis(node)
         if axis is None:
             raise refused(f"{name(node)}: it reduces some indices of the product's rows, or of its columns")
-        reduced = self.values[x]
-        if is_extreme(node):  # of the values as they are stored, for these are compared with it
-            reduced = self.cast(self.value(reduced), held(dtype(as_stored(x))))
-        return self.reduce(REDUCTIONS[name(node)], reduced, AXES[axis], False)
+        return self.reduce(REDUCTIONS[name(node)], self.values[x], AXES[axis], False)
 
     def _axis(self, node: Node) -> str | None:
         """What a reduction runs over: "n", the columns, "m", the rows, or "all"."""
@@ -289,8 +283,12 @@ class Epilogue(Tracing):
     # -- the result --------------------------------------------------------------------------------------------------
 
     def graph(self, stored: Sequence[Node]) -> Graph:
-        """The epilogue's graph, with the values of some nodes as results, in their dtypes."""
-        results = [Result(f"out{i or ''}", self.values[node].node, held(dtype(node))) for i, node in enumerate(stored)]
+        """The epilogue's graph, with the values of some nodes as results, in their dtypes. A cast to a wider dtype that
+        alone is stored, to be returned, as a weight's gradient is, is not of a rounded value: nobody sees that one."""
+        alone = len(stored) == 1 and is_widening(stored[0]) and all(user.op == "output" for user in stored[0].users)
+        nodes = [self.values[x.args[0] if alone else x].node for x in stored]
+        named = enumerate(zip(nodes, stored, strict=True))
+        results = [Result(f"out{i or ''}", value, held(dtype(x))) for i, (value, x) in named]
         numbers = [Operand(x, Extent()) for x in self.numbers]
         return pruned(Graph(tuple(self.nodes), (*self.operands.values(), *numbers), tuple(results)))
 

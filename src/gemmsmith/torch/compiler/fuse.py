@@ -40,7 +40,7 @@ class Outcome:
         if self.epilogue is None:
             return ()
         of_reduction = (" ".join(node.value) if node.op == "reduce" else node.op for node in self.epilogue.nodes)
-        return tuple(x for x in of_reduction if x not in ("accumulator", "operand", "constant"))
+        return tuple(x for x in of_reduction if x not in ("accumulator", "operand", "constant", "cast"))
 
 
 def fuse(graph: torch.fx.Graph) -> list[Outcome]:
