@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmsmith import checks
 from gemmsmith.arrays import describe
-from gemmsmith.binding import BARE, bind, by_name
+from gemmsmith.binding import bind, by_name
 from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
@@ -73,7 +73,7 @@ def gemm(
     if not (exact is False and atomic is False and batch_invariant is False):
         switches(exact=exact, atomic=atomic, batch_invariant=batch_invariant)
     given = with_scales(checks.operands(operands, named), scale_a, scale_b)
-    source: Hashable = BARE if epilogue is None else fingerprint(epilogue)
+    source = fingerprint(epilogue)
     results = by_name(out)
     key, addresses = signatures(a, b, results, given)
     options = key, type(out), out_dtype, accumulate, precision, exact, atomic, config, batch_invariant, backend
@@ -85,7 +85,7 @@ def gemm(
         plan_, call = found
         if call is not None and call.apart(addresses):
             return plan_.launch(call, addresses, results, a)
-        value = plan_.run_as(epilogue, a, b, out, given)
+        value = plan_.run_checked(a, b, out, given)
         _KNOWN[source, options] = plan_, plan_.call_of(key)  # none where the result has another name than in `results`
         return value
     try:
@@ -104,8 +104,8 @@ def gemm(
         run_reference(complete)
         return complete.value
     binding = plan_.release()
-    if binding.source is not None:  # what its graph was traced for
-        _KNOWN[binding.source, options] = plan_, None
+    if plan_.fingerprint is not None:
+        _KNOWN[plan_.fingerprint, options] = plan_, None
     return plan_.run_bound(binding, a, key=plan_.key(a, b, out, given))
 
 

@@ -21,6 +21,7 @@ from gemmsmith.epilogue.device.layout import check_blocks
 from gemmsmith.epilogue.device.outputs import result_argument
 from gemmsmith.epilogue.frontend.classify import classify
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
+from gemmsmith.epilogue.frontend.snapshot import snapshot
 from gemmsmith.epilogue.frontend.tracer import trace_sized
 from gemmsmith.epilogue.lines import refused
 from gemmsmith.epilogue.passes import optimise
@@ -37,8 +38,8 @@ class Binding:
 
     `shape` is the product's, `output` the dtype of matrices for which the epilogue says none, `mma` the instruction
     that multiplies a and b, `promoted` whether its sums are, `block_rows` the granularity of block scales, by their
-    names. `source` is the epilogue's fingerprint, None if it has none. `written` is the graph as the user wrote it,
-    `graph` after the passes, both in the user's orientation. `arguments`: every array and number, by its Pointer's
+    names. `written` is the graph as the user wrote it, `graph` after the passes, both in the user's
+    orientation. `arguments`: every array and number, by its Pointer's
     name; a result that the caller does not give has its `result_strides` and lies at address 0, and only results are
     writable. `results`: the arrays of those that are given, by name.
 
@@ -51,7 +52,6 @@ class Binding:
     mma: Mma
     promoted: bool
     block_rows: Mapping[str, int]
-    source: Hashable
     written: Graph
     graph: Graph
     arguments: Mapping[str, ArrayInfo | float]
@@ -156,10 +156,9 @@ def bind(
     factors, blocks, block_rows = _scales(scales, a_info, b_info, shape[:-2], promoted, planned or {})
     output = checks.output(mma, bare_out, out_dtype, fused=epilogue is not None or bool(factors))
     read = {name: _operand(name, x, a_info) for name, x in operands.items()}
-    source: Hashable = BARE
     written = graph = bare(output)
     if epilogue is not None or factors:
-        source, written, graph = _graphs(epilogue, shape, read, factors, output)
+        written, graph = _graphs(epilogue or written, shape, read, factors, output)
     given = by_name(out, first_name(graph), several=epilogue is not None)
     stored = _results(graph, {"out": bare_out} if bare_out else given, shape)
     read |= factors
@@ -180,7 +179,7 @@ def bind(
     computes = graph.computes  # if nothing is computed, nothing is inexact or added up
     spec = EpilogueSpec(graph, frozenset(), frozenset(), exact and computes, atomic and computes)
     matrices = oriented(spec, arguments, shape, output, mma, promoted, block_rows)
-    return Binding(shape, output, mma, promoted, block_rows, source, written, graph, arguments, given, *matrices)
+    return Binding(shape, output, mma, promoted, block_rows, written, graph, arguments, given, *matrices)
 
 
 def first_name(graph: Graph) -> str:
@@ -218,8 +217,6 @@ def _operand(name: str, x: Any, a: ArrayInfo) -> ArrayInfo | float:
     return info
 
 
-BARE = "bare"
-"""The fingerprint of no epilogue."""
 _GRAPHS: dict[Hashable, tuple[Graph, Graph]] = Bounded(1024)
 """What `_graphs` made of functions that do not ask for shapes, whatever the number of rows."""
 
@@ -249,29 +246,24 @@ def _scales(
 def _graphs(
     epilogue: Any, shape: tuple[int, ...], operands: Mapping[str, ArrayInfo | float],
     factors: Mapping[str, ArrayInfo | float], output: DType,
-) -> tuple[Hashable, Graph, Graph]:  # fmt: skip
-    """The epilogue's fingerprint, and its graph as the user wrote it, of a product that is multiplied by the `factors`,
-    and after the passes."""
+) -> tuple[Graph, Graph]:  # fmt: skip
+    """The graph as the user wrote it, of a product that is multiplied by the `factors`, and after the passes."""
     kinds = {
         name: (extent(name, x.shape, shape), x.dtype) if isinstance(x, ArrayInfo) else (Extent(), None)
         for extent, given in ((classify, operands), (scaling.extent, factors)) for name, x in given.items()
     }  # fmt: skip
-    source = BARE if epilogue is None else fingerprint(epilogue)
-    key = source, len(shape), shape[-1], tuple(kinds.items()), output
-    if source is not None and (known := _GRAPHS.get(key)):
-        return source, *known
-    if epilogue is None:
-        written, sized = bare(output), False
-    else:
-        written, sized = written_graph(epilogue, shape, {name: kinds[name] for name in operands})
-        if fingerprint(epilogue) != source:  # it changed while it was traced
-            source = None
+    rest = len(shape), shape[-1], tuple(kinds.items()), output
+    if known := _GRAPHS.get((fingerprint(epilogue), rest)):
+        return known
+    epilogue = snapshot(epilogue)
+    written, sized = written_graph(epilogue, shape, {name: kinds[name] for name in operands})
     written = scaling.scaled(written, [Operand(name, *kinds[name]) for name in factors])
     graph = _typed(optimise(written), output)
     check_blocks(graph)
+    source = fingerprint(epilogue)
     if source is not None and not sized:
-        _GRAPHS[key] = written, graph
-    return source, written, graph
+        _GRAPHS[source, rest] = written, graph
+    return written, graph
 
 
 def written_graph(

@@ -23,6 +23,8 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.outputs import result_argument
+from gemmsmith.epilogue.frontend.fingerprint import fingerprint
+from gemmsmith.epilogue.frontend.snapshot import snapshot
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launches
@@ -67,6 +69,7 @@ class Plan:
         if config is not None and not isinstance(config, Config):
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         self.backend: Backend = backend
+        epilogue = snapshot(epilogue)
         binding = bind(
             a, b, out, operands, epilogue=epilogue, out_dtype=out_dtype, accumulate=accumulate, precision=precision,
             exact=exact, atomic=atomic,
@@ -81,10 +84,12 @@ class Plan:
         self.problem: Problem = self.binding.problem
         self.output: DType = self.binding.output
         self.accumulate: DType = self.problem.accumulate
-        self._epilogue, self._fused = epilogue, epilogue is not None
+        self.fingerprint: Hashable = fingerprint(epilogue)
+        """The epilogue's, None if it has none."""
+        self._fused = epilogue is not None
         self._options = {
-            "out_dtype": self.output, "accumulate": accumulate, "precision": precision, "exact": exact,
-            "atomic": atomic,
+            "epilogue": epilogue, "out_dtype": self.output, "accumulate": accumulate, "precision": precision,
+            "exact": exact, "atomic": atomic,
         }  # fmt: skip
         self._calls: dict[Hashable, Call] = Bounded(MOST_CALLS)
         self._names, self._first = self.binding.names, first_name(self.binding.graph)
@@ -216,19 +221,16 @@ class Plan:
         the CPU by the plan's backend. `workspace`: device bytes, at least `workspace_bytes` of the problem at hand;
         made where not given. Raises ArgumentError.
         """
-        given = with_scales(checks.operands(operands, named), scale_a, scale_b)
-        return self.run_as(self._epilogue, a, b, out, given, workspace)
+        return self.run_checked(a, b, out, with_scales(checks.operands(operands, named), scale_a, scale_b), workspace)
 
-    def run_as(
-        self, epilogue: Any, a: Any, b: Any, out: Any, operands: Mapping[str, Any], workspace: Any = None
-    ) -> Any:
-        """`run` with an epilogue that has the fingerprint of the plan's own, whose closure may have changed since."""
+    def run_checked(self, a: Any, b: Any, out: Any, given: Mapping[str, Any], workspace: Any = None) -> Any:
+        """`run` with operands whose names have been checked, and scales among them."""
         results = by_name(out, self._first, self._fused)
-        key, addresses = signatures(a, b, results, operands)
+        key, addresses = signatures(a, b, results, given)
         call = self._calls.get(key)
         if call is not None and call.apart(addresses):
             return self.launch(call, addresses, results, a, workspace)
-        return self.run_bound(self._bind(a, b, out, operands, epilogue), a, workspace, key)
+        return self.run_bound(self._bind(a, b, out, given), a, workspace, key)
 
     def prepare(
         self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
@@ -245,9 +247,9 @@ class Plan:
         """
         given = with_scales(checks.operands(operands, named), scale_a, scale_b)
         self.key(a, b, out, given)  # refuses what would lose its gradient
-        backend, binding, found = self._checked(self._bind(a, b, out, given, self._epilogue), a)
+        backend, binding, found = self._checked(self._bind(a, b, out, given), a)
         if backend != "cuda":
-            return partial(self.run_as, self._epilogue, a, b, binding.value, given)
+            return partial(self.run_checked, a, b, binding.value, given)
         from gemmsmith.backends.cuda.run import PreparedRun
 
         return PreparedRun(found, binding.arguments, a, workspace, binding.value, (b, given))
@@ -265,7 +267,7 @@ class Plan:
         """
         given = with_scales(checks.operands(operands, named), scale_a, scale_b)
         self.key(a, b, out, given)  # refuses what would lose its gradient
-        binding = self._bind(a, b, out, given, self._epilogue).complete(a)
+        binding = self._bind(a, b, out, given).complete(a)
         return self._simulated(binding, self._launches(binding), seed, progress, counters)
 
     def key(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Hashable:
@@ -310,10 +312,9 @@ class Plan:
                 raise HazardError(simulation.hazards)
         return complete.value
 
-    def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any], epilogue: Any) -> Binding:
+    def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Binding:
         """Arrays for a run, in the plan's orientation: D of one row or one column has both."""
-        planned = self.binding.block_rows
-        return bind(a, b, out, operands, epilogue=epilogue, planned=planned, **self._options).like(self.binding)
+        return bind(a, b, out, operands, planned=self.binding.block_rows, **self._options).like(self.binding)
 
     def _checked(self, binding: Binding, a: Any) -> tuple[Backend, Binding, Launches]:
         """The product where arrays are run, with all results, and the launches for them."""

@@ -17,6 +17,7 @@ from gemmsmith.core.errors import ARGUMENTS, ArgumentError, meant
 from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.frontend.classify import classify
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
+from gemmsmith.epilogue.frontend.snapshot import snapshot
 from gemmsmith.torch import fallback, text
 from gemmsmith.torch.backward import Forward, Names, constant, numbers, tensors
 from gemmsmith.torch.chain import chained
@@ -80,11 +81,12 @@ def gemm(
             made, wanted, a.flatten(0, 1) if folds else a, b, of, [every[name] for name in tensors(written)]
         )
     else:
+        epilogue = epilogue if key is None else snapshot(epilogue)
         written, x, y, arrays, leading, shape = _bound(a, b, epilogue, given, scales)
         of, read = [arrays[name] for name in numbers(written)], [arrays[name] for name in tensors(written)]
         found = product(written, x, y, of, read, recompute)
-        same = key is not None and y is b and all(arrays[name] is every[name] for name in tensors(written))
-        if same and _signature(a, b, epilogue, recompute, every, scales) == key:  # the epilogue has not changed
+        if key is not None and y is b and all(arrays[name] is every[name] for name in tensors(written)):
+            key = _signature(a, b, epilogue, recompute, every, scales)  # of the snapshot
             _KNOWN[key] = Known(written, x is not a, leading, shape, *planned(written, x, y, read, recompute))
     kept, names = _kept(written)
     values = [_unfolded(x, kind, leading, shape) for x, kind in zip(found, kept, strict=True)]
@@ -126,7 +128,7 @@ def _signature(
     """All that `Known` depends on, for plain tensors of few dimensions whose gradients are recorded; else None."""
     if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled() or transforming():
         return None
-    source = "bare" if epilogue is None else fingerprint(epilogue)
+    source = fingerprint(epilogue)
     if source is None or not isinstance(a, torch.Tensor) or a.dim() > 3:
         return None
     found: list[Hashable] = [source, recompute, tuple(scales)]

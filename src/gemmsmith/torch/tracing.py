@@ -13,6 +13,7 @@ from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Extent, Graph, Operand, bare
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
+from gemmsmith.epilogue.frontend.snapshot import snapshot
 from gemmsmith.scaling import scaled
 from gemmsmith.torch import text
 from gemmsmith.torch.backward import constant
@@ -37,13 +38,15 @@ def epilogue_text(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds, scales: K
     if torch.compiler.is_dynamo_compiling():
         return _compiled(epilogue, shape, kinds, scales)
     source = fingerprint(epilogue)
-    key = source, len(shape), shape[-1], kinds, scales
-    if source is not None and (known := _KNOWN.get(key)):
+    rest = len(shape), shape[-1], kinds, scales
+    if source is not None and (known := _KNOWN.get((source, rest))):
         return known
+    epilogue = snapshot(epilogue)
     graph, sized = written_graph(epilogue, shape, _operands(kinds))
     found = _written(graph, scales)
-    if source is not None and not sized and fingerprint(epilogue) == source:  # it did not change meanwhile
-        _KNOWN[key] = found
+    source = fingerprint(epilogue)
+    if source is not None and not sized:
+        _KNOWN[source, rest] = found
     return found
 
 

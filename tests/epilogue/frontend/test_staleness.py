@@ -24,6 +24,8 @@ import gemmsmith
 from gemmsmith.binding import bind
 from gemmsmith.core.errors import RetraceWarning
 from gemmsmith.core.graph import Graph
+from gemmsmith.epilogue.frontend.fingerprint import fingerprint
+from gemmsmith.epilogue.frontend.snapshot import snapshot
 from gemmsmith.epilogue.frontend.tracer import trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::gemmsmith.RetraceWarning")
@@ -459,3 +461,25 @@ def test_a_closure_that_changes_while_it_is_traced() -> None:
         sys.setswitchinterval(interval)
     for k in (1.0, 2.0, 3.0):  # noqa: B007
         assert bind(A, B, epilogue=epilogue).written == trace(epilogue, (2, 2), {})
+
+
+@given(st.sampled_from(sorted(PLACES)), st.lists(st.sampled_from(sorted(WRAPPERS)), max_size=3))
+def test_a_snapshot_is_alike_and_does_not_change(name: str, wrappers: list[str]) -> None:
+    epilogue, change = PLACES[name](1.0)
+    for wrapper in wrappers:
+        epilogue = WRAPPERS[wrapper](epilogue)
+    before = fingerprint(epilogue)
+    frozen = snapshot(epilogue)
+    assert fingerprint(frozen) == before
+    assert (frozen is epilogue) == (before is None)
+    graph = trace(epilogue, (2, 2), {})
+    change(2.0)
+    assert before is None or trace(frozen, (2, 2), {}) == graph
+
+
+def test_a_plan_is_of_the_function_as_it_was() -> None:
+    k = 2.0
+    plan = gemmsmith.plan(A, B, epilogue=lambda acc: acc * k, out_dtype="fp32")
+    k = 3.0
+    for rows in (2, 5):
+        assert (plan.run(np.ones((rows, 16), np.float16), B) == 32).all()

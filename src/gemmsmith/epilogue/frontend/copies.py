@@ -44,7 +44,7 @@ class Copies:
         if isinstance(x, BuiltinFunctionType):
             return self._substitute(x) if x.__module__ == "math" else x
         if isinstance(x, FunctionType):
-            return x if (x.__module__ or "").partition(".")[0] in _KEPT else self._function(x)
+            return x if x.__globals__.get("__name__", "").partition(".")[0] in _KEPT else self._function(x)
         if isinstance(x, MethodType):
             return MethodType(self._helper(x.__func__), x.__self__)
         if isinstance(x, functools.partial):

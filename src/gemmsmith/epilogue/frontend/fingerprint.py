@@ -31,13 +31,15 @@ class _UnknownError(Exception):
 
 
 def fingerprint(source: Any) -> Hashable:
-    """Two sources with equal fingerprints make the same graph; None if that cannot be determined.
+    """Two epilogues with equal fingerprints make the same graph; None if that cannot be determined.
 
     A function's is its code with the values of its defaults, of the variables it closes over and of the globals it
     names, functions and containers likewise; a partial's is its function's with its arguments; a module's of torch.nn
     its class with its attributes. There is one only if all that these read is known to depend on nothing else
     (purity.py); else a RetraceWarning says why, once. It keeps what it holds alive, so that an id is not used again.
     """
+    if source is None:
+        return "none"
     if isinstance(source, Graph):
         return source
     try:
@@ -97,8 +99,7 @@ def _function(f: Any, seen: Seen) -> Hashable:
     if before := _once(f, seen):
         return before
     named = f.__globals__
-    library = named.get("__name__", "").partition(".")[0]
-    if library in _LIBRARIES and is_known(f):
+    if named.get("__name__", "").partition(".")[0] in _LIBRARIES and is_known(f):
         return _fixed(f)
     parts: list[Hashable] = [_fixed(f.__code__), None, None, None]
     if f.__defaults__:
@@ -113,8 +114,8 @@ def _function(f: Any, seen: Seen) -> Hashable:
         except ValueError:
             raise _UnknownError("a variable of its closure has no value yet") from None
         parts.append(_value(contents, seen))
-    if library == "gemmsmith" and getattr(sys.modules.get(named["__name__"]), "__dict__", None) is named:
-        return tuple(parts)  # this package's own functions read nothing else
+    if is_ours(f):
+        return tuple(parts)  # it reads nothing else
     names, other = reads(f.__code__)
     if other:
         raise _UnknownError(other)
@@ -126,6 +127,12 @@ def _function(f: Any, seen: Seen) -> Hashable:
         else:
             raise _UnknownError(f"{name} is not defined")
     return tuple(parts)
+
+
+def is_ours(f: FunctionType) -> bool:
+    """Whether a function was written in this package."""
+    name = f.__globals__.get("__name__", "")
+    return name.startswith("gemmsmith.") and getattr(sys.modules.get(name), "__dict__", None) is f.__globals__
 
 
 def _items(named: Mapping[str, Any], seen: Seen) -> Hashable:
