@@ -12,7 +12,7 @@ from gemmsmith.arrays import ArrayInfo, Spec, describe, empty_like_kind, is_arra
 from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, DType, number_operand
 from gemmsmith.core.errors import ArgumentError, ConfigError, EpilogueError, meant
-from gemmsmith.core.graph import Extent, Graph, Operand, Result, bare
+from gemmsmith.core.graph import Extent, Graph, Operand, Result, bare, over
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import SCALE_NAMES, TMA_ALIGNMENT, Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec
@@ -323,12 +323,12 @@ def result_shape(graph: Graph, result: Result, shape: tuple[int, ...]) -> tuple[
     node = graph.nodes[result.node]
     extents = graph.extents()
     if node.op == "reduce":
-        axis = node.value[1]
+        summed = over(node.value[1])
         n = n // max(extents[node.inputs[0]].width, 1)
+        every = [*(("b", size) for size in batch), ("m", m), ("n", n)]
         if result.keepdim:
-            kept = {"n": (m, 1), "m": (1, n), "all": (1, 1)}[axis]
-            return (*(batch if axis != "all" else [1] * len(batch)), *kept)
-        return {"n": (*batch, m), "m": (*batch, n), "all": ()}[axis]
+            return tuple(1 if index in summed else size for index, size in every)
+        return tuple(size for index, size in every if index not in summed)
     extent = extents[result.node]
     if node.op == "scale":
         quantize = graph.nodes[node.inputs[0]]

@@ -10,12 +10,19 @@ from gemmsmith.binding import Binding
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import FP32, in_fp32
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import Result
+from gemmsmith.core.graph import Result, over
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import MAX_EXTENT, BoundProblem, Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.outputs import result_argument
-from gemmsmith.epilogue.device.reductions import Partials, is_atomic, partials, partials_argument, representatives
+from gemmsmith.epilogue.device.reductions import (
+    Partials,
+    combined,
+    is_atomic,
+    partials,
+    partials_argument,
+    representatives,
+)
 from gemmsmith.kernels.build import build
 from gemmsmith.kernels.pack import BoundPacking, low_parts, packed, packings
 from gemmsmith.kernels.reduce import BoundReduction, reduce
@@ -48,7 +55,10 @@ def launches(binding: Binding, spec: KernelSpec) -> Launches:
     reductions, of nothing, are left to write; that needs neither operands nor memory.
     """
     problem, graph = binding.problem, spec.epilogue.graph
-    reduced = [(r, partials(r, spec, problem)) for r in graph.results if graph.is_reduced(r)]
+    reduced = [
+        (r, combined(partials(r, spec, problem), graph.nodes[r.node].value[1]))
+        for r in graph.results if graph.is_reduced(r)
+    ]  # fmt: skip
     if 0 in (problem.batch, problem.m, problem.n):
         written = [(r, shape) for r, shape in reduced if shape.batch * shape.elements]
         return Launches(spec, binding.swapped, tuple(_of_nothing(r, spec, problem, shape) for r, shape in written))
@@ -89,7 +99,7 @@ def _reduction(result: Result, spec: KernelSpec, problem: Problem, shape: Partia
     kind, axis = node.value
     extent = graph.extents()[node.inputs[0]]
     m, n = problem.m // max(extent.height, 1), problem.n // max(extent.width, 1)
-    count = {"n": n, "m": m, "all": problem.batch * m * n}[axis]  # elements that one is made of
+    count = math.prod({"b": problem.batch, "m": m, "n": n}[index] for index in over(axis))  # that one is made of
     scale, offset = 1.0, 0.0
     if known is not None and count:
         offset = {"sum": known * count, "logsumexp": known + math.log(count)}.get(kind, known)

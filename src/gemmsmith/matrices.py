@@ -27,8 +27,7 @@ def oriented(
     for r in graph.results:
         if isinstance(x := arguments[result_argument(r.name)], ArrayInfo) and not graph.is_reduced(r):
             arrays[r.name] = matrix_of(x, batch)
-    extents = graph.extents()
-    d = next((r.name for r in graph.results if extents[r.node].is_matrix), "")
+    d = next(iter(graph.stored), "")
     a, b = (
         matrix_of(x, batch, dtype=dtype)  # of fp32 arrays TF32
         for x, dtype in ((arguments["a"], mma.a), (arguments["b"], mma.b))

@@ -356,3 +356,41 @@ def test_what_has_no_gradient_is_refused_at_the_call() -> None:
     with pytest.raises(ArgumentError, match=r"a: got torch\.float8_e4m3fn, with something that requires grad"):
         gemm(a.detach().to(torch.float8_e4m3fn), b.detach().to(torch.float8_e4m3fn),
              epilogue=lambda acc, row: acc + row, row=torch.ones(N, requires_grad=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda x, dim, keepdim: x.sum(dim, keepdim),
+        lambda x, dim, keepdim: x.mean(dim, keepdim),
+        lambda x, dim, keepdim: x.amax(dim, keepdim),
+        lambda x, dim, keepdim: x.logsumexp(dim, keepdim),
+    ],
+    ids=["sum", "mean", "amax", "logsumexp"],
+)
+@pytest.mark.parametrize(("shape", "dims"), [
+    ((3, M, K), [0, (0, 1), (0, 2), (1, 2), (-3, -2, -1)]), ((2, 3, M, K), [2, (0, 1), (0, 1, 2), (-1, -2), None]),
+])  # fmt: skip
+def test_every_set_of_indices(shape: tuple[int, ...], dims: list[Any], kind: Any, keepdim: bool) -> None:
+    """Values, shapes and gradients as torch's, beside a matrix and alone."""
+    a, b, bias = tensor(*shape), tensor(K, N), tensor(N)
+    for dim in dims:
+        index = tuple(range(len(shape))) if dim is None else dim
+
+        def reduced(x: Any, bias: Any, index: Any = index) -> Any:
+            x = (x + bias).tanh()
+            return x, kind(x, index, keepdim)
+
+        def alone(x: Any, bias: Any, reduced: Any = reduced) -> Any:
+            return reduced(x, bias)[1:]
+
+        for function in (reduced, alone):
+            found, wants = gemm(a, b, epilogue=function, bias=bias), function(a @ b, bias)
+            found = found if isinstance(found, tuple) else (found,)
+            gradients = [torch.randn_like(want) for want in wants]
+            for got, want in zip(found, wants, strict=True):
+                torch.testing.assert_close(got, want)
+            of_found = torch.autograd.grad(found, (a, b, bias), gradients)
+            for got, want in zip(of_found, torch.autograd.grad(wants, (a, b, bias), gradients), strict=True):
+                torch.testing.assert_close(got, want)

@@ -6,7 +6,7 @@ holds one; the reference executes one in float64. The bare product is the graph 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
@@ -34,8 +34,20 @@ class Extent(NamedTuple):
         return Extent(self.batch, self.width, self.height)
 
     def reduced(self, axis: str) -> Extent:
-        """The extent of a reduction along "n" (one value a row), "m" (one a column) or "all"."""
-        return Extent(self.batch and axis != "all", self.height if axis == "n" else 0, self.width if axis == "m" else 0)
+        """The extent of a reduction over `axis`, as `over` reads it."""
+        b, m, n = (index in over(axis) for index in "bmn")
+        return Extent(self.batch and not b, 0 if m else self.height, 0 if n else self.width)
+
+
+def over(axis: str) -> str:
+    """The indices that a reduction over an axis sums: of b (the batch), m (rows) and n (columns), as their letters say:
+    "n" gives one value a row, "bm" one a column of all batches; "all" is each of them."""
+    return "bmn" if axis == "all" else axis
+
+
+def axis_over(indices: Collection[str]) -> str:
+    """The axis whose `over` these indices are."""
+    return "all" if len(set(indices)) == 3 else "".join(index for index in "bmn" if index in indices)
 
 
 def broadcast(extents: Sequence[Extent]) -> Extent:
@@ -69,8 +81,7 @@ class Node:
       "interleave"    (x, y)  axis           chunk's inverse: groups of 8 of x and of y, alternately
       "one_hot"       (x,)    None           whether a column's number is x, which has one value a row
       "cast"          (x,)    DType          rounded to a dtype and back
-      "reduce"        (x,)    (kind, axis)   kind: sum, mean, max, min, logsumexp; axis: "n" (one value a row), "m"
-                                             (one a column) or "all" (a scalar, over the batch too)
+      "reduce"        (x,)    (kind, axis)   kind: sum, mean, max, min, logsumexp; axis: what it is over, see `over`
       "quantize"      (x,)    (DType, block) x over its scale, rounded; the scale is one a row and `block` columns
       "scale"         (q,)    None           the scale of a "quantize" node: amax of the block over the dtype's maximum
       "top_k_softmax" (x,)    k              softmax over the k largest of a row, 0 elsewhere; N fits a tile
@@ -178,20 +189,20 @@ class Graph:
 
     @cached_property
     def _transposed(self) -> Graph:
-        axes = {"n": "m", "m": "n", "all": "all"}
+        other = {"n": "m", "m": "n"}
         nodes = list(self.nodes)
         for i, x in enumerate(nodes):
             if x.op in ("reduce", "chunk"):
-                nodes[i] = replace(x, value=(x.value[0], axes[x.value[1]]))
+                nodes[i] = replace(x, value=(x.value[0], axis_over([other.get(y, y) for y in over(x.value[1])])))
             elif x.op == "interleave":
-                nodes[i] = replace(x, value=axes[x.value])
+                nodes[i] = replace(x, value=other[x.value])
         operands = [replace(o, extent=o.extent.transposed) for o in self.operands]
         return replace(self, nodes=tuple(nodes), operands=tuple(operands))
 
     @cached_property
     def stored(self) -> list[str]:
-        """The names of results that are matrices."""
-        return [r.name for r in self.results if self.extents()[r.node].is_matrix]
+        """The names of results that are stored as matrices; what is reduced is not, whatever its shape."""
+        return [r.name for r in self.results if self.extents()[r.node].is_matrix and not self.is_reduced(r)]
 
     @cached_property
     def matrices(self) -> list[str]:
@@ -231,8 +242,10 @@ class Graph:
 
     @cached_property
     def transposable(self) -> bool:
-        """Whether `transposed` is possible: no node needs a row's columns at once, or their numbers."""
-        return not {node.op for node in self.nodes} & {"one_hot", "quantize", "scale", "top_k_softmax"}
+        """Whether `transposed` is possible: no node needs a row's columns at once, or their numbers, and none gives a
+        matrix that is reduced over the batch."""
+        matrices = any(node.op == "reduce" and node.value[1] == "b" for node in self.nodes)
+        return not matrices and not {node.op for node in self.nodes} & {"one_hot", "quantize", "scale", "top_k_softmax"}
 
 
 @lru_cache(maxsize=16)

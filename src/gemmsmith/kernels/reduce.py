@@ -32,7 +32,8 @@ def shape(partials: Partials) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class BoundReduction:
-    """scale * total + offset of each element, one after the other at `out`; its partials lie at `source`."""
+    """scale * total + offset of each element, one after the other at `out`; its partials, `combined`, lie at
+    `source`."""
 
     partials: Partials
     source: Pointer | int

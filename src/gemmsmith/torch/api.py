@@ -14,6 +14,7 @@ from gemmsmith.api import gemm as launch
 from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.dtypes import number_operand
 from gemmsmith.core.errors import ARGUMENTS, ArgumentError, meant
+from gemmsmith.core.graph import over
 from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.frontend.classify import classify
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
@@ -220,7 +221,7 @@ def _bound(
         kinds = (*kinds, (name, (batch, extent.height, extent.width), str(x.dtype)))
         if x.dim() == 3 and not batch:
             arrays[name] = x.squeeze(0)
-    written = epilogue_text(epilogue, shape, kinds[: len(given)], kinds[len(given) :])
+    written = epilogue_text(epilogue, (*leading, *shape[-2:]), kinds[: len(given)], kinds[len(given) :])
     if len(shape) == 3 and b.dim() == 2 and a.dim() == 3:
         written, folds, columns = _folded(written)
         if folds:  # the batch's rows are rows of one product
@@ -301,7 +302,11 @@ def _folded(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
     """The text for a product whose batch is folded into its rows, whether that is possible, and the operands with a
     batch of rows: it is where nothing is the same for the rows of one batch only, or for all batches."""
     graph = text.read(epilogue)
-    if any(node.op in ("reduce", "chunk", "interleave") and node.value[-1] == "m" for node in graph.nodes):
+    if any(node.op in ("chunk", "interleave") and node.value[-1] == "m" for node in graph.nodes):
+        return epilogue, False, ()
+    if any(
+        node.op == "reduce" and ("b" in over(node.value[1])) != ("m" in over(node.value[1])) for node in graph.nodes
+    ):
         return epilogue, False, ()
     if any(o.extent.batch != (o.extent.height > 0) for o in graph.operands):
         return epilogue, False, ()
@@ -311,9 +316,9 @@ def _folded(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
 
 @constant
 def _kept(epilogue: str) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
-    """Of each result the axis over which it is reduced, or "", and keepdim; the results' names."""
+    """Of each result the indices over which it is reduced, and keepdim; the results' names."""
     graph = text.read(epilogue)
-    axes = [graph.nodes[r.node].value[1] if graph.is_reduced(r) else "" for r in graph.results]
+    axes = [over(graph.nodes[r.node].value[1]) if graph.is_reduced(r) else "" for r in graph.results]
     kinds = tuple((axis, r.keepdim) for axis, r in zip(axes, graph.results, strict=True))
     return kinds, tuple(r.name for r in graph.results)
 
@@ -322,11 +327,7 @@ def _unfolded(x: Any, kind: tuple[str, bool], leading: tuple[Any, ...], shape: t
     """A result with a's leading indices."""
     if not leading:
         return x
-    axis, keepdim = kind
-    if axis == "all":
-        return x.reshape((1,) * (len(leading) + 2)) if keepdim else x
-    if axis == "n":
-        return x.reshape(*leading, shape[-2], 1) if keepdim else x.reshape(*leading, shape[-2])
-    if axis == "m":
-        return x.reshape(*leading, 1, x.shape[-1]) if keepdim else x.reshape(*leading, x.shape[-1])
-    return x.reshape(*leading, shape[-2], x.shape[-1])
+    summed, keepdim = kind
+    sizes = {"b": leading, "m": (shape[-2],), "n": x.shape[-1:]}
+    kept = [(1,) * len(own) * keepdim if index in summed else own for index, own in sizes.items()]
+    return x.reshape([size for own in kept for size in own])

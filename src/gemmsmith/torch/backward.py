@@ -12,7 +12,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
-from gemmsmith.core.graph import Graph, Node, Result
+from gemmsmith.core.graph import Graph, Node, Result, over
 from gemmsmith.epilogue.frontend.derivative import (
     GRADIENT,
     OPERAND,
@@ -60,11 +60,11 @@ class Step(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """A result that is a reduction. `mean_of`: the width of the values that it is a mean of, or 0; `ties`: counts the
-    elements that are equal to a maximum or minimum."""
+    """A result that is a reduction, `over` some of the product's indices b, m, n. `mean_of`: the width of the values
+    that it is a mean of, or 0; `ties`: counts the elements that are equal to a maximum or minimum."""
 
     name: str
-    axis: str
+    over: str
     keepdim: bool
     mean_of: int
     ties: Step | None
@@ -179,14 +179,14 @@ def _reduced(graph: Graph, r: Result, stored: Names, of: Names, default: DType) 
     (inner,), (kind, axis) = graph.nodes[r.node].inputs, graph.nodes[r.node].value
     counts = _step(ties(graph, r.name, stored, default)) if r in extremes(graph) and r.name in of else None
     width = max(graph.extents()[inner].width, 1) if kind == "mean" else 0
-    return Reduced(r.name, axis, r.keepdim, width, counts)
+    return Reduced(r.name, over(axis), r.keepdim, width, counts)
 
 
 def _step(graph: Graph, reduced: tuple[Reduced, ...] = ()) -> Step:
     product = any(node.op == "accumulator" for node in graph.nodes)
     thin = {GRADIENT + r.name for r in reduced}
     widths = tuple(
-        (o.name, o.extent.width * (o.extent.is_matrix and o.name in thin))
+        (o.name, o.extent.width * (o.extent.is_matrix and o.extent.batch and o.name in thin))
         for o in graph.operands
         if o.dtype is not None
     )

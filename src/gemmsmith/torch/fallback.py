@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT32
 from gemmsmith.core.errors import DeviceError
-from gemmsmith.core.graph import Graph, Node
+from gemmsmith.core.graph import Graph, Node, over
 
 DTYPES = {
     BF16: torch.bfloat16, FP16: torch.float16, FP32: torch.float32, E4M3: torch.float8_e4m3fn,
@@ -73,9 +73,7 @@ def evaluated(graph: Graph, product: Any, operands: Mapping[str, Any]) -> dict[s
     for r in graph.results:
         value = values[r.node]
         if graph.is_reduced(r):
-            axis = graph.nodes[r.node].value[1]
-            dims = {"n": (-1,), "m": (-2,), "all": tuple(range(product.dim()))}[axis]
-            results[r.name] = value if r.keepdim else value.squeeze(dims)
+            results[r.name] = value if r.keepdim else value.squeeze(_dims(graph.nodes[r.node].value[1], product))
         else:
             results[r.name] = _spread(value, product, graph.extents()[r.node].width)
     return results
@@ -122,8 +120,13 @@ def _spread(x: Any, product: Any, width: int) -> Any:
     return x.expand(*product.shape[:-1], columns)
 
 
+def _dims(axis: str, product: Any) -> tuple[int, ...]:
+    """The indices of a product that a reduction sums."""
+    return tuple(i for i, index in enumerate("bmn"[3 - product.dim() :]) if index in over(axis))
+
+
 def _reduced(x: Any, product: Any, kind: str, axis: str) -> Any:
-    dims = {"n": (-1,), "m": (-2,), "all": tuple(range(product.dim()))}[axis]
+    dims = _dims(axis, product)
     x = _spread(x, product, 1).to(product.dtype)
     if kind == "logsumexp":
         return torch.logsumexp(x, dims, keepdim=True)

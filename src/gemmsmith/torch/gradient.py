@@ -135,7 +135,7 @@ class _Product(torch.autograd.Function):
         batched = [d is not None for d in dims[3:]]
         (a, b, *operands), (_, of_b, *of_operands) = first, batched
         graph = text.read(made.epilogue)
-        everywhere = any(n.op == "reduce" and n.value[1] == "all" for n in graph.nodes)
+        everywhere = any(n.op == "reduce" and n.value[1] != "n" and n.value[1] != "m" for n in graph.nodes)
         if everywhere or a.dim() - batched[0] != 2 or b.dim() - of_b != 2:  # its own batch, or sums over it
             rows = [
                 _Product.apply(*inputs[:3], *[x[i] if d else x for x, d in zip(first, batched, strict=True)])
@@ -155,17 +155,17 @@ _applied = super(torch.autograd.Function, _Product).apply
 
 
 def _shape(r: Reduced, known: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any) -> None:
-    """Gives a reduction's value and gradient the index again that it is over; divides the gradient."""
+    """Gives a reduction's value and gradient the indices again that it is over; divides the gradient."""
+    summed = [i for i, index in enumerate("bmn"[3 - len(shape) :]) if index in r.over]
     for name in (GRADIENT + r.name, VALUE + r.name):
-        if name in known and r.axis == "all":
-            known[name] = known[name].reshape((1,) * len(shape))
-        elif name in known and not r.keepdim:
-            known[name] = known[name].unsqueeze(-1 if r.axis == "n" else -2)
+        if name in known and not r.keepdim:
+            for i in summed:
+                known[name] = known[name].unsqueeze(i)
     name = GRADIENT + r.name
     if name in known and r.mean_of:
-        columns, count = shape[-1] // r.mean_of, 1
-        for extent in {"n": [columns], "m": [shape[-2]], "all": [*shape[:-1], columns]}[r.axis]:
-            count = count * extent
+        sizes, count = (*shape[:-1], shape[-1] // r.mean_of), 1
+        for i in summed:
+            count = count * sizes[i]
         known[name] = known[name] / count
     if name in known and r.ties:
         known[name] = known[name] / _run(r.ties, known, shape, dtype, like)["out"]

@@ -6,7 +6,7 @@ import sys
 from functools import cache
 from typing import Any
 
-from gemmsmith.core.graph import Extent, Graph, Result
+from gemmsmith.core.graph import Extent, Graph, Result, over
 from gemmsmith.torch import text
 
 Sharding = tuple[list[Any], list[Any]]
@@ -70,13 +70,14 @@ def _dimension(extent: Extent, axis: str, rank: int) -> int | None:
 def _result(graph: Graph, r: Result, axis: str, rank: int) -> int | str | bool:
     """The result's index that is split, or how parts of it are put together; False if they cannot be."""
     node = graph.nodes[r.node]
-    own = {"batch": 0, "m": rank - 2, "n": rank - 1}[axis]
+    own, index = {"batch": (0, "b"), "m": (rank - 2, "m"), "n": (rank - 1, "n")}[axis]
     if node.op != "reduce":
         return own
-    kind, over = node.value
-    if over in (axis, "all"):
+    kind, summed = node.value[0], over(node.value[1])
+    if index in summed:
         return _PARTIAL.get(kind, False)
-    return own - 1 if over == "m" and axis == "n" and not r.keepdim else own
+    before = "bmn"[3 - rank :].partition(index)[0]
+    return own if r.keepdim else own - sum(x in summed for x in before)
 
 
 def addends(graph: Graph) -> frozenset[str] | None:

@@ -31,8 +31,8 @@ if getattr(torch._dynamo.config, "skip_guards_on_constant_func_defaults", False)
 
 
 def epilogue_text(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds, scales: Kinds) -> str:
-    """The text of an epilogue's graph for a product (m, n) or (batch, m, n), which is multiplied by its `scales` before
-    all else. Raises EpilogueError."""
+    """The text of an epilogue's graph for a product of `shape`, (m, n) with any indices in front, which is multiplied
+    by its `scales` before all else. Raises EpilogueError."""
     if epilogue is None:
         return _bare(scales)
     if torch.compiler.is_dynamo_compiling():

@@ -125,10 +125,9 @@ def _heavy(epilogue: EpilogueSpec) -> bool:
     """Whether an epilogue needs so many registers that a warpgroup should have 64 rows: for matrices beside the first
     and reductions, if they are two, for a matrix that is read without TMA, and for one that is stored along its
     columns."""
-    graph, extents = epilogue.graph, epilogue.graph.extents()
-    matrices = [o.extent for o in graph.operands] + [extents[r.node] for r in graph.results]
+    graph = epilogue.graph
     reductions = [node for node in graph.nodes if node.op == "reduce"]
-    held = max(sum(extent.is_matrix for extent in matrices) - 1, 0) + len(reductions)
+    held = max(len(graph.matrices) - 1, 0) + len(reductions)
     column_major = any(r.name in epilogue.column_major for r in graph.results)
     return held > 1 or _reads_apart(epilogue) or (graph.computes and column_major)
 
@@ -137,10 +136,10 @@ def _heavy(epilogue: EpilogueSpec) -> bool:
 def _light(epilogue: EpilogueSpec) -> bool:
     """Whether an epilogue is considered with the largest accumulators: the bare product, or little more, stored by TMA.
     One that loads a matrix would have too few or too narrow pieces of it in flight (tries-h200.json)."""
-    graph, extents = epilogue.graph, epilogue.graph.extents()
+    graph = epilogue.graph
     vectors = [o for o in graph.operands if o.extent.height or o.extent.width]
     rich = epilogue.exact or any(node.op in RICH for node in graph.nodes)
-    direct = any(extents[r.node].is_matrix and r.name not in epilogue.tma for r in graph.results)
+    direct = any(name not in epilogue.tma for name in graph.stored)
     return not graph.computes or not (len(vectors) > 1 or _loads(epilogue) or rich or direct or _heavy(epilogue))
 
 

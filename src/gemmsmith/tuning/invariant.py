@@ -18,7 +18,7 @@ from gemmsmith.binding import Binding
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import TF32, DType
 from gemmsmith.core.errors import ArgumentError, ConfigError
-from gemmsmith.core.graph import Graph
+from gemmsmith.core.graph import Graph, over
 from gemmsmith.core.problem import SCALE_NAMES, Matrix, Problem, Scale
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
@@ -70,7 +70,7 @@ def invariant(binding: Binding) -> Config:
 
 def _combines_columns(graph: Graph) -> bool:
     """Whether a value of a row is made of several columns."""
-    return graph.takes_whole_rows or any(node.op == "reduce" and node.value[1] == "n" for node in graph.nodes)
+    return graph.takes_whole_rows or any(node.op == "reduce" and "n" in over(node.value[1]) for node in graph.nodes)
 
 
 def _worst(binding: Binding) -> EpilogueSpec:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.schedule.stream import LEAST_IDLE, MOST_PARTS
@@ -95,7 +96,8 @@ class Extra(NamedTuple):
     def of(epilogue: EpilogueSpec) -> Extra:
         graph = epilogue.graph
         extents = graph.extents()
-        places = [(o.extent, o.dtype) for o in graph.operands] + [(extents[r.node], r.dtype) for r in graph.results]
+        places = [(o.extent, o.dtype) for o in graph.operands]
+        places += [(extents[r.node], FP32 if graph.is_reduced(r) else r.dtype) for r in graph.results]
         nbytes = sum(
             dtype.bytes / (extent.width * extent.height) for extent, dtype in places if extent.is_matrix and dtype
         )

@@ -339,8 +339,22 @@ def test_dimensions_of_a_batch() -> None:
         return traced(lambda acc: acc.sum(dim), product).nodes[-1].value[1]
 
     assert [axis(d) for d in (-1, 2, -2, 1, None, (0, 1, 2))] == ["n", "n", "m", "m", "all", "all"]
-    for dim in (0, (1, 2), 3):
+    assert [axis(d) for d in (0, (1, 2), (-1, -2), (0, 1), (-1, 0), -3)] == ["b", "mn", "mn", "bm", "bn", "b"]
+    for dim in (3, -4, (0, 3), ()):
         with pytest.raises(EpilogueError, match="sum: dim: got"):
+            axis(dim)
+
+
+def test_dimensions_of_several_batches() -> None:
+    """All in front of rows and columns are reduced together, or none."""
+    product = (2, 3, M, N)
+
+    def axis(dim: Any) -> str:
+        return traced(lambda acc: acc.sum(dim), product).nodes[-1].value[1]
+
+    assert [axis(d) for d in (2, -1, (0, 1), (0, 1, 2), (2, 3), None)] == ["m", "n", "b", "bm", "mn", "all"]
+    for dim in (0, 1, (0, 2), (0, 2, 3)):
+        with pytest.raises(EpilogueError, match="sum: dim: got .* all in front of these"):
             axis(dim)
 
 

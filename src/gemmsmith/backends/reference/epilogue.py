@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmsmith.backends.reference.product import Array, rounded
 from gemmsmith.core.dtypes import LARGEST, LEAST_SCALE, DType
-from gemmsmith.core.graph import Graph, Node
+from gemmsmith.core.graph import Graph, Node, over
 from gemmsmith.epilogue.functions import FUNCTIONS
 
 
@@ -30,7 +30,7 @@ def execute(graph: Graph, product: Array, operands: Mapping[str, Any]) -> dict[s
     for r in graph.results:
         node, value = graph.nodes[r.node], values[r.node]
         if node.op == "reduce":
-            results[r.name] = _kept(value, node.value[1], product.ndim) if r.keepdim else np.asarray(value)
+            results[r.name] = np.expand_dims(value, _along(node.value[1], product.ndim)) if r.keepdim else value
         else:
             results[r.name] = np.broadcast_to(value, (*shape, np.shape(value)[-1] if np.ndim(value) else 1))
     return results
@@ -86,7 +86,7 @@ def _interleaved(x: Array, y: Array) -> Array:
 
 
 def _reduced(x: Array, kind: str, axis: str) -> Array:
-    along = {"n": -1, "m": -2, "all": None}[axis]
+    along = _along(axis, x.ndim)
     if kind == "logsumexp":
         largest = x.max(axis=along, keepdims=True, initial=-np.inf)
         offset = np.where(np.isfinite(largest), largest, 0)
@@ -96,10 +96,9 @@ def _reduced(x: Array, kind: str, axis: str) -> Array:
     return np.asarray(getattr(x, kind)(axis=along))
 
 
-def _kept(x: Array, axis: str, rank: int) -> Array:
-    if axis == "all":
-        return np.reshape(x, (1,) * rank)
-    return np.expand_dims(x, -1 if axis == "n" else -2)
+def _along(axis: str, rank: int) -> tuple[int, ...]:
+    """The indices that a reduction of an array of that rank sums."""
+    return tuple(i for i, index in enumerate("bmn"[3 - rank :]) if index in over(axis))
 
 
 def _quantized(x: Array, dtype: DType, block: int) -> tuple[Array, Array]:

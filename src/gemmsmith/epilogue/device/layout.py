@@ -119,7 +119,7 @@ def layout(spec: KernelSpec) -> Layout:
     stores = [
         (r.name, _tile(spec.epilogue, r.name, r.dtype, extents[r.node], columns))
         for r in graph.results
-        if extents[r.node].is_matrix and r.dtype
+        if r.name in graph.stored and r.dtype
     ]
     vectors = _vectors(graph, n, spec.warpgroup_rows)
     stages = config.stages * (spec.stage_bytes + BARRIER_BYTES) + spec.scale_bytes(config.stages)
@@ -171,7 +171,7 @@ def least_bytes(graph: Graph, tma: frozenset[str], config: Config) -> int:
     n, consumers = config.tile[1] // config.warpgroups[1] // slices(config, graph), config.consumers
     extents, columns = graph.extents(), piece_columns(graph, tma, n)
     loads = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
-    stores = [(extents[r.node], r.dtype) for r in graph.results if extents[r.node].is_matrix]
+    stores = [(extents[r.node], r.dtype) for r in graph.results if r.name in graph.stored]
     beside = loads + stores * (not config.alias_epilogue)
     piece = sum(WGMMA_M // e.height * columns // e.width * dtype.bytes for e, dtype in beside if dtype)
     parts, rows = n // columns, config.tile[0] // config.warpgroups[0]

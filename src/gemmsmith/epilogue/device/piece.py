@@ -197,7 +197,7 @@ class Piece:
             for j in range(spot.count):
                 for half in range(reduction.halves):
                     reduction.add(part, spot, j, half, here.pair(index, j, half))
-            reduction.cells.fence()
+            reduction.fence()
 
 
 def _product(accumulator: Accumulator, block: Value, chunk: Value, j: int, half: int) -> tuple[Value, Value]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import Extent, Graph, Result
+from gemmsmith.core.graph import Extent, Graph, Result, over
 from gemmsmith.core.mma import CHUNK, OF_COLUMN, OF_QUAD, QUAD, WARP_ROWS, WGMMA_M, fragment_column
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import Problem
@@ -113,11 +113,13 @@ class _Cells:
 
 class Reduction:
     """One reduction result. Kernel arguments: `partial_` and the result's name, where its partials go, or the result
-    itself where sums are atomic; `parts_`, `elements_` and `state_stride_`, the extents of `Partials`."""
+    itself where sums are atomic; `parts_`, `elements_` and `state_stride_`, the extents of `Partials`; `columns_` of a
+    matrix. `axis`: the index along which a tile is reduced, "n" or "m"; "mn" for both, "" for none."""
 
     def __init__(self, result: Result, kind: str, axis: str, of_what: Extent, spec: KernelSpec, layout: Layout) -> None:
         k, of = current(), partial(partials, result, spec)
-        self.result, self.axis, self.spec, self.layout = result, axis, spec, layout
+        self.result, self.spec, self.layout = result, spec, layout
+        self.axis, self._over_batch = over(axis).removeprefix("b"), over(axis).startswith("b")
         self.height, self.width = max(of_what.height, 1), max(of_what.width, 1)
         self.halves = 2 // self.height
         self.monoid = MONOIDS[kind]
@@ -130,9 +132,11 @@ class Reduction:
         self.parts = k.parameter(f"parts_{result.name}", bind=lambda p: of(p).tiles_n or of(p).parts)
         self.elements = k.parameter(f"elements_{result.name}", bind=lambda p: of(p).tiles or of(p).elements)
         self.stride = k.parameter(f"state_stride_{result.name}", I64, lambda p: of(p).state)  # between states
+        if not self.axis:
+            self.columns = k.parameter(f"columns_{result.name}", bind=lambda p: p.n // self.width)
 
     def begin_tile(self) -> None:
-        if self.axis != "m":
+        if self.axis in ("n", "mn"):
             count = self.halves * self.layout.blocks if self.axis == "n" else 1
             self.cells = _Cells(self.monoid, count, f"reduced_{self.result.name}")
 
@@ -145,10 +149,26 @@ class Reduction:
     def add(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
         """Two neighbouring elements, masked along what is reduced; results outside the matrix are not written."""
         columns, row = part.columns_inside(spot, j, self.width), part.inside(spot.block, half, self.height)
+        if not self.axis:
+            self._write_elements(part, spot, j, half, pair)
+            return
         for i, x in enumerate(pair):
-            inside = {"n": columns[i], "m": row, "all": columns[i] & row}[self.axis]
+            inside = {"n": columns[i], "m": row, "mn": columns[i] & row}[self.axis]
             kept = current().select(inside, x, self.monoid.neutral)
             self.cells.add(self._cell(spot, j, half, i), kept)
+
+    def fence(self) -> None:
+        """What was added so far is summed here."""
+        if self.axis:
+            self.cells.fence()
+
+    def _write_elements(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
+        """Two neighbouring elements: all that this tile has of theirs, and of no other."""
+        row = part.row(spot.block, half, self.height)
+        inside = zip(part.columns_inside(spot, j, self.width), part.columns(spot, j, self.width), pair, strict=True)
+        for column_inside, column, x in inside:
+            within = column_inside & part.inside(spot.block, half, self.height)
+            self._write(part, Constant(I32, 0), row * self.columns + column, self.monoid.lift(x), within)
 
     def _cell(self, spot: Spot, j: int, half: int, i: int) -> ValueLike:
         """The cell of an element."""
@@ -178,9 +198,9 @@ class Reduction:
                 row = part.row(Constant(I32, i // self.halves), i % self.halves, self.height)
                 inside = (k.lane % QUAD == 0) & (row < self.elements) & (tile < self.parts)
                 self._write(part, tile, row, self.cells.get(i), inside)
-        elif self.axis == "all":
+        elif self.axis == "mn":
             self.cells.across(0, OF_QUAD + OF_COLUMN)
-            self._write(part, self._warp_of_all(part), 0, self.cells.get(0), k.lane == 0, batch=False)
+            self._write(part, self._warp_of_all(part), 0, self.cells.get(0), k.lane == 0)
 
     def _warp_of_all(self, part: Part) -> Value:
         """A number for this warp's part of this tile, among all tiles of all batches."""
@@ -190,16 +210,19 @@ class Reduction:
         warpgroup = part.warpgroup if self.spec.config.warpgroups[0] > 1 else 0
         return tile * warps + warpgroup * 4 + k.warp_index % 4
 
-    def _write(
-        self, part: Part, piece: Value, element: ValueLike, state: State, inside: Value, batch: bool = True
-    ) -> None:
+    def _write(self, part: Part, piece: Value, element: ValueLike, state: State, inside: Value) -> None:
+        """A part's state of an element; of a scalar's the piece's number among those of all batches. Atomic sums have
+        no parts: they go to the element of the result."""
         k = current()
-        if self.atomic:
-            piece = Constant(I32, 0)
-        offset = piece.to(I64)
-        if batch:
-            parts = 1 if self.atomic else self.parts
-            offset = (part.work.batch * parts + piece).to(I64) * self.elements.to(I64)
+        if self.axis == "mn":
+            offset = piece.to(I64)
+            if self.atomic:
+                offset = (Constant(I32, 0) if self._over_batch else part.work.batch).to(I64)
+        else:
+            parts, batch = 1 if self.atomic else self.parts, part.work.batch
+            if self.atomic:
+                piece, batch = Constant(I32, 0), Constant(I32, 0) if self._over_batch else batch
+            offset = (batch * parts + piece).to(I64) * self.elements.to(I64)
             offset = offset + (element.to(I64) if isinstance(element, Value) else element)
         if self.atomic:
             with k.when(inside):
@@ -237,7 +260,7 @@ def partials_argument(name: str) -> str:
 @dataclass(frozen=True)
 class Partials:
     """What the host must know of a reduction: its partials' shape. `tiles` and `tiles_n`: of the padded grid, in all
-    and along N, where each warp of each tile has a part of the one result there is; else 0."""
+    and along N, where each warp of each tile has a part of the one result that a batch has; else 0."""
 
     kind: str
     batch: int
@@ -256,21 +279,30 @@ class Partials:
         return self.batch * self.parts * self.elements
 
 
+def combined(shape: Partials, axis: str) -> Partials:
+    """The partials as the second step sees them: where the batch is reduced, too, its parts are parts of one."""
+    return replace(shape, batch=1, parts=shape.batch * shape.parts) if "b" in over(axis) else shape
+
+
 def partials(result: Result, spec: KernelSpec, p: Problem) -> Partials:
     """The partials of a reduction. ArgumentError where they are more than kernels count."""
     graph, config = spec.epilogue.graph, spec.config
     node = graph.nodes[result.node]
     (kind, axis), extent = node.value, graph.extents()[node.inputs[0]]
-    if axis == "n":
-        shape = Partials(kind, p.batch, -(-p.n // spec.slice_columns), p.m // max(extent.height, 1))
-    elif axis == "m":
-        shape = Partials(kind, p.batch, -(-p.m // WARP_ROWS), p.n // max(extent.width, 1))
-    else:
-        rows = -(-p.m // (config.tile[0] * config.cluster[0])) * config.cluster[0]
-        across = config.cluster[1] * spec.slices * config.warpgroups[1]
-        columns = -(-p.n // (spec.slice_columns * across)) * across
-        parts = p.batch * rows * columns * 4 * config.warpgroups[0]
-        shape = Partials(kind, 1, parts, 1, rows * columns, columns)
+    m, n = p.m // max(extent.height, 1), p.n // max(extent.width, 1)
+    match over(axis).removeprefix("b"):
+        case "n":
+            shape = Partials(kind, p.batch, -(-p.n // spec.slice_columns), m)
+        case "m":
+            shape = Partials(kind, p.batch, -(-p.m // WARP_ROWS), n)
+        case "mn":
+            rows = -(-p.m // (config.tile[0] * config.cluster[0])) * config.cluster[0]
+            across = config.cluster[1] * spec.slices * config.warpgroups[1]
+            columns = -(-p.n // (spec.slice_columns * across)) * across
+            parts = rows * columns * 4 * config.warpgroups[0]
+            shape = Partials(kind, p.batch, parts, 1, rows * columns, columns)
+        case _:
+            shape = Partials(kind, p.batch, 1, m * n)
     count = shape.batch * max(shape.parts, shape.elements)
     if count > MOST_PARTIALS:
         raise ArgumentError(

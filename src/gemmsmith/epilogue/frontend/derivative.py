@@ -147,9 +147,8 @@ def _cheapest(
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The least cost of the derivative, and the results that it reads then, with those of `read`. A cost is: whether it
     needs the product, the matrices that it reads, its operands, its nodes."""
-    extents = graph.extents()
     of = [r.name for r in graph.results if not r.name.startswith(KEPT)]
-    matrices = [r.name for r in graph.results if extents[r.node].is_matrix]
+    matrices = graph.stored
     needed = {*read, *(base.name for r in extremes(graph) if (base := _base(graph, r)))}
     best: tuple[tuple[int, ...], tuple[str, ...]] | None = None
     for names in (names for count in range(len(matrices) + 1) for names in combinations(matrices, count)):

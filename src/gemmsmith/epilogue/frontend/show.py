@@ -32,7 +32,9 @@ def label(graph: Graph, node: Node) -> str:
             return f"{kind if extent.width or extent.height else 'ScalarBroadcast'}({node.value})"
         case "reduce":
             kind, axis = node.value
-            return f"{ {'n': 'ColReduction', 'm': 'RowReduction', 'all': 'ScalarReduction'}[axis] }({kind})"
+            batched = ", of all batches" * (axis in ("b", "bm", "bn"))
+            names = {"n": "ColReduction", "m": "RowReduction", "": "BatchReduction"}
+            return f"{names.get(axis.removeprefix('b'), 'ScalarReduction')}({kind}{batched})"
         case "chunk":
             return "Chunk(up)" if node.value[0] else "Chunk(gate)"
         case "interleave":

@@ -16,7 +16,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError, EpilogueError
-from gemmsmith.core.graph import Extent, Node, broadcast
+from gemmsmith.core.graph import Extent, Node, axis_over, broadcast
 from gemmsmith.epilogue.frontend.names import ELSE, HINTS, METHODS, NAMES, SPELLINGS
 from gemmsmith.epilogue.functions import PREDICATES
 from gemmsmith.epilogue.lines import refused, user_line
@@ -126,17 +126,20 @@ class Tracing:
 
     def reduce(self, kind: str, x: Any, dim: Any, keepdim: Any, dtype: Any = None) -> Traced:
         x, rank = self.value(x), len(self.product)
-        if not x.extent.is_matrix or (rank == 3 and not x.extent.batch):
+        if not x.extent.is_matrix or (rank > 2 and not x.extent.batch):
             raise refused(f"{kind}: got a value that is no whole product; reduce it before, and pass it as an operand")
         if not isinstance(keepdim, (bool, np.bool_)):
             raise refused(f"{kind}: keepdim: got {keepdim!r}; use True or False, and dtype= for a dtype")
         dims = range(rank) if dim is None else dim if isinstance(dim, (tuple, list)) else (dim,)
         if not all(isinstance(d, (int, np.integer)) and -rank <= d < rank for d in dims):
-            raise refused(f"{kind}: dim: got {dim!r}; use -1 (one value a row), -2 (one a column) or None (one in all)")
-        axes = {(rank - 1,): "n", (rank - 2,): "m", tuple(range(rank)): "all"}
-        axis = axes.get(tuple(sorted({d % rank for d in dims})))
-        if axis is None:
-            raise refused(f"{kind}: dim: got {dim!r} of {rank}; use -1 (one value a row), -2 (one a column), or all")
+            raise refused(f"{kind}: dim: got {dim!r}; use indices of the product from {-rank} to {rank - 1}, or None")
+        reduced = {int(d) % rank for d in dims}
+        if not reduced or 0 < len(reduced & set(range(rank - 2))) < rank - 2:
+            raise refused(
+                f"{kind}: dim: got {dim!r} of {rank}; use -1 (one value a row), -2 (one a column), all in front of "
+                "these, or several"
+            )
+        axis = "all" if len(reduced) == rank else axis_over(["bmn"[max(d - rank + 3, 0)] for d in reduced])
         extent = x.extent.reduced(axis)
         result = self.add("reduce", extent, x, value=(kind, axis))
         result.keepdim = bool(keepdim)

@@ -1,0 +1,84 @@
+"""Reductions over every set of the product's indices, in the simulator and by the reference, against numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmsmith
+from gemmsmith import Config
+
+TILE = Config(tile=(64, 32, 32), cluster=(1, 1), stages=2, consumers=1)
+DIMS = [0, 1, 2, (0, 1), (0, 2), (1, 2), (0, 1, 2), (-1, -2), (-3, -1)]
+REDUCTIONS: dict[str, Any] = {
+    "sum": np.sum, "mean": np.mean, "amax": np.max, "amin": np.min,
+    "logsumexp": lambda x, axis, keepdims: np.log(np.exp(x).sum(axis=axis, keepdims=keepdims)),
+}  # fmt: skip
+
+
+def factors(rng: np.random.Generator, batch: int, n: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    a, b = rng.standard_normal((batch, 70, 20)), rng.standard_normal((20, n))
+    return a.astype(np.float16), b.astype(np.float16)
+
+
+def check(a: Any, b: Any, dim: Any, keepdim: bool, every: Any, product: Any, **options: Any) -> None:
+    """`every`: an epilogue that reduces `product` by every kind."""
+    for backend in ("reference", "sim"):
+        found = gemmsmith.gemm(a, b, epilogue=every, backend=backend, config=TILE, **options)
+        for kind, got in found.items():
+            want = REDUCTIONS[kind](product, axis=dim, keepdims=keepdim)
+            assert got.shape == want.shape
+            np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4 * np.sqrt(product.size))
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", DIMS, ids=str)
+def test_every_set_of_indices(dim: Any, keepdim: bool, rng: np.random.Generator) -> None:
+    """The kernels' sums end in ragged tiles."""
+
+    def every(acc: Any) -> Any:
+        x = acc * 0.5
+        return {
+            "sum": x.sum(dim, keepdim=keepdim), "mean": x.mean(dim, keepdim=keepdim),
+            "amax": x.amax(dim, keepdim=keepdim), "amin": x.amin(dim, keepdim=keepdim),
+            "logsumexp": x.logsumexp(dim, keepdim=keepdim),
+        }  # fmt: skip
+
+    a, b = factors(rng, 3)
+    check(a, b, dim, keepdim, every, a.astype(np.float64) @ b.astype(np.float64) * 0.5)
+
+
+@pytest.mark.parametrize("dim", DIMS[:7], ids=str)
+def test_atomic_sums_of_halves(dim: Any, rng: np.random.Generator) -> None:
+    """Added where they belong, batch by batch."""
+
+    def up(acc: Any) -> Any:
+        return {"sum": gemmsmith.deinterleave(acc)[1].sum(dim)}
+
+    a, b = factors(rng, 3, 64)
+    product = a.astype(np.float64) @ b.astype(np.float64)
+    halves = product.reshape(3, 70, 4, 2, 8)[..., 1, :].reshape(3, 70, 32)
+    for atomic in (False, True):
+        check(a, b, dim, False, up, halves, atomic=atomic)
+
+
+@pytest.mark.parametrize("dim", [0, (0, 1), (0, 2)], ids=str)
+def test_batches_of_nothing(dim: Any, rng: np.random.Generator) -> None:
+    a, b = factors(rng, 0)
+    for backend in ("reference", "sim"):
+        found = gemmsmith.gemm(a, b, epilogue=lambda acc: acc.sum(dim), backend=backend)
+        assert found.shape == {0: (70, 40), (0, 1): (40,), (0, 2): (70,)}[dim]
+        assert not found.any()
+
+
+def test_a_transposed_result(rng: np.random.Generator) -> None:
+    """D is column-major: the kernel computes the transposed product, but not where the batch gives a matrix."""
+    a, b = factors(rng, 3)
+    product = a.astype(np.float64) @ b.astype(np.float64)
+    for dim in (0, (0, 1), (0, 2), (1, 2)):
+        d = np.zeros((3, 40, 70), np.float16).swapaxes(1, 2)
+        found = gemmsmith.gemm(a, b, epilogue=lambda acc, dim=dim: (acc, acc.sum(dim)), backend="sim", out={"out": d})
+        for got, want in zip(found, (product, product.sum(dim)), strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-2)
