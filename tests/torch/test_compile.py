@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F  # noqa: N812
 from tests.torch.twice import assert_the_second_finds_both_graphs
 
 import gemmsmith
+from gemmsmith.core.errors import ArgumentError
 from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, gemm
 
 M, N, K = 5, 16, 8
@@ -201,6 +203,20 @@ def test_numbers() -> None:
             torch.testing.assert_close(run(s), a @ b * s)
 
 
+@pytest.mark.parametrize("kind", [float, int])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_number_that_changes_makes_one_more_graph(kind: Any, backend: str) -> None:
+    counted = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    run = torch.compile(lambda a, b, s: gemm(a, b, epilogue=lambda acc, s: (acc * s).tanh(), s=s), backend=counted,
+                        fullgraph=True)  # fmt: skip
+    a, b = tensor(M, K), tensor(K, N)
+    for s in range(2, 14):
+        got, want = run(a, b, kind(s)), (a @ b * s).tanh()
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), (a, b)) for y in (got, want)))
+    assert counted.frame_count == 2
+
+
 def test_another_process_finds_the_compiled_graph(tmp_path: Path) -> None:
     program = """
 import torch, torch.nn.functional as F, gemmsmith.torch as gt
@@ -213,18 +229,54 @@ step().sum().backward()
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict: bool) -> None:
-    module = torch.nn.Sequential(FusedLinear(K, N, activation="gelu"), FusedMLP(N, 2 * N)).bfloat16()
-    rows = torch.export.Dim("rows", min=2, max=64)
-    with torch.no_grad():  # gradients of an exported graph would be lost
-        exported(module, rows, strict)
+    """Whether gradients are recorded then or not, the program has them where they are recorded."""
+    module = torch.nn.Sequential(FusedLinear(K, N, activation="gelu"), FusedMLP(N, 2 * N)).double()
+    rows = {0: torch.export.Dim("rows", min=2, max=64)}
+    for recorded in (False, True):
+        with torch.set_grad_enabled(recorded):
+            program = torch.export.export(module, (tensor(4, K),), dynamic_shapes=(rows,), strict=strict).module()
+        for m in (2, 9):
+            same_with_gradients(program, module, tensor(m, K))
 
 
-def exported(module: Any, rows: Any, strict: bool) -> None:
-    x = torch.randn(4, K).bfloat16()
-    program = torch.export.export(module, (x,), dynamic_shapes=({0: rows},), strict=strict)
-    for m in (2, 9):
-        x = torch.randn(m, K).bfloat16()
-        torch.testing.assert_close(program.module()(x), module(x))
+def same_with_gradients(program: Any, module: Any, *inputs: Any) -> None:
+    """Values, and gradients of the first input and of the parameters."""
+    with torch.no_grad():
+        torch.testing.assert_close(program(*inputs), module(*inputs))
+    found = []
+    for f in (program, module):
+        y, parameters = f(*inputs), dict(f.named_parameters())
+        named = [parameters[name] for name, _ in module.named_parameters()]
+        found.append((y, *torch.autograd.grad(y.square().sum(), [inputs[0], *named])))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_an_exported_loss() -> None:
+    module, target = FusedLinearCrossEntropy(K, N, dtype=torch.float64), torch.randint(N, (4,))
+    x = tensor(4, K)
+    program = torch.export.export(module, (x, target)).module()
+    same_with_gradients(program, module, x, target)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+@pytest.mark.parametrize("recorded", [False, True])
+def test_jit_trace(recorded: bool) -> None:
+    x, target = tensor(4, K), torch.randint(N, (4,))
+    modules: list[tuple[Any, ...]] = [(make(), x) for make in MODULES.values()]
+    for module, *inputs in [*modules, (FusedLinearCrossEntropy(K, N, dtype=torch.float64), x, target)]:
+        with torch.set_grad_enabled(recorded):
+            program = torch.jit.trace(module, tuple(inputs))
+        for m in (4, 3):
+            same_with_gradients(program, module, *[y[:m].detach().requires_grad_(y is x) for y in inputs])
+
+
+@pytest.mark.parametrize("module", [FusedLinear(K, N), FusedMLP(K, N), FusedLinearCrossEntropy(K, N)])
+def test_symbolic_trace_is_refused(module: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"input: got a Proxy of torch\.fx\.symbolic_trace; use torch\.export"):
+        torch.fx.symbolic_trace(module)
+    with pytest.raises(ArgumentError, match=r"a: got a Proxy of torch\.fx\.symbolic_trace; use torch\.export"):
+        torch.fx.symbolic_trace(lambda a: gemm(a, torch.ones(K, N)))
 
 
 def test_a_package_of_aot_inductor(tmp_path: Path) -> None:
@@ -265,7 +317,7 @@ def test_transforms_in_compiled_code_are_refused() -> None:
     a, b = tensor(M, K).detach(), tensor(K, N).detach()
     with pytest.raises(Exception, match="got a dual tensor, of forward mode"):
         compiled(lambda a: torch.func.jvp(lambda a: gemm(a, b), (a,), (a,)), "eager")(a)
-    with pytest.raises(Exception, match=r"use gemmsmith.torch.gemm, and torch.func.grad outside of compiled code"):
+    with pytest.raises(Exception, match="got a gradient in compiled code; use torch.func.grad outside of it"):
         compiled(lambda a: torch.func.grad(lambda a: gemm(a, b).sum())(a), "eager")(a)
     got = compiled(lambda a: torch.func.vmap(lambda a: gemm(a, b))(a), "eager")(torch.stack([a, 2 * a]))
     torch.testing.assert_close(got, torch.stack([a, 2 * a]) @ b)

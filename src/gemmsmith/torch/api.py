@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from gemmsmith import checks
 from gemmsmith.api import gemm as launch
@@ -23,7 +24,7 @@ from gemmsmith.torch import fallback, text
 from gemmsmith.torch.backward import Forward, Names, constant, numbers, tensors
 from gemmsmith.torch.chain import chained
 from gemmsmith.torch.fallback import FLOATS
-from gemmsmith.torch.gradient import applied, planned, product, transforming
+from gemmsmith.torch.gradient import applied, exporting, planned, product, transforming
 from gemmsmith.torch.operator import precision, product_shape
 from gemmsmith.torch.tracing import MOST_KNOWN, Kinds, epilogue_text
 
@@ -127,7 +128,7 @@ def _signature(
     a: Any, b: Any, epilogue: Any, recompute: bool, given: Mapping[str, Any], scales: Iterable[str]
 ) -> Hashable:
     """All that `Known` depends on, for plain tensors of few dimensions whose gradients are recorded; else None."""
-    if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled() or transforming():
+    if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled() or transforming() or exporting():
         return None
     source = fingerprint(epilogue)
     if source is None or not isinstance(a, torch.Tensor) or a.dim() > 3:
@@ -207,9 +208,11 @@ def _bound(
     kinds: Kinds = ()
     for name, x in (*given.items(), *scales.items()):
         if isinstance(x, (int, float, Real)):
-            arrays[name] = _number(name, x)
-            kinds = (*kinds, (name, (0, 0, 0), ""))
-            continue
+            if not _is_symbol(x):
+                arrays[name] = _number(name, x)
+                kinds = (*kinds, (name, (0, 0, 0), ""))
+                continue
+            x = a.new_ones((), dtype=torch.float64 if a.dtype == torch.float64 else torch.float32) * x
         _check(name, x, a)
         if x.dtype not in READ and not (x.dtype == a.dtype == torch.float64):
             raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, READ))}")
@@ -252,14 +255,27 @@ def _plain(a: Any, *others: Any) -> bool:
     return True
 
 
+def _is_symbol(x: Any) -> bool:
+    """Whether a number of compiled code has no value: as a number of the operator it would get one, and a graph of its
+    own."""
+    return torch.compiler.is_dynamo_compiling() and not has_static_value(x)
+
+
 def _number(name: str, x: Any) -> float:
     return float(x) if torch.compiler.is_dynamo_compiling() else number_operand(name, x)
 
 
-def _check(name: str, x: Any, a: Any) -> None:
-    """ArgumentError for tensors that cannot be read."""
+def expect_tensor(name: str, x: Any) -> None:
+    """ArgumentError for what is no tensor."""
+    if isinstance(x, torch.fx.Proxy):
+        raise ArgumentError(f"{name}: got a Proxy of torch.fx.symbolic_trace; use torch.export, or a leaf module")
     if not isinstance(x, torch.Tensor):
         raise ArgumentError(f"{name}: got {type(x).__name__}; use a tensor")
+
+
+def _check(name: str, x: Any, a: Any) -> None:
+    """ArgumentError for tensors that cannot be read."""
+    expect_tensor(name, x)
     if x.is_nested:
         raise ArgumentError(f"{name}: got a nested tensor; use a dense one, for instance x.to_padded_tensor(0)")
     if x.layout is not torch.strided:

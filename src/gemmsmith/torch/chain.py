@@ -12,7 +12,7 @@ from gemmsmith.core.graph import Extent
 from gemmsmith.epilogue.frontend.derivative import OPERAND, WANTED
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.torch.backward import Forward, Names, constant, fed, numbers, results, tensors
-from gemmsmith.torch.gradient import BARE, first_derivative_only, planned, product, summed, transforming
+from gemmsmith.torch.gradient import BARE, exporting, first_derivative_only, planned, product, summed, transforming
 from gemmsmith.torch.operator import call
 from gemmsmith.torch.text import write
 from gemmsmith.torch.tracing import dtype_of
@@ -32,7 +32,7 @@ def chained(
     more = [] if bias is None else [bias]
     second = _biased(str(bias.dtype)) if more else BARE
     made, wanted = planned(epilogue, a, b, operands, recompute=False)
-    if not (wanted and torch.is_grad_enabled()) or transforming():  # with its second derivatives
+    if not (wanted and torch.is_grad_enabled()) or transforming() or exporting():  # with its second derivatives
         (h,) = product(epilogue, a, b, given, operands)
         return product(second, h, down, [], more)[0]
     numbers = tuple([given[i] for i in made.numbers])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from gemmsmith.torch.backward import (
     tensors,
 )
 from gemmsmith.torch.fallback import FLOATS
-from gemmsmith.torch.operator import call, product_shape
+from gemmsmith.torch.operator import LIBRARY, OPERATORS, call, product_shape
 
 BARE = " | accumulator | out 0"
 """The product, in a's dtype."""
@@ -41,7 +41,7 @@ def product(
     tensors in the order of the graph's operands. They have gradients where those are recorded. `recompute`: the
     backward pass multiplies again rather than that anything more is stored. Raises ArgumentError.
     """
-    if not _records(a, b, *operands):
+    if not _records(a, b, *operands) or exporting():
         found = call(epilogue, a, b, given, operands)
         return found if isinstance(found, tuple) else (found,)
     return applied(*planned(epilogue, a, b, operands, recompute), a, b, given, operands)
@@ -78,8 +78,36 @@ def transforming() -> bool:
     return bool(stack) or forward_ad._current_level >= 0
 
 
+@torch.compiler.assume_constant_result
+def exporting() -> bool:
+    """Whether operators are noted that will record their gradients themselves: by torch.export or torch.jit.trace."""
+    return bool(torch.compiler.is_exporting() or torch.jit.is_tracing())
+
+
 def _records(*inputs: Any) -> bool:
     return (torch.is_grad_enabled() and any(x.requires_grad for x in inputs)) or transforming()
+
+
+def _of_operator(op: Any) -> Callable[..., Any]:
+    """What the operator does for Autograd: in a program that was exported, say, nothing else records gradients."""
+
+    def run(a: Any, b: Any, key: int, epilogue: str, given: list[float], *operands: Any) -> Any:
+        every = (a, b, *operands)
+        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in every):
+            raise ArgumentError(f"{op.name()}: got a dual tensor, of forward mode; use reverse mode")
+        if torch.is_grad_enabled() and any(x.requires_grad for x in every) and not exporting():
+            if transforming():
+                raise ArgumentError(f"{op.name()}: got a gradient in compiled code; use torch.func.grad outside of it")
+            found = product(epilogue, a, b, given, operands)
+            return found if len(found) > 1 else found[0]
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(a, b, key, epilogue, given, *operands)
+
+    return run
+
+
+for _op in OPERATORS.values():
+    LIBRARY.impl(_op.overloadpacket.__name__, _of_operator(_op), "Autograd")
 
 
 class _Product(torch.autograd.Function):

@@ -10,9 +10,9 @@ from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.graph import Extent
 from gemmsmith.epilogue.frontend.tracer import trace
-from gemmsmith.torch.api import autocast
+from gemmsmith.torch.api import autocast, expect_tensor
 from gemmsmith.torch.backward import constant
-from gemmsmith.torch.gradient import BARE, first_derivative_only, product, transforming
+from gemmsmith.torch.gradient import BARE, exporting, first_derivative_only, product, transforming
 from gemmsmith.torch.operator import call
 from gemmsmith.torch.text import write
 from gemmsmith.torch.tracing import dtype_of
@@ -38,13 +38,13 @@ def cross_entropy(input: Any, weight: Any, target: Any, ignore_index: int, reduc
     fine = torch.float64 if x.dtype == torch.float64 else torch.float32
     weights = torch.where(ignored, 0.0, torch.where(known, 1.0, float("nan"))).to(fine)
     recorded = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if recorded and reduction != "none" and not transforming():
+    if recorded and reduction != "none" and not (transforming() or exporting()):
         part = 1.0
         if reduction == "mean" and x.dtype == torch.float16:  # the gradient of a sum may overflow, rows' may underflow
             part = (~ignored).sum().clamp(min=1).rsqrt()
         wanted = x.requires_grad, weight.requires_grad
         return _mean(_Loss.apply(x, weight, labels, weights * part, chunks, wanted) / part, ignored, reduction)
-    text = _texts(weight.shape[0], str(labels.dtype))[0]
+    text = _texts(int(weight.shape[0]), str(labels.dtype))[0]
     lse, of_label = product(text, x, weight.mT, [], [labels], recompute=True)
     each = torch.where(ignored, 0.0, (lse - of_label) * weights)
     return each.reshape(target.shape) if reduction == "none" else _mean(each.sum(), ignored, reduction)
@@ -52,8 +52,7 @@ def cross_entropy(input: Any, weight: Any, target: Any, ignore_index: int, reduc
 
 def rows(x: Any, weight: Any) -> Any:
     """The input of a layer with this weight, as a matrix if it is one row. ArgumentError for another shape or dtype."""
-    if not isinstance(x, torch.Tensor):
-        raise ArgumentError(f"input: got {type(x).__name__}; use a tensor")
+    expect_tensor("input", x)
     if x.dim() == 0 or x.shape[-1] != weight.shape[-1]:
         raise ArgumentError(f"input: got shape {tuple(x.shape)}; use (..., {weight.shape[-1]})")
     if x.dtype != weight.dtype and not (x.is_meta or torch.is_autocast_enabled(x.device.type)):
@@ -62,8 +61,7 @@ def rows(x: Any, weight: Any) -> Any:
 
 
 def _check_target(target: Any, shape: tuple[Any, ...]) -> None:
-    if not isinstance(target, torch.Tensor):
-        raise ArgumentError(f"target: got {type(target).__name__}; use a tensor")
+    expect_tensor("target", target)
     if tuple(target.shape) != tuple(shape) or target.dtype not in INTEGERS:
         raise ArgumentError(
             f"target: got shape {tuple(target.shape)} of {target.dtype}; use integers of shape {tuple(shape)}"

@@ -14,13 +14,12 @@ torch.set_float32_matmul_precision says: "highest" by 3xTF32, else by TF32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from gemmsmith.api import gemm as launch
@@ -43,7 +42,7 @@ def call(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequ
     op = OPERATORS[inputs, outputs]
     if torch.compiler.is_dynamo_compiling() or torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return op(a, b, key, epilogue, list(numbers), *operands)
-    with torch._C._AutoDispatchBelowAutograd():  # where `_below_autograd` would call it
+    with torch._C._AutoDispatchBelowAutograd():  # where what is registered for Autograd would call it
         return op(a, b, key, epilogue, list(numbers), *operands)
 
 
@@ -159,22 +158,6 @@ def _flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
     return 2 * int(batch) * int(a[-2]) * int(a[-1]) * int(b[-1])
 
 
-def _below_autograd(op: Any) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
-        tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            raise ArgumentError(
-                f"{op.name()}: got a tensor that requires grad; use gemmsmith.torch.gemm, and torch.func.grad outside "
-                "of compiled code"
-            )
-        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-            raise ArgumentError(f"{op.name()}: got a dual tensor, of forward mode; use reverse mode")
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(*arguments)
-
-    return run
-
-
 def _define(library: torch.library.Library, inputs: int, outputs: int) -> Any:
     name = f"gemm_{inputs}_{outputs}"
     tensors = "".join(f", Tensor x{i}" for i in range(inputs))
@@ -185,14 +168,13 @@ def _define(library: torch.library.Library, inputs: int, outputs: int) -> Any:
     op = getattr(torch.ops.gemmsmith, name).default
     library.impl(name, _on_cpu, "CPU")
     library.impl(name, _on_cuda, "CUDA")
-    library.impl(name, _below_autograd(op), "Autograd")
     torch.library.register_fake(f"gemmsmith::{name}", _fake, lib=library)
     register_flop_formula(op.overloadpacket)(_flops)
     return op
 
 
-_LIBRARY = torch.library.Library("gemmsmith", "DEF")
+LIBRARY = torch.library.Library("gemmsmith", "DEF")
 OPERATORS: dict[tuple[int, int], Any] = {
-    (i, o): _define(_LIBRARY, i, o) for i in range(MOST_OPERANDS + 1) for o in range(1, MOST_RESULTS + 1)
+    (i, o): _define(LIBRARY, i, o) for i in range(MOST_OPERANDS + 1) for o in range(1, MOST_RESULTS + 1)
 }
 """By the numbers of operands that are tensors, and of results."""
