@@ -247,6 +247,20 @@ def test_a_chain_of_which_one_operand_is_trained(trained: int) -> None:
     torch.testing.assert_close(*pairs)
 
 
+@pytest.mark.parametrize("function", [
+    lambda acc, x: acc.detach() * x, lambda acc, x: acc * x.detach(), lambda acc, x: (acc > x).to(acc.dtype),
+])  # fmt: skip
+def test_a_chain_whose_middle_has_few_gradients(function: Callable[..., Any]) -> None:
+    a, b, down, x = inputs = [tensor(*s) for s in ((M, K), (K, N), (N, K), (N,))]
+    got, want = chain(a, b, down, epilogue=function, operands={"x": x}), function(a @ b, x) @ down
+    torch.testing.assert_close(got, want)
+    pairs = (torch.autograd.grad(y.sum(), inputs, allow_unused=True) for y in (got, want))
+    for y, right in zip(*pairs, strict=True):
+        assert (y is None) == (right is None)
+        if y is not None:
+            torch.testing.assert_close(y, right)
+
+
 def test_chains_that_are_refused() -> None:
     a, b, down = tensor(M, K), tensor(K, N), tensor(N, K)
     two = lambda acc: (acc, acc)  # noqa: E731

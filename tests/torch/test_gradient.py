@@ -202,6 +202,24 @@ def test_results_require_grad_that_have_one(trained: str) -> None:
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_maximum_without_a_gradient_needs_nothing(recompute: bool) -> None:
+    """Neither what it is of, in memory, nor its ties."""
+    a, b, bias = torch.randn(M, K), torch.randn(K, N), torch.randn(N, requires_grad=True)
+    sizes: list[Any] = []
+
+    def function(acc: Any, bias: Any) -> Any:
+        return acc.amax(-1), (acc - bias.detach()).amin(), acc.abs().amax(-2), acc * bias
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(tuple(t.shape)) or t, lambda t: t):
+        got = gemm(a, b, epilogue=function, bias=bias, recompute=recompute)
+    assert (M, N) not in sizes or not recompute
+    assert len(sizes) <= 3
+    assert [x.requires_grad for x in got] == [False, False, False, True]
+    (found,) = torch.autograd.grad(got[3].sum(), bias)
+    torch.testing.assert_close(found, (a @ b).sum(0), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_in_half_precision(dtype: Any) -> None:
     """As exact as torch's, against float64."""

@@ -119,8 +119,11 @@ def forward(epilogue: str, wanted: Names, dtype: str, recompute: bool) -> Forwar
         if len(kept_graph.results) <= MOST_RESULTS:
             found = text.write(kept_graph), names
     longer, stored = found
-    of = results(epilogue)
-    reduced, steps, _ = backward(longer, stored, of, wanted, dtype)
+    of, made = results(epilogue), text.read(longer)
+    flows = differentiable(made, _wanted(wanted))
+    flat = tuple(i for i, r in enumerate(made.results) if not flows[r.node])
+    differing = tuple(name for i, name in enumerate(of) if i not in flat)
+    reduced, steps, _ = backward(longer, stored, differing, wanted, dtype)
     for step in steps:
         arity(step.epilogue)
     every = [*steps, *(r.ties for r in reduced if r.ties)]
@@ -130,14 +133,11 @@ def forward(epilogue: str, wanted: Names, dtype: str, recompute: bool) -> Forwar
     read |= {B} if product or A in wanted else set()
     places = (A, B, *(OPERAND + name for name in tensors(longer)), *(VALUE + name for name in results(longer)))
     kept = [(i, name) for i, name in enumerate(places) if name in read]
-    made = text.read(longer)
-    flows = differentiable(made, _wanted(wanted))
     return Forward(
         longer, stored, of,
         tuple(tensors(epilogue).index(name) for name in tensors(longer)),
         tuple(numbers(epilogue).index(name) for name in numbers(longer)),
-        tuple(name for _, name in kept), tuple(i for i, _ in kept),
-        tuple(i for i, r in enumerate(made.results) if not flows[r.node]),
+        tuple(name for _, name in kept), tuple(i for i, _ in kept), flat,
     )  # fmt: skip
 
 

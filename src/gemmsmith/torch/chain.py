@@ -32,7 +32,8 @@ def chained(
     more = [] if bias is None else [bias]
     second = _biased(str(bias.dtype)) if more else BARE
     made, wanted = planned(epilogue, a, b, operands, recompute=False)
-    if not (wanted and torch.is_grad_enabled()) or transforming() or exporting():  # with its second derivatives
+    recorded = wanted and torch.is_grad_enabled() and 0 not in made.flat
+    if not recorded or transforming() or exporting():  # with its second derivatives
         (h,) = product(epilogue, a, b, given, operands)
         return product(second, h, down, [], more)[0]
     numbers = tuple([given[i] for i in made.numbers])
@@ -79,10 +80,11 @@ class _Chain(torch.autograd.Function):
         values = product(step.epilogue, gradients[0], down.mT, [known[name] for name in step.numbers], read)
         found = dict(zip(step.results, values, strict=True))
         of_a = of_b = of_down = of_bias = None
-        if ctx.needs_input_grad[4]:
-            (of_a,) = product(BARE, found["out"], b.mT, [], [])
-        if ctx.needs_input_grad[5]:
-            (of_b,) = product(BARE, a.mT, found["out"], [], [])
+        dz = found.get("out")
+        if dz is not None and ctx.needs_input_grad[4]:
+            (of_a,) = product(BARE, dz, b.mT, [], [])
+        if dz is not None and ctx.needs_input_grad[5]:
+            (of_b,) = product(BARE, a.mT, dz, [], [])
         if ctx.needs_input_grad[6]:
             (of_down,) = product(BARE, h.mT, gradients[0], [], [])
         if ctx.needs_input_grad[7]:

@@ -135,9 +135,10 @@ class _Product(torch.autograd.Function):
         for name, x in zip(numbers(epilogue), ctx.numbers, strict=True):
             known[OPERAND + name] = x
         of = []
-        for name, g in zip(results(epilogue), gradients, strict=True):
+        for i, (name, g) in enumerate(zip(results(epilogue), gradients, strict=True)):
             # compiled, a gradient of what users do not see is a matrix of zeros; else one of a gradient's
-            if g is not None and not (name.startswith(KEPT) and torch.compiler.is_dynamo_compiling()):
+            unseen = name.startswith(KEPT) and torch.compiler.is_dynamo_compiling()
+            if g is not None and i not in ctx.made.flat and not unseen:
                 of.append(name)
                 known[GRADIENT + name] = g
         if not of:

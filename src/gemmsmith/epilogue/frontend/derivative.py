@@ -65,9 +65,9 @@ def differentiable(graph: Graph, wanted: Collection[str] | None = None) -> list[
     return found
 
 
-def extremes(graph: Graph) -> list[Result]:
+def extremes(graph: Graph, wanted: Collection[str] | None = None) -> list[Result]:
     """The results that are maxima or minima of something that has a gradient."""
-    flows = differentiable(graph)
+    flows = differentiable(graph, wanted)
     reduced = [r for r in graph.results if graph.is_reduced(r) and flows[r.node]]
     return [r for r in reduced if graph.nodes[r.node].value[0] in ("max", "min")]
 
@@ -89,7 +89,7 @@ def storing(graph: Graph, wanted: Collection[str], default: DType) -> tuple[Grap
     Results that are stored anyway come first; otherwise one value is stored, besides those whose maximum is taken. A
     logsumexp in the graph is of what is stored. Raises EpilogueError as `derivative` does.
     """
-    graph = _with_extremes(share(fold(graph)))
+    graph = _with_extremes(share(fold(graph)), wanted)
     cost, stored = _cheapest(graph, wanted, default)
     if cost[0]:
         extents = graph.extents()
@@ -128,9 +128,9 @@ def _ancestors(graph: Graph, nodes: Collection[int]) -> set[int]:
     return found
 
 
-def _with_extremes(graph: Graph) -> Graph:
+def _with_extremes(graph: Graph, wanted: Collection[str]) -> Graph:
     """The graph with what its maxima and minima are of as results: rounded, so that the largest is found again."""
-    for r in extremes(graph):
+    for r in extremes(graph, wanted):
         if _base(graph, r) is None:
             graph = _keeping(graph, _rounded_alike(graph, r)[-1])
     return graph
@@ -147,9 +147,10 @@ def _cheapest(
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The least cost of the derivative, and the results that it reads then, with those of `read`. A cost is: whether it
     needs the product, the matrices that it reads, its operands, its nodes."""
-    of = [r.name for r in graph.results if not r.name.startswith(KEPT)]
+    flows = differentiable(graph, wanted)
+    of = [r.name for r in graph.results if flows[r.node] and not r.name.startswith(KEPT)]
     matrices = graph.stored
-    needed = {*read, *(base.name for r in extremes(graph) if (base := _base(graph, r)))}
+    needed = {*read, *(base.name for r in extremes(graph, wanted) if (base := _base(graph, r)))}
     best: tuple[tuple[int, ...], tuple[str, ...]] | None = None
     for names in (names for count in range(len(matrices) + 1) for names in combinations(matrices, count)):
         if needed <= set(names):
