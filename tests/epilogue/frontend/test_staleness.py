@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import itertools
 import math
 import operator
 import os
@@ -51,10 +52,20 @@ def result(epilogue: Epilogue) -> float:
 
 
 def module_of(name: str, source: str) -> types.ModuleType:
-    """A module with a source of its own, which need not be importable."""
+    """A module with a source of its own."""
     module = types.ModuleType(name)
     exec(source, vars(module))
     return module
+
+
+def importable(source: str) -> types.ModuleType:
+    """The same with a name that nothing else has, which can be imported: compilers look functions' modules up."""
+    name = f"gemmsmith_test_{next(NUMBERED)}"
+    sys.modules[name] = module_of(name, source)
+    return sys.modules[name]
+
+
+NUMBERED = itertools.count()
 
 
 # -- the places ------------------------------------------------------------------------------------------------------
@@ -186,7 +197,7 @@ def number_subclass(v: float) -> Place:
 
 
 def other_module(v: float) -> Place:
-    module = module_of("gemmsmith_test_other", "def f(acc): return acc * K")
+    module = importable("def f(acc): return acc * K")
     module.K = v  # type: ignore[attr-defined]
     return module.f, lambda x: setattr(module, "K", x)
 
@@ -220,9 +231,7 @@ def written(expression: str) -> Callable[[float], Place]:
     """A place that this expression reads; `K` is a global of its module."""
 
     def place(v: float) -> Place:
-        module = module_of(
-            "gemmsmith_test_written", f"import importlib, sys, builtins\ndef f(acc): return {expression}"
-        )
+        module = importable(f"import importlib, sys, builtins\ndef f(acc): return {expression}")
         module.K = v  # type: ignore[attr-defined]
         SETTINGS.VALUE = v  # type: ignore[attr-defined]
 
