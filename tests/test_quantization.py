@@ -191,6 +191,7 @@ def test_torch_and_numpy_agree(rng: np.random.Generator) -> None:
         ({"scale_dtype": "fp16"}, "scale_dtype: got 'fp16'; use fp32 or ue8m0"),
         ({"scale_order": "N"}, "scale_order: got 'N'; use 'K', the last index, or 'M'"),
         ({"transposed": [1]}, r"transposed: got \[1\]; use True or False"),
+        ({"transposed": "no"}, "transposed: got 'no'; use True or False"),
         ({"scale_padding": 0}, "scale_padding: got 0"),
         ({"backend": "gpu"}, "backend: got 'gpu'; use one of auto, cuda, sim, reference"),
         ({"backend": "cuda"}, "backend: got 'cuda' with x on cpu; use an array on a GPU"),
@@ -226,3 +227,12 @@ def test_an_epilogue_takes_another_number_of_columns(rng: np.random.Generator) -
     assert scales.shape == (32, 2)
     with pytest.raises(ArgumentError, match="quantize: recipe: got 'rows'; in an epilogue use '1x128'"):
         gemmsmith.gemm(a, b, epilogue=lambda acc: gemmsmith.quantize(acc, "rows"))
+
+
+@pytest.mark.parametrize("given", [
+    {"transposed": True}, {"scale_dtype": "ue8m0"}, {"scale_order": "K"}, {"scale_padding": 4}, {"backend": "sim"},
+])  # fmt: skip
+def test_options_of_arrays_are_refused_in_an_epilogue(given: dict[str, Any]) -> None:
+    a, name = np.ones((16, 16), np.float16), next(iter(given))
+    with pytest.raises(ArgumentError, match=f"epilogue: quantize: {name}: got .*; leave it out, it is for arrays"):
+        gemmsmith.gemm(a, a, epilogue=lambda acc: gemmsmith.quantize(acc, "1x16", **given))

@@ -11,8 +11,9 @@ from gemmsmith import checks
 from gemmsmith.arrays import ArrayInfo, as_numpy, describe, empty_like_kind, signature
 from gemmsmith.core.bounded import Bounded
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, UE8M0, DType, as_dtype
-from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.core.problem import Matrix
+from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.frontend.values import Traced, is_recorded
 from gemmsmith.epilogue.frontend.values import quantize as quantize_traced
 from gemmsmith.epilogue.lines import refused
@@ -76,7 +77,14 @@ def quantize(
     HazardError with backend="sim".
     """
     if isinstance(x, Traced) or is_recorded(x):
+        for name, given, usual in (
+            ("transposed", transposed, False), ("scale_dtype", scale_dtype, "fp32"), ("scale_order", scale_order, None),
+            ("scale_padding", scale_padding, None), ("backend", backend, "auto"),
+        ):  # fmt: skip
+            if given != usual:
+                raise EpilogueError(f"epilogue: quantize: {name}: got {given!r}; leave it out, it is for arrays")
         return quantize_traced(x, dtype, _block(recipe))
+    (transposed,) = switches(transposed=transposed)
     signed, address = signature(x, "x")
     options = recipe, dtype, transposed, scale_dtype, scale_order, scale_padding
     key: Hashable = signed, address & 15, *options, backend
@@ -129,8 +137,6 @@ class _Options:
             raise ArgumentError(f"dtype: got {dtype!r}; use one of {', '.join(map(str, VALUES))}")
         if scales not in (FP32, UE8M0):
             raise ArgumentError(f"scale_dtype: got {scale_dtype!r}; use fp32 or ue8m0")
-        if not isinstance(transposed, bool):
-            raise ArgumentError(f"transposed: got {transposed!r}; use True or False")
         fastest = LAYOUTS.get(recipe, ("K", 1)) if order is None else (order, 1)
         order, padding = fastest[0], fastest[1] if padding is None else padding
         if order not in ("K", "M"):

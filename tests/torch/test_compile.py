@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo.testing
@@ -340,14 +342,14 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "an index": (lambda acc: acc[0], "a traced value cannot be indexed"),
     "a size": (lambda acc: acc * (acc + OUTSIDE[0]).shape[0], "make it a parameter|use that of the product"),
     "an object": (lambda acc: acc + "x", "got 'x'; use a traced value or a number"),
-    "math": (lambda acc: __import__("math").exp(acc), ""),
-    "numpy": (lambda acc: __import__("numpy").exp(acc), ""),
+    "math": (lambda acc: math.exp(acc), "Failed to convert args/kwargs to proxy"),
+    "numpy": (lambda acc: np.exp(acc), "Failed to convert args/kwargs to proxy"),
     "an integer": (lambda acc: acc * int(acc), "a value has no number yet"),
     "elements": (lambda acc: sum(acc), "a value has no elements yet"),
     "halves": (lambda acc: (lambda x, y: x * y)(*acc), "a value has no elements yet"),
     "a length": (lambda acc: acc * len(acc), "a value has no elements yet"),
     "a member": (lambda acc: acc * (3 in acc), "a value has no elements yet"),
-    "too little": (lambda acc, bias: acc + bias, ""),
+    "too little": (lambda acc, bias: acc + bias, "failed to bind arguments"),
 }
 
 

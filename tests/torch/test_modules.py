@@ -443,6 +443,9 @@ def test_refused() -> None:
         ):
             with pytest.raises(ArgumentError, match=message):
                 module(x)
+    for make in (lambda: FusedLinear(8, 16, "relu"), lambda: FusedMLP(8, 16, "relu", None)):  # what is the activation?
+        with pytest.raises(ArgumentError, match=r"bias: got ('relu'|None); use True or False"):
+            make()
     for index in (None, 1.5, True, "-100"):
         with pytest.raises(ArgumentError, match=f"ignore_index: got {index!r}; use an integer"):
             FusedLinearCrossEntropy(8, 16, ignore_index=index)

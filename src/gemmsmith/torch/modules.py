@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.frontend.fusions import ACTIVATIONS, GATED, function_of
 from gemmsmith.torch.api import chain, gemm
 from gemmsmith.torch.loss import cross_entropy, rows
@@ -30,6 +31,7 @@ class FusedLinear(nn.Module):
         device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        (bias,) = switches(bias=bias)
         self.in_features, self.out_features = in_features, out_features
         plain = nn.Linear(in_features, out_features, bias, device, dtype)
         self.weight = plain.weight
@@ -66,6 +68,7 @@ class FusedMLP(nn.Module):
         dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        (bias,) = switches(bias=bias)
         gated = isinstance(activation, str) and activation in GATED
         self.activation = activation if gated else _known(activation, GATED)
         if gated:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.epilogue.frontend.test_visitors import evaluated
 
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP32
-from gemmsmith.core.errors import EpilogueError
+from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.core.graph import Graph
 from gemmsmith.epilogue.frontend import fusions
 from gemmsmith.epilogue.frontend.classify import classify
@@ -240,3 +240,15 @@ def test_top_k_softmax() -> None:
     graph = traced(FUSIONS["LinCombTopKSoftmaxCol"].make(4), c=normal(M, N))
     assert (graph.nodes[-1].op, graph.nodes[-1].value) == ("top_k_softmax", 4)
     assert graph.results[0].node == len(graph.nodes) - 1
+
+
+@pytest.mark.parametrize("make", [
+    lambda x: fusions.linear_combination_bias("relu", aux=x),
+    lambda x: fusions.linear_combination_gradient("relu", bias_gradient=x),
+    lambda x: fusions.activation_gradient("relu", bias_gradient=x),
+    lambda x: fusions.quantized("relu", amax=x),
+])  # fmt: skip
+def test_a_switch_is_true_or_false(make: Any) -> None:
+    for x in ("no", 1, None):
+        with pytest.raises(ArgumentError, match="(aux|bias_gradient|amax): got .*; use True or False"):
+            make(x)

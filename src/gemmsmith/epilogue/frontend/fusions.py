@@ -14,6 +14,7 @@ from functools import partial, wraps
 from typing import Any
 
 from gemmsmith.core.errors import EpilogueError
+from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.frontend.gating import deinterleave
 from gemmsmith.epilogue.frontend.values import quantize, top_k_softmax
 from gemmsmith.epilogue.functions import FUNCTIONS
@@ -128,7 +129,7 @@ def linear_combination_bias(
 
     alpha, beta and bias may be scalars, rows or columns.
     """
-    act = function_of(activation)
+    (aux,), act = switches(aux=aux), function_of(activation)
 
     def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
         z = acc * alpha + c * beta + bias
@@ -197,7 +198,7 @@ def linear_combination_gradient(activation: str | Epilogue, bias_gradient: bool 
 
     With `bias_gradient`, (dz, its sums over each row): the gradient of a bias of one value a row.
     """
-    d_act = _derivative(activation)
+    (bias_gradient,), d_act = switches(bias_gradient=bias_gradient), _derivative(activation)
 
     def epilogue(acc: Any, c: Any, aux: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
         dz = d_act(acc * alpha + c * beta, aux)
@@ -255,7 +256,7 @@ def gated(activation: str | Epilogue | None = None) -> Epilogue:
 
 def activation_gradient(activation: str | Epilogue, bias_gradient: bool = False) -> Epilogue:
     """dz = acc * activation'(z), z a matrix; with `bias_gradient`, (dz, its sums over each column)."""
-    d_act = _derivative(activation)
+    (bias_gradient,), d_act = switches(bias_gradient=bias_gradient), _derivative(activation)
 
     def epilogue(acc: Any, z: Any) -> Any:
         dz = d_act(acc, z)
@@ -271,7 +272,7 @@ def amax(acc: Any) -> Any:
 
 def quantized(activation: str | Epilogue | None = None, dtype: Any = None, amax: bool = False) -> Epilogue:
     """scale_d * y, y = activation(acc + bias), as dtype (None: as the output's); with `amax`, also the largest |y|."""
-    act = function_of(activation)
+    (amax,), act = switches(amax=amax), function_of(activation)
 
     def epilogue(acc: Any, bias: Any = 0.0, scale_d: Any = 1.0) -> Any:
         y = act(acc + bias)
