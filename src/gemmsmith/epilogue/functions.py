@@ -21,7 +21,8 @@ import numpy as np
 
 from gemmsmith import hw
 from gemmsmith.lang.builder import current
-from gemmsmith.lang.values import Value
+from gemmsmith.lang.types import F32
+from gemmsmith.lang.values import Constant, Value
 
 Array = np.ndarray[Any, Any]
 Lowering = Callable[..., Value]
@@ -49,7 +50,7 @@ def _library(name: str) -> Lowering:
 
 
 def _select(condition: Value, a: Value | float, b: Value | float) -> Value:
-    return current().select(condition, a, b)
+    return current().select(condition, *(x if isinstance(x, Value) else Constant(F32, x) for x in (a, b)))
 
 
 def fast_exp(x: Value) -> Value:
@@ -59,6 +60,10 @@ def fast_exp(x: Value) -> Value:
 
 def _log(x: Value) -> Value:
     return hw.approximate("lg2.approx.ftz", x) * LN_2
+
+
+def _sqrt(x: Value) -> Value:
+    return hw.approximate("sqrt.approx.ftz", x)
 
 
 def _reciprocal(x: Value) -> Value:
@@ -90,7 +95,7 @@ def _mish(x: Value, exp: Lowering, divide: Lowering) -> Value:
     """x tanh(log(1 + e)) = x n / (n + 2), n = e (e + 2); beyond 20 it is x."""
     e = exp(hw.minimum_nan(x, 20.0))
     n = e * (e + 2)
-    return divide(x * n, n + 2)
+    return x * divide(n, n + 2)
 
 
 def _gelu(x: Value) -> Value:
@@ -109,7 +114,24 @@ def _silu_coarse(x: Value) -> Value:
 
 
 def _sign(x: Value) -> Value:
-    return _select(x > 0.0, 1.0, _select(x < 0.0, -1.0, x))
+    return _select(x > 0.0, 1.0, _select(x < 0.0, -1.0, 0.0))
+
+
+def _hypot(x: Value, y: Value, sqrt: Lowering) -> Value:
+    """Of both scaled by a power of two where a square would be beyond fp32."""
+    x, y = (hw.library("fabsf", z).named("magnitude") for z in (x, y))
+    largest = hw.maximum_nan(x, y).named("largest")
+    large, small = largest > 2.0**60, largest < 2.0**-60
+    scale = _select(large, 2.0**-68, _select(small, 2.0**100, 1.0)).named("scale")
+    back = _select(large, 2.0**68, _select(small, 2.0**-100, 1.0))
+    a, b = (x * scale).named("scaled"), (y * scale).named("scaled")
+    return _select((x == math.inf) | (y == math.inf), math.inf, sqrt(hw.fma(a, a, b * b)) * back)
+
+
+def _logaddexp(x: Value, y: Value, log1p: Lowering, exp: Lowering) -> Value:
+    """If both are equal, which they may be as infinities, their difference is not used."""
+    apart = hw.maximum_nan(x, y) + log1p(exp(-hw.library("fabsf", x - y)))
+    return _select(x == y, x + LN_2, apart)
 
 
 def _d_gelu(g: Any, y: Any, x: Any) -> Any:
@@ -138,18 +160,20 @@ def _d_mish(g: Any, y: Any, x: Any) -> Any:
 
 def _d_hardswish(g: Any, y: Any, x: Any) -> Any:
     """0 below -3, 1 above 3, x / 3 + 1 / 2 between."""
-    return g.where(x >= 3, (g * (x / 3 + 0.5)).where(x > -3, 0.0))
+    return g.where(x >= 3, (g * (x / 3 + 0.5)).where(~(x <= -3), 0.0))
 
 
 def _d_pow(g: Any, y: Any, x: Any, p: Any) -> Any:
     """For x = 0 the limits, as in torch: 0 for p = 0, and of p's for p >= 0."""
-    return (g * p * x ** (p - 1)).where(p != 0, 0.0), (g * y * x.log()).where((x != 0) | (p < 0), 0.0)
+    return (g * p * x ** (p - 1)).where(p != 0, 0.0), (g * y * x.log()).where(~((x == 0) & (p >= 0)), 0.0)
 
 
 def _d_extremum(g: Any, a: Any, b: Any, above: Any, below: Any) -> Any:
-    """Of two equal values each gets a half; but all of it the one that is bounded by a constant, as in torch.clamp."""
-    of_both = g if "constant" in (getattr(a, "op", ""), getattr(b, "op", "")) else g * 0.5
-    return tuple(of_both.where(a == b, g.where(chosen, 0.0)) for chosen in (above, below))
+    """Of two equal values each gets a half, and all of it if one is NaN; what is bounded by a constant gets all where
+    they are equal, and nothing if it is NaN: as in torch.maximum and torch.clamp."""
+    if "constant" in (getattr(a, "op", ""), getattr(b, "op", "")):
+        return tuple(g.where((a == b) | chosen, 0.0) for chosen in (above, below))
+    return tuple((g * 0.5).where(a == b, g.where(~other, 0.0)) for other in (below, above))
 
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -164,7 +188,7 @@ _TABLE = [
     Function("detach", 1, lambda x: x, lambda x: x),  # until the passes
     Function("neg", 1, np.negative, lambda x: -x, gradient=lambda g, y, x: -g),
     Function("abs", 1, np.abs, _library("fabsf"), gradient=lambda g, y, x: g * x.sign()),
-    Function("sign", 1, np.sign, _sign),
+    Function("sign", 1, lambda x: np.where(np.isnan(x), 0, np.sign(x)), _sign),
     Function("floor", 1, np.floor, _library("floorf")),
     Function("round", 1, np.rint, _library("rintf")),
     Function("exp", 1, np.exp, fast_exp, exact=_library("expf"), gradient=lambda g, y, x: g * y),
@@ -175,7 +199,7 @@ _TABLE = [
     Function("log2", 1, np.log2, lambda x: hw.approximate("lg2.approx.ftz", x), exact=_library("log2f"),
              gradient=lambda g, y, x: g / (x * LN_2)),
     Function("log1p", 1, np.log1p, _library("log1pf"), gradient=lambda g, y, x: g / (x + 1)),
-    Function("sqrt", 1, np.sqrt, lambda x: hw.approximate("sqrt.approx.ftz", x), exact=_library("sqrtf"),
+    Function("sqrt", 1, np.sqrt, _sqrt, exact=_library("sqrtf"),
              gradient=lambda g, y, x: g / (y * 2)),
     Function("rsqrt", 1, lambda x: 1 / np.sqrt(x), lambda x: hw.approximate("rsqrt.approx.ftz", x),
              exact=lambda x: 1 / hw.library("sqrtf", x), gradient=lambda g, y, x: g * (y * y * y * -0.5)),
@@ -191,7 +215,7 @@ _TABLE = [
              gradient=lambda g, y, x: g * x.sigmoid()),
     Function("erf", 1, _erf, _library("erff"),
              gradient=lambda g, y, x: g * ((x * x * -1).exp() * (2 / math.sqrt(math.pi)))),
-    Function("relu", 1, lambda x: np.maximum(x, 0), _relu, gradient=lambda g, y, x: g.where(y > 0, 0.0)),
+    Function("relu", 1, lambda x: np.maximum(x, 0), _relu, gradient=lambda g, y, x: g.where(~(y <= 0), 0.0)),
     Function("gelu", 1, lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))), _gelu, gradient=_d_gelu),
     Function("gelu_tanh", 1, lambda x: 0.5 * x * (1 + np.tanh(GELU_A * (x + GELU_B * x * x * x))),
              lambda x: _gelu_tanh(x, _library("tanhf")), coarse=lambda x: _gelu_tanh(x, _tanh), gradient=_d_gelu_tanh),
@@ -200,7 +224,7 @@ _TABLE = [
     Function("mish", 1, lambda x: x * np.tanh(np.logaddexp(0, x)), lambda x: _mish(x, fast_exp, hw.divide_full),
              exact=lambda x: _mish(x, _library("expf"), lambda a, b: a / b), gradient=_d_mish),
     Function("hardswish", 1, lambda x: x * np.clip(x + 3, 0, 6) / 6,
-             lambda x: x * hw.minimum_nan(hw.maximum_nan(x + 3, 0.0), 6.0) * (1 / 6), gradient=_d_hardswish),
+             lambda x: x * (hw.minimum_nan(hw.maximum_nan(x + 3, 0.0), 6.0) * (1 / 6)), gradient=_d_hardswish),
     Function("not", 1, np.logical_not, operator.invert),
     Function("add", 2, np.add, lambda a, b: a + b, gradient=lambda g, y, a, b: (g, g)),
     Function("sub", 2, np.subtract, lambda a, b: a - b, gradient=lambda g, y, a, b: (g, -g)),
@@ -211,7 +235,14 @@ _TABLE = [
              gradient=lambda g, y, a, b: _d_extremum(g, a, b, a > b, b > a)),
     Function("minimum", 2, np.minimum, hw.minimum_nan,
              gradient=lambda g, y, a, b: _d_extremum(g, a, b, a < b, b < a)),
-    Function("pow", 2, np.power, hw.power, gradient=_d_pow),
+    Function("hypot", 2, np.hypot, lambda x, y: _hypot(x, y, _sqrt),
+             exact=lambda x, y: _hypot(x, y, _library("sqrtf")),
+             gradient=lambda g, y, a, b: (g * (a / y), g * (b / y))),
+    Function("logaddexp", 2, np.logaddexp, lambda x, y: _logaddexp(x, y, _library("log1pf"), fast_exp),
+             coarse=lambda x, y: _logaddexp(x, y, lambda e: _log(e + 1), fast_exp),
+             exact=lambda x, y: _logaddexp(x, y, _library("log1pf"), _library("expf")),
+             gradient=lambda g, y, a, b: (g / ((b - a).exp() + 1), g / ((a - b).exp() + 1))),
+    Function("pow", 2, np.float_power, hw.power, gradient=_d_pow),
     Function("leaky_relu", 2, lambda x, slope: np.where(x > 0, x, x * slope), lambda x, s: _select(x > 0.0, x, x * s),
              gradient=lambda g, y, x, slope: (g.where(x > 0, g * slope), (g * x).where(x <= 0, 0.0))),
     Function("elu", 2, lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
@@ -228,6 +259,12 @@ _TABLE = [
     Function("or", 2, np.logical_or, operator.or_),
     Function("where", 3, np.where, _select,
              gradient=lambda g, y, c, a, b: (None, g.where(c != 0, 0.0), g.where(c == 0, 0.0))),
+    Function("hardtanh", 3, lambda x, low, high: np.clip(x, low, high),
+             lambda x, low, high: hw.minimum_nan(hw.maximum_nan(x, low), high),
+             gradient=lambda g, y, x, low, high: (
+                 g.where((x > low) & (x < high), 0.0), g.where((x <= low) & (low < high), 0.0),
+                 g.where((x >= high) | (low >= high), 0.0),
+             )),
     Function("fma", 3, lambda a, b, c: a * b + c, hw.fma, gradient=lambda g, y, a, b, c: (g * b, g * a, g)),
 ]  # fmt: skip
 

@@ -154,7 +154,8 @@ _APPROXIMATIONS: dict[str, Callable[..., Any]] = {
 
 
 class Approximate(Instruction):
-    """One operation of the special-function unit, named as in PTX: `ex2.approx.ftz` and so on."""
+    """One operation of the special-function unit, named as in PTX: `ex2.approx.ftz` and so on. With .ftz subnormal
+    numbers are zeros."""
 
     function: str
     x: f32
@@ -167,7 +168,15 @@ class Approximate(Instruction):
             raise KernelError(f"{self.function!r}: use one of {', '.join(_APPROXIMATIONS)}")
 
     def simulate(self, m: Machine) -> Array:
-        return _single(_APPROXIMATIONS[self.function], m.column(self.x))
+        meaning, x = _APPROXIMATIONS[self.function], m.column(self.x)
+        if not self.function.endswith(".ftz"):
+            return _single(meaning, x)
+        return _flushed(_single(meaning, _flushed(x)))
+
+
+def _flushed(x: Array) -> Array:
+    """fp32 with zeros, of the same sign, for subnormal numbers."""
+    return np.where(np.abs(x) < np.finfo(np.float32).smallest_normal, np.copysign(0, x), x).astype(np.float32)
 
 
 _LIBRARY: dict[str, Callable[..., Array]] = {

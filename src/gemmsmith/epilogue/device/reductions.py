@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
@@ -27,8 +29,8 @@ from gemmsmith.lang.builder import current
 from gemmsmith.lang.types import F32, I32, I64, U64
 from gemmsmith.lang.values import Constant, Registers, Value, ValueLike
 
-LOWEST = -3.4e38
-"""A finite stand-in for -Inf: differences to it are never NaN."""
+LOWEST = -float(np.finfo(np.float32).max)
+"""A finite stand-in for -Inf, as its negative is for Inf: differences to them are never NaN."""
 State = tuple[Value, ...]
 MOST_PARTIALS = 2**31 - 2**14
 """Parts, or elements, of all batches: kernels count them in int32, and up to 2^13 further."""
@@ -62,15 +64,15 @@ MONOIDS: dict[str, Monoid] = {
     "max": _simple(-math.inf, hw.maximum_nan),
     "min": _simple(math.inf, hw.minimum_nan),
     "logsumexp": Monoid(
-        -math.inf, (LOWEST, 0.0), lambda x: (hw.maximum_nan(x, LOWEST), _one_or_none(x)), _merge_logsumexp,
+        -math.inf, (LOWEST, 0.0), lambda x: (_within(x), fast_exp(x - _within(x))), _merge_logsumexp,
         lambda s: hw.fma(hw.approximate("lg2.approx.ftz", s[1]), LN_2, s[0]),
     ),
 }  # fmt: skip
 
 
-def _one_or_none(x: Value) -> Value:
-    """exp(x - max(x, LOWEST)): 1, 0 for -Inf, NaN for NaN."""
-    return fast_exp(x - hw.maximum_nan(x, LOWEST))
+def _within(x: Value) -> Value:
+    """x as a finite number, from which it differs by nothing, or by an infinity."""
+    return hw.minimum_nan(hw.maximum_nan(x, LOWEST), -LOWEST)
 
 
 def states(kind: str) -> int:

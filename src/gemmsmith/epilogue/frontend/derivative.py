@@ -262,7 +262,7 @@ class _Derivative:
         if kind in ("max", "min"):
             if r not in extremes(self.old):
                 return
-            g = self.t("where", self.extremes(r), g, 0.0)
+            g = self.t("mul", self.extremes(r), g)  # 0 * (g / 0) is NaN, as in torch, where nothing is equal to NaN
         elif kind == "logsumexp":
             value = self._value_of(r)  # of a row of nothing but -inf it is that
             offset = self.t("where", self.t("eq", value, float("-inf")), 0.0, value)

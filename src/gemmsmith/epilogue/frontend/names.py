@@ -85,7 +85,7 @@ def _softplus(t: Any, input: Any, beta: Any = 1, threshold: Any = 20) -> Any:
 
 
 def _celu(t: Any, input: Any, alpha: Any = 1) -> Any:
-    below = t("mul", alpha, t("expm1", t("div", t("minimum", input, 0), alpha)))
+    below = t("mul", alpha, t("elu", t("div", input, alpha), 1))
     return t("where", t("gt", input, 0), input, below)
 
 
@@ -106,13 +106,6 @@ def _log(t: Any, input: Any, base: Any = None) -> Any:
     if base is None:
         return t("log", input)
     return t("div", t("log", input), math.log(base) if isinstance(base, numbers.Real) else t("log", base))
-
-
-def _logaddexp(t: Any, input: Any, other: Any) -> Any:
-    """logaddexp. If both are equal, which they may be as infinities, their difference is not used."""
-    soft = t("softplus", t("neg", t("abs", t("sub", input, other))))
-    apart = t("add", t("maximum", input, other), soft)
-    return t("where", t("eq", input, other), t("add", input, math.log(2)), apart)
 
 
 def _dropout(t: Any, input: Any, p: Any = 0.5, training: Any = True) -> Any:
@@ -140,7 +133,9 @@ NAMES: dict[str, Entry] = {
         "cos", "tanh", "sigmoid", "erf", "relu", "silu", "mish", "hardswish",
         "detach",
     )},
-    **{op: _binary(op) for op in ("mul", "maximum", "minimum", "lt", "le", "gt", "ge", "eq", "ne")},
+    **{op: _binary(op) for op in (
+        "mul", "maximum", "minimum", "hypot", "logaddexp", "lt", "le", "gt", "ge", "eq", "ne",
+    )},
     "add": lambda t, input, other, alpha=1: t("add", input, _scaled(t, other, alpha)),
     "sub": lambda t, input, other, alpha=1: t("sub", input, _scaled(t, other, alpha)),
     "rsub": lambda t, input, other, alpha=1: t("sub", other, _scaled(t, input, alpha)),
@@ -151,11 +146,9 @@ NAMES: dict[str, Entry] = {
     "addcdiv": _accumulate("div"),
     "lerp": lambda t, input, end, weight: t("add", input, t("mul", weight, t("sub", end, input))),
     "fma": lambda t, a, b, c: t("fma", a, b, c),
-    "hypot": lambda t, input, other: t("sqrt", t("add", t("mul", input, input), t("mul", other, other))),
     "tan": lambda t, input: t("div", t("sin", input), t("cos", input)),
     "log": _log,
     "log10": lambda t, input: t("mul", t("log2", input), math.log10(2)),
-    "logaddexp": _logaddexp,
     "round": _round,
     "ceil": _ceil,
     "trunc": lambda t, input: t("where", t("lt", input, 0), _ceil(t, input), t("floor", input)),
@@ -171,12 +164,12 @@ NAMES: dict[str, Entry] = {
     "elu": lambda t, input, alpha=1.0: t("elu", input, alpha),
     "celu": _celu,
     "selu": lambda t, input: t("mul", t("elu", input, _SELU_ALPHA), _SELU_SCALE),
-    "relu6": lambda t, input: _clamp(t, input, 0, 6),
-    "hardtanh": lambda t, input, min_val=-1.0, max_val=1.0: _clamp(t, input, min_val, max_val),
-    "hardsigmoid": lambda t, input: t("div", _clamp(t, t("add", input, 3), 0, 6), 6),
+    "relu6": lambda t, input: t("hardtanh", input, 0, 6),
+    "hardtanh": lambda t, input, min_val=-1.0, max_val=1.0: t("hardtanh", input, min_val, max_val),
+    "hardsigmoid": lambda t, input: t("div", t("hardtanh", t("add", input, 3), 0, 6), 6),
     "softsign": lambda t, input: t("div", input, t("add", t("abs", input), 1)),
     "tanhshrink": lambda t, input: t("sub", input, t("tanh", input)),
-    "threshold": lambda t, input, threshold, value: t("where", t("gt", input, threshold), input, value),
+    "threshold": lambda t, input, threshold, value: t("where", t("le", input, threshold), value, input),
     # choices
     "clamp": _clamp,
     "clamp_min": lambda t, input, min: t("maximum", input, min),

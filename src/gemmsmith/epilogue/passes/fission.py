@@ -12,6 +12,7 @@ from gemmsmith.epilogue.passes.rewrite import Editor, rewritten, use_counts
 SPECIAL_FUNCTION_OPERATIONS = {
     "exp": 1, "exp2": 1, "log": 1, "log2": 1, "rsqrt": 1, "sqrt": 1, "reciprocal": 1, "div": 1, "sin": 1, "cos": 1,
     "sigmoid": 2, "silu": 2, "softplus": 2, "tanh": 1, "gelu_tanh": 1, "mish": 2, "pow": 2,
+    "hypot": 1, "logaddexp": 2,
 }  # fmt: skip
 """An element's, by function (epilogue/functions.py); those not listed have none."""
 

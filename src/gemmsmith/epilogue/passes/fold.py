@@ -89,8 +89,8 @@ def _binary(e: Editor, node: Node, numbers: list[float | None]) -> int | None:
             return None
         case "maximum" | "minimum":
             return x if x == y else None
-        case "gt":
-            return e.add("gt", e.nodes[x].inputs[0], y) if b == 0 and e.nodes[x].op == "relu" else None
+        case "gt" | "le":
+            return e.add(node.op, e.nodes[x].inputs[0], y) if b == 0 and e.nodes[x].op == "relu" else None
         case "ne" | "eq":
             if b == 0 and e.nodes[x].op in PREDICATES:
                 return x if node.op == "ne" else e.add("not", x)

@@ -134,8 +134,6 @@ class Epilogue(Tracing):
         kwargs = {key: self._argument(x, shape(node)) for key, x in node.kwargs.items()}
         if name(node) == "convert_element_type":
             return self.value(args[0]) if args[1].is_floating_point else self("ne", args[0], 0)
-        if name(node) in ("sign", "sgn"):  # of NaN it is 0 in torch
-            return self("where", self("eq", *args, *args), self("sign", *args), 0)
         return call(name(node), name(node), tuple(args), kwargs)  # type: ignore[no-any-return]
 
     def _argument(self, x: Any, like: tuple[Any, ...]) -> Any:
