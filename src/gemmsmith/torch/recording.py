@@ -36,9 +36,9 @@ class Tape:
         self.entries: list[Entry] = []
         self.values = 0
 
-    def value(self, shape: Any) -> Recorded:
+    def value(self, shape: Any, is_number: bool = False) -> Recorded:
         self.values += 1
-        return Recorded(self, self.values - 1, shape)
+        return Recorded(self, self.values - 1, shape, is_number)
 
     def add(self, how: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         named = tuple([(key, constant(x)) for key, x in kwargs.items()])
@@ -52,8 +52,8 @@ class Tape:
 class Recorded:
     """A value of an epilogue that torch.compile traces."""
 
-    def __init__(self, tape: Tape, index: int, known: Any) -> None:
-        self.tape, self.index, self.known = tape, index, known
+    def __init__(self, tape: Tape, index: int, known: Any, is_number: bool = False) -> None:
+        self.tape, self.index, self.known, self.is_number = tape, index, known, is_number
 
     @property
     def shape(self) -> Any:

@@ -57,8 +57,8 @@ def _compiled(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds, scales: Kinds
     tape = Tape(shape)
     acc = tape.value(shape)
     operands = {}
-    for name, _, _ in kinds:
-        operands[name] = tape.value(None)
+    for name, _, dtype in kinds:
+        operands[name] = tape.value(None, not dtype)
     returned = epilogue(acc, **operands)
     form = "dict" if isinstance(returned, dict) else "tuple" if isinstance(returned, (tuple, list)) else "one"
     several = returned if form != "one" else (returned,)

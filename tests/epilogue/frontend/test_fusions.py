@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.epilogue.frontend.test_visitors import evaluated
 
+import gemmsmith
+from gemmsmith import Spec
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP32
 from gemmsmith.core.errors import ArgumentError, EpilogueError
 from gemmsmith.core.graph import Graph
@@ -252,3 +255,33 @@ def test_a_switch_is_true_or_false(make: Any) -> None:
     for x in ("no", 1, None):
         with pytest.raises(ArgumentError, match="(aux|bias_gradient|amax): got .*; use True or False"):
             make(x)
+
+
+@pytest.mark.parametrize("name", [name for name, x in FUSIONS.items() if "beta" in x.operands and "c" in x.operands])
+def test_c_is_not_read_where_beta_is_the_number_0(name: str) -> None:
+    """NaN in C does not come through; of a beta on the device it does."""
+    from tests.epilogues import fusion
+
+    epilogue, operands = fusion(name)
+    n = 128 if name == "block_quantized" else N
+    shapes = {"row": (n,), "column": (M, 1), "matrix": (M, n), "half": (M, n // 2), "scalar": ()}
+    a, b = normal(M, 8).astype(np.float32), normal(8, n).astype(np.float32)
+    given: dict[str, Any] = {
+        key: 0.5 if kind == "number" else np.abs(normal(*shapes[kind])).astype(np.float32)
+        for key, kind in operands.items()
+    }
+    given["c"] = np.full((M, n), np.nan, np.float32)
+    for beta, read in ((0.0, False), (-0.0, False), (0.5, True), (np.float32([0.0]), True)):
+        given["beta"] = beta
+        found = gemmsmith.gemm(a, b, epilogue=epilogue, operands=given)
+        results = found.values() if isinstance(found, dict) else found if isinstance(found, tuple) else [found]
+        assert any(np.isnan(np.asarray(x, np.float64)).any() for x in results) == read, beta
+
+
+def test_a_constant_beta_of_0_leaves_c_out() -> None:
+    epilogue = partial(fusions.linear_combination("relu"), beta=0)
+    a = Spec((64, 64), "bf16")
+    assert (
+        gemmsmith.plan(a, a, epilogue=epilogue, c=a).source
+        == gemmsmith.plan(a, a, epilogue=fusions.scaled_acc("relu")).source
+    )

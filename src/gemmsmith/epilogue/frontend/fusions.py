@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
+from numbers import Real
 from typing import Any
 
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.frontend.gating import deinterleave
-from gemmsmith.epilogue.frontend.values import quantize, top_k_softmax
+from gemmsmith.epilogue.frontend.values import Traced, is_recorded, quantize, top_k_softmax
 from gemmsmith.epilogue.functions import FUNCTIONS
 
 Epilogue = Callable[..., Any]
@@ -99,6 +100,16 @@ def _stored(x: Any, dtype: Any) -> Any:
     return x if dtype is None else x.to(dtype)
 
 
+def _source(c: Any, beta: Any) -> Any:
+    """c, and zeros where beta is the number 0: what c holds does not come through then, as in BLAS and CUTLASS. Where
+    beta is on the device c is read."""
+    if not isinstance(beta, Real):
+        return c.where(beta != 0, 0.0) if getattr(beta, "is_number", False) is True else c
+    if beta:
+        return c
+    return c.where(False, 0.0) if isinstance(c, Traced) or is_recorded(c) else c.new_zeros(c.shape)
+
+
 # -- CUTLASS's --------------------------------------------------------------------------------------------------------
 
 
@@ -117,7 +128,7 @@ def linear_combination(activation: str | Epilogue | None = None) -> Epilogue:
     act = function_of(activation)
 
     def epilogue(acc: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        return act(acc * alpha + c * beta)
+        return act(acc * alpha + _source(c, beta) * beta)
 
     return epilogue
 
@@ -132,7 +143,7 @@ def linear_combination_bias(
     (aux,), act = switches(aux=aux), function_of(activation)
 
     def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        z = acc * alpha + c * beta + bias
+        z = acc * alpha + _source(c, beta) * beta + bias
         return (act(z), _stored(z, aux_dtype)) if aux else act(z)
 
     return epilogue
@@ -143,7 +154,7 @@ def residual_add_bias(activation: str | Epilogue | None = None) -> Epilogue:
     act = function_of(activation)
 
     def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        return act(acc * alpha + bias) + c * beta
+        return act(acc * alpha + bias) + _source(c, beta) * beta
 
     return epilogue
 
@@ -152,7 +163,7 @@ def linear_combination_top_k_softmax(k: int) -> Epilogue:
     """The softmax over the k largest elements of a row of alpha * acc + beta * c, 0 elsewhere; N fits a tile."""
 
     def epilogue(acc: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        return top_k_softmax(acc * alpha + c * beta, k)
+        return top_k_softmax(acc * alpha + _source(c, beta) * beta, k)
 
     return epilogue
 
@@ -168,7 +179,7 @@ def scaled_linear_combination_bias(activation: str | Epilogue | None = None) -> 
         acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0,
         scale_a: Any = 1.0, scale_b: Any = 1.0, scale_c: Any = 1.0, scale_d: Any = 1.0,
     ) -> Any:  # fmt: skip
-        return act(acc * (scale_a * scale_b * alpha) + c * (scale_c * beta) + bias) * scale_d
+        return act(acc * (scale_a * scale_b * alpha) + _source(c, beta) * (scale_c * beta) + bias) * scale_d
 
     return epilogue
 
@@ -186,7 +197,7 @@ def scaled_linear_combination_bias_amax_aux(
         acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0,
         scale_a: Any = 1.0, scale_b: Any = 1.0, scale_c: Any = 1.0, scale_d: Any = 1.0, scale_aux: Any = 1.0,
     ) -> Any:  # fmt: skip
-        z = acc * (scale_a * scale_b * alpha) + c * (scale_c * beta) + bias
+        z = acc * (scale_a * scale_b * alpha) + _source(c, beta) * (scale_c * beta) + bias
         y = act(z)
         return y * scale_d, _stored(z * scale_aux, aux_dtype), y.abs().max(), z.abs().max()
 
@@ -201,7 +212,7 @@ def linear_combination_gradient(activation: str | Epilogue, bias_gradient: bool 
     (bias_gradient,), d_act = switches(bias_gradient=bias_gradient), _derivative(activation)
 
     def epilogue(acc: Any, c: Any, aux: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        dz = d_act(acc * alpha + c * beta, aux)
+        dz = d_act(acc * alpha + _source(c, beta) * beta, aux)
         return (dz, dz.sum(-1)) if bias_gradient else dz
 
     return epilogue

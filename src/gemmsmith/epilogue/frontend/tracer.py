@@ -47,7 +47,7 @@ def trace_sized(
             continue
         extent, dtype = operands[name]
         values[name] = t.add("operand", extent, value=name, where=where)
-        values[name].condition = dtype == BOOL
+        values[name].condition, values[name].is_number = dtype == BOOL, dtype is None
     positional = [values.get(p.name, p.default) for p in parameters.values() if p.kind == p.POSITIONAL_ONLY]
     keywords = {name: x for name, x in values.items() if parameters[name].kind != inspect.Parameter.POSITIONAL_ONLY}
     try:

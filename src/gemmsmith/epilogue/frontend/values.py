@@ -232,6 +232,8 @@ class Traced:
     ) -> None:
         self.tracing, self.node, self.extent, self.condition, self.stored = tracing, node, extent, condition, stored
         self.keepdim = False
+        self.is_number = False
+        """Whether it is an operand that is given as a number."""
 
     @property
     def op(self) -> str:
