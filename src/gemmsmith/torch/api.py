@@ -120,7 +120,8 @@ def _scales(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> dict[str
         while name in operands:
             name += "_"
         if x is not None:
-            found[name] = x.view(UE8M0).float() if getattr(x, "dtype", None) in (UE8M0, torch.uint8) else x
+            powers = isinstance(x, torch.Tensor) and x.dtype in (UE8M0, torch.uint8)
+            found[name] = x.view(UE8M0).float() if powers else x
     return found
 
 
