@@ -349,7 +349,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "halves": (lambda acc: (lambda x, y: x * y)(*acc), "a value has no elements yet"),
     "a length": (lambda acc: acc * len(acc), "a value has no elements yet"),
     "a member": (lambda acc: acc * (3 in acc), "a value has no elements yet"),
-    "too little": (lambda acc, bias: acc + bias, "failed to bind arguments"),
+    "too little": (lambda acc, bias: acc + bias, "failed to bind arguments|missing required positional argument: bias"),
 }
 
 

@@ -93,9 +93,9 @@ def _other(code: CodeType, names: set[str]) -> Iterator[str]:
         elif op == "STORE_DEREF" and name not in code.co_cellvars:
             yield f"it assigns to {name}, which is not its own"
         elif op == "CALL_INTRINSIC_1" and instruction.argrepr not in _INTRINSICS:
-            yield f"of its instruction {instruction.argrepr}"
+            yield f"it executes {instruction.argrepr}"
         elif op not in _INSTRUCTIONS and not op.startswith(("BINARY_", "INPLACE_", "UNARY_")):
-            yield f"of its instruction {op}"
+            yield f"it executes {op}"
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _other(constant, names)
