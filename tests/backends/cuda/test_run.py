@@ -347,7 +347,7 @@ def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch
     monkeypatch.setattr("gemmsmith.binding.empty_like_kind", lambda like, *_: other)
     for form in ("array", "array", "names", "names", "array", "names"):
         gemmsmith.gemm(a, b, epilogue=f, out=d if form == "array" else {"out": d})
-        known = next(plan for options, (plan, _) in api._KNOWN.items() if (options[2] is dict) == (form == "names"))
+        known = next(p for (_, options), (p, _) in api._KNOWN.items() if (options[1] is dict) == (form == "names"))
         y, out = (d, other) if form == "array" else (other, d)
         check(known, a, b, seen, out_y=y.address, out=out.address)
 
