@@ -44,6 +44,7 @@ def test_the_epilogue_page_runs() -> None:
     assert np.isfinite(executed("docs/epilogues.md")["loss"])
 
 
+@pytest.mark.slow
 def test_the_fp8_page_runs() -> None:
     assert np.isfinite(executed("docs/fp8.md")["y"]).all()
 
@@ -117,6 +118,7 @@ def test_console_blocks_are_what_the_commands_print(tmp_path: Path, monkeypatch:
         assert [line.rstrip() for line in result.stdout.splitlines()] == expected.splitlines(), command
 
 
+@pytest.mark.slow
 def test_pictures_are_what_the_commands_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CONTRIBUTING.md's last block of commands draws every picture of the pages."""
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))  # without configs that the user tuned

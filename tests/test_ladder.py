@@ -33,6 +33,7 @@ def test_every_rung_is_a_step() -> None:
     assert {x.name for x in STEPS} >= RUNGS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("naive_m", FP32), ("wmma", BF16), ("mma_multistage", BF16), ("tma", BF16)],

@@ -31,6 +31,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "empty_like_kind", poisoned)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     options=options(), shape=shapes(), dtype=some.sampled_from(sorted(DTYPES)), layout=some.sampled_from(LAYOUTS),
@@ -49,6 +50,7 @@ def test_kernels_give_the_bits_of_the_reference(
     assert same(back, gemmsmith.dequantize(*wanted[:2], dtype))
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(
     shape=shapes(), layout=some.sampled_from(LAYOUTS), recipe=some.sampled_from(RECIPES), seed=some.integers(0, 99999),
@@ -66,6 +68,7 @@ def test_values_of_any_strides_dequantise(
     assert same(gemmsmith.dequantize(values, scales, out, backend="sim"), gemmsmith.dequantize(values, scales, out))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["rows", "columns"])
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 @pytest.mark.parametrize("k", [300, 1100, 3000, 5000, 9000, 17000])

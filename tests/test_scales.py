@@ -42,6 +42,7 @@ def simulated(a, b, scale_a, scale_b, **options):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_every_scale_is_applied_where_it_belongs(config: Config, recipe, rng: np.random.Generator) -> None:
@@ -55,6 +56,7 @@ def test_every_scale_is_applied_where_it_belongs(config: Config, recipe, rng: np
     np.testing.assert_array_equal(out, want)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     config=some.sampled_from(CONFIGS), m=some.integers(1, 300), n=some.integers(1, 300), k=some.integers(0, 600),
@@ -101,6 +103,7 @@ def halved_and_summed(acc):
     return acc * 0.5, acc.sum(-1)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     config=some.sampled_from(CONFIGS), m=some.integers(1, 200), n=some.integers(1, 200), k=some.integers(1, 900),
@@ -138,6 +141,7 @@ def test_scales_of_any_layout(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outliers", [False, True])
 @pytest.mark.parametrize("spread", [0, 20])
 def test_deep_products(outliers: bool, spread: int, rng: np.random.Generator) -> None:
@@ -350,6 +354,7 @@ def halved_in_fp8(acc):
     return gemmsmith.quantize(acc * 0.5, "1x128")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [(), (2,)])
 @pytest.mark.parametrize("backend", ["sim", "reference"])
 def test_a_chain_of_products_copies_nothing(backend: str, batch: tuple[int, ...], rng: np.random.Generator) -> None:

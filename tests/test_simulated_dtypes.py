@@ -57,6 +57,7 @@ def judge(out: Any, a: Any, b: Any, *, promoted: bool = False) -> None:
         bounds.check(out, a, b, FP32, as_dtype(out.dtype), promoted=promoted).require()
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     config=some.one_of(some.none(), configs()), m=some.integers(1, 300), n=some.integers(1, 300),
@@ -172,6 +173,7 @@ def test_tf32_reads_the_upper_19_bits() -> None:
         assert (gemmsmith.gemm(ones, ones, precision="tf32", backend=backend) == 64).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     config=some.one_of(some.none(), configs()), m=some.integers(1, 200), n=some.integers(1, 200),
@@ -206,6 +208,7 @@ def test_3xtf32_adds_all_three_products() -> None:
     assert (gemmsmith.gemm(a, b, precision="3xtf32", backend="reference") == np.float32(exact)).all()
 
 
+@pytest.mark.slow
 def test_3xtf32_is_about_as_exact_as_fp32(rng: np.random.Generator) -> None:
     a, b = rng.standard_normal((64, 2000), np.float32), rng.standard_normal((2000, 64), np.float32)
     want = a.astype(np.float64) @ b
@@ -310,6 +313,7 @@ def test_a_fused_product_stores_no_integers() -> None:
         gemmsmith.plan(a, a, epilogue=lambda acc, x: acc + x, x=Spec((64,), "int8"))
 
 
+@pytest.mark.slow
 def test_batch_invariant_rows_have_the_same_bits(rng: np.random.Generator) -> None:
     for dtype in (E4M3, INT8, FLOAT):
         a, b = matrix(rng, (150, 300), dtype, False, 0, 0), matrix(rng, (300, 72), dtype, True, 0, 0)

@@ -90,6 +90,7 @@ def _many(result):
     return result if isinstance(result, tuple) else (result,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("index", range(len(CONFIGS)))
 def test_case(name: str, index: int) -> None:
@@ -104,6 +105,7 @@ def test_case(name: str, index: int) -> None:
             assert CASES[name].gated or CASES[name].whole_rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["row", "column", "matrix", "bias_gelu", "reductions"])
 @pytest.mark.parametrize("n", [280, 281])
 def test_a_piece_as_wide_as_its_tile(name: str, n: int) -> None:
@@ -112,6 +114,7 @@ def test_a_piece_as_wide_as_its_tile(name: str, n: int) -> None:
     check(CASES[name], config, 90, n, 150, "bf16", None, n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_with_the_config_that_is_chosen(name: str) -> None:
     check(CASES[name], None, 130, 256, 100, "bf16", None, 3)
@@ -122,6 +125,7 @@ def test_batch(name: str) -> None:
     check(CASES[name], CONFIGS[0], 70, 80, 40, "bf16", 3, 5)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     m=some.integers(1, 90), groups=some.integers(1, 17), k=some.integers(1, 150), batch=some.sampled_from([None, 2]),
@@ -245,6 +249,7 @@ def test_functions_that_are_exact() -> None:
     np.testing.assert_allclose(done.result, np.tanh(np.exp(exact(a, b))), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_every_schedule(seed: int) -> None:
     """Other seeds, other orders of asynchronous operations: no hazard in any."""
@@ -271,6 +276,7 @@ def test_every_ready_made_fusion(name: str) -> None:
     check(case, CONFIGS[0], 150, 208, 70, "bf16", None, 7)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(graph=graphs(), seed=some.integers(0, 1000), index=some.sampled_from([0, 2, 5]))
 def test_random_graphs(graph: Graph, seed: int, index: int) -> None:

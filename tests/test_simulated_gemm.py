@@ -60,6 +60,7 @@ def matrix(
     return x.swapaxes(-1, -2) if column_major else x
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     config=configs(), m=some.integers(1, 300), n=some.integers(1, 300), k=some.integers(0, 300),
@@ -106,6 +107,7 @@ def test_nan_and_inf_propagate(rng: np.random.Generator) -> None:
     bounds.check(out, a, b, FP32, FP16).require()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("design", ["cooperative", "tma"])
 @pytest.mark.parametrize("splits", [2, 3, 4])
 def test_shared_tiles_of_a_cluster(rng: np.random.Generator, design, splits: int) -> None:
@@ -120,6 +122,7 @@ def test_shared_tiles_of_a_cluster(rng: np.random.Generator, design, splits: int
     assert all((x == results[0]).all() for x in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("design", ["cooperative", "tma"])
 @pytest.mark.parametrize(
     ("m", "n", "k", "splits"),

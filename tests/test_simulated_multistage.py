@@ -58,6 +58,7 @@ def products(draw: some.DrawFn) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(products())
 def test_any_product(product: dict[str, Any]) -> None:
@@ -114,6 +115,7 @@ def in_registers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [4096, 65536])
 def test_3xtf32_errs_less_than_fp32(k: int, rng: np.random.Generator) -> None:
     """The kernel's sums for the first elements of K, bit for bit; of all of them the model's, against FFMA's."""
@@ -167,6 +169,7 @@ def test_fp32_by_default(rng: np.random.Generator) -> None:
 SGEMM = Config("sgemm", (64, 32, 8), (1, 1), 3, 1, chip="sm_86")
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(
     name=some.sampled_from(list(CASES)), m=some.integers(1, 140), n=some.integers(1, 140), k=some.integers(0, 90),
@@ -188,12 +191,14 @@ def test_any_epilogue(
         reject()
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(graph=graphs(), seed=some.integers(0, 1000), chosen=some.sampled_from([config(chip="sm_86"), SGEMM]))
 def test_random_graphs(graph: Graph, seed: int, chosen: Config) -> None:
     check_graph(graph, chosen, seed, (130, 88, 40), np.float32 if chosen == SGEMM else ml_dtypes.bfloat16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["everything", "reductions", "gated_everything", "matrix"])
 def test_what_is_chosen_for_an_epilogue(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "chip_of", lambda a: CHIPS["sm_86"])
@@ -209,6 +214,7 @@ EPILOGUES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_epilogues(name: str) -> None:
     """Each case with one config, so that all cases together have all."""

@@ -58,6 +58,7 @@ def test_halves_are_two_instructions() -> None:
     assert not unequal(AMPERE.sums(a, b, c, BF16_FP32), chained).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instruction", ["mma", "wmma", "wgmma"])
 def test_the_simulator_is_probed(
     instruction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -146,6 +146,7 @@ def test_a_gpus_time_is_a_number_with_its_unit() -> None:
     assert (facts["error"]["max"], facts["error"]["elements_beyond_bound"]) == (None, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "accumulate"),
     [
@@ -364,6 +365,7 @@ def test_a_fault_of_the_library_is_one_line_too(call, monkeypatch: pytest.Monkey
     assert call("run", *SMALL).stderr.strip() == "Error: interrupted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["show", *SMALL], ["run", "--nosuch", "--json"], ["raster", "--m", "64"], ["--help"]]
 )
@@ -378,6 +380,7 @@ def test_a_closed_pipe(words: list[str], tmp_path: Path) -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "what"),
     [(["simulate", *SMALL], "simulating"), (["run", *SMALL, "--backend", "sim"], "simulating"),
@@ -405,6 +408,7 @@ def test_progress_is_shown_on_a_terminal_only(words: list[str], what: str, tmp_p
     assert (result.exit_code, result.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_every_ready_made_epilogue_is_explained(call) -> None:
     """With its operands, and what else it is made with."""
     for name, fusion in FUSIONS.items():
@@ -417,6 +421,7 @@ def test_every_ready_made_epilogue_is_explained(call) -> None:
             assert "Compute(gelu)" in text or "Compute(erf)" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [None, *sorted(main.commands)])
 def test_help_says_what_and_gives_an_example_that_works(call, name: str | None) -> None:
     text = good(call(*filter(None, [name]), "--help"))
@@ -489,6 +494,7 @@ def commands_with_options(draw: st.DrawFn) -> list[str]:
     return words
 
 
+@pytest.mark.slow
 @given(words=commands_with_options())
 @settings(max_examples=60)
 def test_any_words_end_in_a_result_or_in_one_line(words: list[str]) -> None:

@@ -50,6 +50,7 @@ PRODUCTS: list[tuple[str, dict[str, str], tuple[int, int, int], str, Any]] = [
 CHOSEN = [(chip, *product) for chip in CHIPS.values() for product in PRODUCTS if chip != HOPPER or product[0] == "fp32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chip", "dtype", "options", "sizes", "layout", "epilogue"), CHOSEN)
 def test_nothing_spills(
     chip: Any, dtype: str, options: dict[str, Any], sizes: tuple[int, int, int], layout: str, epilogue: Any,
@@ -99,6 +100,7 @@ ROWS = [*((n, top_k) for n in (64, 128, 200, 256))]
 ROWS += [(256, f) for f in (top_k_of_biased, top_k_and_logits, quantised_rows, quantised)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "options"), OPERANDS)
 @pytest.mark.parametrize(("n", "epilogue"), ROWS)
 def test_whole_rows_do_not_spill_on_hopper(n: int, epilogue: Any, dtype: str, options: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["bf16", "fp32"])
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -54,6 +55,7 @@ def test_no_spills_and_no_advisories(config: Config, ragged: bool, output: str) 
         assert r.registers <= plan.kernel.register_cap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "options", "instruction"), [
     ("fp8_e4m3", {"accumulate": "fast"}, "QGMMA"), ("fp8_e5m2", {}, "QGMMA"), ("int8", {}, "IGMMA"),
     ("fp32", {"precision": "tf32"}, "HGMMA.64x"), ("fp32", {"precision": "3xtf32"}, "HGMMA.64x"),
@@ -89,6 +91,7 @@ PROMOTED = [
 """(M, N), consumers, and of how many columns of b a scale is; 0: there are none."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [4096, 4095])
 @pytest.mark.parametrize(("tile", "consumers", "of_b"), PROMOTED)
 def test_promoted_sums(tile: tuple[int, int], consumers: int, of_b: int, columns: int) -> None:
@@ -175,6 +178,7 @@ def scaled(acc: Any, s: Any, r: Any, b: Any) -> Any:
     return acc * s * r + b
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["relu", "tanh", "expm1", "gelu", "scaled", "direct"])
 def test_no_spills_beside_the_largest_accumulators(name: str) -> None:
     """Of the tiles that the tuner's space has for an epilogue."""
@@ -294,6 +298,7 @@ def problems(draw: some.DrawFn) -> dict[str, Any]:
             "operands": operands}  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(problems())
 def test_no_choice_spills(problem: dict[str, Any]) -> None:
@@ -373,6 +378,7 @@ def scaled_problems(draw: some.DrawFn) -> dict[str, Any]:
     return {**found, "epilogue": epilogue, "operands": operands}
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(scaled_problems())
 def test_no_choice_of_promoted_sums_spills(problem: dict[str, Any]) -> None:
@@ -417,6 +423,7 @@ def test_promoted_problems_whose_choice_once_spilled(columns: int, fused: bool) 
     assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
 
 
+@pytest.mark.slow
 def test_promoted_sums_of_clusters_do_not_spill() -> None:
     """Of each tile that is ranked for a product one config whose CTAs share K."""
     plan = block_scaled(10, 7168, 2048, 128, config=Config(tile=(64, 64, 128), cluster=(1, 1), consumers=1))
@@ -434,6 +441,7 @@ def test_clusters_that_share_k_have_fewer_k_tiles_in_flight() -> None:
     assert (r.spill_stores, r.spill_loads) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["bf16", "fp32"])
 def test_the_largest_swapped_tiles(output: str) -> None:
     """Tiles of 152 and 168 columns would store fp32 elements in pieces as wide, and spill."""
@@ -463,6 +471,7 @@ def six_reductions(acc: Any) -> Any:
     return acc, acc.sum(-1), acc.max(-2), acc.min(-1), acc.mean(), acc.logsumexp(-2), acc.logsumexp(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epilogue", [row_sums, gated_row_sums, six_reductions])
 @pytest.mark.parametrize("tile", [(128, 248, 64), (128, 200, 64), (256, 136, 64), (64, 240, 64)])
 def test_reductions_beside_swapped_tiles(tile: tuple[int, int, int], epilogue: Any) -> None:
@@ -473,6 +482,7 @@ def test_reductions_beside_swapped_tiles(tile: tuple[int, int, int], epilogue: A
     assert (found.spill_stores, found.spill_loads) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "n"), [(152, 5120), (160, 13824), (400, 8192)])
 def test_reductions_where_the_product_is_swapped(m: int, n: int) -> None:
     """As the product without them is."""

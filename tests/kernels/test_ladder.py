@@ -34,6 +34,7 @@ def simulated(name: str, a: Any, b: Any, d: Any, chip: str, seed: int = 0) -> li
     return run(found, arrays, seed, None).hazards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turned", [0, 1, 2])
 @pytest.mark.parametrize(("name", "dtype"), EACH)
 def test_rungs(name: str, dtype: Any, turned: int, rng: np.random.Generator) -> None:

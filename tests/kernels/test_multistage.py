@@ -23,6 +23,7 @@ def fused(acc: Any, bias: Any, c: Any) -> Any:
     return x, x.sum(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", CHIPS)
 def test_every_chip(chip: str) -> None:
     plan = gemmsmith.plan(A, B, config=config(chip=chip))
@@ -54,6 +55,7 @@ def test_types(dtype: str, k: int, options: dict[str, str], instruction: str) ->
     assert instruction in plan.sass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
 def test_fp32_on_cuda_cores(chip: str) -> None:
     """8x16 results a thread, 6 loads from shared memory for 128 products."""

@@ -23,6 +23,7 @@ EIGHT = 8
 """16-bit elements of 16 bytes."""
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     dtype=some.sampled_from([E4M3, BF16, TF32]), batch=some.sampled_from([1, 1, 3]), broadcast=some.booleans(),

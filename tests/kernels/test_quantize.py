@@ -28,6 +28,7 @@ def check(kernel: Kernel) -> None:
     assert r.registers <= kernel.register_cap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunked", [True, False])
 @pytest.mark.parametrize("source", [BF16, FP16, FP32])
 @pytest.mark.parametrize("copies", COPIES)
@@ -37,6 +38,7 @@ def test_no_spills(copies: tuple[Kind | None, Kind | None], source: DType, chunk
     check(quantize(QuantizeSpec(source, INT8, FP32, *copies, chunked=chunked)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunked", [True, False])
 @pytest.mark.parametrize("source", [BF16, FP16, FP32])
 def test_whole_rows_and_columns_do_not_spill(source: DType, chunked: bool) -> None:
@@ -45,6 +47,7 @@ def test_whole_rows_and_columns_do_not_spill(source: DType, chunked: bool) -> No
     check(quantize(QuantizeSpec(source, E4M3, FP32, None, "column", True, chunked=chunked)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunked", [True, False])
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
 def test_the_others_do_not_spill(dtype: DType, chunked: bool) -> None:

@@ -60,6 +60,7 @@ def seen(x: Any) -> Matrix:
     return Matrix(x.dtype, *x.shape, *x.strides, alignment=x.alignment).canonical()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SYNCHRONISED)
 def test_every_mutant_is_reported(name: str) -> None:
     unreported, alone, count = [], set[str](), 0
@@ -86,6 +87,7 @@ def test_every_mutant_is_reported(name: str) -> None:
     assert count >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SYNCHRONISED)
 def test_the_unbroken_rungs_are_never_reported(name: str) -> None:
     kernel = RUNGS[name].make(RUNGS[name].dtypes[0], CHIPS["sm_80"])

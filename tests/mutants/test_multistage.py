@@ -71,6 +71,7 @@ SPECS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_every_mutant_is_reported(name: str) -> None:
     (spec, sizes), count, equivalents, unreported = SPECS[name], 0, 0, []
@@ -91,6 +92,7 @@ def test_every_mutant_is_reported(name: str) -> None:
     assert equivalents <= len(EQUIVALENT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "chip"), [("plain", "sm_90"), *((name, "sm_80") for name in SPECS)])
 def test_the_unbroken_designs_are_never_reported(name: str, chip: str) -> None:
     spec, sizes = SPECS[name]

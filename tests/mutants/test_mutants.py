@@ -212,6 +212,7 @@ def spec_of(config: Config) -> KernelSpec:
     return KernelSpec(config, find_mma(BF16, BF16, FP32), ("K", "K"), epilogue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_every_mutant_is_reported(config: Config) -> None:
     spec, cluster = spec_of(config), config.cluster
@@ -269,6 +270,7 @@ RUNS = [(config, range(i, i + 50)) for config in CONFIGS[:4] for i in range(0, 2
 RUNS += [(config, range(50)) for config in (*CONFIGS[4:], CONFIGS[1].replace(sync_clusters=True))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "seeds"), RUNS, ids=lambda x: f"{x.start}.." if isinstance(x, range) else str(x))
 def test_the_unbroken_designs_are_never_reported(config: Config, seeds: range) -> None:
     spec = spec_of(config)

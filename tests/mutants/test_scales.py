@@ -343,29 +343,34 @@ def is_wrong(recipe: tuple[int, int], seed: int, config: Config = CONFIG, **layo
     return bool(done.hazards) or not np.array_equal(out, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mutate", "recipe"), MUTANTS, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_every_mistake_is_found(mutate: Any, recipe: tuple[int, int], monkeypatch: Patch) -> None:
     mutate(monkeypatch)
     assert any(is_wrong(recipe, seed) for seed in range(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutate", MUTANTS_BY_TMA)
 def test_mistakes_with_scales_by_tma_are_found(mutate: Any, monkeypatch: Patch) -> None:
     mutate(monkeypatch)
     assert any(is_wrong(COARSE, seed, **BY_TMA) for seed in range(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutate", MUTANTS_IN_BOXES)
 def test_mistakes_with_scales_in_boxes_are_found(mutate: Any, monkeypatch: Patch) -> None:
     mutate(monkeypatch)
     assert any(is_wrong(COARSE, 0, config, **IN_BOXES) for config in IN_BOXES_CONFIGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", IN_BOXES_CONFIGS)
 def test_boxes_that_are_right(config: Config) -> None:
     assert not any(is_wrong(COARSE, seed, config, **IN_BOXES) for seed in range(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [{}, BY_TMA, IN_BOXES])
 @pytest.mark.parametrize("recipe", [COARSE, EACH, (128, 128)])
 def test_without_one_nothing_is_wrong(recipe: tuple[int, int], layout: dict[str, Any]) -> None:

@@ -65,6 +65,7 @@ def test_nobody_runs_ahead(m: int, n: int, k: int, ctas: int, seed: int, monkeyp
     assert sum(steps) == m * n * k
 
 
+@pytest.mark.slow
 def test_who_gives_up_runs_ahead() -> None:
     """Under some seeds: the others may be held up for any time."""
     ahead = []

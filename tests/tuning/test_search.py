@@ -67,6 +67,7 @@ class Timed:
         return config.tile[1] + config.tile[0] / 1000 + config.splits / 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "design"), [("bf16", "mma_multistage"), ("int8", "mma_multistage"), ("fp32", "sgemm")]
 )

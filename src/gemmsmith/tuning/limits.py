@@ -8,6 +8,7 @@ their bytes: no counter of the hardware tells how many they take. Power and late
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ class Limits:
 def limits(lines: Iterable[Count], nbytes: int) -> Limits:
     """Of a kernel's counts; `nbytes`: of its operands and results, each once."""
     each = [(line, _of(line)) for line in lines]
-    us = {name: sum(cost[name] for _, cost in each) for name in RESOURCES}
+    us = {name: math.fsum(cost[name] for _, cost in each) for name in RESOURCES}
     us["DRAM"] = nbytes / (DRAM_BYTES_PER_CYCLE * MHZ)
     limit = max(us, key=us.__getitem__)
     return Limits(us, max(each, key=lambda x: x[1][limit])[0])

@@ -101,6 +101,7 @@ def multiplied(listing: Listing) -> Counter[str]:
     return found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "config"), DESIGNS, ids=lambda x: f"{x}".replace(" ", "-"))
 def test_products_of_a_k_tile(dtype: str, config: Config) -> None:
     """As many as the config says, and the description, at the lines that issue them; in SASS and in PTX."""
@@ -117,6 +118,7 @@ def test_products_of_a_k_tile(dtype: str, config: Config) -> None:
         assert listing.count()["tensor"] == loops * of_k_tile(spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, rung in RUNGS.items() for dtype in rung.dtypes],
                          ids=str)  # fmt: skip
 def test_products_of_a_rung(name: str, dtype: Any) -> None:
@@ -128,6 +130,7 @@ def test_products_of_a_rung(name: str, dtype: Any) -> None:
     assert multiplied(annotated(kernel, "sass")) == Counter({where: each * n for where, n in lines.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [Config(), Config("pingpong", (128, 128, 64)), Config("tma")], ids=str)
 def test_line_information_leaves_the_code_as_it_is(config: Config) -> None:
     """And `#line` directives do."""

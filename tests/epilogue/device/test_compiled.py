@@ -28,6 +28,7 @@ def plan_of(epilogue, operands: dict[str, str], n: int = 4096) -> gemmsmith.Plan
     return gemmsmith.plan(a, b, epilogue=epilogue, operands=given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUSIONS)
 def test_no_spills(name: str) -> None:
     given = GIVEN.get(name, ())
@@ -40,6 +41,7 @@ def test_no_spills(name: str) -> None:
     assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_every_activation(activation: str) -> None:
     plan = plan_of(bias_activation(activation), {"bias": "row"})
@@ -92,6 +94,7 @@ def test_numbers_that_fp32_does_not_have() -> None:
     assert plan_of(extreme, {}).resources.spill_stores == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_reductions_and_scales_of_every_dtype(dtype: str) -> None:
     def small(acc):

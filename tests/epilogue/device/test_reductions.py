@@ -33,6 +33,7 @@ def check(a: Any, b: Any, dim: Any, keepdim: bool, every: Any, product: Any, **o
             np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4 * np.sqrt(product.size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dim", DIMS, ids=str)
 def test_every_set_of_indices(dim: Any, keepdim: bool, rng: np.random.Generator) -> None:
