@@ -30,6 +30,8 @@ _ACCUMULATE: Mapping[DType, Mapping[str, DType]] = {
 
 def operands(listed: Mapping[str, Any] | None, named: Mapping[str, Any]) -> Mapping[str, Any]:
     """An epilogue's operands by name: those of the argument `operands`, and those that are given by name."""
+    if listed is None and not named:
+        return named
     if listed is not None and not isinstance(listed, Mapping):
         raise ArgumentError(f"operands: got {type(listed).__name__}; use a dict, of arrays and numbers by name")
     given = {**listed, **named} if listed else named
