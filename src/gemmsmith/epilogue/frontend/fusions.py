@@ -204,7 +204,7 @@ def scaled_linear_combination_bias_amax_aux(
     return epilogue
 
 
-def linear_combination_gradient(activation: str | Epilogue, bias_gradient: bool = False) -> Epilogue:
+def linear_combination_gradient(activation: str | Epilogue, *, bias_gradient: bool = False) -> Epilogue:
     """dz = (alpha * acc + beta * c) * activation'(aux), aux being the pre-activation that the forward pass stored.
 
     With `bias_gradient`, (dz, its sums over each row): the gradient of a bias of one value a row.
@@ -265,7 +265,7 @@ def gated(activation: str | Epilogue | None = None) -> Epilogue:
     return epilogue
 
 
-def activation_gradient(activation: str | Epilogue, bias_gradient: bool = False) -> Epilogue:
+def activation_gradient(activation: str | Epilogue, *, bias_gradient: bool = False) -> Epilogue:
     """dz = acc * activation'(z), z a matrix; with `bias_gradient`, (dz, its sums over each column)."""
     (bias_gradient,), d_act = switches(bias_gradient=bias_gradient), _derivative(activation)
 
