@@ -79,7 +79,13 @@ def test_what_code_reads() -> None:
     assert reads((lambda acc: (lambda: acc.data)()).__code__).other == "it reads the attribute data"
 
 
+def ours(acc: Any) -> Any:
+    gate, up = gemmsmith.deinterleave(acc)
+    return gemmsmith.quantize(gemmsmith.interleave(gate.silu(), up)), gemmsmith.top_k_softmax(acc, 2)
+
+
 def test_what_is_known() -> None:
+    assert reads(ours.__code__) == (("gemmsmith",), "")
     for x in (np, math, np.exp, np.clip, np.float32, math.exp, abs, float, len, gemmsmith, gemmsmith.quantize):
         assert is_known(x), x
     for y in (np.random, np.random.rand, np.random.power, print, open, vars, globals, type, id, np.ndarray, pytest):
