@@ -29,7 +29,7 @@ ATTRIBUTES = frozenset({
     "nn", "functional", "special",  # modules of torch
     "shape", "ndim", "dtype", "values",  # of a traced value
     "items", "keys", "append", "extend", "index", "count",  # of containers that the function made itself
-    "reduce", "partial", "quantize", "top_k_softmax", "interleave", "deinterleave", "deinterleave",
+    "reduce", "partial", "quantize", "top_k_softmax", "interleave", "deinterleave",
 })  # fmt: skip
 """Attributes that give the same for ever, of the known modules and of every value that a fingerprint can hold."""
 BUILTINS = frozenset(map(id, (
