@@ -76,10 +76,23 @@ def test_numpys_numbers_and_lists(integer: Any, sequence: Any) -> None:
         ({"cluster": (4, 4)}, r"cluster: got \(4, 4\); use 1, 2 or 4 each way, at most 8 CTAs"),
         ({"cluster": (0, 1)}, r"cluster: got \(0, 1\)"),
         ({"splits": -1}, "splits: got -1; use 1 for none, 2 to 64, or 0 for stream-K"),
-        ({"raster_group": 0}, "raster_group: got 0; use at least 1"),
+        ({"raster_group": 0}, "raster_group: got 0; use 1 to 4096"),
+        ({"raster_group": 2**29}, "raster_group: got 536870912; use 1 to 4096"),
+        ({"raster_group": 2**63}, "raster_group: got 9223372036854775808; use 1 to 4096"),
+        ({"splits": 2**40}, "splits: got 1099511627776; use 1 for none"),
+        ({"consumers": 10**9}, "consumers: got 1000000000; use 1, 2 or 3"),
+        ({"tile": (128, 256, 2**33)}, "tile K: got 8589934592; use rows of"),
         ({"tile": (0, 256, 64)}, "tile M: got 0"),
     ],
 )
 def test_choices_that_no_operands_suit(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check(Config(**changes))
+
+
+@pytest.mark.parametrize(("name", "meant"), [("tyle", "tile"), ("raster_groups", "raster_group"), ("stage", "stages"),
+                                             ("warps", "design, chip, tile")])  # fmt: skip
+def test_a_field_that_there_is_not(name: str, meant: str) -> None:
+    for make in (lambda: Config(**{name: 4}), lambda: Config().replace(**{name: 4})):
+        with pytest.raises(ConfigError, match=f"^{name}: a Config has no such field; use {meant}"):
+            make()

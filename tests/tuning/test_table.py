@@ -16,7 +16,7 @@ import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.binding import bind
 from gemmsmith.core.problem import Problem
-from gemmsmith.tuning.table import SHIPPED, Table, keep, kept, shipped
+from gemmsmith.tuning.table import SHIPPED, Table, keep, kept, kept_bytes, shipped
 
 SMALL, LARGE = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, splits=2), Config(tile=(256, 128, 64))
 ROWS = [
@@ -280,3 +280,29 @@ def test_why_says_where_it_comes_from() -> None:
     assert "given" in said
     assert "swap_ab" in said
     assert said.count("beside it") == 3
+
+
+def test_a_row_of_a_design_that_does_not_suit_is_passed_over_and_said_once(tmp_path, monkeypatch) -> None:
+    """sgemm multiplies no bf16; the model's config is used instead."""
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    a, b = Spec((48, 1024), "bf16"), Spec((1024, 4096), "bf16", (1, 1024))
+    want = gemmsmith.plan(a, b).config
+    config = vars(Config("sgemm", (128, 128, 8), (1, 1), consumers=2))
+    row = {"m": 48, "n": 4096, "k": 1024, "config": config}
+    (tmp_path / "tuned.json").write_text(json.dumps({"version": 6, "rows": [row]}))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).config.design != "sgemm"
+        assert gemmsmith.plan(a, b).config == want
+    (once,) = said
+    assert "passes over a tuned config for 16 bits, sgemm 128x128x8" in str(once.message)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+@pytest.mark.parametrize("make", [os.mkfifo if hasattr(os, "mkfifo") else None, os.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_file_is_not_waited_for(make: Any, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    make(tmp_path / "tuned.json")
+    with pytest.warns(UserWarning, match=r"ignores its table of tuned configs"):
+        assert kept().get(problem(48, 4096, 1024)) is None
+    assert kept_bytes() == b""

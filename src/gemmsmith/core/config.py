@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from gemmsmith.core.chip import HOPPER, find_chip
@@ -61,6 +62,9 @@ class Config:
     def __new__(cls, *_: object, **fields: object) -> Config:
         for name in FORMERLY.keys() & fields.keys():
             raise ConfigError(f"{name}: this field is called {FORMERLY[name]} now")
+        for name in fields.keys() - _FIELDS.keys():
+            near = get_close_matches(name, _FIELDS, 1)
+            raise ConfigError(f"{name}: a Config has no such field; use {near[0] if near else ', '.join(_FIELDS)}")
         return super().__new__(cls)
 
     @staticmethod

@@ -12,6 +12,8 @@ from gemmsmith.core.mma import WGMMA, WGMMA_M
 
 STAGES_LIMIT = HOPPER.shared_bytes // (2 * 16 * (WGMMA_M + 8))
 """Stages of the smallest tile, 64x8 with rows of 32 bytes, that shared memory has room for."""
+WIDEST_BAND = 4096
+"""Tiles; a kernel's products of it with numbers of tiles are int32."""
 OPERAND_BYTES = sorted({mma.a.bytes for mma in WGMMA})
 
 
@@ -54,7 +56,7 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     for name, count in (("splits", c.splits), ("cluster_splits", splits)):
         yield (name in design.takes or count == 1,
                f"{name}: got {count}; {c.design} computes whole tiles, use 1, or {taking(name)}")  # fmt: skip
-    yield c.raster_group >= 1, f"raster_group: got {c.raster_group}; use at least 1"
+    yield 1 <= c.raster_group <= WIDEST_BAND, f"raster_group: got {c.raster_group}; use 1 to {WIDEST_BAND}"
     yield (not c.sync_clusters or c.can_sync_clusters,
            f"sync_clusters: got {c.design}, splits {c.splits} and {splits} in a cluster; it takes "
            f"{taking('sync_clusters')} and whole tiles")  # fmt: skip

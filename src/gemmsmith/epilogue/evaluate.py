@@ -55,33 +55,56 @@ class Evaluation:
         return _number(low), _number(high)
 
     def _pair(self, node: int, j: int, half: int) -> tuple[Value, Value]:
+        """Inputs are computed before what is computed of them, by a stack: a graph may be deeper than Python's."""
+        wanted = self._key(node, j, half)
+        stack = [wanted]
+        while stack:
+            key = stack[-1]
+            missing = [] if key in self._known else [k for k in self._inputs(key) if k not in self._known]
+            if missing:
+                stack += reversed(missing)
+                continue
+            if key not in self._known:
+                self._known[key] = self._compute(*key)
+            stack.pop()
+        return self._known[wanted]
+
+    def _key(self, node: int, j: int, half: int) -> tuple[int, int, int]:
         extent = self.extents[node]
-        key = (node, j if extent.width else 0, half if extent.height else 0)
-        if key not in self._known:
-            self._known[key] = self._compute(node, *key[1:])
-        return self._known[key]
+        return node, j if extent.width else 0, half if extent.height else 0
+
+    def _inputs(self, key: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+        """Which elements of other nodes an element of one is computed of."""
+        index, j, half = key
+        node = self.graph.nodes[index]
+        if index in self.sources:
+            return []
+        if node.op == "chunk":
+            which, axis = node.value
+            return [self._key(node.inputs[0], *((2 * j + which, half) if axis == "n" else (j, which)))]
+        if node.op == "interleave":
+            inner, which = (j // 2, j % 2) if node.value == "n" else (j, half)
+            return [self._key(node.inputs[which], inner, half if node.value == "n" else 0)]
+        return [self._key(i, j, half) for i in node.inputs]
 
     def _compute(self, index: int, j: int, half: int) -> tuple[Value, Value]:
         node = self.graph.nodes[index]
         if index in self.sources:
             return self.sources[index](j, half)
+        inputs = [self._known[key] for key in self._inputs((index, j, half))]
         match node.op:
             case "constant":
                 constant = Constant(F32, float(node.value))
                 return constant, constant
-            case "chunk":
-                which, axis = node.value
-                return self._pair(node.inputs[0], *((2 * j + which, half) if axis == "n" else (j, which)))
-            case "interleave":
-                inner, which = (j // 2, j % 2) if node.value == "n" else (j, half)
-                return self._pair(node.inputs[which], inner, half if node.value == "n" else 0)
+            case "chunk" | "interleave":
+                return inputs[0]
             case "one_hot":
-                label, _ = self.pair(node.inputs[0], j, half)
+                label = _number(inputs[0][0])
                 low, high = self.columns(j)
                 return low.to(F32) == label, high.to(F32) == label
             case "cast":
-                return hw.round_pair(*self.pair(node.inputs[0], j, half), node.value)
-        inputs = [self._pair(i, j, half) for i in node.inputs]
+                low, high = map(_number, inputs[0])
+                return hw.round_pair(low, high, node.value)
         lower = self.chosen[index]
         same = all(low is high for low, high in inputs)
         first = lower(*_fitting(node.op, [low for low, _ in inputs]))

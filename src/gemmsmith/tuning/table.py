@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmsmith.backends.cuda.cache import directory as cache_directory
-from gemmsmith.backends.cuda.cache import write_whole
+from gemmsmith.backends.cuda.cache import read_whole, write_whole
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.design import find
@@ -61,7 +61,8 @@ class Table:
 
     def get(self, problem: Problem, chip: Chip = HOPPER) -> Config | None:
         """The chip's config of that N and K and the next M that was tuned, up to twice as many rows. None where there
-        is none, or where it is of a wgmma design and does not suit the problem's layouts."""
+        is none, where it is of a wgmma design and does not suit the problem's layouts, and, with a warning, where it is
+        of another and does not suit the problem."""
         entries = self._found.get((problem.n, problem.k, operands(problem), chip.name))
         if entries is None or problem.batch != 1:
             return None
@@ -69,7 +70,14 @@ class Table:
         if index_of_next == len(entries) or entries[index_of_next][0] > max(2 * problem.m, FEW_ROWS):
             return None
         found = entries[index_of_next][1]
-        return suited(found, in_steps(problem)) if find(found.design).multiplies == "wgmma" else found
+        if find(found.design).multiplies == "wgmma":
+            return suited(found, in_steps(problem))
+        try:
+            spec_for(found, problem)
+        except ConfigError as error:
+            _passed_over(found, operands(problem), str(error))
+            return None
+        return found
 
 
 @lru_cache(maxsize=4096)
@@ -139,7 +147,7 @@ def kept() -> Table:
 def kept_bytes() -> bytes:
     """The file of the user's table; nothing where there is none."""
     try:
-        return _kept_file().read_bytes()
+        return read_whole(_kept_file())
     except OSError:
         return b""
 
@@ -153,7 +161,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     """The rows of a file; an empty list if there is none, if it has another version, or, with a warning, if it is
     damaged."""
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(read_whole(file))
         rows = list(found["rows"]) if found["version"] in READABLE else []
         Table(rows)
     except FileNotFoundError:
@@ -168,6 +176,12 @@ def _rows(file: Path) -> list[dict[str, Any]]:
 def _damaged(file: Path, why: str) -> None:
     """Warns of a damaged table, once for each file and fault."""
     warnings.warn(f"gemmsmith ignores its table of tuned configs {file} ({why}); mend or delete it", stacklevel=2)
+
+
+@lru_cache(maxsize=64)
+def _passed_over(config: Config, kind: str, why: str) -> None:
+    """Warns of a row that does not suit what it is for, once for each."""
+    warnings.warn(f"gemmsmith passes over a tuned config for {kind}, {config} ({why}); tune again", stacklevel=2)
 
 
 def _kept_file() -> Path:

@@ -140,3 +140,14 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.directory() == Path("/home/of/kernels")
     monkeypatch.delenv("GEMMSMITH_CACHE_DIR")
     assert cache.directory() == Path(platformdirs.user_cache_dir("gemmsmith"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_a_pipe_in_an_entrys_place_is_replaced(folder: Path) -> None:
+    """It is not waited for."""
+    path = cache._path("0" * 64)
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    assert cache.load("0" * 64) is None
+    cache.store("0" * 64, b"cubin", "log")
+    assert cache.load("0" * 64) == (b"cubin", "log")

@@ -15,14 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gemmsmith
+from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, in_fp32
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import Extent, Graph, Node, Result
 from gemmsmith.epilogue.frontend.classify import classify
 from gemmsmith.epilogue.frontend.names import HINTS, METHODS, NAMES
+from gemmsmith.epilogue.frontend.show import tree
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.frontend.values import quantize, top_k_softmax
 from gemmsmith.epilogue.functions import FUNCTIONS
+from gemmsmith.epilogue.passes import optimise
 
 try:
     import torch
@@ -763,3 +766,42 @@ def test_modules_that_hold_more_than_numbers() -> None:
     ):
         with pytest.raises(EpilogueError, match=message):
             traced(module)
+
+
+def test_a_column_without_its_index_of_one_column() -> None:
+    """Where there are twice as many columns as rows it could be a row of halves."""
+    kinds = {"c": (classify("c", (8,), (8, 16)), FP32)}
+    with pytest.raises(EpilogueError, match=r"add: got 16 and 8 columns; .* a value a row has the shape \(8, 1\)"):
+        trace(lambda acc, c: acc + c, (8, 16), kinds)
+
+
+@pytest.mark.parametrize("count", [400, 4000])
+def test_long_chains(count: int) -> None:
+    """As deep as graphs get: they are traced, optimised, printed, and computed by the reference."""
+
+    def chain(acc: Any) -> Any:
+        for i in range(count):
+            acc = acc.tanh() if i % 3 == 0 else acc * 1.01 if i % 3 == 1 else acc + 0.125
+        return acc
+
+    x = np.random.default_rng().standard_normal((4, 8))
+    want = x
+    for i in range(count):
+        want = np.tanh(want) if i % 3 == 0 else want * 1.01 if i % 3 == 1 else want + 0.125
+    graph = trace(chain, (4, 8), {})
+    assert tree(optimise(graph)).count("\n") > count // 2
+    np.testing.assert_allclose(execute(graph, x, {})["out"], want, rtol=1e-5)
+
+
+def test_a_kernel_of_a_long_chain() -> None:
+    def chain(acc: Any) -> Any:
+        for _ in range(400):
+            acc = (acc - 0.001).tanh()
+        return acc, acc.sum(-1)
+
+    a = np.eye(8, dtype=np.float16)
+    found, want = (
+        gemmsmith.gemm(a, a, epilogue=chain, backend=name, out_dtype="fp32") for name in ("sim", "reference")
+    )
+    for got, right in zip(found, want, strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-3, atol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def key(source: str, options: Sequence[str], compiler: str) -> str:
 def load(key: str) -> tuple[bytes, str] | None:
     """The cubin and log of an entry; None if it is missing or damaged."""
     try:
-        data = _path(key).read_bytes()
+        data = read_whole(_path(key))
     except OSError:
         return None
     digest, body = data[:_DIGEST], data[_DIGEST:]
@@ -50,6 +51,18 @@ def store(key: str, cubin: bytes, log: str) -> None:
     """Adds an entry. If the folder cannot be written to, nothing is cached, with a warning."""
     body = len(cubin).to_bytes(8, "little") + cubin + log.encode()
     write_whole(_path(key), hashlib.sha256(body).digest() + body)
+
+
+def read_whole(path: Path) -> bytes:
+    """A file's bytes. OSError for what is no regular file: a pipe in its place would be waited for."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(f"{path} is no regular file")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
 
 
 def write_whole(path: Path, data: bytes) -> None:

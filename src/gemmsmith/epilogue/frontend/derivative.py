@@ -27,6 +27,8 @@ OPERAND, VALUE, GRADIENT, WANTED = "x_", "y_", "d_", "g_"
 and of the gradients of operands. The product's is "out"."""
 KEPT = "_kept"
 """The name of a result that is stored for the derivative alone; a digit follows."""
+TRIED = 16
+"""Values nearest to the product, and nearest to the results, that are considered as the one to be stored."""
 _ROUNDED_ALIKE = frozenset({"abs", "neg", "relu"})
 """Functions that give the same whether their input or their value is rounded."""
 
@@ -94,6 +96,7 @@ def storing(graph: Graph, wanted: Collection[str], default: DType) -> tuple[Grap
     if cost[0]:
         extents = graph.extents()
         inner = [i for i, n in enumerate(graph.nodes) if extents[i].is_matrix and n.op in (*FUNCTIONS, "accumulator")]
+        inner = inner[:TRIED] + inner[TRIED:][-TRIED:]
         longer = [_keeping(graph, i) for i in inner]
         found = [(*_cheapest(g, wanted, default, {g.results[-1].name}), g) for g in longer]
         cost, chosen, best = min(found, key=lambda x: x[0])

@@ -58,16 +58,18 @@ def tree(graph: Graph) -> str:
         used[source] += 1
     printed: set[int] = set()
 
-    def visit(i: int, depth: int) -> None:
-        node = graph.nodes[i]
-        again = used[i] > 1 and bool(node.inputs)
-        if i in printed and node.inputs:
-            lines.append("  " * depth + f"%{i}")
-            return
-        printed.add(i)
-        lines.append("  " * depth + label(graph, node) + (f"  -> %{i}" if again else ""))
-        for j in node.inputs:
-            visit(j, depth + 1)
+    def visit(root: int) -> None:
+        stack = [(root, 1)]
+        while stack:
+            i, depth = stack.pop()
+            node = graph.nodes[i]
+            if i in printed and node.inputs:
+                lines.append("  " * depth + f"%{i}")
+                continue
+            printed.add(i)
+            again = used[i] > 1 and bool(node.inputs)
+            lines.append("  " * depth + label(graph, node) + (f"  -> %{i}" if again else ""))
+            stack += [(j, depth + 1) for j in reversed(node.inputs)]
 
     for r in graph.results:
         reduced = graph.is_reduced(r)
@@ -75,7 +77,7 @@ def tree(graph: Graph) -> str:
         lines.append(
             f"{r.name} = {'' if reduced else f'AuxStore({r.name}{dtype})' if r.name != 'out' else f'D{dtype}'}"
         )
-        visit(r.node, 1)
+        visit(r.node)
     return "\n".join(lines)
 
 

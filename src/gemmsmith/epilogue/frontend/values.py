@@ -98,8 +98,12 @@ class Tracing:
             raise refused(f"{op}: got conditions only; use & or | or ~, or .float() to count them")
         widths = {x.extent.width for x in values} - {0}
         if len(widths) > 1:
-            n = self.product[-1]
-            raise refused(f"{op}: got {n} and {n // 2} columns; use deinterleave's halves, or the whole of both")
+            *_, m, n = self.product
+            rows = any(x.op == "operand" and x.extent[1:] == (0, 2) for x in values) and 2 * m == n
+            column = f"; an operand of a value a row has the shape ({m}, 1)" * rows
+            raise refused(
+                f"{op}: got {n} and {n // 2} columns; use deinterleave's halves, or the whole of both{column}"
+            )
         return self.add(op, broadcast([x.extent for x in values]), *values)
 
     def value(self, x: Any) -> Traced:
