@@ -76,3 +76,11 @@ def test_a_gpus_chip(capability: tuple[int, int], name: str, monkeypatch: pytest
     monkeypatch.setattr(driver, "available", lambda: True)
     monkeypatch.setattr(driver, "attributes", lambda _: driver.Attributes("NVIDIA", capability, 100, 100 * 1024))
     assert plans.chip_of(ArrayInfo(BF16, (8, 8), (8, 1), 0, "cuda", 0, True)) == CHIPS[name]
+
+
+def test_only_rows_that_need_them_have_the_widest_tiles_of_fp32() -> None:
+    """One warpgroup of 256 columns loads nothing ahead."""
+    a, b = Spec((64, 4096), "fp32"), Spec((4096, 33792), "fp32")
+    assert gemmsmith.plan(a, b).config.tile[1] <= 128
+    b = Spec((4096, 256), "fp32")
+    assert gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.top_k_softmax(acc, 2)).config.tile == (64, 256, 8)

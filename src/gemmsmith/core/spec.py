@@ -327,7 +327,7 @@ class KernelSpec:
         ):
             raise ConfigError(
                 f"tile: got {c.tile} for {self.threads} threads; {c.design} takes M, N and K that divide their "
-                "number, M and N of at least an eighth of it"
+                "number, M and N of at least an eighth of it, or multiples"
             )
         for name, tile, parts in zip("AB", self.tiles, self.sharers, strict=True):
             if tile.outer % (8 * parts):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import cache
 from typing import Any
 
 from gemmsmith.core.graph import Extent, Graph, Result, over
@@ -90,33 +89,32 @@ def addends(graph: Graph) -> frozenset[str] | None:
     tensors = {o.name for o in graph.operands if o.dtype is not None and not o.dtype.is_integer}
     added: set[str] = set()
     factors: set[str] = set()
-
-    @cache
-    def is_factor(i: int) -> bool:
-        node = graph.nodes[i]
-        if node.op == "operand":
-            factors.add(node.value)
-        return not depends[i] and all(is_factor(x) for x in node.inputs)
-
-    @cache
-    def is_linear(i: int) -> bool:
+    linear, free = [r.node for r in graph.results], list[int]()  # nodes that have to be linear, or free of the product
+    for i in linear:
         node = graph.nodes[i]
         match node.op:
             case "accumulator":
-                return True
-            case "operand":
+                pass
+            case "operand" if node.value in tensors:
                 added.add(node.value)
-                return node.value in tensors
             case "neg" | "add" | "sub" | "chunk" | "interleave":
-                return all(is_linear(x) for x in node.inputs)
+                linear += [x for x in node.inputs if x not in linear]
             case "mul" | "div":
                 x, y = node.inputs
                 x, y = (y, x) if node.op == "mul" and depends[y] else (x, y)
-                return is_linear(x) and is_factor(y)
-            case "reduce":
-                return node.value[0] in ("sum", "mean") and is_linear(node.inputs[0])
-        return False
-
-    if not all(is_linear(r.node) for r in graph.results) or added & factors:
+                linear += [x] * (x not in linear)
+                free.append(y)
+            case "reduce" if node.value[0] in ("sum", "mean"):
+                linear += node.inputs
+            case _:
+                return None
+    for i in free:
+        node = graph.nodes[i]
+        if depends[i]:
+            return None
+        if node.op == "operand":
+            factors.add(node.value)
+        free += [x for x in node.inputs if x not in free]
+    if added & factors:
         return None
     return frozenset(added)

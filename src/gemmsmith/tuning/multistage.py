@@ -12,6 +12,7 @@ from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import WARPGROUP
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
+from gemmsmith.epilogue.device.held import sources
 from gemmsmith.tuning.fitting import fitting, spec_for
 from gemmsmith.tuning.table import kept
 
@@ -21,7 +22,9 @@ TILES += [(64, 128, 1), (64, 256, 1)]
 ROWS = [(128, 3), (64, 4)]
 """Bytes of a k-tile's rows, and its most stages: whole lines are 3 to 5 % faster on an H200 (tries-ladder-h200.json)
 where shared memory holds three stages of them."""
-SGEMM_DEPTH, MOST_STAGES = 8, 4
+SGEMM_DEPTH, MOST_STAGES, MOST_SGEMM = 8, 4, 128
+"""A k-tile's depth, its most stages, and the most columns of a warpgroup. Twice as many are for rows that need them:
+their threads load none of them ahead (collective/cuda_cores.py)."""
 INVARIANT_ROWS = 1024
 ROOM, OF_PIECE, FEW_REDUCTIONS = 116, 32, 3
 """Registers for sums and what an epilogue holds beside them, and for the elements of a piece, 64x64, of a matrix: what
@@ -40,7 +43,8 @@ def ranked_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, i
     """Configs with the least estimated time first, but those that spill last; the last one's ConfigError where none
     works. `invariant`: one for every M, which sums each tile in one CTA."""
     refused, rows = ConfigError("no tile"), INVARIANT_ROWS if invariant else problem.m
-    possible = [c for c in _configs(problem, chip) if c.splits == 1 or not invariant]
+    wide = 2 * MOST_SGEMM if sources(epilogue.graph) else MOST_SGEMM
+    possible = [c for c in _configs(problem, chip, wide) if c.splits == 1 or not invariant]
     found: list[tuple[bool, float, Config]] = []
     for config in possible:
         try:
@@ -79,11 +83,14 @@ def _spills(spec: KernelSpec) -> bool:
     return held > 0 and of_product + OF_PIECE * held > ROOM
 
 
-def _configs(problem: Problem, chip: Chip) -> Iterator[Config]:
+def _configs(problem: Problem, chip: Chip, wide: int) -> Iterator[Config]:
+    """`wide`: the most columns of a warpgroup of sgemm."""
     fp32, dtype = problem.a.dtype == FP32, problem.a.dtype
     design = "sgemm" if fp32 else "mma_multistage"
     rows = [(SGEMM_DEPTH, MOST_STAGES)] if fp32 else [(nbytes // dtype.bytes, stages) for nbytes, stages in ROWS]
     for m, n, consumers in TILES:
+        if fp32 and n // consumers > wide:
+            continue
         for splits in (1, 0):
             for depth, stages in rows:
                 yield Config(design, (m, n, depth), (1, 1), stages, consumers, splits=splits, chip=chip.name)
