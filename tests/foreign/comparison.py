@@ -32,7 +32,12 @@ def close(got: Any, want: Any, roundings: float = 0, backend: str = "reference",
 
 
 def same_gradients(
-    fused: Callable[..., Any], plain: Callable[..., Any], *inputs: Any, roundings: float = 0, of_gradients: float = 3
+    fused: Callable[..., Any],
+    plain: Callable[..., Any],
+    *inputs: Any,
+    roundings: float = 0,
+    of_gradients: float = 3,
+    backend: str = "reference",
 ) -> None:
     """Results of tensors, and the gradients of those that require them, for random ones of the results. `plain` gets
     the inputs in float64."""
@@ -45,9 +50,9 @@ def same_gradients(
     got, want = (y if isinstance(y, tuple) else (y,) for y in (fused(*inputs), plain(*exact)))
     slopes = [torch.randn_like(y) for y in got]
     for y, right in zip(got, want, strict=True):
-        close(y.detach(), right.detach(), roundings)
+        close(y.detach(), right.detach(), roundings, backend)
     gradients = torch.autograd.grad(got, [x for x in inputs if x.requires_grad], slopes)
     exact_slopes = [g.double() for g in slopes]
     rights = torch.autograd.grad(want, [x for x in exact if x.requires_grad], exact_slopes)
     for g, right in zip(gradients, rights, strict=True):
-        close(g, right, of_gradients)
+        close(g, right, of_gradients, backend)

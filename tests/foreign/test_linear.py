@@ -15,7 +15,7 @@ gt = pytest.importorskip("gemmsmith.torch")
 F = torch.nn.functional
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("poisoned")]
 
-DTYPES = [torch.float64, torch.bfloat16, torch.float16]
+DTYPES = [torch.float64, torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [(1, 8, 16), (7, 33, 5), (40, 48, 72), (33, 17, 64), (65, 96, 51)]
 """M, K, N; of some, rows are not aligned to 16 bytes."""
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
@@ -57,6 +57,31 @@ def test_linear(m: int, k: int, n: int, dtype: Any, bias: bool) -> None:
 
     vectors = [drawn(n, dtype=dtype)] if bias else []
     same_gradients(fused, F.linear, drawn(m, k, dtype=dtype), drawn(n, k, dtype=dtype, by=k**-0.5), *vectors)
+
+
+def laid_out(x: Any, layout: str) -> Any:
+    """The same numbers, row-major, column-major, or in every other column of a matrix of NaN."""
+    if layout == "columns":
+        return x.detach().mT.contiguous().mT.requires_grad_()
+    if layout == "rows":
+        return x
+    wide = torch.full((*x.shape[:-1], 2 * x.shape[-1] + 1), torch.nan, dtype=x.dtype)
+    wide[..., 1::2] = x.detach()
+    return wide[..., 1::2].requires_grad_()
+
+
+@pytest.mark.parametrize("slope", ["rows", "columns", "apart", "one"])
+@pytest.mark.parametrize("layout", ["rows", "columns", "apart"])
+def test_layouts(layout: str, slope: str) -> None:
+    """Of x and the weight, and of the result's gradient, which after a sum is one number."""
+    x, w = (laid_out(drawn(*shape, dtype=torch.bfloat16), layout) for shape in ((33, 17), (51, 17)))
+    exact = [y.detach().double().requires_grad_() for y in (x, w)]
+    y, want = gt.gemm(x, w.mT, epilogue=F.silu), F.silu(exact[0] @ exact[1].mT)
+    close(y.detach(), want.detach())
+    g = torch.ones((), dtype=y.dtype).expand(y.shape) if slope == "one" else laid_out(torch.randn_like(y), slope)
+    rights = torch.autograd.grad(want, exact, g.detach().double())
+    for got, right in zip(torch.autograd.grad(y, [x, w], g), rights, strict=True):
+        close(got, right, 4)
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])

@@ -244,6 +244,17 @@ def test_simulated(name: str, problem: tuple[int, int, int, int], rng: np.random
     check(CASES[name], *inputs(CASES[name], *problem, rng), "sim")
 
 
+@pytest.mark.parametrize("backend", ["reference", "sim"])
+@pytest.mark.parametrize("name", ["linear_combination", "diamond", "norm", "scalar_plus", "everything"])
+def test_shared_by_a_batch(name: str, backend: str, rng: np.random.Generator) -> None:
+    """B and the operands; a scalar is each product's own."""
+    case = CASES[name]
+    a = inputs(case, 40, 24, 16, 3, rng)[0]
+    _, b, more = inputs(case, 40, 24, 16, 1, rng)
+    more |= {key: drawn(rng, 3, 1, 1) for key, kind in case.operands.items() if kind == "scalar"}
+    check(case, a, b, more, backend)
+
+
 @pytest.mark.parametrize("d", [BF16, FP16, FP32])
 @pytest.mark.parametrize("c", [BF16, FP16, FP32])
 def test_mixed_dtypes(c: np.dtype, d: np.dtype, rng: np.random.Generator) -> None:
