@@ -428,6 +428,41 @@ def test_a_loop_variable() -> None:
                 assert (d == 16 * s * rows).all()
 
 
+@pytest.mark.torch
+def test_a_mode_of_torch() -> None:
+    """One that changes what a function does, but not that of torch.device, which every model is made under."""
+    torch = pytest.importorskip("torch")
+
+    class Doubled(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            return found * 2 if func is torch.relu else found
+
+    def epilogue(acc: Any) -> Any:
+        return torch.relu(acc)
+
+    assert result(epilogue) == 16
+    with Doubled():
+        assert result(epilogue) == 32
+        assert fingerprint(epilogue) is None
+    assert result(epilogue) == 16
+    with torch.device("meta"):
+        assert fingerprint(epilogue) is not None
+
+
+def test_many_nested_functions() -> None:
+    """Those that Python can call are called, or refused in words."""
+    epilogue = scale(1.0)
+    for _ in range(450):
+        epilogue = add(1.0, epilogue)
+    assert result(epilogue) == 16 + 450
+    for _ in range(2000):
+        epilogue = add(1.0, epilogue)
+    assert fingerprint(epilogue) is None
+    with pytest.raises(gemmsmith.EpilogueError, match="nested deeper than sys.getrecursionlimit"):
+        result(epilogue)
+
+
 def test_it_says_so_once() -> None:
     def epilogue(acc: Any) -> Any:
         from gemmsmith_test_settings import VALUE

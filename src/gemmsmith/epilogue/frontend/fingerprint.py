@@ -43,11 +43,22 @@ def fingerprint(source: Any) -> Hashable:
     if isinstance(source, Graph):
         return source
     try:
+        _expect_no_mode()
         return _value(source, {})
-    except _UnknownError as error:
+    except (_UnknownError, RecursionError) as error:
         if callable(source) and not isinstance(source, type) and not callable(getattr(source, "graph", None)):
             _warn(source, str(error))
         return None
+
+
+def _expect_no_mode() -> None:
+    """Raises where a mode of torch would change what its functions do; that of torch.device does not."""
+    torch: Any = sys.modules.get("torch")
+    if hasattr(torch, "overrides") and torch._C._len_torch_function_stack():
+        of_device = getattr(sys.modules.get("torch.utils._device"), "DeviceContext", None)
+        for mode in torch.overrides._get_current_function_mode_stack():
+            if type(mode) is not of_device:
+                raise _UnknownError(f"{type(mode).__name__} is active")
 
 
 def _value(x: Any, seen: Seen) -> Hashable:

@@ -18,7 +18,10 @@ _OF_A_MODULE = ("__name__", "__loader__", "__spec__")
 
 def snapshot(source: Any) -> Any:
     """A copy of a source that has a fingerprint, which has the same one; any other source itself."""
-    copied = _copied(source, {})
+    try:
+        copied = _copied(source, {})
+    except RecursionError:  # too deep for a fingerprint, too
+        return source
     return source if fingerprint(copied) is None else copied
 
 

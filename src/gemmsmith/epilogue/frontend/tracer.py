@@ -54,6 +54,9 @@ def trace_sized(
         returned = Copies(_traced_math).of(function)(accumulator, *positional, **keywords)
     except TypeError as error:
         raise refused(f"{error}; use traced values and numbers", user_line(error.__traceback__)) from error
+    except RecursionError:
+        message = "its functions are nested deeper than sys.getrecursionlimit(); raise that, or nest them less"
+        raise refused(message, where) from None
     results = _results(returned, t, where)
     made = tuple(Result(name, x.node, x.stored, x.keepdim) for name, x in results.items())
     graph = pruned(Graph(tuple(t.nodes), tuple(Operand(name, *operands[name]) for name in values), made))
