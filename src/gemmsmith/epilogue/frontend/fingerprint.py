@@ -27,7 +27,9 @@ Seen = dict[int, str]
 
 
 class _UnknownError(Exception):
-    """Raised, with the reason, for what may change without its fingerprint changing."""
+    """Raised, with the reason, for what may change without its fingerprint changing; `function` reads it."""
+
+    function: Any = None
 
 
 def fingerprint(source: Any) -> Hashable:
@@ -47,7 +49,7 @@ def fingerprint(source: Any) -> Hashable:
         return _value(source, {})
     except (_UnknownError, RecursionError) as error:
         if callable(source) and not isinstance(source, type) and not callable(getattr(source, "graph", None)):
-            _warn(source, str(error))
+            _warn(getattr(error, "function", None) or source, str(error))
         return None
 
 
@@ -109,9 +111,16 @@ def _once(x: Any, seen: Seen) -> Hashable:
 def _function(f: Any, seen: Seen) -> Hashable:
     if before := _once(f, seen):
         return before
-    named = f.__globals__
-    if named.get("__name__", "").partition(".")[0] in _LIBRARIES and is_known(f):
+    if f.__globals__.get("__name__", "").partition(".")[0] in _LIBRARIES and is_known(f):
         return _fixed(f)
+    try:
+        return _parts(f, seen)
+    except _UnknownError as error:
+        error.function = error.function or f
+        raise
+
+
+def _parts(f: Any, seen: Seen) -> Hashable:
     parts: list[Hashable] = [_fixed(f.__code__), None, None, None]
     if f.__defaults__:
         parts[1] = _value(f.__defaults__, seen)
@@ -130,6 +139,7 @@ def _function(f: Any, seen: Seen) -> Hashable:
     names, other = reads(f.__code__)
     if other:
         raise _UnknownError(other)
+    named = f.__globals__
     for name in names:
         if name in named:
             parts.append(_value(named[name], seen))
@@ -181,15 +191,14 @@ def _described(x: Any) -> str:
     if isinstance(x, ModuleType):
         return f"the module {x.__name__}"
     name = getattr(x, "__qualname__", "")
-    return name if isinstance(name, str) and name else f"a {type(x).__name__}"
+    return name if isinstance(name, str) and name else f"an object of type {type(x).__name__}"
 
 
 _WARNED: dict[Hashable, None] = Bounded(4096)
 
 
-def _warn(source: Any, reason: str) -> None:
+def _warn(function: Any, reason: str) -> None:
     """Says once of each function why it is traced at every call."""
-    function = source.func if isinstance(source, partial) else source
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     key = code or type(function), reason
     if key in _WARNED:
@@ -199,7 +208,7 @@ def _warn(source: Any, reason: str) -> None:
     name = getattr(function, "__name__", type(function).__name__)
     warnings.warn(
         f"epilogue: {name}{where} is traced again at each call, since {reason}; let it read only its arguments, "
-        "numbers and functions, or pass what changes as an operand",
+        "numbers, containers and functions, or pass what changes as an operand",
         RetraceWarning,
         stacklevel=user_level(),
     )
