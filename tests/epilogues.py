@@ -128,7 +128,7 @@ def operands(case: Case, rng: np.random.Generator, m: int, n: int, dtype: DType,
         width = n // 2 if kind.startswith("half_") else n
         shapes = {"scalar": (), "row": (width,), "column": (m, 1), "matrix": (m, width)}
         if kind == "labels":
-            made[name] = np.where(rng.random((m, 1)) < 0.2, -100, rng.integers(n, size=(m, 1)))
+            made[name] = np.where(rng.random((m, 1)) < 0.2, -100, rng.integers(max(n, 1), size=(m, 1)))
             continue
         if kind == "number":
             made[name] = float(rng.standard_normal())
