@@ -341,6 +341,7 @@ def test_what_nsight_compute_counts() -> None:
         assert f"| {title} | {len(found)} | {sum('why' not in y for y in found)} |" in LADDER.read_text(), title
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [STEPS[1], STEPS[8], *STEPS[-2:]], ids=lambda x: f"{x.name}-{x.dtype}")
 def test_the_rows_of_the_ladder_are_what_is_counted_today(step: Step) -> None:
     """But for lines, and for what another compiler may do otherwise."""

@@ -47,6 +47,7 @@ def test_a_design_of_ones_own_is_short() -> None:
     assert len((ROOT / "examples" / "own_design.py").read_text().splitlines()) < 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_design_of_ones_own_is_right(config: Config, seed: int) -> None:

@@ -177,6 +177,7 @@ def test_rows_of_simulated_products(
     np.testing.assert_array_equal(bits(behind[1:]), want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROW_CASES)
 @pytest.mark.parametrize("backend", ["sim", "reference"])
 def test_rows_of_epilogues(name: str, backend: Any) -> None:

@@ -209,6 +209,7 @@ def test_batches(own: bool, rng: np.random.Generator) -> None:
     bounds.check(out, a, b, SINGLE, SINGLE, promoted=True, scale_a=scale_a, scale_b=scale_b).require()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [(1, 128), (128, 128), (1, 1)])
 @pytest.mark.parametrize("m", [70, 128])
 @pytest.mark.parametrize(

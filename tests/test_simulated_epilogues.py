@@ -120,6 +120,7 @@ def test_with_the_config_that_is_chosen(name: str) -> None:
     check(CASES[name], None, 130, 256, 100, "bf16", None, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_batch(name: str) -> None:
     check(CASES[name], CONFIGS[0], 70, 80, 40, "bf16", 3, 5)
@@ -256,6 +257,7 @@ def test_every_schedule(seed: int) -> None:
     check(CASES["stats"], Config(tile=(128, 128, 64), cluster=(2, 1), stages=2), 300, 256, 130, "bf16", None, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_every_function(name: str) -> None:
     """Each function alone, in its three precisions, on data in its domain."""
@@ -268,6 +270,7 @@ def test_every_function(name: str) -> None:
         check_function(name, done.result, exact(a, b), output, exact_functions, domain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FUSIONS))
 def test_every_ready_made_fusion(name: str) -> None:
     epilogue, kinds = fusion(name)

@@ -32,6 +32,7 @@ def test_names_differ() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
+@pytest.mark.slow
 @each_case
 def test_simulator(case: Case) -> None:
     kernel = case.kernel()
@@ -39,6 +40,7 @@ def test_simulator(case: Case) -> None:
         same_bits(in_simulator(case, kernel, seed), case.expected)
 
 
+@pytest.mark.slow
 @each_case
 def test_compiles(case: Case) -> None:
     kernel = case.kernel()

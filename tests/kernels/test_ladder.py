@@ -54,6 +54,7 @@ def test_rungs(name: str, dtype: Any, turned: int, rng: np.random.Generator) -> 
     assert (abs(d.astype(float) - exact) <= error).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), EACH)
 def test_compiled(name: str, dtype: Any) -> None:
     for chip in (CHIPS["sm_80"], HOPPER):

@@ -31,6 +31,7 @@ def test_a_loop(name: str) -> None:
     assert products == 3 * 2 * THREADS * LOOPS[name][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90"])
 def test_compiled(name: str, chip: str) -> None:

@@ -83,6 +83,7 @@ def test_a_wave_that_is_not_whole_waits_for_nobody() -> None:
     assert sorted(walked(5, 1, 9, 3, 0)) == [0] * 18 + [1] * 18 + [2] * 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "n", "k", "batch", "changes"), [
     (700, 72, 600, 1, {"stages": 6}),
     (300, 80, 200, 3, {"serpentine": True, "pdl": True}),

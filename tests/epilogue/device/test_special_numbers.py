@@ -24,6 +24,7 @@ TILE = Config(tile=(64, 32, 32), cluster=(1, 1), stages=2, consumers=1)
 CONDITIONS = ("and", "or", "not", "where")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"detach"}))
 def test_kernels_give_what_the_reference_does(name: str) -> None:
     arity = FUNCTIONS[name].arity
