@@ -255,12 +255,11 @@ def _graphs(
     rest = len(shape), shape[-1], tuple(kinds.items()), output
     if known := _GRAPHS.get((fingerprint(epilogue), rest)):
         return known
-    epilogue = snapshot(epilogue)
+    epilogue, source = snapshot(epilogue)
     written, sized = written_graph(epilogue, shape, {name: kinds[name] for name in operands})
     written = scaling.scaled(written, [Operand(name, *kinds[name]) for name in factors])
     graph = _typed(optimise(written), output)
     check_blocks(graph)
-    source = fingerprint(epilogue)
     if source is not None and not sized:
         _GRAPHS[source, rest] = written, graph
     return written, graph

@@ -23,7 +23,6 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.outputs import result_argument
-from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.epilogue.frontend.snapshot import snapshot
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
@@ -69,7 +68,9 @@ class Plan:
         if config is not None and not isinstance(config, Config):
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         self.backend: Backend = backend
-        epilogue = snapshot(epilogue)
+        self.fingerprint: Hashable
+        """The epilogue's, None if it has none."""
+        epilogue, self.fingerprint = snapshot(epilogue)
         binding = bind(
             a, b, out, operands, epilogue=epilogue, out_dtype=out_dtype, accumulate=accumulate, precision=precision,
             exact=exact, atomic=atomic,
@@ -84,8 +85,6 @@ class Plan:
         self.problem: Problem = self.binding.problem
         self.output: DType = self.binding.output
         self.accumulate: DType = self.problem.accumulate
-        self.fingerprint: Hashable = fingerprint(epilogue)
-        """The epilogue's, None if it has none."""
         self._fused = epilogue is not None
         self._options = {
             "epilogue": epilogue, "out_dtype": self.output, "accumulate": accumulate, "precision": precision,

@@ -83,12 +83,13 @@ def gemm(
             made, wanted, a.flatten(0, 1) if folds else a, b, of, [every[name] for name in tensors(written)]
         )
     else:
-        epilogue = epilogue if key is None else snapshot(epilogue)
+        if key is not None:
+            epilogue, source = snapshot(epilogue)
+            key = None if source is None else _signature(a, b, epilogue, recompute, every, scales)
         written, x, y, arrays, leading, shape = _bound(a, b, epilogue, given, scales)
         of, read = [arrays[name] for name in numbers(written)], [arrays[name] for name in tensors(written)]
         found = product(written, x, y, of, read, recompute)
         if key is not None and y is b and all(arrays[name] is every[name] for name in tensors(written)):
-            key = _signature(a, b, epilogue, recompute, every, scales)  # of the snapshot
             _KNOWN[key] = Known(written, x is not a, leading, shape, *planned(written, x, y, read, recompute))
     kept, names = _kept(written)
     values = [_unfolded(x, kind, leading, shape) for x, kind in zip(found, kept, strict=True)]

@@ -41,10 +41,9 @@ def epilogue_text(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds, scales: K
     rest = len(shape), shape[-1], kinds, scales
     if source is not None and (known := _KNOWN.get((source, rest))):
         return known
-    epilogue = snapshot(epilogue)
+    epilogue, source = snapshot(epilogue)
     graph, sized = written_graph(epilogue, shape, _operands(kinds))
     found = _written(graph, scales)
-    source = fingerprint(epilogue)
     if source is not None and not sized:
         _KNOWN[source, rest] = found
     return found

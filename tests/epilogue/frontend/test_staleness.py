@@ -513,12 +513,29 @@ def test_a_snapshot_is_alike_and_does_not_change(name: str, wrappers: list[str])
     for wrapper in wrappers:
         epilogue = WRAPPERS[wrapper](epilogue)
     before = fingerprint(epilogue)
-    frozen = snapshot(epilogue)
-    assert fingerprint(frozen) == before
+    frozen, found = snapshot(epilogue)
+    assert found == fingerprint(frozen) == before
     assert (frozen is epilogue) == (before is None)
     graph = trace(epilogue, (2, 2), {})
     change(2.0)
     assert before is None or trace(frozen, (2, 2), {}) == graph
+
+
+def test_what_becomes_known_while_it_is_traced() -> None:
+    """A trace that read an object is not remembered under the number that stands in its place afterwards."""
+    k: Any
+
+    class Turning:
+        def __float__(self) -> float:
+            nonlocal k
+            k = 2.0
+            return 5.0
+
+    def epilogue(acc: Any) -> Any:
+        return acc * float(k)
+
+    k = Turning()
+    assert [result(epilogue), result(epilogue)] == [16 * 5, 16 * 2]
 
 
 def test_a_plan_is_of_the_function_as_it_was() -> None:

@@ -4,6 +4,7 @@ says, whatever other threads do meanwhile."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Hashable
 from functools import partial
 from types import CellType, FunctionType
 from typing import Any
@@ -16,13 +17,14 @@ _OF_A_MODULE = ("__name__", "__loader__", "__spec__")
 """What the lines of a module's source are found by."""
 
 
-def snapshot(source: Any) -> Any:
-    """A copy of a source that has a fingerprint, which has the same one; any other source itself."""
+def snapshot(source: Any) -> tuple[Any, Hashable]:
+    """A copy of a source that has a fingerprint, and that of the copy; any other source itself, and None."""
     try:
         copied = _copied(source, {})
     except RecursionError:  # too deep for a fingerprint, too
-        return source
-    return source if fingerprint(copied) is None else copied
+        return source, None
+    found = fingerprint(copied)
+    return (source, None) if found is None else (copied, found)
 
 
 def _copied(x: Any, made: dict[int, Any]) -> Any:
