@@ -4,7 +4,8 @@ For every shape the configs that the model ranks first and others drawn from its
 rotated buffers, in short blocks in random order, beside torch.mm and the algorithms that cuBLASLt suggests; the median
 of the blocks counts. Each result is compared with torch's. The shapes are layers of public models like those of the
 class "unseen" (suite.py), and none of them; with --unseen they are those. With --fp8 the operands are those of fp8.py,
-with block scales, and beside them runs torch only.
+with block scales, and beside them runs torch only. With --layout nn, tn or tt they are the products of a training
+step that have that layout, of layers with 256 rows or more.
 
     python benchmarks/survey.py --json benchmarks/results/survey-h200.json [--seconds 480] [--part 0/2]
     python benchmarks/survey.py --fp8 --json benchmarks/results/survey-fp8-h200.json
@@ -19,7 +20,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +41,8 @@ from gemmsmith.tuning.measure import settled
 
 FIRST, OTHERS, DRAWN_FROM = 44, 20, 1000
 """Configs of a shape: the model's first, others, and how many of the model's these are drawn from."""
+FEW_FIRST, FEW_OTHERS, FEW_DRAWN_FROM, LEAST_ROWS = 16, 18, 300, 256
+"""The same of a layout other than nt, and the least rows of its layers."""
 NEAR, MOST_SETS = 8, 300
 """Buffers are rotated over so many times the L2, or that many sets."""
 BLOCKS, BLOCK_US, LONG_BLOCK_US = 3, 6_000, 10_000
@@ -64,15 +67,21 @@ class Products:
     right: Callable[[Set], torch.Tensor]
 
 
-KINDS = {
-    "bf16": Products(
-        lambda shape, config: gemmsmith.plan(*specs(shape), config=config),
-        lambda shape: rotated(*shape, torch.bfloat16, "nt", least=2, far=NEAR, most=MOST_SETS),
+def dense(layout: str) -> Products:
+    """Those of bf16, with A and B as `layout` says."""
+    return Products(
+        lambda shape, config: gemmsmith.plan(*specs(shape, layout=layout), config=config),
+        lambda shape: rotated(*shape, torch.bfloat16, layout, least=2, far=NEAR, most=MOST_SETS),
         lambda plan, space: lambda a, b, d: plan.run(a, b, d, workspace=space),
         lambda s: {"torch": lambda a, b, d: torch.mm(a, b, out=d)} | {x: x for x in cublaslt.algorithms(*s)},
         lambda s: s[2],
         lambda s: (s[0] @ s[1]).float(),
-    ),
+    )
+
+
+KINDS = {
+    "bf16": dense("nt"),
+    **{layout: dense(layout) for layout in ("nn", "tn", "tt")},
     "fp8": Products(
         fp8.planned,
         lambda shape: [(case,) for case in fp8.sets_of(*shape, least=2, far=NEAR, most=MOST_SETS)],
@@ -90,11 +99,22 @@ def contenders(kind: str, shape: Shape, dice: random.Random) -> list[Config]:
     """The chosen config, the model's first and others."""
     plan = KINDS[kind].plan
     problem = plan(shape, SMALL).problem
-    every = ranked(problem, most=DRAWN_FROM)
-    first = varied(every, FIRST)
+    counts = FIRST, OTHERS, DRAWN_FROM
+    if kind in ("nn", "tn", "tt"):
+        counts = FEW_FIRST, FEW_OTHERS, FEW_DRAWN_FROM
+    every = ranked(problem, most=counts[2])
+    first = varied(every, counts[0])
     left = [c for c in every if c not in first]
-    found = [plan(shape, None).config, *first, *dice.sample(left, min(OTHERS, len(left)))]
+    found = [plan(shape, None).config, *first, *dice.sample(left, min(counts[1], len(left)))]
     return list(dict.fromkeys(found))
+
+
+def of_training(shapes: Sequence[Shape], layout: str) -> list[Shape]:
+    """The products with that layout of a training step of layers of so many rows: the input's gradient has nn, the
+    weight's tn."""
+    roles = {"nn": (0, 2, 1), "tn": (1, 2, 0), "tt": (0, 1, 2)}[layout]
+    some = [x for x in shapes if x[0] >= LEAST_ROWS and x[0] % 8 == 0]
+    return [(x[roles[0]], x[roles[1]], x[roles[2]]) for x in some]
 
 
 def compiled(kind: str, shape: Shape, configs: list[Config]) -> None:
@@ -160,13 +180,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="no shape is begun later")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th shape, from the i-th on")
     parser.add_argument("--fp8", action="store_true", help="operands of FP8 with block scales")
+    parser.add_argument("--layout", default="nt", choices=("nt", "nn", "tn", "tt"), help="of A and of B, with bf16")
     parser.add_argument("--unseen", action="store_true", help="the class that nothing is fitted to")
     arguments = parser.parse_args()
     begun, kind = time.perf_counter(), "fp8" if arguments.fp8 else "bf16"
+    kind = kind if arguments.layout == "nt" else arguments.layout
     part, parts = map(int, arguments.part.split("/"))
     dice = random.Random(part)
     shapes = UNSEEN if arguments.unseen else TRAINING
     shapes = in_blocks(shapes) if arguments.fp8 else shapes
+    shapes = of_training(shapes, kind) if arguments.layout != "nt" else shapes
     contests = {shape: contenders(kind, shape, dice) for shape in shapes[part::parts]}
     workers = max(1, (os.cpu_count() or 1) // parts)
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))

@@ -20,7 +20,7 @@ from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.fitting import spec_for
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import MOST_COPIES, READ_ONCE_ROWS, Space, considered, layout, space
+from gemmsmith.tuning.space import READ_ONCE_ROWS, Space, considered, space
 
 
 def product(m: int, n: int, k: int) -> Binding:
@@ -92,7 +92,7 @@ def test_no_choice_has_more_tiles_than_an_int32_counts(log: int, countable: bool
         m, n = (8, 1 << 14) if c.swap_ab else (1 << 14, 8)
         return batch * -(-m // rows) * -(-n // columns) <= MAX_EXTENT
 
-    kept = every.possible(1 << 14, 1 << 14, 8, 8, batch) & every.fed(layout(tall.problem))
+    kept = every.possible(1 << 14, 1 << 14, 8, 8, batch)
     want = [c for c in every.configs[kept] if c.splits == 1 and has_few_tiles(c)]
     assert len(ranked(tall.problem, most=len(every.configs))) == len(want)
     assert bool(want) == (log < 26)
@@ -123,7 +123,7 @@ def test_what_is_kept_for_many_problems_has_all_that_is_sensible(m: int, n: int,
     p = bind(Spec((batch, m, k), "bf16"), Spec((batch, k, n), "bf16")).problem
     epilogue = EpilogueSpec.bare(p.d)
     every, some_of_them = space(epilogue), considered(epilogue, p)
-    want, got = every.sensible(p) & every.fed(layout(p)), some_of_them.sensible(p)
+    want, got = every.sensible(p), some_of_them.sensible(p)
     assert list(some_of_them.configs[got]) == list(every.configs[want])
 
 
@@ -141,28 +141,6 @@ def test_one_tile_a_cta_or_several(shape: tuple[int, int, int]) -> None:
         assert config.serpentine == (shape[0] > READ_ONCE_ROWS and not alone and overflows)
         assert config.sync_clusters == (config.serpentine and config.can_sync_clusters)
     assert gemmsmith.plan(Spec(shape[::2], "bf16"), Spec((shape[2], shape[1]), "bf16", (1, shape[2]))).source
-
-
-def test_narrow_boxes_are_few_where_the_producers_registers_are() -> None:
-    """Of a column-major A and a row-major B, also where packing makes them so; what has no unit stride becomes rows."""
-    for a_strides, b_strides in (((1, 1536), (8192, 1)), ((1, 1537), (8193, 1)), ((1, 1537), (16384, 2))):
-        p = bind(Spec((1536, 8192), "bf16", a_strides), Spec((8192, 8192), "bf16", b_strides))
-        every = space(EpilogueSpec.bare(p.problem.d))
-        for fed in (True, False):
-            found = considered(EpilogueSpec.bare(p.problem.d), p.problem).configs
-            found = found if fed else every.configs[~every.fed(layout(p.problem))]
-            assert {config.consumers for config in found} >= {2, 3}
-            for config in found:
-                spec = kernel_spec(read_for(p, config), config)
-                majors = ["MN", "K" if b_strides[1] == 2 else "MN"]
-                assert spec.majors == tuple(majors[::-1] if config.swap_ab else majors)
-                boxes = [tile.boxes for tile in spec.tiles]
-                if config.consumers == 3:
-                    assert (sum(boxes) <= MOST_COPIES) == fed
-                elif config.consumers == 2:
-                    assert (max(boxes) <= MOST_COPIES) == fed
-                else:
-                    assert fed
 
 
 @given(m=some.integers(1, MAX_EXTENT), n=some.integers(1, MAX_EXTENT))

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from gemmsmith.core.dtypes import DType
 
 SWIZZLES = (128, 64, 32)
+LINE_BYTES = 128
+"""A line of the L2, and the widest swizzle: TMA reads a box of rows of these in as few requests as there are lines."""
 ATOM_ROWS = 8
 """A swizzle atom is 8 rows of `swizzle` bytes."""
 
@@ -46,9 +48,13 @@ class Tile:
 
     @cached_property
     def inner(self) -> int:
-        """Elements along the contiguous index, padded to a whole 32-byte row for MN-major."""
-        step = 32 // self.dtype.bytes
-        return self.k if self.major == "K" else -(-self.mn // step) * step
+        """Elements along the contiguous index. Those of an MN-major tile are padded to whole lines, or, where they are
+        fewer, to the next swizzle."""
+        if self.major == "K":
+            return self.k
+        nbytes = self.mn * self.dtype.bytes
+        row = next((s for s in reversed(SWIZZLES) if nbytes <= s), LINE_BYTES)
+        return -(-nbytes // row) * row // self.dtype.bytes
 
     @property
     def outer(self) -> int:

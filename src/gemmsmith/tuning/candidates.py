@@ -22,7 +22,7 @@ COOPERATIVE += [(64, n, 1) for n in range(256, 0, -8)]
 """(M, N, consumers). Two warpgroups share a tile only where one has too few registers: it costs them 0.7 %; or where
 one promotes its sums while the other multiplies."""
 SHARED = [(128, n, 2) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
-PINGPONG = [(64, n) for n in range(256, 80, -16)] + [(128, n) for n in range(176, 56, -8)]
+PINGPONG = [(64, n) for n in range(256, 80, -16)] + [(128, n) for n in range(192, 56, -8)]
 CLUSTERS = [(1, 1), (1, 2), (2, 1)]
 """Those of four CTAs, fewer of which fit, were the fastest for 3 of 324 shapes (survey-h200.json)."""
 MOST_EXCHANGED = 192

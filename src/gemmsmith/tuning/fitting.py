@@ -22,8 +22,8 @@ def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, ta
 
 @lru_cache(maxsize=4096)
 def fitting(config: Config, spec: KernelSpec) -> Config:
-    """The config with as many of its stages as fit a kernel, whose tiles may be padded (MN-major rows to 32 bytes) and
-    whose epilogue may be computed transposed."""
+    """The config with as many of its stages as fit a kernel, whose tiles may be padded (MN-major rows to whole lines)
+    and whose epilogue may be computed transposed."""
     exchange = spec.exchange_bytes + ALIGNMENT * (spec.exchange_bytes > 0)  # its barriers
     for stages in range(config.stages, 1, -1):
         fewer, taken = config.replace(stages=stages), exchange + spec.scale_bytes(stages)

@@ -29,7 +29,7 @@ from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.depth import for_operands, in_16_bits
 from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
 from gemmsmith.tuning.model import estimate
-from gemmsmith.tuning.space import fed, has_one_tile, layout, space
+from gemmsmith.tuning.space import has_one_tile, space
 from gemmsmith.tuning.table import suited, tuned
 
 ROWS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -101,8 +101,7 @@ def _one_for_all(b: Matrix, output: DType, sums: tuple[DType, bool, Scale | None
     every, matrices = space(epilogue, promoted), frozenset(epilogue.graph.matrices)
     widths = {n: suits(epilogue.graph, matrices, int(n)) for n in set(every.n.tolist())}
     alike = [in_16_bits(problem(rows)) for rows in ROWS]
-    good = every.sensible(alike[-1]) & fed(epilogue, promoted, layout(alike[-1]))
-    good &= every.in_order & ~every.swap_ab & [widths[n] for n in every.n.tolist()]
+    good = every.sensible(alike[-1]) & every.in_order & ~every.swap_ab & [widths[n] for n in every.n.tolist()]
     some = every.take(np.flatnonzero(good))
     cycles = [np.log(corrected(p, some, estimate(p, some, epilogue))) for p in alike]
     for i in np.argsort(np.sum(cycles, axis=0), kind="stable"):

@@ -13,7 +13,7 @@ import numpy as np
 
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
-from gemmsmith.core.spec import EpilogueSpec
+from gemmsmith.core.spec import EpilogueSpec, operand_major
 from gemmsmith.schedule.stream import LEAST_IDLE, MOST_PARTS
 from gemmsmith.tuning.space import SMS, Column, Space
 
@@ -22,9 +22,9 @@ FLOPS_PER_CYCLE = 3990
 SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, DRAM_BYTES_PER_CYCLE = 100, 110, 2707
 """Bytes a cycle: from the L2 to an SM; into an SM, with what other CTAs of its cluster multicast; from memory to all
 SMs."""
-OFF_LINES, OFF_SECTORS = 0.43, 0.37
-"""How much more there is to read from the L2 where rows do not begin at multiples of 128 bytes, its lines, and yet
-more where not even at multiples of 32, its sectors."""
+LINE, SECTOR, OFF_LINES, OFF_SECTORS = 128, 32, 0.43, 0.37
+"""Bytes of the L2's lines and sectors; how much more there is to read where rows do not begin at multiples of the one,
+and yet more where not even of the other."""
 READ_AGAIN = 0.082
 """Of the bytes that more than one cluster reads, what reading them again costs of memory's time: an H200's L2 has two
 partitions."""
@@ -144,14 +144,15 @@ class _KTile(NamedTuple):
 
 
 def _k_tile(problem: Problem, s: Space) -> _KTile:
-    m, n = s.sizes(problem)
     # wgmma reads A and B from shared memory, 128 bytes a cycle; A for each part of the columns of promoted sums
     parts = s.n / _columns(problem, s)[0] if problem.promoted else 1
     operands = 128 * (16 * parts + s.n / 4) * (s.m / 64) * (s.k / 16)
     math = np.maximum(2 * s.m * s.n * s.k / FLOPS_PER_CYCLE, operands / 128)
-    off_a, off_b = off_lines(problem.a), off_lines(problem.b)
-    bytes_m = 2 * s.k * np.minimum(s.m, m) * np.where(s.swap_ab, off_b, off_a)
-    bytes_n = 2 * s.k * np.minimum(s.n, n) * np.where(s.swap_ab, off_a, off_b)
+    a, b = problem.operands
+    bytes_m, bytes_n = (
+        np.where(s.swap_ab, read_bytes(y, width, s.k), read_bytes(x, width, s.k))
+        for x, y, width in ((a, b, s.m), (b, a, s.n))
+    )
     read, filled = bytes_m / s.columns + bytes_n / s.rows, bytes_m + bytes_n
     copies = np.maximum(read / SM_BYTES_PER_CYCLE, filled / FILL_BYTES_PER_CYCLE)
     loop = np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + LOOP_CYCLES_PER_K * s.k)
@@ -242,7 +243,15 @@ def _walk(s: Space, tiles: Column, k_tiles: Column, step: Column, store: Column)
     )
 
 
-def off_lines(operand: Matrix) -> float:
-    """How much more is read from the L2 for an operand whose rows do not begin where its lines, or sectors, do."""
-    pitch = operand.pitch_bytes if operand.tma_ready else 0  # what is packed counts as aligned
-    return 1 + OFF_LINES * (pitch % 128 > 0) + OFF_SECTORS * (pitch % 32 > 0)
+def read_bytes(operand: Matrix, width: Column, k: Column) -> Column:
+    """What TMA reads from the L2 for a k-tile of `width` rows of an (M or N) x K operand: its bytes, and more where the
+    lines that it asks for do not begin where the L2's do. Rows of an MN-major tile lie along `width`, and begin at
+    multiples of it; a box of them is whole lines."""
+    size, pitch = operand.dtype.bytes, operand.pitch_bytes if operand.tma_ready else 0  # what is packed begins there
+    off_line, off_sector, rows = float(pitch % LINE > 0), float(pitch % SECTOR > 0), np.minimum(width, operand.rows)
+    if operand_major(operand) == "MN":
+        begins = np.where(width < operand.rows, np.gcd(width.astype(int) * size, LINE), LINE)  # at multiples of it
+        off_line, off_sector = np.maximum(off_line, 1 - begins / LINE), np.maximum(off_sector, (begins < SECTOR) / 2)
+        of_box = np.clip(2 ** np.ceil(np.log2(rows * size)), SECTOR, LINE)
+        rows = np.ceil(rows * size / of_box) * of_box / size
+    return np.asarray(size * k * rows * (1 + OFF_LINES * off_line + OFF_SECTORS * off_sector))

@@ -16,16 +16,12 @@ from gemmsmith.core.design import find
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.graph import bare
 from gemmsmith.core.problem import MAX_EXTENT, Problem
-from gemmsmith.core.spec import EpilogueSpec, operand_major, promotion, slices
+from gemmsmith.core.spec import EpilogueSpec, promotion, slices
 from gemmsmith.epilogue.device.layout import MOST_COLUMNS
-from gemmsmith.kernels.pack import packed
 from gemmsmith.lang.types import ORDER_LENGTH
 from gemmsmith.tuning.candidates import FEW_ROWS_DEPTH, candidates, stages_through
-from gemmsmith.tuning.depth import for_16_bits, in_16_bits
 
 Column = np.ndarray[Any, Any]
-Layout = tuple[bool, ...]
-"""What a producer's copies depend on: whether A and B are MN-major, and with `swap_ab`, and whether threads store D."""
 
 SMS = 132
 """H100 SXM and H200."""
@@ -42,9 +38,6 @@ SMALLEST_SHARE = 4
 """The least number of k-tiles in a share of K."""
 WASTE = 1.05
 """Of the last wave, from which cutting it up is tried."""
-MOST_COPIES = 11
-"""Of an operand's k-tile, beside two math warpgroups; of both operands beside three, or where D is not stored by TMA:
-with more, their addresses do not fit the producer's registers. Boxes along M or N may be as narrow as 16 elements."""
 
 
 def resident_clusters(size: int) -> int:
@@ -154,15 +147,6 @@ class Space:
         ragged = (np.ceil(tiles / resident) * resident > WASTE * tiles) & (tiles * k_tiles >= SMALLEST_SHARE * resident)
         return np.asarray(good & ((self.splits > 0) | ragged) & self._countable(tiles, np.maximum(1, k_tiles)))
 
-    def fed(self, layout: Layout) -> Column:
-        """For each config, whether its producer has registers for the copies of a k-tile."""
-        a, b, swapped_a, swapped_b, direct = layout
-        of_a = np.where(np.where(self.swap_ab, swapped_a, a), _boxes(self.m), _boxes(self.k))
-        of_b = np.where(np.where(self.swap_ab, swapped_b, b), _boxes(self.n), _boxes(self.k))
-        few = (self.consumers == 3) | direct
-        copies = np.where(few, of_a + of_b, np.maximum(of_a, of_b))
-        return np.asarray((self.consumers == 1) | (copies <= MOST_COPIES))
-
     def _countable(self, tiles: Column, k_tiles: Column) -> Column:
         """For each config, whether int32 can count its tiles and shares of K, which launches require."""
         clusters = np.minimum(
@@ -178,45 +162,16 @@ def space(epilogue: EpilogueSpec, promoted: bool = False) -> Space:
     return Space.of(list(candidates(epilogue, promoted)), epilogue)
 
 
-@lru_cache(maxsize=64)
-def fed(epilogue: EpilogueSpec, promoted: bool, layout: Layout) -> Column:
-    """For each of them, whether its producer has registers for the copies of a k-tile."""
-    return space(epilogue, promoted).fed(layout)
-
-
 def considered(epilogue: EpilogueSpec, problem: Problem) -> Space:
     """Those of them that may be sensible for a problem, kept for others with up to twice as many rows."""
     bits, sizes = problem.m.bit_length(), (problem.n, problem.k, problem.batch)
-    return _considered(epilogue, problem.promoted, layout(problem), bits, *sizes)
+    return _considered(epilogue, problem.promoted, bits, *sizes)
 
 
 @lru_cache(maxsize=128)
-def _considered(epilogue: EpilogueSpec, promoted: bool, layout: Layout, bits: int, n: int, k: int, batch: int) -> Space:
+def _considered(epilogue: EpilogueSpec, promoted: bool, bits: int, n: int, k: int, batch: int) -> Space:
     every = space(epilogue, promoted)
-    good = every.possible(1 << bits >> 1, (1 << bits) - 1, n, k, batch) & fed(epilogue, promoted, layout)
-    return every.take(np.flatnonzero(good))
-
-
-def _boxes(extent: Column) -> Column:
-    """Of 64, 32 or 16 elements along a tile's contiguous index: see Tile."""
-    whole = (-(-extent // 16) * 16).astype(int)
-    return np.asarray(whole // np.gcd(whole, 64))
-
-
-def is_fed(config: Config, problem: Problem) -> bool:
-    """Whether a config's producer has registers for its copies; `problem` is that of the unswapped product."""
-    return bool(_alone(for_16_bits(config, problem.a.dtype)).fed(layout(in_16_bits(problem)))[0])
-
-
-@lru_cache(maxsize=1024)
-def _alone(config: Config) -> Space:
-    return Space.of([config])
-
-
-def layout(problem: Problem) -> Layout:
-    """The layout that a problem's operands have, packed where TMA cannot read them, and its D."""
-    operands = packed(problem).operands + packed(problem.T).operands
-    return *(operand_major(x) == "MN" for x in operands), not problem.d.stores_by_tma
+    return every.take(np.flatnonzero(every.possible(1 << bits >> 1, (1 << bits) - 1, n, k, batch)))
 
 
 def has_one_tile(config: Config, problem: Problem) -> bool:

@@ -25,7 +25,7 @@ from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.candidates import has_room, spares, with_reuse_for
 from gemmsmith.tuning.depth import for_16_bits, for_operands
 from gemmsmith.tuning.fitting import fitting, spec_for
-from gemmsmith.tuning.space import has_one_tile, in_steps, is_fed, reads_again
+from gemmsmith.tuning.space import has_one_tile, in_steps, reads_again
 
 SHIPPED = "h200.json"
 """The package's table, in this folder: of 16 bits by benchmarks/sweep.py, of FP8 with block scales the fastest in
@@ -83,10 +83,7 @@ class Table:
 @lru_cache(maxsize=4096)
 def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
     """A bare product's config for one that may have an epilogue, other sizes and dtypes: no `sync_clusters` where CTAs
-    have one tile, `alias_epilogue` and stages as the results leave room; None where it cannot be, or its producer would
-    spill."""
-    if not is_fed(config, problem):
-        return None
+    have one tile, `alias_epilogue` and stages as the results leave room; None where it cannot be."""
     config = for_16_bits(config, problem.a.dtype)
     try:
         if has_one_tile(config, problem):
