@@ -248,7 +248,8 @@ def read_bytes(operand: Matrix, width: Column, k: Column) -> Column:
     lines that it asks for do not begin where the L2's do. Rows of an MN-major tile lie along `width`, and begin at
     multiples of it; a box of them is whole lines."""
     size, pitch = operand.dtype.bytes, operand.pitch_bytes if operand.tma_ready else 0  # what is packed begins there
-    off_line, off_sector, rows = *np.array([pitch % LINE > 0, pitch % SECTOR > 0], float), np.minimum(width, operand.rows)
+    off_line, off_sector = np.array([pitch % LINE > 0, pitch % SECTOR > 0], float)
+    rows = np.minimum(width, operand.rows)
     if operand_major(operand) == "MN":
         begins = np.where(width < operand.rows, np.gcd(width.astype(int) * size, LINE), LINE)  # at multiples of it
         off_line, off_sector = np.maximum(off_line, 1 - begins / LINE), np.maximum(off_sector, (begins < SECTOR) / 2)
