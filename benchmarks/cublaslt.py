@@ -45,6 +45,7 @@ CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE = 31, 32
 SCALE_MODES = {"tensor": 0, "rows": 3, "1x128": 4, "128x128": 5}
 """CUBLASLT_MATMUL_MATRIX_SCALE_: SCALAR_32F, OUTER_VEC_32F, VEC128_32F, BLK128x128_32F."""
 CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1
+CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 5, 6
 CONFIG_ATTRIBUTES = {  # CUBLASLT_ALGO_CONFIG_...: its number, its type, its name here
     "ID": (0, c_int32, "algo"),
     "TILE_ID": (1, c_uint32, "tile"),
@@ -82,6 +83,7 @@ PROTOTYPES = {
     "cublasLtMatmulDescCreate": [POINTER(c_void_p), c_int, c_int],
     "cublasLtMatmulDescSetAttribute": [c_void_p, c_int, c_void_p, c_size_t],
     "cublasLtMatrixLayoutCreate": [POINTER(c_void_p), c_int, c_uint64, c_uint64, c_int64],
+    "cublasLtMatrixLayoutSetAttribute": [c_void_p, c_int, c_void_p, c_size_t],
     "cublasLtMatmulPreferenceCreate": [POINTER(c_void_p)],
     "cublasLtMatmulPreferenceSetAttribute": [c_void_p, c_int, c_void_p, c_size_t],
     "cublasLtMatmulAlgoGetHeuristic": [*[c_void_p] * 7, c_int, POINTER(MatmulHeuristicResult), POINTER(c_int)],
@@ -152,30 +154,44 @@ def preference() -> c_void_p:
 def transposed(x: torch.Tensor) -> tuple[int, int, int, int]:
     """x^T as cuBLASLt takes it: (op, rows, columns, leading dimension) such that op of that column-major matrix is x^T.
 
-    x: a matrix, row-major or column-major. Raises ValueError for other strides.
+    x: a matrix, or a batch of them, row-major or column-major. Raises ValueError for other strides.
     """
-    for op, row_major in ((CUBLAS_OP_N, x), (CUBLAS_OP_T, x.T)):
-        (outer, inner), (ld, step) = row_major.shape, row_major.stride()
+    for op, row_major in ((CUBLAS_OP_N, x), (CUBLAS_OP_T, x.mT)):
+        (outer, inner), (ld, step) = row_major.shape[-2:], row_major.stride()[-2:]
         if (step == 1 or inner == 1) and (ld >= inner or outer == 1):
             return op, inner, outer, max(ld, inner)
     raise ValueError(f"operands are row-major or column-major, but one has the shape {x.shape}, strides {x.stride()}")
 
 
+def matrix_layout(x: torch.Tensor, rows: int, columns: int, ld: int) -> c_void_p:
+    """Of a column-major matrix of x's dtype, or of as many as x, of three dimensions, has."""
+    made = created("cublasLtMatrixLayoutCreate", DTYPES[x.dtype], rows, columns, ld)
+    if x.dim() == 3:
+        count, offset = c_int32(x.shape[0]), c_int64(x.stride(0))
+        for attribute, value in (
+            (CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, count), (CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, offset)
+        ):  # fmt: skip
+            library().cublasLtMatrixLayoutSetAttribute(made, attribute, byref(value), ctypes.sizeof(value))
+    return made
+
+
 class Matmul:
     """cuBLASLt's descriptors of D = A B in fp32, written D^T = B^T A^T, for its matrices are column-major.
 
-    a: (m, k), b: (k, n), d: (m, n), each row-major or column-major: all of bf16 or all of fp16; fp32, multiplied as
-    TF32; int8 with d of int32; or fp8 with d of bf16, for which `modes` are the SCALE_MODES of a's and b's scales and
-    `fast` is CUBLASLT_MATMUL_DESC_FAST_ACCUM. Raises ValueError for others, CublasLtError where cuBLASLt refuses. The
-    descriptors, a few hundred bytes of the host's, are never freed.
+    a: (m, k), b: (k, n), d: (m, n), or all with a batch in front, each row-major or column-major: all of bf16 or all of
+    fp16; fp32, multiplied as TF32 unless `tf32` is False; int8 with d of int32; or fp8 with d of bf16, for which
+    `modes` are the SCALE_MODES of a's and b's scales and `fast` is CUBLASLT_MATMUL_DESC_FAST_ACCUM. Raises ValueError
+    for others, CublasLtError where cuBLASLt refuses. The descriptors, a few hundred bytes of the host's, are never
+    freed.
     """
 
     def __init__(
         self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, modes: tuple[str, str] | None = None,
-        fast: bool = False,
+        fast: bool = False, tf32: bool = True,
     ) -> None:  # fmt: skip
-        compute, of_alpha = kinds(a.dtype, b.dtype, d.dtype)
-        if (a.shape[0], b.shape[1]) != tuple(d.shape) or a.shape[1] != b.shape[0]:
+        compute, of_alpha = kinds(a.dtype, b.dtype, d.dtype, tf32)
+        (*batch, m, k), n = a.shape, b.shape[-1]
+        if (tuple(b.shape), tuple(d.shape)) != ((*batch, k, n), (*batch, m, n)):
             raise ValueError(f"a, b, d are (m, k), (k, n), (m, n), but came as {[tuple(x.shape) for x in (a, b, d)]}")
         self.of_transpose = transposed(d)[0] == CUBLAS_OP_T
         """Whether D is column-major. Then D^T is row-major, and the problem is D^T = B^T A^T to begin with."""
@@ -192,10 +208,7 @@ class Matmul:
             self.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, c_int32(SCALE_MODES[second]))
         if fast:
             self.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, c_int8(1))
-        self.layouts = [
-            created("cublasLtMatrixLayoutCreate", DTYPES[x.dtype], *sizes)
-            for x, sizes in zip(operands, (of_a, of_b, of_d), strict=True)
-        ]
+        self.layouts = [matrix_layout(x, *sizes) for x, sizes in zip(operands, (of_a, of_b, of_d), strict=True)]
 
     def set(self, attribute: int, value: Any) -> None:
         """An attribute of the product's descriptor."""
@@ -211,7 +224,7 @@ class Matmul:
         """The transposes of cuBLASLt's A, B and D; of what is no matrix, such as scales, those that belong to them."""
         if not self.of_transpose:
             return b, a, d
-        return tuple(x.T if isinstance(x, torch.Tensor) and x.dim() == 2 else x for x in (a, b, d))
+        return tuple(x.mT if isinstance(x, torch.Tensor) and x.dim() >= 2 else x for x in (a, b, d))
 
     def heuristic(self) -> list[MatmulHeuristicResult]:
         """Up to ALGORITHMS that cuBLASLt suggests, first the one that it expects to be the fastest."""
@@ -259,12 +272,13 @@ class Algorithm:
         return ", ".join(parts)
 
 
-def kinds(a: torch.dtype, b: torch.dtype, d: torch.dtype) -> tuple[int, int]:
-    """cublasComputeType_t and the type of alpha for operands of these dtypes. ValueError for others."""
+def kinds(a: torch.dtype, b: torch.dtype, d: torch.dtype, tf32: bool = True) -> tuple[int, int]:
+    """cublasComputeType_t and the type of alpha for operands of these dtypes; fp32 as TF32 or not. ValueError for
+    others."""
     if a == b == d and d in (torch.bfloat16, torch.float16):
         return CUBLAS_COMPUTE_32F, CUDA_R_32F
     if a == b == d == torch.float32:
-        return CUBLAS_COMPUTE_32F_FAST_TF32, CUDA_R_32F
+        return CUBLAS_COMPUTE_32F_FAST_TF32 if tf32 else CUBLAS_COMPUTE_32F, CUDA_R_32F
     if a == b == torch.int8 and d == torch.int32:
         return CUBLAS_COMPUTE_32I, CUDA_R_32I
     if a in FP8 and b in FP8 and d == torch.bfloat16:
@@ -282,10 +296,11 @@ def algorithms(
     modes: tuple[str, str] | None = None,
     scales: Scales | None = None,
     fast: bool = False,
+    tf32: bool = True,
 ) -> list[Algorithm]:
     """Those that cuBLASLt's heuristic suggests for D = A B: a (m, k), b (k, n), d (m, n), of Matmul's dtypes, on the
     GPU and aligned to 256 bytes, as torch allocates them. For fp8 with the `modes` of `scales`."""
-    matmul = Matmul(a, b, d, modes, fast)
+    matmul = Matmul(a, b, d, modes, fast, tf32)
     if scales:  # without their addresses it suggests nothing
         matmul.scale(scales)
     return [Algorithm(matmul, found.algo) for found in matmul.heuristic()]

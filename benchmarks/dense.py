@@ -138,10 +138,17 @@ def shuffled(
     return times, clocks
 
 
+def queried(field: str) -> str:
+    """What nvidia-smi says of the first GPU, without a unit; nothing where it knows no such field."""
+    query = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(query, capture_output=True, text=True)
+    return "" if done.returncode else done.stdout.partition("\n")[0].strip()
+
+
 def sm_clock() -> int:
-    """MHz, as the driver reports it now."""
-    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
-    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
+    """MHz, as the driver reports it now; 0 where it does not."""
+    mhz = queried("clocks.sm")
+    return int(mhz) if mhz.isdigit() else 0
 
 
 def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -172,10 +179,12 @@ def lt_graphs(sets: list[tuple[torch.Tensor, ...]], product: torch.Tensor) -> di
     return graphs
 
 
-def fastest(graphs: dict[Any, torch.cuda.CUDAGraph], calls: int) -> Any:
+def fastest(
+    graphs: dict[Any, torch.cuda.CUDAGraph], calls: int, selection: tuple[tuple[int, float], ...] = SELECTION
+) -> Any:
     """The key of the fastest graph, in ever longer blocks of ever fewer; None where there is no graph."""
     names = list(graphs)
-    for kept, seconds in SELECTION:
+    for kept, seconds in selection:
         random.shuffle(names)
         times = {name: block(graphs[name], calls, seconds, seconds / 2) for name in names}
         names = sorted(names, key=times.__getitem__)[:kept]
@@ -274,8 +283,8 @@ def machine() -> dict[str, Any]:
         "cublaslt": cublaslt.library().cublasLtGetVersion(),
         "python": platform.python_version(), "buffers_over_l2": FAR,
         "command": " ".join(["python", *sys.argv]).partition(" --json")[0],
-        "driver": subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                                 capture_output=True, text=True, check=True).stdout.strip(),
+        "driver": queried("driver_version"), "most_sm_mhz": queried("clocks.max.sm"),
+        "most_memory_mhz": queried("clocks.max.mem"), "power_limit_w": queried("power.limit"),
     }  # fmt: skip
 
 
@@ -286,10 +295,10 @@ def options(about: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def save(path: Path | None, rows: list[dict[str, Any]]) -> None:
-    """Rows with what they were measured with, where a path is given."""
+def save(path: Path | None, rows: list[dict[str, Any]], about: dict[str, Any] | None = None) -> None:
+    """Rows with what they were measured with, `about` or what `machine` says now, where a path is given."""
     if path:
-        path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+        path.write_text(json.dumps({"machine": about or machine(), "rows": rows}, indent=1) + "\n")
 
 
 def still_chosen(rows: list[dict[str, Any]], configs: dict[Shape, str]) -> list[dict[str, Any]]:

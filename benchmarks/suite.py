@@ -96,6 +96,42 @@ TRAINING = layers(400, 1, UNSEEN)
 """What the model is fitted to (survey.py)."""
 
 
+TOKENS = (2048, 3072, 4096, 6144, 8192, 12288, 16384)
+"""Rows of a training step."""
+SQUARES: list[Shape] = [(n, n, n) for n in (704, 1408, 1920, 2432, 3200, 4224, 5376, 7424, 9472)]
+OBLONG: list[Shape] = [
+    (16384, 1088, 3200), (1088, 16384, 3200), (1088, 3200, 16384), (8192, 5376, 1088), (3200, 12800, 2432),
+    (512, 6400, 6400), (6400, 512, 6400), (2048, 2432, 16384), (4096, 11520, 2432), (20480, 704, 2432),
+    (1000, 5000, 3000),
+]  # fmt: skip
+"""With SQUARES, for all layouts: neither tuned nor fitted to."""
+
+
+def trained(count: int, seed: int) -> list[Shape]:
+    """(M, N, K) of layers of public models, M of TOKENS: of none of their `roles` is (N, K) tuned or fitted to."""
+    dice, known = random.Random(seed).random, {(n, k) for _, n, k in (*LAYERS, *CUBES, *RAGGED, *UNSEEN, *TRAINING)}
+    shapes: list[Shape] = []
+
+    def one_of(options: Sequence[Any]) -> Any:
+        return options[int(dice() * len(options))]
+
+    while len(shapes) < count:
+        m, narrow, multiple = one_of(TOKENS), one_of(list(MODELS.values())), one_of(MULTIPLES)
+        wide = -int(-narrow * one_of(FACTORS) // multiple) * multiple
+        n, k = one_of(((wide, narrow), (narrow, wide)))
+        products = roles((m, n, k)).values()
+        if m * n * k <= LARGEST and not known & {x[1:] for x in products} and (n, k) not in {x[1:] for x in shapes}:
+            shapes.append((m, n, k))
+    return shapes
+
+
+def roles(layer: Shape) -> dict[str, Shape]:
+    """The three products of a training step of a layer with M tokens, N outputs and K inputs, by their layouts: the
+    forward one (nt), the input's gradient (nn), the weight's (tn)."""
+    m, n, k = layer
+    return {"nt": (m, n, k), "nn": (m, k, n), "tn": (n, k, m)}
+
+
 def in_blocks(shapes: Sequence[Shape]) -> list[Shape]:
     """With N and K as all that take block scales have them: multiples of 64 and of 128."""
     return list(dict.fromkeys((m, -(-n // 64) * 64, -(-k // SCALE_BLOCK) * SCALE_BLOCK) for m, n, k in shapes))
@@ -128,4 +164,6 @@ def classes(shape: Shape) -> list[str]:
     return found
 
 
+TRAINED = trained(20, 20261126)
+"""Layers of a training step."""
 SUITE: list[Shape] = list(dict.fromkeys([*CUBES, *LAYERS]))

@@ -74,6 +74,39 @@ def test_the_described_product_is_ours(
     assert torch.equal(d.double(), a.double() @ b.double())
 
 
+def test_a_batch_is_described_by_its_count_and_stride(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = MagicMock()
+    monkeypatch.setattr(cublaslt, "library", lambda: library)
+    a, b, d = (torch.zeros(3, *shape, dtype=torch.bfloat16) for shape in ((5, 9), (9, 7), (5, 7)))
+    matmul = cublaslt.Matmul(a, b, d)
+    given = [c.args[1:] for c in library.cublasLtMatrixLayoutSetAttribute.call_args_list]
+    assert [(name, x._obj.value) for name, x, _ in given] == [(5, 3), (6, 63), (5, 3), (6, 45), (5, 3), (6, 35)]
+    assert [ctypes.sizeof(x._obj) for _, x, _ in given] == [4, 8] * 3
+    assert [c.args[2:] for c in library.cublasLtMatrixLayoutCreate.call_args_list] == [(7, 9, 7), (9, 5, 9), (7, 5, 7)]
+    assert [x.shape for x in matmul.operands(a, b, d)] == [x.shape for x in (b, a, d)]
+    with pytest.raises(ValueError, match=r"\(m, k\), \(k, n\), \(m, n\), but came as"):
+        cublaslt.Matmul(a, b[:2], d)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layouts", LAYOUTS[::2], ids="".join)
+def test_every_algorithm_computes_each_product_of_a_batch(layouts: tuple[str, ...], rng: np.random.Generator) -> None:
+    def batch(rows: int, columns: int, layout: str) -> torch.Tensor:
+        sizes = (rows, columns) if layout == "n" else (columns, rows)
+        values = torch.stack([matrix(rng, *sizes, "n", "cuda") for _ in range(3)])
+        return values if layout == "n" else values.mT
+
+    sizes = ((64, 96), (96, 128), (64, 128))
+    a, b, d = (batch(*size, layout) for size, layout in zip(sizes, layouts, strict=True))
+    exact = a.double() @ b.double()
+    algorithms = cublaslt.algorithms(a, b, d)
+    assert algorithms
+    for algorithm in algorithms:
+        d.fill_(float("nan"))
+        algorithm(a, b, d)
+        assert ((d.double() - exact).abs() <= 2**-7 * (exact.abs() + 2 * 96**0.5)).all(), str(algorithm)
+
+
 def test_operands_of_other_dtypes_or_shapes_are_refused() -> None:
     a, b, d = (torch.zeros(4, 4, dtype=torch.bfloat16) for _ in range(3))
     with pytest.raises(ValueError, match=r"all bf16 or all fp16, .* but came as .*float32"):

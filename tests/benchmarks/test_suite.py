@@ -5,8 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 from importlib import resources
+from pathlib import Path
 
-from suite import CUBES, LAYERS, RAGGED, SUITE, UNSEEN, classes
+from suite import (
+    CUBES,
+    LARGEST,
+    LAYERS,
+    MODELS,
+    OBLONG,
+    RAGGED,
+    SQUARES,
+    SUITE,
+    TRAINED,
+    TRAINING,
+    UNSEEN,
+    classes,
+    roles,
+)
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def is_power_of_two(m: int) -> bool:
@@ -39,3 +56,29 @@ def test_unseen_rows_are_log_uniform_and_half_of_them_no_powers_of_two() -> None
 
 def test_unseen_products_take_less_than_3_ms_at_700_tflops() -> None:
     assert all(2 * m * n * k / 700e12 < 3.001e-3 for m, n, k in UNSEEN)
+
+
+def fitted_to() -> set[tuple[int, int]]:
+    """(N, K) of the table of tuned configs, of the model's training, and of all surveys and sweeps."""
+    files = [resources.files("gemmsmith.tuning") / "h200.json", *RESULTS.glob("survey-*"), *RESULTS.glob("sweep-*")]
+    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
+    return {(row["n"], row["k"]) for row in rows} | {(n, k) for _, n, k in (*TRAINING, *UNSEEN)}
+
+
+def test_a_training_steps_products_are_of_twenty_layers_that_nothing_is_fitted_to() -> None:
+    """In none of a layer's three products."""
+    products = [product for layer in TRAINED for product in roles(layer).values()]
+    assert len(set(TRAINED)) == len(TRAINED) == 20
+    assert not {(n, k) for _, n, k in (*products, *SQUARES, *OBLONG)} & fitted_to()
+    assert all(2048 <= m <= 16384 and m * n * k <= LARGEST for m, n, k in TRAINED)
+    assert all(min(n, k) in MODELS.values() for _, n, k in TRAINED)
+    assert len({*SQUARES, *OBLONG}) == 20
+
+
+def test_a_layers_gradients_contract_what_its_product_keeps() -> None:
+    assert roles((2, 3, 5)) == {"nt": (2, 3, 5), "nn": (2, 5, 3), "tn": (3, 5, 2)}
+
+
+def test_a_training_steps_layers_are_the_same_everywhere() -> None:
+    digest = hashlib.sha256(repr(TRAINED).encode()).hexdigest()
+    assert digest == "2d576dd12456c6ea7f7447e3ee7f7c571f1ff7c1ca68b0a2c35232af7e994206"

@@ -1,0 +1,53 @@
+"""The three products of a training step of layers that nothing is tuned for or fitted to, against torch and cuBLASLt.
+
+A layer with M tokens, N outputs and K inputs has the forward product (M x N x K, nt), the input's gradient (M x K x N,
+nn) and the weight's (N x K x M, tn), all in bf16; the letters say whether A, and B, is row-major (n) or column-major
+(t). With --layouts instead squares and oblong shapes in bf16 and fp16, in all four layouts. contest.py says how it is
+timed.
+
+    python benchmarks/layers.py --json benchmarks/results/layers-h100.json --seconds 240 [--resume]
+    python benchmarks/layers.py --layouts --json benchmarks/results/layouts-h100.json --seconds 500 [--resume]
+"""
+
+from __future__ import annotations
+
+import contest
+from kinds import EVERY, Job, job_of, measure, name, planned, told
+from suite import OBLONG, SQUARES, TRAINED, Shape, roles
+
+ROLES = {"nt": "forward", "nn": "input gradient", "tn": "weight gradient"}
+"""Of a layout."""
+
+
+def products(layers: list[Shape]) -> list[Job]:
+    """Each layer's three."""
+    return [Job("bf16", layout, 1, *shape) for layer in layers for layout, shape in roles(layer).items()]
+
+
+def layouts(shapes: list[Shape]) -> list[Job]:
+    """Each shape's eight."""
+    return [Job(kind, layout, 1, *shape) for shape in shapes for kind in ("bf16", "fp16") for layout in EVERY]
+
+
+def main() -> None:
+    parser = contest.parser_for(__doc__)
+    parser.add_argument("--layouts", action="store_true", help="squares and oblong shapes in all layouts")
+    arguments = parser.parse_args()
+    given, pace = [(m, n, k) for m, n, k in contest.shapes_of(arguments)], contest.pace_of(arguments)
+    jobs = layouts(given or SQUARES + OBLONG) if arguments.layouts else products(given or TRAINED)
+
+    def row(job: Job) -> contest.Row:
+        role = {} if arguments.layouts else {"role": ROLES[job.layout]}
+        return measure(job, pace) | role
+
+    def group(row: contest.Row) -> str:
+        return f"{row['kind']} {row['layout']}" + f" {ROLES[row['layout']]}" * (not arguments.layouts)
+
+    rows = contest.measured(
+        arguments, jobs, job_of, lambda left: contest.built([planned(job) for job in left], arguments.dry), row, told
+    )
+    contest.write_down(arguments.json, rows, contest.summary(rows, group, name))
+
+
+if __name__ == "__main__":
+    main()
