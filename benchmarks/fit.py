@@ -7,11 +7,13 @@ config of its shape, the mean of logarithms; the fastest of many noisy times is 
 
     python benchmarks/fit.py benchmarks/results/survey-h200.json
 
-With --correction the constants stay, and what they miss is fitted by ridge regression (tuning/correction.py): written
-to correction.json, after a cross-validation over shapes. A survey's blocks are too short for the power limit, so the
-products that it holds are taken from sweeps, whose finalists ran in longer ones.
+All GPUs count alike. With --correction the constants stay, and what they miss is fitted by ridge regression
+(tuning/correction.py): written to correction.json, after a cross-validation over shapes. The H200's survey has blocks
+too short for the power limit, so the products that it holds are taken from sweeps, whose finalists ran in longer ones.
 
-    python benchmarks/fit.py benchmarks/results/survey-h200.json --correction --sweep benchmarks/results/sweep-...
+    python benchmarks/fit.py benchmarks/results/survey-h200.json benchmarks/results/survey-??-h100.json
+    python benchmarks/fit.py benchmarks/results/survey-h200.json benchmarks/results/survey-??-h100.json \\
+        --correction --sweep benchmarks/results/sweep-{third,fourth,fifth,seventh,eighth}-h200.json
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +35,13 @@ from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning import correction, model
 from gemmsmith.tuning.depth import for_16_bits, in_16_bits
+from gemmsmith.tuning.gpus import GPUS, H200, Gpu
 from gemmsmith.tuning.space import Space
 
 FITTED = (
-    "FLOPS_PER_CYCLE", "SM_BYTES_PER_CYCLE", "FILL_BYTES_PER_CYCLE", "DRAM_BYTES_PER_CYCLE", "OFF_LINES", "OFF_SECTORS",
+    "SM_BYTES_PER_CYCLE", "FILL_BYTES_PER_CYCLE", "MERGED", "OFF_LINES", "OFF_SECTORS",
     "READ_AGAIN", "SHORT_ROWS", "IDLE", "FILL_CYCLES", "MEET_CYCLES", "STAGE_CYCLES", "STORE_BYTES_PER_CYCLE",
-    "ELEMENT_CYCLES", "SHARE_CYCLES", "CLUSTER_SHARE_CYCLES", "BYTES_OF_SHARE_PER_CYCLE", "LATENCY_CYCLES", "SHARPNESS",
+    "ELEMENT_CYCLES", "SHARE_CYCLES", "CLUSTER_SHARE_CYCLES", "BYTES_OF_SHARE_PER_CYCLE", "SHARPNESS",
     "LOOP_CYCLES", "LOOP_CYCLES_PER_K", "DEEPER_128", "DEEPER_256", "ENERGY_FLOPS", "ENERGY_L2", "ENERGY_FILL",
     "ENERGY_READ", "ENERGY_DRAM", "OUT_OF_STEP",
 )  # fmt: skip
@@ -45,6 +49,7 @@ FITTED = (
 SLOWER, KEPT = 0.15, 3e-4
 """A config that is slower by this, in logarithms, counts 1/e; and how much a constant's squared change costs."""
 DTYPES = {"bf16": "bf16", "fp8": "fp8_e4m3"}
+"""Of the operands of surveys; where they are named by a layout, bf16."""
 HELD_OUT = 5
 """Every fifth shape; and parts of the cross-validation."""
 RIDGE, CONFIGS = 500, 64
@@ -60,6 +65,7 @@ class Contest:
     space: Space
     log_us: np.ndarray[Any, Any]
     weight: np.ndarray[Any, Any]
+    gpu: Gpu = H200
 
     @property
     def power_limited(self) -> bool:
@@ -68,7 +74,7 @@ class Contest:
 
     def estimates(self) -> np.ndarray[Any, Any]:
         """The logarithms of the model's times."""
-        return np.log(model.estimate(self.problem, self.space).cycles)
+        return np.log(model.estimate(self.problem, self.space, gpu=self.gpu).cycles)
 
     def errors(self) -> np.ndarray[Any, Any]:
         """Weighted, and without what they share."""
@@ -81,16 +87,19 @@ class Contest:
 
     def numbers(self) -> np.ndarray[Any, Any]:
         """What the correction depends on, for each config."""
-        return correction.numbers(self.problem, self.space, model.estimate(self.problem, self.space))
+        return correction.numbers(self.problem, self.space, model.estimate(self.problem, self.space, gpu=self.gpu))
 
 
 def problem(operands: str, shape: Shape) -> Problem:
-    """Of bf16 operands, A row-major and B column-major; or of FP8 ones with block scales."""
+    """Of bf16 operands, A row-major and B column-major, or of the layout that is named; or of FP8 ones with block
+    scales."""
     m, n, k = shape
     if operands == "fp8":
         (a, b), scales = block_scaled(shape)
         return gemmsmith.plan(a, b, **scales, out_dtype="bf16", config=SMALL).problem
-    a, b = gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k))
+    of_a, of_b = "nt" if operands == "bf16" else operands
+    a = gemmsmith.Spec((m, k), "bf16", (1, m) if of_a == "t" else None)
+    b = gemmsmith.Spec((k, n), "bf16", (1, k) if of_b == "t" else None)
     return gemmsmith.plan(a, b, config=SMALL).problem
 
 
@@ -98,31 +107,36 @@ def contests(survey: Path) -> list[Contest]:
     """A survey's shapes, of operands as it measures them, but as the model sees them."""
     found, read = [], json.loads(survey.read_text())
     operands = read.get("operands", "bf16")
-    configs = [for_16_bits(Config.stored(c), as_dtype(DTYPES[operands])) for c in read["configs"]]
+    configs = [for_16_bits(Config.stored(c), as_dtype(DTYPES.get(operands, "bf16"))) for c in read["configs"]]
     for row in read["rows"]:
         m, n, k = (row[name] for name in "mnk")
-        found.append(contest(operands, (m, n, k), [(configs[i], us) for i, us in row["us"]]))
+        found.append(contest(operands, (m, n, k), [(configs[i], us) for i, us in row["us"]], gpu_of(read)))
     return found
 
 
-def contest(operands: str, shape: Shape, timed: list[tuple[Config, float]]) -> Contest:
+def gpu_of(file: dict[str, Any]) -> Gpu:
+    """The one that a file's times are of."""
+    return next(gpu for gpu in GPUS if gpu.name in str(file["machine"]))
+
+
+def contest(operands: str, shape: Shape, timed: list[tuple[Config, float]], gpu: Gpu) -> Contest:
     """A shape's, of configs and their times."""
     space = replace(Space.of([c for c, _ in timed]), stages=np.array([c.stages for c, _ in timed], float))
     log_us = np.log([us for _, us in timed])
     weight = np.exp((log_us.min() - log_us) / SLOWER)
-    return Contest(in_16_bits(problem(operands, shape)), space, log_us, weight / weight.sum())
+    return Contest(in_16_bits(problem(operands, shape)), space, log_us, weight / weight.sum(), gpu)
 
 
 def finalists(sweep: Path) -> list[Contest]:
     """Those shapes of a sweep that the power limit holds, and their finalists: no swapped ones, whose stores were slow
     then, and no shares of K."""
-    found = []
-    for row in json.loads(sweep.read_text())["rows"]:
+    found, read = [], json.loads(sweep.read_text())
+    for row in read["rows"]:
         m, n, k = (row[name] for name in "mnk")
         timed = [(Config.stored(c["config"]), c["us"]) for c in row["configs"] if c["ratio"]]
         timed = [(c, us) for c, us in timed if c.splits == 1 and not c.swap_ab]
         if len(timed) > 1:
-            found.append(contest("bf16", (m, n, k), timed))
+            found.append(contest("bf16", (m, n, k), timed, gpu_of(read)))
     return [c for c in found if c.power_limited]
 
 
@@ -179,6 +193,12 @@ def cross_validated(contests: list[Contest]) -> list[Any]:
     ]
 
 
+def balanced(contests: list[Contest]) -> list[Contest]:
+    """Each as often as makes all GPUs count alike."""
+    counts = Counter(c.gpu for c in contests)
+    return [c for c in contests for _ in range(round(max(counts.values()) / counts[c.gpu]))]
+
+
 def regrets(contests: list[Contest], corrections: list[Any] | None = None) -> str:
     """By the number of rows."""
     parts = []
@@ -197,7 +217,7 @@ def main() -> None:
     arguments = parser.parse_args()
     every = [c for path in arguments.surveys for c in contests(path)]
     if arguments.correction:
-        short = [c for c in every if not c.power_limited]
+        short = balanced([c for c in every if c.gpu != H200 or not c.power_limited])
         long = [c for path in arguments.sweep for c in finalists(path)]
         corrections = cross_validated(short + long)
         for name, part, of in (("survey", short, corrections), ("sweeps", long, corrections[len(short) :])):
@@ -208,7 +228,7 @@ def main() -> None:
         return
     held_out = every[::HELD_OUT]
     print(f"regret, held out: before   {regrets(held_out)}")
-    fit([c for i, c in enumerate(every) if i % HELD_OUT])
+    fit(balanced([c for i, c in enumerate(every) if i % HELD_OUT]))
     print(f"regret, held out: after    {regrets(held_out)}")
     for name in FITTED:
         print(f"{name} = {getattr(model, name):.4g}")

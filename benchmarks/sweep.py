@@ -7,7 +7,7 @@ benchmarks/dense.py's, which repeat within 0.3 %.
     python benchmarks/sweep.py --json sweep.json [--shape MxNxK ...] [--most 64]
     python benchmarks/sweep.py --json again.json --again sweep.json
     python benchmarks/sweep.py --json finals.json --finals candidates.json
-    python benchmarks/sweep.py --enter finals.json --table src/gemmsmith/tuning/h200.json
+    python benchmarks/sweep.py --enter finals.json --table src/gemmsmith/tuning/tuned.json
 
 The second times an earlier sweep's finalists again, with their clusters turned, what would be chosen now, and what the
 model now puts first; the third times what a file names, rows as a sweep's, beside what would be chosen now, in the long

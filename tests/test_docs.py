@@ -22,6 +22,7 @@ import gemmsmith
 from gemmsmith.cli import ladder, main
 from gemmsmith.ladder import STEPS, Step
 from gemmsmith.tuning import limits
+from gemmsmith.tuning.gpus import H200
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -312,7 +313,7 @@ def test_the_figures_of_the_ladder_are_those_of_its_rows() -> None:
 def test_the_rates_of_the_ladder_are_those_of_its_bounds() -> None:
     ffma, dp4a, mma, wgmma = (f"{limits.TFLOPS[x]:.1f}" for x in ("fused", "dot", "mma", "wgmma"))
     for row in (
-        f"| DRAM | {limits.DRAM_BYTES_PER_CYCLE * limits.MHZ / 1e6:.2f} TB/s |",
+        f"| DRAM | {H200.dram_bytes_per_cycle * limits.MHZ / 1e6:.2f} TB/s |",
         f"| L2 | {limits.SM_BYTES_PER_CYCLE} bytes a cycle of an SM, of {limits.MHZ} MHz; "
         f"{limits.FILL_BYTES_PER_CYCLE} with multicast |",
         f"| L1 | {limits.WAVEFRONT} bytes a cycle: a wavefront, or {limits.SECTORS_PER_CYCLE} sectors |",

@@ -81,7 +81,11 @@ class Plan:
 
             refuse(config, binding.spec)
             binding = binding.transposed() if binding.swapped else binding
-        self._configure(binding, config, chip_of(describe(a, "a")), batch_invariant)
+        from gemmsmith.tuning.gpus import gpu_at
+
+        described = describe(a, "a")
+        self._gpu = gpu_at(described.index if described.device == "cuda" else 0)
+        self._configure(binding, config, chip_of(described), batch_invariant)
         self.problem: Problem = self.binding.problem
         self.output: DType = self.binding.output
         self.accumulate: DType = self.problem.accumulate
@@ -105,16 +109,18 @@ class Plan:
 
         given, problem, epilogue = config is not None, binding.problem, binding.spec
         by_waves = chip != HOPPER or problem.a.dtype == FP32
-        select = partial(choose_multistage, chip=chip, invariant=batch_invariant) if by_waves else choose
+        select = partial(choose, gpu=self._gpu)
+        if by_waves:
+            select = partial(choose_multistage, chip=chip, invariant=batch_invariant)
         try:
             if config is None and by_waves:
                 config = None if batch_invariant else tuned_multistage(problem, epilogue, chip)
                 self._origin = f"{'tuned' if config else 'chosen'} for {chip}"
                 config = config or select(problem, epilogue)
             if config is None and batch_invariant:
-                config, self._origin = invariant(binding), "batch-invariant"
+                config, self._origin = invariant(binding, self._gpu), "batch-invariant"
             if config is None:
-                config = tuned(problem, epilogue)
+                config = tuned(problem, epilogue, self._gpu)
                 fused = not binding.graph.is_bare
                 self._origin = "tuned" + " without its epilogue" * fused if config else "chosen by the model"
                 config = config or select(problem, epilogue)
@@ -187,14 +193,16 @@ class Plan:
         if self.spec.mma.by != "wgmma":  # the model knows no other instruction
             return f"{self.config}: {self._origin}"
         binding = self._as_chosen
-        return why(binding.problem, self.config, binding.spec, self._origin, swapped=binding.swapped)
+        return why(
+            binding.problem, self.config, binding.spec, self._origin, gpu=self._gpu, swapped=binding.swapped
+        )  # fmt: skip
 
     @property
     def estimate(self) -> float:
-        """What the model says that the GEMM kernel takes on an H200, in us."""
-        from gemmsmith.tuning.why import microseconds
+        """What the model says that the GEMM kernel takes, in us."""
+        from gemmsmith.tuning.choose import microseconds
 
-        return microseconds(self._as_chosen.problem, self.config, self._as_chosen.spec)
+        return microseconds(self._as_chosen.problem, self.config, self._as_chosen.spec, self._gpu)
 
     @property
     def _as_chosen(self) -> Binding:

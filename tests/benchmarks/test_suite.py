@@ -34,7 +34,7 @@ def test_unseen_shapes_are_200_of_their_own() -> None:
     """Not even their (N, K) are tuned: an entry of the table serves every N and K like its own, whatever M."""
     assert len(set(UNSEEN)) == len(UNSEEN) == 200
     assert not set(UNSEEN) & {*SUITE, *CUBES, *LAYERS, *RAGGED}
-    table = json.loads((resources.files("gemmsmith.tuning") / "h200.json").read_text())["rows"]
+    table = json.loads((resources.files("gemmsmith.tuning") / "tuned.json").read_text())["rows"]
     assert table
     assert not {(n, k) for _, n, k in UNSEEN} & {(row["n"], row["k"]) for row in table}
     assert {name for shape in UNSEEN for name in classes(shape)} == {"unseen"}
@@ -59,9 +59,11 @@ def test_unseen_products_take_less_than_3_ms_at_700_tflops() -> None:
 
 
 def fitted_to() -> set[tuple[int, int]]:
-    """(N, K) of the table of tuned configs, of the model's training, and of all surveys and sweeps."""
-    files = [resources.files("gemmsmith.tuning") / "h200.json", *RESULTS.glob("survey-*"), *RESULTS.glob("sweep-*")]
-    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
+    """(N, K) of the table of tuned configs, of the model's training, and of all surveys and sweeps; those of gradients
+    are of the training's layers."""
+    paths = [resources.files("gemmsmith.tuning") / "tuned.json", *RESULTS.glob("survey-*"), *RESULTS.glob("sweep-*")]
+    files = [json.loads(path.read_text()) for path in paths]
+    rows = [row for file in files if file.get("operands") not in ("nn", "tn", "tt") for row in file["rows"]]
     return {(row["n"], row["k"]) for row in rows} | {(n, k) for _, n, k in (*TRAINING, *UNSEEN)}
 
 

@@ -20,7 +20,8 @@ from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import U32, U64
 from gemmsmith.schedule.tiles import TileScheduler
-from gemmsmith.tuning.l2 import CAPACITY, picture, traffic, walk, wave_bytes, waves
+from gemmsmith.tuning.gpus import H200
+from gemmsmith.tuning.l2 import picture, traffic, walk, wave_bytes, waves
 
 COUNTERS = Path(__file__).parents[2] / "benchmarks" / "results" / "counters-h200.json"
 
@@ -91,13 +92,13 @@ def test_against_hardware_counters(row) -> None:
 @pytest.mark.parametrize(("shape", "share"), [((8192, 8192, 8192), 0.95), ((4096, 4096, 4096), 0.82)])
 def test_to_and_fro_reads_less_where_a_wave_fills_the_l2(shape: tuple[int, int, int], share: float) -> None:
     p, config = problem(*shape), Config()
-    assert wave_bytes(p, config) > CAPACITY
+    assert wave_bytes(p, config) > H200.l2_bytes
     assert traffic(p, config.replace(serpentine=True)).dram < share * traffic(p, config).dram
 
 
 def test_to_and_fro_reads_more_where_a_wave_just_fits() -> None:
     p, config = problem(4855, 5411, 2300), Config(raster_group=3)
-    assert CAPACITY / 2 < wave_bytes(p, config) < CAPACITY
+    assert H200.l2_bytes / 2 < wave_bytes(p, config) < H200.l2_bytes
     assert traffic(p, config.replace(serpentine=True)).dram > 1.5 * traffic(p, config).dram
 
 

@@ -14,6 +14,7 @@ from gemmsmith.core.graph import bare
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning import model
+from gemmsmith.tuning.gpus import H200
 from gemmsmith.tuning.model import Estimate, Extra, estimate
 from gemmsmith.tuning.space import SMS, Space
 
@@ -35,12 +36,19 @@ def test_math_of_a_k_tile_is_the_tensor_cores_rate() -> None:
     assert of(TILE.replace(tile=(64, 8, 64), consumers=1), 64, 8, 64).math == (16 + 8 / 4) * 4
 
 
-@pytest.mark.parametrize(("cluster", "read"), [((1, 1), 128 + 256), ((2, 1), 128 + 128), ((1, 2), 64 + 256)])
-def test_ctas_of_a_cluster_read_less(cluster: tuple[int, int], read: int) -> None:
-    """Of the operand that they share; into shared memory goes as much as ever."""
+@pytest.mark.parametrize(("cluster", "read"), [((1, 1), (128, 256)), ((2, 1), (128, 128)), ((1, 2), (64, 256))])
+def test_ctas_of_a_cluster_read_less(cluster: tuple[int, int], read: tuple[int, int]) -> None:
+    """Of the operand that they share; into shared memory goes as much as ever. What is not multicast the CTAs of a GPC
+    read at once: a tile of A the 8 of a band, one of B those of so many bands."""
+    clusters = 16 / (cluster[0] * cluster[1])
+    alike = 8, max(1, clusters / 8)
+    merged = [
+        1 - model.MERGED * (1 - 1 / n) if sharers == 1 else 1 for n, sharers in zip(alike, cluster[::-1], strict=True)
+    ]
+    asked = sum(x * once for x, once in zip(read, merged, strict=True))
     copies = of(TILE.replace(cluster=cluster), 4096, 4096, 4096).copies
     assert copies == pytest.approx(
-        max(2 * 64 * read / model.SM_BYTES_PER_CYCLE, 2 * 64 * (128 + 256) / model.FILL_BYTES_PER_CYCLE)
+        max(2 * 64 * asked / model.SM_BYTES_PER_CYCLE, 2 * 64 * (128 + 256) / model.FILL_BYTES_PER_CYCLE)
     )
 
 
@@ -97,7 +105,7 @@ def test_memory_reads_again_and_short_rows(m: int, k_tile: int, slower: float) -
     config = TILE.replace(tile=(64, 64, k_tile), consumers=1)
     nbytes = 2 * (m * 4096 + 4096 * 4096 + m * 4096)
     again = 2 * 4096 * (m + 4096 * (m > 64))
-    expected = (nbytes + model.READ_AGAIN * again) / model.DRAM_BYTES_PER_CYCLE * (1 + slower)
+    expected = (nbytes + model.READ_AGAIN * again) / H200.dram_bytes_per_cycle * (1 + slower)
     assert of(config, m, 4096, 4096).memory == pytest.approx(expected)
 
 

@@ -18,7 +18,8 @@ from gemmsmith.launches import kernel_spec, launches
 from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.fitting import spec_for
-from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
+from gemmsmith.tuning.gpus import H200
+from gemmsmith.tuning.l2 import wave_bytes
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import READ_ONCE_ROWS, Space, considered, space
 
@@ -137,7 +138,7 @@ def test_one_tile_a_cta_or_several(shape: tuple[int, int, int]) -> None:
     for config, alone in zip(found, once, strict=True):
         lone = config.design == "cooperative" and config.consumers == config.splits == 1 and not config.swap_ab
         assert config.alias_epilogue == (alone and lone)
-        overflows = wave_bytes(p.T if config.swap_ab else p, config) > CAPACITY
+        overflows = wave_bytes(p.T if config.swap_ab else p, config) > H200.l2_bytes
         assert config.serpentine == (shape[0] > READ_ONCE_ROWS and not alone and overflows)
         assert config.sync_clusters == (config.serpentine and config.can_sync_clusters)
     assert gemmsmith.plan(Spec(shape[::2], "bf16"), Spec((shape[2], shape[1]), "bf16", (1, shape[2]))).source

@@ -26,7 +26,7 @@ def problem(m: int, n: int, k: int) -> Problem:
     [
         ((8192, 8192, 8192), (128, 256, 64), "work"),
         ((16, 16384, 16384), (64, 64, 64), "memory"),
-        ((16384, 16384, 16384), (128, 152, 64), "power"),
+        ((16384, 16384, 16384), (128, 104, 64), "power"),
     ],
 )
 def test_what_bounds_a_product(shape: tuple[int, int, int], tile: tuple[int, int, int], bound: str) -> None:

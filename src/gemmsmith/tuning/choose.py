@@ -17,14 +17,17 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.candidates import spares
 from gemmsmith.tuning.correction import corrected
-from gemmsmith.tuning.depth import for_operands, in_16_bits
+from gemmsmith.tuning.depth import for_16_bits, for_operands, in_16_bits
 from gemmsmith.tuning.fitting import fitting, spec_for
-from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
+from gemmsmith.tuning.gpus import H200, Gpu
+from gemmsmith.tuning.l2 import wave_bytes
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import Column, Space, considered, in_steps, reads_again
 
 STAGES = 8
 """Stages asked for where the user gives a tile; only the smallest problems gain from more."""
+MHZ = 1600
+"""About the clock of an H100 or H200 under sustained load."""
 NEAR = 128
 """As many of the model's first are ranked again, with the measured correction."""
 
@@ -58,10 +61,10 @@ def fitted(config: Config, given: Iterable[str], *, fp16: bool = False) -> Confi
 
 
 def ranked(
-    problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 64, in_order: bool = False
+    problem: Problem, epilogue: EpilogueSpec | None = None, most: int = 64, in_order: bool = False, gpu: Gpu = H200
 ) -> list[Config]:
-    """The `most` promising configs, best first. With `in_order` only those that sum a tile in one CTA, from its first
-    k-tile to its last.
+    """The `most` promising configs on a GPU, best first. With `in_order` only those that sum a tile in one CTA, from
+    its first k-tile to its last.
 
     Where each CTA has one tile at most, those that can have `alias_epilogue` do: 1.1 % in the mean of 12 shapes
     (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds of what
@@ -77,13 +80,13 @@ def ranked(
     once = some.once(alike)
     alias_epilogue = once & (some.reusing > 0)
     some = replace(some, stages=np.where(alias_epilogue, some.reusing, some.stages))
-    for i in _order(alike, some, epilogue):
+    for i in _order(alike, some, epilogue, gpu):
         if len(found) == most:
             break
         config = some.configs[i].replace(stages=int(some.stages[i]), alias_epilogue=bool(alias_epilogue[i]))
         if not once[i]:
             oriented = alike.T if config.swap_ab else alike
-            overflows = reads_again(alike) and wave_bytes(oriented, config) > CAPACITY
+            overflows = reads_again(alike) and wave_bytes(oriented, config) > gpu.l2_bytes
             config = config.replace(
                 serpentine=overflows and not in_order, sync_clusters=overflows and config.can_sync_clusters
             )
@@ -97,21 +100,27 @@ def ranked(
     return found
 
 
-def _order(problem: Problem, s: Space, epilogue: EpilogueSpec) -> Column:
+def _order(problem: Problem, s: Space, epilogue: EpilogueSpec, gpu: Gpu) -> Column:
     """Indices of the configs, the fastest first: by the model, and the first `NEAR` of it as corrected."""
-    e = estimate(problem, s, epilogue)
+    e = estimate(problem, s, epilogue, gpu)
     order = np.argsort(e.cycles, kind="stable")
     near = order[:NEAR]
     again = np.argsort(corrected(problem, s.take(near), e.take(near)), kind="stable")
     return np.concatenate([near[again], order[NEAR:]])
 
 
-def choose(problem: Problem, epilogue: EpilogueSpec | None = None, in_order: bool = False) -> Config:
-    """The config with the least estimated time; `in_order` as in `ranked`. If none can be built: the default config,
-    which is refused later, with the reason. Problems alike `in_steps` have one choice, made once."""
-    return _choose(in_steps(problem), epilogue, in_order)
+def choose(problem: Problem, epilogue: EpilogueSpec | None = None, in_order: bool = False, gpu: Gpu = H200) -> Config:
+    """The config with the least estimated time on a GPU; `in_order` as in `ranked`. If none can be built: the default
+    config, which is refused later, with the reason. Problems alike `in_steps` have one choice, made once."""
+    return _choose(in_steps(problem), epilogue, in_order, gpu)
 
 
 @lru_cache(maxsize=4096)
-def _choose(problem: Problem, epilogue: EpilogueSpec | None, in_order: bool) -> Config:
-    return next(iter(ranked(problem, epilogue, 1, in_order)), for_operands(Config(), problem.a.dtype))
+def _choose(problem: Problem, epilogue: EpilogueSpec | None, in_order: bool, gpu: Gpu) -> Config:
+    return next(iter(ranked(problem, epilogue, 1, in_order, gpu)), for_operands(Config(), problem.a.dtype))
+
+
+def microseconds(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200) -> float:
+    """The model's estimate of a kernel's time on a GPU."""
+    space, alike = Space.of([for_16_bits(config, problem.a.dtype)], epilogue), in_16_bits(problem)
+    return float(corrected(alike, space, estimate(alike, space, epilogue, gpu))[0]) / MHZ

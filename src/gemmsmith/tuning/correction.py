@@ -43,8 +43,8 @@ def numbers(problem: Problem, s: Space, e: Estimate) -> Column:
 
 
 def corrected(problem: Problem, s: Space, e: Estimate) -> Column:
-    """Cycles of each config: the estimates, corrected."""
-    if 0 in (problem.batch, problem.m, problem.n, problem.k):
+    """Cycles of each config: the estimates, corrected, but for promoted sums, of which none were fitted to."""
+    if problem.promoted or 0 in (problem.batch, problem.m, problem.n, problem.k):
         return e.cycles
     return np.asarray(e.cycles * np.exp(np.clip(numbers(problem, s, e) @ coefficients(), -MOST, MOST)))
 

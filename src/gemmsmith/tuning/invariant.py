@@ -27,7 +27,8 @@ from gemmsmith.kernels.pack import packed
 from gemmsmith.tuning.choose import choose
 from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.depth import for_operands, in_16_bits
-from gemmsmith.tuning.l2 import CAPACITY, wave_bytes
+from gemmsmith.tuning.gpus import H200, Gpu
+from gemmsmith.tuning.l2 import wave_bytes
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import has_one_tile, space
 from gemmsmith.tuning.table import suited, tuned
@@ -51,20 +52,20 @@ def refuse(config: Config | None, epilogue: EpilogueSpec) -> None:
         )
 
 
-def invariant(binding: Binding) -> Config:
+def invariant(binding: Binding, gpu: Gpu = H200) -> Config:
     """The config of a product that is computed in the orientation of its D. A reduction of rows adds up the columns of
     a tile, then the tiles: it has one config for all M."""
     problem, epilogue = binding.problem, binding.spec
     if not _combines_columns(epilogue.graph):
-        found = tuned(problem, epilogue)
+        found = tuned(problem, epilogue, gpu)
         if found and found.splits == found.cluster_splits == 1:
             return found.replace(serpentine=False)
-        return choose(problem, epilogue, in_order=True)
+        return choose(problem, epilogue, in_order=True, gpu=gpu)
     b = replace(problem.b, batch=1, batch_stride=0)
     sums = problem.accumulate, problem.promoted, problem.scales[1]
-    config = _one_for_all(b, problem.d.dtype, sums, _worst(binding))
+    config = _one_for_all(b, problem.d.dtype, sums, _worst(binding), gpu)
     if config.can_sync_clusters and not has_one_tile(config, problem):
-        config = config.replace(sync_clusters=wave_bytes(problem, config) > CAPACITY)
+        config = config.replace(sync_clusters=wave_bytes(problem, config) > gpu.l2_bytes)
     return suited(config, problem, epilogue) or config
 
 
@@ -88,9 +89,12 @@ def _worst(binding: Binding) -> EpilogueSpec:
 
 
 @lru_cache(maxsize=1024)
-def _one_for_all(b: Matrix, output: DType, sums: tuple[DType, bool, Scale | None], epilogue: EpilogueSpec) -> Config:
-    """The config that is the fastest for ROWS rows, in geometric mean and by the model. It suits every layout of A and
-    D, and epilogues whose matrices TMA reaches. `sums`: their dtype, whether they are promoted, and B's scales."""
+def _one_for_all(
+    b: Matrix, output: DType, sums: tuple[DType, bool, Scale | None], epilogue: EpilogueSpec, gpu: Gpu
+) -> Config:
+    """The config that is the fastest on a GPU for ROWS rows, in geometric mean and by the model. It suits every layout
+    of A and D, and epilogues whose matrices TMA reaches. `sums`: their dtype, whether they are promoted, and B's
+    scales."""
     accumulate, promoted, of_b = sums
 
     def problem(rows: int) -> Problem:
@@ -103,7 +107,7 @@ def _one_for_all(b: Matrix, output: DType, sums: tuple[DType, bool, Scale | None
     alike = [in_16_bits(problem(rows)) for rows in ROWS]
     good = every.sensible(alike[-1]) & every.in_order & ~every.swap_ab & [widths[n] for n in every.n.tolist()]
     some = every.take(np.flatnonzero(good))
-    cycles = [np.log(corrected(p, some, estimate(p, some, epilogue))) for p in alike]
+    cycles = [np.log(corrected(p, some, estimate(p, some, epilogue, gpu))) for p in alike]
     for i in np.argsort(np.sum(cycles, axis=0), kind="stable"):
         config = for_operands(some.configs[i], b.dtype)
         try:

@@ -18,15 +18,13 @@ from typing import NamedTuple, get_args
 
 from gemmsmith.core.config import Config, Eviction
 from gemmsmith.core.problem import Problem
-from gemmsmith.tuning.space import resident_clusters
+from gemmsmith.tuning.gpus import H200
+from gemmsmith.tuning.space import GPC_SMS, resident_clusters
 
-CAPACITY = 39_000_000
-"""Bytes of operands that the 60 MB hold; fewer than 60 MB, since what SMs of both halves read is kept twice."""
 PASSING = 7_000_000
 """Bytes of the L2 that data with the policy evict_first occupy nevertheless."""
 CHUNK = 512
 """Elements of K that are read at once."""
-GPC_SMS = 16
 MERGED = {False: 0.4, True: 0.65}
 """The part of the reads that a GPC's clusters could share which the chip merges, by whether `sync_clusters` is on."""
 
@@ -78,7 +76,7 @@ def wave_bytes(problem: Problem, config: Config) -> int:
 
 
 def traffic(
-    problem: Problem, config: Config, capacity: int = CAPACITY, progress: Callable[[float], None] | None = None
+    problem: Problem, config: Config, capacity: int = H200.l2_bytes, progress: Callable[[float], None] | None = None
 ) -> Traffic:
     """What a product of whole tiles reads; `problem` is in the kernel's orientation. `progress` is told the fraction of
     the tiles that is done, after each wave."""

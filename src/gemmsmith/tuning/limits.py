@@ -13,10 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gemmsmith.backends.sim.counters import SECTOR, WAVEFRONT, Count
-from gemmsmith.tuning.model import DRAM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, FLOPS_PER_CYCLE, SM_BYTES_PER_CYCLE
+from gemmsmith.tuning.choose import MHZ
+from gemmsmith.tuning.gpus import H200
 from gemmsmith.tuning.space import SMS
-from gemmsmith.tuning.why import MHZ
 
+FLOPS_PER_CYCLE = 3990
+"""Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128 cycles, which would be 4096."""
+SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE = 100, 110
+"""Bytes a cycle at most: from the L2 to an SM; into an SM, with what is multicast (survey-h200.json)."""
 SCHEDULERS, SECTORS_PER_CYCLE = 4, 4
 """Of an SM: instructions that it issues a cycle, and sectors that its L1 looks up, 128 bytes as a wavefront is."""
 TFLOPS = {
@@ -61,7 +65,7 @@ def limits(lines: Iterable[Count], nbytes: int) -> Limits:
     """Of a kernel's counts; `nbytes`: of its operands and results, each once."""
     each = [(line, _of(line)) for line in lines]
     us = {name: math.fsum(cost[name] for _, cost in each) for name in RESOURCES}
-    us["DRAM"] = nbytes / (DRAM_BYTES_PER_CYCLE * MHZ)
+    us["DRAM"] = nbytes / (H200.dram_bytes_per_cycle * MHZ)
     limit = max(us, key=us.__getitem__)
     return Limits(us, max(each, key=lambda x: x[1][limit])[0])
 

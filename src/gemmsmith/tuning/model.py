@@ -2,7 +2,8 @@
 
 CTAs work in waves of tiles. A wave takes as long as the largest of three bounds: its tiles, each k-tile as long as the
 slower of copies and math; its part of the bytes over the memory bandwidth; its part of the energy over the power limit.
-The constants were fitted to benchmarks/survey.py and sweep.py on an H200.
+The constants were fitted by benchmarks/fit.py to surveys on an H200, of A row-major and B column-major, and on an H100,
+of all layouts.
 """
 
 from __future__ import annotations
@@ -15,47 +16,48 @@ from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec, operand_major
 from gemmsmith.schedule.stream import LEAST_IDLE, MOST_PARTS
+from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.space import SMS, Column, Space
 
 FLOPS_PER_CYCLE = 3990
 """Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128 cycles, which would be 4096."""
-SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, DRAM_BYTES_PER_CYCLE = 100, 110, 2707
-"""Bytes a cycle: from the L2 to an SM; into an SM, with what other CTAs of its cluster multicast; from memory to all
-SMs."""
-LINE, SECTOR, OFF_LINES, OFF_SECTORS = 128, 32, 0.43, 0.37
+SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, MERGED = 54.3, 80.3, 0.294
+"""Bytes a cycle: from the L2 to an SM; into an SM, with what other CTAs of its cluster multicast. And how much of what
+all SMs of a GPC read at one time the chip reads once, unless it is multicast."""
+LINE, SECTOR, OFF_LINES, OFF_SECTORS = 128, 32, 0.981, 0.369
 """Bytes of the L2's lines and sectors; how much more there is to read where rows do not begin at multiples of the one,
 and yet more where not even of the other."""
-READ_AGAIN = 0.082
+READ_AGAIN = 0.0847
 """Of the bytes that more than one cluster reads, what reading them again costs of memory's time: an H200's L2 has two
 partitions."""
 SHORT_ROWS, IDLE, MEMORY_BOUND_ROWS = 0.021, 0.03, 64
 """Memory is by so much slower where k-tiles of 64 ask for 128 bytes of a row at a time, by a quarter of it where they
 are twice as deep, felt with so few rows of A; and by so much of the share of SMs that ask for nothing."""
-FILL_CYCLES, MEET_CYCLES, STAGE_CYCLES = 3769, 133, 20
+FILL_CYCLES, MEET_CYCLES, STAGE_CYCLES = 5638, 154, 19.9
 """Starting a kernel and filling the pipeline, more for each peer in a cluster, and for each stage."""
-STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 34, 1.88, 4.5
+STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 30.1, 1.86, 4.5
 """An epilogue that overlaps no mainloop: bytes of matrices a cycle; cycles for each element of a thread, and for each
 of its nodes: of 1.5, 3, 4.5, 6 and 9 what comes nearest the costs in benchmarks/results/epilogues-tuned-h200.json."""
 SWAPPED_STORE_BYTES_PER_CYCLE = 0.7
 """Bytes a cycle of a transposed tile that threads, not TMA, store along D's contiguous index."""
-SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 3828, 457, 21.2
+SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 5586, 472, 13.9
 """Adding up a tile's partial sums: cycles for flags, cycles for barriers, bytes read a cycle."""
-LATENCY_CYCLES, SHARPNESS = 544, 4.15
+LATENCY_CYCLES, SHARPNESS = 544, 3.16
 """The latency of a copy from DRAM; and the exponent of the norm that combines work, memory and power."""
-LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER_128, DEEPER_256 = 123, 0.497, 1.163, 1.22
+LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER_128, DEEPER_256 = 154, 0.548, 1.101, 1.008
 """Cycles of an iteration of the mainloop, and more for each column of K: a barrier's and a wgmma's latency; and how
 much slower than its parts a k-tile of 128, or 256, is: fewer of them are in flight."""
-PROMOTION_CYCLES, ISSUE_CYCLES, BORDER_CYCLES, COLUMN_SCALE_CYCLES = 57, 15, 37, 3.7
+PROMOTION_CYCLES, ISSUE_CYCLES, BORDER_CYCLES, COLUMN_SCALE_CYCLES = 50.5, 12.5, 33.3, 3.86
 """Promoted sums, a part of a tile: cycles of its warpgroup beside its FFMAs; cycles in which no product of it runs, and
 more for each halving of the 64 columns within which all have the same scale of B; and those of each column that has a
 block scale of its own."""
-IN_PHASE, PROMOTED_ENERGY = 2.44, 1.63
+IN_PHASE, PROMOTED_ENERGY = 2.27, 1.73
 """The exponent of the norm that combines the tensor cores' work and a warpgroup's own, which may fall together; and how
 much more energy a promoted FLOP takes. All six are fitted to benchmarks/results/survey-fp8-h200.json."""
-ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 648_000, 58_900, 124_000, 404_000, 12_750
+ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 734_000, 50_800, 128_000, 413_000, 12_150
 """At 700 W the chip gives a cycle (of 1/1600 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
 bytes that wgmma reads there, bytes from DRAM: one or the other."""
-OUT_OF_STEP = 0.079
+OUT_OF_STEP = 0.088
 """Additional energy, as a fraction, of stream-K, which cannot have `sync_clusters`. Without it the model chose
 stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (benchmarks/results/untuned-h200.json)."""
 
@@ -104,8 +106,8 @@ class Extra(NamedTuple):
         return Extra(nbytes, sum(node.op not in ("accumulator", "operand", "constant") for node in graph.nodes))
 
 
-def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -> Estimate:
-    """The estimate for every config of a space; for the bare product if no epilogue is given."""
+def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200) -> Estimate:
+    """The estimate for every config of a space, on a GPU; for the bare product if no epilogue is given."""
     extra = Extra.of(epilogue or EpilogueSpec.bare(problem.d))
     tile, k_tiles = _k_tile(problem, s), np.maximum(1, np.ceil(problem.k / s.k))
     down, across = s.grid(problem.m, problem.n)
@@ -115,7 +117,7 @@ def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None) -
     nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + extra.nbytes * problem.m * problem.n)
     again = 2 * problem.batch * problem.k * (problem.m * (across > 1) + problem.n * (down > 1))
     slower = 1 + SHORT_ROWS * (64 / s.k) ** 2 if problem.m <= MEMORY_BOUND_ROWS else 1
-    memory = (nbytes + READ_AGAIN * again) / DRAM_BYTES_PER_CYCLE * slower
+    memory = (nbytes + READ_AGAIN * again) / gpu.dram_bytes_per_cycle * slower
     energy = tiles * s.rows * s.columns * k_tiles * tile.energy * (1 + OUT_OF_STEP * (s.splits == 0))
     power = energy + nbytes / ENERGY_DRAM
 
@@ -148,12 +150,7 @@ def _k_tile(problem: Problem, s: Space) -> _KTile:
     parts = s.n / _columns(problem, s)[0] if problem.promoted else 1
     operands = 128 * (16 * parts + s.n / 4) * (s.m / 64) * (s.k / 16)
     math = np.maximum(2 * s.m * s.n * s.k / FLOPS_PER_CYCLE, operands / 128)
-    a, b = problem.operands
-    bytes_m, bytes_n = (
-        np.where(s.swap_ab, read_bytes(y, width, s.k), read_bytes(x, width, s.k))
-        for x, y, width in ((a, b, s.m), (b, a, s.n))
-    )
-    read, filled = bytes_m / s.columns + bytes_n / s.rows, bytes_m + bytes_n
+    filled, read = _copied(problem, s)
     copies = np.maximum(read / SM_BYTES_PER_CYCLE, filled / FILL_BYTES_PER_CYCLE)
     loop = np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + LOOP_CYCLES_PER_K * s.k)
     deeper = np.where(s.k == 64, 1.0, np.where(s.k == 128, DEEPER_128, DEEPER_256))
@@ -243,16 +240,30 @@ def _walk(s: Space, tiles: Column, k_tiles: Column, step: Column, store: Column)
     )
 
 
-def read_bytes(operand: Matrix, width: Column, k: Column) -> Column:
-    """What TMA reads from the L2 for a k-tile of `width` rows of an (M or N) x K operand: its bytes, and more where the
-    lines that it asks for do not begin where the L2's do. Rows of an MN-major tile lie along `width`, and begin at
-    multiples of it; a box of them is whole lines."""
+def _copied(problem: Problem, s: Space) -> tuple[Column, Column]:
+    """Bytes of a CTA's k-tile: those that are written to its shared memory, and those that it reads from the L2."""
+    (a, b), (alike_m, alike_n) = problem.operands, s.alike(problem)
+    filled = read = np.zeros(1)
+    for of_m, width, sharers, alike in ((True, s.m, s.columns, alike_m), (False, s.n, s.rows, alike_n)):
+        (nbytes, slower), (of_b, slower_b) = tile_bytes(a, width, s.k), tile_bytes(b, width, s.k)
+        is_b = s.swap_ab == of_m
+        nbytes, slower = np.where(is_b, of_b, nbytes), np.where(is_b, slower_b, slower)
+        filled = filled + nbytes
+        once = np.where(sharers == 1, 1 - MERGED * (1 - 1 / alike), 1)
+        read = read + nbytes * slower * once / sharers
+    return filled, read
+
+
+def tile_bytes(operand: Matrix, width: Column, k: Column) -> tuple[Column, Column]:
+    """Bytes of a k-tile of `width` rows of an (M or N) x K operand; and how many times as long the L2 takes for them
+    where rows do not begin where its lines do. Rows of an MN-major tile lie along `width`, begin at multiples of it,
+    and are read in whole lines."""
     size, pitch = operand.dtype.bytes, operand.pitch_bytes if operand.tma_ready else 0  # what is packed begins there
     off_line, off_sector = np.array([pitch % LINE > 0, pitch % SECTOR > 0], float)
-    rows = np.minimum(width, operand.rows)
+    rows = np.minimum(width, max(operand.rows, 1))
     if operand_major(operand) == "MN":
         begins = np.where(width < operand.rows, np.gcd(width.astype(int) * size, LINE), LINE)  # at multiples of it
         off_line, off_sector = np.maximum(off_line, 1 - begins / LINE), np.maximum(off_sector, (begins < SECTOR) / 2)
         of_box = np.clip(2 ** np.ceil(np.log2(rows * size)), SECTOR, LINE)
         rows = np.ceil(rows * size / of_box) * of_box / size
-    return np.asarray(size * k * rows * (1 + OFF_LINES * off_line + OFF_SECTORS * off_sector))
+    return size * k * rows, np.asarray(1 + OFF_LINES * off_line + OFF_SECTORS * off_sector)

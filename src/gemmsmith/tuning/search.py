@@ -17,6 +17,7 @@ from gemmsmith.core.errors import DeviceError, GemmsmithError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.choose import ranked
+from gemmsmith.tuning.gpus import gpu_at
 from gemmsmith.tuning.measure import Measured, compile_all, halving, settled
 from gemmsmith.tuning.multistage import ranked_multistage
 from gemmsmith.tuning.table import keep
@@ -52,7 +53,7 @@ def tune(
 
 def _promising(problem: Problem, chip: Chip, most: int) -> list[Config]:
     if chip == HOPPER and problem.a.dtype != FP32:
-        return ranked(problem, most=most)
+        return ranked(problem, most=most, gpu=gpu_at(0))
     return list(islice(ranked_multistage(problem, EpilogueSpec.bare(problem.d), chip), most))
 
 

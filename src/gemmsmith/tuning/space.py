@@ -23,8 +23,8 @@ from gemmsmith.tuning.candidates import FEW_ROWS_DEPTH, candidates, stages_throu
 
 Column = np.ndarray[Any, Any]
 
-SMS = 132
-"""H100 SXM and H200."""
+SMS, GPC_SMS = 132, 16
+"""Of H100 SXM and H200; and of one of their GPCs, some of which have 18."""
 RESIDENT = {1: 132, 2: 66, 4: 30, 8: 14}
 """Clusters that an H200 holds at once, by their CTAs: its GPCs have 16 or 18 SMs."""
 DEEP = 512
@@ -68,6 +68,9 @@ class Space:
     resident: Column
     own_tiles: Column
     swap_ab: Column
+    raster_m: Column
+    band: Column
+    """Whether consecutive tiles run along M, and how many tiles wide their band is."""
     reusing: Column
     """For each config, its stages with `alias_epilogue`, if that is considered; else 0."""
     promoted: Column
@@ -84,6 +87,8 @@ class Space:
         m, n, k, rows, columns, stages, consumers, splits, cluster_splits = numbers.T.copy()
         own_tiles = np.array([find(c.design).own_tiles for c in configs], bool)
         swap_ab = np.array([c.swap_ab for c in configs], bool)
+        raster_m = np.array([c.raster == "m" for c in configs], bool)
+        band = np.array([c.raster_group for c in configs], float)
         size = rows * columns * cluster_splits
         resident = np.array([resident_clusters(int(x)) for x in size], float)
         graph = epilogue.graph if epilogue else bare(BF16)
@@ -95,7 +100,7 @@ class Space:
         return Space(
             np.fromiter(configs, object, len(configs)), m, n, k, rows, columns, stages, consumers, splits,
             cluster_splits, ends, np.where(swap_ab, cluster_n, cluster_m), np.where(swap_ab, cluster_m, cluster_n),
-            size, resident, own_tiles, swap_ab, reusing, promoted,
+            size, resident, own_tiles, swap_ab, raster_m, band, reusing, promoted,
             np.full(len(configs), n.min(initial=MOST_COLUMNS)),
         )  # fmt: skip
 
@@ -116,6 +121,14 @@ class Space:
     def grid(self, m: int, n: int) -> tuple[Column, Column]:
         """For each config, the number of clusters along M, and along N, of a product of one batch."""
         return np.ceil(m / self.cluster_m), np.ceil(n / self.cluster_n)
+
+    def alike(self, problem: Problem) -> tuple[Column, Column]:
+        """How many CTAs of a GPC, neighbours in raster order, read the same tile of A, and of B, at one time."""
+        m, n = self.sizes(problem)
+        down, across = np.ceil(m / (self.m * self.rows)), np.ceil(n / (self.n * self.columns))
+        band = np.minimum(self.band, np.maximum(1, np.where(self.raster_m, across, down)))
+        bands = np.maximum(1, GPC_SMS / self.cluster_size / band)
+        return np.where(self.raster_m, band, bands), np.where(self.raster_m, bands, band)
 
     @property
     def in_order(self) -> Column:

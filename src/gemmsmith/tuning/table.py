@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib import resources
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmsmith.backends.cuda.cache import directory as cache_directory
 from gemmsmith.backends.cuda.cache import read_whole, write_whole
@@ -23,16 +23,20 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.rules import check
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.candidates import has_room, spares, with_reuse_for
+from gemmsmith.tuning.choose import choose, microseconds
 from gemmsmith.tuning.depth import for_16_bits, for_operands
 from gemmsmith.tuning.fitting import fitting, spec_for
+from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.space import has_one_tile, in_steps, reads_again
 
-SHIPPED = "h200.json"
-"""The package's table, in this folder: of 16 bits by benchmarks/sweep.py, of FP8 with block scales the fastest in
-benchmarks/results/survey-fp8-layers-h200.json and fp8-h200.json."""
+SHIPPED = "tuned.json"
+"""The package's table, in this folder, all measured on an H200: of 16 bits by benchmarks/sweep.py, of FP8 with block
+scales the fastest in benchmarks/results/survey-fp8-layers-h200.json and fp8-h200.json."""
 VERSION, READABLE = 6, (1, 2, 3, 4, 5, 6)
 """Of the user's file: its configs are a Config's fields, of which older ones have fewer, and may have other names. Up
 to 5 all were for operands of 16 bits."""
+AGREED = 1.02
+"""How much slower than its own choice the model may say that an entry is which was measured in another layout."""
 FEW_ROWS = 64
 """Entries with M up to this serve every smaller M: operands of that many rows take one tile."""
 
@@ -44,40 +48,77 @@ def operands(problem: Problem) -> str:
     return f"{name}, promoted" if problem.promoted else name
 
 
+def layout(problem: Problem) -> str:
+    """Of A, then of B: "t" if it is column-major, else "n"."""
+    return "".join("t" if x.column_major else "n" for x in (problem.a, problem.b))
+
+
+class Entry(NamedTuple):
+    """A config, the M and the layout that it was measured for, and the name of the GPU."""
+
+    m: int
+    config: Config
+    layout: str
+    gpu: str
+
+
 class Table:
     """Configs by (N, K, operands, chip), and for each by M."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        """rows: m, n, k, the `operands`, by default of 16 bits, and config, a Config's fields as they are called now or
-        were once. Raises KeyError, TypeError or ValueError for others."""
-        self._found: dict[tuple[int, int, str, str], list[tuple[int, Config]]] = {}
+        """rows: m, n, k, the `operands`, by default of 16 bits, the `layout`, by default nt, the `gpu`, by default an
+        H200, and config, a Config's fields as they are called now or were once. Raises KeyError, TypeError or
+        ValueError for others."""
+        self._found: dict[tuple[int, int, str, str], list[Entry]] = {}
         for row in rows:
             m, n, k = (index(row[name]) for name in "mnk")
             config = Config.stored(row["config"])
             check(config)
-            self._found.setdefault((n, k, row.get("operands", "16 bits"), config.chip), []).append((m, config))
+            entry = Entry(m, config, row.get("layout", "nt"), row.get("gpu", H200.name))
+            self._found.setdefault((n, k, row.get("operands", "16 bits"), config.chip), []).append(entry)
         for entries in self._found.values():
-            entries.sort(key=lambda entry: entry[0])
+            entries.sort(key=lambda entry: entry.m)
 
-    def get(self, problem: Problem, chip: Chip = HOPPER) -> Config | None:
-        """The chip's config of that N and K and the next M that was tuned, up to twice as many rows. None where there
-        is none, where it is of a wgmma design and does not suit the problem's layouts, and, with a warning, where it is
+    def get(self, problem: Problem, chip: Chip = HOPPER, gpu: Gpu = H200) -> Config | None:
+        """The chip's config of that N and K and the next M that was tuned, up to twice as many rows: for the problem's
+        layout, on this GPU or else on another; or else for another layout, if the model agrees. None where there is
+        none, where it is of a wgmma design and does not suit the problem's layouts, and, with a warning, where it is
         of another and does not suit the problem."""
         entries = self._found.get((problem.n, problem.k, operands(problem), chip.name))
         if entries is None or problem.batch != 1:
             return None
-        index_of_next = bisect_left(entries, problem.m, key=lambda entry: entry[0])
-        if index_of_next == len(entries) or entries[index_of_next][0] > max(2 * problem.m, FEW_ROWS):
-            return None
-        found = entries[index_of_next][1]
-        if find(found.design).multiplies == "wgmma":
-            return suited(found, in_steps(problem))
-        try:
-            spec_for(found, problem)
-        except ConfigError as error:
-            _passed_over(found, operands(problem), str(error))
-            return None
-        return found
+        own = [entry for entry in entries if entry.layout == layout(problem)]
+        others = [entry for entry in entries if entry not in own]
+        for some in ([entry for entry in own if gpu.name in entry.gpu], own):
+            if found := _next(some, problem):
+                return found
+        found = _next(others, problem)
+        return found if found and _agreed(found, problem, gpu) else None
+
+
+def _next(entries: list[Entry], problem: Problem) -> Config | None:
+    """The config of the next M, as it suits the problem."""
+    index_of_next = bisect_left(entries, problem.m, key=lambda entry: entry.m)
+    if index_of_next == len(entries) or entries[index_of_next].m > max(2 * problem.m, FEW_ROWS):
+        return None
+    found = entries[index_of_next].config
+    if find(found.design).multiplies == "wgmma":
+        return suited(found, in_steps(problem))
+    try:
+        spec_for(found, problem)
+    except ConfigError as error:
+        _passed_over(found, operands(problem), str(error))
+        return None
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _agreed(config: Config, problem: Problem, gpu: Gpu) -> bool:
+    """Whether the model says that a config is about as fast as its own choice. It knows wgmma alone."""
+    if find(config.design).multiplies != "wgmma":
+        return True
+    own = choose(problem, gpu=gpu)
+    return microseconds(problem, config, gpu=gpu) <= AGREED * microseconds(problem, own, gpu=gpu)
 
 
 @lru_cache(maxsize=4096)
@@ -98,12 +139,12 @@ def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = Non
         return None
 
 
-def tuned(problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
+def tuned(problem: Problem, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200) -> Config | None:
     """The user's config for the bare product, else the package's, else None. A fused one takes it where its epilogue
     leaves that tile room: it is 1.6 % faster than what the model chooses in the mean of 29 products of one tile a CTA
     (tries-h200.json). Tiles whose halves are of no whole 8 columns are widened for an epilogue that stores halves, as
     gated activations do. Where D is computed transposed, the model is used instead."""
-    found = kept().get(problem) or shipped().get(problem)
+    found = kept().get(problem, gpu=gpu) or shipped().get(problem, gpu=gpu)
     if found is None or epilogue is None or epilogue.graph.is_bare:
         return found
     if found.swap_ab:
@@ -120,12 +161,13 @@ def _in_halves(config: Config) -> Config:
 
 
 def keep(problem: Problem, config: Config, us: float, gpu: str) -> None:
-    """Enters a config in the user's table, instead of an older one for the same sizes and chip; other processes may do
-    so too, and the last one wins. A folder that cannot be written to is no error."""
-    sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "operands": operands(problem)}
+    """Enters a config in the user's table, instead of an older one for the same sizes, layout and chip; other
+    processes may do so too, and the last one wins. A folder that cannot be written to is no error."""
+    sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "operands": operands(problem), "layout": layout(problem)}
 
     def is_older(row: dict[str, Any]) -> bool:
-        return {"operands": "16 bits"} | row == row | sizes and row["config"].get("chip", HOPPER.name) == config.chip
+        own = {"operands": "16 bits", "layout": "nt"} | row
+        return own == own | sizes and row["config"].get("chip", HOPPER.name) == config.chip
 
     rows = [row for row in _rows(_kept_file()) if not is_older(row)]
     rows.append({**sizes, "config": vars(config), "us": us, "gpu": gpu})

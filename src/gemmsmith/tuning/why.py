@@ -6,34 +6,30 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.kernels.pack import Packing, low_parts, packings
-from gemmsmith.tuning.choose import ranked
+from gemmsmith.tuning.choose import MHZ, ranked
 from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.depth import for_16_bits, in_16_bits
+from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import Space
 
-MHZ = 1600
-"""About the clock of an H200 under sustained load."""
 OTHERS = 3
 PACKED_BYTES_PER_US = 4_200_000
 """What packing reads and writes of memory, at best."""
 
 
-def microseconds(problem: Problem, config: Config, epilogue: EpilogueSpec | None) -> float:
-    """The model's estimate of a kernel's time."""
-    space, alike = Space.of([for_16_bits(config, problem.a.dtype)], epilogue), in_16_bits(problem)
-    return float(corrected(alike, space, estimate(alike, space, epilogue))[0]) / MHZ
-
-
-def why(problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin: str, *, swapped: bool = False) -> str:
-    """The text of `plan.why`: the model's estimate for the config and for the best alternatives.
+def why(
+    problem: Problem, config: Config, epilogue: EpilogueSpec | None, origin: str, *, gpu: Gpu = H200,
+    swapped: bool = False,
+) -> str:  # fmt: skip
+    """The text of `plan.why`: the model's estimate for the config and for the best alternatives, on a GPU.
 
     `problem` and `epilogue` are those of the product that `swap_ab` transposes; `swapped`: its A is the caller's b.
     """
-    beside = [c for c in ranked(problem, epilogue, OTHERS + 1) if c != config][:OTHERS]
+    beside = [c for c in ranked(problem, epilogue, OTHERS + 1, gpu=gpu) if c != config][:OTHERS]
     space = Space.of([for_16_bits(c, problem.a.dtype) for c in (config, *beside)], epilogue)
     alike = in_16_bits(problem)
-    e = estimate(alike, space, epilogue)
+    e = estimate(alike, space, epilogue, gpu)
     cycles = corrected(alike, space, e)
     math, copies, step = (float(x[0]) for x in (e.math, e.copies, e.step))
     bounds = {"work": float(e.work[0]), "memory": float(e.memory[0]), "power": float(e.power[0])}

@@ -84,12 +84,14 @@ def chip_at(device: int) -> Chip:
 
 @dataclass(frozen=True)
 class Attributes:
-    """A GPU: its name, compute capability, SMs, and the bytes of shared memory a CTA can ask for."""
+    """A GPU: its name, compute capability, SMs, the bytes of shared memory a CTA can ask for, and the bandwidth of its
+    memory in bytes/s, by its clock and width."""
 
     name: str
     capability: tuple[int, int]
     multiprocessors: int
     shared_bytes: int
+    bandwidth: float = 0.0
 
 
 @lru_cache(maxsize=64)
@@ -110,6 +112,7 @@ def attributes(device: int) -> Attributes:
         check(driver.cuDeviceGetName(128, handle), f"cuDeviceGetName({device})").split(b"\0")[0].decode(),
         (ask("COMPUTE_CAPABILITY_MAJOR"), ask("COMPUTE_CAPABILITY_MINOR")),
         ask("MULTIPROCESSOR_COUNT"), ask("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        2e3 * ask("MEMORY_CLOCK_RATE") * ask("GLOBAL_MEMORY_BUS_WIDTH") / 8,  # kHz, two transfers a cycle, bits
     )  # fmt: skip
 
 
