@@ -36,7 +36,7 @@ def kernel_spec(binding: Binding, config: Config) -> KernelSpec:
 
     ConfigError where the config cannot work; ArgumentError where a packed operand would be too large.
     """
-    for name, packing in zip("ab", packings(binding.problem), strict=True):
+    for name, packing in zip("ab", packings(binding.problem, config), strict=True):
         if packing and packing.total > MAX_EXTENT:
             raise ArgumentError(
                 f"{name}: TMA cannot read its strides or address and it is too large to pack; "
@@ -45,7 +45,7 @@ def kernel_spec(binding: Binding, config: Config) -> KernelSpec:
     for name, packing in zip("ab", low_parts(binding.problem, config), strict=False):
         if packing.total > MAX_EXTENT:
             raise ArgumentError(f"{name}: its low part is too large to pack; use precision='tf32'")
-    return KernelSpec.of(packed(binding.problem), config, binding.spec)
+    return KernelSpec.of(packed(binding.problem, config), config, binding.spec)
 
 
 def launches(binding: Binding, spec: KernelSpec) -> Launches:
@@ -64,7 +64,7 @@ def launches(binding: Binding, spec: KernelSpec) -> Launches:
         return Launches(spec, binding.swapped, tuple(_of_nothing(r, spec, problem, shape) for r, shape in written))
     given, workspace, packing_launches = (Pointer("a"), Pointer("b")), WORKSPACE, []
     low = low_parts(problem, spec.config)
-    copied = [*packings(problem), *low]
+    copied = [*packings(problem, spec.config), *low]
     at = [*given, *given[: len(copied) - 2]]
     for i, packing in enumerate(copied):
         if packing and packing.total:
@@ -72,7 +72,7 @@ def launches(binding: Binding, spec: KernelSpec) -> Launches:
             packing_launches.append(Launch.of(kernel, BoundPacking(packing, at[i], workspace)))
             at[i], workspace = workspace, workspace + aligned(packing.bytes)
     low_at = tuple((x.packed, where) for x, where in zip(low, at[2:], strict=True))
-    bound = BoundProblem.of(packed(problem), at[0], at[1], binding.arrays, low_at)
+    bound = BoundProblem.of(packed(problem, spec.config), at[0], at[1], binding.arrays, low_at)
     kernel = build(spec)
     product = Launch.of(kernel, bound, workspace)
     shared = representatives(graph, spec.epilogue.atomic)

@@ -16,6 +16,8 @@ WGMMA_M = 64
 """Rows of D of one instruction."""
 K_BITS = 256
 """Bits of a row of A, or of B, that an instruction multiplies."""
+FRAGMENT_REGISTERS = 4
+"""32-bit registers a thread that hold A (64 x k) of one instruction."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Mma:
     b: DType
     d: DType
     majors: tuple[Major, ...] = ("K",)
+    register_majors: tuple[Major, ...] = ()
+    """Layouts that A may have besides, of which threads load their fragments into registers."""
     fraction: int = 25
     """The bits it keeps of what it adds, below the largest exponent (hw/fused_sum.py). Integers keep all."""
     m: int = WGMMA_M
@@ -64,7 +68,7 @@ WGMMA = (
     Mma(BF16, BF16, FP32, ("K", "MN")),
     Mma(FP16, FP16, FP32, ("K", "MN")),
     Mma(FP16, FP16, FP16, ("K", "MN")),
-    Mma(TF32, TF32, FP32),
+    Mma(TF32, TF32, FP32, register_majors=("MN",)),
     *(Mma(a, b, d, fraction=13) for d in (FP32, FP16) for a in (E4M3, E5M2) for b in (E4M3, E5M2)),
     Mma(INT8, INT8, INT32),
 )

@@ -15,7 +15,7 @@ from gemmsmith.core.design import find, listed, names, promoting
 from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import Graph, bare
-from gemmsmith.core.mma import PRODUCTS, QUAD, WARPGROUP, WGMMA_M, Major, Mma, find_mma
+from gemmsmith.core.mma import FRAGMENT_REGISTERS, PRODUCTS, QUAD, WARPGROUP, WGMMA_M, Major, Mma, find_mma
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale
 from gemmsmith.core.rules import check, whole_rows
 from gemmsmith.core.tile import Tile
@@ -24,6 +24,8 @@ SCALE_BOX = 4
 """K-tiles whose block scales TMA brings at once where they are contiguous along K: 16 bytes, its least."""
 DEPTH_PADDING = 16
 """Bytes between the depths of a tile that sgemm stages: 8 depths of 4 neighbours are in 32 banks."""
+A_STEPS = 4
+"""K-steps of an A in registers that these hold at once: some are multiplied while one is loaded."""
 BARRIER_BYTES = 16
 """Bytes of a stage's two mbarriers."""
 LOW_PARTS_BYTES = 64
@@ -273,6 +275,21 @@ class KernelSpec:
         return self.warpgroup_rows // self.mma.m * self.mma.registers(self.warpgroup_columns)
 
     @property
+    def a_in_registers(self) -> bool:
+        """Whether A lies as wgmma reads it from registers only."""
+        return self.majors[0] not in self.mma.majors
+
+    @property
+    def a_steps(self) -> int:
+        """K-steps of A's fragments that registers hold at once: none where A is read from shared memory."""
+        return min(self.config.tile[2] // self.mma.k, A_STEPS) if self.a_in_registers else 0
+
+    @property
+    def a_registers(self) -> int:
+        """Registers a thread that A's fragments take."""
+        return self.a_steps * self.warpgroup_rows // self.mma.m * FRAGMENT_REGISTERS
+
+    @property
     def promotion(self) -> PromotedSums:
         return promotion(self.config, self._scales_columns)
 
@@ -335,20 +352,22 @@ class KernelSpec:
                     f"cluster: {parts} CTAs share the {name} tile, whose {tile.outer} rows do not split into parts "
                     "of 8; use a larger tile or a smaller cluster"
                 )
-        for name, major, dtype in zip("AB", self.majors, (self.mma.a, self.mma.b), strict=True):
-            if major not in self.mma.majors:
+        besides = () if self.promoted else self.mma.register_majors, ()
+        for name, major, dtype, more in zip("AB", self.majors, (self.mma.a, self.mma.b), besides, strict=True):
+            if major not in (*self.mma.majors, *more):
                 raise ConfigError(f"{name}: got {major}-major elements of {dtype}; {self.mma.by} reads K-major ones")
         self._check_conversions()
-        design, taken = find(c.design), self.accumulator_registers
+        design, taken = find(c.design), self.accumulator_registers + self.a_registers
         limit = design.accumulators[c.consumers]
         if self.promoted:
             self._check_promotion()
             taken, limit = self.promotion.registers, design.promoted[c.consumers]
         if taken > limit:
-            what = "accumulators" if self.promoted else "accumulator"
+            what, several = "accumulators" if self.promoted else "accumulator", self.promoted or self.a_in_registers
+            beside = " and A's fragments" * self.a_in_registers
             raise ConfigError(
-                f"registers: the {what} of {self.warpgroup_rows}x{self.warpgroup_columns} "
-                f"take{'s' * (not self.promoted)} {taken} a thread, {taken - limit} more than fit; "
+                f"registers: the {what} of {self.warpgroup_rows}x{self.warpgroup_columns}{beside} "
+                f"take{'s' * (not several)} {taken} a thread, {taken - limit} more than fit; "
                 "use more consumers or a smaller tile"
                 + ", or a scale for 128 columns, not for each"
                 * self._scales_columns

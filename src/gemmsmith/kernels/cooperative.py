@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from gemmsmith import hw
-from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.loaded_a import accumulator_of
 from gemmsmith.collective.mainloop import Mainloop
 from gemmsmith.collective.order import OrderBarrier
 from gemmsmith.collective.pipeline import LateRelease
@@ -76,7 +76,7 @@ def multiply(
     """What a math warpgroup does: a k-tile is multiplied while the one before it is released."""
     rows = (warpgroup * spec.warpgroup_rows).named("rows")
     read, release = mainloop.pipe.consumer_start_state(), LateRelease(mainloop.pipe)
-    accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.config.tile[1])
+    accumulator = accumulator_of(spec)
     epilogue.start(warpgroup, rows)
     with scheduler.each() as tile:
         epilogue.load(tile)

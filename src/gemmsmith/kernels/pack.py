@@ -1,7 +1,7 @@
 """Packing: copies an operand that kernels cannot read as it lies into a workspace, in rows that TMA can take.
 
-TMA reads rows (or columns) that begin at multiples of 16 bytes; wgmma reads elements of 8 and 32 bits K-major only. Two
-kernels: `gather` reads along the copy's rows, `transpose` across them.
+TMA reads rows (or columns) that begin at multiples of 16 bytes; wgmma reads elements of 8 and 32 bits K-major only,
+but A of 32 bits from registers too. Two kernels: `gather` reads along the copy's rows, `transpose` across them.
 """
 
 from __future__ import annotations
@@ -81,27 +81,30 @@ class Packing:
         return (transpose if across else gather)(s.dtype.bits, words, self.low, self.chip)
 
 
-def packings(problem: Problem) -> list[Packing | None]:
-    """The packings of A and of B, None where kernels read it as it lies."""
+def packings(problem: Problem, config: Config | None = None) -> list[Packing | None]:
+    """The packings of A and of B, None where the config's design, by default one of wgmma, reads it as it lies."""
     if problem.a.dtype == FP32:  # CUDA cores' operands are copied a word at a time
         return [None, None]
-    majors = find_mma(problem.a.dtype, problem.b.dtype, problem.accumulate).majors
-    return [_packing(x, mn_major="MN" in majors) for x in problem.operands]
+    mma = find_mma(problem.a.dtype, problem.b.dtype, problem.accumulate)
+    mn_major, wgmma = "MN" in mma.majors, config is None or find(config.design).multiplies == "wgmma"
+    in_registers = "MN" in mma.register_majors and wgmma and not problem.promoted
+    return [_packing(x, mn_major, also) for x, also in zip(problem.operands, (in_registers, False), strict=True)]
 
 
-def _packing(operand: Matrix, *, mn_major: bool) -> Packing | None:
-    """The packing of an (M or N) x K matrix, which may be MN-major."""
-    if operand.tma_ready and (mn_major or not operand.column_major):
+def _packing(operand: Matrix, mn_major: bool, in_registers: bool) -> Packing | None:
+    """The packing of an (M or N) x K matrix, which may be MN-major, or if threads load it `in_registers`."""
+    if operand.tma_ready and (mn_major or in_registers or not operand.column_major):
         return None
     transposed = mn_major and operand.column_major
     return Packing(operand.T if transposed else operand, transposed)
 
 
-def packed(problem: Problem) -> Problem:
+def packed(problem: Problem, config: Config | None = None) -> Problem:
     """The problem of operands as kernels read them."""
-    if all(packing is None for packing in packings(problem)):
+    copies = packings(problem, config)
+    if all(packing is None for packing in copies):
         return problem
-    a, b = (p.packed if p else x for p, x in zip(packings(problem), problem.operands, strict=True))
+    a, b = (p.packed if p else x for p, x in zip(copies, problem.operands, strict=True))
     return replace(problem, a=a, b=b.T)
 
 

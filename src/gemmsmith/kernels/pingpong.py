@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmsmith import hw
-from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.loaded_a import accumulator_of
 from gemmsmith.collective.mainloop import Mainloop
 from gemmsmith.collective.order import OrderBarrier
 from gemmsmith.collective.pipeline import LateRelease
@@ -38,7 +38,7 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
             promote(k, spec, scheduler, mainloop, scales, epilogue, warpgroup, order)
             return
         read, release = mainloop.pipe.consumer_start_state(), LateRelease(mainloop.pipe)
-        accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.config.tile[1])
+        accumulator = accumulator_of(spec)
         epilogue.start(warpgroup, 0)
         order.start(warpgroup)
         read.skip(warpgroup * scheduler.k_tiles)

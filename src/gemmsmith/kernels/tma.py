@@ -4,7 +4,7 @@ few k-tiles ahead."""
 from __future__ import annotations
 
 from gemmsmith import hw
-from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.loaded_a import accumulator_of
 from gemmsmith.collective.mainloop import Mainloop
 from gemmsmith.collective.pipeline import LateRelease
 from gemmsmith.core.design import Design, register_design
@@ -29,7 +29,7 @@ def tma(k: Builder, spec: KernelSpec) -> None:
         write, read = mainloop.producer_start_state(), mainloop.pipe.consumer_start_state()
         release = LateRelease(mainloop.pipe)
         rows = (warpgroup * spec.warpgroup_rows).named("rows")
-        accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.config.tile[1])
+        accumulator = accumulator_of(spec)
 
         def produce(tile: WorkTile, k_tile: Value) -> None:
             """Starts the copies of one k-tile, if there is one."""

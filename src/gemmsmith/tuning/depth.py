@@ -12,7 +12,7 @@ from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, FP32, DType
 from gemmsmith.core.mma import PRODUCTS
 from gemmsmith.core.problem import Matrix, Problem
-from gemmsmith.kernels.pack import packed
+from gemmsmith.kernels.pack import Packing, packed
 
 
 def in_16_bits(problem: Problem) -> Problem:
@@ -27,7 +27,8 @@ def in_16_bits(problem: Problem) -> Problem:
 
 
 def _in_16_bits(x: Matrix) -> Matrix:
-    """Rows of as many bytes, which are whole 16-byte chunks apart."""
+    """Rows of as many bytes, which are whole 16-byte chunks apart. An A in registers is copied as if it were K-major."""
+    x = Packing(x).packed if x.column_major else x
     row, columns, batch = (-(-n * x.dtype.bytes // BF16.bytes) for n in (x.row_stride, x.cols, x.batch_stride))
     return replace(x, dtype=BF16, cols=columns, row_stride=row, batch_stride=batch)
 

@@ -36,8 +36,8 @@ def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = N
     """The spec of a config, whose `swap_ab` transposes a problem and its epilogue (by default the bare product's) as
     far as that is known without its matrices. ConfigError where the config cannot work."""
     if not config.swap_ab:
-        return KernelSpec.of(packed(problem), config, epilogue)
-    return KernelSpec.of(packed(problem.T), config, transposed(epilogue) if epilogue else None)
+        return KernelSpec.of(packed(problem, config), config, epilogue)
+    return KernelSpec.of(packed(problem.T, config), config, transposed(epilogue) if epilogue else None)
 
 
 @lru_cache(maxsize=64)
