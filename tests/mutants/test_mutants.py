@@ -13,7 +13,7 @@ from gemmsmith.backends.reference.product import in_blocks
 from gemmsmith.backends.sim import GlobalMemory, Hazard, simulate
 from gemmsmith.binding import bind
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import BF16, E4M3, FP32
+from gemmsmith.core.dtypes import BF16, E4M3, FP32, TF32
 from gemmsmith.core.graph import bare
 from gemmsmith.core.mma import find_mma
 from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
@@ -41,7 +41,9 @@ PROMOTED = [CONFIGS[0].replace(tile=(128, 64, 128)), CONFIGS[1].replace(tile=(25
 PROMOTED += [CONFIGS[4].replace(tile=(128, 64, 128)), CONFIGS[5].replace(tile=(128, 32, 128))]
 BOXED = [PROMOTED[i].replace(serpentine=True, stages=stages) for i, stages in ((0, 3), (2, 5))]
 """Those whose scales of A lie along K and come in boxes; of other promoted ones a warp copies them."""
-CONFIGS += PROMOTED + BOXED
+A_IN_REGISTERS = [CONFIGS[i].replace(tile=(128, 64, 32)) for i in (0, 4)]
+"""Those of TF32 with an MN-major A."""
+CONFIGS += PROMOTED + BOXED + A_IN_REGISTERS
 WHOLE, SHARED, IN_CLUSTER, UNEVEN = (512, 64, 256, 2), (256, 192, 320, 4), (256, 64, 320, 2), (640, 64, 256, 3)
 FLAT, WAVES = (40, 1024, 320, 2), (256, 128, 256, 2)
 """M, N, K and CTAs: several tiles a CTA, tiles that CTAs share, a last wave that is not whole, several tiles with rows
@@ -131,6 +133,7 @@ EQUIVALENT = {
     ("move earlier (past sync_warp)", "wgmma_wait"): "the lanes meet for what they have loaded before",
     ("move earlier (past if)", "wgmma_wait"): "the index of the next stage wraps: no instruction lies between",
     ("move earlier (past if)", "wgmma_fence"): "the same",
+    ("move later (past sync_warp)", "wgmma_commit"): "the lanes meet for what they have loaded before",
     ("move later (past compiler_fence)", "wgmma_wait"): "no instruction lies between; ptxas itself keeps reads behind",
 }
 EQUIVALENT_ALONE = {
@@ -160,7 +163,7 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
         m, grid = m * spec.cluster_size, grid * spec.cluster_size
     in_blocks_of_k, boxed = spec.promoted and not spec.low_parts, spec.config in BOXED
     deeper = 4 if boxed else 2 if in_blocks_of_k else 1  # as many k-tiles, or two boxes of them
-    k = (whole[2] if whole == SHORT else k) * deeper
+    k = (whole[2] if whole == SHORT else k) * deeper // (2 if spec.a_in_registers else 1)
     m, n = (n, m) if spec.config.swap_ab else (m, n)
     a, b = (rng.integers(-4, 5, shape).astype(spec.mma.a.numpy) for shape in ((m, k), (n, k)))
     a, b = (np.asfortranarray(x) if major == "MN" else x for x, major in zip((a, b), spec.majors, strict=True))
@@ -179,7 +182,7 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     for name, x in scales.items():
         whole_rows = x if x.base is None else x.base
         addresses[operand_argument(name)] = memory.place(whole_rows, name, writable=False)
-    product = bind(a, b.T, d, scales, precision="3xtf32" if spec.low_parts else None)
+    product = bind(a, b.T, d, scales, precision="3xtf32" if spec.low_parts else "tf32" if spec.a_in_registers else None)
     product = product.transposed() if spec.config.swap_ab else product
     assert kernel_spec(product, spec.config) == spec
     found = launches(product, spec)
@@ -209,6 +212,8 @@ def spec_of(config: Config) -> KernelSpec:
     if config in PROMOTED + BOXED:
         scales = ScaleSpec(1, FP32, "K" if config in BOXED else None), ScaleSpec(SCALE_BLOCK, FP32)
         return KernelSpec(config, find_mma(E4M3, E4M3, FP32), ("K", "K"), epilogue, promoted=True, scales=scales)
+    if config in A_IN_REGISTERS:
+        return KernelSpec(config, find_mma(TF32, TF32, FP32), ("MN", "K"), epilogue)
     return KernelSpec(config, find_mma(BF16, BF16, FP32), ("K", "K"), epilogue)
 
 

@@ -11,10 +11,11 @@ from gemmsmith import Config, Spec
 from gemmsmith.binding import bind
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning.choose import ranked
+from gemmsmith.tuning.copies import MHZ
 from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import Space
-from gemmsmith.tuning.why import MHZ, OTHERS, why
+from gemmsmith.tuning.why import OTHERS, why
 
 
 def problem(m: int, n: int, k: int) -> Problem:

@@ -48,8 +48,8 @@ class AccumulatorOfLoadedA(Accumulator):
                 keep = (as_value(accumulate, PRED) | (step > 0)).named("accumulate")
                 b_step = hw.descriptor(b, step).named("b_descriptor")
                 hw.wgmma_fence()
-                for block, fragment in zip(self.blocks, fragments, strict=True):
-                    hw.wgmma_mma_register_a(block, fragment, b_step, keep, self.n, self.mma, b.tile.major)
+                for d, fragment in zip(self.blocks, fragments, strict=True):
+                    hw.wgmma_mma_register_a(d, fragment, b_step, keep, self.n, self.mma, b.tile.major)
                 hw.wgmma_commit()
         hw.sync_warp()  # one lane hands the stage back for all
 
@@ -62,16 +62,19 @@ class AccumulatorOfLoadedA(Accumulator):
 class LanesOfA:
     """A thread's elements of a k-step of 64 rows of A: of every 8 x 4 elements (M x K) of its warp's 16 x 8 one.
 
-    A row of a box, of one k, is 128 bytes, 32 of M; its 16-byte chunks are xor-ed with k % 8. The two chunks of 8 rows
-    are the same ones for two neighbours of K. So of two neighbouring lanes one loads what lies 4 of K further first, and
-    no two meet in a bank.
+    A row of a box, of one k, is 128 bytes, 32 of M; the numbers of its 16-byte chunks are xor-ed with k % 8. So 8 rows
+    of M lie in the same two of eight for two neighbours of K. Of two neighbouring lanes one therefore loads first what
+    lies 4 of K further, and no two meet in a bank.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
         lane, warp = current().lane, current().warp_index % 4
         row, column, self._odd = warp * WARP_ROWS + lane // QUAD, lane % QUAD, (lane % 2 == 1).named("odd")
         self._offsets = [
-            [self._offset(spec.tiles[0], row + half * HALF_ROWS, column + (lane + turn) % 2 * QUAD) for turn in range(2)]
+            [
+                self._offset(spec.tiles[0], row + half * HALF_ROWS, column + (lane + turn) % 2 * QUAD)
+                for turn in range(2)
+            ]
             for half in range(2)
         ]
 

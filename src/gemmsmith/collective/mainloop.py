@@ -75,7 +75,7 @@ class Mainloop:
         self.pipe = PipelineTmaAsync(
             config.stages, transaction_bytes=current().parameter("stage_bytes", U32, self._bytes_of_stage),
             cluster_size=cluster_size, first_rank=first_rank, readers=self._readers,
-            scope="cluster" if self.spec.a_in_registers and self.spec.sharers[0] > 1 else "cta",  # ld reads A
+            scope="cluster" if self.spec.hands_back_to_peers else "cta",
         )  # fmt: skip
         self._aliased = ReleaseBarrier("epilogue done", cluster_size, first_rank) if config.alias_epilogue else None
         most = min(EARLY, max(1, EARLY_COPIES // self._copies), config.stages - 1)

@@ -280,6 +280,12 @@ class KernelSpec:
         return self.majors[0] not in self.mma.majors
 
     @property
+    def hands_back_to_peers(self) -> bool:
+        """Whether stages that ld has read are handed back to other CTAs: those that share A. That takes the scope
+        .cluster, which costs wgmma's designs 18 % (notebook, decision 9)."""
+        return self.a_in_registers and self.sharers[0] > 1
+
+    @property
     def a_steps(self) -> int:
         """K-steps of A's fragments that registers hold at once: none where A is read from shared memory."""
         return min(self.config.tile[2] // self.mma.k, A_STEPS) if self.a_in_registers else 0

@@ -16,6 +16,7 @@ from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.candidates import spares
+from gemmsmith.tuning.copies import MHZ, copy_cycles
 from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.depth import for_16_bits, for_operands, in_16_bits
 from gemmsmith.tuning.fitting import fitting, spec_for
@@ -26,8 +27,6 @@ from gemmsmith.tuning.space import Column, Space, considered, in_steps, reads_ag
 
 STAGES = 8
 """Stages asked for where the user gives a tile; only the smallest problems gain from more."""
-MHZ = 1600
-"""About the clock of an H100 or H200 under sustained load."""
 NEAR = 128
 """As many of the model's first are ranked again, with the measured correction."""
 
@@ -80,7 +79,7 @@ def ranked(
     once = some.once(alike)
     alias_epilogue = once & (some.reusing > 0)
     some = replace(some, stages=np.where(alias_epilogue, some.reusing, some.stages))
-    for i in _order(alike, some, epilogue, gpu):
+    for i in _order(alike, some, epilogue, gpu, copy_cycles(problem, some.swap_ab)):
         if len(found) == most:
             break
         config = some.configs[i].replace(stages=int(some.stages[i]), alias_epilogue=bool(alias_epilogue[i]))
@@ -95,17 +94,18 @@ def ranked(
             spec = spec_for(config, problem, epilogue)
         except ConfigError:
             continue
-        if spares(spec):
+        if spares(spec) and not spec.hands_back_to_peers:
             found.append(fitting(config, spec))
     return found
 
 
-def _order(problem: Problem, s: Space, epilogue: EpilogueSpec, gpu: Gpu) -> Column:
-    """Indices of the configs, the fastest first: by the model, and the first `NEAR` of it as corrected."""
+def _order(problem: Problem, s: Space, epilogue: EpilogueSpec, gpu: Gpu, copies: Column) -> Column:
+    """Indices of the configs, the fastest first: by the model, and the first `NEAR` of it as corrected. `copies`: for
+    each the cycles before its kernel starts."""
     e = estimate(problem, s, epilogue, gpu)
-    order = np.argsort(e.cycles, kind="stable")
+    order = np.argsort(e.cycles + copies, kind="stable")
     near = order[:NEAR]
-    again = np.argsort(corrected(problem, s.take(near), e.take(near)), kind="stable")
+    again = np.argsort(corrected(problem, s.take(near), e.take(near)) + copies[near], kind="stable")
     return np.concatenate([near[again], order[NEAR:]])
 
 

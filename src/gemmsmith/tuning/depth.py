@@ -27,7 +27,7 @@ def in_16_bits(problem: Problem) -> Problem:
 
 
 def _in_16_bits(x: Matrix) -> Matrix:
-    """Rows of as many bytes, which are whole 16-byte chunks apart. An A in registers is copied as if it were K-major."""
+    """Rows of as many bytes, which are whole 16-byte chunks apart; also of an A that wgmma takes from registers."""
     x = Packing(x).packed if x.column_major else x
     row, columns, batch = (-(-n * x.dtype.bytes // BF16.bytes) for n in (x.row_stride, x.cols, x.batch_stride))
     return replace(x, dtype=BF16, cols=columns, row_stride=row, batch_stride=batch)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gemmsmith.backends.sim.counters import SECTOR, WAVEFRONT, Count
-from gemmsmith.tuning.choose import MHZ
+from gemmsmith.tuning.copies import MHZ
 from gemmsmith.tuning.gpus import H200
 from gemmsmith.tuning.space import SMS
 

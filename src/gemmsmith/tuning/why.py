@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from gemmsmith.core.config import Config
+from gemmsmith.core.mma import find_mma
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.kernels.pack import Packing, low_parts, packings
-from gemmsmith.tuning.choose import MHZ, ranked
+from gemmsmith.tuning.choose import ranked
+from gemmsmith.tuning.copies import MHZ, copy_us
 from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.depth import for_16_bits, in_16_bits
 from gemmsmith.tuning.gpus import H200, Gpu
@@ -14,8 +16,6 @@ from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import Space
 
 OTHERS = 3
-PACKED_BYTES_PER_US = 4_200_000
-"""What packing reads and writes of memory, at best."""
 
 
 def why(
@@ -46,18 +46,21 @@ def why(
         f"model: {e.cycles[0]:.0f} cycles, and {cycles[0] / e.cycles[0] - 1:+.1%} by what it missed of measured times: "
         f"{cycles[0] / MHZ:.1f} us at {MHZ} MHz",
     ]
-    lines += [_packed(name, x) for name, x in zip("ba" if swapped else "ab", packings(problem), strict=True) if x]
-    lines += [_packed(name, x) for name, x in zip("ba" if swapped else "ab", low_parts(problem, config), strict=False)]
+    oriented, names = problem.T if config.swap_ab else problem, "ab" if swapped == config.swap_ab else "ba"
+    lines += [_packed(name, x, oriented) for name, x in zip(names, packings(oriented, config), strict=True) if x]
+    lines += [_packed(name, x, oriented) for name, x in zip(names, low_parts(oriented, config), strict=False)]
     lines += [f"beside it: {us / MHZ:.1f} us {c}" for us, c in zip(cycles[1:], beside, strict=True)]
     return "\n".join(lines)
 
 
-def _packed(name: str, packing: Packing) -> str:
-    """What it costs to pack an operand."""
+def _packed(name: str, packing: Packing, problem: Problem) -> str:
+    """What it costs to pack an operand of a problem."""
     source, moved = packing.source, 2 * packing.bytes
     across = source.row_stride < source.col_stride
     reason = f"{source.dtype} is read K-major only" if across else "TMA cannot read its rows"
+    if across and not problem.promoted and find_mma(source.dtype, source.dtype, problem.accumulate).register_majors:
+        reason = f"of {source.dtype} only one operand may be MN-major"
     done = f"{name} is {'transposed' if across else 'copied'} before each run, since {reason}"
     if packing.low:
         done = f"the low part of {name} is computed before each run"
-    return f"{done}: {moved / 1e6:.1f} MB moved, {moved / PACKED_BYTES_PER_US:.1f} us and a launch"
+    return f"{done}: {moved / 1e6:.1f} MB moved, {copy_us(packing):.1f} us and a launch"
