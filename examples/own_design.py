@@ -16,7 +16,7 @@ import numpy as np
 
 import gemmsmith
 from gemmsmith import Config, Design, hw
-from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.loaded_a import accumulator_of
 from gemmsmith.collective.mainloop import Mainloop
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.epilogue.device.lowering import Epilogue
@@ -37,7 +37,7 @@ def serial(k: Builder, spec: KernelSpec) -> None:
         producer = ((k.warp_index == 0) & hw.elect_one()).named("producer")
         write, read = mainloop.producer_start_state(), mainloop.pipe.consumer_start_state()
         rows = warpgroup * spec.warpgroup_rows
-        accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.config.tile[1])
+        accumulator = accumulator_of(spec)
         epilogue.start(warpgroup, rows)
         with scheduler.each() as tile:
             epilogue.load(tile)

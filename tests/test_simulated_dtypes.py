@@ -325,7 +325,7 @@ def test_batch_invariant_rows_have_the_same_bits(rng: np.random.Generator) -> No
 
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8", "fp32"])
 def test_why_says_what_packing_costs(dtype: str) -> None:
-    options = {"fp8_e4m3": {"accumulate": "fast"}, "fp32": {"precision": "tf32"}}.get(dtype, {})
+    options = {"fp8_e4m3": {"accumulate": "fast"}, "fp32": {"precision": "3xtf32"}}.get(dtype, {})
     size = as_dtype(dtype, integers=True).bytes
     a, b = Spec((512, 4096), dtype), Spec((4096, 8192), dtype)
     kept = "tf32" if dtype == "fp32" else dtype
