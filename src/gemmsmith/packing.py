@@ -25,9 +25,10 @@ def pack(b: Any, *, backend: str = "auto") -> Any:
     """b with contiguous columns, which `gemm` reads as they lie: b itself where it has them, else a copy.
 
     b: (k, n) or (batch, k, n), of a dtype that `gemm` multiplies, any strides >= 0. The tensor cores read fp8, int8 and
-    fp32 only along k, so `gemm` packs a row-major b of these in every call, as it does any b whose columns (rows, if it
-    is row-major) do not begin at multiples of 16 bytes; of a weight this does it once. The copy's columns are padded to
-    16 bytes. For a (m, k), pack(a.T).T does the same. Arrays, `backend` and errors as in `gemm`.
+    fp32 only along k (of TF32 one operand across it), so `gemm` packs a row-major b of these in every call, as it does
+    any b whose columns (rows, if it is row-major) do not begin at multiples of 16 bytes; of a weight this does it once.
+    The copy's columns are padded to 16 bytes. For a (m, k), pack(a.T).T does the same. Arrays, `backend` and errors as
+    in `gemm`.
     """
     x = without_gradient(b, "b")
     checks.memory({"b": x})

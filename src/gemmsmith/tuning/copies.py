@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
 from gemmsmith.kernels.pack import Packing, packings
 
@@ -14,7 +15,7 @@ MHZ = 1600
 PACKED_BYTES_PER_US = 4_200_000
 """What packing reads and writes of memory, at best."""
 LAUNCH_US = 2
-"""About what one kernel more takes, which waits for the last one (notebook, "The host")."""
+"""About what one small kernel more takes beside its copies, 1.2 of it the launch (docs/notebook.md)."""
 
 
 def copy_us(packing: Packing) -> float:
@@ -27,3 +28,9 @@ def copy_cycles(problem: Problem, swap_ab: np.ndarray[Any, Any]) -> np.ndarray[A
     MN-major."""
     straight, swapped = (MHZ * sum(LAUNCH_US + copy_us(x) for x in packings(p) if x) for p in (problem, problem.T))
     return np.where(swap_ab, swapped, straight)
+
+
+def copies_needlessly(config: Config, problem: Problem) -> bool:
+    """Whether packing takes longer in a config's orientation than in the other one."""
+    own, other = copy_cycles(problem, np.array([config.swap_ab, not config.swap_ab]))
+    return bool(own > other)

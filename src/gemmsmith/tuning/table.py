@@ -24,6 +24,7 @@ from gemmsmith.core.rules import check
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.candidates import has_room, spares, with_reuse_for
 from gemmsmith.tuning.choose import choose, microseconds
+from gemmsmith.tuning.copies import copies_needlessly
 from gemmsmith.tuning.depth import for_16_bits, for_operands
 from gemmsmith.tuning.fitting import fitting, spec_for
 from gemmsmith.tuning.gpus import H200, Gpu
@@ -117,6 +118,8 @@ def _agreed(config: Config, problem: Problem, gpu: Gpu) -> bool:
     """Whether the model says that a config is about as fast as its own choice. It knows wgmma alone."""
     if find(config.design).multiplies != "wgmma":
         return True
+    if copies_needlessly(config, problem):
+        return False
     own = choose(problem, gpu=gpu)
     return microseconds(problem, config, gpu=gpu) <= AGREED * microseconds(problem, own, gpu=gpu)
 
