@@ -84,6 +84,12 @@ def test_what_is_copied(m: int, n: int, k: int) -> None:
     assert f"{smaller} {copied}" in found or (m == n and copied in found)
 
 
+def test_what_tma_cannot_read_is_copied() -> None:
+    ragged = gemmsmith.plan(Spec((512, 4096), "fp32", (4097, 1)), specs("nt", 512, 8192, 4096)[1], precision="tf32")
+    assert "a is copied before each run, since TMA cannot read its rows" in ragged.why
+    assert ragged.spec.majors == ("K", "K")
+
+
 def test_an_orientation_that_copies_is_taken_if_given() -> None:
     a, b = specs("nn", 256, 256, 256)
     plan = gemmsmith.plan(a, b, precision="tf32", config=COOPERATIVE)
@@ -97,7 +103,9 @@ def test_other_instructions_copy() -> None:
     a, b = specs("tt", 256, 256, 256)
     config = Config("mma_multistage", (128, 128, 32), (1, 1), 3, 2)
     assert gemmsmith.plan(a, b, precision="tf32", config=config).workspace_bytes == 256 * 256 * 4
-    assert gemmsmith.plan(a, b, precision="3xtf32").workspace_bytes >= 3 * 256 * 256 * 4
+    plan = gemmsmith.plan(a, b, precision="3xtf32")
+    assert plan.workspace_bytes >= 3 * 256 * 256 * 4
+    assert "a is transposed before each run, since tf32 is read K-major only" in plan.why
 
 
 def test_one_plan_serves_every_size() -> None:
@@ -115,7 +123,8 @@ def test_no_two_lanes_meet_in_a_bank(tile: tuple[int, int, int]) -> None:
     plan = gemmsmith.plan(a, b, out=out, precision="tf32", config=config)
     plan.simulate(a, b, out, counters=counters)
     (loads,) = (x for x in counters.lines(plan.kernel) if x.access == "load_shared A")
-    assert loads.wavefronts == loads.ideal_wavefronts == loads.instructions == 256 * 64 // 32
+    elements = 256 * 64 * 64 // tile[1]  # for each tile
+    assert loads.wavefronts == loads.ideal_wavefronts == loads.instructions == elements // 32
 
 
 def test_peers_learn_that_ld_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
