@@ -88,12 +88,13 @@ def packings(problem: Problem, config: Config | None = None) -> list[Packing | N
     mma = find_mma(problem.a.dtype, problem.b.dtype, problem.accumulate)
     mn_major, wgmma = "MN" in mma.majors, config is None or find(config.design).multiplies == "wgmma"
     in_registers = "MN" in mma.register_majors and wgmma and not problem.promoted
-    return [_packing(x, mn_major, also) for x, also in zip(problem.operands, (in_registers, False), strict=True)]
+    a, b = problem.operands
+    return [_packing(a, mn_major=mn_major or in_registers), _packing(b, mn_major=mn_major)]
 
 
-def _packing(operand: Matrix, mn_major: bool, in_registers: bool) -> Packing | None:
-    """The packing of an (M or N) x K matrix, which may be MN-major, or if threads load it `in_registers`."""
-    if operand.tma_ready and (mn_major or in_registers or not operand.column_major):
+def _packing(operand: Matrix, *, mn_major: bool) -> Packing | None:
+    """The packing of an (M or N) x K matrix, which may be MN-major."""
+    if operand.tma_ready and (mn_major or not operand.column_major):
         return None
     transposed = mn_major and operand.column_major
     return Packing(operand.T if transposed else operand, transposed)
