@@ -94,24 +94,23 @@ class CopiedWords:
     def copies(self, stage: Value, k_left: Value | None) -> list[Callable[[], None]]:
         """What starts this thread's copies of a k-tile, of whose elements of K there are `k_left`; None: all is
         inside."""
-        return [partial(self._copy, stage, k_left)]
-
-    def _copy(self, stage: Value, k_left: Value | None) -> None:
-        k, tile = current(), self.tile
-        source, destination = self._source.get(), self.stages[stage].address + self._place
         rows, depth = self._turns
-        with (
-            k.unroll(0, tile.k, depth, name="deep") as deep,
-            k.unroll(0, tile.mn, rows, name="down") as down,
-        ):
-            place = destination + (deep * _pitch(tile) + down * WORD).to(U32)
-            # `down` is a multiple of a power of two, and the thread's first place is less: so their rows differ by
-            below = self._order.at(down) - self._order.at(0)
-            where = source + (below.to(I64) * self._row + deep.to(I64) * self._k).to(U64)
-            count: Value = Constant(U32, WORD)
-            if k_left is not None:
-                count = k.select((self._left.get() > below) & (self._depth + deep < k_left), count, 0)
-            hw.cp_async_copy(place, where, count, WORD)
+        return [
+            partial(self._copy, stage, k_left, deep, down)
+            for deep in range(0, self.tile.k, depth)
+            for down in range(0, self.tile.mn, rows)
+        ]
+
+    def _copy(self, stage: Value, k_left: Value | None, deep: int, down: int) -> None:
+        k, tile = current(), self.tile
+        place = self.stages[stage].address + self._place + (deep * _pitch(tile) + down * WORD)
+        # `down` is a multiple of a power of two, and the thread's first place is less: so their rows differ by
+        below = as_value(self._order.at(down) - self._order.at(0), I32)
+        where = self._source.get() + (below.to(I64) * self._row + self._k * deep).to(U64)
+        count: Value = Constant(U32, WORD)
+        if k_left is not None:
+            count = k.select((self._left.get() > below) & (self._depth + deep < k_left), count, 0)
+        hw.cp_async_copy(place, where, count, WORD)
 
     def advance(self) -> None:
         """The next copies are those of the next k-tile."""
