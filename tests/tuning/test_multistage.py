@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import Spec, plans
+from gemmsmith import Config, Spec, plans
 from gemmsmith.arrays import ArrayInfo
 from gemmsmith.backends.cuda import driver
+from gemmsmith.backends.cuda.listing import annotated
 from gemmsmith.backends.reference import bounds
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.tuning.issue import _cost
 
 OTHERS = [chip for chip in CHIPS.values() if chip != HOPPER]
 
@@ -48,6 +50,31 @@ def test_tiles_follow_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
         return rows * columns
 
     assert tile(64, 1024) < tile(1024, 1024) <= tile(8192, 8192) == 256 * 128
+
+
+@pytest.mark.parametrize(("sizes", "tile", "ctas"), [
+    ((4096, 4096, 4096), (256, 128, 8), 512), ((256, 4096, 4096), (256, 128, 8), 128),
+    ((16, 4096, 4096), (256, 16, 8), 128), ((300, 500, 40), (64, 32, 8), 80),
+])  # fmt: skip
+def test_fp32_products_have_work_for_all_sms(sizes: Any, tile: Any, ctas: int) -> None:
+    """Large tiles, whose K is shared where they are few, and few rows along N."""
+    m, n, k = sizes
+    config = gemmsmith.plan(Spec((m, k), "fp32"), Spec((k, n), "fp32")).config
+    assert config.tile == tile
+    rows, columns = (n, m) if config.swap_ab else (m, n)
+    assert -(-rows // tile[0]) * -(-columns // tile[1]) * config.splits == ctas
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", [(256, 128, 8), (128, 64, 8), (64, 64, 8)], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_instructions_of_fp32(tile: Any, turned: bool) -> None:
+    """The estimate of what is issued for a k-tile against SASS."""
+    a, b = Spec((4096, 4096), "fp32", (1, 4096)), Spec((4096, 4096), "fp32", (1, 4096) if turned else None)
+    plan = gemmsmith.plan(a, b, config=Config("sgemm", tile, (1, 1), 4, tile[0] // 128 or 1))
+    listing, warps = annotated(plan.kernel, "sass"), plan.spec.threads // 32
+    found = min(listing.count(x.each).total() for x in listing.mainloops)
+    assert found * warps / 4 == pytest.approx(_cost(plan.spec, HOPPER).issue, rel=0.04)
 
 
 def test_a_product(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:

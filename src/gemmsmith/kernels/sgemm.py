@@ -32,24 +32,24 @@ def sgemm(k: Builder, spec: KernelSpec) -> None:
         with scheduler.each() as tile:
             epilogue.load(tile)
             accumulator.clear()
+            k.comment("mainloop")
             if own.ahead:
                 own.load(mainloop.stage(), first, first)
-            k.comment("mainloop")
-            for begin, stop, copy in mainloop.spans(tile.k_tiles):
-                with k.range(begin, stop, name="k_tile"), k.unroll(depth, name="at") as at:
-                    if own.ahead:
+                for begin, stop, copy in mainloop.spans(tile.k_tiles):
+                    with k.range(begin, stop, name="k_tile"), k.unroll(depth, name="at") as at:
                         with k.when(at == depth - 1):
                             mainloop.next_stage()
                         own.load(mainloop.stage(), (at + 1) % depth, (at + 1) % 2)
                         with k.when(at == 0):
                             copy(0, 1)
                         own.multiply(accumulator, at % 2)
-                    else:
-                        own.load_and_multiply(accumulator, mainloop.stage(), at)
-                        with k.when(at == depth - 1):
-                            mainloop.next_stage()
-                        with k.when(at == 0):
-                            copy(0, 1)
+            else:  # registers are few
+                with k.range(tile.k_tiles, name="k_tile"), k.unroll(depth, name="at") as at:
+                    own.load_and_multiply(accumulator, mainloop.stage(), at)
+                    with k.when(at == depth - 1):
+                        mainloop.next_stage()
+                    with k.when(at == 0):
+                        mainloop.copy()
             own.settle(accumulator)
             epilogue.store(accumulator, tile)
         mainloop.finish()

@@ -1,9 +1,10 @@
-"""The choice of a config without wgmma, where there is no Hopper, and for fp32: among a few tiles of mma_multistage, or
-of sgemm, by waves and by traffic. Only its shape is reasoned: on other chips than an H200 nothing was measured."""
+"""The choice of a config without wgmma, where there is no Hopper, and for fp32: among a few tiles of mma_multistage, by
+waves and by traffic, or of sgemm, by instructions (issue.py). On other chips than an H200 nothing was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.config import Config
@@ -14,6 +15,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.held import sources
 from gemmsmith.tuning.fitting import fitting, spec_for
+from gemmsmith.tuning.issue import cycles
 from gemmsmith.tuning.table import kept
 
 TILES = [(256, 128, 2), (128, 256, 2), (128, 128, 2), (128, 64, 2), (64, 128, 2), (64, 64, 2), (64, 32, 1)]
@@ -22,9 +24,13 @@ TILES += [(64, 128, 1), (64, 256, 1)]
 ROWS = [(128, 3), (64, 4)]
 """Bytes of a k-tile's rows, and its most stages: whole lines are 3 to 5 % faster on an H200 (tries-ladder-h200.json)
 where shared memory holds three stages of them."""
-SGEMM_DEPTH, MOST_STAGES, MOST_SGEMM = 8, 4, 128
-"""A k-tile's depth, its most stages, and the most columns of a warpgroup. Twice as many are for rows that need them:
-their threads load none of them ahead (collective/cuda_cores.py)."""
+SGEMM = [(256, 128, 2), (256, 64, 1), (128, 128, 1), (128, 64, 1), (256, 32, 1), (128, 32, 1), (256, 16, 1)]
+SGEMM += [(64, 128, 1), (64, 64, 1), (64, 32, 1)]
+WHOLE_ROWS = (64, 256, 1)
+"""Tiles of sgemm; the last one only for functions of rows that need it, for its threads load no columns ahead
+(collective/cuda_cores.py)."""
+SGEMM_DEPTH, MOST_STAGES, MOST_SPLITS = 8, 4, 64
+"""A k-tile's depth, its most stages, and the most clusters that share a tile's K."""
 INVARIANT_ROWS = 1024
 ROOM, OF_PIECE, FEW_REDUCTIONS = 116, 32, 3
 """Registers for sums and what an epilogue holds beside them, and for the elements of a piece, 64x64, of a matrix: what
@@ -43,15 +49,16 @@ def ranked_multistage(problem: Problem, epilogue: EpilogueSpec, chip: Chip, *, i
     """Configs with the least estimated time first, but those that spill last; the last one's ConfigError where none
     works. `invariant`: one for every M, which sums each tile in one CTA."""
     refused, rows = ConfigError("no tile"), INVARIANT_ROWS if invariant else problem.m
-    wide = 2 * MOST_SGEMM if sources(epilogue.graph) else MOST_SGEMM
-    possible = [c for c in _configs(problem, chip, wide) if c.splits == 1 or not invariant]
+    every = _of_sgemm(problem, epilogue, rows, chip) if problem.a.dtype == FP32 else _configs(problem, chip)
+    possible = [c for c in every if not invariant or (c.splits == 1 and not c.swap_ab)]
     found: list[tuple[bool, float, Config]] = []
     for config in possible:
         try:
             settled = _settled(config, problem, epilogue)
             if settled.stages > 2:
-                spills = _spills(spec_for(settled, problem, epilogue))
-                found.append((spills, _time(problem, rows, config, chip), settled))
+                spec = spec_for(settled, problem, epilogue)
+                time = cycles(problem, rows, spec, chip) if spec.mma.by == "fma" else _time(problem, rows, config, chip)
+                found.append((_spills(spec), time, settled))
         except ConfigError as error:
             refused = error
     if not found:
@@ -83,17 +90,28 @@ def _spills(spec: KernelSpec) -> bool:
     return held > 0 and of_product + OF_PIECE * held > ROOM
 
 
-def _configs(problem: Problem, chip: Chip, wide: int) -> Iterator[Config]:
-    """`wide`: the most columns of a warpgroup of sgemm."""
-    fp32, dtype = problem.a.dtype == FP32, problem.a.dtype
-    design = "sgemm" if fp32 else "mma_multistage"
-    rows = [(SGEMM_DEPTH, MOST_STAGES)] if fp32 else [(nbytes // dtype.bytes, stages) for nbytes, stages in ROWS]
+def _configs(problem: Problem, chip: Chip) -> Iterator[Config]:
+    dtype = problem.a.dtype
     for m, n, consumers in TILES:
-        if fp32 and n // consumers > wide:
-            continue
         for splits in (1, 0):
-            for depth, stages in rows:
-                yield Config(design, (m, n, depth), (1, 1), stages, consumers, splits=splits, chip=chip.name)
+            for nbytes, stages in ROWS:
+                tile = m, n, nbytes // dtype.bytes
+                yield Config("mma_multistage", tile, (1, 1), stages, consumers, splits=splits, chip=chip.name)
+
+
+def _of_sgemm(problem: Problem, epilogue: EpilogueSpec, rows: int, chip: Chip) -> Iterator[Config]:
+    """Those of sgemm. A tile's K is shared by stream-K, or so that there are as many CTAs as SMs, or twice as many; but
+    not with functions of whole rows, which would spill."""
+    graph = epilogue.graph
+    swaps = (False, True) if graph.transposable else (False,)
+    for (m, n, consumers), swap in product(SGEMM + [WHOLE_ROWS] * bool(sources(graph)), swaps):
+        height, width = (problem.n, rows) if swap else (rows, problem.n)
+        tiles = max(-(-height // m) * -(-width // n) * problem.batch, 1)
+        each = {ctas * chip.multiprocessors // tiles for ctas in (1, 2)}
+        tiled = Config("sgemm", (m, n, SGEMM_DEPTH), (1, 1), MOST_STAGES, consumers, swap_ab=swap, chip=chip.name)
+        shared = () if graph.takes_whole_rows else (0, *sorted(s for s in each if 1 < s <= MOST_SPLITS))
+        for splits in (1, *shared):
+            yield tiled.replace(splits=splits)
 
 
 def _time(problem: Problem, rows: int, config: Config, chip: Chip) -> float:

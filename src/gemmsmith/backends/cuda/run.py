@@ -145,7 +145,9 @@ def prepared(launch: Launch, device: int, stream: int, *, pdl: bool) -> Prepared
     clusters = min(launch.clusters, loaded.max_active_clusters()) if kernel.persistent else launch.clusters
     arguments = dict(launch.arguments)
     if "order" in arguments:
-        clusters = min(clusters, ORDER_LENGTH)
+        if clusters > ORDER_LENGTH:  # as many on each SM
+            of_sms = driver.attributes(device).multiprocessors // kernel.cluster[0]
+            clusters = ORDER_LENGTH // of_sms * of_sms or ORDER_LENGTH
         if "flags" not in arguments:  # who waits for others waits for lower blocks, which are started first
             arguments["order"] = loaded.order(clusters)
     in_order = [arguments[p.name or ""] for p in kernel.parameters]

@@ -1,0 +1,84 @@
+"""Cycles that a product by sgemm takes, by the instructions that SMs issue: FFMA is one like any other, so each beside
+it takes its time. Counts are those of SASS; what takes cycles otherwise is only reasoned."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil
+from typing import NamedTuple
+
+from gemmsmith.core.chip import Chip
+from gemmsmith.core.mma import CHUNK, WGMMA_M
+from gemmsmith.core.occupancy import WARP, occupancy
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.lang.types import ORDER_LENGTH
+from gemmsmith.schedule.stream import MOST_PARTS
+from gemmsmith.tuning.model import DRAM_BYTES_PER_CYCLE
+
+WORD, VECTOR, SCHEDULERS = 4, 4, 4
+"""Bytes of an element, elements that a thread loads at once, and schedulers of an SM, an instruction a cycle each."""
+OF_COPY, OF_K_TILE = {"K": 3.0, "MN": 1.5}, 30
+"""Instructions of a word's copy, its address with it, by the operand's layout; and of a k-tile, for the barrier and the
+stages (SASS by NVRTC 13 for sm_90a; of 13 tiles the sum is off by 3 % at most)."""
+BESIDE, MOST_REGISTERS = 56, 255
+"""Registers of a thread beside its sums and, twice, its rows and columns (as above; off by 14 at most)."""
+IDLE = 0.2
+"""Of the cycles where a scheduler has one warp it issues nothing in so many; with more, over the square of how many."""
+LATENCY, OF_TILE, PIPELINE = 1000, 2500, 32
+"""Cycles until a copy has landed; cycles of a tile in which nothing is multiplied; and bytes a cycle by which an SM
+stores D, or stores and loads the sums of a share."""
+
+
+class _Cost(NamedTuple):
+    """Of a kernel: cycles an SM issues for a k-tile of one CTA, cycles that it takes at least, CTAs an SM, warps of
+    each, and the cycles to move a tile's sums."""
+
+    issue: float
+    least: float
+    resident: int
+    warps: int
+    move: float
+
+    def k_tile(self, resident: int) -> float:
+        """Cycles of a k-tile of each of so many CTAs of an SM, together."""
+        busy = 1 - IDLE / max(resident * self.warps / SCHEDULERS, 1) ** 2
+        return max(resident * self.issue / busy, self.least)
+
+
+@lru_cache(maxsize=4096)
+def _cost(spec: KernelSpec, chip: Chip) -> _Cost:
+    (m, n, depth), threads, warps = spec.config.tile, spec.threads, spec.threads // WARP
+    rows, columns = 2 * spec.warpgroup_rows // WGMMA_M, 2 * spec.warpgroup_columns // CHUNK
+    loads = ceil(rows / VECTOR) + ceil(columns / VECTOR)
+    copies = sum(OF_COPY[tile.major] * tile.mn / threads for tile in spec.tiles)
+    slots = depth * (rows * columns + loads + copies) + OF_K_TILE
+    registers = min(rows * columns + 2 * (rows + columns) + BESIDE, MOST_REGISTERS)
+    shared = min(spec.config.stages * spec.stage_bytes + m * n * WORD, chip.shared_bytes)
+    resident = min(occupancy(chip, threads, registers, shared).ctas, max(ORDER_LENGTH // chip.multiprocessors, 1))
+    least = LATENCY / (spec.config.stages - 1)
+    return _Cost(warps * slots / SCHEDULERS, least, max(resident, 1), warps, m * n * WORD / PIPELINE)
+
+
+def cycles(problem: Problem, rows: int, spec: KernelSpec, chip: Chip) -> float:
+    """Of a product of so many rows: what the SM with most to do issues, in waves of tiles and equal shares of those
+    that are left; or what the bytes of memory take."""
+    cost, config = _cost(spec, chip), spec.config
+    m, n, depth = config.tile
+    height, width = (problem.n, rows) if config.swap_ab else (rows, problem.n)
+    tiles, k_tiles = ceil(height / m) * ceil(width / n) * problem.batch, max(ceil(problem.k / depth), 1)
+    sms, slots = chip.multiprocessors, chip.multiprocessors * cost.resident
+    ends = OF_TILE + cost.resident * cost.move
+    if config.splits != 1:
+        slots = min(slots, tiles * (config.splits or k_tiles))
+    waves, left = divmod(tiles, slots)
+    spent = waves * (k_tiles * cost.k_tile(min(ceil(slots / sms), cost.resident)) + ends)
+    if left and config.splits == 1:
+        spent += k_tiles * cost.k_tile(ceil(left / sms)) + ends
+    elif left:
+        shares = min(slots, left * min(slots // left, MOST_PARTS)) if waves else slots
+        parts, of_each = ceil(shares / left) + (shares % left > 0), ceil(left * k_tiles / shares)
+        spent += of_each * cost.k_tile(ceil(shares / sms)) + ends
+        spent += (parts > 1) * cost.resident * (cost.move + (parts - 1) * (cost.move + LATENCY))
+    nbytes = problem.batch * WORD * (height * width + problem.k * (height + width))
+    return max(spent, nbytes / DRAM_BYTES_PER_CYCLE)
