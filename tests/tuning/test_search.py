@@ -69,9 +69,12 @@ class Timed:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "design"), [("bf16", "mma_multistage"), ("int8", "mma_multistage"), ("fp32", "sgemm")]
+    ("dtype", "design", "narrowest"),
+    [("bf16", "mma_multistage", (64, 32)), ("int8", "mma_multistage", (64, 32)), ("fp32", "sgemm", (256, 16))],
 )
-def test_tuning_on_another_chip(dtype: str, design: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_on_another_chip(
+    dtype: str, design: str, narrowest: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it keeps is taken on such chips alone, for fused products where it does not spill."""
 
     def on(chip: str) -> None:
@@ -91,7 +94,7 @@ def test_tuning_on_another_chip(dtype: str, design: str, tmp_path: Path, monkeyp
     on("sm_86")
     chosen, found = gemmsmith.plan(a, b).config, gemmsmith.tune(a, b)
     assert targets == {"sm_86"}
-    assert (found[0].config.design, found[0].config.tile[:2], found[0].config.chip) == (design, (64, 32), "sm_86")
+    assert (found[0].config.design, found[0].config.tile[:2], found[0].config.chip) == (design, narrowest, "sm_86")
     plan = gemmsmith.plan(a, b)
     assert plan.config == found[0].config != chosen
     assert plan.why == f"{plan.config}: tuned for sm_86"
