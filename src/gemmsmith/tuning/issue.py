@@ -14,7 +14,7 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.types import ORDER_LENGTH
 from gemmsmith.schedule.stream import MOST_PARTS
-from gemmsmith.tuning.model import DRAM_BYTES_PER_CYCLE
+from gemmsmith.tuning.gpus import H200
 
 WORD, VECTOR, SCHEDULERS = 4, 4, 4
 """Bytes of an element, elements that a thread loads at once, and schedulers of an SM, an instruction a cycle each."""
@@ -81,4 +81,4 @@ def cycles(problem: Problem, rows: int, spec: KernelSpec, chip: Chip) -> float:
         spent += of_each * cost.k_tile(ceil(shares / sms)) + ends
         spent += (parts > 1) * cost.resident * (cost.move + (parts - 1) * (cost.move + LATENCY))
     nbytes = problem.batch * WORD * (height * width + problem.k * (height + width))
-    return max(spent, nbytes / DRAM_BYTES_PER_CYCLE)
+    return max(spent, nbytes / H200.dram_bytes_per_cycle)
