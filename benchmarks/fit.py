@@ -8,8 +8,8 @@ config of its shape, the mean of logarithms; the fastest of many noisy times is 
     python benchmarks/fit.py benchmarks/results/survey-h200.json
 
 All GPUs count alike. With --correction the constants stay, and what they miss is fitted by ridge regression
-(tuning/correction.py): written to correction.json, after a cross-validation over shapes. The H200's survey has blocks
-too short for the power limit, so the products that it holds are taken from sweeps, whose finalists ran in longer ones.
+(tuning/correction.py): written to correction.json, after a cross-validation over shapes. A survey's blocks are too
+short for the power limit, so the products that it holds are taken from sweeps, whose finalists ran in longer ones.
 
     python benchmarks/fit.py benchmarks/results/survey-h200.json benchmarks/results/survey-??-h100.json
     python benchmarks/fit.py benchmarks/results/survey-h200.json benchmarks/results/survey-??-h100.json \\
@@ -217,7 +217,7 @@ def main() -> None:
     arguments = parser.parse_args()
     every = [c for path in arguments.surveys for c in contests(path)]
     if arguments.correction:
-        short = balanced([c for c in every if c.gpu != H200 or not c.power_limited])
+        short = balanced([c for c in every if not c.power_limited])
         long = [c for path in arguments.sweep for c in finalists(path)]
         corrections = cross_validated(short + long)
         for name, part, of in (("survey", short, corrections), ("sweeps", long, corrections[len(short) :])):

@@ -88,9 +88,10 @@ def tma_load(
 
 def tma_store(
     name: str, dtype: DType, shape: tuple[int, int, int], box: tuple[int, int, int], swizzle: int,
-    *places: tuple[int, int, int], turn: bool = False,
+    *places: tuple[int, int, int], turn: bool = False, streaming: bool = False,
 ) -> Case:  # fmt: skip
-    """Boxes from shared memory, each a group of its own; `turn` refills one buffer once it has been read."""
+    """Boxes from shared memory, each a group of its own; `turn` refills one buffer once it has been read; `streaming`:
+    the L2 is told to evict them first."""
     images = integers(name, (len(places), box[2] * box[1], box[0]), dtype.numpy, 100)
     laid = np.concatenate([swizzle_image(x, swizzle) for x in images])
     size = images[0].nbytes
@@ -106,7 +107,11 @@ def tma_store(
             hw.fence_proxy_async()
             hw.sync_threads()
             with k.when(k.thread == 0):
-                hw.tma_store(target, *place, buffer[0].at(0 if turn else size * i))
+                store = target, *place, buffer[0].at(0 if turn else size * i)
+                if streaming:
+                    hw.tma_store_hint(*store, EVICT_FIRST)
+                else:
+                    hw.tma_store(*store)
                 hw.bulk_commit()
                 if turn:
                     hw.bulk_wait_read(0)
@@ -163,6 +168,7 @@ for swizzle in SWIZZLES:
     CASES.append(tma_load(f"before_{tag}", BF16, shape, box, swizzle, *before))
     CASES.append(tma_load(f"batches_{tag}", BF16, (4, 16, 64), (inner, 8, 2), swizzle, (0, 4, 1), (8, 12, 3)))
     turns = [(0, 8 * i, i % 2) for i in range(4)]
+    CASES.append(tma_store(f"streaming_{tag}", FP16, shape, box, swizzle, *turns, streaming=True))
     CASES.append(tma_store(f"turns_{tag}", FP16, shape, box, swizzle, *turns, turn=True))
 CASES += [short_rows(BF16, 61), short_rows(FP32, 30)]
 CASES += [tma_load(f"cache_{cache.name}", BF16, (1, 8, 64), (64, 8, 1), 128, (0, 0, 0), cache=cache)

@@ -27,6 +27,9 @@ FORMS: Forms = {
     f"{LOAD}.L2::cache_hint [%4], [%0, {{%1, %2, %3}}], [%5], %6;": load,
     f"{LOAD}.multicast::cluster.L2::cache_hint [%4], [%0, {{%1, %2, %3}}], [%5], %6, %7;": multicast,
     f"{STORE} [%0, {{%1, %2, %3}}], [%4];": lambda k: hw.tma_store(k.tensor_map("map"), 0, k.lane, 1, k.smem),
+    f"{STORE}.L2::cache_hint [%0, {{%1, %2, %3}}], [%4], %5;": lambda k: hw.tma_store_hint(
+        k.tensor_map("map"), 0, k.lane, 1, k.smem, EVICT_FIRST
+    ),
     "cp.async.bulk.commit_group;": lambda k: hw.bulk_commit(),
     "cp.async.bulk.wait_group 1;": lambda k: hw.bulk_wait(1),
     "cp.async.bulk.wait_group.read 0;": lambda k: hw.bulk_wait_read(0),

@@ -110,6 +110,7 @@ problem = every(
     click.option("--cluster-splits", type=int, help="CTAs of a cluster that share the K of a tile."),
     click.option("--swap-ab/--no-swap-ab", default=None, help="Compute D^T, for few rows."),
     click.option("--evict", nargs=2, type=click.Choice(get_args(Eviction)), help="L2 policies of A, B."),
+    click.option("--streaming-stores/--no-streaming-stores", default=None, help="The L2 evicts D first."),
     click.option("--pdl/--no-pdl", default=None, help="Programmatic dependent launch."),
     click.option("--alias-epilogue/--no-alias-epilogue", default=None, help="Results leave through A and B's stages."),
     click.option("--serpentine/--no-serpentine", default=None, help="Every other tile backwards through K."),

@@ -32,6 +32,7 @@ class Config:
     cluster_splits: CTAs of a cluster that share the K of a tile and add up their sums in shared memory.
     swap_ab: computes D^T = B^T @ A^T, so that a tile's N counts rows of A; for problems with few rows.
     evict: the L2's eviction policies for the kernel's reads of A and B.
+    streaming_stores: TMA stores have the L2 evict first what they write: for results larger than it.
     pdl: programmatic dependent launch. The kernel starts while the stream's last one ends, and lets the next one do so.
     alias_epilogue: the epilogue's buffers lie over the stages of A and B, which makes room for more stages; copies of
     the next tile wait until they are empty (CUTLASS: ReuseSmemC).
@@ -53,6 +54,7 @@ class Config:
     cluster_splits: int = 1
     swap_ab: bool = False
     evict: tuple[Eviction, Eviction] = ("normal", "normal")
+    streaming_stores: bool = False
     pdl: bool = False
     alias_epilogue: bool = False
     serpentine: bool = False
@@ -106,6 +108,7 @@ class Config:
             + f" cluster splits {self.cluster_splits}" * (self.cluster_splits > 1)
             + " swap_ab" * self.swap_ab
             + f" evict {' '.join(self.evict)}" * (self.evict != ("normal", "normal"))
+            + " streaming_stores" * self.streaming_stores
             + " pdl" * self.pdl
             + " alias_epilogue" * self.alias_epilogue
             + " serpentine" * self.serpentine
@@ -133,7 +136,7 @@ def _several(x: Any, read: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
 
 _EVICTIONS = {x: x for x in get_args(Eviction)}
 _INTEGERS = ("stages", "consumers", "raster_group", "splits", "cluster_splits")
-_SWITCHES = ("swap_ab", "pdl", "alias_epilogue", "serpentine", "sync_clusters")
+_SWITCHES = ("swap_ab", "streaming_stores", "pdl", "alias_epilogue", "serpentine", "sync_clusters")
 _FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "design": (lambda x: find(x).name, "a design that is registered"),
     "chip": (lambda x: find_chip(x).name, "the name of a chip"),

@@ -42,6 +42,8 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
         yield (c.evict == ("normal", "normal"),
                f"evict: got {c.evict}; {c.design} has no policies of the L2, use normal for both")  # fmt: skip
         yield not c.serpentine, f"serpentine: got {c.design}, which goes through k-tiles in their order"
+    yield (not c.streaming_stores or chip.has("sm_90"),
+           f"streaming_stores: got {chip}, which has no stores by TMA; use False")  # fmt: skip
     yield not c.pdl or chip.has("sm_90"), f"pdl: got {chip}, which has no programmatic dependent launch; use False"
     yield c.stages >= 2, f"stages: got {c.stages}; use at least 2"
     yield c.stages <= STAGES_LIMIT, f"stages: got {c.stages}; shared memory has room for {STAGES_LIMIT} of the smallest"

@@ -38,6 +38,7 @@ mbarrier_wait = mbarrier.MbarrierWait.emit
 tma_load = tma.load
 tma_load_multicast = tma.TmaLoadMulticast.emit
 tma_store = tma.TmaStore.emit
+tma_store_hint = tma.TmaStoreHint.emit
 bulk_commit = tma.BulkCommit.emit
 bulk_wait = tma.BulkWait.emit
 bulk_wait_read = tma.BulkWaitRead.emit

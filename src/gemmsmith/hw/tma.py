@@ -201,6 +201,16 @@ class TmaStore(Instruction):
         )
 
 
+class TmaStoreHint(TmaStore):
+    """The same with a cache policy of the L2 for what it writes."""
+
+    cache: u64
+    ptx = (
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint "
+        "[{map}, {{x}, {y}, {z}}], [{source}], {cache};"
+    )
+
+
 class BulkCommit(Instruction):
     """Closes this thread's group of bulk stores."""
 

@@ -16,12 +16,12 @@ from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.candidates import spares
-from gemmsmith.tuning.copies import MHZ, copy_cycles
+from gemmsmith.tuning.copies import MHZ, copy_cycles, loads_a
 from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.depth import for_16_bits, for_operands, in_16_bits
 from gemmsmith.tuning.fitting import fitting, spec_for
 from gemmsmith.tuning.gpus import H200, Gpu
-from gemmsmith.tuning.l2 import wave_bytes
+from gemmsmith.tuning.l2 import streaming_stores, wave_bytes
 from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.space import Column, Space, considered, in_steps, reads_again
 
@@ -68,7 +68,8 @@ def ranked(
     Where each CTA has one tile at most, those that can have `alias_epilogue` do: 1.1 % in the mean of 12 shapes
     (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds of what
     others read again, it has `serpentine`: 0.5 to 0.8 % of large products (tries-h200.json); and, if warpgroups share
-    a tile, `sync_clusters`: 0.7 % in the mean of 29 (lockstep-h200.json).
+    a tile, `sync_clusters`: 0.7 % in the mean of 29 (lockstep-h200.json). Results larger than the L2 have
+    `streaming_stores`.
     """
     epilogue = epilogue or EpilogueSpec.bare(problem.d)
     found: list[Config] = []
@@ -79,10 +80,13 @@ def ranked(
     once = some.once(alike)
     alias_epilogue = once & (some.reusing > 0)
     some = replace(some, stages=np.where(alias_epilogue, some.reusing, some.stages))
-    for i in _order(alike, some, epilogue, gpu, copy_cycles(problem, some.swap_ab)):
+    streaming = streaming_stores(problem, epilogue, gpu)
+    for i in _order(alike, some, epilogue, gpu, copy_cycles(problem, some.swap_ab), loads_a(problem, some.swap_ab)):
         if len(found) == most:
             break
-        config = some.configs[i].replace(stages=int(some.stages[i]), alias_epilogue=bool(alias_epilogue[i]))
+        config = some.configs[i].replace(
+            stages=int(some.stages[i]), alias_epilogue=bool(alias_epilogue[i]), streaming_stores=streaming
+        )
         if not once[i]:
             oriented = alike.T if config.swap_ab else alike
             overflows = reads_again(alike) and wave_bytes(oriented, config) > gpu.l2_bytes
@@ -99,10 +103,12 @@ def ranked(
     return found
 
 
-def _order(problem: Problem, s: Space, epilogue: EpilogueSpec, gpu: Gpu, copies: Column) -> Column:
+def _order(
+    problem: Problem, s: Space, epilogue: EpilogueSpec, gpu: Gpu, copies: Column, loads_a: Column
+) -> Column:
     """Indices of the configs, the fastest first: by the model, and the first `NEAR` of it as corrected. `copies`: for
     each the cycles before its kernel starts."""
-    e = estimate(problem, s, epilogue, gpu)
+    e = estimate(problem, s, epilogue, gpu, loads_a)
     order = np.argsort(e.cycles + copies, kind="stable")
     near = order[:NEAR]
     again = np.argsort(corrected(problem, s.take(near), e.take(near)) + copies[near], kind="stable")
@@ -123,4 +129,5 @@ def _choose(problem: Problem, epilogue: EpilogueSpec | None, in_order: bool, gpu
 def microseconds(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200) -> float:
     """The model's estimate of a kernel's time on a GPU."""
     space, alike = Space.of([for_16_bits(config, problem.a.dtype)], epilogue), in_16_bits(problem)
-    return float(corrected(alike, space, estimate(alike, space, epilogue, gpu))[0]) / MHZ
+    e = estimate(alike, space, epilogue, gpu, loads_a(problem, space.swap_ab))
+    return float(corrected(alike, space, e)[0]) / MHZ

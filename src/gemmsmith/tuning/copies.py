@@ -8,7 +8,8 @@ import numpy as np
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
-from gemmsmith.kernels.pack import Packing, packings
+from gemmsmith.core.spec import operand_major
+from gemmsmith.kernels.pack import Packing, packed, packings
 
 MHZ = 1600
 """About the clock of an H100 or H200 under sustained load."""
@@ -34,3 +35,11 @@ def copies_needlessly(config: Config, problem: Problem) -> bool:
     """Whether packing takes longer in a config's orientation than in the other one."""
     own, other = copy_cycles(problem, np.array([config.swap_ab, not config.swap_ab]))
     return bool(own > other)
+
+
+def loads_a(problem: Problem, swap_ab: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """For each orientation, whether threads load A's fragments: of TF32, if the kernel's A is MN-major."""
+    if problem.a.dtype.bits < 32 or problem.promoted:
+        return np.zeros(len(swap_ab), bool)
+    straight, swapped = (operand_major(packed(p).a) == "MN" for p in (problem, problem.T))
+    return np.where(swap_ab, swapped, straight)

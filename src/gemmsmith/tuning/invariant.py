@@ -66,7 +66,7 @@ def invariant(binding: Binding, gpu: Gpu = H200) -> Config:
     config = _one_for_all(b, problem.d.dtype, sums, _worst(binding), gpu)
     if config.can_sync_clusters and not has_one_tile(config, problem):
         config = config.replace(sync_clusters=wave_bytes(problem, config) > gpu.l2_bytes)
-    return suited(config, problem, epilogue) or config
+    return suited(config, problem, epilogue, gpu) or config
 
 
 def _combines_columns(graph: Graph) -> bool:

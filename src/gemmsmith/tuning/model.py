@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gemmsmith.core.dtypes import FP32
+from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec, operand_major
 from gemmsmith.schedule.stream import LEAST_IDLE, MOST_PARTS
@@ -47,6 +48,9 @@ LATENCY_CYCLES, SHARPNESS = 544, 3.16
 LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER_128, DEEPER_256 = 154, 0.548, 1.101, 1.008
 """Cycles of an iteration of the mainloop, and more for each column of K: a barrier's and a wgmma's latency; and how
 much slower than its parts a k-tile of 128, or 256, is: fewer of them are in flight."""
+LOADS_OF_MORE, LOADS_ALONE = 0.12, 0.12
+"""How much slower a k-tile is whose fragments of A threads load: for each 64 rows of a warpgroup beyond the first, and
+where a warpgroup multiplies alone. That comes nearest the times of tries-tf32-h100.json."""
 PROMOTION_CYCLES, ISSUE_CYCLES, BORDER_CYCLES, COLUMN_SCALE_CYCLES = 50.5, 12.5, 33.3, 3.86
 """Promoted sums, a part of a tile: cycles of its warpgroup beside its FFMAs; cycles in which no product of it runs, and
 more for each halving of the 64 columns within which all have the same scale of B; and those of each column that has a
@@ -106,10 +110,13 @@ class Extra(NamedTuple):
         return Extra(nbytes, sum(node.op not in ("accumulator", "operand", "constant") for node in graph.nodes))
 
 
-def estimate(problem: Problem, s: Space, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200) -> Estimate:
-    """The estimate for every config of a space, on a GPU; for the bare product if no epilogue is given."""
+def estimate(
+    problem: Problem, s: Space, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200, loads_a: Column | bool = False
+) -> Estimate:
+    """The estimate for every config of a space, on a GPU; for the bare product if no epilogue is given. `loads_a`:
+    where threads load A's fragments, for wgmma reads such an A from registers."""
     extra = Extra.of(epilogue or EpilogueSpec.bare(problem.d))
-    tile, k_tiles = _k_tile(problem, s), np.maximum(1, np.ceil(problem.k / s.k))
+    tile, k_tiles = _k_tile(problem, s, loads_a), np.maximum(1, np.ceil(problem.k / s.k))
     down, across = s.grid(problem.m, problem.n)
     tiles = problem.batch * down * across
     walk = _walk(s, tiles, k_tiles, tile.step, _store(problem, s, extra))
@@ -145,7 +152,7 @@ class _KTile(NamedTuple):
     energy: Column
 
 
-def _k_tile(problem: Problem, s: Space) -> _KTile:
+def _k_tile(problem: Problem, s: Space, loads_a: Column | bool) -> _KTile:
     # wgmma reads A and B from shared memory, 128 bytes a cycle; A for each part of the columns of promoted sums
     parts = s.n / _columns(problem, s)[0] if problem.promoted else 1
     operands = 128 * (16 * parts + s.n / 4) * (s.m / 64) * (s.k / 16)
@@ -159,7 +166,10 @@ def _k_tile(problem: Problem, s: Space) -> _KTile:
         alone, issued = _promoted(problem, s)
         math = ((math + issued) ** IN_PHASE + alone**IN_PHASE) ** (1 / IN_PHASE)
         energy = energy * PROMOTED_ENERGY
-    return _KTile(math, copies, np.maximum(np.maximum(math, copies), loop) * deeper, energy)
+    step = np.maximum(np.maximum(math, copies), loop) * deeper
+    rows = s.m / np.where(s.own_tiles, 1, s.consumers)
+    loaded = step * (1 + LOADS_OF_MORE * (rows / WGMMA_M - 1)) * (1 + LOADS_ALONE * s.own_tiles)
+    return _KTile(math, copies, np.where(loads_a, loaded, step), energy)
 
 
 def _promoted(problem: Problem, s: Space) -> tuple[Column, Column]:

@@ -28,6 +28,7 @@ from gemmsmith.tuning.copies import copies_needlessly
 from gemmsmith.tuning.depth import for_16_bits, for_operands
 from gemmsmith.tuning.fitting import fitting, spec_for
 from gemmsmith.tuning.gpus import H200, Gpu
+from gemmsmith.tuning.l2 import streaming_stores
 from gemmsmith.tuning.space import has_one_tile, in_steps, reads_again
 
 SHIPPED = "tuned.json"
@@ -91,20 +92,20 @@ class Table:
         own = [entry for entry in entries if entry.layout == layout(problem)]
         others = [entry for entry in entries if entry not in own]
         for some in ([entry for entry in own if gpu.name in entry.gpu], own):
-            if found := _next(some, problem):
+            if found := _next(some, problem, gpu):
                 return found
-        found = _next(others, problem)
+        found = _next(others, problem, gpu)
         return found if found and _agreed(found, problem, gpu) else None
 
 
-def _next(entries: list[Entry], problem: Problem) -> Config | None:
+def _next(entries: list[Entry], problem: Problem, gpu: Gpu) -> Config | None:
     """The config of the next M, as it suits the problem."""
     index_of_next = bisect_left(entries, problem.m, key=lambda entry: entry.m)
     if index_of_next == len(entries) or entries[index_of_next].m > max(2 * problem.m, FEW_ROWS):
         return None
     found = entries[index_of_next].config
     if find(found.design).multiplies == "wgmma":
-        return suited(found, in_steps(problem))
+        return suited(found, in_steps(problem), None, gpu)
     try:
         spec_for(found, problem)
     except ConfigError as error:
@@ -125,10 +126,14 @@ def _agreed(config: Config, problem: Problem, gpu: Gpu) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None) -> Config | None:
+def suited(
+    config: Config, problem: Problem, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200
+) -> Config | None:
     """A bare product's config for one that may have an epilogue, other sizes and dtypes: no `sync_clusters` where CTAs
     have one tile, `alias_epilogue` and stages as the results leave room; None where it cannot be."""
     config = for_16_bits(config, problem.a.dtype)
+    if streaming_stores(problem, epilogue or EpilogueSpec.bare(problem.d), gpu):
+        config = config.replace(streaming_stores=True)
     try:
         if has_one_tile(config, problem):
             config = config.replace(sync_clusters=False) if config.sync_clusters else config
@@ -153,7 +158,7 @@ def tuned(problem: Problem, epilogue: EpilogueSpec | None = None, gpu: Gpu = H20
     if found.swap_ab:
         return None
     problem = in_steps(problem)
-    fused = suited(found, problem, epilogue) or suited(_in_halves(found), problem, epilogue)
+    fused = suited(found, problem, epilogue, gpu) or suited(_in_halves(found), problem, epilogue, gpu)
     return fused if fused and has_room(fused, epilogue) else None
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gemmsmith.core.config import Config
 from gemmsmith.core.mma import find_mma
-from gemmsmith.core.problem import Problem
-from gemmsmith.core.spec import EpilogueSpec
-from gemmsmith.kernels.pack import Packing, low_parts, packings
+from gemmsmith.core.problem import Matrix, Problem
+from gemmsmith.core.spec import EpilogueSpec, operand_major
+from gemmsmith.kernels.pack import Packing, low_parts, packed, packings
 from gemmsmith.tuning.choose import ranked
-from gemmsmith.tuning.copies import MHZ, copy_us
+from gemmsmith.tuning.copies import MHZ, copy_us, loads_a
 from gemmsmith.tuning.correction import corrected
 from gemmsmith.tuning.depth import for_16_bits, in_16_bits
 from gemmsmith.tuning.gpus import H200, Gpu
-from gemmsmith.tuning.model import estimate
+from gemmsmith.tuning.model import estimate, tile_bytes
 from gemmsmith.tuning.space import Space
 
 OTHERS = 3
@@ -29,7 +31,7 @@ def why(
     beside = [c for c in ranked(problem, epilogue, OTHERS + 1, gpu=gpu) if c != config][:OTHERS]
     space = Space.of([for_16_bits(c, problem.a.dtype) for c in (config, *beside)], epilogue)
     alike = in_16_bits(problem)
-    e = estimate(alike, space, epilogue, gpu)
+    e = estimate(alike, space, epilogue, gpu, loads_a(problem, space.swap_ab))
     cycles = corrected(alike, space, e)
     math, copies, step = (float(x[0]) for x in (e.math, e.copies, e.step))
     bounds = {"work": float(e.work[0]), "memory": float(e.memory[0]), "power": float(e.power[0])}
@@ -47,10 +49,23 @@ def why(
         f"{cycles[0] / MHZ:.1f} us at {MHZ} MHz",
     ]
     oriented, names = problem.T if config.swap_ab else problem, "ab" if swapped == config.swap_ab else "ba"
+    lines += [
+        _across(name, x, width)
+        for name, x, width in zip(names, packed(oriented, config).operands, config.tile, strict=False)
+        if operand_major(x) == "MN"
+    ]
     lines += [_packed(name, x, oriented) for name, x in zip(names, packings(oriented, config), strict=True) if x]
     lines += [_packed(name, x, oriented) for name, x in zip(names, low_parts(oriented, config), strict=False)]
     lines += [f"beside it: {us / MHZ:.1f} us {c}" for us, c in zip(cycles[1:], beside, strict=True)]
     return "\n".join(lines)
+
+
+def _across(name: str, operand: Matrix, width: int) -> str:
+    """What it costs that a tile's rows lie along M or N."""
+    nbytes, slower = tile_bytes(operand, np.array([float(width)]), np.ones(1))
+    used = min(width, operand.rows) * operand.dtype.bytes
+    said = f"{name} is MN-major: of its k-tiles {nbytes[0]:.0f} bytes are read a row, {used} of them used"
+    return said + f"; the L2 takes {slower[0]:.2f} times as long, for they begin within lines" * bool(slower[0] > 1)
 
 
 def _packed(name: str, packing: Packing, problem: Problem) -> str:

@@ -21,6 +21,7 @@ from gemmsmith.epilogue.device import fragment
 from gemmsmith.epilogue.device.addressed import Addressed
 from gemmsmith.epilogue.device.inputs import Part, Position, boxes_at
 from gemmsmith.epilogue.device.layout import Layout
+from gemmsmith.hw.tma import EVICT_FIRST
 from gemmsmith.lang.builder import current
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import F32, I32, U16, U32
@@ -51,6 +52,7 @@ class Stores:
         """The buffers lie in `over`, if it is given: bytes of shared memory."""
         k, consumers = current(), spec.config.consumers
         self.stores, self.extents, self.round, self.sets = plan.stores, extents, plan.round, plan.sets
+        self._streaming = spec.config.streaming_stores
         self.column_major, self._in_chunks = spec.epilogue.column_major, spec.epilogue.tma - spec.tma
         self.maps: dict[str, Value] = {}
         self.arrays: dict[str, Addressed] = {}
@@ -96,7 +98,11 @@ class Stores:
             if name not in self.maps:
                 continue
             for box, where in enumerate(boxes_at(tile, *self._origin(name, tile, part, at))):
-                hw.tma_store(self.maps[name], *where, part.work.batch, at.buffers[name] + box * tile.box_bytes)
+                store = self.maps[name], *where, part.work.batch, at.buffers[name] + box * tile.box_bytes
+                if self._streaming:
+                    hw.tma_store_hint(*store, EVICT_FIRST)
+                else:
+                    hw.tma_store(*store)
 
     def copy(self, part: Part, at: Position) -> None:
         """In all threads: the other results of a piece."""
