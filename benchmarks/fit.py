@@ -5,15 +5,13 @@ all its configs share; configs count the less the slower they are. The constants
 squares with numerical derivatives of the model itself. `regret` is how much slower the choice is than the fastest
 config of its shape, the mean of logarithms; the fastest of many noisy times is too fast, so some of it is noise.
 
-    python benchmarks/fit.py benchmarks/results/survey-h200.json
+All GPUs count alike. A survey's blocks are too short for the power limit, so the products that it holds are taken from
+sweeps, whose finalists ran in longer ones. With --correction the constants stay, and what they miss is fitted by ridge
+regression (tuning/correction.py): written to correction.json, after a cross-validation over shapes.
 
-All GPUs count alike. With --correction the constants stay, and what they miss is fitted by ridge regression
-(tuning/correction.py): written to correction.json, after a cross-validation over shapes. A survey's blocks are too
-short for the power limit, so the products that it holds are taken from sweeps, whose finalists ran in longer ones.
-
-    python benchmarks/fit.py benchmarks/results/survey-h200.json benchmarks/results/survey-??-h100.json
-    python benchmarks/fit.py benchmarks/results/survey-h200.json benchmarks/results/survey-??-h100.json \\
-        --correction --sweep benchmarks/results/sweep-{third,fourth,fifth,seventh,eighth}-h200.json
+    cd benchmarks/results
+    python ../fit.py survey-h200.json survey-??-h100.json \\
+        --sweep sweep-{third,fourth,fifth,seventh,eighth}-h200.json sweep-layouts-h100.json [--correction]
 """
 
 from __future__ import annotations
@@ -45,11 +43,13 @@ FITTED = (
     "LOOP_CYCLES", "LOOP_CYCLES_PER_K", "DEEPER_128", "DEEPER_256", "ENERGY_FLOPS", "ENERGY_L2", "ENERGY_FILL",
     "ENERGY_READ", "ENERGY_DRAM", "OUT_OF_STEP",
 )  # fmt: skip
-"""Names in the model. The energies hardly move: a survey's blocks are too short for the power limit."""
+"""Names in the model."""
 SLOWER, KEPT = 0.15, 3e-4
 """A config that is slower by this, in logarithms, counts 1/e; and how much a constant's squared change costs."""
 DTYPES = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 """Of the operands of surveys; where they are named by a layout, bf16."""
+LONG = 2
+"""How often a sweep's shape counts."""
 HELD_OUT = 5
 """Every fifth shape; and parts of the cross-validation."""
 RIDGE, CONFIGS = 500, 64
@@ -128,15 +128,16 @@ def contest(operands: str, shape: Shape, timed: list[tuple[Config, float]], gpu:
 
 
 def finalists(sweep: Path) -> list[Contest]:
-    """Those shapes of a sweep that the power limit holds, and their finalists: no swapped ones, whose stores were slow
-    then, and no shares of K."""
+    """Those shapes of a sweep that the power limit holds, and their finalists; where a sweep is of one layout, no
+    swapped ones, whose stores were slow then, and no shares of K."""
     found, read = [], json.loads(sweep.read_text())
     for row in read["rows"]:
         m, n, k = (row[name] for name in "mnk")
         timed = [(Config.stored(c["config"]), c["us"]) for c in row["configs"] if c["ratio"]]
-        timed = [(c, us) for c, us in timed if c.splits == 1 and not c.swap_ab]
+        if "layout" not in row:
+            timed = [(c, us) for c, us in timed if c.splits == 1 and not c.swap_ab]
         if len(timed) > 1:
-            found.append(contest("bf16", (m, n, k), timed, gpu_of(read)))
+            found.append(contest(row.get("layout", "bf16"), (m, n, k), timed, gpu_of(read)))
     return [c for c in found if c.power_limited]
 
 
@@ -213,14 +214,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("surveys", type=Path, nargs="+", help="files that survey.py wrote")
     parser.add_argument("--correction", action="store_true", help="leave the constants, fit what they miss")
-    parser.add_argument("--sweep", type=Path, nargs="+", default=[], help="files that sweep.py wrote, for --correction")
+    parser.add_argument("--sweep", type=Path, nargs="+", default=[], help="files that sweep.py wrote")
     arguments = parser.parse_args()
     every = [c for path in arguments.surveys for c in contests(path)]
+    short = balanced([c for c in every if not c.power_limited])
+    long = [c for path in arguments.sweep for c in finalists(path)]
     if arguments.correction:
-        short = balanced([c for c in every if not c.power_limited])
-        long = [c for path in arguments.sweep for c in finalists(path)]
+        long = balanced(long)
         corrections = cross_validated(short + long)
-        for name, part, of in (("survey", short, corrections), ("sweeps", long, corrections[len(short) :])):
+        for name, part, of in (("surveys", short, corrections), ("sweeps", long, corrections[len(short) :])):
             print(f"regret, {name}, of the model alone: {regrets(part)}")
             print(f"cross-validated, corrected: {regrets(part, of[: len(part)])}")
         found = [float(f"{x:.4g}") for x in fit_correction(short + long)]
@@ -228,7 +230,7 @@ def main() -> None:
         return
     held_out = every[::HELD_OUT]
     print(f"regret, held out: before   {regrets(held_out)}")
-    fit(balanced([c for i, c in enumerate(every) if i % HELD_OUT]))
+    fit([c for i, c in enumerate(short) if i % HELD_OUT] + LONG * long)
     print(f"regret, held out: after    {regrets(held_out)}")
     for name in FITTED:
         print(f"{name} = {getattr(model, name):.4g}")

@@ -98,7 +98,7 @@ TRAINING = layers(400, 1, UNSEEN)
 
 TOKENS = (2048, 3072, 4096, 6144, 8192, 12288, 16384)
 """Rows of a training step."""
-SQUARES: list[Shape] = [(n, n, n) for n in (704, 1408, 1920, 2432, 3200, 4224, 5376, 7424, 9472)]
+SQUARES: list[Shape] = [(n, n, n) for n in (704, 1408, 1920, 2432, 3200, 4224, 5312, 7424, 9472)]
 OBLONG: list[Shape] = [
     (16384, 1088, 3200), (1088, 16384, 3200), (1088, 3200, 16384), (8192, 5376, 1088), (3200, 12800, 2432),
     (512, 6400, 6400), (6400, 512, 6400), (2048, 2432, 16384), (4096, 11520, 2432), (20480, 704, 2432),
@@ -107,9 +107,11 @@ OBLONG: list[Shape] = [
 """With SQUARES, for all layouts: neither tuned nor fitted to."""
 
 
-def trained(count: int, seed: int) -> list[Shape]:
-    """(M, N, K) of layers of public models, M of TOKENS: of none of their `roles` is (N, K) tuned or fitted to."""
-    dice, known = random.Random(seed).random, {(n, k) for _, n, k in (*LAYERS, *CUBES, *RAGGED, *UNSEEN, *TRAINING)}
+def trained(count: int, seed: int, without: Sequence[Shape] = ()) -> list[Shape]:
+    """(M, N, K) of layers of public models, M of TOKENS: of none of their `roles` is (N, K) tuned or fitted to, nor
+    that of a product of the layers `without`."""
+    dice, others = random.Random(seed).random, [product for layer in without for product in roles(layer).values()]
+    known = {(n, k) for _, n, k in (*LAYERS, *CUBES, *RAGGED, *UNSEEN, *TRAINING, *others)}
     shapes: list[Shape] = []
 
     def one_of(options: Sequence[Any]) -> Any:
@@ -164,6 +166,8 @@ def classes(shape: Shape) -> list[str]:
     return found
 
 
-TRAINED = trained(20, 20261126)
-"""Layers of a training step."""
+SWEPT = trained(20, 20261126)
+"""Layers of training steps whose products the model is fitted to (sweep-layouts-h100.json)."""
+TRAINED = trained(20, 20261128, SWEPT)
+"""Layers of training steps."""
 SUITE: list[Shape] = list(dict.fromkeys([*CUBES, *LAYERS]))

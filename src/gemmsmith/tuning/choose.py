@@ -68,8 +68,8 @@ def ranked(
     Where each CTA has one tile at most, those that can have `alias_epilogue` do: 1.1 % in the mean of 12 shapes
     (benchmarks/results/sweep-fifth-h200.json). Where it has several, and a wave needs more than the L2 holds of what
     others read again, it has `serpentine`: 0.5 to 0.8 % of large products (tries-h200.json); and, if warpgroups share
-    a tile, `sync_clusters`: 0.7 % in the mean of 29 (lockstep-h200.json). Results larger than the L2 have
-    `streaming_stores`.
+    a tile, `sync_clusters`: 0.7 % in the mean of 29 (lockstep-h200.json). Results that memory takes longest
+    for have `streaming_stores`.
     """
     epilogue = epilogue or EpilogueSpec.bare(problem.d)
     found: list[Config] = []
@@ -103,9 +103,7 @@ def ranked(
     return found
 
 
-def _order(
-    problem: Problem, s: Space, epilogue: EpilogueSpec, gpu: Gpu, copies: Column, loads_a: Column
-) -> Column:
+def _order(problem: Problem, s: Space, epilogue: EpilogueSpec, gpu: Gpu, copies: Column, loads_a: Column) -> Column:
     """Indices of the configs, the fastest first: by the model, and the first `NEAR` of it as corrected. `copies`: for
     each the cycles before its kernel starts."""
     e = estimate(problem, s, epilogue, gpu, loads_a)

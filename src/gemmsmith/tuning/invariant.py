@@ -66,7 +66,8 @@ def invariant(binding: Binding, gpu: Gpu = H200) -> Config:
     config = _one_for_all(b, problem.d.dtype, sums, _worst(binding), gpu)
     if config.can_sync_clusters and not has_one_tile(config, problem):
         config = config.replace(sync_clusters=wave_bytes(problem, config) > gpu.l2_bytes)
-    return suited(config, problem, epilogue, gpu) or config
+    found = suited(config, problem, epilogue, gpu) or config
+    return found.replace(streaming_stores=False)  # which depends on M
 
 
 def _combines_columns(graph: Graph) -> bool:

@@ -22,6 +22,8 @@ from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.space import GPC_SMS, resident_clusters
 
+FLOPS_A_BYTE = 280
+"""That an H100 computes, of 16 bits, while it stores a byte: 700 TFLOP/s and 2.5 TB/s."""
 PASSING = 7_000_000
 """Bytes of the L2 that data with the policy evict_first occupy nevertheless."""
 CHUNK = 512
@@ -77,10 +79,12 @@ def wave_bytes(problem: Problem, config: Config) -> int:
 
 
 def streaming_stores(problem: Problem, epilogue: EpilogueSpec, gpu: Gpu) -> bool:
-    """Whether TMA stores more than the L2 holds: nobody finds it there, and what is written in the order in which it
-    was computed is written faster: 2 to 13 % of products with little K (tries-stores-h100.json)."""
+    """Whether TMA stores more than the L2 holds, and memory takes longer for it than the tensor cores: what is evicted
+    first is written in about the order in which it is computed. 2 to 13 % of such products (tries-stores-h100.json),
+    while others are 0.5 % slower so (sweep-layouts-h100.json)."""
     stored = sum(r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.graph.stored)
-    return problem.batch * problem.m * problem.n * stored > gpu.l2_bytes
+    larger = problem.batch * problem.m * problem.n * stored > gpu.l2_bytes
+    return larger and 2 * problem.k < FLOPS_A_BYTE * stored
 
 
 def traffic(

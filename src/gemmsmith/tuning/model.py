@@ -22,30 +22,30 @@ from gemmsmith.tuning.space import SMS, Column, Space
 
 FLOPS_PER_CYCLE = 3990
 """Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128 cycles, which would be 4096."""
-SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, MERGED = 54.3, 80.3, 0.294
+SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, MERGED = 62.4, 88.4, 0.271
 """Bytes a cycle: from the L2 to an SM; into an SM, with what other CTAs of its cluster multicast. And how much of what
 all SMs of a GPC read at one time the chip reads once, unless it is multicast."""
-LINE, SECTOR, OFF_LINES, OFF_SECTORS = 128, 32, 0.981, 0.369
+LINE, SECTOR, OFF_LINES, OFF_SECTORS = 128, 32, 1.207, 0.368
 """Bytes of the L2's lines and sectors; how much more there is to read where rows do not begin at multiples of the one,
 and yet more where not even of the other."""
-READ_AGAIN = 0.0847
+READ_AGAIN = 0.0835
 """Of the bytes that more than one cluster reads, what reading them again costs of memory's time: an H200's L2 has two
 partitions."""
 SHORT_ROWS, IDLE, MEMORY_BOUND_ROWS = 0.021, 0.03, 64
 """Memory is by so much slower where k-tiles of 64 ask for 128 bytes of a row at a time, by a quarter of it where they
 are twice as deep, felt with so few rows of A; and by so much of the share of SMs that ask for nothing."""
-FILL_CYCLES, MEET_CYCLES, STAGE_CYCLES = 5638, 154, 19.9
+FILL_CYCLES, MEET_CYCLES, STAGE_CYCLES = 4302, 140, 20.1
 """Starting a kernel and filling the pipeline, more for each peer in a cluster, and for each stage."""
-STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 30.1, 1.86, 4.5
+STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 34.2, 1.87, 4.5
 """An epilogue that overlaps no mainloop: bytes of matrices a cycle; cycles for each element of a thread, and for each
 of its nodes: of 1.5, 3, 4.5, 6 and 9 what comes nearest the costs in benchmarks/results/epilogues-tuned-h200.json."""
 SWAPPED_STORE_BYTES_PER_CYCLE = 0.7
 """Bytes a cycle of a transposed tile that threads, not TMA, store along D's contiguous index."""
-SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 5586, 472, 13.9
+SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 4583, 466, 17.8
 """Adding up a tile's partial sums: cycles for flags, cycles for barriers, bytes read a cycle."""
-LATENCY_CYCLES, SHARPNESS = 544, 3.16
+LATENCY_CYCLES, SHARPNESS = 544, 3.5
 """The latency of a copy from DRAM; and the exponent of the norm that combines work, memory and power."""
-LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER_128, DEEPER_256 = 154, 0.548, 1.101, 1.008
+LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER_128, DEEPER_256 = 136, 0.516, 1.11, 1.089
 """Cycles of an iteration of the mainloop, and more for each column of K: a barrier's and a wgmma's latency; and how
 much slower than its parts a k-tile of 128, or 256, is: fewer of them are in flight."""
 LOADS_OF_MORE, LOADS_ALONE = 0.12, 0.12
@@ -58,10 +58,10 @@ block scale of its own."""
 IN_PHASE, PROMOTED_ENERGY = 2.27, 1.73
 """The exponent of the norm that combines the tensor cores' work and a warpgroup's own, which may fall together; and how
 much more energy a promoted FLOP takes. All six are fitted to benchmarks/results/survey-fp8-h200.json."""
-ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 734_000, 50_800, 128_000, 413_000, 12_150
+ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 650_000, 51_100, 118_000, 403_000, 12_370
 """At 700 W the chip gives a cycle (of 1/1600 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
 bytes that wgmma reads there, bytes from DRAM: one or the other."""
-OUT_OF_STEP = 0.088
+OUT_OF_STEP = 0.082
 """Additional energy, as a fraction, of stream-K, which cannot have `sync_clusters`. Without it the model chose
 stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (benchmarks/results/untuned-h200.json)."""
 

@@ -126,9 +126,7 @@ def _agreed(config: Config, problem: Problem, gpu: Gpu) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def suited(
-    config: Config, problem: Problem, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200
-) -> Config | None:
+def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200) -> Config | None:
     """A bare product's config for one that may have an epilogue, other sizes and dtypes: no `sync_clusters` where CTAs
     have one tile, `alias_epilogue` and stages as the results leave room; None where it cannot be."""
     config = for_16_bits(config, problem.a.dtype)
