@@ -27,7 +27,7 @@ def configs(draw: some.DrawFn) -> Config:
     tile_m = 64 * consumers * draw(some.sampled_from([1, 1, 2])) if consumers < 3 else 192
     if design == "pingpong":
         tile_m //= 2
-    tile_n = draw(some.sampled_from([8, 16, 24, 40, 64, 96, 128, 176, 184, 192, 256]))
+    tile_n = 8 * draw(some.integers(1, 32))
     shares = (1, 1)
     if design != "pingpong":
         shares = draw(some.sampled_from([(1, 1), (1, 1), (0, 1), (2, 1), (3, 1), (1, 2), (1, 4)]))
@@ -42,6 +42,7 @@ def configs(draw: some.DrawFn) -> Config:
         *shares,
         draw(some.booleans()),
         tuple(draw(some.sampled_from(["first", "normal", "last"])) for _ in "ab"),
+        draw(some.booleans()),
         draw(some.booleans()),
         draw(some.booleans()) and design == "cooperative",
         draw(some.booleans()),

@@ -199,12 +199,15 @@ def test_simulate_with_counters(call) -> None:
     words = ["simulate", *SMALL, "--m", "64", "--n", "64", "--k", "64", "--counters"]
     text = good(call(*words)).split("\n\n")[-1].splitlines()
     assert re.match(r"cooperative_64x64x32_\w+: \d+ registers, \d+ CTAs? an SM, \d+ of 64 warps, limited by ", text[0])
-    assert text[1].split() == ["line", "access", "instructions", "wavefronts", "ideal", "sectors", "ideal"]
+    assert text[1].split() == [
+        "line", "access", "instructions", "wavefronts", "ideal", "sectors", "ideal", "lines", "ideal",
+    ]  # fmt: skip
     (found,) = json.loads(good(call(*words, "--json")))["counters"]
     assert found["occupancy"]["ctas"] == min(found["occupancy"]["limits"].values())
     assert len(found["lines"]) == len(text) - 2
     loads = [x for x in found["lines"] if x["instruction"] == "tma_load"]
     assert sum(x["sectors"] for x in loads) == sum(x["ideal_sectors"] for x in loads) == 2 * 64 * 64 * 2 // 32
+    assert sum(x["lines"] for x in loads) == 2 * 64 * 2  # rows of 64 bytes
     assert sum(x["products"] for x in found["lines"]) == 64**3
     assert "counters" not in json.loads(good(call(*words[:-1], "--json")))
 

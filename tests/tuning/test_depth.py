@@ -28,7 +28,9 @@ def problem(dtype: str, m: int, n: int, k: int, *, output: str = "bf16", k_major
 @pytest.mark.parametrize(("dtype", "k"), [("fp8_e4m3", 8192), ("int8", 8192), ("fp32", 2048)])
 @pytest.mark.parametrize("m", [1, 64, 300, 4096])
 def test_the_same_bytes_have_the_same_choice(dtype: str, k: int, m: int) -> None:
-    wanted = choose(problem("bf16", m, 4096, 4096))
+    """By the model alone: what it misses was measured of 16 bits."""
+    alike = problem("bf16", m, 4096, 4096)
+    wanted = min(ranked(alike), key=lambda c: estimate(alike, Space.of([c])).cycles[0])
     found = problem(dtype, m, 4096, k)
     assert in_16_bits(found) == problem("bf16", m, 4096, 4096)
     if dtype != "int8" or wanted.tile[1] % 16 == 0:

@@ -11,7 +11,8 @@ from gemmsmith.core.occupancy import Occupancy, occupancy
 from gemmsmith.lang.kernel import Kernel
 
 NUMBERS = ("instructions", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")
-TITLES = ("line", "access", "instructions", "wavefronts", "ideal", "sectors", "ideal")
+OF_BOXES = ("lines", "ideal_lines")
+TITLES = ("line", "access", "instructions", "wavefronts", "ideal", "sectors", "ideal", "lines", "ideal")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,6 @@ class Counted:
         """A table, headed by the kernel's name and occupancy; a count that is zero is left out."""
         rows: list[tuple[str, ...]] = [TITLES]
         for x in self.lines:
-            numbers = (f"{number or ''}" for number in (getattr(x, name) for name in NUMBERS))
+            numbers = (f"{number or ''}" for number in (getattr(x, name) for name in (*NUMBERS, *OF_BOXES)))
             rows.append((f"{x.where}", x.access, *numbers))
         return f"{self.kernel.name}: {self.registers} registers, {self.occupancy}\n{table(rows)}"

@@ -81,7 +81,7 @@ def ranked(
     alias_epilogue = once & (some.reusing > 0)
     some = replace(some, stages=np.where(alias_epilogue, some.reusing, some.stages))
     streaming = streaming_stores(problem, epilogue, gpu)
-    for i in _order(alike, some, epilogue, gpu, copy_cycles(problem, some.swap_ab), loads_a(problem, some.swap_ab)):
+    for i in _order(problem, some, epilogue, gpu):
         if len(found) == most:
             break
         config = some.configs[i].replace(
@@ -103,10 +103,11 @@ def ranked(
     return found
 
 
-def _order(problem: Problem, s: Space, epilogue: EpilogueSpec, gpu: Gpu, copies: Column, loads_a: Column) -> Column:
-    """Indices of the configs, the fastest first: by the model, and the first `NEAR` of it as corrected. `copies`: for
-    each the cycles before its kernel starts."""
-    e = estimate(problem, s, epilogue, gpu, loads_a)
+def _order(problem: Problem, s: Space, epilogue: EpilogueSpec, gpu: Gpu) -> Column:
+    """Indices of the configs, the fastest first: by the model, and the first `NEAR` of it as corrected; with the copies
+    before their kernels start."""
+    copies = copy_cycles(problem, s.swap_ab)
+    e = estimate(in_16_bits(problem), s, epilogue, gpu, loads_a(problem, s.swap_ab))
     order = np.argsort(e.cycles + copies, kind="stable")
     near = order[:NEAR]
     again = np.argsort(corrected(problem, s.take(near), e.take(near)) + copies[near], kind="stable")
@@ -126,6 +127,6 @@ def _choose(problem: Problem, epilogue: EpilogueSpec | None, in_order: bool, gpu
 
 def microseconds(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200) -> float:
     """The model's estimate of a kernel's time on a GPU."""
-    space, alike = Space.of([for_16_bits(config, problem.a.dtype)], epilogue), in_16_bits(problem)
-    e = estimate(alike, space, epilogue, gpu, loads_a(problem, space.swap_ab))
-    return float(corrected(alike, space, e)[0]) / MHZ
+    space = Space.of([for_16_bits(config, problem.a.dtype)], epilogue)
+    e = estimate(in_16_bits(problem), space, epilogue, gpu, loads_a(problem, space.swap_ab))
+    return float(corrected(problem, space, e)[0]) / MHZ

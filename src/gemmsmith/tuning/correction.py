@@ -43,8 +43,9 @@ def numbers(problem: Problem, s: Space, e: Estimate) -> Column:
 
 
 def corrected(problem: Problem, s: Space, e: Estimate) -> Column:
-    """Cycles of each config: the estimates, corrected, but for promoted sums, of which none were fitted to."""
-    if problem.promoted or 0 in (problem.batch, problem.m, problem.n, problem.k):
+    """Cycles of each config: the estimates, corrected for operands of 16 bits, but for promoted sums: nothing else was
+    fitted to."""
+    if problem.a.dtype.bits != 16 or problem.promoted or 0 in (problem.batch, problem.m, problem.n, problem.k):
         return e.cycles
     return np.asarray(e.cycles * np.exp(np.clip(numbers(problem, s, e) @ coefficients(), -MOST, MOST)))
 

@@ -105,10 +105,15 @@ def _one_for_all(
 
     every, matrices = space(epilogue, promoted), frozenset(epilogue.graph.matrices)
     widths = {n: suits(epilogue.graph, matrices, int(n)) for n in set(every.n.tolist())}
-    alike = [in_16_bits(problem(rows)) for rows in ROWS]
-    good = every.sensible(alike[-1]) & every.in_order & ~every.swap_ab & [widths[n] for n in every.n.tolist()]
+    problems = [problem(rows) for rows in ROWS]
+    good = (
+        every.sensible(in_16_bits(problems[-1]))
+        & every.in_order
+        & ~every.swap_ab
+        & [widths[n] for n in every.n.tolist()]
+    )
     some = every.take(np.flatnonzero(good))
-    cycles = [np.log(corrected(p, some, estimate(p, some, epilogue, gpu))) for p in alike]
+    cycles = [np.log(corrected(p, some, estimate(in_16_bits(p), some, epilogue, gpu))) for p in problems]
     for i in np.argsort(np.sum(cycles, axis=0), kind="stable"):
         config = for_operands(some.configs[i], b.dtype)
         try:

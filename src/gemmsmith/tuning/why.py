@@ -30,9 +30,8 @@ def why(
     """
     beside = [c for c in ranked(problem, epilogue, OTHERS + 1, gpu=gpu) if c != config][:OTHERS]
     space = Space.of([for_16_bits(c, problem.a.dtype) for c in (config, *beside)], epilogue)
-    alike = in_16_bits(problem)
-    e = estimate(alike, space, epilogue, gpu, loads_a(problem, space.swap_ab))
-    cycles = corrected(alike, space, e)
+    e = estimate(in_16_bits(problem), space, epilogue, gpu, loads_a(problem, space.swap_ab))
+    cycles = corrected(problem, space, e)
     math, copies, step = (float(x[0]) for x in (e.math, e.copies, e.step))
     bounds = {"work": float(e.work[0]), "memory": float(e.memory[0]), "power": float(e.power[0])}
     alone = ", ".join(f"{name} alone {x:.0f}" for name, x in bounds.items())

@@ -8,7 +8,8 @@ stmatrix take 8 rows of 16 bytes at once, equal ones too. Lanes that copy (LDGST
 memory go at once; those that write zeros go as in a store. TMA and wgmma are counted without conflicts: swizzled tiles
 have none. Memory behind the L1 is moved in sectors of 32 bytes; a warp's access takes those that it touches, a TMA copy
 likewise. A warp's copy of 16 bytes a lane takes the sectors of shared memory that it fills, for each line that it comes
-from. All this is what Nsight Compute says on an H200 (benchmarks/ladder_counters.py).
+from. All this is what Nsight Compute says on an H200 (benchmarks/ladder_counters.py). Of each row of a box TMA asks the
+L2 for the lines of 128 bytes that it touches; that is reasoned from times (tuning/model.py).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.machine import Access, AsyncOperation
 from gemmsmith.lang.statements import Where
 
-BANKS, WORD, WAVEFRONT, SECTOR, WARP = 32, 4, 128, 32, 32
-"""Of shared memory, and bytes of each; bytes of a wavefront and of a sector; lanes."""
+BANKS, WORD, WAVEFRONT, SECTOR, LINE, WARP = 32, 4, 128, 32, 128, 32
+"""Of shared memory, and bytes of each; bytes of a wavefront, of a sector and of a line of the L2; lanes."""
 BYPASSING = 16
 """Bytes of a thread's copy that leaves the L1 out."""
 AT_ONCE = {8: 16, 16: 8}
@@ -37,8 +38,9 @@ AT_ONCE = {8: 16, 16: 8}
 @dataclass
 class Count:
     """How often a grid has executed an instruction of a line: `instructions` of warps, the `products` that they summed,
-    and the wavefronts and sectors of accesses to the buffers named `memory`, by threads and copy engines. Ideal are
-    those that an access would take if its bytes, each counted once, lay side by side."""
+    and the wavefronts and sectors of accesses to the buffers named `memory`, by threads and copy engines; `lines`: of
+    the rows of copy engines' boxes. Ideal are those that an access, or a row, would take if its bytes, each counted
+    once, lay side by side."""
 
     where: Where
     instruction: str
@@ -49,6 +51,8 @@ class Count:
     ideal_wavefronts: int = 0
     sectors: int = 0
     ideal_sectors: int = 0
+    lines: int = 0
+    ideal_lines: int = 0
 
     @property
     def access(self) -> str:
@@ -145,6 +149,10 @@ class _Watch:
             taken, ideal = sectors(access, targets)
             count.sectors += taken
             count.ideal_sectors += ideal
+            if access.threads is None:
+                taken, ideal = lines(access)
+                count.lines += taken
+                count.ideal_lines += ideal
         if name not in count.memory.split(", "):
             count.memory = f"{count.memory}, {name}" if count.memory else name
 
@@ -176,6 +184,12 @@ def sectors(access: Access, targets: Sequence[Access] = ()) -> tuple[int, int]:
     touched = access.addresses[:, None] // SECTOR + np.arange((access.width + SECTOR - 2) // SECTOR + 1)
     inside = touched <= (access.addresses[:, None] + access.width - 1) // SECTOR
     return len(np.unique((_warps(access)[:, None] << 48 | touched)[inside])), _ideal(access, SECTOR)
+
+
+def lines(access: Access) -> tuple[int, int]:
+    """Those that the rows of a box touch, and the ideal."""
+    first, last = access.addresses // LINE, (access.addresses + access.width - 1) // LINE
+    return int((last - first + 1).sum()), len(access.addresses) * -(-access.width // LINE)
 
 
 def _filled(access: Access, targets: Sequence[Access]) -> int:
