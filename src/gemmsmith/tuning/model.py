@@ -121,7 +121,9 @@ def estimate(
     tiles = problem.batch * down * across
     walk = _walk(s, tiles, k_tiles, tile.step, _store(problem, s, extra))
 
-    nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + extra.nbytes * problem.m * problem.n)
+    # What of a tile lies outside of D takes memory as long as what lies inside (tries-stores-h100.json).
+    stored = extra.nbytes * down * s.cluster_m * across * s.cluster_n
+    nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + stored)
     again = 2 * problem.batch * problem.k * (problem.m * (across > 1) + problem.n * (down > 1))
     slower = 1 + SHORT_ROWS * (64 / s.k) ** 2 if problem.m <= MEMORY_BOUND_ROWS else 1
     memory = (nbytes + READ_AGAIN * again) / gpu.dram_bytes_per_cycle * slower
