@@ -16,6 +16,8 @@ import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.binding import bind
 from gemmsmith.core.problem import Problem
+from gemmsmith.tuning.choose import choose
+from gemmsmith.tuning.gpus import H100, H200, Gpu, nearest
 from gemmsmith.tuning.table import SHIPPED, Table, keep, kept, kept_bytes, shipped
 
 SMALL, LARGE = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, splits=2), Config(tile=(256, 128, 64))
@@ -306,3 +308,62 @@ def test_what_is_no_file_is_not_waited_for(make: Any, tmp_path, monkeypatch) -> 
     with pytest.warns(UserWarning, match=r"ignores its table of tuned configs"):
         assert kept().get(problem(48, 4096, 1024)) is None
     assert kept_bytes() == b""
+
+
+def in_layout(layout: str, m: int = 4096, n: int = 4096, k: int = 4096) -> Problem:
+    a = Spec((m, k), "bf16", (1, m) if layout[0] == "t" else None)
+    return bind(a, Spec((k, n), "bf16", (1, k) if layout[1] == "t" else None)).problem
+
+
+def test_an_entry_belongs_to_its_layout() -> None:
+    """Another layout has its own, or one of another layout that the model takes for about as fast as its choice."""
+    slow = Config(tile=(64, 136, 64), cluster=(1, 1), consumers=1)
+    fast = {layout: choose(in_layout(layout)) for layout in ("nt", "nn", "tn", "tt")}
+    row = {"m": 4096, "n": 4096, "k": 4096}
+    assert Table([{**row, "config": vars(slow)}]).get(in_layout("nt")) is not None
+    for layout, config in fast.items():
+        other = "nt" if layout != "nt" else "nn"
+        table = Table([{**row, "layout": other, "config": vars(slow)}])
+        assert table.get(in_layout(layout)) is None
+        table = Table([{**row, "layout": other, "config": vars(config)}])
+        assert table.get(in_layout(layout)) == config
+        table = Table(
+            [{**row, "layout": layout, "config": vars(slow)}, {**row, "layout": other, "config": vars(config)}]
+        )
+        found = table.get(in_layout(layout))
+        assert found is not None
+        assert found.tile == slow.tile
+
+
+def test_the_gpus_own_entry_comes_first() -> None:
+    row = {"m": 4096, "n": 4096, "k": 4096}
+    both = [
+        {**row, "gpu": gpu, "config": vars(Config(tile=tile))}
+        for gpu, tile in (("NVIDIA H100 80GB HBM3", (128, 256, 64)), ("NVIDIA H200", (256, 128, 64)))
+    ]
+    for gpu, tile in ((H100, (128, 256, 64)), (H200, (256, 128, 64))):
+        for rows in (both, both[::-1]):
+            found = Table(rows).get(in_layout("nt"), gpu=gpu)
+            assert found is not None
+            assert found.tile == tile
+        (other,) = [x for x in both if gpu.name not in x["gpu"]]
+        assert Table([other]).get(in_layout("nt"), gpu=gpu) is not None
+
+
+def test_tuning_keeps_an_entry_for_each_layout(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    tiles = {"nt": (128, 256, 64), "nn": (256, 128, 64), "tn": (192, 192, 64)}
+    for layout, tile in tiles.items():
+        config = Config(tile=tile, consumers=3 if tile[0] == 192 else 2, stages=3)
+        for us in (2.0, 1.0):
+            keep(in_layout(layout), config, us, "NVIDIA H100 80GB HBM3")
+    assert len(json.loads(kept_bytes())["rows"]) == len(tiles)
+    for layout, tile in tiles.items():
+        found = kept().get(in_layout(layout), gpu=H100)
+        assert found is not None
+        assert found.tile == tile
+
+
+@pytest.mark.parametrize(("bandwidth", "gpu"), [(3.35e12, H100), (2.0e12, H100), (4.0e12, H100), (4.9e12, H200)])
+def test_a_gpu_has_the_row_whose_memory_is_most_like_its_own(bandwidth: float, gpu: Gpu) -> None:
+    assert nearest(bandwidth) is gpu
