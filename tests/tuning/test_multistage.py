@@ -15,7 +15,9 @@ from gemmsmith.backends.cuda.listing import annotated
 from gemmsmith.backends.reference import bounds
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import BF16, FP32
+from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning.issue import _cost
+from gemmsmith.tuning.multistage import ranked_multistage
 
 OTHERS = [chip for chip in CHIPS.values() if chip != HOPPER]
 
@@ -52,17 +54,24 @@ def test_tiles_follow_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tile(64, 1024) < tile(1024, 1024) <= tile(8192, 8192) == 256 * 128
 
 
-@pytest.mark.parametrize(("sizes", "tile", "ctas"), [
-    ((4096, 4096, 4096), (256, 128, 8), 512), ((256, 4096, 4096), (256, 128, 8), 128),
-    ((16, 4096, 4096), (256, 16, 8), 128), ((300, 500, 40), (64, 32, 8), 80),
+@pytest.mark.parametrize(("sizes", "tile", "splits"), [
+    ((4096, 4096, 4096), (256, 128, 8), 0), ((256, 4096, 4096), (256, 128, 8), 0),
+    ((16, 4096, 4096), (256, 16, 8), 8), ((300, 500, 40), (64, 32, 8), 1),
 ])  # fmt: skip
-def test_fp32_products_have_work_for_all_sms(sizes: Any, tile: Any, ctas: int) -> None:
-    """Large tiles, whose K is shared where they are few, and few rows along N."""
+def test_fp32_products_have_work_for_all_sms(sizes: Any, tile: Any, splits: int) -> None:
+    """Large tiles, whose K is shared where they do not fill waves, and few rows along N."""
     m, n, k = sizes
     config = gemmsmith.plan(Spec((m, k), "fp32"), Spec((k, n), "fp32")).config
-    assert config.tile == tile
-    rows, columns = (n, m) if config.swap_ab else (m, n)
-    assert -(-rows // tile[0]) * -(-columns // tile[1]) * config.splits == ctas
+    assert (config.tile, config.splits) == (tile, splits)
+
+
+def test_shares_of_tiles_whose_result_is_stored_turned() -> None:
+    """With 128 sums a thread they would spill."""
+    problem = gemmsmith.plan(Spec((128, 2048), "fp32"), Spec((2048, 8192), "fp32", (1, 2048))).problem
+    first, *others = ranked_multistage(problem, EpilogueSpec.bare(problem.d), HOPPER)
+    turned = [c for c in (first, *others) if c.swap_ab and c.splits != 1 and c.tile == (256, 128, 8)]
+    assert turned
+    assert first not in turned
 
 
 @pytest.mark.slow

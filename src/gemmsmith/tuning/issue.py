@@ -1,5 +1,6 @@
 """Cycles that a product by sgemm takes, by the instructions that SMs issue: FFMA is one like any other, so each beside
-it takes its time. Counts are those of SASS; what takes cycles otherwise is only reasoned."""
+it takes its time. Counts are those of SASS; what takes cycles otherwise was fitted to tries-fp32-h100.json: what is
+chosen there is at most 3.1 % slower than the best of a shape's configs, in the mean 0.5 %."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from gemmsmith.core.occupancy import WARP, occupancy
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.types import ORDER_LENGTH
-from gemmsmith.schedule.stream import MOST_PARTS
-from gemmsmith.tuning.gpus import H200
+from gemmsmith.schedule.stream import LEAST_IDLE, MOST_PARTS
+from gemmsmith.tuning.gpus import H100
 
 WORD, VECTOR, SCHEDULERS = 4, 4, 4
 """Bytes of an element, elements that a thread loads at once, and schedulers of an SM, an instruction a cycle each."""
@@ -23,27 +24,30 @@ OF_COPY, OF_K_TILE = {"K": 3.0, "MN": 1.5}, 30
 stages (SASS by NVRTC 13 for sm_90a; ten tiles in four layouts are off by 3.4 % at most)."""
 BESIDE, MOST_REGISTERS = 56, 255
 """Registers of a thread beside its sums and, twice, its rows and columns (of the same kernels, off by 17 at most)."""
-IDLE = 0.2
+IDLE = 0.08
 """Of the cycles where a scheduler has one warp it issues nothing in so many; with more, over the square of how many."""
-LATENCY, OF_TILE, PIPELINE = 1000, 2500, 32
+LINE, LINES = 0.5, {"K": 4, "MN": 1}
+"""Cycles of an SM for each line of memory that a warp's copy touches, and how many it does, by the operand's layout."""
+LATENCY, OF_TILE, STORED, ADDED = 800, 2000, 17, 100
 """Cycles until a copy has landed; cycles of a tile in which nothing is multiplied; and bytes a cycle by which an SM
-stores D, or stores and loads the sums of a share."""
+stores D, and by which it stores, or loads, the sums of a share."""
 
 
 class _Cost(NamedTuple):
-    """Of a kernel: cycles an SM issues for a k-tile of one CTA, cycles that it takes at least, CTAs an SM, warps of
-    each, and the cycles to move a tile's sums."""
+    """Of a kernel: cycles an SM issues for a k-tile of one CTA, those its copies take besides, cycles that it takes at
+    least, CTAs an SM, warps of each, and the bytes of a tile's sums."""
 
     issue: float
+    copies: float
     least: float
     resident: int
     warps: int
-    move: float
+    sums: int
 
     def k_tile(self, resident: int) -> float:
         """Cycles of a k-tile of each of so many CTAs of an SM, together."""
         busy = 1 - IDLE / max(resident * self.warps / SCHEDULERS, 1) ** 2
-        return max(resident * self.issue / busy, self.least)
+        return max(resident * (self.issue + self.copies) / busy, self.least)
 
 
 @lru_cache(maxsize=4096)
@@ -53,32 +57,42 @@ def _cost(spec: KernelSpec, chip: Chip) -> _Cost:
     loads = ceil(rows / VECTOR) + ceil(columns / VECTOR)
     copies = sum(OF_COPY[tile.major] * tile.mn / threads for tile in spec.tiles)
     slots = depth * (rows * columns + loads + copies) + OF_K_TILE
+    lines = sum(LINES[tile.major] * tile.mn * depth / WARP for tile in spec.tiles)
     registers = min(rows * columns + 2 * (rows + columns) + BESIDE, MOST_REGISTERS)
     shared = min(spec.config.stages * spec.stage_bytes + m * n * WORD, chip.shared_bytes)
     resident = min(occupancy(chip, threads, registers, shared).ctas, max(ORDER_LENGTH // chip.multiprocessors, 1))
     least = LATENCY / (spec.config.stages - 1)
-    return _Cost(warps * slots / SCHEDULERS, least, max(resident, 1), warps, m * n * WORD / PIPELINE)
+    return _Cost(warps * slots / SCHEDULERS, LINE * lines, least, max(resident, 1), warps, m * n * WORD)
 
 
 def cycles(problem: Problem, rows: int, spec: KernelSpec, chip: Chip) -> float:
     """Of a product of so many rows: what the SM with most to do issues, in waves of tiles and equal shares of those
-    that are left; or what the bytes of memory take."""
+    that are left, or what the bytes of memory take; and the tiles' ends."""
     cost, config = _cost(spec, chip), spec.config
     m, n, depth = config.tile
     height, width = (problem.n, rows) if config.swap_ab else (rows, problem.n)
     tiles, k_tiles = ceil(height / m) * ceil(width / n) * problem.batch, max(ceil(problem.k / depth), 1)
     sms, slots = chip.multiprocessors, chip.multiprocessors * cost.resident
-    ends = OF_TILE + cost.resident * cost.move
+    end = OF_TILE + cost.resident * cost.sums / STORED
     if config.splits != 1:
         slots = min(slots, tiles * (config.splits or k_tiles))
-    waves, left = divmod(tiles, slots)
-    spent = waves * (k_tiles * cost.k_tile(min(ceil(slots / sms), cost.resident)) + ends)
+    (waves, left), loops, ends = divmod(tiles, slots), 0.0, 0.0
     if left and config.splits == 1:
-        spent += k_tiles * cost.k_tile(ceil(left / sms)) + ends
+        loops, ends = k_tiles * cost.k_tile(ceil(left / sms)), end
     elif left:
-        shares = min(slots, left * min(slots // left, MOST_PARTS)) if waves else slots
-        parts, of_each = ceil(shares / left) + (shares % left > 0), ceil(left * k_tiles / shares)
-        spent += of_each * cost.k_tile(ceil(shares / sms)) + ends
-        spent += (parts > 1) * cost.resident * (cost.move + (parts - 1) * (cost.move + LATENCY))
+        cutters, left = _cut(left, slots, waves, k_tiles)
+        waves, beside = (tiles - left) // slots, ceil(cutters / sms)
+        adds = ceil(cutters / left) - (cutters % left == 0)  # of a tile's shares, to that of who reduces it
+        loops = ceil(left * k_tiles / cutters) * cost.k_tile(beside)
+        ends = ceil(left / cutters) * end + (adds > 0) * (1 + adds) * beside * cost.sums / ADDED
+    loops += waves * k_tiles * cost.k_tile(min(ceil(slots / sms), cost.resident))
     nbytes = problem.batch * WORD * (height * width + problem.k * (height + width))
-    return max(spent, nbytes / H200.dram_bytes_per_cycle)
+    return max(loops, nbytes / H100.dram_bytes_per_cycle) + waves * end + ends
+
+
+def _cut(left: int, slots: int, waves: int, k_tiles: int) -> tuple[int, int]:
+    """How many CTAs share the k-tiles of how many tiles, where so many are left behind waves (StreamScheduler)."""
+    parts = min(slots // left, k_tiles, MOST_PARTS)
+    if waves and parts > 1 and (slots - left * parts) * LEAST_IDLE <= slots * parts * waves:
+        return left * parts, left
+    return slots, left + slots * (waves > 0)

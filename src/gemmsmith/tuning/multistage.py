@@ -24,8 +24,8 @@ TILES += [(64, 128, 1), (64, 256, 1)]
 ROWS = [(128, 3), (64, 4)]
 """Bytes of a k-tile's rows, and its most stages: whole lines are 3 to 5 % faster on an H200 (tries-ladder-h200.json)
 where shared memory holds three stages of them."""
-SGEMM = [(256, 128, 2), (256, 64, 1), (128, 128, 1), (128, 64, 1), (256, 32, 1), (128, 32, 1), (256, 16, 1)]
-SGEMM += [(64, 128, 1), (64, 64, 1), (64, 32, 1)]
+SGEMM = [(256, 128, 2), (256, 64, 1), (128, 128, 2), (128, 64, 1), (128, 64, 2), (256, 32, 1), (128, 32, 1)]
+SGEMM += [(256, 16, 1), (64, 128, 1), (64, 64, 1), (64, 32, 1)]
 WHOLE_ROWS = (64, 256, 1)
 """Tiles of sgemm; the last one only for functions of rows that need it, for its threads load no columns ahead
 (collective/cuda_cores.py)."""
@@ -83,10 +83,12 @@ def _settled(config: Config, problem: Problem, epilogue: EpilogueSpec) -> Config
 
 def _spills(spec: KernelSpec) -> bool:
     """Whether an epilogue holds more elements of matrices that it reads without TMA, or of whole rows, or sums of its
-    own, than there are registers for beside the product's."""
+    own, than there are registers for beside the product's; sgemm, where tiles of a column-major D are shared."""
     graph, of_product = spec.epilogue.graph, spec.warpgroup_rows * spec.warpgroup_columns / WARPGROUP
     held = sum(o.extent.is_matrix and o.name not in spec.tma for o in graph.operands) + graph.takes_whole_rows
     held += sum(node.op == "reduce" for node in graph.nodes) > FEW_REDUCTIONS
+    turned = bool(spec.epilogue.column_major) != spec.config.swap_ab  # the epilogue's, as it is without the config
+    held += spec.mma.by == "fma" and spec.config.splits != 1 and turned
     return held > 0 and of_product + OF_PIECE * held > ROOM
 
 
