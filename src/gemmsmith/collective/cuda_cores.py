@@ -18,8 +18,9 @@ from gemmsmith.lang.types import F32, I32, I64, U32, U64
 from gemmsmith.lang.values import Constant, Registers, Value, ValueLike, as_value
 from gemmsmith.schedule.tiles import Coordinates
 
-VECTOR, WORD, WARP, SECTOR = 4, 4, 32, 8
-"""Elements that a thread reads at once, and bytes of each; threads of a warp; elements of a sector."""
+VECTOR, WORD, WARP, BANKED, ALONG = 4, 4, 32, 8, 16
+"""Elements that a thread reads at once, and bytes of each; threads of a warp; depths of which a place lies in as many
+banks; and elements of a row of K that lanes copy side by side, at most: an SM's L1 takes each line apart."""
 MOST_AHEAD = 40
 """Rows and columns of a thread that are loaded ahead: those of a tile 256 wide, with its sums, are too many."""
 
@@ -53,6 +54,12 @@ class VectorOrder:
         own = lane // QUAD if self.of_a else lane % QUAD
         return group * (self.lanes * self.own) + number * (self.lanes * self.width) + own * self.width
 
+    def turn(self, tile: Tile, depth: Value) -> Value:
+        """What a place is combined with by xor: the halves of vectors lie the other way round in every other 8 depths,
+        where lanes copy more than those of a row; so each lies in another bank."""
+        deep = tile.major == "K" and tile.k > BANKED
+        return depth // BANKED % 2 * (self.width // 2) if deep else Constant(I32, 0)
+
 
 class CopiedWords:
     """A tile of an fp32 operand in each of `stages` stages, copied word by word from any strides: row after row of K.
@@ -72,16 +79,16 @@ class CopiedWords:
 
     def start(self) -> None:
         """Before the first tile: which element of a k-tile is this thread's first. Lanes go along what is contiguous,
-        by sectors, and along places in shared memory; no two of a warp write to one bank."""
+        half a line of K, and along places in shared memory; no two of a warp write to one bank."""
         k, tile, name = current(), self.tile, self.stages.name.lower()
         k_major = tile.major == "K"
-        along = SECTOR if k_major else min(max(WARP, self._threads // tile.k), tile.mn)
+        along = min(tile.k, ALONG) if k_major else min(max(WARP, self._threads // tile.k), tile.mn)
         near, far, lines = (k.thread % along).named("near"), (k.thread // along).named("far"), self._threads // along
         first, self._depth = (far, near) if k_major else (near, far)
         self._turns = (lines, along) if k_major else (along, lines)
         """Rows, and elements of K, that the threads copy in one turn."""
         self._mn = self._order.at(first).named("own_row")
-        self._place = (self._depth * _pitch(tile) + first * WORD).to(U32).named("place")
+        self._place = (self._depth * _pitch(tile) + (first ^ self._order.turn(tile, self._depth)) * WORD).to(U32).named("place")
         self._source = k.var(U64, self._address, f"{name}_source")
         self._left = k.var(I32, 0, f"{name}_left")  # rows of the operand from this thread's first on
 
@@ -164,7 +171,7 @@ class ThreadTiles:
         values = current().registers(F32, order.width, "values")
         hw.load_shared(values, stage[of_b].address + place.to(U32))
         for i in range(order.width):
-            held[into * order.width + i] = values[i]
+            held[into * order.width + (order.turn(tile, depth) ^ i)] = values[i]
 
     def _multiply(self, accumulator: Accumulator, buffer: ValueLike, first: ValueLike, columns: int) -> None:
         """Every other row is multiplied backwards: each FFMA has the row or the column of the last one, which then is
