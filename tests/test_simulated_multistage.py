@@ -19,6 +19,7 @@ import gemmsmith
 from gemmsmith import Config, ConfigError, plans
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.reference.product import as_tf32
+from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.dtypes import FP16, FP32, TF32, as_dtype
 from gemmsmith.core.graph import Graph
@@ -143,6 +144,21 @@ def test_fp32(tile, m: int, n: int, k: int, turned, pad: int, splits: int, seed:
     chosen = Config("sgemm", tile[0], (1, 1), 3, tile[1], splits=splits, chip=("sm_80", "sm_90")[seed % 2])
     assert gemmsmith.simulate(a, b, out=out, config=chosen, seed=seed).hazards == []
     bounds.check(out, a, b, FP32, FP32, in_fp32=True).require()
+
+
+@pytest.mark.parametrize(("depth", "lines"), [(8, 4), (16, 2)])
+def test_rows_of_k_in_fp32(depth: int, lines: int, rng: np.random.Generator) -> None:
+    """A warp's copy takes as many wavefronts as it touches lines: what it copies of each lies in different banks."""
+    a, b = (rng.standard_normal((64, 64), np.float32) for _ in range(2))
+    counters = Counters()
+    plan = gemmsmith.plan(a, b.T, config=Config("sgemm", (64, 64, depth), (1, 1), 3, 2))
+    assert plan.simulate(a, b.T, counters=counters).hazards == []
+    (kernel,) = counters.kernels
+    copies = [x for x in counters.lines(kernel) if x.access == "cp_async_4 B" and x.sectors]
+    assert copies
+    for x in copies:
+        of_zeros = x.instructions - x.sectors // 4
+        assert x.wavefronts == x.sectors // 4 * lines + of_zeros
 
 
 @pytest.mark.parametrize("name", ["stats", "column"])

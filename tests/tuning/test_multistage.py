@@ -55,7 +55,7 @@ def test_tiles_follow_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("sizes", "tile", "splits"), [
-    ((4096, 4096, 4096), (256, 128, 8), 0), ((256, 4096, 4096), (256, 128, 8), 0),
+    ((4096, 4096, 4096), (256, 128, 16), 0), ((256, 4096, 4096), (256, 128, 16), 0),
     ((16, 4096, 4096), (256, 16, 8), 8), ((300, 500, 40), (64, 32, 8), 1),
 ])  # fmt: skip
 def test_fp32_products_have_work_for_all_sms(sizes: Any, tile: Any, splits: int) -> None:
@@ -75,7 +75,7 @@ def test_shares_of_tiles_whose_result_is_stored_turned() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tile", [(256, 128, 8), (128, 64, 8), (64, 64, 8)], ids=str)
+@pytest.mark.parametrize("tile", [(256, 128, 8), (256, 128, 16), (128, 64, 8), (64, 64, 8)], ids=str)
 @pytest.mark.parametrize("turned", [False, True])
 def test_instructions_of_fp32(tile: Any, turned: bool) -> None:
     """The estimate of what is issued for a k-tile against SASS."""

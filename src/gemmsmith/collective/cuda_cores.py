@@ -55,8 +55,8 @@ class VectorOrder:
         return group * (self.lanes * self.own) + number * (self.lanes * self.width) + own * self.width
 
     def turn(self, tile: Tile, depth: Value) -> Value:
-        """What a place is combined with by xor: the halves of vectors lie the other way round in every other 8 depths,
-        where lanes copy more than those of a row; so each lies in another bank."""
+        """What places of a depth are combined with by xor: every other 8 depths of a deep K-major tile have the halves
+        of their vectors the other way round, so that what lanes copy of a row lies in different banks."""
         deep = tile.major == "K" and tile.k > BANKED
         return depth // BANKED % 2 * (self.width // 2) if deep else Constant(I32, 0)
 
@@ -88,7 +88,8 @@ class CopiedWords:
         self._turns = (lines, along) if k_major else (along, lines)
         """Rows, and elements of K, that the threads copy in one turn."""
         self._mn = self._order.at(first).named("own_row")
-        self._place = (self._depth * _pitch(tile) + (first ^ self._order.turn(tile, self._depth)) * WORD).to(U32).named("place")
+        own_place = first ^ self._order.turn(tile, self._depth)
+        self._place = (self._depth * _pitch(tile) + own_place * WORD).to(U32).named("place")
         self._source = k.var(U64, self._address, f"{name}_source")
         self._left = k.var(I32, 0, f"{name}_left")  # rows of the operand from this thread's first on
 

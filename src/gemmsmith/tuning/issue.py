@@ -8,17 +8,18 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
+from gemmsmith.collective.cuda_cores import ALONG, VECTOR, WARP, WORD
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.mma import CHUNK, WGMMA_M
-from gemmsmith.core.occupancy import WARP, occupancy
+from gemmsmith.core.occupancy import occupancy
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.types import ORDER_LENGTH
 from gemmsmith.schedule.stream import LEAST_IDLE, MOST_PARTS
 from gemmsmith.tuning.gpus import H100
 
-WORD, VECTOR, SCHEDULERS = 4, 4, 4
-"""Bytes of an element, elements that a thread loads at once, and schedulers of an SM, an instruction a cycle each."""
+SCHEDULERS = 4
+"""Of an SM, an instruction a cycle each."""
 OF_COPY, OF_K_TILE = {"K": 3.0, "MN": 1.5}, 30
 """Instructions of a word's copy, its address with it, by the operand's layout; and of a k-tile, for the barrier and the
 stages (SASS by NVRTC 13 for sm_90a; ten tiles in four layouts are off by 3.4 % at most)."""
@@ -26,8 +27,8 @@ BESIDE, MOST_REGISTERS = 56, 255
 """Registers of a thread beside its sums and, twice, its rows and columns (of the same kernels, off by 17 at most)."""
 IDLE = 0.08
 """Of the cycles where a scheduler has one warp it issues nothing in so many; with more, over the square of how many."""
-LINE, LINES = 0.5, {"K": 4, "MN": 1}
-"""Cycles of an SM for each line of memory that a warp's copy touches, and how many it does, by the operand's layout."""
+LINE = 0.5
+"""Cycles of an SM for each line of memory that a warp's copy touches."""
 LATENCY, OF_TILE, STORED, ADDED = 800, 2000, 17, 100
 """Cycles until a copy has landed; cycles of a tile in which nothing is multiplied; and bytes a cycle by which an SM
 stores D, and by which it stores, or loads, the sums of a share."""
@@ -57,7 +58,7 @@ def _cost(spec: KernelSpec, chip: Chip) -> _Cost:
     loads = ceil(rows / VECTOR) + ceil(columns / VECTOR)
     copies = sum(OF_COPY[tile.major] * tile.mn / threads for tile in spec.tiles)
     slots = depth * (rows * columns + loads + copies) + OF_K_TILE
-    lines = sum(LINES[tile.major] * tile.mn * depth / WARP for tile in spec.tiles)
+    lines = sum(tile.mn * depth / (min(depth, ALONG) if tile.major == "K" else WARP) for tile in spec.tiles)
     registers = min(rows * columns + 2 * (rows + columns) + BESIDE, MOST_REGISTERS)
     shared = min(spec.config.stages * spec.stage_bytes + m * n * WORD, chip.shared_bytes)
     resident = min(occupancy(chip, threads, registers, shared).ctas, max(ORDER_LENGTH // chip.multiprocessors, 1))

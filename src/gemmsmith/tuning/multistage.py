@@ -29,8 +29,10 @@ SGEMM += [(256, 16, 1), (64, 128, 1), (64, 64, 1), (64, 32, 1)]
 WHOLE_ROWS = (64, 256, 1)
 """Tiles of sgemm; the last one only for functions of rows that need it, for its threads load no columns ahead
 (collective/cuda_cores.py)."""
-SGEMM_DEPTH, MOST_STAGES, MOST_SPLITS = 8, 4, 64
-"""A k-tile's depth, its most stages, and the most clusters that share a tile's K."""
+SGEMM_DEPTHS, MOST_SPLITS = {1: [(8, 4)], 2: [(8, 4), (16, 3)]}, 64
+"""Depths of a k-tile with its most stages, by math warpgroups, and the most clusters that share a tile's K. Deep stages
+leave room for one CTA of an SM, which needs eight warps: 256x64x16 took 1.9 of 256x64x8's time (tries-fp32-h100.json).
+"""
 INVARIANT_ROWS = 1024
 ROOM, OF_PIECE, FEW_REDUCTIONS = 116, 32, 3
 """Registers for sums and what an epilogue holds beside them, and for the elements of a piece, 64x64, of a matrix: what
@@ -110,10 +112,10 @@ def _of_sgemm(problem: Problem, epilogue: EpilogueSpec, rows: int, chip: Chip) -
         height, width = (problem.n, rows) if swap else (rows, problem.n)
         tiles = max(-(-height // m) * -(-width // n) * problem.batch, 1)
         each = {ctas * chip.multiprocessors // tiles for ctas in (1, 2)}
-        tiled = Config("sgemm", (m, n, SGEMM_DEPTH), (1, 1), MOST_STAGES, consumers, swap_ab=swap, chip=chip.name)
         shared = () if graph.takes_whole_rows else (0, *sorted(s for s in each if 1 < s <= MOST_SPLITS))
-        for splits in (1, *shared):
-            yield tiled.replace(splits=splits)
+        for (depth, stages), splits in product(SGEMM_DEPTHS[consumers], (1, *shared)):
+            tile = m, n, depth
+            yield Config("sgemm", tile, (1, 1), stages, consumers, splits=splits, swap_ab=swap, chip=chip.name)
 
 
 def _time(problem: Problem, rows: int, config: Config, chip: Chip) -> float:
