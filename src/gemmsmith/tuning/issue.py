@@ -1,6 +1,6 @@
 """Cycles that a product by sgemm takes, by the instructions that SMs issue: FFMA is one like any other, so each beside
 it takes its time. Counts are those of SASS; what takes cycles otherwise was fitted to tries-fp32-h100.json: what is
-chosen there is at most 3.1 % slower than the best of a shape's configs, in the mean 0.5 %."""
+chosen of those 8 deep is at most 3.5 % slower than the best of a shape, in the mean 0.5 %."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ SCHEDULERS = 4
 OF_COPY, OF_K_TILE = {"K": 3.0, "MN": 1.5}, 30
 """Instructions of a word's copy, its address with it, by the operand's layout; and of a k-tile, for the barrier and the
 stages (SASS by NVRTC 13 for sm_90a; ten tiles in four layouts are off by 3.4 % at most)."""
-BESIDE, MOST_REGISTERS = 56, 255
-"""Registers of a thread beside its sums and, twice, its rows and columns (of the same kernels, off by 17 at most)."""
-IDLE = 0.08
+BESIDE, SHARING, MOST_REGISTERS = 62, 24, 255
+"""Registers of a thread beside its sums and, twice, its rows and columns; and where K is shared (of kernels
+8 deep, off by 14 at most)."""
+IDLE = 0.14
 """Of the cycles where a scheduler has one warp it issues nothing in so many; with more, over the square of how many."""
-LINE = 0.5
+LINE = 0.6
 """Cycles of an SM for each line of memory that a warp's copy touches."""
-LATENCY, OF_TILE, STORED, ADDED = 800, 2000, 17, 100
+LATENCY, OF_TILE, STORED, ADDED = 900, 5000, 40, 45
 """Cycles until a copy has landed; cycles of a tile in which nothing is multiplied; and bytes a cycle by which an SM
 stores D, and by which it stores, or loads, the sums of a share."""
 
@@ -59,7 +60,8 @@ def _cost(spec: KernelSpec, chip: Chip) -> _Cost:
     copies = sum(OF_COPY[tile.major] * tile.mn / threads for tile in spec.tiles)
     slots = depth * (rows * columns + loads + copies) + OF_K_TILE
     lines = sum(tile.mn * depth / (min(depth, ALONG) if tile.major == "K" else WARP) for tile in spec.tiles)
-    registers = min(rows * columns + 2 * (rows + columns) + BESIDE, MOST_REGISTERS)
+    beside = BESIDE + SHARING * (spec.config.splits != 1)
+    registers = min(rows * columns + 2 * (rows + columns) + beside, MOST_REGISTERS)
     shared = min(spec.config.stages * spec.stage_bytes + m * n * WORD, chip.shared_bytes)
     resident = min(occupancy(chip, threads, registers, shared).ctas, max(ORDER_LENGTH // chip.multiprocessors, 1))
     least = LATENCY / (spec.config.stages - 1)
