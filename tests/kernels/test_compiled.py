@@ -237,6 +237,47 @@ def test_no_spills_where_one_warpgroup_has_a_tile(n: int) -> None:
         assert (r.spill_stores, r.spill_loads, r.stack) == (0, 0, 0)
 
 
+def five_matrices(acc: Any, c: Any, d: Any) -> Any:
+    s = c.sigmoid()
+    x = c * s
+    return acc * d * (s + x * (1 - s)), acc * x, x * d
+
+
+def seven_matrices(acc: Any, c: Any, d: Any, e: Any) -> Any:
+    return acc + c, acc * d, acc - e, (acc * c * d * e).tanh()
+
+
+def sums_and_maxima(acc: Any, c: Any) -> Any:
+    x = (acc + c).silu()
+    return x, x.sum(-1), x.amax(-2), x.square().sum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("swap_ab", [False, True])
+@pytest.mark.parametrize("epilogue", [five_matrices, seven_matrices, sums_and_maxima])
+def test_no_spills_beside_many_matrices(epilogue: Any, swap_ab: bool) -> None:
+    """Where a warpgroup has 128 rows, which no tile is considered with if a matrix has 32-bit elements."""
+    a, b = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    names = epilogue.__code__.co_varnames[1 : epilogue.__code__.co_argcount]
+
+    def tiles(dtype: str) -> set[Any]:
+        plan = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands(dtype), config=Config(stages=2))
+        every = space(plan.spec.epilogue).configs
+        found = {(x.design, x.tile, x.consumers, 2) for x in every if x.swap_ab == swap_ab and x.tile[1] >= 112}
+        return {x for x in found if x[1][0] // (1 if x[0] == "pingpong" else x[2]) == 128 and x[1][2] == 64}
+
+    def operands(dtype: str) -> dict[str, Spec]:
+        return {name: Spec((4096, 4096), dtype) for name in names}
+
+    assert not tiles("fp32")
+    found = tiles("bf16")
+    assert ("pingpong", (128, 128, 64)) in {x[:2] for x in found}
+    for design, tile, consumers, stages in found:
+        config = Config(design, tile, (1, 1), stages, consumers, swap_ab=swap_ab)
+        r = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands("bf16"), config=config).resources
+        assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ()), tile
+
+
 def relu(acc: Any) -> Any:
     return acc.relu()
 

@@ -10,8 +10,10 @@ import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.binding import bind
 from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.device.layout import layout
 from gemmsmith.tuning.choose import ranked
 from gemmsmith.tuning.fitting import fitting
+from gemmsmith.tuning.space import space
 
 
 def relu_sums(acc: Any) -> Any:
@@ -66,3 +68,24 @@ def test_stages_that_fit_stay(n: int, strides: str) -> None:
     assert gemmsmith.plan(a, b, config=once).source
     if n == 8:
         assert once.stages == 16
+
+
+@pytest.mark.parametrize(("matrices", "expected"), [
+    (1, {("cooperative", 128, 256): (3, 4), ("cooperative", 256, 128): (3, 4), ("pingpong", 128, 128): (5, 3)}),
+    (2, {("cooperative", 128, 256): (3, 1), ("cooperative", 256, 128): (3, 1), ("pingpong", 128, 128): (4, 1)}),
+])  # fmt: skip
+def test_stages_come_before_the_second_piece(
+    matrices: int, expected: dict[tuple[str, int, int], tuple[int, int]]
+) -> None:
+    """Of one matrix and one result, and of two and three: stages of large tiles, and pieces that are loaded at once."""
+    a, b, c = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096)), Spec((4096, 4096), "bf16")
+    if matrices == 1:
+        p = bind(a, b, epilogue=lambda acc, c: acc + c, operands={"c": c})
+    else:
+        p = bind(a, b, epilogue=lambda acc, c, d: (acc * c, acc * d, c * d), operands={"c": c, "d": c})
+    found = {
+        (x.design, *x.tile[:2]): (x.stages, layout(KernelSpec.of(p.problem, x, p.spec)).slots)
+        for x in space(p.spec).configs
+        if x.tile[2] == 64 and x.splits == x.cluster_splits == 1 and not x.swap_ab and x.consumers == 2
+    }
+    assert {tile: found[tile] for tile in expected} == expected

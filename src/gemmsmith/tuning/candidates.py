@@ -31,9 +31,10 @@ SPLITS, CLUSTER_SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16), (2, 4)
 MOST_STAGES = 16
 FEW_ROWS, FEW_ROWS_DEPTH = 32, 256
 """Columns of swapped tiles for the fewest rows, and the K that only they are tried with."""
-CROWDED, APART = 0.8, 0.44
+CROWDED, CROWDED_BLOCKS, APART = 0.8, 0.64, 0.44
 """Of the registers that accumulators may take, what they, and elements to be quantised, may where an epilogue needs
-more than a few; and where it reads a matrix without TMA, whose elements and addresses are held at once."""
+more than a few; where it needs many, and a warpgroup has more than 64 rows; and where it reads a matrix without TMA,
+whose elements and addresses are held at once."""
 SPARED, BESIDE_SHARES, SPARED_APART = 32, 4, 16
 """Registers that promoted sums leave a cluster that adds up its CTAs' sums, or an epilogue of whole rows where tiles
 are shared otherwise, and one that quantises there; and that those of all k-tiles in flight leave an epilogue that reads
@@ -55,7 +56,7 @@ def _oriented(epilogue: EpilogueSpec, swap: bool, promoted: bool) -> Iterator[Co
     cooperative = COOPERATIVE + SHARED * (_heavy(epilogue) or promoted)
     tiles: list[tuple[str, int, int, int]] = [("cooperative", *t) for t in cooperative]
     if promoted:  # no pingpong, which the model's constants for promoted sums are not fitted to
-        tiles = [tile for tile in tiles if _promotes(*tile)]
+        tiles = [t for t in tiles if _promotes(*t) and not _crowds(t[0], t[1], t[3], epilogue)]
     else:
         tiles += [("pingpong", *t, 2) for t in PINGPONG]
     if swap:
@@ -106,12 +107,19 @@ def _stores_fp32(graph: Graph) -> bool:
 def _has_registers(name: str, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
     """Whether a tile suits an epilogue, and has registers for it beside the accumulators."""
     design = find(name)
-    blocks = m // WGMMA_M // design.warpgroups(consumers)[0]
-    if not suits(epilogue.graph, epilogue.tma, n) or (blocks > 1 and _heavy(epilogue)):
+    if not suits(epilogue.graph, epilogue.tma, n):
         return False
     held = held_registers(epilogue.graph, piece_columns(epilogue.graph, epilogue.tma, n))
-    taken = (blocks * n / 2 + held) / design.accumulators[consumers]
+    taken = (m // WGMMA_M // design.warpgroups(consumers)[0] * n / 2 + held) / design.accumulators[consumers]
+    if _crowds(name, m, consumers, epilogue):
+        return taken <= CROWDED_BLOCKS and not _needs_64_rows(epilogue)
     return taken <= (APART if _reads_apart(epilogue) else 1.0 if _light(epilogue) and not held else CROWDED)
+
+
+def _crowds(name: str, m: int, consumers: int, epilogue: EpilogueSpec) -> bool:
+    """Whether a warpgroup has more than 64 rows of a tile where an epilogue needs many registers: too few are left for
+    promoted sums or shares of K."""
+    return m > WGMMA_M * find(name).warpgroups(consumers)[0] and _heavy(epilogue)
 
 
 def _spills_transposed(design: str, m: int, n: int, graph: Graph) -> bool:
@@ -122,14 +130,25 @@ def _spills_transposed(design: str, m: int, n: int, graph: Graph) -> bool:
 
 @lru_cache(maxsize=64)
 def _heavy(epilogue: EpilogueSpec) -> bool:
-    """Whether an epilogue needs so many registers that a warpgroup should have 64 rows: for matrices beside the first
-    and reductions, if they are two, for a matrix that is read without TMA, and for one that is stored along its
-    columns."""
+    """Whether an epilogue needs many registers: for matrices beside the first and reductions, if they are two, for a
+    matrix that is read without TMA, and for one that is stored along its columns."""
     graph = epilogue.graph
     reductions = [node for node in graph.nodes if node.op == "reduce"]
-    held = max(len(graph.matrices) - 1, 0) + len(reductions)
-    column_major = any(r.name in epilogue.column_major for r in graph.results)
-    return held > 1 or _reads_apart(epilogue) or (graph.computes and column_major)
+    return max(len(graph.matrices) - 1, 0) + len(reductions) > 1 or _by_threads(epilogue)
+
+
+def _by_threads(epilogue: EpilogueSpec) -> bool:
+    """Whether an epilogue reads a matrix without TMA, or computes one that is stored along its columns."""
+    column_major = any(r.name in epilogue.column_major for r in epilogue.graph.results)
+    return _reads_apart(epilogue) or (epilogue.graph.computes and column_major)
+
+
+def _needs_64_rows(epilogue: EpilogueSpec) -> bool:
+    """Whether an epilogue that needs many registers spills where a warpgroup has more than 64 rows: for what threads
+    read or store, or for a matrix of 32-bit elements."""
+    graph = epilogue.graph
+    wide = any(o.extent.is_matrix and o.dtype and o.dtype.bits == 32 for o in graph.operands) or _stores_fp32(graph)
+    return wide or _by_threads(epilogue) or any(name not in epilogue.tma for name in graph.stored)
 
 
 @lru_cache(maxsize=64)
@@ -173,11 +192,13 @@ def _exchange(c: Config, epilogue: EpilogueSpec) -> int:
 
 
 def _shares(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
+    m, n, k = base.tile
     if "splits" not in find(base.design).takes or base.consumers == 3:  # three have few registers
+        return
+    if _crowds(base.design, m, base.consumers, epilogue):
         return
     for splits in SPLITS:
         yield base.replace(splits=splits)
-    m, n, k = base.tile
     if n > MOST_EXCHANGED and sources(epilogue.graph):
         return
     for splits in CLUSTER_SPLITS:
@@ -187,9 +208,13 @@ def _shares(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
             yield shared.replace(stages=stages)
 
 
-def has_room(config: Config, epilogue: EpilogueSpec) -> bool:
+def has_room(config: Config, epilogue: EpilogueSpec, promoted: bool) -> bool:
     """Whether an epilogue left a config, fitted to it, registers beside its accumulators and three stages."""
     m, n, _ = config.tile
+    if (promoted or not config.splits == config.cluster_splits == 1) and _crowds(
+        config.design, m, config.consumers, epilogue
+    ):
+        return False
     return config.stages >= 3 and _has_registers(config.design, m, n, config.consumers, epilogue)
 
 

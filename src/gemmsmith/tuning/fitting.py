@@ -12,12 +12,17 @@ from gemmsmith.core.spec import BARRIER_BYTES, EpilogueSpec, KernelSpec
 from gemmsmith.epilogue.device.layout import ALIGNMENT, least_bytes
 from gemmsmith.kernels.pack import packed
 
+IN_FLIGHT = 128 << 10
+"""Bytes of stages that come before the second piece of an epilogue's matrices: of five matrices 128x256 with three
+stages and one piece is among the fastest, with two stages not."""
+
 
 def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, taken: int = 0) -> int:
     """As many of the config's stages as shared memory holds beside what its epilogue should be left and what else is
-    `taken`, but at least two."""
-    free = find_chip(config.chip).shared_bytes - least_bytes(epilogue.graph, epilogue.tma, config) - taken
-    return max(2, min(config.stages, free // (stage_bytes + BARRIER_BYTES)))
+    `taken`, but at least two; of matrices that it loads one piece, up to `IN_FLIGHT` bytes of stages, else two."""
+    free, stage = find_chip(config.chip).shared_bytes - taken, stage_bytes + BARRIER_BYTES
+    beside_one, beside_two = ((free - least_bytes(epilogue.graph, epilogue.tma, config, x)) // stage for x in (1, 2))
+    return max(2, min(config.stages, max(min(beside_one, -(-IN_FLIGHT // stage_bytes)), beside_two)))
 
 
 @lru_cache(maxsize=4096)

@@ -157,7 +157,7 @@ def tuned(problem: Problem, epilogue: EpilogueSpec | None = None, gpu: Gpu = H20
         return None
     problem = in_steps(problem)
     fused = suited(found, problem, epilogue, gpu) or suited(_in_halves(found), problem, epilogue, gpu)
-    return fused if fused and has_room(fused, epilogue) else None
+    return fused if fused and has_room(fused, epilogue, problem.promoted) else None
 
 
 def _in_halves(config: Config) -> Config:

@@ -164,10 +164,10 @@ def _rounds(free: int, over: int, pieces: int, load: int, store: int) -> tuple[i
     return (buffers // 2, 2, 0) if buffers > 1 else (1, 1, 0)
 
 
-def least_bytes(graph: Graph, tma: frozenset[str], config: Config) -> int:
-    """Shared memory an epilogue should be left beside the stages: each warpgroup two pieces of everything, if it has as
-    many; and, where it only stores, a quarter of what it stores, or one piece that is as wide as the tile. Stores that
-    alias_epilogue the stages need none."""
+def least_bytes(graph: Graph, tma: frozenset[str], config: Config, loaded: int = 2) -> int:
+    """Shared memory an epilogue should be left beside the stages: each warpgroup `loaded` pieces of everything where it
+    loads matrices, if it has as many; where it only stores, a quarter of what it stores, or one piece that is as wide
+    as the tile. Stores that alias_epilogue the stages need none."""
     n, consumers = config.tile[1] // config.warpgroups[1] // slices(config, graph), config.consumers
     extents, columns = graph.extents(), piece_columns(graph, tma, n)
     loads = [(o.extent, o.dtype) for o in graph.operands if o.extent.is_matrix and o.name in tma]
@@ -176,7 +176,7 @@ def least_bytes(graph: Graph, tma: frozenset[str], config: Config) -> int:
     piece = sum(WGMMA_M // e.height * columns // e.width * dtype.bytes for e, dtype in beside if dtype)
     parts, rows = n // columns, config.tile[0] // config.warpgroups[0]
     all_pieces = rows // WGMMA_M * parts
-    pieces = min(all_pieces, 2 if loads else max(min(parts, 2), -(-all_pieces // 4)))
+    pieces = min(all_pieces, loaded if loads else max(min(parts, 2), -(-all_pieces // 4)))
     vectors = sum(4 * count for _, count in _vectors(graph, n, rows))
     whole = -(-consumers * vectors // ALIGNMENT) * ALIGNMENT
     return consumers * (pieces * piece + 2 * BARRIER_BYTES * bool(piece)) + whole
