@@ -12,7 +12,7 @@ from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec, promotion, slices
 from gemmsmith.epilogue.device.held import held_registers, sources
-from gemmsmith.epilogue.device.layout import ALIGNMENT, piece_columns, suits
+from gemmsmith.epilogue.device.layout import ALIGNMENT, has_32_bits, piece_columns, suits
 from gemmsmith.tuning.fitting import stages_that_fit, transposed
 
 COOPERATIVE = [(256, n, 2) for n in range(192, 56, -8)] + [(192, n, 3) for n in range(192, 56, -8)]
@@ -147,8 +147,8 @@ def _needs_64_rows(epilogue: EpilogueSpec) -> bool:
     """Whether an epilogue that needs many registers spills where a warpgroup has more than 64 rows: for what threads
     read or store, or for a matrix of 32-bit elements."""
     graph = epilogue.graph
-    wide = any(o.extent.is_matrix and o.dtype and o.dtype.bits == 32 for o in graph.operands) or _stores_fp32(graph)
-    return wide or _by_threads(epilogue) or any(name not in epilogue.tma for name in graph.stored)
+    direct = any(name not in epilogue.tma for name in graph.stored)
+    return has_32_bits(graph) or direct or _by_threads(epilogue)
 
 
 @lru_cache(maxsize=64)
@@ -211,9 +211,8 @@ def _shares(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
 def has_room(config: Config, epilogue: EpilogueSpec, promoted: bool) -> bool:
     """Whether an epilogue left a config, fitted to it, registers beside its accumulators and three stages."""
     m, n, _ = config.tile
-    if (promoted or not config.splits == config.cluster_splits == 1) and _crowds(
-        config.design, m, config.consumers, epilogue
-    ):
+    alone = not promoted and config.splits == config.cluster_splits == 1
+    if not alone and _crowds(config.design, m, config.consumers, epilogue):
         return False
     return config.stages >= 3 and _has_registers(config.design, m, n, config.consumers, epilogue)
 

@@ -9,7 +9,7 @@ from gemmsmith.core.chip import find_chip
 from gemmsmith.core.config import Config
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import BARRIER_BYTES, EpilogueSpec, KernelSpec
-from gemmsmith.epilogue.device.layout import ALIGNMENT, least_bytes
+from gemmsmith.epilogue.device.layout import ALIGNMENT, has_32_bits, least_bytes
 from gemmsmith.kernels.pack import packed
 
 IN_FLIGHT = 128 << 10
@@ -19,9 +19,11 @@ stages and one piece is among the fastest, with two stages not."""
 
 def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, taken: int = 0) -> int:
     """As many of the config's stages as shared memory holds beside what its epilogue should be left and what else is
-    `taken`, but at least two; of matrices that it loads one piece, up to `IN_FLIGHT` bytes of stages, else two."""
-    free, stage = find_chip(config.chip).shared_bytes - taken, stage_bytes + BARRIER_BYTES
-    beside_one, beside_two = ((free - least_bytes(epilogue.graph, epilogue.tma, config, x)) // stage for x in (1, 2))
+    `taken`, but at least two. Of matrices that it loads it is left two pieces, or, for the first `IN_FLIGHT` bytes of
+    stages, one: of elements of 32 bits two, for the tiles that would leave one spill."""
+    free, stage, graph = find_chip(config.chip).shared_bytes - taken, stage_bytes + BARRIER_BYTES, epilogue.graph
+    beside_two = (free - least_bytes(graph, epilogue.tma, config)) // stage
+    beside_one = (free - least_bytes(graph, epilogue.tma, config, loaded=1 + has_32_bits(graph))) // stage
     return max(2, min(config.stages, max(min(beside_one, -(-IN_FLIGHT // stage_bytes)), beside_two)))
 
 

@@ -103,6 +103,13 @@ def suits(graph: Graph, tma: frozenset[str], n: int) -> bool:
         return False
 
 
+def has_32_bits(graph: Graph) -> bool:
+    """Whether a matrix that an epilogue reads or stores has elements of 32 bits."""
+    dtypes = [o.dtype for o in graph.operands if o.extent.is_matrix]
+    dtypes += [r.dtype for r in graph.results if r.name in graph.stored]
+    return any(dtype and dtype.bits == 32 for dtype in dtypes)
+
+
 @lru_cache(maxsize=1024)
 def layout(spec: KernelSpec) -> Layout:
     """The layout of a spec's epilogue. ConfigError where the tile does not suit it."""
