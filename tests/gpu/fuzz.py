@@ -219,8 +219,8 @@ def random_config(rng: random.Random) -> Config:
         design, (m, n, k), rng.choice([(1, 1), (1, 1), (2, 1), (1, 2), (2, 2), (4, 1)]), rng.randint(2, most),
         consumers, rng.choice(["m", "n"]), rng.choice([1, 2, 3, 8]), rng.choice([1] * 6 + [0, 0, 2, 3, 7]),
         rng.choice([1] * 6 + [2, 2, 3, 4]), rng.random() < 0.15,
-        rng.choice([("normal", "normal")] * 3 + [("first", "last"), ("last", "first")]), rng.random() < 0.2,
-        rng.random() < 0.2, rng.random() < 0.2, rng.random() < 0.2,
+        rng.choice([("normal", "normal")] * 3 + [("first", "last"), ("last", "first")]),
+        *(rng.random() < 0.2 for _ in range(5)),
     )  # fmt: skip
 
 

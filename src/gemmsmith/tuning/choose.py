@@ -90,6 +90,8 @@ def ranked(
         if not once[i]:
             oriented = alike.T if config.swap_ab else alike
             overflows = reads_again(alike) and wave_bytes(oriented, config) > gpu.l2_bytes
+            if overflows and config.splits == 0:  # its clusters, which cannot wait for one another, drift apart
+                continue
             config = config.replace(
                 serpentine=overflows and not in_order, sync_clusters=overflows and config.can_sync_clusters
             )

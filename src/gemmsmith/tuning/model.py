@@ -48,9 +48,10 @@ LATENCY_CYCLES, SHARPNESS = 544, 3.5
 LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER_128, DEEPER_256 = 136, 0.516, 1.11, 1.089
 """Cycles of an iteration of the mainloop, and more for each column of K: a barrier's and a wgmma's latency; and how
 much slower than its parts a k-tile of 128, or 256, is: fewer of them are in flight."""
-LOADS_OF_MORE, LOADS_ALONE = 0.12, 0.12
-"""How much slower a k-tile is whose fragments of A threads load: for each 64 rows of a warpgroup beyond the first, and
-where a warpgroup multiplies alone. That comes nearest the times of tries-tf32-h100.json."""
+LOADS_OF_MORE, LOADS_ALONE, LOADS_APART = 0.12, 0.12, 0.25
+"""How much slower a k-tile is whose fragments of A threads load: for each 64 rows of a warpgroup beyond the first,
+where a warpgroup multiplies alone, and where no CTA shares B. The first two come nearest the times of
+tries-tf32-h100.json; the last is that of one product, 2048 x 11008 x 5120 tt (kinds-h100.json)."""
 PROMOTION_CYCLES, ISSUE_CYCLES, BORDER_CYCLES, COLUMN_SCALE_CYCLES = 50.5, 12.5, 33.3, 3.86
 """Promoted sums, a part of a tile: cycles of its warpgroup beside its FFMAs; cycles in which no product of it runs, and
 more for each halving of the 64 columns within which all have the same scale of B; and those of each column that has a
@@ -170,7 +171,8 @@ def _k_tile(problem: Problem, s: Space, loads_a: Column | bool) -> _KTile:
         energy = energy * PROMOTED_ENERGY
     step = np.maximum(np.maximum(math, copies), loop) * deeper
     rows = s.m / np.where(s.own_tiles, 1, s.consumers)
-    loaded = step * (1 + LOADS_OF_MORE * (rows / WGMMA_M - 1)) * (1 + LOADS_ALONE * s.own_tiles)
+    alone, apart = s.own_tiles | (s.consumers == 1), s.rows == 1
+    loaded = step * (1 + LOADS_OF_MORE * (rows / WGMMA_M - 1)) * (1 + LOADS_ALONE * alone) * (1 + LOADS_APART * apart)
     return _KTile(math, copies, np.where(loads_a, loaded, step), energy)
 
 

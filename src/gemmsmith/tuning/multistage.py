@@ -29,10 +29,11 @@ SGEMM += [(256, 16, 1), (64, 128, 1), (64, 64, 1), (64, 32, 1)]
 WHOLE_ROWS = (64, 256, 1)
 """Tiles of sgemm; the last one only for functions of rows that need it, for its threads load no columns ahead
 (collective/cuda_cores.py)."""
-SGEMM_DEPTHS, MOST_SPLITS = {1: [(8, 4)], 2: [(8, 4), (16, 3)]}, 64
-"""Depths of a k-tile with its most stages, by math warpgroups, and the most clusters that share a tile's K. Deep stages
-leave room for one CTA of an SM, which needs eight warps: 256x64x16 took 1.9 of 256x64x8's time (tries-fp32-h100.json).
-"""
+SHALLOW, DEEP, MOST_SPLITS = (8, 4), (16, 3), 64
+"""Depths of a k-tile, each with its most stages; and the most clusters that share a tile's K."""
+DEEPER = {(128, 128, 2), (128, 64, 2)}
+"""Tiles that are tried deep too. 256x128 is slower so, by 2 to 11 % of 23 products; and 256x64 takes 1.9 of its time,
+for deep stages leave room for one CTA of an SM, which needs eight warps (tries-fp32-h100.json)."""
 INVARIANT_ROWS = 1024
 ROOM, OF_PIECE, FEW_REDUCTIONS = 116, 32, 3
 """Registers for sums and what an epilogue holds beside them, and for the elements of a piece, 64x64, of a matrix: what
@@ -113,7 +114,8 @@ def _of_sgemm(problem: Problem, epilogue: EpilogueSpec, rows: int, chip: Chip) -
         tiles = max(-(-height // m) * -(-width // n) * problem.batch, 1)
         each = {ctas * chip.multiprocessors // tiles for ctas in (1, 2)}
         shared = () if graph.takes_whole_rows else (0, *sorted(s for s in each if 1 < s <= MOST_SPLITS))
-        for (depth, stages), splits in product(SGEMM_DEPTHS[consumers], (1, *shared)):
+        depths = (SHALLOW, DEEP) if (m, n, consumers) in DEEPER else (SHALLOW,)
+        for (depth, stages), splits in product(depths, (1, *shared)):
             tile = m, n, depth
             yield Config("sgemm", tile, (1, 1), stages, consumers, splits=splits, swap_ab=swap, chip=chip.name)
 
