@@ -176,6 +176,24 @@ def test_the_table_of_the_suite_is_of_its_results(name: str) -> None:
         assert row in text, row
 
 
+KINDS = {"bmm": "bf16, batches", "fp8_fast": "fp8, one scale, fast accumulation",
+         "fp8_rows": "fp8, scales of rows and columns", "tf32": "TF32"}  # fmt: skip
+
+
+def test_the_table_of_layouts_and_kinds_is_of_its_results() -> None:
+    text = (ROOT / "README.md").read_text()
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for r in rows_of("layers-h100.json"):
+        found.setdefault((f"bf16, {r['role']}", r["layout"]), []).append(r)
+    for r in rows_of("kinds-h100.json"):
+        found.setdefault((KINDS[r["kind"]], r["layout"]), []).append(r)
+    for (title, layout), rows in found.items():
+        row = f"| {title} | {layout} | {len(rows)} |"
+        for ratio in ("torch_ratio", "lt_ratio"):
+            row += mean_and_least([r[ratio] for r in rows if ratio in r])
+        assert row in text, row
+
+
 def test_the_tables_of_epilogues_are_of_their_results() -> None:
     rows = rows_of("epilogues-h200.json")
     text = (ROOT / "README.md").read_text()
