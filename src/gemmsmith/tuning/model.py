@@ -26,8 +26,8 @@ SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, MERGED = 62.4, 88.4, 0.271
 """Bytes a cycle: from the L2 to an SM; into an SM, with what other CTAs of its cluster multicast. And how much of what
 all SMs of a GPC read at one time the chip reads once, unless it is multicast."""
 LINE, SECTOR, OFF_LINES, OFF_SECTORS = 128, 32, 1.207, 0.368
-"""Bytes of the L2's lines and sectors; how much more there is to read where rows do not begin at multiples of the one,
-and yet more where not even of the other."""
+"""Bytes of the L2's lines and sectors; how much longer a read takes where rows do not begin at multiples of the one,
+and yet longer where not even of the other."""
 READ_AGAIN = 0.0835
 """Of the bytes that more than one cluster reads, what reading them again costs of memory's time: an H200's L2 has two
 partitions."""
