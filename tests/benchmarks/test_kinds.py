@@ -80,7 +80,7 @@ def test_what_is_off_is_told(job: Job) -> None:
     assert not check(case)
     assert check(case), "poisoned again"
     case.d.copy_(product)
-    case.d[..., -1, -1] = case.d[..., 0, 0]
+    case.d[..., -1, -1] = 4 * case.d.abs().max() + 1
     assert check(case)
 
 
