@@ -15,6 +15,7 @@ from dense import operands, options, save
 
 import gemmsmith
 from gemmsmith import Config
+from gemmsmith.core.tile import SECTOR_BYTES
 from gemmsmith.tuning.l2 import traffic
 
 WALKS = [
@@ -24,8 +25,6 @@ WALKS = [
 CHOSEN = [(8192, 8192, 8192), (2048, 28672, 4096), (8192, 28672, 4096), (4096, 7168, 2048)]
 """With the config of the table, to and fro, with hints, in sync_clusters but for the last."""
 METRICS = {"dram": "dram__bytes_read.sum", "sectors": "lts__t_sectors_srcunit_tex.sum"}
-SECTOR = 32
-"""Bytes."""
 
 
 def plans() -> list[gemmsmith.Plan]:
@@ -62,10 +61,10 @@ def main() -> None:
     for plan, seen in zip(plans(), counted(), strict=True):
         p, model = plan.problem, traffic(plan.problem, plan.config)
         rows.append({"m": p.m, "n": p.n, "k": p.k, "config": vars(plan.config), "dram_bytes": seen["dram"],
-                     "l2_bytes": seen["sectors"] * SECTOR, "model_dram_bytes": model.dram,
+                     "l2_bytes": seen["sectors"] * SECTOR_BYTES, "model_dram_bytes": model.dram,
                      "model_l2_bytes": model.l2})  # fmt: skip
         print(f"{p.m:>5} {p.n:>5} {p.k:>5} DRAM {seen['dram'] / 1e6:7.1f} MB, model {model.dram / 1e6:7.1f}   "
-              f"L2 {seen['sectors'] * SECTOR / 1e6:7.1f} MB, model {model.l2 / 1e6:7.1f}   {plan.config}",
+              f"L2 {seen['sectors'] * SECTOR_BYTES / 1e6:7.1f} MB, model {model.l2 / 1e6:7.1f}   {plan.config}",
               flush=True)  # fmt: skip
     save(arguments.json, rows)
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import cublaslt
 import torch
-from suite import FLAGSHIPS, RAGGED, SUITE, UNSEEN, Shape, classes
+from suite import FLAGSHIPS, RAGGED, SUITE, UNSEEN, Shape, classes, specs
 
 import gemmsmith
 from gemmsmith.lang.kernel import Kernel
@@ -45,13 +45,6 @@ faster; with 50 they are slower (benchmarks/results/tries-h200.json)."""
 WARM_UP_SECONDS = 0.3
 SELECTION = ((8, 0.01), (2, 0.06), (1, 0.3))
 """How many of cuBLASLt's algorithms are kept after a block each of so many seconds."""
-
-
-def specs(shape: Shape, dtype: str = "bf16", layout: str = "nt") -> tuple[gemmsmith.Spec, gemmsmith.Spec]:
-    """Stand-ins for A and B, row-major (n) or column-major (t)."""
-    m, n, k = shape
-    strides = (1, m) if layout[0] == "t" else None, (1, k) if layout[1] == "t" else None
-    return gemmsmith.Spec((m, k), dtype, strides[0]), gemmsmith.Spec((k, n), dtype, strides[1])
 
 
 def operands(m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> tuple[torch.Tensor, ...]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from suite import POWER_LIMITED, SMALL, Shape, block_scaled
+from suite import POWER_LIMITED, SMALL, Shape, block_scaled, specs
 
 import gemmsmith
 from gemmsmith import Config
@@ -33,7 +33,7 @@ from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning import correction, model
 from gemmsmith.tuning.depth import for_16_bits, in_16_bits
-from gemmsmith.tuning.gpus import GPUS, H200, Gpu
+from gemmsmith.tuning.gpus import H200, Gpu, named
 from gemmsmith.tuning.space import Space
 
 FITTED = (
@@ -93,14 +93,10 @@ class Contest:
 def problem(operands: str, shape: Shape) -> Problem:
     """Of bf16 operands, A row-major and B column-major, or of the layout that is named; or of FP8 ones with block
     scales."""
-    m, n, k = shape
     if operands == "fp8":
         (a, b), scales = block_scaled(shape)
         return gemmsmith.plan(a, b, **scales, out_dtype="bf16", config=SMALL).problem
-    of_a, of_b = "nt" if operands == "bf16" else operands
-    a = gemmsmith.Spec((m, k), "bf16", (1, m) if of_a == "t" else None)
-    b = gemmsmith.Spec((k, n), "bf16", (1, k) if of_b == "t" else None)
-    return gemmsmith.plan(a, b, config=SMALL).problem
+    return gemmsmith.plan(*specs(shape, layout="nt" if operands == "bf16" else operands), config=SMALL).problem
 
 
 def contests(survey: Path) -> list[Contest]:
@@ -116,7 +112,9 @@ def contests(survey: Path) -> list[Contest]:
 
 def gpu_of(file: dict[str, Any]) -> Gpu:
     """The one that a file's times are of."""
-    return next(gpu for gpu in GPUS if gpu.name in str(file["machine"]))
+    gpu = named(str(file["machine"]))
+    assert gpu
+    return gpu
 
 
 def contest(operands: str, shape: Shape, timed: list[tuple[Config, float]], gpu: Gpu) -> Contest:

@@ -32,9 +32,9 @@ from typing import Any, NamedTuple
 import contest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from dense import captured, replayed, specs
+from dense import captured, replayed
 from kinds import matrix
-from suite import SMALL, Shape
+from suite import SMALL, Shape, specs
 from sweep import varied
 
 import gemmsmith

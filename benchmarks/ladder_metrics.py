@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from gemmsmith.backends.sim.counters import SECTOR, WAVEFRONT, Count
+from gemmsmith.backends.sim.counters import WAVEFRONT, Count
+from gemmsmith.core.tile import SECTOR_BYTES
 
 GLOBAL, SHARED = "l1tex__t_sectors_pipe_lsu_mem_global_op_", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_"
 SASS_GLOBAL, SASS_SHARED = (x.replace("l1tex__", "smsp__sass_l1tex_") for x in (GLOBAL, SHARED))
@@ -39,7 +40,7 @@ def multiplications(x: Count) -> int:
 
 def nbytes(x: Count) -> int:
     """Of all sectors."""
-    return x.sectors * SECTOR
+    return x.sectors * SECTOR_BYTES
 
 
 def arriving(x: Count) -> int:

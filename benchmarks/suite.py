@@ -134,6 +134,13 @@ def roles(layer: Shape) -> dict[str, Shape]:
     return {"nt": (m, n, k), "nn": (m, k, n), "tn": (n, k, m)}
 
 
+def specs(shape: Shape, dtype: str = "bf16", layout: str = "nt") -> tuple[gemmsmith.Spec, gemmsmith.Spec]:
+    """Stand-ins for A and B, row-major (n) or column-major (t)."""
+    m, n, k = shape
+    strides = (1, m) if layout[0] == "t" else None, (1, k) if layout[1] == "t" else None
+    return gemmsmith.Spec((m, k), dtype, strides[0]), gemmsmith.Spec((k, n), dtype, strides[1])
+
+
 def in_blocks(shapes: Sequence[Shape]) -> list[Shape]:
     """With N and K as all that take block scales have them: multiples of 64 and of 128."""
     return list(dict.fromkeys((m, -(-n // 64) * 64, -(-k // SCALE_BLOCK) * SCALE_BLOCK) for m, n, k in shapes))

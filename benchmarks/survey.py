@@ -30,8 +30,8 @@ from typing import Any
 import cublaslt
 import fp8
 import torch
-from dense import captured, machine, replayed, rotated, specs
-from suite import POWER_LIMITED, SMALL, TRAINING, UNSEEN, Shape, in_blocks
+from dense import captured, machine, replayed, rotated
+from suite import POWER_LIMITED, SMALL, TRAINING, UNSEEN, Shape, in_blocks, roles, specs
 from sweep import varied
 
 import gemmsmith
@@ -112,9 +112,8 @@ def contenders(kind: str, shape: Shape, dice: random.Random) -> list[Config]:
 def of_training(shapes: Sequence[Shape], layout: str) -> list[Shape]:
     """The products with that layout of a training step of layers of so many rows: the input's gradient has nn, the
     weight's tn."""
-    roles = {"nn": (0, 2, 1), "tn": (1, 2, 0), "tt": (0, 1, 2)}[layout]
     some = [x for x in shapes if x[0] >= LEAST_ROWS and x[0] % 8 == 0]
-    return [(x[roles[0]], x[roles[1]], x[roles[2]]) for x in some]
+    return [(roles(x) | {"tt": x})[layout] for x in some]
 
 
 def compiled(kind: str, shape: Shape, configs: list[Config]) -> None:

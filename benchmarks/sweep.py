@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dense import block, block_seconds, captured, machine, replayed, rotated, specs
-from suite import SUITE, Shape
+from dense import block, block_seconds, captured, machine, replayed, rotated
+from suite import SUITE, Shape, specs
 
 import gemmsmith
 from gemmsmith import Config

@@ -81,11 +81,7 @@ class Plan:
 
             refuse(config, binding.spec)
             binding = binding.transposed() if binding.swapped else binding
-        from gemmsmith.tuning.gpus import gpu_at
-
-        described = describe(a, "a")
-        self._gpu = gpu_at(described.index if described.device == "cuda" else 0)
-        self._configure(binding, config, chip_of(described), batch_invariant)
+        self._configure(binding, config, describe(a, "a"), batch_invariant)
         self.problem: Problem = self.binding.problem
         self.output: DType = self.binding.output
         self.accumulate: DType = self.problem.accumulate
@@ -98,16 +94,18 @@ class Plan:
         self._names, self._first = self.binding.names, first_name(self.binding.graph)
         self._alone = self._names == ["out"]
 
-    def _configure(self, binding: Binding, config: Config | None, chip: Chip, batch_invariant: bool) -> None:
-        """Chooses a config where none is given, and orients the product as it says."""
+    def _configure(self, binding: Binding, config: Config | None, a: ArrayInfo, batch_invariant: bool) -> None:
+        """Chooses a config for a's GPU where none is given, and orients the product as it says."""
         from gemmsmith.tuning.choose import choose
         from gemmsmith.tuning.fitting import fitting
+        from gemmsmith.tuning.gpus import gpu_at
         from gemmsmith.tuning.invariant import invariant
         from gemmsmith.tuning.multistage import choose_multistage, tuned_multistage
         from gemmsmith.tuning.table import tuned
         from gemmsmith.tuning.whole_rows import check_rows, explained
 
         given, problem, epilogue = config is not None, binding.problem, binding.spec
+        chip, self._gpu = chip_of(a), gpu_at(a.index if a.device == "cuda" else 0)
         by_waves = chip != HOPPER or problem.a.dtype == FP32
         select = partial(choose, gpu=self._gpu)
         if by_waves:

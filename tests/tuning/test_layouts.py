@@ -14,12 +14,13 @@ from gemmsmith import Config, Spec
 from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.binding import bind
 from gemmsmith.core.spec import operand_major
+from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.kernels.pack import packed
 from gemmsmith.tuning import model
 from gemmsmith.tuning.choose import choose, microseconds
 from gemmsmith.tuning.fitting import spec_for
 from gemmsmith.tuning.gpus import GPUS, Gpu
-from gemmsmith.tuning.model import LINE, SECTOR, tile_bytes
+from gemmsmith.tuning.model import tile_bytes
 
 SIZES = some.sampled_from([*range(64, 700, 8), 1000, 1536, 2304, 4096, 8192, 11008])
 
@@ -46,12 +47,12 @@ def test_lines_of_an_mn_major_operand(width: int, rng: np.random.Generator) -> N
             first = (i * width + box * tile.box_inner) * 2
             stop = min(first + tile.box_inner * 2, 2 * n)
             if first < stop:
-                expected += k * ((stop - 1) // LINE - first // LINE + 1)
-            within += k * (first % LINE > 0)
+                expected += k * ((stop - 1) // LINE_BYTES - first // LINE_BYTES + 1)
+            within += k * (first % LINE_BYTES > 0)
     assert sum(x.lines for x in loads) - of_a == expected
     nbytes, slower = tile_bytes(plan.problem.operands[1], np.array([float(width)]), np.array([float(k)]))
     assert nbytes[0] == k * tile.boxes * tile.pitch
-    off_sectors = model.OFF_SECTORS * np.mean([i * width * 2 % SECTOR > 0 for i in range(tiles)])
+    off_sectors = model.OFF_SECTORS * np.mean([i * width * 2 % SECTOR_BYTES > 0 for i in range(tiles)])
     assert slower[0] - 1 - off_sectors == pytest.approx(model.OFF_LINES * within / (k * tiles * tile.boxes))
 
 
@@ -67,8 +68,8 @@ def test_no_choice_reads_narrow_rows_without_need(m: int, n: int, k: int, layout
     for operand, tile in zip(oriented.operands, spec.tiles, strict=True):
         if operand_major(operand) == "K":
             continue
-        assert tile.pitch == LINE or tile.boxes == 1
-        within = tile.mn < operand.rows and tile.mn * operand.dtype.bytes % LINE
+        assert tile.pitch == LINE_BYTES or tile.boxes == 1
+        within = tile.mn < operand.rows and tile.mn * operand.dtype.bytes % LINE_BYTES
         if within and tile.mn > 64:
             whole = config.replace(tile=(config.tile[0], tile.mn // 64 * 64, config.tile[2]))
             assert microseconds(problem, config, gpu=gpu) <= microseconds(problem, whole, gpu=gpu)

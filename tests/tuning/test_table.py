@@ -364,6 +364,18 @@ def test_tuning_keeps_an_entry_for_each_layout(tmp_path: Any, monkeypatch: pytes
         assert found.tile == tile
 
 
+def test_tuning_keeps_an_entry_for_each_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    for us in (2.0, 1.0):
+        keep(in_layout("nt"), Config(tile=(128, 256, 64), stages=3), us, "NVIDIA H100 80GB HBM3")
+        keep(in_layout("nt"), Config(tile=(256, 128, 64), stages=3), us, "NVIDIA H200")
+    assert len(json.loads(kept_bytes())["rows"]) == 2
+    for gpu, tile in ((H100, (128, 256, 64)), (H200, (256, 128, 64))):
+        found = kept().get(in_layout("nt"), gpu=gpu)
+        assert found is not None
+        assert found.tile == tile
+
+
 @pytest.mark.parametrize(("bandwidth", "gpu"), [(3.35e12, H100), (2.0e12, H100), (4.0e12, H100), (4.9e12, H200)])
 def test_a_gpu_has_the_row_whose_memory_is_most_like_its_own(bandwidth: float, gpu: Gpu) -> None:
     assert nearest(bandwidth) is gpu

@@ -9,8 +9,9 @@ from typing import Any, Literal
 from gemmsmith.core.dtypes import DType
 
 SWIZZLES = (128, 64, 32)
-LINE_BYTES = 128
-"""A line of the L2, and the widest swizzle: TMA reads a box of rows of these in as few requests as there are lines."""
+LINE_BYTES, SECTOR_BYTES = 128, 32
+"""Of the L2. A line is also as wide as the widest swizzle: TMA reads a box of rows of these in as few requests as there
+are lines."""
 ATOM_ROWS = 8
 """A swizzle atom is 8 rows of `swizzle` bytes."""
 

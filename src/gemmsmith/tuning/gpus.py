@@ -25,6 +25,11 @@ H200 = Gpu("H200", 4.8e12, 2707, 39_000_000)
 GPUS = (H100, H200)
 
 
+def named(name: str) -> Gpu | None:
+    """The row for the driver's name of a GPU; None where it has none of its own."""
+    return next((gpu for gpu in GPUS if gpu.name in name), None)
+
+
 def nearest(bandwidth: float) -> Gpu:
     """The row whose memory is most like that of a GPU with that `bandwidth`, in bytes/s."""
     return min(GPUS, key=lambda gpu: abs(gpu.bandwidth - bandwidth))

@@ -28,7 +28,7 @@ BESIDE, SHARING, MOST_REGISTERS = 62, 24, 255
 8 deep, off by 14 at most)."""
 IDLE = 0.14
 """Of the cycles where a scheduler has one warp it issues nothing in so many; with more, over the square of how many."""
-LINE = 0.6
+LINE_CYCLES = 0.6
 """Cycles of an SM for each line of memory that a warp's copy touches."""
 LATENCY, OF_TILE, STORED, ADDED = 900, 5000, 40, 45
 """Cycles until a copy has landed; cycles of a tile in which nothing is multiplied; and bytes a cycle by which an SM
@@ -65,7 +65,7 @@ def _cost(spec: KernelSpec, chip: Chip) -> _Cost:
     shared = min(spec.config.stages * spec.stage_bytes + m * n * WORD, chip.shared_bytes)
     resident = min(occupancy(chip, threads, registers, shared).ctas, max(ORDER_LENGTH // chip.multiprocessors, 1))
     least = LATENCY / (spec.config.stages - 1)
-    return _Cost(warps * slots / SCHEDULERS, LINE * lines, least, max(resident, 1), warps, m * n * WORD)
+    return _Cost(warps * slots / SCHEDULERS, LINE_CYCLES * lines, least, max(resident, 1), warps, m * n * WORD)
 
 
 def cycles(problem: Problem, rows: int, spec: KernelSpec, chip: Chip) -> float:
@@ -83,18 +83,19 @@ def cycles(problem: Problem, rows: int, spec: KernelSpec, chip: Chip) -> float:
     if left and config.splits == 1:
         loops, ends = k_tiles * cost.k_tile(ceil(left / sms)), end
     elif left:
-        cutters, left = _cut(left, slots, waves, k_tiles)
-        waves, beside = (tiles - left) // slots, ceil(cutters / sms)
-        adds = ceil(cutters / left) - (cutters % left == 0)  # of a tile's shares, to that of who reduces it
-        loops = ceil(left * k_tiles / cutters) * cost.k_tile(beside)
-        ends = ceil(left / cutters) * end + (adds > 0) * (1 + adds) * beside * cost.sums / ADDED
+        units, left = _stream_k_units(left, slots, waves, k_tiles)
+        waves, beside = (tiles - left) // slots, ceil(units / sms)
+        adds = ceil(units / left) - (units % left == 0)  # of a tile's shares, to that of who reduces it
+        loops = ceil(left * k_tiles / units) * cost.k_tile(beside)
+        ends = ceil(left / units) * end + (adds > 0) * (1 + adds) * beside * cost.sums / ADDED
     loops += waves * k_tiles * cost.k_tile(min(ceil(slots / sms), cost.resident))
     nbytes = problem.batch * WORD * (height * width + problem.k * (height + width))
     return max(loops, nbytes / H100.dram_bytes_per_cycle) + waves * end + ends
 
 
-def _cut(left: int, slots: int, waves: int, k_tiles: int) -> tuple[int, int]:
-    """How many CTAs share the k-tiles of how many tiles, where so many are left behind waves (StreamScheduler)."""
+def _stream_k_units(left: int, slots: int, waves: int, k_tiles: int) -> tuple[int, int]:
+    """Stream-K's work units, and how many tiles' k-tiles they share, where `left` tiles follow whole waves (as
+    StreamScheduler chooses them)."""
     parts = min(slots // left, k_tiles, MOST_PARTS)
     if waves and parts > 1 and (slots - left * parts) * LEAST_IDLE <= slots * parts * waves:
         return left * parts, left

@@ -12,13 +12,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gemmsmith.backends.sim.counters import SECTOR, WAVEFRONT, Count
+from gemmsmith.backends.sim.counters import WAVEFRONT, Count
+from gemmsmith.core.tile import SECTOR_BYTES
 from gemmsmith.tuning.copies import MHZ
 from gemmsmith.tuning.gpus import H200
+from gemmsmith.tuning.model import FLOPS_PER_CYCLE
 from gemmsmith.tuning.space import SMS
 
-FLOPS_PER_CYCLE = 3990
-"""Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128 cycles, which would be 4096."""
 SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE = 100, 110
 """Bytes a cycle at most: from the L2 to an SM; into an SM, with what is multicast (survey-h200.json)."""
 SCHEDULERS, SECTORS_PER_CYCLE = 4, 4
@@ -80,7 +80,7 @@ def _of(x: Count) -> dict[str, float]:
     filled = by_tma * x.wavefronts * WAVEFRONT / FILL_BYTES_PER_CYCLE
     return {
         "DRAM": 0.0,
-        "L2": max(past * x.sectors * SECTOR / SM_BYTES_PER_CYCLE, filled) * cycle,
+        "L2": max(past * x.sectors * SECTOR_BYTES / SM_BYTES_PER_CYCLE, filled) * cycle,
         "L1": (not by_tma) * (moved + lookups) * cycle,
         "issue": x.instructions / SCHEDULERS * cycle,
         "math": 2 * x.products / (_tflops(x.instruction) * 1e6) if x.products else 0.0,

@@ -16,6 +16,7 @@ from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec, operand_major
+from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.schedule.stream import LEAST_IDLE, MOST_PARTS
 from gemmsmith.tuning.gpus import H200, Gpu
 from gemmsmith.tuning.space import SMS, Column, Space
@@ -25,9 +26,9 @@ FLOPS_PER_CYCLE = 3990
 SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, MERGED = 62.4, 88.4, 0.271
 """Bytes a cycle: from the L2 to an SM; into an SM, with what other CTAs of its cluster multicast. And how much of what
 all SMs of a GPC read at one time the chip reads once, unless it is multicast."""
-LINE, SECTOR, OFF_LINES, OFF_SECTORS = 128, 32, 1.207, 0.368
-"""Bytes of the L2's lines and sectors; how much longer a read takes where rows do not begin at multiples of the one,
-and yet longer where not even of the other."""
+OFF_LINES, OFF_SECTORS = 1.207, 0.368
+"""How much longer a read from the L2 takes where rows do not begin at multiples of its lines, and yet longer where not
+even of its sectors."""
 READ_AGAIN = 0.0835
 """Of the bytes that more than one cluster reads, what reading them again costs of memory's time: an H200's L2 has two
 partitions."""
@@ -48,9 +49,9 @@ LATENCY_CYCLES, SHARPNESS = 544, 3.5
 LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER_128, DEEPER_256 = 136, 0.516, 1.11, 1.089
 """Cycles of an iteration of the mainloop, and more for each column of K: a barrier's and a wgmma's latency; and how
 much slower than its parts a k-tile of 128, or 256, is: fewer of them are in flight."""
-LOADS_OF_MORE, LOADS_ALONE, LOADS_APART = 0.12, 0.12, 0.25
+A_LOADS_OF_MORE_ROWS, A_LOADS_OF_ONE_WARPGROUP, A_LOADS_WITHOUT_MULTICAST = 0.12, 0.12, 0.25
 """How much slower a k-tile is whose fragments of A threads load: for each 64 rows of a warpgroup beyond the first,
-where a warpgroup multiplies alone, and where no CTA shares B. The first two come nearest the times of
+where one warpgroup multiplies at a time, and where B is not multicast. The first two come nearest the times of
 tries-tf32-h100.json; the last is that of one product, 2048 x 11008 x 5120 tt (kinds-h100.json)."""
 PROMOTION_CYCLES, ISSUE_CYCLES, BORDER_CYCLES, COLUMN_SCALE_CYCLES = 50.5, 12.5, 33.3, 3.86
 """Promoted sums, a part of a tile: cycles of its warpgroup beside its FFMAs; cycles in which no product of it runs, and
@@ -171,8 +172,9 @@ def _k_tile(problem: Problem, s: Space, loads_a: Column | bool) -> _KTile:
         energy = energy * PROMOTED_ENERGY
     step = np.maximum(np.maximum(math, copies), loop) * deeper
     rows = s.m / np.where(s.own_tiles, 1, s.consumers)
-    alone, apart = s.own_tiles | (s.consumers == 1), s.rows == 1
-    loaded = step * (1 + LOADS_OF_MORE * (rows / WGMMA_M - 1)) * (1 + LOADS_ALONE * alone) * (1 + LOADS_APART * apart)
+    loaded = step * (1 + A_LOADS_OF_MORE_ROWS * (rows / WGMMA_M - 1))
+    loaded = loaded * (1 + A_LOADS_OF_ONE_WARPGROUP * (s.own_tiles | (s.consumers == 1)))
+    loaded = loaded * (1 + A_LOADS_WITHOUT_MULTICAST * (s.rows == 1))
     return _KTile(math, copies, np.where(loads_a, loaded, step), energy)
 
 
@@ -258,13 +260,11 @@ def _copied(problem: Problem, s: Space) -> tuple[Column, Column]:
     """Bytes of a CTA's k-tile: those that are written to its shared memory, and those that it reads from the L2."""
     (a, b), (alike_m, alike_n) = problem.operands, s.alike(problem)
     filled = read = np.zeros(1)
-    for of_m, width, sharers, alike in ((True, s.m, s.columns, alike_m), (False, s.n, s.rows, alike_n)):
-        (nbytes, slower), (of_b, slower_b) = tile_bytes(a, width, s.k), tile_bytes(b, width, s.k)
-        is_b = s.swap_ab == of_m
-        nbytes, slower = np.where(is_b, of_b, nbytes), np.where(is_b, slower_b, slower)
-        filled = filled + nbytes
+    for operand, swapped, width, sharers, alike in ((a, b, s.m, s.columns, alike_m), (b, a, s.n, s.rows, alike_n)):
+        pairs = zip(tile_bytes(operand, width, s.k), tile_bytes(swapped, width, s.k), strict=True)
+        nbytes, slower = (np.where(s.swap_ab, of_swapped, own) for own, of_swapped in pairs)
         once = np.where(sharers == 1, 1 - MERGED * (1 - 1 / alike), 1)
-        read = read + nbytes * slower * once / sharers
+        filled, read = filled + nbytes, read + nbytes * slower * once / sharers
     return filled, read
 
 
@@ -273,11 +273,12 @@ def tile_bytes(operand: Matrix, width: Column, k: Column) -> tuple[Column, Colum
     where rows do not begin where its lines do. Rows of an MN-major tile lie along `width`, begin at multiples of it,
     and are read in whole lines."""
     size, pitch = operand.dtype.bytes, operand.pitch_bytes if operand.tma_ready else 0  # what is packed begins there
-    off_line, off_sector = np.array([pitch % LINE > 0, pitch % SECTOR > 0], float)
+    off_line, off_sector = np.array([pitch % LINE_BYTES > 0, pitch % SECTOR_BYTES > 0], float)
     rows = np.minimum(width, max(operand.rows, 1))
     if operand_major(operand) == "MN":
-        begins = np.where(width < operand.rows, np.gcd(width.astype(int) * size, LINE), LINE)  # at multiples of it
-        off_line, off_sector = np.maximum(off_line, 1 - begins / LINE), np.maximum(off_sector, (begins < SECTOR) / 2)
-        of_box = np.clip(2 ** np.ceil(np.log2(rows * size)), SECTOR, LINE)
+        step = np.where(width < operand.rows, np.gcd(width.astype(int) * size, LINE_BYTES), LINE_BYTES)
+        off_line = np.maximum(off_line, 1 - step / LINE_BYTES)
+        off_sector = np.maximum(off_sector, (step < SECTOR_BYTES) / 2)
+        of_box = np.clip(2 ** np.ceil(np.log2(rows * size)), SECTOR_BYTES, LINE_BYTES)
         rows = np.ceil(rows * size / of_box) * of_box / size
     return size * k * rows, np.asarray(1 + OFF_LINES * off_line + OFF_SECTORS * off_sector)

@@ -27,7 +27,7 @@ from gemmsmith.tuning.choose import choose, microseconds
 from gemmsmith.tuning.copies import copies_needlessly
 from gemmsmith.tuning.depth import for_16_bits, for_operands
 from gemmsmith.tuning.fitting import fitting, spec_for
-from gemmsmith.tuning.gpus import H200, Gpu
+from gemmsmith.tuning.gpus import H200, Gpu, named
 from gemmsmith.tuning.l2 import streaming_stores
 from gemmsmith.tuning.space import has_one_tile, in_steps, reads_again
 
@@ -89,12 +89,12 @@ class Table:
         entries = self._found.get((problem.n, problem.k, operands(problem), chip.name))
         if entries is None or problem.batch != 1:
             return None
-        own = [entry for entry in entries if entry.layout == layout(problem)]
-        others = [entry for entry in entries if entry not in own]
-        for some in ([entry for entry in own if gpu.name in entry.gpu], own):
+        wanted = layout(problem)
+        own = [entry for entry in entries if entry.layout == wanted]
+        for some in ([entry for entry in own if named(entry.gpu) == gpu], own):
             if found := _next(some, problem, gpu):
                 return found
-        found = _next(others, problem, gpu)
+        found = _next([entry for entry in entries if entry.layout != wanted], problem, gpu)
         return found if found and _agreed(found, problem, gpu) else None
 
 
@@ -130,8 +130,8 @@ def suited(config: Config, problem: Problem, epilogue: EpilogueSpec | None = Non
     """A bare product's config for one that may have an epilogue, other sizes and dtypes: no `sync_clusters` where CTAs
     have one tile, `alias_epilogue` and stages as the results leave room; None where it cannot be."""
     config = for_16_bits(config, problem.a.dtype)
-    if streaming_stores(problem, epilogue or EpilogueSpec.bare(problem.d), gpu):
-        config = config.replace(streaming_stores=True)
+    streaming = streaming_stores(problem, epilogue or EpilogueSpec.bare(problem.d), gpu)
+    config = config.replace(streaming_stores=streaming) if config.streaming_stores != streaming else config
     try:
         if has_one_tile(config, problem):
             config = config.replace(sync_clusters=False) if config.sync_clusters else config
@@ -167,13 +167,14 @@ def _in_halves(config: Config) -> Config:
 
 
 def keep(problem: Problem, config: Config, us: float, gpu: str) -> None:
-    """Enters a config in the user's table, instead of an older one for the same sizes, layout and chip; other
-    processes may do so too, and the last one wins. A folder that cannot be written to is no error."""
+    """Enters a config in the user's table, instead of an older one for the same sizes, layout, chip and row of
+    GPUS; other processes may do so too, and the last one wins. A folder that cannot be written to is no error."""
     sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "operands": operands(problem), "layout": layout(problem)}
 
     def is_older(row: dict[str, Any]) -> bool:
-        own = {"operands": "16 bits", "layout": "nt"} | row
-        return own == own | sizes and row["config"].get("chip", HOPPER.name) == config.chip
+        own = {"operands": "16 bits", "layout": "nt", "gpu": ""} | row
+        same_gpu = named(own["gpu"]) == named(gpu)
+        return same_gpu and own == own | sizes and row["config"].get("chip", HOPPER.name) == config.chip
 
     rows = [row for row in _rows(_kept_file()) if not is_older(row)]
     rows.append({**sizes, "config": vars(config), "us": us, "gpu": gpu})

@@ -22,13 +22,14 @@ import numpy as np
 
 from gemmsmith.backends.sim.machine import UnitMachine
 from gemmsmith.backends.sim.unit import Unit
+from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
 from gemmsmith.lang.instruction import Instruction
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.machine import Access, AsyncOperation
 from gemmsmith.lang.statements import Where
 
-BANKS, WORD, WAVEFRONT, SECTOR, LINE, WARP = 32, 4, 128, 32, 128, 32
-"""Of shared memory, and bytes of each; bytes of a wavefront, of a sector and of a line of the L2; lanes."""
+BANKS, WORD, WAVEFRONT, WARP = 32, 4, 128, 32
+"""Of shared memory, and bytes of each; bytes of a wavefront; lanes."""
 BYPASSING = 16
 """Bytes of a thread's copy that leaves the L1 out."""
 AT_ONCE = {8: 16, 16: 8}
@@ -180,16 +181,17 @@ def wavefronts(access: Access, *, paired: bool = False, sources: Sequence[Access
 def sectors(access: Access, targets: Sequence[Access] = ()) -> tuple[int, int]:
     """Those of an access to global memory, and the ideal. `targets`: where in shared memory threads copy it to."""
     if access.threads is not None and access.width == BYPASSING and targets:
-        return _filled(access, targets), _ideal(access, SECTOR)
-    touched = access.addresses[:, None] // SECTOR + np.arange((access.width + SECTOR - 2) // SECTOR + 1)
-    inside = touched <= (access.addresses[:, None] + access.width - 1) // SECTOR
-    return len(np.unique((_warps(access)[:, None] << 48 | touched)[inside])), _ideal(access, SECTOR)
+        return _filled(access, targets), _ideal(access, SECTOR_BYTES)
+    most = (access.width + SECTOR_BYTES - 2) // SECTOR_BYTES + 1
+    touched = access.addresses[:, None] // SECTOR_BYTES + np.arange(most)
+    inside = touched <= (access.addresses[:, None] + access.width - 1) // SECTOR_BYTES
+    return len(np.unique((_warps(access)[:, None] << 48 | touched)[inside])), _ideal(access, SECTOR_BYTES)
 
 
 def lines(access: Access) -> tuple[int, int]:
     """Those that the rows of a box touch, and the ideal."""
-    first, last = access.addresses // LINE, (access.addresses + access.width - 1) // LINE
-    return int((last - first + 1).sum()), len(access.addresses) * -(-access.width // LINE)
+    first, last = access.addresses // LINE_BYTES, (access.addresses + access.width - 1) // LINE_BYTES
+    return int((last - first + 1).sum()), len(access.addresses) * -(-access.width // LINE_BYTES)
 
 
 def _filled(access: Access, targets: Sequence[Access]) -> int:
@@ -198,7 +200,7 @@ def _filled(access: Access, targets: Sequence[Access]) -> int:
     place = _of_threads(access, targets)
     warps = _warps(access)
     _, once = np.unique(warps << 48 | place, return_index=True)
-    filled = np.stack([warps, access.addresses // WAVEFRONT, place // SECTOR], axis=1)[once]
+    filled = np.stack([warps, access.addresses // WAVEFRONT, place // SECTOR_BYTES], axis=1)[once]
     return len(np.unique(filled, axis=0))
 
 
