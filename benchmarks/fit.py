@@ -1,6 +1,6 @@
 """Fits the constants of tuning/model.py to surveys, and says what its choices lose on shapes that were held out.
 
-What is minimised: for each shape the squared errors of the logarithms of the estimated times, but for an error that
+What is minimized: for each shape the squared errors of the logarithms of the estimated times, but for an error that
 all its configs share; configs count the less the slower they are. The constants' logarithms are varied, by damped least
 squares with numerical derivatives of the model itself. `regret` is how much slower the choice is than the fastest
 config of its shape, the mean of logarithms; the fastest of many noisy times is too fast, so some of it is noise.

@@ -3,7 +3,7 @@
 A (m, k) of e4m3 with a scale for each row and 128 of k, contiguous along m; B (k, n) column-major with one for each 128
 x 128; D bf16. All get the same operands and scales, in CUDA graphs that go round buffers beyond the L2, in blocks by
 turns like those of dense.py; a ratio is the other's time over ours. Every result is checked against the product of the
-dequantised operands in float64. DeepGEMM is timed where it can be imported. `floor_us` is the bound by memory, 2.9 us +
+dequantized operands in float64. DeepGEMM is timed where it can be imported. `floor_us` is the bound by memory, 2.9 us +
 bytes / 4.26 TB/s, which bf16 products of few rows reach.
 
     python benchmarks/fp8.py --json benchmarks/results/fp8-h200.json

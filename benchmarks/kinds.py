@@ -116,7 +116,7 @@ class Case:
     def poison(self) -> None:
         self.d.fill_(float("nan") if self.d.is_floating_point() else 1 << 30)
 
-    def dequantised(self) -> list[torch.Tensor]:
+    def dequantized(self) -> list[torch.Tensor]:
         """What A and B stand for, in float64."""
         pairs = zip((self.a, self.b), self.scales.values(), strict=True) if self.scales else ()
         return [x.double() * spread(scale, x.shape) for x, scale in pairs] or [self.a.double(), self.b.double()]
@@ -148,7 +148,7 @@ def check_of(case: Case, kind: Kind) -> Callable[[Case], str]:
 
     The magnitudes of a sum's terms add up to the product of their means in the row and in the column, times K, nearly;
     the sum of random terms is about sqrt(K) times less."""
-    a, b = case.dequantised()
+    a, b = case.dequantized()
     product, k = a @ b, a.shape[-1]
     sizes = k * (a.abs_().mean(-1, keepdim=True) @ b.abs_().mean(-2, keepdim=True))
     allowed = sizes.mul_(kind.lost + 2 * kind.eps / k**0.5).add_(product.abs(), alpha=kind.eps)

@@ -99,8 +99,8 @@ class Reason(NamedTuple):
 
 REASONS = (
     Reason("(block|thread)_tile fp32", "wavefronts, (LDS|all)",
-           "ptxas joins loads of neighbours to LDS.128; the simulator counts the program as it is written"),
-    Reason("(block_tile|vectorised|mma_naive|tma|cooperative) ", f"{SHARED}st.sum",
+           "ptxas joins loads of neighbors to LDS.128; the simulator counts the program as it is written"),
+    Reason("(block_tile|vectorized|mma_naive|tma|cooperative) ", f"{SHARED}st.sum",
            "hardware also counts conflicts with data that return to the L1; memory_l1_wavefronts_shared agrees"),
     Reason("(wmma bf16|copy_16)", "sectors, (LDGSTS|all)",
            "instrumented code counts pairs of a sector that is read and one of shared memory that is filled; the "
@@ -110,7 +110,7 @@ REASONS = (
     Reason("copy_4", "wavefronts, (LDGSTS|all)",
            "not known: copies of 4 bytes from 4 lines, some to one place or bank; no kernel has that"),
     Reason("load_16: pairs(, then| but)", "smsp__sass|memory_l1",
-           "instrumented code looks for equal neighbours in each half of a warp; the hardware, in the whole"),
+           "instrumented code looks for equal neighbors in each half of a warp; the hardware, in the whole"),
 )  # fmt: skip
 TOLERANCE = 0.02
 """Of wavefronts. All else is equal, but a percentage of an SM's warps that ncu rounds."""

@@ -7,7 +7,7 @@
 | tf32 | fp32 operands, by TF32 | torch.mm by TF32, cuBLASLt's fastest |
 | 3xtf32 | the same, precision="3xtf32" | torch.mm in fp32; with the errors of both |
 | along_k | block scales, A's contiguous along K | the same with A's along M, `along_m` |
-| quantised, swiglu, gelu, added, row_sums | block scales, and such an epilogue | the bare product, `bare` |
+| quantized, swiglu, gelu, added, row_sums | block scales, and such an epilogue | the bare product, `bare` |
 
 In CUDA graphs by turns, as in fp8.py; a ratio is the other's time over ours. Jobs of all kinds are mixed, so that each
 part of them says something of all.
@@ -40,7 +40,7 @@ SCALED: list[Shape] = [(4096, 7168, 16384), (4096, 4096, 7168), (64, 7168, 2048)
 FUSED: list[Shape] = [(4096, 4096, 7168), (4096, 7168, 16384), (8192, 8192, 8192), (512, 24576, 1536), (64, 7168, 2048)]
 
 
-def quantised(acc: Any) -> Any:
+def quantized(acc: Any) -> Any:
     return gemmsmith.quantize(acc.relu(), "1x128")
 
 
@@ -61,7 +61,7 @@ def row_sums(acc: Any) -> Any:
     return acc, acc.sum(-1)
 
 
-EPILOGUES: dict[str, Callable[..., Any]] = {x.__name__: x for x in (quantised, swiglu, gelu, added, row_sums)}
+EPILOGUES: dict[str, Callable[..., Any]] = {x.__name__: x for x in (quantized, swiglu, gelu, added, row_sums)}
 SUITE: dict[str, list[Shape]] = {
     "fast": LARGE, "int8": MIXED + LARGE[1:2], "tf32": MIXED + LARGE[1:2], "3xtf32": [LARGE[3], LARGE[1], MIXED[3]],
     "along_k": SCALED, **dict.fromkeys(EPILOGUES, FUSED),
@@ -156,7 +156,7 @@ class Scaled(Case):
         made = {"gelu": ("bias", (n,)), "added": ("c", (m, n))}.get(what)
         self.read = {made[0]: torch.randn(made[1], device="cuda").bfloat16()} if made else {}
         self.results: Any = self.d
-        if what in ("quantised", "swiglu"):
+        if what in ("quantized", "swiglu"):
             columns = n // 2 if what == "swiglu" else n
             values = torch.empty(m, columns, device="cuda", dtype=torch.float8_e4m3fn)
             self.results = values, torch.empty(-(-columns // 128), -(-m // 4) * 4, device="cuda").T[:m]

@@ -22,7 +22,7 @@ OURS, THEIRS = "#1f77b4", "#b0b0b0"
 
 
 def ratios(rows: list[dict[str, Any]], path: Path) -> None:
-    """A point a shape, by its FLOPs, coloured by M."""
+    """A point a shape, by its FLOPs, colored by M."""
     flops = np.array([2 * r["m"] * r["n"] * r["k"] for r in rows], float)
     ratio = np.array([r["ratio"] for r in rows])
     figure, axes = plt.subplots(figsize=(9, 4.5))
@@ -45,9 +45,9 @@ def roofline(rows: list[dict[str, Any]], path: Path) -> None:
     flops = np.array([2 * r["m"] * r["n"] * r["k"] for r in rows], float)
     nbytes = np.array([2 * (r["m"] * r["k"] + r["k"] * r["n"] + r["m"] * r["n"]) for r in rows], float)
     figure, axes = plt.subplots(figsize=(9, 4.5))
-    for name, key, colour, size in (("torch.mm", "torch_us", THEIRS, 34), ("gemmsmith", "us", OURS, 14)):
+    for name, key, color, size in (("torch.mm", "torch_us", THEIRS, 34), ("gemmsmith", "us", OURS, 14)):
         speed = flops / np.array([r[key] for r in rows]) / 1e6
-        axes.scatter(flops / nbytes, speed, s=size, color=colour, label=name)
+        axes.scatter(flops / nbytes, speed, s=size, color=color, label=name)
     reach = np.geomspace(min(0.5, float((flops / nbytes).min())), max(4000, float((flops / nbytes).max())), 200)
     axes.plot(reach, np.minimum(TFLOPS, reach * BYTES_PER_SECOND / 1e12), color="black", linewidth=0.8,
               label=f"{TFLOPS} TFLOP/s, {BYTES_PER_SECOND / 1e12:.2f} TB/s")  # fmt: skip

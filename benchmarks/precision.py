@@ -27,7 +27,7 @@ ROWS, COLUMNS, BLOCK = 16, 16, 128
 DEPTHS = [BLOCK << i for i in range(10)]
 """From 128 to 65536."""
 FP8_MMA, BF16_MMA = find_mma(E4M3, E4M3, FP32), find_mma(BF16, BF16, FP32)
-COLOURS = {"fast": "#d62728", "promoted": "#1f77b4", "bf16": "#b0b0b0"}
+COLORS = {"fast": "#d62728", "promoted": "#1f77b4", "bf16": "#b0b0b0"}
 Array = np.ndarray
 Random = np.random.Generator
 
@@ -127,7 +127,7 @@ def draw(path: Path) -> None:
     for axes, kind in zip(grid.flat, KINDS, strict=True):
         for name, error in sorted(errors(Operands(kind)).items()):
             error[error == 0] = np.nan  # which a logarithm cannot show
-            axes.plot(DEPTHS, error, marker="o", markersize=3, color=COLOURS[name], label=name)
+            axes.plot(DEPTHS, error, marker="o", markersize=3, color=COLORS[name], label=name)
         axes.set_title(kind, loc="left", fontsize=10)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")

@@ -132,7 +132,7 @@ def store(d: Registers, mma: Mma, row: Value) -> None:
 
 
 def pairs(mma: Mma, row: Value) -> list[tuple[int, int, Value]]:
-    """For each pair of neighbours that a thread holds: the first register, how many, and the bytes in front of it."""
+    """For each pair of neighbors that a thread holds: the first register, how many, and the bytes in front of it."""
     k, (size, count) = current(), (2, 1) if mma.d == FP16 else (4, 2)
     first = (row + fragment_row(k.warp_index, k.lane)) * N + fragment_column(k.lane)
     return [(i * count, count, (first + (i // 2 * 8 + i % 2 * 8 * N)).to(U64) * size) for i in range(N // 4)]

@@ -20,7 +20,7 @@ _LEAST = -500
 
 @dataclass(frozen=True)
 class Model:
-    """D = C + A B^T in `parts` sums along k, one after the other, of neighbours. The addends of each are rounded to
+    """D = C + A B^T in `parts` sums along k, one after the other, of neighbors. The addends of each are rounded to
     multiples of 2^(e - fraction), e being the largest exponent among them, and added exactly; C, then the sum of the
     parts before, is among them, or is added to the sum of products, which is truncated to fp32. Each part is `stored`
     as D, or as fp32 until the last one."""
@@ -72,7 +72,7 @@ def assumed(mma: Mma) -> Model:
 
 
 def models(mma: Mma) -> list[Model]:
-    """The simulator's and its neighbours, one of which earlier chips follow: on Ampere two halves of k, 24 bits."""
+    """The simulator's and its neighbors, one of which earlier chips follow: on Ampere two halves of k, 24 bits."""
     stored: list[Rounding] = ["truncated", "nearest"]
     if mma.d == FP16:
         stored.append(_BY_FP32)

@@ -29,10 +29,10 @@ ANYWHERE = {
 }  # fmt: skip
 SHARED = ANYWHERE | {
     "all the same": LANE * 0, "pairs": LANE // 2, "fours (A of sgemm)": LANE // 4, "eights": LANE // 8,
-    "halves (A of vectorised)": LANE // 16, "by 4 (B of sgemm)": LANE % 4, "by 2": LANE % 2,
-    "neighbours by 2": LANE % 2 + LANE // 4 * 2, "neighbours by 3": np.minimum(LANE, LANE ^ 3),
-    "neighbours by 4": LANE % 4 + LANE // 8 * 4, "pairs but for the last": np.where(LANE == 31, 31, LANE // 2),
-    "pairs, then neighbours by 2": np.where(LANE < 16, LANE // 2, LANE % 2 + LANE // 4 * 2),
+    "halves (A of vectorized)": LANE // 16, "by 4 (B of sgemm)": LANE % 4, "by 2": LANE % 2,
+    "neighbors by 2": LANE % 2 + LANE // 4 * 2, "neighbors by 3": np.minimum(LANE, LANE ^ 3),
+    "neighbors by 4": LANE % 4 + LANE // 8 * 4, "pairs but for the last": np.where(LANE == 31, 31, LANE // 2),
+    "pairs, then neighbors by 2": np.where(LANE < 16, LANE // 2, LANE % 2 + LANE // 4 * 2),
     "pairs in one bank": LANE // 2 * 8, "fours in one bank": LANE // 4 * 8, "fours, backwards": LANE[::-1] // 4,
 }  # fmt: skip
 """The chunk that each lane accesses."""

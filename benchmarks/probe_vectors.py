@@ -161,8 +161,8 @@ def chosen(mma: Mma) -> Probe:
                 p.add(f"limit c-and-2^{e} {sign}", {0: p.power(e, sign)}, sign * limit)
     p.add("limit both", {0: p.power(min(127, p.exponents()[1])), 1: p.power(min(127, p.exponents()[1]))}, limit)
     p.add("limit product", {0: (most_a, most_b)})
-    p.add("limit cancelled", {0: (most_a, most_b), 1: (-most_a, most_b)})
-    p.add("limit cancelled-and-1", {0: (most_a, most_b), 1: (-most_a, most_b), 2: one})
+    p.add("limit canceled", {0: (most_a, most_b), 1: (-most_a, most_b)})
+    p.add("limit canceled-and-1", {0: (most_a, most_b), 1: (-most_a, most_b), 2: one})
     if p.mma.d == FP16:
         for m in range(64):
             extra = {i: p.power(i) for i in range(6) if m >> i & 1}

@@ -1,4 +1,4 @@
-"""Quantising and dequantising against torch's copy_ of as many bytes, side by side in one run.
+"""Quantizing and dequantizing against torch's copy_ of as many bytes, side by side in one run.
 
 Both are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in alternating blocks with
 a warm-up each. `of_copy` is the copy's time over ours. Bytes are those read and written once; with the recipe "tensor",

@@ -34,7 +34,7 @@ PLACES = [
     (r"bulk_commit\(\);", " if (thread == 128) STAMP(6);"),
     (r"bulk_wait_read_0\(\);(?!.*bulk_wait_read_0)", " if (thread == 128) STAMP(7);"),
 ]
-"""What is found first (the last: last) in the source of the bare, warp-specialised product, and what comes behind."""
+"""What is found first (the last: last) in the source of the bare, warp-specialized product, and what comes behind."""
 
 
 def config(tile: tuple[int, int, int], cluster: tuple[int, int], stages: int) -> Config:

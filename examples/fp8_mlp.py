@@ -1,10 +1,10 @@
-"""Two FP8 layers with SwiGLU between them, in two kernels: the first one's epilogue quantises what the second reads.
+"""Two FP8 layers with SwiGLU between them, in two kernels: the first one's epilogue quantizes what the second reads.
 
 python examples/fp8_mlp.py
 
 On a CPU a small one runs in the simulator, every access checked; on a Hopper GPU a whole one. Activations have a scale
-for 128 neighbours of a row, weights one for 128 x 128; both are multiplied within the mainloop. Nothing but the two
-kernels runs: weights are quantised once, before, and no scale, no operand is rearranged.
+for 128 neighbors of a row, weights one for 128 x 128; both are multiplied within the mainloop. Nothing but the two
+kernels runs: weights are quantized once, before, and no scale, no operand is rearranged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIZES = {"cpu": (96, 256, 256), "cuda": (4096, 4096, 14336)}
 """Tokens, and the widths of the model and of what lies between the layers."""
 
 
-def quantised_weight(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantized_weight(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A weight (k, n) in fp8 with contiguous columns, as the tensor cores read it, and the scales of its blocks."""
     values, scales = gemmsmith.quantize(w.T, "128x128")
     return values.T, scales.T
@@ -36,8 +36,8 @@ class Layers:
     """y = (silu(x @ gate) * (x @ up)) @ down, of weights (width, hidden), (width, hidden) and (hidden, width)."""
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, backend: Any = "auto") -> None:
-        self.first, self.first_scales = quantised_weight(gemmsmith.interleave(gate, up))
-        self.second, self.second_scales = quantised_weight(down)
+        self.first, self.first_scales = quantized_weight(gemmsmith.interleave(gate, up))
+        self.second, self.second_scales = quantized_weight(down)
         self.backend = backend
 
     def __call__(self, x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,7 @@ class Layers:
 
 
 def exact(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """The same in fp32, of numbers that are not quantised."""
+    """The same in fp32, of numbers that are not quantized."""
     x, gate, up, down = (t.float() for t in (x, gate, up, down))
     return (F.silu(x @ gate) * (x @ up)) @ down
 
@@ -76,11 +76,11 @@ def main() -> None:
         for shape in ((width, hidden), (width, hidden), (hidden, width))
     )
     layers = Layers(gate, up, down, backend="cuda" if device == "cuda" else "sim")
-    quantised = gemmsmith.quantize(x)
-    y, want = layers(*quantised).float(), exact(x, gate, up, down)
+    quantized = gemmsmith.quantize(x)
+    y, want = layers(*quantized).float(), exact(x, gate, up, down)
     error = ((y - want).norm() / want.norm()).item()
     print(f"{tokens} tokens, {width} to 2 x {hidden} to {width}, on {device}")
-    print(f"kernels: {launches(layers, *quantised)}; error against fp32 of what was not quantised: {error:.1%}")
+    print(f"kernels: {launches(layers, *quantized)}; error against fp32 of what was not quantized: {error:.1%}")
     if not error < 0.08:
         raise SystemExit("that is more than fp8's rounding explains")
 

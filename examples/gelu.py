@@ -1,4 +1,4 @@
-"""gelu's tanh form written out, which the passes recognise as one function.
+"""gelu's tanh form written out, which the passes recognize as one function.
 
 gemmsmith explain --epilogue examples/gelu.py:gelu --operand bias=row --picture gelu.png
 """

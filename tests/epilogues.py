@@ -66,11 +66,11 @@ def interleaved(acc: Any, more: Any) -> Any:
     return x, x.sum(-2)
 
 
-def quantised(acc: Any) -> Any:
+def quantized(acc: Any) -> Any:
     return gemmsmith.quantize(acc * 0.5)
 
 
-def gated_quantised(acc: Any) -> Any:
+def gated_quantized(acc: Any) -> Any:
     gate, up = gemmsmith.deinterleave(acc)
     return gemmsmith.quantize(gate.silu() * up)
 
@@ -114,8 +114,8 @@ CASES: dict[str, Case] = {
     "everything": Case(everything, {"s": "number", "t": "scalar", "r": "row", "c": "column", "x": "matrix",
                                     "y": "matrix"}),
     "fp8": Case(lambda acc, scale: (acc * scale).to("fp8_e4m3"), {"scale": "number"}),
-    "quantised": Case(quantised, whole_rows=128),
-    "gated_quantised": Case(gated_quantised, gated=True, whole_rows=256),
+    "quantized": Case(quantized, whole_rows=128),
+    "gated_quantized": Case(gated_quantized, gated=True, whole_rows=256),
     "top_k_softmax": Case(best_of_row, whole_rows=-1),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Arrays to quantise, of any layout, and what must hold of the results."""
+"""Arrays to quantize, of any layout, and what must hold of the results."""
 
 from __future__ import annotations
 

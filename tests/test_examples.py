@@ -122,8 +122,8 @@ def test_fp8_layers_in_the_simulator_are_those_of_the_reference() -> None:
     tokens, width, hidden = 70, 200, 256
     x = torch.randn(tokens, width).bfloat16()
     weights = [torch.randn(shape).bfloat16() / 16 for shape in ((width, hidden), (width, hidden), (hidden, width))]
-    quantised = gemmsmith.quantize(x)
-    found, want = (fp8_mlp.Layers(*weights, backend=backend)(*quantised).float() for backend in ("sim", "reference"))
+    quantized = gemmsmith.quantize(x)
+    found, want = (fp8_mlp.Layers(*weights, backend=backend)(*quantized).float() for backend in ("sim", "reference"))
     assert (found - want).norm() < 2e-2 * want.norm()
-    assert fp8_mlp.launches(fp8_mlp.Layers(*weights), *quantised) == [1, 1]
+    assert fp8_mlp.launches(fp8_mlp.Layers(*weights), *quantized) == [1, 1]
     assert (want - fp8_mlp.exact(x, *weights)).norm() < 0.1 * want.norm()

@@ -29,7 +29,7 @@ def row_sums(acc: Any, c: Any) -> Any:
 
 
 ROW_CASES = [
-    "row", "matrix", "stats", "cross_entropy", "everything", "gated_everything", "quantised", "top_k_softmax",
+    "row", "matrix", "stats", "cross_entropy", "everything", "gated_everything", "quantized", "top_k_softmax",
 ]  # fmt: skip
 EPILOGUES: list[Callable[..., Any] | None] = [None, lambda acc, c: acc * c, row_sums]
 
@@ -184,7 +184,7 @@ def test_rows_of_epilogues(name: str, backend: Any) -> None:
     """Also in bits of the reductions along a row."""
     case, rng = CASES[name], np.random.default_rng()
     rows, n, k = 80, columns_of(case, 72), 72
-    if name == "quantised":
+    if name == "quantized":
         n = 200
     a, b = drawn(rng, (rows, k), "bf16"), drawn(rng, (k, n), "bf16")
     more = made(case, rng, rows, n, as_dtype("bf16"), None)

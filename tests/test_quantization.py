@@ -57,7 +57,7 @@ def test_kernels_give_the_bits_of_the_reference(
     formats=some.tuples(some.sampled_from(sorted(LARGEST)), some.sampled_from(["fp32", "ue8m0"])),
     out=some.sampled_from(sorted(DTYPES)),
 )  # fmt: skip
-def test_values_of_any_strides_dequantise(
+def test_values_of_any_strides_dequantize(
     shape: tuple[int, ...], layout: str, recipe: str, seed: int, formats: tuple[str, str], out: str
 ) -> None:
     x = numbers(shape, DTYPES["fp32"], np.random.default_rng(seed))
@@ -104,7 +104,7 @@ def test_scales_are_of_what_shares_them(recipe: str, dtype: str, rng: np.random.
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_transposed_copy_is_the_transposed_array_quantised(recipe: str, rng: np.random.Generator) -> None:
+def test_the_transposed_copy_is_the_transposed_array_quantized(recipe: str, rng: np.random.Generator) -> None:
     x = rng.standard_normal((3, 150, 270)).astype(np.float32)
     options: dict[str, Any] = {"scale_order": "M", "scale_padding": 4}
     found = gemmsmith.quantize(x, recipe, transposed=True, **options)

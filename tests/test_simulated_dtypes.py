@@ -147,18 +147,18 @@ def test_integers_wrap() -> None:
 
 @pytest.mark.parametrize("swap_ab", [False, True])
 @pytest.mark.parametrize("n", [72, 71])
-def test_an_epilogue_dequantises(rng: np.random.Generator, n: int, swap_ab: bool) -> None:
+def test_an_epilogue_dequantizes(rng: np.random.Generator, n: int, swap_ab: bool) -> None:
     """The product enters it as fp32, exactly as long as it has 24 bits."""
     a, b = matrix(rng, (70, 160), INT8, False, 0, 0), matrix(rng, (160, n), INT8, True, 0, 0)
     rows, columns = (rng.uniform(0.5, 2, shape).astype(np.float32) for shape in ((70, 1), (n,)))
     out = {"out": poisoned((70, n), "fp32", False), "out1": np.full((70, 1), np.nan, np.float32)}
 
-    def dequantised(acc: Any, rows: Any, columns: Any) -> Any:
+    def dequantized(acc: Any, rows: Any, columns: Any) -> Any:
         return acc * rows * columns, acc.abs().amax(-1, keepdim=True)
 
     config = SMALL.replace(swap_ab=swap_ab)
     gemmsmith.simulate(
-        a, b, out=out, epilogue=dequantised, operands={"rows": rows, "columns": columns}, out_dtype="fp32",
+        a, b, out=out, epilogue=dequantized, operands={"rows": rows, "columns": columns}, out_dtype="fp32",
         config=config,
     )  # fmt: skip
     want = np.matmul(a.astype(np.int64), b.astype(np.int64))

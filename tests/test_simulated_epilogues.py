@@ -100,7 +100,7 @@ def test_case(name: str, index: int) -> None:
         check(CASES[name], CONFIGS[index], m, n, k, dtype, None, 10 * index)
     except ConfigError:  # a config that does not suit it, and says so
         if CONFIGS[index].swap_ab:
-            assert name in ("cross_entropy", "quantised", "gated_quantised") or CASES[name].whole_rows
+            assert name in ("cross_entropy", "quantized", "gated_quantized") or CASES[name].whole_rows
         else:
             assert CASES[name].gated or CASES[name].whole_rows
 
@@ -537,11 +537,11 @@ def test_a_cast_in_the_middle_rounds(dtype: str, factor: float, rng: np.random.G
     a, b = (rng.integers(-4, 5, shape).astype(ml_dtypes.bfloat16) for shape in ((70, 16), (16, 40)))
     row = rng.choice([factor, 1e8, np.inf, np.nan], 40, p=[0.85, 0.05, 0.05, 0.05]).astype(np.float32)
 
-    def fake_quantised(acc, row):
+    def fake_quantized(acc, row):
         x = (acc * row).to(dtype).float()
         return x, x * 2, x.abs().max(-2)
 
-    done = gemmsmith.simulate(a, b, epilogue=fake_quantised, row=row, out_dtype="fp32")
+    done = gemmsmith.simulate(a, b, epilogue=fake_quantized, row=row, out_dtype="fp32")
     assert done.hazards == []
     with np.errstate(all="ignore"):
         x = (a.astype(np.float32) @ b.astype(np.float32)) * row
@@ -550,7 +550,7 @@ def test_a_cast_in_the_middle_rounds(dtype: str, factor: float, rng: np.random.G
             x = np.clip(x, -limit, limit)
         x = x.astype(as_dtype(dtype).numpy).astype(np.float32)
         wants = x, x * 2, np.abs(x).max(-2)
-    reference = gemmsmith.gemm(a, b, epilogue=fake_quantised, row=row, out_dtype="fp32", backend="reference")
+    reference = gemmsmith.gemm(a, b, epilogue=fake_quantized, row=row, out_dtype="fp32", backend="reference")
     for want, got, other in zip(wants, done.result, reference, strict=True):
         np.testing.assert_array_equal(got, want)
         np.testing.assert_array_equal(other, want)

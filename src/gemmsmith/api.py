@@ -66,7 +66,7 @@ def gemm(
     (the simulator) and "reference" ask for one.
 
     Arrays: torch, CuPy, or anything with __cuda_array_interface__ or DLPack on a GPU; torch and numpy (bf16 by
-    ml_dtypes) on the CPU. Runs on the caller's current stream and does not synchronise. Gives `out`, or a new
+    ml_dtypes) on the CPU. Runs on the caller's current stream and does not synchronize. Gives `out`, or a new
     array of a's library, row-major; the scales of `quantize` lie along M, padded to 16 bytes, as `gemm` reads them
     fastest. Raises ArgumentError, ConfigError, DeviceError; HazardError with backend="sim".
     """

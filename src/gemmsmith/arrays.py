@@ -123,7 +123,7 @@ def address_of(x: Any) -> int:
 
 
 def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None = None) -> Any:
-    """An uninitialised array of x's library on x's device, row-major or with strides in elements: for torch, CuPy and
+    """An uninitialized array of x's library on x's device, row-major or with strides in elements: for torch, CuPy and
     anything on the CPU.
 
     Raises ArgumentError where the library has no way to make one that can be written: `out` must then be given.

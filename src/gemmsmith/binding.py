@@ -24,7 +24,7 @@ from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.epilogue.frontend.snapshot import snapshot
 from gemmsmith.epilogue.frontend.tracer import trace_sized
 from gemmsmith.epilogue.lines import refused
-from gemmsmith.epilogue.passes import optimise
+from gemmsmith.epilogue.passes import optimize
 from gemmsmith.matrices import oriented
 from gemmsmith.scaling import argument_name
 
@@ -258,7 +258,7 @@ def _graphs(
     epilogue, source = snapshot(epilogue)
     written, sized = written_graph(epilogue, shape, {name: kinds[name] for name in operands})
     written = scaling.scaled(written, [Operand(name, *kinds[name]) for name in factors])
-    graph = _typed(optimise(written), output)
+    graph = _typed(optimize(written), output)
     check_blocks(graph)
     if source is not None and not sized:
         _GRAPHS[source, rest] = written, graph

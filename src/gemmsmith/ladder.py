@@ -76,7 +76,7 @@ STEPS = (
     Step("naive", FP32, "nn", (16, 16), 64),
     Step("block_tile", FP32, "nn", (32, 32), 64),
     Step("thread_tile", FP32, "nn", (128, 128), 64),
-    Step("vectorised", FP32, "tn", (128, 128), 64),
+    Step("vectorized", FP32, "tn", (128, 128), 64),
     Step("double_buffer", FP32, "tn", (128, 128), 64),
     Step("sgemm", FP32, "tn", (256, 128), 64, Config("sgemm", (256, 128, 8), (1, 1), 4)),
     Step("dp4a", INT8, "nt", (64, 64), 256),

@@ -54,10 +54,10 @@ def quantize(
 
     x: (m, k) or (batch, m, k) of bf16, fp16 or fp32, any strides >= 0.
     recipe: what shares a scale, and so the shape of the scales, which is as `gemm` takes them: "tensor", everything,
-    (); "rows", (m, 1); "columns", (1, k); "1x128", 128 neighbours of a row, (m, ceil(k / 128)); "128x1", of a column,
+    (); "rows", (m, 1); "columns", (1, k); "1x128", 128 neighbors of a row, (m, ceil(k / 128)); "128x1", of a column,
     (ceil(m / 128), k); "128x128", (ceil(m / 128), ceil(k / 128)); a batch in front of all but "tensor".
     dtype: "fp8_e4m3", "fp8_e5m2" or "int8". The values are row-major, their rows padded to 16 bytes. Those of "columns"
-    and "128x1" are column-major, as `gemm` takes b; for b with another recipe quantise b.T, and pass .T of both.
+    and "128x1" are column-major, as `gemm` takes b; for b with another recipe quantize b.T, and pass .T of both.
     transposed: (values, scales, values_t, scales_t) instead, the latter being what quantize gives of x transposed with
     the same recipe: with "1x128" they have scales of their own, along the other index. x is read once for both; with
     "rows" and "columns" twice.
@@ -69,7 +69,7 @@ def quantize(
     A scale is amax / 448 (57344 for e5m2, 127 for int8), computed as amax * fp32(1 / 448), and at least 2^-126, but 1
     where amax is 0.
     Values are x * (448 / amax), with ue8m0 x / scale, rounded to nearest even. Where x has an infinity the scale is
-    infinite, where it has NaN the scale is NaN, with ue8m0 NaN in both cases: all that shares it dequantises to NaN.
+    infinite, where it has NaN the scale is NaN, with ue8m0 NaN in both cases: all that shares it dequantizes to NaN.
 
     In an epilogue x is a traced matrix, recipe "1x128" or another number of columns; (values, scales) are the result's.
 

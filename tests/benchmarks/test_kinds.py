@@ -53,7 +53,7 @@ def test_a_row_is_measured_and_checked(job: Job, monkeypatch: pytest.MonkeyPatch
     def right(a: Any, b: Any, d: Any, *scales: Any) -> None:
         case = Case.__new__(Case)
         case.a, case.b, case.scales = a, b, dict(zip("ab", scales, strict=False))
-        d.copy_(torch.matmul(*case.dequantised()))
+        d.copy_(torch.matmul(*case.dequantized()))
 
     def wrong(a: Any, b: Any, d: Any, *scales: Any) -> None:
         d.zero_()
@@ -74,7 +74,7 @@ def test_a_row_is_measured_and_checked(job: Job, monkeypatch: pytest.MonkeyPatch
 def test_what_is_off_is_told(job: Job) -> None:
     case = Case(job, "cpu")
     check = kinds.check_of(case, KINDS[job.kind])
-    product = torch.matmul(*case.dequantised())
+    product = torch.matmul(*case.dequantized())
     assert check(case), "poisoned"
     case.d.copy_(product)
     assert not check(case)

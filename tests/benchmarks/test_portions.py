@@ -103,7 +103,7 @@ def test_a_summary_of_what_was_measured() -> None:
     ]
 
 
-def test_quantising_is_measured_each_way_once() -> None:
+def test_quantizing_is_measured_each_way_once() -> None:
     jobs = quantize.jobs([(1, 2)], [*quantize.RECIPES, ""], quantize.LAYOUTS)
     assert len(jobs) == len(set(jobs)) == 3 * (3 * 2 + 1) + 1
     assert (1, 2, "", "row-major", True) in jobs

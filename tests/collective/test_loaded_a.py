@@ -166,7 +166,7 @@ def test_registers_for_the_fragments() -> None:
 )  # fmt: skip
 @pytest.mark.slow
 @pytest.mark.parametrize("swap_ab", [False, True])
-def test_nothing_spills_and_no_wgmma_is_serialised(config: Config, swap_ab: bool) -> None:
+def test_nothing_spills_and_no_wgmma_is_serialized(config: Config, swap_ab: bool) -> None:
     given = specs("nn" if swap_ab else "tt", 4096, 4096, 4096)
     r = gemmsmith.plan(*given, precision="tf32", config=config.replace(swap_ab=swap_ab)).resources
     assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())

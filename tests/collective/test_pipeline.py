@@ -1,4 +1,4 @@
-"""Pipelines: states that walk the stages, how barriers are initialised, and stages that are handed back."""
+"""Pipelines: states that walk the stages, how barriers are initialized, and stages that are handed back."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def _copy(nbytes: int, get: Callable[[Registers, Value], object], put: Callable[
 
 
 def barriers(*arrivals: int) -> list[SharedView]:
-    """mbarriers for that many arrivals each, initialised and known to all threads of the cluster."""
+    """mbarriers for that many arrivals each, initialized and known to all threads of the cluster."""
     k = current()
     buffer = k.shared(8, stages=len(arrivals), alignment=8, name="barrier")
     views = [buffer[i] for i in range(len(arrivals))]

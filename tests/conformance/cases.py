@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.conformance import copies, multiply, registers, synchronisation, warps
+from tests.conformance import copies, multiply, registers, synchronization, warps
 
-CASES = [*copies.CASES, *synchronisation.CASES, *registers.CASES, *multiply.CASES, *warps.CASES]
+CASES = [*copies.CASES, *synchronization.CASES, *registers.CASES, *multiply.CASES, *warps.CASES]

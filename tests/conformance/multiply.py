@@ -24,7 +24,7 @@ ROWS = 64
 
 
 def _places(k: Builder, row: Value, n: int, half: bool) -> list[tuple[int, Value]]:
-    """(register, element offset in D) of every pair of neighbours that a thread holds; registers hold pairs if half."""
+    """(register, element offset in D) of every pair of neighbors that a thread holds; registers hold pairs if half."""
     first = (row + fragment_row(k.warp_index % 4, k.lane)) * n + fragment_column(k.lane)
     return [(i if half else 2 * i, first + (i // 2 * 8 + i % 2 * 8 * n)) for i in range(n // 4)]
 

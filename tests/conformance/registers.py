@@ -32,7 +32,7 @@ def rounded_bits(x: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def awkward(dtype: DType, count: int) -> np.ndarray:
-    """Random fp32 of all exponents, values halfway between neighbours of `dtype`, and beside those; specials."""
+    """Random fp32 of all exponents, values halfway between neighbors of `dtype`, and beside those; specials."""
     rng = seeded(f"awkward{dtype}")
     anything = rng.integers(0, 1 << 32, count, np.uint32)
     shift = 23 - dtype.mantissa
@@ -148,7 +148,7 @@ def unpacking_fp8(format: str, numpy: type) -> Case:
 
 
 def awkward_fp8(name: str, mantissa: int) -> np.ndarray:
-    """Random fp32 of all exponents, and values near and halfway between neighbours within the range."""
+    """Random fp32 of all exponents, and values near and halfway between neighbors within the range."""
     rng, count = seeded(name), 1000
     anything = rng.integers(0, 1 << 32, count, np.uint32)
     exponent, sign = rng.integers(105, 145, count), rng.integers(0, 2, count)

@@ -223,7 +223,7 @@ def test_mlp(name: str, bias: bool, dtype: Any) -> None:
             return F.linear(x, of[f"{part}.weight"], of.get(f"{part}.bias"))
 
         def rounded(y: Any) -> Any:
-            """`y` as the module stores it; its gradient is not rounded. A rounding may move a sum across relu's kink."""
+            """`y` as the module stores it; its gradient is not rounded. It may cross relu's kink."""
             return y + (y.to(dtype).double() - y).detach()
 
         up = layer("up", x)

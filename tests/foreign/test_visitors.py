@@ -125,7 +125,7 @@ def softmax() -> Visitor:
 
 
 def norm() -> Visitor:
-    """What a normalisation of columns needs."""
+    """What a normalization of columns needs."""
     x = EVT(RowReduction("plus", "total"), binary("plus", AccFetch(), RowBroadcast("bias")))
     return EVT(RowReduction("sum_of_squares", "squares"), x)
 

@@ -174,7 +174,7 @@ def test_integers_wrap() -> None:
         assert (out == -(1 << 31) + 512 * 128 * 128).all()
 
 
-def test_an_epilogue_dequantises() -> None:
+def test_an_epilogue_dequantizes() -> None:
     rng = random.Random(2)
     a, b = matrix(rng, 300, 1024, INT8), matrix(rng, 1024, 520, INT8)
     rows, columns = torch.rand(300, 1, device="cuda"), torch.rand(520, device="cuda")

@@ -103,7 +103,7 @@ def test_part_of_a_warp() -> None:
     found = [str(h) for h in hazards]
     for what in ("mma.sync", "wmma.load", "wmma.mma", "wmma.store"):
         assert sum(f"{what} by some lanes of a warp" in h for h in found) == 1
-    assert {h.kind for h in hazards} == {"divergence", "uninitialised read"}
+    assert {h.kind for h in hazards} == {"divergence", "uninitialized read"}
 
 
 @pytest.mark.parametrize(("offset", "stride", "message"), [

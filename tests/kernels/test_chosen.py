@@ -83,11 +83,11 @@ def top_k_and_logits(acc: Any) -> Any:
     return acc.to("bf16"), gemmsmith.top_k_softmax(acc, 2).to("bf16")
 
 
-def quantised_rows(acc: Any) -> Any:
+def quantized_rows(acc: Any) -> Any:
     return gemmsmith.quantize(acc.relu(), "1x256")
 
 
-def quantised(acc: Any) -> Any:
+def quantized(acc: Any) -> Any:
     return gemmsmith.quantize(acc.relu(), "1x128")
 
 
@@ -97,7 +97,7 @@ OPERANDS: list[tuple[str, dict[str, Any]]] = [
     ("fp32", {"precision": "3xtf32"}),
 ]  # fmt: skip
 ROWS = [*((n, top_k) for n in (64, 128, 200, 256))]
-ROWS += [(256, f) for f in (top_k_of_biased, top_k_and_logits, quantised_rows, quantised)]
+ROWS += [(256, f) for f in (top_k_of_biased, top_k_and_logits, quantized_rows, quantized)]
 
 
 @pytest.mark.slow

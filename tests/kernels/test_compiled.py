@@ -1,4 +1,4 @@
-"""What ptxas makes of the designs: no spills, no advisories (serialised wgmma, ignored setmaxnreg), the right code."""
+"""What ptxas makes of the designs: no spills, no advisories (serialized wgmma, ignored setmaxnreg), the right code."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_no_spills_and_no_advisories(config: Config, ragged: bool, output: str) 
 def test_other_dtypes(dtype: str, options: dict[str, str], instruction: str) -> None:
     """What is chosen for some shapes, ragged, column-major and fused ones too."""
 
-    def dequantised(acc: Any, r: Any, c: Any) -> Any:
+    def dequantized(acc: Any, r: Any, c: Any) -> Any:
         return acc * r * c
 
     vectors = {"r": Spec((4096, 1), "fp32"), "c": Spec((4096,), "fp32")}
@@ -74,7 +74,7 @@ def test_other_dtypes(dtype: str, options: dict[str, str], instruction: str) -> 
     a, b = Spec((4096, 2048), dtype), Spec((2048, 4096), dtype)
     out = Spec((4096, 4096), plans[0].output, (1, 4096))
     plans.append(gemmsmith.plan(a, b, out=out, **options))  # type: ignore[arg-type]
-    plans.append(gemmsmith.plan(a, b, epilogue=dequantised, operands=vectors, **options))  # type: ignore[arg-type]
+    plans.append(gemmsmith.plan(a, b, epilogue=dequantized, operands=vectors, **options))  # type: ignore[arg-type]
     for plan in plans:
         r = plan.resources
         assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ()), plan.config
@@ -378,7 +378,7 @@ def block_scaled(m: int, n: int, k: int, columns: int, **options: Any) -> gemmsm
     return gemmsmith.plan(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype="fp32", **options)
 
 
-def quantised(acc: Any) -> Any:
+def quantized(acc: Any) -> Any:
     return gemmsmith.quantize(acc.relu(), "1x128")
 
 
@@ -394,7 +394,7 @@ def gated(acc: Any) -> Any:
 @some.composite
 def scaled_problems(draw: some.DrawFn) -> dict[str, Any]:
     """Arguments of `plan` with block scales in any layout."""
-    epilogue = draw(some.sampled_from([None, None, relu, biased, added, summed, doubled, quantised, gated]))
+    epilogue = draw(some.sampled_from([None, None, relu, biased, added, summed, doubled, quantized, gated]))
     m, n, k = draw(extents), draw(extents), draw(extents)
     n = -(-n // 16) * 16 if epilogue is gated else n
     pitch = -(-k // 16) * 16
@@ -430,7 +430,7 @@ def test_no_choice_of_promoted_sums_spills(problem: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("m", "n", "k", "columns", "epilogue"),
-    [(2931, 4064, 5120, 128, quantised), (1687, 18720, 7168, 128, gated), (128, 10816, 1024, 128, quantised),
+    [(2931, 4064, 5120, 128, quantized), (1687, 18720, 7168, 128, gated), (128, 10816, 1024, 128, quantized),
      (16384, 13056, 7168, 1, relu), (23105, 5096, 512, 128, row_sums_of)],
 )  # fmt: skip
 def test_promoted_epilogues_that_once_spilled(m: int, n: int, k: int, columns: int, epilogue: Any) -> None:
@@ -535,11 +535,11 @@ def test_reductions_where_the_product_is_swapped(m: int, n: int) -> None:
         assert (reduced.resources.spill_stores, reduced.resources.spill_loads) == (0, 0), reduced.config
 
 
-def test_sums_beside_quantised_elements() -> None:
+def test_sums_beside_quantized_elements() -> None:
     """The product is read again after they are, so that they have registers of their own."""
 
-    def quantised(acc: Any) -> Any:
+    def quantized(acc: Any) -> Any:
         return *gemmsmith.quantize(acc), acc.sum(-1)
 
-    plan = gemmsmith.plan(Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096)), epilogue=quantised)
+    plan = gemmsmith.plan(Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096)), epilogue=quantized)
     assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config

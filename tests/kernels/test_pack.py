@@ -62,7 +62,7 @@ def test_copies_of_any_layout(
     assert not got[..., cols:].any()
 
 
-def test_neighbouring_threads_read_neighbouring_elements() -> None:
+def test_neighboring_threads_read_neighboring_elements() -> None:
     def kernel(dtype: DType, row_stride: int, col_stride: int, rows: int = 64, alignment: int = 16) -> object:
         return Packing(Matrix(dtype, rows, 100, row_stride, col_stride, alignment=alignment)).kernel
 
@@ -71,7 +71,7 @@ def test_neighbouring_threads_read_neighbouring_elements() -> None:
     assert kernel(E4M3, 102, 1) is kernel(E4M3, 104, 2) is gather(8, False, False, HOPPER)
     assert kernel(TF32, 101, 1) is gather(32, True, False, HOPPER)
     assert kernel(E4M3, 1, 64) is kernel(INT8, 1, 68) is transpose(8, True, False, HOPPER)
-    # a word of neighbours along the rows: not where columns begin anywhere, are strided, or end within one
+    # a word of neighbors along the rows: not where columns begin anywhere, are strided, or end within one
     for found in (kernel(E4M3, 1, 65), kernel(E5M2, 2, 256), kernel(E4M3, 1, 64, 62), kernel(E4M3, 1, 64, 64, 2)):
         assert found is transpose(8, False, False, HOPPER)
     assert kernel(TF32, 1, 65) is transpose(32, True, False, HOPPER)

@@ -1,4 +1,4 @@
-"""The kernels that quantise: ptxas spills nothing, with as many CTAs in an SM as are asked for; no barrier is missing
+"""The kernels that quantize: ptxas spills nothing, with as many CTAs in an SM as are asked for; no barrier is missing
 and none is idle."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_the_others_do_not_spill(dtype: DType, chunked: bool) -> None:
         check(dequantize(DequantizeSpec(INT8, FP32, dtype, per_column, chunked)))
 
 
-SYNCHRONISED = [
+SYNCHRONIZED = [
     QuantizeSpec(BF16, E4M3, FP32, "row", "column"),
     QuantizeSpec(BF16, E4M3, FP32, "tile", "tile"),
     QuantizeSpec(BF16, E4M3, FP32, "tile", None),
@@ -88,7 +88,7 @@ def hazards(kernel: Kernel, spec: QuantizeSpec, limit: int = 20) -> list[Hazard]
     return simulate(kernel, 1, arguments, memory, dependent=True, max_hazards=limit).hazards
 
 
-@pytest.mark.parametrize("spec", SYNCHRONISED, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", SYNCHRONIZED, ids=lambda spec: spec.name)
 def test_every_barrier_is_needed(spec: QuantizeSpec) -> None:
     """Without one of them, or without the wait for the grid before, the simulator reports it."""
     assert hazards(quantize.__wrapped__(spec), spec) == []
@@ -101,6 +101,6 @@ def test_every_barrier_is_needed(spec: QuantizeSpec) -> None:
         _, target, where, apply = changes[deletions]
         apply()
         (found,) = hazards(kernel, spec, limit=1)
-        assert found.kind in ("race", "uninitialised read"), (target, where)
+        assert found.kind in ("race", "uninitialized read"), (target, where)
         deletions += 1
     assert deletions > 1

@@ -1,4 +1,4 @@
-"""Mutants of a kernel: each synchronising statement deleted, moved one step, changed by one, narrowed in scope, or
+"""Mutants of a kernel: each synchronizing statement deleted, moved one step, changed by one, narrowed in scope, or
 executed by one lane alone."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import I32, PRED
 from gemmsmith.lang.values import Builtin, Constant, LateConstant, Operation, Parameter, Value
 
-SYNCHRONISING = (
+SYNCHRONIZING = (
     mbarrier.MbarrierWait, mbarrier.MbarrierArrive, mbarrier.MbarrierArriveCluster, mbarrier.MbarrierArriveExpectTx,
     mbarrier.FenceMbarrierInit, fence.FenceProxyAsync, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait,
     tma.BulkCommit, tma.BulkWaitRead, barrier.BarrierSync, barrier.BarrierArrive, barrier.SyncThreads,
@@ -24,7 +24,7 @@ SYNCHRONISING = (
     cp_async.CpAsyncMbarrierArrive, cp_async.CpAsyncCommit, cp_async.CpAsyncWait,
 )  # fmt: skip
 ONLY_DELETED = (fence.FenceAcqRel, fence.GridDependencyWait, wgmma.CompilerFence, barrier.SyncWarp, register.SetMaxNReg)
-"""Where these stand among their neighbours does not matter."""
+"""Where these stand among their neighbors does not matter."""
 ALIGNED = (
     register.SetMaxNReg, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait, barrier.BarrierSync, barrier.SyncThreads,
     barrier.SyncWarp, cluster.ClusterArriveRelaxed, cluster.ClusterWait, matrix.StoreMatrix, matrix.LoadMatrix,
@@ -48,7 +48,7 @@ class Mutant:
 
 CLASSES = {
     "delete": "deleted: a wait, arrival, fence, barrier, commit, setmaxnreg",
-    "move": "moved past a neighbour",
+    "move": "moved past a neighbor",
     "of": "changed by one: arrivals, bytes, stages, pending groups, threads, the first phase",
     "narrow": "narrowed to the scope .cta",
     "relax": "relaxed: a release that is none",
@@ -100,7 +100,7 @@ def _changes(kernel: Kernel) -> Iterator[Change]:
         block.statements = [s for s in block.statements if not isinstance(s, st.Comment)]
         for position, statement in enumerate(block.statements):
             where = str(statement.where)
-            if isinstance(statement, st.Execute) and isinstance(statement.instruction, (*SYNCHRONISING, *ONLY_DELETED)):
+            if isinstance(statement, st.Execute) and isinstance(statement.instruction, (*SYNCHRONIZING, *ONLY_DELETED)):
                 name = statement.instruction.mnemonic
                 yield "delete", name, where, _deletion(block, position)
                 steps = () if isinstance(statement.instruction, ONLY_DELETED) else ((-1, "earlier"), (1, "later"))

@@ -19,9 +19,9 @@ from gemmsmith.lang.kernel import Kernel
 SIZES = {"block_tile": (16, 16, 48), "mma_naive": (64, 64, 48), "thread_tile": (64, 64, 16), "dp4a": (64, 64, 96),
          "wmma": (128, 128, 320)}  # fmt: skip
 """One tile, with more k-tiles than stages; others have (128, 128, 24)."""
-SYNCHRONISED = [name for name in RUNGS if name not in ("naive_m", "naive", "wmma_naive")]
+SYNCHRONIZED = [name for name in RUNGS if name not in ("naive_m", "naive", "wmma_naive")]
 SEEDS = 3
-LOST_DATA = {"race", "uninitialised read"}
+LOST_DATA = {"race", "uninitialized read"}
 EXPECTED = {
     "delete cp_async_wait": LOST_DATA | {"exited CTA"}, "+1 pending of cp_async_wait": LOST_DATA | {"exited CTA"},
     "delete cp_async_commit": LOST_DATA, "delete sync_threads": LOST_DATA, "delete sync_warp": LOST_DATA,
@@ -61,7 +61,7 @@ def seen(x: Any) -> Matrix:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SYNCHRONISED)
+@pytest.mark.parametrize("name", SYNCHRONIZED)
 def test_every_mutant_is_reported(name: str) -> None:
     unreported, alone, count = [], set[str](), 0
 
@@ -88,7 +88,7 @@ def test_every_mutant_is_reported(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SYNCHRONISED)
+@pytest.mark.parametrize("name", SYNCHRONIZED)
 def test_the_unbroken_rungs_are_never_reported(name: str) -> None:
     kernel = RUNGS[name].make(RUNGS[name].dtypes[0], CHIPS["sm_80"])
     for seed in range(3):

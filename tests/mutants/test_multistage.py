@@ -28,7 +28,7 @@ Patch = pytest.MonkeyPatch
 SIZES = (128, 64, 160, 1)
 """Two tiles of one CTA, with more k-tiles than stages."""
 SEEDS = 3
-LOST_DATA = {"race", "uninitialised read"}
+LOST_DATA = {"race", "uninitialized read"}
 WAIT = LOST_DATA | {"exited CTA"}
 """Of the last one nobody reads what lands."""
 EXPECTED = HOPPERS | {
@@ -47,7 +47,7 @@ EXPECTED = HOPPERS | {
 
 
 EQUIVALENT = {
-    ("narrow scope of", "relaxed store_strong"): "who makes a word zero again has synchronised with all that use it",
+    ("narrow scope of", "relaxed store_strong"): "who makes a word zero again has synchronized with all that use it",
     ("delete", "barrier_sync"): "before results are written over the last tile's: the mainloop's barriers do the same",
 }
 

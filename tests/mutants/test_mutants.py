@@ -1,4 +1,4 @@
-"""Every way of breaking a kernel's synchronisation is reported, as the right kind; the unbroken ones never are."""
+"""Every way of breaking a kernel's synchronization is reported, as the right kind; the unbroken ones never are."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SHORT = (512, 64, 192, 2)
 SEEDS = 4
 """Schedules of a mutant, at most."""
 
-LOST_DATA = {"race", "uninitialised read", "phase aliasing", "over-arrival"}
+LOST_DATA = {"race", "uninitialized read", "phase aliasing", "over-arrival"}
 EXPECTED = {
     ("delete", "mbarrier_wait"): LOST_DATA | {"exited CTA"},
     ("delete", "mbarrier_arrive"): {"deadlock"},
@@ -76,7 +76,7 @@ EXPECTED = {
     ("+1 arrivals of", "mbarrier_init"): {"deadlock"},
     ("-1 arrivals of", "mbarrier_init"): LOST_DATA | {"deadlock", "barrier"},
     ("delete", "barrier_arrive"): {"deadlock"},
-    ("delete", "wait_acquire"): {"race", "uninitialised read"},
+    ("delete", "wait_acquire"): {"race", "uninitialized read"},
     ("delete", "store_strong"): {"deadlock", "semaphore"},
     ("move", "wait_acquire"): {"deadlock", "semaphore"},
     ("move", "store_strong"): {"deadlock", "semaphore", "race"},
@@ -89,7 +89,7 @@ EXPECTED = {
     ("flip start of", "aliased_phase"): {"race"},
     ("flip start of", "read_phase"): LOST_DATA,
     ("delete", "cp_async_mbarrier_arrive"): {"deadlock"},
-    ("move", "cp_async_mbarrier_arrive"): {"race", "deadlock", "uninitialised read"},
+    ("move", "cp_async_mbarrier_arrive"): {"race", "deadlock", "uninitialized read"},
     ("move", "barrier_sync"): {"race", "missing proxy fence"},
     ("move", "fence_proxy_async"): {"missing proxy fence"},
     ("move", "fence_mbarrier_init"): {"barrier"},
@@ -125,7 +125,7 @@ EQUIVALENT = {
     ("move later (past grid_dependency_wait)", "cluster_wait"): "it touches no barrier and no memory",
     ("delete", "grid_dependency_wait"): "others hear through barriers that the lane of the first copies has waited",
     ("delete", "set_max_nreg"): "of inc: ptxas then keeps to the registers of the launch",
-    ("narrow scope of", "relaxed store_strong"): "who makes a word zero again has synchronised with all that use it",
+    ("narrow scope of", "relaxed store_strong"): "who makes a word zero again has synchronized with all that use it",
     ("move later (past store_strong)", "store_strong"): "of two words that nobody uses any more",
     ("move earlier (past store_strong)", "store_strong"): "the same",
     ("move later (past wgmma_wait)", "barrier_arrive"): "the other warpgroup only starts later",

@@ -1,7 +1,7 @@
 """One named barrier serves two roles, which do not know of each other.
 
 Source: TileOPs #1898. A named barrier counts threads, not who they are: where two warpgroups use one identifier for
-two purposes, the arrivals of either complete the other's phase. Its warps go on before their own neighbours have come.
+two purposes, the arrivals of either complete the other's phase. Its warps go on before their own neighbors have come.
 Mended: an identifier each.
 """
 

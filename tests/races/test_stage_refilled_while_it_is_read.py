@@ -43,4 +43,4 @@ def test_a_multistage_loop(ahead: int, pending: int, seed: int) -> None:
         hw.cp_async_wait(0)
 
     right = (ahead, pending) == (2, 1)
-    assert kinds(run(record, THREADS, seed=seed)) - {"uninitialised read"} == (set() if right else {"race"})
+    assert kinds(run(record, THREADS, seed=seed)) - {"uninitialized read"} == (set() if right else {"race"})

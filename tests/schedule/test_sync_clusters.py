@@ -31,7 +31,7 @@ def walked(m: int, n: int, k: int, ctas: int, seed: int) -> list[int]:
         out, count = b.pointer("out"), b.pointer("count")
         with (
             b.when(b.thread == 0),
-            scheduler.each_synchronised() as tile,
+            scheduler.each_synchronized() as tile,
             scheduler.each_k_tile(tile, Constant(I32, 0)),
         ):
             one = b.registers(U32, 1, "one")

@@ -96,7 +96,7 @@ def test_tiles_are_walked_in_bands(raster: str, group: int, m: int, n: int, batc
 
 
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2), (2, 2)])
-def test_ctas_of_a_cluster_have_neighbouring_tiles(cluster: tuple[int, int]) -> None:
+def test_ctas_of_a_cluster_have_neighboring_tiles(cluster: tuple[int, int]) -> None:
     """Ranks run along M first; those of a ragged cluster lie outside."""
     (rows, columns), (m, n) = cluster, (3, 4)
     config = TILE.replace(cluster=cluster, raster_group=1, tile=(64, 16, 16))

@@ -35,7 +35,7 @@ def test_random_graphs(graph: Graph) -> None:
     same(graph, torch.randn(M, N, dtype=torch.float64, generator=rng), data(np.random.default_rng(0), graph))
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if "quantised" not in n and n != "top_k_softmax"])
+@pytest.mark.parametrize("name", [n for n in CASES if "quantized" not in n and n != "top_k_softmax"])
 def test_every_kind_of_node(name: str) -> None:
     graph = trace(CASES[name].function, (6, 32), kinds_of(name))
     operands = {}

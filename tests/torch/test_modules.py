@@ -319,13 +319,13 @@ def test_a_training_step_learns() -> None:
     fused.load_state_dict(plain.state_dict())
     losses = []
     for model in (plain, fused):
-        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         losses.append([])
         for _ in range(50):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss = model(x, target)
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             losses[-1].append(loss.item())
     assert losses[0][-1] < 0.7 * losses[0][0]
     torch.testing.assert_close(losses[1], losses[0], rtol=2e-3, atol=2e-3)
@@ -390,7 +390,7 @@ def test_a_fused_linear_has_what_a_plain_one_has(bias: bool) -> None:
 
 
 def test_a_layer_of_another_kind_is_refused() -> None:
-    """Adapters and quantised layers have a forward of their own, and a FusedMLP does not call its layers."""
+    """Adapters and quantized layers have a forward of their own, and a FusedMLP does not call its layers."""
     mlp = FusedMLP(DIM, HIDDEN)
     nn.utils.parametrizations.weight_norm(mlp.gate)  # which has not
     mlp(torch.randn(3, DIM))

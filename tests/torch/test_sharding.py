@@ -117,7 +117,7 @@ def inputs() -> Any:
 
 
 def equal_after_a_step(sharded: Any, plain: Any) -> None:
-    """The gradients, and the parameters after a step of an optimiser."""
+    """The gradients, and the parameters after a step of an optimizer."""
     for model in (sharded, plain):
         torch.optim.AdamW(model.parameters(), lr=1e-2).step()
     for got, want in zip(sharded.parameters(), plain.parameters(), strict=True):

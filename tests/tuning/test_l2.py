@@ -69,7 +69,7 @@ def test_bounds(m: int, n: int, k: int, width: int, evict: tuple[Eviction, Evict
     assert traffic(p, config, capacity=10**12).dram == 2 * k * (rows + columns)
 
 
-def test_traffic_where_neighbours_share_what_is_multicast() -> None:
+def test_traffic_where_neighbors_share_what_is_multicast() -> None:
     """The H200's counters, where the chip merges no reads: 145 MB from DRAM, 33.7 M sectors from the L2."""
     found = traffic(problem(4096, 4096, 4096), Config(raster="n"))
     assert found.dram == pytest.approx(145e6, rel=0.05)

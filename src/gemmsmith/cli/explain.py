@@ -20,7 +20,7 @@ from gemmsmith.cli import options
 from gemmsmith.core.errors import EpilogueError, GemmsmithError
 from gemmsmith.epilogue.frontend.fusions import FUSIONS, amax
 from gemmsmith.epilogue.frontend.show import pictures, tree
-from gemmsmith.epilogue.passes import optimise, steps
+from gemmsmith.epilogue.passes import optimize, steps
 from gemmsmith.plans import Plan
 
 PACKAGE = str(Path(gemmsmith.__file__).parent)
@@ -66,7 +66,7 @@ def explain(
     written = plan.binding.written
     shown = [("as written", written), *steps(written)]
     if picture:
-        pictures([shown[0], ("after the passes", optimise(written))], picture)
+        pictures([shown[0], ("after the passes", optimize(written))], picture)
     if as_json:
         click.echo(json.dumps([{"step": name, "tree": tree(graph)} for name, graph in shown], indent=2))
         return

@@ -19,7 +19,7 @@ from gemmsmith.tuning.limits import RESOURCES, limits
 COUNTED = ("ctas", "warps", "registers", "multiplications", "bound_us", "bound_tflops", "bound_of_floor", "limit",
            "line", "access")  # fmt: skip
 MEASURED = ("us", "tflops", "of_cublas", "of_floor")
-COLOURS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c78a8"), strict=True))
+COLORS = dict(zip(RESOURCES, ("#9d755d", "#72b7b2", "#f58518", "#eeca3b", "#4c78a8"), strict=True))
 
 
 @click.command()
@@ -138,7 +138,7 @@ def measured_cells(x: dict[str, Any]) -> tuple[str, ...]:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A bar for each rung: the bound, coloured by what it comes from; and a dot where one was measured."""
+    """A bar for each rung: the bound, colored by what it comes from; and a dot where one was measured."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -147,14 +147,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(9, 1 + 0.32 * len(rows)), layout="constrained")
     places = range(len(rows))[::-1]
-    axes.barh(places, [x["bound_tflops"] for x in rows], color=[COLOURS[x["limit"]] for x in rows], height=0.7)
+    axes.barh(places, [x["bound_tflops"] for x in rows], color=[COLORS[x["limit"]] for x in rows], height=0.7)
     dots = [(x["tflops"], place) for x, place in zip(rows, places, strict=True) if "us" in x]
-    legend: list[Any] = [Patch(color=COLOURS[x], label=x) for x in RESOURCES if x in {r["limit"] for r in rows}]
+    legend: list[Any] = [Patch(color=COLORS[x], label=x) for x in RESOURCES if x in {r["limit"] for r in rows}]
     if dots:
         legend.append(axes.scatter(*zip(*dots, strict=True), color="black", zorder=2, label="measured"))
     axes.set_yticks(places, [f"{x['rung']}, {x['dtype']}" for x in rows])
     axes.set_xscale("log")
-    axes.set_xlabel("TFLOP/s that the counts allow on an H200, coloured by what limits")
+    axes.set_xlabel("TFLOP/s that the counts allow on an H200, colored by what limits")
     axes.legend(handles=legend, loc="upper right", frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -32,7 +32,7 @@ def raster(m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
     """Shows what each order of the tiles reads from DRAM.
 
     A model of the L2 says so; "taken" is the order of a plan, for bf16 operands and a column-major B. The picture
-    numbers the tiles and colours them by waves.
+    numbers the tiles and colors them by waves.
 
     \b
     Example: gemmsmith raster --m 4096 --n 14336 --picture raster.png

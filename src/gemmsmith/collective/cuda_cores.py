@@ -27,7 +27,7 @@ MOST_AHEAD = 40
 
 class VectorOrder:
     """Which row of A, or column of B, lies where among those of its tile in shared memory: a thread's own are vectors,
-    and those of neighbouring lanes lie side by side, so that no two lanes meet in a bank. The two columns of a pair lie
+    and those of neighboring lanes lie side by side, so that no two lanes meet in a bank. The two columns of a pair lie
     the other way round: FFMA reads a column and its sum from different banks of registers, even and odd ones."""
 
     def __init__(self, spec: KernelSpec, name: str) -> None:
@@ -128,7 +128,7 @@ class CopiedWords:
 class ThreadTiles:
     """A thread's rows of A and columns of B at two depths: one is multiplied while the other is loaded, `ahead`; or,
     where they are more than `MOST_AHEAD`, a few columns at one depth. They are those of the fragment's lane whose bits
-    1 and 2 are exchanged, until `settle`: so neighbours by 1 load the same of A, and neighbours by 2 the same of B, and
+    1 and 2 are exchanged, until `settle`: so neighbors by 1 load the same of A, and neighbors by 2 the same of B, and
     more lanes are served at once (backends/sim/counters.py)."""
 
     def __init__(self, spec: KernelSpec, warpgroup: Value) -> None:

@@ -63,7 +63,7 @@ class LanesOfA:
     """A thread's elements of a k-step of 64 rows of A: of every 8 x 4 elements (M x K) of its warp's 16 x 8 one.
 
     A row of a box, of one k, is 128 bytes, 32 of M; the numbers of its 16-byte chunks are xor-ed with k % 8. So 8 rows
-    of M lie in the same two of eight for two neighbours of K. Of two neighbouring lanes one therefore loads first what
+    of M lie in the same two of eight for two neighbors of K. Of two neighboring lanes one therefore loads first what
     lies 4 of K further, and no two meet in a bank.
     """
 

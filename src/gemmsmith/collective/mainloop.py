@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from gemmsmith import hw
 from gemmsmith.collective.operand import Operand
-from gemmsmith.collective.pipeline import Initialised, PipelineState, PipelineTmaAsync, ReleaseBarrier, start
+from gemmsmith.collective.pipeline import Initialized, PipelineState, PipelineTmaAsync, ReleaseBarrier, start
 from gemmsmith.collective.staged_scales import LoadedScales
 from gemmsmith.core.mma import PRODUCTS
 from gemmsmith.core.problem import BoundProblem, low_part_of, operand_of
@@ -63,8 +63,8 @@ class Mainloop:
         """Brings these with each k-tile. Before the prologue."""
         self._beside = scales
 
-    def prologue(self, *others: Initialised, prefetch: Sequence[Value]) -> None:
-        """Initialises all barriers, the `others`' too, and the cluster meets. The thread that initialises them also
+    def prologue(self, *others: Initialized, prefetch: Sequence[Value]) -> None:
+        """Initializes all barriers, the `others`' too, and the cluster meets. The thread that initializes them also
         starts the copies of the first k-tiles of this CTA's first tile, if that is known: each CTA its own, for
         nothing can be multicast before the cluster has met. The global memory of earlier kernels is waited for
         (programmatic dependent launch)."""
@@ -112,7 +112,7 @@ class Mainloop:
     @contextmanager
     def each_k_tile(self) -> Iterator[tuple[WorkTile, Value]]:
         """What a producer does nothing but load: the k-tiles of all tiles but those that the prologue has started."""
-        with self._scheduler.each_synchronised() as tile, self.rest(tile) as k_tile:
+        with self._scheduler.each_synchronized() as tile, self.rest(tile) as k_tile:
             yield tile, k_tile
 
     @contextmanager

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.collective.copied_operand import CopiedOperand
-from gemmsmith.collective.pipeline import Initialised, start
+from gemmsmith.collective.pipeline import Initialized, start
 from gemmsmith.core.problem import Source, operand_of
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
@@ -52,8 +52,8 @@ class MultistageMainloop:
         self.stages = range(self.operands[0].stages.offset, last.offset + last.bytes)
         self._k = current().parameter("k_extent", bind=lambda p: p.k)
 
-    def prologue(self, *others: Initialised, prefetch: Sequence[Value] = ()) -> None:
-        """Initialises the `others`' barriers, starts the copies of the first k-tiles, and waits for one."""
+    def prologue(self, *others: Initialized, prefetch: Sequence[Value] = ()) -> None:
+        """Initializes the `others`' barriers, starts the copies of the first k-tiles, and waits for one."""
         k, config = current(), self.spec.config
         if others or prefetch:
             start(*others, prefetch=prefetch)

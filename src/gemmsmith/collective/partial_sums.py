@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.pipeline import Initialised
+from gemmsmith.collective.pipeline import Initialized
 from gemmsmith.core.mma import WARPGROUP
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
@@ -42,7 +42,7 @@ class PartialSums:
             self.flags = k.scratch("flags", lambda p: slots(p) * 4, zeroed=True)
 
     @property
-    def pipelines(self) -> tuple[Initialised, ...]:
+    def pipelines(self) -> tuple[Initialized, ...]:
         return ()
 
     def reduced(self, tile: WorkTile) -> WorkTile:

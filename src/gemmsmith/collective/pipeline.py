@@ -55,7 +55,7 @@ class PipelineState:
         self._index.set(total % self.stages)
 
 
-class Initialised(Protocol):
+class Initialized(Protocol):
     """Anything with barriers of its own."""
 
     def init(self) -> None: ...
@@ -259,8 +259,8 @@ class ReleaseBarrier:
         _tell(self._done[0], self.cluster_size, self.first_rank, self.scope)
 
 
-def start(*pipelines: Initialised, prefetch: Sequence[Value] = (), then: Callable[[], None] = lambda: None) -> None:
-    """Initialises the pipelines' barriers and makes them known to the whole cluster; recorded before the roles.
+def start(*pipelines: Initialized, prefetch: Sequence[Value] = (), then: Callable[[], None] = lambda: None) -> None:
+    """Initializes the pipelines' barriers and makes them known to the whole cluster; recorded before the roles.
 
     One thread inits all barriers: lanes would take 45 cycles each, one after the other. `then` is what it does next,
     before any other thread knows of them: nobody waits for it, as the cluster's arrival releases nothing. The tensor

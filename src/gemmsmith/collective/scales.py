@@ -35,7 +35,7 @@ class BlockScales:
 
     @property
     def pipelines(self) -> list[PipelineTmaAsync]:
-        """What has barriers to initialise."""
+        """What has barriers to initialize."""
         return [side.pipe for side in self.sides if isinstance(side, BoxedScales)]
 
     def lanes(self) -> AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from gemmsmith.core.errors import ConfigError
 @dataclass(frozen=True)
 class Chip:
     """A compute capability, as PTX names it: `shared_bytes` that a CTA can have, and an SM; the `multiprocessors` of
-    its largest GPU for data centres or workstations; the CTAs and warps that an SM holds. All have 64 K registers an
+    its largest GPU for data centers or workstations; the CTAs and warps that an SM holds. All have 64 K registers an
     SM."""
 
     name: str

@@ -9,7 +9,7 @@ from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF3
 from gemmsmith.core.errors import ConfigError
 
 Major = Literal["K", "MN"]
-"""The index along which an operand's neighbours in memory lie."""
+"""The index along which an operand's neighbors in memory lie."""
 WARPGROUP = 128
 """Threads of a warpgroup: four warps."""
 WGMMA_M = 64
@@ -103,7 +103,7 @@ parts; the product of the low parts is left out."""
 
 # -- the fragment --------------------------------------------------------------------------------------------------
 # A warp of the four has 16 rows of D's 64. Its lanes lie as 8 rows of 4 (a quad shares a row), and a thread holds pairs
-# of neighbours: of every 8 columns (a chunk) one pair in each half of its warp's rows. Element e of a thread is one of
+# of neighbors: of every 8 columns (a chunk) one pair in each half of its warp's rows. Element e of a thread is one of
 # pair e / 2, which lies in chunk e / 4 and half e / 2 % 2. (PTX ISA, "Register fragments for wgmma.mma_async"; with
 # four warps along M those of mma.sync m16n8 are the same.) The functions take numbers, arrays and a kernel's Values.
 
@@ -119,7 +119,7 @@ def fragment_row(warp: Any, lane: Any, height: int = 1) -> Any:
 
 
 def fragment_column(lane: Any) -> Any:
-    """The column of a thread's first element in a chunk; the second is its right neighbour."""
+    """The column of a thread's first element in a chunk; the second is its right neighbor."""
     return lane % QUAD * 2
 
 

@@ -76,7 +76,7 @@ class Matrix:
 
     @property
     def column_major(self) -> bool:
-        """Whether the matrix is column-major: neighbours in memory belong to one column."""
+        """Whether the matrix is column-major: neighbors in memory belong to one column."""
         return self.contiguous == "rows"
 
     def canonical(self) -> Matrix:

@@ -23,7 +23,7 @@ from gemmsmith.core.tile import Tile
 SCALE_BOX = 4
 """K-tiles whose block scales TMA brings at once where they are contiguous along K: 16 bytes, its least."""
 DEPTH_PADDING = 16
-"""Bytes between the depths of a tile that sgemm stages: 8 depths of 4 neighbours are in 32 banks."""
+"""Bytes between the depths of a tile that sgemm stages: 8 depths of 4 neighbors are in 32 banks."""
 A_STEPS = 4
 """K-steps of an A in registers that these hold at once: some are multiplied while one is loaded."""
 BARRIER_BYTES = 16

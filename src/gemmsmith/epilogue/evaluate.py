@@ -1,4 +1,4 @@
-"""Evaluating a graph at two neighbouring elements of a thread's fragment: every node once, in topological order."""
+"""Evaluating a graph at two neighboring elements of a thread's fragment: every node once, in topological order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gemmsmith.lang.types import F32, PRED
 from gemmsmith.lang.values import Constant, Value
 
 Source = Callable[[int, int], tuple[Value, Value]]
-"""(chunk offset, half) -> two neighbouring elements."""
+"""(chunk offset, half) -> two neighboring elements."""
 
 
 def lowerings(graph: Graph, exact: bool) -> dict[int, Lowering]:
@@ -36,7 +36,7 @@ def lowerings(graph: Graph, exact: bool) -> dict[int, Lowering]:
 class Evaluation:
     """Values of nodes in one step of a piece.
 
-    `sources` gives operands and the accumulator by their node, `columns` the numbers of two neighbouring columns by
+    `sources` gives operands and the accumulator by their node, `columns` the numbers of two neighboring columns by
     their chunk offset.
     """
 
@@ -49,7 +49,7 @@ class Evaluation:
         self._known: dict[tuple[int, int, int], tuple[Value, Value]] = {}
 
     def pair(self, node: int, j: int, half: int) -> tuple[Value, Value]:
-        """Two neighbouring elements of a node, as fp32: chunk offset j counts chunks of the node's own width. The only
+        """Two neighboring elements of a node, as fp32: chunk offset j counts chunks of the node's own width. The only
         half of paired rows is 0."""
         low, high = self._pair(node, j, half)
         return _number(low), _number(high)

@@ -1,7 +1,7 @@
 """How Hopper's tensor cores add: the products of an instruction's whole K and the accumulator in one fused sum.
 
 Every addend, products exact, is truncated to a multiple of 2^(e - fraction), e being the largest exponent among the
-addends that are not zero. A product's exponent is the sum of its factors' (it may be one more when normalised), a
+addends that are not zero. A product's exponent is the sum of its factors' (it may be one more when normalized), a
 subnormal's that of the smallest normal number. Their sum is exact; it is truncated to fp32, or to as many bits of it as
 were kept, or rounded to nearest even to fp16. A sum of zero is +0, and every NaN has the same bits; what rounds to zero
 keeps its sign with wgmma, and not with mma.sync. An H200 computed the same bits in all that benchmarks/probe_mma.py

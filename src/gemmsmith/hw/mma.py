@@ -1,4 +1,4 @@
-"""mma.sync: a warp multiplies fragments in registers. PTX ISA, "Matrix fragments for mma.m16n8k16" and its neighbours.
+"""mma.sync: a warp multiplies fragments in registers. PTX ISA, "Matrix fragments for mma.m16n8k16" and its neighbors.
 
 The fragments of all types are the same in words of 32 bits, of which A (16 rows) and B (8 columns) have 8 a row: lane l
 holds, of rows l / 4 and l / 4 + 8 of A, words l % 4 and l % 4 + 4; of column l / 4 of B the same words. D is the

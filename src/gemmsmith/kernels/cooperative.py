@@ -1,4 +1,4 @@
-"""Cooperative (warp-specialised): one warp only starts TMA copies, warpgroups only multiply and store."""
+"""Cooperative (warp-specialized): one warp only starts TMA copies, warpgroups only multiply and store."""
 
 from __future__ import annotations
 

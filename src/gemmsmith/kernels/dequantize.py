@@ -1,4 +1,4 @@
-"""Dequantising: 8-bit values times their scales."""
+"""Dequantizing: 8-bit values times their scales."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gemmsmith.lang.values import Bind, Registers, Value
 
 @dataclass(frozen=True)
 class DequantizeSpec:
-    """What is constant in a kernel. `per_column`: each column has a scale of its own, else 8 neighbours share one.
+    """What is constant in a kernel. `per_column`: each column has a scale of its own, else 8 neighbors share one.
     `chunked`: the source's rows are whole chunks."""
 
     source: DType

@@ -57,7 +57,7 @@ class Group(ABC):
 
 
 class RowGroup(Group):
-    """`count` groups of neighbouring rows in every `lanes` threads: one row each, or all of a tile."""
+    """`count` groups of neighboring rows in every `lanes` threads: one row each, or all of a tile."""
 
     def __init__(self, count: int, lanes: int) -> None:
         super().__init__(count, "row" if count > 1 or lanes < THREADS else "tile")

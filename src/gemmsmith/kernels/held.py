@@ -1,6 +1,6 @@
-"""A tile that a CTA holds in registers: what the kernels that quantise and dequantise share.
+"""A tile that a CTA holds in registers: what the kernels that quantize and dequantize share.
 
-A thread holds 8 chunks of 8 neighbours of a row: of 8 rows, or, where a tile is wider than a chunk for every thread, of
+A thread holds 8 chunks of 8 neighbors of a row: of 8 rows, or, where a tile is wider than a chunk for every thread, of
 fewer rows. `Threads` says which.
 """
 
@@ -107,7 +107,7 @@ class HeldTile:
             else:
                 loaded.append(hw.load_global_narrow(where, there, self.dtype.bits).to(U32))
         bits = self.dtype.bits
-        while len(loaded) > len(self.held.rows[0]) * self.words:  # neighbours share a register
+        while len(loaded) > len(self.held.rows[0]) * self.words:  # neighbors share a register
             loaded = [loaded[i] | loaded[i + 1] << bits for i in range(0, len(loaded), 2)]
             bits *= 2
         for i, x in enumerate(loaded):

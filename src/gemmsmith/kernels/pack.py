@@ -71,7 +71,7 @@ class Packing:
 
     @property
     def kernel(self) -> Kernel:
-        """The one that makes the copy: neighbouring threads read what is near in memory."""
+        """The one that makes the copy: neighboring threads read what is near in memory."""
         s = self.source
         across = s.row_stride < s.col_stride and s.rows > 1
         along, count, apart = (s.row_stride, s.rows, s.col_stride) if across else (s.col_stride, s.cols, s.row_stride)
@@ -189,7 +189,7 @@ def gather(bits: int, words: bool, low: bool, chip: Chip) -> Kernel:
 
 @lru_cache(maxsize=32)
 def transpose(bits: int, words: bool, low: bool, chip: Chip) -> Kernel:
-    """A CTA reads tiles of ROWS x 128 bytes with neighbouring threads along the rows and writes them along the columns,
+    """A CTA reads tiles of ROWS x 128 bytes with neighboring threads along the rows and writes them along the columns,
     through shared memory. A thread reads squares of as many elements each way as a word of 4 bytes holds: with `words`
     a column of one at once.
 

@@ -1,4 +1,4 @@
-"""Quantising: reads a matrix once, and writes it in 8 bits with its scales, transposed too where asked.
+"""Quantizing: reads a matrix once, and writes it in 8 bits with its scales, transposed too where asked.
 
 A CTA holds a tile in registers, finds the largest magnitude of each group that shares a scale, and writes the elements
 over their scales. Groups that do not fit a tile are found in tiles one after the other, which are then read again.

@@ -208,7 +208,7 @@ class Builder:
         return variable
 
     def registers(self, type: Type, count: int, name: str) -> Registers:
-        """An uninitialised array in registers."""
+        """An uninitialized array in registers."""
         array = Registers(type, count, name)
         self.emit(st.DeclareRegisters(array))
         return array
@@ -262,7 +262,7 @@ class Builder:
     @contextmanager
     def thread_numbered(self, lane: Value, warp_index: Value) -> Iterator[None]:
         """Inside, `lane` and `warp_index` are these values: copies of the builder's own, which the compiler does not
-        recognise as such (hw.opaque)."""
+        recognize as such (hw.opaque)."""
         numbers = self.lane, self.warp_index
         self.lane, self.warp_index = lane, warp_index
         try:

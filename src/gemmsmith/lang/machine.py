@@ -103,7 +103,7 @@ class Machine(Protocol):
         self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: Order = "weak",
         scope: Scope = "gpu", mask: Any = None,
     ) -> np.ndarray:  # fmt: skip
-        """(T, nbytes) uint8, zeros for inactive threads; `order` "acquire" synchronises with a release, as far as
+        """(T, nbytes) uint8, zeros for inactive threads; `order` "acquire" synchronizes with a release, as far as
         `scope`, which ordinary accesses do not have.
 
         `rank` (number or array) names another CTA's shared memory; `mask` (T,) narrows the active threads.
@@ -150,7 +150,7 @@ class Machine(Protocol):
         """Until a word of global memory, which others change, is `ready`, `what` it is not yet, or has been read
         `reads` times; gives it."""
 
-    # -- other synchronisation ---------------------------------------------------------------------
+    # -- other synchronization ---------------------------------------------------------------------
     def barrier_sync(self, identifier: Any, threads: int) -> Blocking:
         """bar.sync: a named barrier of the CTA; 0 with all threads is __syncthreads."""
 

@@ -184,7 +184,7 @@ class Registers:
 
 
 class RegisterPart(Registers):
-    """Some neighbours of a register array, as an instruction's operand."""
+    """Some neighbors of a register array, as an instruction's operand."""
 
     def __init__(self, array: Registers, first: Value, count: int) -> None:
         super().__init__(array.type, count, array.name, array.declared)

@@ -1,4 +1,4 @@
-"""Grid-wide synchronisation of k-steps: every few k-tiles the producers of all clusters wait for one another.
+"""Grid-wide synchronization of k-steps: every few k-tiles the producers of all clusters wait for one another.
 
 What several clusters read they then read at one time: the GPCs merge more of it, and what the L2 is told to evict first
 is not gone before the last of them has come. Left to themselves, clusters drift apart.

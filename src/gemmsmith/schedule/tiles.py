@@ -86,7 +86,7 @@ class ClusterPosition:
 class TileScheduler:
     """Walks the tiles of a cluster. Kernel arguments: tiles_m, tiles_n (in clusters), tiles (all), k_tiles, the
     divisors of the walk, and `order`, where in the walk each cluster begins: any permutation of the grid's clusters is
-    right, and one that puts neighbours in the walk on neighbouring SMs lets the chip merge their reads. This one is the
+    right, and one that puts neighbors in the walk on neighboring SMs lets the chip merge their reads. This one is the
     `cluster`-th of `clusters`, and this CTA's `position` in it; they are read here, before the roles begin."""
 
     counts = "tile"
@@ -170,7 +170,7 @@ class TileScheduler:
         return replace(found, whole_wave=(begin + self.clusters <= self.tiles).named("whole_wave"))
 
     @contextmanager
-    def each_synchronised(self) -> Iterator[WorkTile]:
+    def each_synchronized(self) -> Iterator[WorkTile]:
         """The same in the one thread that produces: clusters wait for one another in `each_k_tile`, if the config has
         them do so."""
         if self._sync:

@@ -32,12 +32,12 @@ MOST_STAGES = 16
 FEW_ROWS, FEW_ROWS_DEPTH = 32, 256
 """Columns of swapped tiles for the fewest rows, and the K that only they are tried with."""
 CROWDED, CROWDED_BLOCKS, APART = 0.8, 0.64, 0.44
-"""Of the registers that accumulators may take, what they, and elements to be quantised, may where an epilogue needs
+"""Of the registers that accumulators may take, what they, and elements to be quantized, may where an epilogue needs
 more than a few; where it needs many, and a warpgroup has more than 64 rows; and where it reads a matrix without TMA,
 whose elements and addresses are held at once."""
 SPARED, BESIDE_SHARES, SPARED_APART = 32, 4, 16
 """Registers that promoted sums leave a cluster that adds up its CTAs' sums, or an epilogue of whole rows where tiles
-are shared otherwise, and one that quantises there; and that those of all k-tiles in flight leave an epilogue that reads
+are shared otherwise, and one that quantizes there; and that those of all k-tiles in flight leave an epilogue that reads
 a matrix without TMA: with fewer they spill."""
 RICH = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions whose intermediate values would spill with the largest accumulators."""
@@ -89,8 +89,8 @@ def spares(spec: KernelSpec) -> bool:
     if not spec.promoted:
         return True
     graph = spec.epilogue.graph
-    quantises = any(node.op == "quantize" for node in graph.nodes)
-    spared = SPARED if c.cluster_splits > 1 else BESIDE_SHARES * (quantises and c.splits != 1)
+    quantizes = any(node.op == "quantize" for node in graph.nodes)
+    spared = SPARED if c.cluster_splits > 1 else BESIDE_SHARES * (quantizes and c.splits != 1)
     if graph.takes_whole_rows and c.splits != 1:
         spared = SPARED
     columns, in_flight, taken = spec.promotion

@@ -134,9 +134,9 @@ def traffic(
 def read_by_sms(wave: list[tuple[int, int]], config: Config, tile: tuple[int, int]) -> int:
     """Rows of A and of B that are read from the L2 for a wave; `tile` is a cluster's."""
     rows, (down, across) = 0.0, config.cluster
-    neighbours = max(1, GPC_SMS // (down * across))  # clusters of a GPC are neighbours in the walk
-    for i in range(0, len(wave), neighbours):
-        ms, ns = zip(*wave[i : i + neighbours], strict=True)
+    neighbors = max(1, GPC_SMS // (down * across))  # clusters of a GPC are neighbors in the walk
+    for i in range(0, len(wave), neighbors):
+        ms, ns = zip(*wave[i : i + neighbors], strict=True)
         for panels, extent, multicast in ((ms, tile[0], across > 1), (ns, tile[1], down > 1)):
             same = len(panels) - len(set(panels))
             rows += extent * (len(panels) - same * MERGED[config.sync_clusters] * (not multicast))
@@ -144,7 +144,7 @@ def read_by_sms(wave: list[tuple[int, int]], config: Config, tile: tuple[int, in
 
 
 def picture(problem: Problem, config: Config, path: str | Path) -> None:
-    """Draws the tiles of D, coloured by the wave in which they run, numbered where there are few."""
+    """Draws the tiles of D, colored by the wave in which they run, numbered where there are few."""
     import matplotlib
 
     matplotlib.use("Agg")

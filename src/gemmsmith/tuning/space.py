@@ -123,7 +123,7 @@ class Space:
         return np.ceil(m / self.cluster_m), np.ceil(n / self.cluster_n)
 
     def alike(self, problem: Problem) -> tuple[Column, Column]:
-        """How many CTAs of a GPC, neighbours in raster order, read the same tile of A, and of B, at one time."""
+        """How many CTAs of a GPC, neighbors in raster order, read the same tile of A, and of B, at one time."""
         m, n = self.sizes(problem)
         down, across = np.ceil(m / (self.m * self.rows)), np.ceil(n / (self.n * self.columns))
         band = np.minimum(self.band, np.maximum(1, np.where(self.raster_m, across, down)))

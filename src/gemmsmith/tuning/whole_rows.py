@@ -1,4 +1,4 @@
-"""What is said where no chosen config holds a row, or a block to be quantised, in one tile."""
+"""What is said where no chosen config holds a row, or a block to be quantized, in one tile."""
 
 from __future__ import annotations
 

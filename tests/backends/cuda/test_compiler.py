@@ -31,7 +31,7 @@ extern "C" __global__ void shared(float* p) {
     p[1] = s[5];
 }"""
 
-SERIALISED = """ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized
+SERIALIZED = """ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized
 ptxas info    : (C7508) Ignoring setmaxnreg to maintain compatibility into other kernels
 ptxas info    : Compiling entry function 'gemm' for 'sm_90a'
 ptxas info    : Function properties for gemm
@@ -71,7 +71,7 @@ def test_resources_are_those_of_the_named_kernel() -> None:
 
 
 def test_every_number_and_advisory_of_a_log() -> None:
-    resources = Compiled(b"", SERIALISED, "gemm").resources
+    resources = Compiled(b"", SERIALIZED, "gemm").resources
     assert (resources.registers, resources.stack, resources.shared) == (168, 16, 1024)
     assert (resources.spill_stores, resources.spill_loads) == (24, 32)
     assert len(resources.advisories) == 3

@@ -27,7 +27,7 @@ def forgotten() -> Iterator[None]:
 
 @pytest.fixture
 def no_driver(monkeypatch: pytest.MonkeyPatch, forgotten: None) -> None:
-    monkeypatch.setattr(driver, "_initialised", lambda: "no CUDA driver: libcuda.so.1 is not there")
+    monkeypatch.setattr(driver, "_initialized", lambda: "no CUDA driver: libcuda.so.1 is not there")
 
 
 @pytest.mark.usefixtures("no_driver")
@@ -40,7 +40,7 @@ def test_without_a_driver_every_call_says_so() -> None:
 
 @pytest.mark.usefixtures("forgotten")
 def test_a_driver_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_initialised", lambda: "")
+    monkeypatch.setattr(driver, "_initialized", lambda: "")
     monkeypatch.setattr(driver, "_count", lambda: 0)
     assert not driver.available()
     with pytest.raises(DeviceError, match="device: got 0, this process sees 0 GPU"):
@@ -50,7 +50,7 @@ def test_a_driver_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize("device", [-1, 2])
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, device: int) -> None:
-    monkeypatch.setattr(driver, "_initialised", lambda: "")
+    monkeypatch.setattr(driver, "_initialized", lambda: "")
     monkeypatch.setattr(driver, "_count", lambda: 2)
     with pytest.raises(DeviceError, match=f"device: got {device}, this process sees 2 GPU"):
         driver.require_chip(device)
@@ -92,7 +92,7 @@ def test_what_a_tensor_map_is_encoded_from(
         calls.append(arguments)
         return cu.CUresult.CUDA_SUCCESS, cu.CUtensorMap()
 
-    monkeypatch.setattr(driver, "_initialised", lambda: "")
+    monkeypatch.setattr(driver, "_initialized", lambda: "")
     monkeypatch.setattr(cu, "cuTensorMapEncodeTiled", encode)
     given = TensorMap(64, dtype, (40, 30, 2), (160, 4800), (8, 16, 1), swizzle)
     equal = TensorMap(64, dtype, (40, 30, 2), (160, 4800), (8, 16, 1), swizzle)

@@ -35,7 +35,7 @@ def data(kind: str, shape: tuple[int, int], dtype: DType, rng: np.random.Generat
             x = rng.standard_normal(shape)
         case "positive":
             x = rng.uniform(0.5, 1, shape)
-        case "cancelling":  # large sums that vanish in the end
+        case "canceling":  # large sums that vanish in the end
             half = rng.uniform(1, 2, (shape[0], (shape[1] + 1) // 2))
             x = np.concatenate([half, -half], 1)[:, : shape[1]]
         case "wide":
@@ -51,7 +51,7 @@ def data(kind: str, shape: tuple[int, int], dtype: DType, rng: np.random.Generat
     return x.astype(dtype.numpy)
 
 
-KINDS = ["normal", "positive", "cancelling", "wide", "subnormal", "mixed", "biased"]
+KINDS = ["normal", "positive", "canceling", "wide", "subnormal", "mixed", "biased"]
 
 
 @given(

@@ -17,7 +17,7 @@ from gemmsmith.core.errors import ArgumentError
 DTYPES = [BF16, FP16, FP32]
 
 
-def neighbours(dtype: DType, x: float) -> list[float]:
+def neighbors(dtype: DType, x: float) -> list[float]:
     """x in `dtype`, and the two values beside it."""
     value = np.asarray(x, np.float32).astype(dtype.numpy)
     around = [np.nextafter(value, np.asarray(s * np.inf, dtype.numpy)) for s in (-1, 1)]
@@ -27,11 +27,11 @@ def neighbours(dtype: DType, x: float) -> list[float]:
 @given(st.sampled_from(DTYPES), st.floats(-60000, 60000, allow_subnormal=False), st.data())
 def test_rounds_once_to_nearest_even(dtype: DType, x: float, data: st.DataObject) -> None:
     """Also just beside a midpoint, where rounding through float32 would be wrong."""
-    low, here, _ = sorted(neighbours(dtype, x))
+    low, here, _ = sorted(neighbors(dtype, x))
     mid = (low + here) / 2
     x = data.draw(st.sampled_from([x, mid, np.nextafter(mid, np.inf), np.nextafter(mid, -np.inf)]))
     got = rounded(np.array([x]), dtype)
-    best = min(abs(Fraction(v) - Fraction(x)) for v in (*neighbours(dtype, x), low, here) if np.isfinite(v))
+    best = min(abs(Fraction(v) - Fraction(x)) for v in (*neighbors(dtype, x), low, here) if np.isfinite(v))
     assert abs(Fraction(float(got[0])) - Fraction(x)) == best
     if Fraction(x) == Fraction(mid):
         assert got.view(f"u{dtype.bytes}")[0] % 2 == 0

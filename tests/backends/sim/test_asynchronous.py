@@ -1,4 +1,4 @@
-"""Who learns what from waiting: bulk groups and cp.async bind the thread that issued them, not its neighbours."""
+"""Who learns what from waiting: bulk groups and cp.async bind the thread that issued them, not its neighbors."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_misaligned_rows_and_pointers(what: str, offset: int) -> None:
         hw.cp_async_commit()
         hw.cp_async_wait(0)
 
-    assert kinds(run(record)) - {"race", "uninitialised read"} == ({"alignment"} if offset == 4 else set())
+    assert kinds(run(record)) - {"race", "uninitialized read"} == ({"alignment"} if offset == 4 else set())
 
 
 @pytest.mark.parametrize(("wait", "fence"), [(True, True), (True, False), (False, True)])
@@ -179,7 +179,7 @@ def test_some_groups_may_stay_open() -> None:
     assert kinds(run(lambda k, out: record(k, out, 1))) == {"race"}
 
 
-def test_a_copy_on_a_barrier_nobody_initialised_names_its_own_line() -> None:
+def test_a_copy_on_a_barrier_nobody_initialized_names_its_own_line() -> None:
     def record(k: Builder, out: Value) -> None:
         box = k.tensor_map("map")
         smem = k.shared(512, alignment=128, name="tile")
@@ -190,7 +190,7 @@ def test_a_copy_on_a_barrier_nobody_initialised_names_its_own_line() -> None:
 
     (hazard,) = run(record).hazards
     assert hazard.kind == "barrier"
-    assert "full is used but was never initialised" in hazard.message
+    assert "full is used but was never initialized" in hazard.message
     with open(__file__) as file:
         line = next(i for i, text in enumerate(file, 1) if text.rstrip().endswith("# the line"))
     assert hazard.where.line == line

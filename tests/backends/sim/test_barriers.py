@@ -30,7 +30,7 @@ def test_asking_again_for_a_phase_counts_once() -> None:
     assert "phase aliasing" in kinds(run(lambda k, out: record(k, out, 2), threads=32))
 
 
-def test_the_lane_that_initialises_may_expect_bytes() -> None:
+def test_the_lane_that_initializes_may_expect_bytes() -> None:
     def record(k: Builder, out: Value) -> None:
         barrier = k.shared(8, alignment=8, name="b")
         with k.when(k.thread == 0):

@@ -64,10 +64,10 @@ def shared(place: Bytes, registers: int, store: bool = False, threads: int = 32)
         (lambda lane: lane * 16, 4, 4, 4),
         (lambda lane: lane * 32, 4, 8, 4),  # of a quarter's 8 lanes two are in the same banks
         (lambda lane: lane * 128, 4, 32, 4),
-        (lambda lane: lane * 0, 4, 2, 1),  # neighbours that are equal go together: two halves
+        (lambda lane: lane * 0, 4, 2, 1),  # neighbors that are equal go together: two halves
         (lambda lane: lane // 2 * 16, 4, 2, 2),
-        (lambda lane: lane % 2 * 16 + lane // 4 * 32, 4, 2, 2),  # neighbours by 2
-        (lambda lane: lane % 8 * 16, 4, 4, 1),  # each quarter the same: no neighbours
+        (lambda lane: lane % 2 * 16 + lane // 4 * 32, 4, 2, 2),  # neighbors by 2
+        (lambda lane: lane % 8 * 16, 4, 4, 1),  # each quarter the same: no neighbors
         (lambda lane: lane // 2 * 8, 2, 1, 1),
     ],
 )

@@ -61,7 +61,7 @@ def test_registers_are_written_before_they_are_read(type, written: bool) -> None
 
     for record in (operand, element):
         result = run(record)
-        assert kinds(result) == (set() if written else {"uninitialised read"})
+        assert kinds(result) == (set() if written else {"uninitialized read"})
         assert written or "register r" in str(result.hazards[0])
 
 

@@ -24,7 +24,7 @@ def test_warps_that_share_without_a_barrier(ordered: bool, seed: int) -> None:
         hw.load_shared(got, smem[0].address + ((k.thread ^ 32) * 4).to(U32))
 
     result = run(record, threads=64, seed=seed)
-    assert bool(kinds(result) & {"race", "uninitialised read"}) != ordered
+    assert bool(kinds(result) & {"race", "uninitialized read"}) != ordered
     if not ordered:
         assert "shared" in str(result.hazards[0])
         assert "test_hazards.py" in str(result.hazards[0])
@@ -47,7 +47,7 @@ def test_memory_read_before_it_is_written() -> None:
     def record(k: Builder, out: Value) -> None:
         hw.load_shared(k.registers(U32, 1, "got"), k.shared(128, name="fresh")[0].address)
 
-    assert kinds(run(record, threads=64)) == {"uninitialised read"}
+    assert kinds(run(record, threads=64)) == {"uninitialized read"}
 
 
 def test_out_of_bounds_global_and_shared() -> None:

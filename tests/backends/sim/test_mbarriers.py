@@ -1,4 +1,4 @@
-"""mbarriers that are initialised wrongly."""
+"""mbarriers that are initialized wrongly."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gemmsmith.lang.values import Value
 @pytest.mark.parametrize(
     ("counts", "offset", "message"),
     [
-        ((1, 1), 0, "full is initialised twice"),
-        ((0,), 0, "full is initialised for 0 arrivals"),
+        ((1, 1), 0, "full is initialized twice"),
+        ((0,), 0, "full is initialized for 0 arrivals"),
         ((1,), 4, "full: an mbarrier at an address that is no multiple of 8"),
         ((1,), 0, None),
     ],
 )
-def test_an_mbarrier_is_initialised_once_for_some_arrivals(
+def test_an_mbarrier_is_initialized_once_for_some_arrivals(
     counts: tuple[int, ...], offset: int, message: str | None
 ) -> None:
     def record(k: Builder, out: Value) -> None:

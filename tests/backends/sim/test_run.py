@@ -45,7 +45,7 @@ def test_progress_ends_at_one(rng: np.random.Generator, config: Config, m: int, 
         assert 0 < told[0] < told[-1] == 1
 
 
-def test_neighbouring_bytes_are_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighboring_bytes_are_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 9 bytes, whose ends other CTAs store: with shadow memory of every two bytes that would be one."""
 
     def hazards() -> list[Hazard]:

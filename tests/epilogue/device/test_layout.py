@@ -130,13 +130,13 @@ def test_a_clusters_ctas_finish_a_part_of_the_columns_each() -> None:
 def test_blocks_that_no_piece_can_be(block: int, gated: bool) -> None:
     """Whether TMA can store D or not."""
 
-    def quantised(acc):
+    def quantized(acc):
         return gemmsmith.quantize(gemmsmith.deinterleave(acc)[0] if gated else acc, f"1x{block}")
 
     message = f"block: got {block}; use a multiple of 16, at most {128 if gated else 256}"
     for n in (96, 80 if gated else 83):
         with pytest.raises(EpilogueError, match=message):
-            gemmsmith.plan(Spec((70, 32), "bf16"), Spec((32, n), "bf16"), epilogue=quantised)
+            gemmsmith.plan(Spec((70, 32), "bf16"), Spec((32, n), "bf16"), epilogue=quantized)
 
 
 def test_blocks_of_two_sizes() -> None:

@@ -45,11 +45,11 @@ def test_scales_of_every_dtype_are_one_a_row_and_block(dtype: str, n: int, rng: 
     x[:, ::16] = 28  # amax is 448 / 16: the scale is exact
     config = TILE.replace(tile=(64, 32, 32))
 
-    def quantised(acc):
+    def quantized(acc):
         q, scale = gemmsmith.quantize(acc, "1x16")
         return q, scale.to(dtype)
 
-    q, scale = through(x, quantised, config)
+    q, scale = through(x, quantized, config)
     assert scale.shape == (70, -(-n // 16))
     assert scale.dtype == DTYPES[dtype]
     np.testing.assert_array_equal(scale.astype(np.float32), np.full(scale.shape, 1 / 16))

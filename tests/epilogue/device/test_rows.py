@@ -1,4 +1,4 @@
-"""Functions of a whole row: scales of quantised rows, and the k largest of a row."""
+"""Functions of a whole row: scales of quantized rows, and the k largest of a row."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.graph import Extent
 from gemmsmith.epilogue.frontend.show import pictures, tree
 from gemmsmith.epilogue.frontend.tracer import trace
-from gemmsmith.epilogue.passes import optimise
+from gemmsmith.epilogue.passes import optimize
 
 KINDS = {"bias": (Extent(height=1), BF16), "labels": (Extent(height=1, width=1), BF16)}
 
@@ -35,5 +35,5 @@ def test_tree() -> None:
 
 def test_pictures(tmp_path: Path) -> None:
     graph = trace(bce, (64, 64), KINDS)
-    pictures([("before", graph), ("after", optimise(graph))], tmp_path / "graph.png")
+    pictures([("before", graph), ("after", optimize(graph))], tmp_path / "graph.png")
     assert (tmp_path / "graph.png").stat().st_size > 5000

@@ -25,7 +25,7 @@ from gemmsmith.epilogue.frontend.show import tree
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.frontend.values import quantize, top_k_softmax
 from gemmsmith.epilogue.functions import FUNCTIONS
-from gemmsmith.epilogue.passes import optimise
+from gemmsmith.epilogue.passes import optimize
 
 try:
     import torch
@@ -777,7 +777,7 @@ def test_a_column_without_its_index_of_one_column() -> None:
 
 @pytest.mark.parametrize("count", [400, 2000])
 def test_long_chains(count: int) -> None:
-    """As deep as graphs get: they are traced, optimised, printed, and computed by the reference."""
+    """As deep as graphs get: they are traced, optimized, printed, and computed by the reference."""
 
     def chain(acc: Any) -> Any:
         for i in range(count):
@@ -789,7 +789,7 @@ def test_long_chains(count: int) -> None:
     for i in range(count):
         want = np.tanh(want) if i % 3 == 0 else want * 1.01 if i % 3 == 1 else want + 0.125
     graph = trace(chain, (4, 8), {})
-    assert tree(optimise(graph)).count("\n") > count // 2
+    assert tree(optimize(graph)).count("\n") > count // 2
     np.testing.assert_allclose(execute(graph, x, {})["out"], want, rtol=1e-5)
 
 

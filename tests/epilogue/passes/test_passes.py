@@ -12,7 +12,7 @@ from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.graph import Extent, Graph
 from gemmsmith.epilogue.frontend.tracer import trace
-from gemmsmith.epilogue.passes import LAST, PASSES, optimise, steps
+from gemmsmith.epilogue.passes import LAST, PASSES, optimize, steps
 from gemmsmith.epilogue.passes.fission import SPECIAL_FUNCTION_OPERATIONS
 
 KINDS = {"x": (Extent(height=1, width=1), BF16), "row": (Extent(width=1), BF16), "s": (Extent(), None)}
@@ -38,9 +38,9 @@ def same(before: Graph, after: Graph) -> None:
 @settings(max_examples=150, deadline=None)
 @given(graph=graphs())
 def test_all_passes_keep_the_meaning(graph: Graph) -> None:
-    done = optimise(graph)
+    done = optimize(graph)
     same(graph, done)
-    assert optimise(done) == done
+    assert optimize(done) == done
     assert len(done.nodes) <= len(graph.nodes) + 4
 
 
@@ -89,7 +89,7 @@ def test_each_pass_keeps_the_meaning(name: str, step, graph: Graph, seed: int) -
 ])  # fmt: skip
 def test_what_becomes_of(function, want: list[str]) -> None:
     graph = traced(function)
-    done = optimise(graph)
+    done = optimize(graph)
     assert ops(done) == sorted(want)
     same(graph, done) if "log" not in ops(graph) else None
 
@@ -104,15 +104,15 @@ def test_what_becomes_of(function, want: list[str]) -> None:
 ])  # fmt: skip
 def test_roundings_stay_but_of_what_is_rounded(function, want: list[str]) -> None:
     graph = traced(function)
-    assert ops(optimise(graph)) == want
-    same(graph, optimise(graph))
+    assert ops(optimize(graph)) == want
+    same(graph, optimize(graph))
 
 
 def test_an_operand_is_not_rounded_to_its_own_dtype() -> None:
     operands = {"x": (Extent(width=1), BF16)}
     for dtype, want in (("bf16", ["mul"]), ("fp16", ["cast", "mul"])):
         graph = trace(lambda acc, x: acc * -x.to(dtype).abs(), (M, N), operands)  # noqa: B023
-        assert ops(optimise(graph)) == sorted([*want, "abs", "neg"])
+        assert ops(optimize(graph)) == sorted([*want, "abs", "neg"])
 
 
 def special(graph: Graph) -> int:
@@ -126,7 +126,7 @@ def special(graph: Graph) -> int:
 ])  # fmt: skip
 def test_fission_saves_special_functions(function) -> None:
     graph = traced(function, *(["x"] if function.__code__.co_argcount == 2 else []))
-    done = optimise(graph)
+    done = optimize(graph)
     assert special(done) < special(graph)
     rng = np.random.default_rng()
     product, operands = rng.standard_normal((M, N)), {"x": rng.standard_normal((M, N))}
@@ -137,7 +137,7 @@ def test_fission_saves_special_functions(function) -> None:
 
 def test_intermediates_with_other_users_stay() -> None:
     graph = traced(lambda acc: (acc * 2 + 1, acc * 2))
-    assert ops(optimise(graph)) == ["add", "mul"]
+    assert ops(optimize(graph)) == ["add", "mul"]
 
 
 def test_what_nobody_asked_for_is_pruned() -> None:
@@ -149,15 +149,15 @@ def test_what_nobody_asked_for_is_pruned() -> None:
 
 
 def test_equal_reductions_are_one() -> None:
-    graph = optimise(traced(lambda acc: (acc, acc.abs().sum(-1), acc.abs().sum(-1))))
+    graph = optimize(traced(lambda acc: (acc, acc.abs().sum(-1), acc.abs().sum(-1))))
     assert ops(graph) == ["abs", "reduce"]
     assert graph.results[1].node == graph.results[2].node
-    assert ops(optimise(traced(lambda acc: acc.relu().abs().amax()))) == ["reduce", "relu"]
+    assert ops(optimize(traced(lambda acc: acc.relu().abs().amax()))) == ["reduce", "relu"]
 
 
 def test_order_of_writing_does_not_matter() -> None:
-    one = optimise(traced(lambda acc, row, x: (acc + row) * x + 1, "row", "x"))
-    other = optimise(traced(lambda acc, x, row: 1 + x * (row + acc), "x", "row"))
+    one = optimize(traced(lambda acc, row, x: (acc + row) * x + 1, "row", "x"))
+    other = optimize(traced(lambda acc, x, row: 1 + x * (row + acc), "x", "row"))
     assert one == other
     assert hash(one) == hash(other)
 
@@ -165,7 +165,7 @@ def test_order_of_writing_does_not_matter() -> None:
 def test_steps_lead_from_the_first_to_the_last() -> None:
     graph = traced(lambda acc, row: (acc + row) * (acc + row).sigmoid() * 1, "row")
     done = steps(graph)
-    assert done[-1][1] == optimise(graph)
+    assert done[-1][1] == optimize(graph)
     assert {name for name, _ in done} <= {name for name, _ in (*PASSES, *LAST)}
 
 
@@ -173,6 +173,6 @@ def test_a_one_hot_row_is_not_known() -> None:
     """A label outside of the columns, as those that are to be ignored have, names none."""
     kinds = {"labels": (Extent(height=1), BF16)}
     for kind, axis in (("sum", -1), ("max", -1), ("sum", -2)):
-        graph = optimise(trace(lambda acc, labels: getattr(labels.one_hot(N), kind)(axis), (M, N), kinds))  # noqa: B023
+        graph = optimize(trace(lambda acc, labels: getattr(labels.one_hot(N), kind)(axis), (M, N), kinds))  # noqa: B023
         assert graph.known(graph.results[0]) is None
         assert [o.name for o in graph.operands] == ["labels"]

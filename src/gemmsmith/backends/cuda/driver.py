@@ -16,7 +16,7 @@ TENSOR_MAPS = 4096
 
 
 @lru_cache(maxsize=1)
-def _initialised() -> str:
+def _initialized() -> str:
     """An empty string if the driver works, else the reason why it does not."""
     try:
         from cuda.bindings import driver
@@ -29,7 +29,7 @@ def _initialised() -> str:
 
 def available() -> bool:
     """Whether there is a driver and at least one GPU."""
-    return not _initialised() and _count() > 0
+    return not _initialized() and _count() > 0
 
 
 def _count() -> int:
@@ -117,7 +117,7 @@ def attributes(device: int) -> Attributes:
 
 
 def _require_driver() -> None:
-    problem = _initialised()
+    problem = _initialized()
     if problem:
         raise DeviceError(f"no usable GPU ({problem}); use backend='sim' or 'reference' on this machine")
 

@@ -54,7 +54,7 @@ class LoadedKernel:
         self._programmatic = threading.local()  # a thread's CUlaunchConfig: making one costs as much as a launch
 
     def order(self, clusters: int) -> tuple[int, ...]:
-        """The order for a grid of that many clusters, which gives neighbouring tiles to clusters of one GPC."""
+        """The order for a grid of that many clusters, which gives neighboring tiles to clusters of one GPC."""
         if clusters not in self._orders:
             sms = attributes(self.device).multiprocessors
             resident = min(self.max_active_clusters(), sms // self.cluster[0])

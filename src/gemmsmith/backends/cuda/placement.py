@@ -1,9 +1,9 @@
-"""On which SMs a grid's clusters run, and the order that gives neighbouring tiles to clusters of one GPC.
+"""On which SMs a grid's clusters run, and the order that gives neighboring tiles to clusters of one GPC.
 
 SMs of one GPC that read the same bytes at about the same time are served by one request to the L2. The hardware
 deals consecutive clusters out to the GPCs in turn, so consecutive tiles, which share operands, land in different
 ones. A probe, run once a device and cluster size, finds which cluster lands in which GPC; clusters of a GPC then
-are neighbours in the walk. It is a permutation in any case: a chip that places clusters otherwise only loses speed.
+are neighbors in the walk. It is a permutation in any case: a chip that places clusters otherwise only loses speed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ extern "C" __global__ void probe(unsigned* sm_of_cta)
     while (clock64() - start < 100000) {}
 }
 """
-_NEIGHBOURS = (16, 12, 10, 8, 6, 4)
+_NEIGHBORS = (16, 12, 10, 8, 6, 4)
 """Cluster sizes used to find which SMs share a GPC: the CTAs of a cluster always run on one GPC."""
 
 
@@ -64,7 +64,7 @@ def _gpc_of_sm(device: int) -> Array:
     """A number for each SM, the same for those known to share a GPC."""
     sms = attributes(device).multiprocessors
     group = np.arange(sms)
-    for size in _NEIGHBOURS:
+    for size in _NEIGHBORS:
         try:
             found = _probe(device, size, sms // size).reshape(-1, size)  # those that do not fit come later
         except DeviceError:  # sizes above 8 are not portable

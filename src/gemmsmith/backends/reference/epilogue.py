@@ -14,10 +14,10 @@ from gemmsmith.epilogue.functions import FUNCTIONS
 
 
 def execute(graph: Graph, product: Array, operands: Mapping[str, Any]) -> dict[str, Array]:
-    """The results by name, in float64; quantised ones hold the values that are stored.
+    """The results by name, in float64; quantized ones hold the values that are stored.
 
     product: (m, n) or (batch, m, n), float64. operands: numbers, or arrays that broadcast against it, columns as
-    (m, 1); those of gated values against (m, n / 2). Only casts and quantisation round.
+    (m, 1); those of gated values against (m, n / 2). Only casts and quantization round.
     """
     values: list[Any] = []
     scales: dict[int, Array] = {}

@@ -1,4 +1,4 @@
-"""Quantising, as the kernels compute it, bit for bit: in fp32, each operation rounded once."""
+"""Quantizing, as the kernels compute it, bit for bit: in fp32, each operation rounded once."""
 
 from __future__ import annotations
 

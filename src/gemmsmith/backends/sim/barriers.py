@@ -39,7 +39,7 @@ class Observation:
 class Mbarrier:
     """An mbarrier. `phase` counts completed phases; the one in progress has its parity.
 
-    `initialiser` is (agent, count) of its init.
+    `initializer` is (agent, count) of its init.
     `observed` is the last phase each unit has waited for, `observations` the last of each agent. A wait by parity is
     sound only if the phase after the awaited one completes after the wait, however late that comes; one for which
     nothing ensures that is reported.
@@ -47,7 +47,7 @@ class Mbarrier:
 
     name: str
     count: int
-    initialiser: tuple[int, int]
+    initializer: tuple[int, int]
     where: Where
     agents: int
     hazards: Hazards

@@ -3,7 +3,7 @@
 Shared memory has 32 banks of 4 bytes. A wavefront reads or writes one word in each bank, whoever asked for it; a warp's
 access takes as many as it asks one bank for different words (CUDA C++ Programming Guide, "Shared Memory"). Of 8 bytes a
 lane half a warp goes at once, of 16 bytes a quarter, for a wavefront moves 128 bytes. Where in a load all 32 lanes have
-the address of their neighbour by 1, or all that of their neighbour by 2, twice as many lanes go at once. ldmatrix and
+the address of their neighbor by 1, or all that of their neighbor by 2, twice as many lanes go at once. ldmatrix and
 stmatrix take 8 rows of 16 bytes at once, equal ones too. Lanes that copy (LDGSTS) from one line, 128 bytes, of global
 memory go at once; those that write zeros go as in a store. TMA and wgmma are counted without conflicts: swizzled tiles
 have none. Memory behind the L1 is moved in sectors of 32 bytes; a warp's access takes those that it touches, a TMA copy
@@ -159,7 +159,7 @@ class _Watch:
 
 
 def wavefronts(access: Access, *, paired: bool = False, sources: Sequence[Access] = ()) -> tuple[int, int]:
-    """Those of an access to shared memory, and the ideal. `paired`: neighbours with the same address go together.
+    """Those of an access to shared memory, and the ideal. `paired`: neighbors with the same address go together.
     `sources`: what threads copy there from global memory; the others write zeros."""
     ideal = _ideal(access, WAVEFRONT)
     if access.threads is None:
@@ -225,15 +225,15 @@ def _warps(access: Access) -> np.ndarray:
 
 
 def _paired(access: Access) -> np.ndarray:
-    """For each thread, whether in its warp all lanes have the address of their neighbour by 1, or all that of their
-    neighbour by 2. Lanes that take no part do not count."""
+    """For each thread, whether in its warp all lanes have the address of their neighbor by 1, or all that of their
+    neighbor by 2. Lanes that take no part do not count."""
     assert access.threads is not None
     held = np.full((int(access.threads[-1]) // WARP + 1, WARP), -1)
     held.reshape(-1)[access.threads] = access.addresses
     paired = np.zeros(len(held), bool)
     for distance in (1, 2):
-        neighbour = held[:, np.arange(WARP) ^ distance]
-        paired |= ((held == neighbour) | (held < 0) | (neighbour < 0)).all(1)
+        neighbor = held[:, np.arange(WARP) ^ distance]
+        paired |= ((held == neighbor) | (held < 0) | (neighbor < 0)).all(1)
     return np.asarray(paired[access.threads // WARP])
 
 

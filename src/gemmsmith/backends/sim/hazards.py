@@ -11,7 +11,7 @@ from gemmsmith.lang.statements import Where
 class Hazard:
     """One mistake: its kind, what happened, and the kernel line that was executing.
 
-    Kinds: race, missing proxy fence, uninitialised read, deadlock, phase aliasing, over-arrival, barrier, unread
+    Kinds: race, missing proxy fence, uninitialized read, deadlock, phase aliasing, over-arrival, barrier, unread
     phase, exited CTA, accumulator, group, registers, out of bounds, alignment, overflow, uniformity, divergence,
     duplicate issue, semaphore.
     """

@@ -1,4 +1,4 @@
-"""mbarriers, as a unit initialises them, arrives at them and waits for them."""
+"""mbarriers, as a unit initializes them, arrives at them and waits for them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Mbarriers:
         self.unit = unit
 
     def at(self, cta: Cta, address: int, clock: Clock, *, copies: bool = False) -> Mbarrier:
-        """The mbarrier at an address of a CTA, which `clock` must know to be initialised; for the copy engine where
+        """The mbarrier at an address of a CTA, which `clock` must know to be initialized; for the copy engine where
         it `copies`."""
         unit, remote = self.unit, cta is not self.unit.cta
         found = cta.mbarriers.get(address & OFFSET_MASK)
         name = unit.state.place(address)[0]
         if found is None:
-            raise unit.stop("barrier", f"{name} is used but was never initialised [{unit.title}]")
-        agent, count = found.initialiser
+            raise unit.stop("barrier", f"{name} is used but was never initialized [{unit.title}]")
+        agent, count = found.initializer
         known = [x >= count for x in clock.vector[:, agent].tolist()]
         if not known[MEMORY] and not known[MBARRIER_INIT]:
             unit.hazard("barrier", f"{name} is used before its init is known: a barrier of all threads must follow it")
@@ -48,11 +48,11 @@ class Mbarriers:
         if offset % MBARRIER_BYTES:
             unit.hazard("alignment", f"{name}: an mbarrier at an address that is no multiple of {MBARRIER_BYTES}")
         if offset in cta.mbarriers:
-            unit.hazard("barrier", f"{name} is initialised twice")
+            unit.hazard("barrier", f"{name} is initialized twice")
         if count < 1:
-            raise unit.stop("barrier", f"{name} is initialised for {count} arrivals")
-        initialiser = agent.number, agent.count
-        cta.mbarriers[offset] = Mbarrier(name, count, initialiser, unit.where, state.agents, state.hazards)
+            raise unit.stop("barrier", f"{name} is initialized for {count} arrivals")
+        initializer = agent.number, agent.count
+        cta.mbarriers[offset] = Mbarrier(name, count, initializer, unit.where, state.agents, state.hazards)
         cta.shadow.add_barrier(offset)
 
     def arrive(self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None, scope: str = "cta") -> None:

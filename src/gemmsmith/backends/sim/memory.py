@@ -47,7 +47,7 @@ class GlobalMemory:
         return address
 
     def find(self, address: int) -> Buffer | None:
-        """The buffer whose neighbourhood an address is in."""
+        """The buffer whose neighborhood an address is in."""
         index = (address - _FIRST) // _APART
         return self.buffers[index] if 0 <= index < len(self.buffers) else None
 

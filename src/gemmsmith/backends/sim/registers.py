@@ -11,7 +11,7 @@ from gemmsmith.lang.types import F32
 from gemmsmith.lang.values import Registers
 
 POISON = 0x7FC1_7FC1
-"""What uninitialised registers hold: bits of an fp32 NaN that no 16-bit NaN widens to."""
+"""What uninitialized registers hold: bits of an fp32 NaN that no 16-bit NaN widens to."""
 POISON_INTEGER = (1 << 40) | POISON
 """The same in integer registers, which are kept in 64 bits, so that no 32-bit value is taken for it."""
 
@@ -44,21 +44,21 @@ class RegisterFile:
         self.dirty.add(x)
         held = self.arrays[x][:, part]
         if not write:
-            self._check_initialised(x, held)
+            self._check_initialized(x, held)
         return held
 
     def read(self, x: Registers, index: int) -> np.ndarray:
         """A copy of one register of each thread."""
         held = self.access(x, write=True)[:, index].copy()
-        self._check_initialised(x, held)
+        self._check_initialized(x, held)
         return held
 
-    def _check_initialised(self, x: Registers, held: np.ndarray) -> None:
+    def _check_initialized(self, x: Registers, held: np.ndarray) -> None:
         """Reports poison among the rows of the active threads in (some elements of) a register array."""
         bits, poison = (held.view(np.uint32), POISON) if held.dtype == np.float32 else (held, POISON_INTEGER)
         poisoned = bits == poison
         if np.count_nonzero(poisoned) and poisoned[self.unit.active].any():
-            self.unit.hazard("uninitialised read", f"register {x.name} is read, which nobody wrote")
+            self.unit.hazard("uninitialized read", f"register {x.name} is read, which nobody wrote")
 
     def fragment(self, x: Registers) -> np.ndarray:
         return self.arrays[x]

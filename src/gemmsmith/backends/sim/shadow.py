@@ -120,7 +120,7 @@ class _Check:
         if writer is None:
             if not self.write and not state.readable:
                 message = f"{self.event} of {self.name}, which nobody wrote"
-                report("uninitialised read", message, self.event.where)
+                report("uninitialized read", message, self.event.where)
             return
         kind = "write after write" if self.write else "read after write"
         if self._ordered(writer, cells, kind) and self.is_async and not writer.visible_to_async(self.clock):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-COLOURS = ["#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#eeca3b", "#9d755d"]
+COLORS = ["#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#eeca3b", "#9d755d"]
 IDLE, BUSY, STORE = "#e6e6e6", "#bab0ac", "#7f7f7f"
 MOST_COLUMNS = 9
 """Of the legend."""
@@ -44,7 +44,7 @@ class Timeline:
             self.spans.append(span)
 
     def picture(self, path: str | Path, ctas: tuple[int, ...] = (0,)) -> None:
-        """Draws some CTAs: roles as rows, stages coloured, waits light. PNG or SVG by the suffix."""
+        """Draws some CTAs: roles as rows, stages colored, waits light. PNG or SVG by the suffix."""
         import matplotlib
 
         matplotlib.use("Agg")
@@ -61,11 +61,11 @@ class Timeline:
         for s in spans:
             asynchronous = s.kind in ("load", "mma", "store")
             y, height = position[s.cta, s.row], 0.8 if asynchronous else 0.5
-            colour = {"wait": IDLE, "busy": BUSY, "store": STORE}.get(s.kind)
-            if colour is None:
-                colour = COLOURS[(s.stage or 0) % len(COLOURS)]
+            color = {"wait": IDLE, "busy": BUSY, "store": STORE}.get(s.kind)
+            if color is None:
+                color = COLORS[(s.stage or 0) % len(COLORS)]
             axes.barh(
-                y, s.end - s.start, left=s.start, height=height, color=colour, linewidth=0.3, edgecolor="white",
+                y, s.end - s.start, left=s.start, height=height, color=color, linewidth=0.3, edgecolor="white",
                 hatch="////" if s.kind == "wait" else None,
             )  # fmt: skip
         axes.set_yticks([position[r] for r in rows], [r[1] if len(ctas) == 1 else f"CTA {r[0]} {r[1]}" for r in rows])
@@ -76,7 +76,7 @@ class Timeline:
             axes.spines[side].set_visible(False)
         axes.tick_params(axis="y", length=0)
         stages = sorted({s.stage for s in spans if s.stage is not None and s.kind in ("load", "mma")})
-        legend = [Patch(color=COLOURS[s % len(COLOURS)], label=f"stage {s}") for s in stages]
+        legend = [Patch(color=COLORS[s % len(COLORS)], label=f"stage {s}") for s in stages]
         legend += [Patch(color=STORE, label="store of D"), Patch(color=BUSY, label="instructions")]
         legend += [Patch(facecolor=IDLE, hatch="////", edgecolor="white", label="waiting")]
         columns = math.ceil(len(legend) / math.ceil(len(legend) / MOST_COLUMNS))

@@ -19,7 +19,7 @@ from gemmsmith.lang.types import F32, I32, U16, U32, Type
 from gemmsmith.lang.values import Registers, Value
 
 Pair = Callable[[Any, int], tuple[Value, Value]]
-"""(chunk, half) -> the thread's two neighbouring elements, fp32, or int32 for a tile of that. Where rows are paired the
+"""(chunk, half) -> the thread's two neighboring elements, fp32, or int32 for a tile of that. Where rows are paired the
 only half is 0."""
 
 

@@ -77,13 +77,13 @@ def piece_columns(graph: Graph, tma: frozenset[str], n: int) -> int:
 
 
 def _blocks(graph: Graph) -> dict[int, tuple[Node, int]]:
-    """Columns of the product that are quantised together -> a node that asks for it, the width of its values."""
+    """Columns of the product that are quantized together -> a node that asks for it, the width of its values."""
     nodes = zip(graph.extents(), graph.nodes, strict=True)
     return {(e.width or 1) * node.value[1]: (node, e.width or 1) for e, node in nodes if node.op == "quantize"}
 
 
 def check_blocks(graph: Graph) -> None:
-    """EpilogueError for blocks to be quantised that no piece can be: whole pairs of chunks in a tile, all the same."""
+    """EpilogueError for blocks to be quantized that no piece can be: whole pairs of chunks in a tile, all the same."""
     blocks = _blocks(graph)
     for columns, (node, width) in blocks.items():
         if columns % (2 * CHUNK * width) or columns > MOST_COLUMNS:

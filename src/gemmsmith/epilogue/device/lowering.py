@@ -1,6 +1,6 @@
 """What a design calls to finish a tile: a graph lowered onto the accumulator, piece by piece.
 
-The constructor declares shared memory and arguments; `pipelines` have barriers to initialise, `maps` are prefetched. In
+The constructor declares shared memory and arguments; `pipelines` have barriers to initialize, `maps` are prefetched. In
 the math warpgroups `start` comes before the tiles; `load` before a tile's mainloop, which hides it, starts the loads of
 its operands; `store` takes the accumulator, after the shares of other CTAs are added to it; `finish` comes after the
 last tile. The bare product is the graph with one node.
@@ -18,7 +18,7 @@ from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.cluster_sums import partial_sums
 from gemmsmith.collective.mainloop import Mainloop
 from gemmsmith.collective.multistage import MultistageMainloop
-from gemmsmith.collective.pipeline import Initialised
+from gemmsmith.collective.pipeline import Initialized
 from gemmsmith.core.graph import Operand
 from gemmsmith.core.mma import WARPGROUP
 from gemmsmith.core.spec import KernelSpec
@@ -85,7 +85,7 @@ class Epilogue:
         return Vector(operand, count, self.spec.config.consumers) if count else Scalar(operand)
 
     @property
-    def pipelines(self) -> tuple[Initialised, ...]:
+    def pipelines(self) -> tuple[Initialized, ...]:
         return (*([self.matrices] if self.matrices else []), *self._sums.pipelines)
 
     @property

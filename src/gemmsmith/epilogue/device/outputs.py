@@ -172,7 +172,7 @@ def store_rounded(value: Value, where: Value, inside: Value, dtype: DType) -> No
 
 
 class ScaleStore:
-    """The scales of a quantised result: one a row and piece."""
+    """The scales of a quantized result: one a row and piece."""
 
     def __init__(self, name: str, dtype: DType, columns: int) -> None:
         self.array, self.columns = Addressed(result_argument(name), name, dtype, m=True, n=True), columns

@@ -149,7 +149,7 @@ class Reduction:
             self.cells = _Cells(self.monoid, 2 * chunks, f"reduced_{self.result.name}")
 
     def add(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
-        """Two neighbouring elements, masked along what is reduced; results outside the matrix are not written."""
+        """Two neighboring elements, masked along what is reduced; results outside the matrix are not written."""
         columns, row = part.columns_inside(spot, j, self.width), part.inside(spot.block, half, self.height)
         if not self.axis:
             self._write_elements(part, spot, j, half, pair)
@@ -165,7 +165,7 @@ class Reduction:
             self.cells.fence()
 
     def _write_elements(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
-        """Two neighbouring elements: all that this tile has of theirs, and of no other."""
+        """Two neighboring elements: all that this tile has of theirs, and of no other."""
         row = part.row(spot.block, half, self.height)
         inside = zip(part.columns_inside(spot, j, self.width), part.columns(spot, j, self.width), pair, strict=True)
         for column_inside, column, x in inside:

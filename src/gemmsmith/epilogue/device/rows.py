@@ -26,7 +26,7 @@ def across_quad(x: Value, merge: Callable[[Value, Value], Value]) -> Value:
 
 
 class HeldRows:
-    """A piece's elements of one node: four registers a chunk, as (half, neighbour); `stride` chunks apart from
+    """A piece's elements of one node: four registers a chunk, as (half, neighbor); `stride` chunks apart from
     register `first` on, where they are kept in the accumulator itself."""
 
     def __init__(self, chunks: int, registers: Registers | None = None, first: ValueLike = 0, stride: int = 1) -> None:

@@ -98,7 +98,7 @@ def pictures(graphs: Sequence[tuple[str, Graph]], path: Path | str) -> None:
     )  # fmt: skip
     for (title, graph), (rows, paths), ax in zip(graphs, layouts, axes[0], strict=True):
         _draw(graph, rows, paths, ax, title, deepest)
-    handles = [Patch(facecolor=colour, edgecolor="#555555", label=text) for colour, text in _KINDS.values()]
+    handles = [Patch(facecolor=color, edgecolor="#555555", label=text) for color, text in _KINDS.values()]
     figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False, fontsize=8)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(path, dpi=150)
@@ -140,7 +140,7 @@ def _layout(graph: Graph) -> tuple[list[list[Item]], list[Arrow]]:
 
 
 def _untangled(rows: list[list[Item]], paths: list[Arrow]) -> list[list[Item]]:
-    """Each layer in the order of the mean position of its neighbours above, then below, a few times."""
+    """Each layer in the order of the mean position of its neighbors above, then below, a few times."""
     above: dict[Item, list[Item]] = {}
     below: dict[Item, list[Item]] = {}
     for path in paths:

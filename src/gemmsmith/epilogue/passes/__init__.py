@@ -27,7 +27,7 @@ LAST: tuple[tuple[str, Pass], ...] = (("multiply_add", multiply_add), ("fold", f
 _MOST_ROUNDS = 8
 
 
-def optimise(graph: Graph) -> Graph:
+def optimize(graph: Graph) -> Graph:
     """The graph after all passes."""
     return _run(graph)[0]
 

@@ -7,7 +7,7 @@ from gemmsmith import hw
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import DType
 from gemmsmith.kernels.ladder.product import Product, SharedMatrix, zeros
-from gemmsmith.kernels.ladder.vectorised import DEPTH, OWN, SIDE, THREADS, load_chunks, multiply, own_chunk, store
+from gemmsmith.kernels.ladder.vectorized import DEPTH, OWN, SIDE, THREADS, load_chunks, multiply, own_chunk, store
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import I32
@@ -17,7 +17,7 @@ GROUP = 8
 
 
 def double_buffer(dtype: DType, chip: Chip) -> Kernel:
-    """As `vectorised`, with two stages: one is multiplied, while the next k-tile is on its way to registers, and from
+    """As `vectorized`, with two stages: one is multiplied, while the next k-tile is on its way to registers, and from
     there into the other stage. So one barrier a k-tile is enough. Blocks run down bands of 8 tiles."""
     resident = 2 if chip.has("sm_90") else 1  # for earlier chips ptxas spills with 128 registers
     with Builder(f"double_buffer_{GROUP}", threads=THREADS, chip=chip, resident=resident) as k:

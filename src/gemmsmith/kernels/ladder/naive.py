@@ -1,4 +1,4 @@
-"""One thread a result: which threads are neighbours decides how much a warp reads."""
+"""One thread a result: which threads are neighbors decides how much a warp reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDE = 16
 
 
 def naive(dtype: DType, chip: Chip, order: Literal["m", "n"] = "n") -> Kernel:
-    """Neighbouring threads have neighbours of a row of D ("n"), and read neighbours of a row of B together; or of a
+    """Neighboring threads have neighbors of a row of D ("n"), and read neighbors of a row of B together; or of a
     column ("m"), and read as many rows of A. fp16 is summed in fp32."""
     with Builder(f"naive_{dtype}_{order}", threads=SIDE * SIDE, chip=chip) as k:
         x = Product(dtype, dtype, SIDE, SIDE)

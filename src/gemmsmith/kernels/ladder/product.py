@@ -94,7 +94,7 @@ class SharedMatrix:
         return place.address + offset.to(U32) if isinstance(offset, Value) else place.at(offset).address
 
     def load(self, row: ValueLike, column: ValueLike, count: int = 1) -> Registers:
-        """`count` neighbours in a row: 1, 2 or 4."""
+        """`count` neighbors in a row: 1, 2 or 4."""
         values = current().registers(self._type, count, "loaded")
         hw.load_shared(values, self.address(row, column))
         return values

@@ -19,7 +19,7 @@ from gemmsmith.kernels.ladder.mma_naive import mma_naive
 from gemmsmith.kernels.ladder.naive import naive
 from gemmsmith.kernels.ladder.product import Operands
 from gemmsmith.kernels.ladder.thread_tile import thread_tile
-from gemmsmith.kernels.ladder.vectorised import vectorised
+from gemmsmith.kernels.ladder.vectorized import vectorized
 from gemmsmith.kernels.ladder.wmma import wmma
 from gemmsmith.kernels.ladder.wmma_naive import wmma_naive
 from gemmsmith.kernels.pack import BoundPacking, Packing
@@ -49,7 +49,7 @@ RUNGS = {
     "naive": Rung(naive, (FP32, FP16)),
     "block_tile": Rung(block_tile, (FP32, FP16)),
     "thread_tile": Rung(thread_tile, (FP32, FP16)),
-    "vectorised": Rung(vectorised, (FP32,), along="MN"),
+    "vectorized": Rung(vectorized, (FP32,), along="MN"),
     "double_buffer": Rung(double_buffer, (FP32,), along="MN"),
     "wmma_naive": Rung(wmma_naive, HALVES, tensor_cores=True, whole=16),
     "wmma": Rung(wmma, HALVES, tensor_cores=True, along="K"),

@@ -12,14 +12,14 @@ import torch
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import Graph
 from gemmsmith.epilogue.lines import line
-from gemmsmith.epilogue.passes import optimise
+from gemmsmith.epilogue.passes import optimize
 from gemmsmith.torch import text
 from gemmsmith.torch.compiler import forge
 from gemmsmith.torch.compiler.nodes import Node, kind, value
 from gemmsmith.torch.compiler.products import Product, product, refusal
 from gemmsmith.torch.compiler.region import Region
 from gemmsmith.torch.compiler.rewrite import replace
-from gemmsmith.torch.compiler.softmax import recognise, restore
+from gemmsmith.torch.compiler.softmax import recognize, restore
 from gemmsmith.torch.compiler.traffic import Traffic
 
 
@@ -45,7 +45,7 @@ class Outcome:
 
 def fuse(graph: torch.fx.Graph) -> list[Outcome]:
     """Fuses in place, and says of each product what became of it."""
-    written_out = recognise(graph)
+    written_out = recognize(graph)
     traffic = Traffic(graph)
     outcomes = [_outcome(found, traffic) for node in list(graph.nodes) if (found := product(node))]
     restore(graph, written_out)
@@ -66,12 +66,12 @@ def _outcome(found: Product, traffic: Traffic) -> Outcome:
         node = replace(region, choice)
     except EpilogueError as error:
         return left(str(error).rpartition("\n")[2].strip())
-    return left(saved=choice.saved, epilogue=_optimised(node.args[3]))
+    return left(saved=choice.saved, epilogue=_optimized(node.args[3]))
 
 
 @lru_cache(maxsize=1024)
-def _optimised(epilogue: str) -> Graph:
-    return optimise(text.read(epilogue))
+def _optimized(epilogue: str) -> Graph:
+    return optimize(text.read(epilogue))
 
 
 def _why_not(region: Region) -> str:

@@ -21,7 +21,7 @@ class LogSumExp:
     shift: Node
 
 
-def recognise(graph: torch.fx.Graph) -> list[LogSumExp]:
+def recognize(graph: torch.fx.Graph) -> list[LogSumExp]:
     """Puts aten.logsumexp where a graph computes it step by step."""
     found = []
     for node in list(graph.nodes):

@@ -135,7 +135,7 @@ CASES += [
 
 # -- named barriers, warps, register budgets -------------------------------------------------------------
 def named_barrier(k: Builder) -> None:
-    """One warpgroup arrives without waiting, another waits for it; then each synchronises on a barrier of its own."""
+    """One warpgroup arrives without waiting, another waits for it; then each synchronizes on a barrier of its own."""
     out, buffer = k.pointer("out"), k.shared(512, stages=3)
     with k.warpgroup(0):
         put(k, buffer[0], (k.thread * 5).to(U32))
@@ -211,7 +211,7 @@ def places(threads: int, cluster: int, grid: int) -> Case:
 
 
 def cluster_memory(count: int, size: int) -> Case:
-    """Each CTA reads its right neighbour's shared memory, and writes into its left one's."""
+    """Each CTA reads its right neighbor's shared memory, and writes into its left one's."""
     x = integers(f"cluster{count}{size}", (size, 128, count))
 
     def record(k: Builder) -> None:
@@ -228,13 +228,13 @@ def cluster_memory(count: int, size: int) -> Case:
         hw.load_shared(near, slot(buffer[1], k.thread, 4 * count))
         hw.store_global(near, at(out, rank * 128 + k.thread, 4 * count), True)
 
-    # What a CTA finds was sent by its right neighbour, who took it from the one beyond.
+    # What a CTA finds was sent by its right neighbor, who took it from the one beyond.
     expected = np.roll(x, -2, 0)[:, np.arange(128) ^ 6 ^ 9]
     return Case(f"cluster_memory_{4 * count}_bytes_cluster{size}", record, expected, {"x": x}, cluster=size, grid=size)
 
 
 def stored_asynchronously(count: int, size: int) -> Case:
-    """Each CTA's bytes complete on a barrier of its left neighbour, which reads them."""
+    """Each CTA's bytes complete on a barrier of its left neighbor, which reads them."""
     x = integers(f"stored_asynchronously{count}{size}", (size, 128, count))
 
     def record(k: Builder) -> None:

@@ -17,10 +17,10 @@ HALVES = (0, SIDE // 2)
 """Where a thread's two groups of rows, and of columns, begin."""
 
 
-def vectorised(dtype: DType, chip: Chip) -> Kernel:
+def vectorized(dtype: DType, chip: Chip) -> Kernel:
     """A's columns and B's rows are contiguous and whole chunks of 16 bytes; what lies otherwise is packed so. A thread
-    has 4x4 results in each quarter of the tile: so lanes read neighbouring chunks, or the same."""
-    with Builder("vectorised", threads=THREADS, chip=chip) as k:
+    has 4x4 results in each quarter of the tile: so lanes read neighboring chunks, or the same."""
+    with Builder("vectorized", threads=THREADS, chip=chip) as k:
         x = Product(dtype, dtype, SIDE, SIDE)
         a, b = SharedMatrix("A", DEPTH, SIDE), SharedMatrix("B", DEPTH, SIDE)
         deep, along = own_chunk()
@@ -43,7 +43,7 @@ def own_chunk() -> tuple[Value, Value]:
 
 
 def load_chunks(x: Product, depth: Value, along: Value) -> tuple[Registers, Registers]:
-    """Four neighbours of A's tile and four of B's at a depth; zeros outside."""
+    """Four neighbors of A's tile and four of B's at a depth; zeros outside."""
     of_a, of_b = (current().registers(F32, VECTOR, name) for name in ("chunk_of_a", "chunk_of_b"))
     row, column, inside = x.row + along, x.column + along, depth < x.k
     hw.load_global(of_a, x.a.at(ZERO, row, depth), inside & (row < x.m))
