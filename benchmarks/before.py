@@ -1,10 +1,11 @@
-"""Kernels of the suite beside what they were: those whose text has changed since an earlier commit, both in one run.
+"""Kernels whose source has changed since an earlier commit, against their earlier versions, in one run.
 
     python benchmarks/before.py --write FOLDER        # on the earlier commit; needs no GPU
     python benchmarks/before.py --against FOLDER --json rows.json
 
-Blocks of ours, of the earlier kernel with the same config, of torch.mm, and up to 64 rows of a copy of as many bytes,
-in a random order each round. A row is one of dense.py's, with the earlier kernel's time and its ratio to ours.
+Times blocks of our kernel, of the earlier kernel with the same config, of torch.mm, and, up to 64 rows, of a copy of as
+many bytes, in a random order in each round. A row is like dense.py's, with the earlier kernel's time and its ratio to
+ours.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gemmsmith import Spec
 
 
 def source_of(shape: Shape) -> str:
-    """The kernel of a shape of the suite."""
+    """Return the source of the kernel of a shape of the suite."""
     m, n, k = shape
     return gemmsmith.plan(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))).source
 
@@ -32,7 +33,7 @@ def file_of(folder: Path, shape: Shape) -> Path:
 
 
 def compared(shape: Shape, before: str, rounds: int) -> dict[str, Any]:
-    """One row."""
+    """Return the row of a shape."""
     m, n, k = shape
     sets = rotated(m, n, k, torch.bfloat16, "nt")
     a, b, d = sets[0]

@@ -1,6 +1,6 @@
-"""Products one after the other, each reading what the last one wrote, with and without programmatic dependent launch.
+"""A chain of GEMMs, each of which reads the previous one's result, with and without programmatic dependent launch.
 
-One CUDA graph a mode, weights in turn so that they come from memory, blocks in turns in one run.
+Each mode is one CUDA graph. Weights are rotated so that they come from DRAM, and the modes' blocks alternate.
 
     python benchmarks/chain.py --json benchmarks/results/chain-h200.json
 """
@@ -16,20 +16,20 @@ from dense import L2_BYTES, block, options, save
 import gemmsmith
 
 SHAPES = [(1, 4096), (16, 4096), (64, 8192), (128, 4096), (512, 4096), (2048, 2048), (4096, 4096)]
-"""Rows, and the width of square weights."""
+"""Numbers of rows, and the width of square weights."""
 ROUNDS = 5
 
 
 def measure(m: int, width: int) -> dict[str, Any]:
-    """Microseconds of a product in the chain, either way; both give the same bits."""
+    """Return microseconds per GEMM of the chain with and without PDL, after checking that both give the same bits."""
     count = max(8, 3 * L2_BYTES // (2 * width * width))
     weights = [torch.randn(width, width, device="cuda").bfloat16().T / width**0.5 for _ in range(count)]
     x = torch.randn(m, width, device="cuda").bfloat16()
-    chosen = gemmsmith.plan(x, weights[0], out=torch.empty_like(x)).config
+    base_config = gemmsmith.plan(x, weights[0], out=torch.empty_like(x)).config
     graphs, results = {}, {}
     for pdl in (False, True):
         results[pdl] = these = [x.clone(), torch.empty_like(x)]
-        plan = gemmsmith.plan(x, weights[0], out=these[1], config=chosen.replace(pdl=pdl))
+        plan = gemmsmith.plan(x, weights[0], out=these[1], config=base_config.replace(pdl=pdl))
         plan.run(x, weights[0], these[1])
         torch.cuda.synchronize()
         graphs[pdl] = torch.cuda.CUDAGraph()
@@ -47,7 +47,7 @@ def measure(m: int, width: int) -> dict[str, Any]:
             times[pdl].append(block(graph, count, 0.2, 0.05))
     gain = statistics.median(a / b for a, b in zip(times[False], times[True], strict=True))
     return {"m": m, "n": width, "k": width, "us": statistics.median(times[False]),
-            "pdl_us": statistics.median(times[True]), "gain": gain, "config": str(chosen)}  # fmt: skip
+            "pdl_us": statistics.median(times[True]), "gain": gain, "config": str(base_config)}  # fmt: skip
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""How layers.py, kinds.py and fused.py compare contenders for one product, in a few seconds each.
+"""Comparison of contenders for one GEMM in a few seconds, for layers.py, kinds.py and fused.py.
 
-All are captured in CUDA graphs that go round operands beyond the L2, run once under a sustained load of the product,
-and then in several rounds of short blocks, in a random order each round. A ratio is the other's time over ours within a
-round; the median over the rounds counts. cuBLASLt is the fastest of the first algorithms that its heuristic suggests,
-found in shorter blocks. Every contender is checked against float64 first, its result full of NaN; what is wrong, or
-raises, is told and left out.
+All contenders are captured in CUDA graphs that rotate operands beyond the L2's size. They run once under a sustained
+load of the GEMM, then in several rounds of short blocks, in a random order in each round. A ratio is the other's time
+over ours within a round; the median over the rounds is reported. cuBLASLt is the fastest of the first algorithms that
+its heuristic suggests, selected in shorter blocks. Each contender is first checked against float64, with its result
+prefilled with NaN; those that fail are reported and excluded.
 """
 
 from __future__ import annotations
@@ -28,21 +28,25 @@ import gemmsmith
 from gemmsmith.tuning.measure import compile_all
 
 Call = Callable[[Any], Any]
-"""A product of one set of operands."""
+"""A GEMM of one set of operands."""
 Row = dict[str, Any]
-LEAST_SETS, FAR = 3, 4
-"""Sets of operands, and how many times the L2 they fill together."""
-LT_ALGORITHMS, SELECTION = 16, ((4, 0.008), (1, 0.04))
-"""How many of cuBLASLt's algorithms are tried; and as dense.py's."""
+MIN_SETS = 3
+"""Sets of operands, at least. Chosen; not measured."""
+FAR = 4
+"""Multiple of the L2's size that all sets of operands fill together. Chosen; not measured."""
+LT_ALGORITHMS = 16
+"""Algorithms of cuBLASLt that are tried, at most. Chosen; not measured."""
+SELECTION = ((4, 0.008), (1, 0.04))
+"""Rounds that select cuBLASLt's algorithm: how many are left after blocks of this many seconds, as in dense.py."""
 LEAD = 8
-"""A block follows a part of it, one in so many, that is not timed."""
-KNOWN = 4096
-"""M, N and K of the product of bf16 by torch.mm whose time tells one machine from another."""
+"""A block is preceded by 1 / LEAD of its repeats, untimed. Chosen; not measured."""
+REFERENCE_SIZE = 4096
+"""M, N and K of the bf16 GEMM by torch.mm whose time identifies a machine."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a block, rounds of blocks, and seconds of the load before them."""
+    """Seconds of a block, number of rounds of blocks, and seconds of load before them."""
 
     block: float = 0.12
     rounds: int = 6
@@ -50,21 +54,21 @@ class Pace:
 
 
 class WrongError(ArithmeticError):
-    """Our result is not the product."""
+    """Our result is not the GEMM's."""
 
 
 def sets_of(first: Any, make: Callable[[], Any], size: int) -> list[Any]:
-    """LEAST_SETS of operands of `size` bytes or more, together FAR times the L2: the first one, and others."""
-    return [first, *(make() for _ in range(max(LEAST_SETS, math.ceil(FAR * L2_BYTES / size)) - 1))]
+    """Return MIN_SETS or more sets of operands of `size` bytes, starting with `first`, which fill FAR times the L2."""
+    return [first, *(make() for _ in range(max(MIN_SETS, math.ceil(FAR * L2_BYTES / size)) - 1))]
 
 
 def runs_of(us: float, seconds: float) -> int:
-    """How many replays of so many microseconds take so many seconds."""
+    """Return how many replays of `us` microseconds take `seconds`."""
     return max(1, round(seconds * 1e6 / us))
 
 
 def clock_under_load(graph: Any, us: float, seconds: float) -> int:
-    """MHz of the SMs while replays, of `us` microseconds each, keep them busy for so many seconds."""
+    """Return the SMs' clock in MHz while replays of `us` microseconds each keep them busy for `seconds`."""
     for _ in range(runs_of(us, seconds)):
         graph.replay()
     mhz = sm_clock()
@@ -73,7 +77,7 @@ def clock_under_load(graph: Any, us: float, seconds: float) -> int:
 
 
 def timed(graphs: dict[str, Any], calls: int, pace: Pace) -> tuple[dict[str, list[float]], int]:
-    """Microseconds a call of each graph in each round, and the SMs' MHz under the load before."""
+    """Return microseconds per call for each graph and round, and the SMs' clock in MHz under the load before them."""
     us = {name: replayed(graph, 2) / 2 for name, graph in graphs.items()}
     first = next(iter(graphs))
     mhz = clock_under_load(graphs[first], us[first], pace.warm_up)
@@ -87,7 +91,7 @@ def timed(graphs: dict[str, Any], calls: int, pace: Pace) -> tuple[dict[str, lis
 
 
 def refusal(call: Call, case: Any, check: Callable[[Any], str]) -> str:
-    """Why a contender is left out; nothing where its result is right."""
+    """Return why a contender is excluded, or "" if its result is correct."""
     try:
         call(case)
         return check(case)
@@ -99,10 +103,9 @@ def compared(
     ours: Call, others: dict[str, Call], lt: Callable[[], dict[Any, Call]], sets: list[Any],
     check: Callable[[Any], str], pace: Pace,
 ) -> Row:  # fmt: skip
-    """The times of ours, the others, and the fastest of cuBLASLt's algorithms, on the same sets of operands.
+    """Return the times of ours, the others, and the fastest of cuBLASLt's algorithms, on the same sets of operands.
 
-    `check` says what is wrong with the result that a case holds, and then fills it with NaN. Raises WrongError where
-    ours is.
+    `check` returns what is wrong with a case's result, and then fills it with NaN. Raises WrongError if ours is wrong.
     """
     graphs, refused = {}, {}
     ours(sets[0])
@@ -124,10 +127,10 @@ def compared(
             refused[f"lt: {algorithm}"] = why
         else:
             suggested[algorithm] = captured(call, [(s,) for s in sets])
-    chosen = fastest(suggested, len(sets), SELECTION)
+    fastest_algorithm = fastest(suggested, len(sets), SELECTION)
     about_lt = {"lt_algorithms": len(suggested)} if algorithms else {}
-    if chosen is not None:
-        graphs["lt"], about_lt["lt_algorithm"] = suggested[chosen], str(chosen)
+    if fastest_algorithm is not None:
+        graphs["lt"], about_lt["lt_algorithm"] = suggested[fastest_algorithm], str(fastest_algorithm)
     del suggested
     times, mhz = timed(graphs, len(sets), pace)
     us = {name: statistics.median(t) for name, t in times.items()}
@@ -144,25 +147,26 @@ def compared(
 
 
 def kernels(plans: Iterable[gemmsmith.Plan]) -> list[tuple[str, str]]:
-    """(source, name) of all kernels that these plans launch, packings and second steps too."""
+    """Return (source, name) of all kernels that these plans launch, packing and second steps included."""
     launches = [launch for plan in plans for launch in plan.launches.all]
     return [(launch.kernel.source, launch.kernel.name) for launch in launches]
 
 
 # -- summaries -------------------------------------------------------------------------------------------------------
 def summary(rows: Sequence[Row], group: Callable[[Row], str], name: Callable[[Row], str]) -> list[str]:
-    """A line for each group and each of the others: how many products, the geometric mean of the ratios, the least and
-    where it is."""
+    """Return a line per group and contender: the number of GEMMs, the geometric mean of the ratios, and the minimum."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(group(row), []).append(row)
     width, lines = max(map(len, groups), default=0), []
     for title, members in groups.items():
         for ratio in dict.fromkeys(key for r in members for key in r if key.endswith("_ratio")):
-            found = [r for r in members if ratio in r]
-            mean, least = statistics.geometric_mean(r[ratio] for r in found), min(found, key=lambda r: r[ratio])
-            lines.append(f"{title:<{width}} {len(found):>4} products   {ratio.removesuffix('_ratio'):<5} / ours   "
-                         f"geometric mean {mean:.3f}   least {least[ratio]:.3f} at {name(least)}")  # fmt: skip
+            compared_rows = [r for r in members if ratio in r]
+            mean = statistics.geometric_mean(r[ratio] for r in compared_rows)
+            least = min(compared_rows, key=lambda r: r[ratio])
+            other = ratio.removesuffix("_ratio")
+            lines.append(f"{title:<{width}} {len(compared_rows):>4} GEMMs   {other:<5} / ours   "
+                         f"geometric mean {mean:.3f}   minimum {least[ratio]:.3f} at {name(least)}")  # fmt: skip
         failed = [f"{name(r)}: {r['error']}" for r in members if "error" in r]
         lines += [f"{title:<{width}} FAILED {why}" for why in failed]
     return lines
@@ -170,7 +174,7 @@ def summary(rows: Sequence[Row], group: Callable[[Row], str], name: Callable[[Ro
 
 # -- the script around it --------------------------------------------------------------------------------------------
 def parser_for(about: str | None) -> argparse.ArgumentParser:
-    """The options that layers.py, kinds.py and fused.py share."""
+    """Return the options that layers.py, kinds.py and fused.py share."""
     parser = options(about)
     portions.add_options(parser)
     pace = Pace()
@@ -188,13 +192,16 @@ def pace_of(arguments: argparse.Namespace) -> Pace:
 
 
 def shapes_of(arguments: argparse.Namespace) -> list[tuple[int, ...]]:
-    """Those that are given: (M, N, K), or with a batch in front."""
+    """Return the shapes given on the command line: (M, N, K), or with a batch first."""
     return [tuple(map(int, s.split("x"))) for s in arguments.shape or ()]
 
 
 def known_us() -> float:
-    """Microseconds of torch.mm for KNOWN x KNOWN x KNOWN in bf16."""
-    sets = [tuple(torch.randn(KNOWN, KNOWN, device="cuda", dtype=torch.bfloat16) for _ in "abd") for _ in range(3)]
+    """Return the microseconds of torch.mm for KNOWN x KNOWN x KNOWN in bf16."""
+    sets = [
+        tuple(torch.randn(REFERENCE_SIZE, REFERENCE_SIZE, device="cuda", dtype=torch.bfloat16) for _ in "abd")
+        for _ in range(3)
+    ]
     graph = captured(lambda a, b, d: torch.mm(a, b, out=d), sets)
     times, _ = timed({"torch": graph}, len(sets), Pace(0.1, 3, 0.5))
     return statistics.median(times["torch"])
@@ -204,19 +211,25 @@ def measured(
     arguments: argparse.Namespace, jobs: Sequence[Hashable], job_of: Callable[[Row], Any],
     prepare: Callable[[list[Any]], None], measure: Callable[[Any], Row], told: Callable[[Row], str],
 ) -> list[Row]:  # fmt: skip
-    """The rows of all jobs, each written after its product: earlier runs' with --resume, and those that there is time
-    for. `prepare` builds the kernels of the jobs that are left; a job that fails has a row that says why."""
+    """Return the rows of all jobs, and write them after each job.
+
+    Earlier rows are kept with --resume; jobs are started only within the time limit. `prepare` builds the kernels of
+    the jobs that are left. A job that fails gets a row with its error.
+    """
     begun = time.perf_counter()
-    rows = [r for r in portions.kept(arguments) if "error" not in r]
+    rows = [r for r in portions.load_rows(arguments) if "error" not in r]
     left = portions.missing(jobs, rows, job_of, arguments.part)
-    print(f"{len(left)} of {len(jobs)} products", flush=True)
+    print(f"{len(left)} of {len(jobs)} GEMMs", flush=True)
     prepare(left)
     print(f"ready after {time.perf_counter() - begun:.0f} s", flush=True)
     if arguments.dry or not left:
         return rows
     about = machine() | {"commit": arguments.commit, "known_us": known_us(), "pace": vars(pace_of(arguments)),
                          "buffers_over_l2": FAR}  # fmt: skip
-    print(f"{about['gpu']}: torch.mm of {KNOWN}x{KNOWN}x{KNOWN} in bf16 takes {about['known_us']:.1f} us", flush=True)
+    print(
+        f"{about['gpu']}: torch.mm with M = N = K = {REFERENCE_SIZE} in bf16 takes {about['known_us']:.1f} us",
+        flush=True,
+    )
     for job in portions.in_time(left, arguments.seconds - (time.perf_counter() - begun)):
         try:
             row = measure(job)
@@ -232,14 +245,14 @@ def measured(
 
 
 def built(plans: Sequence[gemmsmith.Plan], dry: bool) -> None:
-    """Compiles what plans launch, in parallel; the first few kernels if `dry`."""
-    found = list(dict.fromkeys(kernels(plans)))
-    print(f"{len(found)} kernels", flush=True)
-    compile_all(found[:4] if dry else found)
+    """Compile what plans launch, in parallel; only the first few kernels if `dry`."""
+    members_with_ratio = list(dict.fromkeys(kernels(plans)))
+    print(f"{len(members_with_ratio)} kernels", flush=True)
+    compile_all(members_with_ratio[:4] if dry else members_with_ratio)
 
 
 def write_down(path: Path | None, rows: Sequence[Row], lines: Sequence[str]) -> None:
-    """Prints a summary, and where the rows are."""
+    """Print a summary, and where the rows are."""
     print("\n".join(lines))
     if path and rows:
         print(f"{len(rows)} rows in {path}")

@@ -1,6 +1,6 @@
-"""What products read from DRAM and from the L2, by hardware counters: what tuning/l2.py models.
+"""Hardware counters of the bytes that GEMMs read from DRAM and from the L2, which tuning/l2.py models.
 
-Nsight Compute (`ncu`) runs this file again and reports on each kernel, caches flushed before.
+Nsight Compute (`ncu`) runs this file again and reports on each kernel, with caches flushed before.
 
     python benchmarks/counters.py --json benchmarks/results/counters-h200.json
 """
@@ -16,19 +16,19 @@ from dense import operands, options, save
 import gemmsmith
 from gemmsmith import Config
 from gemmsmith.core.tile import SECTOR_BYTES
-from gemmsmith.tuning.l2 import traffic
+from gemmsmith.tuning.l2 import simulate_traffic
 
 WALKS = [
     *((4096, 4096, 4096, raster, raster_group) for raster in "mn" for raster_group in (1, 4, 8, 16)),
     (8192, 8192, 4096, "m", 8), (8192, 8192, 4096, "n", 1), (2048, 28672, 4096, "m", 8), (2048, 28672, 4096, "m", 2),
 ]  # fmt: skip
 CHOSEN = [(8192, 8192, 8192), (2048, 28672, 4096), (8192, 28672, 4096), (4096, 7168, 2048)]
-"""With the config of the table, to and fro, with hints, in sync_clusters but for the last."""
+"""The table's config, in serpentine order, with L2 eviction hints, and all but the last in sync_clusters."""
 METRICS = {"dram": "dram__bytes_read.sum", "sectors": "lts__t_sectors_srcunit_tex.sum"}
 
 
 def plans() -> list[gemmsmith.Plan]:
-    """What is counted."""
+    """Return the plans whose counters are read."""
     walks = [((m, n, k), Config(raster=raster, raster_group=width)) for m, n, k, raster, width in WALKS]
     return [
         gemmsmith.plan(gemmsmith.Spec((m, k), "bf16"), gemmsmith.Spec((k, n), "bf16", (1, k)), config=config)
@@ -37,7 +37,7 @@ def plans() -> list[gemmsmith.Plan]:
 
 
 def profiled() -> None:
-    """The products, one launch each."""
+    """Run each GEMM once."""
     for plan in plans():
         p = plan.problem
         a, b, d = operands(p.m, p.n, p.k, torch.bfloat16, "nt")
@@ -46,7 +46,7 @@ def profiled() -> None:
 
 
 def counted() -> list[dict[str, float]]:
-    """Each product's counters."""
+    """Return the counters of each GEMM."""
     launches = nsight.parsed(nsight.profiled([__file__, "--profiled"], "cooperative|pingpong", [*METRICS.values()]))
     return [{name: x[metric] for name, metric in METRICS.items()} for x in launches]
 
@@ -59,12 +59,12 @@ def main() -> None:
         return profiled()
     rows: list[dict[str, Any]] = []
     for plan, seen in zip(plans(), counted(), strict=True):
-        p, model = plan.problem, traffic(plan.problem, plan.config)
+        p, model = plan.problem, simulate_traffic(plan.problem, plan.config)
         rows.append({"m": p.m, "n": p.n, "k": p.k, "config": vars(plan.config), "dram_bytes": seen["dram"],
-                     "l2_bytes": seen["sectors"] * SECTOR_BYTES, "model_dram_bytes": model.dram,
-                     "model_l2_bytes": model.l2})  # fmt: skip
-        print(f"{p.m:>5} {p.n:>5} {p.k:>5} DRAM {seen['dram'] / 1e6:7.1f} MB, model {model.dram / 1e6:7.1f}   "
-              f"L2 {seen['sectors'] * SECTOR_BYTES / 1e6:7.1f} MB, model {model.l2 / 1e6:7.1f}   {plan.config}",
+                     "l2_bytes": seen["sectors"] * SECTOR_BYTES, "model_dram_bytes": model.dram_bytes,
+                     "model_l2_bytes": model.l2_bytes})  # fmt: skip
+        print(f"{p.m:>5} {p.n:>5} {p.k:>5} DRAM {seen['dram'] / 1e6:7.1f} MB, model {model.dram_bytes / 1e6:7.1f}   "
+              f"L2 {seen['sectors'] * SECTOR_BYTES / 1e6:7.1f} MB, model {model.l2_bytes / 1e6:7.1f}   {plan.config}",
               flush=True)  # fmt: skip
     save(arguments.json, rows)
 

@@ -1,6 +1,6 @@
-"""cuBLASLt through ctypes: every algorithm that its heuristic suggests for a product, to be called one by one.
+"""cuBLASLt through ctypes: every algorithm that its heuristic suggests for a GEMM, each callable on its own.
 
-Constants and functions have cublasLt.h's names. The library is the one that torch has loaded, or else the one of the
+Constants and functions have cublasLt.h's names. The library is the one that torch has loaded, otherwise that of the
 nvidia-cublas wheel.
 """
 
@@ -30,9 +30,9 @@ from typing import Any
 import torch
 
 ALGORITHMS = 32
-"""How many are asked of the heuristic."""
+"""Algorithms that the heuristic is asked for."""
 WORKSPACE_BYTES = 32 * 2**20
-"""For split-K: as much as torch gives cuBLAS on Hopper."""
+"""Bytes for split-K: as many as torch gives cuBLAS on Hopper."""
 
 CUBLAS_STATUS_SUCCESS, CUBLAS_STATUS_NOT_SUPPORTED = 0, 15
 CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
@@ -62,7 +62,7 @@ DTYPES = {
 }  # fmt: skip
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 Scales = tuple[torch.Tensor, torch.Tensor]
-"""Of A and of B, as cuBLASLt lays them out: torch._scaled_mm's."""
+"""Scales of A and of B in cuBLASLt's layouts: torch._scaled_mm's."""
 
 
 class MatmulAlgo(ctypes.Structure):
@@ -102,15 +102,17 @@ class CublasLtError(RuntimeError):
 
 @cache
 def library() -> Any:
-    """libcublasLt with its prototypes; a function that fails raises CublasLtError. FileNotFoundError where there is
-    none."""
+    """Return libcublasLt with its prototypes; functions that fail raise CublasLtError.
+
+    Raises FileNotFoundError if it is not installed.
+    """
     maps = Path("/proc/self/maps")
     loaded = {line.split()[-1] for line in maps.read_text().splitlines()} if maps.exists() else set()
     wheels = (file for folder in sys.path for file in Path(folder).glob("nvidia/*/lib/libcublasLt.so*"))
-    found = next((file for file in [*loaded, *map(str, wheels)] if Path(file).name.startswith("libcublasLt.so")), None)
-    if found is None:
+    path = next((file for file in [*loaded, *map(str, wheels)] if Path(file).name.startswith("libcublasLt.so")), None)
+    if path is None:
         raise FileNotFoundError("no libcublasLt: install torch with CUDA, or the wheel nvidia-cublas")
-    lt = ctypes.CDLL(found)
+    lt = ctypes.CDLL(path)
     lt.cublasLtGetVersion.restype = c_size_t
     for name, types in PROTOTYPES.items():
         function = getattr(lt, name)
@@ -125,7 +127,7 @@ def _checked(status: int, function: Any, _: tuple[Any, ...]) -> None:
 
 @cache
 def handle() -> c_void_p:
-    """Of the device that is current at the first call."""
+    """Return a handle for the device that is current at the first call."""
     torch.cuda.init()
     return created("cublasLtCreate")
 
@@ -136,7 +138,7 @@ def workspace() -> torch.Tensor:
 
 
 def created(function: str, *arguments: int) -> c_void_p:
-    """What a cublasLt...Create makes."""
+    """Return what a cublasLt...Create function creates."""
     made = c_void_p()
     getattr(library(), function)(byref(made), *arguments)
     return made
@@ -144,7 +146,7 @@ def created(function: str, *arguments: int) -> c_void_p:
 
 @cache
 def preference() -> c_void_p:
-    """Any algorithm that needs no more than WORKSPACE_BYTES."""
+    """Return a preference for any algorithm that needs at most WORKSPACE_BYTES."""
     made = created("cublasLtMatmulPreferenceCreate")
     attribute, limit = CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, c_uint64(WORKSPACE_BYTES)
     library().cublasLtMatmulPreferenceSetAttribute(made, attribute, byref(limit), ctypes.sizeof(limit))
@@ -152,9 +154,9 @@ def preference() -> c_void_p:
 
 
 def transposed(x: torch.Tensor) -> tuple[int, int, int, int]:
-    """x^T as cuBLASLt takes it: (op, rows, columns, leading dimension) such that op of that column-major matrix is x^T.
+    """Return x^T as cuBLASLt takes it: (op, rows, columns, leading dimension). op of that column-major matrix is x^T.
 
-    x: a matrix, or a batch of them, row-major or column-major. Raises ValueError for other strides.
+    The argument x is a matrix, or a batch of them, row-major or column-major. Raises ValueError for other strides.
     """
     for op, row_major in ((CUBLAS_OP_N, x), (CUBLAS_OP_T, x.mT)):
         (outer, inner), (ld, step) = row_major.shape[-2:], row_major.stride()[-2:]
@@ -164,7 +166,7 @@ def transposed(x: torch.Tensor) -> tuple[int, int, int, int]:
 
 
 def matrix_layout(x: torch.Tensor, rows: int, columns: int, ld: int) -> c_void_p:
-    """Of a column-major matrix of x's dtype, or of as many as x, of three dimensions, has."""
+    """Return the layout of a column-major matrix of x's dtype, batched if x has three dimensions."""
     made = created("cublasLtMatrixLayoutCreate", DTYPES[x.dtype], rows, columns, ld)
     if x.dim() == 3:
         count, offset = c_int32(x.shape[0]), c_int64(x.stride(0))
@@ -178,11 +180,11 @@ def matrix_layout(x: torch.Tensor, rows: int, columns: int, ld: int) -> c_void_p
 class Matmul:
     """cuBLASLt's descriptors of D = A B in fp32, written D^T = B^T A^T, for its matrices are column-major.
 
-    a: (m, k), b: (k, n), d: (m, n), or all with a batch in front, each row-major or column-major: all of bf16 or all of
-    fp16; fp32, multiplied as TF32 unless `tf32` is False; int8 with d of int32; or fp8 with d of bf16, for which
-    `modes` are the SCALE_MODES of a's and b's scales and `fast` is CUBLASLT_MATMUL_DESC_FAST_ACCUM. Raises ValueError
-    for others, CublasLtError where cuBLASLt refuses. The descriptors, a few hundred bytes of the host's, are never
-    freed.
+    Here a is (m, k), b (k, n), d (m, n), or all with a batch first, each row-major or column-major. The dtypes are all
+    bf16 or all fp16; fp32, multiplied as TF32 unless `tf32` is False; int8 with an int32 d; or fp8 with a bf16 d, for
+    which `modes` are the SCALE_MODES of a's and b's scales and `fast` is CUBLASLT_MATMUL_DESC_FAST_ACCUM. Raises
+    ValueError for others, and CublasLtError if cuBLASLt rejects them. The descriptors, a few hundred bytes on the host,
+    are never freed.
     """
 
     def __init__(
@@ -199,7 +201,7 @@ class Matmul:
         """alpha and beta."""
         self.desc = created("cublasLtMatmulDescCreate", compute, of_alpha)
         operands = self.operands(a, b, d)
-        (op_a, *of_a), (op_b, *of_b), (_, *of_d) = map(transposed, operands)
+        (op_a, *layout_a), (op_b, *layout_b), (_, *layout_d) = map(transposed, operands)
         self.set(CUBLASLT_MATMUL_DESC_TRANSA, c_int32(op_a))
         self.set(CUBLASLT_MATMUL_DESC_TRANSB, c_int32(op_b))
         if modes:
@@ -208,47 +210,49 @@ class Matmul:
             self.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, c_int32(SCALE_MODES[second]))
         if fast:
             self.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, c_int8(1))
-        self.layouts = [matrix_layout(x, *sizes) for x, sizes in zip(operands, (of_a, of_b, of_d), strict=True)]
+        self.layouts = [
+            matrix_layout(x, *sizes) for x, sizes in zip(operands, (layout_a, layout_b, layout_d), strict=True)
+        ]
 
     def set(self, attribute: int, value: Any) -> None:
-        """An attribute of the product's descriptor."""
+        """Set an attribute of the matmul's descriptor."""
         library().cublasLtMatmulDescSetAttribute(self.desc, attribute, byref(value), ctypes.sizeof(value))
 
     def scale(self, scales: Scales) -> None:
-        """Sets where the scales of A and B lie."""
+        """Set the addresses of the scales of A and B."""
         first, second = self.operands(*scales, scales[0])[:2]
         self.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, c_void_p(first.data_ptr()))
         self.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, c_void_p(second.data_ptr()))
 
     def operands(self, a: Any, b: Any, d: Any) -> tuple[Any, ...]:
-        """The transposes of cuBLASLt's A, B and D; of what is no matrix, such as scales, those that belong to them."""
+        """Return cuBLASLt's A, B and D for ours, or their scales in that order."""
         if not self.of_transpose:
             return b, a, d
         return tuple(x.mT if isinstance(x, torch.Tensor) and x.dim() >= 2 else x for x in (a, b, d))
 
     def heuristic(self) -> list[MatmulHeuristicResult]:
-        """Up to ALGORITHMS that cuBLASLt suggests, first the one that it expects to be the fastest."""
+        """Return up to ALGORITHMS that cuBLASLt suggests; the first is the one that it expects to be the fastest."""
         a, b, d = self.layouts
-        found, count = (MatmulHeuristicResult * ALGORITHMS)(), c_int()
+        results, count = (MatmulHeuristicResult * ALGORITHMS)(), c_int()
         try:
             library().cublasLtMatmulAlgoGetHeuristic(
-                handle(), self.desc, a, b, d, d, preference(), ALGORITHMS, found, byref(count)
+                handle(), self.desc, a, b, d, d, preference(), ALGORITHMS, results, byref(count)
             )
         except CublasLtError as error:
             if error.status != CUBLAS_STATUS_NOT_SUPPORTED:  # it knows none for these layouts
                 raise
-        return [f for f in found[: count.value] if f.state == CUBLAS_STATUS_SUCCESS]
+        return [f for f in results[: count.value] if f.state == CUBLAS_STATUS_SUCCESS]
 
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """One of cuBLASLt's algorithms for a product. Called with operands of the same shapes, strides and dtype."""
+    """One of cuBLASLt's algorithms for a matmul, called with operands of the same shapes, strides and dtypes."""
 
     matmul: Matmul
     algo: MatmulAlgo
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, *scales: torch.Tensor) -> None:
-        """D = A B on the current stream. Raises CublasLtError where the algorithm does not run."""
+        """Compute D = A B on the current stream. Raises CublasLtError if the algorithm does not run."""
         if scales:
             self.matmul.scale((scales[0], scales[1]))
         one, zero = self.matmul.factors
@@ -261,7 +265,7 @@ class Algorithm:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        """Its configuration, in cublasLt.h's ids: "algo 66, tile 393, ..."."""
+        """Return its configuration in cublasLt.h's ids: "algo 66, tile 393, ..."."""
         parts = []
         for number, kind, name in CONFIG_ATTRIBUTES.values():
             value, written = kind(), c_size_t()
@@ -273,8 +277,7 @@ class Algorithm:
 
 
 def kinds(a: torch.dtype, b: torch.dtype, d: torch.dtype, tf32: bool = True) -> tuple[int, int]:
-    """cublasComputeType_t and the type of alpha for operands of these dtypes; fp32 as TF32 or not. ValueError for
-    others."""
+    """Return cublasComputeType_t and the type of alpha for operands of these dtypes. Raises ValueError for others."""
     if a == b == d and d in (torch.bfloat16, torch.float16):
         return CUBLAS_COMPUTE_32F, CUDA_R_32F
     if a == b == d == torch.float32:
@@ -298,9 +301,12 @@ def algorithms(
     fast: bool = False,
     tf32: bool = True,
 ) -> list[Algorithm]:
-    """Those that cuBLASLt's heuristic suggests for D = A B: a (m, k), b (k, n), d (m, n), of Matmul's dtypes, on the
-    GPU and aligned to 256 bytes, as torch allocates them. For fp8 with the `modes` of `scales`."""
+    """Return the algorithms that cuBLASLt's heuristic suggests for D = A B.
+
+    The shapes are a (m, k), b (k, n), d (m, n), of Matmul's dtypes, on the GPU and aligned to 256 bytes, as torch
+    allocates them; `modes` and `scales` are for fp8.
+    """
     matmul = Matmul(a, b, d, modes, fast, tf32)
     if scales:  # without their addresses it suggests nothing
         matmul.scale(scales)
-    return [Algorithm(matmul, found.algo) for found in matmul.heuristic()]
+    return [Algorithm(matmul, heuristic.algo) for heuristic in matmul.heuristic()]

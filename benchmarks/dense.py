@@ -1,13 +1,13 @@
-"""Dense GEMM against torch.mm (cuBLAS) and cuBLASLt's fastest algorithm, side by side in one run.
+"""Dense GEMMs against torch.mm (cuBLAS) and cuBLASLt's fastest algorithm, in one run.
 
-For each shape all are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in
-alternating blocks with a warm-up each, in turned order every other time, for what comes first after a pause is faster.
-Blocks are of half a second, and of a whole one from 128 rows on: there the power limit holds the chip, and its clock
-swings with a period of a second, by 5 to 8 %. The ratio of a pair of blocks is the other's time over ours, and the
-median over the pairs is what counts. Every result is checked against float64. cuBLASLt's algorithm is the fastest, in
+For each shape all contenders are captured in CUDA graphs that rotate enough buffers to exceed the L2, and run in
+alternating blocks with a warm-up each, in reversed order every other time, because the first one after a pause is
+faster. Blocks take half a second, or one second from 128 rows on: there the chip is power-limited and its clock
+oscillates with a period of a second, by 5 to 8 %. The ratio of a pair of blocks is the other's time over ours, and the
+median over the pairs is reported. Every result is checked against float64. cuBLASLt's algorithm is the fastest, in
 short blocks, of up to 32 that its heuristic suggests for a workspace of 32 MiB (cublaslt.py). Memory-bound shapes
-(M <= 64) are also compared with a copy of as many bytes, ragged ones with padding, torch.mm and cropping; with --half
-fp32 accumulation with fp16.
+(M <= 64) are also compared with a copy of as many bytes, unaligned shapes with padding, torch.mm and cropping. With
+--half, fp32 accumulation is compared with fp16.
 
     python benchmarks/dense.py --json benchmarks/results/dense-h200.json
     python benchmarks/dense.py --suite all --json benchmarks/results/dense-suite-h200.json
@@ -31,24 +31,25 @@ from typing import Any
 
 import cublaslt
 import torch
-from suite import FLAGSHIPS, RAGGED, SUITE, UNSEEN, Shape, classes, specs
+from suite import FLAGSHIPS, SUITE, UNALIGNED, UNSEEN, Shape, classes, specs
 
 import gemmsmith
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.tuning.measure import compile_all
 
-SUITES = {"flagships": FLAGSHIPS, "all": SUITE, "ragged": RAGGED, "unseen": UNSEEN}
+SUITES = {"flagships": FLAGSHIPS, "all": SUITE, "unaligned": UNALIGNED, "unseen": UNSEEN}
 L2_BYTES = 60 * 2**20
 FAR = 25
-"""With 3, kernels that have the L2 evict first what they read found some of it there a round later, and were up to 4 %
-faster; with 50 they are slower (benchmarks/results/tries-h200.json)."""
+"""Multiple of the L2's size that all buffers fill together. With 3, kernels whose loads are evicted first from the L2
+still hit it in the next round and were up to 4 % faster; with 50 they are slower
+(benchmarks/results/tries-h200.json)."""
 WARM_UP_SECONDS = 0.3
 SELECTION = ((8, 0.01), (2, 0.06), (1, 0.3))
-"""How many of cuBLASLt's algorithms are kept after a block each of so many seconds."""
+"""Rounds that select cuBLASLt's algorithm: how many are left after one block each of this many seconds."""
 
 
 def operands(m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> tuple[torch.Tensor, ...]:
-    """A, B of random normal data, row-major (n) or column-major (t), and D full of NaN."""
+    """Return A and B of random normal data, row-major (n) or column-major (t), and D full of NaN."""
     a = torch.randn((m, k) if layout[0] == "n" else (k, m), device="cuda").to(dtype)
     b = torch.randn((k, n) if layout[1] == "n" else (n, k), device="cuda").to(dtype)
     d = torch.full((m, n), float("nan"), device="cuda", dtype=dtype)
@@ -56,7 +57,7 @@ def operands(m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> tuple[t
 
 
 def captured(call: Any, sets: list[tuple[torch.Tensor, ...]]) -> torch.cuda.CUDAGraph:
-    """One graph that calls once on each set of buffers."""
+    """Return one CUDA graph that calls once on each set of buffers."""
     for s in sets:
         call(*s)
     torch.cuda.synchronize()
@@ -69,7 +70,7 @@ def captured(call: Any, sets: list[tuple[torch.Tensor, ...]]) -> torch.cuda.CUDA
 
 @contextmanager
 def edited(kernel: Kernel, source: str) -> Iterator[None]:
-    """Plans that are made and called inside run `source` where they would run the kernel's own."""
+    """Let plans that are made and called inside run `source` in place of the kernel's own source."""
     own = kernel.source
     kernel.__dict__["source"] = source  # a cached property
     try:
@@ -81,7 +82,7 @@ def edited(kernel: Kernel, source: str) -> Iterator[None]:
 def rotated(
     m: int, n: int, k: int, dtype: torch.dtype, layout: str, least: int = 3, far: int = FAR, most: float = float("inf")
 ) -> list[tuple[torch.Tensor, ...]]:
-    """`least` sets of operands or more, together `far` times the L2, but no more than `most`."""
+    """Return `least` or more sets of operands that fill `far` times the L2 together, but at most `most`."""
     sets = [operands(m, n, k, dtype, layout)]
     size = (m * k + k * n + m * n) * torch.finfo(dtype).bits // 8
     while len(sets) < least or (len(sets) * size < far * L2_BYTES and len(sets) < most):
@@ -90,7 +91,7 @@ def rotated(
 
 
 def replayed(graph: torch.cuda.CUDAGraph, times: int) -> float:
-    """Microseconds that so many replays take together."""
+    """Return microseconds that `count` replays take together."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(times):
@@ -101,12 +102,12 @@ def replayed(graph: torch.cuda.CUDAGraph, times: int) -> float:
 
 
 def block_seconds(m: int) -> float:
-    """Of products of so many rows: a period of the clock where it swings."""
+    """Return the seconds of a block for GEMMs with this number of rows: a period of the clock if it oscillates."""
     return 1.05 if m >= 128 else 0.5
 
 
 def block(graph: torch.cuda.CUDAGraph, calls: int, seconds: float, warm_up: float = WARM_UP_SECONDS) -> float:
-    """Microseconds a call over a block of at least so many seconds, after a warm-up of its own."""
+    """Return microseconds per call over a block of at least `seconds`, after a warm-up of its own."""
     begun, replays = time.perf_counter(), 0
     while time.perf_counter() - begun < warm_up:
         graph.replay()
@@ -119,7 +120,7 @@ def block(graph: torch.cuda.CUDAGraph, calls: int, seconds: float, warm_up: floa
 def shuffled(
     graphs: dict[str, torch.cuda.CUDAGraph], calls: int, seconds: float, rounds: int
 ) -> tuple[dict[str, list[float]], list[int]]:
-    """Microseconds a call of each graph, over blocks in a random order each round; and the SMs' MHz behind each."""
+    """Return microseconds per call of each graph, in random order, and the SMs' MHz after each block."""
     times: dict[str, list[float]] = {name: [] for name in graphs}
     clocks = []
     for _ in range(rounds):
@@ -132,33 +133,35 @@ def shuffled(
 
 
 def queried(field: str) -> str:
-    """What nvidia-smi says of the first GPU, without a unit; nothing where it knows no such field."""
+    """Return what nvidia-smi reports for the first GPU, without a unit; "" if it does not know the field."""
     query = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     done = subprocess.run(query, capture_output=True, text=True)
     return "" if done.returncode else done.stdout.partition("\n")[0].strip()
 
 
 def sm_clock() -> int:
-    """MHz, as the driver reports it now; 0 where it does not."""
+    """Return the SMs' clock in MHz as the driver reports it now; 0 if it does not."""
     mhz = queried("clocks.sm")
     return int(mhz) if mhz.isdigit() else 0
 
 
 def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The product of a (m, k) and b (k, n), summed in float64, as float32."""
+    """Return a @ b, (m, k) by (k, n), summed in float64, as float32."""
     return (a.double() @ b.double()).float()
 
 
 def is_right(call: Any, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, product: torch.Tensor) -> bool:
-    """Whether call(a, b, d) writes the product of random normal a and b to all of d, as exactly as d's dtype allows:
-    sums of parts may be rounded to it too, as torch.mm does by default."""
+    """Return whether call(a, b, d) writes a @ b of random normal a and b to all of d, within d's precision.
+
+    Partial sums may be rounded to d's dtype too, as torch.mm does by default.
+    """
     call(a, b, d.fill_(float("nan")))
     epsilon, size = torch.finfo(d.dtype).eps, a.shape[1] ** 0.5  # of the sum of k products
     return bool(((d.float() - product).abs() <= epsilon * (product.abs() + size)).all())
 
 
 def lt_graphs(sets: list[tuple[torch.Tensor, ...]], product: torch.Tensor) -> dict[Any, torch.cuda.CUDAGraph]:
-    """A graph for each of cuBLASLt's algorithms that runs, and computes the first set's product."""
+    """Return a graph for each of cuBLASLt's algorithms that runs and gives the correct result for the first set."""
     graphs = {}
     for algorithm in cublaslt.algorithms(*sets[0]):
         try:
@@ -175,20 +178,22 @@ def lt_graphs(sets: list[tuple[torch.Tensor, ...]], product: torch.Tensor) -> di
 def fastest(
     graphs: dict[Any, torch.cuda.CUDAGraph], calls: int, selection: tuple[tuple[int, float], ...] = SELECTION
 ) -> Any:
-    """The key of the fastest graph, in ever longer blocks of ever fewer; None where there is no graph."""
+    """Return the key of the fastest graph, in ever longer blocks of ever fewer graphs; None without graphs."""
     names = list(graphs)
-    for kept, seconds in selection:
+    for survivors, seconds in selection:
         random.shuffle(names)
         times = {name: block(graphs[name], calls, seconds, seconds / 2) for name in names}
-        names = sorted(names, key=times.__getitem__)[:kept]
+        names = sorted(names, key=times.__getitem__)[:survivors]
     return names[0] if names else None
 
 
 def measure(
     m: int, n: int, k: int, dtype: torch.dtype, layout: str, rounds: int, half: bool, lt: bool
 ) -> dict[str, Any]:
-    """One row: a shape, all times, and the median ratios torch / ours and, with `lt`, cuBLASLt / ours. Where cuBLASLt
-    suggests no algorithm, there is no lt_us."""
+    """Return one row: a shape, all times, and the median ratios torch / ours and, with `lt`, cuBLASLt / ours.
+
+    There is no lt_us if cuBLASLt suggests no algorithm.
+    """
     sets = rotated(m, n, k, dtype, layout)
     size = (m * k + k * n + m * n) * torch.finfo(dtype).bits // 8
     plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2])
@@ -201,18 +206,18 @@ def measure(
     about_lt = {}
     if lt:
         suggested = lt_graphs(sets, product)
-        chosen = fastest(suggested, len(sets))
+        fastest_algorithm = fastest(suggested, len(sets))
         about_lt = {"lt_algorithms": len(suggested)}
-        if chosen:
-            graphs["lt"] = suggested[chosen]
-            about_lt["lt_algorithm"] = str(chosen)
+        if fastest_algorithm:
+            graphs["lt"] = suggested[fastest_algorithm]
+            about_lt["lt_algorithm"] = str(fastest_algorithm)
         del suggested
     del product
     if m <= 64:
         halves = [(torch.empty(size // 2, dtype=torch.uint8, device="cuda"), torch.empty(size // 2, dtype=torch.uint8,
                 device="cuda")) for _ in sets]  # fmt: skip
         graphs["copy"] = captured(lambda x, y: y.copy_(x), halves)
-    if (m, n, k) in RAGGED:
+    if (m, n, k) in UNALIGNED:
         graphs["padded"] = captured(padded, sets)
     if half:
         fp16 = gemmsmith.plan(*sets[0][:2], out=sets[0][2], accumulate="fp16")
@@ -238,20 +243,20 @@ def measure(
 
 
 def padded(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
-    """What a torch user does with rows that tensor cores do not like: pad to multiples of 8, multiply, crop."""
+    """Return what a torch user does with unaligned rows: pad to multiples of 8, multiply, crop."""
     m, k, n = *a.shape, b.shape[1]
     wide = torch.nn.functional.pad(a, (0, -k % 8, 0, -m % 8)) @ torch.nn.functional.pad(b, (0, -n % 8, 0, -k % 8))
     d.copy_(wide[:m, :n])
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for each class and peer: how many shapes, the geometric mean of the ratios, the least."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    """Return a line per class and peer: the number of shapes, the geometric mean of the ratios, and the minimum."""
+    rows_by_class: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         for name in classes((row["m"], row["n"], row["k"])):
-            found.setdefault(name, []).append(row)
+            rows_by_class.setdefault(name, []).append(row)
     lines = []
-    for name, members in found.items():
+    for name, members in rows_by_class.items():
         for other, ratio in (("torch.mm", "ratio"), ("cuBLASLt", "lt_ratio")):
             compared = [r for r in members if ratio in r]
             if compared:
@@ -267,7 +272,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured with."""
+    """Return the environment in which the rows are measured."""
     from cuda.bindings import nvrtc
 
     return {
@@ -282,20 +287,20 @@ def machine() -> dict[str, Any]:
 
 
 def options(about: str | None) -> argparse.ArgumentParser:
-    """A benchmark's options: where its rows go; `about` is its docstring."""
+    """Return a benchmark's options, such as where its rows go; `about` is its docstring."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where the rows go")
     return parser
 
 
 def save(path: Path | None, rows: list[dict[str, Any]], about: dict[str, Any] | None = None) -> None:
-    """Rows with what they were measured with, `about` or what `machine` says now, where a path is given."""
+    """Write rows and their environment, `about` or what `machine` returns now, if a path is given."""
     if path:
         path.write_text(json.dumps({"machine": about or machine(), "rows": rows}, indent=1) + "\n")
 
 
 def still_chosen(rows: list[dict[str, Any]], configs: dict[Shape, str]) -> list[dict[str, Any]]:
-    """The rows but those of shapes that now have another config."""
+    """Return the rows without those of shapes that have another config now."""
     return [r for r in rows if configs.get((r["m"], r["n"], r["k"]), r["config"]) == r["config"]]
 
 

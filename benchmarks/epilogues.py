@@ -1,9 +1,9 @@
-"""Fused epilogues against the bare product and against torch, side by side in one run.
+"""Fused epilogues against the plain GEMM and against torch, in one run.
 
-For each shape and epilogue the bare gemmsmith product, the fused kernel, torch eager, torch.compile and the same in its
-max-autotune mode are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in
-alternating blocks with a warm-up each. `cost` is the fused kernel's time over the bare product's, `over_*` torch's
-time over the fused kernel's; medians over the rounds.
+For each shape and epilogue the plain gemmsmith GEMM, the fused kernel, torch eager, torch.compile, and torch.compile in
+max-autotune mode are captured in CUDA graphs that rotate enough buffers to exceed the L2, and run in alternating blocks
+with a warm-up each. `cost` is the fused kernel's time over the plain GEMM's, `over_*` torch's time over the fused
+kernel's; medians over the rounds.
 
     python benchmarks/epilogues.py --json benchmarks/results/epilogues-h200.json
     python benchmarks/epilogues.py --unseen 30 --json benchmarks/results/epilogues-unseen-h200.json --resume
@@ -27,12 +27,14 @@ import gemmsmith
 SHAPES = [(4096, 4096, 4096), (8192, 8192, 8192), (4096, 14336, 4096), (8192, 28672, 4096), (512, 4096, 4096),
           (128, 28672, 4096)]  # fmt: skip
 COPY_BYTES_PER_US = 4.0e6
-"""A device-to-device copy's bandwidth: what reading an extra matrix may cost."""
+"""Bandwidth of a device-to-device copy in bytes per us: the cost of reading an extra matrix."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """An epilogue for us, and the whole product in torch; columns of `gated` ones come there in halves."""
+    """An epilogue for gemmsmith and the same with the GEMM in torch. torch gets the columns of `gated` operands in
+    halves.
+    """
 
     fused: Callable[..., Any]
     torch: Callable[..., Any]
@@ -90,13 +92,13 @@ CASES = {
 
 
 def extra(case: Case, m: int, n: int) -> dict[str, torch.Tensor]:
-    """The case's operands, random normal."""
+    """Return the case's operands, random normal."""
     made = {"bias": (n,), "residual": (m, n)}
     return {name: torch.randn(made[name], device="cuda").bfloat16() for name in case.operands}
 
 
 def outputs(case: Case, m: int, n: int) -> dict[str, torch.Tensor]:
-    """The fused kernel's results, full of NaN."""
+    """Return buffers for the fused kernel's results, full of NaN."""
     width = n // 2 if case.gated else n
     made = {"out": torch.full((m, width), float("nan"), device="cuda", dtype=torch.bfloat16)}
     if case.rows:
@@ -105,12 +107,12 @@ def outputs(case: Case, m: int, n: int) -> dict[str, torch.Tensor]:
 
 
 def halves(b: torch.Tensor) -> torch.Tensor:
-    """A packed gated weight as torch sees it: gate columns, then up columns."""
+    """Return an interleaved gated weight as torch takes it: gate columns, then up columns."""
     return torch.cat(gemmsmith.deinterleave(b), dim=-1)
 
 
 def contenders(name: str, sets: list[tuple[torch.Tensor, ...]], modes: list[str]) -> tuple[dict[str, Any], Any, str]:
-    """CUDA graphs of one case: ours, and torch's in each mode; with what they keep alive, and our config."""
+    """Return CUDA graphs of one case: ours, and torch's in each mode; the buffers they need; and our config."""
     case = CASES[name]
     m, n = sets[0][2].shape
     buffers = [(a, b, outputs(case, m, n), extra(case, m, n)) for a, b, _ in sets]
@@ -122,8 +124,8 @@ def contenders(name: str, sets: list[tuple[torch.Tensor, ...]], modes: list[str]
     }
     theirs = [(a, halves(b) if case.gated else b, *more.values()) for a, b, _, more in buffers]
     right = case.torch(*(x.float() for x in theirs[0]))
-    for got, want in zip(buffers[0][2].values(), right if isinstance(right, tuple) else (right,), strict=True):
-        difference = ((got.float() - want).norm() / want.norm()).item()
+    for actual, expected in zip(buffers[0][2].values(), right if isinstance(right, tuple) else (right,), strict=True):
+        difference = ((actual.float() - expected).norm() / expected.norm()).item()
         if not difference < 1e-2:
             raise SystemExit(f"{name} {m}x{n}: off torch's result by {difference:.3g}")
     del right
@@ -137,7 +139,7 @@ def contenders(name: str, sets: list[tuple[torch.Tensor, ...]], modes: list[str]
 
 
 def measure(m: int, n: int, k: int, name: str, modes: list[str], rounds: int) -> dict[str, Any]:
-    """The row of a shape and an epilogue."""
+    """Return the row of a shape and an epilogue."""
     sets = rotated(m, n, k, torch.bfloat16, "nt")
     plan = gemmsmith.plan(*sets[0][:2], out=sets[0][2])
     graphs, alive, config = contenders(name, sets, modes)
@@ -170,8 +172,11 @@ def main() -> None:
     if arguments.unseen:  # N of whole groups of 16 columns, which gated ones need
         shapes = [s for s in UNSEEN if s[1] % 16 == 0][:: len(UNSEEN) // arguments.unseen][: arguments.unseen]
     modes = arguments.mode or ["eager", "compile", "max_autotune"]
-    rows, every = portions.kept(arguments), [(*shape, name) for shape in shapes for name in arguments.case or CASES]
-    left = portions.missing(every, rows, lambda r: (r["m"], r["n"], r["k"], r["epilogue"]), arguments.part)
+    rows, all_jobs = (
+        portions.load_rows(arguments),
+        [(*shape, name) for shape in shapes for name in arguments.case or CASES],
+    )
+    left = portions.missing(all_jobs, rows, lambda r: (r["m"], r["n"], r["k"], r["epilogue"]), arguments.part)
     for m, n, k, name in portions.in_time(left, arguments.seconds):
         rows.append(measure(m, n, k, name, modes, arguments.rounds))
         r = rows[-1]

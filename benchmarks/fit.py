@@ -1,13 +1,13 @@
-"""Fits the constants of tuning/model.py to surveys, and says what its choices lose on shapes that were held out.
+"""Fit the constants of tuning/model.py to surveys, and report the regret of its choices on held-out shapes.
 
-What is minimized: for each shape the squared errors of the logarithms of the estimated times, but for an error that
-all its configs share; configs count the less the slower they are. The constants' logarithms are varied, by damped least
+The objective is, for each shape, the squared errors of the logarithms of the estimated times, up to an error that all
+its configs share; slower configs have smaller weights. The logarithms of the constants are optimized by damped least
 squares with numerical derivatives of the model itself. `regret` is how much slower the choice is than the fastest
-config of its shape, the mean of logarithms; the fastest of many noisy times is too fast, so some of it is noise.
+config of its shape, as a mean of logarithms; the fastest of many noisy times is too fast, so part of it is noise.
 
-All GPUs count alike. A survey's blocks are too short for the power limit, so the products that it holds are taken from
-sweeps, whose finalists ran in longer ones. With --correction the constants stay, and what they miss is fitted by ridge
-regression (tuning/correction.py): written to correction.json, after a cross-validation over shapes.
+All GPUs have equal weight. A survey's blocks are too short for the power limit, so power-limited GEMMs are taken from
+sweeps, whose finalists ran in longer ones. With --correction the constants stay, and the remaining error is fitted by
+ridge regression (tuning/correction.py) and written to correction.json, after a cross-validation over shapes.
 
     cd benchmarks/results
     python ../fit.py survey-h200.json survey-??-h100.json \\
@@ -32,67 +32,91 @@ from gemmsmith import Config
 from gemmsmith.core.dtypes import as_dtype
 from gemmsmith.core.problem import Problem
 from gemmsmith.tuning import correction, model
-from gemmsmith.tuning.depth import for_16_bits, in_16_bits
-from gemmsmith.tuning.gpus import H200, Gpu, named
-from gemmsmith.tuning.space import Space
+from gemmsmith.tuning.config_table import ConfigTable
+from gemmsmith.tuning.dtype_equivalence import as_16bit_problem, config_for_16bit
+from gemmsmith.tuning.gpus import H200, Gpu, find_gpu
 
 FITTED = (
-    "SM_BYTES_PER_CYCLE", "FILL_BYTES_PER_CYCLE", "MERGED", "OFF_LINES", "OFF_SECTORS",
-    "READ_AGAIN", "SHORT_ROWS", "IDLE", "FILL_CYCLES", "MEET_CYCLES", "STAGE_CYCLES", "STORE_BYTES_PER_CYCLE",
-    "ELEMENT_CYCLES", "SHARE_CYCLES", "CLUSTER_SHARE_CYCLES", "BYTES_OF_SHARE_PER_CYCLE", "SHARPNESS",
-    "LOOP_CYCLES", "LOOP_CYCLES_PER_K", "DEEPER_128", "DEEPER_256", "ENERGY_FLOPS", "ENERGY_L2", "ENERGY_FILL",
-    "ENERGY_READ", "ENERGY_DRAM", "OUT_OF_STEP",
-)  # fmt: skip
-"""Names in the model."""
-SLOWER, KEPT = 0.15, 3e-4
-"""A config that is slower by this, in logarithms, counts 1/e; and how much a constant's squared change costs."""
+    "L2_TO_SM_BYTES_PER_CYCLE",
+    "SMEM_FILL_BYTES_PER_CYCLE",
+    "GPC_MERGED_READ_FRACTION",
+    "UNALIGNED_128B_OVERHEAD",
+    "UNALIGNED_32B_OVERHEAD",
+    "REREAD_FRACTION",
+    "SHORT_ROW_OVERHEAD",
+    "IDLE_SM_OVERHEAD",
+    "LAUNCH_AND_FILL_CYCLES",
+    "CLUSTER_SYNC_CYCLES",
+    "FILL_CYCLES_PER_STAGE",
+    "EPILOGUE_BYTES_PER_CYCLE",
+    "EPILOGUE_CYCLES_PER_ELEMENT",
+    "SPLIT_REDUCTION_CYCLES",
+    "CLUSTER_SPLIT_CYCLES",
+    "SPLIT_REDUCTION_BYTES_PER_CYCLE",
+    "BOUND_NORM_EXPONENT",
+    "LOOP_CYCLES",
+    "LOOP_CYCLES_PER_K",
+    "TILE_K_128_SLOWDOWN",
+    "TILE_K_256_SLOWDOWN",
+    "FLOPS_PER_CYCLE_AT_700W",
+    "L2_BYTES_PER_CYCLE_AT_700W",
+    "SMEM_FILL_BYTES_PER_CYCLE_AT_700W",
+    "WGMMA_READ_BYTES_PER_CYCLE_AT_700W",
+    "DRAM_BYTES_PER_CYCLE_AT_700W",
+    "STREAM_K_ENERGY_OVERHEAD",
+)
+"""Names of the fitted constants in tuning/model.py."""
+SLOWER = 0.15
+"""A config that is slower than the fastest by this, in logarithms, has weight 1/e. Chosen; not measured."""
+CONSTANT_CHANGE_COST = 3e-4
+"""Penalty on the squared change of a constant's logarithm. Chosen; not measured."""
 DTYPES = {"bf16": "bf16", "fp8": "fp8_e4m3"}
-"""Of the operands of surveys; where they are named by a layout, bf16."""
+"""Dtypes of the operands of surveys; bf16 for surveys that are named by a layout."""
 LONG = 2
-"""How often a sweep's shape counts."""
+"""Weight of a sweep's shape. Chosen; not measured."""
 HELD_OUT = 5
-"""Every fifth shape; and parts of the cross-validation."""
-RIDGE, CONFIGS = 500, 64
-"""How much the squared coefficients of the correction cost, of numbers with deviation 1, where each shape counts as
-that many configs."""
+"""Every HELD_OUT-th shape is held out; also the number of parts of the cross-validation."""
+RIDGE = 500
+"""Ridge penalty of the correction, for features with standard deviation 1. Chosen; not measured."""
+CONFIGS = 64
+"""Number of configs as which each shape counts in the ridge regression. Chosen; not measured."""
 
 
 @dataclass(frozen=True)
 class Contest:
-    """A shape's configs, their times and how much each counts, 1 in all."""
+    """A shape's configs, their times and their weights, which add up to 1."""
 
     problem: Problem
-    space: Space
+    space: ConfigTable
     log_us: np.ndarray[Any, Any]
     weight: np.ndarray[Any, Any]
     gpu: Gpu = H200
 
     @property
     def power_limited(self) -> bool:
-        """Whether the chip's power limit holds the product."""
+        """Return whether the GEMM is power-limited."""
         return 2 * self.problem.m * self.problem.n * self.problem.k >= POWER_LIMITED
 
     def estimates(self) -> np.ndarray[Any, Any]:
-        """The logarithms of the model's times."""
+        """Return the logarithms of the model's times."""
         return np.log(model.estimate(self.problem, self.space, gpu=self.gpu).cycles)
 
     def errors(self) -> np.ndarray[Any, Any]:
-        """Weighted, and without what they share."""
+        """Return the weighted errors without their mean."""
         errors = self.estimates() - self.log_us
         return np.asarray(np.sqrt(self.weight) * (errors - np.sum(self.weight * errors)))
 
     def regret(self, correction: Any = 0) -> float:
-        """Of the choice, with a correction of the estimates' logarithms."""
+        """Return the regret of the choice, with a correction of the estimates' logarithms."""
         return float(self.log_us[np.argmin(self.estimates() + correction)] - self.log_us.min())
 
     def numbers(self) -> np.ndarray[Any, Any]:
-        """What the correction depends on, for each config."""
-        return correction.numbers(self.problem, self.space, model.estimate(self.problem, self.space, gpu=self.gpu))
+        """Return the features of the correction for each config."""
+        return correction.features(self.problem, self.space, model.estimate(self.problem, self.space, gpu=self.gpu))
 
 
 def problem(operands: str, shape: Shape) -> Problem:
-    """Of bf16 operands, A row-major and B column-major, or of the layout that is named; or of FP8 ones with block
-    scales."""
+    """Return the problem of bf16 operands in a layout ("bf16" is nt), or of fp8 operands with block scales."""
     if operands == "fp8":
         (a, b), scales = block_scaled(shape)
         return gemmsmith.plan(a, b, **scales, out_dtype="bf16", config=SMALL).problem
@@ -100,62 +124,68 @@ def problem(operands: str, shape: Shape) -> Problem:
 
 
 def contests(survey: Path) -> list[Contest]:
-    """A survey's shapes, of operands as it measures them, but as the model sees them."""
-    found, read = [], json.loads(survey.read_text())
+    """Return the contests of a survey, as 16-bit problems."""
+    results, read = [], json.loads(survey.read_text())
     operands = read.get("operands", "bf16")
-    configs = [for_16_bits(Config.stored(c), as_dtype(DTYPES.get(operands, "bf16"))) for c in read["configs"]]
+    configs = [
+        config_for_16bit(Config.from_table_row(c), as_dtype(DTYPES.get(operands, "bf16"))) for c in read["configs"]
+    ]
     for row in read["rows"]:
         m, n, k = (row[name] for name in "mnk")
-        found.append(contest(operands, (m, n, k), [(configs[i], us) for i, us in row["us"]], gpu_of(read)))
-    return found
+        results.append(contest(operands, (m, n, k), [(configs[i], us) for i, us in row["us"]], gpu_of(read)))
+    return results
 
 
 def gpu_of(file: dict[str, Any]) -> Gpu:
-    """The one that a file's times are of."""
-    gpu = named(str(file["machine"]))
+    """Return the GPU on which a file's times were measured."""
+    gpu = find_gpu(str(file["machine"]))
     assert gpu
     return gpu
 
 
 def contest(operands: str, shape: Shape, timed: list[tuple[Config, float]], gpu: Gpu) -> Contest:
-    """A shape's, of configs and their times."""
-    space = replace(Space.of([c for c, _ in timed]), stages=np.array([c.stages for c, _ in timed], float))
+    """Return the contest of a shape's configs and their times."""
+    space = replace(
+        ConfigTable.from_configs([c for c, _ in timed]), stages=np.array([c.stages for c, _ in timed], float)
+    )
     log_us = np.log([us for _, us in timed])
     weight = np.exp((log_us.min() - log_us) / SLOWER)
-    return Contest(in_16_bits(problem(operands, shape)), space, log_us, weight / weight.sum(), gpu)
+    return Contest(as_16bit_problem(problem(operands, shape)), space, log_us, weight / weight.sum(), gpu)
 
 
 def finalists(sweep: Path) -> list[Contest]:
-    """Those shapes of a sweep that the power limit holds, and their finalists; where a sweep is of one layout, no
-    swapped ones, whose stores were slow then, and no shares of K."""
-    found, read = [], json.loads(sweep.read_text())
+    """Return the contests of a sweep's power-limited shapes and finalists.
+
+    Sweeps of one layout only: without swap_ab, whose stores were slow then, and without split-K.
+    """
+    results, read = [], json.loads(sweep.read_text())
     for row in read["rows"]:
         m, n, k = (row[name] for name in "mnk")
-        timed = [(Config.stored(c["config"]), c["us"]) for c in row["configs"] if c["ratio"]]
+        timed = [(Config.from_table_row(c["config"]), c["us"]) for c in row["configs"] if c["ratio"]]
         if "layout" not in row:
             timed = [(c, us) for c, us in timed if c.splits == 1 and not c.swap_ab]
         if len(timed) > 1:
-            found.append(contest(row.get("layout", "bf16"), (m, n, k), timed, gpu_of(read)))
-    return [c for c in found if c.power_limited]
+            results.append(contest(row.get("layout", "bf16"), (m, n, k), timed, gpu_of(read)))
+    return [c for c in results if c.power_limited]
 
 
 def fit(contests: list[Contest], rounds: int = 12) -> None:
-    """Moves the model's constants to where the errors are least."""
+    """Move the model's constants to the minimum of the errors."""
     start = np.log([getattr(model, name) for name in FITTED])
 
     def residuals(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         for name, value in zip(FITTED, np.exp(x), strict=True):
             setattr(model, name, float(value))
         errors = np.concatenate([c.errors() for c in contests]) / len(contests) ** 0.5
-        return np.concatenate([errors, KEPT**0.5 * (x - start)])
+        return np.concatenate([errors, CONSTANT_CHANGE_COST**0.5 * (x - start)])
 
     x, damping = start, 1e-3
     now = residuals(x)
     for _ in range(rounds):
         steps = 1e-3 * np.eye(len(x))
-        slopes = np.stack([(residuals(x + step) - now) / 1e-3 for step in steps], axis=1)
-        square = slopes.T @ slopes
-        move = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slopes.T @ now)
+        jacobian = np.stack([(residuals(x + step) - now) / 1e-3 for step in steps], axis=1)
+        square = jacobian.T @ jacobian
+        move = np.linalg.solve(square + damping * np.diag(np.diag(square)), -jacobian.T @ now)
         tried = residuals(x + np.clip(move, -0.3, 0.3))
         if tried @ tried < now @ now:
             x, now, damping = x + np.clip(move, -0.3, 0.3), tried, damping / 3
@@ -166,7 +196,7 @@ def fit(contests: list[Contest], rounds: int = 12) -> None:
 
 
 def fit_correction(contests: list[Contest]) -> np.ndarray[Any, Any]:
-    """The coefficients of tuning/correction.py, by ridge regression."""
+    """Return the coefficients of tuning/correction.py, by ridge regression."""
     rows, errors = [], []
     for c in contests:
         weight = np.sqrt(c.weight * CONFIGS)[:, None]
@@ -180,31 +210,31 @@ def fit_correction(contests: list[Contest]) -> np.ndarray[Any, Any]:
 
 
 def cross_validated(contests: list[Contest]) -> list[Any]:
-    """For each contest the correction that is fitted to the other shapes'."""
+    """Return for each contest the correction that is fitted to the other shapes."""
     shapes = list(dict.fromkeys((c.problem.m, c.problem.n, c.problem.k) for c in contests))
     random.Random(0).shuffle(shapes)
     part = {shape: i % HELD_OUT for i, shape in enumerate(shapes)}
     parts = [part[c.problem.m, c.problem.n, c.problem.k] for c in contests]
     fitted = [fit_correction([c for c, p in zip(contests, parts, strict=True) if p != i]) for i in range(HELD_OUT)]
     return [
-        np.clip(c.numbers() @ fitted[p], -correction.MOST, correction.MOST)
+        np.clip(c.numbers() @ fitted[p], -correction.MAX_LOG_CORRECTION, correction.MAX_LOG_CORRECTION)
         for c, p in zip(contests, parts, strict=True)
     ]
 
 
 def balanced(contests: list[Contest]) -> list[Contest]:
-    """Each as often as makes all GPUs count alike."""
+    """Repeat contests so that all GPUs have equal weight."""
     counts = Counter(c.gpu for c in contests)
     return [c for c in contests for _ in range(round(max(counts.values()) / counts[c.gpu]))]
 
 
 def regrets(contests: list[Contest], corrections: list[Any] | None = None) -> str:
-    """By the number of rows."""
+    """Return the mean regrets by number of rows."""
     parts = []
     pairs = list(zip(contests, corrections or [0] * len(contests), strict=True))
     for fewest, most in ((1, 64), (65, 512), (513, 1 << 20)):
-        found = [c.regret(x) for c, x in pairs if fewest <= c.problem.m <= most]
-        parts.append(f"M {fewest} to {most}: {np.mean(found) if found else 0:.4f} of {len(found)}")
+        results = [c.regret(x) for c, x in pairs if fewest <= c.problem.m <= most]
+        parts.append(f"M {fewest} to {most}: {np.mean(results) if results else 0:.4f} of {len(results)}")
     return "   ".join(parts)
 
 
@@ -214,8 +244,8 @@ def main() -> None:
     parser.add_argument("--correction", action="store_true", help="leave the constants, fit what they miss")
     parser.add_argument("--sweep", type=Path, nargs="+", default=[], help="files that sweep.py wrote")
     arguments = parser.parse_args()
-    every = [c for path in arguments.surveys for c in contests(path)]
-    short = balanced([c for c in every if not c.power_limited])
+    all_contests = [c for path in arguments.surveys for c in contests(path)]
+    short = balanced([c for c in all_contests if not c.power_limited])
     long = [c for path in arguments.sweep for c in finalists(path)]
     if arguments.correction:
         long = balanced(long)
@@ -223,13 +253,13 @@ def main() -> None:
         for name, part, of in (("surveys", short, corrections), ("sweeps", long, corrections[len(short) :])):
             print(f"regret, {name}, of the model alone: {regrets(part)}")
             print(f"cross-validated, corrected: {regrets(part, of[: len(part)])}")
-        found = [float(f"{x:.4g}") for x in fit_correction(short + long)]
-        correction.FILE.write_text(json.dumps(found) + "\n")
+        results = [float(f"{x:.4g}") for x in fit_correction(short + long)]
+        correction.COEFFICIENTS_FILE.write_text(json.dumps(results) + "\n")
         return
-    held_out = every[::HELD_OUT]
-    print(f"regret, held out: before   {regrets(held_out)}")
+    validation = all_contests[::HELD_OUT]
+    print(f"regret, held out: before   {regrets(validation)}")
     fit([c for i, c in enumerate(short) if i % HELD_OUT] + LONG * long)
-    print(f"regret, held out: after    {regrets(held_out)}")
+    print(f"regret, held out: after    {regrets(validation)}")
     for name in FITTED:
         print(f"{name} = {getattr(model, name):.4g}")
 

@@ -1,10 +1,10 @@
-"""FP8 products with block scales against torch's scaled_mm, the best of cuBLASLt's heuristics, and DeepGEMM.
+"""FP8 GEMMs with block scales against torch's scaled_mm, the best of cuBLASLt's heuristics, and DeepGEMM.
 
-A (m, k) of e4m3 with a scale for each row and 128 of k, contiguous along m; B (k, n) column-major with one for each 128
-x 128; D bf16. All get the same operands and scales, in CUDA graphs that go round buffers beyond the L2, in blocks by
-turns like those of dense.py; a ratio is the other's time over ours. Every result is checked against the product of the
-dequantized operands in float64. DeepGEMM is timed where it can be imported. `floor_us` is the bound by memory, 2.9 us +
-bytes / 4.26 TB/s, which bf16 products of few rows reach.
+A is (m, k), e4m3, with one scale per row and 128 of k, contiguous along m; B is (k, n), column-major, with one scale
+per 128 x 128 block; D is bf16. All get the same operands and scales, in CUDA graphs that rotate buffers beyond the L2,
+in alternating blocks like those of dense.py. A ratio is the other's time over ours. Every result is checked against
+the product of the dequantized operands in float64. DeepGEMM is timed if it can be imported. `floor_us` is the memory
+roofline, 2.9 us + bytes / 4.26 TB/s, which bf16 GEMMs with few rows reach.
 
     python benchmarks/fp8.py --json benchmarks/results/fp8-h200.json
     python benchmarks/fp8.py --suite unseen --json benchmarks/results/fp8-unseen-h200.json --resume --seconds 500
@@ -28,12 +28,12 @@ import gemmsmith
 from gemmsmith.tuning.measure import compile_all
 
 WEIGHTS = [(2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)]
-"""(N, K) of DeepSeek V3's layers, as DeepGEMM's benchmark has them."""
+"""(N, K) of DeepSeek V3's layers, as in DeepGEMM's benchmark."""
 ROWS = (1, 16, 64, 128, 256, 512, 1024, 4096, 8192)
 
 
 def unseen(count: int = 60) -> list[Shape]:
-    """Layers that nothing is tuned for."""
+    """Return layers that nothing is tuned for."""
     return in_blocks(layers(count, seed=8))
 
 
@@ -44,8 +44,11 @@ SUITES: dict[str, Callable[[], list[Shape]]] = {
 
 
 class Case:
-    """Operands of one product: a, b, their scales, and D full of NaN. Each k-block's scales of A begin at 16 bytes, as
-    DeepGEMM has them, which takes `rows_b`; `packed_a` and `padded_b` are as torch and cuBLASLt have theirs."""
+    """Operands of one GEMM: a, b, their scales, and D full of NaN.
+
+    Each scale block along K of A's scales begins at a multiple of 16 bytes, as DeepGEMM requires, which takes `rows_b`;
+    `packed_a` and `padded_b` are what torch and cuBLASLt take.
+    """
 
     def __init__(self, m: int, n: int, k: int) -> None:
         blocks, wide = -(-k // BLOCK), -(-n // BLOCK)
@@ -59,23 +62,23 @@ class Case:
         self.d = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
 
     def exact(self, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
-        """The product of what A and B stand for, and the product of their magnitudes."""
+        """Return the GEMM of the dequantized A and B, and the GEMM of their magnitudes."""
         k, n = self.b.shape
         a = self.a.to(dtype) * self.scale_a.repeat_interleave(BLOCK, 1)[:, :k].to(dtype)
-        of_b = self.scale_b.repeat_interleave(BLOCK, 0)[:k].repeat_interleave(BLOCK, 1)[:, :n]
-        b = self.b.to(dtype) * of_b.to(dtype)
+        b_blocks = self.scale_b.repeat_interleave(BLOCK, 0)[:k].repeat_interleave(BLOCK, 1)[:, :n]
+        b = self.b.to(dtype) * b_blocks.to(dtype)
         return a @ b, a.abs() @ b.abs()
 
 
 def sets_of(m: int, n: int, k: int, least: int = 3, far: int = FAR, most: int = 1 << 30) -> list[Case]:
-    """`least` or more, together `far` times the L2, but no more than `most`."""
+    """Return `least` or more sets that fill `far` times the L2 together, but at most `most`."""
     size = m * k + k * n + 2 * m * n
     return [Case(m, n, k) for _ in range(max(least, min(most, -(-far * L2_BYTES // size))))]
 
 
 def peers(case: Case) -> dict[str, Callable[[Case], Any]]:
-    """torch's, and DeepGEMM's where there is one."""
-    found: dict[str, Callable[[Case], Any]] = {
+    """Return torch's call, and DeepGEMM's if it is installed."""
+    contenders: dict[str, Callable[[Case], Any]] = {
         "torch": lambda c: torch._scaled_mm(
             c.a, c.b, c.packed_a, c.scale_b, out_dtype=torch.bfloat16, out=c.d  # type: ignore[call-overload]
         )
@@ -83,21 +86,21 @@ def peers(case: Case) -> dict[str, Callable[[Case], Any]]:
     try:
         deep_gemm = importlib.import_module("deep_gemm")
     except ImportError:
-        return found
-    found["deepgemm"] = lambda c: deep_gemm.fp8_gemm_nt(
+        return contenders
+    contenders["deepgemm"] = lambda c: deep_gemm.fp8_gemm_nt(
         (c.a, c.scale_a), (c.b.T, c.rows_b), c.d, recipe=(1, 128, 128), disable_ue8m0_cast=True
     )
-    return found
+    return contenders
 
 
 def of_lt(case: Case) -> dict[Any, Callable[[Case], Any]]:
-    """cuBLASLt's algorithms."""
-    found = cublaslt.algorithms(case.a, case.b, case.d, ("1x128", "128x128"), (case.packed_a, case.padded_b))
-    return {x: lambda c, x=x: x(c.a, c.b, c.d, c.packed_a, c.padded_b) for x in found}
+    """Return cuBLASLt's algorithms."""
+    contenders = cublaslt.algorithms(case.a, case.b, case.d, ("1x128", "128x128"), (case.packed_a, case.padded_b))
+    return {x: lambda c, x=x: x(c.a, c.b, c.d, c.packed_a, c.padded_b) for x in contenders}
 
 
 def wrong(call: Callable[[Any], Any], case: Any, exact: tuple[torch.Tensor, torch.Tensor]) -> str:
-    """What is wrong with a call's result; nothing, where it is right: tensor cores keep 13 bits of a sum of 32."""
+    """Return what is wrong with a call's result, or "": tensor cores keep 13 bits of a sum of 32."""
     product, magnitudes = exact
     case.d.fill_(float("nan") if case.d.is_floating_point() else 1 << 30)
     call(case)
@@ -109,10 +112,12 @@ def in_turns(
     calls: dict[str, Callable[[Any], Any]], algorithms: dict[Any, Callable[[Any], Any]], sets: list[Any], exact: Any,
     seconds: float, rounds: int,
 ) -> dict[str, float]:  # fmt: skip
-    """Microseconds of the calls, "ours" first, and of the fastest of cuBLASLt's algorithms, in blocks by turns, and the
-    ratios of all to ours. What raises, or gives anything but the `exact` product, where there is one, is told and left
-    out."""
-    found, suggested = {}, {}
+    """Return microseconds of the calls and of the fastest of cuBLASLt's algorithms, and their ratios to "ours".
+
+    They run in alternating blocks, "ours" first. Calls that raise, or whose result is not the `exact` one, if it is
+    given, are reported and left out.
+    """
+    contenders, suggested = {}, {}
     for name, call in {**calls, **algorithms}.items():
         try:
             why = wrong(call, sets[0], exact) if exact else ""
@@ -123,14 +128,14 @@ def in_turns(
         if why:
             print(f"    {name}: {why}", flush=True)
         else:
-            (found if name in calls else suggested)[name] = captured(lambda c, f=call: f(c), [(c,) for c in sets])
-    if chosen := fastest(suggested, len(sets)):
-        found["lt"] = suggested[chosen]
+            (contenders if name in calls else suggested)[name] = captured(lambda c, f=call: f(c), [(c,) for c in sets])
+    if fastest_algorithm := fastest(suggested, len(sets)):
+        contenders["lt"] = suggested[fastest_algorithm]
     del suggested
-    times: dict[str, list[float]] = {name: [] for name in found}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     for i in range(rounds):
-        for name in list(found)[:: -1 if i % 2 else 1]:
-            times[name].append(block(found[name], len(sets), seconds))
+        for name in list(contenders)[:: -1 if i % 2 else 1]:
+            times[name].append(block(contenders[name], len(sets), seconds))
     us = {name: statistics.median(t) for name, t in times.items()}
     ratios = {
         f"{name}_ratio": statistics.median(t / o for o, t in zip(times["ours"], times[name], strict=True))
@@ -141,7 +146,7 @@ def in_turns(
 
 
 def measure(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
-    """One row: a shape, the times in us, and the ratios over ours."""
+    """Return one row: a shape, the times in us, and the ratios over ours."""
     sets = sets_of(m, n, k)
     case, exact = sets[0], sets[0].exact()
     plan = gemmsmith.plan(case.a, case.b, scale_a=case.scale_a, scale_b=case.scale_b, out=case.d)
@@ -156,15 +161,15 @@ def measure(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for each peer and class: how many shapes, the geometric mean of the ratios, the least."""
+    """Return a line per peer and class: the number of shapes, the geometric mean of the ratios, and the minimum."""
     lines = []
     for title, fewest, most in (("M <= 128", 1, 128), ("M > 128", 129, 1 << 30)):
         members = [r for r in rows if fewest <= r["m"] <= most]
         for name in ("torch", "lt", "deepgemm"):
-            found = [r[f"{name}_ratio"] for r in members if f"{name}_ratio" in r]
-            if found:
-                mean, least = statistics.geometric_mean(found), min(found)
-                lines.append(f"{title:<9} {len(found):>3} shapes   {name} / ours {mean:.3f}, least {least:.3f}")
+            contenders = [r[f"{name}_ratio"] for r in members if f"{name}_ratio" in r]
+            if contenders:
+                mean, least = statistics.geometric_mean(contenders), min(contenders)
+                lines.append(f"{title:<9} {len(contenders):>3} shapes   {name} / ours {mean:.3f}, least {least:.3f}")
         for m in sorted({r["m"] for r in members if r["m"] <= 128}):
             over = [r["us"] / r["floor_us"] for r in members if r["m"] == m]
             lines.append(f"M = {m:<5} {len(over):>3} shapes   ours / floor {statistics.geometric_mean(over):.3f}, "
@@ -179,9 +184,9 @@ def main() -> None:
     parser.add_argument("--shape", action="append", help="MxNxK instead of a suite; may be repeated")
     portions.add_options(parser)
     arguments = parser.parse_args()
-    every = [tuple(map(int, s.split("x"))) for s in arguments.shape or ()] or SUITES[arguments.suite]()
-    rows = portions.kept(arguments)
-    shapes = portions.missing(every, rows, lambda r: (r["m"], r["n"], r["k"]), arguments.part)
+    all_shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape or ()] or SUITES[arguments.suite]()
+    rows = portions.load_rows(arguments)
+    shapes = portions.missing(all_shapes, rows, lambda r: (r["m"], r["n"], r["k"]), arguments.part)
     compile_all((plan.source, plan.kernel.name) for plan in map(planned, shapes))
     for m, n, k in portions.in_time(shapes, arguments.seconds):
         rows.append(measure(m, n, k, arguments.rounds))
@@ -195,7 +200,7 @@ def main() -> None:
 
 
 def planned(shape: Shape, config: gemmsmith.Config | None = None) -> gemmsmith.Plan:
-    """For stand-ins of a Case's arrays."""
+    """Return the plan for stand-ins of a Case's arrays."""
     (a, b), scales = block_scaled(shape)
     return gemmsmith.plan(a, b, **scales, out_dtype="bf16", config=config)
 

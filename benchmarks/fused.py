@@ -1,16 +1,16 @@
-"""Fused products of a training step: what is chosen, against the fastest of a sweep of configs.
+"""Fused GEMMs of a training step: the chosen config against the fastest of a sweep of configs.
 
-| epilogue | what it stores |
+| epilogue | results |
 | --- | --- |
-| bare | the product |
-| swiglu | silu(gate) up, (M, N / 2), and the product, whose columns have gate and up by turns |
-| dswiglu | of the product and two matrices, gate and up: the gradients of both, and silu(gate) up |
-| bias_gelu, residual | gelu(product + bias), product + a matrix |
+| bare | the GEMM's |
+| swiglu | silu(gate) up, (M, N / 2), and the GEMM's, whose columns interleave gate and up |
+| dswiglu | from the GEMM and two matrices, gate and up: the gradients of both, and silu(gate) up |
+| bias_gelu, residual | gelu(a @ b + bias), a @ b + a matrix |
 
-For each, beside what is chosen, the model's first configs and plain ones, of tiles in steps of 64, run in CUDA graphs
-that go round operands beyond the L2, in blocks that grow as the slower ones drop out; the last few and the chosen one
-then in rounds of blocks, as contest.py times them. Each result is checked against float64. Kernels are compiled while
-others are timed.
+The chosen config, the model's first configs and plain ones, with tiles in steps of 64, run in CUDA graphs that rotate
+operands beyond the L2, in blocks that grow as slower configs are dropped. The last few and the chosen one then run in
+rounds of blocks, timed as in contest.py. Each result is checked against float64. Kernels are compiled while others are
+timed.
 
     python benchmarks/fused.py --json benchmarks/results/fused-h100.json --seconds 400 [--resume]
     python benchmarks/fused.py --epilogue bare --layout nn --layout tn --shape 8192x4608x4544 --configs 48 --json ...
@@ -39,19 +39,21 @@ from sweep import varied
 
 import gemmsmith
 from gemmsmith import Config
-from gemmsmith.tuning.choose import ranked
-from gemmsmith.tuning.measure import halving, settled
+from gemmsmith.tuning.choose import rank_configs
+from gemmsmith.tuning.measure import steady_state_us, successive_halving
 
 LAYERS: list[Shape] = [(8192, 14336, 4096), (4096, 11008, 4096), (2048, 28672, 4096), (8192, 5120, 5120),
                        (16384, 6144, 2048)]  # fmt: skip
-ROUNDS, FINALISTS = ((128, 4_000.0), (12, 20_000.0), (6, 60_000.0)), 3
-"""As of `halving`; and how many then run in the rounds of blocks, beside the chosen one."""
+ROUNDS = ((128, 4_000.0), (12, 20_000.0), (6, 60_000.0))
+"""Rounds of `successive_halving`: configs, and microseconds of a block. Chosen; not measured."""
+FINALISTS = 3
+"""Configs that run in the rounds of blocks, in addition to the chosen one. Chosen; not measured."""
 DEEPEST = 8
-"""Stages asked for, of which as many are taken as can be built."""
+"""Stages that plain configs have at most; they get as many as fit."""
 
 
 def plain(design: str, tiles: Sequence[tuple[int, int]], clusters: Sequence[tuple[int, int]]) -> list[Config]:
-    """Of tiles 64 deep, in clusters, with no other options."""
+    """Return configs with tiles 64 deep, in clusters, without other options."""
     return [
         Config(design=design, tile=(*tile, 64), cluster=cluster, stages=DEEPEST, raster="n" if cluster[0] < 2 else "m")
         for tile, cluster in product(tiles, clusters)
@@ -64,7 +66,7 @@ PLAIN = [
     *plain("pingpong", [(64, 256), (64, 192), (64, 128), (128, 128)], [(2, 1)]),
     *plain("pingpong", [(128, 128)], [(1, 2)]),
 ]
-"""What any layout takes well: wide tiles in steps of 64."""
+"""Plain configs that work well for any layout: wide tiles in steps of 64."""
 
 
 def swiglu(acc: Any) -> Any:
@@ -88,7 +90,7 @@ def residual(acc: Any, x: Any) -> Any:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """A function, what it reads besides the product, and the results' columns, as parts of N: 1 all, 2 a half."""
+    """A function, the operands it reads, and N divided by each result's number of columns (1 all, 2 half)."""
 
     function: Callable[..., Any] | None
     rows: tuple[str, ...] = ()
@@ -118,7 +120,7 @@ class Job(NamedTuple):
         return f"{self.m}x{self.n}x{self.k} {self.layout}"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of what the epilogue reads."""
+        """Return the shapes of the epilogue's operands."""
         epilogue = EPILOGUES[self.epilogue]
         return {**dict.fromkeys(epilogue.rows, (self.n,)), **dict.fromkeys(epilogue.matrices, (self.m, self.n))}
 
@@ -130,7 +132,7 @@ def job_of(row: contest.Row) -> Job:
 def jobs(
     shapes: Sequence[tuple[int, ...]] = (), layouts: Sequence[str] = (), epilogues: Sequence[str] = ()
 ) -> list[Job]:
-    """Of these, or of LAYERS and OF_LAYOUTS."""
+    """Return the jobs of these shapes, layouts and epilogues, or of LAYERS and OF_LAYOUTS."""
     return [
         Job(epilogue, layout, *shape)
         for shape in shapes or LAYERS
@@ -140,7 +142,7 @@ def jobs(
 
 
 def planned(job: Job, config: Config | None = None) -> gemmsmith.Plan:
-    """For stand-ins of a Case's arrays."""
+    """Return the plan for stand-ins of a Case's arrays."""
     operands = {name: gemmsmith.Spec(shape, "bf16") for name, shape in job.shapes().items()}
     a, b = specs((job.m, job.n, job.k), "bf16", job.layout)
     function = EPILOGUES[job.epilogue].function
@@ -148,16 +150,18 @@ def planned(job: Job, config: Config | None = None) -> gemmsmith.Plan:
 
 
 def contenders(job: Job, most: int) -> list[Config]:
-    """At most so many: what is chosen, those of PLAIN that can be built, and the model's first."""
+    """Return at most `most` configs: the chosen one, those of PLAIN that can be built, and the model's first."""
     small = planned(job, SMALL).binding
-    found = [planned(job).config, *(c for c in (deepest(job, c) for c in PLAIN) if c)]
-    found += varied(ranked(small.problem, small.spec, most=4 * most), most)
-    return list(dict.fromkeys(found))[:most]
+    timings = [planned(job).config, *(c for c in (deepest(job, c) for c in PLAIN) if c)]
+    timings += varied(rank_configs(small.problem, small.spec, limit=4 * most), most)
+    return list(dict.fromkeys(timings))[:most]
 
 
 def deepest(job: Job, config: Config) -> Config | None:
-    """With as many stages, up to the config's, as a kernel can be built with, which may be more than `fitting` leaves;
-    None where it cannot be built."""
+    """Return a config with as many stages, up to its own, as a kernel can be built with; None if there is none.
+
+    This may be more than `fit_stages` leaves.
+    """
     for stages in range(config.stages, 1, -1):
         fewer = config.replace(stages=stages)
         try:
@@ -169,7 +173,7 @@ def deepest(job: Job, config: Config) -> Config | None:
 
 
 class Case:
-    """Random A and B of a product, what its epilogue reads, and its results, full of NaN."""
+    """Random A and B of a GEMM, its epilogue's operands, and its results, full of NaN."""
 
     def __init__(self, job: Job, device: str = "cuda") -> None:
         m, n, k = job[2:]
@@ -197,8 +201,10 @@ class Case:
 
 
 def check_of(case: Case, job: Job) -> Callable[[Case], str]:
-    """Compares a case's results with those of float64, each element, and poisons them: bf16 has 8 bits, and the
-    epilogues' functions are approximate."""
+    """Return a function that compares a case's results with float64 and then fills them with NaN.
+
+    The tolerance allows for bf16's 8 bits and for the epilogues' approximate functions.
+    """
     value: Any = case.a.double() @ case.b.double()
     if function := EPILOGUES[job.epilogue].function:
         value = function(value, **{name: x.double() for name, x in case.operands.items()})
@@ -207,8 +213,8 @@ def check_of(case: Case, job: Job) -> Callable[[Case], str]:
 
     def check(case: Case) -> str:
         off = [
-            bool(((got.float() - want).abs_() <= (want.abs() + size) * 2.0**-6).all())
-            for got, want, size in zip(case.results, exact, sizes, strict=True)
+            bool(((actual.float() - expected).abs_() <= (expected.abs() + size) * 2.0**-6).all())
+            for actual, expected, size in zip(case.results, exact, sizes, strict=True)
         ]
         case.poison()
         return "" if all(off) else f"results are right: {off}"
@@ -229,8 +235,11 @@ def compiled(job: Job, configs: Sequence[Config]) -> None:
 
 
 def swept(job: Job, configs: Sequence[Config], pace: contest.Pace, device: str = "cuda") -> contest.Row:
-    """The row of a product: microseconds of the first config, which is what is chosen, of the fastest, and of all that
-    ran and were right, fastest first. `rounds` are the blocks' times of the last few, `final` the medians."""
+    """Return the row of a GEMM: microseconds of the first config, the chosen one, and of all others.
+
+    Configs that ran correctly are listed fastest first. `rounds` are the blocks' times of the last few, `final` marks
+    their medians.
+    """
     first = Case(job, device)
     sets, check = contest.sets_of(first, lambda: Case(job, device), first.bytes), check_of(first, job)
     graphs: dict[Config, Any] = {}
@@ -249,29 +258,29 @@ def swept(job: Job, configs: Sequence[Config], pace: contest.Pace, device: str =
                 raise contest.WrongError(why)
             graphs[config] = captured(call, [(s,) for s in sets])
             alive.append(plan)
-        return settled(partial(replayed, graphs[config]), microseconds, 1e12) / len(sets)
+        return steady_state_us(partial(replayed, graphs[config]), microseconds, 1e12) / len(sets)
 
-    found = halving(configs, measure, ROUNDS)
-    chosen = configs[0]
-    if chosen not in graphs:
-        raise contest.WrongError(f"{chosen}: {wrong.get(str(chosen), 'did not run')}")
-    last = list(dict.fromkeys([chosen, *(x.config for x in found[:FINALISTS])]))
+    timings = successive_halving(configs, measure, ROUNDS)
+    selected = configs[0]
+    if selected not in graphs:
+        raise contest.WrongError(f"{selected}: {wrong.get(str(selected), 'did not run')}")
+    last = list(dict.fromkeys([selected, *(x.config for x in timings[:FINALISTS])]))
     times, mhz = contest.timed({c: graphs[c] for c in last}, len(sets), pace)
     final = {c: statistics.median(t) for c, t in times.items()}
-    us = {x.config: x.us for x in found} | final
+    us = {x.config: x.us for x in timings} | final
     ordered = sorted(us, key=lambda c: (c not in final, us[c]))
     best = ordered[0]
     return {
-        **job._asdict(), "us": us[chosen], "best_us": us[best],
-        "best_ratio": statistics.median(b / c for b, c in zip(times[best], times[chosen], strict=True)),
-        "config": str(chosen), "best": str(best), "sm_mhz": mhz, "sets": len(sets), "wrong": wrong,
+        **job._asdict(), "us": us[selected], "best_us": us[best],
+        "best_ratio": statistics.median(b / c for b, c in zip(times[best], times[selected], strict=True)),
+        "config": str(selected), "best": str(best), "sm_mhz": mhz, "sets": len(sets), "wrong": wrong,
         "configs": [{"config": vars(c), "us": round(us[c], 3), "final": c in final} for c in ordered],
         "times": {str(c): [round(x, 3) for x in t] for c, t in times.items()},
     }  # fmt: skip
 
 
 def summary(rows: Sequence[contest.Row]) -> list[str]:
-    """A line for each epilogue and layout, and one for all: the chosen one's time over the fastest's."""
+    """Return a line per epilogue and layout, and one for all: the chosen config's time over the fastest's."""
     rows = [r for r in rows if "error" not in r]
     groups: dict[str, list[contest.Row]] = {}
     for row in rows:
@@ -299,7 +308,7 @@ def main() -> None:
     parser.add_argument("--epilogue", action="append", choices=list(EPILOGUES), help="may be repeated")
     parser.add_argument("--configs", type=int, default=24, help="a product, at most")
     arguments = parser.parse_args()
-    pace, every = contest.pace_of(arguments), dict[Job, list[Config]]()
+    pace, configs_of = contest.pace_of(arguments), dict[Job, list[Config]]()
     asked = jobs(contest.shapes_of(arguments), arguments.layout or (), arguments.epilogue or ())
     building: dict[Job, list[Future[None]]] = {}
     workers = max(1, (os.cpu_count() or 1) - 1)
@@ -308,18 +317,23 @@ def main() -> None:
     def prepare(left: list[Job]) -> None:
         """Starts compiling, in the order of the jobs."""
         for job, configs in [(job, pool.submit(contenders, job, arguments.configs)) for job in left]:
-            every[job] = configs.result()
-            kept = every[job][: 2 if arguments.dry else None] if job in left[:2] or not arguments.dry else []
-            building[job] = [pool.submit(compiled, job, [config]) for config in kept]
+            configs_of[job] = configs.result()
+            compiled_now = (
+                configs_of[job][: 2 if arguments.dry else None] if job in left[:2] or not arguments.dry else []
+            )
+            building[job] = [pool.submit(compiled, job, [config]) for config in compiled_now]
             if arguments.dry:
-                print(f"{job.epilogue} {job.name}: {len(every[job])} configs, chosen {every[job][0]}", flush=True)
+                print(
+                    f"{job.epilogue} {job.name}: {len(configs_of[job])} configs, chosen {configs_of[job][0]}",
+                    flush=True,
+                )
 
     def row(job: Job) -> contest.Row:
         begun = time.perf_counter()
         for future in building[job]:
             future.result()
         waited = time.perf_counter() - begun
-        return swept(job, every[job], pace) | {"waited_s": round(waited, 1)}
+        return swept(job, configs_of[job], pace) | {"waited_s": round(waited, 1)}
 
     try:
         rows = contest.measured(arguments, asked, job_of, prepare, row, told)

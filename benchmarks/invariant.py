@@ -1,4 +1,4 @@
-"""What batch invariance costs: plans whose rows do not depend on M beside the free choice, in one run.
+"""The cost of batch invariance: plans whose rows do not depend on M against the free choice, in one run.
 
 For each layer and M the batch-invariant plan, the plan that `gemm` makes otherwise, and torch.mm run in CUDA graphs
 over rotated buffers, in alternating blocks in a random order. The ratio is the free choice's time over the
@@ -19,32 +19,32 @@ from dense import block_seconds, captured, exact, is_right, operands, options, r
 import gemmsmith
 
 LAYERS = [(4096, 4096), (14336, 4096), (4096, 14336), (6144, 4096), (2112, 7168), (7168, 2048), (57344, 8192)]
-"""N and K."""
+"""N and K of layers."""
 ROWS = (128, 256, 512, 1024, 2048, 4096, 8192)
 FEW = (1, 7, 64, 100, 3000)
-"""M whose bits are compared only."""
+"""M for which only bits are compared."""
 
 
 def planned(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, batch_invariant: bool) -> Any:
-    """A plan, and a function that runs it."""
+    """Return a plan, and a function that runs it."""
     plan = gemmsmith.plan(a, b, out=d, batch_invariant=batch_invariant)
     return plan, lambda a, b, d: plan.run(a, b, d)
 
 
 def require_same_rows(n: int, k: int) -> None:
-    """SystemExit where the first or last rows of some M differ in a bit from the same rows of the largest M."""
+    """Raise SystemExit if the first or last rows of some M differ in a bit from those rows of the largest M."""
     a, b, d = operands(max(ROWS), n, k, torch.bfloat16, "nt")
     planned(a, b, d, batch_invariant=True)[1](a, b, d)
     for m in (*FEW, *ROWS):
         for first in (0, len(a) - m):
-            rows, got = a[first : first + m], torch.full_like(d[:m], float("nan"))
-            planned(rows, b, got, batch_invariant=True)[1](rows, b, got)
-            if not torch.equal(got.view(torch.int16), d[first : first + m].view(torch.int16)):
+            rows, actual = a[first : first + m], torch.full_like(d[:m], float("nan"))
+            planned(rows, b, actual, batch_invariant=True)[1](rows, b, actual)
+            if not torch.equal(actual.view(torch.int16), d[first : first + m].view(torch.int16)):
                 raise SystemExit(f"{m}x{n}x{k}: rows from {first} on differ from those of M = {len(a)}")
 
 
 def measure(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
-    """One row: microseconds of the three, and the median ratio of the free choice's to the batch-invariant ones."""
+    """Return one row: microseconds of the three, and the median ratio of the free choice to the batch-invariant one."""
     sets = rotated(m, n, k, torch.bfloat16, "nt", least=2)
     product = exact(*sets[0][:2])
     plans = {name: planned(*sets[0], batch_invariant=name == "invariant") for name in ("invariant", "free")}
@@ -73,7 +73,7 @@ def main() -> None:
     portions.add_options(parser)
     arguments = parser.parse_args()
     layers = [tuple(map(int, x.split("x"))) for x in arguments.layer] if arguments.layer else LAYERS
-    rows = portions.kept(arguments)
+    rows = portions.load_rows(arguments)
     left = portions.missing(layers, rows, lambda r: (r["n"], r["k"]), arguments.part)
     for n, k in portions.in_time(left, arguments.seconds):
         require_same_rows(n, k)
@@ -83,7 +83,7 @@ def main() -> None:
             fresh.append(r)
             print(f"{m:>6} {n:>6} {k:>6}  invariant {r['invariant_us']:8.1f} us  free {r['free_us']:8.1f}  ratio "
                   f"{r['ratio']:.3f}  torch.mm {r['torch_us']:8.1f}  ratio {r['torch_ratio']:.3f}  "
-                  f"{r['invariant_config']}  beside  {r['free_config']}", flush=True)  # fmt: skip
+                  f"{r['invariant_config']}  free:  {r['free_config']}", flush=True)  # fmt: skip
         rows += fresh
         save(arguments.json, rows)
         mean = statistics.geometric_mean(r["ratio"] for r in fresh)

@@ -1,17 +1,17 @@
-"""Every kind of product that is supported, against torch and the fastest of cuBLASLt's algorithms.
+"""Every supported kind of GEMM against torch and the fastest of cuBLASLt's algorithms.
 
 | kind | ours | torch |
 | --- | --- | --- |
-| bf16, fp16, bmm | as they are; bmm: batches of bf16 | torch.mm, torch.bmm |
-| fp8_fast | e4m3 with one scale a tensor, accumulate="fast" | torch._scaled_mm, use_fast_accum=True |
-| fp8 | the same, promoted | the same, use_fast_accum=False |
-| fp8_rows | scales of rows and columns, accumulate="fast" | the same, use_fast_accum=True |
-| fp8_blocks | scales of 1x128 and 128x128 | the same |
+| bf16, fp16, bmm | the dtype; bmm: batched bf16 | torch.mm, torch.bmm |
+| fp8_fast | e4m3 with one scale per tensor, accumulate="fast" | torch._scaled_mm, use_fast_accum=True |
+| fp8 | e4m3 with one scale per tensor, promoted | torch._scaled_mm, use_fast_accum=False |
+| fp8_rows | scales of rows and columns, accumulate="fast" | torch._scaled_mm, use_fast_accum=True |
+| fp8_blocks | scales of 1x128 and 128x128 blocks | torch._scaled_mm, use_fast_accum=False |
 | int8 | to int32 | torch._int_mm |
-| tf32, 3xtf32, fp32 | fp32 operands with such a precision, or none | torch.mm in TF32; in fp32; in fp32 |
+| tf32, 3xtf32, fp32 | fp32 operands with that precision, or none | torch.mm in TF32; in fp32; in fp32 |
 
-A layout's first letter is A's, row-major (n) or column-major (t), the second is B's. contest.py says how it is timed.
-Jobs of all kinds are mixed, so that what there is time for says something of all.
+A layout's first letter is A's, row-major (n) or column-major (t), the second is B's. Timed as in contest.py. Jobs of
+all kinds are mixed, so that a run that is cut short covers all of them.
 
     python benchmarks/kinds.py --json benchmarks/results/kinds-h100.json --seconds 500 [--resume] [--kind fp32]
 """
@@ -32,8 +32,9 @@ from suite import block_scaled
 import gemmsmith
 
 Shapes = Sequence[tuple[int, ...]]
-"""(M, N, K), or with a batch in front."""
-EVERY, NT = ("nt", "nn", "tn", "tt"), ("nt",)
+"""(M, N, K), or with a batch first."""
+ALL_LAYOUTS = ("nt", "nn", "tn", "tt")
+NT = ("nt",)
 DENSE: Shapes = [(4096, 4096, 4096), (4096, 14336, 4096), (512, 4096, 14336), (8192, 2560, 10240), (2048, 11008, 5120)]
 BATCHES: list[tuple[str, tuple[int, ...]]] = [
     ("nt", (16, 4096, 4096, 128)), ("nt", (32, 2048, 2048, 128)), ("nn", (32, 2048, 128, 2048)),
@@ -71,9 +72,13 @@ def job_of(row: contest.Row) -> Job:
 
 @dataclass(frozen=True)
 class Kind:
-    """dtype, out: of the operands and of D, by torch's names. torch: torch's call. products: layouts and shapes.
-    scales: "tensor", "rows" or "blocks". options: of `gemmsmith.plan`. lt: of `cublaslt.algorithms`. eps: of a rounded
-    result. lost: how far sums may be off, relative to those of the terms' magnitudes."""
+    """A kind of GEMM.
+
+    `dtype` and `out` are torch's dtypes of the operands and of D, `torch` is torch's call, `products` are layouts and
+    shapes, `scales` is "tensor", "rows" or "blocks", `options` are those of `gemmsmith.plan`, `lt` those of
+    `cublaslt.algorithms`, `eps` is that of a rounded result, and `lost` the error of sums relative to the sum of their
+    terms' magnitudes.
+    """
 
     dtype: torch.dtype
     out: torch.dtype
@@ -87,7 +92,7 @@ class Kind:
 
 
 class Case:
-    """Random operands of one product, their scales for each of the contenders, and D, that is poisoned."""
+    """Random operands of one GEMM, their scales for each of the contenders, and D, full of NaN."""
 
     def __init__(self, job: Job, device: str = "cuda") -> None:
         kind, (m, n, k) = KINDS[job.kind], job[3:]
@@ -117,13 +122,13 @@ class Case:
         self.d.fill_(float("nan") if self.d.is_floating_point() else 1 << 30)
 
     def dequantized(self) -> list[torch.Tensor]:
-        """What A and B stand for, in float64."""
+        """Return A and B dequantized, in float64."""
         pairs = zip((self.a, self.b), self.scales.values(), strict=True) if self.scales else ()
         return [x.double() * spread(scale, x.shape) for x, scale in pairs] or [self.a.double(), self.b.double()]
 
 
 def matrix(batch: int, rows: int, columns: int, dtype: torch.dtype, layout: str, device: str) -> torch.Tensor:
-    """Random normal, of int8 uniform; row-major (n) or column-major (t)."""
+    """Return a random normal matrix, or uniform int8, row-major (n) or column-major (t)."""
     sizes = (rows, columns) if layout == "n" else (columns, rows)
     shape = (batch, *sizes) if batch > 1 else sizes
     if dtype == torch.int8:
@@ -136,7 +141,7 @@ def matrix(batch: int, rows: int, columns: int, dtype: torch.dtype, layout: str,
 
 
 def spread(scale: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Scales of blocks of 128, or of anything that broadcasts, for a matrix of that shape."""
+    """Return scales of blocks of 128, or of anything that broadcasts, expanded to a matrix of that shape."""
     for i, (given, size) in enumerate(zip(scale.shape, shape, strict=False)):
         if given not in (1, size):
             scale = scale.repeat_interleave(fp8.BLOCK, i).narrow(i, 0, size)
@@ -144,10 +149,11 @@ def spread(scale: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def check_of(case: Case, kind: Kind) -> Callable[[Case], str]:
-    """Compares what D of the case holds with the product in float64, and poisons it.
+    """Return a function that compares a case's D with float64 and then fills it with NaN.
 
-    The magnitudes of a sum's terms add up to the product of their means in the row and in the column, times K, nearly;
-    the sum of random terms is about sqrt(K) times less."""
+    The sum of the magnitudes of a result's terms is approximated by K times the product of their means in the row and
+    in the column; a sum of random terms is smaller by about sqrt(K).
+    """
     a, b = case.dequantized()
     product, k = a @ b, a.shape[-1]
     sizes = k * (a.abs_().mean(-1, keepdim=True) @ b.abs_().mean(-2, keepdim=True))
@@ -192,7 +198,7 @@ def scaled_mm_fast(c: Case) -> None:
     torch._scaled_mm(c.a, c.b, *c.of_torch, out_dtype=c.d.dtype, use_fast_accum=True, out=c.d)
 
 
-def every(layouts: Sequence[str], shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
+def pairs(layouts: Sequence[str], shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
     return [(layout, tuple(shape)) for shape in shapes for layout in layouts]
 
 
@@ -200,38 +206,38 @@ BF16, FP16, FP32, E4M3 = torch.bfloat16, torch.float16, torch.float32, torch.flo
 FAST = {"accumulate": "fast"}
 OF_BF16 = {"eps": 2.0**-7}
 OF_FP8 = {"eps": 2.0**-7, "lost": 2.0**-12}
-"""Tensor cores keep 13 bits of a sum of 32."""
+"""Tolerance of fp8: tensor cores keep 13 bits of a sum of 32."""
 KINDS = {
-    "bf16": Kind(BF16, BF16, mm, every(EVERY, DENSE), **OF_BF16),
-    "fp16": Kind(FP16, FP16, mm, every(EVERY, DENSE), eps=2.0**-10),
+    "bf16": Kind(BF16, BF16, mm, pairs(ALL_LAYOUTS, DENSE), **OF_BF16),
+    "fp16": Kind(FP16, FP16, mm, pairs(ALL_LAYOUTS, DENSE), eps=2.0**-10),
     "bmm": Kind(BF16, BF16, bmm, BATCHES, **OF_BF16),
-    "fp8_fast": Kind(E4M3, BF16, scaled_mm_fast, every(NT, EIGHT_BITS), "tensor", FAST,
+    "fp8_fast": Kind(E4M3, BF16, scaled_mm_fast, pairs(NT, EIGHT_BITS), "tensor", FAST,
                      {"modes": ("tensor", "tensor"), "fast": True}, **OF_FP8),
-    "fp8": Kind(E4M3, BF16, scaled_mm, every(NT, EIGHT_BITS), "tensor", {}, {"modes": ("tensor", "tensor")}, **OF_FP8),
-    "fp8_rows": Kind(E4M3, BF16, scaled_mm_fast, every(NT, EIGHT_BITS), "rows", FAST,
+    "fp8": Kind(E4M3, BF16, scaled_mm, pairs(NT, EIGHT_BITS), "tensor", {}, {"modes": ("tensor", "tensor")}, **OF_FP8),
+    "fp8_rows": Kind(E4M3, BF16, scaled_mm_fast, pairs(NT, EIGHT_BITS), "rows", FAST,
                      {"modes": ("rows", "rows"), "fast": True}, **OF_FP8),
-    "fp8_blocks": Kind(E4M3, BF16, scaled_mm, every(NT, EIGHT_BITS), "blocks", {}, {"modes": ("1x128", "128x128")},
+    "fp8_blocks": Kind(E4M3, BF16, scaled_mm, pairs(NT, EIGHT_BITS), "blocks", {}, {"modes": ("1x128", "128x128")},
                        **OF_FP8),
-    "int8": Kind(torch.int8, torch.int32, int_mm, every(NT, EIGHT_BITS)),
-    "tf32": Kind(FP32, FP32, mm_tf32, every(EVERY, DENSE), options={"precision": "tf32"}, lost=2.0**-9),
-    "3xtf32": Kind(FP32, FP32, mm_fp32, every(NT, SINGLE[-5:]), options={"precision": "3xtf32"}, lt={"tf32": False},
+    "int8": Kind(torch.int8, torch.int32, int_mm, pairs(NT, EIGHT_BITS)),
+    "tf32": Kind(FP32, FP32, mm_tf32, pairs(ALL_LAYOUTS, DENSE), options={"precision": "tf32"}, lost=2.0**-9),
+    "3xtf32": Kind(FP32, FP32, mm_fp32, pairs(NT, SINGLE[-5:]), options={"precision": "3xtf32"}, lt={"tf32": False},
                    lost=2.0**-16),
-    "fp32": Kind(FP32, FP32, mm_fp32, every(NT, SINGLE), lt={"tf32": False}, lost=2.0**-18),
+    "fp32": Kind(FP32, FP32, mm_fp32, pairs(NT, SINGLE), lt={"tf32": False}, lost=2.0**-18),
 }  # fmt: skip
 
 
 def jobs(names: Sequence[str] = (), shapes: Shapes = ()) -> list[Job]:
-    """Of these kinds, or of all, one of each kind by turns; of these shapes, or the kind's own, in its layouts."""
-    found = []
+    """Return the jobs of these kinds (default all) in turn, of these shapes or of the kinds' own."""
+    jobs_by_kind = []
     for name in names or KINDS:
         products = KINDS[name].products
-        asked = every(list(dict.fromkeys(layout for layout, _ in products)), shapes) or products
-        found.append([Job(name, layout, *(1, *shape)[-4:]) for layout, shape in asked])
-    return [job for job in chain.from_iterable(zip_longest(*found)) if job]
+        asked = pairs(list(dict.fromkeys(layout for layout, _ in products)), shapes) or products
+        jobs_by_kind.append([Job(name, layout, *(1, *shape)[-4:]) for layout, shape in asked])
+    return [job for job in chain.from_iterable(zip_longest(*jobs_by_kind)) if job]
 
 
 def planned(job: Job, config: gemmsmith.Config | None = None) -> gemmsmith.Plan:
-    """For stand-ins of a Case's arrays."""
+    """Return the plan for stand-ins of a Case's arrays."""
     kind, (m, n, k) = KINDS[job.kind], job[3:]
     scales: dict[str, gemmsmith.Spec] = {}
     if kind.scales == "blocks":
@@ -245,11 +251,11 @@ def planned(job: Job, config: gemmsmith.Config | None = None) -> gemmsmith.Plan:
 
 
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32", E4M3: "fp8_e4m3", torch.int8: "int8", torch.int32: "int32"}
-"""gemmsmith's, by torch's."""
+"""gemmsmith's names of dtypes by torch's."""
 
 
 def stand_in(batch: int, rows: int, columns: int, dtype: torch.dtype, layout: str) -> gemmsmith.Spec:
-    """Of a `matrix`."""
+    """Return a Spec for a `matrix`."""
     strides = (columns, 1) if layout == "n" else (1, rows)
     if batch == 1:
         return gemmsmith.Spec((rows, columns), NAMES[dtype], strides)
@@ -257,25 +263,25 @@ def stand_in(batch: int, rows: int, columns: int, dtype: torch.dtype, layout: st
 
 
 def measure(job: Job, pace: contest.Pace, device: str = "cuda") -> contest.Row:
-    """The row of a product."""
+    """Return the row of a GEMM."""
     kind, plan, first = KINDS[job.kind], planned(job), Case(job, device)
     sets, check = contest.sets_of(first, lambda: Case(job, device), first.bytes), check_of(first, kind)
 
     def algorithms() -> dict[Any, contest.Call]:
-        found = cublaslt.algorithms(first.a, first.b, first.d, scales=first.of_lt or None, **kind.lt)
-        return {x: lambda c, x=x: x(c.a, c.b, c.d, *c.of_lt) for x in found}
+        jobs_by_kind = cublaslt.algorithms(first.a, first.b, first.d, scales=first.of_lt or None, **kind.lt)
+        return {x: lambda c, x=x: x(c.a, c.b, c.d, *c.of_lt) for x in jobs_by_kind}
 
     def ours(c: Case) -> None:
         plan.run(c.a, c.b, c.d, **c.scales)
 
     row = contest.compared(ours, {"torch": kind.torch}, algorithms, sets, check, pace)
     flops = 2 * job.batch * job.m * job.n * job.k
-    about = {"tflops": flops / row["us"] / 1e6, "config": str(plan.config), "origin": plan._origin}
+    about = {"tflops": flops / row["us"] / 1e6, "config": str(plan.config), "origin": plan._config_source}
     return {**job._asdict(), **row, **about}
 
 
 def told(row: contest.Row) -> str:
-    """A line for a row."""
+    """Return a line for a row."""
     others = "   ".join(f"{name} {row[f'{name}_us']:8.1f} us {row[f'{name}_ratio']:.3f}"
                         for name in ("torch", "lt") if f"{name}_us" in row)  # fmt: skip
     refused = f"   refused: {row['refused']}" if "refused" in row else ""

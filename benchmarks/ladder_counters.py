@@ -1,11 +1,11 @@
-"""The simulator's counters against Nsight Compute's: of every rung of the ladder, and of single accesses to shared
+"""The simulator's counters against Nsight Compute's, for every kernel of the ladder and for single accesses to shared
 memory (probe_shared.py).
 
-Nsight Compute (`ncu`) runs this file again, which launches each kernel once; ladder_metrics.py says what is compared.
+Nsight Compute (`ncu`) runs this file again, which launches each kernel once; ladder_metrics.py lists what is compared.
 
     python benchmarks/ladder_counters.py --json benchmarks/results/ladder-counters-h200.json
 
-On any machine, what was measured then beside what the simulator counts now:
+On any machine, the measured counters against what the simulator counts now:
 
     python benchmarks/ladder_counters.py --read benchmarks/results/ladder-counters-h200.json
 """
@@ -24,64 +24,70 @@ from ladder_metrics import HARDWARE, INSTRUMENTED, PROBED, compared, counts, dif
 from nsight import known, parsed, profiled
 from probe_shared import Probe, probes
 
-from gemmsmith.backends.cuda import launcher
-from gemmsmith.backends.cuda.driver import attributes
+from gemmsmith.backends.cuda import kernel_loader
+from gemmsmith.backends.cuda.driver import device_attributes
 from gemmsmith.backends.cuda.memory import DeviceArray
-from gemmsmith.backends.cuda.run import Call, addresses_of
+from gemmsmith.backends.cuda.run import BoundLaunches, pointer_values
 from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.backends.sim.run import run
-from gemmsmith.cli.counters import Counted
-from gemmsmith.ladder import STEPS, Sizes, Step, counted
+from gemmsmith.cli.counters import KernelCounts
+from gemmsmith.ladder import RUNG_CASES, RungCase, Sizes, simulate_rung
 
-Case = Step | Probe
+Case = RungCase | Probe
 PARTS: dict[str, tuple[list[Case], list[str]]] = {
-    "rungs": ([*STEPS], HARDWARE),
+    "rungs": ([*RUNG_CASES], HARDWARE),
     "probes": ([*probes()], PROBED),
-    "instrumented": ([*STEPS], INSTRUMENTED),
+    "instrumented": ([*RUNG_CASES], INSTRUMENTED),
 }
-"""What is launched, and the metrics."""
+"""The kernels to launch, and their metrics."""
 SIZES: Sizes = (512, 512, 512)
 """Multiples of all tiles, so that all CTAs do the same."""
 
 
 def simulated(case: Case) -> dict[str, Any]:
-    """What the simulator counts. Leaves the kernel in the cubin cache."""
-    if isinstance(case, Step):
-        title, (kernel, lines) = f"{case.name} {case.dtype}", counted(case, SIZES)
+    """Return what the simulator counts. Leaves the kernel in the cubin cache."""
+    if isinstance(case, RungCase):
+        title, (kernel, lines) = f"{case.name} {case.dtype}", simulate_rung(case, SIZES)
     else:
         counters, arrays = Counters(), case.arrays()
         run(*case.launches(*arrays), 0, None, counters)
         (kernel,) = counters.kernels
         title, lines = f"{case.access}: {case.pattern}", counters.lines(kernel)
-    o = Counted.of(kernel, lines).occupancy
-    return {"case": title, "kernel": kernel.name, "ctas": o.ctas, "warps": o.warps, "counts": counts(lines)}
+    o = KernelCounts.from_kernel(kernel, lines).occupancy
+    return {
+        "case": title,
+        "kernel": kernel.name,
+        "ctas": o.ctas_per_sm,
+        "warps": o.warps_per_sm,
+        "counts": counts(lines),
+    }
 
 
 def launch(part: str) -> None:
     """Runs each kernel once, and prints how many of its CTAs an SM holds, as the driver says."""
-    with launcher.device_guard(0):
+    with kernel_loader.device_guard(0):
         for case in PARTS[part][0]:
-            arrays = case.arrays(SIZES, SIZES) if isinstance(case, Step) else case.arrays()
+            arrays = case.arrays(SIZES, SIZES) if isinstance(case, RungCase) else case.arrays()
             on_gpu = [DeviceArray.from_numpy(x) for x in arrays]
             launches, arguments = case.launches(*on_gpu)
-            call = Call(launches, arguments, on_gpu[0], {})
-            call.start(addresses_of(arguments), on_gpu[0], None)
+            call = BoundLaunches(launches, arguments, on_gpu[0], {})
+            call.launch(pointer_values(arguments), on_gpu[0], None)
             on_gpu[-1].numpy()  # it has ended
             kernel = call.launches[0].kernel
             if kernel.cluster == (1, 1, 1):
-                print(f"{kernel.name}: {kernel.max_active_clusters() // attributes(0).multiprocessors} CTAs an SM")
+                print(f"{kernel.name}: {kernel.max_active_clusters() // device_attributes(0).sm_count} CTAs an SM")
 
 
 def measured(part: str, simulation: list[dict[str, Any]], raw: Path | None) -> list[dict[str, Any]]:
-    """What the simulator counts, with ncu's metrics."""
+    """Return what the simulator counts, with ncu's metrics."""
     kernels = dict.fromkeys(x["kernel"] for x in simulation)
     said = profiled([__file__, "--profiled", part], f"^({'|'.join(kernels)})$", known(PARTS[part][1]))
     if raw:
         raw.with_suffix(f".{part}.csv").write_text(said)
     ctas = {name: int(n) for name, n in re.findall(r"(?m)^(\w+): (\d+) CTAs an SM$", said)}
-    found, rows = parsed(said), []
+    measured_rows, rows = parsed(said), []
     for kernel in kernels:
-        launched, seen = ([x for x in launches if x["kernel"] == kernel] for launches in (simulation, found))
+        launched, seen = ([x for x in launches if x["kernel"] == kernel] for launches in (simulation, measured_rows))
         if len(launched) != len(seen):
             print(f"left out: {kernel}, launched {len(launched)} times; ncu tells of {len(seen)}", flush=True)
             continue
@@ -93,7 +99,7 @@ def measured(part: str, simulation: list[dict[str, Any]], raw: Path | None) -> l
 
 
 def read(rows: list[dict[str, Any]], part: str, simulation: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same of an earlier run's rows, but for kernels that are no longer the same."""
+    """Return an earlier run's rows with today's simulator counters, except for kernels that have changed."""
     now = {x["case"]: x for x in simulation}
     same = [x for x in rows if x["part"] == part and x["kernel"] == now[x["case"]]["kernel"]]
     return [{"part": part, **now[x["case"]], "metrics": x["metrics"]} for x in same]
@@ -127,8 +133,10 @@ def main() -> None:
     result = {"machine": earlier["machine"] if earlier else machine(), "rows": []}
     for part in PARTS:
         simulation = simulations["probes" if part == "probes" else "rungs"]
-        found = read(earlier["rows"], part, simulation) if earlier else measured(part, simulation, arguments.raw)
-        result["rows"] += [{**x, "compared": compared(x, x["metrics"])} for x in found]
+        measured_rows = (
+            read(earlier["rows"], part, simulation) if earlier else measured(part, simulation, arguments.raw)
+        )
+        result["rows"] += [{**x, "compared": compared(x, x["metrics"])} for x in measured_rows]
         if arguments.json:
             arguments.json.write_text(json.dumps(result, indent=1) + "\n")
     show(result["rows"])

@@ -1,4 +1,4 @@
-"""Which of Nsight Compute's metrics equals which of the simulator's counters, for ladder_counters.py.
+"""Nsight Compute's metrics and the simulator's counters that they equal, for ladder_counters.py.
 
 The hardware counts for l1tex__, and for smsp__sass_, memory_ and sass__ ncu instruments the kernel (Kernel Profiling
 Guide, "Metrics Guide"). LDGSTS is cp.async: 16 bytes bypass the L1, fewer are cached there. Seen on an H200:
@@ -18,34 +18,34 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from gemmsmith.backends.sim.counters import WAVEFRONT, Count
+from gemmsmith.backends.sim.counters import WAVEFRONT_BYTES, Count
 from gemmsmith.core.tile import SECTOR_BYTES
 
 GLOBAL, SHARED = "l1tex__t_sectors_pipe_lsu_mem_global_op_", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_"
 SASS_GLOBAL, SASS_SHARED = (x.replace("l1tex__", "smsp__sass_l1tex_") for x in (GLOBAL, SHARED))
 FROM_L2, TO_L2 = (f"l1tex__m_{x}_bytes_mem_global_op_tma_" for x in ("xbar2l1tex_read", "l1tex2xbar_write"))
 TENSOR, OPCODES = "sm__inst_executed_pipe_tensor_op_", "sass__inst_executed_per_opcode"
-LIMIT, MOST_WARPS = "launch__occupancy_limit_", "sm__maximum_warps_per_active_cycle_pct"
+LIMIT, MAX_WARPS = "launch__occupancy_limit_", "sm__maximum_warps_per_active_cycle_pct"
 WARPS = 64
-"""That an SM holds at most."""
+"""Warps per SM, at most."""
 SECTORS, WAVEFRONTS, INSTRUCTIONS, PRODUCTS = map(
-    attrgetter, ("sectors", "wavefronts", "instructions", "products")
+    attrgetter, ("sectors", "wavefronts", "instructions", "macs")
 )  # fmt: skip
 
 
 def multiplications(x: Count) -> int:
-    """Instructions of tensor cores: wmma's m16n16k16 is two."""
-    return x.instructions * (1 + x.instruction.startswith("wmma")) if x.products else 0
+    """Return the number of tensor-core instructions: wmma's m16n16k16 is two."""
+    return x.instructions * (1 + x.instruction.startswith("wmma")) if x.macs else 0
 
 
 def nbytes(x: Count) -> int:
-    """Of all sectors."""
+    """Return the bytes of all sectors."""
     return x.sectors * SECTOR_BYTES
 
 
 def arriving(x: Count) -> int:
-    """Bytes that are written to shared memory, whole wavefronts of it."""
-    return x.wavefronts * WAVEFRONT
+    """Return the bytes that are written to shared memory, in full wavefronts."""
+    return x.wavefronts * WAVEFRONT_BYTES
 
 
 class Counter(NamedTuple):
@@ -83,7 +83,7 @@ COUNTERS = (
     Counter("IDP", "dot_product", INSTRUCTIONS, (f"{OPCODES} IDP",)),
 )  # fmt: skip
 PROBED = [m for x in COUNTERS if x.number in (WAVEFRONTS, SECTORS) for m in x.metrics]
-METRICS = [*dict.fromkeys(m.split()[0] for x in COUNTERS for m in x.metrics), MOST_WARPS,
+METRICS = [*dict.fromkeys(m.split()[0] for x in COUNTERS for m in x.metrics), MAX_WARPS,
            *(LIMIT + name for name in ("blocks", "registers", "shared_mem", "warps"))]  # fmt: skip
 INSTRUMENTED = [m for m in METRICS if m.startswith(("smsp__sass_", "memory_", "sass__"))]
 HARDWARE = [m for m in METRICS if m not in INSTRUMENTED]
@@ -113,38 +113,45 @@ REASONS = (
            "instrumented code looks for equal neighbors in each half of a warp; the hardware, in the whole"),
 )  # fmt: skip
 TOLERANCE = 0.02
-"""Of wavefronts. All else is equal, but a percentage of an SM's warps that ncu rounds."""
+"""Relative tolerance of wavefronts. All else is equal, except for a percentage of an SM's warps, which ncu rounds."""
 
 
 def counts(lines: Iterable[Count]) -> dict[str, int]:
-    """A kernel's, by the names of COUNTERS."""
+    """Return a kernel's counts, by the names of COUNTERS."""
     lines = [*lines]
     return {x.name: sum(x.number(c) for c in lines if re.match(x.instructions, c.instruction)) for x in COUNTERS}
 
 
 def differ(row: Mapping[str, Any]) -> bool:
-    """Whether a row's numbers do so by more than they may."""
+    """Return whether a row's numbers differ by more than they may."""
     tolerance = TOLERANCE if row["counter"].startswith("wavefronts") else 0
     return bool(abs(row["ncu"] - row["simulator"]) > tolerance * row["simulator"])
 
 
 def reason(case: str, row: Mapping[str, Any]) -> str:
-    """Why it differs; "" where that is not known."""
-    found = [x.why for x in REASONS if re.match(x.cases, case) and (
+    """Return why a row differs; "" if that is not known."""
+    compared_counters = [x.why for x in REASONS if re.match(x.cases, case) and (
         re.match(x.rows, row["counter"]) or re.match(x.rows, row["metric"]))]  # fmt: skip
-    return "".join(found[:1])
+    return "".join(compared_counters[:1])
 
 
 def compared(own: Mapping[str, Any], seen: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The simulator's numbers beside ncu's, where not both are zero, and why they differ, if so. `own`: "case",
-    "counts", and "ctas" and "warps" that an SM holds. `seen`: by metric, also "driver", CTAs an SM."""
+    """Return rows of the simulator's and ncu's numbers where they are not both zero, and why they differ, if so.
+
+    `own` has "case", "counts", and "ctas" and "warps" per SM. `seen` has ncu's numbers by metric, and "driver", the
+    driver's CTAs per SM.
+    """
     metrics = [(x.name, m) for x in COUNTERS for m in x.metrics if m.split()[0] in seen]
-    found = [(name, own["counts"][name], m, seen.get(m, 0)) for name, m in metrics]  # 0: no such opcode was executed
+    compared_counters = [
+        (name, own["counts"][name], m, seen.get(m, 0)) for name, m in metrics
+    ]  # 0: no such opcode was executed
     if "driver" in seen:
-        found.append(("CTAs an SM", own["ctas"], "driver", seen["driver"]))
-    if MOST_WARPS in seen:
+        compared_counters.append(("CTAs an SM", own["ctas"], "driver", seen["driver"]))
+    if MAX_WARPS in seen:
         limit = min(x for name, x in seen.items() if name.startswith(LIMIT))
-        found.append(("CTAs an SM", own["ctas"], LIMIT, limit))
-        found.append(("warps an SM", own["warps"], MOST_WARPS, seen[MOST_WARPS] * WARPS / 100))
-    rows = [dict(zip(("counter", "simulator", "metric", "ncu"), x, strict=True)) for x in found if x[1] or x[3]]
+        compared_counters.append(("CTAs an SM", own["ctas"], LIMIT, limit))
+        compared_counters.append(("warps an SM", own["warps"], MAX_WARPS, seen[MAX_WARPS] * WARPS / 100))
+    rows = [
+        dict(zip(("counter", "simulator", "metric", "ncu"), x, strict=True)) for x in compared_counters if x[1] or x[3]
+    ]
     return [x | {"why": reason(own["case"], x)} if differ(x) else x for x in rows]

@@ -1,5 +1,6 @@
-"""What a call costs on the host, beside torch's calls for the same: in turns in one run, on products too small to wait
-for. And what the first call with another M costs where the kernel is known: each M once, every other of them before.
+"""The cost of a call on the host against torch's calls, alternating in one run, on GEMMs too small to wait for.
+
+Also the cost of the first call with a new M when the kernel exists: each odd M once, after all even ones.
 
 python benchmarks/launch.py --json benchmarks/results/launch-h200.json
 """
@@ -17,10 +18,11 @@ from dense import operands, options, save
 
 import gemmsmith
 
-CALLS, ROUNDS = 500, 21
-MOST_ROWS = 256
+CALLS = 500
+ROUNDS = 21
+MAX_ROWS = 256
 WEIGHTS = {"tuned": 4096, "not tuned": 4160}
-"""N and K of products whose M changes: the table of tuned configs has them or not."""
+"""N and K of GEMMs whose M changes, by whether the table of tuned configs has them."""
 
 Call = Callable[[], object]
 
@@ -31,7 +33,7 @@ def synchronize() -> None:
 
 
 def block(call: Call, count: int) -> float:
-    """Microseconds of one of so many calls that the GPU does not slow down: it is waited for before and after."""
+    """Return microseconds per call of `count` calls that the GPU does not slow down: it is idle before them."""
     synchronize()
     begun = time.perf_counter()
     for _ in range(count):
@@ -42,13 +44,13 @@ def block(call: Call, count: int) -> float:
 
 
 def in_turns(calls: dict[str, Call], count: int = CALLS, rounds: int = ROUNDS) -> dict[str, float]:
-    """Microseconds of each call, the median over the rounds, after a block that does not count."""
+    """Return microseconds of each call: the median over alternating rounds, after one that does not count."""
     times = [{name: block(call, count) for name, call in calls.items()} for _ in range(1 + rounds)]
     return {name: statistics.median(t[name] for t in times[1:]) for name in calls}
 
 
 def once(call: Call) -> float:
-    """Microseconds of a single call."""
+    """Return microseconds of a single call."""
     synchronize()
     begun = time.perf_counter()
     call()
@@ -60,12 +62,12 @@ def biased(acc: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 def two_calls(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
-    """Torch's with `out`."""
+    """Compute the epilogue with torch's calls, into `d`."""
     return torch.relu_(torch.addmm(bias, a, b, out=d))
 
 
 def repeated() -> list[dict[str, Any]]:
-    """Calls with the same arrays again and again."""
+    """Return rows of repeated calls with the same arrays."""
     a, b, d = operands(64, 64, 64, torch.bfloat16, "nt")
     bias = torch.randn(64, device="cuda", dtype=torch.bfloat16)
     plan = gemmsmith.plan(a, b, out=d)
@@ -101,15 +103,15 @@ def repeated() -> list[dict[str, Any]]:
     us = in_turns(calls)
     rows = [{"call": name, "us": us[name], "beside": name, "over_torch": 1.0} for name in theirs]
     return rows + [
-        {"call": name, "us": us[name], "beside": beside, "over_torch": us[name] / us[beside]}
-        for name, (_, beside) in ours.items()
+        {"call": name, "us": us[name], "beside": baseline, "over_torch": us[name] / us[baseline]}
+        for name, (_, baseline) in ours.items()
     ]
 
 
 def new_rows(which: str, fused: bool) -> list[dict[str, Any]]:
-    """The first call with each odd M after calls with every even one, which compile the kernels."""
+    """Return rows of the first call with each odd M, after calls with every even M, which compile the kernels."""
     size = WEIGHTS[which]
-    a, b, d = operands(MOST_ROWS, size, size, torch.bfloat16, "nt")
+    a, b, d = operands(MAX_ROWS, size, size, torch.bfloat16, "nt")
     bias = torch.randn(size, device="cuda", dtype=torch.bfloat16)
     given: dict[str, Any] = {"epilogue": biased, "bias": bias} if fused else {}
 
@@ -121,7 +123,7 @@ def new_rows(which: str, fused: bool) -> list[dict[str, Any]]:
         }
 
     times: dict[str, list[float]] = {"ours": [], "torch's": []}
-    for m in [*range(2, MOST_ROWS + 1, 2), *range(1, MOST_ROWS, 2)]:
+    for m in [*range(2, MAX_ROWS + 1, 2), *range(1, MAX_ROWS, 2)]:
         calls = list(pair(m).items())
         for name, call in calls if m % 4 < 2 else reversed(calls):
             us = once(call)
@@ -129,10 +131,10 @@ def new_rows(which: str, fused: bool) -> list[dict[str, Any]]:
                 times[name].append(us)
     ours, theirs = (statistics.median(times[name]) for name in ("ours", "torch's"))
     name = f"{'gemm(epilogue=, out=)' if fused else 'gemm(out=)'}, a new M, {which}"
-    beside = f"{'torch.addmm(out=), relu_' if fused else 'torch.mm(out=)'}, a new M, {which}"
+    baseline = f"{'torch.addmm(out=), relu_' if fused else 'torch.mm(out=)'}, a new M, {which}"
     return [
-        {"call": beside, "us": theirs, "beside": beside, "over_torch": 1.0},
-        {"call": name, "us": ours, "beside": beside, "over_torch": ours / theirs},
+        {"call": baseline, "us": theirs, "beside": baseline, "over_torch": 1.0},
+        {"call": name, "us": ours, "beside": baseline, "over_torch": ours / theirs},
     ]
 
 

@@ -1,9 +1,8 @@
-"""The three products of a training step of layers that nothing is tuned for or fitted to, against torch and cuBLASLt.
+"""The three GEMMs of a training step, for layers that nothing is tuned for or fitted to, against torch and cuBLASLt.
 
-A layer with M tokens, N outputs and K inputs has the forward product (M x N x K, nt), the input's gradient (M x K x N,
-nn) and the weight's (N x K x M, tn), all in bf16; the letters say whether A, and B, is row-major (n) or column-major
-(t). With --layouts instead squares and oblong shapes in bf16 and fp16, in all four layouts. contest.py says how it is
-timed.
+A layer with M tokens, N outputs and K inputs has the forward GEMM (M x N x K, nt), the input's gradient (M x K x N, nn)
+and the weight's (N x K x M, tn), all in bf16. The letters say whether A, and B, is row-major (n) or column-major (t).
+With --layouts, square and oblong shapes in bf16 and fp16, in all four layouts. Timed as in contest.py.
 
     python benchmarks/layers.py --json benchmarks/results/layers-h100.json --seconds 240 [--resume]
     python benchmarks/layers.py --layouts --json benchmarks/results/layouts-h100.json --seconds 500 [--resume]
@@ -12,21 +11,21 @@ timed.
 from __future__ import annotations
 
 import contest
-from kinds import EVERY, Job, job_of, measure, name, planned, told
+from kinds import ALL_LAYOUTS, Job, job_of, measure, name, planned, told
 from suite import OBLONG, SQUARES, TRAINED, Shape, roles
 
 ROLES = {"nt": "forward", "nn": "input gradient", "tn": "weight gradient"}
-"""Of a layout."""
+"""GEMMs of a training step by layout."""
 
 
 def products(layers: list[Shape]) -> list[Job]:
-    """Each layer's three."""
+    """Return each layer's three GEMMs."""
     return [Job("bf16", layout, 1, *shape) for layer in layers for layout, shape in roles(layer).items()]
 
 
 def layouts(shapes: list[Shape]) -> list[Job]:
-    """Each shape's eight."""
-    return [Job(kind, layout, 1, *shape) for shape in shapes for kind in ("bf16", "fp16") for layout in EVERY]
+    """Return each shape's eight GEMMs."""
+    return [Job(kind, layout, 1, *shape) for shape in shapes for kind in ("bf16", "fp16") for layout in ALL_LAYOUTS]
 
 
 def main() -> None:

@@ -1,16 +1,16 @@
-"""Beside fp8.py: other operands against torch and cuBLASLt, and block-scaled fp8 against itself.
+"""Other operands than fp8.py's against torch and cuBLASLt, and variants of block-scaled fp8 against each other.
 
 | what | ours | the others |
 | --- | --- | --- |
 | fast | fp8 with scales of rows and columns, accumulate="fast" | torch._scaled_mm, cuBLASLt's fastest |
 | int8 | to int32 | torch._int_mm, cuBLASLt's fastest |
 | tf32 | fp32 operands, by TF32 | torch.mm by TF32, cuBLASLt's fastest |
-| 3xtf32 | the same, precision="3xtf32" | torch.mm in fp32; with the errors of both |
-| along_k | block scales, A's contiguous along K | the same with A's along M, `along_m` |
-| quantized, swiglu, gelu, added, row_sums | block scales, and such an epilogue | the bare product, `bare` |
+| 3xtf32 | fp32 operands, precision="3xtf32" | torch.mm in fp32; with the errors of both |
+| along_k | block scales, A's contiguous along K | block scales, A's along M, `along_m` |
+| quantized, swiglu, gelu, added, row_sums | block scales, with this epilogue | the plain GEMM, `bare` |
 
-In CUDA graphs by turns, as in fp8.py; a ratio is the other's time over ours. Jobs of all kinds are mixed, so that each
-part of them says something of all.
+Timed in CUDA graphs in alternating blocks, as in fp8.py; a ratio is the other's time over ours. Jobs of all kinds are
+mixed, so that each part of a run covers all of them.
 
     python benchmarks/operands.py --json benchmarks/results/operands-h200.json --resume --seconds 500
 """
@@ -70,13 +70,13 @@ SUITE: dict[str, list[Shape]] = {
 
 
 def jobs() -> list[Job]:
-    """All, one of each kind after the other."""
+    """Return all jobs, alternating between kinds."""
     each = [[(what, *shape) for shape in shapes] for what, shapes in SUITE.items()]
     return [job for job in chain.from_iterable(zip_longest(*each)) if job]
 
 
 class Operands:
-    """Those of one product, and D."""
+    """The operands of one GEMM, and D."""
 
     def __init__(self, what: str, m: int, n: int, k: int) -> None:
         def random(rows: int, columns: int) -> torch.Tensor:
@@ -94,7 +94,7 @@ class Operands:
         self.d = torch.zeros(m, n, device="cuda", dtype=dtype)
 
     def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The product, and the product of the magnitudes, in float64."""
+        """Return the GEMM, and the GEMM of the magnitudes, in float64."""
         a, b = self.a.double(), self.b.double()
         if self.scales:
             a, b = a * self.scales["scale_a"], b * self.scales["scale_b"]
@@ -102,13 +102,13 @@ class Operands:
 
 
 def rotated(first: Any, make: Callable[[], Any]) -> list[Any]:
-    """Three sets of operands or more, together FAR times the L2."""
+    """Return three or more sets of operands that fill FAR times the L2 together."""
     size = sum(x.numel() * x.element_size() for x in (first.a, first.b, first.d))
     return [first, *(make() for _ in range(max(3, -(-FAR * L2_BYTES // size)) - 1))]
 
 
 def of_torch(what: str) -> Callable[[Operands], Any]:
-    """torch's call for the same product."""
+    """Return torch's call for the same GEMM."""
     if what == "fast":
         return lambda c: torch._scaled_mm(
             c.a, c.b, c.scales["scale_a"], c.scales["scale_b"], out_dtype=torch.bfloat16, use_fast_accum=True, out=c.d
@@ -124,13 +124,13 @@ def of_torch(what: str) -> Callable[[Operands], Any]:
 
 
 def error(call: Callable[[Any], Any], c: Operands, product: torch.Tensor) -> float:
-    """Of all elements in the Frobenius norm, relative to the product."""
+    """Return the error of all elements in the Frobenius norm, relative to the exact result."""
     call(c)
     return float((c.d.double() - product).norm() / product.norm())
 
 
 def of_operands(what: str, m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
-    """The row of a product of other operands."""
+    """Return the row of a GEMM of other operands."""
     first = Operands(what, m, n, k)
     sets = rotated(first, lambda: Operands(what, m, n, k))
     asked = {"fast": {"accumulate": "fast"}, "int8": {}}.get(what, {"precision": what})
@@ -139,8 +139,8 @@ def of_operands(what: str, m: int, n: int, k: int, rounds: int) -> dict[str, Any
     algorithms = {}
     if what != "3xtf32":
         modes, scales = (("rows", "rows"), tuple(first.scales.values())) if first.scales else (None, None)
-        found = cublaslt.algorithms(first.a, first.b, first.d, modes, scales, fast=what == "fast")
-        algorithms = {x: lambda c, x=x: x(c.a, c.b, c.d, *c.scales.values()) for x in found}
+        algorithms_ = cublaslt.algorithms(first.a, first.b, first.d, modes, scales, fast=what == "fast")
+        algorithms = {x: lambda c, x=x: x(c.a, c.b, c.d, *c.scales.values()) for x in algorithms_}
     exact = first.exact()
     row = in_turns(calls, algorithms, sets, exact, block_seconds(m), rounds)
     errors = {f"{name}_error": error(call, first, exact[0]) for name, call in calls.items()}
@@ -165,16 +165,16 @@ class Scaled(Case):
 
 
 def of_scales(what: str, m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
-    """The row of a block-scaled product beside another of ours."""
+    """Return the row of a block-scaled GEMM, compared with another of ours."""
     first = Scaled(what, m, n, k)
     sets = rotated(first, lambda: Scaled(what, m, n, k))
     scales = {"scale_a": first.scale_a, "scale_b": first.scale_b}
     bare = gemmsmith.plan(first.a, first.b, out=first.d, **scales)
-    beside = lambda c: bare.run(c.a, c.b, c.d, scale_a=c.scale_a, scale_b=c.scale_b)  # noqa: E731
+    baseline = lambda c: bare.run(c.a, c.b, c.d, scale_a=c.scale_a, scale_b=c.scale_b)  # noqa: E731
     if what == "along_k":
         plan = gemmsmith.plan(first.a, first.b, out=first.d, scale_a=first.along_k, scale_b=first.scale_b)
         ours = lambda c: plan.run(c.a, c.b, c.d, scale_a=c.along_k, scale_b=c.scale_b)  # noqa: E731
-        calls = {"ours": ours, "along_m": beside}
+        calls = {"ours": ours, "along_m": baseline}
     else:
         given = {"epilogue": EPILOGUES[what], "operands": first.read, "out": first.results}
         plan = gemmsmith.plan(first.a, first.b, **scales, **given)
@@ -182,7 +182,7 @@ def of_scales(what: str, m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
         def fused(c: Scaled) -> None:
             plan.run(c.a, c.b, c.results, scale_a=c.scale_a, scale_b=c.scale_b, operands=c.read)
 
-        calls = {"ours": fused, "bare": beside}
+        calls = {"ours": fused, "bare": baseline}
     row = in_turns(calls, {}, sets, first.exact() if what == "along_k" else None, block_seconds(m), rounds)
     return {"what": what, "m": m, "n": n, "k": k, **row, "config": str(plan.config)}
 
@@ -193,15 +193,15 @@ def measure(job: Job, rounds: int) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for each kind and each of the others: how many shapes, the geometric mean of the ratios, the least."""
+    """Return a line per kind and peer: the number of shapes, the geometric mean of the ratios, and the minimum."""
     lines = []
     for what in SUITE:
         members = [r for r in rows if r["what"] == what]
         for name in dict.fromkeys(key for r in members for key in r if key.endswith("_ratio")):
-            found = [r[name] for r in members if name in r]
-            mean, least = statistics.geometric_mean(found), min(found)
+            algorithms_ = [r[name] for r in members if name in r]
+            mean, least = statistics.geometric_mean(algorithms_), min(algorithms_)
             other = name.removesuffix("_ratio")
-            lines.append(f"{what:<10} {len(found):>3} shapes   {other} / ours {mean:.3f}, least {least:.3f}")
+            lines.append(f"{what:<10} {len(algorithms_):>3} shapes   {other} / ours {mean:.3f}, least {least:.3f}")
         errors = [r["ours_error"] / r["torch_error"] for r in members if r.get("torch_error")]
         if errors:
             lines.append(f"{what:<10} {len(errors):>3} shapes   error, ours / torch's, at most {max(errors):.2f}")
@@ -215,7 +215,7 @@ def main() -> None:
     portions.add_options(parser)
     arguments = parser.parse_args()
     asked = [job for job in jobs() if job[0] in (arguments.what or SUITE)]
-    rows = portions.kept(arguments)
+    rows = portions.load_rows(arguments)
     left = portions.missing(asked, rows, lambda r: (r["what"], r["m"], r["n"], r["k"]), arguments.part)
     for job in portions.in_time(left, arguments.seconds):
         rows.append(measure(job, arguments.rounds))

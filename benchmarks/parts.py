@@ -1,10 +1,10 @@
-"""What is left of a kernel's time without some of its work, beside the whole kernel and torch.mm, in one run.
+"""A kernel's time without some of its work, against the full kernel and torch.mm, in one run.
 
-Lines are cut out of the generated source: the copies of A but for those that fill a stage for the first time, the
-stores of D and, where few rows leave it little, the math. The results are wrong, but what is multiplied stays random,
-for zeros or NaN would take less power. What is left reads the weights and multiplies (or stores), and no kernel that
-only moves A (and D) better gets below it. Shapes with M <= 64, those over 32 MiB that are slower than 0.95 of a copy
-of as many bytes, are compared with that.
+Lines are cut out of the generated source: the copies of A except those that first fill a stage, the stores of D, and,
+for few rows, the math. The results are wrong, but the multiplied data stays random, because zeros or NaN would take
+less power. What is left reads the weights and multiplies (or stores), and is a lower bound for kernels that only move A
+(and D) better. Shapes with M <= 64 that are over 32 MiB and slower than 0.95 of a copy of as many bytes are compared
+with that copy.
 
     python benchmarks/parts.py --json benchmarks/results/parts-h200.json
 """
@@ -24,19 +24,19 @@ from gemmsmith import Config
 
 COPIED: list[Shape] = [(16, 4096, 4096), (16, 6144, 4096), (16, 32768, 512), (64, 4096, 4096), (64, 6144, 4096),
                        (64, 32768, 512), (64, 24576, 1536), (64, 4096, 14336)]  # fmt: skip
-"""Over 32 MiB, and slower than 0.95 of a copy, or nearly."""
+"""Shapes over 32 MiB that are slower than 0.95 of a copy, or nearly so."""
 SHAPES = [s for s in SUITE if "middle, M 128 to 512" in classes(s)] + COPIED
 
 
 def variants(m: int) -> dict[str, tuple[str, ...]]:
-    """What is left out, by what is left."""
+    """Return what is left out, by what is left."""
     if m <= 64:
         return {"all": (), "b and d": ("a", "math"), "b": ("a", "d", "math")}
     return {"all": (), "b, math and d": ("a",), "b and math": ("a", "d")}
 
 
 def without(source: str, parts: tuple[str, ...], config: Config) -> str:
-    """The source of a kernel of `config` without some parts."""
+    """Return the source of a kernel of `config` without some parts."""
     if not parts:
         return source
     place = source.rindex("    grid_dependency_wait();\n")
@@ -45,8 +45,8 @@ def without(source: str, parts: tuple[str, ...], config: Config) -> str:
         few, rows = ("b", config.tile[0]) if config.swap_ab else ("a", config.tile[1])
         weights = 2 * rows * config.tile[2]
         tail = replaced(rf"(?=tma_load(_multicast)?\(&{few},)", "if (fills) ", tail)
-        tail = replaced(r"(?=int write_stage = )", "int filled = early; ", tail)
-        tail = replaced(r"(mbarrier_arrive_expect_tx\([^;]*), stage_bytes\);",
+        tail = replaced(r"(?=int \w*write_stage = )", "int filled = prologue_k_tiles; ", tail)
+        tail = replaced(r"(mbarrier_arrive_expect_tx\([^;]*),\s+stage_bytes\);",
                         rf"const bool fills = filled++ < {config.stages}; \1, fills ? stage_bytes : {weights}u);",
                         tail)  # fmt: skip
     if "d" in parts:
@@ -57,15 +57,15 @@ def without(source: str, parts: tuple[str, ...], config: Config) -> str:
 
 
 def replaced(pattern: str, by: str, source: str) -> str:
-    """The source with all that a pattern finds replaced; SystemExit where it finds nothing."""
-    source, found = re.subn(pattern, by, source)
-    if not found:
+    """Return the source with all matches of a pattern replaced. Raises SystemExit if there is none."""
+    source, matches = re.subn(pattern, by, source)
+    if not matches:
         raise SystemExit(f"no {pattern} in the kernel")
     return source
 
 
 def measure(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
-    """One row: microseconds of torch.mm, of the kernel, of what is left of it, and of a copy."""
+    """Return one row: microseconds of torch.mm, of the kernel, of what is left of it, and of a copy."""
     sets = rotated(m, n, k, torch.bfloat16, "nt", least=2)
     whole = gemmsmith.plan(*sets[0][:2], out=sets[0][2])
     kernel, config = whole.kernel, whole.config
@@ -98,10 +98,10 @@ def main() -> None:
         us = rows[-1]["us"]
         print(f"{m:>6} {n:>6} {k:>6}  " + "  ".join(f"{name} {t:.2f}" for name, t in us.items()), flush=True)
         save(arguments.json, rows)
-    for against, found in (("torch", [r for r in rows if r["m"] > 64]), ("copy", [r for r in rows if r["m"] <= 64])):
-        for name in variants(found[0]["m"]) if found else ():
-            ratios = [r["us"][against] / r["us"][name] for r in found]
-            print(f"{against} / {name}: geometric mean {statistics.geometric_mean(ratios):.3f} of {len(found)} shapes, "
+    for against, group in (("torch", [r for r in rows if r["m"] > 64]), ("copy", [r for r in rows if r["m"] <= 64])):
+        for name in variants(group[0]["m"]) if group else ():
+            ratios = [r["us"][against] / r["us"][name] for r in group]
+            print(f"{against} / {name}: geometric mean {statistics.geometric_mean(ratios):.3f} of {len(group)} shapes, "
                   f"{min(ratios):.3f} to {max(ratios):.3f}")  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Draws a benchmark's rows: the ratio to torch.mm over the suite, and both on the chip's roofline.
+"""Plots of a benchmark's rows: the ratio to torch.mm over the suite, and both on the chip's roofline.
 
 python benchmarks/plots.py benchmarks/results/dense-suite-h200.json --folder docs/pictures
 """
@@ -16,13 +16,16 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-TFLOPS, BYTES_PER_SECOND = 737, 4.50e12
-"""Ceilings of an H200 under load: the best in dense-suite-h200.json, of large products and of M = 1."""
-OURS, THEIRS = "#1f77b4", "#b0b0b0"
+TFLOPS = 737
+"""Compute ceiling of an H200 under load: the best in dense-suite-h200.json, of large GEMMs."""
+BYTES_PER_SECOND = 4.50e12
+"""Memory ceiling of an H200 under load: the best in dense-suite-h200.json, of M = 1."""
+OURS = "#1f77b4"
+THEIRS = "#b0b0b0"
 
 
 def ratios(rows: list[dict[str, Any]], path: Path) -> None:
-    """A point a shape, by its FLOPs, colored by M."""
+    """Plot a point per shape, by its FLOPs, colored by M."""
     flops = np.array([2 * r["m"] * r["n"] * r["k"] for r in rows], float)
     ratio = np.array([r["ratio"] for r in rows])
     figure, axes = plt.subplots(figsize=(9, 4.5))
@@ -35,13 +38,13 @@ def ratios(rows: list[dict[str, Any]], path: Path) -> None:
     ticks = sorted({int(np.log2(r["m"])) for r in rows})
     bar.set_ticks(ticks, labels=[str(2**t) for t in ticks])
     axes.set_xscale("log")
-    axes.set_xlabel("FLOPs of the product")
+    axes.set_xlabel("FLOPs of the GEMM")
     axes.set_ylabel("time of torch.mm / time of gemmsmith")
     _save(figure, path)
 
 
 def roofline(rows: list[dict[str, Any]], path: Path) -> None:
-    """TFLOP/s over FLOPs a byte of memory that must move."""
+    """Plot TFLOP/s over FLOPs per byte of compulsory memory traffic."""
     flops = np.array([2 * r["m"] * r["n"] * r["k"] for r in rows], float)
     nbytes = np.array([2 * (r["m"] * r["k"] + r["k"] * r["n"] + r["m"] * r["n"]) for r in rows], float)
     figure, axes = plt.subplots(figsize=(9, 4.5))
@@ -53,7 +56,7 @@ def roofline(rows: list[dict[str, Any]], path: Path) -> None:
               label=f"{TFLOPS} TFLOP/s, {BYTES_PER_SECOND / 1e12:.2f} TB/s")  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("FLOPs a byte")
+    axes.set_xlabel("FLOPs per byte")
     axes.set_ylabel("TFLOP/s")
     axes.legend(loc="lower right", frameon=False)
     _save(figure, path)
@@ -73,8 +76,8 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="rows of benchmarks/dense.py")
     parser.add_argument("--folder", type=Path, default=Path())
     arguments = parser.parse_args()
-    found = json.loads(arguments.results.read_text())
-    rows = list({(r["m"], r["n"], r["k"]): r for r in found["rows"]}.values())
+    data = json.loads(arguments.results.read_text())
+    rows = list({(r["m"], r["n"], r["k"]): r for r in data["rows"]}.values())
     ratios(rows, arguments.folder / "ratios.png")
     roofline(rows, arguments.folder / "roofline.png")
 

@@ -1,7 +1,7 @@
-"""A benchmark in portions: some of its jobs in each run, as many as there is time for, added to earlier runs' rows.
+"""Benchmarks in parts: a run measures as many of its jobs as there is time for, and adds them to earlier rows.
 
-`--part i/n` takes every n-th job from the i-th on, so each part has some of all kinds; `--resume` keeps the rows of
-`--json` and leaves their jobs out; `--seconds` starts no job after so many.
+`--part i/n` takes every n-th job from the i-th on, so that each part covers all kinds. `--resume` keeps the rows of
+`--json` and skips their jobs. `--seconds` starts no job after this time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no job after so many")
 
 
-def kept(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of earlier runs, if they are to be kept."""
+def load_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of earlier runs with --resume, otherwise none."""
     if arguments.resume and arguments.json and arguments.json.exists():
         rows: list[dict[str, Any]] = json.loads(arguments.json.read_text())["rows"]
         return rows
@@ -32,14 +32,14 @@ def kept(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def missing(
     jobs: Sequence[Job], rows: Sequence[dict[str, Any]], job_of: Callable[[dict[str, Any]], Job], part: str
 ) -> list[Job]:
-    """The part's jobs that have no row."""
+    """Return the part's jobs that have no row."""
     first, step = map(int, part.split("/"))
     done = {job_of(row) for row in rows}
     return [job for job in jobs[first::step] if job not in done]
 
 
 def in_time(jobs: Sequence[Job], seconds: float, now: Callable[[], float] = time.perf_counter) -> Iterator[Job]:
-    """The jobs, until so many seconds have passed; says how many are left."""
+    """Yield the jobs until `seconds` have passed; print how many are left."""
     begun = now()
     for i, job in enumerate(jobs):
         if now() - begun > seconds:

@@ -1,7 +1,7 @@
-"""Draws how far sums of FP8 products are from exact ones, over K: promoted, fast, and of the same numbers in bf16.
+"""Plot of the accumulation error of FP8 GEMMs over K: promoted, fast, and of the same numbers in bf16.
 
-Sums are computed bit for bit as an H200 computes them (hw/fused_sum.py), so this needs no GPU. An error is that of all
-elements: the Frobenius norm of the differences over that of the product.
+Sums are computed bit for bit as an H200 computes them (hw/fused_sum.py), so this needs no GPU. The error is the
+Frobenius norm of the differences over that of the exact result.
 
 python benchmarks/precision.py --picture docs/pictures/precision.png
 """
@@ -20,13 +20,13 @@ import ml_dtypes
 import numpy as np
 
 from gemmsmith.core.dtypes import BF16, E4M3, FP32
-from gemmsmith.core.mma import Mma, find_mma
+from gemmsmith.core.mma import Mma, select_mma
 from gemmsmith.hw.fused_sum import fused_sum
 
 ROWS, COLUMNS, BLOCK = 16, 16, 128
 DEPTHS = [BLOCK << i for i in range(10)]
-"""From 128 to 65536."""
-FP8_MMA, BF16_MMA = find_mma(E4M3, E4M3, FP32), find_mma(BF16, BF16, FP32)
+"""K from 128 to 65536."""
+FP8_MMA, BF16_MMA = select_mma(E4M3, E4M3, FP32), select_mma(BF16, BF16, FP32)
 COLORS = {"fast": "#d62728", "promoted": "#1f77b4", "bf16": "#b0b0b0"}
 Array = np.ndarray
 Random = np.random.Generator
@@ -41,7 +41,7 @@ def positive(rng: Random, shape: tuple[int, int]) -> Array:
 
 
 def outliers(rng: Random, shape: tuple[int, int]) -> Array:
-    """One in a thousand is a thousand times as large, as far as e4m3 reaches."""
+    """Multiply one in a thousand elements by a thousand, within e4m3's range."""
     return np.clip(0.1 * rng.standard_normal(shape) * np.where(rng.random(shape) < 1e-3, 1000, 1), -448, 448)
 
 
@@ -51,11 +51,11 @@ KINDS: dict[str, tuple[Callable[[Random, tuple[int, int]], Array], int]] = {
     "normal, one in 1000 times 1000": (outliers, 0),
     "normal, block scales from $2^{-20}$ to $2^{20}$": (normal, 20),
 }
-"""Data, and the exponents, up and down, of the scales of their blocks: powers of two, which bf16 holds too."""
+"""Data, and the range of exponents of its block scales, which are powers of two, so that bf16 represents them too."""
 
 
 class Operands:
-    """A (rows, k) and B (columns, k) of e4m3 in float64, with a scale for each row and 128 of k."""
+    """A (rows, k) and B (columns, k) of e4m3 in float64, with one scale per row and 128 of k."""
 
     def __init__(self, kind: str, k: int = DEPTHS[-1], seed: int = 0) -> None:
         rng, (make, self.spread) = np.random.default_rng(seed), KINDS[kind]
@@ -70,52 +70,52 @@ class Operands:
 
 
 def exact(x: Operands) -> Array:
-    """The sums of the first blocks of k, (blocks, rows, columns), in float64."""
+    """Return the sums of the first blocks of k, (blocks, rows, columns), in float64."""
     a, b = (in_blocks(y) for y in x.scaled)
     return np.cumsum(a @ b.swapaxes(1, 2), axis=0)
 
 
 def promoted(x: Operands) -> Array:
-    """Likewise: each block is summed by the tensor core, scaled, and added in fp32."""
+    """Return the sums of the first blocks of k: each block is summed by the tensor core, scaled, and added in fp32."""
     a, b = in_blocks(x.a), in_blocks(x.b)
     partial = np.zeros((len(a), ROWS, COLUMNS))
     for first in range(0, BLOCK, FP8_MMA.k):
         partial = added(a[..., first : first + FP8_MMA.k], b[..., first : first + FP8_MMA.k], partial, FP8_MMA)
     factors = x.scale_a.T[:, :, None] * x.scale_b.T[:, None, :]
-    total, found = np.zeros((ROWS, COLUMNS)), []
+    total, sums = np.zeros((ROWS, COLUMNS)), []
     for block in partial * factors:
         total = (total + block).astype(np.float32).astype(np.float64)
-        found.append(total)
-    return np.array(found)
+        sums.append(total)
+    return np.array(sums)
 
 
 def running(a: Array, b: Array, mma: Mma) -> Array:
-    """Likewise: all of k is summed by the tensor core."""
-    total, found = np.zeros((ROWS, COLUMNS)), []
+    """Return the sums of the first blocks of k: all of k is summed by the tensor core."""
+    total, sums = np.zeros((ROWS, COLUMNS)), []
     for first in range(0, a.shape[1], mma.k):
         total = added(a[:, first : first + mma.k], b[:, first : first + mma.k], total, mma)
-        found.append(total)
-    return np.array(found[BLOCK // mma.k - 1 :: BLOCK // mma.k])
+        sums.append(total)
+    return np.array(sums[BLOCK // mma.k - 1 :: BLOCK // mma.k])
 
 
 def added(a: Array, b: Array, c: Array, mma: Mma) -> Array:
-    """C + A B^T of one instruction: (…, rows, k), (…, columns, k) and (…, rows, columns)."""
+    """Return C + A B^T of one instruction, of (…, rows, k), (…, columns, k) and (…, rows, columns)."""
     k_first = (np.moveaxis(x, -1, 0) for x in (a[..., :, None, :], b[..., None, :, :]))
     return fused_sum(*k_first, c, mma).astype(np.float64)
 
 
 def in_blocks(x: Array) -> Array:
-    """(rows, k) as (blocks, rows, 128)."""
+    """Return (rows, k) as (blocks, rows, 128)."""
     return x.reshape(len(x), -1, BLOCK).swapaxes(0, 1)
 
 
 def errors(x: Operands) -> dict[str, Array]:
-    """By DEPTHS. Sums of fp8 that are not promoted have no block scales."""
-    found = {"promoted": promoted(x), "bf16": running(*x.scaled, BF16_MMA)}
+    """Return the errors by DEPTHS. Sums of fp8 that are not promoted have no block scales."""
+    sums = {"promoted": promoted(x), "bf16": running(*x.scaled, BF16_MMA)}
     if not x.spread:
-        found["fast"] = running(x.a, x.b, FP8_MMA)
+        sums["fast"] = running(x.a, x.b, FP8_MMA)
     want, at = exact(x), [depth // BLOCK - 1 for depth in DEPTHS]
-    return {name: norms((y - want)[at]) / norms(want[at]) for name, y in found.items()}
+    return {name: norms((y - want)[at]) / norms(want[at]) for name, y in sums.items()}
 
 
 def norms(x: Array) -> Array:

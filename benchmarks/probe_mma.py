@@ -1,11 +1,11 @@
-"""What a tensor-core instruction computes, bit for bit, on chosen and on random vectors of each floating-point type.
+"""The results of a tensor-core instruction, bit for bit, on chosen and on random vectors of each floating-point type.
 
     python benchmarks/probe_mma.py --instruction mma --out mma.npz  # on a GPU, in less than a minute; or wmma, wgmma
     python benchmarks/probe_mma.py --instruction mma --out mma.npz --backend sim
     python benchmarks/probe_mma.py --instruction wgmma --read benchmarks/results/wgmma-h200.npz
 
-Prints what the vectors show, and at last a table: of each type, how many sums of the chip differ from the simulator's
-(gemmsmith.hw.fused_sum), and which models of probe_models.py give every bit that is stored. The file holds the bits of
+Prints what the vectors show, then a table: for each type, how many sums of the chip differ from the simulator's
+(gemmsmith.hw.fused_sum), and which models of probe_models.py reproduce every stored bit. The file has the bits of the
 vectors of each instruction, named like f32_e4m3_e5m2: all chosen ones, as `a` and `b` (vectors, k), `c` and `d`
 (vectors,) and their `name`; and of the random tiles as `random_a` (tiles, 64, k), `random_b` (tiles, COLUMNS, k),
 `random_c` and `random_d` (tiles, 64, COLUMNS). tests/hw/test_fused_sum.py replays results/<instruction>-h200.npz.
@@ -21,16 +21,16 @@ import numpy as np
 from probe_findings import Measured, differing, hexadecimal, show
 from probe_kernels import KINDS, Runner, title
 from probe_models import ranked
-from probe_vectors import SPREADS, chosen, random_tiles
+from probe_vectors import SPREADS, random_tiles, selected_vectors
 
 from gemmsmith.core.mma import Mma
 
 SHOWN = 3
-"""Models of a type in the table, at most."""
+"""Models per type in the table, at most."""
 
 
 def measured(runner: Runner, mma: Mma, rng: np.random.Generator, tiles: int) -> Measured:
-    p = chosen(mma)
+    p = selected_vectors(mma)
     a, b, c = p.arrays()
     x, y, z = random_tiles(mma, rng, tiles)
     of_vectors, of_tiles = runner.vectors(mma, a, b, c), runner.tiles(mma, x, y, z)
@@ -38,18 +38,21 @@ def measured(runner: Runner, mma: Mma, rng: np.random.Generator, tiles: int) -> 
 
 
 def chain(runner: Runner, m: Measured, rng: np.random.Generator) -> str:
-    """Two in a row against one after the other: does an accumulator hold more than its registers?"""
+    """Compare two consecutive instructions with two separate ones.
+
+    They differ if an accumulator has more bits than its registers.
+    """
     a, b, c, d = m.random
     x, y, _ = random_tiles(m.mma, rng, len(a))
     together = runner.tiles(m.mma, np.concatenate([a, x], 2), np.concatenate([b, y], 2), c)
-    apart = differing(together, runner.tiles(m.mma, x, y, d))
-    return f"{apart.sum()} of {apart.size}"
+    unstored = differing(together, runner.tiles(m.mma, x, y, d))
+    return f"{unstored.sum()} of {unstored.size}"
 
 
 def compared(m: Measured) -> list[str]:
-    """Whether the simulator's sums are equal, and how many differ: cells of the table."""
+    """Return cells of the table: whether the simulator's sums are equal, and how many differ."""
     of_vectors, of_tiles = m.simulated()
-    d, random = m.chosen[3], differing(m.random[3], of_tiles)
+    d, random = m.selected[3], differing(m.random[3], of_tiles)
     wrong = np.nonzero(differing(d, of_vectors))[0]
     for i in wrong[:12]:
         print(f"  {m.names[i]}: {hexadecimal(d[i])}, the simulator's {hexadecimal(of_vectors[i])}")
@@ -61,13 +64,13 @@ def compared(m: Measured) -> list[str]:
 
 
 def fitting(m: Measured) -> list[str]:
-    """The models that give every bit of what is stored, else those that come closest."""
+    """Return the models that reproduce every stored bit, or those that come closest."""
     a, b, c, d = m.sums()
-    found = ranked(a, b, c, d, m.mma)
-    right = [model.text(m.mma) for wrong, model in found if wrong == 0]
+    ranking = ranked(a, b, c, d, m.mma)
+    right = [model.text(m.mma) for wrong, model in ranking if wrong == 0]
     if right:
         return right[:SHOWN] + [f"and {len(right) - SHOWN} more"] * (len(right) > SHOWN)
-    return [f"none; {wrong} of {len(d)} differ: {model.text(m.mma)}" for wrong, model in found[:SHOWN]]
+    return [f"none; {wrong} of {len(d)} differ: {model.text(m.mma)}" for wrong, model in ranking[:SHOWN]]
 
 
 def main() -> None:
@@ -89,17 +92,17 @@ def main() -> None:
             continue
         rng = np.random.default_rng(arguments.seed)
         if arguments.read:
-            m, apart = Measured.read(np.load(arguments.read), mma), "not stored"
+            m, unstored = Measured.read(np.load(arguments.read), mma), "not stored"
         else:
             m = measured(runner, mma, rng, tiles)
             saved |= m.saved()
             np.savez_compressed(arguments.out, **saved)
-            apart = chain(runner, m, rng)
+            unstored = chain(runner, m, rng)
         try:
             show(m)
-        except Exception:  # results that nobody thought of: the file has them
+        except Exception:  # unexpected results: the file has them
             traceback.print_exc()
-        rows.append(([title(mma), *compared(m), apart], fitting(m)))
+        rows.append(([title(mma), *compared(m), unstored], fitting(m)))
     print(f"\n{arguments.instruction}: sums that differ from the simulator's, of chosen vectors and of random ones; of "
           "two in a row, from one\nafter the other; and below them the models that give every stored bit")  # fmt: skip
     for cells, fits in [(["", "simulator", "chosen", "random", "in a row"], []), *rows]:

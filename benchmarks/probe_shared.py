@@ -1,5 +1,7 @@
-"""Warps that access shared memory at places which the host chooses, for the wavefronts that this takes: which lanes of
-16-byte loads go together is undocumented. benchmarks/ladder_counters.py compares the simulator with Nsight Compute.
+"""Warps that access shared memory at addresses chosen by the host, to measure the wavefronts that this takes.
+
+Which lanes of 16-byte loads share a wavefront is undocumented. benchmarks/ladder_counters.py compares the simulator
+with Nsight Compute.
 """
 
 from __future__ import annotations
@@ -18,10 +20,14 @@ from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch, Launches
 from gemmsmith.lang.types import U32, U64
-from gemmsmith.lang.values import Registers, Value
+from gemmsmith.lang.values import RegisterArray, Value
 
-WARP, CHUNK, BYTES = 32, 16, 4096
-"""Lanes; bytes of a lane's access, at most; bytes of the buffer."""
+WARP = 32
+"""Lanes of a warp."""
+CHUNK = 16
+"""Bytes of a lane's access, at most."""
+BYTES = 4096
+"""Bytes of the buffer."""
 LANE = np.arange(WARP)
 ANYWHERE = {
     "side by side": LANE, "all different, 2 apart": LANE * 2, "all in one bank": LANE * 8,
@@ -35,24 +41,24 @@ SHARED = ANYWHERE | {
     "pairs, then neighbors by 2": np.where(LANE < 16, LANE // 2, LANE % 2 + LANE // 4 * 2),
     "pairs in one bank": LANE // 2 * 8, "fours in one bank": LANE // 4 * 8, "fours, backwards": LANE[::-1] // 4,
 }  # fmt: skip
-"""The chunk that each lane accesses."""
+"""Index of the 16 bytes that each lane accesses."""
 ROWS = {"rows of 16 bytes": LANE, "rows of 32": LANE * 2, "rows of 128": LANE * 8,
         "rows of 128, swizzled": LANE * 8 + LANE % 8, "a row 8 times": LANE // 8}  # fmt: skip
 COPIED = ANYWHERE | {
     "a chunk further": LANE + 1, "rows of 80 bytes": LANE // 4 * 5 + LANE % 4,
     "a line in one bank": np.where(LANE < 8, LANE * 8, LANE + 64),
 }  # fmt: skip
-"""Sources lie side by side, so that 8 lanes have a line of 128 bytes."""
-Access = Callable[[Registers, Value, Value], None]
+"""Adjacent sources, so that 8 lanes access one line of 128 bytes."""
+Access = Callable[[RegisterArray, Value, Value], None]
 
 
-def copy(width: int, _: Registers, address: Value, source: Value) -> None:
+def copy(width: int, _: RegisterArray, address: Value, source: Value) -> None:
     hw.cp_async_copy(address, source, width, width)
     hw.cp_async_commit()
     hw.cp_async_wait(0)
 
 
-def load(values: Registers, address: Value, _: Value) -> None:
+def load(values: RegisterArray, address: Value, _: Value) -> None:
     hw.load_shared(values, address)
 
 
@@ -64,11 +70,11 @@ ACCESSES: dict[str, tuple[int, Access, Mapping[str, np.ndarray]]] = {
     "copy_16": (4, partial(copy, CHUNK), COPIED),
     "copy_4": (4, partial(copy, 4), COPIED),
 }
-"""Registers of a lane, which hold what it accesses; how it does; and where."""
+"""Registers per lane for its access, how it accesses, and the offsets."""
 
 
 class Bound(NamedTuple):
-    """What a probe is launched for: each lane's place in bytes, and its results."""
+    """A probe's launch arguments: each lane's offset in bytes, and its results."""
 
     offsets: Pointer = Pointer("offsets")
     out: Pointer = Pointer("out")
@@ -76,7 +82,7 @@ class Bound(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A warp's access, and the bytes from the buffer's start at which its lanes do it."""
+    """A warp's access, and the offsets of its lanes in the buffer, in bytes."""
 
     access: str
     pattern: str
@@ -85,9 +91,9 @@ class Probe(NamedTuple):
     def kernel(self) -> Kernel:
         registers, access, _ = ACCESSES[self.access]
         with Builder(f"probe_{self.access}", threads=WARP) as k:
-            k.grid, k.persistent = attrgetter("ctas"), False
-            offsets, out = (k.pointer(name, bind=attrgetter(name)) for name in Bound._fields[:2])
-            buffer = k.shared(BYTES, alignment=128, partial_writes=True)
+            k.work_clusters, k.persistent = attrgetter("ctas"), False
+            offsets, out = (k.pointer(name, compute=attrgetter(name)) for name in Bound._fields[:2])
+            buffer = k.shared(BYTES, alignment=128, allow_uninitialized_reads=True)
             place, values = k.registers(U32, 1, "place"), k.registers(U32, registers, "values")
             for i in range(registers):
                 values[i] = 0
@@ -99,19 +105,19 @@ class Probe(NamedTuple):
             return k.finish()
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """The offsets, and where the results go."""
+        """Return the offsets, and the buffer of the results."""
         registers, _, patterns = ACCESSES[self.access]
         width = 4 * registers if self.access.startswith("load") else CHUNK
         return (patterns[self.pattern] * width).astype(np.int32), np.zeros(WARP * 4, np.float32)
 
     def launches(self, offsets: object, out: object) -> tuple[Launches, dict[str, ArrayInfo]]:
-        """Of these arrays, with their arguments by name."""
+        """Return the launches for these arrays, with their arguments by name."""
         arguments = {"offsets": describe(offsets), "out": describe(out)}
-        return Launches(None, False, (Launch.of(self.kernel, Bound()),)), arguments
+        return Launches(None, False, (Launch.from_kernel(self.kernel, Bound()),)), arguments
 
 
 def probes() -> Iterator[Probe]:
-    """All of them."""
+    """Return all probes."""
     for access, (_, _, patterns) in ACCESSES.items():
         for pattern in patterns:
             yield Probe(access, pattern)

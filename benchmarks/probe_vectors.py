@@ -1,4 +1,4 @@
-"""The vectors of probe_mma.py: chosen ones, each of which shows one thing, and random tiles."""
+"""The vectors of probe_mma.py: chosen ones, each of which shows one property, and random tiles."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmsmith.backends.reference.product import as_tf32
+from gemmsmith.backends.reference.matmul import truncate_to_tf32
 from gemmsmith.core.dtypes import FP16, TF32, DType
 from gemmsmith.core.mma import Mma
 
 N = 64
-"""Rows of A, rows of B, and so the sums on a tile's diagonal, which are independent."""
+"""Rows of A and of B, and therefore independent sums on a tile's diagonal."""
 SPREADS = ((-1, 0), (-2, 1), (-4, 2), (-6, 4), (-9, 7), (-31, 30), (-76, -60))
-"""Of the exponents of a random tile's factors, as far as their types have them. The last ones' sums are subnormal."""
+"""Ranges of the exponents of a random tile's factors, as far as their types have them. The last sums are subnormal."""
 
 
 def numbers(x: np.ndarray, dtype: DType) -> np.ndarray:
-    """Elements as an instruction reads them, in float64."""
-    return (as_tf32(x) if dtype == TF32 else x).astype(float)
+    """Return elements as an instruction reads them, in float64."""
+    return (truncate_to_tf32(x) if dtype == TF32 else x).astype(float)
 
 
 # -- chosen vectors ---------------------------------------------------------------------------------------------------
@@ -32,25 +32,25 @@ class Probe:
         self.mma = mma
         self.rows: list[tuple[np.ndarray, np.ndarray, float]] = []
         self.names: list[str] = []
-        self.of_a, self.of_b = ml_dtypes.finfo(mma.a.numpy), ml_dtypes.finfo(mma.b.numpy)
+        self.finfo_a, self.finfo_b = ml_dtypes.finfo(mma.a.numpy), ml_dtypes.finfo(mma.b.numpy)
         lowest = -14 if mma.d == FP16 else -126
         self.top = 12 if mma.d == FP16 else min(12, self.exponents()[1])
         self.bottom = max(self.exponents()[0], lowest - 8)
         """Exponents of the powers of two that are added."""
 
     def exponents(self) -> tuple[int, int]:
-        """Of the least and the largest product of powers of two, none of them subnormal."""
-        return int(self.of_a.minexp + self.of_b.minexp), int(self.of_a.maxexp + self.of_b.maxexp - 2)
+        """Return the exponents of the smallest and the largest product of normal powers of two."""
+        return int(self.finfo_a.minexp + self.finfo_b.minexp), int(self.finfo_a.maxexp + self.finfo_b.maxexp - 2)
 
     def power(self, e: int, sign: float = 1.0) -> tuple[float, float]:
-        """Factors of sign * 2^e."""
-        low, high = int(self.of_a.minexp), int(self.of_a.maxexp) - 1
-        of_a = min(max(e // 2, low), high)
-        of_a = min(max(of_a, e - (int(self.of_b.maxexp) - 1)), max(e - int(self.of_b.minexp), low))
-        return sign * 2.0**of_a, 2.0 ** (e - of_a)
+        """Return two factors of sign * 2^e."""
+        low, high = int(self.finfo_a.minexp), int(self.finfo_a.maxexp) - 1
+        a_value = min(max(e // 2, low), high)
+        a_value = min(max(a_value, e - (int(self.finfo_b.maxexp) - 1)), max(e - int(self.finfo_b.minexp), low))
+        return sign * 2.0**a_value, 2.0 ** (e - a_value)
 
     def add(self, name: str, products: dict[int, tuple[float, float]], c: float = 0.0) -> None:
-        """A vector with these factors at these places of K, zeros elsewhere."""
+        """Add a vector with these factors at these positions of K, zeros elsewhere."""
         a, b = np.zeros(self.mma.k), np.zeros(self.mma.k)
         for place, (x, y) in products.items():
             a[place], b[place] = x, y
@@ -58,7 +58,7 @@ class Probe:
         self.rows.append((a, b, c))
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """a and b (vectors, k), c (vectors,)."""
+        """Return a and b (vectors, k), c (vectors,)."""
         exact = [np.array([row[i] for row in self.rows]) for i in range(3)]
         a, b, c = (x.astype(d.numpy) for x, d in zip(exact, (self.mma.a, self.mma.b, self.mma.d), strict=True))
         assert np.array_equal(a.astype(float), exact[0], equal_nan=True), "a factor that the type does not hold"
@@ -66,8 +66,8 @@ class Probe:
         return a, b, c
 
 
-def chosen(mma: Mma) -> Probe:
-    """All vectors. X = 2^top; what is small is named by how many bits it lies below X."""
+def selected_vectors(mma: Mma) -> Probe:
+    """Return all chosen vectors. X = 2^top; small terms are named by how many bits they are below X."""
     p = Probe(mma)
     top, span = p.top, p.top - p.bottom
     x, minus = p.power(top), p.power(top, -1)
@@ -102,7 +102,7 @@ def chosen(mma: Mma) -> Probe:
                 two = p.power(top, sign)
                 p.add(f"{name}-{j} {m}", {0: two, 1: two, **{2 + i: bit for i, bit in enumerate(bits)}})
     # Which places of K are added together: X at one, -X at another, something that X swallows at a third.
-    lost = next((j for j in range(30 if p.mma.fraction > 20 else 20, span + 1)), span)
+    lost = next((j for j in range(30 if p.mma.alignment_bits > 20 else 20, span + 1)), span)
     for j in range(1, p.mma.k):
         for last in range(p.mma.k):
             if last not in (0, j):
@@ -112,8 +112,8 @@ def chosen(mma: Mma) -> Probe:
             if last != j:
                 p.add(f"group-c {j} {last}", {j: minus, last: p.power(top - lost)}, big)
     # Carries: all products at their largest, and C too.
-    most_a, most_b = float(p.of_a.max), float(p.of_b.max)
-    scale = 1.0 if p.mma.a.bits == 8 and p.mma.d != FP16 else 2.0**-100 if p.of_a.maxexp > 20 else 2.0**-8
+    most_a, most_b = float(p.finfo_a.max), float(p.finfo_b.max)
+    scale = 1.0 if p.mma.a.bits == 8 and p.mma.d != FP16 else 2.0**-100 if p.finfo_a.maxexp > 20 else 2.0**-8
     scale = 2.0**-5 if p.mma.a.bits == 8 and p.mma.d == FP16 else scale
     if p.mma.a == TF32:
         most_a = most_b = float((2 - 2.0**-10) * 2.0**127)
@@ -123,10 +123,10 @@ def chosen(mma: Mma) -> Probe:
             p.add(f"carry {sign * count}", dict.fromkeys(range(count), both))
             p.add(f"carry-c {sign * count}", dict.fromkeys(range(count), both), sign * 2.0 ** min(12, p.top) * 1.875)
     # Subnormals, zeros.
-    tiny_a, tiny_b = float(p.of_a.smallest_subnormal), float(p.of_b.smallest_subnormal)
+    tiny_a, tiny_b = float(p.finfo_a.smallest_subnormal), float(p.finfo_b.smallest_subnormal)
     if p.mma.a == TF32:
         tiny_a = tiny_b = 2.0**-136  # of its 10 bits
-    near = 1.0 if p.of_a.minexp > -100 else 2.0**120
+    near = 1.0 if p.finfo_a.minexp > -100 else 2.0**120
     p.add("subnormal a", {0: (tiny_a, near)})
     p.add("subnormal b", {0: (near, tiny_b)})
     p.add("subnormal both", {0: (tiny_a, tiny_b)})
@@ -144,8 +144,8 @@ def chosen(mma: Mma) -> Probe:
         e = int(np.log2(tiny_a)) + int(np.log2(near))
         if e - j >= p.exponents()[0]:
             p.add(f"subnormal-exponent {j}", {0: (tiny_a, near), 1: (-tiny_a, near), 2: p.power(e - j)})
-        if -j >= p.exponents()[0]:  # and that of a zero beside the largest number
-            largest = 2.0 ** (int(p.of_b.maxexp) - 1) if p.of_b.maxexp < 100 else 2.0**20
+        if -j >= p.exponents()[0]:  # and that of a zero times the largest number
+            largest = 2.0 ** (int(p.finfo_b.maxexp) - 1) if p.finfo_b.maxexp < 100 else 2.0**20
             p.add(f"zero-exponent {j}", {0: (0.0, largest), 1: p.power(-j)})
     p.add("zero minus", {0: (-1.0, 1.0), 1: (1.0, 1.0)})
     p.add("zero minus-c", {}, -0.0)
@@ -188,7 +188,10 @@ def chosen(mma: Mma) -> Probe:
 
 
 def random_tiles(mma: Mma, rng: np.random.Generator, tiles: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tile i has SPREADS[i]; C is of the sum's size, far above, far below, zero, or what cancels most of it."""
+    """Return random tiles.
+
+    Tile i has SPREADS[i]; C is of the sum's size, far above, far below, zero, or cancels most of it.
+    """
 
     def operand(dtype: Any, spread: tuple[int, int], shape: tuple[int, ...]) -> np.ndarray:
         info = ml_dtypes.finfo(dtype.numpy)

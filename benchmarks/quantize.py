@@ -1,8 +1,8 @@
-"""Quantizing and dequantizing against torch's copy_ of as many bytes, side by side in one run.
+"""Quantization and dequantization against torch's copy_ of as many bytes, in one run.
 
-Both are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in alternating blocks with
-a warm-up each. `of_copy` is the copy's time over ours. Bytes are those read and written once; with the recipe "tensor",
-whose scale must be known first, those read count twice. `pack` transposes a row-major weight of a byte an element.
+Both are captured in CUDA graphs that rotate enough buffers to exceed the L2, and run in alternating blocks with a
+warm-up each. `of_copy` is the copy's time over ours. Bytes are those read and written once; with the recipe "tensor",
+whose scale must be known first, those read count twice. `pack` transposes a row-major weight of one byte per element.
 
     python benchmarks/quantize.py --json benchmarks/results/quantize-h200.json
 """
@@ -27,18 +27,18 @@ Job = tuple[int, int, str, str, bool]
 
 
 def jobs(shapes: list[tuple[int, int]], recipes: list[str], layouts: list[str]) -> list[Job]:
-    """A recipe of "" is pack; whole rows are not transposed in one read."""
-    found: list[Job] = []
+    """Return the jobs. The recipe "" is pack; full rows are not transposed in one read."""
+    result: list[Job] = []
     for m, k in shapes:
         for recipe in recipes:
             for layout in layouts if recipe else LAYOUTS[:1]:
                 ways = {"": (True,), "rows": (False,)}.get(recipe, (False, True))
-                found += [(m, k, recipe, layout, transposed) for transposed in ways]
-    return found
+                result += [(m, k, recipe, layout, transposed) for transposed in ways]
+    return result
 
 
 def matrix(m: int, k: int, dtype: torch.dtype, layout: str) -> torch.Tensor:
-    """Random normal; unaligned rows are of k - 1 elements."""
+    """Return a random normal matrix; unaligned rows have k - 1 elements."""
     if layout == "column-major":
         return matrix(k, m, dtype, "row-major").T
     return torch.randn((m, k - (layout == "unaligned")), device="cuda").to(dtype)
@@ -49,9 +49,9 @@ def bytes_of(*arrays: torch.Tensor) -> int:
 
 
 def against_copy(call: Any, inputs: list[Any], moved: int, rounds: int) -> dict[str, Any]:
-    """Microseconds of a call, and of a copy of `moved` bytes, read and written together."""
-    kept: list[Any] = []  # results of other calls do not take the same memory
-    ours = captured(lambda *x: kept.append(call(*x)), inputs)
+    """Return microseconds of a call, and of a copy of `moved` bytes, read and written together."""
+    results: list[Any] = []  # results of other calls do not take the same memory
+    ours = captured(lambda *x: results.append(call(*x)), inputs)
     halves = [tuple(torch.empty(moved // 2, dtype=torch.uint8, device="cuda") for _ in range(2)) for _ in inputs]
     graphs = {"ours": ours, "copy": captured(lambda x, y: y.copy_(x), halves)}
     times, clocks = shuffled(graphs, len(inputs), 0.3, rounds)
@@ -63,17 +63,17 @@ def against_copy(call: Any, inputs: list[Any], moved: int, rounds: int) -> dict[
 def measure(
     m: int, k: int, dtype: torch.dtype, recipe: str, layout: str, transposed: bool, rounds: int
 ) -> list[dict[str, Any]]:
-    """The rows of quantize, and of dequantize where nothing is transposed."""
+    """Return the rows of quantize, and of dequantize if nothing is transposed."""
     made = matrix(m, k, dtype, layout)
-    found = gemmsmith.quantize(made, recipe, transposed=transposed)
-    moved = bytes_of(made) * (1 + (recipe == "tensor")) + bytes_of(*found)
+    result = gemmsmith.quantize(made, recipe, transposed=transposed)
+    moved = bytes_of(made) * (1 + (recipe == "tensor")) + bytes_of(*result)
     count = max(3, FAR * L2_BYTES // 4 // moved + 1)
     inputs = [(matrix(m, k, dtype, layout),) for _ in range(count)]
     about = {"m": m, "k": k, "dtype": str(dtype).removeprefix("torch."), "recipe": recipe, "layout": layout}
     call = lambda x: gemmsmith.quantize(x, recipe, transposed=transposed)  # noqa: E731
     rows = [{"what": "quantize", **about, "transposed": transposed, **against_copy(call, inputs, moved, rounds)}]
     if not transposed:
-        moved = bytes_of(made) + bytes_of(*found)
+        moved = bytes_of(made) + bytes_of(*result)
         pairs = [gemmsmith.quantize(x, recipe) for (x,) in inputs]
         call = lambda q, s: gemmsmith.dequantize(q, s, made.dtype)  # noqa: E731
         rows.append({"what": "dequantize", **about, "transposed": False, **against_copy(call, pairs, moved, rounds)})
@@ -85,7 +85,7 @@ def measure(
 
 
 def packed(m: int, k: int, rounds: int) -> dict[str, Any]:
-    """The row of pack, of a weight (k, m)."""
+    """Return the row of pack, for a weight (k, m)."""
     made = [(torch.randint(-128, 128, (k, m), device="cuda", dtype=torch.int8),)]
     made += [(made[0][0].clone(),) for _ in range(max(2, FAR * L2_BYTES // 4 // (m * k)))]
     row = {"what": "pack", "m": m, "k": k, "dtype": "int8", "recipe": "", "layout": "row-major", "transposed": True}
@@ -106,7 +106,7 @@ def main() -> None:
     arguments = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in arguments.shape] if arguments.shape else SHAPES
     asked = jobs(shapes, arguments.recipe or [*RECIPES, ""], arguments.layout or LAYOUTS[:1])
-    rows, dtype = portions.kept(arguments), getattr(torch, arguments.dtype)
+    rows, dtype = portions.load_rows(arguments), getattr(torch, arguments.dtype)
     for m, k, recipe, layout, transposed in portions.in_time(
         portions.missing(asked, rows, lambda r: (r["m"], r["k"], r["recipe"], r["layout"], r["transposed"]),
                          arguments.part), arguments.seconds,

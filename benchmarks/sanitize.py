@@ -1,5 +1,6 @@
-"""Both designs, with and without a cluster, and fused epilogues of every kind of operand and result, on small ragged
-problems: to be run under compute-sanitizer.
+"""Small GEMMs of unaligned sizes for compute-sanitizer.
+
+They cover both designs, with and without a cluster, and fused epilogues with every kind of operand and result.
 
 for tool in memcheck racecheck synccheck; do
     compute-sanitizer --tool $tool --error-exitcode 1 python benchmarks/sanitize.py
@@ -14,7 +15,7 @@ import numpy as np
 
 import gemmsmith
 from gemmsmith import Config
-from gemmsmith.backends.cuda import launcher
+from gemmsmith.backends.cuda import kernel_loader
 from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.backends.reference import bounds
 from gemmsmith.binding import result_shape
@@ -33,7 +34,7 @@ def gated(acc: Any) -> Any:
 
 
 def epilogues(rng: np.random.Generator) -> None:
-    """Fused kernels: they only have to run; their numbers are tested elsewhere."""
+    """Run fused kernels. Their numbers are tested elsewhere."""
     for function, m, n, k, config in (
         (everything, 300, 264, 328, Config(tile=(128, 128, 64), cluster=(2, 1), stages=2)),
         (everything, 300, 264, 328, Config(tile=(128, 64, 64), cluster=(1, 2), stages=3, alias_epilogue=True)),
@@ -57,7 +58,7 @@ def epilogues(rng: np.random.Generator) -> None:
 
 def main() -> None:
     rng = np.random.default_rng()
-    with launcher.device_guard(0):
+    with kernel_loader.device_guard(0):
         epilogues(rng)
         for design, splits, cluster_splits, sync_clusters in (
             ("cooperative", 1, 1, False), ("tma", 1, 1, False), ("pingpong", 1, 1, False),

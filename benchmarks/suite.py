@@ -1,4 +1,4 @@
-"""The problems that speed is claimed for, by class."""
+"""The problems for which speed is claimed, by class."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import gemmsmith
 Shape = tuple[int, int, int]
 SCALE_BLOCK = 128
 SMALL = gemmsmith.Config(tile=(64, 64, 128), cluster=(1, 1), consumers=1)
-"""What every product can have, for its problem as it is given: a chosen config may transpose it."""
+"""A config that every GEMM supports, for its problem as it is given: a chosen config may transpose it."""
 
 FLAGSHIPS: list[Shape] = [(4096, 4096, 4096), (8192, 8192, 8192), (4096, 4096, 14336), (4096, 28672, 4096)]
 CUBES: list[Shape] = [(n, n, n) for n in (256, 512, 1024, 2048, 4096, 8192, 16384)]
 ROWS = (1, 16, 64, 128, 256, 512, 2048, 4096, 8192)
-"""M: tokens."""
+"""M: numbers of tokens."""
 WEIGHTS = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (8192, 8192), (57344, 8192),
            (8192, 28672), (2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (7168, 2048)]  # fmt: skip
 """(N, K) of layers of Llama 3 8B and 70B, and of DeepSeek V3."""
 LAYERS: list[Shape] = [(m, n, k) for m in ROWS for n, k in WEIGHTS]
-RAGGED: list[Shape] = [
+UNALIGNED: list[Shape] = [
     (dice.randint(1, 10000), dice.randint(1, 10000), dice.randint(1, 10000))
     for dice in [random.Random(2026)]
     for _ in range(40)
@@ -52,7 +52,7 @@ MODELS = {
     "ViT-22B": 6144, "DINOv2 ViT-g": 1536, "SigLIP So400m": 1152, "DiT-XL": 1152, "FLUX.1": 3072, "ESM-2 3B": 2560,
     "ESM-2 15B": 5120,
 }  # fmt: skip
-"""Public models' hidden sizes."""
+"""Hidden sizes of public models."""
 FACTORS = (1, 1.5, 2.67, 8 / 3, 3, 3.5, 4)
 """The wider side of a layer over the hidden size: feed-forward layers, and Q, K and V together."""
 MULTIPLES = (8, 64, 256)
@@ -60,12 +60,15 @@ MULTIPLES = (8, 64, 256)
 LARGEST = 1.05e12
 """MNK: 3 ms at 700 TFLOP/s."""
 POWER_LIMITED = 5e10
-"""FLOPs of a product that the chip's power limit holds in blocks of a second."""
+"""FLOPs from which a GEMM is power-limited in blocks of a second."""
 
 
 def layers(count: int, seed: int, without: Sequence[Shape] = ()) -> list[Shape]:
-    """Layers of public models that are not tuned: (N, K) are not in WEIGHTS nor a cube's, M is log-uniform from 1 to
-    32768, every other one a power of two. A generator of its own: random() gives the same numbers in every Python."""
+    """Return layers of public models that are not tuned.
+
+    (N, K) are neither in WEIGHTS nor a cube's; M is log-uniform from 1 to 32768, every other one a power of two. The
+    generator is its own: random() gives the same numbers in every Python.
+    """
     draw = random.Random(seed).random
     tuned, hidden = {*WEIGHTS, *((n, k) for _, n, k in CUBES)}, list(MODELS.values())
     shapes: list[Shape] = []
@@ -91,9 +94,9 @@ def layers(count: int, seed: int, without: Sequence[Shape] = ()) -> list[Shape]:
 
 
 UNSEEN = layers(200, 20261123)
-"""What nothing is fitted to."""
+"""Shapes that nothing is fitted to."""
 TRAINING = layers(400, 1, UNSEEN)
-"""What the model is fitted to (survey.py)."""
+"""Shapes that the model is fitted to (survey.py)."""
 
 
 TOKENS = (2048, 3072, 4096, 6144, 8192, 12288, 16384)
@@ -104,14 +107,16 @@ OBLONG: list[Shape] = [
     (512, 6400, 6400), (6400, 512, 6400), (2048, 2432, 16384), (4096, 11520, 2432), (20480, 704, 2432),
     (1000, 5000, 3000),
 ]  # fmt: skip
-"""With SQUARES, for all layouts: neither tuned nor fitted to."""
+"""With SQUARES, the shapes for all layouts: neither tuned nor fitted to."""
 
 
 def trained(count: int, seed: int, without: Sequence[Shape] = ()) -> list[Shape]:
-    """(M, N, K) of layers of public models, M of TOKENS: of none of their `roles` is (N, K) tuned or fitted to, nor
-    that of a product of the layers `without`."""
+    """Return (M, N, K) of layers of public models, with M of TOKENS.
+
+    (N, K) of none of their `roles` is tuned or fitted to, or that of a GEMM of the layers `without`.
+    """
     dice, others = random.Random(seed).random, [product for layer in without for product in roles(layer).values()]
-    known = {(n, k) for _, n, k in (*LAYERS, *CUBES, *RAGGED, *UNSEEN, *TRAINING, *others)}
+    known = {(n, k) for _, n, k in (*LAYERS, *CUBES, *UNALIGNED, *UNSEEN, *TRAINING, *others)}
     shapes: list[Shape] = []
 
     def one_of(options: Sequence[Any]) -> Any:
@@ -128,27 +133,35 @@ def trained(count: int, seed: int, without: Sequence[Shape] = ()) -> list[Shape]
 
 
 def roles(layer: Shape) -> dict[str, Shape]:
-    """The three products of a training step of a layer with M tokens, N outputs and K inputs, by their layouts: the
-    forward one (nt), the input's gradient (nn), the weight's (tn)."""
+    """Return the three GEMMs of a training step of a layer, by layout.
+
+    The layer has M tokens, N outputs and K inputs; its GEMMs are the forward one (nt), the input's gradient (nn), and
+    the weight's (tn).
+    """
     m, n, k = layer
     return {"nt": (m, n, k), "nn": (m, k, n), "tn": (n, k, m)}
 
 
 def specs(shape: Shape, dtype: str = "bf16", layout: str = "nt") -> tuple[gemmsmith.Spec, gemmsmith.Spec]:
-    """Stand-ins for A and B, row-major (n) or column-major (t)."""
+    """Return stand-ins for A and B, row-major (n) or column-major (t)."""
     m, n, k = shape
     strides = (1, m) if layout[0] == "t" else None, (1, k) if layout[1] == "t" else None
     return gemmsmith.Spec((m, k), dtype, strides[0]), gemmsmith.Spec((k, n), dtype, strides[1])
 
 
 def in_blocks(shapes: Sequence[Shape]) -> list[Shape]:
-    """With N and K as all that take block scales have them: multiples of 64 and of 128."""
+    """Return shapes with N and K that all contenders with block scales support: multiples of 64 and of 128."""
     return list(dict.fromkeys((m, -(-n // 64) * 64, -(-k // SCALE_BLOCK) * SCALE_BLOCK) for m, n, k in shapes))
 
 
-def block_scaled(shape: Shape) -> tuple[tuple[gemmsmith.Spec, gemmsmith.Spec], dict[str, gemmsmith.Spec]]:
-    """Stand-ins of FP8 operands K-major, and their scales: of A's rows, contiguous along M, each k-block's from a
-    multiple of 16 bytes on, and of blocks of B, whose columns are padded likewise."""
+def block_scaled(
+    shape: Shape,
+) -> tuple[tuple[gemmsmith.Spec, gemmsmith.Spec], dict[str, gemmsmith.Spec]]:
+    """Return stand-ins for K-major FP8 operands, and their scales.
+
+    Those of A's rows are contiguous along M, and each scale block along K begins at a multiple of 16 bytes; those of
+    blocks of B are padded likewise.
+    """
     m, n, k = shape
     blocks, wide = -(-k // SCALE_BLOCK), -(-n // SCALE_BLOCK)
     operands = gemmsmith.Spec((m, k), "fp8_e4m3"), gemmsmith.Spec((k, n), "fp8_e4m3", (1, k))
@@ -157,24 +170,24 @@ def block_scaled(shape: Shape) -> tuple[tuple[gemmsmith.Spec, gemmsmith.Spec], d
 
 
 def classes(shape: Shape) -> list[str]:
-    """The classes a shape of the suite belongs to."""
+    """Return the classes of a shape of the suite."""
     m, n, k = shape
-    if shape in RAGGED:
-        return ["ragged"]
+    if shape in UNALIGNED:
+        return ["unaligned"]
     if shape in UNSEEN:
         return ["unseen"]
-    found = ["cubes" if shape in CUBES else "layers", "all"]
+    names = ["cubes" if shape in CUBES else "layers", "all"]
     if m <= 64:
-        found.append("memory-bound, M <= 64")
+        names.append("memory-bound, M <= 64")
     if 128 <= m <= 512:
-        found.append("middle, M 128 to 512")
+        names.append("middle, M 128 to 512")
     if 2 * m * n * k >= 1e11:
-        found.append("large, 2MNK >= 1e11")
-    return found
+        names.append("large, 2MNK >= 1e11")
+    return names
 
 
 SWEPT = trained(20, 20261126)
-"""Layers of training steps whose products the model is fitted to (sweep-layouts-h100.json)."""
+"""Layers of training steps whose GEMMs the model is fitted to (sweep-layouts-h100.json)."""
 TRAINED = trained(20, 20261128, SWEPT)
 """Layers of training steps."""
 SUITE: list[Shape] = list(dict.fromkeys([*CUBES, *LAYERS]))

@@ -1,11 +1,11 @@
-"""Times many configs on random shapes: what the model of tuning/ is fitted to, and judged by.
+"""Time many configs on random shapes, to fit and evaluate the cost model of tuning/.
 
-For every shape the configs that the model ranks first and others drawn from its next thousand run in CUDA graphs over
-rotated buffers, in short blocks in random order, beside torch.mm and the algorithms that cuBLASLt suggests; the median
-of the blocks counts. Each result is compared with torch's. The shapes are layers of public models like those of the
-class "unseen" (suite.py), and none of them; with --unseen they are those. With --fp8 the operands are those of fp8.py,
-with block scales, and beside them runs torch only. With --layout nn, tn or tt they are the products of a training
-step that have that layout, of layers with 256 rows or more.
+For every shape the configs that the model ranks first, and others drawn from its next thousand, run in CUDA graphs over
+rotated buffers, in short blocks in random order, with torch.mm and the algorithms that cuBLASLt suggests; the median of
+the blocks counts. Each result is compared with torch's. The shapes are layers of public models like those of the class
+"unseen" (suite.py), but different from them; with --unseen they are those. With --fp8 the operands are those of fp8.py,
+with block scales, compared with torch only. With --layout nn, tn or tt they are the GEMMs of a training step that have
+that layout, of layers with 256 rows or more.
 
     python benchmarks/survey.py --json benchmarks/results/survey-h200.json [--seconds 480] [--part 0/2]
     python benchmarks/survey.py --fp8 --json benchmarks/results/survey-fp8-h200.json
@@ -36,17 +36,33 @@ from sweep import varied
 
 import gemmsmith
 from gemmsmith import Config
-from gemmsmith.tuning.choose import ranked
-from gemmsmith.tuning.measure import settled
+from gemmsmith.tuning.choose import rank_configs
+from gemmsmith.tuning.measure import steady_state_us
 
-FIRST, OTHERS, DRAWN_FROM = 44, 20, 1000
-"""Configs of a shape: the model's first, others, and how many of the model's these are drawn from."""
-FEW_FIRST, FEW_OTHERS, FEW_DRAWN_FROM, LEAST_ROWS = 16, 18, 300, 256
-"""The same of a layout other than nt, and the least rows of its layers."""
-NEAR, MOST_SETS = 8, 300
-"""Buffers are rotated over so many times the L2, or that many sets."""
-BLOCKS, BLOCK_US, LONG_BLOCK_US = 3, 6_000, 10_000
-"""Blocks of a config, their length, and that of products that the power limit holds."""
+FIRST = 44
+"""Configs per shape that the model ranks first."""
+OTHERS = 20
+"""Other configs per shape, drawn from the next ones."""
+DRAWN_FROM = 1000
+"""Number of the model's configs from which the others are drawn."""
+FEW_FIRST = 16
+"""FIRST for a layout other than nt."""
+FEW_OTHERS = 18
+"""OTHERS for a layout other than nt."""
+FEW_DRAWN_FROM = 300
+"""DRAWN_FROM for a layout other than nt."""
+MIN_ROWS = 256
+"""Rows of layers for a layout other than nt, at least."""
+L2_MULTIPLE = 8
+"""Multiple of the L2's size over which buffers are rotated, up to MAX_SETS sets."""
+MAX_SETS = 300
+"""Sets of buffers, at most."""
+BLOCKS = 3
+"""Blocks per config."""
+BLOCK_US = 6_000
+"""Length of a block in us."""
+LONG_BLOCK_US = 10_000
+"""Length of a block of power-limited GEMMs in us."""
 LT_KEPT = 3
 
 
@@ -56,8 +72,11 @@ Set = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Products:
-    """Those of one kind: how they are planned, sets of operands, a plan's call with a workspace, the peers' calls,
-    where in a set the result lies, and what is right."""
+    """The GEMMs of one kind.
+
+    The fields are how they are planned, sets of operands, a plan's call with a workspace, the peers' calls, where in a
+    set the result is, and the correct result.
+    """
 
     plan: Callable[[Shape, Config | None], gemmsmith.Plan]
     sets: Callable[[Shape], list[Set]]
@@ -68,10 +87,10 @@ class Products:
 
 
 def dense(layout: str) -> Products:
-    """Those of bf16, with A and B as `layout` says."""
+    """Return the GEMMs of bf16, with A and B in `layout`."""
     return Products(
         lambda shape, config: gemmsmith.plan(*specs(shape, layout=layout), config=config),
-        lambda shape: rotated(*shape, torch.bfloat16, layout, least=2, far=NEAR, most=MOST_SETS),
+        lambda shape: rotated(*shape, torch.bfloat16, layout, least=2, far=L2_MULTIPLE, most=MAX_SETS),
         lambda plan, space: lambda a, b, d: plan.run(a, b, d, workspace=space),
         lambda s: {"torch": lambda a, b, d: torch.mm(a, b, out=d)} | {x: x for x in cublaslt.algorithms(*s)},
         lambda s: s[2],
@@ -84,7 +103,7 @@ KINDS = {
     **{layout: dense(layout) for layout in ("nn", "tn", "tt")},
     "fp8": Products(
         fp8.planned,
-        lambda shape: [(case,) for case in fp8.sets_of(*shape, least=2, far=NEAR, most=MOST_SETS)],
+        lambda shape: [(case,) for case in fp8.sets_of(*shape, least=2, far=L2_MULTIPLE, most=MAX_SETS)],
         lambda plan, space: lambda c: plan.run(
             c.a, c.b, c.d, scale_a=c.scale_a, scale_b=c.scale_b, workspace=space
         ),
@@ -96,23 +115,22 @@ KINDS = {
 
 
 def contenders(kind: str, shape: Shape, dice: random.Random) -> list[Config]:
-    """The chosen config, the model's first and others."""
+    """Return the chosen config, the model's first and others."""
     plan = KINDS[kind].plan
     problem = plan(shape, SMALL).problem
     counts = FIRST, OTHERS, DRAWN_FROM
     if kind in ("nn", "tn", "tt"):
         counts = FEW_FIRST, FEW_OTHERS, FEW_DRAWN_FROM
-    every = ranked(problem, most=counts[2])
-    first = varied(every, counts[0])
-    left = [c for c in every if c not in first]
-    found = [plan(shape, None).config, *first, *dice.sample(left, min(counts[1], len(left)))]
-    return list(dict.fromkeys(found))
+    ranked = rank_configs(problem, limit=counts[2])
+    first = varied(ranked, counts[0])
+    left = [c for c in ranked if c not in first]
+    file = [plan(shape, None).config, *first, *dice.sample(left, min(counts[1], len(left)))]
+    return list(dict.fromkeys(file))
 
 
 def of_training(shapes: Sequence[Shape], layout: str) -> list[Shape]:
-    """The products with that layout of a training step of layers of so many rows: the input's gradient has nn, the
-    weight's tn."""
-    some = [x for x in shapes if x[0] >= LEAST_ROWS and x[0] % 8 == 0]
+    """Return the GEMMs with this layout of a training step: nn for the input's gradient, tn for the weight's."""
+    some = [x for x in shapes if x[0] >= MIN_ROWS and x[0] % 8 == 0]
     return [(roles(x) | {"tt": x})[layout] for x in some]
 
 
@@ -129,7 +147,7 @@ def compiled(kind: str, shape: Shape, configs: list[Config]) -> None:
 
 
 def survey(kind: str, shape: Shape, configs: list[Config]) -> dict[str, Any]:
-    """A row: microseconds of torch, of the fastest of cuBLASLt, and of each config that ran and was right."""
+    """Return a row: microseconds of torch, of the fastest of cuBLASLt, and of each config that ran correctly."""
     products, (m, n, k) = KINDS[kind], shape
     sets = products.sets(shape)
     result, calls = products.result(sets[0]), products.peers(sets[0])
@@ -156,7 +174,7 @@ def survey(kind: str, shape: Shape, configs: list[Config]) -> dict[str, Any]:
     for i in range(BLOCKS):
         random.shuffle(names)
         for name in names:
-            times[name].append(settled(partial(replayed, graphs[name]), long, 1e12) / len(sets))
+            times[name].append(steady_state_us(partial(replayed, graphs[name]), long, 1e12) / len(sets))
         if i == 0:
             slower = sorted(lt, key=lambda x: times[x][0])[LT_KEPT:]
             names = [x for x in names if x not in slower]
@@ -210,8 +228,8 @@ def main() -> None:
         row["us"] = [(known.setdefault(c, len(known)), us) for c, us in row["us"].items()]
         rows.append(row)
         if arguments.json:
-            found = {"machine": about, "operands": kind, "configs": [vars(c) for c in known], "rows": rows}
-            arguments.json.write_text(json.dumps(found) + "\n")
+            file = {"machine": about, "operands": kind, "configs": [vars(c) for c in known], "rows": rows}
+            arguments.json.write_text(json.dumps(file) + "\n")
     pool.shutdown(wait=False, cancel_futures=True)
     print(f"done after {time.perf_counter() - begun:.0f} s")
 

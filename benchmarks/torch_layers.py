@@ -1,17 +1,18 @@
-"""Layers, losses and whole training steps of PyTorch models: gemmsmith.torch against eager torch, Inductor in its modes
-and, where it is installed, Liger, in one run.
+"""Layers, losses and whole training steps of PyTorch models, in one run.
 
-A step is a forward and a backward pass, or, in cases of inference, a forward pass in a CUDA graph; the optimizer is
-torch's in any case, and not timed. Contenders take turns in blocks, in a random order each round:
+Compares gemmsmith.torch with eager PyTorch, Inductor in its modes and, if it is installed, Liger.
 
-    eager, inductor, max_autotune (no CUDA graphs; with templates of TMA), reduce_overhead: torch
+A step is a forward and a backward pass, or, for inference, a forward pass in a CUDA graph. The optimizer is always
+torch's, and not timed. Contenders alternate in blocks, in a random order in each round:
+
+    eager, inductor, max_autotune (no CUDA graphs; with TMA templates), reduce_overhead: torch
     fused                      gemmsmith.torch's modules in eager mode
     compiled, compiled_graphs  the plain model by torch.compile(options=gt.options()), and with CUDA graphs
     liger, liger_8             Liger's fused loss, with its own chunks and with chunk_mem_const=8
 
-Gradients are checked against the same step in fp32. `extra_bytes` is the peak of a step above what is there before,
-less the gradients. `ratio` is the time of torch's best over that of ours. The case "host" is what a call costs on the
-host.
+Gradients are checked against the same step in fp32. `extra_bytes` is the peak memory of a step above what was allocated
+before, without the gradients. `ratio` is the time of torch's best over that of ours. The case "host" is the cost of a
+call on the host.
 
     python benchmarks/torch_layers.py --json benchmarks/results/torch-layers-h200.json --resume --seconds 300
     python benchmarks/torch_layers.py --tiny        # every case on the CPU, in seconds: times mean nothing
@@ -50,14 +51,17 @@ THEIRS = {
 }  # fmt: skip
 OURS = {"compiled": {}, "compiled_graphs": {"triton.cudagraphs": True}}
 WARM_UPS = 3
-"""Steps before the first that counts: CUDA graphs are recorded in the second."""
+"""Steps before the first timed one: CUDA graphs are recorded in the second."""
 
 Call = Callable[..., Any]
 
 
 class Work(NamedTuple):
-    """A plain model and its inputs; what is passed to backward (nothing for a loss); modules with the same parameters,
-    by their contenders' names."""
+    """A plain model and its inputs.
+
+    Also what is passed to backward (nothing for a loss), and modules with the same parameters, by their contenders'
+    names.
+    """
 
     plain: nn.Module
     inputs: tuple[Any, ...]
@@ -67,7 +71,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """What makes the work, of these sizes; `training`, or inference."""
+    """What makes the work, with these sizes; `training`, or inference."""
 
     make: Callable[..., Work]
     sizes: dict[str, int]
@@ -102,8 +106,8 @@ def head(tokens: int, dim: int, classes: int) -> Work:
 
 
 def labels(rows: int, features: int, labels: int, targets: bool = True) -> Work:
-    wanted = (torch.randint(2, (rows, labels)).to(torch.get_default_dtype()),) if targets else ()
-    return Work(Labels(features, labels), (torch.randn(rows, features), *wanted))
+    targets_ = (torch.randint(2, (rows, labels)).to(torch.get_default_dtype()),) if targets else ()
+    return Work(Labels(features, labels), (torch.randn(rows, features), *targets_))
 
 
 def transformer(batch: int, length: int, classes: int, targets: bool = True, **sizes: Any) -> Work:
@@ -119,7 +123,7 @@ TINY_LABELS, TINY_CLASSES = {"rows": 16, "features": 32, "labels": 64}, {"tokens
 
 
 def tiny(sizes: dict[str, int]) -> dict[str, int]:
-    """Of a transformer."""
+    """Return the sizes of a small transformer."""
     return {"batch": 2, "length": 8, **sizes, **FEW, "heads": 2, "layers": 1, "classes": 48}
 
 
@@ -142,29 +146,31 @@ for m in (1, 16, 128):
 
 
 def contenders(work: Work, training: bool, is_tiny: bool) -> dict[str, tuple[Call, nn.Module]]:
-    """What is called, and the module whose parameters it has. Without training what makes a CUDA graph of its own is
-    left out, since each contender is captured in one."""
+    """Return what is called for each contender, and the module with its parameters.
+
+    For inference, contenders that make a CUDA graph of their own are left out: each contender is captured in one.
+    """
     ways = THEIRS | {name: {"options": gt.options(**others)} for name, others in OURS.items()}
-    found: dict[str, tuple[Call, nn.Module]] = {}
+    outputs_and_grads: dict[str, tuple[Call, nn.Module]] = {}
     for name, how in ways.items():
         if how is None:
-            found[name] = work.plain, work.plain
+            outputs_and_grads[name] = work.plain, work.plain
         elif training or name not in ("reduce_overhead", "compiled_graphs"):
             compiled = torch.compile(work.plain, **how)
-            found[name] = work.plain if is_tiny else compiled, work.plain  # compiling takes long
+            outputs_and_grads[name] = work.plain if is_tiny else compiled, work.plain  # compiling takes long
     for name, module in work.others.items():
         module.load_state_dict(work.plain.state_dict(), assign=True)
-        found[name] = module, module.requires_grad_()
-    return found
+        outputs_and_grads[name] = module, module.requires_grad_()
+    return outputs_and_grads
 
 
 def leaves(module: nn.Module, work: Work) -> list[Any]:
-    """What gets a gradient."""
+    """Return what gets a gradient."""
     return [*module.parameters(), *(x for x in work.inputs if x.requires_grad)]
 
 
 def step(forward: Call, module: nn.Module, work: Work, training: bool) -> Callable[[], Any]:
-    """One step; it gives the result, and leaves gradients."""
+    """Return one step, which returns the result and leaves gradients."""
 
     def train() -> Any:
         for x in leaves(module, work):
@@ -177,14 +183,14 @@ def step(forward: Call, module: nn.Module, work: Work, training: bool) -> Callab
     return train if training else torch.no_grad()(lambda: forward(*work.inputs))
 
 
-def found(run: Callable[[], Any], module: nn.Module, work: Work) -> list[Any]:
-    """What a step computes: the gradients, or the result where there are none."""
+def outputs_and_grads(run: Callable[[], Any], module: nn.Module, work: Work) -> list[Any]:
+    """Return the gradients of a step, or its result if there are none."""
     y = run()
     return [x.grad for x in leaves(module, work) if x.grad is not None] or [y]
 
 
 def error(values: list[Any], exact: list[Any]) -> float:
-    """The norm of the difference over that of the exact values."""
+    """Return the norm of the difference over that of the exact values."""
     off = sum((x.double() - y.double()).square().sum().item() for x, y in zip(values, exact, strict=True))
     return float((off / sum(y.double().square().sum().item() for y in exact)) ** 0.5)
 
@@ -194,7 +200,7 @@ def dtype(work: Work) -> torch.dtype:
 
 
 def reference(work: Work, training: bool) -> list[Any]:
-    """The same step, computed in more precision than the model has."""
+    """Return the same step, computed in higher precision than the model's."""
     wide = torch.float32 if dtype(work) == torch.bfloat16 else torch.float64
 
     def cast(x: Any) -> Any:
@@ -204,11 +210,11 @@ def reference(work: Work, training: bool) -> list[Any]:
 
     exact = copy.deepcopy(work.plain).to(wide)
     work = Work(exact, tuple(cast(x) for x in work.inputs), cast(work.cotangent))
-    return found(step(exact, exact, work, training), exact, work)
+    return outputs_and_grads(step(exact, exact, work, training), exact, work)
 
 
 def extra_bytes(run: Callable[[], Any], module: nn.Module, work: Work) -> int:
-    """A step's peak above what is there before, without its gradients."""
+    """Return a step's peak memory above what was allocated before, without its gradients."""
     for x in leaves(module, work):
         x.grad = None
     torch.cuda.synchronize()
@@ -223,7 +229,7 @@ def extra_bytes(run: Callable[[], Any], module: nn.Module, work: Work) -> int:
 def timed(
     runs: dict[str, Callable[[], Any]], training: bool, seconds: float, rounds: int
 ) -> tuple[dict[str, list[float]], list[int]]:
-    """Microseconds of each step, a block each round, and the SMs' MHz; without a GPU of one step."""
+    """Return microseconds of each step, one block per round, and the SMs' MHz; without a GPU of a single step."""
     if not torch.cuda.is_available():
         return {name: [launch.once(run)] for name, run in runs.items()}, []
     if training:
@@ -232,7 +238,7 @@ def timed(
 
 
 def measure(name: str, is_tiny: bool, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """A case's row."""
+    """Return the rows of a case."""
     case = CASES[name]
     sizes = case.tiny if is_tiny else case.sizes
     torch._dynamo.reset()
@@ -241,16 +247,16 @@ def measure(name: str, is_tiny: bool, seconds: float, rounds: int) -> list[dict[
         work = case.make(**sizes)
     torch.set_default_dtype(torch.float32)
     exact = reference(work, case.training)
-    every = contenders(work, case.training, is_tiny)
+    all_contenders = contenders(work, case.training, is_tiny)
     row: dict[str, Any] = {"case": name, **sizes, "training": case.training}
     runs = {}
-    for contender, (forward, module) in every.items():
+    for contender, (forward, module) in all_contenders.items():
         begun = time.perf_counter()
         runs[contender] = run = step(forward, module, work, case.training)
         for _ in range(WARM_UPS):
             run()
         row[f"{contender}_ready_s"] = time.perf_counter() - begun
-        row[f"{contender}_error"] = off = error(found(run, module, work), exact)
+        row[f"{contender}_error"] = off = error(outputs_and_grads(run, module, work), exact)
         if not off <= 2 * row["eager_error"] + 4 * torch.finfo(dtype(work)).eps:
             raise SystemExit(
                 f"{name}: {contender} is off the exact step by {off:.3g}, eager by {row['eager_error']:.3g}"
@@ -272,7 +278,7 @@ def biased(acc: Any, bias: Any) -> Any:
 
 
 def host(is_tiny: bool) -> list[dict[str, Any]]:
-    """What a call costs on the host, and the calls beside it."""
+    """Return rows with the cost of a call on the host, and its difference to other calls."""
     device = "cpu" if is_tiny else "cuda"
     a, b = (torch.randn(64, 64, device=device).bfloat16() for _ in range(2))
     bias, leaf = torch.randn(64, device=device).bfloat16(), a.clone().requires_grad_()
@@ -294,14 +300,14 @@ def host(is_tiny: bool) -> list[dict[str, Any]]:
         "nn.Linear, relu": without_grad(lambda: torch.relu(of_torch(a))),
         "FusedLinear": without_grad(lambda: layer(a)),
     }
-    beside = {
+    baselines = {
         "gt.gemm": ["gemmsmith.gemm", "torch.mm"],
         "gt.gemm(epilogue=)": ["gemmsmith.gemm(epilogue=)", "torch.addmm, relu"],
         "gt.gemm(epilogue=), with grad": ["gt.gemm(epilogue=)", "torch.addmm, relu, with grad"],
         "FusedLinear": ["nn.Linear, relu"],
     }
     us = launch.in_turns(calls, *((2, 1) if is_tiny else ()))
-    more = {name: {other: us[name] - us[other] for other in others} for name, others in beside.items()}
+    more = {name: {other: us[name] - us[other] for other in others} for name, others in baselines.items()}
     return [{"case": "host", "call": name, "us": t, "more_us_than": more.get(name, {})} for name, t in us.items()]
 
 
@@ -321,7 +327,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU, nothing compiled")
     portions.add_options(parser)
     arguments = parser.parse_args()
-    rows = portions.kept(arguments)
+    rows = portions.load_rows(arguments)
     left = portions.missing(arguments.case or ["host", *CASES], rows, lambda r: str(r["case"]), arguments.part)
     for name in portions.in_time(left, arguments.seconds):
         print(name, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The models of torch_layers.py, in plain torch."""
+"""The models of torch_layers.py, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class SwiGLU(nn.Module):
-    """What gt.FusedMLP(dim, hidden) computes."""
+    """gt.FusedMLP(dim, hidden) in plain PyTorch."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class SwiGLU(nn.Module):
 
 
 class GeluMLP(nn.Module):
-    """What gt.FusedMLP(dim, hidden, "gelu_tanh", bias=True) computes."""
+    """gt.FusedMLP(dim, hidden, "gelu_tanh", bias=True) in plain PyTorch."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class GeluMLP(nn.Module):
 
 
 class Head(nn.Module):
-    """What gt.FusedLinearCrossEntropy(dim, classes) computes; the logits where there is no target."""
+    """gt.FusedLinearCrossEntropy(dim, classes) in plain PyTorch; returns the logits if there is no target."""
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Head(nn.Module):
 
 
 class Labels(nn.Module):
-    """A classifier with many labels at once: the mean of binary cross-entropies, or the logits."""
+    """A multi-label classifier; returns the mean of binary cross-entropies, or the logits."""
 
     def __init__(self, features: int, labels: int) -> None:
         super().__init__()
@@ -88,8 +88,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Llama-like: RMSNorm, rotary embeddings, SwiGLU, no biases. GPT-like: LayerNorm, gelu, biases. Tokens
-    (batch, length) and targets -> the loss; without targets the logits."""
+    """A transformer like Llama (RMSNorm, rotary embeddings, SwiGLU, no biases) or GPT (LayerNorm, gelu, biases).
+
+    Returns the loss for tokens (batch, length) and targets, or the logits without targets.
+    """
 
     def __init__(self, dim: int, hidden: int, heads: int, layers: int, classes: int, length: int, llama: bool) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The model's choice against the table's, side by side in one run, for the shapes of the suite.
+"""The cost model's choice against the tuned table's, in one run, for the shapes of the suite.
 
-Both are captured in CUDA graphs that go round enough buffers to leave the L2 behind, and run in blocks in a random
-order. Where the choice is the table's the ratio is 1, and nothing is timed.
+Both are captured in CUDA graphs that rotate enough buffers to exceed the L2, and run in blocks in a random order. If
+both choices are equal the ratio is 1, and nothing is timed.
 
     python benchmarks/untuned.py --json benchmarks/results/untuned-h200.json
 """
@@ -20,14 +20,14 @@ from gemmsmith.tuning.choose import choose
 
 
 def measure(m: int, n: int, k: int, rounds: int) -> dict[str, Any]:
-    """One row: microseconds with both configs, and how fast the model's is beside the table's; 1 where it is that."""
+    """Return one row: microseconds with both configs, and the ratio of the table's to the model's."""
     sets = rotated(m, n, k, torch.bfloat16, "nt", least=2)
     tuned = gemmsmith.plan(*sets[0][:2], out=sets[0][2])
-    chosen = choose(tuned.problem.T if tuned.config.swap_ab else tuned.problem)
-    row = {"m": m, "n": n, "k": k, "config": str(tuned.config), "chosen": str(chosen), "ratio": 1.0}
-    if chosen == tuned.config:
+    untuned_config = choose(tuned.problem.T if tuned.config.swap_ab else tuned.problem)
+    row = {"m": m, "n": n, "k": k, "config": str(tuned.config), "chosen": str(untuned_config), "ratio": 1.0}
+    if untuned_config == tuned.config:
         return row
-    untuned = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=chosen)
+    untuned = gemmsmith.plan(*sets[0][:2], out=sets[0][2], config=untuned_config)
     graphs = {name: captured(plan.run, sets) for name, plan in (("us", tuned), ("untuned_us", untuned))}
     times, clocks = shuffled(graphs, len(sets), block_seconds(m), rounds)
     us = {name: statistics.median(t) for name, t in times.items()}

@@ -1,4 +1,4 @@
-"""Binary cross-entropy of a classifier with many labels, fused into its last layer: the product never reaches memory.
+"""Binary cross-entropy of a multi-label classifier, fused into its last layer: the GEMM's result never reaches memory.
 
 python examples/bce.py
 """
@@ -24,13 +24,13 @@ from gemmsmith.epilogue.frontend.visitors import (
 
 
 def bce(acc: Any, bias: Any, labels: Any) -> Any:
-    """acc (m, n), bias (m, 1), labels (m, n) of 0 and 1: the loss before its division by -m n."""
+    """Return the loss before its division by -m n, of acc (m, n), bias (m, 1), labels (m, n) of 0 and 1."""
     x = acc + bias
     return {"loss": ((labels - 1) * x + x.sigmoid().clamp(1e-3, 1 - 1e-3).log()).sum()}
 
 
 def bce_tree() -> Any:
-    """The same as a topological visitor tree of seven compute nodes; the logits are used twice."""
+    """Return `bce` as a topological visitor tree of seven compute nodes; the logits are used twice."""
     loss = TopologicalVisitor(
         [(), (), (0, 1), (), (3,), (2, 4), (2,), (6,), (7,), (5, 8), (9,)],
         AccFetch(), ColBroadcast("bias"), Compute("plus"),
@@ -50,8 +50,8 @@ def main() -> None:
     labels = rng.integers(0, 2, (m, n)).astype(ml_dtypes.bfloat16)
     for epilogue in (bce, bce_tree()):
         for backend in ("reference", "sim"):
-            done = gemmsmith.gemm(features, weights, epilogue=epilogue, bias=bias, labels=labels, backend=backend)
-            print(f"{backend:>9}: {float(done['loss']) / (-m * n):.6f}")
+            results = gemmsmith.gemm(features, weights, epilogue=epilogue, bias=bias, labels=labels, backend=backend)
+            print(f"{backend:>9}: {float(results['loss']) / (-m * n):.6f}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Two FP8 layers with SwiGLU between them, in two kernels: the first one's epilogue quantizes what the second reads.
+"""Two FP8 layers with SwiGLU between them, in two kernels: the first one's epilogue quantizes the second one's input.
 
 python examples/fp8_mlp.py
 
-On a CPU a small one runs in the simulator, every access checked; on a Hopper GPU a whole one. Activations have a scale
-for 128 neighbors of a row, weights one for 128 x 128; both are multiplied within the mainloop. Nothing but the two
-kernels runs: weights are quantized once, before, and no scale, no operand is rearranged.
+On a CPU a small model runs in the simulator, with every access checked; on a Hopper GPU a full-size one. Activations
+have one scale per 1 x 128 block, weights one per 128 x 128 block; both are applied in the mainloop. Only the two
+kernels run: weights are quantized once, before, and no scale or operand is rearranged.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ import torch.nn.functional as F  # noqa: N812
 import gemmsmith
 
 SIZES = {"cpu": (96, 256, 256), "cuda": (4096, 4096, 14336)}
-"""Tokens, and the widths of the model and of what lies between the layers."""
+"""Tokens, the width of the model, and the width of the hidden layer, by device."""
 
 
 def quantized_weight(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight (k, n) in fp8 with contiguous columns, as the tensor cores read it, and the scales of its blocks."""
+    """Return a weight (k, n) in fp8 with contiguous columns, as the tensor cores read it, and its block scales."""
     values, scales = gemmsmith.quantize(w.T, "128x128")
     return values.T, scales.T
 
 
 def swiglu(acc: Any) -> Any:
-    """What lies between the layers, in fp8, and its scales."""
+    """Return the hidden layer in fp8, and its scales."""
     gate, up = gemmsmith.deinterleave(acc)
     return gemmsmith.quantize(F.silu(gate) * up, "1x128")
 
 
 class Layers:
-    """y = (silu(x @ gate) * (x @ up)) @ down, of weights (width, hidden), (width, hidden) and (hidden, width)."""
+    """Computes (silu(x @ gate) * (x @ up)) @ down.
+
+    gate and up are (width, hidden), down is (hidden, width).
+    """
 
     def __init__(self, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, backend: Any = "auto") -> None:
         self.first, self.first_scales = quantized_weight(gemmsmith.interleave(gate, up))
@@ -41,29 +44,29 @@ class Layers:
         self.backend = backend
 
     def __call__(self, x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """y in bf16, of x (tokens, width) in fp8 with the scales of its blocks of 128 columns."""
-        between, of_between = gemmsmith.gemm(
+        """Return y in bf16, for x (tokens, width) in fp8 with one scale per block of 128 columns."""
+        hidden, hidden_scales = gemmsmith.gemm(
             x, self.first, scale_a=scales, scale_b=self.first_scales, epilogue=swiglu, backend=self.backend
         )
         y: torch.Tensor = gemmsmith.gemm(
-            between, self.second, scale_a=of_between, scale_b=self.second_scales, backend=self.backend
+            hidden, self.second, scale_a=hidden_scales, scale_b=self.second_scales, backend=self.backend
         )
         return y
 
 
 def exact(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """The same in fp32, of numbers that are not quantized."""
+    """Return y in fp32, of unquantized arguments."""
     x, gate, up, down = (t.float() for t in (x, gate, up, down))
     return (F.silu(x @ gate) * (x @ up)) @ down
 
 
 def launches(layers: Layers, x: torch.Tensor, scales: torch.Tensor) -> list[int]:
-    """How many kernels each layer launches."""
+    """Return how many kernels each layer launches."""
     tokens = x.shape[0]
     first = gemmsmith.plan(x, layers.first, scale_a=scales, scale_b=layers.first_scales, epilogue=swiglu)
-    between = gemmsmith.Spec((tokens, layers.second.shape[0]), "fp8_e4m3")
-    blocks = gemmsmith.Spec((tokens, -(-layers.second.shape[0] // 128)), "fp32", (1, -(-tokens // 4) * 4))
-    second = gemmsmith.plan(between, layers.second, scale_a=blocks, scale_b=layers.second_scales)
+    hidden = gemmsmith.Spec((tokens, layers.second.shape[0]), "fp8_e4m3")
+    hidden_scales = gemmsmith.Spec((tokens, -(-layers.second.shape[0] // 128)), "fp32", (1, -(-tokens // 4) * 4))
+    second = gemmsmith.plan(hidden, layers.second, scale_a=hidden_scales, scale_b=layers.second_scales)
     return [len(plan.launches.all) for plan in (first, second)]
 
 
@@ -77,12 +80,12 @@ def main() -> None:
     )
     layers = Layers(gate, up, down, backend="cuda" if device == "cuda" else "sim")
     quantized = gemmsmith.quantize(x)
-    y, want = layers(*quantized).float(), exact(x, gate, up, down)
-    error = ((y - want).norm() / want.norm()).item()
+    y, expected = layers(*quantized).float(), exact(x, gate, up, down)
+    error = ((y - expected).norm() / expected.norm()).item()
     print(f"{tokens} tokens, {width} to 2 x {hidden} to {width}, on {device}")
-    print(f"kernels: {launches(layers, *quantized)}; error against fp32 of what was not quantized: {error:.1%}")
+    print(f"kernels: {launches(layers, *quantized)}; error against unquantized fp32: {error:.1%}")
     if not error < 0.08:
-        raise SystemExit("that is more than fp8's rounding explains")
+        raise SystemExit("the error is larger than fp8's rounding")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""gelu's tanh form written out, which the passes recognize as one function.
+"""gelu's tanh approximation written out, which gemmsmith recognizes as one function.
 
 gemmsmith explain --epilogue examples/gelu.py:gelu --operand bias=row --picture gelu.png
 """
@@ -9,6 +9,6 @@ from typing import Any
 
 
 def gelu(acc: Any, bias: Any) -> Any:
-    """acc (m, n), bias (n,): gelu(acc + bias), the tanh form of torch.nn.functional.gelu."""
+    """Return gelu(acc + bias) for acc (m, n) and bias (n,), in the tanh approximation of torch.nn.functional.gelu."""
     x = acc + bias
     return 0.5 * x * (1 + (0.7978845608 * (x + 0.044715 * x**3)).tanh())

@@ -1,7 +1,9 @@
-"""A small transformer learns the Python of this repository, byte by byte: its layers are fused products, or those of
-torch, which torch.compile turns into such. At the end its losses are compared with those of plain torch.
+"""Train a small transformer on the Python of this repository, byte by byte, with gemmsmith's fused layers.
 
 python examples/train_tiny_transformer.py [--compile] [--steps N]
+
+With --compile, torch's own layers are fused by torch.compile instead. At the end the losses are compared with those of
+plain PyTorch.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ BYTES = 256
 
 
 class Size(NamedTuple):
-    """The model's, and a batch's."""
+    """The sizes of the model and of a batch."""
 
     dim: int
     heads: int
@@ -34,11 +36,11 @@ class Size(NamedTuple):
 
 
 SMALL = Size(32, 2, 64, 1, 8, 32, torch.float32)
-WHOLE = Size(1024, 16, 2816, 8, 16, 1024, torch.bfloat16)
+FULL = Size(1024, 16, 2816, 8, 16, 1024, torch.bfloat16)
 
 
 class MLP(nn.Module):
-    """gt.FusedMLP in plain torch."""
+    """gt.FusedMLP in plain PyTorch."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -50,7 +52,7 @@ class MLP(nn.Module):
 
 
 class LinearCrossEntropy(nn.Module):
-    """gt.FusedLinearCrossEntropy in plain torch."""
+    """gt.FusedLinearCrossEntropy in plain PyTorch."""
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
@@ -61,7 +63,7 @@ class LinearCrossEntropy(nn.Module):
 
 
 class Layers(NamedTuple):
-    """What a model is made of; the parameters have the same names in both."""
+    """The layers of a model; the parameters have the same names in both."""
 
     linear: Any
     mlp: Any
@@ -73,12 +75,12 @@ PLAIN = Layers(nn.Linear, MLP, LinearCrossEntropy)
 
 
 class Block(nn.Module):
-    def __init__(self, of: Layers, size: Size) -> None:
+    def __init__(self, layers: Layers, size: Size) -> None:
         super().__init__()
         self.heads = size.heads
         self.norm1, self.norm2 = nn.RMSNorm(size.dim), nn.RMSNorm(size.dim)
-        self.qkv, self.out = of.linear(size.dim, 3 * size.dim), of.linear(size.dim, size.dim)
-        self.mlp = of.mlp(size.dim, size.hidden)
+        self.qkv, self.out = layers.linear(size.dim, 3 * size.dim), layers.linear(size.dim, size.dim)
+        self.mlp = layers.mlp(size.dim, size.hidden)
 
     def forward(self, x: Any) -> Any:
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(self.norm1(x)).chunk(3, -1))
@@ -88,52 +90,52 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Bytes (batch, length) and the ones after them -> the loss."""
+    """Returns the loss, for bytes (batch, length) and the bytes after them."""
 
-    def __init__(self, of: Layers, size: Size) -> None:
+    def __init__(self, layers: Layers, size: Size) -> None:
         super().__init__()
-        self.bytes, self.places = nn.Embedding(BYTES, size.dim), nn.Embedding(size.length, size.dim)
-        self.blocks = nn.ModuleList(Block(of, size) for _ in range(size.layers))
-        self.norm, self.loss = nn.RMSNorm(size.dim), of.loss(size.dim, BYTES)
+        self.bytes, self.positions = nn.Embedding(BYTES, size.dim), nn.Embedding(size.length, size.dim)
+        self.blocks = nn.ModuleList(Block(layers, size) for _ in range(size.layers))
+        self.norm, self.loss = nn.RMSNorm(size.dim), layers.loss(size.dim, BYTES)
 
-    def forward(self, x: Any, following: Any) -> Any:
-        h = self.bytes(x) + self.places.weight
+    def forward(self, x: Any, target: Any) -> Any:
+        h = self.bytes(x) + self.positions.weight
         for block in self.blocks:
             h = block(h)
-        return self.loss(self.norm(h), following)
+        return self.loss(self.norm(h), target)
 
 
 def batches(size: Size, steps: int, device: str) -> list[tuple[Any, Any]]:
-    """Random pieces of the Python of this repository, and the same one byte on."""
+    """Return random sections of the Python of this repository, and their next bytes."""
     sources = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
     text = torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in sources)), dtype=torch.uint8).long()
     starts = torch.randint(len(text) - size.length, (steps, size.batch, 1))
-    pieces = text[starts + torch.arange(size.length + 1)].to(device)
-    return [(piece[:, :-1].contiguous(), piece[:, 1:].contiguous()) for piece in pieces]
+    sections = text[starts + torch.arange(size.length + 1)].to(device)
+    return [(section[:, :-1].contiguous(), section[:, 1:].contiguous()) for section in sections]
 
 
-def trained(model: nn.Module, data: list[tuple[Any, Any]], name: str, **compiled: Any) -> list[float]:
-    """Its losses, every fifth of which is printed."""
-    forward = torch.compile(model, **compiled) if compiled else model
+def trained(model: nn.Module, data: list[tuple[Any, Any]], name: str, **compile_options: Any) -> list[float]:
+    """Train a model and return its losses; print every fifth."""
+    forward = torch.compile(model, **compile_options) if compile_options else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3 if data[0][0].is_cpu else 3e-4)
-    losses, begun = [], time.perf_counter()
-    for step, (x, following) in enumerate(data):
-        loss = forward(x, following)
+    losses, start = [], time.perf_counter()
+    for step, (x, target) in enumerate(data):
+        loss = forward(x, target)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
         if step % 5 == 0 or step == len(data) - 1:
-            print(f"{name:<9} step {step:>3}  loss {loss.item():.4f}  {time.perf_counter() - begun:.1f} s", flush=True)
+            print(f"{name:<9} step {step:>3}  loss {loss.item():.4f}  {time.perf_counter() - start:.1f} s", flush=True)
     return torch.stack(losses).tolist()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--compile", action="store_true", help="torch's own layers, compiled into fused products")
+    parser.add_argument("--compile", action="store_true", help="PyTorch's own layers, fused by torch.compile")
     parser.add_argument("--steps", type=int, default=31)
     arguments = parser.parse_args()
-    device, size = ("cuda", WHOLE) if torch.cuda.is_available() else ("cpu", SMALL)
+    device, size = ("cuda", FULL) if torch.cuda.is_available() else ("cpu", SMALL)
     data = batches(size, arguments.steps, device)
     plain = Transformer(PLAIN, size).to(device, size.dtype)
     if arguments.compile:
@@ -142,11 +144,11 @@ def main() -> None:
         fused = Transformer(FUSED, size).to(device, size.dtype)
         fused.load_state_dict(plain.state_dict())
         losses = trained(fused, data, "fused")
-    want = trained(plain, data, "torch")
-    apart = max(abs(x - y) / y for x, y in zip(losses, want, strict=True))
-    print(f"the losses are {apart:.1e} apart at most")
-    if not apart < (2e-2 if size.dtype == torch.bfloat16 else 1e-3):  # roundings, which the optimizer carries on
-        raise SystemExit("which is more than rounding")
+    expected = trained(plain, data, "torch")
+    difference = max(abs(x - y) / y for x, y in zip(losses, expected, strict=True))
+    print(f"maximum relative difference of the losses: {difference:.1e}")
+    if not difference < (2e-2 if size.dtype == torch.bfloat16 else 1e-3):  # rounding errors accumulate over the steps
+        raise SystemExit("the losses differ by more than rounding")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     from gemmsmith.backends.cuda import driver
 
-    if not driver.available():
+    if not driver.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a Hopper GPU"))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import gemmsmith
 from gemmsmith.core.dtypes import DType, as_dtype
-from gemmsmith.core.graph import Graph
+from gemmsmith.core.graph import EpilogueGraph
 
 Array = np.ndarray[Any, Any]
 
@@ -41,8 +41,8 @@ def bce(acc: Any, bias: Any, labels: Any) -> Any:
 
 def cross_entropy(acc: Any, labels: Any) -> Any:
     """Its loss is logsumexp - of_label, a value a row."""
-    chosen = labels.one_hot(acc.shape[-1])  # torch.nn.functional.one_hot, where there is torch
-    return {"logsumexp": acc.logsumexp(-1), "of_label": (acc * chosen).sum(-1), "chosen": acc.where(chosen, 0)}
+    selected = labels.one_hot(acc.shape[-1])  # torch.nn.functional.one_hot, where there is torch
+    return {"logsumexp": acc.logsumexp(-1), "of_label": (acc * selected).sum(-1), "chosen": acc.where(selected, 0)}
 
 
 def _gated(activation: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -143,12 +143,12 @@ def operands(case: Case, rng: np.random.Generator, m: int, n: int, dtype: DType,
     return made
 
 
-def judge(graph: Graph, got: dict[str, Array], want: dict[str, Array], product: Array) -> None:
+def judge(graph: EpilogueGraph, actual: dict[str, Array], expected: dict[str, Array], product: Array) -> None:
     """Every element within its dtype's rounding, plus what fp32 and the coarse functions may lose at its scale."""
     scale = max(1.0, float(np.abs(product).max(initial=0)))
     for result in graph.results:
-        x, y = np.asarray(got[result.name]).astype(np.float64), want[result.name]
-        dtype = result.dtype or as_dtype(got[result.name].dtype)
+        x, y = np.asarray(actual[result.name]).astype(np.float64), expected[result.name]
+        dtype = result.dtype or as_dtype(actual[result.name].dtype)
         assert x.shape == y.shape, (result.name, x.shape, y.shape)
         reduced = graph.nodes[result.node].op == "reduce"
         loss = 2.0**-11 if dtype.bits < 32 else 2.0**-15
@@ -172,21 +172,21 @@ def columns_of(case: Case, n: int) -> int:
 
 def fusion(name: str) -> tuple[Callable[..., Any], dict[str, str]]:
     """A ready-made epilogue and what its operands are."""
-    from gemmsmith.epilogue.frontend.fusions import FUSIONS, bias_activation
+    from gemmsmith.epilogue.frontend.fusions import NAMED_FUSIONS, bias_activation
 
     needs: dict[str, tuple[Any, ...]] = {
         "LinCombTopKSoftmaxCol": (2,), "LinCombDeEltAct": ("gelu",), "LinCombDeEltActDePerRowBias": ("silu",),
         "block_quantized": (bias_activation("silu"),),
     }  # fmt: skip
-    kinds = {key: "number" if kind == "scalar" else kind for key, kind in FUSIONS[name].operands.items()}
+    kinds = {key: "number" if kind == "scalar" else kind for key, kind in NAMED_FUSIONS[name].operands.items()}
     more = {"bias": "row"} if name == "block_quantized" else {}
-    return FUSIONS[name].make(*needs.get(name, ())), {**kinds, **more}
+    return NAMED_FUSIONS[name].make(*needs.get(name, ())), {**kinds, **more}
 
 
 POSITIVE = {"log", "log2", "log1p", "sqrt", "rsqrt", "reciprocal", "pow"}
 
 
-def function_graph(name: str) -> tuple[Graph, Callable[[Array], list[Array]]]:
+def function_graph(name: str) -> tuple[EpilogueGraph, Callable[[Array], list[Array]]]:
     """The function of the product, made positive where its domain is, and of constants; and its float64 inputs."""
     from gemmsmith.core.graph import Node, Result
     from gemmsmith.epilogue.functions import FUNCTIONS
@@ -205,34 +205,36 @@ def function_graph(name: str) -> tuple[Graph, Callable[[Array], list[Array]]]:
     nodes.append(Node(name, inputs))
 
     def values(product: Array) -> list[Array]:
-        held: list[Any] = [product, np.float64(0.25), np.float64(0.7), np.abs(product), np.abs(product) + 0.7,
+        buffers_: list[Any] = [product, np.float64(0.25), np.float64(0.7), np.abs(product), np.abs(product) + 0.7,
                            product > 0.25, product * 0.25]  # fmt: skip
-        return [held[i] for i in inputs]
+        return [buffers_[i] for i in inputs]
 
-    return Graph(tuple(nodes), (), (Result("out", len(nodes) - 1),)), values
+    return EpilogueGraph(tuple(nodes), (), (Result("out", len(nodes) - 1),)), values
 
 
 def check_function(
-    name: str, got: Array, product: Array, output: str, exactly: bool, domain: Callable[[Array], list[Array]]
+    name: str, actual: Array, product: Array, output: str, fast_math: bool, domain: Callable[[Array], list[Array]]
 ) -> None:
     """Within the stated error of the function, what the accumulator's rounding may change, and the output's."""
     from gemmsmith.epilogue.functions import FUNCTIONS
 
     f = FUNCTIONS[name]
     with np.errstate(all="ignore"):
-        want = np.asarray(f.meaning(*domain(product)), np.float64) * np.ones_like(product)
-        nearby = [np.asarray(f.meaning(*domain(product * (1 + s * 2e-6) + s * 2e-6)), np.float64) for s in (-1, 1)]
-    slope = np.maximum(*(np.abs(x - want) for x in nearby))
-    loss = 2.0**-20 if exactly else 2.0**-18
-    bound = slope + loss * np.maximum(np.abs(want), 1) + as_dtype(output).roundoff * 1.01 * np.abs(want)
+        expected = np.asarray(f.reference(*domain(product)), np.float64) * np.ones_like(product)
+        nearby = [np.asarray(f.reference(*domain(product * (1 + s * 2e-6) + s * 2e-6)), np.float64) for s in (-1, 1)]
+    slope = np.maximum(*(np.abs(x - expected) for x in nearby))
+    loss = 2.0**-18 if fast_math else 2.0**-20
+    bound = slope + loss * np.maximum(np.abs(expected), 1) + as_dtype(output).roundoff * 1.01 * np.abs(expected)
     if output == "bf16":
         bound = bound + 2.0**-11 * np.maximum(np.abs(product), 1)  # the coarse forms
-    error = np.abs(np.asarray(got).astype(np.float64) - want)
+    error = np.abs(np.asarray(actual).astype(np.float64) - expected)
     worst = np.unravel_index(int((error - bound).argmax()), error.shape)
-    assert (error <= bound).all(), f"{name}({product[worst]}): got {got[worst]}, want {want[worst]} +- {bound[worst]}"
+    assert (error <= bound).all(), (
+        f"{name}({product[worst]}): got {actual[worst]}, want {expected[worst]} +- {bound[worst]}"
+    )
 
 
-def disturbed(graph: Graph, signs: Sequence[int]) -> Graph:
+def disturbed(graph: EpilogueGraph, signs: Sequence[int]) -> EpilogueGraph:
     """The graph with every value off by what a coarse function may lose, up or down."""
     from gemmsmith.core.graph import Node
     from gemmsmith.epilogue.functions import FUNCTIONS, PREDICATES
@@ -248,7 +250,9 @@ def disturbed(graph: Graph, signs: Sequence[int]) -> Graph:
     return replace(graph, nodes=tuple(nodes), results=tuple(replace(r, node=place[r.node]) for r in graph.results))
 
 
-def judge_random(graph: Graph, got: dict[str, Array], want: dict[str, Array], product: Array, given: Any) -> None:
+def judge_random(
+    graph: EpilogueGraph, actual: dict[str, Array], expected: dict[str, Array], product: Array, given: Any
+) -> None:
     """Functions may amplify what others lose, and jump: disturbed values show by how much."""
     from gemmsmith.backends.reference.epilogue import execute
 
@@ -256,12 +260,12 @@ def judge_random(graph: Graph, got: dict[str, Array], want: dict[str, Array], pr
     patterns = [[1] * count, [-1] * count, *(dice.choice([-1, 1], (14, count)).tolist())]
     shaken = [execute(disturbed(graph, signs), product, given) for signs in patterns]
     for r in graph.results:
-        y = want[r.name]
-        x = np.asarray(got[r.name]).astype(np.float64)
+        y = expected[r.name]
+        x = np.asarray(actual[r.name]).astype(np.float64)
         assert x.shape == y.shape
         largest = max(1.0, float(np.abs(y).max(initial=0)))
         sensitive = np.max([np.abs(s[r.name] - y) for s in shaken], axis=0)
-        dtype = as_dtype(got[r.name].dtype)
+        dtype = as_dtype(actual[r.name].dtype)
         loss = (2.0**-9 if dtype.bits < 32 else 2.0**-13) * largest
         if graph.nodes[r.node].op == "reduce" and graph.nodes[r.node].value[0] == "sum":
             loss *= math.sqrt(product.size)

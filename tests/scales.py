@@ -44,8 +44,8 @@ def ones(m: int, n: int, k: int) -> list[Array]:
 
 def shapes(m: int, n: int, k: int, recipe: Recipe) -> tuple[Any, Any]:
     """Of scale_a and scale_b."""
-    blocks, (of_a, of_b) = -(-k // BLOCK), recipe
-    return of_a and (-(-m // of_a), blocks), of_b and (blocks, -(-n // of_b))
+    blocks, (a_scale, b_scale) = -(-k // BLOCK), recipe
+    return a_scale and (-(-m // a_scale), blocks), b_scale and (blocks, -(-n // b_scale))
 
 
 def scales(
@@ -53,11 +53,11 @@ def scales(
     turned: bool = False, pad: int = 3,
 ) -> list[Array | None]:  # fmt: skip
     """Random ones from 2^-spread to 2^spread."""
-    found: list[Array | None] = []
+    result: list[Array | None] = []
     for shape in shapes(m, n, k, recipe):
         x = 2.0 ** rng.uniform(-spread, spread, shape) if shape else None
-        found.append(None if x is None else within(x.astype(dtype), turned, pad))
-    return found
+        result.append(None if x is None else within(x.astype(dtype), turned, pad))
+    return result
 
 
 def digits(

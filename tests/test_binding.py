@@ -16,7 +16,7 @@ from gemmsmith.arrays import ArrayInfo, Spec, as_numpy, describe
 from gemmsmith.binding import Binding, bind
 from gemmsmith.core.dtypes import BF16, FP16, FP32
 from gemmsmith.core.errors import ArgumentError, ConfigError
-from gemmsmith.core.graph import Extent, bare
+from gemmsmith.core.graph import BroadcastDims, identity_graph
 from gemmsmith.core.problem import Matrix, Problem
 
 bf16 = ml_dtypes.bfloat16
@@ -190,8 +190,8 @@ def test_alignment_comes_from_the_address() -> None:
 )
 def test_dtypes(operand: str, options: dict[str, Any], output: Any, accumulate: Any) -> None:
     f = bind(Spec((4, 8), operand), Spec((8, 5), operand), **options)
-    assert f.output is f.problem.d.dtype is output
-    assert f.problem.accumulate is accumulate
+    assert f.out_dtype is f.problem.d.dtype is output
+    assert f.problem.accumulator_dtype is accumulate
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
@@ -209,12 +209,18 @@ CUDA = ArrayInfo(BF16, (8, 5), (5, 1), 0x1000, "cuda", 0, True)
         ((A, Spec((8,), "bf16")), r"b: got shape \(8,\); use \(k, n\)"),
         ((Spec((), "bf16"), B), r"a: got shape \(\); use \(m, k\)"),
         ((A, Spec((1, 1, 8, 5), "bf16")), r"b: got shape \(1, 1, 8, 5\); use"),
-        ((Spec((2, 4, 8), "bf16"), Spec((3, 8, 5), "bf16")), "b: got a batch of 3 with a's .* 2; use the same, or 1"),
+        (
+            (Spec((2, 4, 8), "bf16"), Spec((3, 8, 5), "bf16")),
+            "b: got a batch of 3 with a's .* 2; use the same, or 1",
+        ),
         ((Spec((0, 4, 8), "bf16"), Spec((3, 8, 5), "bf16")), "b: got a batch of 3 with a's batch of 0"),
         ((Spec((2**31, 8), "bf16"), B), r"a: got shape \(2147483648, 8\); use extents of at most 2147"),
         ((A, Spec((8, 2**31), "bf16")), "b: got shape .*; use extents of at most"),
         ((Spec((2**31, 4, 8), "bf16"), B), "a: got shape .*; use extents of at most"),
-        ((Spec((2**30, 2**30, 2**30), "bf16"), Spec((2**30, 1), "bf16")), r"a: got shape .* use less than 2\^63 bytes"),
+        (
+            (Spec((2**30, 2**30, 2**30), "bf16"), Spec((2**30, 1), "bf16")),
+            r"a: got shape .* use less than 2\^63 bytes",
+        ),
         # dtypes
         ((A, Spec((8, 5), "fp16")), "b: got dtype fp16 with a of bf16; use the same for both"),
         ((A, B, None, None, "fp16"), "accumulate: got 'fp16' for operands of bf16; use fp32"),
@@ -227,13 +233,16 @@ CUDA = ArrayInfo(BF16, (8, 5), (5, 1), 0x1000, "cuda", 0, True)
         # memory
         ((Spec((4, 8), "bf16", (-8, 1)), B), r"a: got strides \(-8, 1\); use strides >= 0, for instance a copy"),
         ((np.zeros((4, 8), bf16), CUDA), "a, b: got a on cpu, b on cuda:0; use arrays of one device"),
-        ((CUDA._replace(shape=(4, 8), index=1), CUDA), "got a on cuda:1, b on cuda:0"),
+        ((CUDA._replace(shape=(4, 8), device_index=1), CUDA), "got a on cuda:1, b on cuda:0"),
         ((CUDA._replace(shape=(4, 8)), CUDA, np.zeros((4, 5), bf16)), "a, b, out: got .* out on cpu"),
         ((A, CUDA._replace(address=0x1001)), "b: got address 0x1001; use a multiple of the element's 2 bytes"),
         # out
         ((A, B, Spec((5, 4), "bf16")), r"out: got shape \(5, 4\); use \(4, 5\)"),
         ((A, B, Spec((1, 4, 5), "bf16")), r"out: got shape \(1, 4, 5\); use \(4, 5\)"),
-        ((A, B, Spec((4, 5), "bf16", (0, 1))), r"out: got strides \(0, 1\) for shape \(4, 5\), which may put elements"),
+        (
+            (A, B, Spec((4, 5), "bf16", (0, 1))),
+            r"out: got strides \(0, 1\) for shape \(4, 5\), which may overlap itself",
+        ),
         ((A, B, Spec((4, 5), "bf16", (4, 1))), r"out: got strides \(4, 1\)"),
         ((A, B, Spec((4, 5), "bf16", (1, 1))), r"out: got strides \(1, 1\)"),
         ((A, B, Spec((4, 5), "bf16", (-5, 1))), r"out: got strides \(-5, 1\); use strides >= 0"),
@@ -251,14 +260,14 @@ def test_out_must_be_writable_and_of_its_own() -> None:
     a, b, out = whole[:4, :8], whole[10:18, :5], whole[:4, 8:13]
     assert bind(a, b, out).problem.d.row_stride == 40  # beside a, in a's rows, but sharing nothing
     for bad, name in [(whole[:4, 7:12], "a"), (whole[17:21, 4:9], "b")]:
-        with pytest.raises(ArgumentError, match=f"out: shares memory with {name}; use an array of its own"):
+        with pytest.raises(ArgumentError, match=f"out: overlaps {name}; pass a separate array"):
             bind(a, b, bad)
     out.flags.writeable = False
     with pytest.raises(ArgumentError, match="out: got a read-only array"):
         bind(a, b, out)
     bind(a[:0], b, whole[:0, :5])
     square = np.zeros((4, 4), bf16)
-    with pytest.raises(ArgumentError, match="out: shares memory with a"):
+    with pytest.raises(ArgumentError, match="out: overlaps a"):
         bind(square, np.zeros((4, 4), bf16), square)
 
 
@@ -287,17 +296,17 @@ def test_the_bare_product_is_the_graph_with_one_node(shapes: Any, column_major: 
     shape = bind(a, b).shape
     out = Spec(shape, "fp32", (*([shape[-1] * shape[-2]] * (len(shape) - 2)), 1, shape[-2]) if column_major else None)
     product = bind(a, b, out)
-    for epilogue in (lambda acc: acc, bare(FP32)):
+    for epilogue in (lambda acc: acc, identity_graph(FP32)):
         same = bind(a, b, out, epilogue=epilogue, out_dtype="fp32")
-        assert same.graph == product.graph == bare(FP32)
+        assert same.graph == product.graph == identity_graph(FP32)
         assert (same.problem, same.spec, same.swapped) == (product.problem, product.spec, product.swapped)
         assert (same.arrays, same.arguments) == (product.arrays, product.arguments)
 
 
 def test_options_without_a_function_change_no_kernel() -> None:
-    assert bind(A, B, exact=True, atomic=True).spec == bind(A, B).spec
-    fused = bind(A, B, epilogue=lambda acc: acc.exp(), exact=True).spec
-    assert fused.exact
+    assert bind(A, B, fast_math=False, deterministic=False).spec == bind(A, B).spec
+    fused = bind(A, B, epilogue=lambda acc: acc.exp(), fast_math=False).spec
+    assert not fused.fast_math
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -311,21 +320,21 @@ def test_twice_transposed_is_the_same(fused: bool) -> None:
     assert back.swapped
     assert back.problem == there.problem.T
     assert back.transposed() == there
-    assert there.like(back) == back
-    assert there.like(there) == there
+    assert there.in_orientation_of(back) == back
+    assert there.in_orientation_of(there) == there
 
 
 def test_a_graph_that_needs_whole_rows_has_no_transpose() -> None:
     there = bind(Spec((4, 8), "bf16"), Spec((8, 16), "bf16"), epilogue=lambda acc: gemmsmith.top_k_softmax(acc, 2))
-    with pytest.raises(ConfigError, match="swap_ab: got True for an epilogue that needs a row's columns at once"):
+    with pytest.raises(ConfigError, match="swap_ab: got True for an epilogue that needs full rows"):
         there.transposed()
 
 
 def test_the_transpose_of_halves_pairs_rows() -> None:
     there = bind(Spec((4, 8), "bf16"), Spec((8, 32), "bf16"), epilogue=lambda acc: gemmsmith.deinterleave(acc)[0])
     back = there.transposed()
-    assert there.graph.extents()[-1] == Extent(True, 1, 2)
-    assert back.spec.graph.extents()[-1] == Extent(True, 2, 1)
+    assert there.graph.broadcast_dims()[-1] == BroadcastDims(True, 1, 2)
+    assert back.spec.graph.broadcast_dims()[-1] == BroadcastDims(True, 2, 1)
     assert back.spec.graph.transposed() == there.graph
     with pytest.raises(gemmsmith.EpilogueError, match="epilogue: got a chunk of rows; use one of columns"):
         bind(Spec((32, 8), "bf16"), Spec((8, 4), "bf16"), epilogue=back.spec.graph)
@@ -338,7 +347,7 @@ def test_the_kernel_computes_d_of_the_epilogue() -> None:
     assert there.swapped
     assert there.problem.d == there.arrays["z"]
     assert (there.problem.d.rows, there.problem.d.dtype) == (5, FP32)
-    assert there.output is BF16
+    assert there.out_dtype is BF16
     assert {name for name, x in there.arguments.items() if x.writable} == {"out_y", "out_z"}
 
 
@@ -346,9 +355,9 @@ def test_results_are_made_at_last(rng: np.random.Generator) -> None:
     a, b = rng.standard_normal((4, 8)).astype(np.float16), rng.standard_normal((8, 5)).astype(np.float16)
     out = np.full((4, 5), np.nan, np.float32)
     there = bind(a, b, out, epilogue=lambda acc: (acc.to("fp32"), acc.sum(-1)))
-    assert list(there.missing) == ["out1"]
-    whole = there.complete(a)
-    assert not whole.missing
+    assert list(there.unallocated_results) == ["out1"]
+    whole = there.allocate_results(a)
+    assert not whole.unallocated_results
     assert whole.value[0] is out
     assert (whole.value[1].shape, whole.value[1].dtype) == ((4,), np.float32)
     assert whole.arguments["out_out1"].address == whole.value[1].ctypes.data
@@ -362,13 +371,13 @@ HERE = WHOLE[:4, :8], WHOLE[10:18, :5]
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ({"y": WHOLE[:4, 4:9]}, "y: shares memory with a; use an array of its own"),
-        ({"y": WHOLE[14:18, 4:9]}, "y: shares memory with b; use an array of its own"),
+        ({"y": WHOLE[:4, 4:9]}, "y: overlaps a; pass a separate array"),
+        ({"y": WHOLE[14:18, 4:9]}, "y: overlaps b; pass a separate array"),
         ({"y": np.lib.stride_tricks.as_strided(WHOLE[30:], (4, 5), (0, 2))}, r"y: got strides \(0, 1\) for shape"),
         ({"y": np.zeros((4, 10), bf16)[:, ::-2]}, r"y: got strides \(10, -2\); use strides >= 0"),
         ({"y": CUDA._replace(shape=(4, 5))}, "a, b, y: got a on cpu, b on cpu, y on cuda:0; use arrays of one device"),
         ({"x": np.zeros((4, 5), bf16)}, "out: got arrays for x; the epilogue's results are y"),
-        ({"y": np.zeros((4, 5), np.float16)}, "y: got dtype fp16; the epilogue gives bf16"),
+        ({"y": np.zeros((4, 5), np.float16)}, "y: got dtype fp16; the epilogue returns bf16"),
     ],
 )  # fmt: skip
 def test_bad_results_of_an_epilogue(out: Any, message: str) -> None:
@@ -383,7 +392,7 @@ def test_a_result_may_be_an_operands_array() -> None:
         if good:
             assert bind(*arguments, epilogue=lambda acc, c: acc + c).results["out"] is c
         else:
-            with pytest.raises(ArgumentError, match="out: shares memory with c; .*, or exactly c's"):
+            with pytest.raises(ArgumentError, match="out: overlaps c; .*, or exactly c's"):
                 bind(*arguments, epilogue=lambda acc, c: acc + c)
 
 
@@ -391,15 +400,17 @@ def test_an_operand_needs_an_epilogue() -> None:
     a, b = np.zeros((4, 8), bf16), np.zeros((8, 5), bf16)
     plan = gemmsmith.plan(a, b)
     for way in (lambda: bind(a, b, None, {"c": a}), lambda: plan.run(a, b, c=a), lambda: plan.prepare(a, b, c=a)):
-        with pytest.raises(ArgumentError, match="c: got an operand without an epilogue that reads it"):
+        with pytest.raises(ArgumentError, match="c: operands need an `epilogue` that reads them"):
             way()
 
 
 def test_a_function_is_traced_again_where_rows_may_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[Any] = []
-    real = binding.trace_sized
-    monkeypatch.setattr(binding, "_GRAPHS", {})
-    monkeypatch.setattr(binding, "trace_sized", lambda f, *rest: (traced.append(f.__name__), real(f, *rest))[1])
+    real = binding.trace_with_shape_dependence
+    monkeypatch.setattr(binding, "_GRAPH_CACHE", {})
+    monkeypatch.setattr(
+        binding, "trace_with_shape_dependence", lambda f, *rest: (traced.append(f.__name__), real(f, *rest))[1]
+    )
 
     def plain(acc: Any, bias: Any) -> Any:
         return acc + bias

@@ -9,8 +9,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from examples.own_design import SERIAL
-from examples.own_kernel import on_cpu, on_gpu, transpose
+from examples.custom_design import SERIAL
+from examples.custom_kernel import on_cpu, on_gpu, transpose
 
 import gemmsmith
 from gemmsmith import Config, ConfigError, Design, Spec, register_design
@@ -32,7 +32,7 @@ WITH_TORCH = ["fp8_mlp", "train_tiny_transformer", "train_tiny_transformer --com
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("command", ["own_design", "own_kernel", "bce", *WITH_TORCH])
+@pytest.mark.parametrize("command", ["custom_design", "custom_kernel", "bce", *WITH_TORCH])
 def test_it_runs(command: str) -> None:
     if command in WITH_TORCH:
         pytest.importorskip("torch")
@@ -43,14 +43,14 @@ def test_it_runs(command: str) -> None:
     assert done.stdout
 
 
-def test_a_design_of_ones_own_is_short() -> None:
-    assert len((ROOT / "examples" / "own_design.py").read_text().splitlines()) < 100
+def test_a_custom_design_is_short() -> None:
+    assert len((ROOT / "examples" / "custom_design.py").read_text().splitlines()) < 100
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_design_of_ones_own_is_right(config: Config, seed: int) -> None:
+def test_a_custom_design_is_right(config: Config, seed: int) -> None:
     rng = np.random.default_rng(seed)
     m, n, k = (int(x) for x in rng.integers(1, 300, 3))
     a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
@@ -63,15 +63,15 @@ def test_a_design_of_ones_own_is_right(config: Config, seed: int) -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_it_compiles_without_spills(config: Config) -> None:
     r = gemmsmith.plan(Spec((512, 512), "bf16"), Spec((512, 512), "bf16"), config=config).resources
-    assert (r.spill_stores, r.advisories) == (0, ())
+    assert (r.spill_store_bytes, r.advisories) == (0, ())
 
 
 def test_what_a_design_does_not_take_is_refused() -> None:
     a = Spec((512, 512), "bf16")
     for config, message in (
         (Config("serial", (192, 64, 64), consumers=3), r"consumers: got 3; use 1 or 2 with serial"),
-        (Config("serial", (128, 128, 64), alias_epilogue=True), r"alias_epilogue: got serial; it takes cooperative"),
-        (Config("serial", (128, 128, 64), sync_clusters=True), r"sync_clusters: got serial, .* it takes cooperative"),
+        (Config("serial", (128, 128, 64), alias_epilogue=True), r"alias_epilogue: got serial; it needs cooperative"),
+        (Config("serial", (128, 128, 64), sync_clusters=True), r"sync_clusters: got serial, .* it needs cooperative"),
     ):
         with pytest.raises(ConfigError, match=message):
             gemmsmith.plan(a, a, config=config)
@@ -81,22 +81,22 @@ def test_what_a_design_does_not_take_is_refused() -> None:
 
 
 @pytest.mark.parametrize("shape", [(70, 45), (1, 1), (32, 64), (33, 1)])
-def test_a_kernel_of_ones_own(shape: tuple[int, int]) -> None:
+def test_a_custom_kernel(shape: tuple[int, int]) -> None:
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-    found, hazards = on_cpu(transpose(), x)
-    np.testing.assert_array_equal(found, x.T)
+    results, hazards = on_cpu(transpose(), x)
+    np.testing.assert_array_equal(results, x.T)
     assert hazards == []
     kernel = transpose()
-    assert compile_source(kernel.source, kernel.name).resources.spill_stores == 0
+    assert compile_source(kernel.source, kernel.name).resources.spill_store_bytes == 0
 
 
 def test_its_planted_race_is_reported() -> None:
     _, hazards = on_cpu(transpose(barrier=False), np.ones((70, 45), np.float32))
-    assert any("own_kernel.py" in hazard for hazard in hazards)
+    assert any("custom_kernel.py" in hazard for hazard in hazards)
 
 
 @pytest.mark.gpu
-def test_a_kernel_of_ones_own_on_a_gpu() -> None:
+def test_a_custom_kernel_on_a_gpu() -> None:
     x = np.random.default_rng(2).standard_normal((700, 451)).astype(np.float32)
     np.testing.assert_array_equal(on_gpu(transpose(), x), x.T)
 
@@ -104,7 +104,7 @@ def test_a_kernel_of_ones_own_on_a_gpu() -> None:
 @pytest.mark.torch
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_a_design_of_ones_own_on_a_gpu(config: Config) -> None:
+def test_a_custom_design_on_a_gpu(config: Config) -> None:
     torch = pytest.importorskip("torch")
     a, b = (torch.randn(s, device="cuda").bfloat16() for s in ((519, 328), (328, 264)))
     out = torch.full((519, 264), float("nan"), device="cuda").bfloat16()
@@ -123,7 +123,7 @@ def test_fp8_layers_in_the_simulator_are_those_of_the_reference() -> None:
     x = torch.randn(tokens, width).bfloat16()
     weights = [torch.randn(shape).bfloat16() / 16 for shape in ((width, hidden), (width, hidden), (hidden, width))]
     quantized = gemmsmith.quantize(x)
-    found, want = (fp8_mlp.Layers(*weights, backend=backend)(*quantized).float() for backend in ("sim", "reference"))
-    assert (found - want).norm() < 2e-2 * want.norm()
+    results, want = (fp8_mlp.Layers(*weights, backend=backend)(*quantized).float() for backend in ("sim", "reference"))
+    assert (results - want).norm() < 2e-2 * want.norm()
     assert fp8_mlp.launches(fp8_mlp.Layers(*weights), *quantized) == [1, 1]
     assert (want - fp8_mlp.exact(x, *weights)).norm() < 0.1 * want.norm()

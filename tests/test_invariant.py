@@ -15,9 +15,9 @@ from tests.epilogues import operands as made
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config, ConfigError, Spec
-from gemmsmith.backends.reference.product import exact
+from gemmsmith.backends.reference.matmul import matmul_float64
 from gemmsmith.core.dtypes import as_dtype
-from gemmsmith.tuning.choose import ranked
+from gemmsmith.tuning.choose import rank_configs
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16)}
 ROWS = (1, 2, 7, 64, 65, 128, 500, 4096, 8192)
@@ -49,17 +49,17 @@ def strided(shape: tuple[int, int], dtype: str, column_major: bool, pad: int) ->
 def test_every_m_gets_a_config_in_order(n: int, k: int, majors: Any, pads: Any, epilogue: Any, flat: bool) -> None:
     """Of whatever layout and alignment, and whatever TMA can reach; one where rows are reduced, but for stages and
     buffers."""
-    found = set()
+    result = set()
     for m in ROWS:
         shapes = ((m, k), (k, n), (m, n))
         a, b, d = (strided(s, "bf16", *x) for s, *x in zip(shapes, majors, pads, strict=True))
         more = {"c": Spec((n,) if flat else (m, n), "bf16")} if epilogue else {}
         plan = gemmsmith.plan(a, b, out={"out": d}, epilogue=epilogue or identity, operands=more, batch_invariant=True)
-        found.add(plan.config.replace(stages=2, alias_epilogue=False, sync_clusters=False))
-    assert {(c.splits, c.cluster_splits, c.serpentine) for c in found} == {(1, 1, False)}
+        result.add(plan.config.replace(stages=2, alias_epilogue=False, sync_clusters=False))
+    assert {(c.splits, c.cluster_splits, c.serpentine) for c in result} == {(1, 1, False)}
     if epilogue is row_sums:
-        assert len(found) == 1
-        assert not found.pop().swap_ab
+        assert len(result) == 1
+        assert not result.pop().swap_ab
 
 
 def identity(acc: Any) -> Any:
@@ -86,18 +86,18 @@ def test_k_is_never_split(epilogue: Any) -> None:
 
 def test_the_free_choice_is_another() -> None:
     problem = gemmsmith.plan(Spec((128, 16384), "bf16"), Spec((16384, 512), "bf16")).problem
-    assert any(c.splits != 1 or c.cluster_splits != 1 for c in ranked(problem))
-    assert all(c.splits == c.cluster_splits == 1 for c in ranked(problem, in_order=True))
+    assert any(c.splits != 1 or c.cluster_splits != 1 for c in rank_configs(problem))
+    assert all(c.splits == c.cluster_splits == 1 for c in rank_configs(problem, in_order=True))
     large = gemmsmith.plan(Spec((8192, 8192), "bf16"), Spec((8192, 8192), "bf16")).problem
-    assert any(c.serpentine for c in ranked(large))
-    assert not any(c.serpentine for c in ranked(large, in_order=True))
+    assert any(c.serpentine for c in rank_configs(large))
+    assert not any(c.serpentine for c in rank_configs(large, in_order=True))
 
 
 @pytest.mark.parametrize(("given", "refused", "says"), [
     ({"config": Config(splits=2)}, ConfigError, "splits: got 2 with batch_invariant"),
     ({"config": Config(splits=0)}, ConfigError, "splits: got 0 with batch_invariant"),
     ({"config": Config(serpentine=True)}, ConfigError, "serpentine: got True with batch_invariant"),
-    ({"epilogue": lambda acc: acc.sum(-1), "atomic": True}, ArgumentError, "atomic: got True with batch_invariant"),
+    ({"epilogue": lambda acc: acc.sum(-1), "deterministic": False}, ArgumentError, "deterministic: got False with"),
 ])  # fmt: skip
 def test_what_depends_on_m_is_refused(given: dict[str, Any], refused: type[Exception], says: str) -> None:
     with pytest.raises(refused, match=says):
@@ -114,9 +114,9 @@ def test_nothing(sizes: tuple[int, int, int]) -> None:
 
 def test_gemm_keeps_the_plans_apart() -> None:
     a, b = np.ones((64, 64), np.float16), np.ones((64, 64), np.float16)
-    assert (gemmsmith.gemm(a, b, atomic=True, epilogue=total) == 64**3).all()
+    assert (gemmsmith.gemm(a, b, deterministic=False, epilogue=total) == 64**3).all()
     with pytest.raises(ArgumentError, match="batch_invariant"):
-        gemmsmith.gemm(a, b, atomic=True, epilogue=total, batch_invariant=True)
+        gemmsmith.gemm(a, b, deterministic=False, epilogue=total, batch_invariant=True)
 
 
 def total(acc: Any) -> Any:
@@ -168,13 +168,13 @@ def test_rows_of_simulated_products(
     out = [np.full((n, r) if majors[2] else (r, n), np.nan, as_dtype(output).numpy) for r in (rows, m, m + 1)]
     out = [x.T if majors[2] else x for x in out]
     whole = run(a, b, out[0], **options)
-    alone = run(np.asarray(a[first : first + m], order="K"), b, out[1], **options)
+    isolated = run(np.asarray(a[first : first + m], order="K"), b, out[1], **options)
     among = np.full((m + 1, k), np.nan, a.dtype)
     among[1:] = a[first : first + m]
     behind = run(among, b, out[2], **options)
-    want = bits(whole[first : first + m])
-    np.testing.assert_array_equal(bits(alone), want)
-    np.testing.assert_array_equal(bits(behind[1:]), want)
+    expected = bits(whole[first : first + m])
+    np.testing.assert_array_equal(bits(isolated), expected)
+    np.testing.assert_array_equal(bits(behind[1:]), expected)
 
 
 @pytest.mark.slow
@@ -192,8 +192,8 @@ def test_rows_of_epilogues(name: str, backend: Any) -> None:
     whole = named(gemmsmith.gemm(a, b, operands=more, **options))
     for first, m in ((0, 1), (3, 65), (79, 1)):
         part = {key: x[first : first + m] if getattr(x, "shape", ())[:1] == (rows,) else x for key, x in more.items()}
-        got = named(gemmsmith.gemm(a[first : first + m].copy(), b, operands=part, **options))
-        by_row = {key: x for key, x in got.items() if x.shape[:1] == (m,) and whole[key].shape[:1] == (rows,)}
+        actual = named(gemmsmith.gemm(a[first : first + m].copy(), b, operands=part, **options))
+        by_row = {key: x for key, x in actual.items() if x.shape[:1] == (m,) and whole[key].shape[:1] == (rows,)}
         assert by_row
         for key, x in by_row.items():
             np.testing.assert_array_equal(bits(x), bits(whole[key][first : first + m]), str(key))
@@ -211,8 +211,8 @@ def test_rows_with_a_given_config(config: Config) -> None:
     options = {"config": config, "batch_invariant": True, "backend": "sim", "out_dtype": "fp32"}
     whole = gemmsmith.gemm(a, b, **options)
     for first, m in ((0, 1), (70, 66)):
-        got = gemmsmith.gemm(a[first : first + m].copy(), b, **options)
-        np.testing.assert_array_equal(bits(got), bits(whole[first : first + m]))
+        actual = gemmsmith.gemm(a[first : first + m].copy(), b, **options)
+        np.testing.assert_array_equal(bits(actual), bits(whole[first : first + m]))
 
 
 def test_the_order_of_k_shows_in_the_simulator() -> None:
@@ -220,8 +220,8 @@ def test_the_order_of_k_shows_in_the_simulator() -> None:
     rng = np.random.default_rng()
     a, b = drawn(rng, (64, 512), "fp16"), drawn(rng, (512, 64), "fp16")
     small = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, stages=2)
-    found = [gemmsmith.gemm(a, b, config=c, backend="sim", out_dtype="fp32") for c in (small, small.replace(splits=2))]
-    assert (bits(found[0]) != bits(found[1])).any()
+    result = [gemmsmith.gemm(a, b, config=c, backend="sim", out_dtype="fp32") for c in (small, small.replace(splits=2))]
+    assert (bits(result[0]) != bits(result[1])).any()
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])
@@ -232,4 +232,4 @@ def test_rows_of_the_reference(batch: tuple[int, ...], rows: int, n: int, k: int
     rng = np.random.default_rng(rows)
     a, b = rng.standard_normal((*batch, rows, k)), rng.standard_normal((n, k)).T
     m = data.draw(some.integers(1, rows))
-    np.testing.assert_array_equal(bits(exact(a[..., :m, :].copy(), b)), bits(exact(a, b)[..., :m, :]))
+    np.testing.assert_array_equal(bits(matmul_float64(a[..., :m, :].copy(), b)), bits(matmul_float64(a, b)[..., :m, :]))

@@ -12,16 +12,16 @@ from gemmsmith.backends.sim.counters import Count, Counters
 from gemmsmith.backends.sim.run import run
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.kernels.ladder.rungs import RUNGS
-from gemmsmith.ladder import STEPS, Step, counted
-from gemmsmith.lang.statements import Where
-from gemmsmith.tuning.limits import limits
+from gemmsmith.kernels.ladder.ladder_kernels import LADDER_KERNELS
+from gemmsmith.ladder import RUNG_CASES, RungCase, simulate_rung
+from gemmsmith.lang.statements import SourceLocation
+from gemmsmith.tuning.roofline import compute_roofline
 
-NUMBERS = ("instructions", "products", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")
+NUMBERS = ("instructions", "macs", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")
 
 
-def step(name: str, dtype: Any) -> Step:
-    (found,) = [x for x in STEPS if (x.name, x.dtype) == (name, dtype)]
+def step(name: str, dtype: Any) -> RungCase:
+    (found,) = [x for x in RUNG_CASES if (x.name, x.dtype) == (name, dtype)]
     return found
 
 
@@ -30,7 +30,7 @@ def totals(lines: list[Count]) -> Counter[str]:
 
 
 def test_every_rung_is_a_step() -> None:
-    assert {x.name for x in STEPS} >= RUNGS.keys()
+    assert {x.name for x in RUNG_CASES} >= LADDER_KERNELS.keys()
 
 
 @pytest.mark.slow
@@ -42,36 +42,36 @@ def test_counts_are_linear_in_k_and_in_tiles(name: str, dtype: Any) -> None:
     """As a simulation of the whole product counts them, of one tile for Hopper's, whose CTAs start once."""
     x = step(name, dtype)
     (rows, columns), wider = x.tile, 1 if x.config else 2
-    sizes = rows, columns * wider, 3 * x.depth
+    sizes = rows, columns * wider, 3 * x.simulated_k
     arrays, counters = x.arrays(sizes, sizes), Counters()
     found, arguments = x.launches(*arrays)
     assert run(found, arguments, 0, None, counters).hazards == []
     (kernel,) = counters.kernels
-    same, lines = counted(x, sizes)
+    same, lines = simulate_rung(x, sizes)
     assert same.name == kernel.name
     assert totals(lines) == totals(counters.lines(kernel))
-    assert totals(lines)["products"] == math.prod(sizes)
+    assert totals(lines)["macs"] == math.prod(sizes)
 
 
 def test_sizes_that_are_no_multiples() -> None:
     """Of a tile: as if they were. Of 16: rungs would pack their operands."""
     x = step("block_tile", FP32)
-    (_, whole), (_, ragged) = (counted(x, (32, n, 512)) for n in (64, 48))
+    (_, whole), (_, ragged) = (simulate_rung(x, (32, n, 512)) for n in (64, 48))
     assert totals(whole) == totals(ragged)
     with pytest.raises(ArgumentError, match="m, n, k: got 64x80x500; use multiples of 16"):
-        counted(x, (64, 80, 500))
+        simulate_rung(x, (64, 80, 500))
 
 
 def line(instruction: str, **numbers: int) -> Count:
-    return Count(Where("a.py", len(instruction)), instruction, **numbers)
+    return Count(SourceLocation("a.py", len(instruction)), instruction, **numbers)
 
 
 @pytest.mark.parametrize(
     ("lines", "limit", "us"),
     [
-        ([line("fused_multiply_add", instructions=1, products=53_700_000)], "math", 2),
-        ([line("mma_m16n8k8_f32_tf32", products=647_000_000)], "math", 4),
-        ([line("wmma_row_col_s32_s8", products=647_000_000)], "math", 1),
+        ([line("fused_multiply_add", instructions=1, macs=53_700_000)], "math", 2),
+        ([line("mma_m16n8k8_f32_tf32", macs=647_000_000)], "math", 4),
+        ([line("wmma_row_col_s32_s8", macs=647_000_000)], "math", 1),
         ([line("load_shared", wavefronts=132 * 1600, instructions=9)], "L1", 1),
         ([line("load_global", sectors=8 * 132 * 1600, instructions=9)], "L1", 2),
         ([line("load_global", sectors=4, instructions=132 * 1600)], "L1", 1),
@@ -83,7 +83,10 @@ def line(instruction: str, **numbers: int) -> Count:
 )
 def test_limits(lines: list[Count], limit: str, us: float) -> None:
     nbytes = 2707 * 1600 if limit == "DRAM" else 0
-    found = limits([line("none"), *lines], nbytes)
-    assert (found.limit, found.line) == (limit, lines[0] if limit != "DRAM" else found.line)
-    assert found.bound == pytest.approx(us)
-    assert found.floor == pytest.approx(us if limit in ("math", "DRAM") else 0)
+    found = compute_roofline([line("none"), *lines], nbytes)
+    assert (found.limiting_resource, found.limiting_line) == (
+        limit,
+        lines[0] if limit != "DRAM" else found.limiting_line,
+    )
+    assert found.lower_bound_us == pytest.approx(us)
+    assert found.speed_of_light_us == pytest.approx(us if limit in ("math", "DRAM") else 0)

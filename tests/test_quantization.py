@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 from tests.quantities import DTYPES, LAYOUTS, RECIPES, laid_out, numbers, options, same, shapes, with_special
 
 import gemmsmith
-from gemmsmith import ArgumentError, runs
+from gemmsmith import ArgumentError, output_kernels
 from gemmsmith.arrays import as_numpy, empty_like_kind
 from gemmsmith.core.dtypes import DType
 
@@ -28,7 +28,7 @@ def poisoned(x: Any, shape: tuple[int, ...], dtype: DType) -> Any:
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "empty_like_kind", poisoned)
+    monkeypatch.setattr(output_kernels, "empty_like_kind", poisoned)
 
 
 @pytest.mark.slow
@@ -41,13 +41,13 @@ def test_kernels_give_the_bits_of_the_reference(
     options: dict[str, Any], shape: tuple[int, ...], dtype: str, layout: str, seed: int, special: float | None
 ) -> None:
     x = with_special(shape, dtype, layout, seed, special)
-    found = gemmsmith.quantize(x, **options, backend="sim")
-    wanted = gemmsmith.quantize(x, **options)
-    for got, want in zip(found, wanted, strict=True):
-        assert same(got, want)
-        assert got.strides == want.strides
-    back = gemmsmith.dequantize(*found[:2], dtype, backend="sim")
-    assert same(back, gemmsmith.dequantize(*wanted[:2], dtype))
+    result = gemmsmith.quantize(x, **options, backend="sim")
+    expected_results = gemmsmith.quantize(x, **options)
+    for actual, expected in zip(result, expected_results, strict=True):
+        assert same(actual, expected)
+        assert actual.strides == expected.strides
+    back = gemmsmith.dequantize(*result[:2], dtype, backend="sim")
+    assert same(back, gemmsmith.dequantize(*expected_results[:2], dtype))
 
 
 @pytest.mark.slow
@@ -75,8 +75,10 @@ def test_values_of_any_strides_dequantize(
 def test_whole_rows_of_any_length(recipe: str, layout: str, k: int, rng: np.random.Generator) -> None:
     x = laid_out(numbers((3, k), DTYPES["bf16"], rng), layout)
     x = x if recipe == "rows" else x.T
-    for got, want in zip(gemmsmith.quantize(x, recipe, backend="sim"), gemmsmith.quantize(x, recipe), strict=True):
-        assert same(got, want)
+    for actual, expected in zip(
+        gemmsmith.quantize(x, recipe, backend="sim"), gemmsmith.quantize(x, recipe), strict=True
+    ):
+        assert same(actual, expected)
 
 
 # -- the reference, against the definition ---------------------------------------------------------------------
@@ -94,8 +96,8 @@ def test_scales_are_of_what_shares_them(recipe: str, dtype: str, rng: np.random.
         for i in range(scales.shape[1]):
             for j in range(scales.shape[2]):
                 block = x[:, i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
-                want = np.abs(block).max((1, 2)) / LARGEST[dtype]
-                np.testing.assert_allclose(scales[:, i, j], want, rtol=1e-6)
+                expected = np.abs(block).max((1, 2)) / LARGEST[dtype]
+                np.testing.assert_allclose(scales[:, i, j], expected, rtol=1e-6)
     back = gemmsmith.dequantize(values, scales, "fp32")
     bound = np.abs(x) * {"fp8_e4m3": 2.0**-4, "fp8_e5m2": 2.0**-3, "int8": 0}[dtype]
     least = scales.max() * {"fp8_e4m3": 2.0**-10, "fp8_e5m2": 2.0**-17, "int8": 0.5001}[dtype]
@@ -107,14 +109,14 @@ def test_scales_are_of_what_shares_them(recipe: str, dtype: str, rng: np.random.
 def test_the_transposed_copy_is_the_transposed_array_quantized(recipe: str, rng: np.random.Generator) -> None:
     x = rng.standard_normal((3, 150, 270)).astype(np.float32)
     options: dict[str, Any] = {"scale_order": "M", "scale_padding": 4}
-    found = gemmsmith.quantize(x, recipe, transposed=True, **options)
-    wanted = (
+    result = gemmsmith.quantize(x, recipe, transposed=True, **options)
+    expected_results = (
         *gemmsmith.quantize(x, recipe, **options),
         *gemmsmith.quantize(x.swapaxes(-1, -2), recipe, **options),
     )
-    for got, want in zip(found, wanted, strict=True):
-        assert same(got, want)
-        assert got.strides == want.strides
+    for actual, expected in zip(result, expected_results, strict=True):
+        assert same(actual, expected)
+        assert actual.strides == expected.strides
 
 
 def test_powers_of_two_are_rounded_up(rng: np.random.Generator) -> None:
@@ -170,10 +172,10 @@ def test_torch_and_numpy_agree(rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
     x = rng.standard_normal((140, 150)).astype(np.float32)
     for recipe in RECIPES:
-        for got, want in zip(
+        for actual, expected in zip(
             gemmsmith.quantize(torch.from_numpy(x), recipe), gemmsmith.quantize(x, recipe), strict=True
         ):
-            assert same(as_numpy(got), want)
+            assert same(as_numpy(actual), expected)
     with pytest.raises(ArgumentError, match="x: got a tensor that requires grad"):
         gemmsmith.quantize(torch.ones(3, 3, requires_grad=True))
     with pytest.raises(ArgumentError, match="scales: got a tensor that requires grad"):
@@ -192,7 +194,7 @@ def test_torch_and_numpy_agree(rng: np.random.Generator) -> None:
         ({"recipe": ["rows"]}, r"recipe: got \['rows'\]"),
         ({"dtype": "bf16"}, "dtype: got 'bf16'; use one of fp8_e4m3, fp8_e5m2, int8"),
         ({"scale_dtype": "fp16"}, "scale_dtype: got 'fp16'; use fp32 or ue8m0"),
-        ({"scale_order": "N"}, "scale_order: got 'N'; use 'K', the last index, or 'M'"),
+        ({"scale_order": "N"}, "scale_order: got 'N'; use 'K' .* or 'M'"),
         ({"transposed": [1]}, r"transposed: got \[1\]; use True or False"),
         ({"transposed": "no"}, "transposed: got 'no'; use True or False"),
         ({"scale_padding": 0}, "scale_padding: got 0"),

@@ -118,9 +118,9 @@ def test_scales_of_any_layout(
 ) -> None:  # fmt: skip
     """Of each product of a batch, or shared; `own`: whether b, the scales of a and those of b are each product's."""
     rng = np.random.default_rng(seed)
-    of_b, *of_scales = ((batch,) if batch and x else () for x in own)
+    b_scale, *of_scales = ((batch,) if batch and x else () for x in own)
     a = rng.standard_normal((*((batch,) if batch else ()), m, k), np.float32).astype(dtypes[0])
-    b = rng.standard_normal((*of_b, n, k), np.float32).astype(dtypes[1]).swapaxes(-1, -2)
+    b = rng.standard_normal((*b_scale, n, k), np.float32).astype(dtypes[1]).swapaxes(-1, -2)
     given: list[np.ndarray | None] = []
     for shape, front, view, dtype in zip(shapes(m, n, k, recipe), of_scales, views, scale_dtypes, strict=True):
         x = 2.0 ** rng.uniform(-3, 3, (*front, *shape)) if shape else None
@@ -167,8 +167,8 @@ def test_the_smallest(n: int, k: int, rng: np.random.Generator) -> None:
 def test_scales_of_tensors_rows_and_columns(shape, accumulate: str, rng: np.random.Generator) -> None:
     m, n, k = 70, 50, 300
     a, b = operands(rng, m, n, k)
-    of_a, of_b = ((m, 1), (1, n)) if shape == "rows" else (shape, shape)
-    scale_a, scale_b = (np.asarray(rng.uniform(0.5, 2, x), np.float32) for x in (of_a, of_b))
+    a_scale, b_scale = ((m, 1), (1, n)) if shape == "rows" else (shape, shape)
+    scale_a, scale_b = (np.asarray(rng.uniform(0.5, 2, x), np.float32) for x in (a_scale, b_scale))
     out = simulated(a, b, scale_a, scale_b, accumulate=accumulate, config=TILE)
     want = (a.astype(np.float64) @ b.astype(np.float64)) * scale_a * scale_b
     np.testing.assert_allclose(out, want, rtol=1e-2, atol=1e-2 * np.abs(want).mean())
@@ -371,8 +371,8 @@ def test_a_chain_of_products_copies_nothing(backend: str, batch: tuple[int, ...]
         assert [stride // 4 for stride in s.strides[-2:]] == [1, -(-m // 4) * 4]
         out = np.full_like(q, np.nan), np.full(s.shape, np.nan, np.float32)
         gemmsmith.gemm(x, first[0].T, out=out, **given)
-        for found, want in zip(out, (q, s), strict=True):
-            np.testing.assert_array_equal(found.astype(np.float32), want.astype(np.float32))
+        for results, want in zip(out, (q, s), strict=True):
+            np.testing.assert_array_equal(results.astype(np.float32), want.astype(np.float32))
         scales = {"scale_a": s, "scale_b": second[1].T}
         plan = plan or gemmsmith.plan(q, second[0].T, **scales, out_dtype="fp32", **options)
         assert len(plan.launches.all) == 1
@@ -423,7 +423,7 @@ def test_promotion_keeps_what_the_tensor_core_loses(rng: np.random.Generator) ->
             {"config": TILE.replace(design="tma")},
             'accumulate: got "promoted" with tma; use the design cooperative or pingpong, or',
         ),
-        ({"config": TILE.replace(tile=(128, 256, 128))}, "registers: the accumulators of 128x256 take 320 a thread"),
+        ({"config": TILE.replace(tile=(128, 256, 128))}, "registers: the accumulators of 128x256 need 320 per thread"),
     ],
 )
 def test_refusals(options: dict, message: str) -> None:
@@ -484,7 +484,7 @@ def test_scales_in_another_layout_than_planned_are_refused(side: str, swap_ab: b
 def test_a_result_over_its_scales_is_refused() -> None:
     a, b = ones(70, 50, 300)
     out = np.zeros((70, 50), np.float32)
-    with pytest.raises(ArgumentError, match="out: shares memory with scale_a"):
+    with pytest.raises(ArgumentError, match="out: overlaps scale_a"):
         gemmsmith.gemm(a, b, out=out, scale_a=out[:, :3])
 
 

@@ -15,7 +15,7 @@ import gemmsmith
 from gemmsmith import ArgumentError, Config, ConfigError, Spec
 from gemmsmith.backends.reference import bounds
 from gemmsmith.core.dtypes import FP32, as_dtype
-from gemmsmith.tuning.depth import for_operands
+from gemmsmith.tuning.dtype_equivalence import config_for_dtype
 
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 INT8, FLOAT = np.dtype(np.int8), np.dtype(np.float32)
@@ -45,7 +45,9 @@ def matrix(
 def poisoned(shape: tuple[int, ...], dtype: str, column_major: bool) -> Any:
     """An array to be written to, in which no element is right."""
     shape = (*shape[:-2], shape[-1], shape[-2]) if column_major else shape
-    x = np.full(shape, -(2**30) - 12345 if dtype == "int32" else np.nan).astype(as_dtype(dtype, integers=True).numpy)
+    x = np.full(shape, -(2**30) - 12345 if dtype == "int32" else np.nan).astype(
+        as_dtype(dtype, allow_integers=True).numpy
+    )
     return x.swapaxes(-1, -2) if column_major else x
 
 
@@ -77,7 +79,7 @@ def test_any_product(
     b = matrix(rng, (k, n) if shared else (*lead, k, n), dtype_b, turned[1], pad, 0)
     out = poisoned((*lead, m, n), data.draw(some.sampled_from(OUTPUTS[dtype_a]), label="output"), turned[2])
     try:
-        config = config and for_operands(config, as_dtype(dtype_a, integers=True))
+        config = config and config_for_dtype(config, as_dtype(dtype_a, allow_integers=True))
         done = gemmsmith.simulate(a, b, out=out, config=config, seed=seed, **OPTIONS[dtype_a])
     except ConfigError:
         assert config is not None
@@ -104,7 +106,7 @@ def test_a_plan_serves_every_size(
         given = [matrix(rng, s, dtype, t, 0, 0) for s, t in zip(((m, k), (k, n)), turned, strict=True)]
         return [*given, poisoned((m, n), OUTPUTS[dtype][-1], False)]
 
-    config = for_operands(SMALL.replace(swap_ab=swap_ab), as_dtype(dtype, integers=True))
+    config = config_for_dtype(SMALL.replace(swap_ab=swap_ab), as_dtype(dtype, allow_integers=True))
     a, b, out = arrays(48, 32, planned_k)
     plan = gemmsmith.plan(a, b, out=out, config=config, backend="sim", **OPTIONS[dtype])
     a, b, out = arrays(m, n, k)
@@ -128,7 +130,7 @@ def test_few_elements_and_none(rng: np.random.Generator, dtype: Any, sizes: Any,
 def test_what_is_stored_by_default(dtype: Any, default: str) -> None:
     a, b = np.zeros((3, 5), dtype), np.zeros((5, 4), dtype)
     options = {**OPTIONS[dtype], "backend": "reference"}
-    assert gemmsmith.gemm(a, b, **options).dtype == as_dtype(default, integers=True).numpy
+    assert gemmsmith.gemm(a, b, **options).dtype == as_dtype(default, allow_integers=True).numpy
     fused = gemmsmith.gemm(a, b, epilogue=lambda acc: acc * 2, **options)
     assert fused.dtype == as_dtype("fp32" if dtype == FLOAT else "bf16").numpy
 
@@ -201,8 +203,8 @@ def test_3xtf32_adds_all_three_products() -> None:
     """Of elements whose low parts are powers of two, each product has bits of its own."""
     x, y = np.float32(1 + 2.0**-11), np.float32(1 + 2.0**-13)
     a, b = np.full((70, 40), x), np.full((40, 72), y)
-    found = gemmsmith.gemm(a, b, precision="3xtf32", backend="sim")
-    assert (found == np.float32(40 * (1 + 2.0**-11 + 2.0**-13))).all()
+    results = gemmsmith.gemm(a, b, precision="3xtf32", backend="sim")
+    assert (results == np.float32(40 * (1 + 2.0**-11 + 2.0**-13))).all()
     assert (gemmsmith.gemm(a, b, precision="tf32", backend="sim") == 40).all()
     exact = np.float64(x) * np.float64(y) * 40
     assert (gemmsmith.gemm(a, b, precision="3xtf32", backend="reference") == np.float32(exact)).all()
@@ -231,7 +233,7 @@ def test_3xtf32_packs_low_parts() -> None:
     a, b = Spec((512, 1024), "fp32"), Spec((1024, 768), "fp32")
     plan, single = (gemmsmith.plan(a, b, precision=x) for x in ("3xtf32", "tf32"))
     assert plan.workspace_bytes == 4 * (512 * 1024 + 2 * 1024 * 768)  # b is transposed, too
-    assert "the low part of a is computed before each run: 4.2 MB" in plan.why
+    assert "the TF32 residual of a is computed before each run: 4.2 MB" in plan.why
     assert "low part" not in single.why
     assert plan.kernel.name != single.kernel.name
     config = SMALL.replace(tile=(64, 64, 64))
@@ -260,7 +262,7 @@ def test_int8_tiles_are_multiples_of_16(n: int, swap_ab: bool, fits: bool) -> No
         assert gemmsmith.plan(a, b, config=config).config.tile[1] == n
     else:
         with pytest.raises(
-            ConfigError, match="tile N: got 40; s32.s8.s8 has a multiple of 16, or 8 or 24, from 8 to 256"
+            ConfigError, match="tile N: got 40; s32.s8.s8 supports a multiple of 16, or 8 or 24, from 8 to 256"
         ):
             gemmsmith.plan(a, b, config=config)
 
@@ -296,7 +298,7 @@ def test_depths_of_a_tile(dtype: str, k: int, message: str) -> None:
         ("fp8_e5m2", "fp8_e4m3", {"accumulate": "fp32"}, "use promoted or fast"),
         ("int8", "int8", {"accumulate": "fp32"}, "accumulate: got 'fp32' for operands of int8; use int32"),
         ("bf16", "bf16", {"accumulate": "fast"}, "accumulate: got 'fast' for operands of bf16; use fp32"),
-        ("int8", "int8", {"out_dtype": "int64"}, "out_dtype: got dtype int64; use bf16, fp16 or fp32, or int32"),
+        ("int8", "int8", {"out_dtype": "int64"}, "out_dtype: got dtype int64; use bf16, fp16, fp32 or int32"),
         ("bf16", "bf16", {"out_dtype": "int32"}, "out_dtype: got 'int32'; use one of bf16"),
     ],
 )
@@ -325,15 +327,15 @@ def test_batch_invariant_rows_have_the_same_bits(rng: np.random.Generator) -> No
 
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8"])
 def test_why_says_what_packing_costs(dtype: str) -> None:
-    """Of TF32 see collective/test_loaded_a.py."""
+    """Of TF32 see collective/test_register_a.py."""
     options = {"fp8_e4m3": {"accumulate": "fast"}}.get(dtype, {})
-    size = as_dtype(dtype, integers=True).bytes
+    size = as_dtype(dtype, allow_integers=True).bytes
     a, b = Spec((512, 4096), dtype), Spec((4096, 8192), dtype)
-    found = gemmsmith.plan(a, b, **options)
+    results = gemmsmith.plan(a, b, **options)
     moved = 2 * 4096 * 8192 * size
-    assert f"b is transposed before each run, since {dtype} is read K-major only: {moved / 1e6:.1f} MB" in found.why
-    assert "a is" not in found.why
-    assert found.workspace_bytes >= moved // 2
+    assert f"b is transposed before each run, since {dtype} is read K-major only: {moved / 1e6:.1f} MB" in results.why
+    assert "a is" not in results.why
+    assert results.workspace_bytes >= moved // 2
     assert "before each run" not in gemmsmith.plan(a, Spec((4096, 8192), dtype, (1, 4096)), **options).why
     ragged = gemmsmith.plan(Spec((512, 4096), dtype, (4097, 1)), Spec((4096, 8192), dtype, (1, 4096)), **options)
     assert "a is copied before each run, since TMA cannot read its rows" in ragged.why

@@ -26,11 +26,11 @@ import gemmsmith
 from gemmsmith import Config, ConfigError
 from gemmsmith.arrays import ArrayInfo
 from gemmsmith.backends.reference.epilogue import execute
-from gemmsmith.backends.reference.product import exact
-from gemmsmith.core.design import find
+from gemmsmith.backends.reference.matmul import matmul_float64
+from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import FP16, as_dtype
-from gemmsmith.core.graph import Graph
-from gemmsmith.epilogue.frontend.fusions import FUSIONS
+from gemmsmith.core.graph import EpilogueGraph
+from gemmsmith.epilogue.frontend.fusions import NAMED_FUSIONS
 from gemmsmith.epilogue.functions import FUNCTIONS
 
 CONFIGS = [
@@ -53,9 +53,9 @@ SIZES = [(200, 136, 96), (130, 259, 70), (70, 96, 33), (300, 264, 64), (190, 136
          (90, 200, 130)]  # fmt: skip
 
 
-def suited(case: Case, config: Config, n: int) -> tuple[Config, int]:
+def fit_case(case: Case, config: Config, n: int) -> tuple[Config, int]:
     """A config with a tile wide enough for functions of whole rows."""
-    if case.whole_rows and find(config.design).side_by_side:  # one warpgroup has them
+    if case.whole_rows and get_design(config.design).warpgroups_split_n:  # one warpgroup has them
         return config.replace(tile=(64, max(case.whole_rows, 128), 32), stages=2, consumers=1), min(n, 128)
     if case.whole_rows == -1:
         return config.replace(tile=(config.tile[0], 128, 32), stages=2), min(n, 128)
@@ -70,7 +70,7 @@ def check(case: Case, config: Config | None, m: int, n: int, k: int, dtype: str,
     kind = as_dtype(dtype)
     n = columns_of(case, n)
     if config is not None:
-        config, n = suited(case, config, n)
+        config, n = fit_case(case, config, n)
     lead = () if batch is None else (batch,)
     a = rng.standard_normal((*lead, m, k)).astype(kind.numpy)
     b = rng.standard_normal((*lead, n, k)).astype(kind.numpy).swapaxes(-1, -2)
@@ -78,12 +78,12 @@ def check(case: Case, config: Config | None, m: int, n: int, k: int, dtype: str,
     plan = gemmsmith.plan(a, b, epilogue=case.function, operands=more, config=config, backend="sim")
     done = plan.simulate(a, b, operands=more, seed=seed)
     assert done.hazards == []
-    product = exact(a, b)
+    product = matmul_float64(a, b)
     numbers = {name: np.asarray(x, np.float64) for name, x in more.items()}
-    want = execute(plan.binding.written, product, numbers)
+    expected_ = execute(plan.binding.source_graph, product, numbers)
     names = [r.name for r in plan.binding.graph.results]
-    got = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
-    judge(plan.binding.graph, got, want, product)
+    actual = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
+    judge(plan.binding.graph, actual, expected_, product)
 
 
 def _many(result):
@@ -154,14 +154,16 @@ def test_column_major_result(name: str) -> None:
     assert plan.binding.swapped
     done = plan.simulate(a, b, out, operands=more)
     assert done.hazards == []
-    want = execute(plan.binding.written, exact(a, b), {key: np.asarray(x, np.float64) for key, x in more.items()})
+    expected_ = execute(
+        plan.binding.source_graph, matmul_float64(a, b), {key: np.asarray(x, np.float64) for key, x in more.items()}
+    )
     names = [r.name for r in plan.binding.graph.results]
-    got = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
-    judge(plan.binding.graph, got, want, exact(a, b))
+    actual = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
+    judge(plan.binding.graph, actual, expected_, matmul_float64(a, b))
 
 
-@pytest.mark.parametrize("atomic", [False, True])
-def test_reductions_of_constants(atomic: bool) -> None:
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_reductions_of_constants(deterministic: bool) -> None:
     """Known without the product: the kernel has no partials of them, the second step writes their values."""
     rng = np.random.default_rng(7)
     a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((70, 32), (32, 96)))
@@ -170,7 +172,7 @@ def test_reductions_of_constants(atomic: bool) -> None:
         c = np.where(acc > 0, 3.0, 3.0)
         return acc, c.sum(-1), c.sum(-2), c.sum(), c.mean(-1), c.max(-2), c.logsumexp(-1)
 
-    plan = gemmsmith.plan(a, b, epilogue=constants, atomic=atomic)
+    plan = gemmsmith.plan(a, b, epilogue=constants, deterministic=deterministic)
     assert plan.workspace_bytes == 0
     assert "partial" not in plan.source
     done = plan.simulate(a, b)
@@ -178,9 +180,9 @@ def test_reductions_of_constants(atomic: bool) -> None:
     _, rows, columns, everything, mean, largest, soft = done.result
     wants = ((rows, (70,), 288), (columns, (96,), 210), (everything, (), 20160), (mean, (70,), 3), (largest, (96,), 3),
              (soft, (70,), 3 + np.log(96)))  # fmt: skip
-    for got, shape, want in wants:
-        assert got.shape == shape
-        np.testing.assert_allclose(got, want, rtol=1e-6)
+    for actual, shape, expected_ in wants:
+        assert actual.shape == shape
+        np.testing.assert_allclose(actual, expected_, rtol=1e-6)
 
 
 def test_one_hot() -> None:
@@ -190,8 +192,8 @@ def test_one_hot() -> None:
     labels = rng.integers(96, size=(70, 1)).astype(np.float32)
 
     def counts(acc, labels):
-        chosen = labels.one_hot(96)
-        return acc, chosen.sum(-1), chosen.sum(-2), chosen.sum()
+        selected = labels.one_hot(96)
+        return acc, selected.sum(-1), selected.sum(-2), selected.sum()
 
     done = gemmsmith.simulate(a, b, epilogue=counts, labels=labels)
     assert done.hazards == []
@@ -227,27 +229,27 @@ def test_empty_products(backend: str, m: int, n: int) -> None:
 def test_atomic_sums() -> None:
     rng = np.random.default_rng(4)
     a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((200, 64), (64, 136)))
-    done = gemmsmith.simulate(a, b, epilogue=lambda acc: (acc.sum(-1), acc.sum(-2), acc.sum()), atomic=True)
-    product = exact(a, b)
+    done = gemmsmith.simulate(a, b, epilogue=lambda acc: (acc.sum(-1), acc.sum(-2), acc.sum()), deterministic=False)
+    product = matmul_float64(a, b)
     assert done.hazards == []
-    for got, want in zip(done.result, (product.sum(-1), product.sum(-2), product.sum()), strict=True):
-        np.testing.assert_allclose(got, want, atol=1e-2)
+    for actual, expected_ in zip(done.result, (product.sum(-1), product.sum(-2), product.sum()), strict=True):
+        np.testing.assert_allclose(actual, expected_, atol=1e-2)
 
 
 def test_in_place_residual() -> None:
     rng = np.random.default_rng(5)
     a, b, c = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((200, 64), (64, 136), (200, 136)))
-    want = exact(a, b) + c.astype(np.float64)
+    expected_ = matmul_float64(a, b) + c.astype(np.float64)
     done = gemmsmith.simulate(a, b, epilogue=lambda acc, c: acc + c, c=c, out=c, config=CONFIGS[0])
     assert done.hazards == []
-    np.testing.assert_allclose(c.astype(np.float64), want, rtol=2**-8, atol=1e-3)
+    np.testing.assert_allclose(c.astype(np.float64), expected_, rtol=2**-8, atol=1e-3)
 
 
 def test_functions_that_are_exact() -> None:
     rng = np.random.default_rng(6)
     a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((64, 64), (64, 64)))
-    done = gemmsmith.simulate(a, b, epilogue=lambda acc: acc.exp().tanh(), exact=True, out_dtype="fp32")
-    np.testing.assert_allclose(done.result, np.tanh(np.exp(exact(a, b))), rtol=1e-5)
+    done = gemmsmith.simulate(a, b, epilogue=lambda acc: acc.exp().tanh(), fast_math=False, out_dtype="fp32")
+    np.testing.assert_allclose(done.result, np.tanh(np.exp(matmul_float64(a, b))), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -261,17 +263,17 @@ def test_every_schedule(seed: int) -> None:
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_every_function(name: str) -> None:
     """Each function alone, in its three precisions, on data in its domain."""
-    for exact_functions, output in ((False, "bf16"), (False, "fp32"), (True, "fp32")):
+    for fast_math, output in ((True, "bf16"), (True, "fp32"), (False, "fp32")):
         graph, domain = function_graph(name)
         rng = np.random.default_rng()
         a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((70, 16), (16, 72)))
-        done = gemmsmith.simulate(a, b, epilogue=graph, out_dtype=output, exact=exact_functions, config=CONFIGS[2])
+        done = gemmsmith.simulate(a, b, epilogue=graph, out_dtype=output, fast_math=fast_math, config=CONFIGS[2])
         assert done.hazards == []
-        check_function(name, done.result, exact(a, b), output, exact_functions, domain)
+        check_function(name, done.result, matmul_float64(a, b), output, fast_math, domain)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(FUSIONS))
+@pytest.mark.parametrize("name", sorted(NAMED_FUSIONS))
 def test_every_ready_made_fusion(name: str) -> None:
     epilogue, kinds = fusion(name)
     whole_rows = -1 if "TopK" in name else 128 * (name == "block_quantized")
@@ -282,21 +284,21 @@ def test_every_ready_made_fusion(name: str) -> None:
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(graph=graphs(), seed=some.integers(0, 1000), index=some.sampled_from([0, 2, 5]))
-def test_random_graphs(graph: Graph, seed: int, index: int) -> None:
+def test_random_graphs(graph: EpilogueGraph, seed: int, index: int) -> None:
     check_graph(graph, CONFIGS[index], seed, (130, 88, 40), ml_dtypes.bfloat16)
 
 
-def check_graph(graph: Graph, config: Config, seed: int, sizes: tuple[int, int, int], dtype: type) -> None:
+def check_graph(graph: EpilogueGraph, config: Config, seed: int, sizes: tuple[int, int, int], dtype: type) -> None:
     """As `check`, of any graph."""
     rng, (m, n, k) = np.random.default_rng(seed), sizes
     a, b = (rng.standard_normal(s).astype(dtype) for s in ((m, k), (k, n)))
     more = data(rng, graph, (m, n))
     done = gemmsmith.simulate(a, b, epilogue=graph, operands=more, config=config, seed=seed)
     assert done.hazards == []
-    want = execute(graph, exact(a, b), more)
+    expected_ = execute(graph, matmul_float64(a, b), more)
     names = [r.name for r in graph.results]
-    got = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
-    judge_random(graph, got, want, exact(a, b), more)
+    actual = done.result if isinstance(done.result, dict) else dict(zip(names, _many(done.result), strict=True))
+    judge_random(graph, actual, expected_, matmul_float64(a, b), more)
 
 
 def test_names_that_meet_in_the_kernel_of_one_another(rng: np.random.Generator) -> None:
@@ -316,20 +318,20 @@ def test_names_that_meet_in_the_kernel_of_one_another(rng: np.random.Generator) 
     done = gemmsmith.simulate(a, b, epilogue=named, operands=given, out=out, out_dtype="fp32", config=CONFIGS[2])
     assert done.hazards == []
     wide = {key: x.astype(np.float64) for key, x in given.items()}
-    x = exact(a, b) + wide["bias"] * wide["bias_row"] + wide["bias_column"] * wide["out_x"]
+    x = matmul_float64(a, b) + wide["bias"] * wide["bias_row"] + wide["bias_column"] * wide["out_x"]
     wants = {"x": x, "x_row": 2 * x, "row": 3 * x, "stride_x": x.sum(-1), "y": x.sum(-2),
              "y_2": np.log(np.exp(x).sum(-1))}  # fmt: skip
-    for key, want in wants.items():
-        np.testing.assert_allclose(done.result[key], want, rtol=1e-4, atol=1e-3, err_msg=key)
+    for key, expected_ in wants.items():
+        np.testing.assert_allclose(done.result[key], expected_, rtol=1e-4, atol=1e-3, err_msg=key)
     with pytest.raises(gemmsmith.ArgumentError, match="operands: got the name 'a b'"):
         gemmsmith.gemm(a, b, epilogue=lambda acc, **more: acc * more["a b"], operands={"a b": 2.0})
 
 
 @pytest.mark.parametrize("backend", ["sim", "reference"])
-@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_reductions_and_scales_are_stored_as_they_are_cast(
-    rng: np.random.Generator, dtype: str, atomic: bool, backend: str
+    rng: np.random.Generator, dtype: str, deterministic: bool, backend: str
 ) -> None:
     """Nothing is written behind their ends."""
     kind, (m, n, k) = as_dtype(dtype), (70, 96, 32)
@@ -344,20 +346,20 @@ def test_reductions_and_scales_are_stored_as_they_are_cast(
         }  # fmt: skip
 
     shapes = {"s": (m, 3), "rows": (m,), "columns": (n,), "all": (), "soft": (m,), "known": (m,)}
-    held = {name: np.full(2 * int(np.prod(shape)), np.nan, kind.numpy) for name, shape in shapes.items()}
-    out = {name: held[name][: int(np.prod(shape))].reshape(shape) for name, shape in shapes.items()}
-    done = gemmsmith.gemm(a, b, epilogue=reduced, out=out, atomic=atomic, backend=backend)
-    made = gemmsmith.gemm(a, b, epilogue=reduced, atomic=atomic, backend=backend)
-    x = exact(a, b)
+    buffers_ = {name: np.full(2 * int(np.prod(shape)), np.nan, kind.numpy) for name, shape in shapes.items()}
+    out = {name: buffers_[name][: int(np.prod(shape))].reshape(shape) for name, shape in shapes.items()}
+    done = gemmsmith.gemm(a, b, epilogue=reduced, out=out, deterministic=deterministic, backend=backend)
+    made = gemmsmith.gemm(a, b, epilogue=reduced, deterministic=deterministic, backend=backend)
+    x = matmul_float64(a, b)
     blocks = np.abs(x).reshape(m, 3, 32).max(-1)
     wants = {"s": blocks / 448, "rows": x.sum(-1), "columns": x.max(-2), "all": x.mean(),
              "soft": np.log(np.exp(x).sum(-1)), "known": np.full(m, 3.0 * n)}  # fmt: skip
-    for name, want in wants.items():
+    for name, expected_ in wants.items():
         tolerance = 1.01 * kind.roundoff + 2.0**-15
-        np.testing.assert_allclose(done[name].astype(float), want, rtol=tolerance, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(done[name].astype(float), expected_, rtol=tolerance, atol=1e-4, err_msg=name)
         assert made[name].dtype == kind.numpy
         assert made[name].tobytes() == done[name].tobytes()
-        assert np.isnan(held[name][done[name].size :].astype(float)).all()
+        assert np.isnan(buffers_[name][done[name].size :].astype(float)).all()
 
 
 def test_dtypes_that_reductions_do_not_have() -> None:
@@ -380,15 +382,15 @@ def test_every_column_of_a_block_is_written(rng: np.random.Generator, n: int, bl
     n = 96 if gated else n
     a, b = (rng.standard_normal(s).astype(ml_dtypes.bfloat16) for s in ((70, 32), (32, n)))
     shape = (70, n // 2 if gated else n)
-    held = np.full((70, shape[1] + n % 16 + 1), np.nan, ml_dtypes.float8_e4m3fn)
-    q = held[:, : shape[1]]  # TMA can store neither
+    buffers_ = np.full((70, shape[1] + n % 16 + 1), np.nan, ml_dtypes.float8_e4m3fn)
+    q = buffers_[:, : shape[1]]  # TMA can store neither
     epilogue = lambda acc: gemmsmith.quantize(gemmsmith.deinterleave(acc)[1] if gated else acc, f"1x{block}")  # noqa: E731
     for out in ({"out": q}, None):
         plan = gemmsmith.plan(a, b, epilogue=epilogue, out=out)
         done = plan.simulate(a, b, out)
         assert done.hazards == []
-        want = execute(plan.binding.written, exact(a, b), {})
-        judge(plan.binding.graph, dict(zip(want, done.result, strict=True)), want, exact(a, b))
+        expected_ = execute(plan.binding.source_graph, matmul_float64(a, b), {})
+        judge(plan.binding.graph, dict(zip(expected_, done.result, strict=True)), expected_, matmul_float64(a, b))
 
 
 def test_a_block_wider_than_the_product(rng: np.random.Generator) -> None:
@@ -396,8 +398,8 @@ def test_a_block_wider_than_the_product(rng: np.random.Generator) -> None:
     plan = gemmsmith.plan(a, b, epilogue=lambda acc: gemmsmith.quantize(acc, "1x192"))
     done = plan.simulate(a, b)
     assert done.hazards == []
-    want = execute(plan.binding.written, exact(a, b), {})
-    judge(plan.binding.graph, dict(zip(want, done.result, strict=True)), want, exact(a, b))
+    expected_ = execute(plan.binding.source_graph, matmul_float64(a, b), {})
+    judge(plan.binding.graph, dict(zip(expected_, done.result, strict=True)), expected_, matmul_float64(a, b))
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -419,9 +421,11 @@ def test_a_chunk_that_no_result_needs(rng: np.random.Generator, index: int | Non
     config = None if index is None else CONFIGS[index]
     done = gemmsmith.simulate(a, b, epilogue=dead, operands=more, out=given, out_dtype="fp32", config=config)
     assert done.hazards == []
-    want = 2 * x.astype(np.float64) + row
-    for got, expected in zip(done.result, (want, want.sum(-1), want.sum(-2), want.sum()), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
+    expected_ = 2 * x.astype(np.float64) + row
+    for actual, expected in zip(
+        done.result, (expected_, expected_.sum(-1), expected_.sum(-2), expected_.sum()), strict=True
+    ):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("backend", ["sim", "reference"])
@@ -430,24 +434,24 @@ def test_numbers_that_fp32_does_not_have(rng: np.random.Generator, backend: str)
     a, b = (rng.standard_normal(s).astype(np.float16) for s in ((40, 16), (16, 24)))
 
     def extreme(acc):
-        every = np.where(acc > 0, 1e38, 1e38)
+        all_configs = np.where(acc > 0, 1e38, 1e38)
         return {
             "x": acc.clamp(max=1e300), "y": acc.clamp(min=-(10**400)), "inf": acc.abs() * 1e39, "zero": acc * 1e-300,
-            "nan": acc + math.nan, "some": acc.where(acc > math.nan, -math.inf), "all": every.sum(),
-            "small": (acc - acc) / 2.0**-140, "max": every.amax(),
+            "nan": acc + math.nan, "some": acc.where(acc > math.nan, -math.inf), "all": all_configs.sum(),
+            "small": (acc - acc) / 2.0**-140, "max": all_configs.amax(),
         }  # fmt: skip
 
-    got = gemmsmith.gemm(a, b, epilogue=extreme, out_dtype="fp32", backend=backend)
-    product = exact(a, b)
+    actual = gemmsmith.gemm(a, b, epilogue=extreme, out_dtype="fp32", backend=backend)
+    product = matmul_float64(a, b)
     for name in ("x", "y"):
-        np.testing.assert_allclose(got[name], product, rtol=1e-5, atol=1e-5)
-    assert np.isnan(got["nan"]).all()
-    assert (got["inf"] == np.inf).all()
-    assert not got["zero"].any()
-    assert not got["small"].any()
-    assert (got["some"] == -np.inf).all()
-    assert got["all"] == np.inf
-    assert got["max"] == np.float32(1e38)
+        np.testing.assert_allclose(actual[name], product, rtol=1e-5, atol=1e-5)
+    assert np.isnan(actual["nan"]).all()
+    assert (actual["inf"] == np.inf).all()
+    assert not actual["zero"].any()
+    assert not actual["small"].any()
+    assert (actual["some"] == -np.inf).all()
+    assert actual["all"] == np.inf
+    assert actual["max"] == np.float32(1e38)
 
 
 @pytest.mark.parametrize("backend", ["sim", "reference"])
@@ -465,11 +469,11 @@ def test_whole_numbers_are_exact(rng: np.random.Generator, dtype: type, backend:
     def read(acc, x, y, z, mask):
         return acc + x, acc + y, acc + z, y.one_hot(40), acc.where(mask, 1.0)
 
-    got = gemmsmith.gemm(a, b, epilogue=read, operands=more, out_dtype="fp32", backend=backend)
+    actual = gemmsmith.gemm(a, b, epilogue=read, operands=more, out_dtype="fp32", backend=backend)
     all_rows = np.broadcast_to(column, (64, 40))
     wants = (whole[:, ::-1], all_rows, -7, np.arange(40) == column, all_rows >= 0)
-    for x, want in zip(got, wants, strict=True):
-        np.testing.assert_array_equal(x, np.asarray(want).astype(np.float32))
+    for x, expected_ in zip(actual, wants, strict=True):
+        np.testing.assert_array_equal(x, np.asarray(expected_).astype(np.float32))
 
 
 @pytest.mark.torch
@@ -484,16 +488,16 @@ def test_cross_entropy_with_torchs_labels(rng: np.random.Generator, ignored: boo
         labels[::3] = -100
 
     def cross_entropy(acc, labels):
-        chosen = functional.one_hot(labels, n)
-        return (acc * chosen).sum(-1), acc.logsumexp(-1), chosen.sum(-1)
+        selected = functional.one_hot(labels, n)
+        return (acc * selected).sum(-1), acc.logsumexp(-1), selected.sum(-1)
 
     done = gemmsmith.simulate(a, b, epilogue=cross_entropy, labels=labels[:, None])
     assert done.hazards == []
     of_label, soft, counts = done.result
     product = a.double() @ b.double()
-    want = functional.cross_entropy(product, labels, reduction="none")
+    expected_ = functional.cross_entropy(product, labels, reduction="none")
     loss = torch.where(labels == -100, 0.0, soft - of_label)
-    torch.testing.assert_close(loss.double(), want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(loss.double(), expected_, rtol=1e-4, atol=1e-4)
     assert torch.equal(counts, (labels >= 0).float())
 
 
@@ -513,7 +517,7 @@ def test_operands_that_kernels_cannot_read() -> None:
     for name, array in (("a", a.astype(np.int64)), ("out", np.zeros((8, 32), np.int64))):
         with pytest.raises(gemmsmith.ArgumentError, match=f"{name}: got dtype int64"):
             gemmsmith.gemm(**{"a": a, "b": b, name: array})
-    with pytest.raises(gemmsmith.ArgumentError, match="out: got dtype int64; the epilogue gives fp16"):
+    with pytest.raises(gemmsmith.ArgumentError, match="out: got dtype int64; the epilogue returns fp16"):
         gemmsmith.gemm(a, b, epilogue=lambda acc: acc * 2, out=np.zeros((8, 32), np.int64))
 
 
@@ -551,9 +555,9 @@ def test_a_cast_in_the_middle_rounds(dtype: str, factor: float, rng: np.random.G
         x = x.astype(as_dtype(dtype).numpy).astype(np.float32)
         wants = x, x * 2, np.abs(x).max(-2)
     reference = gemmsmith.gemm(a, b, epilogue=fake_quantized, row=row, out_dtype="fp32", backend="reference")
-    for want, got, other in zip(wants, done.result, reference, strict=True):
-        np.testing.assert_array_equal(got, want)
-        np.testing.assert_array_equal(other, want)
+    for expected_, actual, other in zip(wants, done.result, reference, strict=True):
+        np.testing.assert_array_equal(actual, expected_)
+        np.testing.assert_array_equal(other, expected_)
 
 
 @pytest.mark.parametrize("backend", ["reference", "sim"])

@@ -15,7 +15,7 @@ import gemmsmith
 from gemmsmith import Config, ConfigError
 from gemmsmith.backends.reference import bounds
 from gemmsmith.core.dtypes import FP16, FP32, as_dtype
-from gemmsmith.tuning.table import SHIPPED
+from gemmsmith.tuning.tuned_table import BUILTIN_TABLE_FILE
 
 OPERANDS = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16)}
 
@@ -147,8 +147,8 @@ def test_shared_tiles(rng: np.random.Generator, design, m: int, n: int, k: int, 
 @pytest.mark.parametrize("turn", range(4))
 def test_tuned_configs(rng: np.random.Generator, turn: int) -> None:
     """Of the table's some, by chance, with ragged sizes."""
-    rows = json.loads((resources.files("gemmsmith.tuning") / SHIPPED).read_text())["rows"]
-    config = Config.stored(rng.choice([row for row in rows if "operands" not in row])["config"])
+    rows = json.loads((resources.files("gemmsmith.tuning") / BUILTIN_TABLE_FILE).read_text())["rows"]
+    config = Config.from_table_row(rng.choice([row for row in rows if "operands" not in row])["config"])
     m, n, k = (int(rng.integers(1, 300)) for _ in range(3))
     a, b = (rng.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (n, k)))
     out = np.full((m, n), np.nan, np.float16)
@@ -179,9 +179,9 @@ def test_the_timeline_shows_loads_under_the_math(rng: np.random.Generator, tmp_p
     assert under >= len(loads) // 2
     assert done.timeline.cycles <= done.cycles + 2000
     for name in ("t.png", "t.svg"):
-        done.timeline.picture(tmp_path / name)
+        done.timeline.plot(tmp_path / name)
         assert (tmp_path / name).stat().st_size > 5000
-    done.timeline.trace(tmp_path / "t.json")
+    done.timeline.write_trace(tmp_path / "t.json")
     assert '"traceEvents"' in (tmp_path / "t.json").read_text()
 
 

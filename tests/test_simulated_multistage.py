@@ -18,13 +18,13 @@ from tests.test_simulated_epilogues import check, check_graph
 import gemmsmith
 from gemmsmith import Config, ConfigError, plans
 from gemmsmith.backends.reference import bounds
-from gemmsmith.backends.reference.product import as_tf32
+from gemmsmith.backends.reference.matmul import truncate_to_tf32
 from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.dtypes import FP16, FP32, TF32, as_dtype
-from gemmsmith.core.graph import Graph
-from gemmsmith.core.mma import find_mma
-from gemmsmith.hw.fused_sum import fused_product
+from gemmsmith.core.graph import EpilogueGraph
+from gemmsmith.core.mma import select_mma
+from gemmsmith.hw.fused_sum import fused_mma
 
 OPERANDS = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32, "int8": np.int8}
 OUTPUTS = {"bf16": ["bf16", "fp32"], "fp16": ["fp16"], "fp32": ["fp32", "bf16"], "int8": ["int32"]}
@@ -87,8 +87,8 @@ SPLIT = config(tile=(64, 32, 16), consumers=1)
 def test_3xtf32_adds_all_three_products() -> None:
     """Of elements whose low parts are powers of two, each product has bits of its own."""
     x, y = np.float32(1 + 2.0**-11), np.float32(1 + 2.0**-13)
-    found = gemmsmith.simulate(np.full((70, 40), x), np.full((40, 72), y), precision="3xtf32", config=SPLIT)
-    assert (found.result == np.float32(40 * (1 + 2.0**-11 + 2.0**-13))).all()
+    results = gemmsmith.simulate(np.full((70, 40), x), np.full((40, 72), y), precision="3xtf32", config=SPLIT)
+    assert (results.result == np.float32(40 * (1 + 2.0**-11 + 2.0**-13))).all()
 
 
 def test_3xtf32_of_what_is_not_finite(rng: np.random.Generator) -> None:
@@ -103,15 +103,15 @@ def test_3xtf32_of_what_is_not_finite(rng: np.random.Generator) -> None:
 
 def in_registers(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """3xTF32 as mma_multistage computes A B^T, instruction by instruction."""
-    mma, total = find_mma(TF32, TF32, FP32, "mma"), np.zeros((len(a), len(b)), np.float32)
-    high = [as_tf32(x) for x in (a, b)]
-    low = [as_tf32(x - y) for x, y in zip((a, b), high, strict=True)]
+    mma, total = select_mma(TF32, TF32, FP32, "mma"), np.zeros((len(a), len(b)), np.float32)
+    high = [truncate_to_tf32(x) for x in (a, b)]
+    low = [truncate_to_tf32(x - y) for x, y in zip((a, b), high, strict=True)]
     for first in range(0, a.shape[1], 16):
         sums = np.zeros_like(total)
         for step in range(first, min(first + 16, a.shape[1]), mma.k):
             for x, y in ((low[0], high[1]), (high[0], low[1]), (high[0], high[1])):
                 parts = (z[:, step : step + mma.k].astype(np.float64) for z in (x, y))
-                sums = fused_product(*parts, sums.astype(np.float64), mma)
+                sums = fused_mma(*parts, sums.astype(np.float64), mma)
         total += sums
     return total
 
@@ -122,8 +122,8 @@ def test_3xtf32_errs_less_than_fp32(k: int, rng: np.random.Generator) -> None:
     """The kernel's sums for the first elements of K, bit for bit; of all of them the model's, against FFMA's."""
     a, b = rng.standard_normal((16, k), np.float32), rng.standard_normal((16, k), np.float32)
     some_of_a, some_of_b = a[:, :120], b[:, :120]
-    found = gemmsmith.simulate(some_of_a, some_of_b.T, precision="3xtf32", config=SPLIT).result
-    np.testing.assert_array_equal(found, in_registers(some_of_a, some_of_b))
+    results = gemmsmith.simulate(some_of_a, some_of_b.T, precision="3xtf32", config=SPLIT).result
+    np.testing.assert_array_equal(results, in_registers(some_of_a, some_of_b))
     chain = np.zeros((16, 16), np.float32)
     for x, y in zip(a.T.astype(np.float64), b.T.astype(np.float64), strict=True):
         chain = (np.outer(x, y) + chain).astype(np.float32)
@@ -141,9 +141,9 @@ def test_fp32(tile, m: int, n: int, k: int, turned, pad: int, splits: int, seed:
     rng, dtype = np.random.default_rng(seed), np.dtype(np.float32)
     a, b = matrix(rng, (m, k), dtype, turned[0], pad, pad), matrix(rng, (k, n), dtype, turned[1], pad, 0, 1 + pad % 2)
     out = poisoned((m, n), "fp32", turned[2])
-    chosen = Config("sgemm", tile[0], (1, 1), 3, tile[1], splits=splits, chip=("sm_80", "sm_90")[seed % 2])
-    assert gemmsmith.simulate(a, b, out=out, config=chosen, seed=seed).hazards == []
-    bounds.check(out, a, b, FP32, FP32, in_fp32=True).require()
+    selected = Config("sgemm", tile[0], (1, 1), 3, tile[1], splits=splits, chip=("sm_80", "sm_90")[seed % 2])
+    assert gemmsmith.simulate(a, b, out=out, config=selected, seed=seed).hazards == []
+    bounds.check(out, a, b, FP32, FP32, on_cuda_cores=True).require()
 
 
 @pytest.mark.parametrize(("depth", "lines"), [(8, 4), (16, 2)])
@@ -163,8 +163,8 @@ def test_rows_of_k_in_fp32(depth: int, lines: int, rng: np.random.Generator) -> 
 
 @pytest.mark.parametrize("name", ["stats", "column"])
 def test_fp32_with_an_epilogue(name: str) -> None:
-    chosen = Config("sgemm", (64, 64, 8), (1, 1), 3, 2, chip="sm_86")
-    check(CASES[name], chosen, 40, 72, 20, "fp32", None, 3)
+    selected = Config("sgemm", (64, 64, 8), (1, 1), 3, 2, chip="sm_86")
+    check(CASES[name], selected, 40, 72, 20, "fp32", None, 3)
 
 
 def test_fp32_by_default(rng: np.random.Generator) -> None:
@@ -174,10 +174,10 @@ def test_fp32_by_default(rng: np.random.Generator) -> None:
     assert done.hazards == []
     assert done.result.dtype == np.float32
     np.testing.assert_allclose(done.result, want, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ConfigError, match="design: got cooperative for operands of fp32; .* are for sgemm, and for no"):
+    with pytest.raises(ConfigError, match="design: got cooperative for operands of fp32; .* need the design sgemm, "):
         gemmsmith.simulate(a, b, config=Config())
     for tile in ((256, 96, 8), (64, 64, 96)):
-        refused = rf"tile: got {re.escape(str(tile))} for 256 threads; sgemm takes M, N and K that divide"
+        refused = rf"tile: got {re.escape(str(tile))} for 256 threads; sgemm needs tile M, N and K that divide"
         with pytest.raises(ConfigError, match=refused):
             gemmsmith.simulate(a, b, config=Config("sgemm", tile, (1, 1), 2, 2))
 
@@ -199,19 +199,19 @@ def test_any_epilogue(
 ) -> None:  # fmt: skip
     """Also of fp32, by sgemm."""
     changes: dict[str, Any] = {"splits": splits, "swap_ab": swap_ab, "chip": chip}
-    chosen = config(tile=(*tile[0], 32), stages=2, consumers=tile[1], **changes)
-    chosen = SGEMM.replace(**changes) if dtype == "fp32" else chosen
+    selected = config(tile=(*tile[0], 32), stages=2, consumers=tile[1], **changes)
+    selected = SGEMM.replace(**changes) if dtype == "fp32" else selected
     try:
-        check(CASES[name], chosen, m, n, k, dtype, batch, seed)
+        check(CASES[name], selected, m, n, k, dtype, batch, seed)
     except ConfigError:  # it does not suit the case, and says so
         reject()
 
 
 @pytest.mark.slow
 @settings(max_examples=10)
-@given(graph=graphs(), seed=some.integers(0, 1000), chosen=some.sampled_from([config(chip="sm_86"), SGEMM]))
-def test_random_graphs(graph: Graph, seed: int, chosen: Config) -> None:
-    check_graph(graph, chosen, seed, (130, 88, 40), np.float32 if chosen == SGEMM else ml_dtypes.bfloat16)
+@given(graph=graphs(), seed=some.integers(0, 1000), selected=some.sampled_from([config(chip="sm_86"), SGEMM]))
+def test_random_graphs(graph: EpilogueGraph, seed: int, selected: Config) -> None:
+    check_graph(graph, selected, seed, (130, 88, 40), np.float32 if selected == SGEMM else ml_dtypes.bfloat16)
 
 
 @pytest.mark.slow
@@ -235,9 +235,9 @@ EPILOGUES = [
 def test_epilogues(name: str) -> None:
     """Each case with one config, so that all cases together have all."""
     index = list(CASES).index(name)
-    for chosen, (m, n, k) in (EPILOGUES[(index + i) % len(EPILOGUES)] for i in range(len(EPILOGUES))):
+    for selected, (m, n, k) in (EPILOGUES[(index + i) % len(EPILOGUES)] for i in range(len(EPILOGUES))):
         try:
-            check(CASES[name], chosen, m, n, k, "bf16", None, index)
+            check(CASES[name], selected, m, n, k, "bf16", None, index)
         except ConfigError:  # it does not suit the case, and says so
             continue
         return

@@ -15,7 +15,7 @@ from gemmsmith.core.errors import (
     KernelError,
     RetraceWarning,
 )
-from gemmsmith.epilogue.frontend.gating import deinterleave, interleave
+from gemmsmith.epilogue.frontend.interleave import deinterleave, interleave
 from gemmsmith.epilogue.frontend.values import top_k_softmax
 from gemmsmith.packing import pack
 from gemmsmith.plans import Plan, Simulation
@@ -24,8 +24,8 @@ from gemmsmith.quantization import dequantize, quantize
 __version__ = "0.1.0"
 
 __all__ = [
-    "ArgumentError", "CompileError", "Config", "ConfigError", "Design", "DeviceError", "EpilogueError",
-    "GemmsmithError", "HazardError", "KernelError", "Plan", "RetraceWarning", "Simulation", "Spec", "deinterleave",
+    "ArgumentError", "Spec", "CompileError", "Config", "ConfigError", "Design", "DeviceError", "EpilogueError",
+    "GemmsmithError", "HazardError", "KernelError", "Plan", "RetraceWarning", "Simulation", "deinterleave",
     "dequantize", "gemm", "interleave", "pack", "plan", "quantize", "register_design", "simulate", "top_k_softmax",
     "tune",
 ]  # fmt: skip

@@ -7,165 +7,245 @@ from typing import TYPE_CHECKING, Any
 
 from gemmsmith import checks
 from gemmsmith.arrays import describe
-from gemmsmith.binding import bind, by_name
-from gemmsmith.core.bounded import Bounded
+from gemmsmith.binding import bind, outputs_by_name
+from gemmsmith.core.bools import as_bools
+from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
-from gemmsmith.plans import Backend, Plan, Simulation, run_reference, signatures
+from gemmsmith.plans import Backend, Plan, Simulation, read_signatures, run_reference
 from gemmsmith.scaling import with_scales
 
 if TYPE_CHECKING:
     from gemmsmith.arrays import Spec
-    from gemmsmith.backends.cuda.run import Call
+    from gemmsmith.backends.cuda.run import BoundLaunches
     from gemmsmith.tuning.measure import Measured
 
-_KNOWN: dict[Hashable, tuple[Plan, Call | None]] = Bounded(1024)
-"""Plans that `gemm` has made and their launches, by epilogue, signatures of the arrays, and options."""
+_PLAN_CACHE: dict[Hashable, tuple[Plan, BoundLaunches | None]] = BoundedCache(1024)
+"""Plans that `gemm` has made, with their launches, by epilogue, signatures of the arrays, and options."""
 
 
 def gemm(
     a: Any, b: Any, *, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
     operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
-    precision: Any = None, exact: bool = False, atomic: bool = False, config: Config | None = None,
-    batch_invariant: bool = False, backend: Backend = "auto", **named: Any,
+    precision: Any = None, fast_math: bool = True, deterministic: bool = True, config: Config | None = None,
+    batch_invariant: bool = False, backend: Backend = "auto", **named_operands: Any,
 ) -> Any:  # fmt: skip
-    """out = epilogue(a @ b).
+    """Compute out = epilogue(a @ b).
 
-    a: (m, k) or (batch, m, k), b: (k, n) or (batch, k, n); shapes as in torch.matmul, a batch of 1 or none is
-    broadcast, any extent may be 0. Row- or column-major or of any other strides >= 0. Both bf16, both fp16, fp8 (e4m3
-    and e5m2 in any combination), both int8, or both fp32. Of operands of 8 bits, or of 32 with a `precision`, the
-    fastest have k contiguous and rows of whole 16 bytes: others are copied by a kernel before the product (see
-    `plan.why`).
-    out: (m, n) or (batch, m, n), of `out_dtype`: bf16, fp16 or fp32, by default that of the operands, bf16 for fp8.
-    Sums of int8 are int32, exact modulo 2^32, and stored as that by default; with scales or an epilogue they enter it
-    as fp32, and the default is bf16.
-    scale_a, scale_b: what a and b are multiplied by, fp32 or ue8m0 (float8_e8m0fnu, or its bytes as uint8). The shape
-    says what one scale is for: () a whole tensor; (m, 1) for a and (1, n) for b a row or column; block scales, for fp8,
-    (m, k/128) or (m/128, k/128) for a, (k/128, n) or (k/128, n/128) for b, rounded up. Any strides; with a batch in
-    front, or without. Scales of tensors, rows and columns are multiplied in the epilogue, before all else.
-    accumulate: "fp32" (the default) or "fp16" for fp16 operands, "fp32" for bf16 ones. For fp8 "promoted" (the
-    default): every 128 of k are summed by the tensor core, which keeps about 13 bits, multiplied by the block scales of
-    a times b, and added in fp32; or "fast": the tensor core's own sum of all.
-    precision: of products of fp32 operands, which are in fp32 without one: "tf32" reads their upper 19 bits; "3xtf32"
-    multiplies these and what is left, in three products that are promoted every 32 of k (16 by mma.sync), and is about
-    as exact as fp32. Of operands that are not finite it gives NaN.
-    epilogue: a function of the product (in fp32) and of operands by name, that returns one value, a tuple or a dict:
-    matrices to be stored, or reductions; or a visitor tree. What an operand is follows from its shape against the
-    product's: () a scalar, (n,) a row, (m, 1) a column, (m, n) a matrix, with a batch in front or without.
-    operands: those whose names are also arguments of this function; all others are given by name.
-    exact: functions by CUDA's math library instead of the special-function unit's approximations.
-    atomic: sums are added to the result as they come, in no fixed order, instead of in two deterministic steps.
-    config: the kernel's choices, by default those of the analytic model.
-    batch_invariant: a row of every result has the same bits whatever m is, whatever other rows hold, and in whichever
-    batch it is, for the same n, k, dtypes and epilogue; K is not split, so products of few rows are slower. Of
-    reductions that holds for those along a row; what is reduced over rows depends on all of them. Refuses `atomic`,
-    and a config with `splits` or `serpentine`. Without it a row may round differently when m changes.
-    backend: "auto" runs arrays on a GPU there and arrays on the CPU by the float64 reference; "cuda", "sim"
-    (the simulator) and "reference" ask for one.
+    Shapes are as in torch.matmul; a batch of 1, or none, is broadcast, and any extent may be 0. Arrays on a GPU: torch,
+    CuPy, or anything with __cuda_array_interface__ or DLPack. Arrays on the CPU: torch and numpy (bf16: ml_dtypes).
+    The kernels are launched on the caller's current stream, without synchronization.
 
-    Arrays: torch, CuPy, or anything with __cuda_array_interface__ or DLPack on a GPU; torch and numpy (bf16 by
-    ml_dtypes) on the CPU. Runs on the caller's current stream and does not synchronize. Gives `out`, or a new
-    array of a's library, row-major; the scales of `quantize` lie along M, padded to 16 bytes, as `gemm` reads them
-    fastest. Raises ArgumentError, ConfigError, DeviceError; HazardError with backend="sim".
+    Args:
+        a: (m, k) or (batch, m, k), with any strides >= 0. bf16, fp16, fp8 (e4m3 or e5m2), int8 or fp32. 8-bit and TF32
+            operands are fastest K-major with rows that are multiples of 16 bytes; others are repacked by a kernel first
+            (see `Plan.why`).
+        b: (k, n) or (batch, k, n), of a's dtype; the two fp8 dtypes can be combined.
+        scale_a: Factor of a, fp32 or ue8m0 (float8_e8m0fnu, or its bytes as uint8), with any strides. The shape defines
+            the granularity: () for a tensor scale, (m, 1) for row scales; for fp8 also the block scales (m, k/128)
+            and (m/128, k/128), rounded up; a leading batch dimension is optional. Tensor and row scales are applied
+            in the epilogue before all else.
+        scale_b: Factor of b: () for a tensor scale, (1, n) for column scales; for fp8 also the block scales
+            (k/128, n) and (k/128, n/128).
+        epilogue: A function of the accumulator (fp32) and of operands by name, which returns one value, a tuple or a
+            dict of matrices and reductions; or a visitor tree. An operand's shape defines how it is broadcast: () a
+            scalar, (n,) a row, (m, 1) a column, (m, n) a matrix, each with an optional batch dimension in front.
+        operands: Epilogue operands by name, needed only for names that collide with arguments of `gemm`.
+        out: Array for the result, or a tuple, list or dict of arrays for several results. Default: new arrays of a's
+            library, row-major; scales of `quantize` are M-major, padded to 16 bytes, which `gemm` reads fastest.
+        out_dtype: bf16, fp16 or fp32 (int32 for int8 without scales and epilogue). Default: the operands' dtype; bf16
+            for fp8, and for int8 with scales or an epilogue; int32 for int8 otherwise (sums are exact modulo 2^32).
+        accumulate: "fp32" (default) or "fp16" for fp16 operands, "fp32" for bf16. For fp8 "promoted" (default): sums
+            over 128 of k by the tensor core, which keeps about 13 bits, are multiplied by the block scales and added in
+            fp32; or "fast": the tensor core sums over all of k.
+        precision: For fp32 operands. None: multiplied in fp32 on CUDA cores; "tf32": their upper 19 bits are used;
+            "3xtf32": also the remaining bits, in three MMAs whose sums are promoted every 32 of k (16 by mma.sync),
+            about as accurate as fp32. "3xtf32" returns NaN for operands that are not finite.
+        fast_math: Use approximate SFU instructions for functions in the epilogue; False: the CUDA math library and IEEE
+            division.
+        deterministic: Reduce sums in two passes of fixed order; False: with atomics, in no fixed order.
+        config: The kernel's configuration. Default: a tuned one, or the analytic model's choice.
+        batch_invariant: Compute each row of a result with the same bits for any m, any contents of other rows and any
+            batch, for the same n, k, dtypes and epilogue. K is not split, so GEMMs with few rows are slower. This holds
+            for reductions along a row, not over rows. Requires `deterministic` and a config without `splits` and
+            `serpentine`.
+        backend: "auto" (the GPU for arrays on a GPU, the float64 reference for arrays on the CPU), "cuda", "sim" (the
+            simulator) or "reference".
+        **named_operands: Epilogue operands by name: arrays on a's device, or numbers.
+
+    Returns:
+        `out`, or new arrays in the form that the epilogue returns: one array, a tuple or a dict.
+
+    Raises:
+        ArgumentError: If an argument has a wrong type, dtype, shape, layout or device.
+        EpilogueError: If the epilogue cannot be traced.
+        ConfigError: If no config, or not the given one, can compute it.
+        DeviceError: If the GPU or driver does not support it.
+        HazardError: With backend="sim", if the simulator finds hazards.
     """
-    if not (exact is False and atomic is False and batch_invariant is False):
-        switches(exact=exact, atomic=atomic, batch_invariant=batch_invariant)
-    given = with_scales(checks.operands(operands, named), scale_a, scale_b)
+    if not (fast_math is True and deterministic is True and batch_invariant is False):
+        as_bools(fast_math=fast_math, deterministic=deterministic, batch_invariant=batch_invariant)
+    all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
     source = fingerprint(epilogue)
-    results = by_name(out)
-    key, addresses = signatures(a, b, results, given)
-    options = key, type(out), out_dtype, accumulate, precision, exact, atomic, config, batch_invariant, backend
+    results = outputs_by_name(out)
+    key, addresses = read_signatures(a, b, results, all_operands)
+    options = (
+        key, type(out), out_dtype, accumulate, precision, fast_math, deterministic, config, batch_invariant, backend,
+    )  # fmt: skip
     try:
-        found = _KNOWN.get((source, options))
+        cached = _PLAN_CACHE.get((source, options))
     except TypeError:  # an option is not hashable: Plan refuses it
-        found = None
-    if found is not None:
-        plan_, call = found
-        if call is not None and call.apart(addresses):
+        cached = None
+    if cached is not None:
+        plan_, call = cached
+        if call is not None and call.outputs_do_not_overlap(addresses):
             return plan_.launch(call, addresses, results, a)
-        value = plan_.run_checked(a, b, out, given)
-        _KNOWN[source, options] = plan_, plan_.call_of(key)  # none where the result has another name than in `results`
+        value = plan_.run_checked(a, b, out, all_operands)
+        # None if the result has another name than in `results`
+        _PLAN_CACHE[source, options] = plan_, plan_.cached_launches(key)
         return value
     try:
         plan_ = Plan(
             a, b, out, out_dtype=out_dtype, accumulate=accumulate, precision=precision, epilogue=epilogue,
-            operands=given, exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend=backend,
+            operands=all_operands, fast_math=fast_math, deterministic=deterministic, config=config,
+            batch_invariant=batch_invariant, backend=backend,
         )  # fmt: skip
-    except ConfigError:  # no kernel computes it; the reference, which has none, does
+    except ConfigError:  # no kernel computes it, but the reference, which has none, does
         on_cpu = describe(a, "a").device == "cpu"
         if config is not None or not on_cpu or backend not in ("auto", "reference"):
             raise
-        complete = bind(
-            a, b, out, given, epilogue=epilogue, out_dtype=out_dtype, accumulate=accumulate, precision=precision,
-            exact=exact, atomic=atomic,
-        ).complete(a)  # fmt: skip
-        run_reference(complete)
-        return complete.value
-    binding = plan_.release()
+        binding = bind(
+            a, b, out, all_operands, epilogue=epilogue, out_dtype=out_dtype, accumulate=accumulate, precision=precision,
+            fast_math=fast_math, deterministic=deterministic,
+        ).allocate_results(a)  # fmt: skip
+        run_reference(binding)
+        return binding.value
+    binding = plan_.detach_arrays()
     if plan_.fingerprint is not None:
-        _KNOWN[plan_.fingerprint, options] = plan_, None
-    return plan_.run_bound(binding, a, key=plan_.key(a, b, out, given))
+        _PLAN_CACHE[plan_.fingerprint, options] = plan_, None
+    return plan_.run_bound(binding, a, cache_key=plan_.cache_key(a, b, out, all_operands))
 
 
 def plan(
     a: Any, b: Any, *, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
     operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
-    precision: Any = None, exact: bool = False, atomic: bool = False, config: Config | None = None,
-    batch_invariant: bool = False, backend: Backend = "auto", **named: Any,
+    precision: Any = None, fast_math: bool = True, deterministic: bool = True, config: Config | None = None,
+    batch_invariant: bool = False, backend: Backend = "auto", **named_operands: Any,
 ) -> Plan:  # fmt: skip
-    """A Plan for arrays like these, or for `Spec(shape, dtype, strides)` stand-ins; arguments as in `gemm`.
+    """Return a plan for GEMMs with these dtypes, layouts, alignments and epilogue; nothing is computed.
 
-    Its source, ptx, sass and resources are available on any machine, also without a GPU.
+    The plan's source, PTX, SASS and resources are available on any machine, also without a GPU.
+
+    Args:
+        a: (m, k) or (batch, m, k), an array or an `Spec(shape, dtype, strides)`.
+        b: (k, n) or (batch, k, n), an array or a Spec.
+        scale_a: As in `gemm`, an array or a Spec.
+        scale_b: As in `gemm`, an array or a Spec.
+        epilogue: As in `gemm`.
+        operands: As in `gemm`; arrays, Specs or numbers.
+        out: As in `gemm`; arrays or Specs.
+        out_dtype: As in `gemm`.
+        accumulate: As in `gemm`.
+        precision: As in `gemm`.
+        fast_math: As in `gemm`.
+        deterministic: As in `gemm`.
+        config: As in `gemm`.
+        batch_invariant: As in `gemm`.
+        backend: As in `gemm`.
+        **named_operands: As in `gemm`; arrays, Specs or numbers.
+
+    Returns:
+        The plan, which keeps no reference to the arrays.
+
+    Raises:
+        ArgumentError: If an argument has a wrong type, dtype, shape, layout or device.
+        EpilogueError: If the epilogue cannot be traced.
+        ConfigError: If no config, or not the given one, can compute it.
     """
-    given = with_scales(checks.operands(operands, named), scale_a, scale_b)
+    all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
     plan_ = Plan(
-        a, b, out, out_dtype=out_dtype, accumulate=accumulate, precision=precision, epilogue=epilogue, operands=given,
-        exact=exact, atomic=atomic, config=config, batch_invariant=batch_invariant, backend=backend,
+        a, b, out, out_dtype=out_dtype, accumulate=accumulate, precision=precision, epilogue=epilogue,
+        operands=all_operands, fast_math=fast_math, deterministic=deterministic, config=config,
+        batch_invariant=batch_invariant, backend=backend,
     )  # fmt: skip
-    plan_.release()
+    plan_.detach_arrays()
     return plan_
 
 
 def simulate(
     a: Any, b: Any, *, scale_a: Any = None, scale_b: Any = None, epilogue: Any = None,
     operands: Mapping[str, Any] | None = None, out: Any = None, out_dtype: Any = None, accumulate: Any = None,
-    precision: Any = None, exact: bool = False, atomic: bool = False, config: Config | None = None,
-    batch_invariant: bool = False, seed: int = 0, **named: Any,
+    precision: Any = None, fast_math: bool = True, deterministic: bool = True, config: Config | None = None,
+    batch_invariant: bool = False, seed: int = 0, **named_operands: Any,
 ) -> Simulation:  # fmt: skip
-    """Executes the kernel that `gemm` would run, on the CPU, instruction by instruction; arguments as in `gemm`.
+    """Execute the kernel that `gemm` would run, on the CPU, instruction by instruction.
 
-    Returns the result, the hazards found (an empty list for a right kernel), the timeline, and cycles of the cost
-    model.
+    Args:
+        a: (m, k) or (batch, m, k), an array on the CPU.
+        b: (k, n) or (batch, k, n), an array on the CPU.
+        scale_a: As in `gemm`.
+        scale_b: As in `gemm`.
+        epilogue: As in `gemm`.
+        operands: As in `gemm`.
+        out: As in `gemm`.
+        out_dtype: As in `gemm`.
+        accumulate: As in `gemm`.
+        precision: As in `gemm`.
+        fast_math: As in `gemm`.
+        deterministic: As in `gemm`.
+        config: As in `gemm`.
+        batch_invariant: As in `gemm`.
+        seed: Schedule of the execution: 0 follows the cost model, others are random.
+        **named_operands: As in `gemm`.
+
+    Returns:
+        The result, the hazards (an empty list for a correct kernel), the timeline, and the cycles of the cost model.
+
+    Raises:
+        ArgumentError: If an argument has a wrong type, dtype, shape, layout or device.
+        EpilogueError: If the epilogue cannot be traced.
+        ConfigError: If no config, or not the given one, can compute it.
     """
-    given = checks.operands(operands, named)
+    all_operands = checks.merge_operands(operands, named_operands)
     plan_ = plan(
-        a, b, scale_a=scale_a, scale_b=scale_b, epilogue=epilogue, operands=given, out=out, out_dtype=out_dtype,
-        accumulate=accumulate, precision=precision, exact=exact, atomic=atomic, config=config,
+        a, b, scale_a=scale_a, scale_b=scale_b, epilogue=epilogue, operands=all_operands, out=out, out_dtype=out_dtype,
+        accumulate=accumulate, precision=precision, fast_math=fast_math, deterministic=deterministic, config=config,
         batch_invariant=batch_invariant, backend="sim",
     )  # fmt: skip
-    return plan_.simulate(a, b, out, scale_a=scale_a, scale_b=scale_b, operands=given, seed=seed)
+    return plan_.simulate(a, b, out, scale_a=scale_a, scale_b=scale_b, operands=all_operands, seed=seed)
 
 
 def tune(
-    a: Spec, b: Spec, *, accumulate: Any = None, precision: Any = None, most: int = 64,
-    step: Callable[[str], None] = lambda what: None,
+    a: Spec, b: Spec, *, accumulate: Any = None, precision: Any = None, max_configs: int = 64,
+    on_progress: Callable[[str], None] = lambda stage: None,
 ) -> list[Measured]:  # fmt: skip
-    """Times the `most` promising configs of a @ b on the GPU, on random data, and keeps the fastest for later plans.
+    """Time the most promising configs of a @ b on the GPU, on random data, and store the fastest for later plans.
 
-    a (m, k), b (k, n): Specs in the layouts that will be used; accumulate and precision as in `gemm`. Gives (config,
-    us) of all that ran, fastest first. The fastest is stored in the cache folder (GEMMSMITH_CACHE_DIR). GPUs of the
-    same chip use it for that N and K and up to as many rows, for operands of the same kind (16 bits, fp8, int8, tf32 or
-    fp32) whose sums are promoted likewise; with scales, and with an epilogue that leaves it room. `step` is told
-    "compile" and "measure" after each of these. Raises ArgumentError, and DeviceError where there is no GPU of 8.0 or
-    later.
+    The fastest config is stored in the cache folder (GEMMSMITH_CACHE_DIR). Plans for GPUs of the same chip use it for
+    the same N and K and up to as many rows, for operands of the same kind (16-bit, fp8, int8, tf32 or fp32) and the
+    same promotion of sums; also with scales, and with an epilogue that fits next to it.
+
+    Args:
+        a: (m, k), in the layout that will be used.
+        b: (k, n), in the layout that will be used.
+        accumulate: As in `gemm`.
+        precision: As in `gemm`.
+        max_configs: Number of configs that are compiled.
+        on_progress: Called with "compile" after each compilation and with "measure" after each measurement.
+
+    Returns:
+        (config, microseconds per GEMM) of all configs that ran, fastest first.
+
+    Raises:
+        ArgumentError: If an argument has a wrong dtype or shape.
+        DeviceError: If there is no GPU of compute capability 8.0 or later.
     """
-    from gemmsmith.tuning.search import tune as measured
+    from gemmsmith.tuning.search import tune as tune_on_gpu
 
-    product = bind(a, b, accumulate=accumulate, precision=precision)
+    binding = bind(a, b, accumulate=accumulate, precision=precision)
 
-    def planned(config: Config) -> Plan:
+    def plan_with(config: Config) -> Plan:
         return Plan(a, b, config=config, accumulate=accumulate, precision=precision)
 
-    return measured(a, b, product, planned, most, step)
+    return tune_on_gpu(a, b, binding, plan_with, max_configs, on_progress)

@@ -1,7 +1,7 @@
-"""Arrays of any library, read without importing that library: dtype, shape, strides, address, device.
+"""Arrays of any library, described without importing that library: dtype, shape, strides, address, device.
 
 torch tensors, numpy arrays, anything with `__cuda_array_interface__` (CuPy, Numba), anything with `__dlpack__`
-(JAX, TensorFlow), and `Spec`, which stands in for an array that does not exist yet.
+(JAX, TensorFlow), and `Spec`, a stand-in for an array that does not exist yet.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, INT64, UE8M0, DType, as_dtype
-from gemmsmith.core.errors import ArgumentError, meant
-from gemmsmith.dlpack import contents
+from gemmsmith.core.errors import ArgumentError, did_you_mean
+from gemmsmith.dlpack import read_capsule
 
 
 class ArrayInfo(NamedTuple):
-    """What a kernel needs to know of an array. Strides are in elements; `address` is 0 for a `Spec`.
+    """Description of an array, with strides in elements; `address` is 0 for an `Spec`.
 
-    `device` is "cpu", "cuda" or "spec" (none yet); `index` is CUDA's number of it, 0 otherwise.
+    `device` is "cpu", "cuda" or "spec" (no data); `device_index` is CUDA's device number, 0 otherwise.
     """
 
     dtype: DType
@@ -29,12 +29,12 @@ class ArrayInfo(NamedTuple):
     strides: tuple[int, ...]
     address: int
     device: str
-    index: int  # type: ignore[assignment]  # hides tuple.index, which an ArrayInfo does not need
+    device_index: int
     writable: bool
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Size of an element in bytes."""
         return self.dtype.bytes
 
     @property
@@ -44,17 +44,23 @@ class ArrayInfo(NamedTuple):
 
     @property
     def device_name(self) -> str:
-        """The device in words: "cpu", "cuda:0", "spec"."""
-        return f"cuda:{self.index}" if self.device == "cuda" else self.device
+        """The device as text: "cpu", "cuda:0", "spec"."""
+        return f"cuda:{self.device_index}" if self.device == "cuda" else self.device
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A stand-in for an array: what to plan for. dtype as in `as_dtype`, integers too; strides in elements, default
-    row-major.
+    """A stand-in for an array, to plan for arrays that do not exist yet.
 
-    The base address is taken to be a multiple of 16 bytes. Raises ArgumentError for a shape or strides that no
-    array can have.
+    The base address is assumed to be a multiple of 16 bytes.
+
+    Attributes:
+        shape: Extents, each >= 0.
+        dtype: A name ("bf16"), or a torch, numpy or ml_dtypes dtype, also of integers.
+        strides: Strides in elements. Default: row-major.
+
+    Raises:
+        ArgumentError: If the shape or strides are invalid for an array.
     """
 
     shape: tuple[int, ...]
@@ -70,11 +76,11 @@ class Spec:
             raise ArgumentError(f"Spec.strides: got {self.strides!r}; use {len(shape)} integers, in elements")
         object.__setattr__(self, "shape", tuple(map(int, shape)))
         object.__setattr__(self, "strides", tuple(map(int, strides)))
-        object.__setattr__(self, "dtype", as_dtype(self.dtype, "Spec.dtype", integers=True))
+        object.__setattr__(self, "dtype", as_dtype(self.dtype, "Spec.dtype", allow_integers=True))
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides, in elements, of a contiguous array."""
+    """Return the strides of a contiguous row-major array, in elements."""
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)
@@ -83,56 +89,56 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def describe(x: Any, argument: str = "array") -> ArrayInfo:
-    """Reads an array of any library (see the module); an ArrayInfo is given back as it is.
+    """Return the description of an array of any library; an ArrayInfo is returned as it is.
 
-    Raises ArgumentError naming `argument` for other objects, dtypes but those of core/dtypes.py, sparse or masked
+    Raises ArgumentError naming `argument` for other objects, dtypes that are not in core/dtypes.py, sparse or masked
     arrays, and arrays on a device that is neither a CPU nor CUDA.
     """
-    reader = _READERS.get(type(x)) or _find(x, argument)
+    adapter = _ADAPTERS.get(type(x)) or _adapter_for(x, argument)
     try:
-        return reader.read(x)
+        return adapter.read(x)
     except _UnreadableError as error:
         raise ArgumentError(f"{argument}: {error}") from None
 
 
 def signature(x: Any, argument: str = "array") -> tuple[Hashable, int]:
-    """(all that `describe` says of an array but its address, hashable and cheap to read; its address).
+    """Return a hashable key (dtype, shape, strides, device) and the address.
 
     Raises ArgumentError naming `argument`, also for a torch tensor whose gradient would be lost.
     """
-    reader = _READERS.get(type(x)) or _find(x, argument)
+    adapter = _ADAPTERS.get(type(x)) or _adapter_for(x, argument)
     try:
-        return reader.signature(x)
+        return adapter.signature(x)
     except _UnreadableError as error:
         raise ArgumentError(f"{argument}: {error}") from None
 
 
 def is_array(x: Any) -> bool:
-    """Whether x's type has been read before. Fast; False does not mean that x is no array."""
-    return type(x) in _READERS
+    """Return whether an array of x's type has been described before. Fast; False does not mean that x is no array."""
+    return type(x) in _ADAPTERS
 
 
 def current_stream(x: Any) -> int:
-    """The CUDA stream (a handle) that x's library works on now, on x's device; 0, the default one, otherwise."""
-    return (_READERS.get(type(x)) or _find(x, "array")).stream(x)
+    """Return the current CUDA stream (a handle) of x's library on x's device, or 0, the default stream."""
+    return (_ADAPTERS.get(type(x)) or _adapter_for(x, "array")).stream(x)
 
 
 def address_of(x: Any) -> int:
-    """The address of an array that `empty_like_kind` made: of it nothing needs to be checked."""
-    return (_READERS.get(type(x)) or _find(x, "array")).address(x)
+    """Return the address of an array that `empty_like_kind` allocated, without checks."""
+    return (_ADAPTERS.get(type(x)) or _adapter_for(x, "array")).address(x)
 
 
 def empty_like_kind(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None = None) -> Any:
-    """An uninitialized array of x's library on x's device, row-major or with strides in elements: for torch, CuPy and
-    anything on the CPU.
+    """Allocate an uninitialized array in x's library on x's device; `strides` in elements, by default row-major.
 
-    Raises ArgumentError where the library has no way to make one that can be written: `out` must then be given.
+    Supports torch, CuPy and anything on the CPU. Raises ArgumentError for libraries that cannot allocate a writable
+    array: `out` must then be passed.
     """
-    return (_READERS.get(type(x)) or _find(x, "array")).empty(x, shape, dtype, strides or row_major(shape))
+    return (_ADAPTERS.get(type(x)) or _adapter_for(x, "array")).empty(x, shape, dtype, strides or row_major(shape))
 
 
 def as_numpy(x: Any, argument: str = "array") -> np.ndarray[Any, Any]:
-    """A numpy view (no copy) of an array on the CPU; bf16 becomes ml_dtypes.bfloat16. It keeps x alive.
+    """Return a numpy view (no copy) of an array on the CPU, which keeps x alive; bf16 becomes ml_dtypes.bfloat16.
 
     Raises ArgumentError naming `argument` for an array that is not on the CPU.
     """
@@ -146,22 +152,26 @@ def as_numpy(x: Any, argument: str = "array") -> np.ndarray[Any, Any]:
     return np.asarray(_Bytes(info, x)).view(info.dtype.numpy)
 
 
-def overlap(x: ArrayInfo, y: ArrayInfo) -> bool:
-    """Whether some byte belongs to both arrays; if numpy gives up on that, whether their address ranges overlap."""
-    if x.device == "spec" or (x.device, x.index) != (y.device, y.index) or 0 in x.shape or 0 in y.shape:
+MAX_OVERLAP_STEPS = 10_000
+"""Steps of numpy's solver after which only address ranges are compared. Chosen; not measured."""
+
+
+def arrays_overlap(x: ArrayInfo, y: ArrayInfo) -> bool:
+    """Return whether some byte belongs to both arrays; if numpy cannot decide, whether their address ranges overlap."""
+    if x.device == "spec" or (x.device, x.device_index) != (y.device, y.device_index) or 0 in x.shape or 0 in y.shape:
         return False
     (x_first, x_end), (y_first, y_end) = byte_range(x), byte_range(y)
     if x_end <= y_first or y_end <= x_first:
         return False
-    effort: Any = 10_000  # steps; numpy's stubs know only 0 and -1
-    try:  # solved on addresses alone: nothing is read, so device memory is as good
+    effort: Any = MAX_OVERLAP_STEPS  # numpy's stubs have only 0 and -1
+    try:  # solved on addresses alone: nothing is read, so device memory is allowed, too
         return bool(np.shares_memory(np.asarray(_Bytes(x)), np.asarray(_Bytes(y)), max_work=effort))
     except np.exceptions.TooHardError:
         return True
 
 
 def byte_range(x: ArrayInfo) -> tuple[int, int]:
-    """First address and the one past the last, of an array with elements."""
+    """Return the first address of a nonempty array and the one past the last."""
     first, last, size = x.address, x.address, x.itemsize
     for n, s in zip(x.shape, x.strides, strict=True):
         if s < 0:
@@ -172,7 +182,7 @@ def byte_range(x: ArrayInfo) -> tuple[int, int]:
 
 
 class _Bytes:
-    """numpy's array interface on an address, as integers of the element's size."""
+    """An object with numpy's array interface on an address, as integers of the element's size."""
 
     def __init__(self, x: ArrayInfo, owner: Any = None) -> None:
         self.owner = owner
@@ -186,80 +196,82 @@ class _Bytes:
 
 
 class _UnreadableError(Exception):
-    """An array that cannot be used. The message says why; `describe` adds the argument's name."""
+    """Raised for an array that cannot be used; `describe` adds the argument's name to the message."""
 
 
-class _Reader(NamedTuple):
-    """Functions that read one type of array."""
+class _Adapter(NamedTuple):
+    """Functions for one type of array."""
 
     read: Callable[[Any], ArrayInfo]
     signature: Callable[[Any], tuple[Hashable, int]]
     address: Callable[[Any], int]
     stream: Callable[[Any], int] = lambda x: 0
-    empty: Callable[[Any, tuple[int, ...], DType, tuple[int, ...]], Any] = lambda *given: _empty(*given)
+    empty: Callable[[Any, tuple[int, ...], DType, tuple[int, ...]], Any] = lambda *arguments: _empty(*arguments)
 
 
-def _reader(read: Callable[[Any], ArrayInfo], *others: Any) -> _Reader:
-    """A reader whose signature is what `read` returns, without the address."""
+def _make_adapter(read: Callable[[Any], ArrayInfo], *others: Any) -> _Adapter:
+    """Return an adapter whose signature is what `read` returns, without the address."""
 
     def signature(x: Any) -> tuple[Hashable, int]:
         info = read(x)
         return info._replace(shape=tuple(info.shape), strides=tuple(info.strides), address=0), info.address
 
-    return _Reader(read, signature, lambda x: read(x).address, *others)
+    return _Adapter(read, signature, lambda x: read(x).address, *others)
 
 
-_READERS: dict[type, _Reader] = {}
-"""Readers by type, so that a known type costs one look-up. `_find` fills it; if two threads do so at once, both write
-equal readers."""
+_ADAPTERS: dict[type, _Adapter] = {}
+"""Adapters by type, so that a type that was seen before costs one look-up. `_adapter_for` fills it; if two threads do
+so concurrently, both write equal adapters."""
 
 
-def _find(x: Any, argument: str) -> _Reader:
+def _adapter_for(x: Any, argument: str) -> _Adapter:
     torch = sys.modules.get("torch")
     if isinstance(x, ArrayInfo):
-        reader = _reader(lambda info: info)
+        adapter = _make_adapter(lambda info: info)
     elif isinstance(x, Spec):
-        reader = _reader(lambda s: ArrayInfo(s.dtype, s.shape, s.strides, 0, "spec", 0, True))
+        adapter = _make_adapter(lambda s: ArrayInfo(s.dtype, s.shape, s.strides, 0, "spec", 0, True))
     elif torch is not None and isinstance(x, torch.Tensor):
-        reader = _torch_reader(torch)
+        adapter = _make_torch_adapter(torch)
     elif isinstance(x, np.ma.MaskedArray):
         raise ArgumentError(f"{argument}: got a masked array; use x.filled(...)")
     elif isinstance(x, np.ndarray):
-        reader = _reader(_read_numpy)
+        adapter = _make_adapter(_read_numpy)
     elif type(x).__module__.partition(".")[0] == "cupy":
-        reader = _cupy_reader(sys.modules["cupy"])
+        adapter = _make_cupy_adapter(sys.modules["cupy"])
     elif hasattr(x, "__cuda_array_interface__"):
-        reader = _reader(_read_interface, _interface_stream)
+        adapter = _make_adapter(_read_interface, _interface_stream)
     elif hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
-        reader = _reader(_read_dlpack)
+        adapter = _make_adapter(_read_dlpack)
     else:
         raise ArgumentError(
             f"{argument}: got {type(x).__module__}.{type(x).__qualname__}; use a torch tensor, a numpy or CuPy array, "
-            f"or an object with __cuda_array_interface__ or __dlpack__{meant(argument)}"
+            f"or an object with __cuda_array_interface__ or __dlpack__{did_you_mean(argument)}"
         )
-    return _READERS.setdefault(type(x), reader)
+    return _ADAPTERS.setdefault(type(x), adapter)
 
 
 def _empty(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Any:
     if describe(x).device == "cpu":
-        memory = np.empty(_reach(shape, strides), dtype.numpy)
-        return np.ndarray(shape, dtype.numpy, memory, 0, _in_bytes(strides, dtype))
-    raise ArgumentError(f"out: gemmsmith cannot make a {type(x).__module__}.{type(x).__qualname__}; give `out`")
+        memory = np.empty(_storage_elements(shape, strides), dtype.numpy)
+        return np.ndarray(shape, dtype.numpy, memory, 0, _byte_strides(strides, dtype))
+    raise ArgumentError(
+        f"out: cannot allocate an array of type {type(x).__module__}.{type(x).__qualname__}; pass `out`"
+    )
 
 
-def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Elements of memory from the first of an array to its last."""
+def _storage_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return the number of elements from an array's first to its last in memory."""
     return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
-def _in_bytes(strides: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
+def _byte_strides(strides: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
     return tuple(s * dtype.bytes for s in strides)
 
 
 # -- torch ---------------------------------------------------------------------------------------------------------
 
 
-def _torch_reader(torch: Any) -> _Reader:
+def _make_torch_adapter(torch: Any) -> _Adapter:
     dtypes = {
         torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32,
         torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2,
@@ -286,51 +298,53 @@ def _torch_reader(torch: Any) -> _Reader:
             raise _UnreadableError(f"got a tensor on {x.device}; use one on a CUDA device or the CPU")
         try:
             address = x.data_ptr()
-        except RuntimeError:  # functorch's
+        except RuntimeError:  # a functorch tensor
             address = None
         if address is None or (not address and x.numel()):
             raise _UnreadableError(
-                f"got a {type(x).__qualname__} without memory of its own (a fake one, one in torch.func, a wrapper); "
+                f"got a {type(x).__qualname__} without memory (a fake tensor, one in torch.func, a wrapper); "
                 "use an ordinary tensor"
             )
         device, index = ("cuda", x.get_device()) if x.is_cuda else ("cpu", 0)
         return ArrayInfo(dtype, x.shape, x.stride(), address, device, index, True)
 
-    # a tenth of the cost of torch.cuda.current_stream(device).cuda_stream; Triton and Inductor use it
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    # a tenth of the cost of torch.cuda.current_stream(device).cuda_stream; Triton and Inductor use it, too
+    get_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
     def stream(x: Any) -> int:
         if not x.is_cuda:
             return 0
-        return int(raw(x.get_device()) if raw else torch.cuda.current_stream(x.device).cuda_stream)
+        return int(
+            get_raw_stream(x.get_device()) if get_raw_stream else torch.cuda.current_stream(x.device).cuda_stream
+        )
 
     # a third of the cost of torch.empty, on the current device; Inductor uses it
-    quick = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
-    current = getattr(torch._C, "_cuda_getDevice", None)
+    fast_empty = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
+    get_device = getattr(torch._C, "_cuda_getDevice", None)
 
     def empty(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Any:
-        if quick and current and x.is_cuda and x.get_device() == current():
-            return quick(tuple(shape), strides, names[dtype])  # a torch.Size is refused
+        if fast_empty and get_device and x.is_cuda and x.get_device() == get_device():
+            return fast_empty(tuple(shape), strides, names[dtype])  # does not accept a torch.Size
         return torch.empty_strided(shape, strides, dtype=names[dtype], device=x.device)
 
-    recording = torch.is_grad_enabled
+    grad_enabled = torch.is_grad_enabled
 
     def signature(x: Any) -> tuple[Hashable, int]:
-        if x.requires_grad and recording():
+        if x.requires_grad and grad_enabled():
             raise _UnreadableError(
                 "got a tensor that requires grad, and this function computes no gradients; "
                 "use gemmsmith.torch.gemm, torch.no_grad() around the call, or x.detach()"
             )
         try:
             address = x.data_ptr()
-            signed = x.dtype, x.shape, x.stride(), x.get_device(), x.is_neg()
+            key = x.dtype, x.shape, x.stride(), x.get_device(), x.is_neg()
         except RuntimeError:  # sparse, nested or functorch's
-            return read(x)._replace(address=0), 0  # refuses it
+            return read(x)._replace(address=0), 0  # raises
         if not address:
-            read(x)  # raises for it, unless it is empty
-        return signed, address
+            read(x)  # raises unless the tensor is empty
+        return key, address
 
-    return _Reader(read, signature, torch.Tensor.data_ptr, stream, empty)
+    return _Adapter(read, signature, torch.Tensor.data_ptr, stream, empty)
 
 
 # -- numpy ---------------------------------------------------------------------------------------------------------
@@ -339,16 +353,16 @@ _NUMPY = {dtype.numpy: dtype for dtype in (BF16, FP16, FP32, E4M3, E5M2, INT8, I
 _NUMPY[np.dtype(np.uint8)] = UE8M0
 
 
-def _dtype(dtype: np.dtype[Any]) -> DType:
+def _supported_dtype(dtype: np.dtype[Any]) -> DType:
     if dtype not in _NUMPY:
         readable = ", ".join(map(str, dict.fromkeys(_NUMPY.values())))
         raise _UnreadableError(
-            f"got dtype {dtype}; use one of {readable} (ml_dtypes has those of bf16 and fp8), in native byte order"
+            f"got dtype {dtype}; use one of {readable} (bf16 and fp8: ml_dtypes), in native byte order"
         )
     return _NUMPY[dtype]
 
 
-def _elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def _element_strides(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     if any(s % itemsize for s in strides):
         raise _UnreadableError(f"got strides of {strides} bytes; use multiples of the element's {itemsize}")
     return tuple(s // itemsize for s in strides)
@@ -356,16 +370,18 @@ def _elements(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 def _read_numpy(x: np.ndarray[Any, Any]) -> ArrayInfo:
     address, read_only = x.__array_interface__["data"]
-    return ArrayInfo(_dtype(x.dtype), x.shape, _elements(x.strides, x.itemsize), address, "cpu", 0, not read_only)
+    return ArrayInfo(
+        _supported_dtype(x.dtype), x.shape, _element_strides(x.strides, x.itemsize), address, "cpu", 0, not read_only
+    )
 
 
-# -- CuPy, and whatever else has __cuda_array_interface__ ----------------------------------------------------------
+# -- CuPy, and anything else with __cuda_array_interface__ -----------------------------------------------------------
 
 
-def _cupy_reader(cupy: Any) -> _Reader:
+def _make_cupy_adapter(cupy: Any) -> _Adapter:
     def read(x: Any) -> ArrayInfo:
-        strides = _elements(x.strides, x.itemsize)
-        return ArrayInfo(_dtype(x.dtype), x.shape, strides, x.data.ptr, "cuda", x.device.id, True)
+        strides = _element_strides(x.strides, x.itemsize)
+        return ArrayInfo(_supported_dtype(x.dtype), x.shape, strides, x.data.ptr, "cuda", x.device.id, True)
 
     def stream(x: Any) -> int:
         with x.device:
@@ -373,21 +389,24 @@ def _cupy_reader(cupy: Any) -> _Reader:
 
     def empty(x: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Any:
         with x.device:
-            memory = cupy.empty(_reach(shape, strides), dtype.numpy)
-            return cupy.ndarray(shape, dtype.numpy, memory.data, _in_bytes(strides, dtype))
+            memory = cupy.empty(_storage_elements(shape, strides), dtype.numpy)
+            return cupy.ndarray(shape, dtype.numpy, memory.data, _byte_strides(strides, dtype))
 
-    return _reader(read, stream, empty)
+    return _make_adapter(read, stream, empty)
 
 
 def _read_interface(x: Any) -> ArrayInfo:
-    """Source: Numba, "CUDA Array Interface (Version 3)". It names neither the device nor bf16."""
+    """Read `__cuda_array_interface__`, which has neither the device nor bf16.
+
+    Source: Numba, "CUDA Array Interface (Version 3)".
+    """
     interface = x.__cuda_array_interface__
     if interface.get("mask") is not None:
         raise _UnreadableError("got a masked array; use one without a mask")
-    dtype = _dtype(np.dtype(getattr(x, "dtype", None) or interface["typestr"]))
+    dtype = _supported_dtype(np.dtype(getattr(x, "dtype", None) or interface["typestr"]))
     shape = tuple(interface["shape"])
     strides = interface.get("strides")
-    elements = row_major(shape) if strides is None else _elements(tuple(strides), dtype.bytes)
+    elements = row_major(shape) if strides is None else _element_strides(tuple(strides), dtype.bytes)
     address, read_only = interface["data"]
     return ArrayInfo(dtype, shape, elements, address or 0, "cuda", _device_of(x, address), not read_only)
 
@@ -401,12 +420,12 @@ def _device_of(x: Any, address: int) -> int:
         return int(x.__dlpack_device__()[1])
     if not address:
         return 0
-    from cuda.bindings import driver  # only arrays of unknown libraries come here
+    from cuda.bindings import driver  # only for arrays of libraries without DLPack
 
-    what = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    error, index = driver.cuPointerGetAttribute(what, address)
+    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    error, index = driver.cuPointerGetAttribute(attribute, address)
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise _UnreadableError(f"the driver does not know the address {address:#x} ({error.name}); use device memory")
+        raise _UnreadableError(f"address {address:#x} is not known to the driver ({error.name}); use device memory")
     return int(index)
 
 
@@ -422,15 +441,15 @@ _DLPACK_DEVICES = {1: "cpu", 3: "cpu", 2: "cuda", 13: "cuda"}  # 3: pinned, 13: 
 
 
 def _read_dlpack(x: Any) -> ArrayInfo:
-    held = contents(x)
-    dtype, device = _DLPACK_DTYPES.get(held.dtype), _DLPACK_DEVICES.get(held.device[0])
+    info = read_capsule(x)
+    dtype, device = _DLPACK_DTYPES.get(info.dtype), _DLPACK_DEVICES.get(info.device[0])
     if dtype is None or device is None:
-        code, bits, lanes = held.dtype
+        code, bits, lanes = info.dtype
         raise _UnreadableError(
-            f"got DLPack dtype (code {code}, {bits} bits, {lanes} lanes) on device type {held.device[0]}; "
+            f"got DLPack dtype (code {code}, {bits} bits, {lanes} lanes) on device type {info.device[0]}; "
             "use bf16, fp16 or fp32 on the CPU or a CUDA device"
         )
-    index = held.device[1] if device == "cuda" else 0
+    index = info.device[1] if device == "cuda" else 0
     return ArrayInfo(
-        dtype, held.shape, held.strides or row_major(held.shape), held.address, device, index, held.writable
+        dtype, info.shape, info.strides or row_major(info.shape), info.address, device, index, info.writable
     )

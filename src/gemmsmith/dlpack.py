@@ -1,4 +1,4 @@
-"""DLPack: an array of any library, read from the capsule that it gives. Source: dlpack.h."""
+"""DLPack: reads an array of any library from its capsule. Source: dlpack.h."""
 
 from __future__ import annotations
 
@@ -36,13 +36,17 @@ class _Versioned(ctypes.Structure):
 
 
 _READ_ONLY = 1
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+"""Flag of a read-only tensor. Source: dlpack.h, DLPACK_FLAG_BITMASK_READ_ONLY."""
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
-class Contents(NamedTuple):
-    """What an array says of itself: its dtype as code, bits and lanes; its device as type and number; strides in
-    elements, None where it is contiguous. A capsule without flags counts as read-only."""
+class DLPackInfo(NamedTuple):
+    """Description of an array, read from its DLPack capsule.
+
+    `dtype`: (code, bits, lanes); `device`: (type, index); `strides`: in elements, None if contiguous. A capsule without
+    flags counts as read-only.
+    """
 
     dtype: tuple[int, int, int]
     device: tuple[int, int]
@@ -52,19 +56,19 @@ class Contents(NamedTuple):
     writable: bool
 
 
-def contents(x: Any) -> Contents:
-    """Reads the capsule and releases it; x keeps the memory."""
+def read_capsule(x: Any) -> DLPackInfo:
+    """Read the array's DLPack capsule and release it; x keeps the memory."""
     try:
-        held = x.__dlpack__(max_version=(1, 0))
-    except TypeError:  # before version 1
-        held = x.__dlpack__()
-    if '"dltensor_versioned"' in repr(held):
-        managed = _Versioned.from_address(_pointer(held, b"dltensor_versioned") or 0)
-        t, writable = managed.tensor, not managed.flags & _READ_ONLY
+        capsule = x.__dlpack__(max_version=(1, 0))
+    except TypeError:  # libraries before DLPack 1.0
+        capsule = x.__dlpack__()
+    if '"dltensor_versioned"' in repr(capsule):
+        managed = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned") or 0)
+        tensor, writable = managed.tensor, not managed.flags & _READ_ONLY
     else:
-        t, writable = _Tensor.from_address(_pointer(held, b"dltensor") or 0), False
-    strides = tuple(t.strides[: t.ndim]) if t.strides else None
-    return Contents(
-        (t.code, t.bits, t.lanes), (t.device_type, t.device_id), tuple(t.shape[: t.ndim]), strides,
-        (t.data or 0) + t.byte_offset, writable,
+        tensor, writable = _Tensor.from_address(_get_pointer(capsule, b"dltensor") or 0), False
+    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
+    return DLPackInfo(
+        (tensor.code, tensor.bits, tensor.lanes), (tensor.device_type, tensor.device_id),
+        tuple(tensor.shape[: tensor.ndim]), strides, (tensor.data or 0) + tensor.byte_offset, writable,
     )  # fmt: skip

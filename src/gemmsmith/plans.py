@@ -1,4 +1,4 @@
-"""A plan: a problem, the kernels that compute it, and running them on a GPU, in the simulator, or by the reference."""
+"""Plans: a problem, the kernels that compute it, and their execution on a GPU, in the simulator or by the reference."""
 
 from __future__ import annotations
 
@@ -12,40 +12,48 @@ import numpy as np
 
 from gemmsmith import checks
 from gemmsmith.arrays import ArrayInfo, address_of, describe, empty_like_kind, is_array, signature
-from gemmsmith.binding import Binding, arranged, bind, by_name, first_name
-from gemmsmith.core.bounded import Bounded
+from gemmsmith.binding import Binding, arrange_results, bind, outputs_by_name, primary_result_name
+from gemmsmith.core.bools import as_bools
+from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.dtypes import FP32, DType, number_operand
+from gemmsmith.core.dtypes import FP32, DType, validate_fp32_scalar
 from gemmsmith.core.errors import ArgumentError, ConfigError, HazardError
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.core.switches import switches
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.epilogue.device.outputs import result_argument
 from gemmsmith.epilogue.frontend.snapshot import snapshot
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launches
-from gemmsmith.launches import kernel_spec, launches
-from gemmsmith.scaling import ARGUMENTS, argument_name, with_scales
+from gemmsmith.launch_sequence import build_kernel_spec, build_launches
+from gemmsmith.scaling import SCALE_ARGUMENTS, argument_name, with_scales
 
 if TYPE_CHECKING:
     from gemmsmith.backends.cuda.compiler import Compiled, Resources
-    from gemmsmith.backends.cuda.run import Call
+    from gemmsmith.backends.cuda.run import BoundLaunches
     from gemmsmith.backends.sim.counters import Counters
     from gemmsmith.backends.sim.hazards import Hazard
     from gemmsmith.backends.sim.timeline import Timeline
 
 Backend = Literal["auto", "cuda", "sim", "reference"]
 BACKENDS = ("auto", "cuda", "sim", "reference")
-MOST_CALLS = 4096
-"""Signatures that a plan remembers."""
+"""Names of the backends."""
+MAX_CACHED_CALLS = 4096
+"""Entries of a plan's cache of launches, by signature of the arrays. Chosen; not measured."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulated product gave: D, hazards (none, in a right kernel), the timeline, and cycles of the model."""
+    """Result of a simulated GEMM.
+
+    Attributes:
+        result: The results, in the form that `gemm` returns.
+        hazards: The errors found, an empty list for a correct kernel.
+        timeline: The spans of all CTAs, in cycles of the cost model.
+        cycles: Cycles of the cost model.
+    """
 
     result: Any
     hazards: list[Hazard]
@@ -54,92 +62,127 @@ class Simulation:
 
 
 class Plan:
-    """A compiled product with its epilogue. One plan serves every problem with the same dtypes, layouts and alignment,
-    of any size. (Rows of 16-bit elements are aligned alike if both or neither have lengths that are multiples of 8.)"""
+    """A compiled GEMM with its epilogue.
+
+    One plan serves every problem with the same dtypes, layouts and alignment, of any size. (Rows of 16-bit elements
+    have the same alignment if the lengths of both, or of neither, are multiples of 8.)
+
+    Args:
+        a: (m, k) or (batch, m, k), an array or a Spec.
+        b: (k, n) or (batch, k, n), an array or a Spec.
+        out: As in `gemm`; arrays or Specs.
+        out_dtype: As in `gemm`.
+        accumulate: As in `gemm`.
+        precision: As in `gemm`.
+        epilogue: As in `gemm`.
+        operands: All epilogue operands by name, with scales under their operands' names (see `scaling.with_scales`).
+        fast_math: As in `gemm`.
+        deterministic: As in `gemm`.
+        config: As in `gemm`.
+        batch_invariant: As in `gemm`.
+        backend: As in `gemm`.
+
+    Attributes:
+        config: The kernel's configuration.
+        problem: The GEMM of strided matrices that the kernel computes.
+        spec: The kernel's compile-time parameters.
+        out_dtype: Dtype of matrix results that the epilogue does not convert.
+        accumulator_dtype: Dtype of the accumulator.
+
+    Raises:
+        ArgumentError: If an argument has a wrong type, dtype, shape, layout or device.
+        EpilogueError: If the epilogue cannot be traced.
+        ConfigError: If no config, or not the given one, can compute it.
+    """
 
     def __init__(
         self, a: Any, b: Any, out: Any = None, *, out_dtype: Any = None, accumulate: Any = None,
-        precision: Any = None, epilogue: Any = None, operands: Mapping[str, Any] | None = None, exact: bool = False,
-        atomic: bool = False, config: Config | None = None, batch_invariant: bool = False, backend: Backend = "auto",
+        precision: Any = None, epilogue: Any = None, operands: Mapping[str, Any] | None = None, fast_math: bool = True,
+        deterministic: bool = True, config: Config | None = None, batch_invariant: bool = False,
+        backend: Backend = "auto",
     ) -> None:  # fmt: skip
-        exact, atomic, batch_invariant = switches(exact=exact, atomic=atomic, batch_invariant=batch_invariant)
+        fast_math, deterministic, batch_invariant = as_bools(
+            fast_math=fast_math, deterministic=deterministic, batch_invariant=batch_invariant
+        )
         if backend not in BACKENDS:
             raise ArgumentError(f"backend: got {backend!r}; use one of {', '.join(BACKENDS)}")
         if config is not None and not isinstance(config, Config):
             raise ArgumentError(f"config: got {type(config).__name__}; use a gemmsmith.Config")
         self.backend: Backend = backend
         self.fingerprint: Hashable
-        """The epilogue's, None if it has none."""
+        """Hash key of the epilogue's source and captured values; None if it has none."""
         epilogue, self.fingerprint = snapshot(epilogue)
         binding = bind(
             a, b, out, operands, epilogue=epilogue, out_dtype=out_dtype, accumulate=accumulate, precision=precision,
-            exact=exact, atomic=atomic,
+            fast_math=fast_math, deterministic=deterministic,
         )  # fmt: skip
-        self._origin = "given"
+        self._config_source = "given"
         if batch_invariant:
-            from gemmsmith.tuning.invariant import refuse
+            from gemmsmith.tuning.batch_invariant import check_batch_invariant
 
-            refuse(config, binding.spec)
+            check_batch_invariant(config, binding.spec)
             binding = binding.transposed() if binding.swapped else binding
         self._configure(binding, config, describe(a, "a"), batch_invariant)
         self.problem: Problem = self.binding.problem
-        self.output: DType = self.binding.output
-        self.accumulate: DType = self.problem.accumulate
-        self._fused = epilogue is not None
+        self.out_dtype: DType = self.binding.out_dtype
+        self.accumulator_dtype: DType = self.problem.accumulator_dtype
+        self._has_epilogue = epilogue is not None
         self._options = {
-            "epilogue": epilogue, "out_dtype": self.output, "accumulate": accumulate, "precision": precision,
-            "exact": exact, "atomic": atomic,
+            "epilogue": epilogue, "out_dtype": self.out_dtype, "accumulate": accumulate, "precision": precision,
+            "fast_math": fast_math, "deterministic": deterministic,
         }  # fmt: skip
-        self._calls: dict[Hashable, Call] = Bounded(MOST_CALLS)
-        self._names, self._first = self.binding.names, first_name(self.binding.graph)
-        self._alone = self._names == ["out"]
+        self._cached_launches: dict[Hashable, BoundLaunches] = BoundedCache(MAX_CACHED_CALLS)
+        self._result_names, self._primary_result = self.binding.names, primary_result_name(self.binding.graph)
+        self._has_single_result = self._result_names == ["out"]
 
     def _configure(self, binding: Binding, config: Config | None, a: ArrayInfo, batch_invariant: bool) -> None:
-        """Chooses a config for a's GPU where none is given, and orients the product as it says."""
+        """Choose a config for a's GPU if none is given, and transpose the GEMM if the config says so."""
+        from gemmsmith.tuning.batch_invariant import batch_invariant_config
         from gemmsmith.tuning.choose import choose
-        from gemmsmith.tuning.fitting import fitting
+        from gemmsmith.tuning.choose_sm80 import choose_sm80, lookup_sm80
+        from gemmsmith.tuning.full_rows import check_full_rows_fit, explain_full_row_limit
         from gemmsmith.tuning.gpus import gpu_at
-        from gemmsmith.tuning.invariant import invariant
-        from gemmsmith.tuning.multistage import choose_multistage, tuned_multistage
-        from gemmsmith.tuning.table import tuned
-        from gemmsmith.tuning.whole_rows import check_rows, explained
+        from gemmsmith.tuning.stage_count import fit_stages
+        from gemmsmith.tuning.tuned_table import lookup_tuned
 
-        given, problem, epilogue = config is not None, binding.problem, binding.spec
-        chip, self._gpu = chip_of(a), gpu_at(a.index if a.device == "cuda" else 0)
-        by_waves = chip != HOPPER or problem.a.dtype == FP32
+        is_given, problem, epilogue = config is not None, binding.problem, binding.spec
+        chip, self._gpu = chip_of(a), gpu_at(a.device_index if a.device == "cuda" else 0)
+        uses_sm80_model = chip != HOPPER or problem.a.dtype == FP32
         select = partial(choose, gpu=self._gpu)
-        if by_waves:
-            select = partial(choose_multistage, chip=chip, invariant=batch_invariant)
+        if uses_sm80_model:
+            select = partial(choose_sm80, chip=chip, invariant=batch_invariant)
         try:
-            if config is None and by_waves:
-                config = None if batch_invariant else tuned_multistage(problem, epilogue, chip)
-                self._origin = f"{'tuned' if config else 'chosen'} for {chip}"
+            if config is None and uses_sm80_model:
+                config = None if batch_invariant else lookup_sm80(problem, epilogue, chip)
+                self._config_source = f"{'tuned' if config else 'chosen'} for {chip}"
                 config = config or select(problem, epilogue)
             if config is None and batch_invariant:
-                config, self._origin = invariant(binding, self._gpu), "batch-invariant"
+                config, self._config_source = batch_invariant_config(binding, self._gpu), "batch-invariant"
             if config is None:
-                config = tuned(problem, epilogue, self._gpu)
-                fused = not binding.graph.is_bare
-                self._origin = "tuned" + " without its epilogue" * fused if config else "chosen by the model"
+                config = lookup_tuned(problem, epilogue, self._gpu)
+                if config:
+                    self._config_source = "tuned" if binding.graph.is_identity else "tuned without its epilogue"
+                else:
+                    self._config_source = "chosen by the model"
                 config = config or select(problem, epilogue)
             self.binding: Binding = binding.transposed() if config.swap_ab else binding
             self.config: Config = config
-            self.spec: KernelSpec = kernel_spec(self.binding, config)
-            """What is constant in the kernel."""
-            if not given and (settled := fitting(config, self.spec)) != config:
-                self.config, self.spec = settled, kernel_spec(self.binding, settled)
-            if not given:
-                check_rows(self.spec)
+            self.spec: KernelSpec = build_kernel_spec(self.binding, config)
+            """The kernel's compile-time parameters."""
+            if not is_given and (fitted := fit_stages(config, self.spec)) != config:
+                self.config, self.spec = fitted, build_kernel_spec(self.binding, fitted)
+            if not is_given:
+                check_full_rows_fit(self.spec)
         except ConfigError as error:
-            if given:
+            if is_given:
                 raise
-            raise explained(error, problem, epilogue, select) from None
+            raise explain_full_row_limit(error, problem, epilogue, select) from None
 
-    # -- what it is ------------------------------------------------------------------------------------
+    # -- kernels ---------------------------------------------------------------------------------------
     @cached_property
     def launches(self) -> Launches:
-        """What runs for the problem that was planned for."""
-        return launches(self.binding, self.spec)
+        """The launches for the problem that was planned for."""
+        return build_launches(self.binding, self.spec)
 
     @property
     def kernel(self) -> Kernel:
@@ -153,7 +196,7 @@ class Plan:
 
     @cached_property
     def compiled(self) -> Compiled:
-        """The GEMM kernel's cubin and compiler log; compiles at the first use, without a GPU too."""
+        """The GEMM kernel's cubin and compiler log, compiled on first use; needs no GPU."""
         from gemmsmith.backends.cuda.compiler import compile_source
 
         return compile_source(self.source, self.kernel.name, self.kernel.chip.target)
@@ -167,180 +210,230 @@ class Plan:
 
     @property
     def sass(self) -> str:
-        """The GEMM kernel's machine code, disassembled."""
-        from gemmsmith.backends.cuda.disassembler import sass
+        """The GEMM kernel's machine code (SASS), disassembled."""
+        from gemmsmith.backends.cuda.disassembler import disassemble
 
-        return sass(self.compiled.cubin)
+        return disassemble(self.compiled.cubin)
 
     @property
     def resources(self) -> Resources:
-        """Registers, spills, compiler advisories, and shared memory: what ptxas counts and what a launch asks for."""
-        found = self.compiled.resources
-        return replace(found, shared=found.shared + self.kernel.shared_bytes)
+        """Registers, spills, compiler advisories, and shared memory in bytes, static and dynamic."""
+        resources = self.compiled.resources
+        return replace(resources, shared_bytes=resources.shared_bytes + self.kernel.shared_bytes)
 
     @property
     def workspace_bytes(self) -> int:
-        """Device memory a run needs: packed operands, partial reductions, shares of tiles; 0 where there are none."""
+        """Workspace in bytes: packed operands, partial reductions, split-K partial sums."""
         return self.launches.workspace_bytes
 
     @property
     def why(self) -> str:
-        """Where the config comes from, and what the model says of it and of others."""
-        from gemmsmith.tuning.why import why
+        """The source of the config, and the model's estimates for it and for alternatives."""
+        from gemmsmith.tuning.explain_config import explain_config
 
-        if self.spec.mma.by != "wgmma":  # the model knows no other instruction
-            return f"{self.config}: {self._origin}"
-        binding = self._as_chosen
-        return why(
-            binding.problem, self.config, binding.spec, self._origin, gpu=self._gpu, swapped=binding.swapped
+        if self.spec.mma.kind != "wgmma":  # the model covers wgmma only
+            return f"{self.config}: {self._config_source}"
+        binding = self._binding_before_swap
+        return explain_config(
+            binding.problem, self.config, binding.spec, self._config_source, gpu=self._gpu, swapped=binding.swapped
         )  # fmt: skip
 
     @property
-    def estimate(self) -> float:
-        """What the model says that the GEMM kernel takes, in us."""
-        from gemmsmith.tuning.choose import microseconds
+    def estimated_us(self) -> float:
+        """Model estimate of the GEMM kernel's time on the plan's GPU, in microseconds."""
+        from gemmsmith.tuning.choose import estimate_us
 
-        return microseconds(self._as_chosen.problem, self.config, self._as_chosen.spec, self._gpu)
+        return estimate_us(self._binding_before_swap.problem, self.config, self._binding_before_swap.spec, self._gpu)
 
     @property
-    def _as_chosen(self) -> Binding:
-        """The product as it was when the config was chosen, which may transpose it."""
+    def _binding_before_swap(self) -> Binding:
+        """The binding before `swap_ab` was applied."""
         return self.binding.transposed() if self.config.swap_ab else self.binding
 
     @property
     def epilogue(self) -> str:
         """The epilogue as a visitor tree, after the passes."""
-        from gemmsmith.epilogue.frontend.show import tree
+        from gemmsmith.epilogue.frontend.show import format_tree
 
-        return tree(self.binding.graph)
+        return format_tree(self.binding.graph)
 
     # -- running -----------------------------------------------------------------------------------------
     def run(
         self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
-        operands: Mapping[str, Any] | None = None, workspace: Any = None, **named: Any,
+        operands: Mapping[str, Any] | None = None, workspace: Any = None, **named_operands: Any,
     ) -> Any:  # fmt: skip
-        """out = epilogue(a @ b); gives `out`, or new arrays of a's library.
+        """Compute out = epilogue(a @ b).
 
-        Shapes as in `gemm`; they may differ from those planned for, dtypes, layouts, alignment and what scales are for
-        may not. The epilogue's operands by name. Arrays on a GPU run there, on the caller's current stream; arrays on
-        the CPU by the plan's backend. `workspace`: device bytes, at least `workspace_bytes` of the problem at hand;
-        made where not given. Raises ArgumentError.
+        Arrays on a GPU are computed there, on the caller's current stream; arrays on the CPU by the plan's backend.
+
+        Args:
+            a: (m, k) or (batch, m, k). Shapes may differ from those planned for, but not dtypes, layouts, alignment and
+                the granularity of scales.
+            b: (k, n) or (batch, k, n), with the same restrictions.
+            out: As in `gemm`.
+            scale_a: As in `gemm`.
+            scale_b: As in `gemm`.
+            operands: As in `gemm`.
+            workspace: Device array of at least `workspace_bytes` of these arrays' problem. Default: allocated per run.
+            **named_operands: As in `gemm`.
+
+        Returns:
+            `out`, or new arrays of a's library.
+
+        Raises:
+            ArgumentError: If an argument does not match the plan.
+            HazardError: With backend="sim", if the simulator finds hazards.
         """
-        return self.run_checked(a, b, out, with_scales(checks.operands(operands, named), scale_a, scale_b), workspace)
+        return self.run_checked(
+            a, b, out, with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b), workspace
+        )
 
-    def run_checked(self, a: Any, b: Any, out: Any, given: Mapping[str, Any], workspace: Any = None) -> Any:
-        """`run` with operands whose names have been checked, and scales among them."""
-        results = by_name(out, self._first, self._fused)
-        key, addresses = signatures(a, b, results, given)
-        call = self._calls.get(key)
-        if call is not None and call.apart(addresses):
+    def run_checked(self, a: Any, b: Any, out: Any, all_operands: Mapping[str, Any], workspace: Any = None) -> Any:
+        """Run with operands whose names have been checked, and which include the scales."""
+        results = outputs_by_name(out, self._primary_result, self._has_epilogue)
+        cache_key, addresses = read_signatures(a, b, results, all_operands)
+        call = self._cached_launches.get(cache_key)
+        if call is not None and call.outputs_do_not_overlap(addresses):
             return self.launch(call, addresses, results, a, workspace)
-        return self.run_bound(self._bind(a, b, out, given), a, workspace, key)
+        return self.run_bound(self._bind(a, b, out, all_operands), a, workspace, cache_key)
 
     def prepare(
         self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
-        operands: Mapping[str, Any] | None = None, workspace: Any = None, **named: Any,
+        operands: Mapping[str, Any] | None = None, workspace: Any = None, **named_operands: Any,
     ) -> Callable[[], Any]:  # fmt: skip
-        """A run of these very arrays, to be called again and again; arguments as in `run`.
+        """Prepare a run of these arrays without launching it; return a function that launches it.
 
-        All that can be is done now, nothing is launched yet. Each call launches on the stream that is current then, as
-        one CUDA graph, and gives `out`, the same each time; the arrays are kept, and must stay where they are, with
-        their shapes. Operands that are numbers keep their values. Calls that are not captured into a graph do not
-        overlap one another, not even on two streams; the workspace that is made where none is given belongs to the
-        stream that is current now. Arrays on the CPU run as in `run`. Raises ArgumentError, and DeviceError where the
-        stream is being captured; a call of what it gives may be captured.
+        Each call replays one CUDA graph on the current stream and returns `out`. The arrays must not be moved or
+        resized, and the returned function keeps references to them; scalar operands keep their values. Calls outside of
+        a stream capture do not overlap one another, not even on two streams; the default workspace belongs to the
+        stream that is current now. Arrays on the CPU run as in `run`.
+
+        Args:
+            a: As in `run`.
+            b: As in `run`.
+            out: As in `run`.
+            scale_a: As in `run`.
+            scale_b: As in `run`.
+            operands: As in `run`.
+            workspace: As in `run`.
+            **named_operands: As in `run`.
+
+        Returns:
+            A function without arguments, whose calls may be captured into a CUDA graph.
+
+        Raises:
+            ArgumentError: If an argument does not match the plan.
+            DeviceError: If the stream is being captured.
         """
-        given = with_scales(checks.operands(operands, named), scale_a, scale_b)
-        self.key(a, b, out, given)  # refuses what would lose its gradient
-        backend, binding, found = self._checked(self._bind(a, b, out, given), a)
+        all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
+        self.cache_key(a, b, out, all_operands)  # raises for tensors whose gradient would be lost
+        backend, binding, launches = self._prepare_run(self._bind(a, b, out, all_operands), a)
         if backend != "cuda":
-            return partial(self.run_checked, a, b, binding.value, given)
+            return partial(self.run_checked, a, b, binding.value, all_operands)
         from gemmsmith.backends.cuda.run import PreparedRun
 
-        return PreparedRun(found, binding.arguments, a, workspace, binding.value, (b, given))
+        return PreparedRun(launches, binding.arguments, a, workspace, binding.value, (b, all_operands))
 
     def simulate(
         self, a: Any, b: Any, out: Any = None, *, scale_a: Any = None, scale_b: Any = None,
         operands: Mapping[str, Any] | None = None, seed: int = 0, progress: Callable[[float], None] | None = None,
-        counters: Counters | None = None, **named: Any,
+        counters: Counters | None = None, **named_operands: Any,
     ) -> Simulation:  # fmt: skip
-        """Executes the kernel on the CPU, every barrier and asynchronous hazard checked. Arrays on the CPU.
+        """Execute the kernels on the CPU, and check every barrier and asynchronous access.
 
-        Other seeds give other schedules; seed 0 is the one the timeline's cost model predicts. `progress` is told the
-        fraction that is done, now and then. `counters` (backends/sim/counters.py) count instructions, wavefronts of
-        shared memory and sectors of global memory, if given.
+        Args:
+            a: As in `run`, an array on the CPU.
+            b: As in `run`, an array on the CPU.
+            out: As in `run`.
+            scale_a: As in `run`.
+            scale_b: As in `run`.
+            operands: As in `run`.
+            seed: Schedule of the execution: 0 follows the cost model, others are random.
+            progress: Called from time to time with the completed fraction.
+            counters: Counters of instructions, shared-memory wavefronts and global-memory sectors, if given.
+            **named_operands: As in `run`.
+
+        Returns:
+            The result, hazards, timeline and cycles.
+
+        Raises:
+            ArgumentError: If an argument does not match the plan.
         """
-        given = with_scales(checks.operands(operands, named), scale_a, scale_b)
-        self.key(a, b, out, given)  # refuses what would lose its gradient
-        binding = self._bind(a, b, out, given).complete(a)
-        return self._simulated(binding, self._launches(binding), seed, progress, counters)
+        all_operands = with_scales(checks.merge_operands(operands, named_operands), scale_a, scale_b)
+        self.cache_key(a, b, out, all_operands)  # raises for tensors whose gradient would be lost
+        binding = self._bind(a, b, out, all_operands).allocate_results(a)
+        return self._simulate_launches(binding, self._launches(binding), seed, progress, counters)
 
-    def key(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Hashable:
-        """What a run of these arrays depends on besides addresses and numbers. Raises ArgumentError."""
-        return signatures(a, b, by_name(out, self._first, self._fused), operands)[0]
+    def cache_key(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Hashable:
+        """Return the cache key of a run: everything except addresses and scalars. Raises ArgumentError."""
+        return read_signatures(a, b, outputs_by_name(out, self._primary_result, self._has_epilogue), operands)[0]
 
-    def call_of(self, key: Hashable) -> Call | None:
-        """The launches that an earlier run of arrays with that `key` left."""
-        return self._calls.get(key)
+    def cached_launches(self, cache_key: Hashable) -> BoundLaunches | None:
+        """Return the launches that an earlier run of arrays with that cache key has prepared, if any."""
+        return self._cached_launches.get(cache_key)
 
     def launch(
-        self, call: Call, addresses: dict[str, Any], results: dict[str, Any], like: Any, workspace: Any = None
+        self, call: BoundLaunches, addresses: dict[str, Any], results: dict[str, Any], like: Any, workspace: Any = None
     ) -> Any:
-        """A run of arrays with a known key: `addresses` and `call` are theirs. Adds to addresses and results."""
-        for name, pointer, layout in call.missing:
-            results[name] = made = empty_like_kind(like, *layout)
-            addresses[pointer] = address_of(made)
-        call.start(addresses, like, workspace)
-        return results["out"] if self._alone else arranged(results, self._names)
+        """Launch a run whose launches are cached; allocate missing results into `addresses` and `results`."""
+        for name, pointer, layout in call.unallocated_results:
+            results[name] = array = empty_like_kind(like, *layout)
+            addresses[pointer] = address_of(array)
+        call.launch(addresses, like, workspace)
+        return results["out"] if self._has_single_result else arrange_results(results, self._result_names)
 
-    def release(self) -> Binding:
-        """The binding of the arrays that the plan was made from, to which it keeps no reference."""
+    def detach_arrays(self) -> Binding:
+        """Return the binding and drop the plan's references to the arrays."""
         binding = self.binding
         self.binding = replace(binding, results={})
         return binding
 
-    def run_bound(self, binding: Binding, a: Any, workspace: Any = None, key: Hashable = None) -> Any:
-        """`run` for arrays that are bound already; `key` is theirs."""
-        backend, complete, found = self._checked(binding, a)
+    def run_bound(self, binding: Binding, a: Any, workspace: Any = None, cache_key: Hashable = None) -> Any:
+        """Run arrays that are bound already, with their cache key."""
+        backend, complete, launches = self._prepare_run(binding, a)
         if backend == "reference":
             run_reference(complete)
         elif backend == "cuda":
-            from gemmsmith.backends.cuda.run import Call, addresses_of
+            from gemmsmith.backends.cuda.run import BoundLaunches, pointer_values
 
-            call = Call(found, complete.arguments, a, binding.missing)
-            call.start(addresses_of(complete.arguments), a, workspace)
-            if key is not None and 0 not in binding.shape:
-                self._calls[key] = call
+            call = BoundLaunches(launches, complete.arguments, a, binding.unallocated_results)
+            call.launch(pointer_values(complete.arguments), a, workspace)
+            if cache_key is not None and 0 not in binding.shape:
+                self._cached_launches[cache_key] = call
         else:
-            simulation = self._simulated(complete, found)
+            simulation = self._simulate_launches(complete, launches)
             if simulation.hazards:
                 raise HazardError(simulation.hazards)
         return complete.value
 
     def _bind(self, a: Any, b: Any, out: Any, operands: Mapping[str, Any]) -> Binding:
-        """Arrays for a run, in the plan's orientation: D of one row or one column has both."""
-        return bind(a, b, out, operands, planned=self.binding.block_rows, **self._options).like(self.binding)
+        """Bind the arrays in the plan's orientation (a D with one row or column fits both)."""
+        return bind(
+            a, b, out, operands, planned_granularity=self.binding.scale_granularity, **self._options
+        ).in_orientation_of(self.binding)
 
-    def _checked(self, binding: Binding, a: Any) -> tuple[Backend, Binding, Launches]:
-        """The product where arrays are run, with all results, and the launches for them."""
-        backend = self._backend(describe(a, "a"))
-        return backend, binding.complete(a), self._launches(binding)
+    def _prepare_run(self, binding: Binding, a: Any) -> tuple[Backend, Binding, Launches]:
+        """Return the backend, the binding with all results allocated, and the launches."""
+        backend = self._resolve_backend(describe(a, "a"))
+        return backend, binding.allocate_results(a), self._launches(binding)
 
     def _launches(self, binding: Binding) -> Launches:
-        """The launches for arrays in the plan's layouts."""
+        """Return the launches for arrays in the plan's layouts."""
         same = binding.problem == self.problem and binding.arrays == self.binding.arrays
         if same and binding.graph == self.binding.graph:
             return self.launches
-        for name, planned, given in zip(ARGUMENTS.values(), self.binding.scales, binding.scales, strict=True):
-            if given != planned:
-                raise ArgumentError(f"{name}: got {given}, this plan has {planned}; make a plan from arrays like these")
-        if 0 not in binding.shape and (spec := self._spec_of(binding)) != self.spec:
+        for name, planned, actual in zip(SCALE_ARGUMENTS.values(), self.binding.scales, binding.scales, strict=True):
+            if actual != planned:
+                raise ArgumentError(
+                    f"{name}: got {actual}, this plan has {planned}; make a plan from arrays like these"
+                )
+        if 0 not in binding.shape and (spec := self._required_spec(binding)) != self.spec:
             if binding.graph != self.binding.graph:
                 raise ArgumentError(
-                    "epilogue: got operands, sizes or constants with which it is another one than this plan's; make a "
-                    "plan from arrays like these"
+                    "epilogue: for these operands, sizes or constants it differs from the plan's; make a plan from "
+                    "arrays like these"
                 )
-            names = list(ARGUMENTS.values())[:: -1 if binding.swapped else 1]
+            names = list(SCALE_ARGUMENTS.values())[:: -1 if binding.swapped else 1]
             for name, planned_scale, scale in zip(names, self.spec.scales, spec.scales, strict=True):
                 if scale != planned_scale:
                     raise ArgumentError(
@@ -348,28 +441,30 @@ class Plan:
                         "arrays like these"
                     )
             raise ArgumentError(
-                f"a, b, out: their layouts need the kernel {spec.name} ({spec.layouts}), this plan has "
-                f"{self.spec.name} ({self.spec.layouts}); make a plan from arrays like these"
+                f"a, b, out: their layouts need the kernel {spec.name} ({spec.layout_summary}), this plan has "
+                f"{self.spec.name} ({self.spec.layout_summary}); make a plan from arrays like these"
             )
-        return launches(binding, self.spec)
+        return build_launches(binding, self.spec)
 
-    def _spec_of(self, binding: Binding) -> KernelSpec:
-        """What arrays ask for, which read scales as the plan's kernel does where that takes them."""
-        spec = kernel_spec(binding, self.config)
+    def _required_spec(self, binding: Binding) -> KernelSpec:
+        """Return the spec that the arrays require, with the plan's scale loaders if they accept the arrays' scales."""
+        spec = build_kernel_spec(binding, self.config)
         both = zip(self.spec.scales, spec.scales, strict=True)
-        own, other = (mine if mine and given and mine.takes(given) else given for mine, given in both)
-        return replace(spec, scales=(own, other))
+        scale_a, scale_b = (
+            planned if planned and needed and planned.is_compatible_with(needed) else needed for planned, needed in both
+        )
+        return replace(spec, scales=(scale_a, scale_b))
 
-    def _simulated(
-        self, binding: Binding, found: Launches, seed: int = 0, progress: Callable[[float], None] | None = None,
+    def _simulate_launches(
+        self, binding: Binding, launches: Launches, seed: int = 0, progress: Callable[[float], None] | None = None,
         counters: Counters | None = None,
     ) -> Simulation:  # fmt: skip
         from gemmsmith.backends.sim.run import run
 
-        done = run(found, binding.arguments, seed, progress, counters)
-        return Simulation(binding.value, done.hazards, done.timeline, done.cycles)
+        result = run(launches, binding.arguments, seed, progress, counters)
+        return Simulation(binding.value, result.hazards, result.timeline, result.cycles)
 
-    def _backend(self, a: ArrayInfo) -> Backend:
+    def _resolve_backend(self, a: ArrayInfo) -> Backend:
         if a.device == "spec":
             raise ArgumentError("a: got a Spec, which has no data; run takes arrays")
         if self.backend == "auto":
@@ -382,46 +477,48 @@ class Plan:
         return self.backend
 
 
-def run_reference(complete: Binding) -> None:
-    """Computes a product's results by the float64 reference, which has no kernel and needs no config."""
+def run_reference(binding: Binding) -> None:
+    """Compute a GEMM's results by the float64 reference, which has no kernel and needs no config."""
     from gemmsmith.backends.reference.run import run
 
-    low_parts = complete.problem.low_parts
-    run(complete.written, complete.mma, complete.arguments, complete.block_rows, low_parts=low_parts)
+    split_tf32 = binding.problem.split_tf32
+    run(binding.source_graph, binding.mma, binding.arguments, binding.scale_granularity, split_tf32=split_tf32)
 
 
 def chip_of(a: ArrayInfo) -> Chip:
-    """The chip of the array's GPU; Hopper where there is none. DeviceError for a GPU before compute capability 8.0."""
+    """Return the chip of the array's GPU; Hopper without a GPU. DeviceError below compute capability 8.0."""
     from gemmsmith.backends.cuda import driver
 
-    return driver.chip_at(a.index) if a.device == "cuda" and driver.available() else HOPPER
+    return driver.get_device_chip(a.device_index) if a.device == "cuda" and driver.is_available() else HOPPER
 
 
-def signatures(a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, Any]) -> tuple[Hashable, dict[str, Any]]:
-    """What a run depends on besides addresses and numbers, and those, by their Pointers' names."""
-    a_signed, a_place = signature(a, "a")
-    b_signed, b_place = signature(b, "b")
-    addresses: dict[str, Any] = {"a": a_place, "b": b_place}
-    key: tuple[Hashable, ...] = a_signed, a_place & 15, b_signed, b_place & 15
+def read_signatures(
+    a: Any, b: Any, out: Mapping[str, Any], operands: Mapping[str, Any]
+) -> tuple[Hashable, dict[str, Any]]:
+    """Return (cache key of a run, addresses and scalars by their Pointers' names)."""
+    a_signature, a_address = signature(a, "a")
+    b_signature, b_address = signature(b, "b")
+    addresses: dict[str, Any] = {"a": a_address, "b": b_address}
+    key: tuple[Hashable, ...] = a_signature, a_address & 15, b_signature, b_address & 15
     for name, x in operands.items():
-        key += name, _signed(x, argument_name(name), operand_argument(name), addresses)
+        key += name, _operand_signature(x, argument_name(name), operand_argument(name), addresses)
     for name, x in out.items():
-        signed, address = signature(x, name)
+        array_signature, address = signature(x, name)
         addresses[result_argument(name)] = address
-        key += name, signed, address & 15
+        key += name, array_signature, address & 15
     return key, addresses
 
 
-def _signed(x: Any, name: str, pointer: str, addresses: dict[str, Any]) -> Hashable:
-    """An argument's signature; its address, or the number it is, goes into `addresses`."""
+def _operand_signature(x: Any, name: str, pointer: str, addresses: dict[str, Any]) -> Hashable:
+    """Return an operand's signature; its address, or the number, is added to `addresses`."""
     if not is_array(x) and (
         isinstance(x, (int, float, np.generic)) or (not hasattr(x, "shape") and isinstance(x, numbers.Real))
     ):
         try:
             addresses[pointer] = float(x)
         except OverflowError:
-            addresses[pointer] = number_operand(name, x)  # refuses it
+            addresses[pointer] = validate_fp32_scalar(name, x)  # raises
         return "number"
-    signed, address = signature(x, name)
+    array_signature, address = signature(x, name)
     addresses[pointer] = address
-    return signed, address & 15
+    return array_signature, address & 15

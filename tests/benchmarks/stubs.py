@@ -1,4 +1,4 @@
-"""In place of the GPU's timing: a graph is what it calls, a replay takes as many microseconds as it is told to."""
+"""Stubs for the GPU's timing: a graph is what it calls, and a replay takes as many microseconds as it is told to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> list[str]:
-    """Modules time nothing; gives the names of what was replayed, in order."""
+    """Replace the timing of modules, and return the names of what was replayed, in order."""
     import contest
 
     replayed: list[str] = []

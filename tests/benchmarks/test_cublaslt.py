@@ -1,4 +1,4 @@
-"""cuBLASLt's binding: what it is told of A, B and D. Its results need a GPU."""
+"""cuBLASLt's binding: the descriptors of A, B and D. Its results need a GPU."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LAYOUTS = list(product("nt", repeat=3))
 
 
 def matrix(rng: np.random.Generator, rows: int, columns: int, layout: str, device: str = "cpu") -> torch.Tensor:
-    """Integers, which bf16 holds, in a matrix whose rows (columns) lie further apart than they are long."""
+    """Return integers that bf16 represents exactly, in a matrix with padded rows (columns)."""
     outer, inner = (rows, columns) if layout == "n" else (columns, rows)
     values = torch.from_numpy(rng.integers(-3, 4, (outer, inner + 8))).to(device, torch.bfloat16)[:, :inner]
     return values if layout == "n" else values.T
 
 
 def column_major(x: torch.Tensor, rows: int, columns: int, ld: int) -> torch.Tensor:
-    """What a column-major layout of these sizes reads at x's first element."""
+    """Return what a column-major layout of these sizes reads from x's first element on."""
     return torch.as_strided(x, (rows, columns), (1, ld))
 
 
@@ -59,7 +59,7 @@ def test_other_strides_are_refused() -> None:
 def test_the_described_product_is_ours(
     m: int, n: int, k: int, layouts: tuple[str, ...], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ops and layouts given to the library, read as its documentation says."""
+    """The ops and layouts given to the library, interpreted as its documentation says."""
     library = MagicMock()
     monkeypatch.setattr(cublaslt, "library", lambda: library)
     a, b, d = (matrix(rng, *s, layout) for s, layout in zip(((m, k), (k, n), (m, n)), layouts, strict=True))

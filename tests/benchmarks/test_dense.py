@@ -59,8 +59,8 @@ def test_algorithms_that_fail_or_are_wrong_are_left_out(
 
     monkeypatch.setattr(dense.cublaslt, "algorithms", lambda a, b, d: [failing, wrong, right])
     monkeypatch.setattr(dense, "captured", lambda call, sets: call)
-    found = dense.lt_graphs([(a, b, torch.empty(64, 64, dtype=torch.bfloat16))], dense.exact(a, b))
-    assert list(found) == [right]
+    lt_graphs = dense.lt_graphs([(a, b, torch.empty(64, 64, dtype=torch.bfloat16))], dense.exact(a, b))
+    assert list(lt_graphs) == [right]
     assert "result is wrong" in capsys.readouterr().err
 
 
@@ -109,13 +109,13 @@ def test_rows_without_cublaslt_have_a_summary(name: str) -> None:
 def test_resuming_measures_the_shapes_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[tuple[int, int, int]] = []
 
-    def chosen(m: int, n: int, k: int) -> str:
+    def config_name(m: int, n: int, k: int) -> str:
         return str(gemmsmith.plan(*dense.specs((m, n, k))).config)
 
     def measure(m: int, n: int, k: int, *_: Any) -> dict[str, Any]:
         measured.append((m, n, k))
         return {"m": m, "n": n, "k": k, "us": 1.0, "torch_us": 1.0, "ratio": 1.0, "tflops": 1.0, "torch_tflops": 1.0,
-                "config": chosen(m, n, k)}  # fmt: skip
+                "config": config_name(m, n, k)}  # fmt: skip
 
     file = tmp_path / "rows.json"
     monkeypatch.setattr(dense, "measure", measure)

@@ -27,7 +27,7 @@ def test_unseen_shapes_are_sixty_that_all_peers_take() -> None:
 def test_plans_have_block_scales_in_the_mainloop(shape: tuple[int, int, int]) -> None:
     plan = fp8.planned(shape)
     assert plan.spec.promoted
-    assert sorted(scale.rows for scale in plan.spec.scales if scale) == [1, 128]
+    assert sorted(scale.granularity for scale in plan.spec.scales if scale) == [1, 128]
 
 
 def test_the_summary_has_a_line_for_each_class_and_peer() -> None:

@@ -1,5 +1,7 @@
-"""Every kind of product: that all are planned for, that wrong results are told, and the rows' way to a summary. Tiny
-products run on the CPU, by the reference; their times need a GPU."""
+"""Every kind of GEMM: their plans, the detection of wrong results, rows and summaries.
+
+Tiny GEMMs run on the CPU, by the reference; their times need a GPU.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ TINY = [Job(name, layout, 3 if name == "bmm" else 1, 64, 48, 96)
 
 
 def test_every_product_has_a_plan_for_its_operands() -> None:
-    found = kinds.jobs()
-    assert len(set(found)) == len(found) == sum(len(kind.products) for kind in KINDS.values())
-    for job in found:
+    jobs_ = kinds.jobs()
+    assert len(set(jobs_)) == len(jobs_) == sum(len(kind.products) for kind in KINDS.values())
+    for job in jobs_:
         plan = kinds.planned(job)
         problem = plan.binding.problem.T if plan.config.swap_ab else plan.binding.problem
         assert problem.m * problem.batch == job.batch * job.m, job  # a batch may be folded into M
@@ -38,16 +40,16 @@ def test_every_product_has_a_plan_for_its_operands() -> None:
 
 
 def test_kinds_have_the_shapes_that_are_asked_for() -> None:
-    found = {name: {job[2:] for job in kinds.jobs([name])} for name in KINDS}
-    assert all(len(found[name]) >= 10 for name in ("bmm", "fp8_fast", "fp8", "fp8_rows", "fp8_blocks", "fp32"))
-    assert (1, 512, 4096, 14336) in found["fp8_fast"]
-    assert {(1, 256, 4096, 4096), (1, 1000, 5120, 5120)} <= found["fp32"]
-    assert kinds.jobs(["tf32"], [(1, 2, 3)]) == [Job("tf32", layout, 1, 1, 2, 3) for layout in kinds.EVERY]
+    jobs_ = {name: {job[2:] for job in kinds.jobs([name])} for name in KINDS}
+    assert all(len(jobs_[name]) >= 10 for name in ("bmm", "fp8_fast", "fp8", "fp8_rows", "fp8_blocks", "fp32"))
+    assert (1, 512, 4096, 14336) in jobs_["fp8_fast"]
+    assert {(1, 256, 4096, 4096), (1, 1000, 5120, 5120)} <= jobs_["fp32"]
+    assert kinds.jobs(["tf32"], [(1, 2, 3)]) == [Job("tf32", layout, 1, 1, 2, 3) for layout in kinds.ALL_LAYOUTS]
 
 
 @pytest.mark.parametrize("job", TINY, ids=lambda job: f"{job.kind}-{job.layout}")
 def test_a_row_is_measured_and_checked(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuBLASLt's algorithms are two stand-ins: a right one, and one that computes something else."""
+    """cuBLASLt's algorithms are two stand-ins: a correct one, and one that computes something else."""
     on_the_cpu(monkeypatch)
 
     def right(a: Any, b: Any, d: Any, *scales: Any) -> None:
@@ -65,7 +67,7 @@ def test_a_row_is_measured_and_checked(job: Job, monkeypatch: pytest.MonkeyPatch
     assert row["lt_ratio"] == 1
     assert any(name.startswith("lt: ") and "over its bound" in why for name, why in row["refused"].items())
     assert [len(times) for times in row["times"].values()] == [3] * len(row["times"])
-    assert row["sets"] == contest.LEAST_SETS
+    assert row["sets"] == contest.MIN_SETS
     json.dumps(row)
     assert job.name in kinds.told(row)
 
@@ -96,9 +98,9 @@ def test_the_summary_has_a_line_for_each_group_and_peer() -> None:
             {**sizes, "layout": "nn", "k": 4, "torch_ratio": 1.0},
             {**sizes, "layout": "nn", "k": 5, "error": "it fell"}]  # fmt: skip
     assert contest.summary(rows, kinds.group, kinds.name) == [
-        "bf16 nt    2 products   torch / ours   geometric mean 1.000   least 0.500 at 2x3x5 nt",
-        "bf16 nt    1 products   lt    / ours   geometric mean 0.500   least 0.500 at 2x3x4 nt",
-        "bf16 nn    1 products   torch / ours   geometric mean 1.000   least 1.000 at 2x3x4 nn",
+        "bf16 nt    2 GEMMs   torch / ours   geometric mean 1.000   minimum 0.500 at 2x3x5 nt",
+        "bf16 nt     1 GEMMs   lt    / ours   geometric mean 0.500   minimum 0.500 at 2x3x4 nt",
+        "bf16 nn    1 GEMMs   torch / ours   geometric mean 1.000   minimum 1.000 at 2x3x4 nn",
         "bf16 nn FAILED 2x3x5 nn: it fell",
     ]
     assert contest.summary([], kinds.group, kinds.name) == []
@@ -112,7 +114,7 @@ def test_rows_are_written_one_by_one_and_failures_are_tried_again(
     monkeypatch.setattr(contest, "known_us", lambda: 207.0)
     monkeypatch.setattr(contest.torch.cuda, "empty_cache", lambda: None)
     file, tried = tmp_path / "rows.json", []
-    every = kinds.jobs(["fp32"])[:3]
+    all_jobs = kinds.jobs(["fp32"])[:3]
 
     def measure(job: Job) -> contest.Row:
         tried.append(job)
@@ -124,12 +126,12 @@ def test_rows_are_written_one_by_one_and_failures_are_tried_again(
         words = ["--json", str(file), "--resume", "--commit", "abc"]
         arguments = contest.parser_for("about").parse_args(words)
         assert isinstance(arguments, argparse.Namespace)
-        return contest.measured(arguments, every, kinds.job_of, lambda left: None, measure, str)
+        return contest.measured(arguments, all_jobs, kinds.job_of, lambda left: None, measure, str)
 
     assert [row.get("error") for row in rows()] == [None, "RuntimeError: it fell", None]
     assert json.loads(file.read_text())["machine"]["commit"] == "abc"
     assert [row.get("error") for row in rows()] == [None] * 3
-    assert tried == [*every, every[1]]
+    assert tried == [*all_jobs, all_jobs[1]]
 
 
 @pytest.mark.parametrize(("script", "words"), [(kinds, ["--kind", "fp32"]), (layers, []), (layers, ["--layouts"])])

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import ladder  # noqa: E402
 
-from gemmsmith.ladder import STEPS  # noqa: E402
+from gemmsmith.ladder import RUNG_CASES  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -23,16 +23,17 @@ SHAPE = 512, 256, 1024
 def test_rows() -> None:
     """The floor is the slower of a copy and the loop; cuBLAS and loops are those of the dtype and the instruction."""
     flops, us = 2 * math.prod(SHAPE), {}
-    for x in STEPS:
+    for x in RUNG_CASES:
         us |= {ladder.title(x): 40.0, f"copy {ladder.nbytes(x, SHAPE)}": 3.0}
     us |= {f"cuBLAS {name}": float(i) for i, name in enumerate(ladder.CUBLAS_LAYOUT, 8)}  # 8 us, 9 ...
-    us |= {f"loop {name}": ladder.loop_flops(name) / flops * (10.0 if name == "fma" else 2.0) for name in ladder.LOOPS}
-    rows = [ladder.row(x, SHAPE, us) for x in STEPS]
+    slowdowns = {name: 10.0 if name == "fma" else 2.0 for name in ladder.MICROBENCHMARKS}
+    us |= {f"loop {name}": ladder.loop_flops(name) / flops * slowdown for name, slowdown in slowdowns.items()}
+    rows = [ladder.row(x, SHAPE, us) for x in RUNG_CASES]
     assert all((r["m"], r["n"], r["k"]) == SHAPE for r in rows)
     for r in rows:
         assert r["tflops"] == pytest.approx(flops / 40e6)
         assert r["of_cublas"] == {"fp32": 0.2, "tf32": 0.225, "bf16": 0.25, "int8": 0.275}[r["dtype"]]
-        assert r["of_floor"] == pytest.approx(10 / 40 if r["dtype"] == "fp32" else 3 / 40)
+        assert r["of_roofline"] == pytest.approx(10 / 40 if r["dtype"] == "fp32" else 3 / 40)
     loops = {r["rung"]: r["loop"] for r in rows}
     assert (loops["sgemm"], loops["wmma"], loops["cooperative"]) == ("fma", "mma_bf16", "wgmma_bf16")
     assert [r["loop"] for r in rows if r["dtype"] in ("int8", "tf32")] == ["dp4a", "mma_int8", "mma_tf32"]

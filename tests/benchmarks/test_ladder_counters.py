@@ -1,4 +1,4 @@
-"""Nsight Compute's output as the ladder's counters are read from it, and beside the simulator's. ncu needs a GPU."""
+"""Nsight Compute's output as the ladder's counters are parsed from it, against the simulator's. ncu needs a GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from ladder_metrics import COUNTERS, METRICS, OPCODES, REASONS, compared, differ, reason
 from probe_shared import Probe, probes
 
-from gemmsmith.backends.cuda.listing import annotated
-from gemmsmith.ladder import STEPS
+from gemmsmith.backends.cuda.listing import annotate_kernel
+from gemmsmith.ladder import RUNG_CASES
 
 SAID = """==PROF== Connected to process 7
 naive: 8 CTAs an SM
@@ -35,7 +35,7 @@ def test_what_ncu_prints() -> None:
 
 
 def test_rows() -> None:
-    """What ncu has, beside the simulator's; an opcode without a number is 0; what is 0 on both sides is left out."""
+    """ncu's numbers and the simulator's; an opcode without a number is 0; what is 0 on both sides is left out."""
     own = {
         "case": "x",
         "counts": dict.fromkeys((x.name for x in COUNTERS), 0) | {"FFMA": 8, "IDP": 4},
@@ -52,8 +52,8 @@ def test_rows() -> None:
 
 
 def test_simulated() -> None:
-    """A rung, of which every CTA does the same, and a probe."""
-    (naive,) = [x for x in STEPS if x.name == "naive"]
+    """A kernel of the ladder, of which every CTA does the same, and a probe."""
+    (naive,) = [x for x in RUNG_CASES if x.name == "naive"]
     counts = ladder_counters.simulated(naive)["counts"]
     flops = 512**3
     assert (counts["FFMA of threads"], counts["FFMA"], counts["sectors, stores"]) == (
@@ -67,7 +67,7 @@ def test_simulated() -> None:
 
 @pytest.mark.parametrize("complaint", ["==ERROR== Failed to find metric b__y.sum", "==ERROR== no GPU"])
 def test_what_ncu_complains_of_is_left_out(complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And where it complains of no metric, the run ends."""
+    """If ncu names no metric, the run ends."""
     asked = []
 
     class Done:
@@ -94,7 +94,7 @@ def stored() -> list[dict[str, Any]]:
 
 
 def test_stored_rows_agree(stored: list[dict[str, Any]]) -> None:
-    """Wavefronts within 2 %, all else equal, but for what REASONS has; and each of these is needed."""
+    """Wavefronts within 2 %, all else equal, except for REASONS, each of which is needed."""
     rows = [(row["case"], x) for row in stored for x in row["compared"]]
     assert len(rows) > 400
     off = [(case, x) for case, x in rows if differ(x)]
@@ -115,8 +115,8 @@ def test_probes_are_counted_as_stored(stored: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(("name", "joined"), [("block_tile", 8), ("thread_tile", 32)])
 def test_ptxas_joins_loads(name: str, joined: int) -> None:
     """Loads of 4 bytes become LDS.128, as ncu's counts have it."""
-    (step,) = [x for x in STEPS if x.name == name]
+    (step,) = [x for x in RUNG_CASES if x.name == name]
     kernel = step.launches(*step.arrays((128, 128, 128), (128, 128, 128)))[0].all[0].kernel
     assert "ld.shared.b32" in kernel.source
     assert "ld.shared.v" not in kernel.source
-    assert sum(line.text.startswith("LDS.128") for line in annotated(kernel, "sass").lines) == joined
+    assert sum(line.text.startswith("LDS.128") for line in annotate_kernel(kernel, "sass").instructions) == joined

@@ -1,4 +1,4 @@
-"""Benchmarks in portions: which jobs are left, and when they stop; the jobs of those that have several kinds."""
+"""Benchmarks in parts: which jobs are left, and when they stop; the jobs of those that have several kinds."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_rows_are_kept_if_asked(tmp_path: Path) -> None:
     parser.add_argument("--json", type=Path)
     portions.add_options(parser)
     resumed = parser.parse_args(["--json", str(file), "--resume"])
-    assert portions.kept(resumed) == []
+    assert portions.load_rows(resumed) == []
     file.write_text(json.dumps({"rows": [{"m": 1}]}))
-    assert portions.kept(resumed) == [{"m": 1}]
-    assert portions.kept(parser.parse_args(["--json", str(file)])) == []
+    assert portions.load_rows(resumed) == [{"m": 1}]
+    assert portions.load_rows(parser.parse_args(["--json", str(file)])) == []
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_a_run_goes_on_where_one_was_ended(
     monkeypatch.setattr(sys, "argv", ["script", "--json", str(file), "--resume"])
     with pytest.raises(KeyboardInterrupt):
         script.main()
-    kept = json.loads(file.read_text())["rows"]
+    loaded = json.loads(file.read_text())["rows"]
     script.main()
-    found = json.loads(file.read_text())["rows"]
-    assert 0 < len(kept) < ended
-    assert found[: len(kept)] == kept
-    assert len({(r["m"], r["n"], r["k"], r.get("epilogue")) for r in found}) == len(found) == rows
+    rows_ = json.loads(file.read_text())["rows"]
+    assert 0 < len(loaded) < ended
+    assert rows_[: len(loaded)] == loaded
+    assert len({(r["m"], r["n"], r["k"], r.get("epilogue")) for r in rows_}) == len(rows_) == rows
 
 
 def test_jobs_are_mixed() -> None:

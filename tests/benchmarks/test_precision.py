@@ -1,4 +1,4 @@
-"""What benchmarks/precision.py draws is what kernels compute."""
+"""benchmarks/precision.py plots what kernels compute."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_its_sums_are_those_of_simulated_kernels(kind: str) -> None:
 
 @pytest.mark.parametrize("title", ["normal", "uniform in 0 to 1"])
 def test_the_page_says_what_sums_err_by(title: str) -> None:
-    found = precision.errors(precision.Operands(title))
-    promoted = f"{found['promoted'].max():.2g}"
-    fast = [f"{found['fast'][precision.DEPTHS.index(k)]:.2g}" for k in (1024, 4096, 16384, 65536)]
+    errors_ = precision.errors(precision.Operands(title))
+    promoted = f"{errors_['promoted'].max():.2g}"
+    fast = [f"{errors_['fast'][precision.DEPTHS.index(k)]:.2g}" for k in (1024, 4096, 16384, 65536)]
     row = f"| {title} | at most {promoted} | {' | '.join(fast)} |"
-    assert row in (Path(__file__).parents[2] / "docs" / "fp8.md").read_text(), row
+    assert row in (Path(__file__).parents[2] / "docs" / "guides" / "fp8.md").read_text(), row

@@ -11,21 +11,21 @@ import probe_mma
 import pytest
 from probe_findings import Measured
 from probe_models import Model, assumed, ranked, unequal
-from probe_vectors import chosen, numbers, random_tiles
+from probe_vectors import numbers, random_tiles, selected_vectors
 
 from gemmsmith.core.dtypes import BF16, FP16, FP32, TF32
-from gemmsmith.core.mma import Mma, find_mma
+from gemmsmith.core.mma import Mma, select_mma
 from gemmsmith.hw.fused_sum import fused_sum
 
 BF16_FP32, FP16_FP16, TF32_FP32 = (
-    find_mma(a, a, d, "mma") for a, d in ((BF16, FP32), (FP16, FP16), (TF32, FP32))
+    select_mma(a, a, d, "mma") for a, d in ((BF16, FP32), (FP16, FP16), (TF32, FP32))
 )  # fmt: skip
 AMPERE = Model(24, "truncated", parts=2)
 
 
 def vectors(mma: Mma) -> Measured:
     """Those of the probe, with D of nothing yet."""
-    p = chosen(mma)
+    p = selected_vectors(mma)
     *tiles, c = random_tiles(mma, np.random.default_rng(0), 2)
     a, b, of_vectors = p.arrays()
     return Measured(mma, p.names, (a, b, of_vectors, of_vectors), (*tiles, c, c))
@@ -52,7 +52,7 @@ def test_the_assumed_model_is_the_simulators(mma: Mma) -> None:
 
 def test_halves_are_two_instructions() -> None:
     a, b, c, _ = vectors(BF16_FP32).sums()
-    mma = replace(BF16_FP32, fraction=24)
+    mma = replace(BF16_FP32, alignment_bits=24)
     first = fused_sum(a[:8], b[:8], c, mma)
     chained = fused_sum(a[8:], b[8:], first.astype(float), mma)
     assert not unequal(AMPERE.sums(a, b, c, BF16_FP32), chained).any()

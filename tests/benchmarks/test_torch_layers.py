@@ -25,9 +25,9 @@ def rows(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> list[dict
 
 
 def test_every_case_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = rows(monkeypatch, tmp_path)
-    assert {r["case"] for r in found} == {"host", *torch_layers.CASES}
-    for r in found:
+    rows_ = rows(monkeypatch, tmp_path)
+    assert {r["case"] for r in rows_} == {"host", *torch_layers.CASES}
+    for r in rows_:
         if r["case"] == "host":
             assert r["us"] > 0
         else:
@@ -36,16 +36,16 @@ def test_every_case_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
             assert {"eager", "inductor", "max_autotune", "compiled", r["ours"]} <= names
             assert r["training"] == ("reduce_overhead" in names)
             assert all(r[f"{name}_error"] < 1e-5 for name in names)
-    assert len(capsys.readouterr().out.splitlines()) == len(found)
+    assert len(capsys.readouterr().out.splitlines()) == len(rows_)
 
 
 def test_parts_are_all_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = ["labels", "labels-1", "labels-16"]
     cases = [word for name in names for word in ("--case", name)]
-    found = [rows(monkeypatch, tmp_path, *cases, "--part", f"{i}/2") for i in range(2)]
-    assert [r["case"] for part in found for r in part] == ["labels", "labels-16", "labels-1"]
+    rows_ = [rows(monkeypatch, tmp_path, *cases, "--part", f"{i}/2") for i in range(2)]
+    assert [r["case"] for part in rows_ for r in part] == ["labels", "labels-16", "labels-1"]
     resumed = rows(monkeypatch, tmp_path, *cases, "--resume")  # the last part's file
-    assert resumed[:1] == found[1]
+    assert resumed[:1] == rows_[1]
     assert [r["case"] for r in resumed] == ["labels-1", "labels", "labels-16"]
 
 
@@ -70,5 +70,5 @@ def test_a_step_that_is_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_peers_of_a_loss_have_its_weight() -> None:
     work = torch_layers.head(tokens=4, dim=8, classes=16)
-    every = torch_layers.contenders(work, training=True, is_tiny=True)
-    assert {module.weight.data_ptr() for _, module in every.values()} == {work.plain.weight.data_ptr()}
+    contenders_ = torch_layers.contenders(work, training=True, is_tiny=True)
+    assert {module.weight.data_ptr() for _, module in contenders_.values()} == {work.plain.weight.data_ptr()}

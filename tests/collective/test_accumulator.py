@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.collective.products import check
+from tests.collective.exact_gemm import check
 
 import gemmsmith
 from gemmsmith import Config, hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32, INT8, INT32
-from gemmsmith.core.mma import Mma, find_mma, fragment_element
+from gemmsmith.core.mma import Mma, fragment_element, select_mma
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import F32, U64
 from gemmsmith.lang.values import Constant
@@ -43,7 +43,9 @@ def test_sums_are_rounded_where_they_are_kept(accumulate: str, out_dtype: str) -
     np.testing.assert_array_equal(done.result.astype(np.float32), np.full((64, 8), want))
 
 
-@pytest.mark.parametrize("mma", [find_mma(E4M3, E4M3, FP32), find_mma(FP16, FP16, FP16), find_mma(INT8, INT8, INT32)])
+@pytest.mark.parametrize(
+    "mma", [select_mma(E4M3, E4M3, FP32), select_mma(FP16, FP16, FP16), select_mma(INT8, INT8, INT32)]
+)
 def test_promotion_adds_in_fp32(mma: Mma, rng: np.random.Generator) -> None:
     n, pairs = 16, mma.d == FP16
     given = rng.integers(-100, 100, (64, n)).astype(mma.d.numpy)
@@ -51,14 +53,14 @@ def test_promotion_adds_in_fp32(mma: Mma, rng: np.random.Generator) -> None:
     held = np.ascontiguousarray(given[fragment_element(thread, element)])
     with Builder("promotion", threads=128) as k:
         source, out = k.pointer("source"), k.pointer("out")
-        sums, total = Accumulator(mma, 64, n), Accumulator(find_mma(BF16, BF16, FP32), 64, n)
-        hw.load_global(sums.blocks[0], source + (k.thread * (n if pairs else 2 * n)).to(U64), True)
+        sums, total = Accumulator(mma, 64, n), Accumulator(select_mma(BF16, BF16, FP32), 64, n)
+        hw.load_global(sums.fragments[0], source + (k.thread * (n if pairs else 2 * n)).to(U64), True)
         total.clear()
         for factor in (None, Constant(F32, 2.0)):
-            sums.promote(total.blocks[0], 0, [(0, n // 8, lambda chunk, half, factor=factor: (factor, factor))])
-        hw.store_global(total.blocks[0], out + (k.thread * 2 * n).to(U64), True)
+            sums.promote_into(total.fragments[0], 0, [(0, n // 8, lambda chunk, half, i, factor=factor: factor)])
+        hw.store_global(total.fragments[0], out + (k.thread * 2 * n).to(U64), True)
         kernel = k.finish()
     memory, found = GlobalMemory(), np.full((128, n // 2), np.nan, np.float32)
-    arguments = {"source": memory.place(held, "source", writable=False), "out": memory.place(found, "out")}
+    arguments = {"source": memory.add_buffer(held, "source", writable=False), "out": memory.add_buffer(found, "out")}
     assert simulate(kernel, 1, arguments, memory, seed=0).hazards == []
     assert np.array_equal(found, 3 * held.astype(np.float64))

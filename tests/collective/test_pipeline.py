@@ -11,12 +11,12 @@ from tests.conformance.case import at, load_shared_word, slot, words, write
 
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import (
-    LateRelease,
+    EpilogueSmemBarrier,
+    LaggedRelease,
     PipelineAsync,
     PipelineState,
     PipelineTmaAsync,
-    ReleaseBarrier,
-    start,
+    init_barriers,
 )
 from gemmsmith.core.errors import KernelError
 from gemmsmith.hw.tma import EVICT_NORMAL
@@ -48,7 +48,7 @@ def test_a_state_walks_the_stages_and_flips_its_phase(stages: int) -> None:
 def test_a_producer_starts_behind_what_is_there_already() -> None:
     def record(k: Builder, out: Value) -> None:
         pipe = PipelineAsync(3)
-        start(pipe)
+        init_barriers(pipe)
         states = pipe.producer_start_state(2), pipe.producer_start_state(), pipe.consumer_start_state()
         for row, state in enumerate(states):
             with k.when(k.lane == 0):
@@ -68,7 +68,7 @@ def handed_on(
 
     def record(k: Builder, out: Value) -> None:
         pipe, slots = PipelineAsync(stages, "p"), k.shared(128, stages=stages)
-        start(pipe)
+        init_barriers(pipe)
         with k.warpgroup(0), k.warp(0):
             state = pipe.producer_start_state()
             with k.range(count, name="i") as i:
@@ -99,30 +99,30 @@ def test_what_is_handed_on_is_what_comes(stages: int, seed: int) -> None:
 def test_a_role_arrives_equally_often_everywhere() -> None:
     with Builder("k", threads=256, cluster=(2, 1, 1)) as k:
         pipe = PipelineTmaAsync(2, transaction_bytes=128, cluster_size=2, name="p")
-        start(pipe)
+        init_barriers(pipe)
         with k.warpgroups(0, 2):
             pipe.consumer_release(pipe.consumer_start_state())
-            pipe.readers = 2
+            pipe.consumer_groups = 2
             with pytest.raises(KernelError, match="^p empty: one role arrives 16 and 8 times a phase"):
                 pipe.consumer_release(pipe.consumer_start_state())
 
 
 def test_warpgroups_that_take_turns_arrive_once_for_all() -> None:
     with Builder("k", threads=384) as k:
-        pipe = PipelineTmaAsync(2, transaction_bytes=128, readers=2)
-        start(pipe)
+        pipe = PipelineTmaAsync(2, transaction_bytes=128, consumer_groups=2)
+        init_barriers(pipe)
         with k.warpgroup(0), k.warp(0):
             pipe.producer_acquire(pipe.producer_start_state())
         with k.warpgroups(1, 3):
             pipe.consumer_release(pipe.consumer_start_state())
-        assert [c.number for c in k.finish().late] == [1, 4]
+        assert [c.value for c in k.finish().deferred_constants] == [1, 4]
 
 
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_the_prologue_ends_with_a_barrier_of_all_who_arrive(cluster: int) -> None:
     with Builder("k", threads=64, cluster=(cluster, 1, 1)) as k:
         pipe, box = PipelineAsync(2, "p"), k.tensor_map("map")
-        start(pipe, prefetch=[box], then=lambda: hw.fence_acq_rel())
+        init_barriers(pipe, prefetch=[box], after_init=lambda: hw.fence_acq_rel())
         pipe.producer_commit(pipe.producer_start_state())
         pipe.consumer_release(pipe.consumer_start_state())
         source = k.finish().source
@@ -131,7 +131,7 @@ def test_the_prologue_ends_with_a_barrier_of_all_who_arrive(cluster: int) -> Non
     steps += ["cluster_arrive_relaxed()", "cluster_wait()"] if cluster > 1 else ["__syncthreads()"]
     places = [body.index(step) for step in steps]
     assert places == sorted(places)
-    assert body.count("mbarrier_init(smem") == 2  # full and empty, in a loop over the stages
+    assert body.count(" mbarrier_init(") == 2  # full and empty, in a loop over the stages
     assert ("__syncthreads()" in body) == (cluster == 1)
 
 
@@ -143,25 +143,25 @@ def test_a_late_release_hands_back_every_stage_once(late: bool) -> None:
     def record(k: Builder, out: Value) -> None:
         box, slots = k.tensor_map("map"), k.shared(512, stages=stages, alignment=128)
         pipe = PipelineTmaAsync(stages, transaction_bytes=512)
-        start(pipe)
+        init_barriers(pipe)
         with k.warpgroup(0), k.warp(0):
             state = pipe.producer_start_state()
             with k.when(k.lane == 0), k.range(count, name="i"):
                 pipe.producer_acquire(state)
-                hw.tma_load(box, 0, 0, 0, slots[state.index], pipe.barrier(state), EVICT_NORMAL)
+                hw.tma_load(box, 0, 0, 0, slots[state.index], pipe.full_barrier(state), EVICT_NORMAL)
                 state.advance()
             with k.when(k.lane == 0):
                 pipe.producer_tail(state)
         with k.warpgroup(1):
-            state, release = pipe.consumer_start_state(), LateRelease(pipe)
+            state, release = pipe.consumer_start_state(), LaggedRelease(pipe)
             with k.range(count, name="i") as i:
                 pipe.consumer_wait(state)
                 load_shared_word(slot(slots[state.index], k.thread % 128, 4))
                 hw.sync_warp()  # all lanes have read
-                release.previous(i, state)
+                release.release_previous(i, state)
                 state.advance()
             if late:
-                release.last(k.lane * 0 + count)
+                release.release_last(k.lane * 0 + count)
 
     found = kinds(run(record, threads=256))
     assert found == set() if late else "deadlock" in found
@@ -173,8 +173,8 @@ def test_a_release_barrier_is_waited_for_once_in_each_round(seed: int) -> None:
     rounds = 4
 
     def record(k: Builder, out: Value) -> None:
-        done, ready, place = ReleaseBarrier("done", 1, 0), PipelineAsync(1, "ready"), k.shared(4)
-        start(done, ready)
+        done, ready, place = EpilogueSmemBarrier("done", 1, 0), PipelineAsync(1, "ready"), k.shared(4)
+        init_barriers(done, ready)
         with k.warpgroup(0), k.warp(0):
             phase, state = k.var(U32, 0, "phase"), ready.producer_start_state()
             with k.range(rounds, name="round") as round:

@@ -12,15 +12,16 @@ import ml_dtypes
 import numpy as np
 
 from gemmsmith import hw
-from gemmsmith.collective.operand import Operand
+from gemmsmith.collective.tma_operand import TmaOperand
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
-from gemmsmith.lang.builder import Builder, current
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U32, U64
-from gemmsmith.lang.values import Registers, Value, ValueLike
+from gemmsmith.lang.values import RegisterArray, Value, ValueLike
 
 POISON = 0xCD
 """Every byte of an output before the kernel runs."""
@@ -110,13 +111,13 @@ def floats(name: str, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
 # -- kernel language -----------------------------------------------------------------------------------
 
 
-def staged(name: str, tile: Tile) -> Operand:
+def staged(name: str, tile: Tile) -> TmaOperand:
     """One stage of an operand, whose tensor map the case gives by that name."""
 
     def unbound(problem: object) -> NoReturn:
         raise AssertionError("a case's maps and numbers are given")
 
-    return Operand(name, tile, 1, unbound)
+    return TmaOperand(name, tile, 1, unbound)
 
 
 def at(pointer: Value, index: Value, nbytes: int) -> Value:
@@ -129,9 +130,9 @@ def slot(view: SharedView, index: Value, nbytes: int) -> Value:
     return view.address + (index * nbytes).to(U32)
 
 
-def words(*values: ValueLike) -> Registers:
+def words(*values: ValueLike) -> RegisterArray:
     """u32 values side by side in registers."""
-    registers = current().registers(U32, len(values), "words")
+    registers = current_builder().registers(U32, len(values), "words")
     for i, value in enumerate(values):
         registers[i] = value
     return registers
@@ -144,13 +145,13 @@ def write(out: Value, index: Value, *values: ValueLike) -> None:
 
 
 def read_word(source: Value, index: Value) -> Value:
-    word = current().registers(U32, 1, "word")
+    word = current_builder().registers(U32, 1, "word")
     hw.load_global(word, at(source, index, 4), True)
     return word[0]
 
 
 def load_shared_word(address: Value) -> Value:
-    word = current().registers(U32, 1, "word")
+    word = current_builder().registers(U32, 1, "word")
     hw.load_shared(word, address)
     return word[0]
 
@@ -158,7 +159,7 @@ def load_shared_word(address: Value) -> Value:
 def dump(shared: SharedView, nbytes: int, out: Value) -> None:
     """All threads copy shared memory to `out`."""
 
-    def put(values: Registers, index: Value) -> None:
+    def put(values: RegisterArray, index: Value) -> None:
         hw.store_global(values, at(out, index, 16), True)
 
     _copy(nbytes, lambda v, i: hw.load_shared(v, slot(shared, i, 16)), put)
@@ -167,7 +168,7 @@ def dump(shared: SharedView, nbytes: int, out: Value) -> None:
 def fill(shared: SharedView, nbytes: int, source: Value | None) -> None:
     """All threads copy `source`, or zeros, to shared memory."""
 
-    def get(values: Registers, index: Value) -> None:
+    def get(values: RegisterArray, index: Value) -> None:
         if source is not None:
             hw.load_global(values, at(source, index, 16), True)
         else:
@@ -177,8 +178,10 @@ def fill(shared: SharedView, nbytes: int, source: Value | None) -> None:
     _copy(nbytes, get, lambda v, i: hw.store_shared(v, slot(shared, i, 16)))
 
 
-def _copy(nbytes: int, get: Callable[[Registers, Value], object], put: Callable[[Registers, Value], object]) -> None:
-    k, chunks = current(), nbytes // 16
+def _copy(
+    nbytes: int, get: Callable[[RegisterArray, Value], object], put: Callable[[RegisterArray, Value], object]
+) -> None:
+    k, chunks = current_builder(), nbytes // 16
     with k.range(-(-chunks // k.threads), name="turn") as turn:
         index = turn * k.threads + k.thread
         with k.when(index < chunks):
@@ -189,7 +192,7 @@ def _copy(nbytes: int, get: Callable[[Registers, Value], object], put: Callable[
 
 def barriers(*arrivals: int) -> list[SharedView]:
     """mbarriers for that many arrivals each, initialized and known to all threads of the cluster."""
-    k = current()
+    k = current_builder()
     buffer = k.shared(8, stages=len(arrivals), alignment=8, name="barrier")
     views = [buffer[i] for i in range(len(arrivals))]
     with k.when(k.thread == 0):
@@ -202,7 +205,7 @@ def barriers(*arrivals: int) -> list[SharedView]:
 
 def sync_cluster(*, relaxed: bool = False) -> None:
     """All threads of the cluster; `relaxed`: of what they did before, only fenced mbarrier inits are known then."""
-    if current().cluster == (1, 1, 1):
+    if current_builder().cluster == (1, 1, 1):
         hw.sync_threads()
     else:
         (hw.cluster_arrive_relaxed if relaxed else hw.cluster_arrive)()

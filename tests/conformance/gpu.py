@@ -6,9 +6,9 @@ import numpy as np
 from tests.conformance.case import Case
 
 from gemmsmith.backends.cuda.driver import check
-from gemmsmith.backends.cuda.launcher import device_guard, load
+from gemmsmith.backends.cuda.kernel_loader import device_guard, load_kernel
+from gemmsmith.backends.cuda.launch_template import LaunchTemplate
 from gemmsmith.backends.cuda.memory import DeviceArray
-from gemmsmith.backends.cuda.prepared import Prepared
 
 
 def run(case: Case) -> np.ndarray:
@@ -17,13 +17,13 @@ def run(case: Case) -> np.ndarray:
 
     kernel = case.kernel()
     with device_guard(0):
-        loaded = load(
+        loaded = load_kernel(
             kernel.source, kernel.name, 0, 0, threads=kernel.threads, cluster=kernel.cluster,
             shared_bytes=kernel.shared_bytes, parameter_kinds=kernel.parameter_kinds,
         )  # fmt: skip
         arrays = {name: DeviceArray.from_numpy(x) for name, x in case.inputs.items()}
         arrays["out"] = DeviceArray.from_numpy(case.fresh_output())
         arguments = case.arguments({name: array.address for name, array in arrays.items()})
-        Prepared(loaded, case.grid, [arguments[p.name or ""] for p in kernel.parameters], pdl=False).launch({}, 0)
+        LaunchTemplate(loaded, case.grid, [arguments[p.name or ""] for p in kernel.parameters], pdl=False).launch({}, 0)
         check(driver.cuCtxSynchronize(), f"{case.name}")
         return arrays["out"].numpy()

@@ -8,18 +8,18 @@ import numpy as np
 from tests.conformance.case import Case, Map, at, barriers, floats, integers, staged
 
 from gemmsmith import hw
-from gemmsmith.backends.reference.product import as_tf32
+from gemmsmith.backends.reference.matmul import truncate_to_tf32
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT32
-from gemmsmith.core.mma import WGMMA, Mma, find_mma, fragment_column, fragment_row
+from gemmsmith.core.mma import WGMMA, Mma, fragment_column, fragment_row, select_mma
 from gemmsmith.core.tile import Tile
-from gemmsmith.hw.fused_sum import fused_product
+from gemmsmith.hw.fused_sum import fused_mma
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, U32
-from gemmsmith.lang.values import Constant, Registers, Value
+from gemmsmith.lang.values import Constant, RegisterArray, Value
 
-BF16_FP32 = find_mma(BF16, BF16, FP32)
-KINDS = (BF16_FP32, find_mma(FP16, FP16, FP32), find_mma(FP16, FP16, FP16))
+BF16_FP32 = select_mma(BF16, BF16, FP32)
+KINDS = (BF16_FP32, select_mma(FP16, FP16, FP32), select_mma(FP16, FP16, FP16))
 ROWS = 64
 
 
@@ -29,7 +29,9 @@ def _places(k: Builder, row: Value, n: int, half: bool) -> list[tuple[int, Value
     return [(i if half else 2 * i, first + (i // 2 * 8 + i % 2 * 8 * n)) for i in range(n // 4)]
 
 
-def _move(k: Builder, d: Registers, pointer: Value, places: list[tuple[int, Value]], half: bool, load: bool) -> None:
+def _move(
+    k: Builder, d: RegisterArray, pointer: Value, places: list[tuple[int, Value]], half: bool, load: bool
+) -> None:
     size, count = (2, 1) if half else (4, 2)
     for register, offset in places:
         pair = k.registers(d.type, count, "pair")
@@ -46,7 +48,7 @@ def _move(k: Builder, d: Registers, pointer: Value, places: list[tuple[int, Valu
 
 def _read(x: np.ndarray) -> np.ndarray:
     """The numbers that it multiplies."""
-    return (as_tf32(x) if x.dtype == np.float32 else x).astype(float)
+    return (truncate_to_tf32(x) if x.dtype == np.float32 else x).astype(float)
 
 
 def wgmma(
@@ -84,7 +86,7 @@ def wgmma(
         hw.mbarrier_wait(full, 0)
         row = rank * rows + k.warpgroup_index * ROWS
         places = _places(k, row, n, half)
-        (d,) = Accumulator(mma, ROWS, n).blocks
+        (d,) = Accumulator(mma, ROWS, n).fragments
         _move(k, d, c, places, half, load=True)
         fragments = []
         for step in range(depth // mma.k if from_registers else 0):
@@ -101,7 +103,7 @@ def wgmma(
         for step in range(depth // mma.k):
             keep, b_desc = accumulate or step > 0, hw.descriptor(b_smem[0], step)
             if from_registers:
-                hw.wgmma_mma_register_a(d, fragments[step], b_desc, keep, n, mma, b_tile.major)
+                hw.wgmma_mma_rs(d, fragments[step], b_desc, keep, n, mma, b_tile.major)
             else:
                 a_desc = hw.descriptor(a_view, step)
                 hw.wgmma_mma(d, a_desc, b_desc, keep, n, mma, a_tile.major, b_tile.major)
@@ -111,7 +113,7 @@ def wgmma(
         if groups == 2:
             hw.wgmma_wait(1)
         hw.wgmma_wait(0)
-        hw.compiler_fence(d)
+        hw.fence_operand(d)
         _move(k, d, out, places, half, load=False)
 
     inputs, maps = {}, {}
@@ -130,7 +132,7 @@ def wgmma(
     if rounds:
         result = c
         for k in range(0, depth, mma.k):
-            result = fused_product(_read(a[:, k : k + mma.k]), _read(b[:, k : k + mma.k]), result.astype(float), mma)
+            result = fused_mma(_read(a[:, k : k + mma.k]), _read(b[:, k : k + mma.k]), result.astype(float), mma)
     else:
         a, b = a.astype(np.int64).reshape(cluster, rows, depth), b.astype(np.int64).reshape(cluster, n, depth)
         result = ((a @ b.swapaxes(1, 2)).reshape(shape) + c.astype(np.int64)).astype(c.dtype)

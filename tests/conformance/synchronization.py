@@ -21,7 +21,7 @@ from tests.conformance.case import (
 )
 
 from gemmsmith import hw
-from gemmsmith.collective.pipeline import PipelineAsync, PipelineTmaAsync, PipelineTransactionAsync, start
+from gemmsmith.collective.pipeline import PipelineAsync, PipelineTmaAsync, PipelineTransactionAsync, init_barriers
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.builder import Builder
@@ -172,9 +172,9 @@ def elect(k: Builder) -> None:
     """One lane of each warp, whichever, adds one; then the elected lane of one warp does."""
     out = k.pointer("out")
     with k.when(hw.elect_one()):
-        hw.atomic_add(at(out, k.warp_index, 4), 1)
+        hw.atom_add_u32(at(out, k.warp_index, 4), 1)
     with k.warpgroup(0), k.warp(2), k.when(hw.elect_one()):
-        hw.atomic_add(out + 16, 2)
+        hw.atom_add_u32(out + 16, 2)
 
 
 def grid_dependency(k: Builder) -> None:
@@ -270,10 +270,10 @@ CASES += [cluster_memory(*how) for how in product((1, 2, 4), (2, 4))]
 def atomic(k: Builder) -> None:
     """All threads of all CTAs add to four words; a word of one's own gives what was there."""
     out = k.pointer("out")
-    hw.atomic_add(at(out, k.thread % 4, 4), (k.thread + hw.block_index() * 1000).to(U32))
+    hw.atom_add_u32(at(out, k.thread % 4, 4), (k.thread + hw.block_index() * 1000).to(U32))
     mine = hw.block_index() * 128 + k.thread + 4
-    old = hw.atomic_add(at(out, mine, 4), k.thread.to(U32))
-    again = hw.atomic_add(at(out, mine, 4), 5)
+    old = hw.atom_add_u32(at(out, mine, 4), k.thread.to(U32))
+    again = hw.atom_add_u32(at(out, mine, 4), 5)
     write(out, mine + 256, again - old)
 
 
@@ -281,13 +281,13 @@ def reduce(k: Builder) -> None:
     out, x = k.pointer("out"), k.pointer("x")
     value = k.registers(F32, 1, "value")
     hw.load_global(value, at(x, hw.block_index() * 128 + k.thread, 4), True)
-    hw.reduce_add(at(out, k.thread % 8, 4), value[0])
+    hw.red_add_f32(at(out, k.thread % 8, 4), value[0])
 
 
 def count(k: Builder) -> None:
     """Both CTAs' threads add their numbers to eight words."""
     out = k.pointer("out")
-    hw.reduce_add_u32(at(out, k.thread % 8, 4), (k.thread + hw.block_index()).to(U32))
+    hw.red_add_u32(at(out, k.thread % 8, 4), (k.thread + hw.block_index()).to(U32))
 
 
 def release(k: Builder) -> None:
@@ -314,7 +314,7 @@ def wait(k: Builder) -> None:
             hw.store_strong(at(out, k.thread + 256, 4), Constant(U32, 5), "release", "gpu")
     with k.when(hw.block_index() == 0):
         with k.when(k.thread == 0):
-            hw.wait_acquire(at(out, k.thread + 256, 4), Constant(U32, 5))
+            hw.spin_until_equal(at(out, k.thread + 256, 4), Constant(U32, 5))
             hw.store_strong(at(out, k.thread + 256, 4), Constant(U32, 0), "release", "gpu")
         hw.sync_threads()
         write(out, k.thread + 128, read_word(out, 127 - k.thread) + 1)
@@ -324,10 +324,10 @@ def reached(k: Builder) -> None:
     """Each CTA adds one to a word and waits until both have, then for what is there already."""
     out = k.pointer("out")
     with k.when(k.thread == 0):
-        hw.atomic_add(out + 16, 1)
-        found = hw.wait_reached(out + 16, Constant(U32, 2), Constant(U32, 1 << 30))
+        hw.atom_add_u32(out + 16, 1)
+        found = hw.spin_until_at_least(out + 16, Constant(U32, 2), Constant(U32, 1 << 30))
         write(out, hw.block_index(), found)
-        write(out, hw.block_index() + 2, hw.wait_reached(out + 16, Constant(U32, 1), Constant(U32, 1)))
+        write(out, hw.block_index() + 2, hw.spin_until_at_least(out + 16, Constant(U32, 1), Constant(U32, 1)))
 
 
 _poison = poisoned((4 + 512,), np.uint32)
@@ -336,14 +336,14 @@ _own = np.tile(THREAD + 5, 2)
 _x = integers("reduce", (2, 128), np.float32, 1000)
 _start = np.arange(8, dtype=np.float32)
 CASES += [
-    Case("atomic_add", atomic,
+    Case("atom_add_u32", atomic,
          np.concatenate([_poison[:4] + _sums, _poison[4:260] + _own, np.tile(THREAD, 2)]), grid=2),
-    Case("reduce_add_u32", count, np.array([2 * sum(range(i, 128, 8)) + 16 for i in range(8)], np.uint32),
+    Case("red_add_u32", count, np.array([2 * sum(range(i, 128, 8)) + 16 for i in range(8)], np.uint32),
          initial=np.zeros(8, np.uint32), grid=2),
-    Case("reduce_add", reduce, _start + _x.reshape(-1, 8).sum(0), {"x": _x}, initial=_start, grid=2),
-    Case("wait_acquire", wait, np.concatenate([THREAD * 11, THREAD[::-1] * 11 + 1, [0]]).astype(np.uint32),
+    Case("red_add_f32", reduce, _start + _x.reshape(-1, 8).sum(0), {"x": _x}, initial=_start, grid=2),
+    Case("spin_until_equal", wait, np.concatenate([THREAD * 11, THREAD[::-1] * 11 + 1, [0]]).astype(np.uint32),
          initial=np.zeros(257, np.uint32), grid=2),
-    Case("wait_reached", reached, np.array([2, 2, 2, 2, 2], np.uint32), initial=np.zeros(5, np.uint32), grid=2),
+    Case("spin_until_at_least", reached, np.array([2, 2, 2, 2, 2], np.uint32), initial=np.zeros(5, np.uint32), grid=2),
     Case("acquire_release", release,
          np.concatenate([THREAD * 11, THREAD + 77, (THREAD[::-1] + 77) + THREAD[::-1] * 11]), threads=256),
 ]  # fmt: skip
@@ -374,7 +374,7 @@ def pipeline_async(tokens: bool, consumers: int) -> Case:
     def record(k: Builder) -> None:
         out, buffer = k.pointer("out"), k.shared(512, stages=STAGES)
         pipe = PipelineAsync(STAGES)
-        start(pipe)
+        init_barriers(pipe)
         with k.warpgroup(0):
             state = pipe.producer_start_state()
             with k.range(TURNS, name="turn") as turn:
@@ -399,7 +399,7 @@ def pipeline_tma(tokens: bool, cluster: int) -> Case:
         out, source = k.pointer("out"), k.tensor_map("source")
         buffer = k.shared(512, stages=STAGES, alignment=128)
         pipe = PipelineTmaAsync(STAGES, transaction_bytes=512, cluster_size=cluster, scope="cluster")
-        start(pipe, prefetch=[source])
+        init_barriers(pipe, prefetch=[source])
         part = 128 // cluster
         with k.warpgroup(0), k.warp(1), k.when(hw.elect_one()):
             state = pipe.producer_start_state()
@@ -408,11 +408,11 @@ def pipeline_tma(tokens: bool, cluster: int) -> Case:
                 pipe.producer_acquire(state, token)
                 stage = buffer[state.index]
                 if cluster == 1:
-                    hw.tma_load(source, 0, turn, 0, stage, pipe.barrier(state), EVICT_NORMAL)
+                    hw.tma_load(source, 0, turn, 0, stage, pipe.full_barrier(state), EVICT_NORMAL)
                 else:
                     first = hw.cluster_rank() * part
                     target, mask = stage.at((first * 4).to(U32)), (1 << cluster) - 1
-                    hw.tma_load_multicast(source, first, turn, 0, target, pipe.barrier(state), mask, EVICT_NORMAL)
+                    hw.tma_load_multicast(source, first, turn, 0, target, pipe.full_barrier(state), mask, EVICT_NORMAL)
                 pipe.producer_commit(state)
                 state.advance()
             pipe.producer_tail(state)
@@ -432,7 +432,7 @@ def pipeline_transaction(tokens: bool) -> Case:
         out, source = k.pointer("out"), k.tensor_map("source")
         buffer = k.shared(512, stages=STAGES, alignment=128)
         pipe = PipelineTransactionAsync(STAGES)
-        start(pipe)
+        init_barriers(pipe)
         with k.warpgroup(0):
             for half in range(2):
                 with k.warp(half):
@@ -443,7 +443,7 @@ def pipeline_transaction(tokens: bool) -> Case:
                         with k.when(k.lane == 0):
                             pipe.producer_expect(state, 256)
                             target = buffer[state.index].at(256 * half)
-                            hw.tma_load(source, 64 * half, turn, 0, target, pipe.barrier(state), EVICT_NORMAL)
+                            hw.tma_load(source, 64 * half, turn, 0, target, pipe.full_barrier(state), EVICT_NORMAL)
                         pipe.producer_commit(state)
                         state.advance()
                     pipe.producer_tail(state)

@@ -17,8 +17,8 @@ each_case = pytest.mark.parametrize("case", CASES, ids=str)
 def in_simulator(case: Case, kernel: Kernel, seed: int) -> np.ndarray:
     """What `out` holds after the case's kernel ran in the simulator, which must find nothing wrong with it."""
     memory, out = GlobalMemory(), case.fresh_output()
-    addresses = {name: memory.place(x, name, writable=False) for name, x in case.inputs.items()}
-    addresses["out"] = memory.place(out, "out")
+    addresses = {name: memory.add_buffer(x, name, writable=False) for name, x in case.inputs.items()}
+    addresses["out"] = memory.add_buffer(out, "out")
     result = simulate(kernel, case.grid, case.arguments(addresses), memory, seed=seed)
     assert not result.hazards, "\n".join(map(str, result.hazards))
     return out

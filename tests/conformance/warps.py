@@ -8,16 +8,16 @@ import numpy as np
 from tests.conformance.case import Case, at, floats, integers, read_word, seeded, write
 
 from gemmsmith import hw
-from gemmsmith.backends.reference.product import as_tf32
+from gemmsmith.backends.reference.matmul import truncate_to_tf32
 from gemmsmith.core.dtypes import FP16, INT32, TF32, UINT8, DType
 from gemmsmith.core.mma import MMA_SYNC, Mma, fragment_element
-from gemmsmith.hw.fused_sum import fused_product
-from gemmsmith.hw.wmma import depth, fragment_registers, summed_depth
+from gemmsmith.hw.fused_sum import fused_mma
+from gemmsmith.hw.wmma import fragment_registers, k_per_hmma, wmma_k
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import F32, I32, U32, U64, Type
+from gemmsmith.lang.types import F32, I32, U32, U64, ScalarType
 
 WARPS = 4
-_REGISTERS: dict[DType, Type] = {FP16: U32, INT32: I32}
+_REGISTERS: dict[DType, ScalarType] = {FP16: U32, INT32: I32}
 
 
 def _integers(title: str, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
@@ -34,11 +34,11 @@ def _expected(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma, step: int |
     """a @ b + c of every warp, so many of k at once."""
     if mma.d.is_integer:
         return (a.astype(np.int64) @ b.astype(np.int64) + c).astype(np.int32)
-    a, b = (as_tf32(x) if mma.a == TF32 else x for x in (a, b))
+    a, b = (truncate_to_tf32(x) if mma.a == TF32 else x for x in (a, b))
     step = step or a.shape[-1]
     for k in range(0, a.shape[-1], step):
         columns = b[:, k : k + step].swapaxes(-1, -2).astype(float)
-        c = fused_product(a[..., k : k + step].astype(float), columns, c.astype(float), mma)
+        c = fused_mma(a[..., k : k + step].astype(float), columns, c.astype(float), mma)
     return c
 
 
@@ -55,7 +55,7 @@ def mma_sync(mma: Mma, rounds: bool = False) -> Case:
                 row = k.lane // 4 + (8 * (i % 2) if name == "a" else 0)
                 word = k.lane % 4 + 4 * (i // 2 if name == "a" else i)
                 registers[i] = read_word(sources[name], (warp * rows + row) * 8 + word)
-        d = k.registers(_REGISTERS.get(mma.d, F32), mma.registers(8), "d")
+        d = k.registers(_REGISTERS.get(mma.d, F32), mma.accumulator_registers(8), "d")
         for load in (True, False):
             for i in range(d.count):
                 row, column = fragment_element(k.lane, i * (2 if mma.d == FP16 else 1))
@@ -79,7 +79,7 @@ def mma_sync(mma: Mma, rounds: bool = False) -> Case:
 
 def wmma(mma: Mma, layouts: str, space: str, rounds: bool = False) -> Case:
     """A 16 x k tile times a k x 16 tile by each warp, in any layout, through shared or from global memory."""
-    deep, title = depth(mma), f"wmma_{mma.a}_{mma.d}_{layouts}_{space}{'_rounds' * rounds}"
+    deep, title = wmma_k(mma), f"wmma_{mma.a}_{mma.d}_{layouts}_{space}{'_rounds' * rounds}"
     names = {"r": "row", "c": "col"}
     major = dict(zip("abd", (names[x] for x in layouts), strict=True))
     shapes = {"a": (16, deep), "b": (deep, 16), "d": (16, 16)}
@@ -123,7 +123,7 @@ def wmma(mma: Mma, layouts: str, space: str, rounds: bool = False) -> Case:
         x = _floats(title + name, shape, dtype) if rounds else _integers(title + name, shape, dtype)
         inputs["c" if name == "d" else name] = x
         seen[name] = x if major[name] == "row" else x.swapaxes(1, 2)
-    expected = _expected(seen["a"], seen["b"], seen["d"], mma, summed_depth(mma))
+    expected = _expected(seen["a"], seen["b"], seen["d"], mma, k_per_hmma(mma))
     expected = np.ascontiguousarray(expected if major["d"] == "row" else expected.swapaxes(1, 2))
     return Case(title, record, expected, inputs, threads=32 * WARPS)
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from gemmsmith import Config, ConfigError
-from gemmsmith.core.rules import check
+from gemmsmith.core.rules import check_config
 
-TRIPLE, PAIR, INTEGER, SWITCH = "three integers, for M, N and K", "two integers", "an integer", "True or False"
+TRIPLE, PAIR, INTEGER, SWITCH = "three integers: M, N and K", "two integers", "an integer", "True or False"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_numpys_numbers_and_lists(integer: Any, sequence: Any) -> None:
     ("changes", "message"),
     [
         ({"consumers": 0}, "consumers: got 0; use 1, 2 or 3"),
-        ({"stages": 2**31}, "stages: got 2147483648; shared memory has room for 100 of the smallest"),
+        ({"stages": 2**31}, "stages: got 2147483648; use at most 100, what fits with the smallest tile"),
         ({"consumers": -2}, "consumers: got -2"),
         ({"cluster_splits": 5}, "cluster_splits: got 5; use 1 for none, up to 4 with a cluster of 2x1, at most 8 CTAs"),
         ({"cluster_splits": 0}, "cluster_splits: got 0; use 1 for none"),
@@ -87,7 +87,7 @@ def test_numpys_numbers_and_lists(integer: Any, sequence: Any) -> None:
 )
 def test_choices_that_no_operands_suit(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check(Config(**changes))
+        check_config(Config(**changes))
 
 
 @pytest.mark.parametrize(("name", "meant"), [("tyle", "tile"), ("raster_groups", "raster_group"), ("stage", "stages"),

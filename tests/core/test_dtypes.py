@@ -8,7 +8,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gemmsmith.core.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT8, INT32, INT64, DType, as_dtype, in_fp32
+from gemmsmith.core.dtypes import (
+    BF16,
+    BOOL,
+    E4M3,
+    E5M2,
+    FP16,
+    FP32,
+    INT8,
+    INT32,
+    INT64,
+    DType,
+    as_dtype,
+    saturate_to_fp32_range,
+)
 from gemmsmith.core.errors import ArgumentError
 
 
@@ -47,10 +60,10 @@ def test_every_spelling(value: object, dtype: DType) -> None:
     ],
 )
 def test_integers_where_they_are_asked_for(value: object, dtype: DType) -> None:
-    assert as_dtype(value, integers=True) is dtype
-    assert as_dtype("bf16", integers=True) is BF16
+    assert as_dtype(value, allow_integers=True) is dtype
+    assert as_dtype("bf16", allow_integers=True) is BF16
     with pytest.raises(ArgumentError, match="got 'int16'; use one of bf16, .*int8, int32, int64, bool"):
-        as_dtype("int16", integers=True)
+        as_dtype("int16", allow_integers=True)
     if value is not INT32:
         with pytest.raises(ArgumentError, match="out_dtype: got .*fp8_e5m2$"):
             as_dtype(value, "out_dtype")
@@ -60,7 +73,7 @@ def test_integers_where_they_are_asked_for(value: object, dtype: DType) -> None:
 def test_torch() -> None:
     torch = pytest.importorskip("torch")
     integers = [torch.int8, torch.int32, torch.int64, torch.bool]
-    assert [as_dtype(d, integers=True) for d in integers] == [INT8, INT32, INT64, BOOL]
+    assert [as_dtype(d, allow_integers=True) for d in integers] == [INT8, INT32, INT64, BOOL]
     assert [as_dtype(d) for d in (torch.bfloat16, torch.float16, torch.half, torch.float32)] == [BF16, FP16, FP16, FP32]
 
 
@@ -88,8 +101,16 @@ def test_the_numbers_are_those_of_the_format(dtype: DType) -> None:
 
 
 def test_numbers_that_fp32_does_not_have() -> None:
-    assert [in_fp32(x) for x in (1e300, -1e39, 10**400, -(10**400), math.inf, 3.41e38)] == [
+    assert [saturate_to_fp32_range(x) for x in (1e300, -1e39, 10**400, -(10**400), math.inf, 3.41e38)] == [
         math.inf, -math.inf, math.inf, -math.inf, math.inf, math.inf,
     ]  # fmt: skip
-    assert [in_fp32(x) for x in (1e-300, 0, -1e-50, 0.1, 3.4e38, 1e-40, 7)] == [0, 0, 0, 0.1, 3.4e38, 1e-40, 7]
-    assert math.isnan(in_fp32(np.float32("nan")))
+    assert [saturate_to_fp32_range(x) for x in (1e-300, 0, -1e-50, 0.1, 3.4e38, 1e-40, 7)] == [
+        0,
+        0,
+        0,
+        0.1,
+        3.4e38,
+        1e-40,
+        7,
+    ]
+    assert math.isnan(saturate_to_fp32_range(np.float32("nan")))

@@ -10,7 +10,7 @@ import pytest
 
 import gemmsmith
 from gemmsmith import ArgumentError, Config
-from gemmsmith.core.errors import ARGUMENTS, meant
+from gemmsmith.core.errors import ARGUMENTS, did_you_mean
 from gemmsmith.epilogue.frontend.visitors import EVT, AccFetch, Compute
 
 A, B, C = (np.ones(shape, np.float16) for shape in ((4, 8), (8, 4), (4, 4)))
@@ -26,7 +26,8 @@ def test_the_arguments_are_those_of_gemm() -> None:
     ("name", "value", "right"),
     [
         ("epilog", lambda acc: acc, "epilogue"), ("out_dtyp", "fp32", "out_dtype"), ("dtype", "fp32", "out_dtype"),
-        ("exat", True, "exact"), ("confg", Config(), "config"), ("outs", C, "out"), ("backened", "sim", "backend"),
+        ("fastmath", True, "fast_math"), ("confg", Config(), "config"), ("outs", C, "out"),
+        ("backened", "sim", "backend"),
     ],
 )  # fmt: skip
 def test_an_argument_that_is_spelt_almost_right(epilogue: Any, name: str, value: Any, right: str) -> None:
@@ -36,6 +37,6 @@ def test_an_argument_that_is_spelt_almost_right(epilogue: Any, name: str, value:
 
 
 def test_names_that_are_not() -> None:
-    assert [meant(name) for name in ("bias", "labels", "shift", "c", "residual", "out")] == [""] * 6
-    with pytest.raises(ArgumentError, match="reads it; give `epilogue`$"):
+    assert [did_you_mean(name) for name in ("bias", "labels", "shift", "c", "residual", "out")] == [""] * 6
+    with pytest.raises(ArgumentError, match="operands need an `epilogue` that reads them$"):
         gemmsmith.gemm(A, B, bias=A)

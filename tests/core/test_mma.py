@@ -7,7 +7,7 @@ import pytest
 
 from gemmsmith import ConfigError
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32
-from gemmsmith.core.mma import WGMMA, find_mma, fragment_element
+from gemmsmith.core.mma import WGMMA, fragment_element, select_mma
 
 
 def test_depth_and_registers() -> None:
@@ -15,16 +15,16 @@ def test_depth_and_registers() -> None:
     depths = {BF16: 16, FP16: 16, TF32: 8, E4M3: 32, E5M2: 32, INT8: 32}
     for mma in WGMMA:
         assert mma.k == depths[mma.a]
-        assert mma.registers(256) == (64 if mma.d == FP16 else 128)
+        assert mma.accumulator_registers(256) == (64 if mma.d == FP16 else 128)
         assert ("MN" in mma.majors) == (mma.a in (BF16, FP16))
 
 
 def test_dtypes_that_no_instruction_has() -> None:
-    assert find_mma(E4M3, E5M2, FP32) in WGMMA
+    assert select_mma(E4M3, E5M2, FP32) in WGMMA
     for a, b, d in ((BF16, BF16, FP16), (BF16, FP16, FP32), (INT8, INT8, FP32), (FP32, FP32, FP32)):
-        with pytest.raises(ConfigError, match=f"wgmma: got {a} x {b} accumulated in {d}; it has f32.bf16.bf16"):
-            find_mma(a, b, d)
-    assert str(find_mma(INT8, INT8, INT32)) == "s32.s8.s8"
+        with pytest.raises(ConfigError, match=f"wgmma: got {a} x {b} accumulated in {d}; it supports f32.bf16.bf16"):
+            select_mma(a, b, d)
+    assert str(select_mma(INT8, INT8, INT32)) == "s32.s8.s8"
 
 
 def test_the_fragment() -> None:

@@ -12,13 +12,13 @@ sm_80 32 16 0 32, sm_80 128 96 16384 5, sm_80 160 63 1000 6, sm_86 32 32 1000 16
 sm_89 32 16 1000 24, sm_89 384 40 16384 4, sm_90 96 63 0 10, sm_90 256 63 49152 4, sm_90 384 168 100000 1,
 sm_90 128 255 0 2, sm_100 32 32 0 32, sm_100 256 32 0 8, sm_120 160 255 0 1, sm_120 32 63 0 24, sm_120 128 40 49152 2
 """
-"""Chip, threads, registers, bytes of shared memory, CTAs an SM."""
+"""Chip, threads, registers, bytes of shared memory, CTAs per SM."""
 
 
 @pytest.mark.parametrize("row", [row.split() for row in OF_THE_TOOLKIT.split(",")], ids=" ".join)
 def test_ctas(row: list[str]) -> None:
     chip, threads, registers, shared, ctas = row
-    assert occupancy(CHIPS[chip], int(threads), int(registers), int(shared)).ctas == int(ctas)
+    assert occupancy(CHIPS[chip], int(threads), int(registers), int(shared)).ctas_per_sm == int(ctas)
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ def test_ctas(row: list[str]) -> None:
 def test_what_limits(threads: int, registers: int, shared: int, limit: str) -> None:
     found = occupancy(CHIPS["sm_90"], threads, registers, shared)
     assert found.limit == limit
-    assert found.ctas == found.limits[limit]
+    assert found.ctas_per_sm == found.limits[limit]
 
 
 def test_a_cta_that_is_too_large() -> None:
-    assert occupancy(CHIPS["sm_86"], 128, 32, 228 * 1024).ctas == 0
+    assert occupancy(CHIPS["sm_86"], 128, 32, 228 * 1024).ctas_per_sm == 0
 
 
 def test_its_text() -> None:
-    text = "1 CTA an SM, 12 of 64 warps, limited by registers"
+    text = "1 CTA per SM, 12 of 64 warps, limited by registers"
     assert f"{occupancy(CHIPS['sm_90'], 384, 168, 100_000)}" == text

@@ -45,7 +45,7 @@ def test_canonical_is_the_same_memory(x: Matrix) -> None:
 def test_canonical_only_helps_and_settles(x: Matrix) -> None:
     y = x.canonical()
     assert y.canonical() == y
-    assert y.tma_ready or not x.tma_ready
+    assert y.is_tma_compatible or not x.is_tma_compatible
 
 
 @given(matrices())
@@ -60,7 +60,7 @@ def test_one_row_or_column_is_always_addressable(rows: int, cols: int, dtype: DT
     """By the shortest stride of whole 16 bytes."""
     row_major = Matrix(dtype, rows, cols, max(cols, 1), 1)
     for matrix in (row_major.canonical(), row_major.T.canonical()):
-        assert matrix.tma_ready
+        assert matrix.is_tma_compatible
         if max(rows, cols) == 7 and min(rows, cols) == 1:
             assert {matrix.row_stride, matrix.col_stride} == {1, 8}
 
@@ -87,13 +87,13 @@ BASE = Matrix(BF16, 64, 48, 48, 1)
     ],
 )
 def test_tma_ready(change: dict[str, int], ready: bool) -> None:
-    assert replace(BASE, **change).tma_ready is ready
+    assert replace(BASE, **change).is_tma_compatible is ready
 
 
 def test_problem_reads_its_extents_and_transposes() -> None:
     p = Problem(Matrix(BF16, 3, 5, 5, 1), Matrix(BF16, 5, 7, 7, 1), Matrix(FP32, 3, 7, 1, 3), FP32)
     assert (p.m, p.n, p.k, p.batch, p.flops) == (3, 7, 5, 1, 210)
-    assert (p.T.m, p.T.n, p.T.k, p.T.d.contiguous) == (7, 3, 5, "cols")
+    assert (p.T.m, p.T.n, p.T.k, p.T.d.is_row_major) == (7, 3, 5, True)
     assert p.T.T == p
     assert str(p) == "3x7x5 bf16 -> fp32"
 
@@ -106,8 +106,8 @@ def test_a_problem_read_like_another_keeps_what_its_indices_reach() -> None:
         return Problem(a, b, d, FP32)
 
     tight, wide = of(1, 8, 4, 0), of(1, 8, 4, 3)
-    read = tight.read_like(wide)
+    read = tight.with_degenerate_strides_of(wide)
     assert (read.a, read.b, read.d) == (wide.a, tight.b, wide.d)
-    assert (read.accumulate, str(read)) == (FP32, str(tight))
-    empty = of(0, 8, 4, 0).read_like(of(0, 8, 4, 3))
+    assert (read.accumulator_dtype, str(read)) == (FP32, str(tight))
+    empty = of(0, 8, 4, 0).with_degenerate_strides_of(of(0, 8, 4, 3))
     assert (empty.a.row_stride, empty.b.row_stride, empty.d.row_stride) == (7, 8, 11)

@@ -9,7 +9,7 @@ import pytest
 
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, E4M3, FP16, FP32
-from gemmsmith.core.graph import bare
+from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.mma import WGMMA
 from gemmsmith.core.problem import Matrix
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
@@ -28,7 +28,7 @@ from gemmsmith.core.spec import EpilogueSpec, KernelSpec
     ],
 )
 def test_d_is_stored_along_what_is_contiguous(d: Matrix, tma: bool, column_major: bool) -> None:
-    found = EpilogueSpec.bare(d.canonical())
+    found = EpilogueSpec.identity(d.canonical())
     assert (bool(found.tma), bool(found.column_major)) == (tma, column_major)
 
 
@@ -39,9 +39,15 @@ def test_names_are_short_symbols_and_of_one_kernel_each() -> None:
         Config(swap_ab=True), Config(evict=("first", "normal")), Config(pdl=True), Config(alias_epilogue=True),
         Config(serpentine=True), Config(sync_clusters=True),
     ]  # fmt: skip
-    epilogues = [EpilogueSpec(bare(FP32), frozenset({"out"})), EpilogueSpec(bare(FP16), frozenset({"out"}))]
-    epilogues += [EpilogueSpec(bare(FP32), frozenset(), frozenset({"out"})), EpilogueSpec(bare(FP32), frozenset())]
-    epilogues += [replace(epilogues[0], exact=True), replace(epilogues[0], atomic=True)]
+    epilogues = [
+        EpilogueSpec(identity_graph(FP32), frozenset({"out"})),
+        EpilogueSpec(identity_graph(FP16), frozenset({"out"})),
+    ]
+    epilogues += [
+        EpilogueSpec(identity_graph(FP32), frozenset(), frozenset({"out"})),
+        EpilogueSpec(identity_graph(FP32), frozenset()),
+    ]
+    epilogues += [replace(epilogues[0], fast_math=False), replace(epilogues[0], deterministic=False)]
     specs = [
         KernelSpec(config, mma, (a, b), epilogue)
         for config, mma, a, b, epilogue in product(configs, WGMMA, ("K", "MN"), ("K", "MN"), epilogues)
@@ -54,7 +60,7 @@ def test_names_are_short_symbols_and_of_one_kernel_each() -> None:
 
 
 def test_the_line_of_an_epilogue_does_not_name_another_kernel() -> None:
-    graph = bare(FP32)
-    moved = replace(graph, nodes=tuple(replace(node, where="mine.py:7: acc") for node in graph.nodes))
+    graph = identity_graph(FP32)
+    moved = replace(graph, nodes=tuple(replace(node, location="mine.py:7: acc") for node in graph.nodes))
     specs = [KernelSpec(Config(), WGMMA[0], ("K", "K"), EpilogueSpec(x, frozenset({"out"}))) for x in (graph, moved)]
     assert specs[0].name == specs[1].name

@@ -8,15 +8,15 @@ import numpy as np
 from hypothesis import strategies as st
 
 from gemmsmith.core.dtypes import BF16, FP32
-from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
 
 M, N = 12, 32
 OPERANDS = {
-    "scalar": Operand("scalar", Extent()),
-    "device_scalar": Operand("device_scalar", Extent(), FP32),
-    "row": Operand("row", Extent(width=1), BF16),
-    "column": Operand("column", Extent(height=1), BF16),
-    "matrix": Operand("matrix", Extent(height=1, width=1), BF16),
+    "scalar": Operand("scalar", BroadcastDims()),
+    "device_scalar": Operand("device_scalar", BroadcastDims(), FP32),
+    "row": Operand("row", BroadcastDims(columns_per_value=1), BF16),
+    "column": Operand("column", BroadcastDims(rows_per_value=1), BF16),
+    "matrix": Operand("matrix", BroadcastDims(rows_per_value=1, columns_per_value=1), BF16),
 }
 SHAPES = {"device_scalar": (), "row": (N,), "column": (M, 1), "matrix": (M, N)}
 ANYWHERE = ["neg", "abs", "sign", "floor", "relu", "tanh", "sigmoid", "softplus", "erf", "gelu", "gelu_tanh", "silu",
@@ -32,7 +32,7 @@ REDUCTIONS = ["sum", "mean", "max", "min", "logsumexp"]
 
 
 @st.composite
-def graphs(draw: st.DrawFn, reductions: bool = True) -> Graph:
+def graphs(draw: st.DrawFn, reductions: bool = True) -> EpilogueGraph:
     """A graph whose values stay in a sane range; every node it draws is wrapped so that its domain holds."""
     nodes = [Node("accumulator")]
     names = draw(st.lists(st.sampled_from(sorted(OPERANDS)), max_size=3, unique=True))
@@ -72,10 +72,10 @@ def graphs(draw: st.DrawFn, reductions: bool = True) -> Graph:
         axis = draw(st.sampled_from(["n", "m", "all"]))
         results.append(Result("reduced", add("reduce", out, value=(draw(st.sampled_from(REDUCTIONS)), axis))))
     read = [OPERANDS[name] for name in names]
-    return Graph(tuple(nodes), tuple(read), tuple(results))
+    return EpilogueGraph(tuple(nodes), tuple(read), tuple(results))
 
 
-def data(rng: np.random.Generator, graph: Graph, shape: tuple[int, int] = (M, N)) -> dict[str, Any]:
+def data(rng: np.random.Generator, graph: EpilogueGraph, shape: tuple[int, int] = (M, N)) -> dict[str, Any]:
     """Values for a graph's operands."""
     m, n = shape
     shapes: dict[str, tuple[int, ...]] = {"device_scalar": (), "row": (n,), "column": (m, 1), "matrix": (m, n)}

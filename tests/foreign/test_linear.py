@@ -1,4 +1,4 @@
-"""Linear layers, gated ones and MLPs with their gradients: what QuACK's tests of linear layers try."""
+"""Linear layers, gated ones and MLPs with their gradients: what QuACK's tests of linear layers cover."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def swiglu_oai(gate: Any, up: Any, limit: float = 3 + 2**-7) -> Any:
-    """The limit lies between two numbers of bf16: no rounding goes beyond it."""
+    """The limit is between two bf16 numbers, so that no rounding exceeds it."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
@@ -48,7 +48,7 @@ def drawn(*shape: int, dtype: Any, by: float = 1.0, trained: bool = True) -> Any
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "k", "n"), SHAPES)
 def test_linear(m: int, k: int, n: int, dtype: Any, bias: bool) -> None:
-    """The product, with the two of the backward pass, and the bias's gradient."""
+    """The GEMM, the two of the backward pass, and the bias's gradient."""
     layer = gt.FusedLinear(k, n, bias, dtype=dtype)
 
     def fused(x: Any, *parameters: Any) -> Any:
@@ -60,7 +60,7 @@ def test_linear(m: int, k: int, n: int, dtype: Any, bias: bool) -> None:
 
 
 def laid_out(x: Any, layout: str) -> Any:
-    """The same numbers, row-major, column-major, or in every other column of a matrix of NaN."""
+    """Return the same numbers, row-major, column-major, or in every other column of a matrix of NaN."""
     if layout == "columns":
         return x.detach().mT.contiguous().mT.requires_grad_()
     if layout == "rows":
@@ -73,15 +73,15 @@ def laid_out(x: Any, layout: str) -> Any:
 @pytest.mark.parametrize("slope", ["rows", "columns", "apart", "one"])
 @pytest.mark.parametrize("layout", ["rows", "columns", "apart"])
 def test_layouts(layout: str, slope: str) -> None:
-    """Of x and the weight, and of the result's gradient, which after a sum is one number."""
+    """Of x and the weight, and of the result's gradient, which is one number after a sum."""
     x, w = (laid_out(drawn(*shape, dtype=torch.bfloat16), layout) for shape in ((33, 17), (51, 17)))
     exact = [y.detach().double().requires_grad_() for y in (x, w)]
-    y, want = gt.gemm(x, w.mT, epilogue=F.silu), F.silu(exact[0] @ exact[1].mT)
-    close(y.detach(), want.detach())
+    y, expected = gt.gemm(x, w.mT, epilogue=F.silu), F.silu(exact[0] @ exact[1].mT)
+    close(y.detach(), expected.detach())
     g = torch.ones((), dtype=y.dtype).expand(y.shape) if slope == "one" else laid_out(torch.randn_like(y), slope)
-    rights = torch.autograd.grad(want, exact, g.detach().double())
-    for got, right in zip(torch.autograd.grad(y, [x, w], g), rights, strict=True):
-        close(got, right, 4)
+    rights = torch.autograd.grad(expected, exact, g.detach().double())
+    for actual, right in zip(torch.autograd.grad(y, [x, w], g), rights, strict=True):
+        close(actual, right, 4)
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])
@@ -104,11 +104,11 @@ def test_autocast(dtype: Any) -> None:
         y = layer(x)
     assert y.dtype == dtype
     slope = torch.randn_like(y)
-    got = torch.autograd.grad(y, [x, *layer.parameters()], slope)
+    actual = torch.autograd.grad(y, [x, *layer.parameters()], slope)
     exact = [z.detach().double().requires_grad_() for z in (x, *layer.parameters())]
-    want = F.gelu(F.linear(*exact), approximate="tanh")
-    close(y.detach(), want.detach(), 3)
-    for g, right in zip(got, torch.autograd.grad(want, exact, slope.double()), strict=True):
+    expected = F.gelu(F.linear(*exact), approximate="tanh")
+    close(y.detach(), expected.detach(), 3)
+    for g, right in zip(actual, torch.autograd.grad(expected, exact, slope.double()), strict=True):
         assert g.dtype == torch.float32
         assert (g.double() - right).norm() < 3 * torch.finfo(dtype).eps * right.norm()
 
@@ -138,7 +138,7 @@ def test_activation(name: str, dtype: Any, stored: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.parametrize("name", GATED)
 def test_gated(name: str, dtype: Any, stored: str) -> None:
-    """Of a weight that has gate and up one after the other, whose gradient has them so, too."""
+    """With a weight that has gate and up one after the other, and so has its gradient."""
     activation = GATED[name]
 
     def epilogue(acc: Any) -> Any:
@@ -177,7 +177,7 @@ def test_added(m: int, k: int, n: int, dtype: Any, beta: str) -> None:
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 def test_batched(batch: tuple[int, ...]) -> None:
-    """One weight for all, and one for each."""
+    """One weight for all batches, and one for each."""
     inputs = drawn(*batch, 9, 21, dtype=torch.bfloat16), drawn(21, 34, dtype=torch.bfloat16)
     same_gradients(lambda x, w: gt.gemm(x, w, epilogue=F.silu), lambda x, w: F.silu(x @ w), *inputs)
     if len(batch) == 1:
@@ -189,7 +189,7 @@ def test_batched(batch: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("c", [False, True])
 @pytest.mark.parametrize(("m", "k"), [(24, 40), (33, 17)])
 def test_symmetric(m: int, k: int, c: bool, dtype: Any) -> None:
-    """X X^T, computed as any product: the result is symmetric to the bit, X has both gradients."""
+    """X X^T, computed as any GEMM: the result is symmetric to the bit, X has both gradients."""
     x = drawn(m, k, dtype=dtype)
     s = gt.gemm(x, x.mT)
     assert torch.equal(s, s.mT)
@@ -208,7 +208,7 @@ def test_symmetric(m: int, k: int, c: bool, dtype: Any) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", ["swiglu", "geglu", "geglu_tanh", "reglu", "relu", "gelu_tanh", "silu", "relu_sq"])
 def test_mlp(name: str, bias: bool, dtype: Any) -> None:
-    """down(activation(gate(x)) * up(x)), Liger's, too; or without a gate."""
+    """down(activation(gate(x)) * up(x)), as Liger's too, or without a gate."""
     dim, hidden = 40, 72
     mlp = gt.FusedMLP(dim, hidden, ACTIVATIONS[name] if name == "relu_sq" else name, bias, dtype=dtype)
     names = [key for key, _ in mlp.named_parameters()]
@@ -223,7 +223,7 @@ def test_mlp(name: str, bias: bool, dtype: Any) -> None:
             return F.linear(x, of[f"{part}.weight"], of.get(f"{part}.bias"))
 
         def rounded(y: Any) -> Any:
-            """`y` as the module stores it; its gradient is not rounded. It may cross relu's kink."""
+            """Round `y` as the module stores it, but not its gradient. It may cross relu's kink."""
             return y + (y.to(dtype).double() - y).detach()
 
         up = layer("up", x)

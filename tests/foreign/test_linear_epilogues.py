@@ -1,4 +1,6 @@
-"""Epilogues of QuACK's tests: vectors, C, aux matrices, activations' gradients, norms and sums, batches and layouts."""
+"""Epilogues of QuACK's tests: vectors, C, aux matrices, activations' gradients, norms and sums, batches and
+layouts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ SHAPES: dict[str, tuple[int, ...]] = {"scalar": (), "row": (N,), "column": (M, 1
 
 
 class Case(NamedTuple):
-    """An epilogue of numpy's functions, which say what it means, too; and its operands."""
+    """An epilogue of numpy's functions, which also define the expected result, and its operands."""
 
     function: Callable[..., Any]
     operands: dict[str, str]
@@ -57,14 +59,14 @@ def drelu_sq(acc: Any, z: Any) -> Any:
 
 
 def dswiglu(acc: Any, gate: Any, up: Any) -> Any:
-    """Of the gradient of silu(gate) * up: those of gate and up, and that value, which was not stored before."""
+    """Return the gradients of gate and up from that of silu(gate) * up, and this value, which was not stored before."""
     s = sigmoid(gate)
     h = gate * s
     return acc * up * (s + h * (1 - s)), acc * h, h * up
 
 
 def dswiglu_of_weights(acc: Any, gate: Any, up: Any, row: Any) -> Any:
-    """With what a router's weight of each row gets."""
+    """Return those of `dswiglu`, and the gradient of a router's weight of each row."""
     s = sigmoid(gate)
     h = gate * s * up
     return acc * row * up * s * (1 + gate * (1 - s)), acc * row * gate * s, (acc * h).sum(-1)
@@ -117,16 +119,16 @@ def column_major(x: Any) -> Any:
 
 def check(case: Case, a: Any, b: Any, operands: Any, dtype: np.dtype, backend: Any, transposed: bool = False) -> None:
     """Matrices are of `dtype`, the transposes of row-major ones or these; reductions are fp32."""
-    want = several(case.function(wide(a) @ wide(b), **{name: wide(x) for name, x in operands.items()}))
+    expected = several(case.function(wide(a) @ wide(b), **{name: wide(x) for name, x in operands.items()}))
     matrix = (np.matmul(a, b) if a.ndim == 2 else wide(a) @ wide(b)).ndim
     outs = []
-    for y in want:
+    for y in expected:
         empty = np.full(y.shape, np.nan, dtype if y.ndim == matrix else FP32)
         outs.append(column_major(empty) if transposed and y.ndim == matrix else empty)
     out = outs[0] if len(outs) == 1 else {"out" if i == 0 else f"out{i}": x for i, x in enumerate(outs)}
     gemmsmith.gemm(a, b, epilogue=case.function, operands=operands, out=out, out_dtype=dtype, backend=backend)
-    for got, right in zip(outs, want, strict=True):
-        close(got, right, backend=backend, terms=1 if got.ndim == matrix else max(M, N))
+    for actual, right in zip(outs, expected, strict=True):
+        close(actual, right, backend=backend, terms=1 if actual.ndim == matrix else max(M, N))
 
 
 def operands(case: Case, rng: np.random.Generator, dtype: np.dtype = BF16) -> dict[str, Any]:
@@ -145,7 +147,7 @@ def test_epilogue(name: str, backend: str, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("b", [False, True])
 @pytest.mark.parametrize("a", [False, True])
 def test_layouts(a: bool, b: bool, c: bool, transposed: bool, rng: np.random.Generator) -> None:
-    """A, B, C and D row-major or column-major; the simulator takes those where C is as D."""
+    """A, B, C and D row-major or column-major; the simulator supports those where C and D are alike."""
     x, y, z = drawn(rng, M, K), drawn(rng, K, N), drawn(rng, M, N)
     x, y, z = (column_major(m) if turned else m for m, turned in ((x, a), (y, b), (z, c)))
     case = CASES["c_and_bias"]
@@ -164,7 +166,7 @@ def test_dtypes(ab: np.dtype, c: np.dtype, d: np.dtype, rng: np.random.Generator
 @pytest.mark.parametrize("name", ["c_and_bias", "dswiglu", "squares", "swiglu_and_before"])
 @pytest.mark.parametrize("backend", ["reference", "sim"])
 def test_batched(name: str, backend: str, rng: np.random.Generator) -> None:
-    """With vectors and matrices of each batch's own."""
+    """With vectors and matrices for each batch."""
     own = {"row": (3, 1, N), "matrix": (3, M, N), "scalar": ()}
     more = {key: drawn(rng, *own[kind]) for key, kind in CASES[name].operands.items()}
     check(CASES[name], drawn(rng, 3, M, K), drawn(rng, 3, N, K).swapaxes(-1, -2), more, BF16, backend)
@@ -173,12 +175,12 @@ def test_batched(name: str, backend: str, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("backend", ["reference", "sim"])
 @pytest.mark.parametrize("beta", [1.0, 0.5])
 def test_added_in_place(beta: float, backend: str, rng: np.random.Generator) -> None:
-    """C is also where D is stored."""
+    """D is stored over C."""
     a, b, c = drawn(rng, M, K), drawn(rng, K, N), drawn(rng, M, N, dtype=FP32)
-    want = wide(a) @ wide(b) + beta * wide(c)
+    expected = wide(a) @ wide(b) + beta * wide(c)
     options: Any = {"out": c, "out_dtype": FP32, "backend": backend}
     gemmsmith.gemm(a, b, epilogue=lambda acc, c, beta: acc + beta * c, c=c, beta=beta, **options)
-    close(c, want, backend=backend)
+    close(c, expected, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["reference", "sim"])
@@ -195,7 +197,7 @@ def test_symmetric(m: int, backend: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "sim"])
 def test_a_norm_between_two_products(backend: str, rng: np.random.Generator) -> None:
-    """The first sums the squares of what it stores, the second multiplies by 1 / sqrt(mean): nothing else reads h."""
+    """The first sums the squares of what it stores, the second multiplies by 1 / sqrt(mean): no kernel between reads h."""
     x, w, residual, v = drawn(rng, M, K), drawn(rng, K, N), drawn(rng, M, N), drawn(rng, N, 56)
 
     def first(acc: Any, residual: Any) -> Any:
@@ -218,7 +220,7 @@ def test_a_norm_between_two_products(backend: str, rng: np.random.Generator) -> 
 
 @pytest.mark.parametrize("backend", ["reference", "sim"])
 def test_a_softmax_s_statistics(backend: str, rng: np.random.Generator) -> None:
-    """The largest of a row, and the logarithm of the sum, of scaled and masked scores."""
+    """The maximum of a row, and the logarithm of the sum, of scaled and masked scores."""
     q, k = drawn(rng, M, K), drawn(rng, N, K)
     mask = np.tril(np.ones((M, N), bool))
     outs = {"largest": np.full(M, np.nan, FP32), "lse": np.full(M, np.nan, FP32)}

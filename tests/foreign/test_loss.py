@@ -1,5 +1,7 @@
-"""A linear layer's cross-entropy, whose logits are not stored: what Liger's tests of it try, and what it has no
-argument for by a product with sums."""
+"""A linear layer's cross-entropy whose logits are not stored: what Liger's tests of it cover.
+
+Options without an argument of the module are composed of a GEMM with sums.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ IN_FP32 = 8
 
 
 def drawn(shape: tuple[int, ...], dtype: Any, ignored: int = -100, share: float = 0.2) -> tuple[Any, Any, Any]:
-    """x, weight and targets, of which some are ignored."""
+    """Return x, weight and targets, of which some are ignored."""
     batch, tokens, width, classes = shape
     x = torch.randn(batch, tokens, width, dtype=torch.float64).to(dtype).requires_grad_()
     weight = (torch.randn(classes, width, dtype=torch.float64) * 2 * width**-0.5).to(dtype).requires_grad_()
@@ -39,7 +41,7 @@ def drawn(shape: tuple[int, ...], dtype: Any, ignored: int = -100, share: float 
 
 
 def module(width: int, classes: int, dtype: Any, **options: Any) -> Callable[..., Any]:
-    """FusedLinearCrossEntropy of (x, weight, target)."""
+    """Return FusedLinearCrossEntropy as a function of (x, weight, target)."""
     loss = gt.FusedLinearCrossEntropy(width, classes, dtype=dtype, **options)
     return lambda x, weight, target: torch.func.functional_call(loss, {"weight": weight}, (x, target))
 
@@ -76,7 +78,7 @@ def test_chunks(chunks: int, reduction: str) -> None:
 @pytest.mark.parametrize("ignored", [0, 30])
 @pytest.mark.parametrize("integers", [torch.int32, torch.int16, torch.uint8])
 def test_labels(integers: Any, ignored: int, reduction: str) -> None:
-    """Of other integers; whole chunks are ignored; x and weight are column-major."""
+    """With other integer dtypes; entire chunks are ignored; x and weight are column-major."""
     x, weight, _ = drawn(SHAPES[0], torch.bfloat16)
     x, weight = (y.detach().mT.contiguous().mT.requires_grad_() for y in (x, weight))
     target = torch.randint(64, (2, 24))
@@ -103,9 +105,9 @@ def test_frozen(frozen: str, reduction: str) -> None:
 def test_without_gradients(dtype: Any, reduction: str) -> None:
     x, weight, target = drawn(SHAPES[1], dtype)
     with torch.no_grad():
-        got = module(31, 123, dtype, reduction=reduction)(x, weight, target)
-        assert not got.requires_grad
-        close(got, plain(reduction=reduction)(x.double(), weight.double(), target), IN_FP32)
+        actual = module(31, 123, dtype, reduction=reduction)(x, weight, target)
+        assert not actual.requires_grad
+        close(actual, plain(reduction=reduction)(x.double(), weight.double(), target), IN_FP32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:3])
@@ -114,11 +116,11 @@ def test_autocast(dtype: Any) -> None:
     x, weight, target = drawn(SHAPES[0], torch.float32)
     with torch.autocast("cpu", dtype=dtype):
         loss = module(40, 64, torch.float32)(x, weight, target)
-    got = torch.autograd.grad(loss, [x, weight])
+    actual = torch.autograd.grad(loss, [x, weight])
     exact = [y.detach().to(dtype).double().requires_grad_() for y in (x, weight)]
-    want = plain()(*exact, target)
-    close(loss.detach(), want.detach(), IN_FP32)
-    for g, right in zip(got, torch.autograd.grad(want, exact), strict=True):
+    expected = plain()(*exact, target)
+    close(loss.detach(), expected.detach(), IN_FP32)
+    for g, right in zip(actual, torch.autograd.grad(expected, exact), strict=True):
         assert g.dtype == torch.float32
         assert (g.double() - right).norm() < 2 * torch.finfo(dtype).eps * right.norm()
 
@@ -133,22 +135,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def fused_loss(reduction: str, smoothing: float, cap: float, z_loss: float) -> Callable[..., Any]:
-    """Of one product, whose epilogue gives three numbers a row."""
+    """Compute the loss by one GEMM, whose epilogue returns three numbers per row."""
 
     def statistics(acc: Any, labels: Any, bias: Any, class_weights: Any) -> Any:
         z = acc + bias
         if cap:
             z = cap * torch.tanh(z / cap)
-        chosen = F.one_hot(labels, z.shape[-1])
-        return z.logsumexp(-1), (z * chosen).sum(-1), (z * class_weights).mean(-1)
+        label_mask = F.one_hot(labels, z.shape[-1])
+        return z.logsumexp(-1), (z * label_mask).sum(-1), (z * class_weights).mean(-1)
 
     def loss(x: Any, weight: Any, bias: Any, class_weights: Any, target: Any) -> Any:
         operands = {"labels": target.unsqueeze(-1), "bias": bias, "class_weights": class_weights}
         lse, of_label, mean = gt.gemm(x, weight.mT, epilogue=statistics, recompute=True, operands=operands)
         known = target != -100
         w = torch.where(known, class_weights[target.clamp(min=0)], 0)
-        of_row = (1 - smoothing) * w * (lse - of_label) + smoothing * (lse * class_weights.mean() - mean)
-        each, extra = torch.where(known, of_row, 0), torch.where(known, z_loss * lse.square(), 0)
+        row_losses = (1 - smoothing) * w * (lse - of_label) + smoothing * (lse * class_weights.mean() - mean)
+        each, extra = torch.where(known, row_losses, 0), torch.where(known, z_loss * lse.square(), 0)
         if reduction == "none":
             return each + extra
         return each.sum() + extra.sum() if reduction == "sum" else each.sum() / w.sum() + extra.sum() / known.sum()
@@ -210,7 +212,7 @@ def test_rows_scaled_by_their_probability() -> None:
 
 
 def test_accuracy() -> None:
-    """A prediction is right where no logit is above that of the label."""
+    """A prediction is correct if no logit is larger than that of the label."""
     x, weight, target = drawn(SHAPES[0], torch.float64)
 
     def statistics(acc: Any, labels: Any) -> Any:
@@ -218,12 +220,12 @@ def test_accuracy() -> None:
 
     largest, of_label = gt.gemm(x, weight.mT, epilogue=statistics, labels=target.unsqueeze(-1))
     known = target != -100
-    want = ((x @ weight.mT).argmax(-1) == target)[known]
-    assert torch.equal((of_label == largest)[known], want)
+    expected = ((x @ weight.mT).argmax(-1) == target)[known]
+    assert torch.equal((of_label == largest)[known], expected)
 
 
 def test_parts_of_the_rows_with_checkpoints() -> None:
-    """Of a loss that has no chunks of its own: one part's logits are in memory at a time."""
+    """For a loss without chunks of its own: one chunk's logits are in memory at a time."""
     loss, exact = (make("sum", 0.1, 4.0, 0.1) for make in (fused_loss, plain_loss))
 
     def in_parts(x: Any, *parameters: Any) -> Any:
@@ -254,7 +256,7 @@ def test_simulated(cap: float, rng: np.random.Generator) -> None:
     gemmsmith.gemm(x, w.T, epilogue=statistics, labels=labels, out=out, backend="sim")
     z = x.double() @ w.double().T
     z = cap * torch.tanh(z / cap) if cap else z
-    chosen = torch.arange(n) == labels
-    want = {"lse": z.logsumexp(-1), "of_label": (z * chosen).sum(-1), "mean": z.mean(-1), "largest": z.amax(-1)}
-    for name, y in want.items():
+    label_mask = torch.arange(n) == labels
+    expected = {"lse": z.logsumexp(-1), "of_label": (z * label_mask).sum(-1), "mean": z.mean(-1), "largest": z.amax(-1)}
+    for name, y in expected.items():
         close(out[name], y, backend="sim")

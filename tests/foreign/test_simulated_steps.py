@@ -13,7 +13,7 @@ import gemmsmith
 
 torch = pytest.importorskip("torch")
 gt = pytest.importorskip("gemmsmith.torch")
-operator = pytest.importorskip("gemmsmith.torch.operator")
+operator = pytest.importorskip("gemmsmith.torch.ops")
 modes = pytest.importorskip("torch.utils._python_dispatch")
 F = torch.nn.functional
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("poisoned")]
@@ -24,7 +24,7 @@ same_gradients = partial(comparison.same_gradients, backend="sim", of_gradients=
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The epilogues of the kernels that ran."""
+    """Return the epilogues of the kernels that ran."""
     ran: list[str] = []
 
     class Simulated(modes.TorchDispatchMode):
@@ -35,7 +35,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             return operator._on_cuda(*args)
 
     monkeypatch.setattr(operator, "launch", partial(gemmsmith.gemm, backend="sim"))
-    monkeypatch.setattr(operator.fallback, "needed", lambda device: False)
+    monkeypatch.setattr(operator.fallback, "kernels_unsupported", lambda device: False)
     with Simulated():
         yield ran
 

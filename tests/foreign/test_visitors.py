@@ -37,7 +37,7 @@ KINDS = {"row": RowBroadcast, "column": ColBroadcast, "aux": AuxLoad, "c": SrcFe
 
 
 class Case(NamedTuple):
-    """A tree; its results by name, in float64, of the product x and operands; and the operands, by name, of KINDS."""
+    """A tree; its results by name, in float64, of the accumulator x and operands; the operands by name, of KINDS."""
 
     tree: Callable[[], Visitor]
     meaning: Callable[..., dict[str, Any]]
@@ -49,7 +49,7 @@ def binary(op: str, left: Visitor, right: Visitor) -> Visitor:
 
 
 def loaded(kind: str) -> Case:
-    """The product and one operand, of either side."""
+    """Return the case of the accumulator and one operand, on either side."""
     return Case(
         lambda: binary("plus", binary("multiplies", KINDS[kind]("u"), AccFetch()), KINDS[kind]("u")),
         lambda x, u: {"out": u * x + u}, {"u": kind},
@@ -64,7 +64,7 @@ REDUCED: dict[str, tuple[type[Any], Any]] = {"row": (RowReduction, -2), "column"
 
 
 def reduced(axis: str, kind: str) -> Case:
-    """D is stored, and reduced with what the functor says; a scalar is of all batches."""
+    """Return the case of D, stored and reduced by the functor; a scalar is one for all batches."""
     of = {"plus": np.sum, "maximum": np.max, "minimum": np.min}[kind]
     node, dim = REDUCED.get(axis, (ScalarReduction, None))
     return Case(
@@ -83,19 +83,19 @@ def linear_combination() -> Visitor:
 
 
 def forward() -> Visitor:
-    """Of a layer with a bias and a residual: what the activation is of is stored, too."""
+    """Return the case of a layer with a bias and a residual, which also stores the pre-activation."""
     z = binary("plus", binary("plus", AccFetch(), RowBroadcast("bias")), SrcFetch("c"))
     return EVT(Compute("GELU_taylor"), EVT(AuxStore("z"), z))
 
 
 def backward() -> Visitor:
-    """Of relu, with the bias's gradient."""
+    """Return the case of relu's gradient, with the bias's gradient."""
     mask = EVT(Compute("gt", 0), AuxLoad("z"))
     return EVT(RowReduction("plus", "dbias"), EVT(Compute("where", 0), mask, AccFetch()))
 
 
 def silu_gradient() -> Visitor:
-    """A graph whose sigmoid is used twice."""
+    """Return the case of a graph whose sigmoid is used twice."""
     return TopologicalVisitor(
         [(), (), (1,), (), (3, 2), (1, 4), (5,), (2, 6), (0, 7)],
         AccFetch(), AuxLoad("z"), Compute("sigmoid"), ScalarBroadcast(1), Compute("minus"), Compute("multiplies"),
@@ -104,7 +104,7 @@ def silu_gradient() -> Visitor:
 
 
 def diamond() -> Visitor:
-    """Two results of one sum, one of which is a part of the other."""
+    """Return the case of two results of one sum, one of which is a part of the other."""
     return TopologicalVisitor(
         [(), (), (), (), (), (0, 3), (1, 4, 2), (5, 6), (7,), (8,), (9,), (), (10, 11), (8, 12)],
         AccFetch(), SrcFetch("c"), AuxLoad("aux"), ScalarBroadcast("alpha"), ScalarBroadcast("beta"),
@@ -119,13 +119,13 @@ def diamond_as_a_function(acc: Any, c: Any, aux: Any, alpha: Any, beta: Any, bia
 
 
 def softmax() -> Visitor:
-    """Its first pass: the largest of each row, and the logarithm of the sum."""
+    """Return the case of softmax's first pass: each row's maximum, and the logarithm of the sum."""
     scaled = binary("multiplies", AccFetch(), ScalarBroadcast(0.3))
     return EVT(Void(), EVT(ColReduction("logsumexp", "lse"), EVT(ColReduction("maximum", "largest"), scaled)))
 
 
 def norm() -> Visitor:
-    """What a normalization of columns needs."""
+    """Return the case of what a normalization of columns needs."""
     x = EVT(RowReduction("plus", "total"), binary("plus", AccFetch(), RowBroadcast("bias")))
     return EVT(RowReduction("sum_of_squares", "squares"), x)
 
@@ -208,7 +208,7 @@ def drawn(rng: np.random.Generator, *shape: int, dtype: np.dtype = BF16) -> Any:
 
 
 def inputs(case: Case, m: int, n: int, k: int, batch: int, rng: np.random.Generator, dtype: Any = BF16) -> Any:
-    """a, b, and operands, of each batch their own."""
+    """Return a, b, and operands for each batch."""
     lead = (batch,) if batch > 1 else ()
     row = (*lead, 1, n) if lead else (n,)
     shapes = {"row": row, "column": (*lead, m, 1), "aux": (*lead, m, n), "c": (*lead, m, n), "scalar": ()}
@@ -247,7 +247,7 @@ def test_simulated(name: str, problem: tuple[int, int, int, int], rng: np.random
 @pytest.mark.parametrize("backend", ["reference", "sim"])
 @pytest.mark.parametrize("name", ["linear_combination", "diamond", "norm", "scalar_plus", "everything"])
 def test_shared_by_a_batch(name: str, backend: str, rng: np.random.Generator) -> None:
-    """B and the operands; a scalar is each product's own."""
+    """B and the operands are shared; a scalar is each GEMM's own."""
     case = CASES[name]
     a = inputs(case, 40, 24, 16, 3, rng)[0]
     _, b, more = inputs(case, 40, 24, 16, 1, rng)
@@ -274,7 +274,7 @@ ORDERS = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0)]
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("backend", ["reference", "sim"])
 def test_permuted(backend: Any, order: tuple[int, int, int], rng: np.random.Generator) -> None:
-    """D and what is stored beside it, (batch, M, N), lie in memory in another order."""
+    """D and the other outputs, (batch, M, N), have another order in memory."""
     case = CASES["forward"]
     a, b, more = inputs(case, 40, 24, 16, 3, rng)
     want = case.meaning(wide(a) @ wide(b), **{name: wide(x) for name, x in more.items()})
@@ -287,7 +287,7 @@ def test_permuted(backend: Any, order: tuple[int, int, int], rng: np.random.Gene
 
 @pytest.mark.parametrize("backend", ["reference", "sim"])
 def test_heads(backend: Any, rng: np.random.Generator) -> None:
-    """Rows of (batch, token), columns of (head, dim), stored as (batch, head, token, dim): a product a batch."""
+    """Rows of (batch, token), columns of (head, dim), stored as (batch, head, token, dim): one GEMM per batch."""
     batch, tokens, heads, dim, k = 2, 24, 3, 16, 40
     x, w, bias = drawn(rng, batch, tokens, k), drawn(rng, k, heads * dim), drawn(rng, heads * dim)
     out = np.full((batch, heads, tokens, dim), np.nan, BF16)

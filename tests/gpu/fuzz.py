@@ -37,9 +37,9 @@ from gemmsmith import ArgumentError, Config, ConfigError, Plan
 from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.reference.epilogue import execute
-from gemmsmith.binding import first_name, result_shape
+from gemmsmith.binding import primary_result_name, result_shape
 from gemmsmith.core.dtypes import DType, as_dtype
-from gemmsmith.epilogue.frontend.fusions import FUSIONS
+from gemmsmith.epilogue.frontend.fusions import NAMED_FUSIONS
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8_e4m3": torch.float8_e4m3fn,
          "fp8_e5m2": torch.float8_e5m2}  # fmt: skip
@@ -68,7 +68,7 @@ LIMITS = {"cuda": Limits(3e10, 2**22, 8192), "cpu": Limits(4e6, 2**15, 400), "si
 def every_case() -> dict[str, Case]:
     """The epilogues: one for each kind of node, and the ready-made ones."""
     cases = dict(CASES)
-    for name in FUSIONS:
+    for name in NAMED_FUSIONS:
         function, kinds = fusion(name)
         whole_rows = -1 if "TopK" in name else 128 * (name == "block_quantized")
         cases[name] = Case(function, kinds, gated="glu" in name, whole_rows=whole_rows)
@@ -146,8 +146,8 @@ class Problem:
     outs: str
     """Which results are given: none, first, all."""
     epilogue: str
-    exact: bool
-    atomic: bool
+    fast_math: bool
+    deterministic: bool
     way: str
 
     @property
@@ -203,7 +203,7 @@ def problem(seed: int, limits: Limits) -> Problem:
         seed, m, n, k, batch, own, rng.random() < 0.5, dtype, accumulate, output,
         rng.choice(["normal"] * 6 + ["integers", "large", "tiny", "special"]) if epilogue == "bare" else "normal",
         Layout.random(rng), Layout.random(rng), rng.choice(["none", "first", "all"]), epilogue,
-        rng.random() < 0.2, epilogue != "bare" and rng.random() < 0.2, rng.choice(["gemm", "plan", "prepare"]),
+        rng.random() >= 0.2, epilogue == "bare" or rng.random() >= 0.2, rng.choice(["gemm", "plan", "prepare"]),
     )  # fmt: skip
 
 
@@ -284,7 +284,8 @@ class Trial:
     def _options(self) -> dict[str, Any]:
         p = self.p
         function = self.case and self.case.function
-        return {"out_dtype": p.output, "accumulate": p.accumulate, "exact": p.exact, "atomic": p.atomic,
+        return {"out_dtype": p.output, "accumulate": p.accumulate, "fast_math": p.fast_math,
+                "deterministic": p.deterministic,
                 "epilogue": function, "operands": self.given, "backend": self.backend}  # fmt: skip
 
     def _plan(self, config: Config | None) -> Plan:
@@ -304,13 +305,13 @@ class Trial:
 
     def _make_outs(self, plan: Plan) -> None:
         graph, p = plan.binding.graph, self.p
-        wanted = [
-            (r.name, result_shape(graph, r, p.shape), r.dtype or plan.output, graph.is_reduced(r))
+        expected_results = [
+            (r.name, result_shape(graph, r, p.shape), r.dtype or plan.out_dtype, graph.is_reduction(r))
             for r in graph.results
         ]
         if p.outs == "first":
-            wanted = [w for w in wanted if w[0] == first_name(graph)]
-        for name, shape, dtype, contiguous in wanted if p.outs != "none" else []:
+            expected_results = [w for w in expected_results if w[0] == primary_result_name(graph)]
+        for name, shape, dtype, contiguous in expected_results if p.outs != "none" else []:
             layout = Layout.random(self.rng, written=True)
             layout = Layout(offset=layout.offset) if contiguous else layout
             self.outs[name] = layout.place(shape, TORCH[dtype.name], self.device)
@@ -344,7 +345,7 @@ class Trial:
         """AssertionError where a result is wrong, or the second run's differs."""
         p = self.p
         first, second = self.run(), self.run()
-        sums = set(self.plan.binding.names) if self.case and p.atomic else set()
+        sums = set(self.plan.binding.names) if self.case and not p.deterministic else set()
         for name in first:
             assert name in sums or judges.same_bits(first[name], second[name]), f"{name}: other bits the second time"
         if self.case is None:
@@ -352,15 +353,15 @@ class Trial:
         product = judges.exact(self.a, self.b)
         numbers = {n: x if isinstance(x, float) else x.double().cpu().numpy() for n, x in self.given.items()}
         binding = self.plan.binding
-        want = execute(binding.written, product.cpu().numpy(), numbers)
-        for results in (first, second) if p.atomic else (first,):
-            got = {name: x.float().cpu().numpy() for name, x in results.items()}
-            judge(binding.graph, got, want, product.cpu().numpy())
+        expected = execute(binding.source_graph, product.cpu().numpy(), numbers)
+        for results in (first,) if p.deterministic else (first, second):
+            actual = {name: x.float().cpu().numpy() for name, x in results.items()}
+            judge(binding.graph, actual, expected, product.cpu().numpy())
 
     def check_bare(self, out: torch.Tensor) -> None:
         """By a bound on the device; the reference has the last word on what that refuses."""
-        want = judges.exact(self.a, self.b)
-        if judges.wrong(out, want, judges.product_bound(self.a, self.b, want, self.p.accumulate, out.dtype)):
+        expected = judges.exact(self.a, self.b)
+        if judges.wrong(out, expected, judges.product_bound(self.a, self.b, expected, self.p.accumulate, out.dtype)):
             there = (as_numpy(x.cpu()) for x in (out, self.a, self.b))
             bounds.check(*there, as_dtype(self.p.accumulate), as_dtype(out.dtype)).require()
 
@@ -410,7 +411,7 @@ def child(args: argparse.Namespace) -> int:
 
 def fuzz(args: argparse.Namespace) -> Result:
     """{"problems", "failed": [{"seed", "why"}], "epilogues", "configs"}, by as many processes as asked for."""
-    found: Result = {"problems": 0, "failed": [], "epilogues": Counter(), "configs": Counter()}
+    actual_results: Result = {"problems": 0, "failed": [], "epilogues": Counter(), "configs": Counter()}
     lock, until = threading.Lock(), time.time() + args.seconds
     processes = min(args.processes, args.count)
 
@@ -426,11 +427,11 @@ def fuzz(args: argparse.Namespace) -> Result:
             seed = args.seed + number + result["item"] * processes
             why = result.get("failed") or result.get("died")
             with lock:
-                found["problems"] += 1
-                found["epilogues"][result.get("epilogue", "?")] += 1
-                found["configs"][result.get("config", "?")] += 1
+                actual_results["problems"] += 1
+                actual_results["epilogues"][result.get("epilogue", "?")] += 1
+                actual_results["configs"][result.get("config", "?")] += 1
                 if why:
-                    found["failed"].append({"seed": seed, "why": why})
+                    actual_results["failed"].append({"seed": seed, "why": why})
                     print(f"seed {seed}: {why}", flush=True)
 
         supervise(command, count, args.patience + 120, told)
@@ -440,7 +441,7 @@ def fuzz(args: argparse.Namespace) -> Result:
         thread.start()
     for thread in parts:
         thread.join()
-    return found
+    return actual_results
 
 
 def main() -> int:
@@ -462,12 +463,15 @@ def main() -> int:
         return child(args)
     args.seed = random.SystemRandom().getrandbits(40) if args.seed is None else args.seed
     print(f"first seed {args.seed}", flush=True)
-    found = fuzz(args)
-    print(f"{found['problems']} problems, {len(found['failed'])} failed; configs {dict(found['configs'])}")
+    actual_results = fuzz(args)
+    print(
+        f"{actual_results['problems']} problems, {len(actual_results['failed'])} failed; "
+        f"configs {dict(actual_results['configs'])}"
+    )
     if args.json:
         about = {**surroundings(args.device), "seed": args.seed}
-        args.json.write_text(json.dumps({"where": about, **found}, indent=1) + "\n")
-    return int(bool(found["failed"]) or not found["problems"])
+        args.json.write_text(json.dumps({"where": about, **actual_results}, indent=1) + "\n")
+    return int(bool(actual_results["failed"]) or not actual_results["problems"])
 
 
 if __name__ == "__main__":

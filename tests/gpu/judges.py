@@ -7,7 +7,7 @@ import math
 import ml_dtypes
 import torch
 
-from gemmsmith.backends.reference.bounds import TINY, instruction, step_error
+from gemmsmith.backends.reference.bounds import STEP_UNDERFLOW_ERROR, reference_mma, step_error
 from gemmsmith.core.dtypes import as_dtype
 
 
@@ -17,27 +17,27 @@ def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def product_bound(
-    a: torch.Tensor, b: torch.Tensor, want: torch.Tensor, accumulate: str, output: torch.dtype
+    a: torch.Tensor, b: torch.Tensor, expected: torch.Tensor, accumulate: str, output: torch.dtype
 ) -> torch.Tensor:
     """What an element of a @ b, `want` in float64, may be off by; a little less where operands are subnormal."""
-    mma = instruction(as_dtype(a.dtype), as_dtype(b.dtype), as_dtype(accumulate))
+    mma = reference_mma(as_dtype(a.dtype), as_dtype(b.dtype), as_dtype(accumulate))
     steps = -(-a.shape[-1] // mma.k)
     c = math.expm1(steps * math.log1p(step_error(mma)))
-    lost = c * exact(a.abs(), b.abs()) + steps * TINY[as_dtype(accumulate)] * (1 + c)
+    lost = c * exact(a.abs(), b.abs()) + steps * STEP_UNDERFLOW_ERROR[as_dtype(accumulate)] * (1 + c)
     subnormal = float(ml_dtypes.finfo(as_dtype(output).numpy).smallest_subnormal)
-    return lost + as_dtype(output).roundoff * (want.abs() + lost) + subnormal / 2
+    return lost + as_dtype(output).roundoff * (expected.abs() + lost) + subnormal / 2
 
 
-def epilogue_bound(want: torch.Tensor, product: torch.Tensor, output: torch.dtype, *, summed: bool) -> torch.Tensor:
+def epilogue_bound(expected: torch.Tensor, product: torch.Tensor, output: torch.dtype, *, summed: bool) -> torch.Tensor:
     """What an element of a result, `want`, may be off by: its rounding, and what fp32 and coarse functions lose."""
     loss = (2.0**-11 if torch.finfo(output).bits < 32 else 2.0**-15) * (math.sqrt(product.numel()) if summed else 1)
-    largest = max(1.0, float(product.abs().max()), float(want.abs().max()))
-    return 1.01 * as_dtype(output).roundoff * want.abs() + loss * largest
+    largest = max(1.0, float(product.abs().max()), float(expected.abs().max()))
+    return 1.01 * as_dtype(output).roundoff * expected.abs() + loss * largest
 
 
-def wrong(got: torch.Tensor, want: torch.Tensor, bound: torch.Tensor) -> int:
+def wrong(actual: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> int:
     """Elements that are farther from `want` than their bound, or NaN."""
-    return int((~((got.double() - want).abs() <= bound)).sum())
+    return int((~((actual.double() - expected).abs() <= bound)).sum())
 
 
 def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:

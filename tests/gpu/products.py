@@ -63,7 +63,7 @@ class Product:
     control: bool
     wants: Results = field(default_factory=list)
     bounds: Results = field(default_factory=list)
-    alone: Results = field(default_factory=list)
+    isolated_results: Results = field(default_factory=list)
 
     def __str__(self) -> str:
         m, k = self.a.shape
@@ -78,7 +78,7 @@ class Product:
     @property
     def _epilogue(self) -> dict[str, Any]:
         atomic = self.epilogue == "atomic"
-        return {"epilogue": EPILOGUES[self.epilogue], "operands": self.operands, "atomic": atomic}
+        return {"epilogue": EPILOGUES[self.epilogue], "operands": self.operands, "deterministic": not atomic}
 
     def prepare(self, outs: Results) -> Callable[[], Any]:
         """A prepared run into `outs`."""
@@ -91,16 +91,16 @@ class Product:
 
     def empty(self) -> Results:
         """Arrays for its results, full of NaN."""
-        return [torch.full_like(x, float("nan")) for x in self.alone]
+        return [torch.full_like(x, float("nan")) for x in self.isolated_results]
 
     def expect(self) -> None:
         """Computes it alone, and in float64."""
-        self.alone = self()
+        self.isolated_results = self()
         product = judges.exact(self.a, self.b)
         epilogue = EPILOGUES[self.epilogue]
         more = {name: x.double() for name, x in self.operands.items()}
         self.wants = several(epilogue(product, **more) if epilogue else product)
-        for x, want in zip(self.alone, self.wants, strict=True):
+        for x, want in zip(self.isolated_results, self.wants, strict=True):
             if epilogue is None:
                 bound = judges.product_bound(self.a, self.b, want, "fp32", x.dtype)
             else:
@@ -110,7 +110,7 @@ class Product:
 
     def judge(self, results: Results) -> Counter[str]:
         """One run, counted: atomic sums may differ, but not be wrong."""
-        same = all(map(judges.same_bits, results, self.alone))
+        same = all(map(judges.same_bits, results, self.isolated_results))
         wrong = not same and any(map(judges.wrong, results, self.wants, self.bounds))
         return Counter(runs=1, wrong=int(wrong), different=int(not same and self.epilogue != "atomic"))
 
@@ -162,10 +162,10 @@ def expected(some: Iterable[Product], tell: Callable[[str], None]) -> list[Produ
         return p
 
     with ThreadPoolExecutor() as pool:
-        suited = [p for p in pool.map(compiled, some) if p]
-    for p in suited:
+        built = [p for p in pool.map(compiled, some) if p]
+    for p in built:
         tell(f"alone, {p}")
         p.expect()
-    if suited and suited[0].a.is_cuda:
+    if built and built[0].a.is_cuda:
         torch.cuda.synchronize()
-    return suited
+    return built

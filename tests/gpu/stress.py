@@ -133,9 +133,9 @@ class Captured:
                 p(results)
 
 
-def captured(chosen: list[Product], stream: Any) -> Captured:
+def captured(selected: list[Product], stream: Any) -> Captured:
     """The products as one graph, with results of its own or in memory that was there."""
-    made = [(p, p.empty()) if i % 2 else (p, None) for i, p in enumerate(chosen)]
+    made = [(p, p.empty()) if i % 2 else (p, None) for i, p in enumerate(selected)]
     if stream is None:
         return Captured(None, [(p, outs or p.empty()) for p, outs in made])
     stream.synchronize()
@@ -237,9 +237,9 @@ class Worker:
             with CAPTURES:
                 self.own.pop(self.rng.randrange(4))
         if len(self.own) < 4:
-            chosen = self.rng.choices(self.products, k=self.rng.randint(1, 3))
-            self.at("a capture", *chosen)
-            self.own.append(captured(chosen, self.streams[0]))
+            selected = self.rng.choices(self.products, k=self.rng.randint(1, 3))
+            self.at("a capture", *selected)
+            self.own.append(captured(selected, self.streams[0]))
         made = []
         self.at("replays", *(p for one in self.own for p, _ in one.made))
         for one in self.own:
@@ -264,7 +264,7 @@ def run_mode(
     with Watchdog(patience, f"mode {name}, seed {seed}, {threads} threads") as watchdog:
         there = expected(some, lambda what: watchdog.at(-1, what))
         for p in there:  # what is wrong alone is wrong at once, with the same bits
-            counts["wrong"] += any(map(judges.wrong, p.alone, p.wants, p.bounds))
+            counts["wrong"] += any(map(judges.wrong, p.isolated_results, p.wants, p.bounds))
         shared = []
         if mode.way == "prepared":
             shared = [(p, p.prepare(outs), outs) for p in there[:4] for outs in [p.empty()]]
@@ -286,27 +286,27 @@ def run_mode(
     return {**result, "first_errors": errors[:3]} if errors else result
 
 
-def keep(found: dict[str, Result], args: argparse.Namespace) -> None:
+def keep(actual_results: dict[str, Result], args: argparse.Namespace) -> None:
     """Into the file of --json."""
     if args.json:
         about = {**surroundings(args.device), "seed": args.seed}
-        args.json.write_text(json.dumps({"where": about, "modes": found}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"where": about, "modes": actual_results}, indent=1) + "\n")
 
 
 def run_all(names: list[str], args: argparse.Namespace) -> dict[str, Result]:
     """Every mode for its share of the time, in child processes."""
-    found: dict[str, Result] = {}
+    actual_results: dict[str, Result] = {}
     share = args.seconds / len(names)
     lock = threading.Lock()
 
     def told(group: list[str], result: Result) -> None:
         name = group[result.pop("item")]
         with lock:
-            before = found.setdefault(name, {"runs": 0, "wrong": 0, "different": 0, "errors": 0})
-            found[name] = {**before, **result, **{key: before[key] + result.get(key, 0) for key in
+            before = actual_results.setdefault(name, {"runs": 0, "wrong": 0, "different": 0, "errors": 0})
+            actual_results[name] = {**before, **result, **{key: before[key] + result.get(key, 0) for key in
                                                   ("runs", "wrong", "different", "errors")}}  # fmt: skip
-            keep(found, args)  # a run that is cut off leaves what it has counted
-        print(name, found[name], flush=True)
+            keep(actual_results, args)  # a run that is cut off leaves what it has counted
+        print(name, actual_results[name], flush=True)
 
     def child(group: list[str], process: int) -> None:
         def command(first: int) -> list[str]:
@@ -325,7 +325,7 @@ def run_all(names: list[str], args: argparse.Namespace) -> dict[str, Result]:
                 thread.start()
             for thread in children:
                 thread.join()
-    return {name: found[name] for name in names if name in found}
+    return {name: actual_results[name] for name in names if name in actual_results}
 
 
 def bad(result: Result) -> bool:
@@ -333,10 +333,10 @@ def bad(result: Result) -> bool:
     return bool(result["wrong"] or result["different"] or result["errors"] or "died" in result or not result["runs"])
 
 
-def table(found: dict[str, Result]) -> str:
+def table(actual_results: dict[str, Result]) -> str:
     """One line a mode."""
     lines = [f"{'mode':18}{'runs':>9}{'wrong':>7}{'different':>11}{'errors':>8}"]
-    for name, r in found.items():
+    for name, r in actual_results.items():
         numbers = f"{name:18}{r['runs']:9}{r['wrong']:7}{r['different']:11}{r['errors']:8}"
         lines.append(numbers + "".join(f"  {x}" for x in (r.get("died"), *r.get("first_errors", ())) if x))
     return "\n".join(lines)
@@ -368,9 +368,9 @@ def main() -> int:
             say(run_mode(name, **{key: getattr(args, key) for key in same}))
         return 0
     print(f"seed {args.seed}", flush=True)
-    found = run_all(names, args)
-    print(table(found))
-    return int(len(found) < len(names) or any(map(bad, found.values())))
+    actual_results = run_all(names, args)
+    print(table(actual_results))
+    return int(len(actual_results) < len(names) or any(map(bad, actual_results.values())))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from gemmsmith import Config
 from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference import bounds
 from gemmsmith.core.dtypes import FP32, as_dtype
-from gemmsmith.tuning.depth import for_operands
+from gemmsmith.tuning.dtype_equivalence import config_for_dtype
 
 torch = pytest.importorskip("torch")
 from tests.gpu.judges import same_bits  # noqa: E402 they need torch
@@ -62,7 +62,7 @@ def config_for(config: Config | None, dtype: torch.dtype) -> Config | None:
         return None
     m, n, k = config.tile
     n = -(-n // 16) * 16 if dtype == INT8 and n > 24 else n
-    return for_operands(config.replace(tile=(m, n, k)), as_dtype(dtype, integers=True))
+    return config_for_dtype(config.replace(tile=(m, n, k)), as_dtype(dtype, allow_integers=True))
 
 
 def has_registers(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: Config) -> bool:

@@ -20,16 +20,16 @@ from tests.epilogues import (
     judge_random,
     operands,
 )
-from tests.test_simulated_epilogues import suited
+from tests.test_simulated_epilogues import fit_case
 
 import gemmsmith
 from gemmsmith import Config, ConfigError
 from gemmsmith.arrays import as_numpy
 from gemmsmith.backends.reference.epilogue import execute
-from gemmsmith.backends.reference.product import exact
+from gemmsmith.backends.reference.matmul import matmul_float64
 from gemmsmith.core.dtypes import as_dtype
-from gemmsmith.core.graph import Graph
-from gemmsmith.epilogue.frontend.fusions import FUSIONS
+from gemmsmith.core.graph import EpilogueGraph
+from gemmsmith.epilogue.frontend.fusions import NAMED_FUSIONS
 from gemmsmith.epilogue.functions import FUNCTIONS
 
 torch = pytest.importorskip("torch")
@@ -95,7 +95,7 @@ def test_random_problem(name: str, seed: int) -> None:
     n = columns_of(case, n)
     config = rng.choice(CONFIGS)
     if config is not None:
-        config, n = suited(case, config, n)
+        config, n = fit_case(case, config, n)
     elif case.whole_rows == -1:
         n = min(n, 128)
     lead = () if batch is None else (batch,)
@@ -108,14 +108,14 @@ def test_random_problem(name: str, seed: int) -> None:
         first, second = (plan.run(a, b, operands=there) for _ in range(2))
     except ConfigError:
         return  # the tile does not suit it, and says so
-    product = exact(a.cpu().double().numpy(), b.cpu().double().numpy())
-    want = execute(plan.binding.written, product, {key: np.asarray(x, np.float64) for key, x in more.items()})
+    product = matmul_float64(a.cpu().double().numpy(), b.cpu().double().numpy())
+    expected = execute(plan.binding.source_graph, product, {key: np.asarray(x, np.float64) for key, x in more.items()})
     names = [r.name for r in plan.binding.graph.results]
     results = [x if isinstance(x, dict) else dict(zip(names, x if isinstance(x, tuple) else (x,), strict=True))
                for x in (first, second)]  # fmt: skip
     for key in names:
         assert torch.equal(_bits(results[0][key]), _bits(results[1][key])), f"{key} differs"
-    judge(plan.binding.graph, {key: x.float().cpu().numpy() for key, x in results[0].items()}, want, product)
+    judge(plan.binding.graph, {key: x.float().cpu().numpy() for key, x in results[0].items()}, expected, product)
 
 
 def test_closures_and_defaults_are_seen() -> None:
@@ -159,22 +159,22 @@ def test_graph_capture() -> None:
     a.normal_()
     graph.replay()
     torch.cuda.synchronize()
-    want = a.double() @ b.double() + bias.double()
-    assert (out["out1"].double() - want).abs().max() < 2**-7 * want.abs().max()
+    expected = a.double() @ b.double() + bias.double()
+    assert (out["out1"].double() - expected).abs().max() < 2**-7 * expected.abs().max()
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_every_function(name: str) -> None:
-    for exact_functions, output in ((False, "bf16"), (False, "fp32"), (True, "fp32")):
+    for fast_math, output in ((True, "bf16"), (True, "fp32"), (False, "fp32")):
         graph, domain = function_graph(name)
         a = torch.randn(300, 16, device="cuda").bfloat16()
         b = torch.randn(16, 200, device="cuda").bfloat16()
-        got = gemmsmith.gemm(a, b, epilogue=graph, out_dtype=output, exact=exact_functions)
-        product = exact(a.cpu().double().numpy(), b.cpu().double().numpy())
-        check_function(name, got.float().cpu().numpy(), product, output, exact_functions, domain)
+        actual = gemmsmith.gemm(a, b, epilogue=graph, out_dtype=output, fast_math=fast_math)
+        product = matmul_float64(a.cpu().double().numpy(), b.cpu().double().numpy())
+        check_function(name, actual.float().cpu().numpy(), product, output, fast_math, domain)
 
 
-@pytest.mark.parametrize("name", sorted(FUSIONS))
+@pytest.mark.parametrize("name", sorted(NAMED_FUSIONS))
 @pytest.mark.parametrize("shape", [(1000, 1040, 264), (130, 208, 70)])
 def test_every_ready_made_fusion(name: str, shape: tuple[int, int, int]) -> None:
     epilogue, kinds = fusion(name)
@@ -187,16 +187,16 @@ def test_every_ready_made_fusion(name: str, shape: tuple[int, int, int]) -> None
     there = {key: on_gpu(x, "bf16") for key, x in more.items()}
     plan = gemmsmith.plan(a, b, epilogue=epilogue, operands=there)
     done = plan.run(a, b, operands=there)
-    product = exact(a.cpu().double().numpy(), b.cpu().double().numpy())
-    want = execute(plan.binding.written, product, {key: np.asarray(x, np.float64) for key, x in more.items()})
+    product = matmul_float64(a.cpu().double().numpy(), b.cpu().double().numpy())
+    expected = execute(plan.binding.source_graph, product, {key: np.asarray(x, np.float64) for key, x in more.items()})
     names = [r.name for r in plan.binding.graph.results]
     results = named(names, done)
-    judge(plan.binding.graph, {key: x.float().cpu().numpy() for key, x in results.items()}, want, product)
+    judge(plan.binding.graph, {key: x.float().cpu().numpy() for key, x in results.items()}, expected, product)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(graph=graphs(), seed=some.integers(0, 1000), m=some.integers(1, 400), n=some.integers(1, 400))
-def test_random_graphs(graph: Graph, seed: int, m: int, n: int) -> None:
+def test_random_graphs(graph: EpilogueGraph, seed: int, m: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     a = torch.randn(m, 40, device="cuda").bfloat16()
     b = torch.randn(40, n, device="cuda").bfloat16()
@@ -206,9 +206,9 @@ def test_random_graphs(graph: Graph, seed: int, m: int, n: int) -> None:
         kind = torch.float32 if getattr(x, "dtype", None) == np.float32 else torch.bfloat16
         there[key] = x if isinstance(x, float) else torch.from_numpy(np.asarray(x, np.float32)).to("cuda", kind)
     done = gemmsmith.gemm(a, b, epilogue=graph, operands=there)
-    product = exact(a.cpu().double().numpy(), b.cpu().double().numpy())
-    want = execute(graph, product, more)
+    product = matmul_float64(a.cpu().double().numpy(), b.cpu().double().numpy())
+    expected = execute(graph, product, more)
     names = [r.name for r in graph.results]
     results = named(names, done)
-    got = {key: as_numpy(x.cpu(), key) for key, x in results.items()}
-    judge_random(graph, got, want, product, more)
+    actual = {key: as_numpy(x.cpu(), key) for key, x in results.items()}
+    judge_random(graph, actual, expected, product, more)

@@ -25,18 +25,18 @@ CPU = fuzz.LIMITS["cpu"]
 
 def program(tmp_path: Path, *arguments: object) -> tuple[int, dict, str]:
     """The program's exit code, its JSON and what it printed."""
-    kept = tmp_path / "fuzz.json"
-    command = [sys.executable, fuzz.__file__, "--json", str(kept), *map(str, arguments)]
+    report = tmp_path / "fuzz.json"
+    command = [sys.executable, fuzz.__file__, "--json", str(report), *map(str, arguments)]
     done = subprocess.run(command, cwd=harness.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(done.stdout)
-    return done.returncode, json.loads(kept.read_text()), done.stdout
+    return done.returncode, json.loads(report.read_text()), done.stdout
 
 
 @pytest.mark.gpu
 def test_random_problems_on_a_gpu(tmp_path: Path) -> None:
-    code, kept, _ = program(tmp_path, "--count", PROBLEMS, "--processes", min(8, os.cpu_count() or 1))
-    assert kept["failed"] == []
-    assert kept["problems"] == PROBLEMS
+    code, report, _ = program(tmp_path, "--count", PROBLEMS, "--processes", min(8, os.cpu_count() or 1))
+    assert report["failed"] == []
+    assert report["problems"] == PROBLEMS
     assert code == 0
 
 
@@ -48,10 +48,10 @@ def test_random_problems(device: str, rng: np.random.Generator) -> None:
 
 
 def test_the_program_counts_by_processes(tmp_path: Path) -> None:
-    code, kept, printed = program(tmp_path, "--count", 7, "--processes", 2, "--device", "cpu", "--seed", 40)
+    code, report, printed = program(tmp_path, "--count", 7, "--processes", 2, "--device", "cpu", "--seed", 40)
     assert code == 0
-    assert kept["problems"] == 7
-    assert sum(kept["epilogues"].values()) == sum(kept["configs"].values()) == 7
+    assert report["problems"] == 7
+    assert sum(report["epilogues"].values()) == sum(report["configs"].values()) == 7
     assert "first seed 40" in printed
 
 
@@ -145,11 +145,11 @@ def test_a_wrong_element_is_found(epilogue: str, monkeypatch: pytest.MonkeyPatch
 def test_a_write_beside_the_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     seed = first_with(lambda p: p.epilogue == "bare" and p.way == "plan" and p.outs == "first")
 
-    def beside(out: torch.Tensor) -> None:
+    def write_outside(out: torch.Tensor) -> None:
         end = out.storage_offset() + sum((n - 1) * s for n, s in zip(out.shape, out.stride(), strict=True))
         out.as_strided((1,), (1,), end + 1).fill_(1)
 
-    broken(monkeypatch, beside)
+    broken(monkeypatch, write_outside)
     assert "written outside" in fuzz.attempt(seed, "cpu")["failed"]
 
 

@@ -19,7 +19,7 @@ import gemmsmith  # noqa: E402
 from gemmsmith import Config, ConfigError  # noqa: E402
 from gemmsmith.core.dtypes import as_dtype  # noqa: E402
 from gemmsmith.core.spec import EpilogueSpec  # noqa: E402
-from gemmsmith.tuning.space import space  # noqa: E402
+from gemmsmith.tuning.config_table import configs_for_epilogue  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -46,8 +46,8 @@ def laid(x: Any, turned: bool, pad: int = 0) -> Any:
     x = x.T if turned else x
     store = torch.full((x.shape[0], x.shape[1] + pad), float("nan"), device="cuda", dtype=x.dtype)
     store[:, : x.shape[1]] = x
-    found = store[:, : x.shape[1]]
-    return found.T if turned else found
+    result = store[:, : x.shape[1]]
+    return result.T if turned else result
 
 
 def run(a: Any, b: Any, out: Any = None, operands: Any = None, **options: Any) -> Any:
@@ -72,13 +72,13 @@ def test_rows_of_products(n: int, k: int, layout: str) -> None:
     judge(whole[:300].contiguous(), a[:300].contiguous(), b, "fp32")
     for m in ROWS:
         first = rng.randint(0, MOST - m)
-        want = whole[first : first + m].contiguous()
-        assert same_bits(product(laid(a[first : first + m], a_turned, pad)).contiguous(), want), m
+        expected = whole[first : first + m].contiguous()
+        assert same_bits(product(laid(a[first : first + m], a_turned, pad)).contiguous(), expected), m
         behind = rng.randint(0, 300)
         among = torch.full((behind + m + 5, k), float("nan"), device="cuda", dtype=a.dtype)
         among[behind : behind + m] = a[first : first + m]
-        got = product(laid(among, a_turned, pad))[behind : behind + m].contiguous()
-        assert same_bits(got, want), (m, behind)
+        actual = product(laid(among, a_turned, pad))[behind : behind + m].contiguous()
+        assert same_bits(actual, expected), (m, behind)
 
 
 @pytest.mark.parametrize(("dtype", "accumulate", "output"), [
@@ -97,11 +97,11 @@ def test_rows_of_other_dtypes(dtype: str, accumulate: str, output: str) -> None:
 def test_rows_of_batches() -> None:
     """Folded into M or not; the same rows wherever they are."""
     a, b = wild(6 * 300, 1024, "bf16").view(6, 300, 1024), wild(1024, 1280, "bf16")
-    want = run(a.view(1800, 1024), b, batch_invariant=True).view(6, 300, 1280)
-    apart = torch.stack([laid(x, turned=False, pad=8) for x in a])[:, ::2]
-    assert same_bits(run(a, b, batch_invariant=True), want)
-    assert same_bits(run(apart, b, batch_invariant=True), want[:, ::2].contiguous())
-    assert same_bits(run(a, b.expand(6, 1024, 1280).contiguous(), batch_invariant=True), want)
+    expected = run(a.view(1800, 1024), b, batch_invariant=True).view(6, 300, 1280)
+    strided = torch.stack([laid(x, turned=False, pad=8) for x in a])[:, ::2]
+    assert same_bits(run(a, b, batch_invariant=True), expected)
+    assert same_bits(run(strided, b, batch_invariant=True), expected[:, ::2].contiguous())
+    assert same_bits(run(a, b.expand(6, 1024, 1280).contiguous(), batch_invariant=True), expected)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -119,9 +119,9 @@ def test_rows_of_epilogues(name: str) -> None:
         first = int(rng.integers(0, rows - m))
         part = {key: x[first : first + m].clone() if getattr(x, "shape", ())[:1] == (rows,) else x
                 for key, x in given.items()}  # fmt: skip
-        got = by_name(run(a[first : first + m].clone(), b, operands=part, **options))
+        actual = by_name(run(a[first : first + m].clone(), b, operands=part, **options))
         for key in of_rows:
-            assert same_bits(got[key], whole[key][first : first + m]), (key, m)
+            assert same_bits(actual[key], whole[key][first : first + m]), (key, m)
 
 
 def test_sums_of_rows_that_tma_cannot_reach() -> None:
@@ -134,8 +134,8 @@ def test_sums_of_rows_that_tma_cannot_reach() -> None:
 
     whole = run(a, b, operands={"c": c}, epilogue=f, batch_invariant=True)
     for m in (1, 2, 64, 129, 500):
-        got = run(a[:m], b, operands={"c": laid(c[:m], turned=False, pad=2)}, epilogue=f, batch_invariant=True)
-        assert all(same_bits(x, y[:m].contiguous()) for x, y in zip(got, whole, strict=True)), m
+        actual = run(a[:m], b, operands={"c": laid(c[:m], turned=False, pad=2)}, epilogue=f, batch_invariant=True)
+        assert all(same_bits(x, y[:m].contiguous()) for x, y in zip(actual, whole, strict=True)), m
 
 
 def by_name(x: Any) -> dict[Any, Any]:
@@ -154,11 +154,11 @@ def compared(configs: list[Config], k: int, dtype: str, accumulate: str, **optio
     wants, different = None, []
     for config in configs:
         try:
-            got = run(a, b, config=config, accumulate=accumulate, **options)
+            actual = run(a, b, config=config, accumulate=accumulate, **options)
         except ConfigError:
             continue
-        wants = got if wants is None else wants
-        if not same_bits(got, wants):
+        wants = actual if wants is None else wants
+        if not same_bits(actual, wants):
             different.append(config)
     assert wants is not None
     return different
@@ -186,8 +186,10 @@ def test_swapped_products_agree(k: int, dtype: str, accumulate: str) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_configs_of_the_space_agree(seed: int) -> None:
     rng = random.Random(seed)
-    every = space(EpilogueSpec.bare(gemmsmith.plan(*[torch.empty(64, 64).half()] * 2, out_dtype="fp32").problem.d))
-    configs = rng.sample([*every.take(np.flatnonzero(every.in_order)).configs], 24)
+    all_configs = configs_for_epilogue(
+        EpilogueSpec.identity(gemmsmith.plan(*[torch.empty(64, 64).half()] * 2, out_dtype="fp32").problem.d)
+    )
+    configs = rng.sample([*all_configs.select(np.flatnonzero(all_configs.in_order)).configs], 24)
     assert not compared([Config(), *configs], rng.choice([1000, 4096]), "bf16", "fp32", out_dtype="fp32")
 
 
@@ -199,8 +201,8 @@ def test_configs_of_the_space_agree(seed: int) -> None:
 def test_the_simulator_agrees(config: Config, dtype: str, accumulate: str, output: str | None) -> None:
     a, b = wild(150, 328, dtype), wild(328, 136, dtype, turned=True)
     options = {"config": config, "accumulate": accumulate, "out_dtype": output}
-    want = gemmsmith.gemm(a.cpu(), b.cpu(), backend="sim", **options)
-    assert same_bits(run(a, b, **options).cpu(), want)
+    expected = gemmsmith.gemm(a.cpu(), b.cpu(), backend="sim", **options)
+    assert same_bits(run(a, b, **options).cpu(), expected)
 
 
 @pytest.mark.parametrize("name", ["row", "matrix", "two_matrices", "bias_gelu", "swiglu", "geglu"])
@@ -210,12 +212,12 @@ def test_epilogues_of_tiles_agree(name: str) -> None:
     more = operands(case, np.random.default_rng(0), 700, 1032 - 1032 % 16, as_dtype("bf16"), None)
     given = {key: on_gpu(x, "bf16") for key, x in more.items()}
     a, b = wild(700, 520, "bf16"), wild(520, 1032 - 1032 % 16, "bf16", turned=True)
-    found = []
+    result = []
     for config in IN_ORDER:
         try:
             done = run(a, b, operands=given, epilogue=case.function, config=config, out_dtype="fp32")
         except ConfigError:
             continue
-        found.append((config, done))
-    assert len(found) > 8
-    assert [config for config, done in found if not same_bits(done, found[0][1])] == []
+        result.append((config, done))
+    assert len(result) > 8
+    assert [config for config, done in result if not same_bits(done, result[0][1])] == []

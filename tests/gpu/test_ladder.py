@@ -13,18 +13,18 @@ import pytest
 import gemmsmith
 from gemmsmith import Config
 from gemmsmith.arrays import ArrayInfo, as_numpy, describe
-from gemmsmith.backends.cuda import launcher
-from gemmsmith.backends.cuda.driver import attributes
-from gemmsmith.backends.cuda.run import Call, addresses_of
+from gemmsmith.backends.cuda import kernel_loader
+from gemmsmith.backends.cuda.driver import device_attributes
+from gemmsmith.backends.cuda.run import BoundLaunches, pointer_values
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.sim import GlobalMemory, simulate
-from gemmsmith.cli.counters import Counted
+from gemmsmith.cli.counters import KernelCounts
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.problem import Matrix
-from gemmsmith.kernels.ladder.loops import THREADS, Rounds, loop
-from gemmsmith.kernels.ladder.rungs import RUNGS, launches
-from gemmsmith.ladder import STEPS, Step, counted
+from gemmsmith.kernels.ladder.ladder_kernels import LADDER_KERNELS, ladder_launches
+from gemmsmith.kernels.ladder.peak_throughput import THREADS, LoopLaunch, microbenchmark
+from gemmsmith.ladder import RUNG_CASES, RungCase, simulate_rung
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.launch import Launch, Launches
 
@@ -54,33 +54,33 @@ def test_multistage(seed: int) -> None:
     tile_m, tile_n, consumers = rng.choice([x for x in TILES if not split or x[0] * x[1] <= 8192 * x[2]])
     tile = tile_m, tile_n, DEPTH[name]
     splits, swap = rng.choice([1, 1, 0, 2, 3]), rng.random() < 0.5
-    found = []
+    result = []
     for chip in ("sm_90", "sm_80"):
         out = poisoned((batch, m, n) if batch else (m, n), output)
         config = Config("mma_multistage", tile, (1, 1), 3, consumers, splits=splits, swap_ab=swap, chip=chip)
         plan = gemmsmith.plan(a, b, out=out, config=config, **options)
         plan.run(a, b, out)
         judge(out, a, b, promoted=split)
-        found.append((out, plan))
-    assert_same_bits(found, splits)
+        result.append((out, plan))
+    assert_same_bits(result, splits)
 
 
-def assert_same_bits(found: list[tuple[torch.Tensor, gemmsmith.Plan]], splits: int) -> None:
+def assert_same_bits(result: list[tuple[torch.Tensor, gemmsmith.Plan]], splits: int) -> None:
     """Of results and their plans; but of those that share K among another number of CTAs, if the sums are rounded."""
-    results, plans = zip(*found, strict=True)
+    results, plans = zip(*result, strict=True)
     if splits == 1 or results[0].dtype == torch.int32 or ctas(plans[0]) == ctas(plans[1]):
         assert torch.equal(*results)
 
 
 def ctas(plan: gemmsmith.Plan) -> list[int]:
     """Of the product's launch: no more than run at once, which registers decide."""
-    return [min(x.clusters, at_once(x.kernel)) for x in plan.launches.all if x.kernel.name == plan.kernel.name]
+    return [min(x.work_clusters, at_once(x.kernel)) for x in plan.launches.all if x.kernel.name == plan.kernel.name]
 
 
 def at_once(kernel: Kernel) -> int:
     """The CTAs that the driver runs at once."""
-    with launcher.device_guard(0):
-        return launcher.load(
+    with kernel_loader.device_guard(0):
+        return kernel_loader.load_kernel(
             kernel.source, kernel.name, 0, 0, target=kernel.chip.target, threads=kernel.threads, cluster=kernel.cluster,
             shared_bytes=kernel.shared_bytes, parameter_kinds=kernel.parameter_kinds,
         ).max_active_clusters()  # fmt: skip
@@ -116,16 +116,16 @@ def test_sgemm(seed: int) -> None:
     m, n, k = (rng.choice([rng.randint(1, 40), rng.randint(1, 700)]) for _ in range(3))
     a, b = matrix(rng, m, k, torch.float32), matrix(rng, k, n, torch.float32)
     tile, consumers = rng.choice([((256, 128, 8), 2), ((128, 128, 16), 2), ((64, 64, 8), 2), ((64, 32, 8), 1)])
-    found = []
+    result = []
     for chip in ("sm_90", "sm_80"):
         out = poisoned((m, n), torch.float32)
         config = Config("sgemm", tile, (1, 1), 3, consumers, splits=seed % 3, chip=chip)
         plan = gemmsmith.plan(a, b, out=out, config=config)
         plan.run(a, b, out)
         whole = (as_numpy(x.cpu()) for x in (out, a, b))
-        bounds.check(*whole, FP32, FP32, in_fp32=True).require()
-        found.append((out, plan))
-    assert_same_bits(found, seed % 3)
+        bounds.check(*whole, FP32, FP32, on_cuda_cores=True).require()
+        result.append((out, plan))
+    assert_same_bits(result, seed % 3)
 
 
 def fused(acc: Any, bias: Any, c: Any) -> Any:
@@ -147,8 +147,8 @@ def test_a_fused_epilogue(chip: str, n: int) -> None:
 
 def run(name: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, chip: str) -> None:
     arrays = {"a": describe(a), "b": describe(b), "d": describe(d)._replace(writable=True)}
-    call = Call(launches(name, *map(seen, arrays.values()), CHIPS[chip]), arrays, a, {})
-    call.start(addresses_of(arrays), a, None)
+    call = BoundLaunches(ladder_launches(name, *map(seen, arrays.values()), CHIPS[chip]), arrays, a, {})
+    call.launch(pointer_values(arrays), a, None)
 
 
 def seen(x: ArrayInfo) -> Matrix:
@@ -156,7 +156,9 @@ def seen(x: ArrayInfo) -> Matrix:
 
 
 @pytest.mark.parametrize("chip", ["sm_90", "sm_80"])
-@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, rung in RUNGS.items() for dtype in rung.dtypes])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, dtype) for name, rung in LADDER_KERNELS.items() for dtype in rung.dtypes]
+)
 def test_rungs(name: str, dtype: DType, chip: str) -> None:
     for seed in range(6):
         rng = random.Random(seed)
@@ -167,27 +169,29 @@ def test_rungs(name: str, dtype: DType, chip: str) -> None:
         else:
             m, n, k = (rng.choice([rng.randint(1, 40), rng.randint(1, 500)]) for _ in range(3))
             a, b = matrix(rng, m, k, TORCH[dtype.name]), matrix(rng, k, n, TORCH[dtype.name])
-        d = poisoned((a.shape[0], b.shape[1]), TORCH[RUNGS[name].output(dtype).name])
+        d = poisoned((a.shape[0], b.shape[1]), TORCH[LADDER_KERNELS[name].output(dtype).name])
         run(name, a, b, d, chip)
         exact, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-        error = size * (a.shape[1] + 2) * FP32.roundoff * 2 + exact.abs() * RUNGS[name].output(dtype).roundoff
+        error = size * (a.shape[1] + 2) * FP32.roundoff * 2 + exact.abs() * LADDER_KERNELS[name].output(dtype).roundoff
         assert bool(((d.double() - exact).abs() <= error).all())
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda x: f"{x.name}-{x.dtype}")
-def test_the_occupancy_is_the_drivers(step: Step) -> None:
-    kernel, lines = counted(step, (512, 512, 512))
+@pytest.mark.parametrize("step", RUNG_CASES, ids=lambda x: f"{x.name}-{x.dtype}")
+def test_the_occupancy_is_the_drivers(step: RungCase) -> None:
+    kernel, lines = simulate_rung(step, (512, 512, 512))
     if math.prod(kernel.cluster) > 1:
         pytest.skip("the driver counts clusters, of which some SMs hold no part")
-    assert Counted.of(kernel, lines).occupancy.ctas * attributes(0).multiprocessors == at_once(kernel)
+    assert KernelCounts.from_kernel(kernel, lines).occupancy.ctas_per_sm * device_attributes(0).sm_count == at_once(
+        kernel
+    )
 
 
 @pytest.mark.parametrize("name", ["fma", "dp4a", "mma_int8"])
 def test_loops_give_the_bits_of_the_simulator(name: str) -> None:
-    launch = Launch.of(loop(name, HOPPER), Rounds(3, 2))
+    launch = Launch.from_kernel(microbenchmark(name, HOPPER), LoopLaunch(3, 2))
     out, simulated = torch.zeros(2 * THREADS, dtype=torch.int32, device="cuda"), np.full(2 * THREADS, -1, np.int32)
-    Call(Launches(None, False, (launch,)), {}, out, {}).start({"out": out.data_ptr()}, out, None)
+    BoundLaunches(Launches(None, False, (launch,)), {}, out, {}).launch({"out": out.data_ptr()}, out, None)
     memory = GlobalMemory()
-    arguments = launch.at({"out": memory.place(simulated, "out")})
-    assert simulate(launch.kernel, launch.clusters, arguments, memory).hazards == []
+    arguments = launch.resolve({"out": memory.add_buffer(simulated, "out")})
+    assert simulate(launch.kernel, launch.work_clusters, arguments, memory).hazards == []
     assert (out.cpu().numpy() == simulated).all()

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from tests.quantities import DTYPES, LAYOUTS, RECIPES, options, same, shapes, with_special
 
 import gemmsmith
-from gemmsmith import runs
+from gemmsmith import output_kernels
 from gemmsmith.arrays import as_numpy, empty_like_kind
 from gemmsmith.core.dtypes import DType
 
@@ -28,7 +28,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
         made.reshape(-1).view(torch.uint8).fill_(0xFF)
         return made
 
-    monkeypatch.setattr(runs, "empty_like_kind", poisoned)
+    monkeypatch.setattr(output_kernels, "empty_like_kind", poisoned)
 
 
 def on_gpu(x: np.ndarray) -> Any:
@@ -54,12 +54,12 @@ def test_the_bits_of_the_reference(
     options: dict[str, Any], shape: tuple[int, ...], dtype: str, layout: str, seed: int, special: float | None
 ) -> None:
     x = with_special(shape, dtype, layout, seed, special)
-    found = gemmsmith.quantize(on_gpu(x), **options)
-    wanted = gemmsmith.quantize(x, **options)
-    for got, want in zip(found, wanted, strict=True):
-        assert same(as_numpy(got.cpu()), want)
-    back = gemmsmith.dequantize(*found[:2], dtype)
-    assert same(as_numpy(back.cpu()), gemmsmith.dequantize(*wanted[:2], dtype))
+    result = gemmsmith.quantize(on_gpu(x), **options)
+    expected_results = gemmsmith.quantize(x, **options)
+    for actual, expected in zip(result, expected_results, strict=True):
+        assert same(as_numpy(actual.cpu()), expected)
+    back = gemmsmith.dequantize(*result[:2], dtype)
+    assert same(as_numpy(back.cpu()), gemmsmith.dequantize(*expected_results[:2], dtype))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -67,9 +67,9 @@ def test_the_bits_of_the_reference(
 def test_large_arrays(recipe: str, shape: tuple[int, int]) -> None:
     x = torch.randn(shape, device="cuda").bfloat16()
     for array in (x, x.T):
-        found = gemmsmith.quantize(array, recipe, transposed=True)
-        for got, want in zip(found, gemmsmith.quantize(array.cpu(), recipe, transposed=True), strict=True):
-            assert same(as_numpy(got.cpu()), as_numpy(want))
+        result = gemmsmith.quantize(array, recipe, transposed=True)
+        for actual, expected in zip(result, gemmsmith.quantize(array.cpu(), recipe, transposed=True), strict=True):
+            assert same(as_numpy(actual.cpu()), as_numpy(expected))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -78,12 +78,12 @@ def test_calls_are_captured_into_graphs(recipe: str) -> None:
     gemmsmith.quantize(x, recipe)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = gemmsmith.quantize(x, recipe)
+        result = gemmsmith.quantize(x, recipe)
     x.copy_(torch.randn((512, 1024), device="cuda"))
     graph.replay()
     torch.cuda.synchronize()
-    for got, want in zip(found, gemmsmith.quantize(x, recipe), strict=True):
-        assert torch.equal(got.float(), want.float())
+    for actual, expected in zip(result, gemmsmith.quantize(x, recipe), strict=True):
+        assert torch.equal(actual.float(), expected.float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.bfloat16, torch.float32])

@@ -21,30 +21,30 @@ SECONDS = float(os.environ.get("GEMMSMITH_STRESS_SECONDS", "60"))
 
 def program(tmp_path: Path, *arguments: object) -> tuple[int, dict, str]:
     """The program's exit code, its JSON and what it printed."""
-    kept = tmp_path / "stress.json"
-    command = [sys.executable, stress.__file__, "--json", str(kept), *map(str, arguments)]
+    saved = tmp_path / "stress.json"
+    command = [sys.executable, stress.__file__, "--json", str(saved), *map(str, arguments)]
     done = subprocess.run(command, cwd=harness.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(done.stdout)
-    return done.returncode, json.loads(kept.read_text()), done.stdout
+    return done.returncode, json.loads(saved.read_text()), done.stdout
 
 
 @pytest.mark.gpu
 def test_everything_at_once(tmp_path: Path) -> None:
-    code, kept, _ = program(tmp_path, "--seconds", SECONDS)
-    assert {name for name, result in kept["modes"].items() if stress.bad(result)} == set()
-    assert set(kept["modes"]) == set(stress.MODES)
+    code, saved, _ = program(tmp_path, "--seconds", SECONDS)
+    assert {name for name, result in saved["modes"].items() if stress.bad(result)} == set()
+    assert set(saved["modes"]) == set(stress.MODES)
     assert code == 0
 
 
 def test_the_program_without_a_gpu(tmp_path: Path) -> None:
     modes = ["epilogues_mixed", "atomic", "ragged", "prepared", "graphs", "processes"]
-    code, kept, printed = program(
+    code, saved, printed = program(
         tmp_path, "--device", "cpu", "--seconds", 1, "--threads", 2, "--only", ",".join(modes), "--seed", 5
     )
     assert code == 0
-    assert list(kept["modes"]) == modes
-    assert all(result["runs"] for result in kept["modes"].values())
-    assert kept["where"]["seed"] == 5
+    assert list(saved["modes"]) == modes
+    assert all(result["runs"] for result in saved["modes"].values())
+    assert saved["where"]["seed"] == 5
     assert "seed 5" in printed
 
 
@@ -72,19 +72,19 @@ def test_a_wrong_element_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) 
     once = stress.Product.__call__
     monkeypatch.setattr(stress.Product, "__call__", off)
     monkeypatch.setattr(stress.Product, "prepare", lambda self, outs: lambda: self(outs))
-    got = stress.run_mode(name, device="cpu", seconds=0.5, seed=1, threads=2)
-    assert got["wrong"] > 0
-    assert got["different"] >= got["wrong"]
-    assert got["runs"] > got["different"]
-    assert stress.bad(got)
+    actual = stress.run_mode(name, device="cpu", seconds=0.5, seed=1, threads=2)
+    assert actual["wrong"] > 0
+    assert actual["different"] >= actual["wrong"]
+    assert actual["runs"] > actual["different"]
+    assert stress.bad(actual)
 
 
 def test_an_exception_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stress.Worker, "judge", lambda self, made: 1 / 0)
-    got = stress.run_mode("auto", device="cpu", seconds=0.2, seed=1, threads=2)
-    assert got["errors"] > 0
-    assert "ZeroDivisionError" in got["first_errors"][0]
-    assert stress.bad(got)
+    actual = stress.run_mode("auto", device="cpu", seconds=0.2, seed=1, threads=2)
+    assert actual["errors"] > 0
+    assert "ZeroDivisionError" in actual["first_errors"][0]
+    assert stress.bad(actual)
 
 
 def test_a_child_that_dies_ends_one_item() -> None:
@@ -137,13 +137,13 @@ def test_the_bounds_are_those_of_the_reference(rng, accumulate: str) -> None:
     from gemmsmith.core.dtypes import as_dtype
 
     a, b = (torch.from_numpy(rng.standard_normal(shape)).half() for shape in ((33, 70), (70, 24)))
-    want = judges.exact(a, b)
-    bound = judges.product_bound(a, b, want, accumulate, torch.float32)
+    expected = judges.exact(a, b)
+    bound = judges.product_bound(a, b, expected, accumulate, torch.float32)
     for factor, right in ((0.5, True), (2, False)):
-        out = (want + factor * bound).float()
-        assert (judges.wrong(out, want, bound) == 0) == right
+        out = (expected + factor * bound).float()
+        assert (judges.wrong(out, expected, bound) == 0) == right
         report = bounds.check(as_numpy(out), as_numpy(a), as_numpy(b), as_dtype(accumulate), as_dtype("fp32"))
-        assert (report.wrong == 0) == right
+        assert (report.num_out_of_bound == 0) == right
     out = gemmsmith.gemm(a, b)
     out[3, 4] = float("nan")
-    assert judges.wrong(out, want, judges.product_bound(a, b, want, "fp32", out.dtype)) == 1
+    assert judges.wrong(out, expected, judges.product_bound(a, b, expected, "fp32", out.dtype)) == 1

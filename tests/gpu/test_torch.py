@@ -33,9 +33,9 @@ CASES: dict[str, tuple[Function, dict[str, Any]]] = {
 }
 
 
-def as_exact(got: list[Any], plain: list[Any], exact: list[Any]) -> None:
+def as_exact(actual: list[Any], plain: list[Any], exact: list[Any]) -> None:
     """By the norm of the error, within twice that of torch."""
-    for x, y, z in zip(got, plain, exact, strict=True):
+    for x, y, z in zip(actual, plain, exact, strict=True):
         assert x.shape == z.shape
         assert x.dtype == y.dtype
         error, allowed = ((v.double() - z).norm() for v in (x, y))
@@ -44,14 +44,14 @@ def as_exact(got: list[Any], plain: list[Any], exact: list[Any]) -> None:
 
 def judge(run: Function, plain: Function, *draws: list[Any]) -> None:
     """Values and gradients of a function of these tensors, of all draws together."""
-    found = [of_draw(run, plain, inputs) for inputs in draws]
-    as_exact(*([torch.stack(each) for each in zip(*lists, strict=True)] for lists in zip(*found, strict=True)))
+    result = [of_draw(run, plain, inputs) for inputs in draws]
+    as_exact(*([torch.stack(each) for each in zip(*lists, strict=True)] for lists in zip(*result, strict=True)))
 
 
 def of_draw(run: Function, plain: Function, inputs: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Values and gradients: ours, torch's, and exact ones."""
     wide = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
-    found = []
+    result = []
     cotangents: list[Any] = []
     for function, given in ((plain, wide), (plain, inputs), (run, inputs)):
         y = function(*given)
@@ -60,11 +60,11 @@ def of_draw(run: Function, plain: Function, inputs: list[Any]) -> tuple[list[Any
         gradients = torch.autograd.grad(
             results, given, [g.to(r.dtype) for g, r in zip(cotangents, results, strict=True)]
         )
-        found.append([*(r.detach() for r in results), *gradients])
-    exact, ours, got = found
-    for i, x in enumerate(got):
+        result.append([*(r.detach() for r in results), *gradients])
+    exact, ours, actual = result
+    for i, x in enumerate(actual):
         ours[i] = ours[i].to(x.dtype)  # reductions are fp32
-    return got, ours, exact
+    return actual, ours, exact
 
 
 def tensors(shapes: list[tuple[int, ...]], dtype: Any) -> list[Any]:
@@ -152,11 +152,11 @@ def test_without_gradients_the_kernel_is_launched_at_once() -> None:
 
 
 def test_the_dtype_of_a_bare_product() -> None:
-    from gemmsmith.torch.operator import call
+    from gemmsmith.torch.ops import call_op
 
     a, b = (x.detach() for x in tensors([(64, 128), (128, 256)], torch.bfloat16))
     for dtype, word in ((torch.bfloat16, ""), (torch.float32, " fp32"), (torch.float16, " fp16")):
-        assert call(f" | accumulator | out 0{word}", a, b, [], []).dtype == dtype
+        assert call_op(f" | accumulator | out 0{word}", a, b, [], []).dtype == dtype
 
 
 def test_on_side_streams_and_in_cuda_graphs() -> None:
@@ -164,7 +164,7 @@ def test_on_side_streams_and_in_cuda_graphs() -> None:
 
     module = FusedMLP(256, 512, device="cuda", dtype=torch.bfloat16)
     x = tensors([(128, 256)], torch.bfloat16)[0]
-    want = [y.clone() for y in torch.autograd.grad(module(x).square().sum(), [x, *module.parameters()])]
+    expected = [y.clone() for y in torch.autograd.grad(module(x).square().sum(), [x, *module.parameters()])]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -174,6 +174,6 @@ def test_on_side_streams_and_in_cuda_graphs() -> None:
     for _ in range(3):
         torch.compiler.cudagraph_mark_step_begin()
         again = torch.autograd.grad(captured(x).square().sum(), [x, *module.parameters()])
-    for i, y in enumerate(want):
+    for i, y in enumerate(expected):
         torch.testing.assert_close(aside[i], y, rtol=0, atol=0)
         torch.testing.assert_close(again[i], y, rtol=2**-6, atol=2**-6 * float(y.abs().max()))

@@ -11,8 +11,8 @@ from tests.conformance.case import at, poisoned, words
 from gemmsmith import hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import F32, PRED, U32, Type
-from gemmsmith.lang.values import Registers, Value
+from gemmsmith.lang.types import F32, PRED, U32, ScalarType
+from gemmsmith.lang.values import RegisterArray, Value
 
 Forms = dict[str, Callable[[Builder], object]]
 """What an instruction prints -> what records it."""
@@ -31,7 +31,7 @@ def ptx(record: Callable[[Builder], object], threads: int = 128) -> str:
     return " ".join(" ".join(texts).replace("\\n", " ").replace("\\t", " ").split())
 
 
-def registers(k: Builder, count: int, type: Type = U32) -> Registers:
+def registers(k: Builder, count: int, type: ScalarType = U32) -> RegisterArray:
     """A register array that holds zeros."""
     array = k.registers(type, count, "values")
     for i in range(count):
@@ -55,7 +55,7 @@ def computed(record: Callable[..., Value], *inputs: np.ndarray) -> np.ndarray:
         hw.store_global(held, at(out, k.thread, 4), inside)
         kernel = k.finish()
     memory, found = GlobalMemory(), poisoned((count,), np.uint32)
-    places = {f"x{i}": memory.place(x, f"x{i}", writable=False) for i, x in enumerate(inputs)}
-    done = simulate(kernel, 1, {"out": memory.place(found, "out"), **places}, memory)
+    places = {f"x{i}": memory.add_buffer(x, f"x{i}", writable=False) for i, x in enumerate(inputs)}
+    done = simulate(kernel, 1, {"out": memory.add_buffer(found, "out"), **places}, memory)
     assert not done.hazards, "\n".join(map(str, done.hazards))
     return found.view(np.float32) if result.type == F32 else found

@@ -19,8 +19,8 @@ FORMS: Forms = {
     "max.NaN.f32 %0, %1, %2;": lambda k: hw.maximum_nan(float_of(k), 2.0),
     "min.NaN.f32 %0, %1, %2;": lambda k: hw.minimum_nan(float_of(k), 2.0),
     "div.full.f32 %0, %1, %2;": lambda k: hw.divide_full(float_of(k), 2.0),
-    "ex2.approx.ftz.f32 %0, %1;": lambda k: hw.approximate("ex2.approx.ftz", float_of(k)),
-    "tanh.approx.f32 %0, %1;": lambda k: hw.approximate("tanh.approx", float_of(k)),
+    "ex2.approx.ftz.f32 %0, %1;": lambda k: hw.sfu_approximation("ex2.approx.ftz", float_of(k)),
+    "tanh.approx.f32 %0, %1;": lambda k: hw.sfu_approximation("tanh.approx", float_of(k)),
 }
 
 APPROXIMATE = {
@@ -46,7 +46,7 @@ def test_ptx(text: str) -> None:
 
 def test_functions_of_the_math_library_are_calls() -> None:
     with Builder("k", threads=32) as k:
-        with k.when(hw.power(hw.library("erff", k.lane.to(F32)), 2.0) == 0):
+        with k.when(hw.power(hw.math_library_call("erff", k.lane.to(F32)), 2.0) == 0):
             hw.sync_warp()
         source = k.finish().source
     assert "erff((float)lane)" in source
@@ -60,14 +60,14 @@ def positive(rng: np.random.Generator) -> np.ndarray:
 @pytest.mark.parametrize("function", APPROXIMATE)
 def test_approximations_are_rounded_once(function: str, rng: np.random.Generator) -> None:
     x = positive(rng)
-    found = computed(lambda v: hw.approximate(function, v), x)
+    found = computed(lambda v: hw.sfu_approximation(function, v), x)
     np.testing.assert_array_equal(found, APPROXIMATE[function](x.astype(np.float64)).astype(np.float32))
 
 
 @pytest.mark.parametrize("function", LIBRARY)
 def test_functions_of_the_math_library(function: str, rng: np.random.Generator) -> None:
     x = positive(rng)
-    found = computed(lambda v: hw.library(function, v), x)
+    found = computed(lambda v: hw.math_library_call(function, v), x)
     np.testing.assert_array_equal(found, LIBRARY[function](x.astype(np.float64)).astype(np.float32))
 
 
@@ -124,6 +124,6 @@ def test_the_larger_and_the_smaller_of_nan_are_nan(rng: np.random.Generator) -> 
 def test_functions_that_do_not_exist() -> None:
     with Builder("k", threads=32) as k:
         with pytest.raises(KernelError, match=r"^'ex2': use one of ex2\.approx\.ftz, lg2\.approx\.ftz, "):
-            hw.approximate("ex2", k.lane.to(F32))
+            hw.sfu_approximation("ex2", k.lane.to(F32))
         with pytest.raises(KernelError, match=r"^'exp': use one of expf, exp2f, "):
-            hw.library("exp", k.lane.to(F32))
+            hw.math_library_call("exp", k.lane.to(F32))

@@ -11,7 +11,7 @@ from tests.hw.one import Forms, ptx, registers
 from gemmsmith import hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import ORDER, ORDER_LENGTH, U32
+from gemmsmith.lang.types import CLUSTER_PERMUTATION, CLUSTER_PERMUTATION_LENGTH, U32
 from gemmsmith.lang.values import Value
 
 ASYNC = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
@@ -36,22 +36,24 @@ def test_ptx(text: str) -> None:
 
 def test_places_in_the_grid_are_cudas_variables() -> None:
     with Builder("k", threads=32) as k:
-        order = k.parameter("order", ORDER)
-        hw.store_global(words((hw.order_entry(order, hw.block_index()) + hw.grid_size()).to(U32)), k.pointer("p"), True)
+        order = k.parameter("cluster_permutation", CLUSTER_PERMUTATION)
+        hw.store_global(
+            words((hw.load_cluster_permutation(order, hw.block_index()) + hw.grid_size()).to(U32)), k.pointer("p"), True
+        )
         source = k.finish().source
-    for text in ("(int)order.of[", "(int)blockIdx.x", "(int)gridDim.x"):
+    for text in ("(int)cluster_permutation.start[", "(int)blockIdx.x", "(int)gridDim.x"):
         assert text in source
 
 
 def test_each_cluster_reads_its_turn(rng: np.random.Generator) -> None:
     with Builder("turns", threads=32) as k:
-        order, out = k.parameter("order", ORDER), k.pointer("out")
-        turn = hw.order_entry(order, hw.block_index())
+        order, out = k.parameter("cluster_permutation", CLUSTER_PERMUTATION), k.pointer("out")
+        turn = hw.load_cluster_permutation(order, hw.block_index())
         hw.store_global(words(turn.to(U32)), at(out, hw.block_index(), 4), k.thread == 0)
         kernel = k.finish()
-    table = tuple(int(x) for x in rng.permutation(ORDER_LENGTH))
+    table = tuple(int(x) for x in rng.permutation(CLUSTER_PERMUTATION_LENGTH))
     memory, found = GlobalMemory(), poisoned((7,), np.uint32)
-    done = simulate(kernel, 7, {"out": memory.place(found, "out"), "order": table}, memory)
+    done = simulate(kernel, 7, {"out": memory.add_buffer(found, "out"), "cluster_permutation": table}, memory)
     assert done.hazards == []
     assert tuple(found) == table[:7]
 
@@ -80,4 +82,6 @@ def test_st_async_completes_where_it_stores(barrier_rank: int) -> None:
     done = run(record, threads=32, grid=2, cluster=2)
     assert kinds(done) == (set() if barrier_rank == 1 else {"out of bounds"})
     if barrier_rank == 0:
-        assert "a store to CTA {1} that completes in CTA 0" in str(done.hazards[0]).replace("np.int64(1)", "1")
+        assert "st.async: data go to CTA {1}, but the mbarrier is in CTA 0" in str(done.hazards[0]).replace(
+            "np.int64(1)", "1"
+        )

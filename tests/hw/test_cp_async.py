@@ -27,5 +27,5 @@ def test_ptx(text: str) -> None:
 
 @pytest.mark.parametrize("nbytes", [2, 12, 32])
 def test_it_moves_4_8_or_16_bytes(nbytes: int) -> None:
-    with Builder("k", threads=32) as k, pytest.raises(KernelError, match=f"moves 4, 8 or 16 bytes, not {nbytes}"):
+    with Builder("k", threads=32) as k, pytest.raises(KernelError, match=f"got {nbytes} bytes; use 4, 8 or 16"):
         hw.cp_async_copy(k.smem, k.pointer("p"), 0, nbytes)

@@ -11,7 +11,7 @@ import pytest
 
 from gemmsmith.core.dtypes import INT32, TF32, TF32_BITS, DType
 from gemmsmith.core.mma import MMA_SYNC, WGMMA, Mma
-from gemmsmith.hw.fused_sum import fused_product, fused_sum
+from gemmsmith.hw.fused_sum import fused_mma, fused_sum
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 TABLES = {"wgmma": WGMMA, "mma": MMA_SYNC, "wmma": MMA_SYNC}
@@ -60,7 +60,7 @@ def test_random_tiles(measured: Mapping[str, np.ndarray], mma: Mma) -> None:
         numbers(of(measured, mma, f"random_{name}"), dtype)
         for name, dtype in zip("abc", (mma.a, mma.b, mma.d), strict=True)
     )
-    got = np.stack([fused_product(*tile, mma) for tile in zip(a, b, c, strict=True)])
+    got = np.stack([fused_mma(*tile, mma) for tile in zip(a, b, c, strict=True)])
     assert got.size >= 6 * 64 * 8
     np.testing.assert_array_equal(got.view(f"u{mma.d.bytes}"), of(measured, mma, "random_d"))
 
@@ -68,7 +68,7 @@ def test_random_tiles(measured: Mapping[str, np.ndarray], mma: Mma) -> None:
 @each_instruction
 @pytest.mark.parametrize("bits", [-1, 1])
 def test_they_tell_a_bit_more_or_less(measured: Mapping[str, np.ndarray], mma: Mma, bits: int) -> None:
-    other = computed(measured, mma, replace(mma, fraction=mma.fraction + bits))
+    other = computed(measured, mma, replace(mma, alignment_bits=mma.alignment_bits + bits))
     assert np.count_nonzero(other != of(measured, mma, "d")) > 10
 
 
@@ -82,4 +82,4 @@ def test_sums_of_small_integers_need_no_steps(mma: Mma, largest: int, rng: np.ra
     c[:, 0], b[0] = -0.0, -0.0
     long = fused_sum(a.T[:, :, None], b.T[:, None, :], c, mma)
     bits = f"u{mma.d.bytes}"
-    np.testing.assert_array_equal(fused_product(a, b, c, mma).view(bits), long.view(bits))
+    np.testing.assert_array_equal(fused_mma(a, b, c, mma).view(bits), long.view(bits))

@@ -9,7 +9,8 @@ from tests.hw.one import Forms, computed, ptx, registers
 
 from gemmsmith import hw
 from gemmsmith.core.errors import KernelError
-from gemmsmith.lang.builder import Builder, current
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, U16, U32, U64
 from gemmsmith.lang.values import Value
 
@@ -32,27 +33,27 @@ FORMS: Forms = {
     PREDICATED.format(2, "@p st.global.b32 [%1], %0;"): lambda k: hw.store_global(registers(k, 1), p(k), True),
     PREDICATED.format(5, "@p st.global.v4.b32 [%4], {%0, %1, %2, %3};"):
         lambda k: hw.store_global(registers(k, 4, F32), p(k), True),
-    PREDICATED.format(2, "mov.b16 %0, 0; @p ld.global.u16 %0, [%1];"): lambda k: hw.load_global_narrow(p(k), True, 16),
-    PREDICATED.format(2, "mov.b16 %0, 0; @p ld.global.u8 %0, [%1];"): lambda k: hw.load_global_narrow(p(k), True, 8),
-    PREDICATED.format(2, "@p st.global.b16 [%0], %1;"): lambda k: hw.store_global_narrow(p(k), half(k), True, 16),
-    PREDICATED.format(2, "@p st.global.b8 [%0], %1;"): lambda k: hw.store_global_narrow(p(k), half(k), True, 8),
+    PREDICATED.format(2, "mov.b16 %0, 0; @p ld.global.u16 %0, [%1];"): lambda k: hw.load_global_u8_u16(p(k), True, 16),
+    PREDICATED.format(2, "mov.b16 %0, 0; @p ld.global.u8 %0, [%1];"): lambda k: hw.load_global_u8_u16(p(k), True, 8),
+    PREDICATED.format(2, "@p st.global.b16 [%0], %1;"): lambda k: hw.store_global_u8_u16(p(k), half(k), True, 16),
+    PREDICATED.format(2, "@p st.global.b8 [%0], %1;"): lambda k: hw.store_global_u8_u16(p(k), half(k), True, 8),
     "ld.shared.v2.b32 {%0, %1}, [%2];": lambda k: hw.load_shared(registers(k, 2), k.smem),
     "st.shared.b32 [%1], %0;": lambda k: hw.store_shared(registers(k, 1), k.smem),
-    "ld.shared.u8 %0, [%1];": lambda k: hw.load_shared_narrow(k.smem, 8),
-    "ld.shared.u16 %0, [%1];": lambda k: hw.load_shared_narrow(k.smem, 16),
-    "st.shared.b16 [%0], %1;": lambda k: hw.store_shared_16(k.smem, half(k)),
+    "ld.shared.u8 %0, [%1];": lambda k: hw.load_shared_u8_u16(k.smem, 8),
+    "ld.shared.u16 %0, [%1];": lambda k: hw.load_shared_u8_u16(k.smem, 16),
+    "st.shared.b16 [%0], %1;": lambda k: hw.store_shared_u16(k.smem, half(k)),
     "ld.acquire.gpu.global.b32 %0, [%1];": lambda k: hw.load_strong(p(k), "acquire", "gpu"),
     "ld.relaxed.cluster.global.b32 %0, [%1];": lambda k: hw.load_strong(p(k), "relaxed", "cluster"),
     "st.release.gpu.global.b32 [%0], %1;": lambda k: hw.store_strong(p(k), 1, "release", "gpu"),
-    "atom.relaxed.gpu.global.add.u32 %0, [%1], %2;": lambda k: hw.atomic_add(p(k), 1),
-    "atom.acq_rel.cluster.global.add.u32 %0, [%1], %2;": lambda k: hw.atomic_add(p(k), 1, "acq_rel", "cluster"),
-    "red.relaxed.gpu.global.add.f32 [%0], %1;": lambda k: hw.reduce_add(p(k), 1.0),
-    "red.relaxed.gpu.global.add.u32 [%0], %1;": lambda k: hw.reduce_add_u32(p(k), 1),
+    "atom.relaxed.gpu.global.add.u32 %0, [%1], %2;": lambda k: hw.atom_add_u32(p(k), 1),
+    "atom.acq_rel.cluster.global.add.u32 %0, [%1], %2;": lambda k: hw.atom_add_u32(p(k), 1, "acq_rel", "cluster"),
+    "red.relaxed.gpu.global.add.f32 [%0], %1;": lambda k: hw.red_add_f32(p(k), 1.0),
+    "red.relaxed.gpu.global.add.u32 [%0], %1;": lambda k: hw.red_add_u32(p(k), 1),
     "{ .reg .pred other; .reg .b32 word; WAIT: ld.acquire.gpu.global.b32 word, [%0]; "
-    "setp.ne.b32 other, word, %1; @other bra WAIT; }": lambda k: hw.wait_acquire(p(k), 1),
+    "setp.ne.b32 other, word, %1; @other bra WAIT; }": lambda k: hw.spin_until_equal(p(k), 1),
     "{ .reg .pred more; .reg .b32 word, left; mov.b32 left, %3; WAIT: ld.relaxed.gpu.global.b32 word, [%1]; "
     "sub.u32 left, left, 1; setp.lt.u32 more, word, %2; setp.ne.and.u32 more, left, 0, more; @more bra WAIT; "
-    "mov.b32 %0, word; }": lambda k: hw.wait_reached(p(k), 1, 2),
+    "mov.b32 %0, word; }": lambda k: hw.spin_until_at_least(p(k), 1, 2),
 }  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def test_ptx(text: str) -> None:
 
 @pytest.mark.parametrize("count", [3, 8])
 def test_a_vector_has_1_2_or_4_registers(count: int) -> None:
-    message = rf"values: {count} registers; loads and stores move 1, 2 or 4"
+    message = rf"values: got {count} registers; loads and stores take 1, 2 or 4"
     with pytest.raises(KernelError, match=message):
         ptx(lambda k: hw.load_shared(registers(k, count), k.smem))
     with pytest.raises(KernelError, match=message):
@@ -71,15 +72,18 @@ def test_a_vector_has_1_2_or_4_registers(count: int) -> None:
 
 
 def test_narrow_loads_are_of_8_or_16_bits() -> None:
-    with Builder("k", threads=32) as k, pytest.raises(KernelError, match="got 32 bits; use 8 or 16, or registers"):
-        hw.load_shared_narrow(k.smem, 32)
+    with (
+        Builder("k", threads=32) as k,
+        pytest.raises(KernelError, match="got 32 bits; use 8 or 16, or the instruction"),
+    ):
+        hw.load_shared_u8_u16(k.smem, 32)
 
 
 def test_values_need_a_register_array() -> None:
     with Builder("k", threads=32) as k:
         with pytest.raises(KernelError, match="load_shared, operand values: needs a register array, got"):
             hw.load_shared(k.smem, k.smem)
-        with pytest.raises(KernelError, match="store_global, operand address: a u32 value where u64 is needed"):
+        with pytest.raises(KernelError, match="store_global, operand address: expected a u64 value, got u32"):
             hw.store_global(registers(k, 1), k.smem, True)
 
 
@@ -88,12 +92,12 @@ def test_narrow_loads_are_extended_by_zeros(bits: int, rng: np.random.Generator)
     x, count = rng.integers(0, 1 << 32, 64, np.uint32), 4 * 64 // (bits // 8)
 
     def record(word: Value) -> Value:
-        k = current()
+        k = current_builder()
         buffer = k.shared(4 * 64)
         hw.store_shared(words(word), buffer[0].address + (k.thread * 4).to(U32))
         hw.sync_threads()
         index = count - 1 - k.thread
-        return hw.load_shared_narrow(buffer[0].address + (index * (bits // 8)).to(U32), bits).to(U32)
+        return hw.load_shared_u8_u16(buffer[0].address + (index * (bits // 8)).to(U32), bits).to(U32)
 
     np.testing.assert_array_equal(computed(record, x), x.view(f"u{bits // 8}")[::-1][:64])
 
@@ -103,7 +107,7 @@ def test_what_a_false_predicate_loads_is_zero(rng: np.random.Generator) -> None:
     x = rng.integers(1, 1 << 32, 96, np.uint32)
 
     def record(word: Value) -> Value:
-        k = current()
+        k = current_builder()
         held = words(word)
         hw.load_global(held, k.thread.to(U64), k.lane < 0)
         return held[0] + word * (k.thread % 2).to(U32)

@@ -8,7 +8,8 @@ from tests.backends.sim.tiny import kinds, run
 from tests.hw.one import Forms, computed, ptx
 
 from gemmsmith import hw
-from gemmsmith.lang.builder import Builder, current
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import U32
 from gemmsmith.lang.values import Value
 
@@ -56,7 +57,9 @@ def test_shuffles_stay_within_a_warp(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(computed(lambda v: hw.shuffle_xor(v, 5), flat), x[:, np.arange(32) ^ 5].reshape(-1))
     down = np.minimum(np.arange(32) + 9, 31) * (np.arange(32) < 23) + np.arange(32) * (np.arange(32) >= 23)
     np.testing.assert_array_equal(computed(lambda v: hw.shuffle_down(v, 9), flat), x[:, down].reshape(-1))
-    other = computed(lambda v: hw.shuffle_index(v, (current().lane + 33).to(U32)), flat)  # a lane's number wraps
+    other = computed(
+        lambda v: hw.shuffle_index(v, (current_builder().lane + 33).to(U32)), flat
+    )  # a lane's number wraps
     np.testing.assert_array_equal(other, np.roll(x, -1, axis=1).reshape(-1))
 
 

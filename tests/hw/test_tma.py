@@ -44,7 +44,7 @@ def test_ptx(text: str) -> None:
 
 def test_policies_are_those_of_cutlass() -> None:
     """include/cute/arch/copy_sm90_desc.hpp, TMA::CacheHintSm90."""
-    policies = [(x.name, x.number) for x in (EVICT_NORMAL, EVICT_FIRST, EVICT_LAST)]
+    policies = [(x.name, x.value) for x in (EVICT_NORMAL, EVICT_FIRST, EVICT_LAST)]
     assert policies == [
         ("EVICT_NORMAL", 0x1000000000000000), ("EVICT_FIRST", 0x12F0000000000000), ("EVICT_LAST", 0x14F0000000000000),
     ]  # fmt: skip
@@ -54,7 +54,11 @@ def moved(store: bool, x: int, y: int, offset: int) -> tuple[set[str], str]:
     """Hazards of one copy of a box of 32 x 4 words, at (x, y, 0), `offset` bytes into shared memory."""
 
     def record(k: Builder, out: Value) -> None:
-        map, buffer, barrier = k.tensor_map("map"), k.shared(1024, alignment=1024, partial_writes=True), k.shared(8)
+        map, buffer, barrier = (
+            k.tensor_map("map"),
+            k.shared(1024, alignment=1024, allow_uninitialized_reads=True),
+            k.shared(8),
+        )
         with k.when(k.thread == 0):
             hw.mbarrier_init(barrier[0], 1)
             hw.fence_mbarrier_init()
@@ -83,7 +87,7 @@ def test_loads_start_anywhere_that_is_aligned(x: int, y: int, offset: int) -> No
 def test_loads_that_are_not_aligned(x: int, y: int, offset: int) -> None:
     found, text = moved(False, x, y, offset)
     assert "alignment" in found
-    assert f"of x = {x}: 128 and 16 bytes are needed" in text
+    assert f"of x = {x}: needs 128- and 16-byte alignment" in text
 
 
 @pytest.mark.parametrize(("x", "y", "offset"), [(0, 0, 0), (4, 3, 128), (36, 9, 256)])
@@ -95,4 +99,4 @@ def test_stores_start_anywhere_that_is_aligned(x: int, y: int, offset: int) -> N
 def test_stores_that_are_not_aligned_or_before_the_tensor(x: int, y: int, offset: int) -> None:
     found, text = moved(True, x, y, offset)
     assert "alignment" in found
-    assert f"to {(x, y, 0)}: 128 and 16 bytes, and no negative coordinate" in text
+    assert f"to {(x, y, 0)}: needs 128- and 16-byte alignment, and no negative coordinate" in text

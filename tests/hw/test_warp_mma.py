@@ -11,13 +11,14 @@ from gemmsmith import hw
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.errors import KernelError
-from gemmsmith.core.mma import WGMMA, Mma, find_mma
+from gemmsmith.core.mma import WGMMA, Mma, select_mma
 from gemmsmith.hw.wmma import fragment_registers
-from gemmsmith.lang.builder import Builder, current
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, U32, U64
 from gemmsmith.lang.values import Value
 
-BF16_FP32 = find_mma(BF16, BF16, FP32, "mma")
+BF16_FP32 = select_mma(BF16, BF16, FP32, "mma")
 TYPES: dict[DType, object] = {FP32: F32, INT32: I32, FP16: U32}
 
 
@@ -28,13 +29,13 @@ def fragments(k: Builder, mma: Mma):
 
 @pytest.mark.parametrize(("mma", "text"), [
     (BF16_FP32, "row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"),
-    (find_mma(FP16, FP16, FP16, "mma"), "m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}"),
-    (find_mma(TF32, TF32, FP32, "mma"), "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"),
-    (find_mma(INT8, INT8, INT32, "mma"), "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"),
+    (select_mma(FP16, FP16, FP16, "mma"), "m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}"),
+    (select_mma(TF32, TF32, FP32, "mma"), "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"),
+    (select_mma(INT8, INT8, INT32, "mma"), "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"),
 ])  # fmt: skip
 def test_text(mma: Mma, text: str) -> None:
     def record(k: Builder) -> None:
-        hw.mma_sync(registers(k, mma.registers(8), TYPES[mma.d]), registers(k, 4), registers(k, 2), mma)
+        hw.mma_sync(registers(k, mma.accumulator_registers(8), TYPES[mma.d]), registers(k, 4), registers(k, 2), mma)
 
     assert text in ptx(record)
 
@@ -61,7 +62,7 @@ def test_int8_sums_wrap() -> None:
     """As those of a product of k >= 131,072 may."""
 
     def summed(start: Value, four: Value) -> Value:
-        k, mma = current(), find_mma(INT8, INT8, INT32, "mma")
+        k, mma = current_builder(), select_mma(INT8, INT8, INT32, "mma")
         d, a, b = registers(k, 4, I32), registers(k, 4), registers(k, 2)
         for array, x in ((d, start.to(I32)), (a, four), (b, four)):
             for i in range(len(array)):
@@ -78,11 +79,11 @@ def test_what_does_not_exist() -> None:
     with Builder("k", threads=128) as k:
         with pytest.raises(KernelError, match="mma.sync: got f32.bf16.bf16; use one of"):
             hw.mma_sync(registers(k, 4, F32), registers(k, 4), registers(k, 2), WGMMA[0])
-        with pytest.raises(KernelError, match=r"mma.sync: got \(4, 4, 4\) .*; it takes \(4, 4, 2\)"):
+        with pytest.raises(KernelError, match=r"mma.sync: got \(4, 4, 4\) .*; use \(4, 4, 2\)"):
             hw.mma_sync(registers(k, 4, F32), registers(k, 4), registers(k, 4), BF16_FP32)
-        with pytest.raises(KernelError, match="wmma: got 8 registers of a; it takes 4"):
+        with pytest.raises(KernelError, match="wmma: got 8 registers of a; use 4"):
             hw.wmma_load(registers(k, 8), k.smem, 16, "a", "row", BF16_FP32)
-        with pytest.raises(KernelError, match=r"wmma.mma: got \(4, 4, 4\) .*; it takes \(8, 4, 4\)"):
+        with pytest.raises(KernelError, match=r"wmma.mma: got \(4, 4, 4\) .*; use \(8, 4, 4\)"):
             hw.wmma_mma(registers(k, 4, F32), registers(k, 4), registers(k, 4), "row", "col", BF16_FP32)
 
 
@@ -107,8 +108,8 @@ def test_part_of_a_warp() -> None:
 
 
 @pytest.mark.parametrize(("offset", "stride", "message"), [
-    (16, 16, "a tile begins at a multiple of 32 bytes"), (0, 18, "its rows are multiples of 16"),
-    (None, 16, "the address and the stride must be the same in all lanes"),
+    (16, 16, "a tile address aligned to 32 bytes"), (0, 18, "a stride of a multiple of 16 bytes"),
+    (None, 16, "the address and the stride must be uniform"),
 ])  # fmt: skip
 def test_misaligned_tiles(offset: int | None, stride: int, message: str) -> None:
     def record(k: Builder, out: Value) -> None:
@@ -171,6 +172,6 @@ def test_what_a_chip_lacks(chip: str, instruction: str, needs: str) -> None:
             hw.set_registers(40)
         else:
             getattr(hw, instruction)()
-        message = f"{instruction} at test_warp_mma.py:.*: it needs {needs}, the kernel is for {chip}$"
+        message = f"{instruction} at test_warp_mma.py:.*: it requires {needs}, the kernel is for {chip}$"
         with pytest.raises(KernelError, match=message):
             k.finish()

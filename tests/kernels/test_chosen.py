@@ -67,8 +67,8 @@ def test_nothing_spills(
     plan = gemmsmith.plan(a, b, epilogue=epilogue, operands={name: known[name] for name in names}, **options)
     r = plan.resources
     assert plan.kernel.chip == chip
-    assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ()), plan.config
-    assert r.shared <= chip.shared_bytes
+    assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ()), plan.config
+    assert r.shared_bytes <= chip.shared_bytes
 
 
 def top_k(acc: Any) -> Any:
@@ -108,4 +108,4 @@ def test_whole_rows_do_not_spill_on_hopper(n: int, epilogue: Any, dtype: str, op
     operands = {"bias": Spec((n,), "fp32")} if epilogue is top_k_of_biased else {}
     a, b = Spec((2048, 512), dtype), Spec((512, n), dtype, (1, 512))
     r = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, **{**options, **given}).resources
-    assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
+    assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ())

@@ -15,8 +15,8 @@ from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.binding import bind
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.kernels.pack import gather, transpose
-from gemmsmith.tuning.choose import ranked
-from gemmsmith.tuning.space import space
+from gemmsmith.tuning.choose import rank_configs
+from gemmsmith.tuning.config_table import configs_for_epilogue
 
 CONFIGS = [
     Config(),
@@ -50,9 +50,9 @@ def test_no_spills_and_no_advisories(config: Config, ragged: bool, output: str) 
     plan = gemmsmith.plan(a, b, out=out, config=config)
     r = plan.resources
     assert plan.spec.epilogue.tma == (frozenset() if ragged else {"out"})
-    assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
+    assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ())
     if config.design == "cooperative" and config.consumers > 1:
-        assert r.registers <= plan.kernel.register_cap
+        assert r.registers <= plan.kernel.max_registers_per_thread
 
 
 @pytest.mark.slow
@@ -72,12 +72,12 @@ def test_other_dtypes(dtype: str, options: dict[str, str], instruction: str) -> 
         for m, n in ((16, 4096), (128, 4095), (4096, 4096), (4096, 1000))
     ]
     a, b = Spec((4096, 2048), dtype), Spec((2048, 4096), dtype)
-    out = Spec((4096, 4096), plans[0].output, (1, 4096))
+    out = Spec((4096, 4096), plans[0].out_dtype, (1, 4096))
     plans.append(gemmsmith.plan(a, b, out=out, **options))  # type: ignore[arg-type]
     plans.append(gemmsmith.plan(a, b, epilogue=dequantized, operands=vectors, **options))  # type: ignore[arg-type]
     for plan in plans:
         r = plan.resources
-        assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ()), plan.config
+        assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ()), plan.config
     assert instruction in plans[0].sass
 
 
@@ -100,7 +100,7 @@ def test_promoted_sums(tile: tuple[int, int], consumers: int, of_b: int, columns
     scale_b = Spec((32, -(-columns // of_b)), "fp32") if of_b else None
     for scale_a in (Spec((4096, 32), "fp32"), Spec((32, 32), "fp32")) if of_b else (None,):
         r = gemmsmith.plan(a, b, scale_a=scale_a, scale_b=scale_b, config=config).resources
-        assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ()), scale_a
+        assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ()), scale_a
 
 
 def test_packing_does_not_spill() -> None:
@@ -109,7 +109,7 @@ def test_packing_does_not_spill() -> None:
     kernels += [make(32, True, low, HOPPER) for make in makers for low in (False, True)]
     for kernel in kernels:
         r = compile_source(kernel.source, kernel.name).resources
-        assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ()), kernel.name
+        assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ()), kernel.name
 
 
 def test_the_machine_code_is_hoppers() -> None:
@@ -134,10 +134,10 @@ def test_the_machine_code_is_hoppers() -> None:
         ({"tile": (128, 260, 64)}, "tile N: got 260"),
         ({"tile": (128, 256, 48)}, "tile K: got 48"),
         ({"stages": 1}, "stages: got 1"),
-        ({"stages": 5}, "shared memory: .* exceed the 232448 of a CTA by"),
-        ({"tile": (256, 256, 64)}, "the accumulator of 128x256 takes 256 a thread, 56 more than fit"),
+        ({"stages": 5}, "shared memory: .* exceed the 232448 available per CTA by"),
+        ({"tile": (256, 256, 64)}, "the accumulator of 128x256 needs 256 per thread, 56 more than fit"),
         ({"cluster": (3, 1)}, r"cluster: got \(3, 1\)"),
-        ({"tile": (128, 8, 64), "cluster": (2, 1)}, "whose 8 rows do not split into parts of 8"),
+        ({"tile": (128, 8, 64), "cluster": (2, 1)}, "whose 8 rows do not split into multicast slices of 8"),
         ({"consumers": 4}, "consumers: got 4"),
         ({"design": "stream"}, "design: got 'stream'"),
         ({"raster": "x"}, "raster: got 'x'; use m or n"),
@@ -153,13 +153,13 @@ def test_the_machine_code_is_hoppers() -> None:
         ({"sync_clusters": True, "design": "tma"}, "sync_clusters: got tma"),
         (
             {"design": "pingpong", "tile": (64, 256, 64), "alias_epilogue": True},
-            "alias_epilogue: got pingpong; it takes cooperative",
+            "alias_epilogue: got pingpong; it needs cooperative",
         ),
         (
             {"tile": (128, 248, 16), "cluster": (1, 1), "stages": 2, "alias_epilogue": True},
-            "alias_epilogue: results need 63488 bytes of",
+            "alias_epilogue: results need 63488 bytes, the stages have",
         ),
-        ({"tile": (256, 192, 64)}, "shared memory: .* exceed the 232448 of a CTA by"),
+        ({"tile": (256, 192, 64)}, "shared memory: .* exceed the 232448 available per CTA by"),
     ],
 )
 def test_a_config_that_cannot_work_says_why(changes: dict, message: str) -> None:
@@ -196,12 +196,12 @@ def test_no_spills_beside_the_largest_accumulators(name: str) -> None:
         given = {"s": Spec((8192, 1), "fp32"), "r": Spec((n,), "fp32"), "b": Spec((8192, 1), "fp32")}
     plan = partial(gemmsmith.plan, a, b, epilogue=scaled if name == "scaled" else f, operands=given)
     epilogue = plan(config=Config()).spec.epilogue  # as written, where the chosen config may transpose it
-    tiles = {(x.design, x.tile, x.consumers, x.tile[0] * x.tile[1]) for x in space(epilogue).configs}
+    tiles = {(x.design, x.tile, x.consumers, x.tile[0] * x.tile[1]) for x in configs_for_epilogue(epilogue).configs}
     largest = sorted(tiles, key=lambda x: x[3])[-4:]
     assert (("cooperative", (256, 192, 64), 2) in {x[:3] for x in largest}) == (name in ("relu", "tanh"))
     for design, tile, consumers, _ in largest:
         r = plan(config=Config(design, tile, (1, 1), 2, consumers)).resources
-        assert (r.spill_stores, r.spill_loads, r.stack) == (0, 0, 0), tile
+        assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes) == (0, 0, 0), tile
 
 
 @pytest.mark.parametrize("n", [192, 184, 176, 128])
@@ -215,8 +215,10 @@ def test_sums_of_rows_beside_the_largest_accumulators(n: int) -> None:
     a, b = Spec((8192, 4096), "bf16"), Spec((4096, 28672), "bf16", (1, 4096))
     config = Config(tile=(256, n, 64), cluster=(1, 2), stages=3, raster="n", serpentine=True, sync_clusters=True)
     plan = gemmsmith.plan(a, b, epilogue=sums, operands={"bias": Spec((28672,), "bf16")}, config=config)
-    assert any((x.tile, x.cluster) == (config.tile, config.cluster) for x in space(plan.spec.epilogue).configs)
-    assert plan.resources.spill_stores == 0
+    assert any(
+        (x.tile, x.cluster) == (config.tile, config.cluster) for x in configs_for_epilogue(plan.spec.epilogue).configs
+    )
+    assert plan.resources.spill_store_bytes == 0
 
 
 @pytest.mark.parametrize("n", [128, 112, 64])
@@ -231,10 +233,12 @@ def test_no_spills_where_one_warpgroup_has_a_tile(n: int) -> None:
     row, matrix = Spec((4096,), "bf16"), Spec((512, 4096), "bf16")
     config = Config(tile=(128, n, 64), cluster=(1, 1), consumers=1)
     for epilogue, operands in ((sums, {"bias": row}), (lambda acc, c: acc + c, {"c": matrix})):
-        found = space(gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, config=config).spec.epilogue).configs
+        found = configs_for_epilogue(
+            gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, config=config).spec.epilogue
+        ).configs
         assert any((x.tile, x.consumers) == (config.tile, 1) for x in found)
         r = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands, config=config.replace(stages=4)).resources
-        assert (r.spill_stores, r.spill_loads, r.stack) == (0, 0, 0)
+        assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes) == (0, 0, 0)
 
 
 def five_matrices(acc: Any, c: Any, d: Any) -> Any:
@@ -262,7 +266,7 @@ def test_no_spills_beside_many_matrices(epilogue: Any, swap_ab: bool) -> None:
 
     def tiles(dtype: str) -> set[Any]:
         plan = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands(dtype), config=Config(stages=2))
-        every = space(plan.spec.epilogue).configs
+        every = configs_for_epilogue(plan.spec.epilogue).configs
         found = {(x.design, x.tile, x.consumers, 2) for x in every if x.swap_ab == swap_ab and x.tile[1] >= 112}
         return {x for x in found if x[1][0] // (1 if x[0] == "pingpong" else x[2]) == 128 and x[1][2] == 64}
 
@@ -275,7 +279,7 @@ def test_no_spills_beside_many_matrices(epilogue: Any, swap_ab: bool) -> None:
     for design, tile, consumers, stages in found:
         config = Config(design, tile, (1, 1), stages, consumers, swap_ab=swap_ab)
         r = gemmsmith.plan(a, b, epilogue=epilogue, operands=operands("bf16"), config=config).resources
-        assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ()), tile
+        assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ()), tile
 
 
 def relu(acc: Any) -> Any:
@@ -345,7 +349,7 @@ def problems(draw: some.DrawFn) -> dict[str, Any]:
 def test_no_choice_spills(problem: dict[str, Any]) -> None:
     plan = gemmsmith.plan(**problem)
     r = plan.resources
-    assert (r.spill_stores, r.spill_loads, r.advisories) == (0, 0, ()), plan.config
+    assert (r.spill_store_bytes, r.spill_load_bytes, r.advisories) == (0, 0, ()), plan.config
 
 
 @pytest.mark.parametrize(
@@ -368,13 +372,16 @@ def test_problems_whose_choice_once_spilled(a: Any, b: Any, out: Any, options: d
     if "c" in options:
         more = {"epilogue": added, "operands": {"c": spec(options["c"])}}
     plan = gemmsmith.plan(spec(a), spec(b), **{"out": spec(out, output), "out_dtype": output, **more})
-    assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
+    assert (plan.resources.spill_store_bytes, plan.resources.spill_load_bytes) == (0, 0), plan.config
 
 
 def block_scaled(m: int, n: int, k: int, columns: int, **options: Any) -> gemmsmith.Plan:
     """fp8 to fp32; one scale for 128 of k of each row of a, and of so many columns of b."""
     a, b = Spec((m, k), "fp8_e4m3"), Spec((k, n), "fp8_e4m3", (1, k))
-    scale_a, scale_b = Spec((m, k // 128), "fp32", (1, -(-m // 4) * 4)), Spec((k // 128, -(-n // columns)), "fp32")
+    scale_a, scale_b = (
+        Spec((m, k // 128), "fp32", (1, -(-m // 4) * 4)),
+        Spec((k // 128, -(-n // columns)), "fp32"),
+    )
     return gemmsmith.plan(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype="fp32", **options)
 
 
@@ -425,7 +432,7 @@ def scaled_problems(draw: some.DrawFn) -> dict[str, Any]:
 def test_no_choice_of_promoted_sums_spills(problem: dict[str, Any]) -> None:
     plan = gemmsmith.plan(**problem)
     r = plan.resources
-    assert (r.spill_stores, r.spill_loads, r.advisories) == (0, 0, ()), plan.config
+    assert (r.spill_store_bytes, r.spill_load_bytes, r.advisories) == (0, 0, ()), plan.config
 
 
 @pytest.mark.parametrize(
@@ -436,14 +443,14 @@ def test_no_choice_of_promoted_sums_spills(problem: dict[str, Any]) -> None:
 def test_promoted_epilogues_that_once_spilled(m: int, n: int, k: int, columns: int, epilogue: Any) -> None:
     """What depends on the thread alone was computed before the loop over tiles, and held."""
     plan = block_scaled(m, n, k, columns, epilogue=epilogue)
-    assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
+    assert (plan.resources.spill_store_bytes, plan.resources.spill_load_bytes) == (0, 0), plan.config
 
 
 def test_promoted_shares_that_once_spilled() -> None:
     """Two k-tiles in flight of 128x128, whose K a cluster shares."""
     a, b = Spec((777, 3713), "fp8_e4m3", (3728, 1)), Spec((3713, 1024), "fp8_e4m3", (1, 3728))
     plan = gemmsmith.plan(a, b, scale_a=Spec((777, 30), "fp32"), out_dtype="bf16", epilogue=relu)
-    assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
+    assert (plan.resources.spill_store_bytes, plan.resources.spill_load_bytes) == (0, 0), plan.config
 
 
 def test_bytes_for_all_rows_and_columns_do_not_spill() -> None:
@@ -453,7 +460,7 @@ def test_bytes_for_all_rows_and_columns_do_not_spill() -> None:
     for n in (112, 128, 144):
         config = Config(tile=(128, n, 128), cluster=(1, 1), consumers=2, stages=4)
         r = gemmsmith.plan(a, b, **scales, config=config).resources
-        assert (r.spill_stores, r.spill_loads) == (0, 0), n
+        assert (r.spill_store_bytes, r.spill_load_bytes) == (0, 0), n
 
 
 @pytest.mark.parametrize(("columns", "fused"), [(128, False), (1, True)])
@@ -461,40 +468,46 @@ def test_promoted_problems_whose_choice_once_spilled(columns: int, fused: bool) 
     """Computed transposed, with 192x88: all the registers were the sums' and scales'."""
     more = {"epilogue": added, "operands": {"c": Spec((1024, 2112), "bf16")}} if fused else {}
     plan = block_scaled(1024, 2112, 7168, columns, **more)
-    assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
+    assert (plan.resources.spill_store_bytes, plan.resources.spill_load_bytes) == (0, 0), plan.config
 
 
 @pytest.mark.slow
 def test_promoted_sums_of_clusters_do_not_spill() -> None:
     """Of each tile that is ranked for a product one config whose CTAs share K."""
     plan = block_scaled(10, 7168, 2048, 128, config=Config(tile=(64, 64, 128), cluster=(1, 1), consumers=1))
-    for c in {c.tile: c for c in ranked(plan.problem, plan.spec.epilogue, 256) if c.cluster_splits > 1}.values():
+    for c in {c.tile: c for c in rank_configs(plan.problem, plan.spec.epilogue, 256) if c.cluster_splits > 1}.values():
         r = block_scaled(10, 7168, 2048, 128, config=c).resources
-        assert (r.spill_stores, r.spill_loads) == (0, 0), c
+        assert (r.spill_store_bytes, r.spill_load_bytes) == (0, 0), c
 
 
 def test_clusters_that_share_k_have_fewer_k_tiles_in_flight() -> None:
     """Where those of two would spill beside the sums that CTAs exchange, the tile is chosen with one."""
     plan = block_scaled(256, 4096, 7168, 128)
-    shared = [c for c in ranked(plan.problem, plan.spec.epilogue, 8) if c.tile == (128, 128, 128) and c.stages > 3]
+    shared = [
+        c for c in rank_configs(plan.problem, plan.spec.epilogue, 8) if c.tile == (128, 128, 128) and c.stages > 3
+    ]
     assert [c.cluster_splits for c in shared[:1]] == [2]
     r = block_scaled(256, 4096, 7168, 128, config=shared[0]).resources
-    assert (r.spill_stores, r.spill_loads) == (0, 0)
+    assert (r.spill_store_bytes, r.spill_load_bytes) == (0, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("output", ["bf16", "fp32"])
 def test_the_largest_swapped_tiles(output: str) -> None:
     """Tiles of 152 and 168 columns would store fp32 elements in pieces as wide, and spill."""
-    a, b, d = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096)), Spec((4096, 4096), output)
-    every = space(bind(a, b, d).spec).configs
+    a, b, d = (
+        Spec((4096, 4096), "bf16"),
+        Spec((4096, 4096), "bf16", (1, 4096)),
+        Spec((4096, 4096), output),
+    )
+    every = configs_for_epilogue(bind(a, b, d).spec).configs
     tried = [c for c in every if c.swap_ab and c.cluster == (1, 2) and c.splits == c.cluster_splits == 1]
     largest = [c for c in tried if c.design == "pingpong" and c.tile[0] * c.tile[1] >= 128 * 136]
     largest += [c for c in tried if c.tile[0] * c.tile[1] >= 256 * 168]
     assert {c.tile[1] for c in largest} >= {144, 160, 176}
     for config in largest:
         r = gemmsmith.plan(a, b, out=d, config=config).resources
-        assert (r.spill_stores, r.spill_loads) == (0, 0), config
+        assert (r.spill_store_bytes, r.spill_load_bytes) == (0, 0), config
 
 
 def row_sums(acc: Any) -> Any:
@@ -520,7 +533,7 @@ def test_reductions_beside_swapped_tiles(tile: tuple[int, int, int], epilogue: A
     a, b = Spec((512, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
     config = Config(tile=tile, cluster=(1, 1), stages=3, consumers=1 + (tile[0] > 64), swap_ab=True)
     found = gemmsmith.plan(a, b, epilogue=epilogue, config=config).resources
-    assert (found.spill_stores, found.spill_loads) == (0, 0)
+    assert (found.spill_store_bytes, found.spill_load_bytes) == (0, 0)
 
 
 @pytest.mark.slow
@@ -532,7 +545,7 @@ def test_reductions_where_the_product_is_swapped(m: int, n: int) -> None:
     for epilogue in (row_sums, six_reductions):
         reduced = gemmsmith.plan(a, b, epilogue=epilogue)
         assert reduced.config.swap_ab
-        assert (reduced.resources.spill_stores, reduced.resources.spill_loads) == (0, 0), reduced.config
+        assert (reduced.resources.spill_store_bytes, reduced.resources.spill_load_bytes) == (0, 0), reduced.config
 
 
 def test_sums_beside_quantized_elements() -> None:
@@ -542,4 +555,4 @@ def test_sums_beside_quantized_elements() -> None:
         return *gemmsmith.quantize(acc), acc.sum(-1)
 
     plan = gemmsmith.plan(Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096)), epilogue=quantized)
-    assert (plan.resources.spill_stores, plan.resources.spill_loads) == (0, 0), plan.config
+    assert (plan.resources.spill_store_bytes, plan.resources.spill_load_bytes) == (0, 0), plan.config

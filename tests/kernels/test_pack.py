@@ -10,13 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from gemmsmith import hw
-from gemmsmith.backends.reference.product import as_tf32
+from gemmsmith.backends.reference.matmul import truncate_to_tf32
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, DType
 from gemmsmith.core.problem import MAX_EXTENT, Matrix, Problem
 from gemmsmith.hw.cluster import BlockIndex, GridSize
-from gemmsmith.kernels.pack import THREADS, BoundPacking, Packing, gather, packed, packings, transpose
+from gemmsmith.kernels.pack import (
+    THREADS,
+    BoundPacking,
+    Packing,
+    gather,
+    operand_packings,
+    transpose,
+    with_packed_operands,
+)
 
 UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 EIGHT = 8
@@ -49,22 +57,22 @@ def test_copies_of_any_layout(
     steps = [s // size for s in strides]
     matrix = Matrix(dtype, rows, cols, steps[1], steps[2], batch, steps[0] * (batch > 1), alignment)
     packing = Packing(matrix)
-    assert packing.packed.tma_ready
-    assert not packing.packed.column_major
+    assert packing.packed.is_tma_compatible
+    assert not packing.packed.is_column_major
     copy = np.full(packing.bytes, 0xA5, np.uint8)
     places = GlobalMemory()
-    source, to = places.place(memory, "source"), places.place(copy, "packed")
-    kernel = packing.kernel
+    source, to = places.add_buffer(memory, "source"), places.add_buffer(copy, "packed")
+    kernel = packing.make_kernel()
     arguments = kernel.arguments(BoundPacking(packing, source + offset * size, to))  # type: ignore[arg-type]
     assert not simulate(kernel, grid, arguments, places).hazards
-    got = copy.view(memory.dtype).reshape(packing.copies, rows, -1)
-    assert (got[..., :cols] == want[: packing.copies]).all()
+    got = copy.view(memory.dtype).reshape(packing.num_matrices, rows, -1)
+    assert (got[..., :cols] == want[: packing.num_matrices]).all()
     assert not got[..., cols:].any()
 
 
 def test_neighboring_threads_read_neighboring_elements() -> None:
     def kernel(dtype: DType, row_stride: int, col_stride: int, rows: int = 64, alignment: int = 16) -> object:
-        return Packing(Matrix(dtype, rows, 100, row_stride, col_stride, alignment=alignment)).kernel
+        return Packing(Matrix(dtype, rows, 100, row_stride, col_stride, alignment=alignment)).make_kernel()
 
     assert kernel(BF16, 101, 1) is kernel(FP16, 101, 1) is gather(16, False, False, HOPPER)
     assert kernel(BF16, 102, 1) is gather(16, True, False, HOPPER)
@@ -90,7 +98,7 @@ def test_each_barrier_is_needed(dtype: DType, rows: int, skipped: int, monkeypat
         np.zeros(packing.bytes, np.uint8),
         GlobalMemory(),
     )
-    bound = BoundPacking(packing, places.place(source, "source"), places.place(copy, "packed"))  # type: ignore[arg-type]
+    bound = BoundPacking(packing, places.add_buffer(source, "source"), places.add_buffer(copy, "packed"))  # type: ignore[arg-type]
     assert "race" in {hazard.kind for hazard in simulate(kernel, 1, kernel.arguments(bound), places).hazards}
 
 
@@ -100,10 +108,10 @@ def test_low_parts(rng: np.random.Generator, dtype: DType, across: bool) -> None
     """What is left of each element without its upper 19 bits, exactly."""
     x = rng.standard_normal((70, 52), np.float32) * np.exp2(rng.integers(-100, 100, (70, 52))).astype(np.float32)
     memory, copy, places = np.ascontiguousarray(x.T if across else x), np.zeros((70, 52), np.float32), GlobalMemory()
-    packing = Packing(Matrix(dtype, 70, 52, *((1, 70) if across else (52, 1))), low=True)
-    bound = BoundPacking(packing, places.place(memory, "source"), places.place(copy, "packed"))  # type: ignore[arg-type]
-    assert not simulate(packing.kernel, 2, packing.kernel.arguments(bound), places).hazards
-    assert (as_tf32(x) + copy == x).all()
+    packing = Packing(Matrix(dtype, 70, 52, *((1, 70) if across else (52, 1))), tf32_residual=True)
+    bound = BoundPacking(packing, places.add_buffer(memory, "source"), places.add_buffer(copy, "packed"))  # type: ignore[arg-type]
+    assert not simulate(packing.make_kernel(), 2, packing.make_kernel().arguments(bound), places).hazards
+    assert (truncate_to_tf32(x) + copy == x).all()
     assert (np.abs(copy) < np.abs(x) * 2.0**-10).all()
     assert (copy != 0).any()
 
@@ -116,10 +124,10 @@ def test_what_is_packed(dtype: DType, mn_major: bool) -> None:
 
     def of(a: Matrix, b: Matrix) -> list[bool]:
         problem = Problem(a, b, d, accumulate)
-        for x in packed(problem).operands:
-            assert x.tma_ready
-            assert mn_major or not x.column_major or (dtype == TF32 and x is a)
-        return [packing is not None for packing in packings(problem)]
+        for x in with_packed_operands(problem).operands:
+            assert x.is_tma_compatible
+            assert mn_major or not x.is_column_major or (dtype == TF32 and x is a)
+        return [packing is not None for packing in operand_packings(problem)]
 
     k_major = Matrix(dtype, 64, 128, 128, 1), Matrix(dtype, 128, 32, 1, 128)
     mn = Matrix(dtype, 64, 128, 1, 64), Matrix(dtype, 128, 32, 32, 1)
@@ -141,9 +149,10 @@ def test_the_last_turn_of_a_huge_copy(grid: int, total: int, data: some.DataObje
     values = np.random.default_rng().integers(1, 1 << 16, EIGHT).astype(np.uint16)
     copied = np.zeros((THREADS, EIGHT), np.uint16)
     memory = GlobalMemory()
-    source, to = memory.place(values, "source"), memory.place(copied, "packed")
+    source, to = memory.add_buffer(values, "source"), memory.add_buffer(copied, "packed")
     arguments = {
-        "source": source, "packed": to - first * 16, "rows": total, "columns": EIGHT, "chunks": 1, "total": total,
+        "source": source, "packed": to - first * 16, "rows": total, "columns": EIGHT,
+        "vectors_per_row": 1, "total_vectors": total,
         "row_stride": 0, "column_stride": 1, "batch_stride": 0,
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:

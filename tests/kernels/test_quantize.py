@@ -12,11 +12,11 @@ from gemmsmith.backends.sim import GlobalMemory, Hazard, simulate
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, UE8M0, DType
 from gemmsmith.core.problem import Matrix
 from gemmsmith.kernels.dequantize import DequantizeSpec, dequantize
-from gemmsmith.kernels.held import BLOCK
-from gemmsmith.kernels.quantize import SLOTS, BoundQuantize, Kind, QuantizeSpec, amax, quantize
+from gemmsmith.kernels.quantize import MAX_AMAX_PARTIALS, BoundQuantize, QuantizeSpec, ScaleGranularity, amax, quantize
+from gemmsmith.kernels.register_tile import QUANTIZATION_BLOCK
 from gemmsmith.lang.kernel import Kernel
 
-COPIES: list[tuple[Kind | None, Kind | None]] = [
+COPIES: list[tuple[ScaleGranularity | None, ScaleGranularity | None]] = [
     ("row", None), (None, "column"), ("row", "column"), ("tile", None), (None, "tile"), ("tile", "tile"), ("all", None),
     (None, "all"), ("all", "all"),
 ]  # fmt: skip
@@ -24,18 +24,20 @@ COPIES: list[tuple[Kind | None, Kind | None]] = [
 
 def check(kernel: Kernel) -> None:
     r = compile_source(kernel.source, kernel.name).resources
-    assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
-    assert r.registers <= kernel.register_cap
+    assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ())
+    assert r.registers <= kernel.max_registers_per_thread
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunked", [True, False])
 @pytest.mark.parametrize("source", [BF16, FP16, FP32])
 @pytest.mark.parametrize("copies", COPIES)
-def test_no_spills(copies: tuple[Kind | None, Kind | None], source: DType, chunked: bool) -> None:
-    check(quantize(QuantizeSpec(source, E4M3, FP32, *copies, chunked=chunked)))
-    check(quantize(QuantizeSpec(source, E5M2, UE8M0, *copies, chunked=chunked)))
-    check(quantize(QuantizeSpec(source, INT8, FP32, *copies, chunked=chunked)))
+def test_no_spills(
+    copies: tuple[ScaleGranularity | None, ScaleGranularity | None], source: DType, chunked: bool
+) -> None:
+    check(quantize(QuantizeSpec(source, E4M3, FP32, *copies, vectorizable=chunked)))
+    check(quantize(QuantizeSpec(source, E5M2, UE8M0, *copies, vectorizable=chunked)))
+    check(quantize(QuantizeSpec(source, INT8, FP32, *copies, vectorizable=chunked)))
 
 
 @pytest.mark.slow
@@ -44,7 +46,7 @@ def test_no_spills(copies: tuple[Kind | None, Kind | None], source: DType, chunk
 def test_whole_rows_and_columns_do_not_spill(source: DType, chunked: bool) -> None:
     for columns in (128, 512, 2048, 4096, 8192, 16384):
         check(quantize(QuantizeSpec(source, E4M3, FP32, "row", None, True, columns, chunked)))
-    check(quantize(QuantizeSpec(source, E4M3, FP32, None, "column", True, chunked=chunked)))
+    check(quantize(QuantizeSpec(source, E4M3, FP32, None, "column", True, vectorizable=chunked)))
 
 
 @pytest.mark.slow
@@ -73,17 +75,18 @@ SYNCHRONIZED = [
 
 def hazards(kernel: Kernel, spec: QuantizeSpec, limit: int = 20) -> list[Hazard]:
     """The first of a CTA with several tiles, or several in whole rows and columns."""
-    rows, columns = (40, 3000) if spec.columns > BLOCK else (260, 260)
+    rows, columns = (40, 3000) if spec.columns > QUANTIZATION_BLOCK else (260, 260)
     memory, made = GlobalMemory(), {"source": (rows, columns)}
-    for way, (m, n) in (("along", (rows, columns)), ("across", (columns, rows))):
-        made |= {way: (m, n), f"{way}_scales": (m, -(-n // BLOCK))}
-    arrays, places = {}, {"slots": memory.place(np.ones(SLOTS, np.float32), "slots", writable=False)}
+    for layout, (m, n) in (("rowwise", (rows, columns)), ("columnwise", (columns, rows))):
+        made |= {layout: (m, n), f"{layout}_scales": (m, -(-n // QUANTIZATION_BLOCK))}
+    partials = memory.add_buffer(np.ones(MAX_AMAX_PARTIALS, np.float32), "amax_partials", writable=False)
+    arrays, places = {}, {"amax_partials": partials}
     for name, (m, n) in made.items():
         dtype = spec.source if name == "source" else spec.scales if "scales" in name else spec.values
         pitch = -(-n // 16) * 16
-        places[name] = memory.place(np.zeros((m, pitch), dtype.numpy), name)
+        places[name] = memory.add_buffer(np.zeros((m, pitch), dtype.numpy), name)
         arrays[name] = Matrix(dtype, m, n, pitch, 1)
-    arguments = kernel.arguments(BoundQuantize(arrays, spec.columns, spec.walk))
+    arguments = kernel.arguments(BoundQuantize(arrays, spec.columns, spec.serial_axis))
     arguments |= {name: place for name, place in places.items() if name in arguments}
     return simulate(kernel, 1, arguments, memory, dependent=True, max_hazards=limit).hazards
 

@@ -8,8 +8,8 @@ import pytest
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.pointer import Pointer
-from gemmsmith.epilogue.device.reductions import Partials
-from gemmsmith.kernels.reduce import BATCH, BoundReduction, reduce, shape
+from gemmsmith.epilogue.device.reductions import PartialsShape
+from gemmsmith.kernels.reduce import LOADS_IN_FLIGHT, BoundReduction, launch_shape, reduce
 
 SIMPLE = {"sum": np.sum, "mean": np.sum, "max": np.max, "min": np.min}
 
@@ -18,17 +18,17 @@ def reduced(
     kind: str, states: list[np.ndarray], grid: int = 1, dtype: DType = FP32, scale: float = 1, offset: float = 0
 ) -> np.ndarray:
     """The (batch, elements) results of states (batch, parts, elements); nothing is written behind them."""
-    partials = Partials(kind, *states[0].shape)
+    partials = PartialsShape(kind, *states[0].shape)
     bound = BoundReduction(partials, Pointer("partials"), Pointer("out"), scale, offset)
-    kernel = reduce(kind, dtype, *shape(partials))
+    kernel = reduce(kind, dtype, *launch_shape(partials))
     out = np.full(bound.total + 5, 99, dtype.numpy)
     out[: bound.total] = np.nan
     memory, source = GlobalMemory(), np.stack(states).astype(np.float32)
-    places = {"partials": memory.place(source, "partials", writable=False), "out": memory.place(out, "out")}
+    places = {"partials": memory.add_buffer(source, "partials", writable=False), "out": memory.add_buffer(out, "out")}
     done = simulate(kernel, grid, {**kernel.arguments(bound), **places}, memory)
     assert done.hazards == []
     assert (out[bound.total :].astype(np.float32) == 99).all()
-    return out[: bound.total].astype(np.float64).reshape(partials.batch, partials.elements)
+    return out[: bound.total].astype(np.float64).reshape(partials.batch, partials.num_outputs)
 
 
 @pytest.mark.parametrize("kind", SIMPLE)
@@ -77,14 +77,17 @@ def test_nan_is_not_lost() -> None:
     [
         (5000, 1, 1, 1024),
         (0, 9, 32, 1),
-        (BATCH, 9, 32, 1),
-        (BATCH + 1, 9, 32, 2),
-        (8 * BATCH, 9, 32, 8),
-        (8 * BATCH + 1, 9, 8, 16),
+        (LOADS_IN_FLIGHT, 9, 32, 1),
+        (LOADS_IN_FLIGHT + 1, 9, 32, 2),
+        (8 * LOADS_IN_FLIGHT, 9, 32, 8),
+        (8 * LOADS_IN_FLIGHT + 1, 9, 8, 16),
         (10_000, 9, 8, 32),
     ],
 )
 def test_an_element_has_as_many_threads_as_have_something_to_load(
     parts: int, elements: int, columns: int, threads: int
 ) -> None:
-    assert shape(Partials("sum", 1, parts, elements, tiles=parts * (threads == 1024))) == (columns, threads)
+    assert launch_shape(PartialsShape("sum", 1, parts, elements, num_tiles=parts * (threads == 1024))) == (
+        columns,
+        threads,
+    )

@@ -9,10 +9,10 @@ import pytest
 
 from gemmsmith import hw
 from gemmsmith.core.dtypes import BF16, FP32
-from gemmsmith.core.mma import find_mma
+from gemmsmith.core.mma import select_mma
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.cpp import WIDTH, comment, functions, wrapped, wrapper
-from gemmsmith.lang.statements import Execute
+from gemmsmith.lang.cpp import WIDTH, comment_lines, instruction_wrapper, join_definitions, wrap_line
+from gemmsmith.lang.statements import IssueInstruction
 from gemmsmith.lang.types import F32, U32, U64
 
 
@@ -28,7 +28,7 @@ def test_a_long_line_is_broken_and_says_the_same(seed: int) -> None:
         return random.choice([f"f({', '.join(parts)})", f"({' + '.join(parts)})", f"x[{' - '.join(parts)}]"])
 
     text, indent = f"const int value = {expression(random.randrange(2, 6))};", " " * random.choice([0, 4, 16])
-    lines = wrapped(text, indent).split("\n")
+    lines = wrap_line(text, indent).split("\n")
     assert "".join(" ".join(lines).split()) == "".join(text.split())
     assert all(len(line) <= WIDTH and line == line.rstrip() for line in lines)
     assert lines[0].startswith(indent + "const")
@@ -37,20 +37,20 @@ def test_a_long_line_is_broken_and_says_the_same(seed: int) -> None:
 
 def test_a_line_is_broken_where_it_is_nested_least_and_at_a_comma_first() -> None:
     inner = "g(" + ", ".join(["argument"] * 6) + ") + offset_of_the_stage"
-    lines = wrapped(f"call(a_name, {inner}, another_argument_of_the_call, {inner});", "").split("\n")
+    lines = wrap_line(f"call(a_name, {inner}, another_argument_of_the_call, {inner});", "").split("\n")
     assert lines == [f"call(a_name, {inner},", f"    another_argument_of_the_call, {inner});"]
 
 
 def test_comments_are_wrapped() -> None:
     text = " ".join(["word"] * 60)
-    lines = comment(text).split("\n")
+    lines = comment_lines(text).split("\n")
     assert all(line.startswith("// ") and len(line) <= WIDTH for line in lines)
     assert " ".join(line[3:].strip() for line in lines) == text
 
 
 def test_one_line_functions_stand_together_and_others_apart() -> None:
     long = "int f() {\n    return 1;\n}"
-    assert functions(["int a();", "int b();", long, long, "int c();"]) == (
+    assert join_definitions(["int a();", "int b();", long, long, "int c();"]) == (
         f"int a();\nint b();\n\n{long}\n\n{long}\n\nint c();\n"
     )
 
@@ -59,8 +59,8 @@ def _wrapper(record) -> str:  # type: ignore[no-untyped-def]
     with Builder("k", threads=128) as k:
         record(k)
         last = k.body.statements[-1]
-    assert isinstance(last, Execute)
-    return wrapper(last.instruction)
+    assert isinstance(last, IssueInstruction)
+    return instruction_wrapper(last.instruction)
 
 
 def test_a_short_asm_statement_is_one_line() -> None:
@@ -73,7 +73,7 @@ def test_a_short_asm_statement_is_one_line() -> None:
 def test_a_wide_asm_statement_has_all_its_text_and_operands() -> None:
     def record(k: Builder) -> None:
         zero = k.smem.to(U64)
-        hw.wgmma_mma(k.registers(F32, 128, "d"), zero, zero, True, n=256, mma=find_mma(BF16, BF16, FP32))
+        hw.wgmma_mma(k.registers(F32, 128, "d"), zero, zero, True, n=256, mma=select_mma(BF16, BF16, FP32))
 
     text = _wrapper(record)
     assert all(len(line) <= WIDTH for line in text.split("\n"))

@@ -11,10 +11,10 @@ from gemmsmith.lang.kernel import Kernel
 
 def kernel() -> Kernel:
     with Builder("bound", threads=32) as k:
-        k.grid = lambda p: p.rows // 8
-        k.parameter("rows", bind=lambda p: p.rows)
+        k.work_clusters = lambda p: p.rows // 8
+        k.parameter("rows", compute=lambda p: p.rows)
         k.scratch("first", lambda p: p.rows)
-        k.scratch("words", lambda p: 4 * p.rows, zeroed=True)
+        k.scratch("words", lambda p: 4 * p.rows, zero_initialized=True)
         k.pointer("given")
         k.scratch("second", lambda p: 2 * p.rows)
         return k.finish()
@@ -27,11 +27,11 @@ def test_arguments_are_bound_to_the_problem() -> None:
         "rows": 300, "first": Pointer("workspace", 512), "second": Pointer("workspace", 512 + 512),
         "words": Pointer("flags"),
     }  # fmt: skip
-    assert kernel().grid(problem) == 37
+    assert kernel().work_clusters(problem) == 37
 
 
 def test_scratch_memory_is_what_its_parts_take() -> None:
     problem = SimpleNamespace(rows=300)
     assert kernel().scratch_bytes(problem) == 512 + 768
-    assert kernel().scratch_bytes(problem, zeroed=True) == 1280
+    assert kernel().scratch_bytes(problem, zero_initialized=True) == 1280
     assert kernel().scratch_bytes(SimpleNamespace(rows=0)) == 0

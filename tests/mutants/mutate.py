@@ -14,16 +14,16 @@ from gemmsmith.kernels.build import build
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import I32, PRED
-from gemmsmith.lang.values import Builtin, Constant, LateConstant, Operation, Parameter, Value
+from gemmsmith.lang.values import Builtin, Constant, DeferredConstant, Operation, Parameter, Value
 
 SYNCHRONIZING = (
     mbarrier.MbarrierWait, mbarrier.MbarrierArrive, mbarrier.MbarrierArriveCluster, mbarrier.MbarrierArriveExpectTx,
     mbarrier.FenceMbarrierInit, fence.FenceProxyAsync, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait,
     tma.BulkCommit, tma.BulkWaitRead, barrier.BarrierSync, barrier.BarrierArrive, barrier.SyncThreads,
-    cluster.ClusterArriveRelaxed, cluster.ClusterWait, memory.WaitAcquire, memory.StoreStrong,
+    cluster.ClusterArriveRelaxed, cluster.ClusterWait, memory.SpinUntilEqual, memory.StoreStrong,
     cp_async.CpAsyncMbarrierArrive, cp_async.CpAsyncCommit, cp_async.CpAsyncWait,
 )  # fmt: skip
-ONLY_DELETED = (fence.FenceAcqRel, fence.GridDependencyWait, wgmma.CompilerFence, barrier.SyncWarp, register.SetMaxNReg)
+ONLY_DELETED = (fence.FenceAcqRel, fence.GridDependencyWait, wgmma.FenceOperand, barrier.SyncWarp, register.SetMaxNReg)
 """Where these stand among their neighbors does not matter."""
 ALIGNED = (
     register.SetMaxNReg, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait, barrier.BarrierSync, barrier.SyncThreads,
@@ -99,8 +99,10 @@ def _changes(kernel: Kernel) -> Iterator[Change]:
     for block in _blocks(kernel.body):
         block.statements = [s for s in block.statements if not isinstance(s, st.Comment)]
         for position, statement in enumerate(block.statements):
-            where = str(statement.where)
-            if isinstance(statement, st.Execute) and isinstance(statement.instruction, (*SYNCHRONIZING, *ONLY_DELETED)):
+            where = str(statement.location)
+            if isinstance(statement, st.IssueInstruction) and isinstance(
+                statement.instruction, (*SYNCHRONIZING, *ONLY_DELETED)
+            ):
                 name = statement.instruction.mnemonic
                 yield "delete", name, where, _deletion(block, position)
                 steps = () if isinstance(statement.instruction, ONLY_DELETED) else ((-1, "earlier"), (1, "later"))
@@ -125,11 +127,11 @@ def _blocks(block: st.Block) -> Iterator[st.Block]:
 
 
 def _matters(statement: st.Statement) -> bool:
-    return isinstance(statement, (st.Execute, st.If, st.Loop))
+    return isinstance(statement, (st.IssueInstruction, st.If, st.Loop))
 
 
 def _name(statement: st.Statement) -> str:
-    if isinstance(statement, st.Execute):
+    if isinstance(statement, st.IssueInstruction):
         return statement.instruction.mnemonic
     return type(statement).__name__.lower()
 
@@ -149,7 +151,7 @@ def _swap(block: st.Block, a: int, b: int) -> Callable[[], None]:
 def _too_few(block: st.Block, position: int, where: str) -> Iterator[Change]:
     """Ordered as far as too small a scope, or not at all; executed by too few; the wrong way round."""
     statement = block.statements[position]
-    if not isinstance(statement, st.Execute):
+    if not isinstance(statement, st.IssueInstruction):
         return
     i: Any = statement.instruction
     if getattr(i, "scope", "cta") != "cta":
@@ -166,9 +168,9 @@ def _too_few(block: st.Block, position: int, where: str) -> Iterator[Change]:
 def _alone(block: st.Block, position: int) -> Callable[[], None]:
     first = Operation("==", PRED, (Builtin(I32, "lane"), Constant(I32, 0)))
     statement = block.statements[position]
-    alone = [st.Bind(first), st.If(first, st.Block([statement]))]
+    alone = [st.Define(first), st.If(first, st.Block([statement]))]
     for made in alone:
-        made.where = statement.where
+        made.location = statement.location
     return lambda: block.statements.__setitem__(slice(position, position + 1), alone)
 
 
@@ -179,7 +181,7 @@ def _set(thing: object, name: str, value: object) -> Callable[[], None]:
 def _off_by_one(statement: st.Statement, where: str) -> Iterator[Change]:
     if isinstance(statement, st.Declare) and statement.variable.name.endswith("_phase"):
         assert isinstance(statement.initial, Constant)
-        flipped = Constant(statement.initial.type, 1 - statement.initial.number)
+        flipped = Constant(statement.initial.type, 1 - statement.initial.value)
         yield "flip start of", statement.variable.name, where, _set(statement, "initial", flipped)
     if isinstance(statement, st.If) and isinstance(statement.condition, Operation) and statement.condition.op == "==":
         last = statement.condition.operands[1]
@@ -188,22 +190,22 @@ def _off_by_one(statement: st.Statement, where: str) -> Iterator[Change]:
         ):
             condition = statement.condition
             for change in (-1, 1):
-                operands = (condition.operands[0], Constant(last.type, last.number + change))
+                operands = (condition.operands[0], Constant(last.type, last.value + change))
                 yield f"{change:+d} stages of", "advance", where, _set(condition, "operands", operands)
-    if not isinstance(statement, st.Execute):
+    if not isinstance(statement, st.IssueInstruction):
         return
     i = statement.instruction
     if isinstance(i, mbarrier.MbarrierInit):
         for change in (-1, 1):
-            assert isinstance(i.count, (Constant, LateConstant))
-            count = (i.count.number or 0) + change
+            assert isinstance(i.count, (Constant, DeferredConstant))
+            count = (i.count.value or 0) + change
             if count:
                 yield f"{change:+d} arrivals of", i.mnemonic, where, _set(i, "count", Constant(i.count.type, count))
     if isinstance(i, mbarrier.MbarrierArriveExpectTx):
         for change in (-16, 16):
             nbytes: Value = Parameter(i.tx_bytes.type, f"{i.tx_bytes.name}{change:+d}")  # given beside the right one
             if isinstance(i.tx_bytes, Constant):
-                nbytes = Constant(i.tx_bytes.type, i.tx_bytes.number + change)
+                nbytes = Constant(i.tx_bytes.type, i.tx_bytes.value + change)
             yield f"{change:+d} bytes of", i.mnemonic, where, _set(i, "tx_bytes", nbytes)
     if isinstance(i, (wgmma.WgmmaWait, tma.BulkWaitRead, cp_async.CpAsyncWait)):
         yield "+1 pending of", i.mnemonic, where, _set(i, "pending", i.pending + 1)

@@ -13,19 +13,21 @@ from gemmsmith.arrays import describe
 from gemmsmith.backends.sim.run import run
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.problem import Matrix
-from gemmsmith.kernels.ladder.rungs import RUNGS, launches
+from gemmsmith.kernels.ladder.ladder_kernels import LADDER_KERNELS, ladder_launches
 from gemmsmith.lang.kernel import Kernel
 
 SIZES = {"block_tile": (16, 16, 48), "mma_naive": (64, 64, 48), "thread_tile": (64, 64, 16), "dp4a": (64, 64, 96),
          "wmma": (128, 128, 320)}  # fmt: skip
 """One tile, with more k-tiles than stages; others have (128, 128, 24)."""
-SYNCHRONIZED = [name for name in RUNGS if name not in ("naive_m", "naive", "wmma_naive")]
+SYNCHRONIZED = [name for name in LADDER_KERNELS if name not in ("naive_m", "naive", "wmma_naive")]
 SEEDS = 3
 LOST_DATA = {"race", "uninitialized read"}
 EXPECTED = {
-    "delete cp_async_wait": LOST_DATA | {"exited CTA"}, "+1 pending of cp_async_wait": LOST_DATA | {"exited CTA"},
+    "delete cp_async_wait": LOST_DATA | {"access to exited CTA"},
+    "+1 pending of cp_async_wait": LOST_DATA | {"access to exited CTA"},
     "delete cp_async_commit": LOST_DATA, "delete sync_threads": LOST_DATA, "delete sync_warp": LOST_DATA,
-    "move cp_async_wait": LOST_DATA | {"exited CTA"}, "move cp_async_commit": LOST_DATA, "move sync_threads": LOST_DATA,
+    "move cp_async_wait": LOST_DATA | {"access to exited CTA"}, "move cp_async_commit": LOST_DATA,
+    "move sync_threads": LOST_DATA,
     **{f"by one lane {name}": {"divergence"} for name in (
         "sync_threads", "sync_warp", "load_matrix", "mma_sync", "wmma_load", "wmma_mma", "wmma_store",
     )},
@@ -39,15 +41,15 @@ EQUIVALENT = {
 
 def reported(name: str, kernel: Kernel, seed: int) -> set[str]:
     """The kinds of hazard, on fresh random data; the result must be right where there are none."""
-    rng, rung = np.random.default_rng(seed), RUNGS[name]
+    rng, rung = np.random.default_rng(seed), LADDER_KERNELS[name]
     m, n, k = SIZES.get(name, (128, 128, 24))
     dtype = rung.dtypes[0]
     a, b = (rng.integers(-4, 5, shape).astype(dtype.numpy) for shape in ((m, k), (n, k)))
-    if rung.along == "MN":
+    if rung.inner == "MN":
         a, b = (np.asfortranarray(x) for x in (a, b))
     d = np.full((m, n), -99, rung.output(dtype).numpy)
     arrays = {"a": describe(a), "b": describe(b.T), "d": describe(d)}
-    found = launches(name, *(seen(x) for x in arrays.values()), CHIPS["sm_80"])
+    found = ladder_launches(name, *(seen(x) for x in arrays.values()), CHIPS["sm_80"])
     assert len(found.all) == 1
     kinds = {
         h.kind for h in run(replace(found, all=(replace(found.all[0], kernel=kernel),)), arrays, seed, None).hazards
@@ -66,7 +68,7 @@ def test_every_mutant_is_reported(name: str) -> None:
     unreported, alone, count = [], set[str](), 0
 
     def make() -> Kernel:
-        return RUNGS[name].make(RUNGS[name].dtypes[0], CHIPS["sm_80"])
+        return LADDER_KERNELS[name].make(LADDER_KERNELS[name].dtypes[0], CHIPS["sm_80"])
 
     for mutant in mutants_of(make):
         count += 1
@@ -90,6 +92,6 @@ def test_every_mutant_is_reported(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SYNCHRONIZED)
 def test_the_unbroken_rungs_are_never_reported(name: str) -> None:
-    kernel = RUNGS[name].make(RUNGS[name].dtypes[0], CHIPS["sm_80"])
+    kernel = LADDER_KERNELS[name].make(LADDER_KERNELS[name].dtypes[0], CHIPS["sm_80"])
     for seed in range(3):
         assert reported(name, kernel, seed) == set()

@@ -12,13 +12,13 @@ from tests.mutants.test_mutants import EXPECTED as HOPPERS
 from tests.mutants.test_mutants import execute
 
 from gemmsmith import hw
-from gemmsmith.collective import cuda_cores, fragments, multistage, swizzle
-from gemmsmith.collective.copied_operand import CopiedOperand
+from gemmsmith.collective import cp_async_mainloop, fragments, simt, swizzle
+from gemmsmith.collective.cp_async_operand import CpAsyncOperand
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import find
+from gemmsmith.core.design import get_design
 from gemmsmith.core.dtypes import BF16, FP32, TF32
-from gemmsmith.core.graph import bare
-from gemmsmith.core.mma import Major, find_mma
+from gemmsmith.core.graph import identity_graph
+from gemmsmith.core.mma import Major, select_mma
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.types import U32
@@ -29,7 +29,7 @@ SIZES = (128, 64, 160, 1)
 """Two tiles of one CTA, with more k-tiles than stages."""
 SEEDS = 3
 LOST_DATA = {"race", "uninitialized read"}
-WAIT = LOST_DATA | {"exited CTA"}
+WAIT = LOST_DATA | {"access to exited CTA"}
 """Of the last one nobody reads what lands."""
 EXPECTED = HOPPERS | {
     ("delete", "cp_async_wait"): WAIT,
@@ -53,11 +53,11 @@ EQUIVALENT = {
 
 
 def spec_of(config: Config, major: Major = "K", *, low_parts: bool = False) -> KernelSpec:
-    out, by = frozenset({"out"}), find(config.design).multiplies
+    out, by = frozenset({"out"}), get_design(config.design).mma_kind
     dtype = TF32 if low_parts else FP32 if by == "fma" else BF16
-    epilogue = EpilogueSpec(bare(BF16), out)
+    epilogue = EpilogueSpec(identity_graph(BF16), out)
     return KernelSpec(
-        config, find_mma(dtype, dtype, FP32, by), (major, major), epilogue, promoted=low_parts, low_parts=low_parts
+        config, select_mma(dtype, dtype, FP32, by), (major, major), epilogue, promoted=low_parts, split_tf32=low_parts
     )
 
 
@@ -106,29 +106,30 @@ def swizzled_otherwise_where_it_is_copied(p: Patch) -> None:
 
 
 def swizzled_otherwise_where_it_is_read(p: Patch) -> None:
-    p.setattr(fragments, "chunk_offset", lambda tile, row, chunk: (row * tile.pitch + (chunk << 4)).to(U32))
+    p.setattr(fragments, "swizzled_vector_offset", lambda tile, row, i: (row * tile.pitch + (i << 4)).to(U32))
 
 
 def words_in_another_order_where_they_are_copied(p: Patch) -> None:
-    p.setattr(cuda_cores.VectorOrder, "at", lambda self, place: place)
+    p.setattr(simt.SmemVectorLayout, "mn_at", lambda self, smem_index: smem_index)
 
 
 def one_k_tile_too_many_in_flight(p: Patch) -> None:
-    p.setattr(multistage.MultistageMainloop, "_land", lambda self: hw.cp_async_wait(self.spec.config.stages - 1))
+    mainloop = cp_async_mainloop.CpAsyncMainloop
+    p.setattr(mainloop, "_wait_next_stage", lambda self: hw.cp_async_wait(self.spec.config.stages - 1))
 
 
 def a_stage_refilled_while_it_is_read(p: Patch) -> None:
-    p.setattr(multistage.hw, "sync_threads", lambda: None)
+    p.setattr(cp_async_mainloop.hw, "sync_threads", lambda: None)
 
 
 def rows_that_are_not_aligned(p: Patch) -> None:
-    begin = CopiedOperand.begin
+    set_tile = CpAsyncOperand.set_tile
 
     def shifted(self: Any, *given: Any) -> None:
-        begin(self, *given)
-        self._source.set(self._source.get() + 2)
+        set_tile(self, *given)
+        self._gmem_ptr.set(self._gmem_ptr.get() + 2)
 
-    p.setattr(CopiedOperand, "begin", shifted)
+    p.setattr(CpAsyncOperand, "set_tile", shifted)
 
 
 WRONG = [

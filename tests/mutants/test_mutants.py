@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from tests.mutants.mutate import CLASSES, changes_of, kind_of, mutants
 
-from gemmsmith.backends.reference.product import in_blocks
+from gemmsmith.backends.reference.matmul import blockwise_scaled_matmul
 from gemmsmith.backends.sim import GlobalMemory, Hazard, simulate
 from gemmsmith.binding import bind
 from gemmsmith.core.config import Config
 from gemmsmith.core.dtypes import BF16, E4M3, FP32, TF32
-from gemmsmith.core.graph import bare
-from gemmsmith.core.mma import find_mma
+from gemmsmith.core.graph import identity_graph
+from gemmsmith.core.mma import select_mma
 from gemmsmith.core.problem import SCALE_BLOCK, SCALE_NAMES
 from gemmsmith.core.spec import EpilogueSpec, KernelSpec, ScaleSpec
 from gemmsmith.epilogue.device.inputs import operand_argument
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.launches import kernel_spec, launches
+from gemmsmith.launch_sequence import build_kernel_spec, build_launches
 
 CONFIGS = [
     Config(design, (128, 64, 64), cluster, 3, 2)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ SEEDS = 4
 
 LOST_DATA = {"race", "uninitialized read", "phase aliasing", "over-arrival"}
 EXPECTED = {
-    ("delete", "mbarrier_wait"): LOST_DATA | {"exited CTA"},
+    ("delete", "mbarrier_wait"): LOST_DATA | {"access to exited CTA"},
     ("delete", "mbarrier_arrive"): {"deadlock"},
     ("delete", "mbarrier_arrive_cluster"): {"deadlock"},
     ("delete", "mbarrier_arrive_expect_tx"): {"deadlock"},
@@ -66,28 +66,28 @@ EXPECTED = {
     ("delete", "cluster_wait"): {"barrier"},
     ("delete", "fence_proxy_async"): {"missing proxy fence"},
     ("delete", "barrier_sync"): {"race", "phase aliasing"},
-    ("delete", "wgmma_fence"): {"accumulator"},
-    ("delete", "wgmma_commit"): {"race", "accumulator"},
-    ("delete", "wgmma_wait"): {"race", "accumulator"},
-    ("delete", "bulk_commit"): {"race", "group"},
-    ("delete", "bulk_wait_read"): {"race", "group"},
-    ("+1 pending of", "wgmma_wait"): {"race", "accumulator"},
-    ("+1 pending of", "bulk_wait_read"): {"race", "group"},
+    ("delete", "wgmma_fence"): {"wgmma register hazard"},
+    ("delete", "wgmma_commit"): {"race", "wgmma register hazard"},
+    ("delete", "wgmma_wait"): {"race", "wgmma register hazard"},
+    ("delete", "bulk_commit"): {"race", "missing wait_group"},
+    ("delete", "bulk_wait_read"): {"race", "missing wait_group"},
+    ("+1 pending of", "wgmma_wait"): {"race", "wgmma register hazard"},
+    ("+1 pending of", "bulk_wait_read"): {"race", "missing wait_group"},
     ("+1 arrivals of", "mbarrier_init"): {"deadlock"},
     ("-1 arrivals of", "mbarrier_init"): LOST_DATA | {"deadlock", "barrier"},
     ("delete", "barrier_arrive"): {"deadlock"},
-    ("delete", "wait_acquire"): {"race", "uninitialized read"},
-    ("delete", "store_strong"): {"deadlock", "semaphore"},
-    ("move", "wait_acquire"): {"deadlock", "semaphore"},
-    ("move", "store_strong"): {"deadlock", "semaphore", "race"},
+    ("delete", "spin_until_equal"): {"race", "uninitialized read"},
+    ("delete", "store_strong"): {"deadlock", "flags not reset"},
+    ("move", "spin_until_equal"): {"deadlock", "flags not reset"},
+    ("move", "store_strong"): {"deadlock", "flags not reset", "race"},
     ("+16 bytes of", "mbarrier_arrive_expect_tx"): {"deadlock"},
     ("-16 bytes of", "mbarrier_arrive_expect_tx"): {"deadlock"},
     ("+1 stages of", "advance"): {"barrier", "out of bounds", "race", "phase aliasing", "deadlock"},
     ("-1 stages of", "advance"): {"deadlock", "barrier", "race"},
     ("-32 threads of", "barrier_sync"): {"deadlock", "race", "barrier"},
-    ("flip start of", "write_phase"): {"deadlock"},
-    ("flip start of", "aliased_phase"): {"race"},
-    ("flip start of", "read_phase"): LOST_DATA,
+    **{("flip start of", f"{name}_write_phase"): {"deadlock"} for name in ("mainloop", "scale_a")},
+    ("flip start of", "epilogue_smem_phase"): {"race"},
+    **{("flip start of", f"{name}_read_phase"): LOST_DATA for name in ("mainloop", "scale_a")},
     ("delete", "cp_async_mbarrier_arrive"): {"deadlock"},
     ("move", "cp_async_mbarrier_arrive"): {"race", "deadlock", "uninitialized read"},
     ("move", "barrier_sync"): {"race", "missing proxy fence"},
@@ -96,20 +96,20 @@ EXPECTED = {
     ("move", "sync_threads"): {"barrier"},
     ("move", "cluster_arrive_relaxed"): {"barrier"},
     ("move", "cluster_wait"): {"barrier"},
-    ("move", "wgmma_wait"): {"race", "accumulator"},
-    ("move", "wgmma_commit"): {"race", "accumulator"},
-    ("move", "wgmma_fence"): {"accumulator"},
-    ("move", "bulk_commit"): {"race", "group"},
+    ("move", "wgmma_wait"): {"race", "wgmma register hazard"},
+    ("move", "wgmma_commit"): {"race", "wgmma register hazard"},
+    ("move", "wgmma_fence"): {"wgmma register hazard"},
+    ("move", "bulk_commit"): {"race", "missing wait_group"},
     ("delete", "fence_acq_rel"): {"race"},
     ("delete", "grid_dependency_wait"): {"race"},
-    ("delete", "compiler_fence"): {"accumulator"},
+    ("delete", "fence_operand"): {"wgmma register hazard"},
     ("delete", "sync_warp"): {"race"},
     ("delete", "set_max_nreg"): {"deadlock"},
     ("swap inc and dec of", "set_max_nreg"): {"registers"},
     ("narrow scope of", "mbarrier_arrive_cluster"): {"race"},
     ("narrow scope of", "mbarrier_wait"): {"race"},
     ("narrow scope of", "store_strong"): {"race"},
-    ("narrow scope of", "wait_acquire"): {"race"},
+    ("narrow scope of", "spin_until_equal"): {"race"},
     ("narrow scope of", "relaxed store_strong"): {"race"},
     ("narrow scope of", "fence_acq_rel"): {"race"},
     ("relax", "store_strong"): {"race"},
@@ -134,7 +134,7 @@ EQUIVALENT = {
     ("move earlier (past if)", "wgmma_wait"): "the index of the next stage wraps: no instruction lies between",
     ("move earlier (past if)", "wgmma_fence"): "the same",
     ("move later (past sync_warp)", "wgmma_commit"): "the lanes meet for what they have loaded before",
-    ("move later (past compiler_fence)", "wgmma_wait"): "no instruction lies between; ptxas itself keeps reads behind",
+    ("move later (past fence_operand)", "wgmma_wait"): "no instruction lies between; ptxas itself keeps reads behind",
 }
 EQUIVALENT_ALONE = {
     ("move earlier (past mbarrier_init)", "fence_mbarrier_init"): "the last init is of an empty barrier, "
@@ -161,7 +161,7 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     if spec.config.sync_clusters:
         m, n, k, grid = whole if whole == WAVES else UNEVEN
         m, grid = m * spec.cluster_size, grid * spec.cluster_size
-    in_blocks_of_k, boxed = spec.promoted and not spec.low_parts, spec.config in BOXED
+    in_blocks_of_k, boxed = spec.promoted and not spec.split_tf32, spec.config in BOXED
     deeper = 4 if boxed else 2 if in_blocks_of_k else 1  # as many k-tiles, or two boxes of them
     k = (whole[2] if whole == SHORT else k) * deeper // (2 if spec.a_in_registers else 1)
     m, n = (n, m) if spec.config.swap_ab else (m, n)
@@ -178,43 +178,52 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     memory = GlobalMemory()
     operands = (b, a) if spec.config.swap_ab else (a, b)
     lines = [x if x.flags.c_contiguous else x.T for x in operands]
-    addresses = {name: memory.place(x, name.upper(), writable=False) for x, name in zip(lines, "ab", strict=True)}
+    addresses = {name: memory.add_buffer(x, name.upper(), writable=False) for x, name in zip(lines, "ab", strict=True)}
     for name, x in scales.items():
         whole_rows = x if x.base is None else x.base
-        addresses[operand_argument(name)] = memory.place(whole_rows, name, writable=False)
-    product = bind(a, b.T, d, scales, precision="3xtf32" if spec.low_parts else "tf32" if spec.a_in_registers else None)
+        addresses[operand_argument(name)] = memory.add_buffer(whole_rows, name, writable=False)
+    product = bind(
+        a, b.T, d, scales, precision="3xtf32" if spec.split_tf32 else "tf32" if spec.a_in_registers else None
+    )
     product = product.transposed() if spec.config.swap_ab else product
-    assert kernel_spec(product, spec.config) == spec
-    found = launches(product, spec)
+    assert build_kernel_spec(product, spec.config) == spec
+    found = build_launches(product, spec)
     space = np.zeros(max(found.workspace_bytes, 4), np.uint8)
-    addresses["workspace"] = memory.place(space, "workspace", unwritten=True)
+    addresses["workspace"] = memory.add_buffer(space, "workspace", uninitialized=True)
     words = np.zeros(max(found.flag_bytes // 4, 1), np.uint32)
-    addresses["flags"] = memory.place(words, "flags")
-    addresses["out"] = memory.place(d, "D", unwritten=True)
-    arguments = found.all[-1].at(addresses)
+    addresses["flags"] = memory.add_buffer(words, "flags")
+    addresses["out"] = memory.add_buffer(d, "D", uninitialized=True)
+    arguments = found.all[-1].resolve(addresses)
     if "stage_bytes" in arguments:
         arguments |= {f"stage_bytes{change:+d}": arguments["stage_bytes"] + change for change in (-16, 16)}
-    dependent = spec.chip.has("sm_90")
+    dependent = spec.chip.supports("sm_90")
     result = simulate(kernel, grid, arguments, memory, seed=seed, dependent=dependent, max_hazards=limit)
     if len(result.hazards) == limit:
         return result.hazards  # the kernel has not ended
     if words.any():
-        return [Hazard("semaphore", "a word is left raised", kernel.body.statements[0].where), *result.hazards]
+        return [
+            Hazard("flags not reset", "a flag word is nonzero", kernel.body.statements[0].location),
+            *result.hazards,
+        ]
     if not result.hazards:
-        exact = in_blocks(a, b.T, *scales.values()) if scales else a.astype(np.float64) @ b.T.astype(np.float64)
+        exact = (
+            blockwise_scaled_matmul(a, b.T, *scales.values())
+            if scales
+            else a.astype(np.float64) @ b.T.astype(np.float64)
+        )
         assert np.array_equal(d, exact.astype(d.dtype))
     return result.hazards
 
 
 def spec_of(config: Config) -> KernelSpec:
     out = frozenset({"out"})
-    epilogue = EpilogueSpec(bare(BF16), out, out if config.swap_ab else frozenset())
+    epilogue = EpilogueSpec(identity_graph(BF16), out, out if config.swap_ab else frozenset())
     if config in PROMOTED + BOXED:
         scales = ScaleSpec(1, FP32, "K" if config in BOXED else None), ScaleSpec(SCALE_BLOCK, FP32)
-        return KernelSpec(config, find_mma(E4M3, E4M3, FP32), ("K", "K"), epilogue, promoted=True, scales=scales)
+        return KernelSpec(config, select_mma(E4M3, E4M3, FP32), ("K", "K"), epilogue, promoted=True, scales=scales)
     if config in A_IN_REGISTERS:
-        return KernelSpec(config, find_mma(TF32, TF32, FP32), ("MN", "K"), epilogue)
-    return KernelSpec(config, find_mma(BF16, BF16, FP32), ("K", "K"), epilogue)
+        return KernelSpec(config, select_mma(TF32, TF32, FP32), ("MN", "K"), epilogue)
+    return KernelSpec(config, select_mma(BF16, BF16, FP32), ("K", "K"), epilogue)
 
 
 @pytest.mark.slow
@@ -263,11 +272,11 @@ def test_the_readme_quotes_a_mutant() -> None:
 
 
 def test_the_page_says_how_many() -> None:
-    """The table of docs/architecture.md."""
+    """The table of docs/internals/simulator.md."""
     changes = [kind_of(what) for config in CONFIGS for what in changes_of(spec_of(config))]
     rows = "".join(f"| {text} | {changes.count(kind)} |\n" for kind, text in CLASSES.items())
     table = f"| mutants of {len(CONFIGS)} kernels | count |\n| --- | --- |\n{rows}| all | {len(changes)} |\n"
-    page = Path(__file__).parents[2] / "docs" / "architecture.md"
+    page = Path(__file__).parents[2] / "docs" / "internals" / "simulator.md"
     assert table in page.read_text(), table
 
 

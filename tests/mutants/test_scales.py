@@ -11,11 +11,11 @@ from tests.scales import digits, ones
 
 import gemmsmith
 from gemmsmith import Config
-from gemmsmith.collective import pipeline, scales, staged_scales
+from gemmsmith.collective import block_scales, pipeline, staged_scales
 from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.block_scales import BlockScales, ThreadScales
 from gemmsmith.collective.promotion import Promotion
-from gemmsmith.collective.scales import BlockScales, ScalesOfThread
-from gemmsmith.collective.staged_scales import BoxedScales, CopiedScales, LoadedScales
+from gemmsmith.collective.staged_scales import CpAsyncScales, TmaKMajorScales, TmaScales
 from gemmsmith.kernels.build import build
 from gemmsmith.lang.types import PRED
 from gemmsmith.lang.values import Constant
@@ -33,18 +33,18 @@ def _unbroken_afterwards() -> Iterator[None]:
 
 
 def _shifted(p: Patch, blocks: int, sides: str) -> None:
-    begin, init = CopiedScales.begin, CopiedScales.__init__
+    set_tile, init = CpAsyncScales.set_tile, CpAsyncScales.__init__
 
     def made(self: Any, index: int, *given: Any) -> None:
         init(self, index, *given)
         self.shift = blocks if "ab"[index] in sides else 0
 
     def shifted(self: Any, *given: Any) -> None:
-        begin(self, *given)
-        self._at.set(self._at.get() + self._step * self.shift)
+        set_tile(self, *given)
+        self._next_address.set(self._next_address.get() + self._step * self.shift)
 
-    p.setattr(CopiedScales, "__init__", made)
-    p.setattr(CopiedScales, "begin", shifted)
+    p.setattr(CpAsyncScales, "__init__", made)
+    p.setattr(CpAsyncScales, "set_tile", shifted)
 
 
 def the_next_blocks_scales(p: Patch) -> None:
@@ -74,32 +74,32 @@ def a_total_that_is_not_cleared(p: Patch) -> None:
 
 def a_wait_that_leaves_one_more_group_running(p: Patch) -> None:
     wait = Promotion.wait
-    p.setattr(Promotion, "wait", lambda self, number, behind: wait(self, number, behind + 1))
+    p.setattr(Promotion, "wait", lambda self, slot, pending: wait(self, slot, pending + 1))
 
 
 def promotion_before_the_wait(p: Patch) -> None:
-    p.setattr(Promotion, "wait", lambda self, number, behind: None)
+    p.setattr(Promotion, "wait", lambda self, slot, pending: None)
 
 
 def release_before_the_wait(p: Patch) -> None:
     add, wait = Promotion.add, Promotion.wait
 
-    def waits(self: Any, number: int, part: Any) -> None:
-        wait(self, number, 0)
-        add(self, number, part)
+    def waits(self: Any, slot: int, subtile: Any) -> None:
+        wait(self, slot, 0)
+        add(self, slot, subtile)
 
-    p.setattr(Promotion, "wait", lambda self, number, behind: None)
+    p.setattr(Promotion, "wait", lambda self, slot, pending: None)
     p.setattr(Promotion, "add", waits)
 
 
 def scales_read_after_the_release(p: Patch) -> None:
     read, add, stages = Promotion.read_scales, Promotion.add, dict[int, Any]()
 
-    def reads(self: Any, number: int, part: Any) -> None:
-        read(self, number, stages[number])
-        add(self, number, part)
+    def reads(self: Any, slot: int, subtile: Any) -> None:
+        read(self, slot, stages[slot])
+        add(self, slot, subtile)
 
-    p.setattr(Promotion, "read_scales", lambda self, number, stage: stages.__setitem__(number, stage))
+    p.setattr(Promotion, "read_scales", lambda self, slot, stage: stages.__setitem__(slot, stage))
     p.setattr(Promotion, "add", reads)
 
 
@@ -108,11 +108,11 @@ def scales_read_before_the_stage_is_full(p: Patch) -> None:
     made, early = list[Any](), list[Any]()
 
     def waits(self: Any, state: Any, token: Any) -> None:
-        early.append(made[-1]._scales.read(state.index))
+        early.append(made[-1]._block_scales.read(state.index))
         wait(self, state, token)
 
     p.setattr(Promotion, "__init__", lambda self, *given: made.append(self) or init(self, *given))
-    p.setattr(Promotion, "read_scales", lambda self, number, stage: self._factors.update({number: early.pop(0)}))
+    p.setattr(Promotion, "read_scales", lambda self, slot, stage: self._scales.update({slot: early.pop(0)}))
     p.setattr(pipeline.PipelineTmaAsync, "consumer_wait", waits)
 
 
@@ -121,7 +121,7 @@ def a_stage_taken_for_full(p: Patch) -> None:
 
 
 def a_release_by_one_lane_before_others_have_read(p: Patch) -> None:
-    p.setattr(scales.hw, "sync_warp", lambda: None)
+    p.setattr(block_scales.hw, "sync_warp", lambda: None)
 
 
 def an_arrival_before_the_copies_have_landed(p: Patch) -> None:
@@ -134,7 +134,7 @@ def copies_that_a_full_stage_does_not_count(p: Patch) -> None:
     def uncounted(self: Any, state: Any, lanes: int, **kinds: bool) -> None:
         pipeline.hw.cp_async_arrive(self._full[state.index])
 
-    p.setattr(pipeline.PipelineTmaAsync, "beside_commit", uncounted)
+    p.setattr(pipeline.PipelineTmaAsync, "aux_producer_commit", uncounted)
 
 
 def copies_that_never_arrive(p: Patch) -> None:
@@ -142,7 +142,7 @@ def copies_that_never_arrive(p: Patch) -> None:
 
 
 def copies_into_stages_that_are_not_free(p: Patch) -> None:
-    p.setattr(pipeline.PipelineTmaAsync, "beside_acquire", lambda self, state: None)
+    p.setattr(pipeline.PipelineTmaAsync, "aux_producer_acquire", lambda self, state: None)
 
 
 def the_scales_of_a_and_b_swapped(p: Patch) -> None:
@@ -151,113 +151,115 @@ def the_scales_of_a_and_b_swapped(p: Patch) -> None:
 
 
 def the_border_8_columns_off(p: Patch) -> None:
-    at_column = ScalesOfThread.at_column
-    p.setattr(ScalesOfThread, "at_column", lambda self, factors, column: at_column(self, factors, column + 8))
+    at_column = ThreadScales.at_column
+    p.setattr(ThreadScales, "at_column", lambda self, scales, column: at_column(self, scales, column + 8))
 
 
 def the_rows_of_the_other_half(p: Patch) -> None:
-    p.setattr(scales, "HALF_ROWS", -scales.HALF_ROWS)
+    p.setattr(block_scales, "FRAGMENT_HALF_ROWS", -block_scales.FRAGMENT_HALF_ROWS)
 
 
 def the_rows_of_the_tile_for_every_warpgroup(p: Patch) -> None:
-    begin = BlockScales.begin
-    p.setattr(BlockScales, "begin", lambda self, tile, first_row: begin(self, tile, first_row - first_row))
+    begin_tile = BlockScales.begin_tile
+    p.setattr(BlockScales, "begin_tile", lambda self, tile, row: begin_tile(self, tile, row - row))
 
 
 def rows_beyond_the_last(p: Patch) -> None:
-    begin = CopiedScales.begin
+    set_tile = CpAsyncScales.set_tile
 
     def unbounded(self: Any, *given: Any) -> None:
-        begin(self, *given)
-        self._left = self._left + 1000
+        set_tile(self, *given)
+        self._rows_remaining = self._rows_remaining + 1000
 
-    p.setattr(CopiedScales, "begin", unbounded)
+    p.setattr(CpAsyncScales, "set_tile", unbounded)
 
 
 def bytes_that_a_full_stage_does_not_count(p: Patch) -> None:
-    p.setattr(LoadedScales, "bytes_of_stage", lambda self, problem: 0)
+    p.setattr(TmaScales, "stage_bytes", lambda self, problem: 0)
 
 
 def the_next_k_tiles_scales(p: Patch) -> None:
-    load = LoadedScales.load
+    load = TmaScales.load
 
-    def shifted(self: Any, *given: Any, **alone: bool) -> None:
-        load(self, *given[:-1], given[-1] + 1, **alone)
+    def shifted(self: Any, *given: Any, **in_prologue: bool) -> None:
+        load(self, *given[:-1], given[-1] + 1, **in_prologue)
 
-    p.setattr(LoadedScales, "load", shifted)
+    p.setattr(TmaScales, "load", shifted)
 
 
 def the_next_stage(p: Patch) -> None:
-    load = LoadedScales.load
+    load = TmaScales.load
 
-    def shifted(self: Any, stage: Any, *given: Any, **alone: bool) -> None:
-        load(self, (stage + 1) % CONFIG.stages, *given, **alone)
+    def shifted(self: Any, stage: Any, *given: Any, **in_prologue: bool) -> None:
+        load(self, (stage + 1) % CONFIG.stages, *given, **in_prologue)
 
-    p.setattr(LoadedScales, "load", shifted)
+    p.setattr(TmaScales, "load", shifted)
 
 
 def bytes_that_a_full_box_does_not_count(p: Patch) -> None:
-    init = BoxedScales.__init__
+    init = TmaKMajorScales.__init__
 
     def made(self: Any, *given: Any) -> None:
         init(self, *given)
-        self.pipe.transaction_bytes -= 16
+        self.pipeline.transaction_bytes -= 16
 
-    p.setattr(BoxedScales, "__init__", made)
+    p.setattr(TmaKMajorScales, "__init__", made)
 
 
 def the_next_box(p: Patch) -> None:
     copy = staged_scales.hw.tma_load
 
     def shifted(map: Any, x: Any, *given: Any) -> None:
-        copy(map, x + staged_scales.SCALE_BOX, *given)
+        copy(map, x + staged_scales.SCALES_PER_TMA_BOX, *given)
 
     p.setattr(staged_scales.hw, "tma_load", shifted)
 
 
 def the_k_tile_beside_in_a_box(p: Patch) -> None:
-    wait = BoxedScales.wait
+    wait = TmaKMajorScales.wait
 
     def shifted(self: Any) -> None:
         wait(self)
-        self._number = self._number + 1
+        self._k_block_idx = self._k_block_idx + 1
 
-    p.setattr(BoxedScales, "wait", shifted)
+    p.setattr(TmaKMajorScales, "wait", shifted)
 
 
 def a_box_that_is_read_before_it_is_full(p: Patch) -> None:
     def numbered(self: Any) -> None:
-        self._number = self._tile.k_tile(self._k_tile.get())
+        self._k_block_idx = self._tile.k_tile_index(self._k_tile.get())
 
-    p.setattr(BoxedScales, "wait", numbered)
+    p.setattr(TmaKMajorScales, "wait", numbered)
 
 
 def a_box_that_is_handed_back_early(p: Patch) -> None:
     """Before its last k-tile is read; the next one is then taken for it."""
-    edge = staged_scales._is_edge
-    p.setattr(staged_scales, "_is_edge", lambda tile, number, at: edge(tile, number, max(at - 1, 0)))
+    edge = staged_scales._is_box_boundary
+    p.setattr(staged_scales, "_is_box_boundary", lambda tile, number, at: edge(tile, number, max(at - 1, 0)))
 
 
 def a_box_that_is_released_before_it_is_read(p: Patch) -> None:
-    read, release = BoxedScales.read, pipeline.PipelineTmaAsync.consumer_release
+    read, release = TmaKMajorScales.read, pipeline.PipelineTmaAsync.consumer_release
 
     def late(self: Any, *given: Any) -> Any:
-        release(self.pipe, self._read)
+        release(self.pipeline, self._read_state)
         return read(self, *given)
 
-    p.setattr(BoxedScales, "read", late)
+    p.setattr(TmaKMajorScales, "read", late)
 
 
 def a_box_that_is_released_with_its_tile_only(p: Patch) -> None:
-    edge = staged_scales._is_edge
-    p.setattr(staged_scales, "_is_edge", lambda tile, number, at: edge(tile, number, at) if at == 0 else number < 0)
+    edge = staged_scales._is_box_boundary
+    p.setattr(
+        staged_scales, "_is_box_boundary", lambda tile, number, at: edge(tile, number, at) if at == 0 else number < 0
+    )
 
 
 def a_box_that_may_not_be_free(p: Patch) -> None:
     acquire = pipeline.PipelineTmaAsync._acquire
 
     def acquired(self: Any, state: Any, token: Any) -> None:
-        if not self.name.startswith("boxes"):
+        if not self.name.startswith("scale"):
             acquire(self, state, token)
 
     p.setattr(pipeline.PipelineTmaAsync, "_acquire", acquired)
@@ -265,13 +267,13 @@ def a_box_that_may_not_be_free(p: Patch) -> None:
 
 def a_tile_that_begins_in_the_last_ones_box(p: Patch) -> None:
     """In the producer alone."""
-    edge = staged_scales._is_edge
+    edge = staged_scales._is_box_boundary
 
     def only(tile: Any, number: Any, at: int) -> Any:
         found = edge(tile, number, at)
         return _Only(found) if at == 0 else found
 
-    p.setattr(staged_scales, "_is_edge", only)
+    p.setattr(staged_scales, "_is_box_boundary", only)
 
 
 class _Only:
@@ -285,12 +287,12 @@ class _Only:
 
 
 def a_producer_that_begins_with_the_first_box_again(p: Patch) -> None:
-    start = BoxedScales.start_producer
-    p.setattr(BoxedScales, "start_producer", lambda self, started: start(self, started * 0))
+    start = TmaKMajorScales.init_producer
+    p.setattr(TmaKMajorScales, "init_producer", lambda self, k_tiles: start(self, k_tiles * 0))
 
 
 def early_k_tiles_beyond_the_first_box(p: Patch) -> None:
-    p.setattr(BoxedScales, "early", lambda self, k_tiles, tile: k_tiles)
+    p.setattr(TmaKMajorScales, "limit_prologue", lambda self, k_tiles, tile: k_tiles)
 
 
 COARSE, EACH = (1, 128), (1, 1)

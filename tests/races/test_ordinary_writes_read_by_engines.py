@@ -14,7 +14,7 @@ from tests.backends.sim.tiny import kinds, run, word
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.dtypes import BF16, FP32
-from gemmsmith.core.mma import find_mma
+from gemmsmith.core.mma import select_mma
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import U32
@@ -63,7 +63,7 @@ def test_by_wgmma(fences: str, meets: bool, found: set[str], seed: int) -> None:
             for step in range(tile.bytes // 1024):
                 hw.store_shared(word(k, k.thread.to(U32)), view.address + ((k.thread + step * 256) * 4).to(U32))
         publish(k, fences, meets)
-        accumulator = Accumulator(find_mma(BF16, BF16, FP32), 64, 64)
+        accumulator = Accumulator(select_mma(BF16, BF16, FP32), 64, 64)
         accumulator.multiply(a[0], b[0], False)
         accumulator.wait(pending=0)
 

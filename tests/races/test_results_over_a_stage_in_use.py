@@ -13,7 +13,7 @@ from tests.backends.sim.tiny import kinds, run, word
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.dtypes import BF16, FP32
-from gemmsmith.core.mma import find_mma
+from gemmsmith.core.mma import select_mma
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.shared import SharedView
@@ -66,7 +66,7 @@ def test_over_the_b_that_another_warpgroup_multiplies(everybody: bool, seed: int
         fill(k, b[0], b_tile.bytes, 256)
         hw.fence_proxy_async()
         hw.sync_threads()
-        accumulator = Accumulator(find_mma(BF16, BF16, FP32), 64, 64)
+        accumulator = Accumulator(select_mma(BF16, BF16, FP32), 64, 64)
         accumulator.multiply(a[0].rows(k.warpgroup_index * 64, 64), b[0], False)
         accumulator.wait(pending=0)
         if everybody:

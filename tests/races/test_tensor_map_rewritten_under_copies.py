@@ -32,8 +32,8 @@ class ReplaceAddress(Instruction):
 
     def simulate(self, m: Machine) -> None:
         words = np.zeros((len(m.threads), MAP_BYTES // 8), np.uint64)
-        words[:, 0] = m.column(self.data).astype(np.uint64)
-        m.store("global", m.column(self.map), words.view(np.uint8))
+        words[:, 0] = m.per_thread(self.data).astype(np.uint64)
+        m.store("global", m.per_thread(self.map), words.view(np.uint8))
 
 
 class LoadByMap(Instruction):
@@ -57,8 +57,8 @@ class LoadByMap(Instruction):
                 perform=lambda: m.poke(destination, m.peek(data())),
                 reads=[map, data()],
                 writes=[destination],
-                completes=[(None, m.uniform(self.barrier), BYTES)],
-                work=BYTES,
+                complete_tx=[(None, m.uniform(self.barrier), BYTES)],
+                nbytes=BYTES,
             )
         )
 

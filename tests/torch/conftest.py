@@ -1,4 +1,4 @@
-"""These tests need torch, which is an extra: without it each file counts as one skipped test."""
+"""Skip these tests without torch, which is an extra: each file counts as one skipped test."""
 
 from __future__ import annotations
 

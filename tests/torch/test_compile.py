@@ -1,4 +1,6 @@
-"""Under torch.compile: one graph for any number of rows, forward and backward, never stale; export; other processes."""
+"""Under torch.compile: one graph for all numbers of rows, forward and backward, never stale; export; other
+processes.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def compiled(function: Callable[..., Any], backend: str = "aot_eager") -> Callab
 
 
 def everything(acc: Any, bias: Any, residual: Any, scale: Any) -> Any:
-    """Functions, methods, operators, casts, sizes and reductions, by the names that torch has for them."""
+    """Use functions, methods, operators, casts, sizes and reductions, by torch's names."""
     z = F.gelu(acc + bias, approximate="tanh") * scale + residual / 3
     z = torch.where(z > 0, z, F.leaky_relu(z, 0.2)).clamp(min=-4, max=4.0) - z.square() / acc.shape[-1]
     gate, up = gemmsmith.deinterleave(z)
@@ -65,14 +67,14 @@ def test_forward_and_backward_for_any_number_of_rows(backend: str) -> None:
             inputs = [tensor(m, K), b, bias, tensor(m, N)]
             for x in inputs[0], inputs[3]:
                 torch._dynamo.mark_dynamic(x, 0)
-            got, want = (f(*inputs, 0.7) for f in (run, step))
-            for x, y in zip(got.values(), want.values(), strict=True):
+            actual, expected = (f(*inputs, 0.7) for f in (run, step))
+            for x, y in zip(actual.values(), expected.values(), strict=True):
                 torch.testing.assert_close(x, y)
                 assert x.requires_grad == y.requires_grad
-            assert not got.pop("most").requires_grad  # of what is detached
-            assert not want.pop("most").requires_grad
-            cotangents = [torch.randn_like(x) for x in want.values()]
-            pairs = (torch.autograd.grad(list(x.values()), inputs, cotangents) for x in (got, want))
+            assert not actual.pop("most").requires_grad  # of what is detached
+            assert not expected.pop("most").requires_grad
+            cotangents = [torch.randn_like(x) for x in expected.values()]
+            pairs = (torch.autograd.grad(list(x.values()), inputs, cotangents) for x in (actual, expected))
             for x, y in zip(*pairs, strict=True):
                 torch.testing.assert_close(x, y)
 
@@ -82,11 +84,11 @@ def test_inductor() -> None:
         return gemm(a, b, epilogue=lambda acc, bias: (F.gelu(acc + bias), acc.sum(-1)), bias=bias)
 
     inputs = [tensor(2, M, K), tensor(K, N), tensor(N)]
-    got, want = compiled(step, "inductor")(*inputs), step(*inputs)
-    for x, y in zip(got, want, strict=True):
+    actual, expected = compiled(step, "inductor")(*inputs), step(*inputs)
+    for x, y in zip(actual, expected, strict=True):
         assert x.stride() == y.stride()
         torch.testing.assert_close(x, y)
-    pairs = (torch.autograd.grad([x.sum() for x in results], inputs) for results in (got, want))
+    pairs = (torch.autograd.grad([x.sum() for x in results], inputs) for results in (actual, expected))
     for x, y in zip(*pairs, strict=True):
         torch.testing.assert_close(x, y)
 
@@ -106,16 +108,16 @@ def test_modules(name: str) -> None:
         x = tensor(*leading, K)
         parameters = [x, *module.parameters()]
         pairs = [torch.autograd.grad(f(x).square().sum(), parameters) for f in (run, module)]
-        for got, want in zip(*pairs, strict=True):
-            torch.testing.assert_close(got, want)
+        for actual, expected in zip(*pairs, strict=True):
+            torch.testing.assert_close(actual, expected)
 
 
 def test_a_loss() -> None:
     loss = FusedLinearCrossEntropy(K, N, dtype=torch.float64)
     x, target = tensor(3, 7, K), torch.randint(N, (3, 7))
     pairs = [torch.autograd.grad(f(x, target), [x, loss.weight]) for f in (compiled(loss), loss)]
-    for got, want in zip(*pairs, strict=True):
-        torch.testing.assert_close(got, want)
+    for actual, expected in zip(*pairs, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def with_default(acc: Any, s: float = 2.0) -> Any:
@@ -153,7 +155,7 @@ def closure() -> tuple[Callable[..., Any], Callable[[], None]]:
 
 
 def sources() -> dict[str, tuple[Callable[..., Any], Callable[[], None]]]:
-    """Functions that multiply by 2, and what makes each multiply by 3."""
+    """Return functions that multiply by 2, and what makes each multiply by 3."""
     module, called, method = Scaling(), Called(), Called()
     of_global = lambda acc: acc * STANDS_FOR_A_GLOBAL  # noqa: E731
     of_list = lambda acc: FUNCTIONS[0](acc)  # noqa: E731
@@ -173,7 +175,7 @@ def sources() -> dict[str, tuple[Callable[..., Any], Callable[[], None]]]:
 
 @pytest.mark.parametrize("name", sources())
 def test_never_stale(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = with_default.__defaults__, with_keyword.__kwdefaults__, STANDS_FOR_A_GLOBAL, FUNCTIONS[0]
+    saved = with_default.__defaults__, with_keyword.__kwdefaults__, STANDS_FOR_A_GLOBAL, FUNCTIONS[0]
     a, b = tensor(M, K), tensor(K, N)
     function, change = sources()[name]
     run = compiled(lambda: gemm(a, b, epilogue=function), "eager")
@@ -183,8 +185,8 @@ def test_never_stale(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 torch.testing.assert_close(f(), a @ b * factor)
             change()
     finally:
-        with_default.__defaults__, with_keyword.__kwdefaults__, FUNCTIONS[0] = kept[0], kept[1], kept[3]
-        globals()["STANDS_FOR_A_GLOBAL"] = kept[2]
+        with_default.__defaults__, with_keyword.__kwdefaults__, FUNCTIONS[0] = saved[0], saved[1], saved[3]
+        globals()["STANDS_FOR_A_GLOBAL"] = saved[2]
 
 
 def test_a_changed_activation_is_compiled_again() -> None:
@@ -213,9 +215,9 @@ def test_a_number_that_changes_makes_one_more_graph(kind: Any, backend: str) -> 
                         backend=counted, fullgraph=True)  # fmt: skip
     a, b = tensor(M, K), tensor(K, N)
     for s in range(2, 14):
-        got, want = run(a, b, kind(s)), (a @ b * s / 2).tanh()
-        torch.testing.assert_close(got, want)
-        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), (a, b)) for y in (got, want)))
+        actual, expected = run(a, b, kind(s)), (a @ b * s / 2).tanh()
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), (a, b)) for y in (actual, expected)))
     assert counted.frame_count == 2
 
 
@@ -231,7 +233,7 @@ step().sum().backward()
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict: bool) -> None:
-    """Whether gradients are recorded then or not, the program has them where they are recorded."""
+    """The program has gradients when it runs with them, whether or not they are recorded at export."""
     module = torch.nn.Sequential(FusedLinear(K, N, activation="gelu"), FusedMLP(N, 2 * N)).double()
     rows = {0: torch.export.Dim("rows", min=2, max=64)}
     for recorded in (False, True):
@@ -242,16 +244,16 @@ def test_export(strict: bool) -> None:
 
 
 def same_with_gradients(program: Any, module: Any, *inputs: Any) -> None:
-    """Values, and gradients of the first input and of the parameters."""
+    """Check values, and gradients of the first input and of the parameters."""
     with torch.no_grad():
         torch.testing.assert_close(program(*inputs), module(*inputs))
-    found = []
+    outputs_and_grads = []
     for f in (program, module):
         y, parameters = f(*inputs), dict(f.named_parameters())
         named = [parameters[name] for name, _ in module.named_parameters()]
-        found.append((y, *torch.autograd.grad(y.square().sum(), [inputs[0], *named])))
-    for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want)
+        outputs_and_grads.append((y, *torch.autograd.grad(y.square().sum(), [inputs[0], *named])))
+    for actual, expected in zip(*outputs_and_grads, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_an_exported_loss() -> None:
@@ -303,11 +305,11 @@ IN_8_BITS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", IN_8_BITS)
 def test_what_has_no_gradient(name: str) -> None:
-    """It is compiled where nothing is recorded, and else refused."""
+    """It compiles if no gradients are recorded, and is rejected otherwise."""
     a, b = (torch.randn(s, dtype=torch.bfloat16) for s in ((M, K), (K, 128)))
     run = compiled(lambda a, b: gemm(a, b, epilogue=IN_8_BITS[name]), "eager")
-    got, want = run(a, b), gemm(a, b, epilogue=IN_8_BITS[name])
-    for x, y in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, want)), strict=True):
+    actual, expected = run(a, b), gemm(a, b, epilogue=IN_8_BITS[name])
+    for x, y in zip(*(x if isinstance(x, tuple) else (x,) for x in (actual, expected)), strict=True):
         assert x.dtype == y.dtype
         torch.testing.assert_close(x.float(), y.float(), rtol=0, atol=0)
     with pytest.raises(Exception, match="has no gradient"):
@@ -321,8 +323,8 @@ def test_transforms_in_compiled_code_are_refused() -> None:
         compiled(lambda a: torch.func.jvp(lambda a: gemm(a, b), (a,), (a,)), "eager")(a)
     with pytest.raises(Exception, match="got a gradient in compiled code; use torch.func.grad outside of it"):
         compiled(lambda a: torch.func.grad(lambda a: gemm(a, b).sum())(a), "eager")(a)
-    got = compiled(lambda a: torch.func.vmap(lambda a: gemm(a, b))(a), "eager")(torch.stack([a, 2 * a]))
-    torch.testing.assert_close(got, torch.stack([a, 2 * a]) @ b)
+    actual = compiled(lambda a: torch.func.vmap(lambda a: gemm(a, b))(a), "eager")(torch.stack([a, 2 * a]))
+    torch.testing.assert_close(actual, torch.stack([a, 2 * a]) @ b)
 
 
 def branches(acc: Any) -> Any:
@@ -337,10 +339,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "softmax": (lambda acc: acc.softmax(-1), "softmax cannot be part of an epilogue"),
     "halves of all columns": (lambda acc: acc.chunk(2, -1)[0], r"use gate, up = gemmsmith\.deinterleave\(x\)"),
     "a transpose": (lambda acc: acc.T, r"\.T cannot be part of an epilogue"),
-    "cumsum": (lambda acc: torch.cumsum(acc, -1), "an element's result would need other elements"),
+    "cumsum": (lambda acc: torch.cumsum(acc, -1), "its result would depend on other elements"),
     "in place": (lambda acc: acc.relu_(), "a value cannot be changed in place"),
     "an index": (lambda acc: acc[0], "a traced value cannot be indexed"),
-    "a size": (lambda acc: acc * (acc + OUTSIDE[0]).shape[0], "make it a parameter|use that of the product"),
+    "a size": (lambda acc: acc * (acc + OUTSIDE[0]).shape[0], "make it a parameter|use the accumulator's"),
     "an object": (lambda acc: acc + "x", "got 'x'; use a traced value or a number"),
     "math": (lambda acc: math.exp(acc), "Failed to convert args/kwargs to proxy"),
     "numpy": (lambda acc: np.exp(acc), "Failed to convert args/kwargs to proxy"),

@@ -1,4 +1,4 @@
-"""Graphs by torch's operations against the reference, in float64."""
+"""The PyTorch fallback against the reference, in float64."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import torch
 from hypothesis import given, settings
 from tests.epilogue.graphs import M, N, data, graphs
 from tests.epilogues import CASES
-from tests.torch.test_text import SHAPES, kinds_of
+from tests.torch.test_graph_serialization import SHAPES, kinds_of
 
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.core.errors import DeviceError
-from gemmsmith.core.graph import Graph
+from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.functions import FUNCTIONS
-from gemmsmith.torch.fallback import _FUNCTIONS, evaluated, multiplied, needed, rounded
+from gemmsmith.torch.fallback import _FUNCTIONS, evaluate_graph, kernels_unsupported, matmul, round_to_dtype
 
 
-def same(graph: Graph, product, operands) -> None:
+def same(graph: EpilogueGraph, product, operands) -> None:
     exact = {name: x if isinstance(x, float) else torch.as_tensor(x.astype("f8")) for name, x in operands.items()}
-    want = execute(graph, product.numpy(), {n: x if isinstance(x, float) else x.numpy() for n, x in exact.items()})
-    for name, got in evaluated(graph, product, exact).items():
-        torch.testing.assert_close(got, torch.from_numpy(want[name].astype("f8")), rtol=1e-9, atol=1e-9, equal_nan=True)
+    expected = execute(graph, product.numpy(), {n: x if isinstance(x, float) else x.numpy() for n, x in exact.items()})
+    for name, actual in evaluate_graph(graph, product, exact).items():
+        torch.testing.assert_close(
+            actual, torch.from_numpy(expected[name].astype("f8")), rtol=1e-9, atol=1e-9, equal_nan=True
+        )
 
 
 @settings(max_examples=40, deadline=None)
 @given(graph=graphs())
-def test_random_graphs(graph: Graph) -> None:
+def test_random_graphs(graph: EpilogueGraph) -> None:
     rng = torch.Generator().manual_seed(0)
     import numpy as np
 
@@ -47,37 +49,37 @@ def test_every_kind_of_node(name: str) -> None:
     same(graph, torch.randn(6, 32, dtype=torch.float64), operands)
 
 
-def test_a_gpu_that_is_no_hopper_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_gpus_warn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "A100")
     for capability, falls_back in (((9, 0), False), ((8, 0), True)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, found=capability: found)
-        needed.cache_clear()
-        with warnings.catch_warnings(record=True) as told:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, value=capability: value)
+        kernels_unsupported.cache_clear()
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            assert [needed(0) for _ in range(3)] == [falls_back] * 3
-        assert ["A100 (compute capability (8, 0)) is no Hopper" in str(w.message) for w in told] == [True] * falls_back
-    needed.cache_clear()
+            assert [kernels_unsupported(0) for _ in range(3)] == [falls_back] * 3
+        assert ["falling back to PyTorch ops on A100" in str(w.message) for w in caught] == [True] * falls_back
+    kernels_unsupported.cache_clear()
 
 
 def test_every_function_is_known() -> None:
     assert set(_FUNCTIONS) == set(FUNCTIONS)
 
 
-def test_what_torch_has_not_is_refused() -> None:
+def test_ops_without_a_torch_equivalent_are_rejected() -> None:
     graph = trace(CASES["top_k_softmax"].function, (6, 32), {})
-    with pytest.raises(DeviceError, match="top_k_softmax: torch has no such function"):
-        evaluated(graph, torch.randn(6, 32), {})
+    with pytest.raises(DeviceError, match="top_k_softmax: not supported in the PyTorch fallback"):
+        evaluate_graph(graph, torch.randn(6, 32), {})
 
 
 def test_products_of_fp8() -> None:
     a = torch.randn(4, 8).to(torch.float8_e4m3fn)
-    torch.testing.assert_close(multiplied(a, a.T), a.float() @ a.float().T)
+    torch.testing.assert_close(matmul(a, a.T), a.float() @ a.float().T)
 
 
 def test_products_of_int8_are_exact_and_wrap() -> None:
     a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((2, 140_001), (140_001, 3)))
     a[0], b[:, 0], b[:, 1] = 127, 127, -128
-    assert torch.equal(multiplied(a, b).int(), (a.long() @ b.long()).int())
+    assert torch.equal(matmul(a, b).int(), (a.long() @ b.long()).int())
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -85,6 +87,6 @@ def test_fp8_saturates(dtype: torch.dtype) -> None:
     name, limit = {torch.float8_e4m3fn: ("fp8_e4m3", 448.0), torch.float8_e5m2: ("fp8_e5m2", 57344.0)}[dtype]
     graph = trace(lambda acc: acc.to(name).float() * 2, (1, 4), {})
     x = torch.tensor([[1e30, -torch.inf, torch.nan, 1.06]])
-    want = torch.tensor([[limit, -limit, torch.nan, 1.0]])
-    torch.testing.assert_close(evaluated(graph, x, {})["out"], 2 * want, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(rounded(x, dtype).float(), want, rtol=0, atol=0, equal_nan=True)
+    expected = torch.tensor([[limit, -limit, torch.nan, 1.0]])
+    torch.testing.assert_close(evaluate_graph(graph, x, {})["out"], 2 * expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(round_to_dtype(x, dtype).float(), expected, rtol=0, atol=0, equal_nan=True)

@@ -1,4 +1,4 @@
-"""gemmsmith.torch.gemm in eager mode: the function's own meaning on any leading indices, scales, what it refuses."""
+"""gemmsmith.torch.gemm in eager mode: the function's semantics with any leading dimensions, scales, and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 
 import gemmsmith
 from gemmsmith.core.errors import ArgumentError, EpilogueError
-from gemmsmith.torch import chain, gemm
+from gemmsmith.torch import gemm, gemm_then_linear
 
 M, N, K = 5, 16, 8
 
@@ -46,21 +46,21 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
 @pytest.mark.parametrize("name", CASES)
 def test_the_meaning_is_that_of_the_function(name: str, leading: tuple[int, ...]) -> None:
-    """The first time, and when the signature is known."""
+    """In the first call, and in later ones that are cached."""
     for _ in range(2):
         function, shapes = CASES[name]
         a, b = tensor(*leading, M, K), tensor(K, N)
         operands = {
             n: tensor(*(leading if s[0] is ... else ()), *(x for x in s if x is not ...)) for n, s in shapes.items()
         }
-        got = gemm(a, b, epilogue=None if name == "none" else function, **operands)
-        want = function(a @ b, **operands)
-        got, want = (x if isinstance(x, tuple) else (x,) for x in (got, want))
-        cotangents, inputs = [torch.randn_like(x) for x in want], [a, b, *operands.values()]
-        for x, y in zip(got, want, strict=True):
+        actual = gemm(a, b, epilogue=None if name == "none" else function, **operands)
+        expected = function(a @ b, **operands)
+        actual, expected = (x if isinstance(x, tuple) else (x,) for x in (actual, expected))
+        cotangents, inputs = [torch.randn_like(x) for x in expected], [a, b, *operands.values()]
+        for x, y in zip(actual, expected, strict=True):
             torch.testing.assert_close(x, y)
             assert x.is_contiguous()
-        pairs = (torch.autograd.grad(results, inputs, cotangents) for results in (got, want))
+        pairs = (torch.autograd.grad(results, inputs, cotangents) for results in (actual, expected))
         for x, y in zip(*pairs, strict=True):
             torch.testing.assert_close(x, y)
 
@@ -76,33 +76,33 @@ def test_leading_indices_are_broadcast(leading: tuple[int, ...], own: tuple[int,
 
 def test_results_by_name() -> None:
     a, b = tensor(2, M, K), tensor(K, N)
-    found = gemm(a, b, epilogue=lambda acc: {"y": acc.relu(), "total": acc.sum(keepdim=True)})
-    assert list(found) == ["y", "total"]
-    assert found["total"].shape == (1, 1, 1)
+    outputs = gemm(a, b, epilogue=lambda acc: {"y": acc.relu(), "total": acc.sum(keepdim=True)})
+    assert list(outputs) == ["y", "total"]
+    assert outputs["total"].shape == (1, 1, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_values_are_those_of_gemmsmith(dtype: Any) -> None:
     a, b, bias, residual = (tensor(*s, dtype=dtype) for s in ((M, K), (K, N), (N,), (M, N)))
-    got = gemm(a, b, epilogue=stats, bias=bias, residual=residual)
-    for x, y in zip(got, gemmsmith.gemm(a, b, epilogue=stats, bias=bias, residual=residual), strict=True):
+    actual = gemm(a, b, epilogue=stats, bias=bias, residual=residual)
+    for x, y in zip(actual, gemmsmith.gemm(a, b, epilogue=stats, bias=bias, residual=residual), strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=0)
 
 
 def test_scales() -> None:
     a, b = (torch.randn(s).to(torch.float8_e4m3fn) for s in ((M, K), (K, N)))
-    for of_a, of_b in [((), ()), ((M, 1), (1, N)), ((1,), (1, N))]:
-        x, y = torch.rand(of_a) + 0.5, torch.rand(of_b) + 0.5
-        got = gemm(a, b, scale_a=x, scale_b=y, epilogue=lambda acc, bias: acc + bias, bias=torch.ones(N))
-        want = gemmsmith.gemm(a, b, scale_a=x, scale_b=y, epilogue=lambda acc, bias: acc + bias, bias=torch.ones(N))
-        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    for a_, b_ in [((), ()), ((M, 1), (1, N)), ((1,), (1, N))]:
+        x, y = torch.rand(a_) + 0.5, torch.rand(b_) + 0.5
+        actual = gemm(a, b, scale_a=x, scale_b=y, epilogue=lambda acc, bias: acc + bias, bias=torch.ones(N))
+        expected = gemmsmith.gemm(a, b, scale_a=x, scale_b=y, epilogue=lambda acc, bias: acc + bias, bias=torch.ones(N))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     a, b, x, y = tensor(M, K), tensor(K, N), tensor(M, 1), tensor(1, N)
     assert torch.autograd.gradcheck(lambda a, b, x, y: gemm(a, b, scale_a=x, scale_b=y), (a, b, x, y), fast_mode=True)
 
 
 @pytest.mark.parametrize("backend", [None, "eager"])
 def test_an_operand_may_have_the_name_of_a_scale(backend: str | None) -> None:
-    """It is that operand, whether or not there is a scale, with gradients and without."""
+    """It is that operand, with and without a scale, with gradients and without."""
 
     def run(a: Any, b: Any, x: Any, scale: Any) -> Any:
         return gemm(a, b, epilogue=lambda acc, scale_a: acc + scale_a, operands={"scale_a": x}, scale_a=scale)
@@ -110,14 +110,14 @@ def test_an_operand_may_have_the_name_of_a_scale(backend: str | None) -> None:
     call = torch.compile(run, backend=backend, fullgraph=True) if backend else run
     a, b, x, scale = tensor(M, K), tensor(K, N), tensor(M, 1), tensor(M, 1)
     for _ in range(2):  # the second time the signature is known
-        for of, want in ((scale, a @ b * scale + x), (None, a @ b + x)):
-            got, inputs = call(a, b, x, of), [a, b, x] if of is None else [a, b, x, of]
-            torch.testing.assert_close(got, want)
-            pairs = (torch.autograd.grad(y.square().sum(), inputs, retain_graph=True) for y in (got, want))
+        for of, expected in ((scale, a @ b * scale + x), (None, a @ b + x)):
+            actual, inputs = call(a, b, x, of), [a, b, x] if of is None else [a, b, x, of]
+            torch.testing.assert_close(actual, expected)
+            pairs = (torch.autograd.grad(y.square().sum(), inputs, retain_graph=True) for y in (actual, expected))
             for y, z in zip(*pairs, strict=True):
                 torch.testing.assert_close(y, z)
             with torch.no_grad():
-                torch.testing.assert_close(call(a, b, x, of), want)
+                torch.testing.assert_close(call(a, b, x, of), expected)
 
 
 def test_autocast() -> None:
@@ -136,7 +136,7 @@ def test_a_chain_stores_no_gradient_of_what_is_between() -> None:
         def epilogue(acc: Any, bias: Any, gate: Any) -> Any:
             return F.silu(gate) * (acc + bias)
 
-        return chain(a, b, down, epilogue=epilogue, operands={"bias": bias, "gate": gate})
+        return gemm_then_linear(a, b, down, epilogue=epilogue, operands={"bias": bias, "gate": gate})
 
     inputs = a, b, down, bias, gate
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
@@ -174,7 +174,7 @@ def test_refused() -> None:
     refused("bias: got a tensor on meta with a on cpu", lambda: gemm(a, b, epilogue=plus, bias=x.to("meta")))
     nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(4)])
     refused("bias: got a nested tensor", lambda: gemm(a, b, epilogue=plus, bias=nested))
-    refused(r"bias: got shape \(5,\), a value for each row", lambda: gemm(a, b, epilogue=plus, bias=tensor(M)))
+    refused(r"bias: got shape \(5,\), one value per row", lambda: gemm(a, b, epilogue=plus, bias=tensor(M)))
     refused("bias: no operand has this name", lambda: gemm(a, b, epilogue=plus), EpilogueError)
     refused(r"scale_a: got shape \(3, 1\); use \(\) or \(5, 1\)", lambda: gemm(a, b, scale_a=tensor(3, 1)))
     refused("got a tensor|make it a parameter", lambda: gemm(a, b, epilogue=lambda acc: acc + x), EpilogueError)
@@ -193,18 +193,18 @@ def test_refused() -> None:
         refused(f"{name}: got an argument of gemmsmith.gemm, which has no", lambda n=name: gemm(a, b, **{n: x}))
     halves = lambda acc: (lambda gate, up: F.silu(gate) * up)(*acc.chunk(2, -1))  # noqa: E731
     refused("chunk cannot be part .*; no tile", lambda: gemm(a, b, epilogue=halves), EpilogueError)
-    refused("bias: got an operand without an epilogue that reads it", lambda: gemm(a, b, bias=x))
-    refused("scale: got an operand .*; did you mean scale_a?", lambda: gemm(a, b, scale=x))
-    for call in (gemm, lambda a, b, **given: chain(a, b, tensor(N, K), **given)):
+    refused("bias: operands need an `epilogue` that reads them", lambda: gemm(a, b, bias=x))
+    refused("scale: operands need .*; did you mean scale_b", lambda: gemm(a, b, scale=x))
+    for call in (gemm, lambda a, b, **given: gemm_then_linear(a, b, tensor(N, K), **given)):
         refused("operands: got list; use a dict", lambda f=call: f(a, b, epilogue=plus, operands=[x]))
-        refused("operands: got the name 1; use one", lambda f=call: f(a, b, epilogue=plus, operands={1: x}))
+        refused("operands: got the name 1; use a Python", lambda f=call: f(a, b, epilogue=plus, operands={1: x}))
     refused("bias: got it in `operands` and by name", lambda: gemm(a, b, epilogue=plus, bias=x, operands={"bias": x}))
     for given in ("yes", 1, None):
         refused("recompute: got .*; use True or False", lambda r=given: gemm(a, b, recompute=r))
 
 
 def test_dtypes_and_devices_that_are_refused() -> None:
-    """On the CPU those that a GPU refuses, too."""
+    """The CPU rejects what a GPU rejects, too."""
     a, b = tensor(M, K), tensor(K, N)
     plus = lambda acc, bias: acc + bias  # noqa: E731
     refused("a: got torch.int64; use one of torch.bfloat16, ", lambda: gemm(a.long(), b.long()))
@@ -223,9 +223,9 @@ def test_scales_of_powers_of_two() -> None:
     """As values and as bytes."""
     a, b = (torch.randn(s).to(torch.float8_e4m3fn) for s in ((M, K), (K, N)))
     scale = torch.rand(M, 1).to(torch.float8_e8m0fnu)
-    want = gemm(a, b, scale_a=scale.float())
+    expected = gemm(a, b, scale_a=scale.float())
     for x in (scale, scale.view(torch.uint8)):
-        torch.testing.assert_close(gemm(a, b, scale_a=x), want, rtol=0, atol=0)
+        torch.testing.assert_close(gemm(a, b, scale_a=x), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("trained", range(6))
@@ -237,13 +237,13 @@ def test_a_chain_of_which_one_operand_is_trained(trained: int) -> None:
     def run(fused: bool) -> Any:
         a, b, down, bias, gate, last = inputs
         if fused:
-            return chain(a, b, down, epilogue=lambda acc, bias, gate: F.silu(gate) * (acc + bias),
+            return gemm_then_linear(a, b, down, epilogue=lambda acc, bias, gate: F.silu(gate) * (acc + bias),
                          operands={"bias": bias, "gate": gate}, bias=last)  # fmt: skip
         return (F.silu(gate) * (a @ b + bias)) @ down + last
 
-    got, want = run(True), run(False)
-    torch.testing.assert_close(got, want)
-    pairs = (torch.autograd.grad(x.square().sum(), inputs[trained]) for x in (got, want))
+    actual, expected = run(True), run(False)
+    torch.testing.assert_close(actual, expected)
+    pairs = (torch.autograd.grad(x.square().sum(), inputs[trained]) for x in (actual, expected))
     torch.testing.assert_close(*pairs)
 
 
@@ -252,20 +252,23 @@ def test_a_chain_of_which_one_operand_is_trained(trained: int) -> None:
 ])  # fmt: skip
 def test_a_chain_whose_middle_has_few_gradients(function: Callable[..., Any]) -> None:
     a, b, down, x = inputs = [tensor(*s) for s in ((M, K), (K, N), (N, K), (N,))]
-    got, want = chain(a, b, down, epilogue=function, operands={"x": x}), function(a @ b, x) @ down
-    torch.testing.assert_close(got, want)
-    pairs = (torch.autograd.grad(y.sum(), inputs, allow_unused=True) for y in (got, want))
+    actual, expected = gemm_then_linear(a, b, down, epilogue=function, operands={"x": x}), function(a @ b, x) @ down
+    torch.testing.assert_close(actual, expected)
+    pairs = (torch.autograd.grad(y.sum(), inputs, allow_unused=True) for y in (actual, expected))
     for y, right in zip(*pairs, strict=True):
         assert (y is None) == (right is None)
         if y is not None:
             torch.testing.assert_close(y, right)
 
 
-def test_chains_that_are_refused() -> None:
+def test_gemm_then_linear_rejects() -> None:
     a, b, down = tensor(M, K), tensor(K, N), tensor(N, K)
     two = lambda acc: (acc, acc)  # noqa: E731
     relu = lambda acc: acc.relu()  # noqa: E731
-    refused("epilogue: got a function with 2 results; use one", lambda: chain(a, b, down, epilogue=two, operands={}))
-    refused("down: got 1 dimensions", lambda: chain(a, b, down[0], epilogue=relu, operands={}))
+    refused(
+        "epilogue: got a function with 2 results; use one",
+        lambda: gemm_then_linear(a, b, down, epilogue=two, operands={}),
+    )
+    refused("weight2: got 1 dimensions", lambda: gemm_then_linear(a, b, down[0], epilogue=relu, operands={}))
     refused(r"bias: got shape \(16,\); use \(8,\)",
-            lambda: chain(a, b, down, epilogue=relu, operands={}, bias=tensor(N)))  # fmt: skip
+            lambda: gemm_then_linear(a, b, down, epilogue=relu, operands={}, bias=tensor(N)))  # fmt: skip

@@ -36,7 +36,7 @@ class PlainMLP(nn.Module):
 
 
 def same(fused: nn.Module, plain: Any, *inputs: Any) -> None:
-    """Values and gradients, of the first input and all parameters by their names."""
+    """Check values and gradients, of the first input and of all parameters by name."""
     x, *others = inputs
     results = []
     for module in (fused, plain):
@@ -44,11 +44,11 @@ def same(fused: nn.Module, plain: Any, *inputs: Any) -> None:
         y = module(own, *others)
         parameters = dict(module.named_parameters())
         torch.manual_seed(0)
-        found = torch.autograd.grad(y, [own, *parameters.values()], torch.randn_like(y))
-        results.append({"y": y, "x": found[0], **dict(zip(parameters, found[1:], strict=True))})
+        grads = torch.autograd.grad(y, [own, *parameters.values()], torch.randn_like(y))
+        results.append({"y": y, "x": grads[0], **dict(zip(parameters, grads[1:], strict=True))})
     assert list(results[0]) == list(results[1])
-    for name, got in results[0].items():
-        torch.testing.assert_close(got, results[1][name])
+    for name, actual in results[0].items():
+        torch.testing.assert_close(actual, results[1][name])
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -142,11 +142,11 @@ def test_where_all_rows_are_ignored(reduction: Any, rows: int) -> None:
     """As F.cross_entropy: the mean of nothing is NaN, and has no gradient."""
     loss = FusedLinearCrossEntropy(DIM, HIDDEN, reduction=reduction, dtype=torch.float64)
     x, target = torch.randn(rows, DIM, dtype=torch.float64, requires_grad=True), torch.full((rows,), -100)
-    got, want = loss(x, target), F.cross_entropy(x @ loss.weight.T, target, reduction=reduction)
-    torch.testing.assert_close(got, want, equal_nan=True)
+    actual, expected = loss(x, target), F.cross_entropy(x @ loss.weight.T, target, reduction=reduction)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
     with torch.no_grad():
-        torch.testing.assert_close(loss(x, target), want.detach(), equal_nan=True)
-    got.sum().backward()
+        torch.testing.assert_close(loss(x, target), expected.detach(), equal_nan=True)
+    actual.sum().backward()
     assert not x.grad.any()
     assert not loss.weight.grad.any()
 
@@ -156,26 +156,26 @@ def test_what_is_in_an_ignored_row_does_not_count(reduction: Any) -> None:
     loss = FusedLinearCrossEntropy(DIM, HIDDEN, reduction=reduction)
     x, target = torch.randn(20, DIM), torch.randint(HIDDEN, (20,))
     x[3], target[3] = float("inf"), -100
-    want = F.cross_entropy(x @ loss.weight.T, target, reduction=reduction)
-    torch.testing.assert_close(loss(x, target), want)
+    expected = F.cross_entropy(x @ loss.weight.T, target, reduction=reduction)
+    torch.testing.assert_close(loss(x, target), expected)
     with torch.no_grad():
-        torch.testing.assert_close(loss(x, target), want)
+        torch.testing.assert_close(loss(x, target), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_loss_of_half_precision_is_fp32(dtype: Any) -> None:
-    """And a factor that fp16 does not have, as of a gradient scaler, may be multiplied to it."""
+    """It can be multiplied by a factor beyond fp16's range, as a gradient scaler does."""
     loss = FusedLinearCrossEntropy(DIM, HIDDEN, dtype=dtype)
     x, target = torch.randn(200, DIM, dtype=dtype, requires_grad=True), torch.randint(HIDDEN, (200,)).int()
     value = loss(x, target)
     (value * 2**17).backward()
     exact, weight = (y.detach().double().requires_grad_() for y in (x, loss.weight))
-    want = F.cross_entropy(exact @ weight.T, target.long())
-    (want * 2**17).backward()
+    expected = F.cross_entropy(exact @ weight.T, target.long())
+    (expected * 2**17).backward()
     assert value.dtype == torch.float32
-    torch.testing.assert_close(value.double(), want, rtol=1e-5, atol=0)
-    for got, right in ((x.grad, exact.grad), (loss.weight.grad, weight.grad)):
-        assert (got.double() - right).norm() < 2e-2 * right.norm()
+    torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0)
+    for actual, right in ((x.grad, exact.grad), (loss.weight.grad, weight.grad)):
+        assert (actual.double() - right).norm() < 2e-2 * right.norm()
 
 
 def test_the_gradients_of_a_mean_stay_in_fp16_where_those_of_the_sum_do_not() -> None:
@@ -197,21 +197,23 @@ def test_a_label_that_is_no_class_makes_the_loss_nan() -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_several_backward_passes(reduction: Any) -> None:
-    """Each with a gradient of its own; they add up, and a gradient that is kept does not change with the next."""
+    """Gradients add up, and a saved gradient does not change with the next."""
     loss = FusedLinearCrossEntropy(DIM, HIDDEN, reduction=reduction, dtype=torch.float64)
     x, target = torch.randn(20, DIM, dtype=torch.float64, requires_grad=True), torch.randint(HIDDEN, (20,))
     exact, weight = (y.detach().clone().requires_grad_() for y in (x, loss.weight))
-    value, want = loss(x, target), F.cross_entropy(exact @ weight.T, target, reduction=reduction)
+    value, expected = loss(x, target), F.cross_entropy(exact @ weight.T, target, reduction=reduction)
     for factor, keep in ((3.0, True), (-0.5, True), (2.0, False)):
         before = [y.grad if y.grad is None else y.grad.clone() for y in (x, loss.weight)]
-        alone = torch.autograd.grad(value, (x, loss.weight), torch.full_like(value, factor), retain_graph=True)
-        copies = [y.clone() for y in alone]
+        separate_grads = torch.autograd.grad(value, (x, loss.weight), torch.full_like(value, factor), retain_graph=True)
+        copies = [y.clone() for y in separate_grads]
         value.backward(torch.full_like(value, factor), retain_graph=keep)
-        want.backward(torch.full_like(want, factor), retain_graph=keep)
-        for y, right, old, found, copy_ in zip((x, loss.weight), (exact, weight), before, alone, copies, strict=True):
+        expected.backward(torch.full_like(expected, factor), retain_graph=keep)
+        for y, right, old, grads, copy_ in zip(
+            (x, loss.weight), (exact, weight), before, separate_grads, copies, strict=True
+        ):
             torch.testing.assert_close(y.grad, right.grad)
-            torch.testing.assert_close(found, right.grad - (0 if old is None else old))
-            assert torch.equal(found, copy_)
+            torch.testing.assert_close(grads, right.grad - (0 if old is None else old))
+            assert torch.equal(grads, copy_)
 
 
 @pytest.mark.parametrize("frozen", ["x", "weight"])
@@ -239,7 +241,7 @@ def test_what_is_frozen_has_no_gradient_computed(frozen: str) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_a_loss_that_is_zero_has_no_gradient(reduction: Any) -> None:
-    """Though the right class's logit is no number of bf16."""
+    """Even if bf16 cannot represent the logit of the right class."""
     loss = FusedLinearCrossEntropy(1, 2, reduction=reduction, dtype=torch.bfloat16)
     loss.weight.data[:] = torch.tensor([[100.5], [0.0]])
     value = loss(torch.tensor([[1 + 2**-7]], dtype=torch.bfloat16), torch.tensor([0]))
@@ -251,7 +253,7 @@ def test_a_loss_that_is_zero_has_no_gradient(reduction: Any) -> None:
 @pytest.mark.parametrize("size", [5, 20, 50])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_of_a_model_that_is_sure(dtype: Any, size: int) -> None:
-    """They err by the roundings of the results, where torch's also have those of the logits."""
+    """They have the rounding errors of the results; torch's also have those of the logits."""
     x, loss = (torch.randn(64, 128) * size / 128**0.5).to(dtype), FusedLinearCrossEntropy(128, 200, dtype=dtype)
     loss.weight.data[:] = torch.randn(200, 128)
     exact, weight = (y.detach().double().requires_grad_() for y in (x, loss.weight))
@@ -259,13 +261,13 @@ def test_gradients_of_a_model_that_is_sure(dtype: Any, size: int) -> None:
     F.cross_entropy(exact @ weight.T, target).backward()
     fused = x.clone().requires_grad_()
     loss(fused, target).backward()
-    for got, right in ((fused.grad, exact.grad), (loss.weight.grad, weight.grad)):
-        assert (got.double() - right).norm() < 2 * torch.finfo(dtype).eps * right.norm()
+    for actual, right in ((fused.grad, exact.grad), (loss.weight.grad, weight.grad)):
+        assert (actual.double() - right).norm() < 2 * torch.finfo(dtype).eps * right.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_weights_gradient_is_rounded_once(dtype: Any) -> None:
-    """Whatever the number of parts that it is a sum of."""
+    """For any number of chunks."""
     x, target = (torch.randn(600, 16) * 0.1 + 1).to(dtype), torch.zeros(600, dtype=torch.long)
     weight = (torch.randn(32, 16) * 0.1).to(dtype)
     exact = weight.double().requires_grad_()
@@ -278,7 +280,7 @@ def test_a_weights_gradient_is_rounded_once(dtype: Any) -> None:
 
 
 def test_logits_are_not_stored() -> None:
-    """No tensor is as large, in eval mode not even part of them."""
+    """No tensor is as large; in eval mode not even a chunk of them is stored."""
     rows, classes = 64, 256
     loss = FusedLinearCrossEntropy(DIM, classes, dtype=torch.float64)
     x, target = torch.randn(rows, DIM, dtype=torch.float64, requires_grad=True), torch.randint(classes, (rows,))
@@ -286,9 +288,9 @@ def test_logits_are_not_stored() -> None:
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found = func(*args, **(kwargs or {}))
-            sizes.extend(y.numel() for y in torch.utils._pytree.tree_leaves(found) if isinstance(y, torch.Tensor))
-            return found
+            grads = func(*args, **(kwargs or {}))
+            sizes.extend(y.numel() for y in torch.utils._pytree.tree_leaves(grads) if isinstance(y, torch.Tensor))
+            return grads
 
     with Watch():
         loss(x, target).backward()
@@ -300,7 +302,7 @@ def test_logits_are_not_stored() -> None:
 
 
 def test_a_training_step_learns() -> None:
-    """A few steps of a small classifier: losses as plain PyTorch's, within rounding."""
+    """The losses of a few steps of a small classifier agree with plain PyTorch's, within rounding."""
     torch.manual_seed(0)
     x, target = torch.randn(64, DIM), torch.randint(4, (64,))
 
@@ -332,14 +334,14 @@ def test_a_training_step_learns() -> None:
 
 
 class Adapted(nn.Linear):
-    """A layer that torchao's convert_to_float8_training would put in a plain one's place."""
+    """A layer by which torchao's convert_to_float8_training replaces a plain one."""
 
     def forward(self, input: Any) -> Any:
         return super().forward(input) + 1
 
 
 class Lora(nn.Module):
-    """What peft would wrap around a plain layer."""
+    """A layer by which peft wraps a plain one."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -357,15 +359,15 @@ def adapted(layer: nn.Linear) -> nn.Linear:
 
 @pytest.mark.parametrize("replace", [adapted, Lora])
 def test_what_replaces_linear_layers_does_not_change_a_fused_one(replace: Any) -> None:
-    """It finds none in a FusedLinear, and a FusedMLP refuses what took the place of its layers."""
+    """It finds none in a FusedLinear, and a FusedMLP rejects the replaced layers."""
     model, x = nn.Sequential(FusedLinear(DIM, DIM, activation="relu"), FusedMLP(DIM, HIDDEN)), torch.randn(3, DIM)
-    want = model[0](x)
+    expected = model[0](x)
     for parent in [*model.modules()]:
         for name, layer in [*parent.named_children()]:
             if isinstance(layer, nn.Linear):
                 setattr(parent, name, replace(layer))
     assert isinstance(model[0], FusedLinear)
-    torch.testing.assert_close(model[0](x), want, rtol=0, atol=0)
+    torch.testing.assert_close(model[0](x), expected, rtol=0, atol=0)
     with pytest.raises(ArgumentError, match="gate: got (Adapted|Lora), which has its own forward; use nn.Linear"):
         model(x)
 
@@ -385,12 +387,12 @@ def test_a_fused_linear_has_what_a_plain_one_has(bias: bool) -> None:
     for layer in (on_meta, plain):
         torch.manual_seed(0)
         layer.reset_parameters()
-    for got, want in zip(on_meta.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    for actual, expected in zip(on_meta.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 def test_a_layer_of_another_kind_is_refused() -> None:
-    """Adapters and quantized layers have a forward of their own, and a FusedMLP does not call its layers."""
+    """Adapters and quantized layers have a forward of their own, which a FusedMLP does not call."""
     mlp = FusedMLP(DIM, HIDDEN)
     nn.utils.parametrizations.weight_norm(mlp.gate)  # which has not
     mlp(torch.randn(3, DIM))
@@ -412,11 +414,11 @@ def test_a_parameter_that_a_hook_would_compute_is_refused(layer: str, parameter:
 def test_hooks_that_run() -> None:
     """Those before up and after down, with and without kwargs."""
     mlp, x = FusedMLP(DIM, HIDDEN, bias=True), torch.randn(3, DIM)
-    want = 3 * (mlp(2 * x) + 1)
+    expected = 3 * (mlp(2 * x) + 1)
     mlp.up.register_forward_pre_hook(lambda layer, inputs: (2 * inputs[0],))
     mlp.down.register_forward_hook(lambda layer, inputs, y: y + 1)
     mlp.down.register_forward_hook(lambda layer, inputs, named, y: 3 * y, with_kwargs=True)
-    torch.testing.assert_close(mlp(x), want, rtol=0, atol=0)
+    torch.testing.assert_close(mlp(x), expected, rtol=0, atol=0)
 
 
 def test_modules_are_pickled_and_copied() -> None:

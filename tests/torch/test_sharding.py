@@ -1,4 +1,4 @@
-"""Two processes on the CPU: every way to split a product gives what one process computes, with its gradients."""
+"""Two processes on the CPU: every sharding of a GEMM gives one process's results and gradients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch._inductor.utils import run_and_get_code
 import gemmsmith.torch
 from gemmsmith.core.dtypes import BF16, INT32
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import Extent
+from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.torch import FusedLinear, FusedLinearCrossEntropy, FusedMLP, gemm
-from gemmsmith.torch.sharding import addends
+from gemmsmith.torch.sharding import partial_sum_operands
 
 M, N, K = 6, 16, 8
 
@@ -52,11 +52,11 @@ def both(rank: int, port: int) -> None:
 
 
 def operators(mesh: Any) -> None:
-    """Every way to split the operands of the operator."""
+    """Check all shardings of the operator's operands."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
     for function, names in CASES.values():
-        for of_a, of_b in [
+        for a_spec, b_spec in [
             (Shard(0), Replicate()),
             (Replicate(), Shard(1)),
             (Shard(1), Shard(0)),
@@ -64,19 +64,19 @@ def operators(mesh: Any) -> None:
         ]:
             plain = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((M, K), (K, N))]
             plain += [torch.randn(SHAPES[n], dtype=torch.float64, requires_grad=True) for n in names]
-            placements = [of_a, of_b, *[Replicate() for _ in names]]
+            placements = [a_spec, b_spec, *[Replicate() for _ in names]]
             split = [distribute_tensor(x.detach(), mesh, [p]).requires_grad_()
                      for x, p in zip(plain, placements, strict=True)]  # fmt: skip
-            found = []
+            results = []
             for a, b, *others in (split, plain):
                 y = gemm(a, b, epilogue=function, **dict(zip(names, others, strict=True)))
-                found.append(y if isinstance(y, tuple) else (y,))
-            for got, want in zip(*found, strict=True):
-                torch.testing.assert_close(got.full_tensor(), want)
-            total = sum(x.square().sum() for x in found[0])
-            got = torch.autograd.grad(total, split)
-            want = torch.autograd.grad(sum(x.square().sum() for x in found[1]), plain)
-            for x, y in zip(got, want, strict=True):
+                results.append(y if isinstance(y, tuple) else (y,))
+            for actual, expected in zip(*results, strict=True):
+                torch.testing.assert_close(actual.full_tensor(), expected)
+            total = sum(x.square().sum() for x in results[0])
+            actual = torch.autograd.grad(total, split)
+            expected = torch.autograd.grad(sum(x.square().sum() for x in results[1]), plain)
+            for x, y in zip(actual, expected, strict=True):
                 torch.testing.assert_close(x.full_tensor() if isinstance(x, DTensor) else x, y)
     a, b = (distribute_tensor(torch.randn(s, dtype=torch.float64), mesh, [p])
             for s, p in (((M, K), Shard(1)), ((K, N), Shard(0))))  # fmt: skip
@@ -84,9 +84,14 @@ def operators(mesh: Any) -> None:
     whole = a.full_tensor() @ b.full_tensor()
     for function in (None, torch.relu, torch.neg):  # which DTensor's cache of shardings tells apart
         torch.testing.assert_close(gemm(a, b, epilogue=function).full_tensor(), (function or torch.clone)(whole))
-    for of_a, of_b in ((Shard(0), Shard(0)), (Shard(1), Replicate()), (Replicate(), Shard(2)), (Shard(2), Shard(1))):
+    for a_spec, b_spec in (
+        (Shard(0), Shard(0)),
+        (Shard(1), Replicate()),
+        (Replicate(), Shard(2)),
+        (Shard(2), Shard(1)),
+    ):
         plain = [torch.randn(2, M, K, dtype=torch.float64), torch.randn(2, K, N, dtype=torch.float64)]
-        split = [distribute_tensor(x, mesh, [p]) for x, p in zip(plain, (of_a, of_b), strict=True)]
+        split = [distribute_tensor(x, mesh, [p]) for x, p in zip(plain, (a_spec, b_spec), strict=True)]
         for x, y in zip(
             *(gemm(*x, epilogue=lambda acc: (acc.relu(), acc.sum(-1))) for x in (split, plain)), strict=True
         ):
@@ -117,16 +122,16 @@ def inputs() -> Any:
 
 
 def equal_after_a_step(sharded: Any, plain: Any) -> None:
-    """The gradients, and the parameters after a step of an optimizer."""
+    """Check the gradients, and the parameters after a step of an optimizer."""
     for model in (sharded, plain):
         torch.optim.AdamW(model.parameters(), lr=1e-2).step()
-    for got, want in zip(sharded.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(got.grad.full_tensor(), want.grad)
-        torch.testing.assert_close(got.full_tensor(), want)
+    for actual, expected in zip(sharded.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(actual.grad.full_tensor(), expected.grad)
+        torch.testing.assert_close(actual.full_tensor(), expected)
 
 
 def tensor_parallel(mesh: Any, module: Any, compiled: bool = False) -> None:
-    """Columns, then rows: one all-reduce in the forward pass, and one in the backward pass."""
+    """Shard columns, then rows: one all-reduce in the forward pass, and one in the backward pass."""
     from torch.distributed.tensor.debug import CommDebugMode
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -157,15 +162,15 @@ def tensor_parallel(mesh: Any, module: Any, compiled: bool = False) -> None:
             y.backward(cotangent)
         assert [*backward.get_comm_counts().values()] == [1]
     of_x, x.grad = x.grad, None
-    want = plain(x)
-    want.backward(cotangent)
-    torch.testing.assert_close(y, want)
+    expected = plain(x)
+    expected.backward(cotangent)
+    torch.testing.assert_close(y, expected)
     torch.testing.assert_close(of_x, x.grad)
     equal_after_a_step(sharded, plain)
 
 
 def data_parallel(compiled: bool) -> None:
-    """Parameters that FSDP2 gathers for a forward and a backward pass, of each module and of the rest."""
+    """Shard parameters by FSDP2, which gathers them for a forward and a backward pass, for each module and the rest."""
     from torch.distributed.fsdp import fully_shard
 
     plain = Model().double()
@@ -181,10 +186,10 @@ def data_parallel(compiled: bool) -> None:
         loss.backward()
     torch.testing.assert_close(*losses)
     equal_after_a_step(sharded, plain)
-    alone = FusedMLP(K, N)
-    fully_shard(alone.up)
+    unsharded = FusedMLP(K, N)
+    fully_shard(unsharded.up)
     with pytest.raises(ArgumentError, match=r"up: got a hook with kwargs, as of fully_shard; use fully_shard\(Fus"):
-        alone(x.float())
+        unsharded(x.float())
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
@@ -214,10 +219,13 @@ def test_two_processes() -> None:
     ],
 )
 def test_which_epilogues_split_k(function: Any, added: set[str] | None) -> None:
-    assert addends(trace(function, (M, N), {"row": (Extent(width=1), BF16)})) == added
+    assert partial_sum_operands(trace(function, (M, N), {"row": (BroadcastDims(columns_per_value=1), BF16)})) == added
 
 
 def test_a_number_is_no_share_of_a_sum() -> None:
-    assert addends(trace(lambda acc, s: acc + s, (M, N), {"s": (Extent(), None)})) is None
-    assert addends(trace(lambda acc, s: acc * s, (M, N), {"s": (Extent(), None)})) == set()
-    assert addends(trace(lambda acc, s: acc + s, (M, N), {"s": (Extent(width=1), INT32)})) is None
+    assert partial_sum_operands(trace(lambda acc, s: acc + s, (M, N), {"s": (BroadcastDims(), None)})) is None
+    assert partial_sum_operands(trace(lambda acc, s: acc * s, (M, N), {"s": (BroadcastDims(), None)})) == set()
+    assert (
+        partial_sum_operands(trace(lambda acc, s: acc + s, (M, N), {"s": (BroadcastDims(columns_per_value=1), INT32)}))
+        is None
+    )

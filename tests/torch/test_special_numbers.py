@@ -1,6 +1,6 @@
 """Every elementwise function and reduction, and its gradient, at the numbers where formulas break: NaN, infinities,
 both zeros, subnormal numbers, the largest ones and each kink. As in torch, in float64 or in fp32, or as
-docs/epilogues.md says otherwise (`OTHERWISE`, `flushed`)."""
+docs/guides/epilogues.md says otherwise (`OTHERWISE`, `flushed`)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch.nn.functional as F  # noqa: N812
 import gemmsmith
 from gemmsmith import Config
 from gemmsmith.core.dtypes import FP32
-from gemmsmith.core.graph import Extent
-from gemmsmith.epilogue.frontend.derivative import GRADIENT, OPERAND, WANTED, derivative
+from gemmsmith.core.graph import BroadcastDims
+from gemmsmith.epilogue.frontend.derivative import GRAD_OUTPUT_PREFIX, GRAD_PREFIX, INPUT_PREFIX, derivative
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.torch import gemm
 
@@ -82,42 +82,42 @@ def inputs(function: Callable[..., Any]) -> list[Array]:
 
 
 def flushed(x: Array) -> Array:
-    """With zeros for subnormal numbers, as the special-function unit reads them."""
+    """Return an array with zeros for subnormal numbers, as the special-function unit reads them."""
     return np.where(np.abs(x) < TINY, np.copysign(0, x), x).astype(np.float32)
 
 
-def alike(found: Any, wants: list[Any], tolerance: float) -> Array:
-    """Whether each element is one of the wanted ones."""
-    found = np.asarray(found, np.float64)
+def matches_any(actual: Any, wants: list[Any], tolerance: float) -> Array:
+    """Return whether each element equals one of the expected ones."""
+    actual = np.asarray(actual, np.float64)
     with np.errstate(all="ignore"):
-        every = [np.asarray(want, np.float64) for want in wants]
-        every += [want.astype(np.float32).astype(np.float64) for want in every]
+        all_values = [np.asarray(expected, np.float64) for expected in wants]
+        all_values += [expected.astype(np.float32).astype(np.float64) for expected in all_values]
         same = [
-            (np.isnan(found) & np.isnan(want)) | (found == want)
-            | (np.abs(found - want) <= tolerance * np.maximum(np.abs(want), 1))
-            for want in every
+            (np.isnan(actual) & np.isnan(expected)) | (actual == expected)
+            | (np.abs(actual - expected) <= tolerance * np.maximum(np.abs(expected), 1))
+            for expected in all_values
         ]  # fmt: skip
     return np.any(same, axis=0)
 
 
 def check(
-    name: str, found: Any, wants: list[Any], given: list[Array], tolerance: float, otherwise: Any = False
+    name: str, actual: Any, wants: list[Any], given: list[Array], tolerance: float, otherwise: Any = False
 ) -> None:
-    right = alike(found, wants, tolerance) | OTHERWISE.get(name, False) | otherwise
+    right = matches_any(actual, wants, tolerance) | OTHERWISE.get(name, False) | otherwise
     wrong = np.argwhere(~right)
-    told = [([float(x[tuple(i)]) for x in given], float(np.asarray(found)[tuple(i)]), float(wants[0][tuple(i)]))
+    told = [([float(x[tuple(i)]) for x in given], float(np.asarray(actual)[tuple(i)]), float(wants[0][tuple(i)]))
             for i in wrong[:4]]  # fmt: skip
     assert right.all(), f"{name}: (at, got, want) {told}, {len(wrong)} in all"
 
 
 def by_torch(function: Callable[..., Any], given: list[Array], dtype: torch.dtype) -> tuple[Array, list[Array]]:
-    """The values, and the gradients of their sum."""
+    """Return the values, and the gradients of their sum."""
     tensors = [torch.from_numpy(x.copy()).to(dtype).requires_grad_() for x in given]
     y = function(*tensors)
     if not y.requires_grad:
         return y.double().numpy(), []
-    found = torch.autograd.grad(y, tensors, torch.ones_like(y), allow_unused=True)
-    zeros = [torch.zeros_like(x) if g is None else g for x, g in zip(tensors, found, strict=True)]
+    grads = torch.autograd.grad(y, tensors, torch.ones_like(y), allow_unused=True)
+    zeros = [torch.zeros_like(x) if g is None else g for x, g in zip(tensors, grads, strict=True)]
     at_bounds = next((BOUNDS[name] for name in BOUNDS if FUNCTIONS[name] is function), False)
     return y.detach().double().numpy(), [np.where(at_bounds, 1.0, g.double().numpy()) for g in zeros]
 
@@ -135,14 +135,14 @@ def test_values(name: str) -> None:
     wants = [by_torch(function, given, dtype)[0] for dtype in (torch.float64, torch.float32)]
     without_subnormal, _ = by_torch(function, [flushed(x) for x in given], torch.float32)
     a, b = np.zeros((SIZE, 16), np.float16), np.zeros((16, SIZE), np.float16)
-    for exact in (False, True):
+    for fast_math in (True, False):
         for backend, config in (("reference", None), ("sim", TILE)):
-            found = gemmsmith.gemm(
+            actual = gemmsmith.gemm(
                 a, b, epilogue=epilogue_of(function), operands=dict(zip("xy", given, strict=False)), out_dtype="fp32",
-                backend=backend, config=config, exact=exact,
+                backend=backend, config=config, fast_math=fast_math,
             )  # fmt: skip
-            also = [] if exact or backend == "reference" else [without_subnormal]
-            check(name, found, [*wants, *also], given, TOLERANCE)
+            also = [] if not fast_math or backend == "reference" else [without_subnormal]
+            check(name, actual, [*wants, *also], given, TOLERANCE)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -157,14 +157,17 @@ def test_gradients(name: str) -> None:
     a, b = torch.zeros(SIZE, 16, dtype=torch.float64), torch.zeros(16, SIZE, dtype=torch.float64)
     y = gemm(a, b, epilogue=epilogue_of(function), operands=dict(zip("xy", tensors, strict=False)))
     if not y.requires_grad:  # flat wherever it has a gradient
-        assert not any(want.any() for want in wants)
+        assert not any(expected.any() for expected in wants)
         return
-    found = torch.autograd.grad(y, tensors, torch.ones_like(y), allow_unused=True)
-    for x, got, want in zip(tensors, found, wants, strict=True):
-        check(name, torch.zeros_like(x) if got is None else got, [want], given, 1e-7)
-    kinds = {key: (Extent(True, 1, 1), FP32) for key, _ in zip("xy", given, strict=False)}
+    grads = torch.autograd.grad(y, tensors, torch.ones_like(y), allow_unused=True)
+    for x, actual, expected in zip(tensors, grads, wants, strict=True):
+        check(name, torch.zeros_like(x) if actual is None else actual, [expected], given, 1e-7)
+    kinds = {key: (BroadcastDims(True, 1, 1), FP32) for key, _ in zip("xy", given, strict=False)}
     graph = derivative(trace(epilogue_of(function), (SIZE, SIZE), kinds), ["out"], list(kinds), [], FP32)
-    known = {GRADIENT + "out": np.ones_like(X), **{OPERAND + key: x for key, x in zip("xy", given, strict=False)}}
+    known = {
+        GRAD_OUTPUT_PREFIX + "out": np.ones_like(X),
+        **{INPUT_PREFIX + key: x for key, x in zip("xy", given, strict=False)},
+    }
     read = {o.name: known[o.name] for o in graph.operands}
     simulated = gemmsmith.gemm(
         a.numpy().astype(np.float16), b.numpy().astype(np.float16), epilogue=graph, operands=read, out_dtype="fp32",
@@ -183,8 +186,8 @@ def test_gradients(name: str) -> None:
     )
     _, also = by_torch(function, [flushed(x) for x in given], torch.float32)
     for key, *of_key in zip(kinds, wants, wants_32, also, strict=True):
-        if WANTED + key in by_name:
-            check(name, by_name[WANTED + key], of_key, given, TOLERANCE, BY_RECIPROCALS.get(name, False))
+        if GRAD_PREFIX + key in by_name:
+            check(name, by_name[GRAD_PREFIX + key], of_key, given, TOLERANCE, BY_RECIPROCALS.get(name, False))
 
 
 ROWS = [[1, 2, 3, 4], [1, NAN, 2, 3], [INF, 1, 2, 3], [-INF, 1, 2, 3], [INF, -INF, 1, 2], [INF, INF, 1, 2], [-INF] * 4,
@@ -209,14 +212,14 @@ def test_reductions(reduce: Callable[..., Any], dim: int) -> None:
         return reduce(x, dim)
 
     for backend, config in (("reference", None), ("sim", TILE)):
-        found = gemmsmith.gemm(a, b, epilogue=reduced, x=x, backend=backend, config=config)
-        right = alike(found, wants, 1e-5)
-        assert right.all(), [(ROWS[i], found[i], wants[0][i]) for i in np.flatnonzero(~right)]
-    (want,) = torch.autograd.grad(reduce(tensor, dim).sum(), tensor)
+        actual = gemmsmith.gemm(a, b, epilogue=reduced, x=x, backend=backend, config=config)
+        right = matches_any(actual, wants, 1e-5)
+        assert right.all(), [(ROWS[i], actual[i], wants[0][i]) for i in np.flatnonzero(~right)]
+    (expected,) = torch.autograd.grad(reduce(tensor, dim).sum(), tensor)
     y = gemm(torch.from_numpy(a).double(), torch.from_numpy(b).double(), epilogue=reduced, x=tensor)
-    (got,) = torch.autograd.grad(y.sum(), tensor)
-    got, want = (g if dim == -1 else g.T for g in (got, want))
+    (actual,) = torch.autograd.grad(y.sum(), tensor)
+    actual, expected = (g if dim == -1 else g.T for g in (actual, expected))
     nothing = torch.tensor([row == [-INF] * 4 for row in ROWS])
-    torch.testing.assert_close(got[~nothing], want[~nothing], equal_nan=True)
-    logsumexp = want[nothing].isnan().all()
-    torch.testing.assert_close(got[nothing], torch.zeros(1, 4).double() if logsumexp else want[nothing])
+    torch.testing.assert_close(actual[~nothing], expected[~nothing], equal_nan=True)
+    logsumexp = expected[nothing].isnan().all()
+    torch.testing.assert_close(actual[nothing], torch.zeros(1, 4).double() if logsumexp else expected[nothing])

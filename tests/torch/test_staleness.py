@@ -1,4 +1,4 @@
-"""Under torch.compile a result follows what its epilogue reads, as without; or the compiler refuses the function."""
+"""Under torch.compile a result follows what its epilogue reads, or the compiler rejects the function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A, B = torch.ones(2, 16), torch.ones(16, 2)
 VALUES = (1.0, 2.0, 0.5, 2.0)
 UNSEEN = {"named_as_ours"} | ({"class_in_closure"} if torch.__version__ < "2.13" else set())
 """The compiler looks a function's module up by its name; before torch 2.13 it does not see, in any function, that an
-attribute of a class has changed (docs/torch.md says so)."""
+attribute of a class has changed (docs/guides/pytorch.md says so)."""
 COMPILED = [name for name in PLACES if name not in UNSEEN]
 
 
@@ -40,12 +40,12 @@ def test_compiled(name: str, whole: bool) -> None:
     for x in VALUES:
         change(x)
         try:
-            found = compiled()
+            result = compiled()
         except torch._dynamo.exc.TorchDynamoException:
             if not whole:
                 raise
             return
-        assert float(found[0, 0]) == expected(name, x)
+        assert float(result[0, 0]) == expected(name, x)
 
 
 @pytest.mark.parametrize("name", COMPILED)

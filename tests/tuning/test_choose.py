@@ -8,22 +8,22 @@ import pytest
 
 from gemmsmith import Config, Spec
 from gemmsmith.binding import bind
-from gemmsmith.tuning.choose import STAGES, choose, fitted, ranked
+from gemmsmith.tuning.choose import DEFAULT_MAX_STAGES, choose, complete_config, rank_configs
 
 
 @pytest.mark.parametrize("most", [1, 3, 20])
 def test_as_many_as_asked_for_and_the_best_first(most: int) -> None:
     p = bind(Spec((1024, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))).problem
-    found = ranked(p, most=most)
+    found = rank_configs(p, limit=most)
     assert len(found) == most
-    assert found == ranked(p, most=20)[:most]
+    assert found == rank_configs(p, limit=20)[:most]
     assert choose(p) == found[0]
 
 
 def test_where_nothing_can_be_built_the_default_is_refused_later() -> None:
     batch = 1 << 24
     tall = bind(Spec((batch, 1 << 18, 8), "bf16", (0, 8, 1)), Spec((batch, 8, 8), "bf16", (64, 8, 1))).problem
-    assert ranked(tall) == []
+    assert rank_configs(tall) == []
     assert choose(tall) == Config()
 
 
@@ -32,18 +32,18 @@ def test_where_nothing_can_be_built_the_default_is_refused_later() -> None:
     ((256, 256, 64), True, 2),
 ])  # fmt: skip
 def test_consumers_follow_the_tile(tile: tuple[int, int, int], fp16: bool, consumers: int) -> None:
-    found = fitted(Config(tile=tile, cluster=(2, 1)), {"tile"}, fp16=fp16)
-    assert (found.consumers, found.cluster, found.stages) == (consumers, (1, 1), STAGES)
+    found = complete_config(Config(tile=tile, cluster=(2, 1)), {"tile"}, fp16=fp16)
+    assert (found.consumers, found.cluster, found.stages) == (consumers, (1, 1), DEFAULT_MAX_STAGES)
 
 
 @pytest.mark.parametrize("given", [{"consumers": 1}, {"cluster": (2, 1)}, {"stages": 3}])
 def test_what_is_given_stays(given: dict[str, Any]) -> None:
     config = Config(tile=(128, 64, 64)).replace(**given)
-    found = fitted(config, {"tile", *given})
+    found = complete_config(config, {"tile", *given})
     assert {name: getattr(found, name) for name in given} == given
 
 
 def test_clusters_meet_only_where_they_can() -> None:
     config = Config(sync_clusters=True)
-    assert fitted(config, set()).sync_clusters
-    assert not fitted(config.replace(splits=2, sync_clusters=False), {"splits"}).sync_clusters
+    assert complete_config(config, set()).sync_clusters
+    assert not complete_config(config.replace(splits=2, sync_clusters=False), {"splits"}).sync_clusters

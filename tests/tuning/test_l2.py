@@ -19,9 +19,9 @@ from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import U32, U64
-from gemmsmith.schedule.tiles import TileScheduler
+from gemmsmith.tile_scheduler.tiles import TileScheduler
 from gemmsmith.tuning.gpus import H200
-from gemmsmith.tuning.l2 import picture, traffic, walk, wave_bytes, waves
+from gemmsmith.tuning.l2 import plot_waves, simulate_traffic, tile_order, wave_bytes, waves
 
 COUNTERS = Path(__file__).parents[2] / "benchmarks" / "results" / "counters-h200.json"
 
@@ -34,11 +34,11 @@ def problem(m: int, n: int, k: int) -> Problem:
 def test_the_walk_is_the_kernels(m: int, n: int, raster: str, raster_group: int) -> None:
     config = Config(tile=(64, 8, 64), cluster=(1, 1), consumers=1, raster=raster, raster_group=raster_group)  # type: ignore
     p = problem(64 * m, 8 * n, 8)
-    spec = KernelSpec.of(p, config)
+    spec = KernelSpec.from_problem(p, config)
     with Builder("walk", threads=32) as k:
         scheduler, out = TileScheduler(spec), k.pointer("out")
         index = k.var(U32, 0, "index")
-        with scheduler.each() as tile:
+        with scheduler.tile_loop() as tile:
             for value, place in ((tile.m // 64, 0), (tile.n // 8, 4)):
                 one = k.registers(U32, 1, "one")
                 one[0] = value.to(U32)
@@ -47,9 +47,9 @@ def test_the_walk_is_the_kernels(m: int, n: int, raster: str, raster_group: int)
         kernel = k.finish()
     found = np.zeros((m * n, 2), np.uint32)
     memory = GlobalMemory()
-    arguments = {**kernel.arguments(p), "out": memory.place(found, "out")}
+    arguments = {**kernel.arguments(p), "out": memory.add_buffer(found, "out")}
     assert simulate(kernel, 1, arguments, memory, seed=0).hazards == []
-    assert list(map(tuple, found.tolist())) == list(walk(m, n, raster, raster_group))
+    assert list(map(tuple, found.tolist())) == list(tile_order(m, n, raster, raster_group))
 
 
 EVICTIONS = some.sampled_from(get_args(Eviction))
@@ -64,49 +64,53 @@ def test_bounds(m: int, n: int, k: int, width: int, evict: tuple[Eviction, Evict
     tiles = [tile for wave in waves(p, config) for tile in wave]
     assert len(set(tiles)) == len(tiles) == -(-m // 256) * -(-n // 256)
     rows, columns = -(-m // 256) * 256, -(-n // 256) * 256
-    found = traffic(p, config)
-    assert 2 * k * (rows + columns) <= found.dram <= found.l2
-    assert traffic(p, config, capacity=10**12).dram == 2 * k * (rows + columns)
+    found = simulate_traffic(p, config)
+    assert 2 * k * (rows + columns) <= found.dram_bytes <= found.l2_bytes
+    assert simulate_traffic(p, config, capacity=10**12).dram_bytes == 2 * k * (rows + columns)
 
 
 def test_traffic_where_neighbors_share_what_is_multicast() -> None:
     """The H200's counters, where the chip merges no reads: 145 MB from DRAM, 33.7 M sectors from the L2."""
-    found = traffic(problem(4096, 4096, 4096), Config(raster="n"))
-    assert found.dram == pytest.approx(145e6, rel=0.05)
-    assert found.l2 / 32 == pytest.approx(33.7e6, rel=0.05)
+    found = simulate_traffic(problem(4096, 4096, 4096), Config(raster="n"))
+    assert found.dram_bytes == pytest.approx(145e6, rel=0.05)
+    assert found.l2_bytes / 32 == pytest.approx(33.7e6, rel=0.05)
 
 
 @pytest.mark.parametrize("row", json.loads(COUNTERS.read_text())["rows"], ids=str)
 def test_against_hardware_counters(row) -> None:
     """What an H200 counted (benchmarks/counters.py); with hints, as the table's configs, a little less well, and more
     than that where clusters drift apart."""
-    config = Config.stored(row["config"])
-    found = traffic(problem(row["m"], row["n"], row["k"]), config)
+    config = Config.from_table_row(row["config"])
+    found = simulate_traffic(problem(row["m"], row["n"], row["k"]), config)
     if config.sync_clusters or "first" not in config.evict:
-        assert found.dram == pytest.approx(row["dram_bytes"], rel=0.07 if config.sync_clusters else 0.05)
+        assert found.dram_bytes == pytest.approx(row["dram_bytes"], rel=0.07 if config.sync_clusters else 0.05)
     else:
-        assert found.dram < row["dram_bytes"] < 2 * found.dram
-    assert 0.85 * found.l2 < row["l2_bytes"] < 1.1 * found.l2
+        assert found.dram_bytes < row["dram_bytes"] < 2 * found.dram_bytes
+    assert 0.85 * found.l2_bytes < row["l2_bytes"] < 1.1 * found.l2_bytes
 
 
 @pytest.mark.parametrize(("shape", "share"), [((8192, 8192, 8192), 0.95), ((4096, 4096, 4096), 0.82)])
 def test_to_and_fro_reads_less_where_a_wave_fills_the_l2(shape: tuple[int, int, int], share: float) -> None:
     p, config = problem(*shape), Config()
     assert wave_bytes(p, config) > H200.l2_bytes
-    assert traffic(p, config.replace(serpentine=True)).dram < share * traffic(p, config).dram
+    assert (
+        simulate_traffic(p, config.replace(serpentine=True)).dram_bytes < share * simulate_traffic(p, config).dram_bytes
+    )
 
 
 def test_to_and_fro_reads_more_where_a_wave_just_fits() -> None:
     p, config = problem(4855, 5411, 2300), Config(raster_group=3)
     assert H200.l2_bytes / 2 < wave_bytes(p, config) < H200.l2_bytes
-    assert traffic(p, config.replace(serpentine=True)).dram > 1.5 * traffic(p, config).dram
+    assert (
+        simulate_traffic(p, config.replace(serpentine=True)).dram_bytes > 1.5 * simulate_traffic(p, config).dram_bytes
+    )
 
 
 def test_a_hint_keeps_what_the_next_wave_reads_again() -> None:
     """As counted where clusters keep step (benchmarks/results/lockstep-h200.json)."""
     p, config = problem(8192, 8192, 8192), Config(tile=(256, 192, 64), cluster=(1, 2), raster="n", serpentine=True)
     plain, hinted, wrong = (
-        traffic(p, config.replace(evict=evict)).dram
+        simulate_traffic(p, config.replace(evict=evict)).dram_bytes
         for evict in (("normal", "normal"), ("normal", "first"), ("first", "normal"))
     )
     assert hinted == pytest.approx(905e6, rel=0.05)
@@ -116,12 +120,12 @@ def test_a_hint_keeps_what_the_next_wave_reads_again() -> None:
 
 def test_progress_is_told_to_the_end() -> None:
     told: list[float] = []
-    assert traffic(problem(4096, 3000, 512), Config(), progress=told.append).dram
+    assert simulate_traffic(problem(4096, 3000, 512), Config(), on_progress=told.append).dram_bytes
     assert told == sorted(told)
     assert len(told) > 1
     assert 0 < told[0] < told[-1] == 1
 
 
 def test_the_picture(tmp_path) -> None:
-    picture(problem(1024, 2048, 512), Config(), tmp_path / "raster.png")
+    plot_waves(problem(1024, 2048, 512), Config(), tmp_path / "raster.png")
     assert (tmp_path / "raster.png").stat().st_size > 5000

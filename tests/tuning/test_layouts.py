@@ -15,12 +15,12 @@ from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.binding import bind
 from gemmsmith.core.spec import operand_major
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
-from gemmsmith.kernels.pack import packed
+from gemmsmith.kernels.pack import with_packed_operands
 from gemmsmith.tuning import model
-from gemmsmith.tuning.choose import choose, microseconds
-from gemmsmith.tuning.fitting import spec_for
+from gemmsmith.tuning.choose import choose, estimate_us
 from gemmsmith.tuning.gpus import GPUS, Gpu
 from gemmsmith.tuning.model import tile_bytes
+from gemmsmith.tuning.stage_count import spec_for
 
 SIZES = some.sampled_from([*range(64, 700, 8), 1000, 1536, 2304, 4096, 8192, 11008])
 
@@ -52,8 +52,10 @@ def test_lines_of_an_mn_major_operand(width: int, rng: np.random.Generator) -> N
     assert sum(x.lines for x in loads) - of_a == expected
     nbytes, slower = tile_bytes(plan.problem.operands[1], np.array([float(width)]), np.array([float(k)]))
     assert nbytes[0] == k * tile.boxes * tile.pitch
-    off_sectors = model.OFF_SECTORS * np.mean([i * width * 2 % SECTOR_BYTES > 0 for i in range(tiles)])
-    assert slower[0] - 1 - off_sectors == pytest.approx(model.OFF_LINES * within / (k * tiles * tile.boxes))
+    off_sectors = model.UNALIGNED_32B_OVERHEAD * np.mean([i * width * 2 % SECTOR_BYTES > 0 for i in range(tiles)])
+    assert slower[0] - 1 - off_sectors == pytest.approx(
+        model.UNALIGNED_128B_OVERHEAD * within / (k * tiles * tile.boxes)
+    )
 
 
 @given(m=SIZES, n=SIZES, k=SIZES, layout=some.sampled_from(["nn", "tn", "tt"]), gpu=some.sampled_from(GPUS))
@@ -64,7 +66,7 @@ def test_no_choice_reads_narrow_rows_without_need(m: int, n: int, k: int, layout
     b = Spec((k, n), "bf16", (1, k) if layout[1] == "t" else None)
     problem = bind(a, b).problem
     config = choose(problem, gpu=gpu)
-    spec, oriented = spec_for(config, problem), packed(problem.T if config.swap_ab else problem)
+    spec, oriented = spec_for(config, problem), with_packed_operands(problem.T if config.swap_ab else problem)
     for operand, tile in zip(oriented.operands, spec.tiles, strict=True):
         if operand_major(operand) == "K":
             continue
@@ -72,4 +74,4 @@ def test_no_choice_reads_narrow_rows_without_need(m: int, n: int, k: int, layout
         within = tile.mn < operand.rows and tile.mn * operand.dtype.bytes % LINE_BYTES
         if within and tile.mn > 64:
             whole = config.replace(tile=(config.tile[0], tile.mn // 64 * 64, config.tile[2]))
-            assert microseconds(problem, config, gpu=gpu) <= microseconds(problem, whole, gpu=gpu)
+            assert estimate_us(problem, config, gpu=gpu) <= estimate_us(problem, whole, gpu=gpu)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gemmsmith import Config
-from gemmsmith.tuning.measure import halving, settled
+from gemmsmith.tuning.measure import steady_state_us, successive_halving
 
 
 def test_halving_finds_the_fastest(rng: np.random.Generator) -> None:
@@ -20,7 +20,7 @@ def test_halving_finds_the_fastest(rng: np.random.Generator) -> None:
         timed.append(us)
         return truth[config] * (1 + rng.normal() / us)
 
-    found = halving(configs, measure)
+    found = successive_halving(configs, measure)
     assert len(found) == len(configs) - 1
     assert broken not in [x.config for x in found]
     best = min((c for c in configs if c != broken), key=truth.__getitem__)
@@ -35,6 +35,6 @@ def test_large_products_are_warmed_up() -> None:
         asked.append(times)
         return 20.0 * times
 
-    assert settled(replay, 1000.0, 1e6) == 20.0
-    assert settled(replay, 1000.0, 1e12) == 20.0
+    assert steady_state_us(replay, 1000.0, 1e6) == 20.0
+    assert steady_state_us(replay, 1000.0, 1e12) == 20.0
     assert asked == [1, 50, 1, 50, 50]

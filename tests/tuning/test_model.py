@@ -10,13 +10,13 @@ from hypothesis import strategies as some
 from gemmsmith import Config, Spec
 from gemmsmith.binding import bind
 from gemmsmith.core.dtypes import BF16, FP32
-from gemmsmith.core.graph import bare
+from gemmsmith.core.graph import identity_graph
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import EpilogueSpec
 from gemmsmith.tuning import model
+from gemmsmith.tuning.config_table import NUM_SMS, ConfigTable
 from gemmsmith.tuning.gpus import H200
-from gemmsmith.tuning.model import Estimate, Extra, estimate
-from gemmsmith.tuning.space import SMS, Space
+from gemmsmith.tuning.model import EpilogueCost, Estimate, estimate
 
 TILE = Config(tile=(128, 256, 64), cluster=(1, 1), stages=4)
 
@@ -26,7 +26,9 @@ def problem(m: int, n: int, k: int) -> Problem:
 
 
 def of(config: Config, m: int, n: int, k: int) -> Estimate:
-    return Estimate(*(float(np.broadcast_to(x, (1,))[0]) for x in estimate(problem(m, n, k), Space.of([config]))))
+    return Estimate(
+        *(float(np.broadcast_to(x, (1,))[0]) for x in estimate(problem(m, n, k), ConfigTable.from_configs([config])))
+    )
 
 
 def test_math_of_a_k_tile_is_the_tensor_cores_rate() -> None:
@@ -43,17 +45,19 @@ def test_ctas_of_a_cluster_read_less(cluster: tuple[int, int], read: tuple[int, 
     clusters = 16 / (cluster[0] * cluster[1])
     alike = 8, max(1, clusters / 8)
     merged = [
-        1 - model.MERGED * (1 - 1 / n) if sharers == 1 else 1 for n, sharers in zip(alike, cluster[::-1], strict=True)
+        1 - model.GPC_MERGED_READ_FRACTION * (1 - 1 / n) if sharers == 1 else 1
+        for n, sharers in zip(alike, cluster[::-1], strict=True)
     ]
     asked = sum(x * once for x, once in zip(read, merged, strict=True))
     copies = of(TILE.replace(cluster=cluster), 4096, 4096, 4096).copies
     assert copies == pytest.approx(
-        max(2 * 64 * asked / model.SM_BYTES_PER_CYCLE, 2 * 64 * (128 + 256) / model.FILL_BYTES_PER_CYCLE)
+        max(2 * 64 * asked / model.L2_TO_SM_BYTES_PER_CYCLE, 2 * 64 * (128 + 256) / model.SMEM_FILL_BYTES_PER_CYCLE)
     )
 
 
 @pytest.mark.parametrize(("k", "more"), [
-    (4096, 1), (4096 + 32, 1 + model.OFF_LINES), (4096 + 8, 1 + model.OFF_LINES + model.OFF_SECTORS), (4096 + 1, 1),
+    (4096, 1), (4096 + 32, 1 + model.UNALIGNED_128B_OVERHEAD),
+    (4096 + 8, 1 + model.UNALIGNED_128B_OVERHEAD + model.UNALIGNED_32B_OVERHEAD), (4096 + 1, 1),
 ])  # fmt: skip
 def test_rows_that_begin_within_a_line_or_a_sector_take_longer_to_copy(k: int, more: float) -> None:
     """Lines have 128 bytes, sectors 32. What is packed first counts as aligned."""
@@ -65,82 +69,82 @@ def test_waves_of_tiles(tiles: int) -> None:
     """Whole ones together, and a last one: each is the norm of its work, with its stores, and its part of the rest."""
     e = of(TILE, 128, 256 * tiles, 640)
     whole, rest = divmod(tiles, 132)
-    assert e.k_steps == 10 * (whole + (rest > 0))
+    assert e.k_tiles_per_cta == 10 * (whole + (rest > 0))
 
     def norm(work: float, part: float, clusters: int) -> float:
-        memory = e.memory * part * (1 + model.IDLE * (1 - clusters / SMS))
+        memory = e.memory * part * (1 + model.IDLE_SM_OVERHEAD * (1 - clusters / NUM_SMS))
         bounds = work, memory, e.power * part
-        return float(sum(x**model.SHARPNESS for x in bounds) ** (1 / model.SHARPNESS))
+        return float(sum(x**model.BOUND_NORM_EXPONENT for x in bounds) ** (1 / model.BOUND_NORM_EXPONENT))
 
-    store = e.stores / (whole + (rest > 0))
-    expected = norm(whole * (10 * e.step + store), (tiles - rest) / tiles, 132)
-    expected += norm(10 * e.step + store, rest / tiles, rest) if rest else 0
+    store = e.exposed_stores / (whole + (rest > 0))
+    expected = norm(whole * (10 * e.k_tile + store), (tiles - rest) / tiles, 132)
+    expected += norm(10 * e.k_tile + store, rest / tiles, rest) if rest else 0
     assert e.waves == pytest.approx(expected)
-    assert e.cycles == e.waves + e.fill
+    assert e.cycles == e.waves + e.launch_and_fill
 
 
 @pytest.mark.parametrize(("splits", "k_steps"), [(2, 5), (4, 3)])
 def test_ctas_that_share_a_tile_have_fewer_k_tiles(splits: int, k_steps: int) -> None:
     config = TILE.replace(tile=(64, 64, 64), consumers=1, cluster_splits=splits)
     one, found = of(config.replace(cluster_splits=1), 64, 64, 640), of(config, 64, 64, 640)
-    assert (one.k_steps, one.share) == (10, 0)
-    assert found.k_steps == k_steps
-    assert found.share > model.CLUSTER_SHARE_CYCLES
+    assert (one.k_tiles_per_cta, one.split_reduction) == (10, 0)
+    assert found.k_tiles_per_cta == k_steps
+    assert found.split_reduction > model.CLUSTER_SPLIT_CYCLES
 
 
 @pytest.mark.parametrize("splits", [2, 5])
 def test_splits_share_through_memory(splits: int) -> None:
     config = TILE.replace(tile=(64, 64, 64), consumers=1, splits=splits)
     found = of(config, 64, 64, 640)
-    assert found.k_steps == 10 / splits
-    partial = 4 * 64 * 64 / model.BYTES_OF_SHARE_PER_CYCLE
-    assert found.share == pytest.approx(model.SHARE_CYCLES + (splits - 1) * partial)
+    assert found.k_tiles_per_cta == 10 / splits
+    partial = 4 * 64 * 64 / model.SPLIT_REDUCTION_BYTES_PER_CYCLE
+    assert found.split_reduction == pytest.approx(model.SPLIT_REDUCTION_CYCLES + (splits - 1) * partial)
 
 
 @pytest.mark.parametrize(("m", "k_tile", "slower"), [
-    (64, 64, model.SHORT_ROWS), (64, 128, model.SHORT_ROWS / 4), (65, 64, 0), (65, 128, 0),
+    (64, 64, model.SHORT_ROW_OVERHEAD), (64, 128, model.SHORT_ROW_OVERHEAD / 4), (65, 64, 0), (65, 128, 0),
 ])  # fmt: skip
 def test_memory_reads_again_and_short_rows(m: int, k_tile: int, slower: float) -> None:
     """B is read again where A has a second row of tiles; up to 64 rows, k-tiles that are not deep slow memory down."""
     config = TILE.replace(tile=(64, 64, k_tile), consumers=1)
     nbytes = 2 * (m * 4096 + 4096 * 4096 + -(-m // 64) * 64 * 4096)  # of D whole tiles
     again = 2 * 4096 * (m + 4096 * (m > 64))
-    expected = (nbytes + model.READ_AGAIN * again) / H200.dram_bytes_per_cycle * (1 + slower)
+    expected = (nbytes + model.REREAD_FRACTION * again) / H200.dram_bytes_per_cycle * (1 + slower)
     assert of(config, m, 4096, 4096).memory == pytest.approx(expected)
 
 
 def test_the_longest_counts_and_no_other_is_free() -> None:
     e = of(TILE, 4096, 4096, 4096)
     longest = max(e.work, e.memory, e.power)
-    assert longest < e.cycles - e.share - e.fill < 3 ** (1 / 4) * longest
-    assert e.work == e.k_steps * e.step + e.stores
+    assert longest < e.cycles - e.split_reduction - e.launch_and_fill < 3 ** (1 / 4) * longest
+    assert e.work == e.k_tiles_per_cta * e.k_tile + e.exposed_stores
 
 
 def test_a_kernels_start_grows_with_stages_and_peers_in_a_cluster() -> None:
     for stages in (4, 6):
         alone = TILE.replace(stages=stages)
-        fill = model.FILL_CYCLES + stages * model.STAGE_CYCLES
-        assert of(alone, 64, 64, 64).fill == fill
-        assert of(alone.replace(cluster=(2, 2)), 64, 64, 64).fill == fill + 3 * model.MEET_CYCLES
+        fill = model.LAUNCH_AND_FILL_CYCLES + stages * model.FILL_CYCLES_PER_STAGE
+        assert of(alone, 64, 64, 64).launch_and_fill == fill
+        assert of(alone.replace(cluster=(2, 2)), 64, 64, 64).launch_and_fill == fill + 3 * model.CLUSTER_SYNC_CYCLES
 
 
 def test_nothing_takes_no_waves() -> None:
     """And gives no warning, such as numpy's of a division by zero."""
     e = of(TILE, 0, 4096, 4096)
-    assert (e.k_steps, e.stores) == (0, 0)
+    assert (e.k_tiles_per_cta, e.exposed_stores) == (0, 0)
     assert np.isfinite(e.cycles)
 
 
 def test_an_epilogue_costs_its_bytes_and_nodes() -> None:
-    assert Extra.of(EpilogueSpec(bare(BF16), frozenset({"out"}))) == (2, 0)
-    assert Extra.of(EpilogueSpec(bare(FP32), frozenset({"out"}))) == (4, 0)
+    assert EpilogueCost.from_epilogue(EpilogueSpec(identity_graph(BF16), frozenset({"out"}))) == (2, 0)
+    assert EpilogueCost.from_epilogue(EpilogueSpec(identity_graph(FP32), frozenset({"out"}))) == (4, 0)
 
 
 @given(m=some.integers(1, 5000), n=some.integers(1, 5000), k=some.integers(1, 5000))
 def test_many_at_once_are_as_one_by_one(m: int, n: int, k: int) -> None:
     configs = [TILE, TILE.replace(tile=(64, 64, 128), consumers=1, splits=3), Config("pingpong", (64, 128, 64)),
                TILE.replace(splits=0), TILE.replace(tile=(64, 8, 64), consumers=1, swap_ab=True)]  # fmt: skip
-    together = estimate(problem(m, n, k), Space.of(configs)).cycles
+    together = estimate(problem(m, n, k), ConfigTable.from_configs(configs)).cycles
     assert (together > 0).all()
     np.testing.assert_allclose(together, [of(c, m, n, k).cycles for c in configs])
 

@@ -10,14 +10,14 @@ from click.testing import CliRunner
 
 import gemmsmith
 from gemmsmith import Config, Plan, Spec, plans
-from gemmsmith.backends.cuda import driver, launcher
+from gemmsmith.backends.cuda import driver, kernel_loader
 from gemmsmith.cli.commands import main
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.tuning import search
 
 
 def test_tuning_needs_a_gpu() -> None:
-    if driver.available():
+    if driver.is_available():
         pytest.skip("there is one")
     with pytest.raises(gemmsmith.DeviceError, match="tune: this machine has no GPU to measure on; use"):
         gemmsmith.tune(Spec((64, 64), "bf16"), Spec((64, 64), "bf16"))
@@ -33,7 +33,7 @@ def test_tuning_finds_and_keeps(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
     a, b = Spec((64, 1024), "bf16"), Spec((1024, 2048), "bf16", (1, 1024))
     steps: list[str] = []
-    found = gemmsmith.tune(a, b, most=8, step=steps.append)
+    found = gemmsmith.tune(a, b, max_configs=8, on_progress=steps.append)
     assert len(found) >= 4
     assert found[0].us > 1
     assert {"compile", "measure"} == set(steps)
@@ -48,7 +48,7 @@ def test_tuning_finds_and_keeps(tmp_path, monkeypatch) -> None:
 def test_tuning_of_other_operands(dtype: str, options: dict[str, str], tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
     a, b = Spec((64, 1024), dtype), Spec((1024, 2048), dtype, (1, 1024))
-    found = gemmsmith.tune(a, b, most=4, **options)
+    found = gemmsmith.tune(a, b, max_configs=4, **options)
     assert gemmsmith.plan(a, b, **options).config == found[0].config
 
 
@@ -79,13 +79,13 @@ def test_tuning_on_another_chip(
 
     def on(chip: str) -> None:
         capability = divmod(CHIPS[chip].capability, 10)
-        found = driver.Attributes("NVIDIA", capability, 84, CHIPS[chip].shared_bytes)
-        monkeypatch.setattr(driver, "attributes", lambda device: found)
+        found = driver.DeviceAttributes("NVIDIA", capability, 84, CHIPS[chip].max_shared_bytes_per_cta)
+        monkeypatch.setattr(driver, "device_attributes", lambda device: found)
         monkeypatch.setattr(plans, "chip_of", lambda a: CHIPS[chip])
 
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(driver, "available", lambda: True)
-    monkeypatch.setattr(launcher, "device_guard", lambda device: nullcontext())
+    monkeypatch.setattr(driver, "is_available", lambda: True)
+    monkeypatch.setattr(kernel_loader, "device_guard", lambda device: nullcontext())
     monkeypatch.setattr(search, "_Bench", Timed)
     targets: set[str] = set()
     monkeypatch.setattr(search, "compile_all", lambda kernels, step: targets.update(target for *_, target in kernels))

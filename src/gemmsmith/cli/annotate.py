@@ -1,43 +1,55 @@
-"""gemmsmith show --annotate: PTX or SASS with the class and the Python line of each instruction, and their counts."""
+"""`gemmsmith show --annotate`: PTX or SASS with the class and the Python line of each instruction, and counts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gemmsmith.backends.cuda.listing import Listing
-from gemmsmith.backends.cuda.mnemonics import CLASSES, UNMARKED
-from gemmsmith.cli.table import table
+from gemmsmith.backends.cuda.mnemonics import INSTRUCTION_CLASSES, UNANNOTATED_CLASSES
+from gemmsmith.cli.table import format_table
 
-WIDEST = 60
-"""Characters that an instruction is printed with; longer ones are cut."""
+MAX_INSTRUCTION_CHARS = 60
+"""Printed width of an instruction; longer ones are truncated."""
 
 
-def text_of(listing: Listing) -> str:
-    """A row an instruction: its address, its class, whether it is executed in each k-tile or in some, itself, its
-    Python line. Below, how many there are of each class, in the whole kernel and in each mainloop."""
-    executed = dict.fromkeys((i for loop in listing.mainloops for i in loop.body), "some")
-    executed |= dict.fromkeys((i for loop in listing.mainloops for i in loop.each), "each")
+def format_listing(listing: Listing) -> str:
+    """Return a table with one row per instruction, and a table of counts by class.
+
+    A row has the address, the class, whether the instruction executes in each k-tile or in some, its text and its
+    Python line. Counts are of the whole kernel and of each mainloop.
+    """
+    frequency = dict.fromkeys((i for loop in listing.mainloops for i in loop.body), "some")
+    frequency |= dict.fromkeys((i for loop in listing.mainloops for i in loop.unconditional), "each")
     rows = [("address", "class", "k-tile", "instruction", "line")]
-    for i, x in enumerate(listing.lines):
+    for i, x in enumerate(listing.instructions):
         code = f"{x.guard:<5} {x.text}"
-        code = code if len(code) <= WIDEST else code[: WIDEST - 2] + " …"
-        kind = "" if x.kind in UNMARKED else x.kind
-        rows += [(f"{x.label}:", "", "", "", "")] * bool(x.label)
-        rows.append((x.address, kind, executed.get(i, ""), code, str(x.where or "")))
-    counts = [listing.count(), *(listing.count(part) for loop in listing.mainloops for part in (loop.each, loop.some))]
+        code = code if len(code) <= MAX_INSTRUCTION_CHARS else code[: MAX_INSTRUCTION_CHARS - 2] + " …"
+        kind = "" if x.kind in UNANNOTATED_CLASSES else x.kind
+        if x.label:
+            rows.append((f"{x.label}:", "", "", "", ""))
+        rows.append((x.address, kind, frequency.get(i, ""), code, str(x.location or "")))
+    counts = [listing.count()]
+    for loop in listing.mainloops:
+        counts += [listing.count(loop.unconditional), listing.count(loop.conditional)]
     header = ("class", "whole kernel", *("each k-tile", "some k-tiles") * len(listing.mainloops))
-    named = [(row.name, *(str(count[row.name]) for count in counts)) for row in CLASSES if counts[0][row.name]]
-    return f"{table(rows)}\n\n{table([header, *named])}"
+    names = [x.name for x in INSTRUCTION_CLASSES if counts[0][x.name]]
+    count_rows = [(name, *(str(count[name]) for count in counts)) for name in names]
+    return f"{format_table(rows)}\n\n{format_table([header, *count_rows])}"
 
 
-def facts(listing: Listing) -> dict[str, Any]:
-    """What `text_of` shows, for JSON."""
+def listing_to_json(listing: Listing) -> dict[str, Any]:
+    """Return the contents of `format_listing`, for JSON."""
     instructions = [
-        {"address": x.address, "class": x.kind, "text": f"{x.guard} {x.text}".strip(), "line": x.where and str(x.where)}
-        for x in listing.lines
+        {
+            "address": x.address,
+            "class": x.kind,
+            "text": f"{x.guard} {x.text}".strip(),
+            "line": x.location and str(x.location),
+        }
+        for x in listing.instructions
     ]
     mainloops = [
-        {"each_k_tile": listing.count(loop.each), "some_k_tiles": listing.count(loop.some)}
+        {"each_k_tile": listing.count(loop.unconditional), "some_k_tiles": listing.count(loop.conditional)}
         for loop in listing.mainloops
     ]
     return {"instructions": instructions, "whole_kernel": listing.count(), "mainloops": mainloops}

@@ -1,4 +1,4 @@
-"""What the simulator's counters found of a kernel, and its occupancy, as text and for JSON."""
+"""The simulator's counts of a kernel, and its occupancy, as text and for JSON."""
 
 from __future__ import annotations
 
@@ -6,45 +6,46 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmsmith.backends.sim.counters import Count
-from gemmsmith.cli.table import table
+from gemmsmith.cli.table import format_table
 from gemmsmith.core.occupancy import Occupancy, occupancy
 from gemmsmith.lang.kernel import Kernel
 
-NUMBERS = ("instructions", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")
-OF_BOXES = ("lines", "ideal_lines")
+ACCESS_COUNTS = ("instructions", "wavefronts", "ideal_wavefronts", "sectors", "ideal_sectors")
+TMA_BOX_COUNTS = ("lines", "ideal_lines")
 TITLES = ("line", "access", "instructions", "wavefronts", "ideal", "sectors", "ideal", "lines", "ideal")
 
 
 @dataclass(frozen=True)
-class Counted:
-    """A kernel's counts by line; its registers a thread, as NVRTC compiles it; and the CTAs that an SM holds."""
+class KernelCounts:
+    """A kernel's counts by line, its registers per thread as compiled by NVRTC, and its occupancy."""
 
     kernel: Kernel
     lines: list[Count]
     registers: int
     occupancy: Occupancy
 
-    @staticmethod
-    def of(kernel: Kernel, lines: list[Count]) -> Counted:
+    @classmethod
+    def from_kernel(cls, kernel: Kernel, lines: list[Count]) -> KernelCounts:
+        """Compile the kernel, and return its counts with its registers and occupancy."""
         from gemmsmith.backends.cuda.compiler import compile_source
 
         r = compile_source(kernel.source, kernel.name, kernel.chip.target).resources
-        found = occupancy(kernel.chip, kernel.threads, r.registers, r.shared + kernel.shared_bytes)
-        return Counted(kernel, lines, r.registers, found)
+        limits = occupancy(kernel.chip, kernel.threads, r.registers, r.shared_bytes + kernel.shared_bytes)
+        return cls(kernel, lines, r.registers, limits)
 
-    def facts(self) -> dict[str, Any]:
-        """For JSON."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts for JSON."""
         o = self.occupancy
-        lines = [vars(x) | {"where": f"{x.where}"} for x in self.lines]
+        lines = [vars(x) | {"location": f"{x.location}"} for x in self.lines]
         return {"kernel": self.kernel.name, "threads": self.kernel.threads, "registers": self.registers,
                 "shared_bytes": self.kernel.shared_bytes,
-                "occupancy": {"ctas": o.ctas, "warps": o.warps, "limit": o.limit, "limits": o.limits},
+                "occupancy": {"ctas": o.ctas_per_sm, "warps": o.warps_per_sm, "limit": o.limit, "limits": o.limits},
                 "lines": lines}  # fmt: skip
 
-    def text(self) -> str:
-        """A table, headed by the kernel's name and occupancy; a count that is zero is left out."""
+    def to_text(self) -> str:
+        """Return a table below the kernel's name and occupancy; counts of zero are empty."""
         rows: list[tuple[str, ...]] = [TITLES]
         for x in self.lines:
-            numbers = (f"{number or ''}" for number in (getattr(x, name) for name in (*NUMBERS, *OF_BOXES)))
-            rows.append((f"{x.where}", x.access, *numbers))
-        return f"{self.kernel.name}: {self.registers} registers, {self.occupancy}\n{table(rows)}"
+            counts = [getattr(x, name) for name in (*ACCESS_COUNTS, *TMA_BOX_COUNTS)]
+            rows.append((f"{x.location}", x.access, *(f"{count or ''}" for count in counts)))
+        return f"{self.kernel.name}: {self.registers} registers, {self.occupancy}\n{format_table(rows)}"

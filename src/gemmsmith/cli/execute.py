@@ -1,4 +1,4 @@
-"""Executing a plan on random normal data, on any backend, and reporting the outcome."""
+"""Execution of a plan on random operands, on any backend, and the report of the outcome."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ import numpy as np
 
 from gemmsmith.backends.reference import bounds
 from gemmsmith.backends.sim.counters import Counters
-from gemmsmith.cli.counters import Counted
-from gemmsmith.cli.progress import Tell
+from gemmsmith.cli.counters import KernelCounts
+from gemmsmith.cli.progress import ProgressCallback
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.plans import Plan
 
-SIMULATED_LIMIT = 512
-"""On a GPU the timeline is simulated for a problem with at most this M, N and K."""
+MAX_SIMULATED_SIZE = 512
+"""Largest M, N and K of the problem whose timeline is simulated in addition to a run on the GPU."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of an execution. `speed` has time_us and tflops, or cycles (simulator), or nothing; `files` are paths
-    by kind: source, timeline, trace; `counted`: the kernels' counters, if asked for."""
+    """The outcome of an execution.
+
+    `speed`: time_us and tflops, or cycles (simulator), or empty. `files`: paths by kind: source, timeline, trace.
+    `kernel_counts`: one per kernel if counters were requested.
+    """
 
     sizes: tuple[int, int, int]
     backend: str
@@ -35,46 +39,53 @@ class Outcome:
     hazards: list[Any]
     speed: dict[str, float]
     files: dict[str, str]
-    counted: tuple[Counted, ...] = ()
+    kernel_counts: tuple[KernelCounts, ...] = ()
 
     @property
     def ok(self) -> bool:
-        return self.report.ok and not self.hazards
+        """True if D is correct and there are no hazards."""
+        return self.report.is_ok and not self.hazards
 
-    def facts(self, plan: Plan) -> dict[str, Any]:
-        """For JSON: errors are absolute, `max_over_bound` and the norms relative, null where NaN or Inf is out of
-        place."""
+    def to_json(self, plan: Plan) -> dict[str, Any]:
+        """Return the outcome for JSON.
+
+        Errors are absolute, `max_over_bound` and the norms relative; null if there is an unexpected NaN or Inf.
+        """
         m, n, k = self.sizes
         r = self.report
-        error = {"max": r.max_error, "max_over_bound": r.ratio, "elements_beyond_bound": r.wrong,
+        error = {"max": r.max_error, "max_over_bound": r.ratio, "elements_beyond_bound": r.num_out_of_bound,
                  "frobenius": r.frobenius, "frobenius_bound": r.frobenius_bound}  # fmt: skip
         mma, scales = plan.binding.mma, plan.binding.scales
-        accumulate = "promoted" if plan.problem.promoted else f"{plan.accumulate}"
+        accumulate = "promoted" if plan.problem.promoted else f"{plan.accumulator_dtype}"
         problem = {"m": m, "n": n, "k": k, "operands": " x ".join(dict.fromkeys((f"{mma.a}", f"{mma.b}"))),
-                   "output": f"{plan.output}", "accumulate": accumulate}  # fmt: skip
+                   "output": f"{plan.out_dtype}", "accumulate": accumulate}  # fmt: skip
         if any(x != "none" for x in scales):
             problem |= {"scale_a": scales[0], "scale_b": scales[1]}
-        facts: dict[str, Any] = {
+        result: dict[str, Any] = {
             "problem": problem,
             "config": vars(plan.config),
             "backend": self.backend,
-            "result": "right" if self.ok else "wrong",
+            "result": "pass" if self.ok else "fail",
             "error": {name: x if math.isfinite(x) else None for name, x in error.items()},
-        }  # fmt: skip
+        }
         if self.backend != "reference":
-            facts |= resources(plan)
+            result |= resources(plan)
         if self.backend == "sim":
-            facts["hazards"] = [{"kind": h.kind, "where": f"{h.where}", "message": h.message} for h in self.hazards]
-        counted = {"counters": [x.facts() for x in self.counted]} if self.counted else {}
-        return facts | self.speed | counted | {"files": self.files}
+            result["hazards"] = [
+                {"kind": h.kind, "location": f"{h.location}", "message": h.message} for h in self.hazards
+            ]
+        result |= self.speed
+        if self.kernel_counts:
+            result["counters"] = [x.to_json() for x in self.kernel_counts]
+        return result | {"files": self.files}
 
-    def rows(self, plan: Plan) -> dict[str, str]:
-        """The outcome as lines of text: title and value, in order."""
+    def to_rows(self, plan: Plan) -> dict[str, str]:
+        """Return the outcome as lines of text: value by title, in order."""
         rows = {
             "problem": f"{plan.problem}",
             "config": f"{plan.config}",
             "backend": self.backend,
-            "result": "right" if self.ok else "WRONG",
+            "result": "pass" if self.ok else "FAIL",
             "error": f"{self.report}",
         }
         if self.backend != "reference":
@@ -88,61 +99,75 @@ class Outcome:
         rows["speed"] = {
             "cuda": "{time_us:.1f} us, {tflops:.0f} TFLOP/s (one buffer, back to back)",
             "sim": "{cycles} simulated cycles",
-        }.get(self.backend, "not timed: the meaning, in float64").format(**self.speed)
+        }.get(self.backend, "not timed (float64 reference)").format(**self.speed)
         return rows | self.files
 
 
 def resources(plan: Plan) -> dict[str, int]:
-    """The kernel's registers a thread, bytes of spills, and bytes of shared memory a CTA."""
+    """Return the kernel's registers per thread, bytes of spills, and bytes of dynamic shared memory per CTA."""
     r = plan.resources
-    spilled = r.spill_stores + r.spill_loads
-    return {"registers": r.registers, "spill_bytes": spilled, "shared_bytes": plan.kernel.shared_bytes}
+    spill_bytes = r.spill_store_bytes + r.spill_load_bytes
+    return {"registers": r.registers, "spill_bytes": spill_bytes, "shared_bytes": plan.kernel.shared_bytes}
 
 
 @dataclass(frozen=True)
-class Data:
-    """How random operands are made: row-major (n) or column-major (t) each; what shares a scale of each, one of
-    options.SCALES, or None; the seed, which is the schedule's too."""
+class RandomOperands:
+    """Random operands.
+
+    `layout`: row-major (n) or column-major (t), for A and B. `scales`: scale granularity of each, one of
+    options.SCALES, or None. `seed`: also used for the simulated schedule.
+    """
 
     layout: str
     scales: tuple[str | None, str | None]
     seed: int
 
-    def made(self, plan: Plan, sizes: tuple[int, int, int]) -> tuple[list[Any], dict[str, Any]]:
-        """A (m, k), B (k, n) and a D of which no element is right, numpy, in the plan's dtypes; and scales by name."""
+    def make(self, plan: Plan, sizes: tuple[int, int, int]) -> tuple[list[Any], dict[str, Any]]:
+        """Return numpy arrays in the plan's dtypes: [A (m, k), B (k, n), D, all elements wrong], and scales by name."""
         m, n, k = sizes
         rng, mma = np.random.default_rng(self.seed), plan.binding.mma
 
         def matrix(rows: int, columns: int, order: str, dtype: DType) -> Any:
             shape = (rows, columns) if order == "n" else (columns, rows)
-            integers = dtype.is_integer
-            x = rng.integers(-128, 128, shape) if integers else rng.standard_normal(shape, dtype=np.float32)
+            if dtype.is_integer:
+                x: Any = rng.integers(-128, 128, shape)
+            else:
+                x = rng.standard_normal(shape, dtype=np.float32)
             return x.astype(dtype.numpy) if order == "n" else x.astype(dtype.numpy).T
 
         a, b = matrix(m, k, self.layout[0], mma.a), matrix(k, n, self.layout[1], mma.b)
-        d = np.full((m, n), -(2**31) if plan.output.is_integer else np.nan, plan.output.numpy)
+        d = np.full((m, n), -(2**31) if plan.out_dtype.is_integer else np.nan, plan.out_dtype.numpy)
         shapes = zip(("scale_a", "scale_b"), scale_shapes(sizes, self.scales), strict=True)
         scales = {name: rng.uniform(0.5, 2, x) for name, x in shapes if x is not None}
         return [a, b, d], {name: np.asarray(x, np.float32) for name, x in scales.items()}
 
 
 def scale_shapes(sizes: tuple[int, int, int], scales: tuple[str | None, str | None]) -> list[tuple[int, ...] | None]:
-    """The shapes of scale_a and scale_b, by what shares one scale."""
+    """Return the shapes of scale_a and scale_b for these granularities."""
     m, n, k = sizes
-    of_a, of_b = (
-        {None: None, "tensor": (), "rows": (rows, 1), "1x128": (rows, -(-k // SCALE_BLOCK)),
-         "128x128": (-(-rows // SCALE_BLOCK), -(-k // SCALE_BLOCK))}[scale]
+    blocks = ceil_div(k, SCALE_BLOCK)
+    shape_a, shape_b = (
+        {
+            None: None,
+            "tensor": (),
+            "rows": (rows, 1),
+            "1x128": (rows, blocks),
+            "128x128": (ceil_div(rows, SCALE_BLOCK), blocks),
+        }[scale]
         for rows, scale in zip((m, n), scales, strict=True)
-    )  # fmt: skip
-    return [of_a, of_b and of_b[::-1]]
+    )
+    return [shape_a, shape_b and shape_b[::-1]]
 
 
 def execute(
-    plan: Plan, sizes: tuple[int, int, int], data: Data, backend: str, folder: Path, tell: Tell,
-    counters: Counters | None = None,
+    plan: Plan, sizes: tuple[int, int, int], operands: RandomOperands, backend: str, folder: Path,
+    progress: ProgressCallback, counters: Counters | None = None,
 ) -> Outcome:  # fmt: skip
-    """Runs the plan, compares with float64, writes the CUDA file and the timeline; `counters` count if given. Raises
-    ArgumentError where that needs more memory than there is, OSError where the files cannot be written."""
+    """Run the plan, compare with float64, and write the CUDA file and the timeline.
+
+    `counters`: counts the simulation, if given. Raises ArgumentError if it needs more memory than there is, OSError if
+    the files cannot be written.
+    """
     _require_memory(plan, sizes, backend)
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
@@ -150,65 +175,74 @@ def execute(
         source = folder / f"{plan.kernel.name}.cu"
         source.write_text(plan.source)
         files["source"] = str(source)
-    tell("making data")
-    (a, b, out), scales = data.made(plan, sizes)
+    progress("generating operands")
+    (a, b, out), scales = operands.make(plan, sizes)
     hazards: list[Any] = []
     speed: dict[str, float] = {}
     if backend == "reference":
-        tell("multiplying in float64")
+        progress("multiplying in float64")
         plan.run(a, b, out, **scales)
     else:
-        simulating = partial(tell, "simulating")
+        on_progress = partial(progress, "simulating")
         if backend == "cuda":
-            tell("running on the GPU")
+            progress("running on the GPU")
             speed = _on_gpu(plan, [a, b, out], scales)
-            m, n, k = (min(size, SIMULATED_LIMIT) for size in sizes)
-            small, small_scales = data.made(plan, (m, n, k))
-            simulation = plan.simulate(*small, **small_scales, progress=simulating)
+            m, n, k = (min(size, MAX_SIMULATED_SIZE) for size in sizes)
+            small, small_scales = operands.make(plan, (m, n, k))
+            simulation = plan.simulate(*small, **small_scales, progress=on_progress)
         else:
-            options: dict[str, Any] = {"seed": data.seed, "progress": simulating, "counters": counters}
+            options: dict[str, Any] = {"seed": operands.seed, "progress": on_progress, "counters": counters}
             simulation = plan.simulate(a, b, out, **scales, **options)
             hazards, speed = simulation.hazards, {"cycles": simulation.cycles}
-        tell("drawing the timeline")
+        progress("plotting the timeline")
         picture, trace = folder / "timeline.png", folder / "timeline.json"
-        simulation.timeline.picture(picture)
-        simulation.timeline.trace(trace)
+        simulation.timeline.plot(picture)
+        simulation.timeline.write_trace(trace)
         files |= {"timeline": str(picture), "trace": str(trace)}
-    tell("comparing with float64")
+    progress("comparing with float64")
     problem = plan.problem
     report = bounds.check(
-        out, a, b, plan.accumulate, plan.output, promoted=problem.promoted, in_fp32=problem.a.dtype == FP32, **scales
+        out,
+        a,
+        b,
+        plan.accumulator_dtype,
+        plan.out_dtype,
+        promoted=problem.promoted,
+        on_cuda_cores=problem.a.dtype == FP32,
+        **scales,
     )
-    counted = tuple(Counted.of(kernel, counters.lines(kernel)) for kernel in counters.kernels) if counters else ()
-    return Outcome(sizes, backend, report, hazards, speed, files, counted)
+    counts: tuple[KernelCounts, ...] = ()
+    if counters:
+        counts = tuple(KernelCounts.from_kernel(kernel, counters.lines(kernel)) for kernel in counters.kernels)
+    return Outcome(sizes, backend, report, hazards, speed, files, counts)
 
 
 def _require_memory(plan: Plan, sizes: tuple[int, int, int], backend: str) -> None:
-    """Raises ArgumentError if A, B, D and the float64 copies for checking them exceed this machine's memory."""
+    """Raise ArgumentError if A, B, D and the float64 copies for checking them exceed this machine's memory."""
     m, n, k = sizes
-    arrays = plan.problem.a.dtype.bytes * (m * k + k * n) + plan.output.bytes * m * n
+    arrays = plan.problem.a.dtype.bytes * (m * k + k * n) + plan.out_dtype.bytes * m * n
     doubles = 4 * k * n + (m * k + m * n) * (backend == "reference")  # bounds.check's B, |B|, temporaries
     needed = arrays + max(4 * m * k, 8 * doubles)
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > there:
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > available:
         raise ArgumentError(
             f"--m, --n, --k: {m} x {n} x {k} takes {needed / 1e9:.0f} GB of memory, and this machine has "
-            f"{there / 1e9:.0f} GB; use smaller ones"
+            f"{available / 1e9:.0f} GB; use smaller ones"
         )
 
 
 def _on_gpu(plan: Plan, arrays: list[Any], scales: dict[str, Any]) -> dict[str, float]:
-    """Writes the result into the last of the arrays."""
-    from gemmsmith.backends.cuda import driver, launcher
+    """Run the plan, write the result into the last of the arrays, and return the time."""
+    from gemmsmith.backends.cuda import driver, kernel_loader
     from gemmsmith.backends.cuda.memory import DeviceArray
 
     driver.require_chip(0)
-    with launcher.device_guard(0):
-        device = [DeviceArray.from_numpy(x) for x in arrays]
-        of_device: dict[str, Any] = {name: DeviceArray.from_numpy(x) for name, x in scales.items()}
-        of_device["workspace"] = DeviceArray.of_bytes(plan.workspace_bytes)
-        plan.run(*device, **of_device)
-        arrays[-1][...] = device[-1].numpy()
+    with kernel_loader.device_guard(0):
+        device_arrays = [DeviceArray.from_numpy(x) for x in arrays]
+        keywords: dict[str, Any] = {name: DeviceArray.from_numpy(x) for name, x in scales.items()}
+        keywords["workspace"] = DeviceArray.allocate(plan.workspace_bytes)
+        plan.run(*device_arrays, **keywords)
+        arrays[-1][...] = device_arrays[-1].numpy()
         repeats = max(3, int(0.2 * 5e14 / max(plan.problem.flops, 10**8)))
-        microseconds = launcher.time_launches(lambda: plan.run(*device, **of_device), 0, repeats)
+        microseconds = kernel_loader.time_launches(lambda: plan.run(*device_arrays, **keywords), 0, repeats)
     return {"time_us": microseconds, "tflops": plan.problem.flops / microseconds / 1e6}

@@ -1,4 +1,4 @@
-"""The command group: it turns every exception into one line that says what went wrong and what would work."""
+"""The command group, which reports every exception in one line."""
 
 from __future__ import annotations
 
@@ -12,52 +12,58 @@ import click
 
 from gemmsmith.core.errors import GemmsmithError
 
-FAILED, USAGE = 1, 2
-"""Exit codes: a wrong result or an error; a command line that cannot be parsed."""
+FAILED = 1
+"""Exit code for a wrong result or an error."""
+USAGE = 2
+"""Exit code for a command line that cannot be parsed."""
 
 
-class Group(click.Group):
-    """Errors are one line on stderr; with --json one object on stdout, {"error": {"type": …, "message": …}}."""
+class ErrorReportingGroup(click.Group):
+    """Command group that reports errors in one line on stderr, or, with --json, as one object on stdout.
+
+    The object is {"error": {"type": …, "message": …}}.
+    """
 
     def main(self, args: Any = None, *others: Any, **named: Any) -> Any:
-        """Runs a command and exits with its code; raises nothing but SystemExit."""
+        """Run a command and exit with its code; raises only SystemExit."""
         words = list(sys.argv[1:] if args is None else args)
         try:
             code = super().main(words, *others, **{**named, "standalone_mode": False})
         except Exception as error:
-            _tell(error, "--json" in words)
+            _print_error(error, "--json" in words)
             code = USAGE if isinstance(error, click.UsageError) else FAILED
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _tell(error: Exception, as_json: bool) -> None:
-    kind, message = _described(error)
+def _print_error(error: Exception, as_json: bool) -> None:
+    kind, message = _describe_error(error)
     try:
         if as_json:
             click.echo(json.dumps({"error": {"type": kind, "message": message}}))
         else:
             click.echo(f"Error: {message}", err=True)
-    except BrokenPipeError:  # stdout is closed: the rest of its buffer must not raise at exit either
+    except BrokenPipeError:  # stdout is closed: flushing its buffer at exit must not raise either
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _described(error: Exception) -> tuple[str, str]:
-    """The error's type, and its message in one line."""
-    kind, found = type(error).__name__, str(error)
+def _describe_error(error: Exception) -> tuple[str, str]:
+    """Return the error's type, and its message in one line."""
+    kind, message = type(error).__name__, str(error)
     match error:
         case click.ClickException():
-            found = error.format_message()
+            message = error.format_message()
             if isinstance(error, click.UsageError) and error.ctx:
-                found = f"{found.rstrip('.')}; see {error.ctx.command_path} --help"
+                message = f"{message.rstrip('.')}; see {error.ctx.command_path} --help"
         case click.Abort():
-            kind, found = "KeyboardInterrupt", "interrupted"
+            kind, message = "KeyboardInterrupt", "interrupted"
         case GemmsmithError():
             pass
         case OSError():
-            found = f"{error.filename or 'output'}: {error.strerror}; use a file or folder that can be written"
+            message = f"{error.filename or 'output'}: {error.strerror}; use a writable file or folder"
         case MemoryError():
-            found = f"out of memory; use smaller sizes ({error})"
+            message = f"out of memory; use smaller sizes ({error})"
         case _:
             *_, last = traceback.extract_tb(error.__traceback__)
-            found = f"{kind}: {found} at {last.filename}:{last.lineno}; this is a fault of gemmsmith, please report it"
-    return kind, " ".join(found.split())
+            location = f"{last.filename}:{last.lineno}"
+            message = f"{kind}: {message} at {location}; internal error in gemmsmith; please report it"
+    return kind, " ".join(message.split())

@@ -1,4 +1,4 @@
-"""Options that several commands have, and the types of their values."""
+"""Options shared by several commands, and the types of their values."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import click
 
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.config import Eviction
-from gemmsmith.core.design import names
+from gemmsmith.core.design import design_names
 
-PICTURES = (".png", ".svg", ".pdf")
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Sizes(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Integers from 1 joined by x: 128x256x64."""
+    """Positive integers joined by x: 128x256x64."""
 
     name = "sizes"
 
@@ -25,33 +25,35 @@ class Sizes(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         self.count, self.example = count, example
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the text, as click requires."""
         if isinstance(value, tuple):
             return value
         parts = str(value).lower().split("x")
         if len(parts) != self.count or not all(p.isdecimal() and len(p) < 20 and int(p) for p in parts):
-            wanted = f"{self.count} integers joined by x, at least 1 each, such as {self.example}"
-            self.fail(f"{value!r} is not {wanted}", param, ctx)
+            expected = f"{self.count} integers joined by x, at least 1 each, such as {self.example}"
+            self.fail(f"{value!r} is not {expected}", param, ctx)
         return tuple(int(p) for p in parts)
 
 
 class Picture(click.Path):
-    """A path to draw into: its suffix is one of PICTURES, and its folder exists."""
+    """Path of a picture to write: its suffix is one of PICTURE_SUFFIXES, and its folder exists."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse and check the path, as click requires."""
         super().convert(value, param, ctx)
         path = Path(value)
-        if path.suffix.lower() not in PICTURES:
-            self.fail(f"{str(path)!r}: use a file that ends in {', '.join(PICTURES)}", param, ctx)
+        if path.suffix.lower() not in PICTURE_SUFFIXES:
+            self.fail(f"{str(path)!r}: use a file that ends in {', '.join(PICTURE_SUFFIXES)}", param, ctx)
         if not path.parent.is_dir():
-            self.fail(f"{str(path)!r}: there is no folder {str(path.parent)!r}; make it, or use another", param, ctx)
+            self.fail(f"{str(path)!r}: there is no folder {str(path.parent)!r}; create it, or use another", param, ctx)
         return path
 
 
-def every(*options: Decorator) -> Decorator:
-    """Several options as one decorator, in order."""
+def combine_options(*options: Decorator) -> Decorator:
+    """Return several options as one decorator, in order."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -61,70 +63,73 @@ def every(*options: Decorator) -> Decorator:
     return decorate
 
 
-def sizes(least: int = 0, **defaults: int) -> Decorator:
-    """--m, --n, --k."""
-    meaning = {"m": "Rows of A and D.", "n": "Columns of B and D.", "k": "Columns of A, rows of B: what is summed."}
-    return every(
+def sizes(minimum: int = 0, **defaults: int) -> Decorator:
+    """Return the options --m, --n, --k."""
+    descriptions = {"m": "Rows of A and D.", "n": "Columns of B and D.", "k": "Columns of A, rows of B."}
+    return combine_options(
         *(
-            click.option(f"--{name}", type=click.IntRange(min=least), default=defaults.get(name),
+            click.option(f"--{name}", type=click.IntRange(min=minimum), default=defaults.get(name),
                          show_default=name in defaults, help=text)
-            for name, text in meaning.items()
+            for name, text in descriptions.items()
         )
     )  # fmt: skip
 
 
 OPERANDS = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "fp32")
-dtype = every(
-    click.option("--dtype", type=click.Choice(OPERANDS), default="bf16", show_default=True, help="Of the operands."),
-    click.option(
-        "--precision", type=click.Choice(["tf32", "3xtf32"]), help="Of products of fp32, which are in fp32 without."
-    ),
-)
+dtype = combine_options(
+    click.option("--dtype", type=click.Choice(OPERANDS), default="bf16", show_default=True,
+                 help="Data type of A and B."),
+    click.option("--precision", type=click.Choice(["tf32", "3xtf32"]),
+                 help="Tensor-core precision for fp32 operands; without it they are multiplied in fp32."),
+)  # fmt: skip
 accumulate = click.option(
     "--accumulate", type=click.Choice(["fp32", "fp16", "promoted", "fast", "int32"]),
-    help="What sums are kept in: fp16 for fp16 only; promoted or fast for fp8.  [default: fp32, promoted, int32]",
+    help="Accumulation: fp16 (fp16 only), promoted or fast (fp8 only).  [default: fp32, promoted, int32]",
 )  # fmt: skip
 SCALES = ("tensor", "rows", "1x128", "128x128")
-picture = click.option("--picture", type=Picture(), help=f"Draws it into a file: {', '.join(PICTURES)}.")
-as_json = click.option("--json", "as_json", is_flag=True, help="JSON instead of text; errors too.")
+picture = click.option("--picture", type=Picture(), help=f"Plot into a file: {', '.join(PICTURE_SUFFIXES)}.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text, errors included.")
 
-problem = every(
+problem = combine_options(
     sizes(),
     dtype,
-    click.option("--dtype-b", type=click.Choice(OPERANDS), help="Of B, where it is another: one of fp8."),
+    click.option("--dtype-b", type=click.Choice(OPERANDS), help="Data type of B if it differs from A (fp8 only)."),
     click.option("--out-dtype", type=click.Choice(["bf16", "fp16", "fp32", "int32"]),
-                 help="Of D.  [default: the operands'; bf16 for fp8, int32 for int8]"),
+                 help="Data type of D.  [default: that of A and B; bf16 for fp8, int32 for int8]"),
     accumulate,
-    *(click.option(f"--scale-{x}", type=click.Choice(SCALES), help=f"What shares a scale of {y}; blocks for fp8 only.")
+    *(click.option(f"--scale-{x}", type=click.Choice(SCALES),
+                   help=f"Granularity of the scales of {y}; block scales for fp8 only.")
       for x, y in (("a", "A"), ("b", "B, seen as N x K"))),
     click.option("--layout", type=click.Choice(["nn", "nt", "tn", "tt"]), default="nt", show_default=True,
                  help="A and B: n row-major, t column-major."),
-    click.option("--design", type=click.Choice(names()), help="The kernel's design."),
+    click.option("--design", type=click.Choice(design_names()), help="The kernel's design."),
     click.option("--tile", type=Sizes(3, "128x256x64"), metavar="MxNxK", help="A CTA's tile."),
     click.option("--stages", type=int, help="Pipeline stages."),
     click.option("--consumers", type=int, help="Math warpgroups."),
     click.option("--cluster", type=Sizes(2, "2x1"), metavar="MxN", help="CTAs of a cluster."),
-    click.option("--raster", type=click.Choice(["m", "n"]), help="The index consecutive tiles run along."),
+    click.option("--raster", type=click.Choice(["m", "n"]), help="Dimension along which consecutive tiles run."),
     click.option("--raster-group", type=int, help="Width of a raster band, in tiles."),
     click.option("--splits", type=int, help="Clusters that share the K of a tile; 0: stream-K."),
     click.option("--cluster-splits", type=int, help="CTAs of a cluster that share the K of a tile."),
     click.option("--swap-ab/--no-swap-ab", default=None, help="Compute D^T, for few rows."),
     click.option("--evict", nargs=2, type=click.Choice(get_args(Eviction)), help="L2 policies of A, B."),
-    click.option("--streaming-stores/--no-streaming-stores", default=None, help="The L2 evicts D first."),
+    click.option("--streaming-stores/--no-streaming-stores", default=None,
+                 help="Store D with the L2 policy evict_first."),
     click.option("--pdl/--no-pdl", default=None, help="Programmatic dependent launch."),
-    click.option("--alias-epilogue/--no-alias-epilogue", default=None, help="Results leave through A and B's stages."),
-    click.option("--serpentine/--no-serpentine", default=None, help="Every other tile backwards through K."),
-    click.option("--chip", type=click.Choice(list(CHIPS)), help="What the kernel is compiled for."),
-    click.option("--batch-invariant", is_flag=True, help="Rows of D do not depend on M."),
-    click.option("--sync-clusters/--no-sync-clusters", default=None, help="Clusters wait for one another."),
+    click.option("--alias-epilogue/--no-alias-epilogue", default=None,
+                 help="Reuse the mainloop's shared memory in the epilogue."),
+    click.option("--serpentine/--no-serpentine", default=None, help="Traverse K in reverse for every other tile."),
+    click.option("--chip", type=click.Choice(list(CHIPS)), help="Architecture that the kernel is compiled for."),
+    click.option("--batch-invariant", is_flag=True, help="Make rows of D independent of M."),
+    click.option("--sync-clusters/--no-sync-clusters", default=None, help="Synchronize clusters every few k-tiles."),
 )  # fmt: skip
-"""What is computed, and by which kernel: the fields of a Config."""
+"""The problem, and the fields of a Config."""
 
-execution = every(
+execution = combine_options(
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
-                 help="Of the data, and of the simulator's schedule."),
+                 help="Seed of the random operands and of the simulated schedule."),
     click.option("--output", type=click.Path(file_okay=False, writable=True, path_type=Path),
                  default=Path("gemmsmith-output"), show_default=True,
-                 help="Folder for the CUDA file, the timeline's picture and its trace."),
+                 help="Folder for the CUDA file, the plot of the timeline, and its trace."),
     as_json,
 )  # fmt: skip

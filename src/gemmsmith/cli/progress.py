@@ -11,23 +11,24 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 
-class Tell(Protocol):
-    """Told what is being done, and the fraction of it that is, where that is known."""
+class ProgressCallback(Protocol):
+    """Progress callback: the current step, and the completed fraction if known."""
 
-    def __call__(self, what: str, fraction: float | None = None) -> None: ...
+    def __call__(self, step: str, fraction: float | None = None) -> None:
+        """Report progress."""
 
 
 @contextmanager
-def shown() -> Iterator[Tell]:
-    """A line for each thing that is told, with its percentage; nothing where stderr is no terminal."""
+def progress_bar() -> Iterator[ProgressCallback]:
+    """Display one line per step, with its percentage; nothing if stderr is not a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as display:
         tasks = {}
 
-        def tell(what: str, fraction: float | None = None) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=None if fraction is None else 1)
-            progress.update(tasks[what], completed=fraction)
+        def progress(step: str, fraction: float | None = None) -> None:
+            if step not in tasks:
+                tasks[step] = display.add_task(step, total=None if fraction is None else 1)
+            display.update(tasks[step], completed=fraction)
 
-        yield tell
+        yield progress

@@ -1,4 +1,4 @@
-"""`gemmsmith raster`: the order in which tiles run, and what it costs in DRAM traffic."""
+"""`gemmsmith raster`: DRAM traffic by raster order."""
 
 from __future__ import annotations
 
@@ -12,51 +12,63 @@ import click
 
 from gemmsmith.arrays import Spec
 from gemmsmith.cli import options
-from gemmsmith.cli.progress import shown
+from gemmsmith.cli.progress import progress_bar
 from gemmsmith.core.config import Config
 from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.integers import ceil_div
 from gemmsmith.plans import Plan
-from gemmsmith.tuning.l2 import CHUNK, traffic
-from gemmsmith.tuning.l2 import picture as draw
+from gemmsmith.tuning.l2 import K_WINDOW, plot_waves, simulate_traffic
 
-WIDTHS = (1, 2, 4, 8, 16, 32)
-MOST_READS = 1 << 25
-"""Limit of tiles times chunks of K, which the model visits one by one: a minute or two."""
+RASTER_GROUPS = (1, 2, 4, 8, 16, 32)
+"""Widths of the raster band that are compared, in tiles."""
+MAX_TILE_READS = 1 << 25
+"""Limit of tiles times K windows, which the L2 model visits one by one: a minute or two."""
 
 
 @click.command()
-@options.sizes(least=1, m=4096, n=4096, k=4096)
+@options.sizes(minimum=1, m=4096, n=4096, k=4096)
 @options.picture
 @options.as_json
 def raster(m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
-    """Shows what each order of the tiles reads from DRAM.
+    """Show the DRAM reads of each raster order, from a model of the L2.
 
-    A model of the L2 says so; "taken" is the order of a plan, for bf16 operands and a column-major B. The picture
-    numbers the tiles and colors them by waves.
+    "selected" is the order of a plan, for bf16 operands and a column-major B. The picture numbers the tiles and colors
+    them by waves.
 
     \b
     Example: gemmsmith raster --m 4096 --n 14336 --picture raster.png
     """
     plan = Plan(Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, max(k, 1))))
-    reads = math.prod(-(-size // step) for size, step in zip((m, n, k), (*plan.config.tile[:2], CHUNK), strict=True))
-    if reads > MOST_READS:
-        raise ArgumentError(f"--m, --n, --k: {m} x {n} x {k} is too much to walk over; use smaller ones, such as 32768")
-    choices = [(order, width) for order in "mn" for width in WIDTHS]
+    steps = (*plan.config.tile[:2], K_WINDOW)
+    reads = math.prod(ceil_div(size, step) for size, step in zip((m, n, k), steps, strict=True))
+    if reads > MAX_TILE_READS:
+        raise ArgumentError(
+            f"--m, --n, --k: {m} x {n} x {k} is too large for the L2 model; use smaller ones, such as 32768"
+        )
+    choices = [(order, group) for order in "mn" for group in RASTER_GROUPS]
     rows: list[dict[str, Any]] = []
-    with shown() as tell:
+    with progress_bar() as progress:
 
-        def walked(i: int, done: float) -> None:
-            tell("walking", (i + done) / len(choices))
+        def on_progress(i: int, fraction: float) -> None:
+            progress("simulating the L2", (i + fraction) / len(choices))
 
-        for i, (order, width) in enumerate(choices):
+        for i, (order, group) in enumerate(choices):
             evict = plan.config.evict[:: 1 if order == plan.config.raster else -1]  # of the operand that is read once
-            config: Config = plan.config.replace(raster=order, raster_group=width, evict=evict)
-            found = traffic(plan.problem, config, progress=partial(walked, i))
-            rows.append({"raster": order, "raster_group": width, "dram_bytes": found.dram, "l2_bytes": found.l2,
-                         "hit_rate": found.hit_rate, "taken": config == plan.config})  # fmt: skip
+            config: Config = plan.config.replace(raster=order, raster_group=group, evict=evict)
+            traffic = simulate_traffic(plan.problem, config, on_progress=partial(on_progress, i))
+            rows.append(
+                {
+                    "raster": order,
+                    "raster_group": group,
+                    "dram_bytes": traffic.dram_bytes,
+                    "l2_bytes": traffic.l2_bytes,
+                    "hit_rate": traffic.hit_rate,
+                    "selected": config == plan.config,
+                }
+            )
         if picture:
-            tell("drawing")
-            draw(plan.problem, plan.config, picture)
+            progress("plotting")
+            plot_waves(plan.problem, plan.config, picture)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
@@ -65,7 +77,7 @@ def raster(m: int, n: int, k: int, picture: Path | None, as_json: bool) -> None:
     for row in rows:
         click.echo(
             f"{row['raster']:<6}  {row['raster_group']:<8}  {row['dram_bytes'] / 1e6:<12.0f}"
-            f"  {row['l2_bytes'] / 1e6:<14.0f}  {row['hit_rate']:<8.1%}" + "  taken" * row["taken"]
+            f"  {row['l2_bytes'] / 1e6:<14.0f}  {row['hit_rate']:<8.1%}" + ("  selected" if row["selected"] else "")
         )
     if picture:
         click.echo(f"picture: {picture}")

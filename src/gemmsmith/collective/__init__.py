@@ -1,1 +1,1 @@
-"""What warps do together, written in the kernel language."""
+"""Collectives: mainloops, pipelines and accumulators of cooperating warps, written in the kernel language."""

@@ -7,108 +7,118 @@ from collections.abc import Callable, Iterable
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP16, FP32, INT32, DType
 from gemmsmith.core.mma import Mma
-from gemmsmith.lang.builder import current
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import F32, I32, PRED, U32
-from gemmsmith.lang.values import Registers, Value, ValueLike, as_value
+from gemmsmith.lang.values import RegisterArray, Value, ValueLike, as_value
 
-Index = int | Value
-"""Known at build time, or the index of an unrolled loop."""
-Factor = Value | None
-"""What a sum is multiplied by; None: by nothing."""
-Factors = tuple[int, int, Callable[[Index, int], tuple[Factor, Factor]]]
-"""The first of some chunks of 8 columns, how many they are, and by (chunk, half) what a thread's two elements are
-multiplied by."""
-_REGISTERS = {FP32: F32, FP16: U32, INT32: I32}
-"""What holds an accumulator's elements; fp16 ones lie in pairs."""
+RegisterIndex = int | Value
+"""An index known at build time, or the index of an unrolled loop."""
+ScaleFactor = Value | None
+"""The factor of an element; None: 1."""
+ColumnScales = tuple[int, int, Callable[[Value, Value, Value], ScaleFactor]]
+"""(first 8-column group, number of groups, scale(n8, row_half, i) -> that of the thread's i-th of two elements)."""
+_REGISTER_TYPE = {FP32: F32, FP16: U32, INT32: I32}
+"""The register type of an accumulator's elements; fp16 elements are packed in pairs."""
 
 
 class Accumulator:
-    """rows x n of fp32, int32 or fp16, a row of registers for the rows of each instruction; which element a register
-    holds is said in core/mma.py."""
+    """The rows x n accumulator of a math warpgroup, in fp32, int32 or fp16.
+
+    `fragments[mma_m]` holds a thread's elements of the `mma_m`-th 64 rows (CuTe: the MMA_M mode); core/mma.py says
+    which element a register holds.
+    """
 
     def __init__(self, mma: Mma, rows: int, n: int, name: str = "accumulator") -> None:
-        k = current()
         self.mma, self.n, self.dtype = mma, n, mma.d
-        type, count = _REGISTERS[mma.d], mma.registers(n)
-        self.blocks = k.register_rows(type, rows // mma.m, count, name)
+        register_type, count = _REGISTER_TYPE[mma.d], mma.accumulator_registers(n)
+        self.fragments = current_builder().registers_2d(register_type, rows // mma.m, count, name)
 
     def clear(self) -> None:
-        """All zeros."""
-        k = current()
-        with k.unroll(len(self.blocks), name="block") as block, k.unroll(self.blocks.count) as i:
-            self.blocks[block][i] = 0
+        """Set all elements to zero."""
+        k = current_builder()
+        with k.unroll(len(self.fragments), name="mma_m") as mma_m, k.unroll(self.fragments.count) as i:
+            self.fragments[mma_m][i] = 0
 
     def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike) -> None:
-        """Issues acc = a @ b^T (+ acc) over the tile's whole depth as one group, and returns while it runs."""
+        """Issue acc = a @ b^T (+ acc if `accumulate`) over the tile's whole K as one wgmma group, without waiting."""
         assert a.tile is not None
         assert b.tile is not None
         hw.wgmma_fence()
         m, majors = self.mma.m, (a.tile.major, b.tile.major)
-        with current().unroll(b.tile.k // self.mma.k, name="k_step") as step:
-            keep = (as_value(accumulate, PRED) | (step > 0)).named("accumulate")
-            b_step = hw.descriptor(b, step).named("b_descriptor")
-            for i, block in enumerate(self.blocks):
-                a_step = hw.descriptor(a.rows(i * m, m), step).named("a_descriptor")
-                hw.wgmma_mma(block, a_step, b_step, keep, self.n, self.mma, *majors)
+        with current_builder().unroll(b.tile.k // self.mma.k, name="k_step") as k_step:
+            scale_d = (as_value(accumulate, PRED) | (k_step > 0)).named("accumulate")
+            b_descriptor = hw.descriptor(b, k_step).named("b_descriptor")
+            for mma_m, fragment in enumerate(self.fragments):
+                a_descriptor = hw.descriptor(a.rows(mma_m * m, m), k_step).named("a_descriptor")
+                hw.wgmma_mma(fragment, a_descriptor, b_descriptor, scale_d, self.n, self.mma, *majors)
         hw.wgmma_commit()
 
     def wait(self, pending: int) -> None:
-        """Until at most `pending` groups run; with 0 the registers may be read."""
+        """Wait until at most `pending` wgmma groups are in flight. With 0 the accumulator can be read."""
         if pending == 0:
-            self.finish()
+            self.wait_complete()
         else:
             hw.wgmma_wait(pending)
 
-    def finish(self, behind: int = 0) -> None:
-        """Until its last group is done, though `behind` later ones of other accumulators may run: the registers may be
-        read."""
-        hw.wgmma_wait(behind)
-        for block in self.blocks:
-            hw.compiler_fence(block)
+    def wait_complete(self, pending: int = 0) -> None:
+        """Wait for this accumulator's last wgmma group, after which it can be read.
 
-    def promote(self, into: Registers, offset: int, factors: Iterable[Factors]) -> None:
-        """Adds its elements, each times its factor, to fp32 registers from `offset` on; it has one block."""
-        for first, chunks, of_chunk in factors:
-            with current().unroll(first, first + chunks, name="chunk") as chunk:
-                for half in range(2):
-                    pair = chunk * 2 + half
-                    for second, factor in enumerate(of_chunk(chunk, half)):
-                        i, element = pair * 2 + (offset + second), self.element(0, pair, second)
-                        into[i] = into[i] + element if factor is None else hw.fma(element, factor, into[i])
+        Up to `pending` later groups, of other accumulators, may stay in flight.
+        """
+        hw.wgmma_wait(pending)
+        for fragment in self.fragments:
+            hw.fence_operand(fragment)
 
-    def move(self, total: Accumulator) -> None:
-        """Adds its elements to another's, and clears it."""
-        with current().unroll(len(self.blocks), name="block") as block, current().unroll(self.blocks.count) as i:
-            sums = self.blocks[block]
-            self.add(total.blocks[block], i, sums[i])
-            sums[i] = 0
+    def promote_into(self, registers: RegisterArray, offset: int, scales: Iterable[ColumnScales]) -> None:
+        """Add the elements of an accumulator of 64 rows, scaled, to fp32 `registers` from `offset` on."""
+        k, (fragment,) = current_builder(), self.fragments
+        for first, count, scale_of in scales:
+            with (
+                k.unroll(first, first + count, name="n8") as n8,
+                k.unroll(2, name="half") as half,
+                k.unroll(2, name="i") as i,
+            ):
+                element, scale = ((n8 * 2 + half) * 2 + i).named("element"), scale_of(n8, half, i)
+                addend, acc_idx = fragment[element], element + offset
+                total = registers[acc_idx]
+                registers[acc_idx] = total + addend if scale is None else hw.fma(addend, scale, total)
 
-    def add(self, block: Registers, index: Index, other: Value) -> None:
-        """Adds another accumulator's register to that of a block."""
+    def add_into_and_clear(self, target: Accumulator) -> None:
+        """Add the elements to `target`'s, and set them to zero."""
+        with (
+            current_builder().unroll(len(self.fragments), name="mma_m") as mma_m,
+            current_builder().unroll(self.fragments.count) as i,
+        ):
+            fragment = self.fragments[mma_m]
+            self.add(target.fragments[mma_m], i, fragment[i])
+            fragment[i] = 0
+
+    def add(self, fragment: RegisterArray, index: RegisterIndex, addend: Value) -> None:
+        """Add `addend`, a register of an accumulator of the same dtype, to register `index` of a fragment."""
         if self.dtype == FP16:
-            (low, high), (other_low, other_high) = hw.unpack_pair(block[index], FP16), hw.unpack_pair(other, FP16)
-            block[index] = hw.pack(low + other_low, high + other_high, FP16)
+            (lo, hi), (addend_lo, addend_hi) = hw.unpack_pair(fragment[index], FP16), hw.unpack_pair(addend, FP16)
+            fragment[index] = hw.pack(lo + addend_lo, hi + addend_hi, FP16)
         elif self.dtype == INT32:  # modulo 2^32
-            block[index] = (block[index].to(U32) + other.to(U32)).to(I32)
+            fragment[index] = (fragment[index].to(U32) + addend.to(U32)).to(I32)
         else:
-            block[index] = block[index] + other
+            fragment[index] = fragment[index] + addend
 
-    def pair(self, block: ValueLike, index: Index, output: DType) -> Value:
-        """Elements 2 * index and 2 * index + 1 of a block, rounded to `output` (16 bits) and packed."""
-        registers = self.blocks[block]
+    def packed_pair(self, mma_m: ValueLike, index: RegisterIndex, output: DType) -> Value:
+        """Return elements 2 * index and 2 * index + 1 of a fragment, rounded to `output` (16 bits) and packed."""
+        fragment = self.fragments[mma_m]
         if self.dtype == FP16:
-            return registers[index] if output == FP16 else hw.pack(*hw.unpack_pair(registers[index], FP16), output)
-        return hw.pack(self.element(block, index, 0), self.element(block, index, 1), output)
+            return fragment[index] if output == FP16 else hw.pack(*hw.unpack_pair(fragment[index], FP16), output)
+        return hw.pack(self.element(mma_m, index, 0), self.element(mma_m, index, 1), output)
 
-    def integers(self, block: ValueLike, index: Index) -> tuple[Value, Value]:
-        """Elements 2 * index and 2 * index + 1 of a block of int32."""
-        registers = self.blocks[block]
-        return registers[2 * index], registers[2 * index + 1]
+    def int32_pair(self, mma_m: ValueLike, index: RegisterIndex) -> tuple[Value, Value]:
+        """Return elements 2 * index and 2 * index + 1 of an int32 fragment."""
+        fragment = self.fragments[mma_m]
+        return fragment[2 * index], fragment[2 * index + 1]
 
-    def element(self, block: ValueLike, index: Index, second: int) -> Value:
-        """Element 2 * index + second of a block, as fp32."""
-        registers = self.blocks[block]
+    def element(self, mma_m: ValueLike, index: RegisterIndex, lo_hi: int) -> Value:
+        """Return element 2 * index + lo_hi of a fragment, as fp32. `lo_hi`: 0 or 1."""
+        fragment = self.fragments[mma_m]
         if self.dtype == FP16:
-            return hw.unpack_fp16(registers[index], second)
-        return registers[2 * index + second].to(F32)
+            return hw.unpack_fp16(fragment[index], lo_hi)
+        return fragment[2 * index + lo_hi].to(F32)

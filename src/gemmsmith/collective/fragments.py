@@ -1,131 +1,150 @@
-"""A warp's fragments of A and B for mma.sync: some are multiplied while the next ones are loaded."""
+"""A warp's register fragments of A and B for mma.sync, loaded by ldmatrix while others are multiplied."""
 
 from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.swizzle import chunk_offset
-from gemmsmith.core.mma import CHUNK, WARP_ROWS, WGMMA_M
+from gemmsmith.collective.swizzle import swizzled_vector_offset
+from gemmsmith.core.mma import FRAGMENT_GROUP_COLUMNS, FRAGMENT_ROWS_PER_WARP, WGMMA_M
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
-from gemmsmith.lang.builder import current
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, U32
-from gemmsmith.lang.values import Constant, Registers, Value
+from gemmsmith.lang.values import Constant, RegisterArray, Value
 
-PAIR = 2 * CHUNK
-"""Columns of B that one ldmatrix brings."""
-MOST_REGISTERS = 200
-"""Of accumulators, A's fragments of a k-step and B's of two, and low parts; what takes more spilled."""
+N_PER_LDMATRIX_X4 = 2 * FRAGMENT_GROUP_COLUMNS
+"""Columns of B that one ldmatrix.x4 loads."""
+MAX_LIVE_REGISTERS = 200
+"""Maximum registers per thread of the accumulators, A's fragments of a k-step, B's of two, and residuals; with more the
+kernels spilled."""
 
 
 class Fragments:
-    """Of every 64 rows of a warpgroup's part of a tile its warps have 16 each, and of its columns, which begin
-    `first_column` behind the tile's, all. ldmatrix brings four matrices of 8 rows of 16 bytes: of A both halves of the
-    warp's rows, of B two chunks of 8 columns, and of both the two halves of a k-step's 32 bytes. If an operand is
-    MN-major the rows that lie in shared memory are of K, and it transposes.
+    """The fragments of a warp, which computes 16 of every 64 rows and all columns of its warpgroup's tile.
 
-    A k-tile is multiplied in `parts`: k-`steps`, or where registers are few, of a k-step 16 columns after the other.
-    Registers hold A's fragments of a k-step, and B's of two parts: one is multiplied while the other is loaded."""
+    ldmatrix.x4 loads four 8x8 matrices at a time: of A both halves of the warp's rows, of B two groups of 8 columns,
+    and of both the two halves of a k-step's 32 bytes. MN-major operands are loaded with .trans.
 
-    def __init__(self, spec: KernelSpec, first_column: Value) -> None:
-        k, (self._a_tile, self._b_tile) = current(), spec.tiles
-        self._mma, blocks, pairs = spec.mma, spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns // PAIR
-        taken = 4 * blocks + 8 * pairs + spec.accumulator_registers
+    A k-tile is processed in `mma_groups`: one per k-step, or one per 16 columns of a k-step when registers are scarce.
+    B's fragments are double-buffered, A's are reloaded in place.
+    """
+
+    def __init__(self, spec: KernelSpec, warpgroup_column: Value) -> None:
+        """Declare the fragments. `warpgroup_column`: the warpgroup's first column in the CTA's tile."""
+        k, (self._a_tile, self._b_tile) = current_builder(), spec.tiles
+        self._mma, mma_ms = spec.mma, spec.warpgroup_rows // WGMMA_M
+        n16s = spec.warpgroup_columns // N_PER_LDMATRIX_X4
+        live_registers = 4 * mma_ms + 8 * n16s + spec.accumulator_registers
         if spec.promoted:
-            taken += spec.accumulator_registers + 4 * (blocks + pairs)
-        self._wide = pairs if taken <= MOST_REGISTERS else 1
-        self._a = k.register_rows(U32, blocks, 4, "a_fragments")
-        self._b = k.register_rows(U32, 2 * self._wide, 4, "b_fragments")
-        self._of_step = pairs // self._wide
-        self.steps = self._a_tile.k // spec.mma.k
-        self.parts = self._of_step * self.steps
-        low, high = k.lane % 16, k.lane // 16
-        mixed, middle = k.lane % 8 + high * 8, k.lane // 8 % 2
-        first_row = k.warp_index % 4 * WARP_ROWS
+            live_registers += spec.accumulator_registers + 4 * (mma_ms + n16s)
+        self._n16_per_group = n16s if live_registers <= MAX_LIVE_REGISTERS else 1
+        self._a = k.registers_2d(U32, mma_ms, 4, "a_frag")
+        self._b = k.registers_2d(U32, 2 * self._n16_per_group, 4, "b_frag")
+        self._groups_per_k_step = n16s // self._n16_per_group
+        self.k_steps = self._a_tile.k // spec.mma.k
+        self.mma_groups = self._groups_per_k_step * self.k_steps
+        # ldmatrix.x4: lane l holds the address of row l % 8 of matrix l // 8. The matrices' rows and vectors run
+        # (rows first, then vectors) for A if K-major and for B if MN-major, else (vectors first, then rows).
+        row_of_16, matrix_pair = k.lane % 16, k.lane // 16
+        row_of_8_8, matrix_of_pair = k.lane % 8 + matrix_pair * 8, k.lane // 8 % 2
+        warp_row = k.warp_index % 4 * FRAGMENT_ROWS_PER_WARP
         if self._a_tile.major == "K":
-            self._a_row, self._a_chunk = first_row + low, high
+            self._a_smem_row, self._a_smem_vector = warp_row + row_of_16, matrix_pair
         else:
-            self._a_row, self._a_chunk = mixed, first_row // CHUNK + middle
+            self._a_smem_row, self._a_smem_vector = row_of_8_8, warp_row // FRAGMENT_GROUP_COLUMNS + matrix_of_pair
         if self._b_tile.major == "K":
-            self._b_row, self._b_chunk = first_column + mixed, middle
+            self._b_smem_row, self._b_smem_vector = warpgroup_column + row_of_8_8, matrix_of_pair
         else:
-            self._b_row, self._b_chunk = low, first_column // CHUNK + high
-        for value, name in (
-            (self._a_row, "a_row"), (self._a_chunk, "a_chunk"), (self._b_row, "b_row"), (self._b_chunk, "b_chunk"),
-        ):  # fmt: skip
-            value.named(name)
+            self._b_smem_row, self._b_smem_vector = row_of_16, warpgroup_column // FRAGMENT_GROUP_COLUMNS + matrix_pair
+        self._a_smem_row.named("a_smem_row")
+        self._a_smem_vector.named("a_smem_vector")
+        self._b_smem_row.named("b_smem_row")
+        self._b_smem_vector.named("b_smem_vector")
 
-    def start(self, stage: list[SharedView]) -> None:
-        """Loads those of a k-tile's first part."""
+    def load_first_group(self, stage: list[SharedView]) -> None:
+        """Load the fragments of a k-tile's first MMA group."""
         first = Constant(I32, 0)
-        with current().unroll(len(self._a), name="block") as block:
-            self._load_a(stage, first, block)
+        with current_builder().unroll(len(self._a), name="mma_m") as mma_m:
+            self._load_a(stage, first, mma_m)
         self._load_b(stage, first)
 
-    def multiply(self, accumulator: Accumulator, part: Value, stage: list[SharedView]) -> None:
-        """accumulator += the product of a part. Meanwhile the next part's fragments are loaded from `stage`; the last
-        part is followed by the first of the next k-tile. Those of A take the place of those just multiplied."""
-        k, count, after = current(), self._mma.registers(CHUNK), (part + 1) % self.parts
-        self._load_b(stage, after)
-        self._split(part)
-        with k.unroll(len(self._a), name="block") as block:
-            with k.unroll(self._wide, name="pair") as pair, k.unroll(2, name="chunk") as chunk:
-                first = ((part % self._of_step * self._wide + pair) * 2 + chunk) * count
-                self._multiply(accumulator.blocks[block].part(first, count), block, part, pair, chunk)
-            with k.when(after % self._of_step == 0):
-                self._load_a(stage, after, block)
+    def multiply(self, accumulator: Accumulator, group: Value, stage: list[SharedView]) -> None:
+        """Issue the MMAs of a group into the accumulator, and load the next group's fragments from `stage`.
 
-    def _split(self, part: Value) -> None:
-        """Before a part is multiplied: nothing."""
+        The last group is followed by the first of the next k-tile. A's fragments replace those just multiplied.
+        """
+        k, next_group = current_builder(), ((group + 1) % self.mma_groups).named("next_mma_group")
+        registers = self._mma.accumulator_registers(FRAGMENT_GROUP_COLUMNS)
+        self._load_b(stage, next_group)
+        self._split_tf32(group)
+        with k.unroll(len(self._a), name="mma_m") as mma_m:
+            with k.unroll(self._n16_per_group, name="n16") as n16, k.unroll(2, name="n8") as n8:
+                first = ((group % self._groups_per_k_step * self._n16_per_group + n16) * 2 + n8) * registers
+                self._multiply(accumulator.fragments[mma_m].slice(first, registers), mma_m, group, n16, n8)
+            with k.when(next_group % self._groups_per_k_step == 0):
+                self._load_a(stage, next_group, mma_m)
 
-    def _held(self, part: Value, pair: Value) -> Registers:
-        """B's fragments of some 16 columns of a part."""
-        return self._b[part % 2 * self._wide + pair]
+    def _split_tf32(self, group: Value) -> None:
+        """Do nothing; called before a group is multiplied."""
 
-    def _multiply(self, d: Registers, block: Value, part: Value, pair: Value, chunk: Value) -> None:
-        b = self._held(part, pair).part(chunk * 2, 2)
-        hw.mma_sync(d, self._a[block].part(0, 4), b, self._mma)
+    def _b_fragment(self, group: Value, n16: Value) -> RegisterArray:
+        """Return B's fragment of 16 columns of a group."""
+        return self._b[group % 2 * self._n16_per_group + n16]
 
-    def _load_a(self, stage: list[SharedView], part: Value, block: Value) -> None:
-        tile, step = self._a_tile, part // self._of_step
-        offset = _offset(tile, self._a_row, self._a_chunk, step, block * WGMMA_M)
-        hw.load_matrix(self._a[block].part(0, 4), stage[0].address + offset, tile.major == "MN")
+    def _multiply(self, d: RegisterArray, mma_m: Value, group: Value, n16: Value, n8: Value) -> None:
+        b = self._b_fragment(group, n16).slice(n8 * 2, 2)
+        hw.mma_sync(d, self._a[mma_m].slice(0, 4), b, self._mma)
 
-    def _load_b(self, stage: list[SharedView], part: Value) -> None:
-        tile, step = self._b_tile, part // self._of_step
-        with current().unroll(self._wide, name="pair") as pair:
-            columns = (part % self._of_step * self._wide + pair) * PAIR
-            offset = _offset(tile, self._b_row, self._b_chunk, step, columns)
-            hw.load_matrix(self._held(part, pair).part(0, 4), stage[1].address + offset, tile.major == "MN")
+    def _load_a(self, stage: list[SharedView], group: Value, mma_m: Value) -> None:
+        tile, k_step = self._a_tile, group // self._groups_per_k_step
+        offset = _ldmatrix_offset(tile, self._a_smem_row, self._a_smem_vector, k_step, mma_m * WGMMA_M)
+        hw.load_matrix(self._a[mma_m].slice(0, 4), stage[0].address + offset, tile.major == "MN")
+
+    def _load_b(self, stage: list[SharedView], group: Value) -> None:
+        tile, k_step = self._b_tile, group // self._groups_per_k_step
+        with current_builder().unroll(self._n16_per_group, name="n16") as n16:
+            column = (group % self._groups_per_k_step * self._n16_per_group + n16) * N_PER_LDMATRIX_X4
+            offset = _ldmatrix_offset(tile, self._b_smem_row, self._b_smem_vector, k_step, column)
+            hw.load_matrix(self._b_fragment(group, n16).slice(0, 4), stage[1].address + offset, tile.major == "MN")
 
 
-class SplitFragments(Fragments):
-    """Of 3xTF32: what the instruction does not read of A's and B's elements lies in registers of its own, and is
-    multiplied by the other operand. What is left of both is not."""
+class Tf32x3Fragments(Fragments):
+    """The fragments of 3xTF32: the residuals of A and B (fp32 minus TF32; CUTLASS: small) are in extra registers.
 
-    def __init__(self, spec: KernelSpec, first_column: Value) -> None:
-        super().__init__(spec, first_column)
-        self._a_low = current().register_rows(U32, len(self._a), 4, "a_low")
-        self._b_low = current().register_rows(U32, self._wide, 4, "b_low")
+    Accumulates residual * b + a * residual + a * b; the product of the residuals is dropped.
+    """
 
-    def _split(self, part: Value) -> None:
-        k = current()
-        with k.when(part % self._of_step == 0), k.unroll(len(self._a), name="block") as block, k.unroll(4) as i:
-            self._a_low[block][i] = hw.low_part(self._a[block][i])
-        with k.unroll(self._wide, name="pair") as pair, k.unroll(4) as i:
-            self._b_low[pair][i] = hw.low_part(self._held(part, pair)[i])
+    def __init__(self, spec: KernelSpec, warpgroup_column: Value) -> None:
+        super().__init__(spec, warpgroup_column)
+        self._a_residual = current_builder().registers_2d(U32, len(self._a), 4, "a_residual")
+        self._b_residual = current_builder().registers_2d(U32, self._n16_per_group, 4, "b_residual")
 
-    def _multiply(self, d: Registers, block: Value, part: Value, pair: Value, chunk: Value) -> None:
-        a, b = self._a[block].part(0, 4), self._held(part, pair).part(chunk * 2, 2)
-        hw.mma_sync(d, self._a_low[block].part(0, 4), b, self._mma)
-        hw.mma_sync(d, a, self._b_low[pair].part(chunk * 2, 2), self._mma)
+    def _split_tf32(self, group: Value) -> None:
+        k = current_builder()
+        with (
+            k.when(group % self._groups_per_k_step == 0),
+            k.unroll(len(self._a), name="mma_m") as mma_m,
+            k.unroll(4) as i,
+        ):
+            self._a_residual[mma_m][i] = hw.tf32_residual(self._a[mma_m][i])
+        with k.unroll(self._n16_per_group, name="n16") as n16, k.unroll(4) as i:
+            self._b_residual[n16][i] = hw.tf32_residual(self._b_fragment(group, n16)[i])
+
+    def _multiply(self, d: RegisterArray, mma_m: Value, group: Value, n16: Value, n8: Value) -> None:
+        a, b = self._a[mma_m].slice(0, 4), self._b_fragment(group, n16).slice(n8 * 2, 2)
+        hw.mma_sync(d, self._a_residual[mma_m].slice(0, 4), b, self._mma)
+        hw.mma_sync(d, a, self._b_residual[n16].slice(n8 * 2, 2), self._mma)
         hw.mma_sync(d, a, b, self._mma)
 
 
-def _offset(tile: Tile, row: Value, chunk: Value, step: Value, below: Value) -> Value:
-    """Where a lane's row of a ldmatrix lies: `row` and `chunk` are those of the operand's first rows (of M or N) in
-    k-step 0; it begins `below` these."""
-    if tile.major == "K":  # a multiple of 8 rows further the swizzle is the same
-        return chunk_offset(tile, row, step * 2 + chunk) + (below * tile.pitch).to(U32)
-    return chunk_offset(tile, step * (32 // tile.dtype.bytes) + row, below // CHUNK + chunk)
+def _ldmatrix_offset(tile: Tile, row: Value, vector_idx: Value, k_step: Value, mn: Value) -> Value:
+    """Return the byte offset of the row that a lane addresses for ldmatrix.
+
+    `row` and `vector_idx` are those of the operand's first rows (of M or N) in k-step 0; the matrices begin `mn` rows
+    after these.
+    """
+    if tile.major == "K":  # `mn` is a multiple of 8 rows, after which the swizzle repeats
+        return swizzled_vector_offset(tile, row, k_step * 2 + vector_idx) + (mn * tile.pitch).to(U32)
+    k_row = k_step * (32 // tile.dtype.bytes) + row
+    return swizzled_vector_offset(tile, k_row, mn // FRAGMENT_GROUP_COLUMNS + vector_idx)

@@ -1,12 +1,12 @@
-"""Pipelines: stages of shared memory handed from producers to consumers and back through mbarriers.
+"""Pipelines: rings of shared memory stages that producers fill and consumers release, synchronized by mbarriers.
 
-Every stage has two barriers. `full` completes a phase when the stage's data is there, `empty` when all consumers
-are done with it. A pipeline's user walks the stages with a PipelineState; its phase flips when the index wraps, so
-that the k-th use of a stage waits for the parity of its k-th completion. Waiting for parity 1 on a fresh barrier
-passes at once: a producer starts with phase 1, for the buffers start empty.
+Every stage has two barriers: the full barrier completes a phase when the stage's data has arrived, the empty barrier
+when all consumers have released the stage. A user of a pipeline advances a PipelineState over the stages; its phase
+flips when the index wraps, so that the k-th use of a stage waits for the parity of its k-th completion. A wait for
+parity 1 on a fresh barrier returns at once: a producer starts with phase 1, since the stages start empty.
 
-Arrival counts are computed from the roles that really arrive, never given by hand: a warp that arrives does so with
-one lane for each barrier it tells. Semantics as in CUTLASS 3.x, include/cutlass/pipeline/sm90_pipeline.hpp.
+Arrival counts are derived from the recorded roles: one arriving lane per warp and barrier. Semantics as in CUTLASS 3.x,
+include/cutlass/pipeline/sm90_pipeline.hpp.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from gemmsmith import hw
 from gemmsmith.core.errors import KernelError
-from gemmsmith.lang.builder import current
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.machine import Scope
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, PRED, U32
@@ -26,247 +26,286 @@ MBARRIER_BYTES = 8
 
 
 class PipelineState:
-    """Which stage comes next, and the parity of its phase. `advance()` is `if (++index == N) index = 0, phase ^= 1`."""
+    """The index of the next stage and the parity of its phase.
+
+    `advance()` is `if (++index == N) index = 0, phase ^= 1`.
+    """
 
     def __init__(self, stages: int, phase: int = 0, name: str = "state", index: ValueLike = 0) -> None:
-        k = current()
+        k = current_builder()
         self.stages = stages
         self._index, self._phase = k.var(I32, index, f"{name}_stage"), k.var(U32, phase, f"{name}_phase")
 
     @property
     def index(self) -> Value:
+        """The index of the stage."""
         return self._index.get()
 
     @property
     def phase(self) -> Value:
+        """The parity to wait for."""
         return self._phase.get()
 
     def advance(self) -> None:
-        k = current()
+        """Advance to the next stage."""
+        k = current_builder()
         self._index.set(self.index + 1)
         with k.when(self.index == self.stages):
             self._index.set(0)
             self._phase.set(self.phase ^ 1)
 
     def skip(self, count: Value) -> None:
-        """`count` times `advance()`."""
-        total = self.index + count
-        self._phase.set(self.phase ^ (total // self.stages % 2).to(U32))
-        self._index.set(total % self.stages)
+        """Advance by `count` stages."""
+        next_index = (self.index + count).named("next_stage")
+        self._phase.set(self.phase ^ (next_index // self.stages % 2).to(U32))
+        self._index.set(next_index % self.stages)
 
 
-class Initialized(Protocol):
-    """Anything with barriers of its own."""
+class HasBarriers(Protocol):
+    """An object with mbarriers that `init_barriers` initializes."""
 
-    def init(self) -> None: ...
+    def init(self) -> None:
+        """Initialize the barriers. Recorded in one thread, before the roles."""
 
 
-class _Arrivals:
-    """How many arrivals complete a phase: the sum over the roles that arrive, each counted once."""
+class _ArrivalCount:
+    """The number of arrivals that complete a phase: the sum over the roles that arrive, each counted once."""
 
     def __init__(self, name: str) -> None:
-        self.count = current().late_constant(name)
+        self.count = current_builder().deferred_constant(name)
         self.roles: dict[object, int] = {}
 
     def expect(self, arrivals: int) -> None:
-        """The role being recorded arrives that many times a phase."""
-        role = current().role_key
+        """Count the role being recorded, which arrives `arrivals` times per phase."""
+        role = current_builder().current_role
         if self.roles.setdefault(role, arrivals) != arrivals:
             raise KernelError(f"{self.count.name}: one role arrives {self.roles[role]} and {arrivals} times a phase")
-        self.count.number = sum(self.roles.values())
+        self.count.value = sum(self.roles.values())
 
 
 class _Pipeline:
-    """Two barriers a stage, and what all pipelines share. `scope`: as far as stages are handed back."""
+    """The two barriers per stage, and the methods that all pipelines share.
+
+    `scope`: memory scope of the consumers' release.
+    """
 
     def __init__(self, stages: int, name: str = "pipeline", cluster_size: int = 1, scope: Scope = "cta") -> None:
-        k = current()
+        k = current_builder()
         self.stages, self.name, self.cluster_size, self.scope = stages, name, cluster_size, scope
-        self._full = k.shared(MBARRIER_BYTES, stages=stages, alignment=MBARRIER_BYTES, name=f"{name} full")
-        self._empty = k.shared(MBARRIER_BYTES, stages=stages, alignment=MBARRIER_BYTES, name=f"{name} empty")
-        self._producers, self._consumers = _Arrivals(f"{name} full"), _Arrivals(f"{name} empty")
+        self._full, self._empty = (
+            k.shared(MBARRIER_BYTES, stages=stages, alignment=MBARRIER_BYTES, name=f"{name} {which} barrier")
+            for which in ("full", "empty")
+        )
+        self._producers, self._consumers = _ArrivalCount(f"{name} full"), _ArrivalCount(f"{name} empty")
 
     def init(self) -> None:
-        """Recorded in one thread, before the roles; `start` does it."""
-        with current().unroll(self.stages, name="stage") as stage:
+        """Initialize the barriers; `init_barriers` calls it. Recorded in one thread, before the roles."""
+        with current_builder().unroll(self.stages, name="stage") as stage:
             hw.mbarrier_init(self._full[stage], self._producers.count)
             hw.mbarrier_init(self._empty[stage], self._consumers.count)
 
     def producer_start_state(self, index: ValueLike = 0) -> PipelineState:
-        """Before the first stage, or behind the first `index` ones, fewer than all."""
-        return PipelineState(self.stages, phase=1, name="write", index=index)
+        """Return the producer's state at stage `index` (< stages); the prologue has filled the stages before it."""
+        return PipelineState(self.stages, phase=1, name=f"{self.name}_write", index=index)
 
     def consumer_start_state(self) -> PipelineState:
-        return PipelineState(self.stages, phase=0, name="read")
+        """Return the consumers' state at the first stage."""
+        return PipelineState(self.stages, phase=0, name=f"{self.name}_read")
 
-    def barrier(self, stage: PipelineState | Value) -> SharedView:
-        """The full barrier of the stage: what a TMA copy completes on."""
+    def full_barrier(self, stage: PipelineState | Value) -> SharedView:
+        """Return the full barrier of a stage, on which its TMA copies complete."""
         return self._full[stage.index if isinstance(stage, PipelineState) else stage]
 
     # -- producer --------------------------------------------------------------------------------------
     def producer_test_acquire(self, state: PipelineState) -> Value:
-        """A token: whether the stage is free already."""
-        return hw.mbarrier_test_wait(self._empty[state.index], state.phase, self.scope)
+        """Return a token: whether the stage is already free."""
+        return hw.mbarrier_test_wait(self._empty[state.index], state.phase, self.scope).named("is_free")
 
     def _acquire(self, state: PipelineState, token: Value | None) -> None:
         _wait(self._empty[state.index], state.phase, token, self.scope)
 
     def producer_tail(self, state: PipelineState) -> None:
-        """Until consumers have released every stage: no CTA may exit while a peer still arrives on its barriers."""
-        with current().range(self.stages, name="stage"):
+        """Wait until consumers have released every stage: no CTA may exit before its peers' last arrivals on it."""
+        with current_builder().range(self.stages, name="stage"):
             self._acquire(state, None)
             state.advance()
 
     # -- consumer --------------------------------------------------------------------------------------
     def consumer_test_wait(self, state: PipelineState) -> Value:
-        """A token: whether the stage is full already."""
-        return hw.mbarrier_test_wait(self._full[state.index], state.phase)
+        """Return a token: whether the stage is already full."""
+        return hw.mbarrier_test_wait(self._full[state.index], state.phase).named("is_full")
 
     def consumer_wait(self, state: PipelineState, token: Value | None = None) -> None:
-        """Until the stage's data is there."""
+        """Wait until the stage is full."""
         _wait(self._full[state.index], state.phase, token)
 
 
 class PipelineTmaAsync(_Pipeline):
-    """TMA produces, warps consume; in a cluster, TMA of every CTA may multicast into every other's stages.
+    """A pipeline filled by TMA and read by warps; each CTA of a cluster may multicast into the others' stages.
 
-    full: 1 arrival (the producer's, with the bytes its own CTA expects, peers' multicasts included) + those bytes.
-    empty: one arrival of each consumer warp of each CTA of the cluster, for a slot is free only when all CTAs that
-    the next multicast writes to have read it.
+    Full barrier: 1 arrival, of the producer with the bytes that its own CTA expects (peers' multicasts included), and
+    those bytes. Empty barrier: one arrival per consumer warp of each CTA of the cluster, since a stage is free only
+    after all CTAs to which the next multicast writes have read it.
     """
 
     def __init__(
         self, stages: int, *, transaction_bytes: ValueLike, cluster_size: int = 1, first_rank: Value | int = 0,
-        readers: int = 1, scope: Scope = "cta", name: str = "pipeline",
+        consumer_groups: int = 1, scope: Scope = "cta", name: str = "pipeline",
     ) -> None:  # fmt: skip
-        """`cluster_size` CTAs from `first_rank` on share copies. Of the consuming warpgroups one in `readers` reads
-        each stage. `scope`, as far as stages are handed back: "cta" suffices where wgmma that was waited for has read
-        them, not where ld has (see MbarrierArriveCluster)."""
+        """Allocate the barriers.
+
+        Args:
+            stages: Stages of the ring.
+            transaction_bytes: Bytes that complete a stage.
+            cluster_size: CTAs that multicast to one another.
+            first_rank: The cluster rank of the first of them.
+            consumer_groups: Consumer warpgroups that take stages in turn (2 for pingpong, else 1); each stage is read
+                by 1 / `consumer_groups` of the consumer warpgroups.
+            scope: Memory scope of the consumers' release. "cta" suffices if wgmma that was waited for has read the
+                stage, but not if ld has (see MbarrierArriveCluster).
+            name: Prefix of the barriers' and the states' names in the printed CUDA.
+        """
         super().__init__(stages, name, cluster_size, scope)
-        self.transaction_bytes, self.first_rank, self.readers = transaction_bytes, first_rank, readers
+        self.transaction_bytes, self.first_rank, self.consumer_groups = transaction_bytes, first_rank, consumer_groups
 
     def producer_acquire(self, state: PipelineState, token: Value | None = None) -> None:
-        """In one thread: until the stage is free; then its bytes are expected."""
+        """Wait until the stage is free, and arm its full barrier with its bytes. Recorded in one thread."""
         self._acquire(state, token)
         self._producers.expect(1)
         hw.mbarrier_arrive_expect_tx(self._full[state.index], self.transaction_bytes)
 
-    def beside_acquire(self, state: PipelineState) -> None:
-        """In a warp that brings more into the stages than the producer: until the stage is free."""
+    def aux_producer_acquire(self, state: PipelineState) -> None:
+        """Wait until the stage is free, in a warp that adds to what the producer loads."""
         self._acquire(state, None)
 
-    def beside_commit(self, state: PipelineState, lanes: int, copied: bool, stored: bool) -> None:
-        """What so many lanes have `copied` by cp.async, or `stored`, is a part of the stage: each arrives."""
+    def aux_producer_commit(self, state: PipelineState, lanes: int, copied: bool, stored: bool) -> None:
+        """Arrive for the auxiliary data that `lanes` lanes of a warp have `copied` by cp.async, or `stored`."""
         self._producers.expect((copied + stored) * lanes)
         if copied:
             hw.cp_async_arrive(self._full[state.index])
         if stored:
             hw.mbarrier_arrive(self._full[state.index])
 
-    def producer_begin(self, stage: Value) -> None:
-        """In `start`, in place of the producer, which skips the stage: the bytes of a fresh stage are expected."""
+    def producer_expect_bytes(self, stage: Value) -> None:
+        """Arm the full barrier of a fresh stage with its bytes.
+
+        `init_barriers`' `after_init` calls it for stages that it fills in place of the producer.
+        """
         hw.mbarrier_arrive_expect_tx(self._full[stage], self.transaction_bytes)
 
     def producer_commit(self, state: PipelineState) -> None:
-        """Nothing: the copy engine completes the barrier."""
+        """Do nothing: the TMA unit completes the barrier."""
 
     def consumer_release(self, stage: PipelineState | Value) -> None:
-        """Each warp tells every CTA whose TMA writes into this slot that it has read it."""
+        """Arrive, once per warp, on the empty barrier of each CTA whose TMA writes into this stage."""
         empty = self._empty[stage.index if isinstance(stage, PipelineState) else stage]
-        self._consumers.expect(current().role_warps // self.readers * self.cluster_size)
-        _tell(empty, self.cluster_size, self.first_rank, self.scope)
+        self._consumers.expect(current_builder().role_warps // self.consumer_groups * self.cluster_size)
+        _arrive_per_warp(empty, self.cluster_size, self.first_rank, self.scope)
 
 
 class PipelineAsync(_Pipeline):
-    """Warps produce with ordinary stores (or cp.async they have waited for), warps consume.
+    """A pipeline filled and read by warps, with ordinary stores or with cp.async that the producer has waited for.
 
-    full: one arrival of each producer warp. empty: one of each consumer warp. Where wgmma or TMA will read what was
-    stored, the producer calls hw.fence_proxy_async() before it commits.
+    Full barrier: one arrival per producer warp. Empty barrier: one per consumer warp. If wgmma or TMA reads the stage,
+    the producer calls hw.fence_proxy_async() before it commits.
     """
 
     def producer_acquire(self, state: PipelineState, token: Value | None = None) -> None:
+        """Wait until the stage is free."""
         self._acquire(state, token)
 
     def producer_commit(self, state: PipelineState) -> None:
-        """The executing warps' stores are in the stage."""
-        k = current()
+        """Arrive, once per warp: the executing warps' stores to the stage are done."""
+        k = current_builder()
         self._producers.expect(k.role_warps)
+        k.comment("all lanes have written the stage")
         hw.sync_warp()
         with k.when(k.lane == 0):
             hw.mbarrier_arrive(self._full[state.index])
 
     def consumer_release(self, state: PipelineState) -> None:
-        """The executing warps are done with the stage."""
-        k = current()
+        """Arrive, once per warp: the executing warps have read the stage."""
+        k = current_builder()
         self._consumers.expect(k.role_warps)
+        k.comment("all lanes have read the stage")
         hw.sync_warp()
         with k.when(k.lane == 0):
             hw.mbarrier_arrive(self._empty[state.index])
 
 
 class PipelineTransactionAsync(PipelineAsync):
-    """Producers expect bytes and arrive in two separate steps: several may bring parts of one stage.
+    """A pipeline whose producers expect bytes and arrive in separate steps, so that several may fill one stage.
 
-    full: one arrival of each producer warp + all the bytes they expect. empty: as PipelineAsync.
+    Full barrier: one arrival per producer warp, and all bytes that they expect. Empty barrier: as PipelineAsync.
     """
 
     def producer_expect(self, state: PipelineState, nbytes: ValueLike) -> None:
-        """In one lane of a warp, before its producer_commit: that many bytes will come."""
+        """Add `nbytes` to the bytes that complete the stage. Recorded in one lane of a warp, before producer_commit."""
         hw.mbarrier_expect_tx(self._full[state.index], nbytes)
 
 
-class LateRelease:
-    """Hands each stage back one k-tile late, since one group of wgmma stays in flight (CUTLASS: smem_pipe_release)."""
+class LaggedRelease:
+    """Releases each stage one k-tile late, since one wgmma group stays in flight (CUTLASS: smem_pipe_release)."""
 
     def __init__(self, pipeline: PipelineTmaAsync) -> None:
-        self.pipeline, self._last = pipeline, current().var(I32, 0, "last_stage")
+        self.pipeline, self._release_stage = pipeline, current_builder().var(I32, 0, f"{pipeline.name}_release_stage")
 
-    def previous(self, k_tile: Value, now: PipelineState) -> None:
-        """Behind the wait for all groups but that of `now`, the stage of k-tile number `k_tile`."""
-        with current().when(k_tile > 0):
-            self.pipeline.consumer_release(self._last.get())
-        self._last.set(now.index)
+    def release_previous(self, k_tile: Value, read_state: PipelineState) -> None:
+        """Release the previous stage, after the wait for all wgmma groups except the current one.
 
-    def last(self, k_tiles: Value) -> None:
-        """Behind the wait for the last group of a tile of so many k-tiles."""
-        with current().when(k_tiles > 0):
-            self.pipeline.consumer_release(self._last.get())
+        `read_state` is at the stage of the current one, which is that of the tile's k-tile number `k_tile`.
+        """
+        with current_builder().when(k_tile > 0):
+            self.pipeline.consumer_release(self._release_stage.get())
+        self._release_stage.set(read_state.index)
+
+    def release_last(self, k_tiles: Value) -> None:
+        """Release the last stage of a tile of `k_tiles` k-tiles, after the wait for its last wgmma group."""
+        with current_builder().when(k_tiles > 0):
+            self.pipeline.consumer_release(self._release_stage.get())
 
 
-class ReleaseBarrier:
-    """Consumers of every CTA of a cluster are done with something as a whole, which ld and st may have accessed: one
-    arrival of each of their warps."""
+class EpilogueSmemBarrier:
+    """A barrier on which the epilogues of a cluster's CTAs arrive after their last access to reused mainloop stages.
+
+    One arrival per consumer warp of each CTA. The accesses may be ld and st. (CUTLASS: ReuseSmem of the epilogue.)
+    """
 
     def __init__(self, name: str, cluster_size: int, first_rank: Value | int) -> None:
         self.cluster_size, self.first_rank = cluster_size, first_rank
         self.scope: Scope = "cluster" if cluster_size > 1 else "cta"
-        self._done = current().shared(MBARRIER_BYTES, alignment=MBARRIER_BYTES, name=name)
-        self._consumers = _Arrivals(name)
+        self._released = current_builder().shared(MBARRIER_BYTES, alignment=MBARRIER_BYTES, name=name)
+        self._consumers = _ArrivalCount(name)
 
     def init(self) -> None:
-        """Recorded in one thread, before the roles; `start` does it."""
-        hw.mbarrier_init(self._done[0], self._consumers.count)
+        """Initialize the barrier; `init_barriers` calls it. Recorded in one thread, before the roles."""
+        hw.mbarrier_init(self._released[0], self._consumers.count)
 
     def wait(self, phase: Variable) -> None:
-        """Until they are done once more: in order of the variable, which starts with 0. Who waits has done something
-        since the last time that they must wait for, or they could be done twice before it looks."""
-        hw.mbarrier_wait(self._done[0], phase.get(), self.scope)
+        """Wait for the next completion; `phase`, initially 0, flips on each wait.
+
+        The consumers must depend on something that the waiting thread does between two waits, or two completions could
+        alias.
+        """
+        hw.mbarrier_wait(self._released[0], phase.get(), self.scope)
         phase.set(phase.get() ^ 1)
 
     def consumer_release(self) -> None:
-        """Each warp tells every CTA."""
-        self._consumers.expect(current().role_warps * self.cluster_size)
-        _tell(self._done[0], self.cluster_size, self.first_rank, self.scope)
+        """Arrive, once per warp, on the barrier of each CTA of the cluster."""
+        self._consumers.expect(current_builder().role_warps * self.cluster_size)
+        _arrive_per_warp(self._released[0], self.cluster_size, self.first_rank, self.scope)
 
 
-def start(*pipelines: Initialized, prefetch: Sequence[Value] = (), then: Callable[[], None] = lambda: None) -> None:
-    """Initializes the pipelines' barriers and makes them known to the whole cluster; recorded before the roles.
+def init_barriers(
+    *pipelines: HasBarriers, prefetch: Sequence[Value] = (), after_init: Callable[[], None] = lambda: None
+) -> None:
+    """Initialize the pipelines' barriers and make them visible to the whole cluster. Recorded before the roles.
 
-    One thread inits all barriers: lanes would take 45 cycles each, one after the other. `then` is what it does next,
-    before any other thread knows of them: nobody waits for it, as the cluster's arrival releases nothing. The tensor
-    maps of `prefetch` are brought into the descriptor cache meanwhile, by another warp.
+    One thread initializes all barriers: the lanes of a warp would serialize, at 45 cycles each. `after_init` runs in
+    that thread before the cluster barrier, whose relaxed arrive does not wait for the copies that it issues. Meanwhile
+    another warp prefetches the tensor maps of `prefetch` into the descriptor cache.
     """
-    k = current()
+    k = current_builder()
     k.comment("prologue: barriers")
     with k.when(k.thread == 32):
         for tensor_map in prefetch:
@@ -275,7 +314,8 @@ def start(*pipelines: Initialized, prefetch: Sequence[Value] = (), then: Callabl
         for pipeline in pipelines:
             pipeline.init()
         hw.fence_mbarrier_init()
-        then()
+        after_init()
+    k.comment("no thread uses a barrier before it is initialized")
     if k.cluster == (1, 1, 1):
         hw.sync_threads()
     else:
@@ -283,9 +323,9 @@ def start(*pipelines: Initialized, prefetch: Sequence[Value] = (), then: Callabl
         hw.cluster_wait()
 
 
-def _tell(barrier: SharedView, cluster_size: int, first_rank: Value | int, scope: Scope) -> None:
-    """A warp arrives at a barrier of each of `cluster_size` CTAs from `first_rank` on, with a lane each."""
-    k = current()
+def _arrive_per_warp(barrier: SharedView, cluster_size: int, first_rank: Value | int, scope: Scope) -> None:
+    """Arrive, once per warp, on a barrier of each of `cluster_size` CTAs from `first_rank` on; one lane per CTA."""
+    k = current_builder()
     if cluster_size == 1:
         with k.when(k.lane == 0):
             hw.mbarrier_arrive(barrier)
@@ -299,5 +339,5 @@ def _wait(barrier: SharedView, parity: Value, token: Value | None, scope: Scope 
         hw.mbarrier_wait(barrier, parity, scope)
     else:
         assert token.type == PRED
-        with current().when(~token):
+        with current_builder().when(~token):
             hw.mbarrier_wait(barrier, parity, scope)

@@ -1,60 +1,69 @@
-"""Promotion: each k-block is summed by tensor cores, and these sums, times their scales, are added in full fp32."""
+"""Promotion (fp8 two-level accumulation).
+
+Tensor cores sum each scale block along K, and CUDA cores add these sums, times their scales, in full fp32.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.scales import BlockScales, ScalesOfThread
+from gemmsmith.collective.block_scales import BlockScales, ThreadScales
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.values import Value
-from gemmsmith.schedule.tiles import WorkTile
+from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
 @dataclass(frozen=True)
-class Part:
-    """64 rows of a warpgroup's part of a tile, the `block`-th, and columns of it from `column` on."""
+class PromotionSubtile:
+    """The columns from `column` on of the `mma_m`-th 64 rows of a warpgroup's tile."""
 
-    block: int
+    mma_m: int
     column: int
 
 
 class Promotion:
-    """The sums of a warpgroup, whose rows begin `first_row` below a tile's: of some k-tiles in flight, each in a part
-    of the tile, one after the other of all `parts`; and the `total`."""
+    """The promotion state of a warpgroup: a temporary accumulator per k-tile in flight, and the fp32 accumulator.
 
-    def __init__(self, spec: KernelSpec, scales: BlockScales, first_row: Value | int) -> None:
-        n, (columns, self.in_flight, _) = spec.config.tile[1], spec.promotion
-        self.total = Accumulator(spec.mma, spec.warpgroup_rows, n, "total")
-        self._partials = [Accumulator(spec.mma, WGMMA_M, columns, "partial") for _ in range(self.in_flight)]
-        self._scales, self._first_row = scales, first_row
-        self._factors: dict[int, ScalesOfThread] = {}
-        blocks = range(spec.warpgroup_rows // WGMMA_M)
-        self.parts = [Part(block, column) for block in blocks for column in range(0, n, columns)]
+    Each k-tile is multiplied and promoted subtile by subtile. (CUTLASS: GmmaFP8Accumulation, accum_ and accum_temp_.)
+    """
 
-    def begin(self, tile: WorkTile) -> None:
-        """Before a tile's k-tiles."""
-        self.total.clear()
-        self._scales.begin(tile, self._first_row)
+    def __init__(self, spec: KernelSpec, scales: BlockScales, warpgroup_row: Value | int) -> None:
+        """Declare the accumulators. `warpgroup_row`: the warpgroup's first row in the CTA's tile."""
+        n, (columns, self.k_tiles_in_flight, _) = spec.config.tile[1], spec.promotion
+        self.accumulator = Accumulator(spec.mma, spec.warpgroup_rows, n)
+        self._accumulator_temps = [
+            Accumulator(spec.mma, WGMMA_M, columns, "accumulator_temp") for _ in range(self.k_tiles_in_flight)
+        ]
+        self._block_scales, self._warpgroup_row = scales, warpgroup_row
+        self._scales: dict[int, ThreadScales] = {}
+        mma_ms = range(spec.warpgroup_rows // WGMMA_M)
+        self.subtiles = [PromotionSubtile(mma_m, column) for mma_m in mma_ms for column in range(0, n, columns)]
 
-    def multiply(self, number: int, part: Part, a: SharedView, b: SharedView) -> None:
-        """Issues a part's product of a k-tile, the `number`-th in flight."""
-        partial = self._partials[number]
-        rows, columns = a.rows(part.block * WGMMA_M, WGMMA_M), b.rows(part.column, partial.n)
-        partial.multiply(rows, columns, accumulate=False)
+    def begin_tile(self, tile: WorkTile) -> None:
+        """Clear the accumulator, before a tile's k-tiles."""
+        self.accumulator.clear()
+        self._block_scales.begin_tile(tile, self._warpgroup_row)
 
-    def read_scales(self, number: int, stage: Value) -> None:
-        """Of a k-tile."""
-        self._factors[number] = self._scales.read(stage)
+    def multiply(self, slot: int, subtile: PromotionSubtile, a: SharedView, b: SharedView) -> None:
+        """Issue a subtile's wgmma of a k-tile, the `slot`-th in flight."""
+        temp = self._accumulator_temps[slot]
+        temp.multiply(a.rows(subtile.mma_m * WGMMA_M, WGMMA_M), b.rows(subtile.column, temp.n), accumulate=False)
 
-    def wait(self, number: int, behind: int) -> None:
-        """Until a k-tile's part is multiplied, while `behind` others, issued later, may run on."""
-        self._partials[number].finish(behind)
+    def read_scales(self, slot: int, stage: Value) -> None:
+        """Load the thread's scales of the `slot`-th k-tile in flight from its stage."""
+        self._scales[slot] = self._block_scales.read(stage)
 
-    def add(self, number: int, part: Part) -> None:
-        """Adds the part's scaled sums of a k-tile to the total."""
-        partial = self._partials[number]
-        factors = self._factors[number].of_part(part.block, part.column, partial.n)
-        partial.promote(self.total.blocks[part.block], partial.mma.registers(part.column), factors)
+    def wait(self, slot: int, pending: int) -> None:
+        """Wait for the subtile of the `slot`-th k-tile; up to `pending` later wgmma groups may stay in flight."""
+        self._accumulator_temps[slot].wait_complete(pending)
+
+    def add(self, slot: int, subtile: PromotionSubtile) -> None:
+        """Add the subtile of the `slot`-th k-tile, scaled, to the accumulator."""
+        temp = self._accumulator_temps[slot]
+        scales = self._scales[slot].subtile_scales(subtile.mma_m, subtile.column, temp.n)
+        temp.promote_into(
+            self.accumulator.fragments[subtile.mma_m], temp.mma.accumulator_registers(subtile.column), scales
+        )

@@ -1,8 +1,8 @@
-"""Block scales of one operand on their way into shared memory, mostly the mainloop's stages: one number for 1 or 128
-rows (of M or N) and 128 of K.
+"""Block scales of one operand in shared memory: one scale per 1 or 128 rows (of M or N) and 128 of K.
 
-Each CTA brings its own, also where A and B are multicast: so those who read them hand them back to their own CTA only,
-which takes no wider scope. What lies in the place of a row beyond the operand's multiplies only what is never stored.
+They are loaded into the mainloop's stages, or into stages of their own. Each CTA loads its own scales, even if A and B
+are multicast, so consumers release them to their own CTA only, which needs no wider scope. Scales of rows past the
+operand's end multiply values that are never stored.
 """
 
 from __future__ import annotations
@@ -12,222 +12,259 @@ from gemmsmith.collective.pipeline import PipelineTmaAsync
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem, Matrix, Scale
-from gemmsmith.core.spec import SCALE_BOX, KernelSpec, ScaleSpec
+from gemmsmith.core.spec import SCALES_PER_TMA_BOX, KernelSpec, ScaleSpec
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.hw.tma import EVICT_NORMAL
-from gemmsmith.lang.builder import current
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedView
-from gemmsmith.lang.types import F32, I32, I64, U32, U64, Type
-from gemmsmith.lang.values import Constant, Registers, Value
-from gemmsmith.schedule.tiles import Coordinates, WorkTile
+from gemmsmith.lang.types import F32, I32, I64, U32, U64, ScalarType
+from gemmsmith.lang.values import Constant, RegisterArray, Value
+from gemmsmith.tile_scheduler.tiles import OperandCoord, WorkTile
 
-WARP = 32
+WARP_THREADS = 32
+"""Threads of a warp."""
 
 
 class StagedScales:
-    """The scales of the operand number `index` for a tile, fp32, in each stage. `readers`: as of the Mainloop."""
+    """The fp32 scales of operand `index` (0: A, 1: B) for a tile of `rows` rows, in each stage.
 
-    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, readers: int = 1) -> None:
-        self.index, self.scale, self.count, self.name = index, scale, scale.count(rows), f"scale_{'ab'[index]}"
-        self.slots, nbytes, alignment = scale.slots(stages), scale.staged_bytes(rows), 128 if scale.by_tma else 16
-        self.stages = current().shared(nbytes, stages=self.slots, alignment=alignment, name=f"scales of {'ab'[index]}")
+    `consumer_groups`: consumer warpgroups that take stages in turn (2 for pingpong, else 1).
+    """
 
-    def start(self) -> None:
-        """In a math warpgroup, before its first tile. Only BoxedScales, which have barriers of their own, do anything
-        here and in the next four."""
+    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
+        self.index, self.scale, self.count, self.name = index, scale, scale.max_scales(rows), f"scale_{'ab'[index]}"
+        self.slots, nbytes, alignment = scale.num_stages(stages), scale.staged_bytes(rows), 128 if scale.by_tma else 16
+        self.stages = current_builder().shared(nbytes, stages=self.slots, alignment=alignment, name=self.name)
+
+    # Only TmaKMajorScales, which has a pipeline of its own, does anything in these five.
+    def init_consumer(self) -> None:
+        """Declare a consumer warpgroup's state, before its first tile."""
 
     def skip(self, k_tiles: Value, tiles: Value | int) -> None:
-        """Those of other warpgroups' tiles."""
+        """Skip `tiles` tiles of `k_tiles` k-tiles, which are another warpgroup's."""
 
     def begin_tile(self, tile: WorkTile) -> None:
-        """Before a tile."""
+        """Begin a tile."""
 
     def wait(self) -> None:
-        """Until a k-tile's are there, whose stage is full."""
+        """Wait for the scales of the next k-tile, whose mainloop stage is full."""
 
     def release(self) -> None:
-        """Behind the last `read` of a k-tile's, by all lanes of a warp."""
+        """Release the scales of a k-tile after its last `read`. Called by all lanes of a warp."""
 
-    def read(self, stage: Value, number: Value | int, count: int = 1) -> Registers:
-        """Loads `count` of them from the `number`-th on."""
-        held = current().registers(F32, count, "scale")
-        hw.load_shared(held, self.stages[stage].at(number, 4).address)
-        return held
+    def read(self, stage: Value, first: Value, registers: RegisterArray, index: Value, count: int = 1) -> None:
+        """Load `count` scales of a stage, from the `first` on, into registers from `index` on."""
+        hw.load_shared(registers.slice(index, count), self.stages[stage].at(first, 4).address)
 
 
-class LoadedScales(StagedScales):
-    """By TMA, as the mainloop's operands are: those of single rows, contiguous along them. Kernel argument: `scale_a`
-    or `scale_b`, a tensor map."""
+class TmaScales(StagedScales):
+    """Scales per row, contiguous along the rows, which TMA loads into the mainloop's stages.
 
-    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, readers: int = 1) -> None:
+    Kernel argument: `scale_a` or `scale_b`, a tensor map.
+    """
+
+    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
         super().__init__(index, scale, rows, stages)
-        self.map = current().tensor_map(self.name, self._map)
+        self.map = current_builder().tensor_map(self.name, self._tensor_map)
 
-    def early(self, k_tiles: Value, tile: WorkTile) -> Value:
-        """How many of the first tile's first k-tiles `load` may start `alone`."""
+    def limit_prologue(self, k_tiles: Value, tile: WorkTile) -> Value:
+        """Return how many of the first tile's first `k_tiles` k-tiles the prologue may load."""
         return k_tiles
 
-    def start_producer(self, started: Value) -> None:
-        """Before `load` in the producer, behind the k-tiles that are `started`."""
+    def init_producer(self, prologue_k_tiles: Value) -> None:
+        """Declare the producer's state, after the k-tiles that the prologue has loaded."""
 
     def load(
-        self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, number: Value, *, alone: bool
+        self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, k_block_idx: Value, *, in_prologue: bool
     ) -> None:
-        """Starts the copy for a tile's k-tile, the `number`-th of K, into a stage; `alone`: in place of the producer,
-        for the very first ones. Recorded in one thread."""
-        at = tile.operands[self.index]
-        hw.tma_load(self.map, at.row, number, at.batch, self.stages[stage], full, EVICT_NORMAL)
+        """Issue the load of a k-tile's scales into a stage. Recorded in one thread.
 
-    def bytes_of_stage(self, p: BoundProblem) -> int:
-        """What a copy brings."""
+        Args:
+            stage: Index of the mainloop's stage.
+            full: The stage's full barrier.
+            tile: The tile.
+            k_tile: The tile's k-tile.
+            k_block_idx: Index of the k-tile's scale block along the GEMM's K.
+            in_prologue: The prologue issues it, in place of the producer.
+        """
+        coord = tile.operands[self.index]
+        hw.tma_load(self.map, coord.mn, k_block_idx, coord.batch, self.stages[stage], full, EVICT_NORMAL)
+
+    def stage_bytes(self, p: BoundProblem) -> int:
+        """Return the bytes that a load adds to those of a mainloop stage."""
         return self.count * 4 if p.k else 0
 
-    def _map(self, p: BoundProblem) -> TensorMap:
-        x = scale_of(p, self.index)
-        return _map_of(x.name, x.matrix.T, p, (self.count, 1, 1))
+    def _tensor_map(self, p: BoundProblem) -> TensorMap:
+        scale = scale_of(p, self.index)
+        return _make_tensor_map(scale.name, scale.matrix.T, p, (self.count, 1, 1))
 
 
-class BoxedScales(LoadedScales):
-    """By TMA likewise: those of single rows that are contiguous along K. A box has those of SCALE_BOX k-tiles: TMA
-    brings at least 16 bytes, and from multiples of 16 on. Boxes are read for longer than a stage, so they have barriers
-    of their own. Each tile begins with a new box."""
+class TmaKMajorScales(TmaScales):
+    """Scales per row, contiguous along K, which TMA loads into stages of their own.
 
-    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, readers: int = 1) -> None:
+    A TMA box is at least 16 bytes, at a multiple of 16, so it holds the scales of SCALES_PER_TMA_BOX k-tiles, outlives
+    a mainloop stage and has its own pipeline. Each tile starts a new box.
+    """
+
+    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
         super().__init__(index, scale, rows, stages)
-        self.pipe = PipelineTmaAsync(
-            self.slots, transaction_bytes=SCALE_BOX * self.count * 4, readers=readers, name=f"boxes of {'ab'[index]}"
+        self.pipeline = PipelineTmaAsync(
+            self.slots,
+            transaction_bytes=SCALES_PER_TMA_BOX * self.count * 4,
+            consumer_groups=consumer_groups,
+            name=self.name,
         )
 
-    def bytes_of_stage(self, p: BoundProblem) -> int:
+    def stage_bytes(self, p: BoundProblem) -> int:
+        """Return 0: a box completes on a barrier of its own pipeline."""
         return 0
 
-    def _map(self, p: BoundProblem) -> TensorMap:
-        x = scale_of(p, self.index)
-        return _map_of(x.name, x.matrix, p, (SCALE_BOX, self.count, 1))
+    def _tensor_map(self, p: BoundProblem) -> TensorMap:
+        scale = scale_of(p, self.index)
+        return _make_tensor_map(scale.name, scale.matrix, p, (SCALES_PER_TMA_BOX, self.count, 1))
 
-    def early(self, k_tiles: Value, tile: WorkTile) -> Value:
-        return current().minimum(k_tiles, SCALE_BOX - tile.k_tile(Constant(I32, 0)) % SCALE_BOX)  # those of one box
+    def limit_prologue(self, k_tiles: Value, tile: WorkTile) -> Value:
+        """Return how many of the first `k_tiles` k-tiles have their scales in the first box."""
+        in_first_box = SCALES_PER_TMA_BOX - tile.k_tile_index(Constant(I32, 0)) % SCALES_PER_TMA_BOX
+        return current_builder().minimum(k_tiles, in_first_box)
 
-    def start_producer(self, started: Value) -> None:
-        self._write = self.pipe.producer_start_state(current().select(started > 0, 1, 0))
+    def init_producer(self, prologue_k_tiles: Value) -> None:
+        """Declare the producer's state, after the box that the prologue has loaded, if it has."""
+        filled_boxes = current_builder().select(prologue_k_tiles > 0, 1, 0)
+        self._write_state = self.pipeline.producer_start_state(filled_boxes)
 
     def load(
-        self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, number: Value, *, alone: bool
+        self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, k_block_idx: Value, *, in_prologue: bool
     ) -> None:
-        k, at, first = current(), tile.operands[self.index], k_tile == 0
-        with k.when(first if alone else first | _is_edge(tile, number, 0)):
-            box = k_tile if alone else self._write.index
-            if alone:
-                self.pipe.producer_begin(box)
+        """Issue the load of a box before its first k-tile. Recorded in one thread."""
+        k, coord, is_first = current_builder(), tile.operands[self.index], k_tile == 0
+        with k.when(is_first if in_prologue else is_first | _is_box_boundary(tile, k_block_idx, 0)):
+            box = k_tile if in_prologue else self._write_state.index
+            if in_prologue:
+                self.pipeline.producer_expect_bytes(box)
             else:
-                self.pipe.producer_acquire(self._write)
-            where = self.map, number - number % SCALE_BOX, at.row, at.batch
-            hw.tma_load(*where, self.stages[box], self.pipe.barrier(box), EVICT_NORMAL)
-            if not alone:
-                self._write.advance()
+                self.pipeline.producer_acquire(self._write_state)
+            coords = k_block_idx - k_block_idx % SCALES_PER_TMA_BOX, coord.mn, coord.batch
+            hw.tma_load(self.map, *coords, self.stages[box], self.pipeline.full_barrier(box), EVICT_NORMAL)
+            if not in_prologue:
+                self._write_state.advance()
 
-    def start(self) -> None:
-        self._read, self._k_tile = self.pipe.consumer_start_state(), current().var(I32, 0, "scaled_k_tile")
+    def init_consumer(self) -> None:
+        """Declare a consumer warpgroup's state, before its first tile."""
+        self._read_state = self.pipeline.consumer_start_state()
+        self._k_tile = current_builder().var(I32, 0, f"{self.name}_k_tile")
 
     def skip(self, k_tiles: Value, tiles: Value | int) -> None:
-        self._read.skip((k_tiles + (SCALE_BOX - 1)) // SCALE_BOX * tiles)
+        """Skip the boxes of `tiles` tiles of `k_tiles` k-tiles."""
+        self._read_state.skip((k_tiles + (SCALES_PER_TMA_BOX - 1)) // SCALES_PER_TMA_BOX * tiles)
 
     def begin_tile(self, tile: WorkTile) -> None:
+        """Begin a tile, and a box."""
         self._tile = tile
         self._k_tile.set(0)
 
     def wait(self) -> None:
-        self.pipe.consumer_wait(self._read)
-        self._number = self._tile.k_tile(self._k_tile.get())
+        """Wait for the box of the next k-tile."""
+        self.pipeline.consumer_wait(self._read_state)
+        self._k_block_idx = self._tile.k_tile_index(self._k_tile.get()).named("k_block_idx")
 
-    def read(self, stage: Value, number: Value | int, count: int = 1) -> Registers:
-        k, box = current(), self.stages[self._read.index].at(self._number % SCALE_BOX, 4)
-        held = k.registers(F32, count, "scale")
-        for i in range(count):
-            one = k.registers(F32, 1, "one")
-            hw.load_shared(one, box.at(number + i, 4 * SCALE_BOX).address)
-            held[i] = one[0]
-        return held
+    def read(self, stage: Value, first: Value, registers: RegisterArray, index: Value, count: int = 1) -> None:
+        """Load `count` scales of the current k-tile out of its box, from the `first` on, into registers."""
+        box = self.stages[self._read_state.index].at(self._k_block_idx % SCALES_PER_TMA_BOX, 4)
+        with current_builder().unroll(count) as i:
+            hw.load_shared(registers.slice(index + i, 1), box.at(first + i, 4 * SCALES_PER_TMA_BOX).address)
 
     def release(self) -> None:
-        k, following = current(), self._k_tile.get() + 1
-        with k.when((following == self._tile.k_tiles) | _is_edge(self._tile, self._number, SCALE_BOX - 1)):
-            self.pipe.consumer_release(self._read)
-            self._read.advance()
-        self._k_tile.set(following)
+        """Advance to the next k-tile, and release the box after its last one."""
+        k, next_k_tile = current_builder(), (self._k_tile.get() + 1).hinted(f"{self.name}_next_k_tile")
+        is_tile_end = next_k_tile == self._tile.k_tiles
+        with k.when(is_tile_end | _is_box_boundary(self._tile, self._k_block_idx, SCALES_PER_TMA_BOX - 1)):
+            self.pipeline.consumer_release(self._read_state)
+            self._read_state.advance()
+        self._k_tile.set(next_k_tile)
 
 
-def _is_edge(tile: WorkTile, number: Value, edge: int) -> Value:
-    """Whether a k-tile is the one at the `edge` of its box, or, where the tile goes backwards, at the other."""
-    if tile.backwards is None:
-        return number % SCALE_BOX == edge
-    return number % SCALE_BOX == current().select(tile.backwards, SCALE_BOX - 1 - edge, edge)
+def _is_box_boundary(tile: WorkTile, k_block_idx: Value, boundary: int) -> Value:
+    """Return whether a scale block is number `boundary` (the first or the last) of its box, in the order of its use."""
+    if tile.reverse_k is None:
+        return k_block_idx % SCALES_PER_TMA_BOX == boundary
+    reverse_boundary = SCALES_PER_TMA_BOX - 1 - boundary
+    return k_block_idx % SCALES_PER_TMA_BOX == current_builder().select(tile.reverse_k, reverse_boundary, boundary)
 
 
-class CopiedScales(StagedScales):
-    """Element by element, by the lanes of a warp of its own, so that they may lie in any layout. Kernel arguments:
-    `scale_a` or `scale_b`, where they lie, how many there are along the operand's rows, and strides."""
+class CpAsyncScales(StagedScales):
+    """Scales in any layout, which the lanes of one warp copy one by one into the mainloop's stages.
 
-    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, readers: int = 1) -> None:
-        def parameter(what: str, attribute: str, type: Type = I64) -> Value:
-            return k.parameter(f"{self.name}_{what}", type, lambda p: getattr(scale_of(p, index).matrix, attribute))
+    Kernel arguments: `scale_a` or `scale_b`, their address, the number along the operand's rows, and the strides.
+    """
+
+    def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
+        def parameter(name: str, attribute: str, scalar_type: ScalarType = I64) -> Value:
+            return k.parameter(
+                f"{self.name}_{name}", scalar_type, lambda p: getattr(scale_of(p, index).matrix, attribute)
+            )
 
         super().__init__(index, scale, rows, stages)
-        k = current()
+        k = current_builder()
         self._address = k.pointer(self.name, lambda p: Pointer(scale_of(p, index).name))
         self._rows = parameter("rows", "rows", I32)
         self._row_stride = parameter("row_stride", "row_stride")
         self._k_stride = parameter("k_stride", "col_stride")
         self._batch_stride = parameter("batch_stride", "batch_stride")
 
-    def begin(self, at: Coordinates, tile: WorkTile) -> None:
-        """Before the copies for a tile, whose part of the operand is there. Recorded in a warp."""
-        k, nbytes = current(), self.scale.dtype.bytes
-        row, block = at.row // self.scale.rows + k.lane, tile.k_tile(Constant(I32, 0))
-        start = at.batch.to(I64) * self._batch_stride + row.to(I64) * self._row_stride + block.to(I64) * self._k_stride
-        self._left = (self._rows - row).named("rows_left")
-        self._at = k.var(I64, self._address.to(I64) + start * nbytes, "scale_at")
-        step = self._k_stride * nbytes
-        self._step = step if tile.backwards is None else k.select(tile.backwards, -step, step).named("step")
+    def set_tile(self, coord: OperandCoord, tile: WorkTile) -> None:
+        """Make the next copies those of a tile, which begins at `coord` of the operand. Recorded in a warp."""
+        k, nbytes = current_builder(), self.scale.dtype.bytes
+        row = (coord.mn // self.scale.granularity + k.lane).hinted(f"{self.name}_row")
+        k_block = tile.k_tile_index(Constant(I32, 0))
+        batch_offset, row_offset = coord.batch.to(I64) * self._batch_stride, row.to(I64) * self._row_stride
+        offset = batch_offset + row_offset + k_block.to(I64) * self._k_stride
+        self._rows_remaining = (self._rows - row).named(f"{self.name}_rows_remaining")
+        self._next_address = k.var(I64, self._address.to(I64) + offset * nbytes, f"{self.name}_ptr")
+        step = (self._k_stride * nbytes).hinted(f"{self.name}_k_step")
+        reverse_k = tile.reverse_k
+        self._step = step if reverse_k is None else k.select(reverse_k, -step, step).named(f"{self.name}_step")
 
-    def bring(self, stage: Value) -> None:
-        """Starts the copies of the next k-block into a stage."""
-        k, at = current(), self._at.get()
-        begin = hw.opaque(at)  # or each copy's address would have registers of its own
-        with k.unroll(0, self.count, WARP, name="first") as first:
-            source = (begin + first.to(I64) * self._row_stride * self.scale.dtype.bytes).to(U64)
+    def load_next(self, stage: Value) -> None:
+        """Issue the copies of the next scale block along K into a stage."""
+        k, address = current_builder(), self._next_address.get()
+        base = hw.opaque(address).hinted(
+            f"{self.name}_block_ptr"
+        )  # recompute addresses instead of keeping one register pair per copy
+        with k.unroll(0, self.count, WARP_THREADS, name="first") as first:
+            source = (base + first.to(I64) * self._row_stride * self.scale.dtype.bytes).to(U64)
             with k.when(first + k.lane < self.count):
-                self._copy(self.stages[stage].at(first + k.lane, 4), source, first < self._left)
-        self._at.set(at + self._step)
+                self._copy(self.stages[stage].at(first + k.lane, 4), source, first < self._rows_remaining)
+        self._next_address.set(address + self._step)
 
-    def _copy(self, to: SharedView, source: Value, exists: Value) -> None:
-        k = current()
+    def _copy(self, destination: SharedView, source: Value, pred: Value) -> None:
+        k = current_builder()
         if self.scale.dtype == FP32:
-            hw.cp_async_copy(to.address, source, k.select(exists, 4, 0).to(U32), 4)
+            hw.cp_async_copy(destination.address, source, k.select(pred, 4, 0).to(U32), 4)
         else:
-            one = k.registers(F32, 1, "scale")
-            one[0] = hw.unpack_ue8m0(hw.load_global_narrow(source, exists, 8).to(U32))
-            hw.store_shared(one, to.address)
+            scalar = k.registers(F32, 1, f"{self.name}_scalar")
+            scalar[0] = hw.unpack_ue8m0(hw.load_global_u8_u16(source, pred, 8).to(U32))
+            hw.store_shared(scalar, destination.address)
 
 
-def _map_of(name: str, matrix: Matrix, p: BoundProblem, box: tuple[int, int, int]) -> TensorMap:
-    """The map of a row-major matrix of scales."""
+def _make_tensor_map(name: str, matrix: Matrix, p: BoundProblem, box: tuple[int, int, int]) -> TensorMap:
+    """Return the tensor map of a row-major matrix of scales."""
     if not p.k:
         return TensorMap(0, FP32, (16, 1, 1), (64, 0), (16, 1, 1), 0)
     extents, strides = (matrix.cols, matrix.rows, p.batch), (matrix.row_stride * 4, matrix.batch_stride * 4)
     return TensorMap(Pointer(name), FP32, extents, strides, box, 0)
 
 
-def staged(spec: KernelSpec, readers: int = 1) -> list[StagedScales]:
-    """Those of the operands that have some; first those that are aligned to more."""
-    found = [(i, scale) for i, scale in enumerate(spec.scales) if scale]
-    found.sort(key=lambda x: not x[1].by_tma)
-    kinds = {"MN": LoadedScales, "K": BoxedScales, None: CopiedScales}
-    return [kinds[x.by_tma](i, x, spec.config.tile[i], spec.config.stages, readers) for i, x in found]
+def make_staged_scales(spec: KernelSpec, consumer_groups: int = 1) -> list[StagedScales]:
+    """Return the staged scales of the operands that have block scales, those with the larger alignment first."""
+    scaled = [(i, scale) for i, scale in enumerate(spec.scales) if scale]
+    scaled.sort(key=lambda x: not x[1].by_tma)
+    classes = {"MN": TmaScales, "K": TmaKMajorScales, None: CpAsyncScales}
+    return [classes[x.by_tma](i, x, spec.config.tile[i], spec.config.stages, consumer_groups) for i, x in scaled]
 
 
 def scale_of(p: BoundProblem, index: int) -> Scale:
-    """The block scales of an operand that has some."""
-    found = p.scales[index]
-    assert found
-    return found
+    """Return the block scales of an operand that has some."""
+    scale = p.scales[index]
+    assert scale
+    return scale

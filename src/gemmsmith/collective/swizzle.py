@@ -1,4 +1,4 @@
-"""Where the 16-byte chunks of a swizzled tile lie in shared memory: by row and column, and one after the other."""
+"""Offsets of the 16-byte vectors of a swizzled tile in shared memory, by row and by thread."""
 
 from __future__ import annotations
 
@@ -8,57 +8,64 @@ from gemmsmith.core.tile import Tile, swizzled
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, Value
 
-CHUNK_BYTES = 16
+VECTOR_BYTES = 16
+"""Bytes of a vector: the unit of the swizzle, and the widest load and store of a thread."""
 
 
-def chunk_offset(tile: Tile, row: Value, chunk: Value | int, byte: Value | int = 0) -> Value:
-    """Byte offset of a 16-byte chunk of a row, plus `byte`, in a tile that may be several boxes."""
-    per_box = tile.pitch // CHUNK_BYTES
-    swizzle_row = {128: row % 8, 64: row // 2 % 4, 32: row // 4 % 2}.get(tile.swizzle)
+def swizzled_vector_offset(tile: Tile, row: Value, vector_idx: Value | int, byte: Value | int = 0) -> Value:
+    """Return the byte offset of a row's vector, plus `byte`, in a tile of one or several boxes."""
+    per_box = tile.pitch // VECTOR_BYTES
+    xor_mask = {128: row % 8, 64: row // 2 % 4, 32: row // 4 % 2}.get(tile.swizzle)
     base = row * tile.pitch
     if tile.boxes > 1:
-        base, chunk = base + chunk // per_box * tile.box_bytes, chunk % per_box
-    where = chunk if swizzle_row is None else swizzle_row ^ chunk
-    return (base + (where << 4) + byte).to(U32)
+        base, vector_idx = base + vector_idx // per_box * tile.box_bytes, vector_idx % per_box
+    swizzled_idx = vector_idx if xor_mask is None else xor_mask ^ vector_idx
+    return (base + (swizzled_idx << 4) + byte).to(U32)
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One of a thread's chunks: it lies `offset` bytes behind the tile's start, in `row` of `box`, counted from the
-    thread's first; None where some threads have none in this turn."""
+class CopyStep:
+    """One vector of a thread's share of a tile copy."""
 
     offset: Value
+    """Bytes from the tile's start in shared memory."""
     row: int
+    """The row, counted from that of the thread's first vector."""
     box: int
-    inside: Value | None
+    """The box, counted from that of the thread's first vector."""
+    pred: Value | None
+    """This thread has a vector in this step; None: all threads have one."""
 
 
-class Chunks:
-    """The chunks of a tile, which `threads` threads move, a multiple of 128: thread t those with number t, t + threads
-    and so on, row by row and box by box. `row`, `box` and `chunk` say where its first lies; the others are in the same
-    column of their box."""
+class ThreadCopyPartition:
+    """A thread's share of the vectors of a tile that `threads` threads copy, a multiple of 128 (CuTe: a tiled copy).
+
+    Thread t has vectors t, t + threads and so on, numbered row by row and box by box. `row`, `box` and `vector_idx`
+    locate its first one; the others are in the same column of their box.
+    """
 
     def __init__(self, tile: Tile, thread: Value, threads: int) -> None:
-        per_row = tile.pitch // CHUNK_BYTES
+        per_row = tile.pitch // VECTOR_BYTES
         self.tile, self._thread, self._threads = tile, thread, threads
-        self._lines = threads // per_row
-        """Rows, of all boxes, that the threads move in one turn."""
-        line = (thread // per_row).named("line")
-        self.chunk = (thread % per_row).named("chunk")
-        self.row: Value = line
+        self._rows_per_step = threads // per_row
+        """Rows, of all boxes, that the threads copy in one step."""
+        row_of_all_boxes = (thread // per_row).named("copy_row")
+        self.vector_idx = (thread % per_row).named("copy_vector")
+        self.row: Value = row_of_all_boxes
         self.box: Value = Constant(I32, 0)
-        if self._lines > tile.outer:
-            self.row, self.box = (line % tile.outer).named("row_of_box"), (line // tile.outer).named("box")
-        self._offset = swizzled(thread * CHUNK_BYTES, tile.swizzle).to(U32).named("chunk_of_thread")
+        if self._rows_per_step > tile.outer:
+            self.row = (row_of_all_boxes % tile.outer).named("row_in_box")
+            self.box = (row_of_all_boxes // tile.outer).named("box")
+        self._offset = swizzled(thread * VECTOR_BYTES, tile.swizzle).to(U32).named("thread_smem_offset")
 
-    def turns(self) -> list[Turn]:
-        """The turns in which this thread moves its chunks."""
-        tile, found = self.tile, []
-        total = tile.bytes // CHUNK_BYTES
-        for first in range(0, total, self._threads):
-            lines = first // self._threads * self._lines
-            row, box = lines % tile.outer, lines // tile.outer
-            assert tile.boxes == 1 or self._lines % tile.outer == 0 or tile.outer % self._lines == 0
-            inside = None if first + self._threads <= total else self._thread < total - first
-            found.append(Turn(self._offset + first * CHUNK_BYTES, row, box, inside))
-        return found
+    def copy_steps(self) -> list[CopyStep]:
+        """Return the steps in which this thread copies its vectors."""
+        tile, steps = self.tile, []
+        vectors = tile.bytes // VECTOR_BYTES
+        for first in range(0, vectors, self._threads):
+            rows = first // self._threads * self._rows_per_step
+            row, box = rows % tile.outer, rows // tile.outer
+            assert tile.boxes == 1 or self._rows_per_step % tile.outer == 0 or tile.outer % self._rows_per_step == 0
+            pred = None if first + self._threads <= vectors else self._thread < vectors - first
+            steps.append(CopyStep(self._offset + first * VECTOR_BYTES, row, box, pred))
+        return steps

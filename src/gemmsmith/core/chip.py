@@ -1,4 +1,4 @@
-"""The GPUs that kernels are made for: what each has (CUDA C++ Programming Guide, "Compute Capabilities")."""
+"""The GPU architectures that kernels are compiled for (CUDA C++ Programming Guide, "Compute Capabilities")."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from gemmsmith.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Chip:
-    """A compute capability, as PTX names it: `shared_bytes` that a CTA can have, and an SM; the `multiprocessors` of
-    its largest GPU for data centers or workstations; the CTAs and warps that an SM holds. All have 64 K registers an
-    SM."""
+    """A GPU architecture, by PTX's name, and its limits. All have 64 K registers per SM.
+
+    `sm_count`: SMs of its largest data-center or workstation GPU.
+    """
 
     name: str
-    shared_bytes: int
-    shared_of_sm: int
-    multiprocessors: int
-    ctas_of_sm: int
-    warps_of_sm: int
+    max_shared_bytes_per_cta: int
+    shared_bytes_per_sm: int
+    sm_count: int
+    max_ctas_per_sm: int
+    max_warps_per_sm: int
 
     @property
     def capability(self) -> int:
-        """Ten times the compute capability."""
+        """Ten times the compute capability: 90 for sm_90."""
         return int(self.name.removeprefix("sm_"))
 
     @property
     def target(self) -> str:
-        """What ptxas is told: with the features of Hopper that no later chip has."""
+        """The target for ptxas: sm_90a on Hopper, for its architecture-specific features."""
         return f"{self.name}a" if self.name == "sm_90" else self.name
 
-    def has(self, architecture: str) -> bool:
-        """Whether it runs what needs `architecture`: "sm_80" or later, "sm_90a" and no other."""
+    def supports(self, architecture: str) -> bool:
+        """Return whether the chip supports `architecture`: "sm_80" means that or later, "sm_90a" exactly that."""
         if architecture.endswith("a"):
             return self.target == architecture
         return self.capability >= int(architecture.removeprefix("sm_"))
@@ -55,8 +56,8 @@ CHIPS = {
 HOPPER = CHIPS["sm_90"]
 
 
-def find_chip(name: str) -> Chip:
-    """The chip of that name. ConfigError where there is none."""
+def get_chip(name: str) -> Chip:
+    """Return the chip of that name. Raises ConfigError if there is none."""
     if name not in CHIPS:
         raise ConfigError(f"chip: got {name!r}; use one of {', '.join(CHIPS)}")
     return CHIPS[name]

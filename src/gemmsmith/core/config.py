@@ -1,4 +1,4 @@
-"""Config: the choices of a kernel that do not depend on the problem, and are constant in its code."""
+"""Config: the compile-time choices of a kernel, which do not depend on the problem's sizes."""
 
 from __future__ import annotations
 
@@ -8,39 +8,44 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
-from gemmsmith.core.chip import HOPPER, find_chip
-from gemmsmith.core.design import current_name, find
+from gemmsmith.core.chip import HOPPER, get_chip
+from gemmsmith.core.design import get_design
 from gemmsmith.core.errors import ConfigError
 
 Eviction = Literal["first", "normal", "last"]
 Raster = Literal["m", "n"]
-FORMERLY = {"swap": "swap_ab", "swizzle": "raster_group", "reuse": "alias_epilogue", "lockstep": "sync_clusters"}
-"""What fields were called in tables that are stored."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """The choices of a kernel.
+    """The compile-time choices of a kernel.
 
-    design: how the kernel's warps share the work; the name of a registered `Design`.
-    tile: M, N, K of a CTA's tile. cluster: CTAs along M and along N. stages: of the pipeline of A and B.
-    consumers: math warpgroups. Each takes tile M / consumers rows, a multiple of 64; with pingpong, a tile of its own.
-    raster: the index ("m" or "n") along which consecutive tiles run. raster_group: the width, in tiles of the other
-    index, of the band in which they run (CUTLASS: max_swizzle_size).
-    splits: clusters that share the K of a tile (split-K), 1 by default; 0: all clusters get equal shares of the tiles
-    that would not fill a last wave (stream-K).
-    cluster_splits: CTAs of a cluster that share the K of a tile and add up their sums in shared memory.
-    swap_ab: computes D^T = B^T @ A^T, so that a tile's N counts rows of A; for problems with few rows.
-    evict: the L2's eviction policies for the kernel's reads of A and B.
-    streaming_stores: TMA stores have the L2 evict first what they write: for results larger than it.
-    pdl: programmatic dependent launch. The kernel starts while the stream's last one ends, and lets the next one do so.
-    alias_epilogue: the epilogue's buffers lie over the stages of A and B, which makes room for more stages; copies of
-    the next tile wait until they are empty (CUTLASS: ReuseSmemC).
-    serpentine: every other tile of a CTA is summed from its last k-tile to its first, for more hits in the L2.
-    sync_clusters: clusters wait for one another every few k-tiles, so that they read the same data at the same time.
-    chip: what the kernel is compiled for, by the name of its compute capability.
+    Args:
+        design: Name of a registered `Design`: how the kernel's warps share the work (CUTLASS: KernelSchedule).
+        tile: M, N, K of a CTA's tile (CUTLASS: TileShape_MNK).
+        cluster: CTAs of a cluster along M and along N (CUTLASS: ClusterShape_MNK).
+        stages: Stages of the pipeline of A and B (CUTLASS: StageCount).
+        consumers: Math warpgroups (CUTLASS: consumer warpgroups). Each computes tile M / consumers rows, a multiple of
+            64; with pingpong, a tile of its own.
+        raster: "m" or "n", the dimension along which consecutive tiles run (CUTLASS: RasterOrderOptions).
+        raster_group: Width of the raster band, in tiles of the other dimension (CUTLASS: max_swizzle_size; Triton:
+            GROUP_SIZE_M).
+        splits: Clusters that share the K of a tile (CUTLASS: DecompositionMode SplitK and its `splits`), 1 for none;
+            0: stream-K, in which all clusters get equal shares of the tiles that would not fill a last wave.
+        cluster_splits: CTAs of a cluster that share the K of a tile and reduce their partial sums in shared memory.
+        swap_ab: Compute D^T = B^T @ A^T, so that a tile's N covers rows of A; for problems with few rows.
+        evict: L2 eviction policies of the loads of A and B (CUTLASS: TMA::CacheHintSm90).
+        streaming_stores: Store D with the L2 policy evict_first; for results larger than the L2.
+        pdl: Programmatic dependent launch: the kernel may start before the previous one in the stream has finished, and
+            lets the next one do the same (CUTLASS: launch_with_pdl).
+        alias_epilogue: The epilogue's buffers alias the mainloop stages, which leaves shared memory for more stages;
+            loads of the next tile wait for the epilogue (CUTLASS's non-persistent kernels: a union of both storages).
+        serpentine: Every other tile of a CTA traverses K in reverse, to raise the L2 hit rate.
+        sync_clusters: Clusters wait for one another every few k-tiles, to read the same data at the same time.
+        chip: Name of the compute capability that the kernel is compiled for (CUTLASS: ArchTag).
 
-    Raises ConfigError for a value of the wrong type.
+    Raises:
+        ConfigError: A value has the wrong type.
     """
 
     design: str = "cooperative"
@@ -62,101 +67,98 @@ class Config:
     chip: str = HOPPER.name
 
     def __new__(cls, *_: object, **fields: object) -> Config:
-        for name in FORMERLY.keys() & fields.keys():
-            raise ConfigError(f"{name}: this field is called {FORMERLY[name]} now")
+        """Check the names of the fields, which a dataclass would report less clearly. Raises ConfigError."""
         for name in fields.keys() - _FIELDS.keys():
             near = get_close_matches(name, _FIELDS, 1)
             raise ConfigError(f"{name}: a Config has no such field; use {near[0] if near else ', '.join(_FIELDS)}")
         return super().__new__(cls)
 
-    @staticmethod
-    def stored(fields: Mapping[str, Any]) -> Config:
-        """From a table's row, which may have the names that designs and fields had when it was stored."""
-        found = {FORMERLY.get(name, name): x for name, x in dict(fields).items()}
-        if "design" in found:
-            found["design"] = current_name(found["design"])
-        return Config(**found)
+    @classmethod
+    def from_table_row(cls, row: Mapping[str, Any]) -> Config:
+        """Return the Config of a stored table row, which holds fields by name."""
+        return cls(**row)
 
     def __post_init__(self) -> None:
         for name in _FIELDS:
-            object.__setattr__(self, name, _read(name, getattr(self, name)))
+            object.__setattr__(self, name, _parse_field(name, getattr(self, name)))
 
     @property
     def warpgroups(self) -> tuple[int, int]:
         """Math warpgroups that share a tile, along M and along N."""
-        return find(self.design).warpgroups(self.consumers)
+        return get_design(self.design).warpgroups(self.consumers)
 
     @property
     def can_sync_clusters(self) -> bool:
-        """Whether it may have `sync_clusters`: its design implements it, and clusters have whole tiles."""
-        return "sync_clusters" in find(self.design).takes and self.splits == self.cluster_splits == 1
+        """True if `sync_clusters` may be set: the design implements it, and no tile's K is split."""
+        return "sync_clusters" in get_design(self.design).supported_options and self.splits == self.cluster_splits == 1
 
     def replace(self, **changes: Any) -> Config:
-        """A copy with some choices changed."""
+        """Return a copy with some fields changed."""
         if not changes.keys() <= _FIELDS.keys():
             return replace(self, **changes)  # which raises
-        copy = object.__new__(Config)  # what it keeps has been read: a choice is among thousands of copies
-        copy.__dict__.update(self.__dict__, **{name: _read(name, given) for name, given in changes.items()})
+        copy = object.__new__(Config)  # skips parsing unchanged fields: tuning makes thousands of copies
+        copy.__dict__.update(self.__dict__, **{name: _parse_field(name, x) for name, x in changes.items()})
         return copy
 
     def __str__(self) -> str:
-        tile, cluster = "x".join(map(str, self.tile)), "x".join(map(str, self.cluster))
-        return (
-            f"{self.design} {tile} cluster {cluster} stages {self.stages} "
-            f"consumers {self.consumers} raster {self.raster}{self.raster_group}"
-            + {1: "", 0: " stream-K"}.get(self.splits, f" splits {self.splits}")
-            + f" cluster splits {self.cluster_splits}" * (self.cluster_splits > 1)
-            + " swap_ab" * self.swap_ab
-            + f" evict {' '.join(self.evict)}" * (self.evict != ("normal", "normal"))
-            + " streaming_stores" * self.streaming_stores
-            + " pdl" * self.pdl
-            + " alias_epilogue" * self.alias_epilogue
-            + " serpentine" * self.serpentine
-            + " sync_clusters" * self.sync_clusters
-            + f" chip {self.chip}" * (self.chip != HOPPER.name)
-        )
+        parts = [
+            f"{self.design} {'x'.join(map(str, self.tile))} cluster {'x'.join(map(str, self.cluster))}",
+            f"stages {self.stages} consumers {self.consumers} raster {self.raster}{self.raster_group}",
+        ]
+        if self.splits != 1:
+            parts.append(f"splits {self.splits}" if self.splits else "stream-K")
+        if self.cluster_splits > 1:
+            parts.append(f"cluster splits {self.cluster_splits}")
+        if self.swap_ab:
+            parts.append("swap_ab")
+        if self.evict != ("normal", "normal"):
+            parts.append(f"evict {' '.join(self.evict)}")
+        parts += [name for name in _BOOL_FIELDS if name != "swap_ab" and getattr(self, name)]
+        if self.chip != HOPPER.name:
+            parts.append(f"chip {self.chip}")
+        return " ".join(parts)
 
 
-def _integer(x: Any) -> int:
+def _parse_int(x: Any) -> int:
     if isinstance(x, bool):
         raise TypeError
     return operator.index(x)
 
 
-def _switch(x: Any) -> bool:
-    return x if isinstance(x, bool) else {0: False, 1: True}[x]  # numpy's bools, and JSON that has numbers
+def _parse_bool(x: Any) -> bool:
+    return x if isinstance(x, bool) else {0: False, 1: True}[x]  # accepts numpy's bools, and 0 and 1 from JSON
 
 
-def _several(x: Any, read: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
-    found = tuple(map(read, x))
-    if len(found) != count:
+def _parse_tuple(x: Any, parse: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
+    values = tuple(map(parse, x))
+    if len(values) != count:
         raise ValueError
-    return found
+    return values
 
 
 _EVICTIONS = {x: x for x in get_args(Eviction)}
-_INTEGERS = ("stages", "consumers", "raster_group", "splits", "cluster_splits")
-_SWITCHES = ("swap_ab", "streaming_stores", "pdl", "alias_epilogue", "serpentine", "sync_clusters")
+_INT_FIELDS = ("stages", "consumers", "raster_group", "splits", "cluster_splits")
+_BOOL_FIELDS = ("swap_ab", "streaming_stores", "pdl", "alias_epilogue", "serpentine", "sync_clusters")
 _FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "design": (lambda x: find(x).name, "a design that is registered"),
-    "chip": (lambda x: find_chip(x).name, "the name of a chip"),
-    "tile": (lambda x: _several(x, _integer, 3), "three integers, for M, N and K"),
-    "cluster": (lambda x: _several(x, _integer, 2), "two integers, along M and along N"),
+    "design": (lambda x: get_design(x).name, "the name of a registered design"),
+    "chip": (lambda x: get_chip(x).name, "the name of a chip"),
+    "tile": (lambda x: _parse_tuple(x, _parse_int, 3), "three integers: M, N and K"),
+    "cluster": (lambda x: _parse_tuple(x, _parse_int, 2), "two integers, along M and along N"),
     "raster": ({x: x for x in get_args(Raster)}.__getitem__, "m or n"),
-    "evict": (lambda x: _several(x, _EVICTIONS.__getitem__, 2), "first, normal or last, one for A and one for B"),
-    **dict.fromkeys(_INTEGERS, (_integer, "an integer")),
-    **dict.fromkeys(_SWITCHES, (_switch, "True or False")),
+    "evict": (lambda x: _parse_tuple(x, _EVICTIONS.__getitem__, 2), "first, normal or last, one for A and one for B"),
+    **dict.fromkeys(_INT_FIELDS, (_parse_int, "an integer")),
+    **dict.fromkeys(_BOOL_FIELDS, (_parse_bool, "True or False")),
 }
-"""For each field the function that reads its value, and the values that it takes, for error messages."""
+"""By field: the function that parses its value, and the accepted values, for error messages."""
 
 
-def _read(name: str, given: Any) -> Any:
-    """A field's value, which may have been given as another type."""
-    read, wanted = _FIELDS[name]
+def _parse_field(name: str, value: Any) -> Any:
+    """Return a field's value, converted to the field's type."""
+    parse, accepted = _FIELDS[name]
     try:
-        return read(given)
+        return parse(value)
     except ConfigError:
         raise
     except (TypeError, ValueError, KeyError):
-        shown = tuple(given) if isinstance(given, list) else given
-        raise ConfigError(f"{name}: got {shown!r}; use {wanted}") from None
+        shown = tuple(value) if isinstance(value, list) else value
+        raise ConfigError(f"{name}: got {shown!r}; use {accepted}") from None

@@ -1,4 +1,4 @@
-"""Element types of arrays, and how torch's, numpy's and plain names map to them."""
+"""Element types of arrays, and their names in torch, numpy and PTX."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from gemmsmith.core.errors import ArgumentError
 
 @dataclass(frozen=True)
 class DType:
-    """An element type: `bits` wide in memory, `mantissa` stored bits (unit roundoff 2^-(mantissa+1)), and PTX's name
-    of it."""
+    """An element type: bits in memory, stored `mantissa` bits (unit roundoff 2^-(mantissa+1)), and PTX's name."""
 
     name: str
     bits: int
@@ -25,11 +24,12 @@ class DType:
 
     @property
     def bytes(self) -> int:
+        """Bytes in memory."""
         return self.bits // 8
 
     @property
     def is_integer(self) -> bool:
-        """Whether it is an integer type or bool. Epilogues read these as fp32."""
+        """True if it is an integer type or bool. Epilogues convert these to fp32."""
         return self.numpy.kind in "iub"
 
     @property
@@ -40,7 +40,7 @@ class DType:
     def __repr__(self) -> str:
         return self.name
 
-    def __hash__(self) -> int:  # of all fields it would take longer than a look-up
+    def __hash__(self) -> int:  # hashing all fields would take longer than a dict look-up
         return hash(self.name)
 
 
@@ -48,15 +48,15 @@ BF16 = DType("bf16", 16, 7, np.dtype(ml_dtypes.bfloat16), "bf16")
 FP16 = DType("fp16", 16, 10, np.dtype(np.float16), "f16")
 FP32 = DType("fp32", 32, 23, np.dtype(np.float32), "f32")
 TF32 = DType("tf32", 32, 10, np.dtype(np.float32), "tf32")
-"""fp32 in memory, of which tensor cores read the upper 19 bits."""
+"""fp32 in memory; tensor cores read the upper 19 bits."""
 TF32_BITS = np.uint32(0xFFFFE000)
-"""The bits of a float32 that TF32 keeps."""
+"""Mask of the float32 bits that TF32 keeps."""
 
 E4M3 = DType("fp8_e4m3", 8, 3, np.dtype(ml_dtypes.float8_e4m3fn), "e4m3")
 E5M2 = DType("fp8_e5m2", 8, 2, np.dtype(ml_dtypes.float8_e5m2), "e5m2")
 
 UE8M0 = DType("ue8m0", 8, 0, np.dtype(ml_dtypes.float8_e8m0fnu), "ue8m0")
-"""Powers of two from 2^-127 on, of byte 0; byte 255 is NaN. Only scales are."""
+"""Byte b encodes 2^(b - 127); 255 is NaN. Used for scales only."""
 
 INT8 = DType("int8", 8, 7, np.dtype(np.int8), "s8")
 UINT8 = DType("uint8", 8, 8, np.dtype(np.uint8), "u8")
@@ -64,11 +64,11 @@ INT32 = DType("int32", 32, 31, np.dtype(np.int32), "s32")
 INT64 = DType("int64", 64, 63, np.dtype(np.int64), "s64")
 BOOL = DType("bool", 8, 1, np.dtype(np.bool_), "u8")
 
-LARGEST = {E4M3: 448.0, E5M2: 57344.0, INT8: 127.0}
-"""The largest magnitude of a type of 8 bits that has its negative too (OCP 8-bit floating point specification)."""
+MAX_FINITE = {E4M3: 448.0, E5M2: 57344.0, INT8: 127.0}
+"""Largest magnitude that is representable with both signs (OCP 8-bit floating point specification)."""
 
-LEAST_SCALE = 2.0**-126
-"""The smallest scale of values in 8 bits, so that neither it nor its reciprocal is subnormal or infinite."""
+MIN_SCALE = 2.0**-126
+"""Smallest scale of 8-bit values: neither it nor its reciprocal is subnormal or infinite in fp32."""
 
 _ALL = (BF16, FP16, FP32, E4M3, E5M2)
 _INTEGERS = {d.name: d for d in (INT8, INT32, INT64, BOOL, UE8M0)}
@@ -80,14 +80,14 @@ _NAMES = {
 }
 
 
-def as_dtype(value: Any, argument: str = "dtype", integers: bool = False) -> DType:
-    """The `DType` for a name ("bf16"), a numpy or ml_dtypes dtype, or a torch dtype; with `integers` those too.
+def as_dtype(value: Any, argument: str = "dtype", allow_integers: bool = False) -> DType:
+    """Return the `DType` for a name ("bf16"), a numpy or ml_dtypes dtype, or a torch dtype.
 
-    Raises ArgumentError naming `argument` when it is none of them.
+    `allow_integers`: accept integer types, bool and ue8m0, too. Raises ArgumentError, which names `argument`.
     """
     if isinstance(value, DType):
         return value
-    names = _NAMES | _INTEGERS if integers else _NAMES
+    names = _NAMES | _INTEGERS if allow_integers else _NAMES
     name = value if isinstance(value, str) else str(value).removeprefix("torch.")
     if name not in names and not isinstance(value, str):
         try:
@@ -99,23 +99,23 @@ def as_dtype(value: Any, argument: str = "dtype", integers: bool = False) -> DTy
     raise ArgumentError(f"{argument}: got {value!r}; use one of {', '.join(dict.fromkeys(map(repr, names.values())))}")
 
 
-def number_operand(name: str, x: Any) -> float:
-    """A real number given for an operand, which the kernel gets as fp32. ArgumentError where fp32 does not hold it."""
+def validate_fp32_scalar(name: str, x: Any) -> float:
+    """Return a real number for an operand that the kernel gets as fp32. Raises ArgumentError if it overflows fp32."""
     try:
         number = float(x)
-    except OverflowError:  # an integer
+    except OverflowError:  # a Python int beyond float64
         number = math.inf
-    if math.isinf(in_fp32(number)) and abs(x) != math.inf:
+    if math.isinf(saturate_to_fp32_range(number)) and abs(x) != math.inf:
         raise ArgumentError(f"{name}: got {x}; use a number that fp32 can hold")
     return number
 
 
-def in_fp32(x: Any) -> float:
-    """A real number as a float, not rounded; but one that is infinite or 0 in fp32 becomes that."""
+def saturate_to_fp32_range(x: Any) -> float:
+    """Return a float, not rounded to fp32, except that numbers which overflow or underflow fp32 become inf or 0."""
     try:
         number = float(x)
-    except OverflowError:  # an integer
+    except OverflowError:  # a Python int beyond float64
         number = math.inf if x > 0 else -math.inf
     with np.errstate(over="ignore", under="ignore"):
-        held = float(np.float32(number))
-    return held if math.isinf(held) or held == 0 else number
+        rounded = float(np.float32(number))
+    return rounded if math.isinf(rounded) or rounded == 0 else number

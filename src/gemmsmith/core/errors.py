@@ -1,4 +1,4 @@
-"""The exceptions of this library. Each message names the argument, what was given, and what would work."""
+"""The exceptions of this library. Each message names the argument, the value passed, and a value that works."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class GemmsmithError(Exception):
-    """Base of every error raised on purpose by this library."""
+    """Base class of all errors that this library raises."""
 
 
 class ArgumentError(GemmsmithError, ValueError):
@@ -14,27 +14,27 @@ class ArgumentError(GemmsmithError, ValueError):
 
 
 class EpilogueError(ArgumentError):
-    """An epilogue cannot become part of the kernel; the message quotes the user's line and says what would work."""
+    """An epilogue cannot be fused; the message quotes the user's line and names an alternative."""
 
 
 class ConfigError(GemmsmithError, ValueError):
-    """A config does not fit the problem or the chip; the message says which resource and by how much."""
+    """A config does not fit the problem or the chip; the message names the resource and the excess."""
 
 
 class KernelError(GemmsmithError):
-    """A kernel description is wrong; the message names the kernel's line."""
+    """A kernel description is invalid; the message names the kernel's source line."""
 
 
 class CompileError(GemmsmithError):
-    """NVRTC or ptxas refused the generated source; the message holds the compiler's log."""
+    """NVRTC or ptxas failed; the message has the compiler's log."""
 
 
 class DeviceError(GemmsmithError, RuntimeError):
-    """No usable GPU: none present, no driver, or not the chip that a kernel is made for."""
+    """No usable GPU: none is present, there is no driver, or the kernel was built for another chip."""
 
 
 class HazardError(GemmsmithError):
-    """The simulator found a race, a deadlock or a misuse; `hazards` lists them."""
+    """The simulator found races, deadlocks or misuses, listed in `hazards`."""
 
     def __init__(self, hazards: list[Any]) -> None:
         self.hazards = hazards
@@ -42,19 +42,18 @@ class HazardError(GemmsmithError):
 
 
 class RetraceWarning(UserWarning):
-    """An epilogue is traced again at each call, which takes some tenths of a millisecond; the message says why."""
+    """An epilogue is traced again in each call, which takes some tenths of a millisecond; the message says why."""
 
 
 ARGUMENTS = (
-    "scale_a", "scale_b", "epilogue", "operands", "out", "out_dtype", "accumulate", "precision", "exact", "atomic",
-    "config", "batch_invariant", "backend",
+    "scale_a", "scale_b", "epilogue", "operands", "out", "out_dtype", "accumulate", "precision", "fast_math",
+    "deterministic", "config", "batch_invariant", "backend",
 )  # fmt: skip
-"""The names of `gemm`'s own arguments; any other name is an operand's."""
+"""Argument names of `gemm`; any other name is an epilogue operand."""
 
 
-def meant(name: str) -> str:
-    """The end of an error message about an operand that the epilogue does not read: the argument with a similar name,
-    or an empty string."""
+def did_you_mean(name: str) -> str:
+    """Return "; did you mean ...?" if an argument of `gemm` has a similar name, else ""."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, ARGUMENTS, 1, 0.65)

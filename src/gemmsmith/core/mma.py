@@ -1,4 +1,4 @@
-"""Tensor-core instructions as rows of data, and which element of a matrix each register of a thread holds."""
+"""The tensor-core instructions, and which element of D each register of a thread holds."""
 
 from __future__ import annotations
 
@@ -8,57 +8,62 @@ from typing import Any, Literal
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF32, UINT8, DType
 from gemmsmith.core.errors import ConfigError
 
+MmaKind = Literal["wgmma", "mma", "fma"]
+"""Instruction family (CUTLASS: OpClass): wgmma, one instruction of a warpgroup per 64 x n x k (PTX ISA,
+"wgmma.mma_async"); mma, mma.sync m16n8 by each warp, with operands loaded by ldmatrix, for which n is a multiple of 16
+(PTX ISA, "mma.sync"); fma, CUDA cores, one instruction per multiply-add."""
 Major = Literal["K", "MN"]
-"""The index along which an operand's neighbors in memory lie."""
-WARPGROUP = 128
-"""Threads of a warpgroup: four warps."""
+"""Major-ness of an operand: the dimension with unit stride."""
+THREADS_PER_WARPGROUP = 128
+"""Four warps."""
 WGMMA_M = 64
-"""Rows of D of one instruction."""
-K_BITS = 256
-"""Bits of a row of A, or of B, that an instruction multiplies."""
-FRAGMENT_REGISTERS = 4
-"""32-bit registers a thread that hold A (64 x k) of one instruction."""
+"""Rows of D that one wgmma computes."""
+MMA_K_BITS = 256
+"""Bits of K per row of A, or column of B, that one instruction multiplies."""
+A_FRAGMENT_REGISTERS = 4
+"""32-bit registers per thread of A's fragment (64 x k) for one instruction."""
 
 
 @dataclass(frozen=True)
 class Mma:
-    """D (m x n) += A (m x k) @ B (k x n), computed by one warpgroup: the dtypes of A, B and D, and the layouts that A
-    and B may have in shared memory. `by`: "wgmma", which multiplies in one instruction (PTX ISA, "wgmma.mma_async"),
-    "mma" (PTX ISA, "mma.sync"), of which each warp multiplies 16 rows by 8 columns at a time; ldmatrix reads its
-    operands, for which n is a multiple of 16; or "fma", an instruction a product, on CUDA cores."""
+    """An instruction that computes D (m x n) += A (m x k) @ B (k x n) with one warpgroup.
+
+    `a`, `b`, `d`: the dtypes. `majors`: layouts of A and B that it reads from shared memory. `register_majors`: further
+    layouts of A, of which threads load their fragments into registers. `alignment_bits`: fraction bits that are kept
+    when addends are aligned to the largest exponent (hw/fused_sum.py); integer sums are exact.
+    """
 
     a: DType
     b: DType
     d: DType
     majors: tuple[Major, ...] = ("K",)
     register_majors: tuple[Major, ...] = ()
-    """Layouts that A may have besides, of which threads load their fragments into registers."""
-    fraction: int = 25
-    """The bits it keeps of what it adds, below the largest exponent (hw/fused_sum.py). Integers keep all."""
+    alignment_bits: int = 25
     m: int = WGMMA_M
-    by: Literal["wgmma", "mma", "fma"] = "wgmma"
+    kind: MmaKind = "wgmma"
 
     @property
     def k(self) -> int:
-        return K_BITS // self.a.bits
+        """K of one instruction."""
+        return MMA_K_BITS // self.a.bits
 
-    def has_n(self, n: int) -> bool:
-        """Whether D may have n columns."""
-        if self.by != "wgmma":
+    def supports_n(self, n: int) -> bool:
+        """Return whether D may have `n` columns."""
+        if self.kind != "wgmma":
             return 16 <= n <= 256 and n % 16 == 0
         return 8 <= n <= 256 and n % 8 == 0 and (self.d != INT32 or n <= 24 or n % 16 == 0)
 
     @property
-    def n_listed(self) -> str:
-        """The n that it has, as an error lists them."""
-        if self.by != "wgmma":
+    def supported_n_text(self) -> str:
+        """The supported n, as text for an error."""
+        if self.kind != "wgmma":
             return "a multiple of 16 from 16 to 256"
         steps = "a multiple of 16, or 8 or 24," if self.d == INT32 else "a multiple of 8"
         return f"{steps} from 8 to 256"
 
-    def registers(self, n: int) -> int:
-        """32-bit registers a thread that hold D; fp16 lies in pairs."""
-        return self.m * n * self.d.bits // (32 * WARPGROUP)
+    def accumulator_registers(self, n: int) -> int:
+        """Return the 32-bit registers per thread of D with `n` columns; fp16 is packed in pairs."""
+        return self.m * n * self.d.bits // (32 * THREADS_PER_WARPGROUP)
 
     def __str__(self) -> str:
         return f"{self.d.ptx}.{self.a.ptx}.{self.b.ptx}"
@@ -69,61 +74,68 @@ WGMMA = (
     Mma(FP16, FP16, FP32, ("K", "MN")),
     Mma(FP16, FP16, FP16, ("K", "MN")),
     Mma(TF32, TF32, FP32, register_majors=("MN",)),
-    *(Mma(a, b, d, fraction=13) for d in (FP32, FP16) for a in (E4M3, E5M2) for b in (E4M3, E5M2)),
+    *(Mma(a, b, d, alignment_bits=13) for d in (FP32, FP16) for a in (E4M3, E5M2) for b in (E4M3, E5M2)),
     Mma(INT8, INT8, INT32),
 )
-"""What Hopper's warpgroups multiply."""
+"""wgmma, sm_90a."""
 
 
 MMA_SYNC = (
-    *(Mma(a, a, d, ("K", "MN"), by="mma") for a, d in ((BF16, FP32), (FP16, FP32), (FP16, FP16))),
-    *(Mma(a, a, d, by="mma") for a, d in ((TF32, FP32), (INT8, INT32), (UINT8, INT32))),
+    *(Mma(a, a, d, ("K", "MN"), kind="mma") for a, d in ((BF16, FP32), (FP16, FP32), (FP16, FP16))),
+    *(Mma(a, a, d, kind="mma") for a, d in ((TF32, FP32), (INT8, INT32), (UINT8, INT32))),
 )
-"""What warps multiply from Ampere on. How they round was seen on an H200; Ampere adds half as much of K at once."""
+"""mma.sync, sm_80 and later. Rounding as measured on an H200; Ampere sums half as many products per step."""
 
 
-FMA = (Mma(FP32, FP32, FP32, ("K", "MN"), fraction=24, by="fma"),)
-"""What CUDA cores multiply: `k` products are counted as one instruction, each of which rounds once."""
-TABLES = {"wgmma": WGMMA, "mma": MMA_SYNC, "fma": FMA}
+FMA = (Mma(FP32, FP32, FP32, ("K", "MN"), alignment_bits=24, kind="fma"),)
+"""CUDA cores. `k` multiply-adds, each of which rounds once, count as one instruction."""
+INSTRUCTIONS_BY_KIND = {"wgmma": WGMMA, "mma": MMA_SYNC, "fma": FMA}
 
 
-def find_mma(a: DType, b: DType, d: DType, by: str = "wgmma") -> Mma:
-    """The instruction for these dtypes. ConfigError where there is none."""
-    table = TABLES[by]
+def select_mma(a: DType, b: DType, d: DType, kind: MmaKind = "wgmma") -> Mma:
+    """Return the instruction for these dtypes. Raises ConfigError if there is none."""
+    table = INSTRUCTIONS_BY_KIND[kind]
     for mma in table:
         if (mma.a, mma.b, mma.d) == (a, b, d):
             return mma
-    raise ConfigError(f"{by}: got {a} x {b} accumulated in {d}; it has {', '.join(map(str, table))}")
+    raise ConfigError(f"{kind}: got {a} x {b} accumulated in {d}; it supports {', '.join(map(str, table))}")
 
 
-PRODUCTS = 3
-"""Of 3xTF32, for each k-tile: A's low part times B, A times B's low part, and A times B, which are read without those
-parts; the product of the low parts is left out."""
+TF32X3_MMAS = 3
+"""MMAs per k-tile of 3xTF32: small(A) x big(B), big(A) x small(B), big(A) x big(B); small x small is omitted."""
 
 
-# -- the fragment --------------------------------------------------------------------------------------------------
-# A warp of the four has 16 rows of D's 64. Its lanes lie as 8 rows of 4 (a quad shares a row), and a thread holds pairs
-# of neighbors: of every 8 columns (a chunk) one pair in each half of its warp's rows. Element e of a thread is one of
-# pair e / 2, which lies in chunk e / 4 and half e / 2 % 2. (PTX ISA, "Register fragments for wgmma.mma_async"; with
-# four warps along M those of mma.sync m16n8 are the same.) The functions take numbers, arrays and a kernel's Values.
+# -- the accumulator fragment --------------------------------------------------------------------------------------
+# Each of the four warps has 16 of D's 64 rows. Its lanes form 8 rows of 4 (a quad shares a row), and a thread holds
+# pairs of neighboring columns: of every 8 columns (a group) one pair in each half of its warp's rows. Element e of a
+# thread is in pair e / 2, which is in group e / 4 and half e / 2 % 2. (PTX ISA, "Register fragments for
+# wgmma.mma_async"; with four warps along M those of mma.sync m16n8 are the same.) The functions accept ints, arrays and
+# a kernel's Values.
 
-CHUNK, HALF_ROWS, WARP_ROWS, QUAD = 8, 8, 16, 4
-OF_QUAD, OF_COLUMN = (1, 2), (4, 8, 16)
-"""The bits in which the lanes differ that share a row, and those that share columns."""
+FRAGMENT_GROUP_COLUMNS = 8
+FRAGMENT_HALF_ROWS = 8
+FRAGMENT_ROWS_PER_WARP = 16
+LANES_PER_QUAD = 4
+QUAD_XOR_MASKS = (1, 2)
+"""XOR masks between lanes that share a row."""
+COLUMN_XOR_MASKS = (4, 8, 16)
+"""XOR masks between lanes that share columns."""
 
 
-def fragment_row(warp: Any, lane: Any, height: int = 1) -> Any:
-    """The row of a thread's elements in the first half; the second half is HALF_ROWS below. `warp`: of the four.
-    Where rows are paired (`height` 2) a warp has 8, one of each pair of its halves, and there is no second half."""
-    return warp * (WARP_ROWS // height) + lane // QUAD
+def fragment_row(warp: Any, lane: Any, rows_per_value: int = 1) -> Any:
+    """Return the row of a thread's elements in its warp's first half; the second half is FRAGMENT_HALF_ROWS below.
+
+    `warp`: 0 to 3. `rows_per_value`: 2 if rows are paired; a warp then has 8 rows of values, and no second half.
+    """
+    return warp * (FRAGMENT_ROWS_PER_WARP // rows_per_value) + lane // LANES_PER_QUAD
 
 
 def fragment_column(lane: Any) -> Any:
-    """The column of a thread's first element in a chunk; the second is its right neighbor."""
-    return lane % QUAD * 2
+    """Return the column of a thread's first element in a group of 8; its second element is in the next column."""
+    return lane % LANES_PER_QUAD * 2
 
 
 def fragment_element(thread: Any, e: Any) -> tuple[Any, Any]:
-    """(row, column) of element `e` of a warpgroup's thread."""
-    row = fragment_row(thread // 32, thread % 32) + HALF_ROWS * (e // 2 % 2)
-    return row, CHUNK * (e // 4) + fragment_column(thread % 32) + e % 2
+    """Return (row, column) of element `e` of a thread of the warpgroup."""
+    row = fragment_row(thread // 32, thread % 32) + FRAGMENT_HALF_ROWS * (e // 2 % 2)
+    return row, FRAGMENT_GROUP_COLUMNS * (e // 4) + fragment_column(thread % 32) + e % 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pointer:
-    """The address `offset` bytes into the array `name`; if that operand is a number, the number."""
+    """The address `offset` bytes into the array `name`; the value itself if the operand `name` is a scalar."""
 
     name: str
     offset: int = 0

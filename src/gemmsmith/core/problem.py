@@ -1,4 +1,4 @@
-"""What is to be computed: D[b] = A[b] @ B[b], with every operand's shape, strides and dtype."""
+"""The GEMM to be computed: D[b] = A[b] @ B[b], with every operand's shape, strides and dtype."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from gemmsmith.core.dtypes import DType
+from gemmsmith.core.integers import round_up
 from gemmsmith.core.pointer import Pointer
 
-TMA_ALIGNMENT = 16
-"""Bytes: base address and every stride but the innermost (PTX ISA, tensor maps)."""
+TMA_ALIGNMENT_BYTES = 16
+"""Alignment of the base address and of every stride but the innermost (PTX ISA, tensor maps)."""
 MAX_EXTENT = 2**31 - 2**12
-"""TMA coordinates are int32, and a coordinate may lie up to one cluster's tile beyond the extent."""
+"""TMA coordinates are int32, and a coordinate may be up to one cluster's tile beyond the extent."""
 MAX_STRIDE_BYTES = 2**40
+"""Limit of a tensor map's strides (CUDA driver API, cuTensorMapEncodeTiled)."""
 SCALE_BLOCK = 128
-"""Elements of K that share a scale, and that tensor cores sum before the sum is added in fp32; or rows that do."""
+"""Elements of K (or rows) per block scale, and elements of K per promotion step."""
 
 
 @dataclass(frozen=True)
@@ -33,71 +35,72 @@ class Matrix:
     col_stride: int
     batch: int = 1
     batch_stride: int = 0
-    alignment: int = TMA_ALIGNMENT
+    alignment: int = TMA_ALIGNMENT_BYTES
 
     @property
     def T(self) -> Matrix:
-        """The transposed view of the same memory."""
+        """Transposed view of the same memory."""
         return Matrix(
             self.dtype, self.cols, self.rows, self.col_stride, self.row_stride,
             self.batch, self.batch_stride, self.alignment,
         )  # fmt: skip
 
     @property
-    def contiguous(self) -> str | None:
-        """The contiguous index: "cols" (row-major), "rows" (column-major), or None. If both are, one of length 1."""
-        if self.col_stride == 1 and not (self.row_stride == 1 and self.rows <= 1 < self.cols):
-            return "cols"
-        return "rows" if self.row_stride == 1 else None
+    def is_row_major(self) -> bool:
+        """True if columns have unit stride. If rows have it, too, one of both dimensions has length 1."""
+        return self.col_stride == 1 and not (self.row_stride == 1 and self.rows <= 1 < self.cols)
+
+    @property
+    def is_column_major(self) -> bool:
+        """True if rows have unit stride, and the matrix is not `is_row_major`."""
+        return self.row_stride == 1 and not self.is_row_major
 
     @property
     def pitch_bytes(self) -> int:
-        """From one contiguous row, or column if column-major, to the next."""
-        return (self.col_stride if self.column_major else self.row_stride) * self.dtype.bytes
+        """Bytes from one contiguous row, or column if column-major, to the next."""
+        return (self.col_stride if self.is_column_major else self.row_stride) * self.dtype.bytes
 
     @cached_property
-    def tma_ready(self) -> bool:
-        """Whether TMA can address it: one unit stride, the others multiples of 16 bytes, an aligned base."""
-        if self.contiguous is None or self.alignment % TMA_ALIGNMENT:
+    def is_tma_compatible(self) -> bool:
+        """True if a tensor map can address it: one unit stride, others multiples of 16 bytes, an aligned base."""
+        if not (self.is_row_major or self.is_column_major) or self.alignment % TMA_ALIGNMENT_BYTES:
             return False
         return _fits_tma(self.pitch_bytes) and _fits_tma(self.batch_stride * self.dtype.bytes)
 
     @property
-    def loads_by_tma(self) -> bool:
-        """Whether TMA reads pieces of it for an epilogue; of a column-major one those of 16 or 32 bits."""
-        return self.tma_ready and (self.dtype.bits >= 16 or not self.column_major)
+    def can_tma_load(self) -> bool:
+        """True if an epilogue can load it by TMA; a column-major matrix needs elements of 16 or 32 bits."""
+        return self.is_tma_compatible and (self.dtype.bits >= 16 or not self.is_column_major)
 
     @property
-    def stores_by_tma(self) -> bool:
-        """Whether TMA can write it likewise. TMA writes whole chunks of 16 bytes: if a row (or column) ends within a
-        chunk it would overwrite bytes that do not belong to the matrix (seen on an H200)."""
-        along = self.rows if self.column_major else self.cols
-        return self.loads_by_tma and along * self.dtype.bytes % TMA_ALIGNMENT == 0
+    def can_tma_store(self) -> bool:
+        """True if an epilogue can store it by TMA.
 
-    @property
-    def column_major(self) -> bool:
-        """Whether the matrix is column-major: neighbors in memory belong to one column."""
-        return self.contiguous == "rows"
+        Rows (columns if column-major) must be multiples of 16 bytes: TMA writes whole 16-byte units, and would
+        overwrite what follows the matrix (seen on an H200).
+        """
+        contiguous_extent = self.rows if self.is_column_major else self.cols
+        return self.can_tma_load and contiguous_extent * self.dtype.bytes % TMA_ALIGNMENT_BYTES == 0
 
     def canonical(self) -> Matrix:
-        """The same matrix; strides of length-1 dimensions, which are never used, become values that TMA accepts."""
+        """Return the same matrix with unused strides, those of length-1 dimensions, replaced by values TMA accepts."""
         if self.rows > 1 and self.cols > 1 and (self.batch > 1 or not self.batch_stride):
             return self
-        step = TMA_ALIGNMENT // self.dtype.bytes
+        alignment = TMA_ALIGNMENT_BYTES // self.dtype.bytes
         row, col = self.row_stride, self.col_stride
         if self.cols <= 1 and row != 1:
             col = 1
         if self.rows <= 1 and col != 1:
             row = 1
         if self.rows <= 1 and col == 1:
-            row = -(-max(self.cols, 1) // step) * step
+            row = round_up(max(self.cols, 1), alignment)
         if self.cols <= 1 and row == 1:
-            col = -(-max(self.rows, 1) // step) * step
+            col = round_up(max(self.rows, 1), alignment)
         batch = self.batch_stride if self.batch > 1 else 0
         return Matrix(self.dtype, self.rows, self.cols, row, col, self.batch, batch, self.alignment)
 
-    def read_like(self, other: Matrix) -> Matrix:
-        """The same matrix with `other`'s strides in length-1 dimensions."""
+    def with_degenerate_strides_of(self, other: Matrix) -> Matrix:
+        """Return the same matrix with the strides of length-0 and length-1 dimensions taken from `other`."""
         empty = 0 in (self.batch, self.rows, self.cols)
         row = other.row_stride if empty or self.rows <= 1 else self.row_stride
         col = other.col_stride if empty or self.cols <= 1 else self.col_stride
@@ -106,73 +109,87 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Scale:
-    """What an operand, seen as (M or N) x K, is multiplied by: `matrix` has one number for `rows` rows, 1 or 128, and
-    SCALE_BLOCK elements of K, blocks rounded up. It lies at the Pointer `name`."""
+    """Block scales of an operand viewed as (M or N) x K.
+
+    `matrix` has one scale per `granularity` (1 or 128) rows (CUTLASS: ScaleGranularityM/N) and SCALE_BLOCK elements of
+    K, rounded up. It is stored at the Pointer `name`.
+    """
 
     name: str
     matrix: Matrix
-    rows: int
+    granularity: int
 
 
 SCALE_NAMES = ("scale of a", "scale of b")
-"""What the scales of a and b are called among an epilogue's operands, none of which can have such a name."""
+"""Names of the scales of a and b among the epilogue's operands; not identifiers, so no user operand has them."""
 Scales = tuple[Scale | None, Scale | None]
 """The scales of A and of B."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """D (batch, m, n) = A (batch, m, k) @ B (batch, k, n), accumulated in `accumulate`; where it is `promoted`, each
-    SCALE_BLOCK of K on its own, times its `scales`, and these sums in fp32. `low_parts`: besides A and B as the
-    instruction reads them, what it leaves of each is multiplied by the other (3xTF32)."""
+    """A GEMM: D (batch, m, n) = A (batch, m, k) @ B (batch, k, n), accumulated in `accumulator_dtype`.
+
+    `promoted`: each SCALE_BLOCK of K is summed separately, multiplied by its `scales`, and added in fp32.
+    `split_tf32` (3xTF32): also multiply the residuals, what the truncation to TF32 drops of A and of B.
+    """
 
     a: Matrix
     b: Matrix
     d: Matrix
-    accumulate: DType
+    accumulator_dtype: DType
     promoted: bool = False
     scales: Scales = (None, None)
-    low_parts: bool = False
+    split_tf32: bool = False
 
     @property
     def m(self) -> int:
+        """Rows of A and D."""
         return self.a.rows
 
     @property
     def n(self) -> int:
+        """Columns of B and D."""
         return self.b.cols
 
     @property
     def k(self) -> int:
+        """Columns of A, rows of B."""
         return self.a.cols
 
     @property
     def batch(self) -> int:
+        """Number of GEMMs."""
         return self.d.batch
 
     @cached_property
     def operands(self) -> tuple[Matrix, Matrix]:
-        """A as M x K and B as N x K, as kernels copy them."""
+        """A as M x K and B as N x K, as kernels load them."""
         return self.a, self.b.T
 
     @property
     def flops(self) -> int:
-        """Multiply and add counted as two."""
+        """Floating-point operations; a multiply-add counts as two."""
         return 2 * self.batch * self.m * self.n * self.k
 
     @property
     def T(self) -> Problem:
-        """The same product read transposed, D^T = B^T @ A^T: makes a column-major D row-major."""
+        """The transposed problem, D^T = B^T @ A^T: makes a column-major D row-major."""
         return replace(self, a=self.b.T, b=self.a.T, d=self.d.T, scales=self.scales[::-1])
 
-    def read_like(self, other: Problem) -> Problem:
-        """The same product, matrices of one row, one column or none laid out as in `other` as far as they may be."""
-        a, b, d = self.a.read_like(other.a), self.b.read_like(other.b), self.d.read_like(other.d)
-        of_a, of_b = (
-            replace(x, matrix=x.matrix.read_like(y.matrix)) if x and y else x
+    def with_degenerate_strides_of(self, other: Problem) -> Problem:
+        """Return the same problem with the strides of length-0 and length-1 dimensions taken from `other`."""
+        scale_a, scale_b = (
+            replace(x, matrix=x.matrix.with_degenerate_strides_of(y.matrix)) if x and y else x
             for x, y in zip(self.scales, other.scales, strict=True)
         )
-        return replace(self, a=a, b=b, d=d, scales=(of_a, of_b))
+        return replace(
+            self,
+            a=self.a.with_degenerate_strides_of(other.a),
+            b=self.b.with_degenerate_strides_of(other.b),
+            d=self.d.with_degenerate_strides_of(other.d),
+            scales=(scale_a, scale_b),
+        )
 
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch > 1 else ""
@@ -182,44 +199,50 @@ class Problem:
 
 @dataclass(frozen=True)
 class BoundProblem(Problem):
-    """A problem whose A and B TMA reads as they are, with where these lie: what a kernel's arguments are computed from.
+    """A problem with TMA-compatible A and B and their Pointers, from which a kernel's arguments are computed.
 
-    `arrays`: the epilogue's operands and results in memory, by name: (rows, columns) each, 1 where it does not vary.
-    `low`: the low parts of the `operands`, if there are any, and where these lie.
+    `arrays`: the epilogue's operands and results in memory, by name: (rows, columns) each, 1 if they are broadcast.
+    `residuals`: the TF32 residuals of the `operands` and their Pointers, if there are any.
     """
 
-    a_at: Pointer = field(kw_only=True)
-    b_at: Pointer = field(kw_only=True)
+    a_pointer: Pointer = field(kw_only=True)
+    b_pointer: Pointer = field(kw_only=True)
     arrays: Mapping[str, Matrix] = field(kw_only=True)
-    low: tuple[tuple[Matrix, Pointer], ...] = field(default=(), kw_only=True)
+    residuals: tuple[tuple[Matrix, Pointer], ...] = field(default=(), kw_only=True)
 
     @property
-    def at(self) -> tuple[Pointer, Pointer]:
-        """The addresses of the `operands`."""
-        return self.a_at, self.b_at
+    def operand_pointers(self) -> tuple[Pointer, Pointer]:
+        """Pointers of the `operands`."""
+        return self.a_pointer, self.b_pointer
 
-    @staticmethod
-    def of(
-        p: Problem, a: Pointer, b: Pointer, arrays: Mapping[str, Matrix], low: tuple[tuple[Matrix, Pointer], ...] = ()
+    @classmethod
+    def from_problem(
+        cls,
+        p: Problem,
+        a: Pointer,
+        b: Pointer,
+        arrays: Mapping[str, Matrix],
+        residuals: tuple[tuple[Matrix, Pointer], ...] = (),
     ) -> BoundProblem:
-        own = {x.name: getattr(p, x.name) for x in fields(Problem)}
-        return BoundProblem(**own, a_at=a, b_at=b, arrays=arrays, low=low)
+        """Return the problem with the Pointers of its arrays."""
+        problem_fields = {x.name: getattr(p, x.name) for x in fields(Problem)}
+        return cls(**problem_fields, a_pointer=a, b_pointer=b, arrays=arrays, residuals=residuals)
 
 
-Source = Callable[[BoundProblem], tuple[Matrix, Pointer]]
-"""Gives an operand of a problem as an (M or N) x K matrix, and where it lies."""
+OperandFn = Callable[[BoundProblem], tuple[Matrix, Pointer]]
+"""Function that returns an operand of a problem as an (M or N) x K matrix, and its Pointer."""
 
 
-def operand_of(index: int) -> Source:
-    """A (0) or B (1)."""
-    return lambda p: (p.operands[index], p.at[index])
+def operand_selector(index: int) -> OperandFn:
+    """Return the function that selects A (0) or B (1)."""
+    return lambda p: (p.operands[index], p.operand_pointers[index])
 
 
-def low_part_of(index: int) -> Source:
-    """The low part of A or of B."""
-    return lambda p: p.low[index]
+def residual_selector(index: int) -> OperandFn:
+    """Return the function that selects the TF32 residual of A (0) or B (1)."""
+    return lambda p: p.residuals[index]
 
 
-def _fits_tma(stride: int) -> bool:
-    """Whether a tensor map may have a stride of that many bytes."""
-    return 0 <= stride < MAX_STRIDE_BYTES and stride % TMA_ALIGNMENT == 0
+def _fits_tma(stride_bytes: int) -> bool:
+    """Return whether a tensor map may have this stride."""
+    return 0 <= stride_bytes < MAX_STRIDE_BYTES and stride_bytes % TMA_ALIGNMENT_BYTES == 0

@@ -1,52 +1,61 @@
-"""What a config must keep to, whatever the operands are."""
+"""Operand-independent rules for a valid Config."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemmsmith.core.chip import HOPPER, find_chip
+from gemmsmith.core.chip import HOPPER, get_chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import find, for_chip, listed, taking
+from gemmsmith.core.design import designs_for_chip, designs_supporting, get_design, join_alternatives
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.mma import WGMMA, WGMMA_M
 
-STAGES_LIMIT = HOPPER.shared_bytes // (2 * 16 * (WGMMA_M + 8))
-"""Stages of the smallest tile, 64x8 with rows of 32 bytes, that shared memory has room for."""
-WIDEST_BAND = 4096
-"""Tiles; a kernel's products of it with numbers of tiles are int32."""
-OPERAND_BYTES = sorted({mma.a.bytes for mma in WGMMA})
+MAX_STAGES = HOPPER.max_shared_bytes_per_cta // (2 * 16 * (WGMMA_M + 8))
+"""Stages of the smallest tile, 64x8 with rows of 32 bytes, that fit in shared memory."""
+MAX_RASTER_GROUP = 4096
+"""Tiles; the kernels multiply it by tile counts in int32."""
+OPERAND_ITEMSIZES = sorted({mma.a.bytes for mma in WGMMA})
 
 
-def check(c: Config) -> None:
-    """Raises ConfigError for a config that works with no operands; the message says what would work."""
+def check_config(c: Config) -> None:
+    """Raise ConfigError if the config is invalid for all operands; the message says what would work."""
     for holds, message in _rules(c):
         if not holds:
             raise ConfigError(message)
 
 
 def _rules(c: Config) -> Iterator[tuple[bool, str]]:
-    """The rules in order, each with its message; a rule may assume that those before it hold."""
+    """Yield the rules in order, each with its message; a rule may assume that the previous ones hold."""
     (m, n, k), (rows, columns), splits = c.tile, c.cluster, c.cluster_splits
-    design = find(c.design)
-    yield (c.consumers in design.accumulators,
-           f"consumers: got {c.consumers}; use {listed(design.accumulators)} with {c.design}")  # fmt: skip
-    warpgroups, chip = c.warpgroups[0], find_chip(c.chip)
-    yield chip.has(design.architecture), f"design: got {c.design} for {chip}; use {listed(for_chip(chip))}"
+    design = get_design(c.design)
+    yield (
+        c.consumers in design.max_accumulator_registers,
+        f"consumers: got {c.consumers}; use {join_alternatives(design.max_accumulator_registers)} with {c.design}",
+    )
+    warpgroups, chip = c.warpgroups[0], get_chip(c.chip)
+    yield (
+        chip.supports(design.required_arch),
+        f"design: got {c.design} for {chip}; use {join_alternatives(designs_for_chip(chip))}",
+    )
     yield (m > 0 and m % (WGMMA_M * warpgroups) == 0 and m <= 256,
            f"tile M: got {m}; use a multiple of {WGMMA_M} x {warpgroups} warpgroups, up to 256")  # fmt: skip
     yield 8 <= n <= 256 and n % 8 == 0, f"tile N: got {n}; use a multiple of 8 from 8 to 256"
-    yield (any(whole_rows(k, size) for size in OPERAND_BYTES),
+    yield (any(fills_swizzle_rows(k, size) for size in OPERAND_ITEMSIZES),
            f"tile K: got {k}; use rows of 32, 64, or a multiple of 128 bytes up to 512")  # fmt: skip
-    if design.multiplies != "wgmma":
-        yield c.cluster == (1, 1), f"cluster: got {c.cluster}; {c.design} has no clusters, use 1x1"
-        yield (c.evict == ("normal", "normal"),
-               f"evict: got {c.evict}; {c.design} has no policies of the L2, use normal for both")  # fmt: skip
-        yield not c.serpentine, f"serpentine: got {c.design}, which goes through k-tiles in their order"
-    yield (not c.streaming_stores or chip.has("sm_90"),
-           f"streaming_stores: got {chip}, which has no stores by TMA; use False")  # fmt: skip
-    yield not c.pdl or chip.has("sm_90"), f"pdl: got {chip}, which has no programmatic dependent launch; use False"
+    if design.mma_kind != "wgmma":
+        yield c.cluster == (1, 1), f"cluster: got {c.cluster}; {c.design} does not support clusters, use 1x1"
+        yield (
+            c.evict == ("normal", "normal"),
+            f"evict: got {c.evict}; {c.design} does not support L2 eviction policies, use normal for both",
+        )
+        yield not c.serpentine, f"serpentine: not supported by {c.design}; use False"
+    yield (not c.streaming_stores or chip.supports("sm_90"),
+           f"streaming_stores: got {chip}, which does not support TMA stores; use False")  # fmt: skip
+    yield (not c.pdl or chip.supports("sm_90"),
+           f"pdl: got {chip}, which does not support programmatic dependent launch; use False")  # fmt: skip
     yield c.stages >= 2, f"stages: got {c.stages}; use at least 2"
-    yield c.stages <= STAGES_LIMIT, f"stages: got {c.stages}; shared memory has room for {STAGES_LIMIT} of the smallest"
+    yield (c.stages <= MAX_STAGES,
+           f"stages: got {c.stages}; use at most {MAX_STAGES}, what fits with the smallest tile")  # fmt: skip
     yield ({rows, columns} <= {1, 2, 4} and rows * columns <= 8,
            f"cluster: got {c.cluster}; use 1, 2 or 4 each way, at most 8 CTAs")  # fmt: skip
     yield (1 <= splits <= 8 // (rows * columns),
@@ -56,18 +65,21 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     yield (1 in (c.splits, splits),
            f"splits: got {c.splits} and {splits} in a cluster; use one of them, 1 for the other")  # fmt: skip
     for name, count in (("splits", c.splits), ("cluster_splits", splits)):
-        yield (name in design.takes or count == 1,
-               f"{name}: got {count}; {c.design} computes whole tiles, use 1, or {taking(name)}")  # fmt: skip
-    yield 1 <= c.raster_group <= WIDEST_BAND, f"raster_group: got {c.raster_group}; use 1 to {WIDEST_BAND}"
+        yield (
+            name in design.supported_options or count == 1,
+            f"{name}: got {count}; {c.design} does not support split-K, use 1, or {designs_supporting(name)}",
+        )
+    yield 1 <= c.raster_group <= MAX_RASTER_GROUP, f"raster_group: got {c.raster_group}; use 1 to {MAX_RASTER_GROUP}"
     yield (not c.sync_clusters or c.can_sync_clusters,
-           f"sync_clusters: got {c.design}, splits {c.splits} and {splits} in a cluster; it takes "
-           f"{taking('sync_clusters')} and whole tiles")  # fmt: skip
+           f"sync_clusters: got {c.design}, splits {c.splits} and {splits} in a cluster; it needs "
+           f"{designs_supporting('sync_clusters')}, and no split-K")  # fmt: skip
     yield (
-        not c.alias_epilogue or "alias_epilogue" in design.takes,
-        f"alias_epilogue: got {c.design}; it takes {taking('alias_epilogue')}",
+        not c.alias_epilogue or "alias_epilogue" in design.supported_options,
+        f"alias_epilogue: got {c.design}; it needs {designs_supporting('alias_epilogue')}",
     )
 
 
-def whole_rows(k: int, size: int) -> bool:
-    """Whether `k` elements of `size` bytes are a row that swizzles, or several of the widest."""
-    return k * size in (32, 64) or (k * size % 128 == 0 and 128 <= k * size <= 512)
+def fills_swizzle_rows(k: int, itemsize: int) -> bool:
+    """Return whether `k` elements fill a swizzle row of 32 or 64 bytes, or 1 to 4 rows of 128."""
+    nbytes = k * itemsize
+    return nbytes in (32, 64) or (nbytes % 128 == 0 and 128 <= nbytes <= 512)

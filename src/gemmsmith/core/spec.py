@@ -1,4 +1,4 @@
-"""What is constant in a kernel: a config, and the dtypes and layouts it is made for; not sizes, not strides."""
+"""The compile-time constants of a kernel: a config, and the dtypes and layouts of operands; no sizes, no strides."""
 
 from __future__ import annotations
 
@@ -9,157 +9,195 @@ from hashlib import sha256
 from math import gcd
 from typing import NamedTuple
 
-from gemmsmith.core.chip import Chip, find_chip
+from gemmsmith.core.chip import Chip, get_chip
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import find, listed, names, promoting
+from gemmsmith.core.design import design_names, designs_with_promotion, get_design, join_alternatives
 from gemmsmith.core.dtypes import E4M3, E5M2, FP32, DType
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.core.graph import Graph, bare
-from gemmsmith.core.mma import FRAGMENT_REGISTERS, PRODUCTS, QUAD, WARPGROUP, WGMMA_M, Major, Mma, find_mma
+from gemmsmith.core.graph import EpilogueGraph, identity_graph
+from gemmsmith.core.integers import ceil_div, round_up
+from gemmsmith.core.mma import (
+    A_FRAGMENT_REGISTERS,
+    LANES_PER_QUAD,
+    TF32X3_MMAS,
+    THREADS_PER_WARPGROUP,
+    WGMMA_M,
+    Major,
+    Mma,
+    select_mma,
+)
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem, Scale
-from gemmsmith.core.rules import check, whole_rows
+from gemmsmith.core.rules import check_config, fills_swizzle_rows
 from gemmsmith.core.tile import Tile
 
-SCALE_BOX = 4
-"""K-tiles whose block scales TMA brings at once where they are contiguous along K: 16 bytes, its least."""
-DEPTH_PADDING = 16
-"""Bytes between the depths of a tile that sgemm stages: 8 depths of 4 neighbors are in 32 banks."""
-A_STEPS = 4
-"""K-steps of an A in registers that these hold at once: some are multiplied while one is loaded."""
-BARRIER_BYTES = 16
-"""Bytes of a stage's two mbarriers."""
-LOW_PARTS_BYTES = 64
-"""Bytes of K after which mma_multistage promotes the sums of 3xTF32. One accumulator holds all three products there,
-where wgmma's designs sum each on its own; with so short a sum it truncates no more (backends/reference/bounds.py)."""
-IN_FLIGHT = (4, 2)
-"""K-tiles that a warpgroup multiplies at once, where it promotes their sums: of 64x64 at 64x7168x2048 (FP8, H200)
-6.29, 6.49, and alone 7.22 us."""
-IN_TURNS = 64
-"""Columns up to which each of two warpgroups multiplies one k-tile at once, since they hide each other's promotion:
-128x64 at 512x2112x7168 takes 18.5 us so and 19.2 with four in flight, at 256x4096x7168 18.7 and 20.0 (FP8, H200)."""
-BESIDE_EXCHANGE = 12
-"""Registers that the sums of all k-tiles in flight leave a cluster that adds up its CTAs' sums, if warpgroups share an
-SM's registers: with fewer it spills."""
+SCALES_PER_TMA_BOX = 4
+"""Block scales (k-tiles) per TMA box along K: 4 fp32 = 16 bytes, TMA's minimum."""
+K_ROW_PADDING_BYTES = 16
+"""Padding after each k-row of an sgemm stage, which makes 8 k-rows x 4 elements free of bank conflicts."""
+MAX_A_K_STEPS_IN_REGISTERS = 4
+"""K-steps of A's fragments in registers at a time: some are multiplied while one is loaded."""
+BARRIER_PAIR_BYTES = 16
+"""A stage's full and empty mbarrier, 8 bytes each."""
+TF32X3_PROMOTION_K_BYTES = 64
+"""Bytes of K after which mma_multistage promotes the sums of 3xTF32. It has one accumulator for all three MMAs of a
+k-tile, while wgmma's designs sum each separately; so short sums truncate no more (backends/reference/bounds.py)."""
+PROMOTION_K_TILES_IN_FLIGHT = (4, 2)
+"""Candidate numbers of k-tiles in flight per warpgroup with promoted sums. 64x64 tiles at 64x7168x2048 (FP8, H200):
+6.29 us with 4, 6.49 with 2, 7.22 with 1."""
+MAX_COLUMNS_WITH_ONE_K_TILE_IN_FLIGHT = 64
+"""Up to this many columns, two warpgroups keep one k-tile each in flight: each hides the other's promotion. 128x64
+tiles (FP8, H200): 18.5 us with one k-tile in flight, 19.2 with four at 512x2112x7168; 18.7 and 20.0 at 256x4096x7168.
+"""
+CLUSTER_REDUCTION_REGISTERS = 12
+"""Registers per thread reserved for the cluster reduction if several warpgroups share an SM; with fewer it spills."""
 
 
 def operand_major(matrix: Matrix) -> Major:
-    """Major-ness of an operand seen as (M or N) x K."""
-    return "MN" if matrix.contiguous == "rows" else "K"
+    """Return the major-ness of an operand viewed as (M or N) x K."""
+    return "MN" if matrix.is_column_major else "K"
 
 
 @dataclass(frozen=True)
 class EpilogueSpec:
-    """A graph whose results all have a dtype; the matrices among operands and results that TMA reaches, by name
-    (the others are read and written element by element, with any strides), and those of the others whose columns are
-    contiguous; whether functions are exact, and whether sums are atomic, in one step and in no fixed order."""
+    """An epilogue graph, whose results all have a dtype, and how its arrays are accessed.
 
-    graph: Graph
+    `tma`: names of the matrices, operands and results, that are accessed by TMA; others are accessed element by
+    element, with any strides. `column_major`: names of the matrices with contiguous columns. `fast_math`: SFU
+    approximations instead of CUDA's math library. `deterministic`: reductions in two passes of fixed order instead of
+    by atomics.
+    """
+
+    graph: EpilogueGraph
     tma: frozenset[str]
     column_major: frozenset[str] = frozenset()
-    exact: bool = False
-    atomic: bool = False
+    fast_math: bool = True
+    deterministic: bool = True
 
-    @staticmethod
-    def bare(d: Matrix) -> EpilogueSpec:
-        """The epilogue that stores D and computes nothing."""
-        tma, column_major = (frozenset({"out"} if x else ()) for x in (d.stores_by_tma, d.column_major))
-        return EpilogueSpec(bare(d.dtype), tma, column_major)
+    @classmethod
+    def identity(cls, d: Matrix) -> EpilogueSpec:
+        """Return the epilogue that only stores D."""
+        tma, column_major = (frozenset({"out"} if x else ()) for x in (d.can_tma_store, d.is_column_major))
+        return cls(identity_graph(d.dtype), tma, column_major)
 
-    def over(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
-        """The spec for matrices with these strides and alignments. Integers are not loaded by TMA, since the kernel
-        computes in fp32."""
-        floats = [o.name for o in self.graph.operands if o.extent.is_matrix and o.dtype and not o.dtype.is_integer]
-        tma = {name for name in floats if arrays[name].loads_by_tma}
-        tma |= {name for name in self.graph.stored if arrays[name].stores_by_tma}
-        column_major = frozenset(name for name in self.graph.matrices if arrays[name].column_major)
-        return EpilogueSpec(self.graph, frozenset(tma), column_major, self.exact, self.atomic)
+    def for_arrays(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
+        """Return the spec for matrices with these strides and alignments.
 
-    def with_graph(self, graph: Graph) -> EpilogueSpec:
-        """The same epilogue with another graph."""
-        return EpilogueSpec(graph, self.tma, self.column_major, self.exact, self.atomic)
+        Integers are not loaded by TMA, since the kernel computes in fp32.
+        """
+        floats = [
+            o.name for o in self.graph.operands if o.broadcast_dims.is_matrix and o.dtype and not o.dtype.is_integer
+        ]
+        tma = {name for name in floats if arrays[name].can_tma_load}
+        tma |= {name for name in self.graph.matrix_result_names if arrays[name].can_tma_store}
+        column_major = frozenset(name for name in self.graph.matrix_names if arrays[name].is_column_major)
+        return EpilogueSpec(self.graph, frozenset(tma), column_major, self.fast_math, self.deterministic)
+
+    def with_graph(self, graph: EpilogueGraph) -> EpilogueSpec:
+        """Return the same spec with another graph."""
+        return EpilogueSpec(graph, self.tma, self.column_major, self.fast_math, self.deterministic)
 
 
 @dataclass(frozen=True)
 class ScaleSpec:
-    """Block scales of an operand: of how many `rows` one is, 1 or 128; and along which index TMA brings a tile's, as it
-    can where those of rows are contiguous, 16-byte aligned fp32: "MN" of one k-tile, "K" of SCALE_BOX, a box."""
+    """Block scales of an operand: rows per scale (1 or 128), and how they are loaded.
 
-    rows: int
+    `by_tma`: "MN", a TMA box of one k-tile; "K", a box of SCALES_PER_TMA_BOX k-tiles; None: element by element. TMA
+    loads scales per row that are fp32, contiguous and 16-byte aligned.
+    """
+
+    granularity: int
     dtype: DType
     by_tma: Major | None = None
 
-    @staticmethod
-    def of(scale: Scale | None) -> ScaleSpec | None:
-        """None for an operand without them."""
+    @classmethod
+    def from_scale(cls, scale: Scale | None) -> ScaleSpec | None:
+        """Return the spec of an operand's block scales; None if it has none."""
         if not scale:
             return None
-        by_tma = scale.rows == 1 and scale.matrix.dtype == FP32 and scale.matrix.tma_ready
-        return ScaleSpec(scale.rows, scale.matrix.dtype, operand_major(scale.matrix) if by_tma else None)
+        by_tma = scale.granularity == 1 and scale.matrix.dtype == FP32 and scale.matrix.is_tma_compatible
+        return cls(scale.granularity, scale.matrix.dtype, operand_major(scale.matrix) if by_tma else None)
 
     def __str__(self) -> str:
         return f"{self.dtype} read " + (f"by TMA along {self.by_tma}" if self.by_tma else "one by one")
 
-    def takes(self, other: ScaleSpec) -> bool:
-        """Whether a kernel for these takes others, too: what is read one by one may lie in any layout."""
-        return (self.rows, self.dtype) == (other.rows, other.dtype) and self.by_tma in (None, other.by_tma)
+    def is_compatible_with(self, other: ScaleSpec) -> bool:
+        """Return whether a kernel for these scales accepts `other`: element-wise loads support any layout."""
+        same_scales = (self.granularity, self.dtype) == (other.granularity, other.dtype)
+        return same_scales and self.by_tma in (None, other.by_tma)
 
-    def count(self, rows: int) -> int:
-        """How many scales a tile of so many rows, which begins at any multiple of them, may need."""
-        farthest = SCALE_BLOCK - gcd(rows, SCALE_BLOCK)  # that it begins behind a border
-        return rows if self.rows == 1 else -(-(farthest + rows) // SCALE_BLOCK)
+    def max_scales(self, rows: int) -> int:
+        """Return the most scales that a tile of `rows` rows needs, which starts at a multiple of `rows`."""
+        max_offset = SCALE_BLOCK - gcd(rows, SCALE_BLOCK)  # largest offset of a tile's first row within a scale block
+        return rows if self.granularity == 1 else ceil_div(max_offset + rows, SCALE_BLOCK)
 
     def staged_bytes(self, rows: int) -> int:
-        """Shared memory of one stage, or of one box, fp32 each."""
-        alignment, k_tiles = 128 if self.by_tma else 16, SCALE_BOX if self.by_tma == "K" else 1
-        return -(-4 * k_tiles * self.count(rows) // alignment) * alignment
+        """Return the bytes of shared memory of one stage, or of one TMA box, in fp32."""
+        alignment = 128 if self.by_tma else 16
+        k_tiles = SCALES_PER_TMA_BOX if self.by_tma == "K" else 1
+        return round_up(4 * k_tiles * self.max_scales(rows), alignment)
 
-    def slots(self, stages: int) -> int:
-        """Stages; or boxes, as many as may be needed at once where each tile has many k-tiles."""
-        return -(-stages // SCALE_BOX) + 1 if self.by_tma == "K" else stages
+    def num_stages(self, stages: int) -> int:
+        """Return the stages of scales; with boxes along K, the most that `stages` consecutive k-tiles need."""
+        return ceil_div(stages, SCALES_PER_TMA_BOX) + 1 if self.by_tma == "K" else stages
 
 
-def slices(config: Config, graph: Graph) -> int:
-    """CTAs that reduce a slice of a tile's columns each, of those of a cluster that share its K: all of them, where
-    that makes slices of 8 columns and of 16 bytes and the graph looks at each by itself, as most do; else one reduces
-    it."""
+def num_reducing_ctas(config: Config, graph: EpilogueGraph) -> int:
+    """Return the number of CTAs that each reduce a column slice of a tile whose K is split in a cluster.
+
+    All of them, if slices are multiples of 8 columns and 16 bytes and the graph's columns are independent; else 1.
+    """
     dtypes = [o.dtype for o in graph.operands] + [r.dtype for r in graph.results]
     columns = max([8, *(16 // dtype.bytes for dtype in dtypes if dtype)]) * config.cluster_splits
-    apart = graph.transposable and not graph.halves
-    return config.cluster_splits if apart and config.tile[1] % columns == 0 else 1
+    can_slice_columns = graph.is_transposable and not graph.has_paired_columns
+    return config.cluster_splits if can_slice_columns and config.tile[1] % columns == 0 else 1
 
 
-class PromotedSums(NamedTuple):
-    """What a warpgroup's promoted sums are like: columns of a tile of which it sums a k-tile at once, 64 rows of them;
-    k-tiles that it has in flight; and registers a thread that the total, one k-tile's sums and its scales take."""
+class PromotionPlan(NamedTuple):
+    """Plan for a warpgroup's promoted sums.
 
-    columns: int
-    in_flight: int
-    registers: int
+    `n_per_pass`: columns, of 64 rows, that are summed per pass. `k_tiles_in_flight`: MMAs of k-tiles in flight.
+    `registers_per_thread`: those of the accumulator, of one k-tile's sums and of its scales.
+    """
+
+    n_per_pass: int
+    k_tiles_in_flight: int
+    registers_per_thread: int
 
 
-def promotion(c: Config, each_column: bool = False) -> PromotedSums:
-    """wgmma's: all columns at once, or half where registers are few; and as many k-tiles in flight as there are
-    registers for, which hides the promotion of one under the product of the next, and half of the stages at most, for
-    they are handed back behind it. With `each_column` each has a scale of its own. mma.sync's: a whole k-tile's."""
-    design, (down, across) = find(c.design), c.warpgroups
-    rows, n, limit = c.tile[0] // down, c.tile[1] // across, design.promoted.get(c.consumers, 0)
-    total, scales = rows * n // WARPGROUP, (n // QUAD + 12) * each_column
-    if design.multiplies == "mma":
-        return PromotedSums(n, 1, 2 * total)
-    columns = n if n % 16 or total + scales + n // 2 <= limit else n // 2
-    of_one = scales + columns // 2
-    in_parts = (rows, columns) != (WGMMA_M, n)
-    in_turns = c.consumers == 2 and not design.own_tiles and columns <= IN_TURNS
-    free = limit - total - BESIDE_EXCHANGE * (c.cluster_splits > 1 and c.consumers > 1)
-    in_flight = (
-        1 if in_parts or in_turns else next((x for x in IN_FLIGHT if x * of_one <= free and 2 * x <= c.stages), 1)
+def plan_promotion(c: Config, per_column_scales: bool = False) -> PromotionPlan:
+    """Return the plan for promoted sums.
+
+    For wgmma: all columns in one pass, or half if registers are short; as many k-tiles in flight as registers allow,
+    which hides the promotion of one behind the MMAs of the next, and at most half of the stages, since these are
+    released after the promotion. `per_column_scales`: each column of B has its own block scale.
+    For mma.sync: whole k-tiles.
+    """
+    design, (warpgroups_m, warpgroups_n) = get_design(c.design), c.warpgroups
+    rows, n = c.tile[0] // warpgroups_m, c.tile[1] // warpgroups_n
+    limit = design.max_promoted_registers.get(c.consumers, 0)
+    accumulator = rows * n // THREADS_PER_WARPGROUP
+    scales = n // LANES_PER_QUAD + 12 if per_column_scales else 0
+    if design.mma_kind == "mma":
+        return PromotionPlan(n, 1, 2 * accumulator)
+    n_per_pass = n if n % 16 or accumulator + scales + n // 2 <= limit else n // 2
+    registers_in_flight = scales + n_per_pass // 2
+    has_several_passes = (rows, n_per_pass) != (WGMMA_M, n)
+    warpgroups_alternate = (
+        c.consumers == 2 and not design.tile_per_warpgroup and n_per_pass <= MAX_COLUMNS_WITH_ONE_K_TILE_IN_FLIGHT
     )
-    return PromotedSums(columns, in_flight, total + of_one)
+    free = limit - accumulator
+    if c.cluster_splits > 1 and c.consumers > 1:
+        free -= CLUSTER_REDUCTION_REGISTERS
+    k_tiles = 1
+    if not has_several_passes and not warpgroups_alternate:
+        fitting = (x for x in PROMOTION_K_TILES_IN_FLIGHT if x * registers_in_flight <= free and 2 * x <= c.stages)
+        k_tiles = next(fitting, 1)
+    return PromotionPlan(n_per_pass, k_tiles, accumulator + registers_in_flight)
 
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One kernel serves every problem with the same spec."""
+    """The compile-time constants of a kernel, which serves every problem with the same spec."""
 
     config: Config
     mma: Mma
@@ -167,57 +205,61 @@ class KernelSpec:
     epilogue: EpilogueSpec
     promoted: bool = False
     scales: tuple[ScaleSpec | None, ScaleSpec | None] = (None, None)
-    low_parts: bool = False
+    split_tf32: bool = False
 
-    @staticmethod
-    def of(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
-        """The spec of a problem, by default of the bare product; ConfigError where the config cannot work."""
-        multiplies = find(config.design).multiplies
-        if (multiplies == "fma") != (problem.a.dtype == FP32):
-            for_fp32 = listed(name for name in names() if find(name).multiplies == "fma")
+    @classmethod
+    def from_problem(cls, problem: Problem, config: Config, epilogue: EpilogueSpec | None = None) -> KernelSpec:
+        """Return the spec of a problem, by default with the identity epilogue.
+
+        Raises ConfigError if the config cannot work with the problem.
+        """
+        mma_kind = get_design(config.design).mma_kind
+        if (mma_kind == "fma") != (problem.a.dtype == FP32):
+            for_fp32 = join_alternatives(name for name in design_names() if get_design(name).mma_kind == "fma")
             raise ConfigError(
-                f"design: got {config.design} for operands of {problem.a.dtype}; fp32 operands, without a precision, "
-                f"are for {for_fp32}, and for no other"
+                f"design: got {config.design} for operands of {problem.a.dtype}; fp32 operands without `precision` "
+                f"need the design {for_fp32}, which takes nothing else"
             )
-        mma = find_mma(problem.a.dtype, problem.b.dtype, problem.accumulate, multiplies)
+        mma = select_mma(problem.a.dtype, problem.b.dtype, problem.accumulator_dtype, mma_kind)
         majors = tuple(map(operand_major, problem.operands))
-        of_a, of_b = map(ScaleSpec.of, problem.scales)
-        epilogue = epilogue or EpilogueSpec.bare(problem.d)
-        spec = _checked(KernelSpec(config, mma, majors, epilogue, problem.promoted, (of_a, of_b), problem.low_parts))
+        scale_a, scale_b = map(ScaleSpec.from_scale, problem.scales)
+        epilogue = epilogue or EpilogueSpec.identity(problem.d)
+        spec = cls(config, mma, majors, epilogue, problem.promoted, (scale_a, scale_b), problem.split_tf32)
+        _check_once(spec)
         columns = spec.warpgroup_columns
-        if spec.epilogue.graph.takes_whole_rows and problem.n > columns:
-            of = f", {columns} a warpgroup," if columns < config.tile[1] else ""
+        if spec.epilogue.graph.requires_full_rows and problem.n > columns:
+            per_warpgroup = f", {columns} per warpgroup," if columns < config.tile[1] else ""
             raise ConfigError(
-                f"tile N: got {config.tile[1]}{of} for n = {problem.n}; this epilogue needs a row in one tile, "
-                "up to 256 columns"
+                f"tile N: got {config.tile[1]}{per_warpgroup} for n = {problem.n}; this epilogue needs a row in one "
+                "tile, up to 256 columns"
             )
         return spec
 
     # -- tiles ---------------------------------------------------------------------------------------
     @property
     def tiles(self) -> tuple[Tile, ...]:
-        """A's and B's tiles in a stage."""
+        """Tiles of A and B in a stage."""
         m, n, k = self.config.tile
         operands = zip((self.mma.a, self.mma.b), (m, n), self.majors, strict=True)
         return tuple(Tile(dtype, mn, k, major) for dtype, mn, major in operands)
 
     @property
-    def sharers(self) -> tuple[int, ...]:
-        """CTAs of a cluster that need the same tile of A, and the same of B: those of a row, those of a column."""
+    def multicast_ctas(self) -> tuple[int, ...]:
+        """CTAs that share a multicast of A (along the cluster's N), and of B (along its M)."""
         rows, columns = self.config.cluster
         return columns, rows
 
     @property
     def stage_bytes(self) -> int:
-        """Shared memory of one stage of a CTA: what TMA brings into it at most, peers' multicasts included."""
-        padding = DEPTH_PADDING * (self.mma.by == "fma")
+        """Bytes of shared memory of one stage of a CTA, the peers' multicast slices included."""
+        padding = K_ROW_PADDING_BYTES if self.mma.kind == "fma" else 0
         return sum(tile.bytes + tile.k * padding for tile in self.tiles)
 
     def scale_bytes(self, stages: int) -> int:
-        """Shared memory for block scales beside so many stages, with the barriers of boxes."""
-        sides = [(x, rows) for x, rows in zip(self.scales, self.config.tile, strict=False) if x]
-        barriers = sum(x.slots(stages) * BARRIER_BYTES for x, _ in sides if x.by_tma == "K")
-        return barriers + sum(x.slots(stages) * x.staged_bytes(rows) for x, rows in sides)
+        """Return the bytes of shared memory for block scales, with barriers of boxes, next to `stages` of A and B."""
+        scales = [(x, rows) for x, rows in zip(self.scales, self.config.tile, strict=False) if x]
+        barriers = sum(x.num_stages(stages) * BARRIER_PAIR_BYTES for x, _ in scales if x.by_tma == "K")
+        return barriers + sum(x.num_stages(stages) * x.staged_bytes(rows) for x, rows in scales)
 
     @property
     def warpgroup_rows(self) -> int:
@@ -231,152 +273,158 @@ class KernelSpec:
 
     @property
     def chip(self) -> Chip:
-        """What the kernel is made for."""
-        return find_chip(self.config.chip)
+        """The architecture that the kernel is compiled for."""
+        return get_chip(self.config.chip)
 
     @property
     def tma(self) -> frozenset[str]:
-        """The epilogue's matrices that TMA loads and stores: those that it reaches, if the chip has it."""
-        return self.epilogue.tma if self.chip.has("sm_90") else frozenset()
+        """Names of the epilogue's matrices that are loaded and stored by TMA; none if the chip does not support it."""
+        return self.epilogue.tma if self.chip.supports("sm_90") else frozenset()
 
     # -- sizes ---------------------------------------------------------------------------------------
     @property
     def multicast_size(self) -> int:
-        """CTAs of a cluster that share copies: those with the same share of K."""
+        """CTAs of a cluster that share multicast loads: those with the same K split."""
         return self.config.cluster[0] * self.config.cluster[1]
 
     @property
     def cluster_size(self) -> int:
+        """CTAs of a cluster."""
         return self.multicast_size * self.config.cluster_splits
 
     @property
-    def slices(self) -> int:
-        """CTAs of a cluster that reduce a slice of one tile's columns each."""
-        return slices(self.config, self.epilogue.graph)
+    def num_reducing_ctas(self) -> int:
+        """CTAs of a cluster that each reduce a column slice of one tile."""
+        return num_reducing_ctas(self.config, self.epilogue.graph)
 
     @property
     def slice_columns(self) -> int:
         """Columns of a tile that one warpgroup reduces and stores."""
-        return self.warpgroup_columns // self.slices
+        return self.warpgroup_columns // self.num_reducing_ctas
 
     @property
-    def exchange_bytes(self) -> int:
-        """Shared memory into which the CTAs of a cluster that share a tile bring their sums."""
-        registers = self.accumulator_registers // self.slices * self.config.consumers
-        return (self.config.cluster_splits - 1) * registers * 4 * WARPGROUP
+    def cluster_reduction_bytes(self) -> int:
+        """Bytes of shared memory for the cluster reduction of split-K partial sums."""
+        registers = self.accumulator_registers // self.num_reducing_ctas * self.config.consumers
+        return (self.config.cluster_splits - 1) * registers * 4 * THREADS_PER_WARPGROUP
 
     @property
     def threads(self) -> int:
-        return WARPGROUP * (self.config.consumers + find(self.config.design).other_warpgroups)
+        """Threads per CTA."""
+        return THREADS_PER_WARPGROUP * (self.config.consumers + get_design(self.config.design).producer_warpgroups)
 
     @property
     def accumulator_registers(self) -> int:
-        """Registers a thread that the accumulator takes."""
-        return self.warpgroup_rows // self.mma.m * self.mma.registers(self.warpgroup_columns)
+        """Registers per thread of the accumulator."""
+        return self.warpgroup_rows // self.mma.m * self.mma.accumulator_registers(self.warpgroup_columns)
 
     @property
     def a_in_registers(self) -> bool:
-        """Whether A lies as wgmma reads it from registers only."""
+        """True if A has a layout that wgmma reads from registers only."""
         return self.majors[0] not in self.mma.majors
 
     @property
-    def hands_back_to_peers(self) -> bool:
-        """Whether stages that ld has read are handed back to other CTAs: those that share A. That takes the scope
-        .cluster, which costs wgmma's designs 18 % (notebook, decision 9)."""
-        return self.a_in_registers and self.sharers[0] > 1
+    def releases_stages_to_peers(self) -> bool:
+        """True if stages that `ld` has read are released to other CTAs, those that share A.
+
+        That needs the scope .cluster, which costs wgmma's designs 18 % (docs/internals/decisions/09-arrival-scope.md).
+        """
+        return self.a_in_registers and self.multicast_ctas[0] > 1
 
     @property
-    def a_steps(self) -> int:
-        """K-steps of A's fragments that registers hold at once: none where A is read from shared memory."""
-        return min(self.config.tile[2] // self.mma.k, A_STEPS) if self.a_in_registers else 0
+    def a_k_steps(self) -> int:
+        """K-steps of A's fragments in registers at a time; 0 if A is read from shared memory."""
+        return min(self.config.tile[2] // self.mma.k, MAX_A_K_STEPS_IN_REGISTERS) if self.a_in_registers else 0
 
     @property
     def a_registers(self) -> int:
-        """Registers a thread that A's fragments take."""
-        return self.a_steps * self.warpgroup_rows // self.mma.m * FRAGMENT_REGISTERS
+        """Registers per thread of A's fragments."""
+        return self.a_k_steps * self.warpgroup_rows // self.mma.m * A_FRAGMENT_REGISTERS
 
     @property
-    def promotion(self) -> PromotedSums:
-        return promotion(self.config, self._scales_columns)
+    def promotion(self) -> PromotionPlan:
+        """The plan for promoted sums."""
+        return plan_promotion(self.config, self._has_per_column_scales)
 
     @property
-    def _scales_columns(self) -> bool:
-        """Whether each column of B has a block scale of its own."""
-        of_b = self.scales[1]
-        return of_b is not None and of_b.rows == 1
+    def _has_per_column_scales(self) -> bool:
+        """True if each column of B has a block scale of its own."""
+        scale_b = self.scales[1]
+        return scale_b is not None and scale_b.granularity == 1
 
     @property
-    def products(self) -> int:
-        """K-tiles that are multiplied for each of A and B: those of 3xTF32 where low parts are read from memory; where
-        they are worked out in registers a k-tile is multiplied at once."""
-        return PRODUCTS if self.low_parts and self.mma.by == "wgmma" else 1
+    def mmas_per_k_tile(self) -> int:
+        """MMAs per k-tile: 3 for 3xTF32 with wgmma, which reads the residuals from memory; else 1."""
+        return TF32X3_MMAS if self.split_tf32 and self.mma.kind == "wgmma" else 1
 
     @property
     def name(self) -> str:
-        """A symbol: the design, the tile, and a hash of all else that makes another kernel."""
+        """The kernel's symbol: the design, the tile, and a hash of everything else that changes the kernel."""
         c, e = self.config, self.epilogue
         parts = (
-            c.replace(splits=int(c.splits == 1)),  # an argument says how many
-            str(self.mma), *self.majors, self.promoted, self.scales, self.low_parts,
-            e.graph, sorted(e.tma), sorted(e.column_major), e.exact, e.atomic,
+            c.replace(splits=int(c.splits == 1)),  # the number of splits is a kernel argument
+            str(self.mma), *self.majors, self.promoted, self.scales, self.split_tf32,
+            e.graph, sorted(e.tma), sorted(e.column_major), e.fast_math, e.deterministic,
         )  # fmt: skip
         return f"{c.design}_{'x'.join(map(str, c.tile))}_{sha256(repr(parts).encode()).hexdigest()[:8]}"
 
     @property
-    def layouts(self) -> str:
-        """How its matrices lie."""
+    def layout_summary(self) -> str:
+        """One-line summary of operand layouts, for error messages."""
         majors = ", ".join(f"{name} is {major}-major" for name, major in zip("AB", self.majors, strict=True))
         return f"{majors}; by TMA: {', '.join(sorted(self.epilogue.tma))}"
 
     def check(self) -> None:
-        """Raises ConfigError for a config that cannot work with these operands; the message says what would work."""
+        """Raise ConfigError if the config is invalid for these operands; the message says what would work."""
         c = self.config
-        check(c)
+        check_config(c)
         size = self.mma.a.bytes
-        if not whole_rows(c.tile[2], size):
+        if not fills_swizzle_rows(c.tile[2], size):
             raise ConfigError(
                 f"tile K: got {c.tile[2]} with operands of {self.mma.a}; "
                 f"use {32 // size}, {64 // size}, or a multiple of {128 // size} up to {512 // size}"
             )
-        across = c.warpgroups[1]
-        if c.tile[1] % across or not self.mma.has_n(self.warpgroup_columns):
-            of_each = f" of each of {across} warpgroups" * (across > 1)
-            raise ConfigError(f"tile N: got {c.tile[1]}; {self.mma} has {self.mma.n_listed}{of_each}")
-        if self.mma.by == "mma" and c.tile[2] * size % 64:
-            raise ConfigError(f"tile K: got {c.tile[2]} of {self.mma.a}; {c.design} takes a multiple of {64 // size}")
-        if self.mma.by == "fma" and any(
+        warpgroups_n = c.warpgroups[1]
+        if c.tile[1] % warpgroups_n or not self.mma.supports_n(self.warpgroup_columns):
+            per_warpgroup = f" for each of {warpgroups_n} warpgroups" if warpgroups_n > 1 else ""
+            supported = f"{self.mma.supported_n_text}{per_warpgroup}"
+            raise ConfigError(f"tile N: got {c.tile[1]}; {self.mma} supports {supported}")
+        if self.mma.kind == "mma" and c.tile[2] * size % 64:
+            raise ConfigError(f"tile K: got {c.tile[2]} of {self.mma.a}; {c.design} needs a multiple of {64 // size}")
+        if self.mma.kind == "fma" and any(
             (self.threads % tile.mn and tile.mn % self.threads) or self.threads % tile.k or self.threads > 8 * tile.mn
             for tile in self.tiles
         ):
             raise ConfigError(
-                f"tile: got {c.tile} for {self.threads} threads; {c.design} takes M, N and K that divide their "
-                "number, M and N of at least an eighth of it, or multiples"
+                f"tile: got {c.tile} for {self.threads} threads; {c.design} needs tile M, N and K that "
+                "divide the thread count (M and N may also be multiples of it), and M and N >= threads / 8"
             )
-        for name, tile, parts in zip("AB", self.tiles, self.sharers, strict=True):
-            if tile.outer % (8 * parts):
+        for name, tile, ctas in zip("AB", self.tiles, self.multicast_ctas, strict=True):
+            if tile.outer % (8 * ctas):
                 raise ConfigError(
-                    f"cluster: {parts} CTAs share the {name} tile, whose {tile.outer} rows do not split into parts "
-                    "of 8; use a larger tile or a smaller cluster"
+                    f"cluster: {ctas} CTAs share the {name} tile, whose {tile.outer} rows do not split into multicast "
+                    "slices of 8; use a larger tile or a smaller cluster"
                 )
-        besides = () if self.promoted else self.mma.register_majors, ()
-        for name, major, dtype, more in zip("AB", self.majors, (self.mma.a, self.mma.b), besides, strict=True):
+        register_majors = () if self.promoted else self.mma.register_majors, ()
+        for name, major, dtype, more in zip("AB", self.majors, (self.mma.a, self.mma.b), register_majors, strict=True):
             if major not in (*self.mma.majors, *more):
-                raise ConfigError(f"{name}: got {major}-major elements of {dtype}; {self.mma.by} reads K-major ones")
+                raise ConfigError(
+                    f"{name}: got {major}-major elements of {dtype}; {self.mma.kind} supports K-major only"
+                )
         self._check_conversions()
-        design, taken = find(c.design), self.accumulator_registers + self.a_registers
-        limit = design.accumulators[c.consumers]
+        design, needed = get_design(c.design), self.accumulator_registers + self.a_registers
+        limit = design.max_accumulator_registers[c.consumers]
         if self.promoted:
             self._check_promotion()
-            taken, limit = self.promotion.registers, design.promoted[c.consumers]
-        if taken > limit:
-            what, several = "accumulators" if self.promoted else "accumulator", self.promoted or self.a_in_registers
-            beside = " and A's fragments" * self.a_in_registers
+            needed, limit = self.promotion.registers_per_thread, design.max_promoted_registers[c.consumers]
+        if needed > limit:
+            label = "accumulators" if self.promoted else "accumulator"
+            fragments = " and A's fragments" if self.a_in_registers else ""
+            verb = "need" if self.promoted or self.a_in_registers else "needs"
+            hint = ", or a scale per 128 columns instead of per column" if self._has_per_column_scales else ""
             raise ConfigError(
-                f"registers: the {what} of {self.warpgroup_rows}x{self.warpgroup_columns}{beside} "
-                f"take{'s' * (not several)} {taken} a thread, {taken - limit} more than fit; "
-                "use more consumers or a smaller tile"
-                + ", or a scale for 128 columns, not for each"
-                * self._scales_columns
+                f"registers: the {label} of {self.warpgroup_rows}x{self.warpgroup_columns}{fragments} {verb} {needed} "
+                f"per thread, {needed - limit} more than fit; use more consumers or a smaller tile{hint}"
             )
 
     def _check_conversions(self) -> None:
@@ -384,24 +432,22 @@ class KernelSpec:
         named = [(x.name, x.dtype) for x in graph.operands] + [(x.name, x.dtype) for x in graph.results]
         named += [("cast", node.value) for node in graph.nodes if node.op == "cast"]
         for name, dtype in named:
-            if dtype in (E4M3, E5M2) and not self.chip.has("sm_89"):
+            if dtype in (E4M3, E5M2) and not self.chip.supports("sm_89"):
                 raise ConfigError(f"{name}: got {dtype} for {self.chip}, which cannot convert it; use sm_89 or later")
 
     def _check_promotion(self) -> None:
-        c, row = self.config, SCALE_BLOCK if self.mma.by == "wgmma" else LOW_PARTS_BYTES
-        block = row // self.mma.a.bytes  # of TF32 as many bytes
-        argument, asked = ("precision", "3xtf32") if self.low_parts else ("accumulate", "promoted")
-        if c.consumers not in find(c.design).promoted:
-            hint = "" if self.low_parts else ', or accumulate="fast"'
-            raise ConfigError(
-                f'{argument}: got "{asked}" with {c.design}; use the design {promoting(self.low_parts)}{hint}'
-            )
+        c, k_bytes = self.config, SCALE_BLOCK if self.mma.kind == "wgmma" else TF32X3_PROMOTION_K_BYTES
+        block = k_bytes // self.mma.a.bytes  # SCALE_BLOCK elements of fp8, as many bytes of TF32
+        argument, value = ("precision", "3xtf32") if self.split_tf32 else ("accumulate", "promoted")
+        if c.consumers not in get_design(c.design).max_promoted_registers:
+            hint = "" if self.split_tf32 else ', or accumulate="fast"'
+            designs = designs_with_promotion(self.split_tf32)
+            raise ConfigError(f'{argument}: got "{value}" with {c.design}; use the design {designs}{hint}')
         if c.tile[2] != block:
-            raise ConfigError(f'tile K: got {c.tile[2]} with {argument}="{asked}"; use {block}')
+            raise ConfigError(f'tile K: got {c.tile[2]} with {argument}="{value}"; use {block}')
 
 
 @lru_cache(maxsize=4096)
-def _checked(spec: KernelSpec) -> KernelSpec:
-    """The spec, checked: once, for products of any size may have it."""
+def _check_once(spec: KernelSpec) -> None:
+    """Validate the spec; cached, since many problems share one."""
     spec.check()
-    return spec

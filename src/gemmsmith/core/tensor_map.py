@@ -10,9 +10,9 @@ from gemmsmith.core.pointer import Pointer
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Rank 3, always: (inner, outer, batch), in elements; strides of outer and batch in bytes.
+    """A tensor map of rank 3: (inner, outer, batch), in elements; strides of outer and batch in bytes.
 
-    `address` is the tensor's base address on its machine, or a Pointer until that is known. Source: CUDA driver API,
+    `address`: the tensor's base address, or a Pointer until that is known. Source: CUDA driver API,
     cuTensorMapEncodeTiled.
     """
 
@@ -25,5 +25,5 @@ class TensorMap:
 
     @property
     def box_bytes(self) -> int:
-        """Bytes that a load of a box writes to shared memory; what lies outside of the tensor counts, as zeros."""
+        """Bytes that a load of a box writes to shared memory, including zeros for elements outside of the tensor."""
         return self.box[0] * self.box[1] * self.box[2] * self.dtype.bytes

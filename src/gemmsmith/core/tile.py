@@ -7,22 +7,24 @@ from functools import cached_property
 from typing import Any, Literal
 
 from gemmsmith.core.dtypes import DType
+from gemmsmith.core.integers import round_up
 
 SWIZZLES = (128, 64, 32)
-LINE_BYTES, SECTOR_BYTES = 128, 32
-"""Of the L2. A line is also as wide as the widest swizzle: TMA reads a box of rows of these in as few requests as there
-are lines."""
+LINE_BYTES = 128
+"""L2 cache line, as wide as the widest swizzle: TMA loads a box of such rows with one request per line."""
+SECTOR_BYTES = 32
+"""L2 sector."""
 ATOM_ROWS = 8
 """A swizzle atom is 8 rows of `swizzle` bytes."""
 
 
 def swizzle_bits(swizzle: int) -> int:
-    """How many 16-byte-chunk bits a swizzle of that width exchanges: 128 -> 3, 64 -> 2, 32 -> 1, 0 -> 0."""
+    """Return the number of address bits, from bit 4 on, that a swizzle changes: 128 -> 3, 64 -> 2, 32 -> 1, 0 -> 0."""
     return {128: 3, 64: 2, 32: 1, 0: 0}[swizzle]
 
 
 def swizzled(address: Any, swizzle: int) -> Any:
-    """The byte address TMA and WGMMA use for `address`: bits 4.. are xor-ed with bits 7... Takes ints or arrays.
+    """Return the byte address TMA and WGMMA use for `address`, an int or array: bits 4.. are xor-ed with bits 7...
 
     Source: PTX ISA, "Tensor swizzling modes"; CUTLASS Swizzle<B,4,3>. The pattern follows absolute addresses,
     so a swizzled tile starts at a multiple of 8 * swizzle bytes.
@@ -31,7 +33,7 @@ def swizzled(address: Any, swizzle: int) -> Any:
 
 
 def widest_swizzle(nbytes: int) -> int:
-    """The widest swizzle whose row divides `nbytes`, 0 where none does."""
+    """Return the widest swizzle whose row divides `nbytes`, 0 if none does."""
     return next((s for s in SWIZZLES if nbytes % s == 0), 0)
 
 
@@ -39,7 +41,7 @@ def widest_swizzle(nbytes: int) -> int:
 class Tile:
     """One operand's tile: `mn` rows (of M or N) by `k`, contiguous along K ("K") or along M/N ("MN").
 
-    It is stored as boxes side by side along the contiguous index, each `swizzle` bytes wide.
+    It is stored as consecutive boxes along the contiguous dimension, each `swizzle` bytes wide.
     """
 
     dtype: DType
@@ -49,50 +51,58 @@ class Tile:
 
     @cached_property
     def inner(self) -> int:
-        """Elements along the contiguous index. Those of an MN-major tile are padded to whole lines, or, where they are
-        fewer, to the next swizzle."""
+        """Elements along the contiguous dimension.
+
+        Those of an MN-major tile are padded to a multiple of a line, or to the next swizzle if they are shorter.
+        """
         if self.major == "K":
             return self.k
         nbytes = self.mn * self.dtype.bytes
         row = next((s for s in reversed(SWIZZLES) if nbytes <= s), LINE_BYTES)
-        return -(-nbytes // row) * row // self.dtype.bytes
+        return round_up(nbytes, row) // self.dtype.bytes
 
     @property
     def outer(self) -> int:
+        """Rows of a box: elements along the dimension that is not contiguous."""
         return self.mn if self.major == "K" else self.k
 
     @cached_property
     def swizzle(self) -> int:
+        """Width of the swizzle in bytes: 128, 64, 32, or 0 for none."""
         return widest_swizzle(self.inner * self.dtype.bytes)
 
     @cached_property
     def pitch(self) -> int:
-        """Bytes of a box row: the swizzle's width, or the whole row where nothing is swizzled."""
+        """Bytes of a box row: the swizzle's width, or the whole row if there is no swizzle."""
         return self.swizzle or self.inner * self.dtype.bytes
 
     @cached_property
     def box_inner(self) -> int:
-        """Elements of a box along the contiguous index."""
+        """Elements of a box along the contiguous dimension."""
         return self.pitch // self.dtype.bytes
 
     @cached_property
     def boxes(self) -> int:
+        """Number of boxes."""
         return self.inner // self.box_inner
 
     @property
     def box_bytes(self) -> int:
+        """Bytes of a box."""
         return self.outer * self.pitch
 
     @property
     def bytes(self) -> int:
+        """Bytes of the tile, padding included."""
         return self.boxes * self.box_bytes
 
     @property
     def alignment(self) -> int:
+        """Required alignment of the tile in bytes: a swizzle atom, and at least TMA's 128 (PTX ISA)."""
         return max(ATOM_ROWS * self.swizzle, 128)
 
     def offset(self, mn: Any, k: Any) -> Any:
-        """Byte offset of element (mn, k) from a tile base aligned to `alignment`. Takes ints or arrays."""
+        """Return the byte offset of element (mn, k) from a tile base aligned to `alignment`. Accepts ints or arrays."""
         inner, outer = (k, mn) if self.major == "K" else (mn, k)
         box, column = inner // self.box_inner, inner % self.box_inner
         return box * self.box_bytes + swizzled(outer * self.pitch + column * self.dtype.bytes, self.swizzle)

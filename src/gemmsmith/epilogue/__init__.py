@@ -1,1 +1,1 @@
-"""What happens to the accumulator before it is D, and how D reaches memory."""
+"""Epilogues: graphs of what happens to the accumulator, their optimization and their lowering to kernels."""

@@ -1,12 +1,12 @@
-"""The elementwise functions of epilogues: each one's meaning in float64 and its instructions, side by side.
+"""The elementwise functions of epilogues: float64 reference, instructions and gradient of each, side by side.
 
-Three precisions. `lower` is the default: within 2^-18 of the exact value, relative, or of 1 where the function
-crosses zero. `coarse`, where there is one, uses tanh.approx: within 2^-11 |x|; taken when every result that depends
-on it is stored in bf16 or fp8. `exact`, on request, is CUDA's math library and IEEE division.
+There are three precisions. `lower` is the default: its error is at most 2^-18, relative, or relative to 1 near the
+function's zeros. `approx`, if there is one, uses tanh.approx, with an error of at most 2^-11 |x|; it is used if every
+result that depends on it is stored in bf16 or fp8. `exact`, used with fast_math=False, is CUDA's math library and IEEE
+division.
 
-`gradient`, of (g, y, *inputs), y being the function's value and g what multiplies its derivative, gives one for each
-input; None where the derivative is 0 wherever there is one. It calls operators and methods that traced values and
-tensors of torch have.
+`gradient(g, y, *inputs)`, with y the function's value and g the upstream gradient, returns one gradient per input; None
+if the derivative is 0 wherever it exists. It only uses operators and methods of both traced values and torch tensors.
 """
 
 from __future__ import annotations
@@ -20,58 +20,61 @@ from typing import Any
 import numpy as np
 
 from gemmsmith import hw
-from gemmsmith.lang.builder import current
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32
 from gemmsmith.lang.values import Constant, Value
 
 Array = np.ndarray[Any, Any]
 Lowering = Callable[..., Value]
 
-LOG2_E, LN_2 = math.log2(math.e), math.log(2)
-GELU_A, GELU_B = math.sqrt(2 / math.pi), 0.044715
-"""Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016."""
+LOG2_E = math.log2(math.e)
+LN_2 = math.log(2)
+GELU_A = math.sqrt(2 / math.pi)
+"""Factor of GELU's tanh approximation. Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016."""
+GELU_B = 0.044715
+"""Cubic coefficient of GELU's tanh approximation (same source)."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """An elementwise function: its float64 meaning on arrays, and how it is computed on kernel values."""
+    """An elementwise function: its float64 `reference` on arrays, its lowerings to kernel values, and its gradient."""
 
     name: str
     arity: int
-    meaning: Callable[..., Array]
+    reference: Callable[..., Array]
     lower: Lowering
-    coarse: Lowering | None = None
+    approx: Lowering | None = None
     exact: Lowering | None = None
     gradient: Callable[..., Any] | None = None
 
 
 def _library(name: str) -> Lowering:
-    return lambda x: hw.library(name, x)
+    return lambda x: hw.math_library_call(name, x)
 
 
 def _select(condition: Value, a: Value | float, b: Value | float) -> Value:
-    return current().select(condition, *(x if isinstance(x, Value) else Constant(F32, x) for x in (a, b)))
+    return current_builder().select(condition, *(x if isinstance(x, Value) else Constant(F32, x) for x in (a, b)))
 
 
 def fast_exp(x: Value) -> Value:
-    """e^x by the special-function unit."""
-    return hw.approximate("ex2.approx.ftz", x * LOG2_E)
+    """Compute e^x with the special-function unit."""
+    return hw.sfu_approximation("ex2.approx.ftz", x * LOG2_E)
 
 
 def _log(x: Value) -> Value:
-    return hw.approximate("lg2.approx.ftz", x) * LN_2
+    return hw.sfu_approximation("lg2.approx.ftz", x) * LN_2
 
 
 def _sqrt(x: Value) -> Value:
-    return hw.approximate("sqrt.approx.ftz", x)
+    return hw.sfu_approximation("sqrt.approx.ftz", x)
 
 
 def _reciprocal(x: Value) -> Value:
-    return hw.approximate("rcp.approx.ftz", x)
+    return hw.sfu_approximation("rcp.approx.ftz", x)
 
 
 def _tanh(x: Value) -> Value:
-    return hw.approximate("tanh.approx", x)
+    return hw.sfu_approximation("tanh.approx", x)
 
 
 def _sigmoid(x: Value) -> Value:
@@ -79,7 +82,7 @@ def _sigmoid(x: Value) -> Value:
 
 
 def _sigmoid_exact(x: Value) -> Value:
-    return 1 / (hw.library("expf", -x) + 1)
+    return 1 / (hw.math_library_call("expf", -x) + 1)
 
 
 def _relu(x: Value) -> Value:
@@ -87,12 +90,12 @@ def _relu(x: Value) -> Value:
 
 
 def _softplus(x: Value, log1p: Lowering, exp: Lowering) -> Value:
-    """max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
-    return _relu(x) + log1p(exp(-hw.library("fabsf", x)))
+    """Compute max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
+    return _relu(x) + log1p(exp(-hw.math_library_call("fabsf", x)))
 
 
 def _mish(x: Value, exp: Lowering, divide: Lowering) -> Value:
-    """x tanh(log(1 + e)) = x n / (n + 2), n = e (e + 2); beyond 20 it is x."""
+    """Compute x tanh(log(1 + e^x)) = x n / (n + 2), n = e^x (e^x + 2); above 20 it is x."""
     e = exp(hw.minimum_nan(x, 20.0))
     n = e * (e + 2)
     return x * divide(n, n + 2)
@@ -100,7 +103,7 @@ def _mish(x: Value, exp: Lowering, divide: Lowering) -> Value:
 
 def _gelu(x: Value) -> Value:
     half = x * 0.5
-    return hw.fma(half, hw.library("erff", x * math.sqrt(0.5)), half)
+    return hw.fma(half, hw.math_library_call("erff", x * math.sqrt(0.5)), half)
 
 
 def _gelu_tanh(x: Value, tanh: Lowering) -> Value:
@@ -108,7 +111,7 @@ def _gelu_tanh(x: Value, tanh: Lowering) -> Value:
     return hw.fma(half, tanh(x * hw.fma(x * x, GELU_A * GELU_B, GELU_A)), half)
 
 
-def _silu_coarse(x: Value) -> Value:
+def _silu_approx(x: Value) -> Value:
     half = x * 0.5
     return hw.fma(half, _tanh(half), half)
 
@@ -118,30 +121,30 @@ def _sign(x: Value) -> Value:
 
 
 def _hypot(x: Value, y: Value, sqrt: Lowering) -> Value:
-    """Of both scaled by a power of two where a square would be beyond fp32."""
-    x, y = (hw.library("fabsf", z).named("magnitude") for z in (x, y))
-    largest = hw.maximum_nan(x, y).named("largest")
-    large, small = largest > 2.0**60, largest < 2.0**-60
+    """Scale both by a power of two if a square would overflow or underflow in fp32."""
+    x, y = (hw.math_library_call("fabsf", z).named("magnitude") for z in (x, y))
+    max_magnitude = hw.maximum_nan(x, y).named("max_magnitude")
+    large, small = max_magnitude > 2.0**60, max_magnitude < 2.0**-60
     scale = _select(large, 2.0**-68, _select(small, 2.0**100, 1.0)).named("scale")
-    back = _select(large, 2.0**68, _select(small, 2.0**-100, 1.0))
+    inverse_scale = _select(large, 2.0**68, _select(small, 2.0**-100, 1.0))
     a, b = (x * scale).named("scaled"), (y * scale).named("scaled")
-    return _select((x == math.inf) | (y == math.inf), math.inf, sqrt(hw.fma(a, a, b * b)) * back)
+    return _select((x == math.inf) | (y == math.inf), math.inf, sqrt(hw.fma(a, a, b * b)) * inverse_scale)
 
 
 def _logaddexp(x: Value, y: Value, log1p: Lowering, exp: Lowering) -> Value:
-    """If both are equal, which they may be as infinities, their difference is not used."""
-    apart = hw.maximum_nan(x, y) + log1p(exp(-hw.library("fabsf", x - y)))
-    return _select(x == y, x + LN_2, apart)
+    """Handle x == y separately: the difference of equal infinities is NaN."""
+    combined = hw.maximum_nan(x, y) + log1p(exp(-hw.math_library_call("fabsf", x - y)))
+    return _select(x == y, x + LN_2, combined)
 
 
 def _d_gelu(g: Any, y: Any, x: Any) -> Any:
-    """Phi(x) + x phi(x), of the normal distribution and its density."""
+    """Multiply g by Phi(x) + x phi(x), the normal distribution function and its density."""
     density = (x * x * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
     return g * (0.5 + 0.5 * (x * math.sqrt(0.5)).erf() + x * density)
 
 
 def _d_gelu_tanh(g: Any, y: Any, x: Any) -> Any:
-    """The derivative of x (1 + t) / 2, t = tanh(a (x + b x^3)), by the product and chain rules."""
+    """Multiply g by the derivative of x (1 + t) / 2, t = tanh(a (x + b x^3))."""
     t = (x * (GELU_A + GELU_A * GELU_B * x * x)).tanh()
     inner = GELU_A + 3 * GELU_A * GELU_B * x * x
     return g * (0.5 + 0.5 * t + 0.5 * x * (1 - t * t) * inner)
@@ -153,26 +156,29 @@ def _d_silu(g: Any, y: Any, x: Any) -> Any:
 
 
 def _d_mish(g: Any, y: Any, x: Any) -> Any:
-    """The derivative of x * t, t = tanh(softplus(x)): softplus' = sigmoid."""
+    """Multiply g by the derivative of x * t, t = tanh(softplus(x)); softplus' = sigmoid."""
     t = x.exp().log1p().tanh()
     return g * (t + x * x.sigmoid() * (1 - t * t))
 
 
 def _d_hardswish(g: Any, y: Any, x: Any) -> Any:
-    """0 below -3, 1 above 3, x / 3 + 1 / 2 between."""
+    """Multiply g by 0 below -3, 1 above 3, and x / 3 + 1 / 2 in between."""
     return g.where(x >= 3, (g * (x / 3 + 0.5)).where(~(x <= -3), 0.0))
 
 
 def _d_pow(g: Any, y: Any, x: Any, p: Any) -> Any:
-    """For x = 0 the limits, as in torch: 0 for p = 0, and of p's for p >= 0."""
+    """Use the limits at x = 0, as torch does: the gradient of x is 0 for p = 0, that of p is 0 for p >= 0."""
     return (g * p * x ** (p - 1)).where(p != 0, 0.0), (g * y * x.log()).where(~((x == 0) & (p >= 0)), 0.0)
 
 
 def _d_extremum(g: Any, a: Any, b: Any, above: Any, below: Any) -> Any:
-    """Of two equal values each gets a half, and all of it if one is NaN; what is bounded by a constant gets all where
-    they are equal, and nothing if it is NaN: as in torch.maximum and torch.clamp."""
+    """Return the gradients of a maximum or minimum, as in torch.maximum and torch.clamp.
+
+    Two equal values get half of g each, and g if one is NaN. With a constant bound the other value gets g if equal to
+    it, and 0 if NaN.
+    """
     if "constant" in (getattr(a, "op", ""), getattr(b, "op", "")):
-        return tuple(g.where((a == b) | chosen, 0.0) for chosen in (above, below))
+        return tuple(g.where((a == b) | is_selected, 0.0) for is_selected in (above, below))
     return tuple((g * 0.5).where(a == b, g.where(~other, 0.0)) for other in (below, above))
 
 
@@ -184,33 +190,33 @@ def _sigmoid_64(x: Array) -> Array:
 
 
 _TABLE = [
-    # name, arity, meaning, lower, coarse, exact, gradient
-    Function("detach", 1, lambda x: x, lambda x: x),  # until the passes
+    # name, arity, reference, lower, approx, exact, gradient
+    Function("detach", 1, lambda x: x, lambda x: x),  # removed by the passes
     Function("neg", 1, np.negative, lambda x: -x, gradient=lambda g, y, x: -g),
     Function("abs", 1, np.abs, _library("fabsf"), gradient=lambda g, y, x: g * x.sign()),
     Function("sign", 1, lambda x: np.where(np.isnan(x), 0, np.sign(x)), _sign),
     Function("floor", 1, np.floor, _library("floorf")),
     Function("round", 1, np.rint, _library("rintf")),
     Function("exp", 1, np.exp, fast_exp, exact=_library("expf"), gradient=lambda g, y, x: g * y),
-    Function("exp2", 1, np.exp2, lambda x: hw.approximate("ex2.approx.ftz", x), exact=_library("exp2f"),
+    Function("exp2", 1, np.exp2, lambda x: hw.sfu_approximation("ex2.approx.ftz", x), exact=_library("exp2f"),
              gradient=lambda g, y, x: g * (y * LN_2)),
     Function("expm1", 1, np.expm1, _library("expm1f"), gradient=lambda g, y, x: g * (y + 1)),
     Function("log", 1, np.log, _log, exact=_library("logf"), gradient=lambda g, y, x: g / x),
-    Function("log2", 1, np.log2, lambda x: hw.approximate("lg2.approx.ftz", x), exact=_library("log2f"),
+    Function("log2", 1, np.log2, lambda x: hw.sfu_approximation("lg2.approx.ftz", x), exact=_library("log2f"),
              gradient=lambda g, y, x: g / (x * LN_2)),
     Function("log1p", 1, np.log1p, _library("log1pf"), gradient=lambda g, y, x: g / (x + 1)),
     Function("sqrt", 1, np.sqrt, _sqrt, exact=_library("sqrtf"),
              gradient=lambda g, y, x: g / (y * 2)),
-    Function("rsqrt", 1, lambda x: 1 / np.sqrt(x), lambda x: hw.approximate("rsqrt.approx.ftz", x),
-             exact=lambda x: 1 / hw.library("sqrtf", x), gradient=lambda g, y, x: g * (y * y * y * -0.5)),
+    Function("rsqrt", 1, lambda x: 1 / np.sqrt(x), lambda x: hw.sfu_approximation("rsqrt.approx.ftz", x),
+             exact=lambda x: 1 / hw.math_library_call("sqrtf", x), gradient=lambda g, y, x: g * (y * y * y * -0.5)),
     Function("reciprocal", 1, lambda x: 1 / x, _reciprocal, exact=lambda x: 1 / x,
              gradient=lambda g, y, x: g * (y * y * -1)),
     Function("sin", 1, np.sin, _library("sinf"), gradient=lambda g, y, x: g * x.cos()),
     Function("cos", 1, np.cos, _library("cosf"), gradient=lambda g, y, x: g * -x.sin()),
-    Function("tanh", 1, np.tanh, _library("tanhf"), coarse=_tanh, gradient=lambda g, y, x: g * (1 - y * y)),
+    Function("tanh", 1, np.tanh, _library("tanhf"), approx=_tanh, gradient=lambda g, y, x: g * (1 - y * y)),
     Function("sigmoid", 1, _sigmoid_64, _sigmoid, exact=_sigmoid_exact, gradient=lambda g, y, x: g * (y * (1 - y))),
     Function("softplus", 1, lambda x: np.logaddexp(0, x), lambda x: _softplus(x, _library("log1pf"), fast_exp),
-             coarse=lambda x: _softplus(x, lambda e: _log(e + 1), fast_exp),
+             approx=lambda x: _softplus(x, lambda e: _log(e + 1), fast_exp),
              exact=lambda x: _softplus(x, _library("log1pf"), _library("expf")),
              gradient=lambda g, y, x: g * x.sigmoid()),
     Function("erf", 1, _erf, _library("erff"),
@@ -218,8 +224,8 @@ _TABLE = [
     Function("relu", 1, lambda x: np.maximum(x, 0), _relu, gradient=lambda g, y, x: g.where(~(y <= 0), 0.0)),
     Function("gelu", 1, lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))), _gelu, gradient=_d_gelu),
     Function("gelu_tanh", 1, lambda x: 0.5 * x * (1 + np.tanh(GELU_A * (x + GELU_B * x * x * x))),
-             lambda x: _gelu_tanh(x, _library("tanhf")), coarse=lambda x: _gelu_tanh(x, _tanh), gradient=_d_gelu_tanh),
-    Function("silu", 1, lambda x: x * _sigmoid_64(x), lambda x: x * _sigmoid(x), coarse=_silu_coarse,
+             lambda x: _gelu_tanh(x, _library("tanhf")), approx=lambda x: _gelu_tanh(x, _tanh), gradient=_d_gelu_tanh),
+    Function("silu", 1, lambda x: x * _sigmoid_64(x), lambda x: x * _sigmoid(x), approx=_silu_approx,
              exact=lambda x: x * _sigmoid_exact(x), gradient=_d_silu),
     Function("mish", 1, lambda x: x * np.tanh(np.logaddexp(0, x)), lambda x: _mish(x, fast_exp, hw.divide_full),
              exact=lambda x: _mish(x, _library("expf"), lambda a, b: a / b), gradient=_d_mish),
@@ -239,15 +245,15 @@ _TABLE = [
              exact=lambda x, y: _hypot(x, y, _library("sqrtf")),
              gradient=lambda g, y, a, b: (g * (a / y), g * (b / y))),
     Function("logaddexp", 2, np.logaddexp, lambda x, y: _logaddexp(x, y, _library("log1pf"), fast_exp),
-             coarse=lambda x, y: _logaddexp(x, y, lambda e: _log(e + 1), fast_exp),
+             approx=lambda x, y: _logaddexp(x, y, lambda e: _log(e + 1), fast_exp),
              exact=lambda x, y: _logaddexp(x, y, _library("log1pf"), _library("expf")),
              gradient=lambda g, y, a, b: (g / ((b - a).exp() + 1), g / ((a - b).exp() + 1))),
     Function("pow", 2, np.float_power, hw.power, gradient=_d_pow),
     Function("leaky_relu", 2, lambda x, slope: np.where(x > 0, x, x * slope), lambda x, s: _select(x > 0.0, x, x * s),
              gradient=lambda g, y, x, slope: (g.where(x > 0, g * slope), (g * x).where(x <= 0, 0.0))),
     Function("elu", 2, lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
-             lambda x, a: _select(x > 0.0, x, a * hw.library("expm1f", x)),
-             coarse=lambda x, a: _select(x > 0.0, x, a * (fast_exp(x) - 1)),
+             lambda x, a: _select(x > 0.0, x, a * hw.math_library_call("expm1f", x)),
+             approx=lambda x, a: _select(x > 0.0, x, a * (fast_exp(x) - 1)),
              gradient=lambda g, y, x, a: (g.where(x > 0, g * (a * x.exp())), (g * x.expm1()).where(x <= 0, 0.0))),
     Function("lt", 2, np.less, lambda a, b: a < b),
     Function("le", 2, np.less_equal, lambda a, b: a <= b),
@@ -270,4 +276,4 @@ _TABLE = [
 
 FUNCTIONS: dict[str, Function] = {f.name: f for f in _TABLE}
 PREDICATES = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "one_hot"})
-"""Functions whose result is true or false, as the first input of `where` must be."""
+"""Functions whose result is a predicate."""

@@ -1,4 +1,7 @@
-"""Instructions, one file a family. Each class holds operands, PTX and meaning; these functions record one."""
+"""PTX instructions, one module per family.
+
+Each class defines operands, PTX and simulated semantics; the functions here record one instruction.
+"""
 
 from gemmsmith.hw import (
     arithmetic,
@@ -24,7 +27,7 @@ from gemmsmith.hw.convert import unpack_ue8m0 as unpack_ue8m0
 from gemmsmith.hw.register import opaque as opaque
 from gemmsmith.hw.register import set_registers as set_registers
 from gemmsmith.hw.wgmma import descriptor as descriptor
-from gemmsmith.lang.builder import current
+from gemmsmith.lang.current_builder import current_builder
 
 mbarrier_init = mbarrier.MbarrierInit.emit
 fence_mbarrier_init = mbarrier.FenceMbarrierInit.emit
@@ -45,11 +48,11 @@ bulk_wait_read = tma.BulkWaitRead.emit
 prefetch_tensor_map = tma.PrefetchTensorMap.emit
 
 wgmma_mma = wgmma.Wgmma.emit
-wgmma_mma_register_a = wgmma.WgmmaRegisterA.emit
+wgmma_mma_rs = wgmma.WgmmaRS.emit
 wgmma_fence = wgmma.WgmmaFence.emit
 wgmma_commit = wgmma.WgmmaCommit.emit
 wgmma_wait = wgmma.WgmmaWait.emit
-compiler_fence = wgmma.CompilerFence.emit
+fence_operand = wgmma.FenceOperand.emit
 
 mma_sync = mma.MmaSync.emit
 wmma_load = wmma.WmmaLoad.emit
@@ -59,7 +62,7 @@ wmma_store = wmma.WmmaStore.emit
 wmma_store_global = wmma.WmmaStoreGlobal.emit
 
 cluster_rank = cluster.ClusterRank.emit
-order_entry = cluster.OrderEntry.emit
+load_cluster_permutation = cluster.LoadClusterPermutation.emit
 block_index = cluster.BlockIndex.emit
 grid_size = cluster.GridSize.emit
 cluster_arrive = cluster.ClusterArrive.emit
@@ -85,23 +88,23 @@ shuffle_down = register.ShuffleDown.emit
 
 load_global = memory.LoadGlobal.emit
 store_global = memory.StoreGlobal.emit
-load_global_narrow = memory.LoadGlobalNarrow.emit
-store_global_narrow = memory.StoreGlobalNarrow.emit
+load_global_u8_u16 = memory.LoadGlobalU8U16.emit
+store_global_u8_u16 = memory.StoreGlobalU8U16.emit
 load_shared = memory.LoadShared.emit
-load_shared_narrow = memory.LoadSharedNarrow.emit
+load_shared_u8_u16 = memory.LoadSharedU8U16.emit
 store_shared = memory.StoreShared.emit
-store_shared_16 = memory.StoreShared16.emit
+store_shared_u16 = memory.StoreSharedU16.emit
 load_strong = memory.LoadStrong.emit
 store_strong = memory.StoreStrong.emit
 load_global_word = memory.load_global_word
 store_global_word = memory.store_global_word
 load_shared_word = memory.load_shared_word
 store_shared_word = memory.store_shared_word
-wait_acquire = memory.WaitAcquire.emit
-wait_reached = memory.WaitReached.emit
-atomic_add = memory.AtomicAdd.emit
-reduce_add = memory.ReduceAdd.emit
-reduce_add_u32 = memory.ReduceAddU32.emit
+spin_until_equal = memory.SpinUntilEqual.emit
+spin_until_at_least = memory.SpinUntilAtLeast.emit
+atom_add_u32 = memory.AtomAddU32.emit
+red_add_f32 = memory.RedAddF32.emit
+red_add_u32 = memory.RedAddU32.emit
 
 store_matrix = matrix.StoreMatrix.emit
 load_matrix = matrix.LoadMatrix.emit
@@ -113,12 +116,12 @@ cp_async_wait = cp_async.CpAsyncWait.emit
 
 fma = arithmetic.FusedMultiplyAdd.emit
 fma_fp16 = arithmetic.FusedMultiplyAddFp16.emit
-dp4a = arithmetic.DotProduct4.emit
+dp4a = arithmetic.Dp4a.emit
 maximum_nan = arithmetic.MaximumNan.emit
 minimum_nan = arithmetic.MinimumNan.emit
 divide_full = arithmetic.DivideFull.emit
-approximate = arithmetic.Approximate.emit
-library = arithmetic.Library.emit
+sfu_approximation = arithmetic.SfuApproximation.emit
+math_library_call = arithmetic.MathLibraryCall.emit
 power = arithmetic.Power.emit
 
 unpack_fp16 = convert.UnpackFp16.emit
@@ -126,23 +129,23 @@ pack_fp8 = convert.PackFp8.emit
 unpack_fp8 = convert.UnpackFp8.emit
 pack_int8 = convert.PackInt8.emit
 round_tf32 = convert.RoundTf32.emit
-low_part = convert.low_part
+tf32_residual = convert.tf32_residual
 as_float = convert.AsFloat.emit
 as_unsigned = convert.AsUnsigned.emit
 
 
 def grid_dependency_wait() -> None:
-    """Programmatic dependent launch, where the chip has it: until the kernels this one depends on have finished."""
-    if current().chip.has(fence.GridDependencyWait.architecture):
+    """Emit griddepcontrol.wait, which waits for the prerequisite grids. Emits nothing before sm_90."""
+    if current_builder().chip.supports(fence.GridDependencyWait.required_arch):
         fence.GridDependencyWait.emit()
 
 
 def grid_dependency_launch() -> None:
-    """Likewise: lets the kernels that depend on this one start their prologue."""
-    if current().chip.has(fence.GridDependencyLaunch.architecture):
+    """Emit griddepcontrol.launch_dependents, which lets dependent grids start. Emits nothing before sm_90."""
+    if current_builder().chip.supports(fence.GridDependencyLaunch.required_arch):
         fence.GridDependencyLaunch.emit()
 
 
 def sync_threads() -> None:
-    """__syncthreads: all threads of the CTA."""
-    barrier.SyncThreads.emit(current().threads)
+    """Emit __syncthreads, a barrier of all threads of the CTA."""
+    barrier.SyncThreads.emit(current_builder().threads)

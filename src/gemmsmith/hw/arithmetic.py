@@ -1,6 +1,6 @@
-"""fp32 arithmetic beyond C's operators: fused multiply-add, the special-function unit, CUDA's math library.
+"""Arithmetic without a C operator: fused multiply-add, dp4a, the special-function unit, CUDA's math library.
 
-PTX ISA, "Floating Point Instructions"; errors of the approximations are stated there: ex2 and lg2 2 ulp and
+PTX ISA, "Floating Point Instructions", which states the maximum errors of the approximations: ex2 and lg2 2 ulp and
 2^-22.6, rcp and rsqrt 1 ulp and 2^-22.4, tanh 2^-11 relative. CUDA C++ Programming Guide, "Mathematical Functions".
 """
 
@@ -20,31 +20,34 @@ from gemmsmith.lang.types import F32, I32, U32
 Array = np.ndarray[Any, Any]
 
 
-def _single(meaning: Callable[..., Array], *operands: Array) -> Array:
-    """Computed in float64 and rounded once."""
+def _round_once_to_fp32(reference_fn: Callable[..., Array], *operands: Array) -> Array:
+    """Evaluate in float64 and round once to fp32."""
     with np.errstate(all="ignore"):
-        return np.asarray(meaning(*(x.astype(np.float64) for x in operands))).astype(np.float32)
+        return np.asarray(reference_fn(*(x.astype(np.float64) for x in operands))).astype(np.float32)
 
 
 class FusedMultiplyAdd(Instruction):
-    """a * b + c, rounded once."""
+    """fma.rn.f32: a * b + c, rounded once."""
 
     a: f32
     b: f32
     c: f32
     result = F32
     pure = True
-    products = 1
+    macs_per_thread = 1
     ptx = "fma.rn.f32 {result}, {a}, {b}, {c};"
 
     def simulate(self, m: Machine) -> Array:
-        a, b, c = (np.asarray(m.column(x)) for x in (self.a, self.b, self.c))
+        a, b, c = (np.asarray(m.per_thread(x)) for x in (self.a, self.b, self.c))
         return _fused(a, b, c, np.float32)
 
 
 def _fused(a: Array, b: Array, c: Array, dtype: Any) -> Array:
-    """a * b + c of fp32 or fp16, rounded once: the sum in float64, where the product is exact, is rounded to odd. Boldo
-    and Melquiond, "Emulation of FMA and correctly rounded sums", 2008."""
+    """Return a * b + c of fp32 or fp16, rounded once.
+
+    The float64 sum, in which the product is exact, is rounded to odd (Boldo and Melquiond, "Emulation of FMA and
+    correctly rounded sums", 2008).
+    """
     a, b, c = (x.astype(np.float64) for x in (a, b, c))
     with np.errstate(all="ignore"):
         product = a * b
@@ -59,47 +62,48 @@ def _fused(a: Array, b: Array, c: Array, dtype: Any) -> Array:
 
 
 class FusedMultiplyAddFp16(Instruction):
-    """The same of two pairs of fp16."""
+    """fma.rn.f16x2: a * b + c on two packed fp16 values."""
 
     a: u32
     b: u32
     c: u32
     result = U32
     pure = True
-    products = 2
+    macs_per_thread = 2
     ptx = "fma.rn.f16x2 {result}, {a}, {b}, {c};"
 
     def simulate(self, m: Machine) -> Array:
         a, b, c = (
-            np.ascontiguousarray(m.column(x).astype(np.uint32)).view(np.float16) for x in (self.a, self.b, self.c)
+            np.ascontiguousarray(m.per_thread(x).astype(np.uint32)).view(np.float16) for x in (self.a, self.b, self.c)
         )
-        found = _fused(a, b, c, np.float16)
-        bits = np.where(np.isnan(found), np.uint16(0x7FFF), found.view(np.uint16))  # the canonical NaN
+        d = _fused(a, b, c, np.float16)
+        bits = np.where(np.isnan(d), np.uint16(0x7FFF), d.view(np.uint16))  # the canonical NaN
         return np.ascontiguousarray(bits).view(np.uint32).astype(np.int64)
 
 
-class DotProduct4(Instruction):
-    """c + the sum of the products of four signed bytes of a with those of b, modulo 2^32."""
+class Dp4a(Instruction):
+    """dp4a: c plus the dot product of four signed bytes of a and b, modulo 2^32."""
 
     a: u32
     b: u32
     c: i32
     result = I32
     pure = True
-    products = 4
+    macs_per_thread = 4
     ptx = "dp4a.s32.s32 {result}, {a}, {b}, {c};"
 
     def simulate(self, m: Machine) -> Array:
         a, b = (
-            np.ascontiguousarray(m.column(x).astype(np.uint32)).view(np.int8).reshape(-1, 4) for x in (self.a, self.b)
+            np.ascontiguousarray(m.per_thread(x).astype(np.uint32)).view(np.int8).reshape(-1, 4)
+            for x in (self.a, self.b)
         )
-        products = (a.astype(np.int64) * b).sum(1)
-        total: Array = (m.column(self.c) + products).astype(np.int32).astype(np.int64)
+        dot = (a.astype(np.int64) * b).sum(1)
+        total: Array = (m.per_thread(self.c) + dot).astype(np.int32).astype(np.int64)
         return total
 
 
 class MaximumNan(Instruction):
-    """The larger, of zeros +0; NaN where either is, as IEEE 754-2019's maximum."""
+    """IEEE 754-2019 maximum: propagates NaN; max(-0, +0) = +0."""
 
     a: f32
     b: f32
@@ -108,13 +112,13 @@ class MaximumNan(Instruction):
     ptx = "max.NaN.f32 {result}, {a}, {b};"
 
     def simulate(self, m: Machine) -> Array:
-        a, b = m.column(self.a), m.column(self.b)
+        a, b = m.per_thread(self.a), m.per_thread(self.b)
         with np.errstate(all="ignore"):
             return np.asarray(np.where((a == 0) & (b == 0), a + b, np.maximum(a, b)))
 
 
 class MinimumNan(Instruction):
-    """The smaller, likewise."""
+    """IEEE 754-2019 minimum: propagates NaN; min(-0, +0) = -0."""
 
     a: f32
     b: f32
@@ -123,13 +127,13 @@ class MinimumNan(Instruction):
     ptx = "min.NaN.f32 {result}, {a}, {b};"
 
     def simulate(self, m: Machine) -> Array:
-        a, b = m.column(self.a), m.column(self.b)
+        a, b = m.per_thread(self.a), m.per_thread(self.b)
         with np.errstate(all="ignore"):
             return np.asarray(np.where((a == 0) & (b == 0), -(-a - b), np.minimum(a, b)))
 
 
 class DivideFull(Instruction):
-    """a / b to 2 ulp over the whole range."""
+    """div.full: a / b with a maximum error of 2 ulp over the full range."""
 
     a: f32
     b: f32
@@ -138,7 +142,7 @@ class DivideFull(Instruction):
     ptx = "div.full.f32 {result}, {a}, {b};"
 
     def simulate(self, m: Machine) -> Array:
-        return _single(np.divide, m.column(self.a), m.column(self.b))
+        return _round_once_to_fp32(np.divide, m.per_thread(self.a), m.per_thread(self.b))
 
 
 _APPROXIMATIONS: dict[str, Callable[..., Any]] = {
@@ -153,9 +157,11 @@ _APPROXIMATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Approximate(Instruction):
-    """One operation of the special-function unit, named as in PTX: `ex2.approx.ftz` and so on. With .ftz subnormal
-    numbers are zeros."""
+class SfuApproximation(Instruction):
+    """An operation of the special-function unit with its PTX name, such as `ex2.approx.ftz`.
+
+    With .ftz subnormal numbers are flushed to zero.
+    """
 
     function: str
     x: f32
@@ -168,26 +174,26 @@ class Approximate(Instruction):
             raise KernelError(f"{self.function!r}: use one of {', '.join(_APPROXIMATIONS)}")
 
     def simulate(self, m: Machine) -> Array:
-        meaning, x = _APPROXIMATIONS[self.function], m.column(self.x)
+        reference_fn, x = _APPROXIMATIONS[self.function], m.per_thread(self.x)
         if not self.function.endswith(".ftz"):
-            return _single(meaning, x)
-        return _flushed(_single(meaning, _flushed(x)))
+            return _round_once_to_fp32(reference_fn, x)
+        return _flush_subnormals(_round_once_to_fp32(reference_fn, _flush_subnormals(x)))
 
 
-def _flushed(x: Array) -> Array:
-    """fp32 with zeros, of the same sign, for subnormal numbers."""
+def _flush_subnormals(x: Array) -> Array:
+    """Replace subnormal fp32 numbers by zeros of the same sign."""
     return np.where(np.abs(x) < np.finfo(np.float32).smallest_normal, np.copysign(0, x), x).astype(np.float32)
 
 
-_LIBRARY: dict[str, Callable[..., Array]] = {
+_MATH_FUNCTIONS: dict[str, Callable[..., Array]] = {
     "expf": np.exp, "exp2f": np.exp2, "expm1f": np.expm1, "logf": np.log, "log2f": np.log2, "log1pf": np.log1p,
     "sinf": np.sin, "cosf": np.cos, "tanhf": np.tanh, "erff": np.vectorize(math.erf, otypes=[np.float64]),
     "fabsf": np.abs, "floorf": np.floor, "rintf": np.rint, "sqrtf": np.sqrt,
 }  # fmt: skip
 
 
-class Library(Instruction):
-    """A function of CUDA's math library of one argument, correct to 2 ulp or better."""
+class MathLibraryCall(Instruction):
+    """A one-argument function of CUDA's math library, with a maximum error of 2 ulp."""
 
     function: str
     x: f32
@@ -196,15 +202,15 @@ class Library(Instruction):
     cuda = "{function}({x})"
 
     def check(self) -> None:
-        if self.function not in _LIBRARY:
-            raise KernelError(f"{self.function!r}: use one of {', '.join(_LIBRARY)}")
+        if self.function not in _MATH_FUNCTIONS:
+            raise KernelError(f"{self.function!r}: use one of {', '.join(_MATH_FUNCTIONS)}")
 
     def simulate(self, m: Machine) -> Array:
-        return _single(_LIBRARY[self.function], m.column(self.x))
+        return _round_once_to_fp32(_MATH_FUNCTIONS[self.function], m.per_thread(self.x))
 
 
 class Power(Instruction):
-    """powf: x to the y, to 4 ulp."""
+    """powf: x to the power y, with a maximum error of 4 ulp."""
 
     x: f32
     y: f32
@@ -213,4 +219,4 @@ class Power(Instruction):
     cuda = "powf({x}, {y})"
 
     def simulate(self, m: Machine) -> Array:
-        return _single(np.power, m.column(self.x), m.column(self.y))
+        return _round_once_to_fp32(np.power, m.per_thread(self.x), m.per_thread(self.y))

@@ -7,7 +7,7 @@ from gemmsmith.lang.machine import Blocking, Machine
 
 
 class SyncThreads(Instruction):
-    """All threads of the CTA."""
+    """__syncthreads: waits until all threads of the CTA have arrived."""
 
     threads: int
     cuda = "__syncthreads()"
@@ -17,7 +17,7 @@ class SyncThreads(Instruction):
 
 
 class BarrierSync(Instruction):
-    """Named barrier `identifier` (1..15): waits until `threads` threads have arrived."""
+    """barrier.cta.sync: waits until `threads` threads have arrived at named barrier `identifier` (1..15)."""
 
     identifier: i32
     threads: int
@@ -28,7 +28,7 @@ class BarrierSync(Instruction):
 
 
 class BarrierArrive(Instruction):
-    """Arrives at a named barrier without waiting."""
+    """barrier.cta.arrive: arrives at a named barrier without waiting."""
 
     identifier: i32
     threads: int
@@ -39,7 +39,7 @@ class BarrierArrive(Instruction):
 
 
 class SyncWarp(Instruction):
-    """The lanes of each warp: orders their ordinary accesses."""
+    """__syncwarp: orders the ordinary accesses of the lanes of each warp."""
 
     cuda = "__syncwarp()"
 

@@ -1,4 +1,4 @@
-"""Clusters: ranks, barriers, and other CTAs' shared memory. PTX ISA, "barrier.cluster", "mapa"."""
+"""Clusters: ranks, barriers, and distributed shared memory. PTX ISA, "barrier.cluster", "mapa", "st.async"."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.hw.memory import bytes_of, number_type
-from gemmsmith.lang.instruction import Instruction, i32, order, registers_in, registers_out, u32
-from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
+from gemmsmith.hw.memory import numpy_dtype, register_bytes
+from gemmsmith.lang.instruction import Instruction, cluster_permutation, i32, registers_in, registers_out, u32
+from gemmsmith.lang.machine import CLUSTER_RANK_SHIFT, Access, AsyncOperation, Blocking, Machine, MbarrierTx
 from gemmsmith.lang.types import I32, U32
-
-_RANK_SHIFT = 24
-"""A shared::cluster address carries its CTA's rank from this bit on."""
 
 
 class ClusterRank(Instruction):
-    """This CTA's rank in its cluster."""
+    """Rank of the CTA in its cluster."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     result = I32
     pure = True
     ptx = "mov.u32 {result}, %%cluster_ctarank;"
@@ -28,14 +25,14 @@ class ClusterRank(Instruction):
 
 
 class BlockIndex(Instruction):
-    """blockIdx.x; CTAs of a cluster are consecutive."""
+    """blockIdx.x. CTAs of a cluster are consecutive."""
 
     result = I32
     pure = True
     cuda = "(int)blockIdx.x"
 
     def simulate(self, m: Machine) -> int:
-        return m.block
+        return m.block_index
 
 
 class GridSize(Instruction):
@@ -46,26 +43,26 @@ class GridSize(Instruction):
     cuda = "(int)gridDim.x"
 
     def simulate(self, m: Machine) -> int:
-        return m.grid
+        return m.grid_size
 
 
-class OrderEntry(Instruction):
-    """Entry `index` of a table: where in a walk over tiles a cluster begins."""
+class LoadClusterPermutation(Instruction):
+    """Loads entry `index` of the cluster permutation."""
 
-    table: order
+    table: cluster_permutation
     index: i32
     result = I32
     pure = True
-    cuda = "(int){table}.of[{index}]"
+    cuda = "(int){table}.start[{index}]"
 
     def simulate(self, m: Machine) -> Any:
         return int(m.value(self.table)[m.uniform(self.index)])
 
 
 class ClusterArrive(Instruction):
-    """Arrives at the cluster's barrier, releasing earlier writes."""
+    """barrier.cluster.arrive.release: arrives at the cluster barrier and releases prior writes."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     ptx = "barrier.cluster.arrive.release.aligned;"
 
     def simulate(self, m: Machine) -> None:
@@ -73,13 +70,13 @@ class ClusterArrive(Instruction):
 
 
 class ClusterArriveRelaxed(Instruction):
-    """Arrives at the cluster's barrier, releasing nothing: others see no write, but mbarrier inits that are fenced.
+    """barrier.cluster.arrive.relaxed: orders no writes except mbarrier inits covered by fence.mbarrier_init.
 
-    The release of `cluster_arrive` is a MEMBAR.GPU, which waits for all that is in flight, TMA copies too. As CUTLASS
-    3.x starts its kernels.
+    As in CUTLASS 3.x, used at kernel start because the release form becomes a MEMBAR.GPU that waits for all memory
+    operations in flight, TMA copies included.
     """
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     ptx = "barrier.cluster.arrive.relaxed.aligned;"
 
     def simulate(self, m: Machine) -> None:
@@ -87,9 +84,9 @@ class ClusterArriveRelaxed(Instruction):
 
 
 class ClusterWait(Instruction):
-    """Until every thread of the cluster has arrived."""
+    """barrier.cluster.wait.acquire: waits until every thread of the cluster has arrived."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     ptx = "barrier.cluster.wait.acquire.aligned;"
 
     def simulate(self, m: Machine) -> Blocking:
@@ -97,45 +94,45 @@ class ClusterWait(Instruction):
 
 
 class Mapa(Instruction):
-    """The shared::cluster address of this CTA's `address` in CTA `rank`."""
+    """mapa: maps an address of this CTA's shared memory to its shared::cluster address in CTA `rank`."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     address: u32
     rank: u32
     result = U32
+    result_name = "cluster_address"
     pure = True
     ptx = "mapa.shared::cluster.u32 {result}, {address}, {rank};"
 
     def simulate(self, m: Machine) -> Any:
-        return (m.value(self.address) & ((1 << _RANK_SHIFT) - 1)) + (m.value(self.rank) << _RANK_SHIFT)
+        return (m.value(self.address) & ((1 << CLUSTER_RANK_SHIFT) - 1)) + (m.value(self.rank) << CLUSTER_RANK_SHIFT)
 
 
-def _split(address: Any) -> tuple[Any, Any]:
-    return address & ((1 << _RANK_SHIFT) - 1), address >> _RANK_SHIFT
+def _split_rank(address: Any) -> tuple[Any, Any]:
+    return address & ((1 << CLUSTER_RANK_SHIFT) - 1), address >> CLUSTER_RANK_SHIFT
 
 
 class LoadCluster(Instruction):
     """Loads 4, 8 or 16 bytes of distributed shared memory at a `mapa` address."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     values: registers_out
     address: u32
 
     def text(self) -> str:
         vector = "" if self.values.count == 1 else f".v{self.values.count}"
-        target = "{values}"
-        return f"ld.shared::cluster{vector}.b32 {target}, [{{address}}];"
+        return f"ld.shared::cluster{vector}.b32 {{values}}, [{{address}}];"
 
     def simulate(self, m: Machine) -> None:
-        address, rank = _split(m.column(self.address))
+        address, rank = _split_rank(m.per_thread(self.address))
         data = np.ascontiguousarray(m.load("shared", address, 4 * self.values.count, rank=rank))
-        m.registers(self.values, write=True)[m.active] = data.view(number_type(self.values))[m.active]
+        m.registers(self.values, write=True)[m.active] = data.view(numpy_dtype(self.values))[m.active]
 
 
 class StoreCluster(Instruction):
     """Stores 4, 8 or 16 bytes to distributed shared memory at a `mapa` address."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     values: registers_in
     address: u32
 
@@ -144,15 +141,18 @@ class StoreCluster(Instruction):
         return f"st.shared::cluster{vector}.b32 [{{address}}], {{values}};"
 
     def simulate(self, m: Machine) -> None:
-        address, rank = _split(m.column(self.address))
-        m.store("shared", address, bytes_of(m, self.values), rank=rank)
+        address, rank = _split_rank(m.per_thread(self.address))
+        m.store("shared", address, register_bytes(m, self.values), rank=rank)
 
 
 class StoreAsync(Instruction):
-    """Stores 4, 8 or 16 bytes of each thread to the shared memory of one CTA, at a `mapa` address; they complete on
-    `barrier`, a `mapa` address in that CTA too. Who waits for it with `cluster` sees them."""
+    """st.async: each thread stores 4, 8 or 16 bytes to a CTA of the cluster (`mapa` address).
 
-    architecture = "sm_90"
+    Completion is signalled on `barrier` (a `mapa` address) in the same CTA; a wait with scope "cluster" makes the data
+    visible.
+    """
+
+    required_arch = "sm_90"
     values: registers_in
     address: u32
     barrier: u32
@@ -165,12 +165,18 @@ class StoreAsync(Instruction):
         )
 
     def simulate(self, m: Machine) -> None:
-        (addresses, ranks), (barrier, rank) = _split(m.column(self.address)), _split(m.uniform(self.barrier))
+        (addresses, ranks), (barrier, rank) = (
+            _split_rank(m.per_thread(self.address)),
+            _split_rank(m.uniform(self.barrier)),
+        )
         if (ranks[m.active] != rank).any():
-            m.report("out of bounds", f"a store to CTA {set(ranks[m.active])} that completes in CTA {rank}")
-        data = bytes_of(m, self.values)[m.active]
-        there = Access("shared", addresses[m.active], data.shape[1], int(rank), np.flatnonzero(m.active))
+            m.report(
+                "out of bounds", f"st.async: data go to CTA {set(ranks[m.active])}, but the mbarrier is in CTA {rank}"
+            )
+        data = register_bytes(m, self.values)[m.active]
+        target = Access("shared", addresses[m.active], data.shape[1], int(rank), np.flatnonzero(m.active))
         m.start(
-            AsyncOperation("st.async", "copy", lambda: m.poke(there, data), writes=[there],
-                           completes=[(int(rank), int(barrier), data.size)], proxy="generic", work=data.size)
+            AsyncOperation("st.async", "copy", lambda: m.poke(target, data), writes=[target],
+                           complete_tx=[MbarrierTx(int(rank), int(barrier), data.size)], proxy="generic",
+                           nbytes=data.size)
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Conversions between fp32 and 16-bit elements, in pairs as registers hold them. PTX ISA, "cvt"."""
+"""Conversions between fp32 and narrower types, in packed pairs. PTX ISA, "cvt"."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, LARGEST, TF32_BITS, DType
-from gemmsmith.lang.builder import current
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, MAX_FINITE, TF32_BITS, DType
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, f32, u16, u32
 from gemmsmith.lang.machine import Machine
 from gemmsmith.lang.types import F32, U16, U32
 from gemmsmith.lang.values import Constant, Value
 
 _FP8 = {dtype.ptx: dtype for dtype in (E4M3, E5M2)}
-"""The 8-bit floats by the names of their formats."""
+"""The fp8 dtypes by the PTX names of their formats."""
 
 
 def _pack(low: np.ndarray, high: np.ndarray, dtype: Any) -> np.ndarray:
@@ -26,7 +26,7 @@ def _pack(low: np.ndarray, high: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 class PackBf16(Instruction):
-    """Two fp32 rounded to nearest even, `low` in the low half."""
+    """cvt.rn.bf16x2.f32: rounds two fp32 to nearest even and packs them, `low` in the low half."""
 
     low: f32
     high: f32
@@ -35,11 +35,11 @@ class PackBf16(Instruction):
     ptx = "cvt.rn.bf16x2.f32 {result}, {high}, {low};"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        return _pack(m.column(self.low), m.column(self.high), ml_dtypes.bfloat16)
+        return _pack(m.per_thread(self.low), m.per_thread(self.high), ml_dtypes.bfloat16)
 
 
 class PackFp16(Instruction):
-    """Two fp32 rounded to nearest even, to fp16."""
+    """cvt.rn.f16x2.f32: rounds two fp32 to nearest even and packs them, `low` in the low half."""
 
     low: f32
     high: f32
@@ -48,11 +48,11 @@ class PackFp16(Instruction):
     ptx = "cvt.rn.f16x2.f32 {result}, {high}, {low};"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        return _pack(m.column(self.low), m.column(self.high), np.float16)
+        return _pack(m.per_thread(self.low), m.per_thread(self.high), np.float16)
 
 
 class UnpackFp16(Instruction):
-    """Half `half` (0 low, 1 high) of a packed pair of fp16, as fp32: exact."""
+    """Converts half `half` (0 low, 1 high) of a packed fp16 pair to fp32, exactly."""
 
     pair: u32
     half: int
@@ -67,12 +67,12 @@ class UnpackFp16(Instruction):
         }}"""
 
     def simulate(self, m: Machine) -> np.ndarray:
-        pairs = m.column(self.pair).astype(np.uint32)
+        pairs = m.per_thread(self.pair).astype(np.uint32)
         return (pairs >> (16 * self.half)).astype(np.uint16).view(np.float16).astype(np.float32)
 
 
 class AsUnsigned(Instruction):
-    """The bits of an fp32."""
+    """__float_as_uint: the bit pattern of an fp32."""
 
     value: f32
     result = U32
@@ -80,11 +80,11 @@ class AsUnsigned(Instruction):
     cuda = "__float_as_uint({value})"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        return m.column(self.value).astype(np.float32).view(np.uint32).astype(np.int64)
+        return m.per_thread(self.value).astype(np.float32).view(np.uint32).astype(np.int64)
 
 
 class UnpackBf16(Instruction):
-    """Half `half` (0 low, 1 high) of a packed pair of bf16, as fp32: exact."""
+    """Converts half `half` (0 low, 1 high) of a packed bf16 pair to fp32, exactly."""
 
     pair: u32
     half: int
@@ -100,13 +100,13 @@ class UnpackBf16(Instruction):
         }}"""
 
     def simulate(self, m: Machine) -> np.ndarray:
-        pairs = m.column(self.pair).astype(np.uint32)
+        pairs = m.per_thread(self.pair).astype(np.uint32)
         bits = pairs << np.uint32(16) if self.half == 0 else pairs & np.uint32(0xFFFF0000)
         return bits.astype(np.uint32).view(np.float32)
 
 
 class AsFloat(Instruction):
-    """The fp32 with these bits."""
+    """__uint_as_float: the fp32 with a bit pattern."""
 
     bits: u32
     result = F32
@@ -114,12 +114,14 @@ class AsFloat(Instruction):
     cuda = "__uint_as_float({bits})"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        return m.column(self.bits).astype(np.uint32).view(np.float32)
+        return m.per_thread(self.bits).astype(np.uint32).view(np.float32)
 
 
 class RoundTf32(Instruction):
-    """An fp32 rounded to the 19 bits of TF32, ties away from zero; tensor cores would truncate it. Of NaN an H200 keeps
-    these bits, so that one with others alone becomes an infinity."""
+    """Rounds fp32 to TF32, ties away from zero (tensor cores would truncate).
+
+    On an H200 a NaN is truncated, so one whose payload is only in the dropped bits becomes an infinity.
+    """
 
     value: f32
     result = U32
@@ -127,20 +129,23 @@ class RoundTf32(Instruction):
     ptx = "cvt.rna.tf32.f32 {result}, {value};"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        value = m.column(self.value).astype(np.float32)
+        value = m.per_thread(self.value).astype(np.float32)
         half = np.where(np.isfinite(value), np.uint32(0x1000), np.uint32(0))
         return ((value.view(np.uint32) + half) & TF32_BITS).astype(np.int64)
 
 
-def low_part(bits: Value) -> Value:
-    """The bits of what is left of an fp32 element without those that tensor cores read: fp32 holds it."""
+def tf32_residual(bits: Value) -> Value:
+    """Return the bits of x - tf32(x), the part that TF32 truncation drops; it is exact in fp32.
+
+    CUTLASS's 3xTF32 calls it "small".
+    """
     return AsUnsigned.emit(AsFloat.emit(bits) - AsFloat.emit(bits & int(TF32_BITS)))
 
 
 class PackFp8(Instruction):
-    """Two fp32 rounded to fp8 (`format` e4m3 or e5m2), `low` in the low byte; beyond the range the largest finite."""
+    """Rounds two fp32 to fp8 (`format` e4m3 or e5m2), saturating, and packs them, `low` in the low byte."""
 
-    architecture = "sm_89"
+    required_arch = "sm_89"
     low: f32
     high: f32
     format: str
@@ -150,8 +155,8 @@ class PackFp8(Instruction):
 
     def simulate(self, m: Machine) -> np.ndarray:
         dtype = _FP8[self.format]
-        limit = np.float32(LARGEST[dtype])
-        pair = np.stack([m.column(self.low), m.column(self.high)], axis=-1).astype(np.float32)
+        limit = np.float32(MAX_FINITE[dtype])
+        pair = np.stack([m.per_thread(self.low), m.per_thread(self.high)], axis=-1).astype(np.float32)
         with np.errstate(invalid="ignore"):
             bits = np.clip(pair, -limit, limit).astype(dtype.numpy).view(np.uint8)
         bits = np.where(np.isnan(pair), np.uint8(0x7F), bits)  # the canonical NaN
@@ -159,14 +164,14 @@ class PackFp8(Instruction):
 
 
 def unpack_ue8m0(byte: Value) -> Value:
-    """The power of two whose exponent is a byte (in a u32), as fp32; cvt has it from compute capability 10.0 on."""
-    k = current()
-    number = k.select(byte == 255, Constant(U32, 0x7FC00000), byte << 23)
-    return AsFloat.emit(k.select(byte == 0, Constant(U32, 0x00400000), number))  # 2^-127, which is subnormal
+    """Convert ue8m0 (one byte in a u32) to fp32. cvt supports ue8m0 from sm_100 on."""
+    k = current_builder()
+    bits = k.select(byte == 255, Constant(U32, 0x7FC00000), byte << 23)
+    return AsFloat.emit(k.select(byte == 0, Constant(U32, 0x00400000), bits))  # 2^-127 is subnormal
 
 
 class PackInt8(Instruction):
-    """Two fp32 rounded to integers of 8 bits, to nearest even, `low` in the low byte; saturated, and 0 for NaN."""
+    """Rounds two fp32 to nearest even to int8, saturating (NaN becomes 0), and packs them, `low` in the low byte."""
 
     low: f32
     high: f32
@@ -181,15 +186,15 @@ class PackInt8(Instruction):
     }"""
 
     def simulate(self, m: Machine) -> np.ndarray:
-        pair = np.stack([m.column(self.low), m.column(self.high)], axis=-1).astype(np.float32)
-        numbers = np.clip(np.rint(np.nan_to_num(pair)), -128, 127).astype(np.int8)
-        return np.ascontiguousarray(numbers).view(np.uint16)[:, 0].astype(np.int64)
+        pair = np.stack([m.per_thread(self.low), m.per_thread(self.high)], axis=-1).astype(np.float32)
+        integers = np.clip(np.rint(np.nan_to_num(pair)), -128, 127).astype(np.int8)
+        return np.ascontiguousarray(integers).view(np.uint16)[:, 0].astype(np.int64)
 
 
 class UnpackFp8(Instruction):
-    """A packed pair of fp8 (`format` e4m3 or e5m2) as one of fp16: exact."""
+    """Converts a packed fp8 pair (`format` e4m3 or e5m2) to a packed fp16 pair, exactly."""
 
-    architecture = "sm_89"
+    required_arch = "sm_89"
     pair: u16
     format: str
     result = U32
@@ -197,29 +202,29 @@ class UnpackFp8(Instruction):
     ptx = "cvt.rn.f16x2.{format}x2 {result}, {pair};"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        packed = np.ascontiguousarray(m.column(self.pair).astype(np.uint16)[:, None])
+        packed = np.ascontiguousarray(m.per_thread(self.pair).astype(np.uint16)[:, None])
         pairs = packed.view(_FP8[self.format].numpy).astype(np.float16)
         bits = np.where(np.isnan(pairs), np.uint16(0x7FFF), pairs.view(np.uint16))  # the canonical NaN
         return np.ascontiguousarray(bits).view(np.uint32)[:, 0].astype(np.int64)
 
 
 def unpack(pair: Value, half: int, dtype: DType) -> Value:
-    """Half `half` (0 low, 1 high) of a pair of `dtype` (bf16 or fp16), as fp32."""
+    """Convert half `half` (0 low, 1 high) of a packed pair of `dtype` (bf16 or fp16) to fp32."""
     return {BF16: UnpackBf16, FP16: UnpackFp16}[dtype].emit(pair, half)
 
 
 def unpack_pair(pair: Value, dtype: DType) -> tuple[Value, Value]:
-    """Both halves."""
+    """Convert both halves of a packed pair of `dtype` (bf16 or fp16) to fp32."""
     return unpack(pair, 0, dtype), unpack(pair, 1, dtype)
 
 
 def pack(low: Value, high: Value, dtype: DType) -> Value:
-    """Two fp32 values as a pair of `dtype` (bf16 or fp16) in a u32."""
+    """Round two fp32 values to `dtype` (bf16 or fp16) and pack them into a u32."""
     return {BF16: PackBf16, FP16: PackFp16}[dtype].emit(low, high)
 
 
 def round_pair(low: Value, high: Value, dtype: DType) -> tuple[Value, Value]:
-    """Two fp32 values rounded to `dtype`, as fp32; beyond the range of fp8 its largest value."""
+    """Round two fp32 values to `dtype` and return them as fp32. fp8 saturates to its largest finite value."""
     if dtype.bits == 8:
         return unpack_pair(UnpackFp8.emit(PackFp8.emit(low, high, dtype.ptx), dtype.ptx), FP16)
     return (low, high) if dtype == FP32 else unpack_pair(pack(low, high, dtype), dtype)

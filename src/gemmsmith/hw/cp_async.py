@@ -10,7 +10,7 @@ from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
 
 
 class CpAsync(Instruction):
-    """Copies `source_bytes` (at most `nbytes`) and fills the rest with zeros."""
+    """Copies `source_bytes` (at most `nbytes`) and fills the remaining bytes with zeros."""
 
     destination: u32
     source: u64
@@ -19,7 +19,7 @@ class CpAsync(Instruction):
 
     def check(self) -> None:
         if self.nbytes not in (4, 8, 16):
-            raise KernelError(f"cp.async moves 4, 8 or 16 bytes, not {self.nbytes}")
+            raise KernelError(f"cp.async: got {self.nbytes} bytes; use 4, 8 or 16")
 
     def text(self) -> str:
         level = "cg" if self.nbytes == 16 else "ca"
@@ -27,9 +27,9 @@ class CpAsync(Instruction):
 
     def simulate(self, m: Machine) -> None:
         active = m.active
-        to, source = m.column(self.destination)[active], m.column(self.source)[active]
-        sizes, threads = m.column(self.source_bytes)[active], np.flatnonzero(active)
-        writes = Access("shared", to, self.nbytes, threads=threads)
+        destination, source = m.per_thread(self.destination)[active], m.per_thread(self.source)[active]
+        sizes, threads = m.per_thread(self.source_bytes)[active], np.flatnonzero(active)
+        writes = Access("shared", destination, self.nbytes, threads=threads)
         reads = [
             Access("global", source[sizes == size], int(size), threads=threads[sizes == size])
             for size in np.unique(sizes)
@@ -37,31 +37,33 @@ class CpAsync(Instruction):
         ]
 
         def perform() -> None:
-            data = np.zeros((len(to), self.nbytes), np.uint8)
+            data = np.zeros((len(destination), self.nbytes), np.uint8)
             for access in reads:
                 data[sizes == access.width, : access.width] = m.peek(access)
             m.poke(writes, data)
 
         m.start(
             AsyncOperation("cp.async", "copy", perform, reads=reads, writes=[writes], group="cp.async",
-                           proxy="generic", work=len(to) * self.nbytes)
+                           proxy="generic", nbytes=len(destination) * self.nbytes)
         )  # fmt: skip
 
 
 class CpAsyncMbarrierArrive(Instruction):
-    """One arrival of each executing thread, of those that the barrier counts, once all its copies so far have landed.
-    It releases them, and nothing else that the thread has done."""
+    """cp.async.mbarrier.arrive.noinc: each thread arrives when its prior cp.asyncs have completed.
+
+    The arrival counts toward the expected count. It orders the copies only, not the thread's other accesses.
+    """
 
     barrier: u32
     ptx = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{barrier}];"
 
     def simulate(self, m: Machine) -> None:
-        arrives = m.uniform(self.barrier), int(m.active.sum())
-        m.start(AsyncOperation("cp.async.mbarrier.arrive", "copy", lambda: None, arrives=arrives, proxy="generic"))
+        arrive_on = m.uniform(self.barrier), int(m.active.sum())
+        m.start(AsyncOperation("cp.async.mbarrier.arrive", "copy", lambda: None, arrive_on=arrive_on, proxy="generic"))
 
 
 class CpAsyncCommit(Instruction):
-    """Closes this thread's group of copies."""
+    """Commits the thread's prior cp.asyncs as one group."""
 
     ptx = "cp.async.commit_group;"
 
@@ -70,7 +72,7 @@ class CpAsyncCommit(Instruction):
 
 
 class CpAsyncWait(Instruction):
-    """Until at most `pending` of this thread's groups are open."""
+    """Waits until at most `pending` of the thread's cp.async-groups are pending."""
 
     pending: int
     ptx = "cp.async.wait_group {pending};"

@@ -7,9 +7,12 @@ from gemmsmith.lang.machine import Machine, Scope
 
 
 class FenceProxyAsync(Instruction):
-    """This thread's ordinary writes to shared memory become visible to TMA and WGMMA (a barrier follows)."""
+    """fence.proxy.async: makes the thread's prior generic writes to shared memory visible to TMA and WGMMA.
 
-    architecture = "sm_90"
+    A barrier must follow before another thread issues them.
+    """
+
+    required_arch = "sm_90"
     ptx = "fence.proxy.async.shared::cta;"
 
     def simulate(self, m: Machine) -> None:
@@ -17,7 +20,7 @@ class FenceProxyAsync(Instruction):
 
 
 class FenceAcqRel(Instruction):
-    """Orders this thread's relaxed accesses, and what they publish and learn, as far as a scope."""
+    """fence.acq_rel at `scope`: turns the thread's relaxed accesses into release and acquire patterns."""
 
     scope: Scope = "gpu"
     ptx = "fence.acq_rel.{scope};"
@@ -27,9 +30,9 @@ class FenceAcqRel(Instruction):
 
 
 class GridDependencyWait(Instruction):
-    """Programmatic dependent launch: until the kernels this one depends on have finished and flushed."""
+    """griddepcontrol.wait: waits until the prerequisite grids have completed and their writes are visible."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     ptx = "griddepcontrol.wait;"
 
     def simulate(self, m: Machine) -> None:
@@ -37,9 +40,9 @@ class GridDependencyWait(Instruction):
 
 
 class GridDependencyLaunch(Instruction):
-    """Lets the kernels that depend on this one start their prologue."""
+    """griddepcontrol.launch_dependents: lets dependent grids start."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     ptx = "griddepcontrol.launch_dependents;"
 
     def simulate(self, m: Machine) -> None:

@@ -1,4 +1,7 @@
-"""ldmatrix and stmatrix: 8x8 matrices of 16-bit elements between shared memory and a warp. PTX ISA, "stmatrix"."""
+"""ldmatrix and stmatrix: 8x8 matrices of 16-bit elements between shared memory and a warp.
+
+PTX ISA, "ldmatrix", "stmatrix".
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,28 @@ import numpy as np
 from gemmsmith.core.errors import KernelError
 from gemmsmith.lang.instruction import Instruction, registers_in, registers_out, u32
 from gemmsmith.lang.machine import Machine
-from gemmsmith.lang.values import Registers
+from gemmsmith.lang.values import RegisterArray
 
 
-def _check(values: Registers) -> None:
+def _check(values: RegisterArray) -> None:
     if values.count not in (1, 2, 4):
-        raise KernelError(f"ldmatrix/stmatrix move 1, 2 or 4 matrices, not {values.count}")
+        raise KernelError(f"ldmatrix/stmatrix: got {values.count} matrices; use 1, 2 or 4")
 
 
-def _vector(values: Registers) -> str:
-    """Their operand in the text; these instructions want a vector also of one."""
+def _vector_operand(values: RegisterArray) -> str:
+    """Return the operand placeholder in the PTX. ldmatrix and stmatrix need braces even for one register."""
     return "{{values}}" if values.count == 1 else "{values}"
 
 
-def _rows_of(registers: np.ndarray, transposed: bool) -> np.ndarray:
-    """(T, count) registers as the rows (T/32, count, 8, 8) of the matrices, as 16-bit elements."""
+def _registers_to_rows(registers: np.ndarray, transposed: bool) -> np.ndarray:
+    """Return (T, count) registers as matrices (T/32, count, 8, 8) of 16-bit elements."""
     count = registers.shape[1]
     pairs = np.ascontiguousarray(registers.astype(np.uint32)).view(np.uint16).reshape(-1, 32, count, 2)
     rows = pairs.transpose(0, 2, 1, 3).reshape(-1, count, 8, 8)
     return rows.transpose(0, 1, 3, 2) if transposed else rows
 
 
-def _registers_of(rows: np.ndarray, transposed: bool) -> np.ndarray:
+def _rows_to_registers(rows: np.ndarray, transposed: bool) -> np.ndarray:
     rows = rows.transpose(0, 1, 3, 2) if transposed else rows
     warps, count = rows.shape[:2]
     pairs = np.ascontiguousarray(rows.reshape(warps, count, 32, 2).transpose(0, 2, 1, 3))
@@ -36,9 +39,9 @@ def _registers_of(rows: np.ndarray, transposed: bool) -> np.ndarray:
 
 
 class StoreMatrix(Instruction):
-    """Lane 8 j + r gives the address of row r (16 bytes) of matrix j; element pairs come from the lanes' registers."""
+    """stmatrix: stores 1, 2 or 4 matrices. Lane 8 j + r supplies the address of row r (16 bytes) of matrix j."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     values: registers_in
     address: u32
     transposed: bool = False
@@ -48,21 +51,24 @@ class StoreMatrix(Instruction):
 
     def text(self) -> str:
         trans = ".trans" if self.transposed else ""
-        vector = _vector(self.values)
+        vector = _vector_operand(self.values)
         return f"stmatrix.sync.aligned.m8n8.x{self.values.count}{trans}.shared.b16 [{{address}}], {vector};"
 
     def simulate(self, m: Machine) -> None:
-        m.converged("stmatrix")
-        rows = _rows_of(np.asarray(m.registers(self.values)), self.transposed)
+        m.require_converged("stmatrix")
+        rows = _registers_to_rows(np.asarray(m.registers(self.values)), self.transposed)
         warps, count = rows.shape[:2]
         data = np.zeros((warps, 32, 16), np.uint8)
         data[:, : 8 * count] = np.ascontiguousarray(rows).view(np.uint8).reshape(warps, 8 * count, 16)
         mask = m.active & (m.threads % 32 < 8 * count)
-        m.store("shared", m.column(self.address), data.reshape(-1, 16), mask=mask)
+        m.store("shared", m.per_thread(self.address), data.reshape(-1, 16), mask=mask)
 
 
 class LoadMatrix(Instruction):
-    """The reverse: each lane receives its pair of every matrix."""
+    """ldmatrix: loads 1, 2 or 4 matrices; each lane receives its pair of elements of each matrix.
+
+    Lane 8 j + r supplies the address of row r (16 bytes) of matrix j.
+    """
 
     values: registers_out
     address: u32
@@ -73,13 +79,13 @@ class LoadMatrix(Instruction):
 
     def text(self) -> str:
         trans = ".trans" if self.transposed else ""
-        vector = _vector(self.values)
+        vector = _vector_operand(self.values)
         return f"ldmatrix.sync.aligned.m8n8.x{self.values.count}{trans}.shared.b16 {vector}, [{{address}}];"
 
     def simulate(self, m: Machine) -> None:
-        m.converged("ldmatrix")
+        m.require_converged("ldmatrix")
         count = self.values.count
         mask = m.active & (m.threads % 32 < 8 * count)
-        data = np.ascontiguousarray(m.load("shared", m.column(self.address), 16, mask=mask))
+        data = np.ascontiguousarray(m.load("shared", m.per_thread(self.address), 16, mask=mask))
         rows = data.view(np.uint16).reshape(-1, 32, 8)[:, : 8 * count].reshape(-1, count, 8, 8)
-        m.registers(self.values, write=True)[m.active] = _registers_of(rows, self.transposed)[m.active]
+        m.registers(self.values, write=True)[m.active] = _rows_to_registers(rows, self.transposed)[m.active]

@@ -1,4 +1,4 @@
-"""mbarriers: arrivals and bytes are counted in shared memory, phase after phase. PTX ISA, "mbarrier"."""
+"""mbarriers: barriers in shared memory that count arrivals and bytes per phase. PTX ISA, "mbarrier"."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gemmsmith.lang.types import PRED
 
 
 class MbarrierInit(Instruction):
-    """A barrier whose phases each need `count` arrivals; phase 0 begins."""
+    """mbarrier.init: initializes a barrier whose phases each expect `count` arrivals, and begins phase 0."""
 
     barrier: u32
     count: u32
@@ -21,9 +21,12 @@ class MbarrierInit(Instruction):
 
 
 class FenceMbarrierInit(Instruction):
-    """Makes this thread's inits visible to the cluster and the async proxy (a cluster or CTA barrier follows)."""
+    """fence.mbarrier_init: makes the thread's mbarrier inits visible to the cluster and to the async proxy.
 
-    architecture = "sm_90"
+    A barrier of the cluster or of the CTA must follow.
+    """
+
+    required_arch = "sm_90"
     ptx = "fence.mbarrier_init.release.cluster;"
 
     def simulate(self, m: Machine) -> None:
@@ -31,7 +34,7 @@ class FenceMbarrierInit(Instruction):
 
 
 class MbarrierArrive(Instruction):
-    """One arrival of each executing thread."""
+    """mbarrier.arrive: each executing thread arrives once."""
 
     barrier: u32
     ptx = "mbarrier.arrive.shared::cta.b64 _, [{barrier}];"
@@ -41,13 +44,13 @@ class MbarrierArrive(Instruction):
 
 
 class MbarrierArriveCluster(Instruction):
-    """One arrival on the barrier at the same address in CTA `rank` of the cluster (its own included).
+    """Arrives at the barrier at the same address in CTA `rank` of the cluster (which may be this CTA).
 
-    `scope` says what the other CTA may overwrite then. With "cta", which releases nothing to it: what wgmma or TMA has
-    read, and was waited for. With "cluster", at the price of a membar.gpu: what ld or st have accessed too.
+    `scope` "cta": the peer may overwrite only data that completed wgmmas or TMA copies have read. "cluster" (release,
+    costs a MEMBAR.GPU): also data accessed with ld/st.
     """
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     barrier: u32
     rank: u32
     scope: Scope
@@ -65,9 +68,9 @@ class MbarrierArriveCluster(Instruction):
 
 
 class MbarrierArriveExpectTx(Instruction):
-    """One arrival, and `tx_bytes` more to come before the phase completes."""
+    """mbarrier.arrive.expect_tx: adds `tx_bytes` to the pending bytes of the phase, then arrives."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     barrier: u32
     tx_bytes: u32
     ptx = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{barrier}], {tx_bytes};"
@@ -77,9 +80,9 @@ class MbarrierArriveExpectTx(Instruction):
 
 
 class MbarrierExpectTx(Instruction):
-    """`tx_bytes` more to come before the phase completes, without an arrival."""
+    """mbarrier.expect_tx: adds `tx_bytes` to the pending bytes of the phase, without an arrival."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     barrier: u32
     tx_bytes: u32
     ptx = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{barrier}], {tx_bytes};"
@@ -89,14 +92,17 @@ class MbarrierExpectTx(Instruction):
 
 
 class MbarrierTestWait(Instruction):
-    """Whether the phase of that parity has completed, at once: try_wait might suspend the thread for a while first.
-    `scope` as in MbarrierWait."""
+    """mbarrier.test_wait: tests without blocking whether the phase has completed; try_wait may suspend the thread.
 
-    architecture = "sm_90"
+    `scope` is that of MbarrierWait.
+    """
+
+    required_arch = "sm_90"
     barrier: u32
     parity: u32
     scope: Scope = "cta"
     result = PRED
+    result_name = "is_complete"
 
     def text(self) -> str:
         return f"""{{
@@ -114,10 +120,12 @@ def _acquire(scope: Scope) -> str:
 
 
 class MbarrierWait(Instruction):
-    """Returns once the phase of that parity has completed: on a fresh barrier, at once for parity 1. With the scope
-    "cluster" it sees what other CTAs of the cluster stored."""
+    """Waits until the phase of that parity has completed. On a new barrier parity 1 returns immediately.
 
-    architecture = "sm_90"
+    With scope "cluster", stores of other CTAs of the cluster become visible.
+    """
+
+    required_arch = "sm_90"
     barrier: u32
     parity: u32
     scope: Scope = "cta"

@@ -1,4 +1,4 @@
-"""Ordinary loads and stores, atomics, acquire and release. PTX ISA, "ld", "st", "atom"."""
+"""Loads and stores, atomics, acquire and release. PTX ISA, "ld", "st", "atom", "red"."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from typing import Any, Literal
 import numpy as np
 
 from gemmsmith.core.errors import KernelError
-from gemmsmith.lang.builder import current
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, f32, pred, registers_in, registers_out, u16, u32, u64
 from gemmsmith.lang.machine import Blocking, Machine, Scope
-from gemmsmith.lang.types import F32, I32, U16, U32, Type
-from gemmsmith.lang.values import Registers, Value, ValueLike
+from gemmsmith.lang.types import F32, I32, U16, U32, ScalarType
+from gemmsmith.lang.values import RegisterArray, Value, ValueLike
 
 
-def _vector(registers: Registers) -> str:
+def _vector(registers: RegisterArray) -> str:
     if registers.count not in (1, 2, 4):
-        raise KernelError(f"{registers.name}: {registers.count} registers; loads and stores move 1, 2 or 4")
+        raise KernelError(f"{registers.name}: got {registers.count} registers; loads and stores take 1, 2 or 4")
     return "" if registers.count == 1 else f".v{registers.count}"
 
 
-def _where(m: Machine, predicate: Any) -> np.ndarray:
-    return np.asarray(m.active & m.column(predicate).astype(bool))
+def _active_mask(m: Machine, predicate: Any) -> np.ndarray:
+    return np.asarray(m.active & m.per_thread(predicate).astype(bool))
 
 
-def _load(m: Machine, values: Registers, space: Any, address: Any, mask: Any) -> None:
-    data = m.load(space, m.column(address), 4 * values.count, mask=mask)
-    m.registers(values, write=True)[m.active] = np.ascontiguousarray(data).view(number_type(values))[m.active]
+def _load(m: Machine, values: RegisterArray, space: Any, address: Any, mask: Any) -> None:
+    data = m.load(space, m.per_thread(address), 4 * values.count, mask=mask)
+    m.registers(values, write=True)[m.active] = np.ascontiguousarray(data).view(numpy_dtype(values))[m.active]
 
 
-def bytes_of(m: Machine, values: Registers) -> np.ndarray:
-    """Registers as they lie in memory."""
-    return np.ascontiguousarray(np.asarray(m.registers(values)).astype(number_type(values))).view(np.uint8)
+def register_bytes(m: Machine, values: RegisterArray) -> np.ndarray:
+    """Return the bytes of registers in memory order."""
+    return np.ascontiguousarray(np.asarray(m.registers(values)).astype(numpy_dtype(values))).view(np.uint8)
 
 
-def number_type(values: Registers) -> Any:
-    """numpy's type of a 32-bit register."""
-    return {F32: np.float32, I32: np.int32}.get(values.type, np.uint32)
+def numpy_dtype(registers: RegisterArray) -> Any:
+    """Return the numpy dtype of 32-bit registers."""
+    return {F32: np.float32, I32: np.int32}.get(registers.type, np.uint32)
 
 
 class LoadGlobal(Instruction):
-    """4, 8 or 16 bytes where `predicate` holds, zeros elsewhere."""
+    """Loads 4, 8 or 16 bytes if `predicate` holds; otherwise returns zeros."""
 
     values: registers_out
     address: u64
@@ -57,11 +57,11 @@ class LoadGlobal(Instruction):
         }}"""
 
     def simulate(self, m: Machine) -> None:
-        _load(m, self.values, "global", self.address, _where(m, self.predicate))
+        _load(m, self.values, "global", self.address, _active_mask(m, self.predicate))
 
 
 class StoreGlobal(Instruction):
-    """4, 8 or 16 bytes where `predicate` holds."""
+    """Stores 4, 8 or 16 bytes if `predicate` holds."""
 
     values: registers_in
     address: u64
@@ -75,21 +75,26 @@ class StoreGlobal(Instruction):
         }}"""
 
     def simulate(self, m: Machine) -> None:
-        m.store("global", m.column(self.address), bytes_of(m, self.values), mask=_where(m, self.predicate))
+        m.store(
+            "global", m.per_thread(self.address), register_bytes(m, self.values), mask=_active_mask(m, self.predicate)
+        )
 
 
-def _check_narrow(instruction: Instruction, bits: int) -> None:
+def _check_bits(instruction: Instruction, bits: int) -> None:
     if bits not in (8, 16):
-        raise KernelError(f"{instruction.mnemonic}: got {bits} bits; use 8 or 16, or registers of 32")
+        raise KernelError(
+            f"{instruction.mnemonic}: got {bits} bits; use 8 or 16, or the instruction for 32-bit registers"
+        )
 
 
-class LoadGlobalNarrow(Instruction):
-    """1 or 2 bytes, `bits` wide, where `predicate` holds, zero elsewhere."""
+class LoadGlobalU8U16(Instruction):
+    """Loads `bits` (8 or 16), zero-extended to 16 bits, if `predicate` holds; otherwise returns zero."""
 
     address: u64
     predicate: pred
     bits: int
     result = U16
+    result_name = "loaded"
     ptx = """{
     .reg .pred p;
     setp.ne.b32 p, {predicate}, 0;
@@ -98,15 +103,19 @@ class LoadGlobalNarrow(Instruction):
     }"""
 
     def check(self) -> None:
-        _check_narrow(self, self.bits)
+        _check_bits(self, self.bits)
+
+    @property
+    def wrapper_name(self) -> str:
+        return f"load_global_u{self.bits}"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        data = m.load("global", m.column(self.address), self.bits // 8, mask=_where(m, self.predicate))
+        data = m.load("global", m.per_thread(self.address), self.bits // 8, mask=_active_mask(m, self.predicate))
         return np.ascontiguousarray(data).view(f"u{self.bits // 8}")[:, 0].astype(np.int64)
 
 
-class StoreGlobalNarrow(Instruction):
-    """The low `bits`, 8 or 16, of `value` where `predicate` holds."""
+class StoreGlobalU8U16(Instruction):
+    """Stores the low `bits` (8 or 16) of `value` if `predicate` holds."""
 
     address: u64
     value: u16
@@ -119,15 +128,19 @@ class StoreGlobalNarrow(Instruction):
     }"""
 
     def check(self) -> None:
-        _check_narrow(self, self.bits)
+        _check_bits(self, self.bits)
+
+    @property
+    def wrapper_name(self) -> str:
+        return f"store_global_u{self.bits}"
 
     def simulate(self, m: Machine) -> None:
-        data = m.column(self.value).astype(f"u{self.bits // 8}")[:, None].view(np.uint8)
-        m.store("global", m.column(self.address), data, mask=_where(m, self.predicate))
+        data = m.per_thread(self.value).astype(f"u{self.bits // 8}")[:, None].view(np.uint8)
+        m.store("global", m.per_thread(self.address), data, mask=_active_mask(m, self.predicate))
 
 
 class LoadShared(Instruction):
-    """4, 8 or 16 bytes of the CTA's shared memory."""
+    """Loads 4, 8 or 16 bytes from the CTA's shared memory."""
 
     values: registers_out
     address: u32
@@ -140,7 +153,7 @@ class LoadShared(Instruction):
 
 
 class StoreShared(Instruction):
-    """4, 8 or 16 bytes to the CTA's shared memory."""
+    """Stores 4, 8 or 16 bytes to the CTA's shared memory."""
 
     values: registers_in
     address: u32
@@ -149,53 +162,63 @@ class StoreShared(Instruction):
         return f"st.shared{_vector(self.values)}.b32 [{{address}}], {{values}};"
 
     def simulate(self, m: Machine) -> None:
-        m.store("shared", m.column(self.address), bytes_of(m, self.values))
+        m.store("shared", m.per_thread(self.address), register_bytes(m, self.values))
 
 
-class LoadSharedNarrow(Instruction):
-    """1 or 2 bytes of the CTA's shared memory, zero-extended."""
+class LoadSharedU8U16(Instruction):
+    """Loads `bits` (8 or 16) from the CTA's shared memory, zero-extended to 16 bits."""
 
     address: u32
     bits: int
     result = U16
+    result_name = "loaded"
     ptx = "ld.shared.u{bits} {result}, [{address}];"
 
     def check(self) -> None:
-        _check_narrow(self, self.bits)
+        _check_bits(self, self.bits)
+
+    @property
+    def wrapper_name(self) -> str:
+        return f"load_shared_u{self.bits}"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        data = m.load("shared", m.column(self.address), self.bits // 8)
+        data = m.load("shared", m.per_thread(self.address), self.bits // 8)
         return np.ascontiguousarray(data).view(f"u{self.bits // 8}")[:, 0].astype(np.int64)
 
 
-class StoreShared16(Instruction):
-    """2 bytes to the CTA's shared memory."""
+class StoreSharedU16(Instruction):
+    """Stores 16 bits to the CTA's shared memory."""
 
     address: u32
     value: u16
     ptx = "st.shared.b16 [{address}], {value};"
 
     def simulate(self, m: Machine) -> None:
-        m.store("shared", m.column(self.address), m.column(self.value).astype(np.uint16)[:, None].view(np.uint8))
+        m.store(
+            "shared", m.per_thread(self.address), m.per_thread(self.value).astype(np.uint16)[:, None].view(np.uint8)
+        )
 
 
 class LoadStrong(Instruction):
-    """A word that other threads write at the same time, as a semaphore is: `order` relaxed, or acquire, which makes
-    known what its writer released, as far as `scope`."""
+    """Strong load (ld.relaxed or ld.acquire at `scope`) of a word that other threads write concurrently.
+
+    Such a word is, for example, a semaphore.
+    """
 
     address: u64
     order: Literal["relaxed", "acquire"]
     scope: Scope
     result = U32
+    result_name = "loaded"
     ptx = "ld.{order}.{scope}.global.b32 {result}, [{address}];"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        data = m.load("global", m.column(self.address), 4, order=self.order, scope=self.scope)
+        data = m.load("global", m.per_thread(self.address), 4, order=self.order, scope=self.scope)
         return np.ascontiguousarray(data).view(np.uint32)[:, 0].astype(np.int64)
 
 
 class StoreStrong(Instruction):
-    """Writes such a word: `order` relaxed, or release, which publishes what came before it, as far as `scope`."""
+    """Strong store (st.relaxed or st.release at `scope`) of a word that other threads access concurrently."""
 
     address: u64
     value: u32
@@ -204,12 +227,12 @@ class StoreStrong(Instruction):
     ptx = "st.{order}.{scope}.global.b32 [{address}], {value};"
 
     def simulate(self, m: Machine) -> None:
-        data = m.column(self.value).astype(np.uint32)[:, None].view(np.uint8)
-        m.store("global", m.column(self.address), data, order=self.order, scope=self.scope)
+        data = m.per_thread(self.value).astype(np.uint32)[:, None].view(np.uint8)
+        m.store("global", m.per_thread(self.address), data, order=self.order, scope=self.scope)
 
 
-class WaitAcquire(Instruction):
-    """Until a word that another CTA releases is `value`."""
+class SpinUntilEqual(Instruction):
+    """Spins on ld.acquire until the word equals `value`."""
 
     address: u64
     value: u32
@@ -225,20 +248,21 @@ class WaitAcquire(Instruction):
 
     def simulate(self, m: Machine) -> Blocking:
         value, address = m.uniform(self.value), m.uniform(self.address)
-        yield from m.wait_word(address, lambda word: word == value, f"not {value}", "acquire", self.scope)
+        yield from m.spin_wait(address, lambda word: word == value, f"not {value}", "acquire", self.scope)
 
 
-class WaitReached(Instruction):
-    """Until a word is at least `value`, or has been read `reads` times, relaxed; gives the word as it was last."""
+class SpinUntilAtLeast(Instruction):
+    """Spins on ld.relaxed until the word is at least `value`, for at most `max_polls` loads; returns the last value."""
 
     address: u64
     value: u32
-    reads: u32
+    max_polls: u32
     result = U32
+    result_name = "last_value"
     ptx = """{
     .reg .pred more;
     .reg .b32 word, left;
-    mov.b32 left, {reads};
+    mov.b32 left, {max_polls};
     WAIT:
     ld.relaxed.gpu.global.b32 word, [{address}];
     sub.u32 left, left, 1;
@@ -250,72 +274,75 @@ class WaitReached(Instruction):
 
     def simulate(self, m: Machine) -> Blocking:
         value, address = m.uniform(self.value), m.uniform(self.address)
-        what, reads = f"less than {value}", m.uniform(self.reads)
-        return (yield from m.wait_word(address, lambda word: word >= value, what, "relaxed", reads=reads))
+        description, max_polls = f"less than {value}", m.uniform(self.max_polls)
+        return (
+            yield from m.spin_wait(address, lambda word: word >= value, description, "relaxed", max_polls=max_polls)
+        )
 
 
-class AtomicAdd(Instruction):
-    """memory += value; gives what was there."""
+class AtomAddU32(Instruction):
+    """atom.add.u32: memory += value; returns the old value."""
 
     address: u64
     value: u32
     order: Literal["relaxed", "acquire", "release", "acq_rel"] = "relaxed"
     scope: Scope = "gpu"
     result = U32
+    result_name = "previous"
     ptx = "atom.{order}.{scope}.global.add.u32 {result}, [{address}], {value};"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        address, value = m.column(self.address), m.column(self.value)
+        address, value = m.per_thread(self.address), m.per_thread(self.value)
         return m.atomic("global", address, np.uint32, lambda a, b: a + b, value, order=self.order, scope=self.scope)
 
 
-class ReduceAdd(Instruction):
-    """memory += value of fp32, relaxed, in no fixed order."""
+class RedAddF32(Instruction):
+    """red.add.f32 (relaxed): memory += value. The order of additions is not deterministic."""
 
     address: u64
     value: f32
     ptx = "red.relaxed.gpu.global.add.f32 [{address}], {value};"
 
     def simulate(self, m: Machine) -> None:
-        address, value = m.column(self.address), m.column(self.value)
+        address, value = m.per_thread(self.address), m.per_thread(self.value)
         m.atomic("global", address, np.float32, lambda a, b: a + b, value, returns=False)
 
 
-class ReduceAddU32(Instruction):
-    """memory += value, relaxed: the atomic that does not give what was there, and so tells nothing of others."""
+class RedAddU32(Instruction):
+    """red.add.u32 (relaxed): memory += value. Returns nothing, so it observes no other thread's write."""
 
     address: u64
     value: u32
     ptx = "red.relaxed.gpu.global.add.u32 [{address}], {value};"
 
     def simulate(self, m: Machine) -> None:
-        address, value = m.column(self.address), m.column(self.value)
+        address, value = m.per_thread(self.address), m.per_thread(self.value)
         m.atomic("global", address, np.uint32, lambda a, b: a + b, value, returns=False)
 
 
-def load_global_word(address: Value, predicate: ValueLike, type: Type, name: str) -> Value:
-    """4 bytes by LoadGlobal, as one value; `name`: of the register."""
-    word = current().registers(type, 1, name)
+def load_global_word(address: Value, predicate: ValueLike, scalar_type: ScalarType, name: str) -> Value:
+    """Load 4 bytes with LoadGlobal and return them as a value. `name` is the name of the register."""
+    word = current_builder().registers(scalar_type, 1, name)
     LoadGlobal.emit(word, address, predicate)
     return word[0]
 
 
 def store_global_word(address: Value, value: Value, predicate: ValueLike, name: str) -> None:
-    """The reverse, by StoreGlobal."""
-    word = current().registers(value.type, 1, name)
+    """Store a 4-byte value with StoreGlobal. `name` is the name of the register."""
+    word = current_builder().registers(value.type, 1, name)
     word[0] = value
     StoreGlobal.emit(word, address, predicate)
 
 
-def load_shared_word(address: Value, type: Type, name: str) -> Value:
-    """4 bytes by LoadShared, likewise."""
-    word = current().registers(type, 1, name)
+def load_shared_word(address: Value, scalar_type: ScalarType, name: str) -> Value:
+    """Load 4 bytes with LoadShared and return them as a value. `name` is the name of the register."""
+    word = current_builder().registers(scalar_type, 1, name)
     LoadShared.emit(word, address)
     return word[0]
 
 
 def store_shared_word(address: Value, value: Value, name: str) -> None:
-    """The reverse, by StoreShared."""
-    word = current().registers(value.type, 1, name)
+    """Store a 4-byte value with StoreShared. `name` is the name of the register."""
+    word = current_builder().registers(value.type, 1, name)
     word[0] = value
     StoreShared.emit(word, address)

@@ -1,8 +1,8 @@
-"""mma.sync: a warp multiplies fragments in registers. PTX ISA, "Matrix fragments for mma.m16n8k16" and its neighbors.
+"""mma.sync: a warp multiplies fragments in registers. PTX ISA, "Matrix fragments for mma.m16n8k16" and its siblings.
 
-The fragments of all types are the same in words of 32 bits, of which A (16 rows) and B (8 columns) have 8 a row: lane l
-holds, of rows l / 4 and l / 4 + 8 of A, words l % 4 and l % 4 + 4; of column l / 4 of B the same words. D is the
-fragment of core/mma.py. So ldmatrix brings A and B of any type.
+In units of 32-bit words the fragment layout is the same for all types (8 words per row): lane l holds words l % 4 and
+l % 4 + 4 of rows l / 4 and l / 4 + 8 of A, and the same words of column l / 4 of B. So ldmatrix loads A and B of any
+type. D has the fragment layout of core/mma.py.
 """
 
 from __future__ import annotations
@@ -11,46 +11,50 @@ import numpy as np
 
 from gemmsmith.core.dtypes import FP16, TF32, TF32_BITS, DType
 from gemmsmith.core.errors import KernelError
-from gemmsmith.core.mma import MMA_SYNC, QUAD, Mma, fragment_element
-from gemmsmith.hw.fused_sum import fused_product
+from gemmsmith.core.mma import LANES_PER_QUAD, MMA_SYNC, Mma, fragment_element
+from gemmsmith.hw.fused_sum import fused_mma
 from gemmsmith.lang.instruction import Instruction, registers_in, registers_inout
 from gemmsmith.lang.machine import Machine
 
-M, N, WORDS = 16, 8, 8
-"""Rows of A, columns of B, and words of each."""
+M = 16
+"""Rows of A and of D."""
+N = 8
+"""Columns of B and of D."""
+WORDS = 8
+"""32-bit words along K, per row of A and per column of B."""
 _LANE = np.arange(32)[:, None]
-_A = _LANE // QUAD + 8 * (np.arange(4) % 2), _LANE % QUAD + QUAD * (np.arange(4) // 2)
-_B = np.broadcast_to(_LANE // QUAD, (32, 2)), _LANE % QUAD + QUAD * np.arange(2)
+_A = _LANE // LANES_PER_QUAD + 8 * (np.arange(4) % 2), _LANE % LANES_PER_QUAD + LANES_PER_QUAD * (np.arange(4) // 2)
+_B = np.broadcast_to(_LANE // LANES_PER_QUAD, (32, 2)), _LANE % LANES_PER_QUAD + LANES_PER_QUAD * np.arange(2)
 _D = fragment_element(_LANE, np.arange(4))
 
 
-def numbers(words: np.ndarray, dtype: DType) -> np.ndarray:
-    """Words as what is multiplied: float64, in which products are exact; int64 for integers."""
+def decode_elements(words: np.ndarray, dtype: DType) -> np.ndarray:
+    """Decode 32-bit words to the multiplied elements: float64, in which products are exact; int64 for integers."""
     if dtype == TF32:
         words = words & TF32_BITS
     return np.ascontiguousarray(words).view(dtype.numpy).astype(np.int64 if dtype.is_integer else np.float64)
 
 
-def multiplied(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarray:
-    """A B^T + C of every warp, as D's registers hold elements: a (warps, m, k), b (warps, n, k), c (warps, m, n)."""
-    if mma.d.is_integer:  # they wrap
+def multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarray:
+    """Return A B^T + C per warp, in the dtype of D: a (warps, m, k), b (warps, n, k), c (warps, m, n)."""
+    if mma.d.is_integer:  # sums wrap
         return np.asarray(a @ b.swapaxes(-1, -2) + c).astype(np.int32)
-    return fused_product(a, b, c.astype(np.float64), mma)
+    return fused_mma(a, b, c.astype(np.float64), mma)
 
 
-def unpacked(registers: np.ndarray, dtype: DType) -> np.ndarray:
-    """Registers (..., count) as the elements of an accumulator; fp16 lies in pairs."""
-    held = np.ascontiguousarray(registers)
-    return held.astype(np.uint32).view(np.float16) if dtype == FP16 else held
+def unpack_accumulator(registers: np.ndarray, dtype: DType) -> np.ndarray:
+    """Return registers (..., count) as accumulator elements. An fp16 register holds a pair."""
+    words = np.ascontiguousarray(registers)
+    return words.astype(np.uint32).view(np.float16) if dtype == FP16 else words
 
 
-def packed(elements: np.ndarray, dtype: DType) -> np.ndarray:
-    """The reverse."""
+def pack_accumulator(elements: np.ndarray, dtype: DType) -> np.ndarray:
+    """Return accumulator elements as registers, the inverse of `unpack_accumulator`."""
     return np.ascontiguousarray(elements).view(np.uint32) if dtype == FP16 else elements
 
 
 class MmaSync(Instruction):
-    """D (16 x 8) = A (16 x k) B (k x 8) + D."""
+    """mma.sync: D (16 x 8) = A (16 x k) B (k x 8) + D."""
 
     d: registers_inout
     a: registers_in
@@ -61,13 +65,13 @@ class MmaSync(Instruction):
     def check(self) -> None:
         if self.mma not in MMA_SYNC:
             raise KernelError(f"mma.sync: got {self.mma}; use one of {', '.join(map(str, MMA_SYNC))}")
-        need = self.mma.registers(N), 4, 2
-        given = self.d.count, self.a.count, self.b.count
-        if given != need:
-            raise KernelError(f"mma.sync: got {given} registers of d, a and b; it takes {need}")
+        expected = self.mma.accumulator_registers(N), 4, 2
+        counts = self.d.count, self.a.count, self.b.count
+        if counts != expected:
+            raise KernelError(f"mma.sync: got {counts} registers of d, a and b; use {expected}")
 
     @property
-    def products(self) -> int:
+    def macs_per_thread(self) -> int:
         return M * N * self.mma.k // 32
 
     @property
@@ -80,13 +84,13 @@ class MmaSync(Instruction):
         return f"mma.sync.aligned.m16n8k{mma.k}.row.col.{mma}.{mma.d.ptx} {{d}}, {{a}}, {{b}}, {{d}};"
 
     def simulate(self, m: Machine) -> None:
-        m.converged("mma.sync")
+        m.require_converged("mma.sync")
         warps, mma = len(m.threads) // 32, self.mma
         a, b = np.zeros((warps, M, WORDS), np.uint32), np.zeros((warps, N, WORDS), np.uint32)
         for matrix, words, registers in ((a, _A, self.a), (b, _B, self.b)):
             matrix[:, words[0], words[1]] = m.registers(registers).reshape(warps, 32, -1).astype(np.uint32)
         c = np.zeros((warps, M, N), np.int64 if mma.d.is_integer else np.float64)
         d = m.registers(self.d)
-        c[:, _D[0], _D[1]] = unpacked(d.reshape(warps, 32, -1), mma.d)
-        result = multiplied(numbers(a, mma.a), numbers(b, mma.b), c, mma)[:, _D[0], _D[1]]
-        d[m.active] = packed(result, mma.d).reshape(d.shape)[m.active]
+        c[:, _D[0], _D[1]] = unpack_accumulator(d.reshape(warps, 32, -1), mma.d)
+        result = multiply(decode_elements(a, mma.a), decode_elements(b, mma.b), c, mma)[:, _D[0], _D[1]]
+        d[m.active] = pack_accumulator(result, mma.d).reshape(d.shape)[m.active]

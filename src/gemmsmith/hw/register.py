@@ -1,4 +1,4 @@
-"""Registers and lanes: reallocation between warpgroups, the elected lane, shuffles. PTX ISA, "setmaxnreg", "elect"."""
+"""Registers and lanes: setmaxnreg, elect.sync, shuffles, opaque copies. PTX ISA, "setmaxnreg", "elect.sync"."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.hw.convert import AsFloat, AsUnsigned
-from gemmsmith.lang.builder import current
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, i32, i64, u32
-from gemmsmith.lang.kernel import register_cap
+from gemmsmith.lang.kernel import max_registers_per_thread
 from gemmsmith.lang.machine import Blocking, Machine
 from gemmsmith.lang.types import I32, I64, PRED, U32
 from gemmsmith.lang.values import Value
 
 
 class SetMaxNReg(Instruction):
-    """Sets the warpgroup's registers a thread; `action` is dec (give back) or inc (wait for)."""
+    """Sets the warpgroup's registers per thread: "dec" releases registers, "inc" waits until they are available."""
 
-    architecture = "sm_90a"
+    required_arch = "sm_90a"
     action: Literal["inc", "dec"]
     register_budget: int
     ptx = "setmaxnreg.{action}.sync.aligned.u32 {register_budget};"
@@ -33,18 +33,22 @@ class SetMaxNReg(Instruction):
 
 
 def set_registers(count: int | None) -> None:
-    """Records setmaxnreg: gives registers back or asks for more than the launch's share; None keeps it."""
+    """Emit setmaxnreg for `count` registers per thread. None keeps the registers of the launch bounds."""
     if count is None:
         return
-    SetMaxNReg.emit("dec" if count < register_cap(current().threads) else "inc", count)
+    SetMaxNReg.emit("dec" if count < max_registers_per_thread(current_builder().threads) else "inc", count)
 
 
 class ElectOne(Instruction):
-    """True in one lane of each warp, PTX does not say which. Behind it ptxas knows that a single lane acts; behind
-    `thread == 0` it puts each TMA copy of a loop into a loop over the lanes, of 30 cycles."""
+    """elect.sync: true in exactly one lane per warp, unspecified which.
 
-    architecture = "sm_90"
+    Under elect.sync ptxas knows that one lane is active; under `thread == 0` it wraps each TMA copy in a loop over the
+    lanes (30 cycles).
+    """
+
+    required_arch = "sm_90"
     result = PRED
+    result_name = "is_elected"
     ptx = """{
     .reg .pred p;
     elect.sync _|p, 0xffffffff;
@@ -52,79 +56,85 @@ class ElectOne(Instruction):
     }"""
 
     def simulate(self, m: Machine) -> np.ndarray:
-        m.converged("elect.sync")
+        m.require_converged("elect.sync")
         return np.asarray(m.threads % 32 == m.elected)
 
 
-def _from_lane(m: Machine, x: np.ndarray, lane: Any) -> np.ndarray:
-    m.converged("a shuffle")
-    own = np.arange(len(m.threads))
-    taken: np.ndarray = x[own // 32 * 32 + lane]
-    return taken
+def _read_lane(m: Machine, x: np.ndarray, lane: Any) -> np.ndarray:
+    m.require_converged("a shuffle")
+    threads = np.arange(len(m.threads))
+    result: np.ndarray = x[threads // 32 * 32 + lane]
+    return result
 
 
 class ShuffleXor(Instruction):
-    """The value in the lane whose number differs by `mask`."""
+    """__shfl_xor_sync: the value of lane `lane ^ mask`."""
 
     value: u32
     mask: int
     result = U32
+    result_name = "from_lane"
     cuda = "__shfl_xor_sync(0xffffffff, {value}, {mask})"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        return _from_lane(m, m.column(self.value), (m.threads % 32) ^ self.mask)
+        return _read_lane(m, m.per_thread(self.value), (m.threads % 32) ^ self.mask)
 
 
 def shuffle_xor_fp32(x: Value, mask: int) -> Value:
-    """`shuffle_xor` of an fp32."""
+    """Return `shuffle_xor` of an fp32 value."""
     return AsFloat.emit(ShuffleXor.emit(AsUnsigned.emit(x), mask))
 
 
 class ShuffleIndex(Instruction):
-    """The value in lane `lane`."""
+    """__shfl_sync: the value of lane `lane`."""
 
     value: u32
     lane: u32
     result = U32
+    result_name = "from_lane"
     cuda = "__shfl_sync(0xffffffff, {value}, {lane})"
 
     def simulate(self, m: Machine) -> np.ndarray:
-        return _from_lane(m, m.column(self.value), m.column(self.lane) % 32)
+        return _read_lane(m, m.per_thread(self.value), m.per_thread(self.lane) % 32)
 
 
 class ShuffleDown(Instruction):
-    """The value `delta` lanes further, its own beyond the last."""
+    """__shfl_down_sync: the value of lane `lane + delta`, or the lane's own value if there is none."""
 
     value: u32
     delta: int
     result = U32
+    result_name = "from_lane"
     cuda = "__shfl_down_sync(0xffffffff, {value}, {delta})"
 
     def simulate(self, m: Machine) -> np.ndarray:
         lane = m.threads % 32
-        return _from_lane(m, m.column(self.value), np.where(lane + self.delta < 32, lane + self.delta, lane))
+        return _read_lane(m, m.per_thread(self.value), np.where(lane + self.delta < 32, lane + self.delta, lane))
 
 
 class Opaque(Instruction):
-    """A copy of a number whose value the compiler cannot know. What depends on the copy is computed after this
-    instruction; otherwise the compiler may compute it once, before a loop, and hold it in registers."""
+    """A copy of a value that the compiler cannot see through.
 
-    number: i32
+    Code that depends on the copy is computed after this instruction; otherwise the compiler may hoist it out of a loop
+    and keep its result in registers.
+    """
+
+    value: i32
     result = I32
-    ptx = "mov.b32 {result}, {number};"
+    ptx = "mov.b32 {result}, {value};"
 
     def simulate(self, m: Machine) -> Any:
-        return m.value(self.number)
+        return m.value(self.value)
 
 
 class OpaqueWide(Opaque):
     """`Opaque` for 64 bits."""
 
-    number: i64
+    value: i64
     result = I64
-    ptx = "mov.b64 {result}, {number};"
+    ptx = "mov.b64 {result}, {value};"
 
 
-def opaque(number: Value) -> Value:
-    """A copy of an I32 or I64 whose value the compiler cannot know."""
-    return (OpaqueWide if number.type == I64 else Opaque).emit(number)
+def opaque(value: Value) -> Value:
+    """Return a copy of an I32 or I64 value that the compiler cannot see through."""
+    return (OpaqueWide if value.type == I64 else Opaque).emit(value)

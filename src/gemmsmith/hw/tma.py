@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from gemmsmith.core.integers import round_up
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import swizzled
-from gemmsmith.lang.builder import current
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.instruction import Instruction, i32, tensor_map, u16, u32, u64
-from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine
+from gemmsmith.lang.machine import Access, AsyncOperation, Blocking, Machine, MbarrierTx
 from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import U64
 from gemmsmith.lang.values import Constant, Value, ValueLike
@@ -20,14 +21,14 @@ from gemmsmith.lang.values import Constant, Value, ValueLike
 EVICT_FIRST = Constant(U64, 0x12F0000000000000, "EVICT_FIRST")
 EVICT_NORMAL = Constant(U64, 0x1000000000000000, "EVICT_NORMAL")
 EVICT_LAST = Constant(U64, 0x14F0000000000000, "EVICT_LAST")
-"""L2 cache policies, as `createpolicy.fractional` encodes them (CUTLASS, TMA::CacheHintSm90)."""
-CHUNK = 16
-"""Bytes that a swizzle moves as one."""
+"""L2 cache policies, as encoded by `createpolicy.fractional` (CUTLASS: TMA::CacheHintSm90)."""
+SWIZZLE_UNIT_BYTES = 16
+"""Bytes of the unit that a swizzle permutes (CUDA driver API, "cuTensorMapEncodeTiled")."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """A box of a tensor map at some coordinates: which bytes exist in memory, and where they lie in shared memory."""
+    """A box of a tensor map at coordinates (x, y, z): its bytes in global and in shared memory."""
 
     map: TensorMap
     x: int
@@ -40,20 +41,21 @@ class Box:
 
     @property
     def bytes(self) -> int:
-        """Bytes counted on the barrier: always the whole box."""
+        """Bytes that complete on the mbarrier: always those of the full box."""
         return self.map.box_bytes
 
     @cached_property
-    def inside(self) -> tuple[np.ndarray, slice]:
-        """Which rows are inside the tensor, and which bytes of each."""
+    def in_bounds(self) -> tuple[np.ndarray, slice]:
+        """The mask of the in-bounds rows, and the slice of the in-bounds bytes of a row."""
         y = self.y + np.arange(self.map.box[1])[None, :]
         z = self.z + np.arange(self.map.box[2])[:, None]
         rows = (y >= 0) & (y < self.map.extents[1]) & (z >= 0) & (z < self.map.extents[2])
         first, stop = max(-self.x, 0), min(self.map.extents[0] - self.x, self.map.box[0])
         return rows.reshape(-1), slice(first * self.map.dtype.bytes, max(first, stop) * self.map.dtype.bytes)
 
-    def in_memory(self, *, stored: bool = False) -> Access:
-        rows, columns = self._written() if stored else self.inside
+    def global_access(self, *, is_store: bool = False) -> Access:
+        """Return the access to the bytes in global memory that a load reads or a store writes."""
+        rows, columns = self._stored_region() if is_store else self.in_bounds
         width = columns.stop - columns.start
         y = self.y + np.arange(self.map.box[1], dtype=np.int64)[None, :]
         z = self.z + np.arange(self.map.box[2], dtype=np.int64)[:, None]
@@ -61,44 +63,47 @@ class Box:
         start = first + y * self.map.strides[0] + z * self.map.strides[1]
         return Access("global", start.reshape(-1)[rows] if width else np.zeros(0, np.int64), width)
 
-    def in_shared(self, address: int, rank: int | None) -> Access:
-        """All the box's 16-byte chunks, row by row."""
-        return _in_shared(address, self.bytes, self.map.swizzle, rank)
+    def shared_access(self, address: int, rank: int | None) -> Access:
+        """Return the access to the 16-byte units of the box in shared memory, row by row."""
+        return _shared_access(address, self.bytes, self.map.swizzle, rank)
 
     def load(self, m: Machine, source: Access, targets: list[Access]) -> None:
-        rows, columns = self.inside
+        rows, columns = self.in_bounds
         data = np.zeros((len(rows), self.row_bytes), np.uint8)
         if columns.start < columns.stop:
             data[rows, columns] = m.peek(source)
         for target in targets:
-            m.poke(target, data.reshape(-1, CHUNK))
+            m.poke(target, data.reshape(-1, SWIZZLE_UNIT_BYTES))
 
-    def _written(self) -> tuple[np.ndarray, slice]:
-        """What is written of the box's part inside, whole chunks: also what lies behind a row that ends within one."""
-        rows, columns = self.inside
-        whole = -(-columns.stop // CHUNK) * CHUNK
-        return rows, slice(columns.start, whole if columns.start < columns.stop else columns.stop)
+    def _stored_region(self) -> tuple[np.ndarray, slice]:
+        """The in-bounds rows, with their bytes rounded up to 16.
+
+        A TMA store writes whole 16-byte units, beyond the end of the row if need be.
+        """
+        rows, columns = self.in_bounds
+        stop = round_up(columns.stop, SWIZZLE_UNIT_BYTES) if columns.start < columns.stop else columns.stop
+        return rows, slice(columns.start, stop)
 
     def store(self, m: Machine, source: Access, target: Access) -> None:
-        rows, columns = self._written()
+        rows, columns = self._stored_region()
         data = m.peek(source).reshape(len(rows), self.row_bytes)
         if columns.start < columns.stop:
             m.poke(target, data[rows, columns])
 
 
 @lru_cache(maxsize=256)
-def _in_shared(address: int, nbytes: int, swizzle: int, rank: int | None) -> Access:
-    chunks = address + np.arange(0, nbytes, CHUNK, dtype=np.int64)
-    return Access("shared", swizzled(chunks, swizzle), CHUNK, rank)
+def _shared_access(address: int, nbytes: int, swizzle: int, rank: int | None) -> Access:
+    units = address + np.arange(0, nbytes, SWIZZLE_UNIT_BYTES, dtype=np.int64)
+    return Access("shared", swizzled(units, swizzle), SWIZZLE_UNIT_BYTES, rank)
 
 
 def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
     box = Box(m.value(load.map), m.uniform(load.x), m.uniform(load.y), m.uniform(load.z))
     destination, barrier = m.uniform(load.destination), m.uniform(load.barrier)
-    # An x that is no multiple of 16 bytes is an illegal instruction on an H200.
-    if destination % 128 or (box.x * box.map.dtype.bytes) % CHUNK:
-        m.report("alignment", f"TMA load to {destination:#x} of x = {box.x}: 128 and 16 bytes are needed")
-    source, targets = box.in_memory(), [box.in_shared(destination, rank) for rank in ranks]
+    # An x that is not a multiple of 16 bytes is an illegal instruction on an H200.
+    if destination % 128 or (box.x * box.map.dtype.bytes) % SWIZZLE_UNIT_BYTES:
+        m.report("alignment", f"TMA load to {destination:#x} of x = {box.x}: needs 128- and 16-byte alignment")
+    source, targets = box.global_access(), [box.shared_access(destination, rank) for rank in ranks]
     m.start(
         AsyncOperation(
             f"TMA load of {load.map.name}",
@@ -106,16 +111,19 @@ def _start_load(m: Machine, load: Any, ranks: list[int | None]) -> None:
             perform=lambda: box.load(m, source, targets),
             reads=[source],
             writes=targets,
-            completes=[(rank, barrier, box.bytes) for rank in ranks],
-            work=box.bytes,
+            complete_tx=[MbarrierTx(rank, barrier, box.bytes) for rank in ranks],
+            nbytes=box.bytes,
         )
     )
 
 
 class TmaLoad(Instruction):
-    """Copies the box at (x, y, z) into shared memory; its bytes complete on `barrier`. Outside the tensor is zero."""
+    """Copies the box at (x, y, z) to shared memory; its bytes complete on `barrier`.
 
-    architecture = "sm_90"
+    Elements outside the tensor are zero.
+    """
+
+    required_arch = "sm_90"
     map: tensor_map
     x: i32
     y: i32
@@ -137,16 +145,21 @@ def load(
     map: Value, x: ValueLike, y: ValueLike, z: ValueLike, destination: ValueLike | SharedView,
     barrier: ValueLike | SharedView, cache: ValueLike,
 ) -> None:  # fmt: skip
-    """A TmaLoad into the CTA's own shared memory, as later chips than Hopper are told: on sm_120 ptxas calls a function
-    for what may lie in a peer's."""
-    space = "cta" if current().chip.has("sm_100") else "cluster"
+    """Emit a TMA load into this CTA's shared memory.
+
+    From sm_100 on it uses `.shared::cta`; with `.shared::cluster` ptxas emits a function call on sm_120.
+    """
+    space = "cta" if current_builder().chip.supports("sm_100") else "cluster"
     TmaLoad.emit(map, x, y, z, destination, barrier, cache, space)
 
 
 class TmaLoadMulticast(Instruction):
-    """The same into every CTA of `mask`, at the same address, completing on each one's own barrier."""
+    """Copies the box at (x, y, z) to every CTA of `mask`, at the same shared-memory address.
 
-    architecture = "sm_90"
+    The bytes complete on the barrier at the same address in each CTA.
+    """
+
+    required_arch = "sm_90"
     map: tensor_map
     x: i32
     y: i32
@@ -167,10 +180,12 @@ class TmaLoadMulticast(Instruction):
 
 
 class TmaStore(Instruction):
-    """Copies the box in shared memory to (x, y, z); what lies outside the tensor is dropped, in whole chunks of 16
-    bytes: a row that ends within one is written to the chunk's end. Joins the bulk group."""
+    """Copies the box to (x, y, z), as part of the current bulk group.
 
-    architecture = "sm_90"
+    Out-of-bounds data are dropped in units of 16 bytes: a row that ends within a unit is written to the unit's end.
+    """
+
+    required_arch = "sm_90"
     map: tensor_map
     x: i32
     y: i32
@@ -181,13 +196,15 @@ class TmaStore(Instruction):
     def simulate(self, m: Machine) -> None:
         box = Box(m.value(self.map), m.uniform(self.x), m.uniform(self.y), m.uniform(self.z))
         source = m.uniform(self.source)
-        if min(box.x, box.y, box.z) < 0 or source % 128 or (box.x * box.map.dtype.bytes) % CHUNK:
-            # An H200 takes negative coordinates in loads, not in stores: an illegal instruction.
-            where = (box.x, box.y, box.z)
+        if min(box.x, box.y, box.z) < 0 or source % 128 or (box.x * box.map.dtype.bytes) % SWIZZLE_UNIT_BYTES:
+            # On an H200 negative coordinates are supported in loads; in stores they are an illegal instruction.
+            coordinates = (box.x, box.y, box.z)
             m.report(
-                "alignment", f"TMA store from {source:#x} to {where}: 128 and 16 bytes, and no negative coordinate"
+                "alignment",
+                f"TMA store from {source:#x} to {coordinates}: needs 128- and 16-byte alignment, and "
+                "no negative coordinate",
             )
-        read, written = box.in_shared(source, None), box.in_memory(stored=True)
+        read, written = box.shared_access(source, None), box.global_access(is_store=True)
         m.start(
             AsyncOperation(
                 f"TMA store of {self.map.name}",
@@ -196,13 +213,13 @@ class TmaStore(Instruction):
                 reads=[read],
                 writes=[written],
                 group="bulk",
-                work=box.bytes,
+                nbytes=box.bytes,
             )
         )
 
 
 class TmaStoreHint(TmaStore):
-    """The same with a cache policy of the L2 for what it writes."""
+    """TmaStore with an L2 cache policy for the written data."""
 
     cache: u64
     ptx = (
@@ -212,9 +229,9 @@ class TmaStoreHint(TmaStore):
 
 
 class BulkCommit(Instruction):
-    """Closes this thread's group of bulk stores."""
+    """Commits the thread's prior bulk stores as one group."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     ptx = "cp.async.bulk.commit_group;"
 
     def simulate(self, m: Machine) -> None:
@@ -222,9 +239,9 @@ class BulkCommit(Instruction):
 
 
 class BulkWait(Instruction):
-    """Until at most `pending` of this thread's groups are open: their results are visible."""
+    """Waits until at most `pending` of the thread's bulk groups are pending; the writes of the others are visible."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     pending: int
     ptx = "cp.async.bulk.wait_group {pending};"
 
@@ -233,9 +250,12 @@ class BulkWait(Instruction):
 
 
 class BulkWaitRead(Instruction):
-    """Until at most `pending` groups have not read their shared memory, which is then free to reuse."""
+    """Waits until at most `pending` of the thread's bulk groups have not yet read their shared memory.
 
-    architecture = "sm_90"
+    The shared memory of the other groups may be overwritten.
+    """
+
+    required_arch = "sm_90"
     pending: int
     ptx = "cp.async.bulk.wait_group.read {pending};"
 
@@ -244,9 +264,9 @@ class BulkWaitRead(Instruction):
 
 
 class PrefetchTensorMap(Instruction):
-    """Brings a tensor map into the descriptor cache."""
+    """Prefetches a tensor map into the descriptor cache."""
 
-    architecture = "sm_90"
+    required_arch = "sm_90"
     map: tensor_map
     ptx = "prefetch.tensormap [{map}];"
 

@@ -1,7 +1,7 @@
 """WMMA: a warp multiplies 16 x 16 tiles whose fragments are opaque. PTX ISA, "wmma".
 
-Which lane and register hold which element is unspecified: the simulator chooses anew for every seed, so that code which
-relies on one arrangement fails. Only what is done to all registers alike is sound.
+The mapping of elements to lanes and registers is unspecified: the simulator permutes it with the seed, so that code
+which relies on one mapping fails. Only operations applied identically to every register of a fragment are portable.
 """
 
 from __future__ import annotations
@@ -16,38 +16,40 @@ import numpy as np
 from gemmsmith.core.dtypes import FP16, TF32, DType
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.mma import MMA_SYNC, Mma
-from gemmsmith.hw.memory import number_type
-from gemmsmith.hw.mma import multiplied, numbers
+from gemmsmith.hw.memory import numpy_dtype
+from gemmsmith.hw.mma import decode_elements, multiply
 from gemmsmith.lang.instruction import Instruction, registers_in, registers_inout, registers_out, u32, u64
 from gemmsmith.lang.machine import Machine, Space
-from gemmsmith.lang.values import Registers
+from gemmsmith.lang.values import RegisterArray
 
-SIDE, CHUNK = 16, 16
-"""Rows of A, and columns of B; bytes that a lane loads by ldmatrix."""
+TILE_MN = 16
+"""Rows of A and columns of B."""
+LDMATRIX_ROW_BYTES = 16
+"""Bytes per row of an 8x8 matrix of ldmatrix (PTX ISA, "ldmatrix")."""
 Operand = Literal["a", "b", "d"]
-Layout = Literal["row", "col"]
+WmmaLayout = Literal["row", "col"]
 
 
-def depth(mma: Mma) -> int:
-    """The k of one instruction."""
+def wmma_k(mma: Mma) -> int:
+    """Return K of one wmma instruction."""
     return 8 if mma.a == TF32 else 16
 
 
-def summed_depth(mma: Mma) -> int:
-    """The k that is summed at once: ptxas makes two HMMA.1684 of a product of TF32, as seen on an H200."""
-    return 4 if mma.a == TF32 else depth(mma)
+def k_per_hmma(mma: Mma) -> int:
+    """Return K of one hardware instruction: ptxas lowers a TF32 wmma to two HMMA.1684 (seen on an H200)."""
+    return 4 if mma.a == TF32 else wmma_k(mma)
 
 
 def fragment_registers(mma: Mma, operand: Operand) -> int:
-    """Registers a thread; of fp16 operands each element is held twice."""
+    """Return the registers per thread of a fragment. Of fp16 operands each element is stored twice."""
     if operand == "d":
-        return SIDE * SIDE * mma.d.bits // (32 * 32)
-    return SIDE * depth(mma) * mma.a.bits // (32 * 32) * (2 if mma.a == FP16 else 1)
+        return TILE_MN * TILE_MN * mma.d.bits // (32 * 32)
+    return TILE_MN * wmma_k(mma) * mma.a.bits // (32 * 32) * (2 if mma.a == FP16 else 1)
 
 
 def _shape(mma: Mma, operand: Operand) -> tuple[int, int]:
-    """Rows and columns; of B k and n."""
-    return {"a": (SIDE, depth(mma)), "b": (depth(mma), SIDE), "d": (SIDE, SIDE)}[operand]
+    """Return the rows and columns of a tile (of B: K and N)."""
+    return {"a": (TILE_MN, wmma_k(mma)), "b": (wmma_k(mma), TILE_MN), "d": (TILE_MN, TILE_MN)}[operand]
 
 
 def _dtype(mma: Mma, operand: Operand) -> DType:
@@ -55,101 +57,117 @@ def _dtype(mma: Mma, operand: Operand) -> DType:
 
 
 @lru_cache(maxsize=64)
-def _arrangement(seed: int, mma: Mma, operand: Operand) -> np.ndarray:
-    """Which element of a fragment, counted row by row, lies in which place, counted lane by lane."""
-    elements = np.arange(SIDE * _shape(mma, operand)[operand == "a"])
-    places = fragment_registers(mma, operand) * 32 * 32 // _dtype(mma, operand).bits
+def _fragment_permutation(seed: int, mma: Mma, operand: Operand) -> np.ndarray:
+    """Return the element (row-major index) stored at each position (lane-major index) of a fragment."""
+    rows, columns = _shape(mma, operand)
+    elements = np.arange(rows * columns)
+    positions = fragment_registers(mma, operand) * 32 * 32 // _dtype(mma, operand).bits
     rng = np.random.default_rng(zlib.crc32(f"{seed} {mma} {operand}".encode()))
-    arrangement: np.ndarray = rng.permutation(np.tile(elements, places // len(elements)))
-    return arrangement
+    permutation: np.ndarray = rng.permutation(np.tile(elements, positions // len(elements)))
+    return permutation
 
 
-def _elements(registers: np.ndarray, m: Machine, mma: Mma, operand: Operand) -> np.ndarray:
-    """(warps, rows, columns) elements of a fragment's registers (threads, count), as they lie in memory."""
+def _unpack_fragment(registers: np.ndarray, m: Machine, mma: Mma, operand: Operand) -> np.ndarray:
+    """Return the elements (warps, rows, columns) of a fragment's registers (threads, count)."""
     dtype, shape = _dtype(mma, operand), _shape(mma, operand)
     words = registers.astype(np.float32 if registers.dtype == np.float32 else np.uint32)
-    held = np.ascontiguousarray(words).view(dtype.numpy).reshape(len(m.threads) // 32, -1)
-    found = np.zeros((len(held), shape[0] * shape[1]), dtype.numpy)
-    found[:, _arrangement(m.seed, mma, operand)] = held
-    elements: np.ndarray = found.reshape(-1, *shape)
-    return elements
+    fragments = np.ascontiguousarray(words).view(dtype.numpy).reshape(len(m.threads) // 32, -1)
+    elements = np.zeros((len(fragments), shape[0] * shape[1]), dtype.numpy)
+    elements[:, _fragment_permutation(m.seed, mma, operand)] = fragments
+    tiles: np.ndarray = elements.reshape(-1, *shape)
+    return tiles
 
 
-def _places(elements: np.ndarray, m: Machine, mma: Mma, operand: Operand, registers: Registers) -> np.ndarray:
-    """The reverse: (threads, count) registers."""
-    held = elements.reshape(len(elements), -1)[:, _arrangement(m.seed, mma, operand)]
-    words: np.ndarray = np.ascontiguousarray(held).view(number_type(registers)).reshape(len(m.threads), -1)
+def _pack_fragment(
+    elements: np.ndarray, m: Machine, mma: Mma, operand: Operand, registers: RegisterArray
+) -> np.ndarray:
+    """Return elements (warps, rows, columns) as registers (threads, count), the inverse of `_unpack_fragment`."""
+    fragments = elements.reshape(len(elements), -1)[:, _fragment_permutation(m.seed, mma, operand)]
+    words: np.ndarray = np.ascontiguousarray(fragments).view(numpy_dtype(registers)).reshape(len(m.threads), -1)
     return words
 
 
-class _Memory(Instruction):
-    """What loads and stores share: a tile whose rows (columns, if `layout` is "col") are `stride` elements apart."""
+class _WmmaTransfer(Instruction):
+    """Common base of loads and stores of a tile.
+
+    `stride`: elements between its rows (columns, if `layout` is "col").
+    """
 
     space: ClassVar[Space] = "shared"
-    if TYPE_CHECKING:  # each lists them among its own, in its wrapper's order
-        values: Registers
+    if TYPE_CHECKING:  # each instruction declares them in the order of its wrapper's parameters
+        values: RegisterArray
         address: Any
         stride: Any
-        layout: Layout
+        layout: WmmaLayout
         mma: Mma
 
     def check(self) -> None:
         if self.mma not in MMA_SYNC:
             raise KernelError(f"wmma: got {self.mma}; use one of {', '.join(map(str, MMA_SYNC))}")
-        need = fragment_registers(self.mma, self._operand)
-        if self.values.count != need:
-            raise KernelError(f"wmma: got {self.values.count} registers of {self._operand}; it takes {need}")
+        expected = fragment_registers(self.mma, self._operand)
+        if self.values.count != expected:
+            raise KernelError(f"wmma: got {self.values.count} registers of {self._operand}; use {expected}")
 
     @property
     def _operand(self) -> Operand:
         operand: Operand = getattr(self, "operand", "d")
         return operand
 
-    def _text(self, what: str, order: str) -> str:
-        shape, name = (
-            f"m16n16k{depth(self.mma)}",
-            {"d": "c" if what == "load" else "d"}.get(self._operand, self._operand),
-        )
+    def _text(self, direction: Literal["load", "store"], operands: str) -> str:
+        shape, name = f"m16n16k{wmma_k(self.mma)}", str(self._operand)
+        if name == "d" and direction == "load":
+            name = "c"  # PTX's name of an accumulator that is loaded
         dtype = _dtype(self.mma, self._operand).ptx
-        return f"wmma.{what}.{name}.sync.aligned.{self.layout}.{shape}.{self.space}.{dtype} {order}, {{stride}};"
+        return (
+            f"wmma.{direction}.{name}.sync.aligned.{self.layout}.{shape}.{self.space}.{dtype} {operands}, {{stride}};"
+        )
 
-    def _rounds(self, m: Machine, mnemonic: str) -> Iterator[tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]]:
-        """The accesses by which ptxas moves a tile, as seen on an H200: ldmatrix, of columns of 16-byte pieces; else 8
-        lines of 4 pieces at a time, as the fragments of mma.sync have them. Of each the addresses, which lanes take
-        part, and the line and piece that each of these has."""
-        m.converged(mnemonic)
-        dtype, (lines, per_line, width) = _dtype(self.mma, self._operand), self._pieces()
-        address, stride = (m.column(x).reshape(-1, 32) for x in (self.address, self.stride))
+    def _warp_accesses(
+        self, m: Machine, mnemonic: str
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]]:
+        """Yield the warp accesses to which ptxas lowers a tile transfer (seen on an H200).
+
+        They are ldmatrix on 16-byte columns, else 8 rows x 4 vectors in mma.sync order. Each is (addresses, active
+        mask, (lanes, rows, vectors)). Rows are columns if `layout` is "col".
+        """
+        m.require_converged(mnemonic)
+        dtype, (rows, vectors_per_row, vector_bytes) = _dtype(self.mma, self._operand), self._row_vectors()
+        address, stride = (m.per_thread(x).reshape(-1, 32) for x in (self.address, self.stride))
         if (address != address[:, :1]).any() or (stride != stride[:, :1]).any():
-            m.report("uniformity", f"{mnemonic}: the address and the stride must be the same in all lanes of a warp")
+            m.report("uniformity", f"{mnemonic}: the address and the stride must be uniform in each warp")
         if (address[:, 0] % 32).any() or (stride[:, 0] * dtype.bytes % 16).any():
-            m.report("alignment", f"{mnemonic}: a tile begins at a multiple of 32 bytes, its rows are multiples of 16")
-        down, across = (lines, 1) if width == CHUNK else (8, 4)
-        for first in range(0, lines * per_line, 32):
-            block, place = np.divmod(np.arange(first, first + 32), down * across)
-            line = block % (lines // down) * down + place // across
-            piece = block // (lines // down) * across + place % across
-            inside = piece < per_line
-            taking_part = m.active & np.tile(inside, len(address))
-            addresses = address + line * stride * dtype.bytes + piece * width
-            yield addresses.reshape(-1), taking_part, (inside, line[inside], piece[inside])
+            m.report(
+                "alignment",
+                f"{mnemonic}: needs a tile address aligned to 32 bytes, and a stride of a multiple of 16 bytes",
+            )
+        block_rows, block_vectors = (rows, 1) if vector_bytes == LDMATRIX_ROW_BYTES else (8, 4)
+        for start in range(0, rows * vectors_per_row, 32):
+            block, offset = np.divmod(np.arange(start, start + 32), block_rows * block_vectors)
+            row = block % (rows // block_rows) * block_rows + offset // block_vectors
+            vector = block // (rows // block_rows) * block_vectors + offset % block_vectors
+            in_tile = vector < vectors_per_row
+            active = m.active & np.tile(in_tile, len(address))
+            addresses = address + row * stride * dtype.bytes + vector * vector_bytes
+            yield addresses.reshape(-1), active, (in_tile, row[in_tile], vector[in_tile])
 
-    def _pieces(self) -> tuple[int, int, int]:
-        """Rows (columns, if `layout` is "col") of a tile, the pieces of one that lanes move, and their bytes."""
-        dtype, matrices = _dtype(self.mma, self._operand), isinstance(self, WmmaLoad) and self.space == "shared"
-        lines, along = _shape(self.mma, self._operand)[:: 1 if self.layout == "row" else -1]
-        width = 2 * dtype.bytes if self._operand == "d" else CHUNK if matrices else 4
-        return lines, along * dtype.bytes // width, width
+    def _row_vectors(self) -> tuple[int, int, int]:
+        """Return the rows (columns, if `layout` is "col") of a tile, the vectors per row, and the bytes of a vector."""
+        dtype, is_ldmatrix = _dtype(self.mma, self._operand), isinstance(self, WmmaLoad) and self.space == "shared"
+        rows, columns = _shape(self.mma, self._operand)
+        if self.layout == "col":
+            rows, columns = columns, rows
+        vector_bytes = 2 * dtype.bytes if self._operand == "d" else LDMATRIX_ROW_BYTES if is_ldmatrix else 4
+        return rows, columns * dtype.bytes // vector_bytes, vector_bytes
 
 
-class WmmaLoad(_Memory):
-    """A 16 x k tile of A, a k x 16 tile of B or a 16 x 16 tile of the accumulator `d` from shared memory."""
+class WmmaLoad(_WmmaTransfer):
+    """Loads a 16 x k tile of A, a k x 16 tile of B or a 16 x 16 tile of the accumulator `d` from shared memory."""
 
     values: registers_out
     address: u32
     stride: u32
     operand: Operand
-    layout: Layout
+    layout: WmmaLayout
     mma: Mma
 
     def text(self) -> str:
@@ -160,31 +178,31 @@ class WmmaLoad(_Memory):
         return f"wmma_load_{self.operand}_{self.layout}_{self.mma.a.ptx}_{self.mma.d.ptx}_{self.space}"
 
     def simulate(self, m: Machine) -> None:
-        lines, per_line, width = self._pieces()
-        pieces = np.zeros((len(m.threads) // 32, lines, per_line, width), np.uint8)
-        for address, taking_part, (inside, line, piece) in self._rounds(m, "wmma.load"):
-            data = m.load(self.space, address, width, mask=taking_part).reshape(-1, 32, width)
-            pieces[:, line, piece] = data[:, inside]
-        tile = pieces.reshape(len(pieces), lines, -1).view(_dtype(self.mma, self.operand).numpy)
+        rows, vectors_per_row, vector_bytes = self._row_vectors()
+        vectors = np.zeros((len(m.threads) // 32, rows, vectors_per_row, vector_bytes), np.uint8)
+        for address, active, (in_tile, row, vector) in self._warp_accesses(m, "wmma.load"):
+            data = m.load(self.space, address, vector_bytes, mask=active).reshape(-1, 32, vector_bytes)
+            vectors[:, row, vector] = data[:, in_tile]
+        tile = vectors.reshape(len(vectors), rows, -1).view(_dtype(self.mma, self.operand).numpy)
         tile = tile if self.layout == "row" else tile.swapaxes(1, 2)
-        found = _places(np.ascontiguousarray(tile), m, self.mma, self.operand, self.values)
-        m.registers(self.values, write=True)[m.active] = found[m.active]
+        registers = _pack_fragment(np.ascontiguousarray(tile), m, self.mma, self.operand, self.values)
+        m.registers(self.values, write=True)[m.active] = registers[m.active]
 
 
 class WmmaLoadGlobal(WmmaLoad):
-    """The same from global memory."""
+    """Loads a tile of A, B or the accumulator from global memory."""
 
     address: u64
     space = "global"
 
 
-class WmmaStore(_Memory):
-    """A 16 x 16 tile of the accumulator to shared memory."""
+class WmmaStore(_WmmaTransfer):
+    """Stores a 16 x 16 tile of the accumulator to shared memory."""
 
     values: registers_in
     address: u32
     stride: u32
-    layout: Layout
+    layout: WmmaLayout
     mma: Mma
 
     def text(self) -> str:
@@ -195,43 +213,43 @@ class WmmaStore(_Memory):
         return f"wmma_store_{self.layout}_{self.mma.d.ptx}_{self.space}"
 
     def simulate(self, m: Machine) -> None:
-        tile = _elements(np.asarray(m.registers(self.values)), m, self.mma, "d")
+        tile = _unpack_fragment(np.asarray(m.registers(self.values)), m, self.mma, "d")
         tile = tile if self.layout == "row" else tile.swapaxes(1, 2)
-        lines, per_line, width = self._pieces()
-        pieces = np.ascontiguousarray(tile).view(np.uint8).reshape(-1, lines, per_line, width)
-        for address, taking_part, (inside, line, piece) in self._rounds(m, "wmma.store"):
-            data = np.zeros((len(pieces), 32, width), np.uint8)
-            data[:, inside] = pieces[:, line, piece]
-            m.store(self.space, address, data.reshape(-1, width), mask=taking_part)
+        rows, vectors_per_row, vector_bytes = self._row_vectors()
+        vectors = np.ascontiguousarray(tile).view(np.uint8).reshape(-1, rows, vectors_per_row, vector_bytes)
+        for address, active, (in_tile, row, vector) in self._warp_accesses(m, "wmma.store"):
+            data = np.zeros((len(vectors), 32, vector_bytes), np.uint8)
+            data[:, in_tile] = vectors[:, row, vector]
+            m.store(self.space, address, data.reshape(-1, vector_bytes), mask=active)
 
 
 class WmmaStoreGlobal(WmmaStore):
-    """The same to global memory."""
+    """Stores a 16 x 16 tile of the accumulator to global memory."""
 
     address: u64
     space = "global"
 
 
 class WmmaMma(Instruction):
-    """D (16 x 16) = A (16 x k) B (k x 16) + D; `a_layout` and `b_layout` are those that A and B were loaded with."""
+    """wmma.mma: D (16 x 16) = A (16 x k) B (k x 16) + D. A and B were loaded with `a_layout` and `b_layout`."""
 
     d: registers_inout
     a: registers_in
     b: registers_in
-    a_layout: Layout
-    b_layout: Layout
+    a_layout: WmmaLayout
+    b_layout: WmmaLayout
     mma: Mma
     pure = True
 
     def check(self) -> None:
-        need = tuple(fragment_registers(self.mma, x) for x in ("d", "a", "b"))
-        given = self.d.count, self.a.count, self.b.count
-        if given != need:
-            raise KernelError(f"wmma.mma: got {given} registers of d, a and b; it takes {need}")
+        expected = tuple(fragment_registers(self.mma, x) for x in ("d", "a", "b"))
+        counts = self.d.count, self.a.count, self.b.count
+        if counts != expected:
+            raise KernelError(f"wmma.mma: got {counts} registers of d, a and b; use {expected}")
 
     @property
-    def products(self) -> int:
-        return SIDE * SIDE * depth(self.mma) // 32
+    def macs_per_thread(self) -> int:
+        return TILE_MN * TILE_MN * wmma_k(self.mma) // 32
 
     @property
     def wrapper_name(self) -> str:
@@ -240,17 +258,17 @@ class WmmaMma(Instruction):
     def text(self) -> str:
         mma, d = self.mma, self.mma.d.ptx
         types = f"{d}.{d}" if mma.a == FP16 else f"{mma}.{d}"
-        shape = f"m16n16k{depth(mma)}"
+        shape = f"m16n16k{wmma_k(mma)}"
         return f"wmma.mma.sync.aligned.{self.a_layout}.{self.b_layout}.{shape}.{types} {{d}}, {{a}}, {{b}}, {{d}};"
 
     def simulate(self, m: Machine) -> None:
-        m.converged("wmma.mma")
-        a = _elements(np.asarray(m.registers(self.a)), m, self.mma, "a")
-        b = _elements(np.asarray(m.registers(self.b)), m, self.mma, "b")
-        c = _elements(np.asarray(m.registers(self.d)), m, self.mma, "d")
-        of_a, of_b = (numbers(np.ascontiguousarray(x).view(f"u{x.itemsize}"), self.mma.a) for x in (a, b))
-        result, step = c, summed_depth(self.mma)
-        for k in range(0, depth(self.mma), step):
-            result = multiplied(of_a[..., k : k + step], of_b[:, k : k + step].swapaxes(1, 2), result, self.mma)
-        found = _places(np.ascontiguousarray(result), m, self.mma, "d", self.d)
-        m.registers(self.d, write=True)[m.active] = found[m.active]
+        m.require_converged("wmma.mma")
+        a = _unpack_fragment(np.asarray(m.registers(self.a)), m, self.mma, "a")
+        b = _unpack_fragment(np.asarray(m.registers(self.b)), m, self.mma, "b")
+        c = _unpack_fragment(np.asarray(m.registers(self.d)), m, self.mma, "d")
+        a, b = (decode_elements(np.ascontiguousarray(x).view(f"u{x.itemsize}"), self.mma.a) for x in (a, b))
+        result, step = c, k_per_hmma(self.mma)
+        for k in range(0, wmma_k(self.mma), step):
+            result = multiply(a[..., k : k + step], b[:, k : k + step].swapaxes(1, 2), result, self.mma)
+        registers = _pack_fragment(np.ascontiguousarray(result), m, self.mma, "d", self.d)
+        m.registers(self.d, write=True)[m.active] = registers[m.active]

@@ -1,26 +1,66 @@
-"""From a spec to a built kernel."""
+"""Building a kernel from a spec."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from gemmsmith.core.design import find
+from gemmsmith.core.design import get_design
+from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.kernels import cooperative, mma_multistage, pingpong, sgemm, tma  # noqa: F401 they register themselves
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.types import TENSOR_MAP
 
 
 @lru_cache(maxsize=256)
 def build(spec: KernelSpec) -> Kernel:
-    """The kernel of a spec, verified. Raises ConfigError or KernelError."""
-    results = ", ".join(f"{r.name} {r.dtype}" for r in spec.epilogue.graph.results)
+    """Build and verify the kernel of a spec.
+
+    Raises:
+        ConfigError: The spec is invalid.
+        KernelError: The recorded kernel is invalid.
+    """
     with Builder(spec.name, threads=spec.threads, cluster=(spec.cluster_size, 1, 1), chip=spec.chip) as k:
-        k.header += [
-            f"gemmsmith: {spec.name}",
-            f"D = epilogue(A @ B), {spec.mma} by {spec.mma.by}; results: {results}",
-            f"config: {spec.config.replace(splits=int(spec.config.splits == 1), swap_ab=False)}",  # not how many
-            spec.layouts,
-        ]
-        find(spec.config.design).record(k, spec)
+        get_design(spec.config.design).record(k, spec)
+        k.header += _header(spec, [x.name or "" for x in k.parameters if x.type == TENSOR_MAP])
         return k.finish()
+
+
+_INSTRUCTIONS = {"wgmma": "wgmma", "mma": "mma.sync", "fma": "FFMA"}
+
+
+def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
+    """Return the lines of the printed kernel's header; `tensor_maps` are the names of what TMA loads and stores."""
+    c, mma, results = spec.config, spec.mma, spec.epilogue.graph.results
+    stores = [x.name for x in results if x.name in tensor_maps]
+    loads = [x.removeprefix("in_") for x in tensor_maps if x not in stores]
+    majors = [
+        f"{name} {major}-major ({'row' if (major == 'K') == (name == 'A') else 'column'}-major)"
+        for name, major in zip("AB", spec.majors, strict=True)
+    ]
+    tile, cluster = ("x".join(map(str, x)) for x in (c.tile, c.cluster))
+    warpgroups = f"{c.consumers} consumer warpgroup{'s' * (c.consumers > 1)}"
+    options = [
+        f"raster along {c.raster.upper()} in groups of {c.raster_group} tiles",
+        *["split-K or stream-K"] * (c.splits != 1),
+        *[f"split-K over {c.cluster_splits} CTAs of a cluster"] * (c.cluster_splits > 1),
+        *[name for name in ("alias_epilogue", "serpentine", "sync_clusters", "pdl") if getattr(c, name)],
+    ]
+    hints = [f"{name} evict_{policy}" for name, policy in zip("AB", c.evict, strict=True) if policy != "normal"]
+    hints += ["stores evict_first"] * c.streaming_stores
+    scales = []
+    for name, side, scale in zip("AB", ("row", "column"), spec.scales, strict=True):
+        if scale:
+            extent = f"{SCALE_BLOCK} {side}s" if scale.granularity > 1 else side
+            scales.append(f"{scale.dtype} per {extent} of {name} and {SCALE_BLOCK} of K")
+    accesses = {"TMA loads": loads, "TMA stores": stores, "L2 hints": hints}
+    return [
+        f"gemmsmith: {spec.name}",
+        f"D = epilogue(A @ B): {mma.a} x {mma.b} with {mma.d} accumulators, {_INSTRUCTIONS[mma.kind]}; "
+        f"results: {', '.join(f'{x.name} {x.dtype}' for x in results)}",
+        f"{c.design} schedule, tile {tile}, cluster {cluster}, {warpgroups}, {c.stages} stages",
+        ", ".join(options),
+        "; ".join([", ".join(majors), *(f"{name}: {', '.join(x)}" for name, x in accesses.items() if x)]),
+        *[f"block scales: {', '.join(scales)}"] * bool(scales),
+    ]

@@ -1,167 +1,176 @@
-"""Cooperative (warp-specialized): one warp only starts TMA copies, warpgroups only multiply and store."""
+"""Cooperative design: a producer warp issues TMA loads, consumer warpgroups share each tile.
+
+CUTLASS: KernelTmaWarpSpecializedCooperative.
+"""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 
 from gemmsmith import hw
-from gemmsmith.collective.loaded_a import accumulator_of
-from gemmsmith.collective.mainloop import Mainloop
-from gemmsmith.collective.order import OrderBarrier
-from gemmsmith.collective.pipeline import LateRelease
+from gemmsmith.collective.block_scales import BlockScales
+from gemmsmith.collective.ordered_sequence_barrier import OrderedSequenceBarrier
+from gemmsmith.collective.pipeline import LaggedRelease
 from gemmsmith.collective.promotion import Promotion
-from gemmsmith.collective.scales import BlockScales
+from gemmsmith.collective.register_a import make_accumulator
+from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.device.lowering import Epilogue
+from gemmsmith.epilogue.device.collective_epilogue import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.types import I32, PRED
 from gemmsmith.lang.values import Value
-from gemmsmith.schedule.stream import tile_scheduler
-from gemmsmith.schedule.tiles import TileScheduler
+from gemmsmith.tile_scheduler.stream_k import make_tile_scheduler
+from gemmsmith.tile_scheduler.tiles import TileScheduler
 
-REGISTERS = {2: (40, 232), 3: (32, 160)}
-"""Registers a thread (producer, consumer) by number of consumers: each sum fits the pool of 64 K.
+SETMAXNREG = {2: (40, 232), 3: (32, 160)}
+"""setmaxnreg values (producer, consumer) by number of consumer warpgroups; the totals fit the register file of 64 K.
 
-One consumer needs no more than the 255 it starts with."""
+With one consumer the 255 registers per thread at launch are enough."""
 
 
 def cooperative(k: Builder, spec: KernelSpec) -> None:
-    """Persistent: one producer warp feeds `consumers` WGMMA warpgroups; stores drain under the next tile's mainloop."""
+    """Record the kernel: persistent; stores overlap with the next tile's mainloop."""
     consumers = spec.config.consumers
-    producer_registers, consumer_registers = REGISTERS.get(consumers, (None, None))
-    scheduler = tile_scheduler(spec)
-    mainloop = Mainloop(spec, scheduler)
+    producer_registers, consumer_registers = SETMAXNREG.get(consumers, (None, None))
+    scheduler = make_tile_scheduler(spec)
+    mainloop = TmaMainloop(spec, scheduler)
     epilogue = Epilogue(spec, scheduler, mainloop)
-    scales = BlockScales(spec)  # behind the buffers that are aligned to more
-    mainloop.load_beside(scales.loaded)
+    scales = BlockScales(spec)  # after the buffers with stricter alignment
+    mainloop.attach_scale_loads(scales.tma_scales)
     mainloop.prologue(*epilogue.pipelines, *scales.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroup(0):
         hw.set_registers(producer_registers)
-        produce(k, scheduler, mainloop, scales)
+        producer_warps(k, scheduler, mainloop, scales)
 
     with k.warpgroups(1, 1 + consumers, "math") as warpgroup:
         hw.set_registers(consumer_registers)
         if spec.promoted:
-            scales.start()
-            promote(k, spec, scheduler, mainloop, scales, epilogue, warpgroup)
+            scales.init_consumer()
+            promoted_consumer_loop(k, spec, scheduler, mainloop, scales, epilogue, warpgroup)
         else:
-            multiply(k, spec, scheduler, mainloop, epilogue, warpgroup)
+            consumer_loop(k, spec, scheduler, mainloop, epilogue, warpgroup)
 
 
-def produce(k: Builder, scheduler: TileScheduler, mainloop: Mainloop, scales: BlockScales) -> None:
-    """What the warps of the producers' warpgroup do: one starts copies, and one copies scales that TMA cannot bring."""
+def producer_warps(k: Builder, scheduler: TileScheduler, mainloop: TmaMainloop, scales: BlockScales) -> None:
+    """Record the producer warpgroup: one warp issues TMA loads, another copies the scales that TMA cannot load."""
     with k.warp(0, "producer"), k.when(hw.elect_one()):
         write = mainloop.producer_start_state()
-        with mainloop.each_k_tile() as (tile, k_tile):
-            mainloop.pipe.producer_acquire(write)
+        with mainloop.k_tile_loop() as (tile, k_tile):
+            mainloop.pipeline.producer_acquire(write)
             mainloop.load(write, tile, k_tile)
             write.advance()
         mainloop.tail(write)
-    if scales.copied:
-        with k.warp(1, "scales"), scales.lanes():
-            write = mainloop.pipe.producer_start_state()
-            with scheduler.each() as tile:
-                scales.begin_copies(tile)
+    if scales.cp_async_scales:
+        with k.warp(1, "scales"), scales.copying_lanes():
+            write = mainloop.pipeline.producer_start_state()
+            with scheduler.tile_loop() as tile:
+                scales.set_tile_for_copies(tile)
                 with k.range(tile.k_tiles, name="k_tile"):
-                    mainloop.pipe.beside_acquire(write)
-                    scales.copy(mainloop.pipe, write)
+                    mainloop.pipeline.aux_producer_acquire(write)
+                    scales.copy(mainloop.pipeline, write)
                     write.advance()
 
 
-def multiply(
-    k: Builder, spec: KernelSpec, scheduler: TileScheduler, mainloop: Mainloop, epilogue: Epilogue, warpgroup: Value
+def consumer_loop(
+    k: Builder, spec: KernelSpec, scheduler: TileScheduler, mainloop: TmaMainloop, epilogue: Epilogue, warpgroup: Value
 ) -> None:
-    """What a math warpgroup does: a k-tile is multiplied while the one before it is released."""
-    rows = (warpgroup * spec.warpgroup_rows).named("rows")
-    read, release = mainloop.pipe.consumer_start_state(), LateRelease(mainloop.pipe)
-    accumulator = accumulator_of(spec)
-    epilogue.start(warpgroup, rows)
-    with scheduler.each() as tile:
+    """Record a consumer warpgroup: it multiplies a k-tile, and releases the previous one."""
+    warpgroup_row = (warpgroup * spec.warpgroup_rows).named("warpgroup_row")
+    read, release = mainloop.pipeline.consumer_start_state(), LaggedRelease(mainloop.pipeline)
+    accumulator = make_accumulator(spec)
+    epilogue.start(warpgroup, warpgroup_row)
+    with scheduler.tile_loop() as tile:
         epilogue.load(tile)
         with k.when(tile.k_tiles == 0):
             accumulator.clear()
         k.comment("mainloop")
         with k.range(tile.k_tiles, name="k_tile") as k_tile:
-            mainloop.pipe.consumer_wait(read)
+            mainloop.pipeline.consumer_wait(read)
             a, b = mainloop.stage(read)
-            accumulator.multiply(a.rows(rows, spec.warpgroup_rows), b, accumulate=k_tile > 0)
+            accumulator.multiply(a.rows(warpgroup_row, spec.warpgroup_rows), b, accumulate=k_tile > 0)
             accumulator.wait(pending=1)
-            release.previous(k_tile, read)
+            release.release_previous(k_tile, read)
             read.advance()
         accumulator.wait(pending=0)
-        release.last(tile.k_tiles)
+        release.release_last(tile.k_tiles)
         epilogue.store(accumulator, tile)
     epilogue.finish()
 
 
-def promote(
-    k: Builder, spec: KernelSpec, scheduler: TileScheduler, mainloop: Mainloop, scales: BlockScales, epilogue: Epilogue,
-    warpgroup: Value, order: OrderBarrier | None = None,
+def promoted_consumer_loop(
+    k: Builder, spec: KernelSpec, scheduler: TileScheduler, mainloop: TmaMainloop, scales: BlockScales,
+    epilogue: Epilogue, warpgroup: Value, order: OrderedSequenceBarrier | None = None,
 ) -> None:  # fmt: skip
-    """The same, promoted: k-tiles are multiplied each on its own, part by part, and added to a total, while those in
-    flight behind it, or other warpgroups', are multiplied. With an `order` each warpgroup has tiles of its own."""
-    rows: Value | int = 0 if order else (warpgroup * spec.warpgroup_rows).named("rows")
-    read, sums = mainloop.pipe.consumer_start_state(), Promotion(spec, scales, rows)
-    full, left = k.var(PRED, False, "next_is_full"), k.var(I32, 0, "left") if order else None
+    """Record a consumer warpgroup with promotion.
 
-    def k_tiles(count: int) -> None:
+    Each k-tile is accumulated separately, subtile by subtile, and added, scaled, to the fp32 accumulator, while other
+    wgmma groups run: of k-tiles in flight or of other warpgroups. With `order` (pingpong) each warpgroup has its own
+    tiles.
+    """
+    warpgroup_row: Value | int = 0 if order else (warpgroup * spec.warpgroup_rows).named("warpgroup_row")
+    read, promotion = mainloop.pipeline.consumer_start_state(), Promotion(spec, scales, warpgroup_row)
+    next_stage_is_full = k.var(PRED, False, "next_stage_is_full")
+    k_tiles_remaining = k.var(I32, 0, "k_tiles_remaining") if order else None
+
+    def multiply_k_tiles(count: int) -> None:
         stages: list[Value] = []
-        for part in sums.parts:
+        for subtile in promotion.subtiles:
             for i in range(count):
-                if part == sums.parts[0]:
-                    mainloop.pipe.consumer_wait(read, None if i else full.get())
+                if subtile == promotion.subtiles[0]:
+                    mainloop.pipeline.consumer_wait(read, None if i else next_stage_is_full.get())
                     stages.append(read.index.named("stage"))
-                    sums.read_scales(i, stages[i])  # before wgmma, beside which shared memory is slow
+                    promotion.read_scales(i, stages[i])  # before wgmma, during which shared memory is slow
                     read.advance()
                 a, b = mainloop.stage(stages[i])
-                sums.multiply(i, part, a.rows(rows, spec.warpgroup_rows), b)
-            if order and left and part == sums.parts[0]:
-                left.set(left.get() - count)
-                with k.when(left.get() == 0):  # all stages of the tile were full
+                promotion.multiply(i, subtile, a.rows(warpgroup_row, spec.warpgroup_rows), b)
+            if order and k_tiles_remaining and subtile == promotion.subtiles[0]:
+                k_tiles_remaining.set(k_tiles_remaining.get() - count)
+                with k.when(k_tiles_remaining.get() == 0):  # the tile needs no further stage
                     order.arrive(warpgroup)
             for i in range(count):
-                sums.wait(i, behind=count - 1 - i)
-                if part == sums.parts[-1]:
-                    mainloop.pipe.consumer_release(stages[i])
+                promotion.wait(i, pending=count - 1 - i)
+                if subtile == promotion.subtiles[-1]:
+                    mainloop.pipeline.consumer_release(stages[i])
                     if i == count - 1:
-                        with k.when(left.get() > 0) if left else nullcontext():
-                            full.set(mainloop.pipe.consumer_test_wait(read))  # while the sums are added
-                sums.add(i, part)
+                        with k.when(k_tiles_remaining.get() > 0) if k_tiles_remaining else nullcontext():
+                            # tested while promotion.add runs
+                            next_stage_is_full.set(mainloop.pipeline.consumer_test_wait(read))
+                promotion.add(i, subtile)
 
-    def skip(tiles: Value | int) -> None:
-        """So many tiles, which are the other warpgroup's."""
+    def skip_peer_tiles(tiles: Value | int) -> None:
+        """Skip `tiles` tiles of the other warpgroup."""
         read.skip(scheduler.k_tiles * tiles)
         scales.skip(scheduler.k_tiles, tiles)
-        full.set(False)
+        next_stage_is_full.set(False)
 
-    epilogue.start(warpgroup, rows)
+    epilogue.start(warpgroup, warpgroup_row)
     if order:
-        order.start(warpgroup)
-        skip(warpgroup)
-    with scheduler.each(2, warpgroup) if order else scheduler.each() as tile:
+        order.prime(warpgroup)
+        skip_peer_tiles(warpgroup)
+    with scheduler.tile_loop(2, warpgroup) if order else scheduler.tile_loop() as tile:
         epilogue.load(tile)
-        sums.begin(tile)
-        if order and left:
-            left.set(tile.k_tiles)
+        promotion.begin_tile(tile)
+        if order and k_tiles_remaining:
+            k_tiles_remaining.set(tile.k_tiles)
             with k.when(tile.k_tiles > 0):
                 order.wait(warpgroup)
         k.comment("mainloop")
-        with k.range(tile.k_tiles // sums.in_flight, name="k_group"):
-            k_tiles(sums.in_flight)
-        if sums.in_flight > 1:
-            with k.range(tile.k_tiles % sums.in_flight, name="k_tile"):
-                k_tiles(1)
+        with k.range(tile.k_tiles // promotion.k_tiles_in_flight, name="k_group"):
+            multiply_k_tiles(promotion.k_tiles_in_flight)
+        if promotion.k_tiles_in_flight > 1:
+            with k.range(tile.k_tiles % promotion.k_tiles_in_flight, name="k_tile"):
+                multiply_k_tiles(1)
         if order:
-            skip(1)
-        epilogue.store(sums.total, tile)
+            skip_peer_tiles(1)
+        epilogue.store(promotion.accumulator, tile)
     epilogue.finish()
 
 
 register_design(Design(
-    "cooperative", cooperative, other_warpgroups=1,
-    accumulators={1: 200, 2: 200, 3: 100},  # with 512 threads a CTA ptxas has 128 registers a thread for all
-    takes=frozenset({"splits", "cluster_splits", "alias_epilogue", "sync_clusters"}),
-    formerly="warp_specialized", promoted={1: 208, 2: 192, 3: 128},
+    "cooperative", cooperative, producer_warpgroups=1,
+    max_accumulator_registers={1: 200, 2: 200, 3: 100},  # 3: ptxas assigns at most 128 to a CTA of 512 threads
+    supported_options=frozenset({"splits", "cluster_splits", "alias_epilogue", "sync_clusters"}),
+    max_promoted_registers={1: 208, 2: 192, 3: 128},
 ))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Dequantizing: 8-bit values times their scales."""
+"""Dequantization kernel: 8-bit values times their scales."""
 
 from __future__ import annotations
 
@@ -8,103 +8,135 @@ from functools import lru_cache
 from math import prod
 
 from gemmsmith import hw
+from gemmsmith.collective.global_array import GlobalArray
 from gemmsmith.core.dtypes import FP32, DType
+from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import Matrix
-from gemmsmith.epilogue.device.addressed import Addressed
-from gemmsmith.kernels.held import BLOCK, CHUNK, CHUNKS, THREADS, HeldTile, each_tile, held_tile, pitch_of
-from gemmsmith.lang.builder import Builder, current
+from gemmsmith.kernels.register_tile import (
+    QUANTIZATION_BLOCK,
+    THREADS,
+    VECTOR_ELEMENTS,
+    VECTORS_PER_THREAD,
+    RegisterTile,
+    grid_stride_tile_loop,
+    make_register_tile,
+    row_pitch_bytes,
+)
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32, U32, U64
-from gemmsmith.lang.values import Bind, Registers, Value
+from gemmsmith.lang.values import ArgumentFn, RegisterArray, Value
 
 
 @dataclass(frozen=True)
 class DequantizeSpec:
-    """What is constant in a kernel. `per_column`: each column has a scale of its own, else 8 neighbors share one.
-    `chunked`: the source's rows are whole chunks."""
+    """Compile-time parameters of a dequantization kernel.
+
+    Attributes:
+        source: 8-bit dtype of the values.
+        scales: Dtype of the scales, fp32 or ue8m0.
+        out: Dtype of the result.
+        per_column: Each column has its own scale; else the elements of a vector share one.
+        vectorizable: The source's rows are whole aligned vectors.
+    """
 
     source: DType
     scales: DType
     out: DType
     per_column: bool
-    chunked: bool
+    vectorizable: bool
 
     @property
     def name(self) -> str:
         """The kernel's symbol."""
-        ways = ["per_column"] * self.per_column + ["unaligned"] * (not self.chunked)
-        return "_".join(map(str, ["dequantize", self.source, self.scales, self.out, *ways]))
+        variants = ["per_column"] * self.per_column + ["unaligned"] * (not self.vectorizable)
+        return "_".join(map(str, ["dequantize", self.source, self.scales, self.out, *variants]))
 
 
 @dataclass(frozen=True)
 class BoundDequantize:
-    """`arrays`: the values, "source", their "scales", with stride 0 where all share one, and the result, "out", at the
-    Pointers of these names. `shifts`: 2^shift rows, and columns, share a scale."""
+    """Launch arguments of a dequantization kernel.
+
+    Attributes:
+        arrays: The values "source", their "scales" (stride 0 along a dimension that shares one scale) and the result
+            "out"; each is stored at the Pointer of its name.
+        log2_group_shape: Base-2 logarithms of the rows and columns that share a scale.
+    """
 
     arrays: Mapping[str, Matrix]
-    shifts: tuple[int, int]
+    log2_group_shape: tuple[int, int]
 
     @property
     def source(self) -> Matrix:
+        """The values."""
         return self.arrays["source"]
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Batches, tiles below one another, and tiles abreast."""
-        return self.source.batch, -(-self.source.rows // BLOCK), -(-self.source.cols // BLOCK)
+        """Batches, tiles along M, tiles along N."""
+        return (
+            self.source.batch,
+            ceil_div(self.source.rows, QUANTIZATION_BLOCK),
+            ceil_div(self.source.cols, QUANTIZATION_BLOCK),
+        )
 
 
-_SHIFTS: dict[str, Bind] = {"row": lambda p: p.shifts[0], "column": lambda p: p.shifts[1]}
+_LOG2_GROUP_SHAPE: dict[str, ArgumentFn] = {
+    "m": lambda p: p.log2_group_shape[0],
+    "n": lambda p: p.log2_group_shape[1],
+}
 
 
 @lru_cache(maxsize=64)
 def dequantize(spec: DequantizeSpec) -> Kernel:
-    """The kernel of a spec."""
-    with Builder(spec.name, threads=THREADS, resident=3 if spec.chunked and not spec.per_column else 1) as k:
+    """Build the dequantization kernel of a spec."""
+    min_ctas_per_sm = 3 if spec.vectorizable and not spec.per_column else 1  # as many as without spills
+    with Builder(spec.name, threads=THREADS, min_ctas_per_sm=min_ctas_per_sm) as k:
         k.header += [f"gemmsmith: {spec.name}", "8-bit values times their scales"]
-        k.grid = lambda p: prod(p.grid)
-        held = held_tile(spec.source, BLOCK, chunked=spec.chunked)
-        scales = Addressed("scales", "scales", spec.scales, m=True, n=True)
-        out = Addressed("out", "out", spec.out, m=True, n=True)
-        shifts = [k.parameter(f"{along}_shift", bind=bind) for along, bind in _SHIFTS.items()]
-        rows, columns = held.extents
+        k.work_clusters = lambda p: prod(p.grid)
+        tile = make_register_tile(spec.source, QUANTIZATION_BLOCK, vectorizable=spec.vectorizable)
+        scales = GlobalArray("scales", "scales", spec.scales, m=True, n=True)
+        out = GlobalArray("out", "out", spec.out, m=True, n=True)
+        log2_m, log2_n = (k.parameter(f"log2_group_{axis}", compute=f) for axis, f in _LOG2_GROUP_SHAPE.items())
+        rows, columns = tile.extents
         hw.grid_dependency_wait()
-        with each_tile() as (batch, i, j):
-            held.load(batch, i * BLOCK, j * BLOCK)
-            top, left = (
-                (i * BLOCK + held.threads.row(0)).named("top"),
-                (j * BLOCK + held.threads.column(0)).named("left"),
-            )
-            where = k.var(U64, out.at(batch, top, left), "where")
-            with k.unroll(CHUNKS, name="chunk") as chunk:
-                row = top + chunk
-                inside = ((row < rows) & (left < columns)).named("inside")
-                factors = []
-                for c in range(CHUNK if spec.per_column else 1):
-                    there = inside & (left + c < columns)
-                    at = scales.at(batch, row >> shifts[0], left + c >> shifts[1])
-                    factors.append(load_scale(at, there, spec.scales).named("scale"))
-                for first, words in _products(held, factors, chunk, spec.out):
-                    hw.store_global(words, where.get() + first * spec.out.bytes, inside & (left + first < columns))
-                where.set(where.get() + pitch_of(out))
+        with grid_stride_tile_loop() as (batch, tile_m, tile_n):
+            tile.load(batch, tile_m * QUANTIZATION_BLOCK, tile_n * QUANTIZATION_BLOCK)
+            row0 = (tile_m * QUANTIZATION_BLOCK + tile.layout.row(0)).named("row0")
+            col0 = (tile_n * QUANTIZATION_BLOCK + tile.layout.column(0)).named("col0")
+            address = k.var(U64, out.element_address(batch, row0, col0), "address")
+            with k.unroll(VECTORS_PER_THREAD, name="vector") as vector:
+                row = row0 + vector
+                in_bounds = ((row < rows) & (col0 < columns)).named("in_bounds")
+                vector_scales = []
+                for c in range(VECTOR_ELEMENTS if spec.per_column else 1):
+                    scale_in_bounds = in_bounds & (col0 + c < columns)
+                    scale_address = scales.element_address(batch, row >> log2_m, col0 + c >> log2_n)
+                    vector_scales.append(load_scale(scale_address, scale_in_bounds, spec.scales).named("scale"))
+                for first, words in _scaled_vectors(tile, vector_scales, vector, spec.out):
+                    hw.store_global(words, address.get() + first * spec.out.bytes, in_bounds & (col0 + first < columns))
+                address.set(address.get() + row_pitch_bytes(out))
         return k.finish()
 
 
-def load_scale(where: Value, inside: Value, dtype: DType) -> Value:
-    """An fp32 scale, or a power of two by its byte: 2^(byte - 127), NaN for 255."""
-    k = current()
+def load_scale(address: Value, in_bounds: Value, dtype: DType) -> Value:
+    """Load a scale: fp32, or ue8m0, whose byte denotes 2^(byte - 127), or NaN if it is 255."""
+    k = current_builder()
     if dtype == FP32:
-        return hw.load_global_word(where, inside, F32, "one")
-    byte = hw.load_global_narrow(where, inside, 8).to(U32)
+        return hw.load_global_word(address, in_bounds, F32, "scale")
+    byte = hw.load_global_u8_u16(address, in_bounds, 8).to(U32)
     bits = k.select(byte == 0, 1 << 22, byte << 23)
     return hw.as_float(k.select(byte == 255, 0x7FFFFFFF, bits))
 
 
-def _products(held: HeldTile, factors: list[Value], chunk: Value, dtype: DType) -> Iterator[tuple[int, Registers]]:
-    """16 bytes at a time of a chunk, and which element is their first; a row's last ones may lie in its padding."""
-    k = current()
-    for first in range(0, CHUNK, 16 // dtype.bytes):
-        x = [held.element(chunk, i) * factors[i % len(factors)] for i in range(first, first + 16 // dtype.bytes)]
+def _scaled_vectors(
+    tile: RegisterTile, scales: list[Value], vector: Value, dtype: DType
+) -> Iterator[tuple[int, RegisterArray]]:
+    """Yield 16 bytes at a time of a scaled vector, with the index of their first element."""
+    k = current_builder()
+    for first in range(0, VECTOR_ELEMENTS, 16 // dtype.bytes):
+        x = [tile.element(vector, i) * scales[i % len(scales)] for i in range(first, first + 16 // dtype.bytes)]
         words = k.registers(F32 if dtype == FP32 else U32, 4, "words")
         for i in range(4):
             words[i] = x[i] if dtype == FP32 else hw.pack(x[2 * i], x[2 * i + 1], dtype)

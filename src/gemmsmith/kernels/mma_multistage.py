@@ -1,57 +1,63 @@
-"""Multistage (CUTLASS: MmaMultistage): mma.sync with fragments by ldmatrix, copies by cp.async; for every GPU from
-Ampere on."""
+"""mma_multistage design: mma.sync with fragments by ldmatrix and copies by cp.async, for Ampere and later GPUs.
+
+CUTLASS: MmaMultistage.
+"""
 
 from __future__ import annotations
 
 from gemmsmith.collective.accumulator import Accumulator
-from gemmsmith.collective.fragments import Fragments, SplitFragments
-from gemmsmith.collective.multistage import MultistageMainloop
+from gemmsmith.collective.cp_async_mainloop import CpAsyncMainloop
+from gemmsmith.collective.fragments import Fragments, Tf32x3Fragments
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.device.lowering import Epilogue
+from gemmsmith.epilogue.device.collective_epilogue import Epilogue
 from gemmsmith.lang.builder import Builder
-from gemmsmith.schedule.stream import tile_scheduler
+from gemmsmith.tile_scheduler.stream_k import make_tile_scheduler
 
 
 def mma_multistage(k: Builder, spec: KernelSpec) -> None:
-    """Persistent. While a part of a k-tile is multiplied the next one's fragments are loaded, and `stages` - 1
-    k-tiles are being copied. Warpgroups lie side by side along N, their warps one below the other along M."""
-    scheduler = tile_scheduler(spec)
-    mainloop = MultistageMainloop(spec, scheduler)
+    """Record the kernel.
+
+    It is persistent. While one group of MMAs runs the fragments of the next are loaded, and `stages` - 1 k-tiles are
+    being copied. Warpgroups are arranged along N, their warps along M.
+    """
+    scheduler = make_tile_scheduler(spec)
+    mainloop = CpAsyncMainloop(spec, scheduler)
     epilogue = Epilogue(spec, scheduler, mainloop)
     mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
-        first_column = (warpgroup * spec.warpgroup_columns).named("first_column")
-        accumulator = total = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
+        warpgroup_column = (warpgroup * spec.warpgroup_columns).named("warpgroup_column")
+        mma_accumulator = accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
         if spec.promoted:
-            total = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns, "total")
-        fragments = (SplitFragments if spec.promoted else Fragments)(spec, first_column)
-        epilogue.start(warpgroup, 0, first_column)
-        with scheduler.each() as tile:
+            accumulator = Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns, "promoted_accumulator")
+        fragments = (Tf32x3Fragments if spec.promoted else Fragments)(spec, warpgroup_column)
+        epilogue.start(warpgroup, 0, warpgroup_column)
+        with scheduler.tile_loop() as tile:
             epilogue.load(tile)
-            for sums in dict.fromkeys((accumulator, total)):
-                sums.clear()
-            fragments.start(mainloop.stage())
+            for each in dict.fromkeys((mma_accumulator, accumulator)):
+                each.clear()
+            fragments.load_first_group(mainloop.stage())
             k.comment("mainloop")
-            for first, stop, copy in mainloop.spans(tile.k_tiles):
-                with k.range(first, stop, name="k_tile"), k.unroll(fragments.parts, name="part") as part:
-                    with k.when(part == fragments.parts - 1):
+            for first, stop, copy in mainloop.unpredicated_and_tail_loops(tile.k_tiles):
+                with k.range(first, stop, name="k_tile"), k.unroll(fragments.mma_groups, name="group") as group:
+                    with k.when(group == fragments.mma_groups - 1):
                         mainloop.next_stage()
-                    fragments.multiply(accumulator, part, mainloop.stage())
-                    for step in range(fragments.steps - 1):
-                        with k.when(part == step * (fragments.parts // fragments.steps)):
-                            copy(step, fragments.steps - 1)
+                    fragments.multiply(mma_accumulator, group, mainloop.stage())
+                    for step in range(fragments.k_steps - 1):
+                        with k.when(group == step * (fragments.mma_groups // fragments.k_steps)):
+                            copy(step, fragments.k_steps - 1)
                     if spec.promoted:
-                        with k.when(part == fragments.parts - 1):
-                            accumulator.move(total)
-            epilogue.store(total, tile)
-        mainloop.finish()
+                        with k.when(group == fragments.mma_groups - 1):
+                            mma_accumulator.add_into_and_clear(accumulator)
+            epilogue.store(accumulator, tile)
+        mainloop.drain()
         epilogue.finish()
 
 
 register_design(Design(
-    "mma_multistage", mma_multistage, accumulators={1: 160, 2: 192, 4: 64}, takes=frozenset({"splits"}),
-    promoted={1: 128, 2: 128, 4: 64}, defaults={"tile": (128, 128, 32), "cluster": (1, 1), "consumers": 2},
-    multiplies="mma", architecture="sm_80", side_by_side=True,
+    "mma_multistage", mma_multistage, max_accumulator_registers={1: 160, 2: 192, 4: 64},
+    supported_options=frozenset({"splits"}), max_promoted_registers={1: 128, 2: 128, 4: 64},
+    defaults={"tile": (128, 128, 32), "cluster": (1, 1), "consumers": 2},
+    mma_kind="mma", required_arch="sm_80", warpgroups_split_n=True,
 ))  # fmt: skip

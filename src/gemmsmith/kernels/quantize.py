@@ -1,7 +1,7 @@
-"""Quantizing: reads a matrix once, and writes it in 8 bits with its scales, transposed too where asked.
+"""Quantization kernels: read a matrix once, write it in 8 bits with its scales, and optionally its transpose.
 
-A CTA holds a tile in registers, finds the largest magnitude of each group that shares a scale, and writes the elements
-over their scales. Groups that do not fit a tile are found in tiles one after the other, which are then read again.
+A CTA keeps a tile in registers, computes the amax of each group of elements that share a scale, and stores each element
+divided by its group's scale. If a group is larger than a tile, the CTA visits its tiles serially and reads them twice.
 """
 
 from __future__ import annotations
@@ -14,270 +14,337 @@ from math import prod
 from typing import Literal
 
 from gemmsmith import hw
+from gemmsmith.collective.global_array import GlobalArray
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
+from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import Matrix
-from gemmsmith.epilogue.device.addressed import Addressed
-from gemmsmith.kernels.groups import ColumnGroup, Group, RowGroup, packed
-from gemmsmith.kernels.held import BLOCK, CHUNK, CHUNKS, THREADS, HeldTile, Threads, each_tile, held_tile, pitch_of
-from gemmsmith.lang.builder import Builder, current
+from gemmsmith.kernels.register_tile import (
+    QUANTIZATION_BLOCK,
+    THREADS,
+    VECTOR_ELEMENTS,
+    VECTORS_PER_THREAD,
+    RegisterTile,
+    ThreadLayout,
+    grid_stride_tile_loop,
+    make_register_tile,
+    row_pitch_bytes,
+)
+from gemmsmith.kernels.scale_groups import ColumnScaleGroup, RowScaleGroup, ScaleGroup, pack_4x8bit
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32, I32, U16, U32, U64
-from gemmsmith.lang.values import Constant, Registers, Value
+from gemmsmith.lang.values import Constant, RegisterArray, Value
 
-SLOTS = 1024
-"""Partial results of `amax`, whose grid is no larger."""
-_AMAX_CTAS = {BF16: 4, FP16: 4, FP32: 2}
-Kind = Literal["row", "column", "tile", "all"]
-"""What shares a scale: a row, a column, a tile, or the whole matrix, whose largest magnitude `amax` found."""
+MAX_AMAX_PARTIALS = 1024
+"""Partial results that `amax` stores, and its maximum number of CTAs; chosen, not measured."""
+_AMAX_CTAS_PER_SM = {BF16: 4, FP16: 4, FP32: 2}
+"""CTAs of `amax` per SM by source dtype: the maximum without spills, as in `QuantizeSpec.ctas_per_sm`."""
+ScaleGranularity = Literal["row", "column", "tile", "all"]
+"""Elements that share a scale: a tile's row, a tile's column, a tile, or the matrix, whose amax `amax` computes."""
 
 
 @dataclass(frozen=True)
 class QuantizeSpec:
-    """What is constant in a kernel.
+    """Compile-time parameters of a quantization kernel.
 
-    `along`: what shares a scale of the copy that is laid out as the source (a row, a tile, all), None without one;
-    `across`: the same of the transposed copy (a column, a tile, all). `whole`: a row or a column is the matrix's, not a
-    tile's; then there is one copy. `columns`: of a tile. `chunked`: the source's rows are whole 16-byte chunks.
+    Attributes:
+        source: Dtype of the matrix.
+        values: 8-bit dtype of the quantized elements.
+        scales: Dtype of the scales, fp32 or ue8m0.
+        rowwise: Granularity of the output in the source's layout (row, tile or all); None: no such output.
+        columnwise: Granularity of the transposed output (column, tile or all); None: no such output.
+        full_row_or_column: A scale covers a row or column of the matrix, not of a tile; allows one output only.
+        columns: Columns of a tile.
+        vectorizable: The source's rows are whole aligned vectors of VECTOR_ELEMENTS elements.
     """
 
     source: DType
     values: DType
     scales: DType
-    along: Kind | None
-    across: Kind | None
-    whole: bool = False
-    columns: int = BLOCK
-    chunked: bool = True
+    rowwise: ScaleGranularity | None
+    columnwise: ScaleGranularity | None
+    full_row_or_column: bool = False
+    columns: int = QUANTIZATION_BLOCK
+    vectorizable: bool = True
 
     @property
-    def copies(self) -> dict[str, Kind]:
-        """What shares a scale, by the copies' names."""
-        return {way: kind for way, kind in (("along", self.along), ("across", self.across)) if kind}
+    def granularities(self) -> dict[str, ScaleGranularity]:
+        """Granularity of the scales by output."""
+        outputs = (("rowwise", self.rowwise), ("columnwise", self.columnwise))
+        return {layout: granularity for layout, granularity in outputs if granularity}
 
     @property
     def name(self) -> str:
         """The kernel's symbol."""
-        copies = [f"{way}_{'whole_' * self.whole}{kind}" for way, kind in self.copies.items()]
-        parts = [self.source, self.values, self.scales, *copies, self.columns, *["unaligned"] * (not self.chunked)]
-        return "_".join(map(str, ["quantize", *parts]))
+        full, unaligned = "full_" * self.full_row_or_column, ["unaligned"] * (not self.vectorizable)
+        outputs = [f"{layout}_{full}{granularity}" for layout, granularity in self.granularities.items()]
+        parts = ["quantize", self.source, self.values, self.scales, *outputs, self.columns, *unaligned]
+        return "_".join(map(str, parts))
 
     @property
-    def resident(self) -> int:
-        """CTAs of an SM that have registers without spilling any."""
-        if not self.chunked:
+    def ctas_per_sm(self) -> int:
+        """CTAs per SM: the maximum for which ptxas does not spill (tests/kernels/test_quantize.py)."""
+        if not self.vectorizable:
             return 1
-        if self.across or self.source == FP32 or self.scales != FP32:
+        if self.columnwise or self.source == FP32 or self.scales != FP32:
             return 2
-        return 3 if self.whole else 4
+        return 3 if self.full_row_or_column else 4
 
     @property
-    def walk(self) -> str | None:
-        """The tiles that one CTA goes through, where its groups do not fit a tile: those of "columns" or of "rows"."""
-        return ("columns" if self.along else "rows") if self.whole else None
+    def serial_axis(self) -> str | None:
+        """Axis along which a CTA visits its tiles serially because a scale covers several: "columns" or "rows"."""
+        return ("columns" if self.rowwise else "rows") if self.full_row_or_column else None
 
 
 @dataclass(frozen=True)
 class BoundQuantize:
-    """`arrays`: a matrix, "source", and its copies "along" and "across" with "along_scales" and "across_scales", which
-    lie at the Pointers of these names. `slots`: where the results of `amax` lie."""
+    """Launch arguments of a quantization kernel.
+
+    Attributes:
+        arrays: The matrices "source", "rowwise", "columnwise", "rowwise_scales" and "columnwise_scales", as far as the
+            kernel has them; each is stored at the Pointer of its name.
+        columns: Columns of a tile.
+        serial_axis: `QuantizeSpec.serial_axis`.
+        amax_partials: Address of the partial results of `amax`.
+    """
 
     arrays: Mapping[str, Matrix]
-    columns: int = BLOCK
-    walk: str | None = None
-    slots: Pointer | int = 0
+    columns: int = QUANTIZATION_BLOCK
+    serial_axis: str | None = None
+    amax_partials: Pointer | int = 0
 
     @property
     def source(self) -> Matrix:
+        """The matrix to be quantized."""
         return self.arrays["source"]
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """How many tiles lie one below the other, and how many abreast."""
-        return -(-self.source.rows // Threads(self.columns).rows), -(-self.source.cols // self.columns)
+        """Number of tiles along M and along N."""
+        return ceil_div(self.source.rows, ThreadLayout(self.columns).rows), ceil_div(self.source.cols, self.columns)
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Batches, tiles below one another, and tiles abreast, as CTAs take them."""
-        down, abreast = self.tiles
-        return self.source.batch, 1 if self.walk == "rows" else down, 1 if self.walk == "columns" else abreast
+        """Batches, and units of work along M and along N; a unit is all tiles of the serial axis."""
+        tiles_m, tiles_n = self.tiles
+        return (
+            self.source.batch,
+            1 if self.serial_axis == "rows" else tiles_m,
+            1 if self.serial_axis == "columns" else tiles_n,
+        )
 
 
 @lru_cache(maxsize=256)
 def quantize(spec: QuantizeSpec) -> Kernel:
-    """The kernel of a spec."""
-    with Builder(spec.name, threads=THREADS, resident=spec.resident) as k:
-        k.header += [f"gemmsmith: {spec.name}", "8-bit copies of a matrix, over scales"]
-        k.grid = lambda p: max(prod(p.grid), 1)
-        held = held_tile(spec.source, spec.columns, chunked=spec.chunked)
-        copies = [_Copy(way, kind, spec, held.extents) for way, kind in spec.copies.items()]
-        steps = k.parameter("steps", bind=lambda p: p.tiles[p.walk == "columns"]) if spec.whole else None
-        groups = {kind: _group(kind, held.threads) for kind in dict.fromkeys(spec.copies.values())}
-        stage = k.shared(BLOCK * BLOCK, name="transposed")[0].address if spec.across else None
+    """Build the quantization kernel of a spec."""
+    with Builder(spec.name, threads=THREADS, min_ctas_per_sm=spec.ctas_per_sm) as k:
+        k.header += [f"gemmsmith: {spec.name}", "quantizes a matrix to 8 bits: values and scales"]
+        k.work_clusters = lambda p: max(prod(p.grid), 1)
+        tile = make_register_tile(spec.source, spec.columns, vectorizable=spec.vectorizable)
+        granularities = spec.granularities
+        outputs = [_QuantizedOutput(layout, x, spec, tile.extents) for layout, x in granularities.items()]
+        serial_tiles = None
+        if spec.full_row_or_column:
+            serial_tiles = k.parameter("serial_tiles", compute=lambda p: p.tiles[p.serial_axis == "columns"])
+        groups = {x: _make_group(x, tile.layout) for x in dict.fromkeys(granularities.values())}
+        transpose_buffer = None
+        if spec.columnwise:
+            transpose_buffer = k.shared(QUANTIZATION_BLOCK * QUANTIZATION_BLOCK, name="transposed")[0].address
         if "all" in groups:
-            slots = k.pointer("slots", lambda p: p.slots)
+            amax_partials = k.pointer("amax_partials", lambda p: p.amax_partials)
             hw.grid_dependency_wait()
-            _settle_all(groups["all"], slots, spec, copies)
+            _compute_tensor_scale(groups["all"], amax_partials, spec, outputs)
         else:
             hw.grid_dependency_wait()
-        with each_tile() as (batch, i, j):
+        with grid_stride_tile_loop() as (batch, tile_m, tile_n):
 
-            def first(step: Value) -> tuple[Value, Value]:
-                """The first row and column of a tile."""
-                down, right = step if spec.walk == "rows" else i, step if spec.walk == "columns" else j
-                return (down * held.threads.rows).named("row"), (right * spec.columns).named("column")
+            def tile_origin(step: Value) -> tuple[Value, Value]:
+                """Return the first row and column of a tile."""
+                m = step if spec.serial_axis == "rows" else tile_m
+                n = step if spec.serial_axis == "columns" else tile_n
+                return (m * tile.layout.rows).named("row"), (n * spec.columns).named("column")
 
-            found = {kind: group for kind, group in groups.items() if kind != "all"}
-            for group in found.values():
+            tile_groups = {granularity: group for granularity, group in groups.items() if granularity != "all"}
+            for group in tile_groups.values():
                 group.clear()
-            with _times(steps, "step") as step:
-                held.load(batch, *first(step))
-                for group in found.values():
-                    group.add(held)
-            for kind, group in found.items():
-                if group.exchange is not None and not spec.across:
-                    hw.sync_threads()  # the last tile's has been read, which the transposed copy's barriers say too
-                sharing = [copy for copy in copies if copy.kind == kind]
-                group.settle(spec.values, spec.scales, partial(_store_scales, sharing, batch, i, j))
-            with _times(steps, "back") as back:
-                at = first(step if steps is None else steps - 1 - back)
-                if steps is not None:
-                    with k.when(back > 0):  # the last tile is still held
-                        held.load(batch, *at)
-                for copy in copies:
-                    held.forget()
-                    if copy.way == "along":
-                        copy.write(held, groups[copy.kind], batch, *at)
+            with _loop_or_once(serial_tiles, "step") as step:
+                tile.load(batch, *tile_origin(step))
+                for group in tile_groups.values():
+                    group.add(tile)
+            for granularity, group in tile_groups.items():
+                if group.exchange is not None and not spec.columnwise:
+                    # with columnwise output, the barriers of its transposition suffice
+                    k.comment("all warps have read the exchange buffer, which the next maxima overwrite")
+                    hw.sync_threads()
+                same_granularity = [output for output in outputs if output.granularity == granularity]
+                store = partial(_store_scales, same_granularity, batch, tile_m, tile_n)
+                group.compute_scales(spec.values, spec.scales, store)
+            with _loop_or_once(serial_tiles, "reverse_step") as reverse_step:
+                origin = tile_origin(step if serial_tiles is None else serial_tiles - 1 - reverse_step)
+                if serial_tiles is not None:
+                    with k.when(reverse_step > 0):  # the last tile is still in registers
+                        tile.load(batch, *origin)
+                for output in outputs:
+                    tile.prevent_reuse()
+                    if output.layout == "rowwise":
+                        output.store(tile, groups[output.granularity], batch, *origin)
                     else:
-                        copy.write_transposed(held, groups[copy.kind], stage, batch, *at)
+                        output.store_transposed(tile, groups[output.granularity], transpose_buffer, batch, *origin)
         return k.finish()
 
 
 @lru_cache(maxsize=16)
-def amax(source: DType, chunked: bool) -> Kernel:
-    """The largest magnitude of a matrix, as the maximum of SLOTS numbers; NaN where it has one."""
+def amax(source: DType, vectorizable: bool) -> Kernel:
+    """Build the kernel that computes a matrix's amax as MAX_AMAX_PARTIALS partial maxima; NaN propagates."""
     with Builder(
-        f"amax_{source}{'_unaligned' * (not chunked)}", threads=THREADS, resident=_AMAX_CTAS[source] if chunked else 1
+        f"amax_{source}{'_unaligned' * (not vectorizable)}",
+        threads=THREADS,
+        min_ctas_per_sm=_AMAX_CTAS_PER_SM[source] if vectorizable else 1,
     ) as k:
-        k.header += ["gemmsmith: amax", f"the largest magnitude of a matrix, as {SLOTS} partial results"]
-        k.grid = lambda p: min(max(prod(p.grid), 1), SLOTS)
-        held = held_tile(source, BLOCK, chunked=chunked)
-        slots = k.pointer("slots", lambda p: p.slots)
-        group = RowGroup(1, THREADS)
+        k.header += ["gemmsmith: amax", f"largest magnitude of a matrix: {MAX_AMAX_PARTIALS} partial maxima"]
+        k.work_clusters = lambda p: min(max(prod(p.grid), 1), MAX_AMAX_PARTIALS)
+        tile = make_register_tile(source, QUANTIZATION_BLOCK, vectorizable=vectorizable)
+        amax_partials = k.pointer("amax_partials", lambda p: p.amax_partials)
+        group = RowScaleGroup(1, THREADS)
         hw.grid_dependency_wait()
         group.clear()
-        with each_tile() as (batch, i, j):
-            held.load(batch, i * BLOCK, j * BLOCK)
-            group.add(held)
-        one = k.registers(F32, 1, "largest")
-        one[0] = group.combined()
-        with k.range((SLOTS - 1) // THREADS + 1, name="round") as round:
-            slot = (round * THREADS + k.thread) * hw.grid_size() + hw.block_index()
-            hw.store_global(one, slots + (slot * 4).to(U64), slot < SLOTS)
+        with grid_stride_tile_loop() as (batch, tile_m, tile_n):
+            tile.load(batch, tile_m * QUANTIZATION_BLOCK, tile_n * QUANTIZATION_BLOCK)
+            group.add(tile)
+        result = k.registers(F32, 1, "amax")
+        result[0] = group.reduce_amax()
+        with k.range((MAX_AMAX_PARTIALS - 1) // THREADS + 1, name="round") as round:
+            index = (round * THREADS + k.thread) * hw.grid_size() + hw.block_index()
+            hw.store_global(result, amax_partials + (index * 4).to(U64), index < MAX_AMAX_PARTIALS)
         return k.finish()
 
 
-def _group(kind: Kind, threads: Threads) -> Group:
-    if kind == "column":
-        return ColumnGroup()
-    return RowGroup(threads.thread_rows, threads.lanes) if kind == "row" else RowGroup(1, THREADS)
+def _make_group(granularity: ScaleGranularity, layout: ThreadLayout) -> ScaleGroup:
+    if granularity == "column":
+        return ColumnScaleGroup()
+    if granularity == "row":
+        return RowScaleGroup(layout.rows_per_thread, layout.threads_per_row)
+    return RowScaleGroup(1, THREADS)
 
 
-def _times(count: Value | None, name: str) -> AbstractContextManager[Value]:
-    """A loop, or its body alone for a single turn."""
-    return current().unroll(1) if count is None else current().range(count, name=name)
+def _loop_or_once(count: Value | None, name: str) -> AbstractContextManager[Value]:
+    """Open a device loop of `count` iterations; with None only its body."""
+    return current_builder().unroll(1) if count is None else current_builder().range(count, name=name)
 
 
-def _settle_all(group: Group, slots: Value, spec: QuantizeSpec, copies: list[_Copy]) -> None:
-    """The scale of everything, from the partial results of `amax`; the first CTA stores it."""
-    k = current()
-    four = k.registers(F32, 4, "partial")
-    hw.load_global(four, slots + (k.thread * 16).to(U64), True)
-    group.amax[0] = hw.maximum_nan(hw.maximum_nan(four[0], four[1]), hw.maximum_nan(four[2], four[3]))
-    first = hw.block_index() == 0
+def _compute_tensor_scale(
+    group: ScaleGroup, amax_partials: Value, spec: QuantizeSpec, outputs: list[_QuantizedOutput]
+) -> None:
+    """Compute the matrix's scale from the partial results of `amax`; the first CTA stores it."""
+    k = current_builder()
+    partials = k.registers(F32, 4, "partials")
+    hw.load_global(partials, amax_partials + (k.thread * 16).to(U64), True)
+    pairs = hw.maximum_nan(partials[0], partials[1]), hw.maximum_nan(partials[2], partials[3])
+    group.amax[0] = hw.maximum_nan(*pairs)
+    is_first_cta = hw.block_index() == 0
     zero = Constant(I32, 0)
-    group.settle(
+    group.compute_scales(
         spec.values,
         spec.scales,
-        lambda slot, x, chosen: _store_scales(copies, zero, zero, zero, slot, x, chosen & first),
+        lambda index, x, predicate: _store_scales(outputs, zero, zero, zero, index, x, predicate & is_first_cta),
     )
 
 
 def _store_scales(
-    copies: list[_Copy], batch: Value, i: Value, j: Value, slot: Value, scale: Value, chosen: Value
-) -> None:
-    """The scale of group `slot` of tile (i, j) of each copy, in the chosen threads."""
-    for copy in copies:
-        copy.store_scale(batch, i, j, slot, scale, chosen)
+    outputs: list[_QuantizedOutput], batch: Value, tile_m: Value, tile_n: Value, group: Value, scale: Value,
+    predicate: Value,
+) -> None:  # fmt: skip
+    """Store the scale of a tile's group to each output, in the threads where `predicate` holds."""
+    for output in outputs:
+        output.store_scale(batch, tile_m, tile_n, group, scale, predicate)
 
 
-class _Copy:
-    """One of the copies, and its scales."""
+class _QuantizedOutput:
+    """The quantized matrix in one layout, "rowwise" or "columnwise" (transposed), with its scales."""
 
-    def __init__(self, way: str, kind: Kind, spec: QuantizeSpec, extents: tuple[Value, Value]) -> None:
-        self.way, self.kind, self.spec, self.extents = way, kind, spec, extents
-        self.values = Addressed(way, way, spec.values, m=True, n=True)
-        self.scales = Addressed(f"{way}_scales", f"{way}_scales", spec.scales, m=True, n=True)
+    def __init__(
+        self, layout: str, granularity: ScaleGranularity, spec: QuantizeSpec, extents: tuple[Value, Value]
+    ) -> None:
+        self.layout, self.granularity, self.spec, self.extents = layout, granularity, spec, extents
+        self.values = GlobalArray(layout, layout, spec.values, m=True, n=True)
+        self.scales = GlobalArray(f"{layout}_scales", f"{layout}_scales", spec.scales, m=True, n=True)
 
-    def store_scale(self, batch: Value, i: Value, j: Value, slot: Value, scale: Value, chosen: Value) -> None:
-        """The scale of group `slot` of tile (i, j), in the chosen threads."""
-        rows, columns = self.extents
-        if self.kind == "row":
-            i = i * Threads(self.spec.columns).rows + slot
-            chosen = chosen & (i < rows)
-        elif self.kind == "column":
-            j = j * BLOCK + slot
-            chosen = chosen & (j < columns)
-        where = self.scales.at(batch, i, j) if self.way == "along" else self.scales.at(batch, j, i)
+    def store_scale(
+        self, batch: Value, tile_m: Value, tile_n: Value, group: Value, scale: Value, predicate: Value
+    ) -> None:
+        """Store the scale of group `group` of a tile, in the threads where `predicate` holds."""
+        (rows, columns), m, n = self.extents, tile_m, tile_n
+        if self.granularity == "row":
+            m = tile_m * ThreadLayout(self.spec.columns).rows + group
+            predicate = predicate & (m < rows)
+        elif self.granularity == "column":
+            n = tile_n * QUANTIZATION_BLOCK + group
+            predicate = predicate & (n < columns)
+        address = self.scales.element_address(batch, *((m, n) if self.layout == "rowwise" else (n, m)))
         if self.spec.scales == FP32:
-            hw.store_global_word(where, scale, chosen, "scale")
+            hw.store_global_word(address, scale, predicate, "scale")
         else:
-            hw.store_global_narrow(where, scale.to(U16), chosen, 8)
+            hw.store_global_u8_u16(address, scale.to(U16), predicate, 8)
 
-    def write(self, held: HeldTile, group: Group, batch: Value, row: Value, column: Value) -> None:
-        """The tile that begins there, 8 bytes a thread and chunk; a row's last ones may lie in its padding."""
-        k, (rows, columns), threads = current(), self.extents, held.threads
-        top, left = (row + threads.row(0)).named("top"), (column + threads.column(0)).named("left")
-        where, pitch = k.var(U64, self.values.at(batch, top, left), "where"), pitch_of(self.values)
-        with k.unroll(threads.thread_rows, name="below") as below:
-            with k.unroll(threads.parts, name="part") as part:
-                chunk, right = below * threads.parts + part, part * (threads.lanes * CHUNK)
-                words = self._words([held.element(chunk, i) * group.inverse(chunk, i) for i in range(CHUNK)])
-                hw.store_global(words, where.get() + right.to(U64), (top + below < rows) & (left + right < columns))
-            where.set(where.get() + pitch)
+    def store(self, tile: RegisterTile, group: ScaleGroup, batch: Value, row: Value, column: Value) -> None:
+        """Store the tile at (row, column), 8 bytes per thread and vector; a row's last vector may reach its padding."""
+        k, (rows, columns), layout = current_builder(), self.extents, tile.layout
+        row0, col0 = (row + layout.row(0)).named("row0"), (column + layout.column(0)).named("col0")
+        address = k.var(U64, self.values.element_address(batch, row0, col0), "address")
+        row_pitch = row_pitch_bytes(self.values)
+        with k.unroll(layout.rows_per_thread, name="row_offset") as row_offset:
+            with k.unroll(layout.vectors_per_row, name="vector_in_row") as vector_in_row:
+                vector = row_offset * layout.vectors_per_row + vector_in_row
+                column_offset = vector_in_row * (layout.threads_per_row * VECTOR_ELEMENTS)
+                words = self._pack(
+                    [tile.element(vector, i) * group.reciprocal(vector, i) for i in range(VECTOR_ELEMENTS)]
+                )
+                in_bounds = (row0 + row_offset < rows) & (col0 + column_offset < columns)
+                hw.store_global(words, address.get() + column_offset.to(U64), in_bounds)
+            address.set(address.get() + row_pitch)
 
-    def _words(self, x: list[Value]) -> Registers:
-        """Eight values in 8 bits each."""
-        words = current().registers(U32, 2, "words")
-        words[0], words[1] = packed(x[:4], self.spec.values), packed(x[4:], self.spec.values)
+    def _pack(self, x: list[Value]) -> RegisterArray:
+        """Convert eight fp32 values to 8 bits each."""
+        words = current_builder().registers(U32, 2, "words")
+        words[0], words[1] = pack_4x8bit(x[:4], self.spec.values), pack_4x8bit(x[4:], self.spec.values)
         return words
 
-    def write_transposed(
-        self, held: HeldTile, group: Group, stage: Value | None, batch: Value, row: Value, column: Value
+    def store_transposed(
+        self, tile: RegisterTile, group: ScaleGroup, buffer: Value | None, batch: Value, row: Value, column: Value
     ) -> None:
-        """The same tile through shared memory: 8 rows of a column are a unit of 8 bytes, whose place in the column is
-        XORed with what makes the threads of a store write to different banks."""
-        assert stage is not None
-        k, (rows, columns), lanes = current(), self.extents, BLOCK // CHUNK
-        if self.spec.whole or self.kind == "all":
-            hw.sync_threads()  # the last tile's has been read, which the exchange of its groups says too
-        for i in range(CHUNK):
-            words = self._words([held.element(chunk, i) * group.inverse(chunk, i) for chunk in range(CHUNKS)])
-            hw.store_shared(words, stage + _unit(k.thread % lanes * CHUNK + i, k.thread // lanes))
+        """Store the transposed tile through shared memory.
+
+        8 rows of a column form a unit of 8 bytes. A unit's index in its column is XORed with the column's vector index,
+        so that the threads of a store write to different banks.
+        """
+        assert buffer is not None
+        k, (rows, columns) = current_builder(), self.extents
+        threads_per_row = QUANTIZATION_BLOCK // VECTOR_ELEMENTS
+        if self.spec.full_row_or_column or self.granularity == "all":
+            # otherwise the exchange of the groups' maxima has synchronized since the last reads
+            k.comment("all threads have read the previous tile's buffer, which is overwritten now")
+            hw.sync_threads()
+        for i in range(VECTOR_ELEMENTS):
+            words = self._pack([tile.element(v, i) * group.reciprocal(v, i) for v in range(VECTORS_PER_THREAD)])
+            column_in_tile = k.thread % threads_per_row * VECTOR_ELEMENTS + i
+            hw.store_shared(words, buffer + _transposed_offset(column_in_tile, k.thread // threads_per_row))
+        k.comment("all threads have written the transposed tile that is read now")
         hw.sync_threads()
-        pairs = lanes // 2
-        with k.unroll(0, BLOCK, THREADS // pairs, name="start") as start:
-            c, pair = start + k.thread // pairs, k.thread % pairs
-            four = k.registers(U32, 4, "four")
+        threads_per_column = threads_per_row // 2  # a thread stores two units, 16 bytes
+        with k.unroll(0, QUANTIZATION_BLOCK, THREADS // threads_per_column, name="start") as start:
+            c, pair = start + k.thread // threads_per_column, k.thread % threads_per_column
+            vector = k.registers(U32, 4, "vector")
             for half in range(2):
                 words = k.registers(U32, 2, "words")
-                hw.load_shared(words, stage + _unit(c, pair * 2 + half))
-                four[2 * half], four[2 * half + 1] = words[0], words[1]
+                hw.load_shared(words, buffer + _transposed_offset(c, pair * 2 + half))
+                vector[2 * half], vector[2 * half + 1] = words[0], words[1]
             r = row + pair * 16
-            inside = (column + c < columns) & (r < rows)
-            hw.store_global(four, self.values.at(batch, column + c, r), inside)
+            in_bounds = (column + c < columns) & (r < rows)
+            hw.store_global(vector, self.values.element_address(batch, column + c, r), in_bounds)
 
 
-def _unit(column: Value, unit: Value) -> Value:
-    """Where rows 8 * unit to 8 * unit + 7 of a column lie in shared memory."""
-    return (column * BLOCK + (unit ^ (column // CHUNK)) * CHUNK).to(U32)
+def _transposed_offset(column: Value, unit: Value) -> Value:
+    """Return the offset in shared memory of rows 8 * unit to 8 * unit + 7 of a column."""
+    return (column * QUANTIZATION_BLOCK + (unit ^ (column // VECTOR_ELEMENTS)) * VECTOR_ELEMENTS).to(U32)

@@ -1,4 +1,4 @@
-"""The second step of a reduction: combines partial results in a fixed order, and rounds their total as it is stored."""
+"""Second kernel of a reduction: combines partial results in a fixed order and rounds the total to its dtype."""
 
 from __future__ import annotations
 
@@ -8,34 +8,46 @@ from functools import lru_cache
 from gemmsmith import hw
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.dtypes import DType
+from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.epilogue.device.outputs import store_rounded
-from gemmsmith.epilogue.device.reductions import MONOIDS, Monoid, Partials, State
+from gemmsmith.epilogue.device.reductions import MONOIDS, Monoid, PartialsShape, State
 from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.types import F32, I64, U32, U64
-from gemmsmith.lang.values import Registers, Value
+from gemmsmith.lang.shared import SharedBuffer
+from gemmsmith.lang.types import F32, I32, I64, U32, U64
+from gemmsmith.lang.values import Constant, RegisterArray, Value
 
-BATCH = 8
-"""Loads a thread has in flight."""
+LOADS_IN_FLIGHT = 8
+"""Loads that a thread has in flight; chosen, not measured."""
 
 
-def shape(partials: Partials) -> tuple[int, int]:
-    """(elements, threads an element) of a CTA: what is reduced over everything takes a whole CTA, others share one, all
-    parts in flight and no more threads than that takes, for they meet in pairs. The sum of a row is thus in the same
-    order whether or not it is the only one."""
-    if partials.tiles:
+def launch_shape(partials: PartialsShape) -> tuple[int, int]:
+    """Return the outputs per CTA and the threads per output.
+
+    A full reduction uses 1024 threads for one output. Others use just enough threads to have all loads in flight, so
+    the order of additions does not depend on the number of outputs.
+    """
+    if partials.num_tiles:
         return 1, 1024
-    threads = min(1 << (max(-(-partials.parts // BATCH), 1) - 1).bit_length(), 32)
+    threads = min(1 << (max(ceil_div(partials.num_partials, LOADS_IN_FLIGHT), 1) - 1).bit_length(), 32)
     return (32, threads) if threads <= 8 else (8, threads)
 
 
 @dataclass(frozen=True)
 class BoundReduction:
-    """scale * total + offset of each element, one after the other at `out`; its partials, `combined`, lie at
-    `source`."""
+    """Launch arguments of a reduction: out = scale * total + offset for each output.
 
-    partials: Partials
+    Attributes:
+        partials: Shape of the partial results.
+        source: Their address.
+        out: Address of the contiguous results.
+        scale: Factor of the total.
+        offset: Addend.
+    """
+
+    partials: PartialsShape
     source: Pointer | int
     out: Pointer
     scale: float = 1.0
@@ -43,70 +55,85 @@ class BoundReduction:
 
     @property
     def total(self) -> int:
-        """Elements of the result."""
-        return self.partials.batch * self.partials.elements
+        """Number of outputs."""
+        return self.partials.batch * self.partials.num_outputs
 
 
 @lru_cache(maxsize=64)
 def reduce(kind: str, dtype: DType, columns: int, threads: int, chip: Chip = HOPPER) -> Kernel:
-    """`threads` threads share an element's partials and add up their sums in shared memory; `columns` elements a CTA,
-    stored as `dtype`: fp32, fp16 or bf16."""
+    """Build a reduction kernel.
+
+    `threads` threads share the partials of an output and combine their states in shared memory; a CTA has `columns`
+    outputs, stored as `dtype`: fp32, fp16 or bf16.
+    """
     monoid = MONOIDS[kind]
     with Builder(f"reduce_{kind}_{dtype}_{columns}x{threads}", threads=columns * threads, chip=chip) as k:
-        k.header += [f"gemmsmith: reduce ({kind})", "combines partial results, (batch, parts, elements), in order"]
-        k.grid = lambda r: -(-r.total // columns)
+        k.header += [f"gemmsmith: reduce ({kind})", "combines partials (batch, partials, outputs) in order"]
+        k.work_clusters = lambda r: ceil_div(r.total, columns)
         source, out = k.pointer("partials", lambda r: r.source), k.pointer("out", lambda r: r.out)
-        parts = k.parameter("parts", bind=lambda r: r.partials.parts)
-        elements = k.parameter("elements", bind=lambda r: r.partials.elements)
-        total = k.parameter("total", bind=lambda r: r.total)
-        state_stride = k.parameter("state", I64, lambda r: r.partials.state)
-        scale, shift = k.parameter("scale", F32, lambda r: r.scale), k.parameter("offset", F32, lambda r: r.offset)
+        num_partials = k.parameter("num_partials", compute=lambda r: r.partials.num_partials)
+        num_outputs = k.parameter("num_outputs", compute=lambda r: r.partials.num_outputs)
+        total = k.parameter("total", compute=lambda r: r.total)
+        state_stride = k.parameter("state_stride", I64, lambda r: r.partials.state_stride)
+        scale = k.parameter("scale", F32, lambda r: r.scale)
+        affine_offset = k.parameter("affine_offset", F32, lambda r: r.offset)
         hw.grid_dependency_wait()
-        rank = (k.thread // columns).named("rank")
-        slots = k.shared(4 * columns * threads, stages=len(monoid.identity), name="totals")
-        groups, grid = (total + columns - 1) // columns, hw.grid_size()
+        reduction_lane = (k.thread // columns).named("reduction_lane")
+        state_buffers = k.shared(4 * columns * threads, stages=len(monoid.empty_state), name="reduction_state")
+        groups, grid = (total + columns - 1) // columns, hw.grid_size().hinted("grid_size")
         with k.range((groups - hw.block_index() + grid - 1) // grid, name="group") as group:
             index = ((hw.block_index() + group * grid) * columns + k.thread % columns).named("index")
-            batch, element = index // elements, (index % elements).named("element")
-            cells = [k.registers(F32, 1, "total_of_thread") for _ in monoid.identity]
-            for cell, identity in zip(cells, monoid.identity, strict=True):
-                cell[0] = identity
-            with k.range((parts + threads * BATCH - 1) // (threads * BATCH), name="round") as round:
-                loaded = []
-                for i in range(BATCH):
-                    part = round * (threads * BATCH) + i * threads + rank
-                    inside = ((part < parts) & (index < total)).named("inside")
-                    offset = (batch * parts + part).to(I64) * elements.to(I64) + element.to(I64)
-                    loaded.append(
-                        (inside, [_load(source, offset + state_stride * s, inside) for s in range(len(cells))])
-                    )
-                for inside, values in loaded:
-                    other = (k.select(inside, x, i) for x, i in zip(values, monoid.identity, strict=True))
-                    _merge(monoid, cells, tuple(other))
-            half = threads // 2
-            while half:  # a tree over the threads of an element, always the same
-                addresses = [slots[s].address for s in range(len(cells))]
-                for address, cell in zip(addresses, cells, strict=True):
-                    hw.store_shared(cell, address + (k.thread * 4).to(U32))
-                hw.sync_threads()
-                with k.when(rank < half):
-                    others = [k.registers(F32, 1, "other") for _ in cells]
-                    for address, other_cell in zip(addresses, others, strict=True):
-                        hw.load_shared(other_cell, address + ((k.thread + half * columns) * 4).to(U32))
-                    _merge(monoid, cells, tuple(other_cell[0] for other_cell in others))
-                hw.sync_threads()
-                half //= 2
-            result = hw.fma(monoid.finish(tuple(cell[0] for cell in cells)), scale, shift)
-            where = out + (index.to(I64) * dtype.bytes).to(U64)
-            store_rounded(result, where, (rank == 0) & (index < total), dtype)
+            batch, output = (index // num_outputs).hinted("batch"), (index % num_outputs).named("output")
+            state = [k.registers(F32, 1, "thread_state") for _ in monoid.empty_state]
+            for register, empty in zip(state, monoid.empty_state, strict=True):
+                register[0] = empty
+            in_flight = threads * LOADS_IN_FLIGHT
+            with k.range((num_partials + in_flight - 1) // in_flight, name="round") as round:
+                loaded = [k.registers(F32, LOADS_IN_FLIGHT, "loaded") for _ in state]
+                with k.unroll(LOADS_IN_FLIGHT, name="load") as load:
+                    partial = (round * in_flight + load * threads + reduction_lane).hinted("partial_idx")
+                    in_bounds = (partial < num_partials) & (index < total)
+                    offset = (batch * num_partials + partial).to(I64) * num_outputs.to(I64) + output.to(I64)
+                    offset.hinted("partial_offset")
+                    in_bounds.hinted("in_bounds")
+                    for s, registers in enumerate(loaded):
+                        address = source + ((offset + state_stride * s) * 4).to(U64)
+                        hw.load_global(registers.slice(load, 1), address, in_bounds)
+                with k.unroll(LOADS_IN_FLIGHT, name="load") as load:
+                    partial = round * in_flight + load * threads + reduction_lane
+                    in_bounds = ((partial < num_partials) & (index < total)).named("in_bounds")
+                    other = (k.select(in_bounds, x[load], y) for x, y in zip(loaded, monoid.empty_state, strict=True))
+                    _merge(monoid, state, tuple(other))
+            if threads > 1:
+                _reduce_threads(monoid, state, state_buffers, reduction_lane, threads, columns)
+            result = hw.fma(monoid.finish(tuple(register[0] for register in state)), scale, affine_offset)
+            address = out + (index.to(I64) * dtype.bytes).to(U64)
+            store_rounded(result, address, (reduction_lane == 0) & (index < total), dtype)
         return k.finish()
 
 
-def _merge(monoid: Monoid, cells: list[Registers], other: State) -> None:
-    merged = monoid.merge(tuple(cell[0] for cell in cells), other)
-    for cell, x in zip(cells, merged, strict=True):
-        cell[0] = x
+def _reduce_threads(
+    monoid: Monoid, state: list[RegisterArray], buffers: SharedBuffer, reduction_lane: Value, threads: int, columns: int
+) -> None:
+    """Merge the states of an output's threads into the first one's, in a tree that is always the same."""
+    k = current_builder()
+    addresses = [buffers[s].address.hinted("state_buffer") for s in range(len(state))]
+    with k.unroll(threads.bit_length() - 1, name="level") as level:
+        half = (Constant(I32, threads // 2) >> level).named("half")
+        for address, register in zip(addresses, state, strict=True):
+            hw.store_shared(register, address + (k.thread * 4).to(U32))
+        k.comment("all threads have written the states that are merged now")
+        hw.sync_threads()
+        with k.when(reduction_lane < half):
+            others = [k.registers(F32, 1, "other") for _ in state]
+            for address, other_register in zip(addresses, others, strict=True):
+                hw.load_shared(other_register, address + ((k.thread + half * columns) * 4).to(U32))
+            _merge(monoid, state, tuple(other_register[0] for other_register in others))
+        k.comment("all threads have read the states that are overwritten next")
+        hw.sync_threads()
 
 
-def _load(source: Value, offset: Value, inside: Value) -> Value:
-    return hw.load_global_word(source + (offset * 4).to(U64), inside, F32, "partial")
+def _merge(monoid: Monoid, state: list[RegisterArray], other: State) -> None:
+    merged = monoid.merge(tuple(register[0] for register in state), other)
+    for register, x in zip(state, merged, strict=True):
+        register[0] = x

@@ -1,69 +1,71 @@
-"""TMA without roles (CUTLASS: KernelTma): every warpgroup multiplies, and one thread of them also starts the copies a
-few k-tiles ahead."""
+"""TMA design without warp specialization: all warpgroups multiply, and one thread also issues the TMA loads.
+
+CUTLASS: KernelTma.
+"""
 
 from __future__ import annotations
 
 from gemmsmith import hw
-from gemmsmith.collective.loaded_a import accumulator_of
-from gemmsmith.collective.mainloop import Mainloop
-from gemmsmith.collective.pipeline import LateRelease
+from gemmsmith.collective.pipeline import LaggedRelease
+from gemmsmith.collective.register_a import make_accumulator
+from gemmsmith.collective.tma_mainloop import TmaMainloop
 from gemmsmith.core.design import Design, register_design
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.device.lowering import Epilogue
+from gemmsmith.epilogue.device.collective_epilogue import Epilogue
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.values import Value
-from gemmsmith.schedule.stream import tile_scheduler
-from gemmsmith.schedule.tiles import WorkTile
+from gemmsmith.tile_scheduler.stream_k import make_tile_scheduler
+from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
 def tma(k: Builder, spec: KernelSpec) -> None:
-    """Copies of k-tiles i+1 .. i+stages-1 are in flight while k-tile i multiplies; no warp has a role of its own."""
-    ahead = spec.config.stages - 1
-    scheduler = tile_scheduler(spec)
-    mainloop = Mainloop(spec, scheduler)
+    """Record the kernel: persistent; loads of k-tiles i+1 .. i+stages-1 are in flight while k-tile i is multiplied."""
+    lookahead = spec.config.stages - 1
+    scheduler = make_tile_scheduler(spec)
+    mainloop = TmaMainloop(spec, scheduler)
     epilogue = Epilogue(spec, scheduler, mainloop)
     mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
     with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
-        producer = ((k.warp_index == 0) & hw.elect_one()).named("producer")
-        write, read = mainloop.producer_start_state(), mainloop.pipe.consumer_start_state()
-        release = LateRelease(mainloop.pipe)
-        rows = (warpgroup * spec.warpgroup_rows).named("rows")
-        accumulator = accumulator_of(spec)
+        is_producer = ((k.warp_index == 0) & hw.elect_one()).named("is_producer")
+        write, read = mainloop.producer_start_state(), mainloop.pipeline.consumer_start_state()
+        release = LaggedRelease(mainloop.pipeline)
+        warpgroup_row = (warpgroup * spec.warpgroup_rows).named("warpgroup_row")
+        accumulator = make_accumulator(spec)
 
-        def produce(tile: WorkTile, k_tile: Value) -> None:
-            """Starts the copies of one k-tile, if there is one."""
+        def load_k_tile(tile: WorkTile, k_tile: Value) -> None:
+            """Issue the loads of a k-tile, if it exists."""
             with k.when(k_tile < tile.k_tiles):
-                with k.when(producer):
-                    mainloop.pipe.producer_acquire(write)
+                with k.when(is_producer):
+                    mainloop.pipeline.producer_acquire(write)
                     mainloop.load(write, tile, k_tile)
                 write.advance()
 
-        epilogue.start(warpgroup, rows)
-        with scheduler.each() as tile:
+        epilogue.start(warpgroup, warpgroup_row)
+        with scheduler.tile_loop() as tile:
             epilogue.load(tile)
-            with mainloop.rest(tile, ahead) as k_tile:
-                produce(tile, k_tile)
+            with mainloop.remaining_k_tile_loop(tile, lookahead) as k_tile:
+                load_k_tile(tile, k_tile)
             with k.when(tile.k_tiles == 0):
                 accumulator.clear()
             k.comment("mainloop")
             with k.range(tile.k_tiles, name="k_tile") as k_tile:
-                mainloop.pipe.consumer_wait(read)
+                mainloop.pipeline.consumer_wait(read)
                 a, b = mainloop.stage(read)
-                accumulator.multiply(a.rows(rows, spec.warpgroup_rows), b, accumulate=k_tile > 0)
+                accumulator.multiply(a.rows(warpgroup_row, spec.warpgroup_rows), b, accumulate=k_tile > 0)
                 accumulator.wait(pending=1)
-                release.previous(k_tile, read)
+                release.release_previous(k_tile, read)
                 read.advance()
-                produce(tile, k_tile + ahead)
+                load_k_tile(tile, k_tile + lookahead)
             accumulator.wait(pending=0)
-            release.last(tile.k_tiles)
+            release.release_last(tile.k_tiles)
             epilogue.store(accumulator, tile)
-        with k.when(producer):
+        with k.when(is_producer):
             mainloop.tail(write)
         epilogue.finish()
 
 
 register_design(Design(
-    "tma", tma, accumulators={1: 200, 2: 200, 3: 200}, takes=frozenset({"splits", "cluster_splits"}),
-    formerly="multistage",
+    "tma", tma, max_accumulator_registers={1: 200, 2: 200, 3: 200},
+    supported_options=frozenset({"splits", "cluster_splits"}),
 ))  # fmt: skip

@@ -1,7 +1,7 @@
-"""The builder: ordinary Python runs once and records a kernel's statements.
+"""The builder: ordinary Python runs once and records the statements of a kernel.
 
-Python `for` and `if` unroll and choose while the kernel is built; `k.range`, `k.unroll` and `k.when` stay in it.
-The current builder is a context variable, so that instructions and collectives need no handle.
+Python `for` and `if` execute at build time; `k.range`, `k.unroll` and `k.when` become loops and branches of the kernel.
+The active builder is a context variable, so that instructions and collectives need no handle.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from types import TracebackType
 
 from gemmsmith.core.chip import HOPPER, Chip
 from gemmsmith.core.errors import KernelError
+from gemmsmith.core.integers import round_up
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang import statements as st
+from gemmsmith.lang.current_builder import ACTIVE_BUILDER
 from gemmsmith.lang.instruction import Instruction, Result
-from gemmsmith.lang.kernel import Kernel, Scratch
-from gemmsmith.lang.recording import RECORDING, recorder
+from gemmsmith.lang.kernel import NAMED_BARRIERS_PER_CTA, Kernel, ScratchBuffer
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.source import print_kernel
-from gemmsmith.lang.types import I32, PRED, TENSOR_MAP, U32, U64, Type
+from gemmsmith.lang.types import I32, PRED, TENSOR_MAP, U32, U64, ScalarType
 from gemmsmith.lang.values import (
-    Bind,
+    ArgumentFn,
     Builtin,
     Constant,
-    LateConstant,
+    DeferredConstant,
     LoopIndex,
     Parameter,
-    RegisterRows,
-    Registers,
+    RegisterArray,
+    RegisterArray2D,
     Value,
     ValueLike,
     Variable,
@@ -40,45 +41,43 @@ from gemmsmith.lang.values import (
 from gemmsmith.lang.verify import verify
 
 _PACKAGE = str(Path(__file__).parents[1])
-# Frames in these are mechanics: a statement's line is the design's (or the user's) that called them.
-_MECHANICS = tuple(
-    str(Path(_PACKAGE) / part)
-    for part in ("lang", "hw", "collective", "schedule", "epilogue", "kernels/ladder/product.py")
+# Stack frames in these paths are skipped when a statement is attributed to a source line.
+_INTERNAL_PATHS = tuple(
+    str(Path(_PACKAGE) / path)
+    for path in ("lang", "hw", "collective", "tile_scheduler", "epilogue", "kernels/ladder/gemm_arguments.py")
 )
 _STDLIB = str(Path(sys.modules["contextlib"].__file__ or "").parent)
 
-NAMED_BARRIERS = 16
-"""Named barriers of a CTA (PTX ISA, bar)."""
-
-
-def current() -> Builder:
-    """The builder being recorded into; KernelError outside of one."""
-    builder: Builder = recorder()
-    return builder
-
 
 class Builder:
-    """Records one kernel for a `chip`. `threads` a CTA, `cluster` (x, y, z) in CTAs; the compiler leaves registers for
-    `resident` CTAs of an SM."""
+    """Records one kernel.
+
+    Args:
+        name: name of the kernel.
+        threads: threads per CTA.
+        cluster: CTAs per cluster in (x, y, z).
+        min_ctas_per_sm: minimum CTAs per SM, which limits the registers per thread.
+        chip: target architecture.
+    """
 
     def __init__(
-        self, name: str, *, threads: int, cluster: tuple[int, int, int] = (1, 1, 1), resident: int = 1,
+        self, name: str, *, threads: int, cluster: tuple[int, int, int] = (1, 1, 1), min_ctas_per_sm: int = 1,
         chip: Chip = HOPPER,
     ) -> None:  # fmt: skip
         if threads % 32 or not 32 <= threads <= 1024:
             raise KernelError(f"threads: got {threads}; use a multiple of 32 up to 1024")
-        self.name, self.threads, self.cluster, self.resident = name, threads, cluster, resident
+        self.name, self.threads, self.cluster, self.min_ctas_per_sm = name, threads, cluster, min_ctas_per_sm
         self.chip = chip
         self.parameters: list[Parameter] = []
         self.buffers: list[SharedBuffer] = []
-        self.late: list[LateConstant] = []
-        self.memory: list[Scratch] = []
+        self.deferred_constants: list[DeferredConstant] = []
+        self.scratch_buffers: list[ScratchBuffer] = []
         self.functions: dict[str, st.Function] = {}
-        self._next_barrier = 1  # 0 is that of __syncthreads
-        self.grid: Bind = lambda _: 1
-        """The clusters that have work, of the problem the kernel is launched for."""
+        self._next_barrier = 1  # __syncthreads uses barrier 0
+        self.work_clusters: ArgumentFn = lambda _: 1
+        """Computes the number of clusters with work from the bound problem."""
         self.persistent = True
-        """Whether fewer clusters may do all of it, as many as are resident at once."""
+        """True if the resident clusters alone may process all tiles (persistent kernel)."""
         self.header: list[str] = []
         self.body = st.Block()
         self._blocks = [self.body]
@@ -86,136 +85,166 @@ class Builder:
         self.thread, self.warpgroup_index = Builtin(I32, "thread"), Builtin(I32, "warpgroup")
         self.lane: Value = Builtin(I32, "lane")
         self.warp_index: Value = Builtin(I32, "warp")
-        self.smem, self.smem_chunk = Builtin(U32, "smem"), Builtin(U32, "smem_chunk")
+        self.smem, self.smem_descriptor_base = Builtin(U32, "smem"), Builtin(U32, "smem_descriptor_base")
 
     def __enter__(self) -> Builder:
-        self._token = RECORDING.set(self)
+        self._token = ACTIVE_BUILDER.set(self)
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        RECORDING.reset(self._token)
-        if isinstance(error, KernelError) and not getattr(error, "located", False):
-            lines = [(t.tb_frame.f_code.co_filename, t.tb_lineno) for t in _frames(trace)]
-            own = [st.Where(*line) for line in lines if not line[0].startswith((*_MECHANICS, _STDLIB, "<"))]
-            error.args = (f"{own[-1] if own else st.Where(*lines[-1])}: {error}",)
-            error.located = True  # type: ignore[attr-defined]
+    def __exit__(self, error_type: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        ACTIVE_BUILDER.reset(self._token)
+        if isinstance(error, KernelError) and not getattr(error, "has_location", False):
+            frames = [(t.tb_frame.f_code.co_filename, t.tb_lineno) for t in _frames(trace)]
+            user_frames = [frame for frame in frames if not frame[0].startswith((*_INTERNAL_PATHS, _STDLIB, "<"))]
+            error.args = (f"{st.SourceLocation(*(user_frames or frames)[-1])}: {error}",)
+            error.has_location = True  # type: ignore[attr-defined]
 
     def finish(self) -> Kernel:
-        """The kernel, verified. KernelError names the line of what is wrong."""
+        """Return the verified kernel. Raises KernelError with the source line of the error."""
         kernel = Kernel(
-            self.name, self.threads, self.cluster, self.parameters, self.buffers, self.late, self.body, self.header,
-            print_kernel, self.memory, list(self.functions.values()), self.grid, self.resident, self.chip,
-            self.persistent,
-        )  # fmt: skip
+            name=self.name,
+            threads=self.threads,
+            cluster=self.cluster,
+            parameters=self.parameters,
+            buffers=self.buffers,
+            deferred_constants=self.deferred_constants,
+            body=self.body,
+            header=self.header,
+            printer=print_kernel,
+            scratch_buffers=self.scratch_buffers,
+            functions=list(self.functions.values()),
+            work_clusters=self.work_clusters,
+            min_ctas_per_sm=self.min_ctas_per_sm,
+            chip=self.chip,
+            persistent=self.persistent,
+        )
         verify(kernel)
         return kernel
 
     # -- recording ---------------------------------------------------------------------------------
     def emit(self, statement: st.Statement) -> None:
-        statement.where = _where()
+        """Append a statement to the current block."""
+        statement.location = _user_location()
         self._blocks[-1].statements.append(statement)
 
-    def bind(self, value: Value) -> Value:
-        self.emit(st.Bind(value))
+    def define(self, value: Value) -> Value:
+        """Emit the definition of `value` and return it."""
+        self.emit(st.Define(value))
         return value
 
-    def execute(self, instruction: Instruction) -> Value:
+    def issue(self, instruction: Instruction) -> Value:
+        """Emit an instruction and return its result, if it has one."""
         if instruction.result is None:
-            self.emit(st.Execute(instruction))
+            self.emit(st.IssueInstruction(instruction))
             return None  # type: ignore[return-value]
-        return self.bind(Result(instruction, instruction.result))
+        return self.define(Result(instruction, instruction.result))
 
     def assign(self, variable: Variable, value: Value) -> None:
+        """Emit an assignment to a variable."""
         self.emit(st.Assign(variable, value))
 
-    def assign_register(self, registers: Registers, index: Value, value: Value) -> None:
+    def assign_register(self, registers: RegisterArray, index: Value, value: Value) -> None:
+        """Emit an assignment to a register of an array."""
         self.emit(st.AssignRegister(registers, index, value))
 
     def call(
-        self, name: str, compute: Callable[..., Sequence[Value]], *arguments: Value, takes: Sequence[str] = ()
+        self, name: str, compute: Callable[..., Sequence[Value]], *arguments: Value, parameter_names: Sequence[str] = ()
     ) -> list[Value]:
-        """What `compute` gives of `arguments`, as a device function `name`, which is recorded at its first call and
-        printed once. `takes`: its parameters' names. KernelError where it does anything but compute values."""
+        """Call `compute(*arguments)` as a `__device__` function `name`, which is recorded at the first call.
+
+        `parameter_names` are the names of its parameters. Raises KernelError if it has side effects.
+        """
         if name not in self.functions:
-            parameters: list[Value] = [Parameter(a.type, x) for a, x in zip(arguments, takes, strict=True)]
+            parameters: list[Value] = [Parameter(a.type, x) for a, x in zip(arguments, parameter_names, strict=True)]
             function = st.Function(name, parameters)
             with self._nested(function.body):
                 function.results = list(compute(*parameters))
-            if not all(isinstance(s, (st.Bind, st.Call)) for s in function.body.statements):
-                raise KernelError(f"function {name}: it must only compute values")
-            self.functions[name] = function  # behind those that it calls
+            if not all(isinstance(s, (st.Define, st.Call)) for s in function.body.statements):
+                raise KernelError(f"device function {name} must not have side effects")
+            self.functions[name] = function  # after the functions that it calls
         function = self.functions[name]
         call = st.Call(function, list(arguments), [Value(r.type, r.name) for r in function.results])
         self.emit(call)
         return call.results
 
     def comment(self, text: str) -> None:
+        """Emit a comment of the generated code."""
         self.emit(st.Comment(text))
 
     # -- arguments and storage -----------------------------------------------------------------------
-    def parameter(self, name: str, type: Type = I32, bind: Bind | None = None) -> Parameter:
-        """An argument given at launch, such as a size or a stride; `bind` computes it from the problem at hand."""
-        self.parameters.append(Parameter(type, name, bind))
+    def parameter(self, name: str, scalar_type: ScalarType = I32, compute: ArgumentFn | None = None) -> Parameter:
+        """Declare a kernel parameter, such as a size or a stride. `compute` computes it from the bound problem."""
+        self.parameters.append(Parameter(scalar_type, name, compute))
         return self.parameters[-1]
 
-    def tensor_map(self, name: str, bind: Bind | None = None) -> Parameter:
-        return self.parameter(name, TENSOR_MAP, bind)
+    def tensor_map(self, name: str, compute: ArgumentFn | None = None) -> Parameter:
+        """Declare a parameter that is a TMA tensor map (CUtensorMap)."""
+        return self.parameter(name, TENSOR_MAP, compute)
 
-    def pointer(self, name: str, bind: Bind | None = None) -> Parameter:
-        """A global address in bytes, as u64."""
-        return self.parameter(name, U64, bind)
+    def pointer(self, name: str, compute: ArgumentFn | None = None) -> Parameter:
+        """Declare a parameter that is a global address (u64, in bytes)."""
+        return self.parameter(name, U64, compute)
 
-    def scratch(self, name: str, nbytes: Bind, *, zeroed: bool = False) -> Parameter:
-        """The address of global memory of the launch's own, as u64; `nbytes` computes how many bytes. `zeroed`: zero
-        before the kernel, which leaves it so."""
-        self.memory.append(Scratch(self.pointer(name), nbytes, zeroed))
-        return self.memory[-1].parameter
+    def scratch(self, name: str, nbytes: ArgumentFn, *, zero_initialized: bool = False) -> Parameter:
+        """Declare a per-launch scratch buffer and return its address (u64). `nbytes` computes its size.
+
+        `zero_initialized`: it is zero before the kernel, which must restore zeros.
+        """
+        self.scratch_buffers.append(ScratchBuffer(self.pointer(name), nbytes, zero_initialized))
+        return self.scratch_buffers[-1].parameter
 
     def shared(
-        self, what: Tile | int, *, stages: int = 1, alignment: int | None = None, name: str = "buffer",
-        partial_writes: bool = False, offset: int | None = None,
+        self, slot: Tile | int, *, stages: int = 1, alignment: int | None = None, name: str = "buffer",
+        allow_uninitialized_reads: bool = False, offset: int | None = None,
     ) -> SharedBuffer:  # fmt: skip
-        """`stages` slots of shared memory, each one tile, or that many bytes. `partial_writes`: copies may leave some
-        of it as it was, and reading that is no mistake, for its results are never used. `offset`: where it lies, over
-        other buffers; behind all of them, if not given."""
-        tile = what if isinstance(what, Tile) else None
-        nbytes = what.bytes if isinstance(what, Tile) else what
+        """Allocate a shared-memory buffer.
+
+        Args:
+            slot: the tile, or the number of bytes, of one slot.
+            stages: number of slots.
+            alignment: alignment of each slot in bytes; by default that of the tile, or 16.
+            name: name of the buffer in the generated code.
+            allow_uninitialized_reads: unwritten bytes may be read; their values are not used.
+            offset: offset in bytes, which overlays existing buffers; by default the buffer follows them.
+        """
+        tile = slot if isinstance(slot, Tile) else None
+        nbytes = slot.bytes if isinstance(slot, Tile) else slot
         align = alignment or (tile.alignment if tile else 16)
-        nbytes = -(-nbytes // align) * align if stages > 1 else nbytes
+        nbytes = round_up(nbytes, align) if stages > 1 else nbytes
         end = max((b.offset + b.bytes for b in self.buffers), default=0) if offset is None else offset
-        buffer = SharedBuffer(name, -(-end // align) * align, nbytes, stages, tile, partial_writes)
+        buffer = SharedBuffer(name, round_up(end, align), nbytes, stages, tile, allow_uninitialized_reads)
         self.buffers.append(buffer)
         return buffer
 
     def named_barriers(self, count: int) -> int:
-        """The first of `count` named barriers of the CTA that nothing else uses. KernelError behind the last, 15."""
+        """Reserve `count` named barriers of the CTA and return the first. Raises KernelError if too few are left."""
         first, self._next_barrier = self._next_barrier, self._next_barrier + count
-        if self._next_barrier > NAMED_BARRIERS:
+        if self._next_barrier > NAMED_BARRIERS_PER_CTA:
             raise KernelError(
-                f"named barriers: {self._next_barrier - 1} are more than the {NAMED_BARRIERS - 1} of a CTA"
+                f"named barriers: got {self._next_barrier - 1}; use at most {NAMED_BARRIERS_PER_CTA - 1} per CTA"
             )
         return first
 
-    def late_constant(self, name: str) -> LateConstant:
-        """A u32 that code recorded later decides; it must be set when the building ends."""
-        self.late.append(LateConstant(U32, name))
-        return self.late[-1]
+    def deferred_constant(self, name: str) -> DeferredConstant:
+        """Declare a u32 constant that is set later during recording, before `finish()`."""
+        self.deferred_constants.append(DeferredConstant(U32, name))
+        return self.deferred_constants[-1]
 
-    def var(self, type: Type, initial: ValueLike, name: str) -> Variable:
-        """A variable: the one thing that is assigned to."""
-        variable = Variable(type, name)
-        self.emit(st.Declare(variable, as_value(initial, type)))
+    def var(self, scalar_type: ScalarType, initial: ValueLike, name: str) -> Variable:
+        """Declare a mutable scalar."""
+        variable = Variable(scalar_type, name)
+        self.emit(st.Declare(variable, as_value(initial, scalar_type)))
         return variable
 
-    def registers(self, type: Type, count: int, name: str) -> Registers:
-        """An uninitialized array in registers."""
-        array = Registers(type, count, name)
+    def registers(self, scalar_type: ScalarType, count: int, name: str) -> RegisterArray:
+        """Declare an uninitialized register array."""
+        array = RegisterArray(scalar_type, count, name)
         self.emit(st.DeclareRegisters(array))
         return array
 
-    def register_rows(self, type: Type, rows: int, count: int, name: str) -> RegisterRows:
-        """`rows` register arrays of `count`; one row is one array."""
-        array = RegisterRows(type, rows, count, name)
+    def registers_2d(self, scalar_type: ScalarType, rows: int, count: int, name: str) -> RegisterArray2D:
+        """Declare `rows` register arrays of `count` registers each. Each row is a register array."""
+        array = RegisterArray2D(scalar_type, rows, count, name)
         self.emit(st.DeclareRegisters(array))
         return array
 
@@ -236,7 +265,7 @@ class Builder:
             start, stop = 0, start
         loop = st.Loop(LoopIndex(name, unrolled), as_value(start, I32), as_value(stop, I32), as_value(step, I32))
         if unrolled and not all(isinstance(x, Constant) for x in (loop.start, loop.stop, loop.step)):
-            raise KernelError("k.unroll needs bounds known at build time")
+            raise KernelError("k.unroll needs bounds that are known at build time")
         self.emit(loop)
         with self._nested(loop.body):
             yield loop.index
@@ -244,43 +273,53 @@ class Builder:
     def range(
         self, start: ValueLike, stop: ValueLike | None = None, step: ValueLike = 1, *, name: str = "i"
     ) -> AbstractContextManager[LoopIndex]:
-        """A loop that stays a loop; its bounds and its step, which is positive, are the same for every thread of the
-        role."""
+        """Open a run-time loop (`#pragma unroll 1`).
+
+        The bounds and the step (positive) must be uniform across the threads of the role.
+        """
         return self._loop(start, stop, step, name, unrolled=False)
 
     @contextmanager
     def unroll(self, start: int, stop: int | None = None, step: int = 1, *, name: str = "i") -> Iterator[Value]:
-        """A loop with build-time bounds that the compiler unrolls: its index may index registers. Of a single step only
-        the body is left, and the index is a number."""
-        steps = range(start) if stop is None else range(start, stop, step)
-        if len(steps) == 1:
-            yield Constant(I32, steps[0])
+        """Open a loop with compile-time bounds that the compiler unrolls; its index may index registers.
+
+        A single iteration is emitted without a loop, and its index is a constant.
+        """
+        indices = range(start) if stop is None else range(start, stop, step)
+        if len(indices) == 1:
+            yield Constant(I32, indices[0])
             return
         with self._loop(start, stop, step, name, unrolled=True) as index:
             yield index
 
     @contextmanager
-    def thread_numbered(self, lane: Value, warp_index: Value) -> Iterator[None]:
-        """Inside, `lane` and `warp_index` are these values: copies of the builder's own, which the compiler does not
-        recognize as such (hw.opaque)."""
-        numbers = self.lane, self.warp_index
+    def with_lane_and_warp(self, lane: Value, warp_index: Value) -> Iterator[None]:
+        """Replace `self.lane` and `self.warp_index` within the block by opaque copies (hw.opaque).
+
+        The compiler does not hoist code that depends on the copies.
+        """
+        saved = self.lane, self.warp_index
         self.lane, self.warp_index = lane, warp_index
         try:
             yield
         finally:
-            self.lane, self.warp_index = numbers
+            self.lane, self.warp_index = saved
 
     @contextmanager
     def when(self, condition: ValueLike) -> Iterator[None]:
-        """Only the threads for which `condition` holds."""
-        branch = st.If(as_value(condition, PRED))
+        """Open a branch for the threads for which `condition` holds. If that is true at build time, there is none."""
+        value = as_value(condition, PRED)
+        if isinstance(value, Constant) and value.value:
+            yield
+            return
+        branch = st.If(value)
         self.emit(branch)
         with self._nested(branch.then):
             yield
 
     @contextmanager
     def otherwise(self) -> Iterator[None]:
-        """The threads the `k.when` just before left out."""
+        """Open the else branch of the immediately preceding `k.when`."""
         last = self._blocks[-1].statements[-1] if self._blocks[-1].statements else None
         if not isinstance(last, st.If) or last.otherwise:
             raise KernelError("k.otherwise must follow a k.when")
@@ -289,15 +328,23 @@ class Builder:
             yield
 
     def select(self, condition: Value, then: ValueLike, otherwise: ValueLike) -> Value:
-        """condition ? then : otherwise, both evaluated."""
+        """Return condition ? then : otherwise. Both values are evaluated."""
         like = then if isinstance(then, Value) else otherwise
-        type = like.type if isinstance(like, Value) else I32
-        return operation("select", type, as_value(condition, PRED), as_value(then, type), as_value(otherwise, type))
+        scalar_type = like.type if isinstance(like, Value) else I32
+        return operation(
+            "select",
+            scalar_type,
+            as_value(condition, PRED),
+            as_value(then, scalar_type),
+            as_value(otherwise, scalar_type),
+        )
 
     def minimum(self, a: Value, b: ValueLike) -> Value:
+        """Return min(a, b)."""
         return operation("min", a.type, a, as_value(b, a.type))
 
     def maximum(self, a: Value, b: ValueLike) -> Value:
+        """Return max(a, b)."""
         return operation("max", a.type, a, as_value(b, a.type))
 
     # -- roles ---------------------------------------------------------------------------------------
@@ -311,41 +358,43 @@ class Builder:
             )
         if any(r.unit == role.unit for r in self._roles):
             raise KernelError(f"a {role.unit} role inside a {role.unit} role")
-        for sibling in reversed(self._blocks[-1].statements):  # roles in a row print as one if/else chain
+        for sibling in reversed(self._blocks[-1].statements):  # consecutive roles are printed as one if/else chain
             if not isinstance(sibling, st.Role) or sibling.unit != role.unit:
                 break
             if max(sibling.first, role.first) < min(sibling.first + sibling.count, role.first + role.count):
-                raise KernelError(f"{role.unit} {role.first} already has a role here: put a barrier between the two")
+                raise KernelError(
+                    f"{role.unit} {role.first} already has a role here; separate the two roles by a barrier"
+                )
         self.emit(role)
         self._roles.append(role)
         try:
             with self._nested(role.body):
                 index = self.warpgroup_index if role.unit == "warpgroup" else self.warp_index % 4
-                name = f"{role.name or 'own'}_{role.unit}"
+                name = f"{role.name}_{role.unit}" if role.name else f"{role.unit}_in_role"
                 yield (index - role.first).named(name) if role.count > 1 else Constant(I32, 0)
         finally:
             self._roles.pop()
 
     def warpgroup(self, index: int, name: str = "") -> AbstractContextManager[Value]:
-        """What one warpgroup (128 threads) does; timelines call it `name`."""
+        """Open the role of one warpgroup (128 threads). `name`: its label in timelines."""
         return self._role(st.Role("warpgroup", index, 1, name))
 
     def warpgroups(self, first: int, stop: int, name: str = "") -> AbstractContextManager[Value]:
-        """What warpgroups first..stop-1 do, each on its own; gives the index within the role."""
+        """Open the role of warpgroups first..stop-1. Yields the index of the warpgroup within the role."""
         return self._role(st.Role("warpgroup", first, stop - first, name))
 
     def warp(self, index: int, name: str = "") -> AbstractContextManager[Value]:
-        """What one warp of the surrounding warpgroup role does."""
+        """Open the role of one warp of the surrounding warpgroup role."""
         return self._role(st.Role("warp", index, 1, name))
 
     @property
-    def role_key(self) -> tuple[tuple[str, int], ...]:
-        """Which role is being recorded, as (unit, first) from the outside in."""
+    def current_role(self) -> tuple[tuple[str, int], ...]:
+        """The role being recorded, as (unit, first) from the outermost to the innermost."""
         return tuple((role.unit, role.first) for role in self._roles)
 
     @property
     def role_warps(self) -> int:
-        """How many warps execute what is recorded now."""
+        """Number of warps that execute the code being recorded."""
         units = {role.unit: role.count for role in self._roles}
         return units.get("warp", 4 * units.get("warpgroup", 0)) or self.threads // 32
 
@@ -356,12 +405,12 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-def _where() -> st.Where:
+def _user_location() -> st.SourceLocation:
     frame = sys._getframe(2)
     fallback = frame
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_MECHANICS) and not file.startswith(_STDLIB):
-            return st.Where(file, frame.f_lineno)
+        if not file.startswith(_INTERNAL_PATHS) and not file.startswith(_STDLIB):
+            return st.SourceLocation(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
-    return st.Where(fallback.f_code.co_filename, fallback.f_lineno)
+    return st.SourceLocation(fallback.f_code.co_filename, fallback.f_lineno)

@@ -1,4 +1,4 @@
-"""How the printer lays out C++: lines of limited width, device functions, and those around one instruction's PTX."""
+"""Layout of the printed C++: lines of limited width, device functions, and wrappers of one instruction's PTX."""
 
 from __future__ import annotations
 
@@ -8,87 +8,95 @@ from collections.abc import Iterable
 
 from gemmsmith.lang.instruction import Instruction
 from gemmsmith.lang.types import PRED, TENSOR_MAP
-from gemmsmith.lang.values import Registers
+from gemmsmith.lang.values import RegisterArray
 
 WIDTH = 120
-"""Columns of a line."""
+"""Maximum columns per line."""
 _BREAK = re.compile(r", ?| (?=(?:[-+|^?:]|&&|\|\|) )")
-"""Where a line of code may be broken: behind a comma, and before an operator."""
+"""Matches where a line of code may be broken: after a comma, and before an operator."""
 
 
-def wrapped(text: str, indent: str, deeper: str = "    ") -> str:
-    """A line of code; too long a one is broken where it is nested least, at a comma rather than an operator, and goes
-    on `deeper`."""
-    lines, more = [], ""
-    while len(indent + more + text) > WIDTH and not text.startswith("//"):
-        room = WIDTH - len(indent + more)
-        found = [m for m in _BREAK.finditer(text) if WIDTH // 3 < len(text[: m.end()].rstrip()) <= room]
-        if not found:
+def wrap_line(text: str, indent: str, continuation_indent: str = "    ") -> str:
+    """Wrap a line at WIDTH columns: at the shallowest nesting, preferring commas to operators.
+
+    Continuation lines are indented by `continuation_indent`.
+    """
+    lines, extra_indent = [], ""
+    while len(indent + extra_indent + text) > WIDTH and not text.startswith("//"):
+        columns = WIDTH - len(indent + extra_indent)
+        breaks = [m for m in _BREAK.finditer(text) if WIDTH // 3 < len(text[: m.end()].rstrip()) <= columns]
+        if not breaks:
             break
-        nested = {m: sum(text.count(x, 0, m.start()) for x in "([") - sum(text.count(x, 0, m.start()) for x in ")]")
-                  for m in found}  # fmt: skip
-        best = min(found, key=lambda m: (nested[m], text[m.start()] != ",", -m.start()))
-        lines.append(indent + more + text[: best.end()].rstrip())
-        text, more = text[best.end() :], deeper
-    return "\n".join([*lines, indent + more + text])
+        nesting = {m: sum(text.count(x, 0, m.start()) for x in "([") - sum(text.count(x, 0, m.start()) for x in ")]")
+                   for m in breaks}  # fmt: skip
+        best = min(breaks, key=lambda m: (nesting[m], text[m.start()] != ",", -m.start()))
+        lines.append(indent + extra_indent + text[: best.end()].rstrip())
+        text, extra_indent = text[best.end() :], continuation_indent
+    return "\n".join([*lines, indent + extra_indent + text])
 
 
-def comment(text: str) -> str:
-    """A line of a comment, or several."""
+def comment_lines(text: str) -> str:
+    """Return the text as one or more comment lines."""
     return "\n".join(textwrap.wrap(text, WIDTH, initial_indent="// ", subsequent_indent="//   "))
 
 
-def device_function(gives: str, name: str, parameters: list[str], body: str) -> str:
-    """A device function, on one line if it fits."""
-    opening = f"__device__ __forceinline__ {gives} {name}({', '.join(parameters)}) {{"
+def device_function(return_type: str, name: str, parameters: list[str], body: str) -> str:
+    """Return the definition of a device function, on one line if it fits."""
+    opening = f"__device__ __forceinline__ {return_type} {name}({', '.join(parameters)}) {{"
     short = f"{opening} {body.strip()} }}"
-    return short if "\n" not in body and len(short) <= WIDTH else f"{wrapped(opening, '')}\n{body}\n}}"
+    return short if "\n" not in body and len(short) <= WIDTH else f"{wrap_line(opening, '')}\n{body}\n}}"
 
 
-def functions(definitions: Iterable[str]) -> str:
-    """One below the other, with empty lines between those of several lines."""
+def join_definitions(definitions: Iterable[str]) -> str:
+    """Join definitions, with blank lines around multi-line ones."""
     text = ""
     for definition in definitions:
-        several = "\n" in definition
-        text += "\n" * (several and text[-2:] not in ("", "\n\n")) + definition + "\n" * (1 + several)
+        is_multi_line = "\n" in definition
+        if is_multi_line and text[-2:] not in ("", "\n\n"):
+            text += "\n"
+        text += definition + ("\n\n" if is_multi_line else "\n")
     return text.rstrip("\n") + "\n"
 
 
-def wrapper(instruction: Instruction) -> str:
-    """The `__device__` function around one instruction's PTX."""
+def instruction_wrapper(instruction: Instruction) -> str:
+    """Return the `__device__` function that wraps the PTX of an instruction."""
     outputs: list[str] = []
     inputs: list[str] = []
     parameters: list[str] = []
-    operands_of: dict[str, str] = {}
+    placeholders: dict[str, str] = {}
     operands = instruction.operands
-    arrays = {n: v for n, v in operands.items() if isinstance(v, Registers)}
+    arrays = {n: v for n, v in operands.items() if isinstance(v, RegisterArray)}
     written = {n: v for n, v in arrays.items() if instruction.operand_types[n].access != "in"}  # type: ignore[union-attr]
     count = 0
 
-    def numbered(n: int) -> str:
+    def next_placeholders(n: int) -> str:
         nonlocal count
         count += n
         return ", ".join(f"%{i}" for i in range(count - n, count))
 
     def vector(n: int) -> str:
-        return numbered(1) if n == 1 else "{" + numbered(n) + "}"
+        return next_placeholders(1) if n == 1 else "{" + next_placeholders(n) + "}"
 
     if instruction.result:
-        operands_of["result"] = numbered(1)
+        placeholders["result"] = next_placeholders(1)
         outputs.append(f'"={instruction.result.constraint}"(result)')
     for name, array in written.items():
-        operands_of[name] = vector(array.count)
+        placeholders[name] = vector(array.count)
         sign = "+" if instruction.operand_types[name].access == "inout" else "="  # type: ignore[union-attr]
-        outputs += [f'"{sign}{array.type.constraint}"({name}[{i}])' for i in range(array.count)]
+        outputs += [f'"{sign}{array.type.constraint}"({x})' for x in _registers(name, array.count)]
     for name, operand in operands.items():
-        if isinstance(operand, Registers):
-            const = "" if name in written else "const "
-            parameters.append(f"{const}{operand.type.cpp} (&{name})[{operand.count}]")
+        if isinstance(operand, RegisterArray):
+            const, ampersand = ("", "&") if name in written else ("const ", "")
+            parameters.append(
+                f"{operand.type.cpp}{ampersand} {name}"
+                if operand.count == 1
+                else f"{const}{operand.type.cpp} (&{name})[{operand.count}]"
+            )
             if name not in written:
-                operands_of[name] = vector(operand.count)
-                inputs += [f'"{operand.type.constraint}"({name}[{i}])' for i in range(operand.count)]
+                placeholders[name] = vector(operand.count)
+                inputs += [f'"{operand.type.constraint}"({x})' for x in _registers(name, operand.count)]
             continue
-        operands_of[name] = numbered(1)
+        placeholders[name] = next_placeholders(1)
         if operand.type == TENSOR_MAP:
             parameters.append(f"const TensorMap* {name}")
             inputs.append(f'"l"({name})')
@@ -96,26 +104,31 @@ def wrapper(instruction: Instruction) -> str:
             parameters.append(f"{operand.type.cpp} {name}")
             cast = "(int)" if operand.type == PRED else ""
             inputs.append(f'"{operand.type.constraint}"({cast}{name})')
-    text = re.sub(r"\{(\w+)\}", lambda m: operands_of.get(m[1], m[0]), instruction.text()).strip()
-    gives = instruction.result.cpp if instruction.result else "void"
-    holds = "int" if instruction.result == PRED else gives  # inline PTX has no bool registers
+    text = re.sub(r"\{(\w+)\}", lambda m: placeholders.get(m[1], m[0]), instruction.text()).strip()
+    return_type = instruction.result.cpp if instruction.result else "void"
+    result_type = "int" if instruction.result == PRED else return_type  # inline PTX has no bool registers
     body = _assembly(text, outputs, inputs, instruction.pure)
     if instruction.result:
-        body = f"    {holds} result;\n{body}\n    return result;"
-    return device_function(gives, instruction.wrapper_name, parameters, body)
+        body = f"    {result_type} result;\n{body}\n    return result;"
+    return device_function(return_type, instruction.wrapper_name, parameters, body)
+
+
+def _registers(name: str, count: int) -> list[str]:
+    """Return the texts of the registers of a wrapper's operand: a scalar, or an array's elements."""
+    return [name] if count == 1 else [f"{name}[{i}]" for i in range(count)]
 
 
 def _assembly(text: str, outputs: list[str], inputs: list[str], pure: bool) -> str:
-    """An asm statement: PTX, and the operands behind its last line, or below."""
-    sections = [outputs, inputs] + [['"memory"']] * (not pure)
+    """Return an asm statement: the PTX, and the operands after its last line or below it."""
+    sections = [outputs, inputs] if pure else [outputs, inputs, ['"memory"']]
     while sections and not sections[-1]:
         sections.pop()
-    tail = "".join(":" + f" {', '.join(x)} " * bool(x) for x in sections).rstrip() + ");"
+    tail = "".join(f": {', '.join(x)} " if x else ":" for x in sections).rstrip() + ");"
     opening = "    asm(" if pure else "    asm volatile("
     lines = [line.strip() for line in text.splitlines()]
     if len(lines) < 2 and len(line := f'{opening}"{text}" {tail}') <= WIDTH:
         return line
-    strings = [f'"{part}"' for line in lines for part in re.findall(_PART, line + "\\n")] or ['""']
+    strings = [f'"{segment}"' for line in lines for segment in re.findall(_PTX_SEGMENT, line + "\\n")] or ['""']
     if len(strings[-1] + tail) < WIDTH - 8:
         strings[-1] += f" {tail}"
         tail = ""
@@ -123,8 +136,8 @@ def _assembly(text: str, outputs: list[str], inputs: list[str], pure: bool) -> s
         rows = [textwrap.wrap(", ".join(x), WIDTH - 12, break_long_words=False) for x in sections]
         tail = "\n        : ".join("\n          ".join(row) for row in rows)
         tail = f": {tail});".replace(": \n        :", "::")
-    return "\n        ".join([opening, *strings, *[tail] * bool(tail)])
+    return "\n        ".join([opening, *strings, tail] if tail else [opening, *strings])
 
 
-_PART = re.compile(rf".{{1,{WIDTH - 12}}}(?:(?<= )|(?=\.)|$)")
-"""Of a line of PTX that is too long: whole words, or a part of one as far as a dot."""
+_PTX_SEGMENT = re.compile(rf".{{1,{WIDTH - 12}}}(?:(?<= )|(?=\.)|$)")
+"""Splits a long PTX line after a space or before a dot."""

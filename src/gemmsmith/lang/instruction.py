@@ -1,15 +1,18 @@
-"""The base of an instruction: its operands, its PTX and its meaning, in one small class.
+"""Base class of instructions: operands, PTX and simulated semantics of one instruction in one small class.
 
 A subclass lists its operands as annotated fields, in the order of its wrapper's parameters:
 
+    class CpAsyncWait(Instruction):
+        pending: int                      # a modifier: part of the text
+        ptx = "cp.async.wait_group {pending};"
+
     class MbarrierArrive(Instruction):
         barrier: u32                      # a value operand
-        count: int = 1                    # a modifier: part of the text
-        ptx = "mbarrier.arrive.shared::cta.b64 _, [{barrier}], {count};"
+        ptx = "mbarrier.arrive.shared::cta.b64 _, [{barrier}];"
 
         def simulate(self, m): ...
 
-`{name}` in `ptx` becomes the operand's place; a register array becomes its whole vector.
+`{name}` is replaced by the operand's `%n`; a register array becomes `{%n, %n+1, ...}`.
 """
 
 from __future__ import annotations
@@ -19,14 +22,26 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 from gemmsmith.core.errors import KernelError
-from gemmsmith.lang.recording import recorder
-from gemmsmith.lang.types import F32, I32, I64, ORDER, PRED, TENSOR_MAP, U16, U32, U64, Type
-from gemmsmith.lang.values import Registers, SelectedRow, Value, as_value
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import (
+    CLUSTER_PERMUTATION,
+    F32,
+    FAST_DIVMOD,
+    I32,
+    I64,
+    PRED,
+    TENSOR_MAP,
+    U16,
+    U32,
+    U64,
+    ScalarType,
+)
+from gemmsmith.lang.values import IndexedRow, RegisterArray, Value, as_value
 
 
 @dataclass(frozen=True)
 class RegisterOperand:
-    """An operand that is a whole register array; `access` is "in", "out" or "inout"."""
+    """An operand that is a register array. `access` is "in", "out" or "inout"."""
 
     access: str
 
@@ -39,23 +54,30 @@ u64 = Annotated[Any, U64]
 u16 = Annotated[Any, U16]
 f32 = Annotated[Any, F32]
 tensor_map = Annotated[Any, TENSOR_MAP]
-order = Annotated[Any, ORDER]
+cluster_permutation = Annotated[Any, CLUSTER_PERMUTATION]
+fast_divmod = Annotated[Any, FAST_DIVMOD]
 registers_in = Annotated[Any, RegisterOperand("in")]
 registers_out = Annotated[Any, RegisterOperand("out")]
 registers_inout = Annotated[Any, RegisterOperand("inout")]
 
 
 class Instruction:
-    """See the module. `result` is the type it gives, if any; `pure` ones may be folded and dropped."""
+    """Base class of instructions.
+
+    `result` is the type of the returned value, or None. `pure`: without side effects, so that it may be folded or
+    dropped.
+    """
 
     ptx: ClassVar[str] = ""
     cuda: ClassVar[str] = ""
     """A C++ expression instead of PTX."""
-    result: ClassVar[Type | None] = None
+    result: ClassVar[ScalarType | None] = None
+    result_name: ClassVar[str] = ""
+    """Name of the result in printed CUDA if the kernel's author gives none; empty: a temporary."""
     pure: ClassVar[bool] = False
-    architecture: ClassVar[str] = "sm_80"
-    """The least that has it (PTX ISA, \"Target ISA Notes\"); with an \"a\" at its end the only one."""
-    operand_types: ClassVar[dict[str, Type | RegisterOperand]] = {}
+    required_arch: ClassVar[str] = "sm_80"
+    """Minimum target architecture (PTX ISA, "Target ISA Notes"). With the suffix "a", the only one."""
+    operand_types: ClassVar[dict[str, ScalarType | RegisterOperand]] = {}
 
     def __init_subclass__(cls) -> None:
         dataclass(eq=False)(cls)
@@ -63,84 +85,86 @@ class Instruction:
         cls.operand_types = {
             f.name: get_args(hints[f.name])[1]
             for f in fields(cls)  # type: ignore[arg-type]
-            if len(get_args(hints[f.name])) == 2 and isinstance(get_args(hints[f.name])[1], (Type, RegisterOperand))
+            if len(get_args(hints[f.name])) == 2
+            and isinstance(get_args(hints[f.name])[1], (ScalarType, RegisterOperand))
         }
 
     def __post_init__(self) -> None:
-        for name, type in self.operand_types.items():
-            given = getattr(self, name)
-            if isinstance(type, Type):
-                given = getattr(given, "address", given)  # a SharedView stands for its address
+        for name, operand_type in self.operand_types.items():
+            operand = getattr(self, name)
+            if isinstance(operand_type, ScalarType):
+                operand = getattr(operand, "address", operand)  # a SharedView is passed by its address
                 try:
-                    setattr(self, name, as_value(given, type))
+                    setattr(self, name, as_value(operand, operand_type))
                 except KernelError as error:
                     raise KernelError(f"{self.mnemonic}, operand {name}: {error}") from None
-            elif not isinstance(given, Registers) or isinstance(given, SelectedRow):
-                raise KernelError(f"{self.mnemonic}, operand {name}: needs a register array, got {given!r}")
+            elif not isinstance(operand, RegisterArray) or isinstance(operand, IndexedRow):
+                raise KernelError(f"{self.mnemonic}, operand {name}: needs a register array, got {operand!r}")
         self.check()
 
     def check(self) -> None:
-        """Raises KernelError for modifiers that do not exist. Subclasses override it."""
+        """Raise KernelError for invalid modifiers. Subclasses override it."""
 
     # -- recording -----------------------------------------------------------------------------
     @classmethod
     def emit(cls, *args: Any, **kwargs: Any) -> Value:
-        """Records the instruction with these operands: what the functions of `hw` are."""
+        """Create the instruction and record it. The functions of `hw` are this method of each class."""
         return cls(*args, **kwargs).issue()
 
     def issue(self) -> Value:
-        """Records the instruction in the current builder; gives its result, if it has one."""
-        result: Value = recorder().execute(self)
-        return result
+        """Record the instruction in the current builder and return its result, if it has one."""
+        return current_builder().issue(self)
 
-    # -- what the printer, the verifier and the simulator ask -------------------------------------
+    # -- read by the printer, the verifier and the simulator -------------------------------------
     @property
     def mnemonic(self) -> str:
-        """The class name in snake case, and the wrapper's name where modifiers do not vary it."""
+        """The class name in snake case. It is the wrapper's name if no modifiers are set."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
 
     @property
-    def products(self) -> int:
-        """How many products a thread sums by it, of numbers of any width; of a whole warp's its share."""
+    def macs_per_thread(self) -> int:
+        """Multiply-adds per thread. For warp- and warpgroup-wide instructions, the total divided by the threads."""
         return 0
 
     @property
     def modifiers(self) -> dict[str, Any]:
+        """The fields that are part of the text, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.operand_types}  # type: ignore[arg-type]
 
     @property
-    def operands(self) -> dict[str, Value | Registers]:
+    def operands(self) -> dict[str, Value | RegisterArray]:
+        """The operands by name, in the order of the wrapper's parameters."""
         return {name: getattr(self, name) for name in self.operand_types}
 
     @property
     def wrapper_name(self) -> str:
-        """The C++ function's name: the mnemonic with the modifiers that are set."""
-        parts = [self.mnemonic]
+        """The name of the C++ function: the mnemonic and the modifiers that are set."""
+        words = [self.mnemonic]
         for f in fields(self):  # type: ignore[arg-type]
             if f.name in self.operand_types:
                 continue
             value = getattr(self, f.name)
             if isinstance(value, bool):
-                parts += [f.name] * value
+                words += [f.name] if value else []
             elif value is not None and value != f.default:
-                parts.append(re.sub(r"\W+", "_", str(value)))
-        return "_".join(parts)
+                words.append(re.sub(r"\W+", "_", str(value)))
+        return "_".join(words)
 
     def text(self) -> str:
-        """The PTX with `{operand}` places left in; modifiers are filled in."""
+        """Return the PTX with `{operand}` placeholders; modifiers are filled in."""
         result = self.ptx
         for name, value in self.modifiers.items():
             result = result.replace("{" + name + "}", str(value))
         return result
 
     def simulate(self, m: Any) -> Any:
-        """The meaning on a Machine: gives the result's value, or is a generator where it may block."""
-        raise KernelError(f"{self.mnemonic} has no meaning on a machine")
+        """Execute the instruction on the simulator. Returns the result, or a generator if it may block."""
+        raise KernelError(f"{self.mnemonic}: simulate() is not implemented")
 
 
 class Result(Value):
-    """What an instruction gave."""
+    """The result of an instruction."""
 
-    def __init__(self, instruction: Instruction, type: Type) -> None:
-        super().__init__(type)
+    def __init__(self, instruction: Instruction, scalar_type: ScalarType) -> None:
+        super().__init__(scalar_type)
         self.instruction = instruction

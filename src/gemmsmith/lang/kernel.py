@@ -1,4 +1,4 @@
-"""A built kernel: what a backend prints and compiles, or executes."""
+"""A recorded kernel, which the backends print and compile, or simulate."""
 
 from __future__ import annotations
 
@@ -8,87 +8,103 @@ from functools import cached_property
 from typing import Any
 
 from gemmsmith.core.chip import HOPPER, Chip
+from gemmsmith.core.integers import round_up
+from gemmsmith.core.occupancy import REGISTERS_PER_SM
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.statements import Block, Function
 from gemmsmith.lang.types import TENSOR_MAP, U64
-from gemmsmith.lang.values import Bind, LateConstant, Parameter
+from gemmsmith.lang.values import ArgumentFn, DeferredConstant, Parameter
 
-SCRATCH_ALIGNMENT = 256
-"""Of every piece of scratch memory, in bytes."""
-
-
-def aligned(nbytes: int) -> int:
-    """Rounded up to what scratch memory is aligned to."""
-    return -(-nbytes // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+NAMED_BARRIERS_PER_CTA = 16
+"""Named barriers per CTA (PTX ISA, "bar")."""
+SCRATCH_ALIGNMENT_BYTES = 256
+"""Alignment of each scratch buffer; chosen, that of cudaMalloc (CUDA C++ Programming Guide)."""
 
 
-def register_cap(threads: int) -> int:
-    """Registers a thread at launch: the share of 64 K that `__launch_bounds__(threads, 1)` leaves, at most 255."""
-    return min(65536 // threads // 8 * 8, 255)
+def align_scratch(nbytes: int) -> int:
+    """Round a size up to the alignment of scratch buffers."""
+    return round_up(nbytes, SCRATCH_ALIGNMENT_BYTES)
+
+
+def max_registers_per_thread(threads: int) -> int:
+    """Return the maximum registers per thread under `__launch_bounds__(threads, 1)`.
+
+    It is 65536 / threads, rounded down to a multiple of 8, and at most 255.
+    """
+    return min(REGISTERS_PER_SM // threads // 8 * 8, 255)
 
 
 @dataclass(frozen=True)
-class Scratch:
-    """Global memory of a launch's own: its address is an argument. See `Builder.scratch`."""
+class ScratchBuffer:
+    """A per-launch scratch buffer in global memory, passed as a kernel argument. See `Builder.scratch`."""
 
     parameter: Parameter
-    nbytes: Bind
-    zeroed: bool
+    nbytes: ArgumentFn
+    zero_initialized: bool
 
 
 @dataclass(eq=False)
 class Kernel:
-    """One kernel's description. `header` lines open the printed file, which `printer` makes; `grid` computes how many
-    clusters have work; `resident` CTAs of an SM have registers; `chip` is what it is made for;
-    fewer clusters than have work may do all of it if it is `persistent`."""
+    """A recorded kernel.
+
+    `threads`: threads per CTA. `cluster`: CTAs in (x, y, z). `header`: comment at the top of the printed file.
+    `work_clusters`: computes the number of clusters with work. `min_ctas_per_sm`: minimum CTAs per SM. `chip`: target
+    architecture. `persistent`: fewer clusters than have work may process all of it.
+    """
 
     name: str
     threads: int
     cluster: tuple[int, int, int]
     parameters: list[Parameter]
     buffers: list[SharedBuffer]
-    late: list[LateConstant]
+    deferred_constants: list[DeferredConstant]
     body: Block
     header: list[str]
     printer: Callable[[Kernel, bool], str]
-    memory: list[Scratch] = field(default_factory=list)
+    """`print_kernel`, passed as a value to avoid an import cycle."""
+    scratch_buffers: list[ScratchBuffer] = field(default_factory=list)
     functions: list[Function] = field(default_factory=list)
-    grid: Bind = lambda _: 1
-    resident: int = 1
+    work_clusters: ArgumentFn = lambda _: 1
+    min_ctas_per_sm: int = 1
     chip: Chip = HOPPER
     persistent: bool = True
 
-    def arguments(self, bound: Any, workspace: Any = 0, zeroed: Any = 0) -> dict[str, Any]:
-        """The arguments by name, for the problem `bound`, which is what the parameters' `bind` take; scratch memory
-        lies at `workspace`, and what must be zero at `zeroed`."""
-        found = {p.name: p.bind(bound) for p in self.parameters if p.name and p.bind}
-        return found | self._scratch(bound, workspace, zeroed=False) | self._scratch(bound, zeroed, zeroed=True)
+    def arguments(self, bound: Any, workspace: Any = 0, zeroed_base: Any = 0) -> dict[str, Any]:
+        """Return the arguments by name for the problem `bound`.
 
-    def scratch_bytes(self, bound: Any, *, zeroed: bool = False) -> int:
-        """How much scratch memory a launch needs, of either kind."""
-        return sum(aligned(s.nbytes(bound)) for s in self.memory if s.zeroed == zeroed)
+        `workspace` and `zeroed_base` are the base addresses of ordinary and of zero-initialized scratch memory.
+        """
+        arguments = {p.name: p.compute(bound) for p in self.parameters if p.name and p.compute}
+        arguments |= self._scratch_addresses(bound, workspace, zero_initialized=False)
+        return arguments | self._scratch_addresses(bound, zeroed_base, zero_initialized=True)
 
-    def _scratch(self, bound: Any, address: Any, *, zeroed: bool) -> dict[str, Any]:
-        found = {}
-        for s in self.memory:
-            if s.zeroed == zeroed:
-                found[s.parameter.name or ""] = address
-                address = address + aligned(s.nbytes(bound))
-        return found
+    def scratch_bytes(self, bound: Any, *, zero_initialized: bool = False) -> int:
+        """Return the bytes of ordinary or of zero-initialized scratch memory that a launch needs."""
+        return sum(
+            align_scratch(s.nbytes(bound)) for s in self.scratch_buffers if s.zero_initialized == zero_initialized
+        )
+
+    def _scratch_addresses(self, bound: Any, address: Any, *, zero_initialized: bool) -> dict[str, Any]:
+        addresses = {}
+        for s in self.scratch_buffers:
+            if s.zero_initialized == zero_initialized:
+                addresses[s.parameter.name or ""] = address
+                address = address + align_scratch(s.nbytes(bound))
+        return addresses
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory a CTA, in bytes."""
+        """Dynamic shared memory per CTA, in bytes."""
         return max((b.offset + b.bytes for b in self.buffers), default=0)
 
     @property
-    def register_cap(self) -> int:
-        """Registers a thread that ptxas may use: the launch bound's share of 64 K, at most 255."""
-        return register_cap(self.threads * self.resident)
+    def max_registers_per_thread(self) -> int:
+        """Maximum registers per thread under the kernel's `__launch_bounds__`."""
+        return max_registers_per_thread(self.threads * self.min_ctas_per_sm)
 
     @cached_property
     def parameter_kinds(self) -> tuple[str, ...]:
-        """For the launcher: "tensor_map", "pointer" (u64) or the type's name."""
+        """The kind of each parameter for the launcher: "tensor_map", "pointer" (u64) or the name of the type."""
         names = {TENSOR_MAP: "tensor_map", U64: "pointer"}
         return tuple(names.get(p.type, p.type.name) for p in self.parameters)
 
@@ -98,6 +114,6 @@ class Kernel:
         return self.printer(self, False)
 
     @property
-    def located_source(self) -> str:
-        """The same, with the Python file's line in a `#line` directive before each of the body's."""
+    def source_with_line_directives(self) -> str:
+        """The source with a `#line` directive before each line of the body that names the Python line."""
         return self.printer(self, True)

@@ -1,4 +1,4 @@
-"""What a backend runs: kernels with their arguments."""
+"""Launches: the kernels that a backend runs, with their arguments."""
 
 from __future__ import annotations
 
@@ -14,34 +14,38 @@ from gemmsmith.lang.kernel import Kernel
 Argument = int | float | TensorMap | tuple[int, ...] | Pointer
 WORKSPACE = Pointer("workspace")
 Addresses = Mapping[str, int | float]
-"""By the names of Pointers: A and B are "a" and "b", "workspace" and "flags" what they say, operands and results what
-the kernel's arguments for them are called."""
+"""Addresses (or scalars) by Pointer name: "a", "b", "workspace", "flags", and the argument names of operands and
+results."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, its arguments by name, and how many clusters have work; of a persistent kernel a backend starts at most
-    as many as fit, and no more than an order has entries."""
+    """A kernel, its arguments by name, and its number of work clusters.
+
+    For a persistent kernel the backend caps the grid at what is resident, and at `CLUSTER_PERMUTATION_LENGTH` clusters.
+    """
 
     kernel: Kernel
-    clusters: int
+    work_clusters: int
     arguments: Mapping[str, Argument]
 
-    @staticmethod
-    def of(kernel: Kernel, bound: Any, workspace: Pointer = WORKSPACE) -> Launch:
-        """A kernel for what its parameters and its grid are bound to; its scratch memory begins at `workspace`."""
-        return Launch(kernel, kernel.grid(bound), kernel.arguments(bound, workspace, Pointer("flags")))
+    @classmethod
+    def from_kernel(cls, kernel: Kernel, bound: Any, workspace: Pointer = WORKSPACE) -> Launch:
+        """Return the launch of a kernel for the problem `bound`, with its scratch memory at `workspace`."""
+        return cls(kernel, kernel.work_clusters(bound), kernel.arguments(bound, workspace, Pointer("flags")))
 
-    def at(self, addresses: Addresses) -> dict[str, Any]:
-        """The arguments with every Pointer put in."""
-        return {name: _at(x, addresses) for name, x in self.arguments.items()}
+    def resolve(self, addresses: Addresses) -> dict[str, Any]:
+        """Return the arguments with every Pointer replaced by its address."""
+        return {name: _resolve(x, addresses) for name, x in self.arguments.items()}
 
 
 @dataclass(frozen=True)
 class Launches:
-    """All launches of one product, in order, and the device memory they need: a workspace, and flags that are zero
-    before and after every run. `spec` is the GEMM's, if there is one; where `swapped` its A is the caller's b, its B
-    the a."""
+    """All launches of one GEMM, in order, and the device memory that they need.
+
+    The memory is a workspace, and flags that are zero before and after each run. `spec` is that of the GEMM kernel, if
+    there is one. `swapped`: the kernel computes D^T, with A and B exchanged.
+    """
 
     spec: KernelSpec | None
     swapped: bool
@@ -50,10 +54,10 @@ class Launches:
     flag_bytes: int = 0
 
 
-def _at(argument: Argument, addresses: Addresses) -> Any:
+def _resolve(argument: Argument, addresses: Addresses) -> Any:
     if isinstance(argument, Pointer):
         address = addresses[argument.name]
         return address + argument.offset if argument.offset else address
     if isinstance(argument, TensorMap) and isinstance(argument.address, Pointer):
-        return replace(argument, address=_at(argument.address, addresses))
+        return replace(argument, address=_resolve(argument.address, addresses))
     return argument

@@ -1,34 +1,46 @@
-"""What an instruction's `simulate` may ask of the machine it runs on. The simulator implements it.
+"""The interface between the `simulate` methods of instructions and the simulator, which implements it.
 
-One machine is one unit: the 32 threads of a warp or the 128 of a warpgroup, in lockstep, in one CTA.
-A value is uniform (a Python number) or an array over the unit's threads. Methods that return a generator
-may block: an instruction runs them with `yield from`.
+One machine is one unit: the 32 threads of a warp or the 128 threads of a warpgroup, in lockstep, in one CTA.
+A value is uniform (a Python scalar) or an array over the unit's threads. Methods that return a generator
+may block: an instruction calls them with `yield from`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from gemmsmith.lang.values import Registers, Value
+from gemmsmith.lang.values import RegisterArray, Value
 
 Space = Literal["shared", "global"]
 Group = Literal["wgmma", "bulk", "cp.async"]
 Scope = Literal["cta", "cluster", "gpu"]
-Order = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
+MemoryOrder = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
 Blocking = Generator[Any, None, Any]
+
+
+CLUSTER_RANK_SHIFT = 24
+"""First bit of the CTA's cluster rank in a shared::cluster address, as on hardware."""
+
+
+class MbarrierTx(NamedTuple):
+    """The complete_tx of an asynchronous operation on one mbarrier."""
+
+    rank: int | None
+    """Cluster rank of the CTA that holds the mbarrier, None for the issuing CTA."""
+    address: int
+    nbytes: int
 
 
 @dataclass
 class Access:
-    """Bytes an asynchronous operation touches: `width` bytes from each of `addresses`.
+    """Bytes accessed by an asynchronous operation: `width` bytes at each of `addresses`.
 
-    `rank` is the CTA of the cluster whose shared memory it is; None is the unit's own. `threads`: each address is of
-    the thread at that position in the unit; None: they are an engine's. `first` and `last` of the addresses are 0 where
-    there are none.
+    `rank`: cluster rank of the CTA whose shared memory is accessed, None for the issuing CTA. `threads`: thread index
+    in the unit for each address, None for a copy engine. `first`, `last`: lowest and highest address (0 if empty).
     """
 
     space: Space
@@ -40,151 +52,173 @@ class Access:
     last: int = field(init=False)
 
     def __post_init__(self) -> None:
-        none = not len(self.addresses)
-        self.first = 0 if none else int(np.minimum.reduce(self.addresses))
-        self.last = 0 if none else int(np.maximum.reduce(self.addresses))
+        is_empty = not len(self.addresses)
+        self.first = 0 if is_empty else int(np.minimum.reduce(self.addresses))
+        self.last = 0 if is_empty else int(np.maximum.reduce(self.addresses))
 
 
 @dataclass
 class AsyncOperation:
-    """Work that goes on after its instruction: a TMA copy, one wgmma, a cp.async.
+    """An operation that completes after its instruction: a TMA copy, one wgmma, a cp.async.
 
-    It completes at some later time: then `perform` moves the data and `completes` tells the mbarriers,
-    as (rank, address, bytes) each. `arrives`, (address, threads), is an arrival of the threads at their CTA's mbarrier
-    that comes when all that they have copied by cp.async has landed, and makes that known. One that belongs to a
-    `group` is waited for by that group instead. `owns` are register arrays nobody may touch meanwhile. `proxy` is
-    through which it sees shared memory.
+    On completion `perform` moves the data and each mbarrier of `complete_tx` receives its complete_tx. `arrive_on`
+    (address, threads): the threads arrive at that mbarrier when their prior cp.asyncs have completed. `group`: the
+    group by which the operation is waited for instead. `register_operands`: registers in use until completion.
+    `proxy`: the proxy of its shared-memory accesses.
     """
 
-    what: str
+    label: str
     engine: Literal["tma", "tensor", "copy"]
     perform: Callable[[], None]
     reads: list[Access] = field(default_factory=list)
     writes: list[Access] = field(default_factory=list)
-    completes: list[tuple[int | None, int, int]] = field(default_factory=list)
-    arrives: tuple[int, int] | None = None
+    complete_tx: list[MbarrierTx] = field(default_factory=list)
+    arrive_on: tuple[int, int] | None = None
     group: Group | None = None
-    owns: list[Registers] = field(default_factory=list)
+    register_operands: list[RegisterArray] = field(default_factory=list)
     proxy: Literal["async", "generic"] = "async"
-    work: float = 0
-    """Bytes moved (tma, copy) or tensor-core cycles (tensor)."""
+    nbytes: int = 0
+    """Bytes moved, of the engines tma and copy."""
+    tensor_cycles: float = 0
+    """Cycles of the tensor core, of the engine tensor."""
 
 
 class Machine(Protocol):
-    """See the module."""
+    """The machine that an instruction runs on: one unit in lockstep."""
 
     threads: np.ndarray  # (T,) thread index in the CTA
     active: np.ndarray  # (T,) whether the thread executes this instruction
-    block: int  # blockIdx.x
-    grid: int  # gridDim.x
+    block_index: int  # blockIdx.x
+    grid_size: int  # gridDim.x
     rank: int  # CTA rank in the cluster
     cluster_size: int  # CTAs in the cluster
     elected: int  # the lane that elect.sync chooses
-    seed: int  # of what the hardware leaves open
+    seed: int  # selects among behaviors that the ISA leaves unspecified
 
     # -- values ------------------------------------------------------------------------------------
     def value(self, x: Value) -> Any:
-        """What it holds: a Python number where uniform, else an array (T,); a TensorMap for such a parameter."""
+        """Return the value: a Python scalar if uniform, else an array (T,); a TensorMap for a tensor-map parameter."""
 
-    def column(self, x: Value) -> np.ndarray:
-        """The same as an array (T,), int64 or float32 or bool, which is not to be written to."""
+    def per_thread(self, x: Value) -> np.ndarray:
+        """Return the value per thread as a read-only array (T,) of int64, float32 or bool."""
 
     def uniform(self, x: Value) -> Any:
-        """The number that all active threads hold; a hazard where they differ."""
+        """Return the value that all active threads share. Reports a hazard if they differ."""
 
-    def registers(self, x: Registers, write: bool = False) -> np.ndarray:
-        """(T, count) live view; a hazard where an asynchronous operation owns it."""
+    def registers(self, x: RegisterArray, write: bool = False) -> np.ndarray:
+        """Return a live view (T, count). Reports a hazard if an asynchronous operation is using the registers."""
 
-    def fragment(self, x: Registers) -> np.ndarray:
-        """(T, count) live view, unchecked: for an asynchronous operation that owns it."""
+    def registers_unchecked(self, x: RegisterArray) -> np.ndarray:
+        """Return a live view (T, count) without checks, for the asynchronous operation that uses the registers."""
 
     # -- memory, ordinary accesses (generic proxy) by the active threads -----------------------------
     def load(
-        self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: Order = "weak",
+        self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: MemoryOrder = "weak",
         scope: Scope = "gpu", mask: Any = None,
     ) -> np.ndarray:  # fmt: skip
-        """(T, nbytes) uint8, zeros for inactive threads; `order` "acquire" synchronizes with a release, as far as
-        `scope`, which ordinary accesses do not have.
+        """Load (T, nbytes) bytes as uint8, zero for inactive threads.
 
-        `rank` (number or array) names another CTA's shared memory; `mask` (T,) narrows the active threads.
+        With `order` "acquire" it synchronizes with a release at `scope`; weak accesses have no scope. `rank` (scalar or
+        array): cluster rank of the CTA whose shared memory is read. `mask` (T,) restricts the active threads.
         """
 
     def store(
-        self, space: Space, address: Any, data: np.ndarray, *, rank: Any = None, order: Order = "weak",
+        self, space: Space, address: Any, data: np.ndarray, *, rank: Any = None, order: MemoryOrder = "weak",
         scope: Scope = "gpu", mask: Any = None,
     ) -> None:  # fmt: skip
-        """Stores (T, nbytes) uint8 rows, likewise."""
+        """Store (T, nbytes) bytes (uint8). The arguments are those of `load`."""
 
     def atomic(
         self, space: Space, address: np.ndarray, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
-        order: Order = "relaxed", scope: Scope = "gpu", returns: bool = True,
+        order: MemoryOrder = "relaxed", scope: Scope = "gpu", returns: bool = True,
     ) -> np.ndarray:  # fmt: skip
-        """old = memory; memory = update(old, operand), thread after thread; gives (T,) old values, which tell what
-        others did unless the instruction does not return them."""
+        """Apply memory = update(memory, operand) atomically in thread order and return the old values (T,).
+
+        With `returns` False (red) the old values are not observed.
+        """
 
     def peek(self, access: Access) -> np.ndarray:
-        """The bytes now, (len(addresses), width) uint8: for `perform` of asynchronous operations, unchecked."""
+        """Return the current bytes (len(addresses), width) as uint8, unchecked: for `AsyncOperation.perform`."""
 
     def poke(self, access: Access, data: np.ndarray) -> None:
-        """Sets the bytes, likewise."""
+        """Write bytes (len(addresses), width), unchecked: for `AsyncOperation.perform`."""
 
     # -- mbarriers: every active thread arrives, at its own `address`; waits are uniform -----------------
-    def mbarrier_init(self, address: Any, count: int) -> None: ...
+    def mbarrier_init(self, address: Any, count: int) -> None:
+        """Initialize an mbarrier with an expected arrival count."""
+
     def mbarrier_arrive(
         self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None, scope: Scope = "cta"
     ) -> None:
-        """Releases what came before, as far as `scope`; `rank` names another CTA's barrier."""
+        """Arrive with release semantics at `scope`. `rank`: the CTA of the cluster that holds the barrier."""
 
     def mbarrier_expect_tx(self, address: Any, nbytes: Any) -> None:
-        """Raises the pending bytes without an arrival."""
+        """Add to the pending bytes of the current phase without an arrival."""
 
     def mbarrier_test(self, address: Any, parity: Any, scope: Scope = "cta") -> bool:
-        """Whether the phase of that parity has completed (acquires where it has, as far as `scope`). Never blocks."""
+        """Return whether the phase of that parity has completed; if so, acquires at `scope`. Never blocks."""
 
-    def mbarrier_wait(self, address: Any, parity: Any, scope: Scope = "cta") -> Blocking: ...
+    def mbarrier_wait(self, address: Any, parity: Any, scope: Scope = "cta") -> Blocking:
+        """Wait until the phase of that parity has completed; acquires at `scope`."""
 
-    def wait_word(
-        self, address: Any, ready: Callable[[int], bool], what: str, order: Literal["acquire", "relaxed"],
-        scope: Scope = "gpu", reads: int | None = None,
+    def spin_wait(
+        self, address: Any, ready: Callable[[int], bool], description: str, order: Literal["acquire", "relaxed"],
+        scope: Scope = "gpu", max_polls: int | None = None,
     ) -> Blocking:  # fmt: skip
-        """Until a word of global memory, which others change, is `ready`, `what` it is not yet, or has been read
-        `reads` times; gives it."""
+        """Poll a word of global memory until `ready(word)`, at most `max_polls` times, and return it.
+
+        `description` names the unmet condition in deadlock reports.
+        """
 
     # -- other synchronization ---------------------------------------------------------------------
     def barrier_sync(self, identifier: Any, threads: int) -> Blocking:
-        """bar.sync: a named barrier of the CTA; 0 with all threads is __syncthreads."""
+        """Execute bar.sync on a named barrier of the CTA. Barrier 0 with all threads is __syncthreads."""
 
-    def barrier_arrive(self, identifier: Any, threads: int) -> None: ...
+    def barrier_arrive(self, identifier: Any, threads: int) -> None:
+        """Execute bar.arrive on a named barrier of the CTA."""
+
     def warp_sync(self) -> None:
-        """__syncwarp: orders the ordinary accesses of a warp's lanes among themselves."""
+        """Execute __syncwarp, which orders the ordinary accesses of the lanes of each warp."""
 
-    def cluster_arrive(self, *, relaxed: bool = False) -> None: ...
-    def cluster_wait(self) -> Blocking: ...
+    def cluster_arrive(self, *, relaxed: bool = False) -> None:
+        """Arrive at the cluster barrier, with release semantics unless `relaxed`."""
 
-    def converged(self, what: str) -> None:
-        """Where all lanes of a warp must execute an instruction together (.aligned, or a full mask): a hazard where
-        some do not."""
+    def cluster_wait(self) -> Blocking:
+        """Wait until all threads of the cluster have arrived at the cluster barrier; acquires."""
+
+    def require_converged(self, label: str) -> None:
+        """Report a hazard unless all lanes of each warp are active.
+
+        `.aligned` instructions and full-mask shuffles, such as `label`, require it.
+        """
 
     def fence(self, kind: Literal["proxy.async", "mbarrier_init", "wgmma", "acq_rel"], scope: Scope = "gpu") -> None:
-        """proxy.async: my earlier ordinary accesses become visible to the async proxy.
-        mbarrier_init: my mbarrier inits become visible to the cluster and to the async proxy.
-        wgmma: my register accesses are ordered before the wgmmas that follow.
-        acq_rel: a memory fence, as far as `scope`."""
+        """Execute a fence of the unit's threads.
 
-    def compiler_fence(self, registers: Registers) -> None:
-        """The compiler moves no access of the registers from below to above this."""
+        proxy.async: prior ordinary accesses of the threads become visible to the async proxy.
+        mbarrier_init: mbarrier inits of the threads become visible to the cluster and to the async proxy.
+        wgmma: register accesses of the threads are ordered before subsequent wgmmas.
+        acq_rel: a memory fence at `scope`.
+        """
+
+    def fence_operand(self, registers: RegisterArray) -> None:
+        """Execute a compiler barrier: no later access to `registers` is moved above it."""
 
     def grid_dependency_wait(self) -> None:
-        """The grids that this one depends on have ended, and their writes are visible."""
+        """Wait until the prerequisite grids have completed and their writes are visible."""
 
     def set_register_budget(self, registers: int, action: Literal["inc", "dec"]) -> Blocking:
-        """setmaxnreg of a warpgroup: blocks until the pool has them."""
+        """Execute setmaxnreg of a warpgroup, which blocks until the pool has the registers."""
 
     # -- asynchronous operations -----------------------------------------------------------------------
-    def start(self, operation: AsyncOperation) -> None: ...
-    def commit_group(self, group: Group) -> None: ...
+    def start(self, operation: AsyncOperation) -> None:
+        """Start an asynchronous operation."""
+
+    def commit_group(self, group: Group) -> None:
+        """Commit the unit's uncommitted operations of that kind as one group."""
+
     def wait_group(self, group: Group, pending: int, *, read: bool = False) -> Blocking:
-        """Until at most `pending` groups are open; `read`: only that their sources have been read."""
+        """Wait until at most `pending` groups are pending. `read`: wait only for their source reads."""
 
     def report(self, kind: str, message: str) -> None:
-        """A hazard the instruction itself sees (a bad descriptor, a misaligned address)."""
+        """Report a hazard that the instruction itself detects (a bad descriptor, a misaligned address)."""

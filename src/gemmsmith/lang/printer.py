@@ -1,7 +1,7 @@
 """Prints the statements of a kernel, or of a device function, as readable C++.
 
-Pure values used once, and reads of variables, are folded into their uses; all others become named constants, in the
-order they were made. A value that reads a variable is written down before the variable changes.
+Pure values with one use, and reads of variables, are inlined; other values become named constants in creation order.
+A value that reads a variable is emitted before the variable changes.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from gemmsmith.lang import statements as st
-from gemmsmith.lang.cpp import wrapped, wrapper
+from gemmsmith.lang.cpp import WIDTH, instruction_wrapper, wrap_line
 from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
-from gemmsmith.lang.types import F32, I64, PRED, TENSOR_MAP, U32, U64, Type
+from gemmsmith.lang.types import F32, I64, PRED, TENSOR_MAP, U32, U64, ScalarType
 from gemmsmith.lang.values import (
     Builtin,
     Constant,
-    LateConstant,
+    DeferredConstant,
+    IndexedRow,
     LoopIndex,
     Operation,
     Parameter,
-    Read,
-    RegisterPart,
+    RegisterArray,
+    RegisterArray2D,
     RegisterRead,
-    RegisterRows,
-    Registers,
-    SelectedRow,
+    RegisterSlice,
     Value,
     Variable,
+    VariableRead,
 )
 
 _PRECEDENCE = {
@@ -39,11 +39,6 @@ _PRECEDENCE = {
     "==": 6, "!=": 6, "&": 5, "^": 4, "|": 3,
 }  # fmt: skip
 _ATOM, _UNARY, _TERNARY = 20, 15, 1
-_HINTS = {
-    "+": "sum", "-": "difference", "*": "product", "/": "quotient", "%": "remainder", "neg": "negated",
-    "min": "minimum", "max": "maximum", "select": "selected", "cast": "converted",
-}  # fmt: skip
-"""What an operation's result is called that has no name."""
 _REGISTERS_FROM = """\
 template <int count, typename T, int size>
 __device__ __forceinline__ T (&registers_from(T (&all)[size], int first))[count] {
@@ -57,191 +52,225 @@ class _Pending:
     precedence: int
     reads: set[object]
     depth: int = 0
-    converted: tuple[str, int] | None = None
-    """Text and precedence of what C++ would convert by itself beside an operand of this type."""
+    implicit_form: tuple[str, int] | None = None
+    """Text and precedence without the cast, for contexts in which C++ converts implicitly."""
 
 
 @dataclass
 class Printer:
-    """Prints a block: the kernel's body, or a function's."""
+    """Prints a block: the body of a kernel or of a device function."""
 
     threads: int
     uses: Counter[Value]
     wrappers: dict[str, None]
-    """The text of those in use, in the order of their first."""
+    """Sources of the instruction wrappers in use, in order of first use (an ordered set)."""
     names: dict[object, str] = field(default_factory=dict)
-    taken: Counter[str] = field(default_factory=Counter)
+    used_names: Counter[str] = field(default_factory=Counter)
     pending: dict[Value, _Pending] = field(default_factory=dict)
     builtins: set[str] = field(default_factory=set)
     constants: dict[str, Constant] = field(default_factory=dict)
     constant_names: Counter[str] = field(default_factory=Counter)
+    shared_arrays: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Shared buffers that are indexed by a slot: the name of the offset's constant, and the bytes of a slot."""
     lines: list[str] = field(default_factory=list)
     last_if: tuple[Value | None, int] = None, 0
-    """The condition of the last `if` without `else`, and the number of lines behind it."""
+    """Condition of the last `if` without `else`, and len(lines) right after it."""
     last_call: tuple[Value | None, int, str] = None, 0, ""
-    """The last instruction's result that one statement uses, the number of lines behind it, and its text."""
+    """Result of the last instruction if it has one use, len(lines) right after it, and its text."""
+    last_declared: tuple[str, int] = "", 0
+    """Name of the last register declared if it is not an array, and len(lines) right after its declaration."""
     depth: int = 1
-    located: bool = False
-    """Whether each line has a `#line` directive with that of the kernel which made it."""
-    where: st.Where | None = None
-    """The Python line of what is printed now."""
+    line_directives: bool = False
+    """Precedes each line by a `#line` directive that names the Python line it comes from."""
+    location: st.SourceLocation | None = None
+    """Source location of the statement being printed."""
 
     # -- names and expressions ---------------------------------------------------------------------
-    def name(self, thing: object, hint: str, taken: Counter[str] | None = None) -> str:
-        """An identifier of its own for `thing`: the hint in ASCII, with a number where that is `taken`, as far as not
-        said otherwise in this scope."""
+    def name(self, thing: object, hint: str, used_names: Counter[str] | None = None) -> str:
+        """Return a unique identifier for `thing` based on `hint`, with a number appended if it is in use.
+
+        Temporaries, whose hint is empty, are t0, t1 and so on.
+
+        `used_names`: the names in use; by default those of the current scope.
+        """
         if thing not in self.names:
-            taken = self.taken if taken is None else taken
+            used_names = self.used_names if used_names is None else used_names
             hint = name = re.sub(r"\W+", "_", hint, flags=re.ASCII)
-            while taken[name]:
-                taken[hint] += 1
-                name = f"{hint}_{taken[hint]}"
-            taken[name] = 1
+            while used_names[name] or not name:
+                used_names[hint] += 1
+                name = f"{hint}_{used_names[hint]}" if hint else f"t{used_names[hint] - 1}"
+            used_names[name] = 1
             self.names[thing] = name
         return self.names[thing]
 
     def constant(self, value: Constant) -> str:
-        """The name of a constant that has one: those of the same name and number are one."""
-        name = self.name((value.name, value.type, value.number), value.name or "", self.constant_names)
+        """Return the identifier of a named constant. Constants with equal name, type and value share one."""
+        name = self.name((value.name, value.type, value.value), value.name or "", self.constant_names)
         self.constants[name] = value
         return name
 
+    def shared_array(self, offset: Constant) -> str:
+        """Return the identifier of a shared buffer's array of slots, such as `a_smem` or `mainloop_full_barrier`."""
+        buffer = (offset.name or "").removesuffix("_OFFSET").lower()
+        hint = buffer if buffer.endswith("barrier") else f"{buffer}_smem"
+        return self.name(("slots", offset.name, offset.value), hint)
+
     def expression(self, value: Value) -> tuple[str, int, set[object]]:
-        """Text, precedence, and the variables it reads."""
+        """Return the text, the precedence, and the variables that it reads."""
         if value in self.pending:
-            done = self.pending[value]
+            pending = self.pending[value]
             self.uses[value] -= 1
             if not self.uses[value]:
                 del self.pending[value]
-            return done.text, done.precedence, done.reads
+            return pending.text, pending.precedence, pending.reads
         if value in self.names:
             return self.names[value], _ATOM, set()
         if isinstance(value, Constant) and value.name:
             return self.constant(value), _ATOM, set()
-        if isinstance(value, (Constant, LateConstant)):
-            return literal(value.type, value.number), _ATOM, set()
+        if isinstance(value, (Constant, DeferredConstant)):
+            return literal(value.type, value.value), _ATOM, set()
         if isinstance(value, Builtin):
             self.builtins.add(value.name or "")
             return value.name or "", _ATOM, set()
         if isinstance(value, (Parameter, LoopIndex)):
             return self.name(value, value.name or "p"), _ATOM, set()
-        raise AssertionError(f"{value} used before it is made")
+        raise AssertionError(f"{value} is used before its definition")
 
     def text(self, value: Value) -> str:
+        """Return the text of a value."""
         return self.expression(value)[0]
 
-    def converted(self, value: Value) -> tuple[str, int] | None:
-        return self.pending[value].converted if value in self.pending else None
+    def implicit_form(self, value: Value) -> tuple[str, int] | None:
+        """Return text and precedence without a cast that C++ makes implicitly; None if there is none."""
+        return self.pending[value].implicit_form if value in self.pending else None
 
     def argument(self, value: Value) -> str:
-        """For a parameter of the value's type."""
-        converted, text = self.converted(value), self.text(value)
-        return converted[0] if converted else text
+        """Return the text of an argument for a parameter of the value's type."""
+        implicit_form, text = self.implicit_form(value), self.text(value)
+        return implicit_form[0] if implicit_form else text
 
     def _compose(self, value: Value) -> _Pending:
         reads: set[object] = set()
 
-        def part(operand: Value, at_least: int, converts: bool = False) -> str:
-            converted = self.converted(operand) if converts else None
-            text, precedence, more = self.expression(operand)
-            text, precedence = converted or (text, precedence)
-            reads.update(more)
-            return text if precedence >= at_least else f"({text})"
+        def operand_text(operand: Value, min_precedence: int, converts: bool = False) -> str:
+            implicit_form = self.implicit_form(operand) if converts else None
+            text, precedence, operand_reads = self.expression(operand)
+            text, precedence = implicit_form or (text, precedence)
+            reads.update(operand_reads)
+            return text if precedence >= min_precedence else f"({text})"
 
         match value:
-            case Read():
+            case VariableRead():
                 return _Pending(self.names[value.variable], _ATOM, {value.variable})
             case RegisterRead():
-                text = f"{self.array(value.registers)}[{part(value.index, 0)}]"
+                text = self.register(value.registers, operand_text(value.index, 0))
                 return _Pending(text, _ATOM, reads | {value.registers.declared})
             case Result():
                 return _Pending(self.call(value.instruction), _ATOM, reads)
             case Operation(op="select"):
-                c, a, b = (part(v, _TERNARY + 1) for v in value.operands)
+                c, a, b = (operand_text(v, _TERNARY + 1) for v in value.operands)
                 return _Pending(f"{c} ? {a} : {b}", _TERNARY, reads)
             case Operation(op="cast", operands=(operand,)):
                 text, precedence, reads = self.expression(operand)
                 inner = text if precedence >= _UNARY else f"({text})"
-                converted = (text, precedence) if _widens(operand.type, value.type) else None
-                return _Pending(f"({value.type.cpp}){inner}", _UNARY, reads, converted=converted)
+                implicit_form = (text, precedence) if _converts_implicitly(operand.type, value.type) else None
+                return _Pending(f"({value.type.cpp}){inner}", _UNARY, reads, implicit_form=implicit_form)
+            case Operation(op="slot", operands=(smem, slot, Constant() as slot_bytes, Constant() as offset, *nbytes)):
+                self.expression(smem)
+                array = self.shared_array(offset)
+                self.shared_arrays[array] = self.constant(offset), slot_bytes.value
+                if not nbytes:
+                    return _Pending(f"{array}[{operand_text(slot, 0)}]", _ATOM, reads)
+                text = f"{array}.at({operand_text(slot, 0)}, {operand_text(nbytes[0], 0, True)})"
+                return _Pending(text, _ATOM, reads)
             case Operation(op="min" | "max"):
-                a, b = (part(v, 0) for v in value.operands)
+                a, b = (operand_text(v, 0) for v in value.operands)
                 return _Pending(f"{value.op}({a}, {b})", _ATOM, reads)
             case Operation(operands=(only,)):
                 sign = {"neg": "-"}.get(value.op, value.op)
-                return _Pending(f"{sign}{part(only, _UNARY + 1)}", _UNARY, reads)
+                return _Pending(f"{sign}{operand_text(only, _UNARY + 1)}", _UNARY, reads)
             case Operation(operands=(left, right)):
-                own = _PRECEDENCE[value.op]
-                # Beyond + and * readers (and compilers' warnings) want the parentheses.
-                floor = own if own >= 9 else 9
-                converts = value.op in ("+", "-", "*")  # the one operand to the other's type
-                a = part(left, floor, converts and not self.converted(right))
-                b = part(right, max(floor, own + 1), converts)
+                precedence = _PRECEDENCE[value.op]
+                # Operators other than + - * / % get parentheses, for readers and against compiler warnings.
+                min_precedence = precedence if precedence >= 9 else 9
+                converts = value.op in ("+", "-", "*")  # C++ converts one operand to the type of the other
+                a = operand_text(left, min_precedence, converts and not self.implicit_form(right))
+                b = operand_text(right, max(min_precedence, precedence + 1), converts)
                 op = value.op * (2 if value.type == PRED and value.op in ("&", "|") else 1)
-                return _Pending(f"{a} {op} {b}", own, reads)
+                return _Pending(f"{a} {op} {b}", precedence, reads)
         raise AssertionError(value)
 
-    def array(self, x: Registers) -> str:
-        """A register array, or a row of one."""
-        return f"{self.names[x.array]}[{self.text(x.row)}]" if isinstance(x, SelectedRow) else self.names[x]
+    def array(self, x: RegisterArray) -> str:
+        """Return the text of a register array or of a row of one."""
+        return f"{self.names[x.array]}[{self.text(x.row)}]" if isinstance(x, IndexedRow) else self.names[x]
 
-    def whole(self, x: Registers) -> str:
-        """A register array as an instruction's operand: all of it, or a part."""
-        if not isinstance(x, RegisterPart):
+    def register(self, x: RegisterArray, index: str) -> str:
+        """Return the text of a register. An array of one register is a scalar in CUDA."""
+        return self.array(x) if x.count == 1 else f"{self.array(x)}[{index}]"
+
+    def operand_array(self, x: RegisterArray) -> str:
+        """Return the text of a register array, or of a slice of one, as an instruction operand."""
+        if not isinstance(x, RegisterSlice):
             return self.names[x]
+        if x.count == 1:
+            return self.register(x.array, self.text(x.start))
         self.wrappers[_REGISTERS_FROM] = None
-        return f"registers_from<{x.count}>({self.array(x.array)}, {self.text(x.first)})"
+        return f"registers_from<{x.count}>({self.array(x.array)}, {self.text(x.start)})"
 
     def call(self, instruction: Instruction) -> str:
+        """Return the call of an instruction's wrapper, or its C++ expression."""
         arguments = []
-        for name, kind in instruction.operand_types.items():
-            given = getattr(instruction, name)
-            if isinstance(kind, RegisterOperand):
-                arguments.append(self.whole(given))
+        for name, operand_type in instruction.operand_types.items():
+            operand = getattr(instruction, name)
+            if isinstance(operand_type, RegisterOperand):
+                arguments.append(self.operand_array(operand))
             else:
-                text = self.text(given) if instruction.cuda else self.argument(given)
-                arguments.append("&" * (kind == TENSOR_MAP) + text)
+                text = self.text(operand) if instruction.cuda else self.argument(operand)
+                arguments.append(f"&{text}" if operand_type == TENSOR_MAP else text)
         if instruction.cuda:
-            places = dict(zip(instruction.operand_types, arguments, strict=True))
-            return re.sub(r"\{(\w+)\}", lambda m: places.get(m[1], str(getattr(instruction, m[1], m[0]))),
+            placeholders = dict(zip(instruction.operand_types, arguments, strict=True))
+            return re.sub(r"\{(\w+)\}", lambda m: placeholders.get(m[1], str(getattr(instruction, m[1], m[0]))),
                           instruction.cuda)  # fmt: skip
-        # By text, not name: the same name with other operand counts is an overload.
-        self.wrappers[wrapper(instruction)] = None
+        # Keyed by text: wrappers of one name with different operand counts are overloads.
+        self.wrappers[instruction_wrapper(instruction)] = None
         return f"{instruction.wrapper_name}({', '.join(arguments)})"
 
     # -- statements ----------------------------------------------------------------------------------
     def line(self, text: str) -> None:
-        text = wrapped(text, "    " * self.depth)
-        if self.located and self.where:
-            file = self.where.file.replace("\\", "/")
-            text = "\n".join(f'#line {self.where.line} "{file}"\n{part}' for part in text.split("\n"))
+        """Append a line, indented and wrapped."""
+        text = wrap_line(text, "    " * self.depth)
+        if self.line_directives and self.location:
+            file = self.location.file.replace("\\", "/")
+            text = "\n".join(f'#line {self.location.line} "{file}"\n{segment}' for segment in text.split("\n"))
         self.lines.append(text)
 
     def flush(self, changes: list[object] | None = None) -> None:
-        """Writes down pending values: those of this block, or those that read what is about to change."""
-        for value, done in list(self.pending.items()):
-            if done.depth == self.depth if changes is None else not done.reads.isdisjoint(changes):
+        """Emit pending values: all of this block, or only those that read something in `changes`."""
+        for value, pending in list(self.pending.items()):
+            if pending.depth == self.depth if changes is None else not pending.reads.isdisjoint(changes):
                 text = self.pending.pop(value).text
-                self.line(f"const {value.type.cpp} {self.name(value, name_of(value))} = {text};")
+                self.line(f"const {value.type.cpp} {self.name(value, identifier_hint(value))} = {text};")
 
-    def bind(self, value: Value) -> None:
+    def define(self, value: Value) -> None:
+        """Print the definition of a value, or keep it pending until its use."""
         pure = is_pure(value)
         if pure and not self.uses[value]:
             return
-        self._give(value, self._compose(value), pure)
+        self._fold_or_emit(value, self._compose(value), pure)
 
-    def _give(self, value: Value, done: _Pending, pure: bool) -> None:
-        if pure and not value.name and (self.uses[value] == 1 or isinstance(value, Read)):
-            self.pending[value] = replace(done, depth=self.depth)
+    def _fold_or_emit(self, value: Value, pending: _Pending, pure: bool) -> None:
+        if pure and not value.name and (self.uses[value] == 1 or isinstance(value, VariableRead)):
+            self.pending[value] = replace(pending, depth=self.depth)
             return
         if not self.uses[value]:
-            self.line(f"{done.text};")
+            self.line(f"{pending.text};")
         else:
-            self.line(f"const {value.type.cpp} {self.name(value, name_of(value))} = {done.text};")
+            self.line(f"const {value.type.cpp} {self.name(value, identifier_hint(value))} = {pending.text};")
             if self.uses[value] == 1 and not value.name:
-                self.last_call = value, len(self.lines), done.text
+                self.last_call = value, len(self.lines), pending.text
 
     def block(self, block: st.Block) -> None:
+        """Print the statements of a block."""
         for unit, group in groupby(block.statements, lambda s: s.unit if isinstance(s, st.Role) else None):
             if unit is None:
                 for statement in group:
@@ -251,45 +280,53 @@ class Printer:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Names made inside may be taken again behind it."""
-        taken, self.taken = self.taken, self.taken.copy()
+        """Open a scope. Names that are declared inside may be reused after it."""
+        used_names, self.used_names = self.used_names, self.used_names.copy()
         yield
-        self.taken = taken
+        self.used_names = used_names
 
     def nested(self, block: st.Block) -> None:
+        """Print a block indented, in a scope of its own."""
         with self.scope():
             self.depth += 1
             self.block(block)
             self.depth -= 1
 
     def statement(self, statement: st.Statement) -> None:
-        self.where = statement.where
+        """Print a statement."""
+        self.location = statement.location
         match statement:
             case st.Comment(text=text):
                 self.flush()
                 self.line(f"// {text}")
-            case st.Bind(value=value):
-                self.flush(st.changes(statement))
-                self.bind(value)
-            case st.Execute(instruction=instruction):
+            case st.Define(value=value):
+                self.flush(st.defs(statement))
+                self.define(value)
+            case st.IssueInstruction(instruction=instruction):
                 text = self.call(instruction)
-                self.flush(st.changes(statement))
+                self.flush(st.defs(statement))
                 self.line(f"{text};")
             case st.Declare(variable=variable, initial=initial):
                 text = self.text(initial)
                 self.line(f"{variable.type.cpp} {self.name(variable, variable.name)} = {text};")
             case st.Assign(variable=variable, value=value):
                 text = self.text(value)
-                self.flush(st.changes(statement))
+                self.flush(st.defs(statement))
                 self.line(_assignment(self.names[variable], variable, value, text))
             case st.DeclareRegisters(registers=array):
                 name = self.name(array, array.name)
-                rows = list(array) if isinstance(array, RegisterRows) else []
+                rows = list(array) if isinstance(array, RegisterArray2D) else []
                 self.names.update((row, f"{name}[{i}]" if len(rows) > 1 else name) for i, row in enumerate(rows))
-                self.line(f"{array.type.cpp} {name}{f'[{len(rows)}]' * (len(rows) > 1)}[{array.count}];")
+                sizes = [len(rows)] * (len(rows) > 1) + [array.count] * (array.count > 1)
+                self.line(f"{array.type.cpp} {name}{''.join(f'[{size}]' for size in sizes)};")
+                if not sizes:
+                    self.last_declared = name, len(self.lines)
             case st.AssignRegister(registers=registers, index=index, value=value):
-                text, element = self.text(value), f"{self.array(registers)}[{self.text(index)}]"
-                self.flush(st.changes(statement))
+                text, element = self.text(value), self.register(registers, self.text(index))
+                self.flush(st.defs(statement))
+                if self.last_declared == (element, len(self.lines)):
+                    self.lines.pop()
+                    element = f"{registers.type.cpp} {element}"
                 self.line(f"{element} = {text};")
             case st.Call():
                 self._call(statement)
@@ -297,47 +334,72 @@ class Printer:
                 self._loop(statement)
             case st.If():
                 condition = self.text(statement.condition)
-                self.flush(st.changes(statement))
+                self.flush(st.defs(statement))
                 if self.last_call[0] is statement.condition and self.last_call[1] == len(self.lines):
                     self.lines.pop()
                     condition = self.last_call[2]
                 if self.last_if[0] is statement.condition and self.last_if[1] == len(self.lines):
-                    self.lines.pop()  # of the same condition, just before: values never change
+                    self.lines.pop()  # continues the preceding `if` of the same condition: values never change
                 else:
                     self.line(f"if ({condition}) {{")
+                opening = len(self.lines)
                 self.nested(statement.then)
                 if statement.otherwise:
                     self.line("} else {")
                     self.nested(statement.otherwise)
+                elif len(self.lines) == opening and self.lines[-1].endswith(") {"):
+                    self.lines.pop()  # an empty branch
+                    return
                 self.line("}")
-                if not statement.otherwise:
+                if not statement.otherwise and not self._merge_nested_if(opening):
                     self.last_if = statement.condition, len(self.lines)
+
+    def _merge_nested_if(self, opening: int) -> bool:
+        """Turn `if (a) { if (b) { ... } }`, whose first line comes before `opening`, into `if (a && b) { ... }`."""
+        indent, inner = "    " * self.depth, self.lines[opening:-1]
+        if not inner:
+            return False
+        directive, _, outer = self.lines[opening - 1].rpartition("\n")
+        code = [re.sub("(?m)^#line .*\n", "", line) for line in inner]
+        conditions = [re.fullmatch(r" *if \((.*)\) \{", line) for line in (outer, code[0])]
+        is_single = code[-1] == f"{indent}    }}" and not any(
+            re.match(rf"{indent}    \S", line) for line in "\n".join(code[1:-1]).split("\n")
+        )
+        if not (all(conditions) and is_single):
+            return False
+        texts = [f"({x[1]})" if " " in x[1] else x[1] for x in conditions if x]
+        merged = f"{indent}if ({' && '.join(texts)}) {{"
+        if len(merged) > WIDTH:
+            return False
+        body = [re.sub("(?m)^    ", "", line) for line in inner[1:]]
+        self.lines[opening - 1 :] = [directive + "\n" * bool(directive) + merged, *body]
+        return True
 
     def _call(self, call: st.Call) -> None:
         if not any(self.uses[r] for r in call.results):
             return
-        done = [self.expression(v) for v in st.uses(call)]
-        text = f"{call.function.name}({', '.join(text for text, *_ in done)})"
+        arguments = [self.expression(v) for v in st.uses(call)]
+        text = f"{call.function.name}({', '.join(text for text, *_ in arguments)})"
         if len(call.results) == 1:
-            reads = set().union(*(reads for *_, reads in done))
-            self._give(call.results[0], _Pending(text, _ATOM, reads), pure=True)
+            reads = set().union(*(reads for *_, reads in arguments))
+            self._fold_or_emit(call.results[0], _Pending(text, _ATOM, reads), pure=True)
         else:
             names = [self.name(r, r.name or "value") for r in call.results]
             self.line(f"const auto [{', '.join(names)}] = {text};")
 
     def _loop(self, loop: st.Loop) -> None:
-        start, stop, by = (self._bound(x) for x in (loop.start, loop.stop, loop.step))
-        self.flush(st.changes(loop) if loop.index.unrolled else None)
+        start, stop, step = (self._bound(x) for x in (loop.start, loop.stop, loop.step))
+        self.flush(st.defs(loop) if loop.index.unrolled else None)
         self.line("#pragma unroll" if loop.index.unrolled else "#pragma unroll 1")
         with self.scope():
             name = self.name(loop.index, loop.index.name or "i")
-            step = f"++{name}" if by == "1" else f"{name} += {by}"
-            self.line(f"for (int {name} = {start}; {name} < {stop}; {step}) {{")
+            increment = f"++{name}" if step == "1" else f"{name} += {step}"
+            self.line(f"for (int {name} = {start}; {name} < {stop}; {increment}) {{")
             self.nested(loop.body)
         self.line("}")
 
     def _bound(self, value: Value) -> str:
-        """A loop's bound is taken once: one that is computed gets a name first."""
+        """Return the text of a loop bound. It is evaluated once: a computed bound is stored in a constant first."""
         text, _, reads = self.expression(value)
         if not reads and re.fullmatch(r"\w+", text):
             return text
@@ -345,50 +407,53 @@ class Printer:
         return self.names[value]
 
     def _roles(self, roles: list[st.Role]) -> None:
-        """Roles in a row are one if/else chain, which setmaxnreg needs; the last is `else` where all are covered."""
+        """Print consecutive roles as one if/else chain (setmaxnreg requires it), with `else` if they cover all."""
         self.flush()
         self.builtins.add(roles[0].unit)
         limit = self.threads // 128 if roles[0].unit == "warpgroup" else 4
-        whole = sum(role.count for role in roles) == limit
+        covers_all = sum(role.count for role in roles) == limit
         for role in roles:
-            self.where = role.where
+            self.location = role.location
             opening = "if" if role is roles[0] else "} else if"
-            last = role is roles[-1] and whole and len(roles) > 1
-            self.line("} else {" if last else f"{opening} ({self._test(role, limit)}) {{")
+            last = role is roles[-1] and covers_all and len(roles) > 1
+            self.line("} else {" if last else f"{opening} ({self._role_condition(role, limit)}) {{")
             if role.name:
                 self.line(f"    // {role.name} {role.unit}{'s' * (role.count > 1)}")
             self.nested(role.body)
         self.line("}")
 
-    def _test(self, role: st.Role, limit: int) -> str:
-        who = "warpgroup" if role.unit == "warpgroup" else "warp % 4"
+    def _role_condition(self, role: st.Role, limit: int) -> str:
+        index = "warpgroup" if role.unit == "warpgroup" else "warp % 4"
         first, stop = role.first, role.first + role.count
         if role.count == 1:
-            return f"{who} == {first}"
+            return f"{index} == {first}"
         if first == 0:
-            return f"{who} < {stop}"
-        return f"{who} >= {first}" + (f" && {who} < {stop}" if stop < limit else "")
+            return f"{index} < {stop}"
+        return f"{index} >= {first}" + (f" && {index} < {stop}" if stop < limit else "")
 
 
 def _assignment(name: str, variable: Variable, value: Value, text: str) -> str:
-    """`variable = text`; shorter where the value is an operation on what the variable holds."""
+    """Return the assignment `variable = text`, as `variable op= text` if the value is an operation on the variable."""
     match value:
-        case Operation(op="+" | "-" | "^" | "|" | "&" as op, operands=(Read(variable=read), _)) if read is variable:
+        case Operation(op="+" | "-" | "^" | "|" | "&" as op, operands=(VariableRead(variable=read), _)) if (
+            read is variable
+        ):
             opening = f"{name} {op} "
             if text.startswith(opening):
                 return f"{name} {op}= {text[len(opening) :]};"
     return f"{name} = {text};"
 
 
-def literal(type: Type, number: object) -> str:
-    if type == PRED:
-        return "true" if number else "false"
-    if type == F32:
-        return _float(float(number))  # type: ignore[arg-type]
-    suffix = {"u32": "u", "u64": "ull", "i64": "ll"}.get(type.name, "")
-    if type.bits == 64 and isinstance(number, int) and number >= 1 << 16:
-        return f"{number:#x}{suffix}"
-    return f"{number}{suffix}"
+def literal(scalar_type: ScalarType, value: object) -> str:
+    """Return the C++ literal of a constant."""
+    if scalar_type == PRED:
+        return "true" if value else "false"
+    if scalar_type == F32:
+        return _float(float(value))  # type: ignore[arg-type]
+    suffix = {"u32": "u", "u64": "ull", "i64": "ll"}.get(scalar_type.name, "")
+    if scalar_type.bits == 64 and isinstance(value, int) and value >= 1 << 16:
+        return f"{value:#x}{suffix}"
+    return f"{value}{suffix}"
 
 
 def _float(x: float) -> str:
@@ -399,27 +464,29 @@ def _float(x: float) -> str:
     return (text if "." in text or "e" in text else text + ".0") + "f"
 
 
-def name_of(value: Value) -> str:
-    """What a value is called: its name, if it has one, else what it is."""
-    if value.name:
-        return value.name
+def identifier_hint(value: Value) -> str:
+    """Return the name of a value or, without one, a default name, which is empty for a temporary."""
+    if hint := value.name or value.name_hint:
+        return hint
     match value:
-        case Read():
+        case VariableRead():
             return f"{value.variable.name}_now"
         case Result():
-            return value.instruction.mnemonic + "_result"
-        case RegisterRead():
-            return f"{value.registers.name}_value"
-        case Operation(op=op):
-            return _HINTS.get(op, "value" if value.type != PRED else "condition")
+            return value.instruction.result_name
+        case RegisterRead() if value.registers.name.endswith("_frag"):
+            # With a suffix, since a user's operand may be named as a C++ keyword or function.
+            return value.registers.name.removesuffix("_frag") + "_value"
         case _:
-            return "value"
+            return ""
 
 
-def _widens(of: Type, to: Type) -> bool:
-    """Whether C++ converts `of` to `to` where an operand or a parameter has that type."""
-    return of.is_integer and to in (U32, I64, U64) and of.bits <= to.bits and not (to == I64 and of == U64)
+def _converts_implicitly(source: ScalarType, target: ScalarType) -> bool:
+    """Return whether C++ converts `source` implicitly to an operand or a parameter of type `target`."""
+    if not source.is_integer or target not in (U32, I64, U64) or source.bits > target.bits:
+        return False
+    return not (target == I64 and source == U64)
 
 
 def is_pure(value: Value) -> bool:
+    """Return whether a value is computed without side effects."""
     return not isinstance(value, Result) or value.instruction.pure

@@ -1,4 +1,4 @@
-"""Shared memory: buffers of equal slots, laid out while the kernel is built."""
+"""Shared memory: buffers of equal slots, whose offsets are known at build time."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 
 from gemmsmith.core.errors import KernelError
 from gemmsmith.core.tile import Tile
-from gemmsmith.lang.recording import recorder
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import I32, U32
-from gemmsmith.lang.values import Constant, Value, ValueLike, as_value
+from gemmsmith.lang.values import Constant, Value, ValueLike, as_value, shared_slot
 
 
 @dataclass(frozen=True)
 class SharedBuffer:
-    """`count` slots of `slot_bytes` each, `offset` bytes into the CTA's shared memory.
+    """`count` slots of `slot_bytes` each, at `offset` bytes in the CTA's shared memory.
 
-    `partial_writes`: where nobody wrote, what is read does not matter.
+    `allow_uninitialized_reads`: unwritten bytes may be read; their values are not used.
     """
 
     name: str
@@ -23,72 +23,78 @@ class SharedBuffer:
     slot_bytes: int
     count: int
     tile: Tile | None = None
-    partial_writes: bool = False
+    allow_uninitialized_reads: bool = False
 
     @property
     def bytes(self) -> int:
+        """Size of all slots in bytes."""
         return self.slot_bytes * self.count
 
     @property
-    def start(self) -> Constant:
-        """The offset, by the buffer's name."""
+    def offset_constant(self) -> Constant:
+        """The offset as a constant named after the buffer."""
         return Constant(U32, self.offset, f"{self.name}_OFFSET".upper())
 
     def __getitem__(self, slot: ValueLike) -> SharedView:
-        return SharedView(self.start, 0, (), self.tile).at(slot, self.slot_bytes)
+        return SharedView(self, 0, (), self.tile).at(slot, self.slot_bytes)
 
 
 @dataclass(frozen=True)
 class SharedView:
-    """A place in shared memory, `start` + `constant` + the sum of value x step bytes behind its first byte, and the
-    tile there, if any.
+    """A location in shared memory, constant + sum(value * step) bytes into a buffer, and the tile stored there.
 
-    It is kept as a sum so that it can be had in other units without arithmetic in the kernel.
+    The offset is kept symbolic so that it can be expressed in 16-byte units without run-time arithmetic.
     """
 
-    start: Constant
+    buffer: SharedBuffer
     constant: int
     terms: tuple[tuple[Value, int], ...]
     tile: Tile | None = None
 
     @property
     def address(self) -> Value:
-        """u32, in bytes."""
-        return self._sum(recorder().smem, 1)
+        """The address in bytes (u32): of a slot of the buffer, if its first term is one, and bytes from there."""
+        smem, slot_bytes = current_builder().smem, self.buffer.slot_bytes
+        if not self.terms or self.terms[0][1] != slot_bytes:
+            return self._sum(smem, 1)
+        (slot, _), *others = self.terms
+        nbytes = [(value * step).to(U32) for value, step in others]
+        offset = sum(nbytes[1:], nbytes[0]) if nbytes else None
+        return shared_slot(smem, slot, slot_bytes, self.buffer.offset_constant, offset) + self.constant
 
     @property
-    def chunk(self) -> Value:
-        """u32, in 16-byte chunks, 14 bits: what matrix descriptors hold."""
-        return self._sum(recorder().smem_chunk, 16)
+    def descriptor_address(self) -> Value:
+        """The address >> 4 (14 bits), as encoded in matrix descriptors (u32)."""
+        return self._sum(current_builder().smem_descriptor_base, 16)
 
     def _sum(self, base: Value, unit: int) -> Value:
-        if any(x % unit for x in (self.start.number, self.constant, *(step for _, step in self.terms))):
-            raise KernelError(f"a place in shared memory that is no multiple of {unit} bytes")
+        if any(x % unit for x in (self.buffer.offset, self.constant, *(step for _, step in self.terms))):
+            raise KernelError(f"shared-memory offset is not a multiple of {unit} bytes")
         total = base
         for value, step in self.terms:
             total = total + (value * (step // unit)).to(U32)
-        return total + self.start // unit + self.constant // unit
+        return total + self.buffer.offset_constant // unit + self.constant // unit
 
     def at(self, count: ValueLike, step: int = 1) -> SharedView:
-        """The same view, `count` x `step` bytes further."""
+        """Return this view advanced by `count` * `step` bytes."""
         value = as_value(count, count.type if isinstance(count, Value) else I32)
         if isinstance(value, Constant):
-            return replace(self, constant=self.constant + value.number * step)
+            return replace(self, constant=self.constant + value.value * step)
         return replace(self, terms=(*self.terms, (value, step)))
 
     def rows(self, first: ValueLike, count: int) -> SharedView:
-        """The `count` rows (of M or N) from `first` on; `first` is a multiple of `count`."""
+        """Return the view of `count` rows (of M or N) starting at `first`, which must be a multiple of `count`."""
         tile = self.tile
         if tile is None:
-            raise KernelError("rows of a buffer that holds no tile")
+            raise KernelError("rows(): this buffer has no tile layout")
         if tile.major == "K":
             if count % 8:
-                raise KernelError(f"{count} rows cut a swizzle atom of 8")
+                raise KernelError(f"rows(): count {count} is not a multiple of 8 rows (a swizzle atom)")
             step = tile.pitch
         else:
             if count % tile.box_inner:
-                raise KernelError(f"{count} rows cut a box of {tile.box_inner}")
+                raise KernelError(f"rows(): count {count} is not a multiple of {tile.box_inner} rows (a TMA box)")
             step = tile.box_bytes // tile.box_inner
-        # A part of several boxes keeps the tile's box stride, a part of one K-major box is a tile of its own.
-        part = replace(tile, mn=count) if tile.major == "K" and tile.boxes == 1 else tile
-        return replace(self.at(first, step), tile=part)
+        # Rows of several boxes keep the box stride of the tile; rows of a single K-major box are a tile of their own.
+        sub_tile = replace(tile, mn=count) if tile.major == "K" and tile.boxes == 1 else tile
+        return replace(self.at(first, step), tile=sub_tile)

@@ -1,4 +1,4 @@
-"""The CUDA C++ file of a kernel: what it is, what it needs, the functions that it uses, and its body."""
+"""Assembles the CUDA C++ file of a kernel: header comment, prelude, device functions, body."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from math import prod
 
 from gemmsmith.lang import statements as st
-from gemmsmith.lang.cpp import comment, device_function, functions, wrapped
+from gemmsmith.lang.cpp import comment_lines, device_function, join_definitions, wrap_line
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.printer import Printer, is_pure, literal, name_of
-from gemmsmith.lang.types import ORDER, ORDER_LENGTH, TENSOR_MAP
+from gemmsmith.lang.printer import Printer, identifier_hint, is_pure, literal
+from gemmsmith.lang.types import CLUSTER_PERMUTATION, CLUSTER_PERMUTATION_LENGTH, FAST_DIVMOD, TENSOR_MAP
 from gemmsmith.lang.values import Value
 
 _PRELUDE = """\
@@ -21,40 +21,61 @@ typedef unsigned long long uint64_t; typedef long long int64_t;
 #include <cstdint>
 #endif
 """
-_TENSOR_MAP = "struct alignas(64) TensorMap { uint64_t opaque[16]; };  // CUtensorMap\n"
-_ORDER = f"struct Order {{ uint16_t of[{ORDER_LENGTH}]; }};  // a permutation of a grid's clusters\n"
+_STRUCTS = {
+    TENSOR_MAP: "struct alignas(64) TensorMap { uint64_t opaque[16]; };  // CUtensorMap\n",
+    CLUSTER_PERMUTATION: f"struct ClusterPermutation {{ uint16_t start[{CLUSTER_PERMUTATION_LENGTH}]; }};"
+    "  // a permutation of a grid's clusters\n",
+    FAST_DIVMOD: """\
+struct FastDivmod {  // division by an integer that the host knows, for 0 <= x < 2^31
+    uint32_t multiplier, shift;
+    __device__ __forceinline__ int divide(int x) const { return (int)((uint64_t)(uint32_t)x * multiplier >> shift); }
+};
+""",
+}
+"""Structs that kernels take as parameters."""
+_SHARED_ARRAY = """\
+template <uint32_t offset, int slot_bytes> struct SharedArray {  // addresses of slots of shared memory
+    uint32_t smem;
+    __device__ __forceinline__ uint32_t operator[](int slot) const { return smem + slot * slot_bytes + offset; }
+    __device__ __forceinline__ uint32_t at(int slot, uint32_t byte) const {
+        return smem + slot * slot_bytes + byte + offset;
+    }
+};
+"""
 _BUILTINS = {
     "thread": "const int thread = threadIdx.x;",
     "lane": "const int lane = threadIdx.x % 32;",
-    "warp": "const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // the same in all lanes, and known so",
+    "warp": "const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // warp-uniform for the compiler",
     "warpgroup": "const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);",
     "smem": "const uint32_t smem = (uint32_t)__cvta_generic_to_shared(shared_memory);",
-    # A CTA's shared addresses carry its cluster rank above the 18 bits that matrix descriptors have room for.
-    "smem_chunk": "const uint32_t smem_chunk = ((uint32_t)__cvta_generic_to_shared(shared_memory) & 0x3ffff) >> 4;",
+    # Shared addresses hold the cluster rank of the CTA above the 18 address bits of a matrix descriptor.
+    "smem_descriptor_base": "const uint32_t smem_descriptor_base = "
+    "((uint32_t)__cvta_generic_to_shared(shared_memory) & 0x3ffff) >> 4;",
 }
 
 
 def _count_uses(block: st.Block, results: Sequence[Value] = ()) -> Counter[Value]:
-    """How often each value is used by what is not dead itself; `results` are."""
+    """Count the uses of each value by live statements; `results` count as used."""
     uses = Counter(results)
     for statement in reversed(list(st.walk(block))):  # a value's uses come before it
-        dead = isinstance(statement, st.Bind) and is_pure(statement.value) and not uses[statement.value]
+        dead = isinstance(statement, st.Define) and is_pure(statement.value) and not uses[statement.value]
         if not dead and not (isinstance(statement, st.Call) and not any(uses[r] for r in statement.results)):
             uses.update(st.uses(statement))
     return uses
 
 
 def _function_names(kernel: Kernel) -> set[str]:
-    """Names no variable may take."""
+    """Return the identifiers reserved for instruction wrappers and device functions."""
     used = {instruction.wrapper_name for instruction, _ in st.instructions(kernel.body)}
     return used | {function.name for function in kernel.functions}
 
 
-def _print_function(function: st.Function, threads: int, wrappers: dict[str, None], taken: set[str]) -> str:
-    """A device function; several results are a structure, whose members have their names."""
-    p = Printer(threads, _count_uses(function.body, function.results), wrappers, taken=Counter(taken))
+def _print_function(function: st.Function, threads: int, wrappers: dict[str, None], used_names: set[str]) -> str:
+    """Print a device function. Several results are returned as a struct with one member each."""
+    p = Printer(threads, _count_uses(function.body, function.results), wrappers, used_names=Counter(used_names))
     inputs = [*function.parameters, *function.captured]
-    parameters = [f"{v.type.cpp} {p.name(v, name_of(v))}" for v in inputs]
+    types = [f"const {v.type.cpp}&" if v.type in _STRUCTS else v.type.cpp for v in inputs]  # no copies of structs
+    parameters = [f"{kind} {p.name(v, identifier_hint(v))}" for kind, v in zip(types, inputs, strict=True)]
     p.block(function.body)
     results = ", ".join(p.text(r) for r in function.results)
     if len(function.results) == 1:
@@ -67,45 +88,59 @@ def _print_function(function: st.Function, threads: int, wrappers: dict[str, Non
     return f"struct {structure} {{{members} }};\n{body}"
 
 
-def print_kernel(kernel: Kernel, located: bool = False) -> str:
-    """The kernel's CUDA C++ file. Only the wrappers of instructions it uses are in it. `located`: with `#line`
-    directives that name the lines of the Python file, for the compiler's line information."""
-    taken = {*_BUILTINS, "shared_memory", kernel.name, *_function_names(kernel)}
+def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
+    """Print the CUDA C++ file of a kernel, with the wrappers of the instructions that it uses.
+
+    `line_directives`: add `#line` directives that name the lines of the Python file, for the compiler's line
+    information.
+    """
+    used_names = {*_BUILTINS, "shared_memory", kernel.name, *_function_names(kernel)}
     wrappers: dict[str, None] = {}
-    p = Printer(kernel.threads, _count_uses(kernel.body), wrappers, taken=Counter(taken), located=located)
+    p = Printer(
+        kernel.threads,
+        _count_uses(kernel.body),
+        wrappers,
+        used_names=Counter(used_names),
+        line_directives=line_directives,
+    )
     parameters = []
     for parameter in kernel.parameters:
         name = p.name(parameter, parameter.name or "p")
-        const = "const __grid_constant__ " if parameter.type in (TENSOR_MAP, ORDER) else "const "
+        const = "const __grid_constant__ " if parameter.type in _STRUCTS else "const "
         parameters.append(f"{const}{parameter.type.cpp} {name}")
+    offsets = [buffer.offset_constant for buffer in kernel.buffers]
+    for offset in offsets:
+        p.shared_array(offset)
     p.block(kernel.body)
-    own = [_print_function(f, kernel.threads, wrappers, taken) for f in kernel.functions]
+    device_functions = [_print_function(f, kernel.threads, wrappers, used_names) for f in kernel.functions]
     cluster = "" if kernel.cluster == (1, 1, 1) else f"__cluster_dims__({', '.join(map(str, kernel.cluster))}) "
     signature = (
-        f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, {kernel.resident})\n'
-        f"{kernel.name}(\n{wrapped(', '.join(parameters), '    ', '')})\n{{\n"
+        f'extern "C" __global__ void {cluster}__launch_bounds__({kernel.threads}, {kernel.min_ctas_per_sm})\n'
+        f"{kernel.name}(\n{wrap_line(', '.join(parameters), '    ', '')})\n{{\n"
     )
     shared = "extern __shared__ __align__(1024) uint8_t shared_memory[];"
-    opening = [shared] * bool({"smem", "smem_chunk"} & p.builtins) + [
-        text for name, text in _BUILTINS.items() if name in p.builtins
-    ]
+    opening = [shared] if {"smem", "smem_descriptor_base"} & p.builtins else []
+    opening += [text for name, text in _BUILTINS.items() if name in p.builtins]
+    arrays = {name: text for name in map(p.shared_array, offsets) if (text := p.shared_arrays.get(name))}
+    opening += [f"const SharedArray<{offset}, {size}> {name}{{smem}};" for name, (offset, size) in arrays.items()]
     header = [
         *kernel.header,
         f"compile: nvcc -std=c++17 -fmad=false -arch={kernel.chip.target} -cubin, or NVRTC for {kernel.chip.target}",
         f"launch: grid a multiple of {prod(kernel.cluster)}, block {kernel.threads}, "
         f"{kernel.shared_bytes} bytes of dynamic shared memory",
     ]
-    kinds = {q.type for q in kernel.parameters}
-    structs = _TENSOR_MAP * (TENSOR_MAP in kinds) + _ORDER * (ORDER in kinds)
-    sizes = {b.start.name: f"  // shared memory: {b.count} x {b.slot_bytes} bytes" for b in kernel.buffers}
+    parameter_types = {q.type for q in kernel.parameters}
+    structs = "".join(text for kind, text in _STRUCTS.items() if kind in parameter_types)
+    structs += _SHARED_ARRAY if p.shared_arrays else ""
+    sizes = {b.offset_constant.name: f"  // shared memory: {b.count} x {b.slot_bytes} bytes" for b in kernel.buffers}
     constants = [
-        f"constexpr {c.type.cpp} {name} = {literal(c.type, c.number)};{sizes.get(c.name, '')}"
-        for name, c in sorted(p.constants.items(), key=lambda x: (x[1].name not in sizes, x[1].number))
+        f"constexpr {c.type.cpp} {name} = {literal(c.type, c.value)};{sizes.get(c.name, '')}"
+        for name, c in sorted(p.constants.items(), key=lambda x: (x[1].name not in sizes, x[1].value))
     ]
     return (
-        "\n".join(map(comment, header))
+        "\n".join(map(comment_lines, header))
         + f"\n\n{_PRELUDE}{structs}\n"
-        + functions((*wrappers, *own))
+        + join_definitions((*wrappers, *device_functions))
         + f"\n{signature}"
         + "".join(f"    {line}\n" for line in (*constants, *opening))
         + "\n".join(p.lines)

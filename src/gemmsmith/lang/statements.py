@@ -1,4 +1,4 @@
-"""Statements: what a kernel does, in order. A kernel is a block of them."""
+"""Statements of a kernel. A kernel is a block of statements, in program order."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Literal, NamedTuple
 from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
 from gemmsmith.lang.values import (
     Constant,
+    IndexedRow,
     LoopIndex,
     Operation,
-    RegisterPart,
+    RegisterArray,
+    RegisterArray2D,
     RegisterRead,
-    RegisterRows,
-    Registers,
-    SelectedRow,
+    RegisterSlice,
     Value,
     Variable,
 )
 
 
-class Where(NamedTuple):
-    """The line of the kernel (a design, or the user's own file) that made a statement."""
+class SourceLocation(NamedTuple):
+    """The source line (of a design, or of a user's own kernel) that emitted a statement."""
 
     file: str
     line: int
@@ -33,60 +33,74 @@ class Where(NamedTuple):
 
 @dataclass(eq=False)
 class Statement:
-    where: Where = field(init=False, default=Where("?", 0))
+    """Base class of statements."""
+
+    location: SourceLocation = field(init=False, default=SourceLocation("?", 0))
 
 
 @dataclass(eq=False)
 class Block:
+    """A sequence of statements."""
+
     statements: list[Statement] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class Comment(Statement):
+    """A comment of the generated code."""
+
     text: str
 
 
 @dataclass(eq=False)
-class Bind(Statement):
-    """A value is computed here: an operation, a read, or an instruction's result."""
+class Define(Statement):
+    """Definition of a value: an operation, a read, or the result of an instruction."""
 
     value: Value
 
 
 @dataclass(eq=False)
-class Execute(Statement):
-    """An instruction without a result."""
+class IssueInstruction(Statement):
+    """Issue of an instruction without a result."""
 
     instruction: Instruction
 
 
 @dataclass(eq=False)
 class Declare(Statement):
+    """Declaration of a variable with its initial value."""
+
     variable: Variable
     initial: Value
 
 
 @dataclass(eq=False)
 class Assign(Statement):
+    """Assignment to a variable."""
+
     variable: Variable
     value: Value
 
 
 @dataclass(eq=False)
 class DeclareRegisters(Statement):
-    registers: Registers | RegisterRows
+    """Declaration of a register array, one- or two-dimensional."""
+
+    registers: RegisterArray | RegisterArray2D
 
 
 @dataclass(eq=False)
 class AssignRegister(Statement):
-    registers: Registers
+    """Assignment to a register of an array."""
+
+    registers: RegisterArray
     index: Value
     value: Value
 
 
 @dataclass(eq=False)
 class Loop(Statement):
-    """for index in start..stop by step; all three are taken before the first iteration."""
+    """A loop over start..stop by step. All three are evaluated once, before the first iteration."""
 
     index: LoopIndex
     start: Value
@@ -97,6 +111,8 @@ class Loop(Statement):
 
 @dataclass(eq=False)
 class If(Statement):
+    """A branch on a condition that may differ between threads."""
+
     condition: Value
     then: Block = field(default_factory=Block)
     otherwise: Block | None = None
@@ -104,7 +120,7 @@ class If(Statement):
 
 @dataclass(eq=False)
 class Role(Statement):
-    """What `count` warpgroups from `first` on do, or `count` warps of the surrounding warpgroup."""
+    """Code of `count` warpgroups starting at `first`, or of `count` warps of the surrounding warpgroup."""
 
     unit: Literal["warpgroup", "warp"]
     first: int
@@ -115,7 +131,7 @@ class Role(Statement):
 
 @dataclass(eq=False)
 class Function:
-    """Computes `results` of `parameters` and of `captured` values of the kernel; nothing in it has an effect."""
+    """A side-effect-free device function from `parameters` and `captured` kernel values to `results`."""
 
     name: str
     parameters: list[Value]
@@ -124,17 +140,17 @@ class Function:
 
     @property
     def captured(self) -> list[Value]:
-        """What it uses of the kernel's own values."""
-        made: set[Value] = {s.value for s in self.body.statements if isinstance(s, Bind)}
-        made |= {v for s in self.body.statements if isinstance(s, Call) for v in s.results}
+        """Values of the kernel that the function uses and that are not its parameters."""
+        defined: set[Value] = {s.value for s in self.body.statements if isinstance(s, Define)}
+        defined |= {v for s in self.body.statements if isinstance(s, Call) for v in s.results}
         used = [v for s in self.body.statements for v in uses(s)] + self.results
-        own = made.union(self.parameters)
-        return [v for v in dict.fromkeys(used) if v not in own and not (isinstance(v, Constant) and not v.name)]
+        local = defined.union(self.parameters)
+        return [v for v in dict.fromkeys(used) if v not in local and not (isinstance(v, Constant) and not v.name)]
 
 
 @dataclass(eq=False)
 class Call(Statement):
-    """`results` are what a function gives for `arguments`."""
+    """A call of a function: `results` are its results for `arguments`."""
 
     function: Function
     arguments: list[Value]
@@ -142,18 +158,18 @@ class Call(Statement):
 
 
 def uses(statement: Statement) -> list[Value]:
-    """The values that a statement reads, without those of the blocks inside it."""
+    """Return the values that a statement reads, without those read in the blocks inside it."""
     match statement:
-        case Bind(value=Operation(operands=operands)):
+        case Define(value=Operation(operands=operands)):
             return list(operands)
-        case Bind(value=RegisterRead(registers=registers, index=index)):
-            return [index, *_row(registers)]
-        case Bind(value=Result(instruction=instruction)) | Execute(instruction=instruction):
-            return [v for operand in instruction.operands.values() for v in _of_operand(operand)]
+        case Define(value=RegisterRead(registers=registers, index=index)):
+            return [index, *_row_index(registers)]
+        case Define(value=Result(instruction=instruction)) | IssueInstruction(instruction=instruction):
+            return [v for operand in instruction.operands.values() for v in _operand_uses(operand)]
         case Declare(initial=value) | Assign(value=value):
             return [value]
         case AssignRegister(registers=registers, index=index, value=value):
-            return [index, value, *_row(registers)]
+            return [index, value, *_row_index(registers)]
         case Loop(start=start, stop=stop, step=step):
             return [start, stop, step]
         case If(condition=condition):
@@ -163,32 +179,32 @@ def uses(statement: Statement) -> list[Value]:
     return []
 
 
-def changes(statement: Statement) -> list[object]:
-    """The variables and declared register arrays that a statement, or one inside it, assigns to."""
+def defs(statement: Statement) -> list[object]:
+    """Return the variables and declared register arrays that a statement, or one inside it, assigns to."""
     match statement:
         case Assign(variable=variable):
             return [variable]
         case AssignRegister(registers=registers):
             return [registers.declared]
-        case Bind(value=Result(instruction=instruction)) | Execute(instruction=instruction):
-            kinds = instruction.operand_types.items()
-            written = [name for name, kind in kinds if isinstance(kind, RegisterOperand) and kind.access != "in"]
+        case Define(value=Result(instruction=instruction)) | IssueInstruction(instruction=instruction):
+            types = instruction.operand_types.items()
+            written = [name for name, t in types if isinstance(t, RegisterOperand) and t.access != "in"]
             return [getattr(instruction, name).declared for name in written]
-    return [x for block in children(statement) for inner in block.statements for x in changes(inner)]
+    return [x for block in children(statement) for inner in block.statements for x in defs(inner)]
 
 
-def _of_operand(operand: Value | Registers) -> list[Value]:
+def _operand_uses(operand: Value | RegisterArray) -> list[Value]:
     if isinstance(operand, Value):
         return [operand]
-    return [operand.first, *_row(operand.array)] if isinstance(operand, RegisterPart) else []
+    return [operand.start, *_row_index(operand.array)] if isinstance(operand, RegisterSlice) else []
 
 
-def _row(registers: Registers) -> list[Value]:
-    return [registers.row] if isinstance(registers, SelectedRow) else []
+def _row_index(registers: RegisterArray) -> list[Value]:
+    return [registers.row] if isinstance(registers, IndexedRow) else []
 
 
 def children(statement: Statement) -> list[Block]:
-    """The blocks inside a statement."""
+    """Return the blocks inside a statement."""
     if isinstance(statement, (Loop, Role)):
         return [statement.body]
     if isinstance(statement, If):
@@ -197,16 +213,16 @@ def children(statement: Statement) -> list[Block]:
 
 
 def walk(block: Block) -> Iterator[Statement]:
-    """Every statement below a block, outer before inner, in order."""
+    """Yield every statement of a block and of the blocks inside it, in program order."""
     for statement in block.statements:
         yield statement
         for child in children(statement):
             yield from walk(child)
 
 
-def instructions(block: Block) -> Iterator[tuple[Instruction, Where]]:
-    """Every instruction below a block, with its line."""
+def instructions(block: Block) -> Iterator[tuple[Instruction, SourceLocation]]:
+    """Yield every instruction of a block and of the blocks inside it, with its source location."""
     for statement in walk(block):
         match statement:
-            case Execute(instruction=instruction) | Bind(value=Result(instruction=instruction)):
-                yield instruction, statement.where
+            case IssueInstruction(instruction=instruction) | Define(value=Result(instruction=instruction)):
+                yield instruction, statement.location

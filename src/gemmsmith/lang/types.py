@@ -1,4 +1,4 @@
-"""Types of values in a kernel: what a register can hold."""
+"""Value types of a kernel: register types, and three parameter types that no register holds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, eq=False)
-class Type:
-    """A register type: its C++ spelling and the letter of its inline-PTX constraint. There is one object of each."""
+class ScalarType:
+    """A scalar type: C++ spelling, width and inline-PTX constraint letter.
+
+    Instances are singletons, compared by identity.
+    """
 
     name: str
     cpp: str
@@ -17,21 +20,24 @@ class Type:
 
     @property
     def is_integer(self) -> bool:
+        """True for integer types; predicates are not integers."""
         return self.constraint in "rlh" and self.name != "pred"
 
     def __repr__(self) -> str:
         return self.name
 
 
-PRED = Type("pred", "bool", 1, "r")
-I32 = Type("i32", "int", 32, "r", signed=True)
-U32 = Type("u32", "uint32_t", 32, "r")
-I64 = Type("i64", "int64_t", 64, "l", signed=True)
-U64 = Type("u64", "uint64_t", 64, "l")
-U16 = Type("u16", "uint16_t", 16, "h")
-F32 = Type("f32", "float", 32, "f")
-ORDER_LENGTH = 288
-"""Twice the 144 SMs of a full GH100."""
-ORDER = Type("order", "Order", 16 * ORDER_LENGTH, "l")
-"""A short table of small numbers, passed by value: for each cluster of a grid, where in the walk it begins."""
-TENSOR_MAP = Type("tensor_map", "TensorMap", 1024, "l")
+PRED = ScalarType("pred", "bool", 1, "r")
+I32 = ScalarType("i32", "int", 32, "r", signed=True)
+U32 = ScalarType("u32", "uint32_t", 32, "r")
+I64 = ScalarType("i64", "int64_t", 64, "l", signed=True)
+U64 = ScalarType("u64", "uint64_t", 64, "l")
+U16 = ScalarType("u16", "uint16_t", 16, "h")
+F32 = ScalarType("f32", "float", 32, "f")
+CLUSTER_PERMUTATION_LENGTH = 288
+"""Entries of a cluster permutation: twice the 144 SMs of a full GH100 (NVIDIA H100 whitepaper)."""
+CLUSTER_PERMUTATION = ScalarType("cluster_permutation", "ClusterPermutation", 16 * CLUSTER_PERMUTATION_LENGTH, "l")
+"""Table passed by value as a kernel parameter: entry c is the raster position of the first tile of cluster c."""
+FAST_DIVMOD = ScalarType("fast_divmod", "FastDivmod", 64, "l")
+"""A divisor, passed by value as a kernel parameter: multiplier | shift << 32 on the host."""
+TENSOR_MAP = ScalarType("tensor_map", "TensorMap", 1024, "l")

@@ -1,4 +1,4 @@
-"""Values: what a kernel computes. Every operation is bound where it is made and never changes (SSA)."""
+"""SSA values of a kernel. An operation is emitted where Python creates it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from collections.abc import Callable, Iterator
 from typing import Any, Union
 
 from gemmsmith.core.errors import KernelError
-from gemmsmith.lang.recording import recorder
-from gemmsmith.lang.types import F32, I32, PRED, Type
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import F32, I32, PRED, U32, ScalarType
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 ValueLike = Union["Value", int, float, bool]
 Operator = Callable[["Value", ValueLike], "Value"]
 
 
-def _methods(op: str) -> tuple[Operator, Operator]:
-    """The methods of an operator of C and of its reflected form."""
+def _operator_methods(op: str) -> tuple[Operator, Operator]:
+    """Return the Python methods (direct and reflected) for a C operator."""
     return lambda self, other: arithmetic(op, self, other), lambda self, other: arithmetic(op, other, self)
 
 
 class Value:
     """A typed value of the kernel. Python operators on it record operations in the current builder."""
 
-    def __init__(self, type: Type, name: str | None = None) -> None:
-        self.type = type
+    def __init__(self, scalar_type: ScalarType, name: str | None = None) -> None:
+        self.type = scalar_type
         self.name = name
+        self.name_hint: str | None = None
 
     def __bool__(self) -> bool:
         raise KernelError(
@@ -35,33 +36,38 @@ class Value:
     __hash__ = object.__hash__
 
     def named(self, name: str) -> Value:
-        """Prints this value as a constant of that name; what has a name already keeps it, and a number stays one."""
+        """Name the value in the generated code. Has no effect on values that already have a name, or on literals."""
         if not self.name and not isinstance(self, Constant):
             self.name = name
         return self
 
-    def to(self, type: Type) -> Value:
-        """Converts to another type."""
-        if type == self.type:
-            return self
-        return operation("cast", type, self)
+    def hinted(self, name: str) -> Value:
+        """Name the value if it is printed as a constant of its own, but let the printer inline it."""
+        self.name_hint = self.name_hint or name
+        return self
 
-    __add__, __radd__ = _methods("+")
-    __sub__, __rsub__ = _methods("-")
-    __mul__, __rmul__ = _methods("*")
-    __floordiv__, __rfloordiv__ = _methods("/")
-    __mod__, _ = _methods("%")
-    __lshift__, _ = _methods("<<")
-    __rshift__, _ = _methods(">>")
-    __and__, _ = _methods("&")
-    __or__, _ = _methods("|")
-    __xor__, __rxor__ = _methods("^")
-    __lt__, _ = _methods("<")
-    __le__, _ = _methods("<=")
-    __gt__, _ = _methods(">")
-    __ge__, _ = _methods(">=")
-    __eq__, _ = _methods("==")  # type: ignore[assignment]
-    __ne__, _ = _methods("!=")  # type: ignore[assignment]
+    def to(self, scalar_type: ScalarType) -> Value:
+        """Return the value converted to `scalar_type`."""
+        if scalar_type == self.type:
+            return self
+        return operation("cast", scalar_type, self)
+
+    __add__, __radd__ = _operator_methods("+")
+    __sub__, __rsub__ = _operator_methods("-")
+    __mul__, __rmul__ = _operator_methods("*")
+    __floordiv__, __rfloordiv__ = _operator_methods("/")
+    __mod__, _ = _operator_methods("%")
+    __lshift__, _ = _operator_methods("<<")
+    __rshift__, _ = _operator_methods(">>")
+    __and__, _ = _operator_methods("&")
+    __or__, _ = _operator_methods("|")
+    __xor__, __rxor__ = _operator_methods("^")
+    __lt__, _ = _operator_methods("<")
+    __le__, _ = _operator_methods("<=")
+    __gt__, _ = _operator_methods(">")
+    __ge__, _ = _operator_methods(">=")
+    __eq__, _ = _operator_methods("==")  # type: ignore[assignment]
+    __ne__, _ = _operator_methods("!=")  # type: ignore[assignment]
 
     def __truediv__(self, other: ValueLike) -> Value:
         return arithmetic("/", self._fp32(), other)
@@ -71,7 +77,7 @@ class Value:
 
     def _fp32(self) -> Value:
         if self.type != F32:
-            raise KernelError("use // between integers")
+            raise KernelError("true division of integers is not supported; use //")
         return self
 
     def __neg__(self) -> Value:
@@ -82,39 +88,42 @@ class Value:
 
 
 class Constant(Value):
-    """A number known while the kernel is built. One with a name prints as a `constexpr`, and is not folded."""
+    """A value known at build time. A named constant is printed as a `constexpr` and is not folded."""
 
-    def __init__(self, type: Type, number: Any, name: str | None = None) -> None:
-        super().__init__(type, name)
-        self.number = number
-
-
-class LateConstant(Value):
-    """A number that the rest of the kernel decides (a barrier's arrivals); known when the building ends."""
-
-    def __init__(self, type: Type, name: str) -> None:
-        super().__init__(type, name)
-        self.number: int | None = None
+    def __init__(self, scalar_type: ScalarType, value: Any, name: str | None = None) -> None:
+        super().__init__(scalar_type, name)
+        self.value = value
 
 
-Bind = Callable[[Any], Any]
-"""What computes an argument from the problem that a kernel is launched for; the language does not look into either."""
+class DeferredConstant(Value):
+    """A constant whose value is set later during recording, such as a barrier's arrival count.
+
+    The value must be set before `Builder.finish`.
+    """
+
+    def __init__(self, scalar_type: ScalarType, name: str) -> None:
+        super().__init__(scalar_type, name)
+        self.value: int | None = None
+
+
+ArgumentFn = Callable[[Any], Any]
+"""Computes a kernel argument from the problem being launched. Both are opaque to `lang`."""
 
 
 class Parameter(Value):
-    """An argument of the kernel. `bind` gives it; without one whoever launches the kernel does."""
+    """A kernel parameter. `compute` computes its argument at launch; without it the caller passes the argument."""
 
-    def __init__(self, type: Type, name: str, bind: Bind | None = None) -> None:
-        super().__init__(type, name)
-        self.bind = bind
+    def __init__(self, scalar_type: ScalarType, name: str, compute: ArgumentFn | None = None) -> None:
+        super().__init__(scalar_type, name)
+        self.compute = compute
 
 
 class Builtin(Value):
-    """Where this thread stands: thread, lane, warp, warpgroup; and the address of shared memory."""
+    """The thread, lane, warp or warpgroup index, or the base address of shared memory."""
 
 
 class LoopIndex(Value):
-    """The index of a loop; `unrolled` loops may index register arrays with it."""
+    """The index of a loop. The index of an `unrolled` loop may index register arrays."""
 
     def __init__(self, name: str, unrolled: bool) -> None:
         super().__init__(I32, name)
@@ -122,15 +131,15 @@ class LoopIndex(Value):
 
 
 class Operation(Value):
-    """A pure operation on values: an operator of C, "neg", "select", "cast", "min" or "max"."""
+    """A pure operation on values: a C operator, "neg", "select", "cast", "min" or "max"."""
 
-    def __init__(self, op: str, type: Type, operands: tuple[Value, ...]) -> None:
-        super().__init__(type)
+    def __init__(self, op: str, scalar_type: ScalarType, operands: tuple[Value, ...]) -> None:
+        super().__init__(scalar_type)
         self.op, self.operands = op, operands
 
 
-class Read(Value):
-    """What a variable held where it was read."""
+class VariableRead(Value):
+    """Value of a variable at the point of the read."""
 
     def __init__(self, variable: Variable) -> None:
         super().__init__(variable.type)
@@ -138,82 +147,91 @@ class Read(Value):
 
 
 class RegisterRead(Value):
-    """What element `index` of a register array held where it was read."""
+    """Value of register `index` of an array at the point of the read."""
 
-    def __init__(self, registers: Registers, index: Value) -> None:
+    def __init__(self, registers: RegisterArray, index: Value) -> None:
         super().__init__(registers.type)
         self.registers, self.index = registers, index
 
 
 class Variable:
-    """The one thing that is assigned to: `get()` binds what it holds now, `set()` changes it."""
+    """A mutable scalar. `get()` emits a read, `set()` an assignment."""
 
-    def __init__(self, type: Type, name: str) -> None:
-        self.type, self.name = type, name
+    def __init__(self, scalar_type: ScalarType, name: str) -> None:
+        self.type, self.name = scalar_type, name
 
     def get(self) -> Value:
-        return bind(Read(self))
+        """Emit a read of the variable and return its current value."""
+        return define(VariableRead(self))
 
     def set(self, value: ValueLike) -> None:
-        recorder().assign(self, as_value(value, self.type))
+        """Emit an assignment to the variable."""
+        current_builder().assign(self, as_value(value, self.type))
 
 
-class Registers:
-    """An array that lives in registers, so its indices are known at build time or unrolled. `declared`: what it is
-    declared as, itself or the two-dimensional array whose row it is."""
+class RegisterArray:
+    """A register array. Indices must be compile-time constants or indices of unrolled loops.
 
-    def __init__(self, type: Type, count: int, name: str, declared: Registers | RegisterRows | None = None) -> None:
-        self.type, self.count, self.name = type, count, name
-        self.declared: Registers | RegisterRows = self if declared is None else declared
+    `declared` is the array in the C++ declaration: this array, or the two-dimensional array of which it is a row.
+    """
+
+    def __init__(
+        self, scalar_type: ScalarType, count: int, name: str, declared: RegisterArray | RegisterArray2D | None = None
+    ) -> None:
+        self.type, self.count, self.name = scalar_type, count, name
+        self.declared: RegisterArray | RegisterArray2D = self if declared is None else declared
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: ValueLike) -> Value:
-        return bind(RegisterRead(self, self._index(index)))
+        return define(RegisterRead(self, self._index(index)))
 
     def __setitem__(self, index: ValueLike, value: ValueLike) -> None:
-        recorder().assign_register(self, self._index(index), as_value(value, self.type))
+        current_builder().assign_register(self, self._index(index), as_value(value, self.type))
 
-    def part(self, first: ValueLike, count: int) -> RegisterPart:
-        """`count` of them from `first` on, which is known at build time or unrolled: an operand of an instruction."""
-        return RegisterPart(self, self._index(first), count)
+    def slice(self, start: ValueLike, count: int) -> RegisterSlice:
+        """Return `count` registers from `start` (a constant or an unrolled index), as an instruction operand."""
+        return RegisterSlice(self, self._index(start), count)
 
     def _index(self, index: ValueLike) -> Value:
         return _register_index(self.name, index, self.count)
 
 
-class RegisterPart(Registers):
-    """Some neighbors of a register array, as an instruction's operand."""
+class RegisterSlice(RegisterArray):
+    """A contiguous slice of a register array, as an instruction operand."""
 
-    def __init__(self, array: Registers, first: Value, count: int) -> None:
+    def __init__(self, array: RegisterArray, start: Value, count: int) -> None:
         super().__init__(array.type, count, array.name, array.declared)
-        self.array, self.first = array, first
+        self.array, self.start = array, start
 
 
-class RegisterRows:
-    """A two-dimensional array in registers: `[i]` is a row, an array of `count` registers."""
+class RegisterArray2D:
+    """A two-dimensional register array. `[i]` is a row: an array of `count` registers."""
 
-    def __init__(self, type: Type, rows: int, count: int, name: str) -> None:
-        self.type, self.count, self.name = type, count, name
+    def __init__(self, scalar_type: ScalarType, rows: int, count: int, name: str) -> None:
+        self.type, self.count, self.name = scalar_type, count, name
         names = [name] if rows == 1 else [f"{name}[{i}]" for i in range(rows)]
-        self.rows = [Registers(type, count, x, self) for x in names]
+        self.rows = [RegisterArray(scalar_type, count, x, self) for x in names]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[Registers]:
+    def __iter__(self) -> Iterator[RegisterArray]:
         return iter(self.rows)
 
-    def __getitem__(self, index: ValueLike) -> Registers:
+    def __getitem__(self, index: ValueLike) -> RegisterArray:
         value = _register_index(self.name, index, len(self.rows))
-        return self.rows[value.number] if isinstance(value, Constant) else SelectedRow(self, value)
+        return self.rows[value.value] if isinstance(value, Constant) else IndexedRow(self, value)
 
 
-class SelectedRow(Registers):
-    """The row that an unrolled index selects: its registers can be read and assigned to."""
+class IndexedRow(RegisterArray):
+    """A row selected by an unrolled index.
 
-    def __init__(self, array: RegisterRows, row: Value) -> None:
+    Its registers can be read and written, but it cannot be an instruction operand.
+    """
+
+    def __init__(self, array: RegisterArray2D, row: Value) -> None:
         super().__init__(array.type, array.count, array.name, array)
         self.array, self.row = array, row
 
@@ -221,8 +239,8 @@ class SelectedRow(Registers):
 def _register_index(name: str, index: ValueLike, count: int) -> Value:
     value = as_value(index, I32)
     if isinstance(value, Constant):
-        if not 0 <= value.number < count:
-            raise KernelError(f"register array {name}[{value.number}]: it has {count} elements")
+        if not 0 <= value.value < count:
+            raise KernelError(f"register array {name}[{value.value}]: it has {count} elements")
     elif not _is_build_time(value):
         raise KernelError(
             f"register array {name} indexed by a run-time value, which would move it to local memory: "
@@ -239,96 +257,112 @@ def _is_build_time(value: Value) -> bool:
     return isinstance(value, Operation) and all(_is_build_time(v) for v in value.operands)
 
 
-def as_value(x: ValueLike, type: Type) -> Value:
-    """`x` as a value of `type`; Python numbers become constants, values must already have the type."""
+def as_value(x: ValueLike, scalar_type: ScalarType) -> Value:
+    """Return `x` as a value of `scalar_type`. Python numbers become constants; values must already have the type."""
     if isinstance(x, Value):
-        if x.type != type:
-            raise KernelError(f"a {x.type} value where {type} is needed: convert it with .to({type.name.upper()})")
+        if x.type != scalar_type:
+            raise KernelError(
+                f"expected a {scalar_type} value, got {x.type}; convert it with .to({scalar_type.name.upper()})"
+            )
         return x
     if isinstance(x, Variable):
         raise KernelError(f"variable {x.name} used as a value: read it with .get()")
-    if type.is_integer:
+    if scalar_type.is_integer:
         if isinstance(x, bool) or int(x) != x:
-            raise KernelError(f"{x!r} is no {type}")
-        low, high = (-(2 ** (type.bits - 1)), 2 ** (type.bits - 1)) if type.signed else (0, 2**type.bits)
+            raise KernelError(f"{x!r} is not a valid {scalar_type}")
+        low, high = (
+            (-(2 ** (scalar_type.bits - 1)), 2 ** (scalar_type.bits - 1))
+            if scalar_type.signed
+            else (0, 2**scalar_type.bits)
+        )
         if not low <= x < high:
-            raise KernelError(f"{x} does not fit {type}")
-        return Constant(type, int(x))
-    return Constant(type, bool(x) if type == PRED else float(x))
+            raise KernelError(f"{x} is out of range for {scalar_type}")
+        return Constant(scalar_type, int(x))
+    return Constant(scalar_type, bool(x) if scalar_type == PRED else float(x))
 
 
-def bind(value: Value) -> Value:
-    recorder().bind(value)
+def define(value: Value) -> Value:
+    """Emit the definition of `value` and return it."""
+    current_builder().define(value)
     return value
 
 
 def arithmetic(op: str, left: ValueLike, right: ValueLike) -> Value:
-    """A binary operation; a Python number takes the type of the other side."""
-    type = left.type if isinstance(left, Value) else right.type  # type: ignore[union-attr]
-    a = as_value(left, type)
-    amount = right.type if isinstance(right, Value) else I32  # a shift's amount has a type of its own
-    b = as_value(right, amount if op in ("<<", ">>") else type)
-    if type == PRED and op not in ("&", "|", "^", "==", "!="):
-        raise KernelError(f"{op} between predicates")
-    return operation(op, PRED if op in COMPARISONS else type, a, b)
+    """Emit a binary operation. A Python number takes the type of the other side."""
+    scalar_type = left.type if isinstance(left, Value) else right.type  # type: ignore[union-attr]
+    a = as_value(left, scalar_type)
+    shift_type = right.type if isinstance(right, Value) else I32  # a shift count need not have the left side's type
+    b = as_value(right, shift_type if op in ("<<", ">>") else scalar_type)
+    if scalar_type == PRED and op not in ("&", "|", "^", "==", "!="):
+        raise KernelError(f"operator {op} is not defined for predicates; use &, |, ^, == or !=")
+    return operation(op, PRED if op in COMPARISONS else scalar_type, a, b)
 
 
-def operation(op: str, type: Type, *operands: Value) -> Value:
-    """Binds an operation, folding what is known at build time."""
-    if all(_is_number(v) for v in operands):
-        return Constant(type, evaluate(op, type, *(v.number for v in operands)))  # type: ignore[attr-defined]
-    if op == "select" and _is_number(operands[0]):
-        return operands[1 if operands[0].number else 2]  # type: ignore[attr-defined]
+def operation(op: str, scalar_type: ScalarType, *operands: Value) -> Value:
+    """Emit an operation, or fold it if its operands are known at build time."""
+    if all(_is_literal(v) for v in operands):
+        return Constant(scalar_type, evaluate(op, scalar_type, *(v.value for v in operands)))  # type: ignore[attr-defined]
+    if op == "select" and _is_literal(operands[0]):
+        return operands[1 if operands[0].value else 2]  # type: ignore[attr-defined]
     if len(operands) == 2:
         a, b = operands
         for x, y, commutes in ((a, b, True), (b, a, False)):
             if isinstance(y, Constant) and not y.name:
-                if y.number == 0 and (op in ("+", "|", "^") or (commutes and op in ("-", "<<", ">>"))):
+                if y.value == 0 and (op in ("+", "|", "^") or (commutes and op in ("-", "<<", ">>"))):
                     return x
-                if y.number == 1 and (op == "*" or (commutes and op == "/")):
+                if y.value == 1 and (op == "*" or (commutes and op == "/")):
                     return x
-                if y.number == 1 and commutes and op == "%":
-                    return Constant(type, 0)
-                if y.number == 0 and op == "*" and type.is_integer:
+                if y.value == 1 and commutes and op == "%":
+                    return Constant(scalar_type, 0)
+                if y.value == 0 and op == "*" and scalar_type.is_integer:
                     return y
-    return bind(Operation(op, type, operands))
+    return define(Operation(op, scalar_type, operands))
 
 
-def _is_number(value: Value) -> bool:
+def shared_slot(smem: Value, slot: Value, slot_bytes: int, offset: Constant, nbytes: Value | None = None) -> Value:
+    """Emit the address of a slot of the shared buffer at `offset`, or of the byte `nbytes` of that slot.
+
+    It prints as `buffer[slot]` or `buffer.at(slot, nbytes)`.
+    """
+    operands = (smem, slot, Constant(U32, slot_bytes), offset)
+    return define(Operation("slot", U32, operands if nbytes is None else (*operands, nbytes)))
+
+
+def _is_literal(value: Value) -> bool:
     return isinstance(value, Constant) and not value.name
 
 
 def _quotient(a: int, b: int) -> int:
     if a < 0 or b <= 0:
-        raise KernelError(f"integer division {a} / {b}: operands must be positive")
+        raise KernelError(f"integer division {a} / {b}: needs a >= 0 and b > 0")
     return a // b
 
 
 def _remainder(a: int, b: int) -> int:
     if a < 0 or b <= 0:
-        raise KernelError(f"integer remainder {a} % {b}: operands must be positive")
+        raise KernelError(f"integer remainder {a} % {b}: needs a >= 0 and b > 0")
     return a % b
 
 
-_MEANINGS: dict[str, Callable[..., Any]] = {
+_EVALUATORS: dict[str, Callable[..., Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": _quotient, "%": _remainder, "<<": operator.lshift,
     ">>": operator.rshift, "&": operator.and_, "|": operator.or_, "^": operator.xor, "<": operator.lt,
     "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne, "min": min,
     "max": max, "neg": operator.neg, "!": operator.not_, "~": operator.invert, "select": lambda c, a, b: a if c else b,
     "cast": lambda a: a,
 }  # fmt: skip
-"""Of operations, on Python numbers; "/" of integers."""
+"""Evaluators of the operations on Python numbers. "/" is integer division."""
 
 
-def evaluate(op: str, type: Type, *x: Any) -> Any:
-    """An operation's meaning on Python numbers; integers wrap (u32, u64) or raise on overflow (i32, i64)."""
-    if not type.is_integer:
-        return operator.truediv(*x) if op == "/" else _MEANINGS[op](*x)
-    result = int(_MEANINGS[op](*x))
-    if not type.signed:
-        return result % 2**type.bits
+def evaluate(op: str, scalar_type: ScalarType, *x: Any) -> Any:
+    """Evaluate an operation on Python numbers. Integers wrap (u32, u64) or raise on overflow (i32, i64)."""
+    if not scalar_type.is_integer:
+        return operator.truediv(*x) if op == "/" else _EVALUATORS[op](*x)
+    result = int(_EVALUATORS[op](*x))
+    if not scalar_type.signed:
+        return result % 2**scalar_type.bits
     if op == "cast":
-        return (result + 2 ** (type.bits - 1)) % 2**type.bits - 2 ** (type.bits - 1)
-    if not -(2 ** (type.bits - 1)) <= result < 2 ** (type.bits - 1):
-        raise KernelError(f"{type} overflow in {op}: {x}")
+        return (result + 2 ** (scalar_type.bits - 1)) % 2**scalar_type.bits - 2 ** (scalar_type.bits - 1)
+    if not -(2 ** (scalar_type.bits - 1)) <= result < 2 ** (scalar_type.bits - 1):
+        raise KernelError(f"{scalar_type} overflow in {op}: {x}")
     return result

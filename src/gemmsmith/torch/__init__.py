@@ -1,19 +1,19 @@
-"""gemmsmith in PyTorch: products with epilogues that have gradients and can be compiled."""
+"""gemmsmith for PyTorch: GEMMs with fused epilogues that are differentiable and can be compiled."""
 
 from typing import TYPE_CHECKING, Any
 
-from gemmsmith.torch.api import chain, gemm
+from gemmsmith.torch.api import gemm, gemm_then_linear
 from gemmsmith.torch.modules import FusedLinear, FusedLinearCrossEntropy, FusedMLP
 
 if TYPE_CHECKING:
     from gemmsmith.torch.compiler.backend import options
     from gemmsmith.torch.compiler.explain import explain
 
-__all__ = ["FusedLinear", "FusedLinearCrossEntropy", "FusedMLP", "chain", "explain", "gemm", "options"]
+__all__ = ["FusedLinear", "FusedLinearCrossEntropy", "FusedMLP", "explain", "gemm", "gemm_then_linear", "options"]
 
 
 def __getattr__(name: str) -> Any:
-    """What needs Inductor, which takes seconds to import."""
+    """Import `explain` and `options` on first use: they import Inductor, which takes seconds."""
     if name == "explain":
         from gemmsmith.torch.compiler.explain import explain
 

@@ -1,4 +1,4 @@
-"""gemmsmith.torch.gemm: a product with its epilogue, on tensors that may have gradients or be compiled."""
+"""gemmsmith.torch.gemm: a differentiable GEMM with a fused epilogue that can be compiled."""
 
 from __future__ import annotations
 
@@ -12,271 +12,329 @@ from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from gemmsmith import checks
 from gemmsmith.api import gemm as launch
-from gemmsmith.core.bounded import Bounded
-from gemmsmith.core.dtypes import number_operand
-from gemmsmith.core.errors import ARGUMENTS, ArgumentError, meant
-from gemmsmith.core.graph import over
-from gemmsmith.core.switches import switches
+from gemmsmith.core.bools import as_bools
+from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.dtypes import validate_fp32_scalar
+from gemmsmith.core.errors import ARGUMENTS, ArgumentError, did_you_mean
+from gemmsmith.core.graph import reduced_dims
 from gemmsmith.epilogue.frontend.classify import classify
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.epilogue.frontend.snapshot import snapshot
-from gemmsmith.torch import fallback, text
-from gemmsmith.torch.backward import Forward, Names, constant, numbers, tensors
-from gemmsmith.torch.chain import chained
-from gemmsmith.torch.fallback import FLOATS
-from gemmsmith.torch.gradient import applied, exporting, planned, product, transforming
-from gemmsmith.torch.operator import precision, product_shape
-from gemmsmith.torch.tracing import MOST_KNOWN, Kinds, epilogue_text
+from gemmsmith.torch import fallback, graph_serialization
+from gemmsmith.torch.autograd import (
+    differentiable_gemm,
+    in_functorch_transform,
+    is_exporting,
+    plan_forward,
+    run_forward,
+)
+from gemmsmith.torch.back_to_back import run_gemm_then_linear
+from gemmsmith.torch.backward_plan import ForwardSpec, Names, dynamo_constant, number_names, tensor_names
+from gemmsmith.torch.fallback import FLOAT_DTYPES
+from gemmsmith.torch.ops import fp32_precision, matmul_shape
+from gemmsmith.torch.tracing import CACHE_SIZE, OperandSignature, serialize_epilogue
 
 FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
 UE8M0 = torch.float8_e8m0fnu
-MULTIPLIED = (*FLOATS, *FP8, torch.int8)
-"""The dtypes of a and b, and of operands below."""
-READ = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool)
-_NO_ARGUMENTS = frozenset(ARGUMENTS) - {"scale_a", "scale_b", "epilogue", "operands"}
+GEMM_DTYPES = (*FLOAT_DTYPES, *FP8, torch.int8)
+"""Dtypes of a and b."""
+OPERAND_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool)
+"""Dtypes of an epilogue's operands; float64 too if a is float64."""
+_UNSUPPORTED_ARGUMENTS = frozenset(ARGUMENTS) - {"scale_a", "scale_b", "epilogue", "operands"}
 
 
 def gemm(
     a: Any, b: Any, *, epilogue: Any = None, recompute: bool = False, scale_a: Any = None, scale_b: Any = None,
     operands: Mapping[str, Any] | None = None, **named: Any,
 ) -> Any:  # fmt: skip
-    """epilogue(a @ b), as gemmsmith.gemm, with gradients, under torch.compile and under transforms of torch.func.
+    """Differentiable `epilogue(a @ b)`; works with autograd, torch.compile and torch.func transforms.
 
-    a: (..., m, k), b: (k, n), or (batch, k, n) for an a of (batch, m, k) or (m, k). dtypes as in gemmsmith.gemm, and
-    float64 on the CPU, where everything is computed in float64; fp32 is multiplied as
-    torch.set_float32_matmul_precision says: "highest" by 3xTF32, else by TF32.
-    epilogue: a function of the product and of operands by name, as in gemmsmith.gemm: the product has a's indices. What
-    an operand is follows from its shape: () a scalar, (n,) a row, (m, 1) a column, (m, n) a matrix, with a's leading
-    indices in front or without. Numbers are operands too, which have no gradient.
-    recompute: for the backward pass nothing is stored that the forward pass does not return; it multiplies a and b once
-    more where it needs the product. Otherwise one more matrix is stored where it needs one: the value before an
-    activation. Nothing is where the epilogue is linear or its result is enough, as for relu, sigmoid and tanh.
-    scale_a, scale_b: of whole tensors, rows of a and columns of b; block scales without gradients only.
-    operands: those whose names are also arguments of this function.
+    Args:
+        a: (..., m, k), in a dtype of gemmsmith.gemm, or float64 on the CPU, where all is computed in float64. fp32 is
+            multiplied as torch.set_float32_matmul_precision says: "highest" by 3xTF32, otherwise by TF32.
+        b: (k, n), or (batch, k, n) for an a of (batch, m, k) or (m, k), in a's dtype.
+        epilogue: a function of a @ b and of operands by name, as in gemmsmith.gemm; a @ b has a's leading dimensions.
+        recompute: save nothing beyond the outputs and recompute the GEMM in backward. By default at most one extra
+            matrix (the pre-activation) is saved, and none if the epilogue is linear or if its output suffices (relu,
+            sigmoid, tanh).
+        scale_a: a scale of the whole of a, or of its rows; block scales only without gradients.
+        scale_b: a scale of the whole of b, or of its columns; block scales only without gradients.
+        operands: operands whose names are also arguments of this function.
+        **named: the other operands. The shape selects the kind: () a scalar, (n,) a row, (m, 1) a column, (m, n) a
+            matrix, with or without a's leading dimensions. Numbers are operands without a gradient.
 
-    Gives one tensor, a tuple or a dict, as the function does; results are row-major. Those of a maximum or minimum
-    share its gradient among equal elements, as in torch.amax. No gradients: quantize, top_k_softmax, fp8 results, fp8
-    and int8 operands; forward mode. Raises ArgumentError, which names the argument, and EpilogueError.
+    Returns:
+        A tensor, a tuple or a dict, as the function returns; results are row-major. A maximum or minimum divides its
+        gradient among equal elements, as torch.amax does. There are no gradients for quantize, top_k_softmax and fp8
+        results, for fp8 and int8 operands, and in forward mode.
+
+    Raises:
+        ArgumentError: an argument, which the message names, is not valid.
+        EpilogueError: the function is not a valid epilogue, or has no gradient.
     """
     if recompute is not False:
-        (recompute,) = switches(recompute=recompute)
-    given = checks.operands(operands, named)
-    if named and not _NO_ARGUMENTS.isdisjoint(named):
-        name = next(name for name in named if name in _NO_ARGUMENTS)
+        (recompute,) = as_bools(recompute=recompute)
+    operand_values = checks.merge_operands(operands, named)
+    if named and not _UNSUPPORTED_ARGUMENTS.isdisjoint(named):
+        name = next(name for name in named if name in _UNSUPPORTED_ARGUMENTS)
         raise ArgumentError(
             f"{name}: got an argument of gemmsmith.gemm, which has no gradients; call that, or give an operand of this "
             "name in `operands`"
         )
     a, b = autocast(a, b)
-    if _plain(a, b, scale_a, scale_b, *given.values()):
+    if _is_fast_path(a, b, scale_a, scale_b, *operand_values.values()):
         return launch(
-            a, b, epilogue=epilogue, scale_a=scale_a, scale_b=scale_b, operands=given, precision=precision(a)
+            a, b, epilogue=epilogue, scale_a=scale_a, scale_b=scale_b, operands=operand_values,
+            precision=fp32_precision(a),
         )  # fmt: skip
-    scales = {} if scale_a is None and scale_b is None else _scales(scale_a, scale_b, given)
-    every = {**given, **scales} if scales else given
-    key = _signature(a, b, epilogue, recompute, every, scales)
-    known = _KNOWN.get(key) if key is not None else None
-    if known is not None:
-        written, folds, leading, shape, made, wanted = known
-        of = [_number(name, every[name]) for name in numbers(written)]
-        found = applied(
-            made, wanted, a.flatten(0, 1) if folds else a, b, of, [every[name] for name in tensors(written)]
-        )
+    no_scales = scale_a is None and scale_b is None
+    scales = {} if no_scales else _scale_operands(scale_a, scale_b, operand_values)
+    inputs = {**operand_values, **scales} if scales else operand_values
+    signature = _call_signature(a, b, epilogue, recompute, inputs, scales)
+    cached = _CALL_CACHE.get(signature) if signature is not None else None
+    if cached is not None:
+        serialized, folds_batch, leading_shape, shape, spec, wrt = cached
+        numbers = [_number(name, inputs[name]) for name in number_names(serialized)]
+        tensors = [inputs[name] for name in tensor_names(serialized)]
+        results = run_forward(spec, wrt, a.flatten(0, 1) if folds_batch else a, b, numbers, tensors)
     else:
-        if key is not None:
+        if signature is not None:
             epilogue, source = snapshot(epilogue)
-            key = None if source is None else _signature(a, b, epilogue, recompute, every, scales)
-        written, x, y, arrays, leading, shape = _bound(a, b, epilogue, given, scales)
-        of, read = [arrays[name] for name in numbers(written)], [arrays[name] for name in tensors(written)]
-        found = product(written, x, y, of, read, recompute)
-        if key is not None and y is b and all(arrays[name] is every[name] for name in tensors(written)):
-            _KNOWN[key] = Known(written, x is not a, leading, shape, *planned(written, x, y, read, recompute))
-    kept, names = _kept(written)
-    values = [_unfolded(x, kind, leading, shape) for x, kind in zip(found, kept, strict=True)]
+            signature = None if source is None else _call_signature(a, b, epilogue, recompute, inputs, scales)
+        serialized, x, y, arrays, leading_shape, shape = _prepare(a, b, epilogue, operand_values, scales)
+        numbers = [arrays[name] for name in number_names(serialized)]
+        tensors = [arrays[name] for name in tensor_names(serialized)]
+        results = differentiable_gemm(serialized, x, y, numbers, tensors, recompute)
+        if signature is not None and y is b and all(arrays[name] is inputs[name] for name in tensor_names(serialized)):
+            _CALL_CACHE[signature] = CachedCall(
+                serialized, x is not a, leading_shape, shape, *plan_forward(serialized, x, y, tensors, recompute)
+            )
+    axes, names = _result_axes(serialized)
+    values = [
+        _unflatten_leading(x, result_axes_, leading_shape, shape) for x, result_axes_ in zip(results, axes, strict=True)
+    ]
     if names == ("out", *[f"out{i}" for i in range(1, len(names))]):
         return values[0] if len(values) == 1 else tuple(values)
     return dict(zip(names, values, strict=True))
 
 
-class Known(NamedTuple):
-    """How a product with gradients runs: its text, whether a's first two indices are folded into one, a's leading
-    indices, the product's shape; what `planned` gives."""
+class CachedCall(NamedTuple):
+    """Cached call of a differentiable GEMM.
 
-    text: str
-    folds: bool
-    leading: tuple[int, ...]
+    `epilogue` is serialized. `folds_batch` is whether (batch, M) is folded into M. `leading_shape` are a's leading
+    dimensions and `shape` the shape of a @ b. `spec` is the forward plan and `wrt` the inputs that need gradients.
+    """
+
+    epilogue: str
+    folds_batch: bool
+    leading_shape: tuple[int, ...]
     shape: tuple[int, ...]
-    made: Forward
-    wanted: Names
+    spec: ForwardSpec
+    wrt: Names
 
 
-_KNOWN: dict[Hashable, Known] = Bounded(MOST_KNOWN)
-"""By the signature of the arguments: finding it out takes longer than all else that a call does on the host."""
+_CALL_CACHE: dict[Hashable, CachedCall] = BoundedCache(CACHE_SIZE)
+"""Calls by the signature of their arguments: preparing a call takes most of its time on the host."""
 
 
-def _scales(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> dict[str, Any]:
-    """The scales that are given, as fp32, by names that no operand has."""
-    found = {}
+def _scale_operands(scale_a: Any, scale_b: Any, operands: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given scales in fp32, by names that no operand has."""
+    scales = {}
     for name, x in (("scale_a", scale_a), ("scale_b", scale_b)):
         while name in operands:
             name += "_"
         if x is not None:
-            powers = isinstance(x, torch.Tensor) and x.dtype in (UE8M0, torch.uint8)
-            found[name] = x.view(UE8M0).float() if powers else x
-    return found
+            is_ue8m0 = isinstance(x, torch.Tensor) and x.dtype in (UE8M0, torch.uint8)
+            scales[name] = x.view(UE8M0).float() if is_ue8m0 else x
+    return scales
 
 
-def _signature(
-    a: Any, b: Any, epilogue: Any, recompute: bool, given: Mapping[str, Any], scales: Iterable[str]
+def _call_signature(
+    a: Any, b: Any, epilogue: Any, recompute: bool, inputs: Mapping[str, Any], scales: Iterable[str]
 ) -> Hashable:
-    """All that `Known` depends on, for plain tensors of few dimensions whose gradients are recorded; else None."""
-    if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled() or transforming() or exporting():
+    """Return all that a `CachedCall` depends on, or None if the call cannot be cached.
+
+    Calls are cached if gradients are recorded and all tensors are plain and have at most three dimensions.
+    """
+    if (
+        torch.compiler.is_dynamo_compiling()
+        or not torch.is_grad_enabled()
+        or in_functorch_transform()
+        or is_exporting()
+    ):
         return None
     source = fingerprint(epilogue)
     if source is None or not isinstance(a, torch.Tensor) or a.dim() > 3:
         return None
-    found: list[Hashable] = [source, recompute, tuple(scales)]
-    recorded = False
-    for name, x in (("a", a), ("b", b), *given.items()):
-        kind = type(x)
-        if (kind is torch.Tensor or kind is torch.nn.Parameter) and not x.is_nested:
-            wanted = x.requires_grad
-            found.append((name, x.shape, x.dtype, x.device, x.layout, wanted))
-            recorded = recorded or wanted
-        elif kind is float or kind is int:
-            found.append(name)
+    signature: list[Hashable] = [source, recompute, tuple(scales)]
+    needs_grad = False
+    for name, x in (("a", a), ("b", b), *inputs.items()):
+        type_ = type(x)
+        if (type_ is torch.Tensor or type_ is torch.nn.Parameter) and not x.is_nested:
+            requires_grad_ = x.requires_grad
+            signature.append((name, x.shape, x.dtype, x.device, x.layout, requires_grad_))
+            needs_grad = needs_grad or requires_grad_
+        elif type_ is float or type_ is int:
+            signature.append(name)
         else:
             return None
-    return tuple(found) if recorded else None
+    return tuple(signature) if needs_grad else None
 
 
-def chain(a: Any, b: Any, down: Any, *, epilogue: Any, operands: Mapping[str, Any], bias: Any = None) -> Any:
-    """epilogue(a @ b) @ down + bias. The backward pass computes the epilogue's derivative where it multiplies by down.
+def gemm_then_linear(
+    a: Any, b: Any, weight2: Any, *, epilogue: Any, operands: Mapping[str, Any], bias: Any = None
+) -> Any:
+    """Return `epilogue(a @ b) @ weight2 + bias`, with gradients.
 
-    a (..., m, k), b (k, n), down (n, p), bias (p,) or None -> (..., m, p). The epilogue, of one result, and its
-    operands are as in `gemm`, with a's leading indices or without rows. No second derivatives. Raises ArgumentError.
+    The backward pass computes the epilogue's derivative in the epilogue of the GEMM with weight2. There are no second
+    derivatives.
+
+    Args:
+        a: (..., m, k), in a dtype of `gemm`.
+        b: (k, n), in a's dtype.
+        weight2: (n, p), in the dtype of the epilogue's result.
+        epilogue: a function with one result of shape (..., m, n), as in `gemm`.
+        operands: its operands by name, as in `gemm`: with a's leading dimensions, or without rows.
+        bias: (p,) or None.
+
+    Returns:
+        A tensor (..., m, p).
+
+    Raises:
+        ArgumentError: an argument, which the message names, is not valid.
+        EpilogueError: the function is not a valid epilogue, or has no gradient.
     """
-    (a, b), (_, down) = autocast(a, b), autocast(a, down)
-    for name, x in (("a", a), ("down", down), ("bias", bias)):
+    (a, b), (_, weight2) = autocast(a, b), autocast(a, weight2)
+    for name, x in (("a", a), ("weight2", weight2), ("bias", bias)):
         if name != "bias" or bias is not None:
-            _check(name, x, a)
-    written, a, b, arrays, leading, shape = _bound(a, b, epilogue, checks.operands(operands, {}), {})
+            _check_tensor(name, x, a)
+    serialized, a, b, arrays, leading_shape, shape = _prepare(a, b, epilogue, checks.merge_operands(operands, {}), {})
     if a.dim() != 2 or b.dim() != 2:
-        raise ArgumentError("operands: got one with rows of its own in each batch only; call gemm twice")
-    if down.dim() != 2:
-        raise ArgumentError(f"down: got {down.dim()} dimensions; use (n, p)")
-    if bias is not None and tuple(bias.shape) != tuple(down.shape[1:]):
-        raise ArgumentError(f"bias: got shape {tuple(bias.shape)}; use {tuple(down.shape[1:])}")
-    values = [arrays[name] for name in tensors(written)]
-    y = chained(written, a, b, [arrays[name] for name in numbers(written)], values, down, bias)
-    return y.reshape(*leading, shape[-2], y.shape[-1])
+        raise ArgumentError("operands: got one that differs from batch to batch without having rows; call gemm twice")
+    if weight2.dim() != 2:
+        raise ArgumentError(f"weight2: got {weight2.dim()} dimensions; use (n, p)")
+    if bias is not None and tuple(bias.shape) != tuple(weight2.shape[1:]):
+        raise ArgumentError(f"bias: got shape {tuple(bias.shape)}; use {tuple(weight2.shape[1:])}")
+    values = [arrays[name] for name in tensor_names(serialized)]
+    y = run_gemm_then_linear(
+        serialized, a, b, [arrays[name] for name in number_names(serialized)], values, weight2, bias
+    )
+    return y.reshape(*leading_shape, shape[-2], y.shape[-1])
 
 
 def autocast(a: Any, b: Any) -> tuple[Any, Any]:
-    """a and b in autocast's dtype, where it is on."""
+    """Cast a and b to autocast's dtype, if it is enabled."""
     if not (torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled()):
         return a, b
     if not isinstance(a, torch.Tensor) or a.is_meta or not torch.is_autocast_enabled(a.device.type):
         return a, b
     dtype = torch.get_autocast_dtype(a.device.type)
-    eligible = (torch.float32, torch.float16, torch.bfloat16)
-    cast = [x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in eligible else x for x in (a, b)]
+    castable = (torch.float32, torch.float16, torch.bfloat16)
+    cast = [x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in castable else x for x in (a, b)]
     return cast[0], cast[1]
 
 
-def _bound(
-    a: Any, b: Any, epilogue: Any, given: Mapping[str, Any], scales: Mapping[str, Any]
+def _prepare(
+    a: Any, b: Any, epilogue: Any, operands: Mapping[str, Any], scales: Mapping[str, Any]
 ) -> tuple[str, Any, Any, dict[str, Any], tuple[Any, ...], tuple[Any, ...]]:
-    """The epilogue's text; a, b and operands of a product as it runs, its batch folded into its rows if that can be;
-    a's leading indices, and the product's shape before."""
+    """Validate and prepare the arguments of a GEMM.
+
+    Returns:
+        The serialized epilogue; a, b and the operands as they are passed to the operator, with the batch folded into M
+        if possible; a's leading dimensions; and the shape of a @ b before folding.
+    """
     for name, x in (("a", a), ("b", b)):
-        _check(name, x, a)
-        if x.dtype not in MULTIPLIED:
-            raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, MULTIPLIED))}")
+        _check_tensor(name, x, a)
+        if x.dtype not in GEMM_DTYPES:
+            raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, GEMM_DTYPES))}")
     if a.dtype != b.dtype and not {a.dtype, b.dtype} <= FP8:
         raise ArgumentError(f"b: got {b.dtype} with a of {a.dtype}; use the same for both")
-    if epilogue is None and given:
-        name = next(iter(given))
-        raise ArgumentError(f"{name}: got an operand without an epilogue that reads it; give `epilogue`{meant(name)}")
+    if epilogue is None and operands:
+        name = next(iter(operands))
+        raise ArgumentError(f"{name}: operands need an `epilogue` that reads them{did_you_mean(name)}")
     if a.dim() < 2 or b.dim() not in (2, 3) or (b.dim() == 3 and a.dim() > 3):
         raise ArgumentError(
             f"a, b: got {a.dim()} and {b.dim()} dimensions; use a (..., m, k) and b (k, n), or both (batch, ., .)"
         )
-    leading = a.shape[:-2]
+    leading_shape = a.shape[:-2]
     a = a.flatten(0, -3) if a.dim() > 3 else a
-    shape = product_shape(a.shape, b.shape)
-    leading = leading if len(leading) > 1 else shape[:-2]
+    shape = matmul_shape(a.shape, b.shape)
+    leading_shape = leading_shape if len(leading_shape) > 1 else shape[:-2]
     arrays: dict[str, Any] = {}
-    kinds: Kinds = ()
-    for name, x in (*given.items(), *scales.items()):
+    signature: OperandSignature = ()
+    for name, x in (*operands.items(), *scales.items()):
         if isinstance(x, (int, float, Real)):
-            if not _is_symbol(x):
+            if not _is_symbolic(x):
                 arrays[name] = _number(name, x)
-                kinds = (*kinds, (name, (0, 0, 0), ""))
+                signature = (*signature, (name, (0, 0, 0), ""))
                 continue
             x = a.new_ones((), dtype=torch.float64 if a.dtype == torch.float64 else torch.float32) * x
-        _check(name, x, a)
-        if x.dtype not in READ and not (x.dtype == a.dtype == torch.float64):
-            raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, READ))}")
-        arrays[name] = x = _flat(name, x, leading)
+        _check_tensor(name, x, a)
+        if x.dtype not in OPERAND_DTYPES and not (x.dtype == a.dtype == torch.float64):
+            raise ArgumentError(f"{name}: got {x.dtype}; use one of {', '.join(map(str, OPERAND_DTYPES))}")
+        arrays[name] = x = _flatten_leading(name, x, leading_shape)
         if name in scales:
             _expect_plain_scale(name, x, shape)
-        extent = classify(name, tuple(x.shape), shape)
-        batch = 1 if extent.batch else 0  # by a branch, which makes a symbolic condition a constant
-        kinds = (*kinds, (name, (batch, extent.height, extent.width), str(x.dtype)))
+        dims = classify(name, tuple(x.shape), shape)
+        batch = 1 if dims.batch else 0  # the branch makes a symbolic condition a constant
+        signature = (*signature, (name, (batch, dims.rows_per_value, dims.columns_per_value), str(x.dtype)))
         if x.dim() == 3 and not batch:
             arrays[name] = x.squeeze(0)
-    written = epilogue_text(epilogue, (*leading, *shape[-2:]), kinds[: len(given)], kinds[len(given) :])
+    serialized = serialize_epilogue(
+        epilogue, (*leading_shape, *shape[-2:]), signature[: len(operands)], signature[len(operands) :]
+    )
     if len(shape) == 3 and b.dim() == 2 and a.dim() == 3:
-        written, folds, columns = _folded(written)
-        if folds:  # the batch's rows are rows of one product
+        serialized, folds_batch, batched_names = _fold_batch_into_m(serialized)
+        if folds_batch:  # the rows of all batches become rows of one GEMM
             a = a.flatten(0, 1)
-            arrays = {name: x.flatten(0, 1) if name in columns else x for name, x in arrays.items()}
-    return written, a, b, arrays, leading, shape
+            arrays = {name: x.flatten(0, 1) if name in batched_names else x for name, x in arrays.items()}
+    return serialized, a, b, arrays, leading_shape, shape
 
 
-_PLAIN = frozenset({float, int, type(None)})
+_NUMBER_TYPES = frozenset({float, int, type(None)})
 
 
-def _plain(a: Any, *others: Any) -> bool:
-    """Whether gemmsmith.gemm can run at once: plain tensors on a GPU, no gradients, nothing that watches."""
+def _is_fast_path(a: Any, *others: Any) -> bool:
+    """Return whether gemmsmith.gemm can run immediately: plain tensors on a GPU, no gradients, modes or transforms."""
     if torch.compiler.is_dynamo_compiling() or not isinstance(a, torch.Tensor) or not a.is_cuda or a.dim() > 3:
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or forward_ad._current_level >= 0:
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or fallback.needed(a.get_device()):
+    if torch._C._functorch.peek_interpreter_stack() is not None or fallback.kernels_unsupported(a.get_device()):
         return False
-    recorded = torch.is_grad_enabled()
+    grad_enabled = torch.is_grad_enabled()
     for x in (a, *others):
-        kind = type(x)
-        if kind is torch.Tensor or kind is torch.nn.Parameter:
-            if recorded and x.requires_grad:
+        type_ = type(x)
+        if type_ is torch.Tensor or type_ is torch.nn.Parameter:
+            if grad_enabled and x.requires_grad:
                 return False
-        elif kind not in _PLAIN:
+        elif type_ not in _NUMBER_TYPES:
             return False
     return True
 
 
-def _is_symbol(x: Any) -> bool:
-    """Whether a number of compiled code has no value: as a number of the operator it would get one, and a graph of its
-    own."""
+def _is_symbolic(x: Any) -> bool:
+    """Return whether compiled code does not know a number's value.
+
+    As a number of the operator it would be specialized, and each value would get a graph of its own.
+    """
     return torch.compiler.is_dynamo_compiling() and not has_static_value(x)
 
 
 def _number(name: str, x: Any) -> float:
-    return float(x) if torch.compiler.is_dynamo_compiling() else number_operand(name, x)
+    return float(x) if torch.compiler.is_dynamo_compiling() else validate_fp32_scalar(name, x)
 
 
 def expect_tensor(name: str, x: Any) -> None:
-    """ArgumentError for what is no tensor."""
+    """Raise ArgumentError if x is not a tensor."""
     if isinstance(x, torch.fx.Proxy):
         raise ArgumentError(f"{name}: got a Proxy of torch.fx.symbolic_trace; use torch.export, or a leaf module")
     if not isinstance(x, torch.Tensor):
         raise ArgumentError(f"{name}: got {type(x).__name__}; use a tensor")
 
 
-def _check(name: str, x: Any, a: Any) -> None:
-    """ArgumentError for tensors that cannot be read."""
+def _check_tensor(name: str, x: Any, a: Any) -> None:
+    """Raise ArgumentError if x is not a tensor that can be read."""
     expect_tensor(name, x)
     if x.is_nested:
         raise ArgumentError(f"{name}: got a nested tensor; use a dense one, for instance x.to_padded_tensor(0)")
@@ -286,66 +344,74 @@ def _check(name: str, x: Any, a: Any) -> None:
         raise ArgumentError(f"{name}: got a tensor of {x.dtype}; use a real one")
     if x.device != a.device:
         raise ArgumentError(f"{name}: got a tensor on {x.device} with a on {a.device}; use one device")
-    if transforming() and forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+    if in_functorch_transform() and forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
         raise ArgumentError(f"{name}: got a dual tensor, of forward mode; use reverse mode: backward, torch.func.grad")
 
 
-def _flat(name: str, x: Any, leading: tuple[Any, ...]) -> Any:
-    """An operand with all its leading indices in one."""
-    if x.dim() <= 3 and len(leading) < 2:
+def _flatten_leading(name: str, x: Any, leading_shape: tuple[Any, ...]) -> Any:
+    """Flatten an operand's leading dimensions into one."""
+    if x.dim() <= 3 and len(leading_shape) < 2:
         return x
     if x.dim() <= 2:
         return x
-    own = tuple(x.shape[:-2])
-    if own == tuple(leading):
+    own_leading = tuple(x.shape[:-2])
+    if own_leading == tuple(leading_shape):
         return x.flatten(0, -3)
-    if all(n == 1 for n in own):
+    if all(n == 1 for n in own_leading):
         return x.reshape(1, *x.shape[-2:])
-    if len(own) > len(leading):
-        raise ArgumentError(f"{name}: got shape {tuple(x.shape)} for an a with {len(leading)} leading indices")
-    return x.expand(*leading, *x.shape[-2:]).flatten(0, -3)
+    if len(own_leading) > len(leading_shape):
+        raise ArgumentError(f"{name}: got shape {tuple(x.shape)} for an a with {len(leading_shape)} leading dimensions")
+    return x.expand(*leading_shape, *x.shape[-2:]).flatten(0, -3)
 
 
 def _expect_plain_scale(name: str, x: Any, shape: tuple[Any, ...]) -> None:
-    own = tuple(x.shape[-2:])
+    shape_2d = tuple(x.shape[-2:])
     vector = (shape[-2], 1) if name.startswith("scale_a") else (1, shape[-1])
-    if own not in ((), (1,), (1, 1), vector):
+    if shape_2d not in ((), (1,), (1, 1), vector):
         raise ArgumentError(
             f"{name}: got shape {tuple(x.shape)}; use () or {vector}; block scales need torch.no_grad() and a GPU"
         )
 
 
-@constant
-def _folded(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
-    """The text for a product whose batch is folded into its rows, whether that is possible, and the operands with a
-    batch of rows: it is where nothing is the same for the rows of one batch only, or for all batches."""
-    graph = text.read(epilogue)
+@dynamo_constant
+def _fold_batch_into_m(epilogue: str) -> tuple[str, bool, tuple[str, ...]]:
+    """Fold the batch into M if no operand or reduction distinguishes batches from rows.
+
+    Returns:
+        The serialized epilogue for the folded GEMM, whether folding is possible, and the operands with a batch of rows.
+    """
+    graph = graph_serialization.deserialize(epilogue)
     if any(node.op in ("chunk", "interleave") and node.value[-1] == "m" for node in graph.nodes):
         return epilogue, False, ()
     if any(
-        node.op == "reduce" and ("b" in over(node.value[1])) != ("m" in over(node.value[1])) for node in graph.nodes
+        node.op == "reduce" and ("b" in reduced_dims(node.value[1])) != ("m" in reduced_dims(node.value[1]))
+        for node in graph.nodes
     ):
         return epilogue, False, ()
-    if any(o.extent.batch != (o.extent.height > 0) for o in graph.operands):
+    if any(o.broadcast_dims.batch != (o.broadcast_dims.rows_per_value > 0) for o in graph.operands):
         return epilogue, False, ()
-    columns = tuple(o.name for o in graph.operands if o.extent.batch)
-    return text.write(text.unbatched(graph)), True, columns
+    batched_names = tuple(o.name for o in graph.operands if o.broadcast_dims.batch)
+    return graph_serialization.serialize(graph_serialization.unbatched(graph)), True, batched_names
 
 
-@constant
-def _kept(epilogue: str) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
-    """Of each result the indices over which it is reduced, and keepdim; the results' names."""
-    graph = text.read(epilogue)
-    axes = [over(graph.nodes[r.node].value[1]) if graph.is_reduced(r) else "" for r in graph.results]
-    kinds = tuple((axis, r.keepdim) for axis, r in zip(axes, graph.results, strict=True))
-    return kinds, tuple(r.name for r in graph.results)
+@dynamo_constant
+def _result_axes(epilogue: str) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
+    """Return the reduced dimensions and keepdim for each result, and the results' names."""
+    graph = graph_serialization.deserialize(epilogue)
+    axes = [reduced_dims(graph.nodes[r.node].value[1]) if graph.is_reduction(r) else "" for r in graph.results]
+    axes_and_keepdim = tuple((reduced_, r.keepdim) for reduced_, r in zip(axes, graph.results, strict=True))
+    return axes_and_keepdim, tuple(r.name for r in graph.results)
 
 
-def _unfolded(x: Any, kind: tuple[str, bool], leading: tuple[Any, ...], shape: tuple[Any, ...]) -> Any:
-    """A result with a's leading indices."""
-    if not leading:
+def _unflatten_leading(
+    x: Any, axes_and_keepdim: tuple[str, bool], leading_shape: tuple[Any, ...], shape: tuple[Any, ...]
+) -> Any:
+    """Give a result a's leading dimensions."""
+    if not leading_shape:
         return x
-    summed, keepdim = kind
-    sizes = {"b": leading, "m": (shape[-2],), "n": x.shape[-1:]}
-    kept = [(1,) * len(own) * keepdim if index in summed else own for index, own in sizes.items()]
-    return x.reshape([size for own in kept for size in own])
+    reduced, keepdim = axes_and_keepdim
+    sizes = {"b": leading_shape, "m": (shape[-2],), "n": x.shape[-1:]}
+    result_shape = [
+        (1,) * len(dim_sizes) * keepdim if index in reduced else dim_sizes for index, dim_sizes in sizes.items()
+    ]
+    return x.reshape([size for dim_sizes in result_shape for size in dim_sizes])

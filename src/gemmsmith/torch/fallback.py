@@ -1,4 +1,4 @@
-"""An epilogue's graph by torch's own operations, for GPUs that the kernels do not run on."""
+"""Evaluation of an epilogue's graph by PyTorch's operations, for GPUs that the kernels do not run on."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import torch.nn.functional as F  # noqa: N812
 
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT32
 from gemmsmith.core.errors import DeviceError
-from gemmsmith.core.graph import Graph, Node, over
+from gemmsmith.core.graph import EpilogueGraph, Node, reduced_dims
 
-DTYPES = {
+TORCH_DTYPES = {
     BF16: torch.bfloat16, FP16: torch.float16, FP32: torch.float32, E4M3: torch.float8_e4m3fn,
     E5M2: torch.float8_e5m2, INT32: torch.int32,
 }  # fmt: skip
 """torch's dtypes of results."""
-HOPPER = (9, 0)
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-"""Those that torch multiplies, and that have gradients."""
+HOPPER_CAPABILITY = (9, 0)
+"""Compute capability that the kernels require."""
+FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""Dtypes that torch multiplies, and that can have gradients."""
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in (
@@ -42,93 +43,105 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 @lru_cache(maxsize=64)
-def needed(index: int) -> bool:
-    """Whether the kernels do not run on this GPU, which a warning says once."""
+def kernels_unsupported(index: int) -> bool:
+    """Return whether the kernels do not run on this GPU. Warns once per GPU if so."""
     capability = torch.cuda.get_device_capability(index)
-    if capability == HOPPER:
+    if capability == HOPPER_CAPABILITY:
         return False
     name = torch.cuda.get_device_name(index)
     warnings.warn(
-        f"{name} (compute capability {capability}) is no Hopper GPU: gemmsmith uses torch there", stacklevel=2
+        f"gemmsmith's kernels require compute capability 9.0; falling back to PyTorch ops on {name}", stacklevel=2
     )
     return True
 
 
-def multiplied(a: Any, b: Any) -> Any:
-    """a @ b, rounded as torch rounds it, as numbers to compute with; of int8 exact, modulo 2^32."""
+def matmul(a: Any, b: Any) -> Any:
+    """Return a @ b, rounded as torch rounds it, in the dtype in which epilogues compute. int8 is exact modulo 2^32."""
     if a.dtype == torch.int8:
         return (a.double() @ b.double()).long().int().double()
-    if a.dtype not in FLOATS:
+    if a.dtype not in FLOAT_DTYPES:
         a, b = a.float(), b.float()
-    product = a @ b
-    return product if product.dtype == torch.float64 else product.float()
+    result = a @ b
+    return result if result.dtype == torch.float64 else result.float()
 
 
-def evaluated(graph: Graph, product: Any, operands: Mapping[str, Any]) -> dict[str, Any]:
-    """The results by name, of the product's dtype. product (m, n) or (batch, m, n); operands as in `execute` of the
-    reference. DeviceError for quantize and top_k_softmax."""
+def evaluate_graph(graph: EpilogueGraph, accumulator: Any, operands: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results of an epilogue by name, in the accumulator's dtype.
+
+    Args:
+        graph: the epilogue.
+        accumulator: a @ b, (m, n) or (batch, m, n).
+        operands: tensors and numbers by name, as in the reference backend's `execute`.
+
+    Raises:
+        DeviceError: the graph has an operation without a torch equivalent: quantize or top_k_softmax.
+    """
     values: list[Any] = []
     for node in graph.nodes:
-        values.append(_node(node, [values[i] for i in node.inputs], product, operands))
+        values.append(_evaluate_node(node, [values[i] for i in node.inputs], accumulator, operands))
     results = {}
     for r in graph.results:
         value = values[r.node]
-        if graph.is_reduced(r):
-            results[r.name] = value if r.keepdim else value.squeeze(_dims(graph.nodes[r.node].value[1], product))
+        if graph.is_reduction(r):
+            results[r.name] = (
+                value if r.keepdim else value.squeeze(_reduction_dims(graph.nodes[r.node].value[1], accumulator))
+            )
         else:
-            results[r.name] = _spread(value, product, graph.extents()[r.node].width)
+            results[r.name] = _broadcast(value, accumulator, graph.broadcast_dims()[r.node].columns_per_value)
     return results
 
 
-def rounded(x: Any, dtype: torch.dtype) -> Any:
-    """x in a dtype of results; beyond the range of fp8 its largest value, where torch has NaN or an infinity."""
+def round_to_dtype(x: Any, dtype: torch.dtype) -> Any:
+    """Return x in a result's dtype. fp8 saturates values out of range, where torch returns NaN or an infinity."""
     if dtype.itemsize == 1:
         limit = torch.finfo(dtype).max
         x = x.clamp(-limit, limit)
     return x.to(dtype)
 
 
-def _node(node: Node, inputs: list[Any], product: Any, operands: Mapping[str, Any]) -> Any:
+def _evaluate_node(node: Node, inputs: list[Any], accumulator: Any, operands: Mapping[str, Any]) -> Any:
     match node.op:
         case "accumulator":
-            return product
+            return accumulator
         case "constant":
-            return product.new_tensor(node.value)
+            return accumulator.new_tensor(node.value)
         case "operand":
             x = operands[node.value]
-            return x.to(product.dtype) if isinstance(x, torch.Tensor) else product.new_tensor(x)
+            return x.to(accumulator.dtype) if isinstance(x, torch.Tensor) else accumulator.new_tensor(x)
         case "chunk":
-            whole = _spread(inputs[0], product, 1)
-            return whole.unflatten(-1, (-1, 2, 8))[..., node.value[0], :].flatten(-2)
+            values = _broadcast(inputs[0], accumulator, 1)
+            return values.unflatten(-1, (-1, 2, 8))[..., node.value[0], :].flatten(-2)
         case "interleave":
-            halves = [_spread(x, product, 2).unflatten(-1, (-1, 8)) for x in inputs]
+            halves = [_broadcast(x, accumulator, 2).unflatten(-1, (-1, 8)) for x in inputs]
             return torch.stack(halves, -2).flatten(-3)
         case "one_hot":
-            return torch.arange(product.shape[-1], device=product.device) == inputs[0]
+            return torch.arange(accumulator.shape[-1], device=accumulator.device) == inputs[0]
         case "cast":
-            return rounded(inputs[0], DTYPES[node.value]).to(product.dtype)
+            return round_to_dtype(inputs[0], TORCH_DTYPES[node.value]).to(accumulator.dtype)
         case "reduce":
-            return _reduced(inputs[0], product, *node.value)
+            return _reduce(inputs[0], accumulator, *node.value)
     if node.op not in _FUNCTIONS:
-        raise DeviceError(f"{node.op}: torch has no such function, and this GPU is no Hopper; use a H100 or H200")
-    found = _FUNCTIONS[node.op](*inputs)
-    return found if found.dtype == torch.bool else found.to(product.dtype)
+        raise DeviceError(
+            f"{node.op}: not supported in the PyTorch fallback on GPUs other than Hopper; use H100 or H200"
+        )
+    result = _FUNCTIONS[node.op](*inputs)
+    return result if result.dtype == torch.bool else result.to(accumulator.dtype)
 
 
-def _spread(x: Any, product: Any, width: int) -> Any:
-    """x at every element, over all columns of the product or of its halves."""
-    columns = x.shape[-1] if x.dim() and x.shape[-1] > 1 else product.shape[-1] // max(width, 1)
-    return x.expand(*product.shape[:-1], columns)
+def _broadcast(x: Any, accumulator: Any, width: int) -> Any:
+    """Broadcast x to all elements: over all columns of the accumulator, or of its halves."""
+    columns = x.shape[-1] if x.dim() and x.shape[-1] > 1 else accumulator.shape[-1] // max(width, 1)
+    return x.expand(*accumulator.shape[:-1], columns)
 
 
-def _dims(axis: str, product: Any) -> tuple[int, ...]:
-    """The indices of a product that a reduction sums."""
-    return tuple(i for i, index in enumerate("bmn"[3 - product.dim() :]) if index in over(axis))
+def _reduction_dims(axis: str, accumulator: Any) -> tuple[int, ...]:
+    """Return the dimensions of the accumulator that a reduction runs over."""
+    return tuple(i for i, index in enumerate("bmn"[3 - accumulator.dim() :]) if index in reduced_dims(axis))
 
 
-def _reduced(x: Any, product: Any, kind: str, axis: str) -> Any:
-    dims = _dims(axis, product)
-    x = _spread(x, product, 1).to(product.dtype)
+def _reduce(x: Any, accumulator: Any, kind: str, axis: str) -> Any:
+    dims = _reduction_dims(axis, accumulator)
+    x = _broadcast(x, accumulator, 1).to(accumulator.dtype)
     if kind == "logsumexp":
         return torch.logsumexp(x, dims, keepdim=True)
     if kind in ("max", "min"):

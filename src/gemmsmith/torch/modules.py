@@ -1,4 +1,4 @@
-"""Layers whose epilogues are fused, with the parameters of the layers that they replace."""
+"""Modules with fused epilogues that have the parameters of the modules that they replace."""
 
 from __future__ import annotations
 
@@ -9,21 +9,34 @@ from typing import Any, Literal
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.switches import switches
-from gemmsmith.epilogue.frontend.fusions import ACTIVATIONS, GATED, function_of
-from gemmsmith.torch.api import chain, gemm
-from gemmsmith.torch.loss import cross_entropy, rows
+from gemmsmith.epilogue.frontend.fusions import ACTIVATIONS, GATED, resolve_activation
+from gemmsmith.torch.api import gemm, gemm_then_linear
+from gemmsmith.torch.loss import as_batched_input, cross_entropy
 
 Activation = str | Callable[[Any], Any] | None
 
 
 class FusedLinear(nn.Module):
-    """activation(x @ weight.T + bias) in one kernel; parameters as of nn.Linear, which it is not: what replaces those
-    would lose the activation.
+    """Linear layer with a fused activation: `activation(x @ weight.T + bias)` in one kernel.
 
-    x (..., in_features) -> (..., out_features). activation: a function, None, or a name: relu, gelu, gelu_tanh, silu,
-    sigmoid, tanh, leaky_relu, elu, hardswish, mish, softplus. ArgumentError for another name.
+    The parameters are those of nn.Linear. It does not subclass nn.Linear: code that replaces nn.Linear modules would
+    drop the activation.
+
+    Shapes: input (..., in_features) -> output (..., out_features).
+
+    Args:
+        in_features: size of the input's last dimension.
+        out_features: size of the output's last dimension.
+        bias: whether there is a bias (out_features,).
+        activation: a function, None, or a name: relu, gelu, gelu_tanh, silu, sigmoid, tanh, leaky_relu, elu, hardswish,
+            mish, softplus.
+        device: device of the parameters.
+        dtype: dtype of the parameters: bf16, fp16, fp32, or float64 on the CPU.
+
+    Raises:
+        ArgumentError: the activation is unknown.
     """
 
     def __init__(
@@ -31,36 +44,50 @@ class FusedLinear(nn.Module):
         device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        (bias,) = switches(bias=bias)
+        (bias,) = as_bools(bias=bias)
         self.in_features, self.out_features = in_features, out_features
-        plain = nn.Linear(in_features, out_features, bias, device, dtype)
-        self.weight = plain.weight
-        self.register_parameter("bias", plain.bias)
-        self.activation = _known(activation)
+        linear = nn.Linear(in_features, out_features, bias, device, dtype)
+        self.weight = linear.weight
+        self.register_parameter("bias", linear.bias)
+        self.activation = _check_activation(activation)
 
     reset_parameters = nn.Linear.reset_parameters
 
     def forward(self, input: Any) -> Any:
-        x = rows(input, self.weight)
+        """Return activation(input @ weight.T + bias), of shape (..., out_features)."""
+        x = as_batched_input(input, self.weight)
         operands = {} if self.bias is None else {"bias": self.bias}
-        y = gemm(x, self.weight.mT, epilogue=partial(_biased, self.activation), operands=operands)
+        y = gemm(x, self.weight.mT, epilogue=partial(_add_bias_and_activate, self.activation), operands=operands)
         return y.squeeze(0) if input.dim() == 1 else y
 
     def extra_repr(self) -> str:
+        """Return the arguments for repr()."""
         return f"{nn.Linear.extra_repr(self)}, activation={self.activation!r}"
 
 
 class FusedMLP(nn.Module):
-    """down(activation(gate(x)) * up(x)), or, with an activation that has no gate, down(activation(up(x))).
+    """Gated MLP `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` with an activation without a gate.
 
-    x (..., dim) -> (..., dim). activation: swiglu, geglu, geglu_tanh, reglu; or one without a gate, as in FusedLinear.
-    The parameters are those of three nn.Linear, or two: gate.weight and up.weight (hidden, dim), down.weight
-    (dim, hidden), and biases if there are any. The backward pass computes the activation's derivative and the gradients
-    of biases where it multiplies by down.weight. ArgumentError for another name.
+    The parameters are those of three nn.Linear, or two: gate.weight and up.weight (hidden, dim), down.weight (dim,
+    hidden), and biases. The backward pass computes the activation's derivative and the gradients of biases in the
+    epilogue of the GEMM with down.weight.
 
-    The layers themselves are not called; of their hooks those before up and after down run, which is all that
-    ColwiseParallel of gate and up and RowwiseParallel of down need. ArgumentError where a hook of gate or down
-    computes a parameter, as weight_norm and prune do.
+    `gate`, `up` and `down` hold parameters only; their forward is not called. Only up's forward-pre-hooks and down's
+    forward hooks run, which suffices for ColwiseParallel of gate and up and RowwiseParallel of down.
+
+    Shapes: input (..., dim) -> output (..., dim).
+
+    Args:
+        dim: size of the input's and output's last dimension.
+        hidden: size of the hidden dimension.
+        activation: with a gate swiglu, geglu, geglu_tanh, reglu; or an activation of `FusedLinear` without one.
+        bias: whether the linear layers have biases.
+        device: device of the parameters.
+        dtype: dtype of the parameters: bf16, fp16, fp32, or float64 on the CPU.
+
+    Raises:
+        ArgumentError: the activation is unknown; in forward, a layer has a forward of its own, or a hook that computes
+            one of its parameters, as weight_norm and prune add.
     """
 
     def __init__(
@@ -68,51 +95,69 @@ class FusedMLP(nn.Module):
         dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        (bias,) = switches(bias=bias)
+        (bias,) = as_bools(bias=bias)
         gated = isinstance(activation, str) and activation in GATED
-        self.activation = activation if gated else _known(activation, GATED)
+        self.activation = activation if gated else _check_activation(activation, GATED)
         if gated:
             self.gate = nn.Linear(dim, hidden, bias, device, dtype)
         self.up = nn.Linear(dim, hidden, bias, device, dtype)
         self.down = nn.Linear(hidden, dim, bias, device, dtype)
 
     def forward(self, input: Any) -> Any:
+        """Return the MLP's output, of shape (..., dim)."""
         for name in ("gate", "up", "down"):
             layer = getattr(self, name, None)
-            if layer is not None and type(layer).forward is not nn.Linear.forward:  # which is not called
+            if layer is not None and type(layer).forward is not nn.Linear.forward:  # would not be called
                 raise ArgumentError(f"{name}: got {type(layer).__name__}, which has its own forward; use nn.Linear")
-            if layer is not None and layer._forward_pre_hooks_with_kwargs:  # nothing would gather its weight
+            if layer is not None and layer._forward_pre_hooks_with_kwargs:  # would not run: the weight stays sharded
                 raise ArgumentError(f"{name}: got a hook with kwargs, as of fully_shard; use fully_shard(FusedMLP)")
-            if name != "up" and layer is not None and (computed := _computed_by_hook(layer)):
+            if name != "up" and layer is not None and (computed := _hook_computed_parameter(layer)):
                 raise ArgumentError(
                     f"{name}: got a {computed} that a hook computes, as of weight_norm or prune, and the layer is not "
                     "called; use torch.nn.utils.parametrizations"
                 )
-        x, operands = _before(self.up, rows(input, self.up.weight)), {}
-        epilogue = partial(_biased, self.activation)
+        x, operands = _run_forward_pre_hooks(self.up, as_batched_input(input, self.up.weight)), {}
+        epilogue = partial(_add_bias_and_activate, self.activation)
         if isinstance(self.activation, str) and self.activation in GATED:
-            epilogue = partial(_gated, GATED[self.activation])
+            epilogue = partial(_gate, GATED[self.activation])
             operands["gate"] = gemm(x, self.gate.weight.mT)
-            if self.gate.bias is not None:  # here its gradient is a sum of the same kernel
+            if self.gate.bias is not None:  # added here, so that the same kernel sums its gradient
                 operands["gate_bias"] = self.gate.bias
         if self.up.bias is not None:
             operands["bias"] = self.up.bias
         up, down = self.up.weight.mT, self.down.weight.mT
-        y = _after(self.down, chain(x, up, down, epilogue=epilogue, operands=operands, bias=self.down.bias))
+        y = _run_forward_hooks(
+            self.down, gemm_then_linear(x, up, down, epilogue=epilogue, operands=operands, bias=self.down.bias)
+        )
         return y.squeeze(0) if input.dim() == 1 else y
 
     def extra_repr(self) -> str:
+        """Return the arguments for repr()."""
         return f"activation={self.activation!r}"
 
 
 class FusedLinearCrossEntropy(nn.Module):
-    """The cross-entropy of x @ weight.T, whose logits are not stored.
+    """Cross-entropy of `x @ weight.T` whose logits are not stored.
 
-    x (..., dim), target (...) of integers -> a scalar, or, with reduction="none", (...); fp32, of float64 that. Rows
-    whose target is ignore_index count for nothing; the mean is over the others. Another target that is no class makes
-    the loss NaN. weight (classes, dim). The gradients are computed in the forward pass, in `chunks` parts of the rows:
-    besides them it takes the memory of one part's logits in fp32 and their gradient in x's dtype, and, where there are
-    several parts, of two gradients of the weight in fp32. With reduction="none" the backward pass multiplies again.
+    Targets equal to ignore_index are excluded from the mean. Any other out-of-range target makes the loss NaN. The
+    gradients are computed in the forward pass, chunk by chunk: in addition to them it allocates one chunk's logits in
+    fp32 and their gradient in x's dtype, and, with several chunks, two gradients of the weight in fp32. With
+    reduction="none" backward recomputes the GEMM.
+
+    Shapes: input (..., dim), target (...) of integers -> a scalar, or (...) with reduction="none"; fp32, or float64 if
+    the input is.
+
+    Args:
+        dim: size of the input's last dimension.
+        classes: number of classes; weight is (classes, dim).
+        ignore_index: the target of rows to ignore.
+        reduction: "mean", "sum" or "none".
+        chunks: the number of chunks of rows.
+        device: device of the weight.
+        dtype: dtype of the weight: bf16, fp16, fp32, or float64 on the CPU.
+
+    Raises:
+        ArgumentError: reduction, ignore_index or chunks is not valid.
     """
 
     def __init__(
@@ -130,52 +175,54 @@ class FusedLinearCrossEntropy(nn.Module):
         self.weight = nn.Linear(dim, classes, False, device, dtype).weight
 
     def forward(self, input: Any, target: Any) -> Any:
+        """Return the loss of input @ weight.T against target."""
         return cross_entropy(input, self.weight, target, self.ignore_index, self.reduction, self.chunks)
 
     def extra_repr(self) -> str:
+        """Return the arguments for repr()."""
         classes, dim = self.weight.shape
         return f"dim={dim}, classes={classes}, ignore_index={self.ignore_index}, reduction={self.reduction!r}"
 
 
-def _computed_by_hook(layer: nn.Module) -> str:
-    """The name of a parameter that a hook assigns before each call of the layer; "" if there is none."""
+def _hook_computed_parameter(layer: nn.Module) -> str:
+    """Return the name of a parameter that a hook assigns before each call of the layer, or ""."""
     for name in ("bias", "weight") if layer._forward_pre_hooks else ():
         if name not in layer._parameters and not is_parametrized(layer, name):
             return name
     return ""
 
 
-def _before(layer: nn.Module, x: Any) -> Any:
-    """A layer's input as its hooks make it."""
+def _run_forward_pre_hooks(layer: nn.Module, x: Any) -> Any:
+    """Return a layer's input after its forward-pre-hooks."""
     for hook in layer._forward_pre_hooks.values():
-        made = hook(layer, (x,))
-        if made is not None:
-            x = made[0] if isinstance(made, tuple) else made
+        returned = hook(layer, (x,))
+        if returned is not None:
+            x = returned[0] if isinstance(returned, tuple) else returned
     return x
 
 
-def _after(layer: nn.Module, y: Any) -> Any:
-    """A layer's output as its hooks make it."""
+def _run_forward_hooks(layer: nn.Module, y: Any) -> Any:
+    """Return a layer's output after its forward hooks."""
     for key, hook in layer._forward_hooks.items():
-        made = hook(layer, (), {}, y) if key in layer._forward_hooks_with_kwargs else hook(layer, (), y)
-        y = y if made is None else made
+        returned = hook(layer, (), {}, y) if key in layer._forward_hooks_with_kwargs else hook(layer, (), y)
+        y = y if returned is None else returned
     return y
 
 
-def _known(activation: Activation, others: Iterable[str] = ()) -> Activation:
-    """A function, or a name that is in the table."""
+def _check_activation(activation: Activation, gated_names: Iterable[str] = ()) -> Activation:
+    """Return an activation that is a function or a known name. Raises ArgumentError for others."""
     if isinstance(activation, type):
         raise ArgumentError(f"activation: got the class {activation.__name__}; use an instance of it")
     if callable(activation) or (activation or "identity") in ACTIVATIONS:
         return activation
-    listed = ", ".join([*ACTIVATIONS, *others])
-    raise ArgumentError(f"activation: got {activation!r}; use a function or one of {listed}")
+    names = ", ".join([*ACTIVATIONS, *gated_names])
+    raise ArgumentError(f"activation: got {activation!r}; use a function or one of {names}")
 
 
-def _biased(activation: Activation, acc: Any, bias: Any = None) -> Any:
-    return function_of(activation)(acc if bias is None else acc + bias)
+def _add_bias_and_activate(activation: Activation, acc: Any, bias: Any = None) -> Any:
+    return resolve_activation(activation)(acc if bias is None else acc + bias)
 
 
-def _gated(activation: Activation, acc: Any, gate: Any, bias: Any = None, gate_bias: Any = None) -> Any:
+def _gate(activation: Activation, acc: Any, gate: Any, bias: Any = None, gate_bias: Any = None) -> Any:
     g = gate if gate_bias is None else gate + gate_bias
-    return function_of(activation)(g) * (acc if bias is None else acc + bias)
+    return resolve_activation(activation)(g) * (acc if bias is None else acc + bias)

@@ -1,4 +1,4 @@
-"""The styles of torch.distributed.tensor.parallel that take FusedLinear, which is no nn.Linear, too."""
+"""torch.distributed.tensor.parallel's styles, which accept FusedLinear too, though it is not an nn.Linear."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class _Fused(parallel.ParallelStyle):
         if not isinstance(module, FusedLinear):
             return super()._apply(module, device_mesh)
         linear = nn.Linear.__new__(nn.Linear)
-        linear.__dict__ = module.__dict__  # the same parameters and hooks
+        linear.__dict__ = module.__dict__  # shares its parameters and hooks
         super()._apply(linear, device_mesh)
         return module
 
 
 class ColwiseParallel(_Fused, parallel.ColwiseParallel):
-    """torch's, for `FusedLinear` too: the layer's columns are split. Arguments and errors are torch's."""
+    """torch's ColwiseParallel, for `FusedLinear` too: shards the layer's columns. Arguments and errors are torch's."""
 
 
 class RowwiseParallel(_Fused, parallel.RowwiseParallel):
-    """torch's, for `FusedLinear` too: K is split. Arguments and errors are torch's."""
+    """torch's RowwiseParallel, for `FusedLinear` too: shards K. Arguments and errors are torch's."""

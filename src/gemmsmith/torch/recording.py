@@ -1,8 +1,8 @@
-"""Recording an epilogue while torch.compile traces it.
+"""Recording of an epilogue while torch.compile traces it.
 
-The compiler runs the function itself, so that it guards all that the function reads. What is done to the values that
-are recorded here is noted in tuples of constants; `replayed` does it again to the values of the tracer, outside of the
-compiled code. So both ways of tracing know the same functions and give the same errors.
+Dynamo traces the user's function on proxy values and installs guards. The recorded calls are encoded as tuples of
+constants and replayed on the ordinary tracer, outside the compiled graph. So both ways of tracing support the same
+functions and raise the same errors.
 """
 
 from __future__ import annotations
@@ -16,62 +16,73 @@ import torch
 
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import EpilogueError
-from gemmsmith.core.graph import Extent, Graph
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.frontend.values import Traced, deinterleave, interleave, quantize, top_k_softmax
 
 Entry = tuple[Any, ...]
-"""How ("function", "ours", "method", "operator", "attribute", "item", "refused"), name, arguments, named arguments."""
-OURS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (quantize, top_k_softmax, interleave, deinterleave)}
-"""Functions of gemmsmith's."""
+"""Kind of call ("function", "gemmsmith", "method", "operator", "attribute", "item", "error"), name, encoded arguments,
+encoded keyword arguments."""
+GEMMSMITH_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (quantize, top_k_softmax, interleave, deinterleave)
+}
+"""gemmsmith's functions for epilogues, which call `Proxy.record`."""
 ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "indices"})
-"""Attributes, not methods, that the tracer refuses."""
+"""Attributes that the tracer rejects, and that are not methods."""
 
 
 class Tape:
-    """What is done to the values of one run of a function."""
+    """Records the operations on the values of one run of an epilogue."""
 
-    def __init__(self, product: tuple[Any, ...]) -> None:
-        self.product = product
+    def __init__(self, shape: tuple[Any, ...]) -> None:
+        self.shape = shape
         self.entries: list[Entry] = []
         self.values = 0
 
-    def value(self, shape: Any, is_number: bool = False) -> Recorded:
+    def value(self, shape: Any, is_number: bool = False) -> Proxy:
+        """Return a new value of this shape, which may be None if it is not known."""
         self.values += 1
-        return Recorded(self, self.values - 1, shape, is_number)
+        return Proxy(self, self.values - 1, shape, is_number)
 
     def add(self, how: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        named = tuple([(key, constant(x)) for key, x in kwargs.items()])
-        self.entries.append((how, name, tuple([constant(x) for x in args]), named))
+        """Record a call and return proxies of its results."""
+        encoded_kwargs = tuple([(key, encode_argument(x)) for key, x in kwargs.items()])
+        self.entries.append((how, name, tuple([encode_argument(x) for x in args]), encoded_kwargs))
         if name in ("deinterleave", "quantize"):
             return self.value(None), self.value(None)
-        whole = [x for x in args if isinstance(x, Recorded) and x.known == self.product]
-        return self.value(self.product if whole else None)
+        full_shaped = [x for x in args if isinstance(x, Proxy) and x.known_shape == self.shape]
+        return self.value(self.shape if full_shaped else None)
 
 
-class Recorded:
-    """A value of an epilogue that torch.compile traces."""
+class Proxy:
+    """A value of an epilogue that torch.compile traces; `known_shape` is its shape, or None."""
 
-    def __init__(self, tape: Tape, index: int, known: Any, is_number: bool = False) -> None:
-        self.tape, self.index, self.known, self.is_number = tape, index, known, is_number
+    def __init__(self, tape: Tape, index: int, known_shape: Any, is_number: bool = False) -> None:
+        self.tape, self.index, self.known_shape, self.is_number = tape, index, known_shape, is_number
 
     @property
     def shape(self) -> Any:
-        if self.known is None:
-            _refuse(self, "got .shape of a value that is not the whole product; use that of the product")
-            return self.tape.product
-        return self.known
+        """The value's shape. Records an error if it is not known."""
+        if self.known_shape is None:
+            _record_error(
+                self, "got .shape of a value that does not have the accumulator's shape; use the accumulator's"
+            )
+            return self.tape.shape
+        return self.known_shape
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
-    def dtype(self) -> Recorded:
+    def dtype(self) -> Proxy:
+        """The value itself, which stands for its dtype as an argument of `to`."""
         return self
 
     @property
     def values(self) -> Any:
+        """The values of a result with indices, as torch.max returns."""
         return self.tape.add("attribute", "values", (self,), {})
 
     def __getitem__(self, key: Any) -> Any:
@@ -85,32 +96,37 @@ class Recorded:
         return lambda *args, **kwargs: self.tape.add("method", name, (self, *args), kwargs)
 
     def record(self, name: str, *args: Any) -> Any:
-        """A call of one of `OURS`, which calls this."""
-        return self.tape.add("ours", name, args, {})
+        """Record a call of one of `GEMMSMITH_FUNCTIONS`, which call this."""
+        return self.tape.add("gemmsmith", name, args, {})
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        first = next(x for x in (*args, *named.values()) if isinstance(x, Recorded))
+        first = next(x for x in (*args, *named.values()) if isinstance(x, Proxy))
         return first.tape.add("function", function.__name__, args, named)
 
     def __bool__(self) -> bool:
-        _refuse(self, "a condition differs from element to element, so if, while, and, or and not cannot ask for it; "
-                      "use where(condition, a, b), & | ~, minimum and maximum")  # fmt: skip
+        _record_error(
+            self,
+            "a condition differs from element to element, so if, while, and, or and not cannot ask for it; "
+            "use where(condition, a, b), & | ~, minimum and maximum",
+        )
         return True
 
     def __float__(self) -> float:
-        _refuse(self, "a value has no number yet; use functions of torch, not of math or numpy, in a compiled epilogue")
+        _record_error(
+            self, "a value has no number yet; use functions of torch, not of math or numpy, in a compiled epilogue"
+        )
         return 0.0
 
     def __int__(self) -> int:
         return int(float(self))
 
     def __len__(self) -> int:
-        _refuse(self, "a value has no elements yet; apply functions to the whole")
+        _record_error(self, "a value has no elements yet; apply functions to the whole value")
         return 2
 
-    def __iter__(self) -> Any:  # without it Python would index without an end
+    def __iter__(self) -> Any:  # without it Python would call __getitem__ forever
         return iter((self,) * len(self))
 
     def __contains__(self, x: Any) -> bool:
@@ -120,7 +136,7 @@ class Recorded:
 
 
 def _operator(name: str, reflected: bool = False) -> Callable[..., Any]:
-    def method(self: Recorded, *other: Any) -> Any:
+    def method(self: Proxy, *other: Any) -> Any:
         return self.tape.add("operator", name, (*other, self) if reflected else (self, *other), {})
 
     return method
@@ -128,19 +144,22 @@ def _operator(name: str, reflected: bool = False) -> Callable[..., Any]:
 
 for _name in ("add", "sub", "mul", "truediv", "pow", "and_", "or_", "xor", "floordiv", "mod", "matmul"):
     _plain = _name.rstrip("_")
-    setattr(Recorded, f"__{_plain}__", _operator(_name))
-    setattr(Recorded, f"__r{_plain}__", _operator(_name, reflected=True))
+    setattr(Proxy, f"__{_plain}__", _operator(_name))
+    setattr(Proxy, f"__r{_plain}__", _operator(_name, reflected=True))
 for _name in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Recorded, f"__{_name}__", _operator(_name))
+    setattr(Proxy, f"__{_name}__", _operator(_name))
 
 
-def _refuse(x: Recorded, message: str) -> None:
-    x.tape.entries.append(("refused", message, (), ()))
+def _record_error(x: Proxy, message: str) -> None:
+    x.tape.entries.append(("error", message, (), ()))
 
 
-def constant(x: Any) -> tuple[Any, ...]:
-    """An argument as a tuple of constants. A number becomes text, so that the compiler takes it as it is now."""
-    if isinstance(x, Recorded):
+def encode_argument(x: Any) -> tuple[Any, ...]:
+    """Return an argument as a tuple of constants.
+
+    Numbers are encoded as strings, so that Dynamo does not make them symbolic.
+    """
+    if isinstance(x, Proxy):
         return "value", x.index
     if x is None or isinstance(x, (bool, str)):
         return "constant", x
@@ -149,40 +168,53 @@ def constant(x: Any) -> tuple[Any, ...]:
     if isinstance(x, int):
         return "int", float(x).hex()
     if isinstance(x, (tuple, list)):
-        return "tuple", tuple([constant(y) for y in x])
+        return "tuple", tuple([encode_argument(y) for y in x])
     if isinstance(x, torch.dtype):
         return "constant", str(x).removeprefix("torch.")
     if isinstance(x, torch.Tensor):
-        return "refused", f"got a tensor of shape {tuple(x.shape)}; make it a parameter and pass it as an operand"
-    return "refused", f"got {type(x).__name__}; use a traced value or a number"
+        return "error", f"got a tensor of shape {tuple(x.shape)}; make it a parameter and pass it as an operand"
+    return "error", f"got {type(x).__name__}; use a traced value or a number"
 
 
-def replayed(
-    entries: tuple[Entry, ...], results: tuple[tuple[str, Any], ...], form: str, product: tuple[int, ...],
-    operands: Mapping[str, tuple[Extent, DType | None]],
-) -> Graph:  # fmt: skip
-    """The graph of what was recorded. `results`: names and what `constant` made of the values; `form` is "one", "tuple"
-    or "dict". Raises EpilogueError."""
+def replay(
+    entries: tuple[Entry, ...], results: tuple[tuple[str, Any], ...], form: str, shape: tuple[int, ...],
+    operands: Mapping[str, tuple[BroadcastDims, DType | None]],
+) -> EpilogueGraph:  # fmt: skip
+    """Replay recorded calls on the tracer and return the epilogue's graph.
+
+    Args:
+        entries: the recorded calls.
+        results: names of the results and their encoded values.
+        form: what the function returned: "one" value, a "tuple" or a "dict".
+        shape: the shape of a @ b.
+        operands: extents and dtypes of the operands by name.
+
+    Raises:
+        EpilogueError: the recorded calls are not a valid epilogue.
+    """
 
     def function(acc: Any, **named: Any) -> Any:
         values = [acc, *(named[name] for name in operands)]
         for entry in entries:
-            made = _again(entry, values)
-            values += made if isinstance(made, tuple) else (made,)
-        found = {name: _argument(x, values) for name, x in results}
-        return found if form == "dict" else tuple(found.values()) if form == "tuple" else found[results[0][0]]
+            new_values = _replay_entry(entry, values)
+            values += new_values if isinstance(new_values, tuple) else (new_values,)
+        values_ = {name: _decode_argument(x, values) for name, x in results}
+        return values_ if form == "dict" else tuple(values_.values()) if form == "tuple" else values_[results[0][0]]
 
-    return trace(function, product, operands)
+    return trace(function, shape, operands)
 
 
-def _again(entry: Entry, values: list[Any]) -> Any:
+def _replay_entry(entry: Entry, values: list[Any]) -> Any:
     how, name, *constants = entry
-    args, kwargs = [_argument(x, values) for x in constants[0]], {k: _argument(x, values) for k, x in constants[1]}
+    args, kwargs = (
+        [_decode_argument(x, values) for x in constants[0]],
+        {k: _decode_argument(x, values) for k, x in constants[1]},
+    )
     match how:
         case "function":
             return Traced.__torch_function__(SimpleNamespace(__name__=name), (), tuple(args), kwargs)
-        case "ours":
-            return OURS[name](*args)
+        case "gemmsmith":
+            return GEMMSMITH_FUNCTIONS[name](*args)
         case "method":
             return getattr(args[0], name)(*args[1:], **kwargs)
         case "operator":
@@ -194,17 +226,17 @@ def _again(entry: Entry, values: list[Any]) -> Any:
     raise EpilogueError(f"epilogue: {name}")
 
 
-def _argument(x: tuple[Any, ...], values: list[Any]) -> Any:
-    kind, given = x
+def _decode_argument(x: tuple[Any, ...], values: list[Any]) -> Any:
+    kind, encoded = x
     match kind:
         case "value":
-            return values[given]
+            return values[encoded]
         case "float":
-            return float.fromhex(given)
+            return float.fromhex(encoded)
         case "int":
-            return int(float.fromhex(given))
+            return int(float.fromhex(encoded))
         case "tuple":
-            return tuple(_argument(y, values) for y in given)
-        case "refused":
-            raise EpilogueError(f"epilogue: {given}")
-    return given
+            return tuple(_decode_argument(y, values) for y in encoded)
+        case "error":
+            raise EpilogueError(f"epilogue: {encoded}")
+    return encoded

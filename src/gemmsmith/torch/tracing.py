@@ -1,4 +1,4 @@
-"""From an epilogue and the operands of a call to a graph's text: at once, or while torch.compile traces."""
+"""Serialization of a call's epilogue for its operands, in eager mode or while torch.compile traces."""
 
 from __future__ import annotations
 
@@ -7,98 +7,117 @@ from typing import Any
 
 import torch
 
-from gemmsmith.binding import written_graph
-from gemmsmith.core.bounded import Bounded
+from gemmsmith.binding import build_source_graph
+from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import FP32, DType, as_dtype
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import Extent, Graph, Operand, bare
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, identity_graph
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.epilogue.frontend.snapshot import snapshot
-from gemmsmith.scaling import scaled
-from gemmsmith.torch import text
-from gemmsmith.torch.backward import constant
-from gemmsmith.torch.recording import Tape, replayed
-from gemmsmith.torch.recording import constant as recorded
+from gemmsmith.scaling import multiply_by_scales
+from gemmsmith.torch import graph_serialization
+from gemmsmith.torch.backward_plan import dynamo_constant
+from gemmsmith.torch.recording import Tape, replay
+from gemmsmith.torch.recording import encode_argument as encode_argument
 
-Kinds = tuple[tuple[str, tuple[Any, ...], str], ...]
-"""Of each operand its name, its extent, and its dtype, or nothing for a number."""
-MOST_KNOWN = 1024
-_KNOWN: dict[Hashable, str] = Bounded(MOST_KNOWN)
-"""The texts of functions that do not ask for the number of rows."""
+OperandSignature = tuple[tuple[str, tuple[Any, ...], str], ...]
+"""For each operand its name, its extent (batch, rows, columns), and its dtype or "" for a number."""
+CACHE_SIZE = 1024
+"""Entries of the caches by call and by epilogue. Chosen; not measured."""
+_EPILOGUE_CACHE: dict[Hashable, str] = BoundedCache(CACHE_SIZE)
+"""Serialized epilogues of functions that do not read the number of rows."""
 
-if getattr(torch._dynamo.config, "skip_guards_on_constant_func_defaults", False):  # as before torch 2.13
-    torch._dynamo.config.skip_guards_on_constant_func_defaults = False  # else changed defaults would go stale
+if getattr(torch._dynamo.config, "skip_guards_on_constant_func_defaults", False):  # default before torch 2.13
+    # Without these guards compiled code would ignore changed default arguments.
+    torch._dynamo.config.skip_guards_on_constant_func_defaults = False
 
 
-def epilogue_text(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds, scales: Kinds) -> str:
-    """The text of an epilogue's graph for a product of `shape`, (m, n) with any indices in front, which is multiplied
-    by its `scales` before all else. Raises EpilogueError."""
+def serialize_epilogue(
+    epilogue: Any, shape: tuple[Any, ...], operands: OperandSignature, scales: OperandSignature
+) -> str:
+    """Return the serialized graph of an epilogue.
+
+    Args:
+        epilogue: a function, a graph, or None.
+        shape: the shape of a @ b: (m, n) with any leading dimensions.
+        operands: the signature of the epilogue's operands.
+        scales: the signature of operands by which a @ b is multiplied before the epilogue.
+
+    Raises:
+        EpilogueError: the function is not a valid epilogue.
+    """
     if epilogue is None:
-        return _bare(scales)
+        return _serialize_plain_gemm(scales)
     if torch.compiler.is_dynamo_compiling():
-        return _compiled(epilogue, shape, kinds, scales)
+        return _serialize_under_dynamo(epilogue, shape, operands, scales)
     source = fingerprint(epilogue)
-    rest = len(shape), shape[-1], kinds, scales
-    if source is not None and (known := _KNOWN.get((source, rest))):
-        return known
+    signature = len(shape), shape[-1], operands, scales
+    if source is not None and (cached := _EPILOGUE_CACHE.get((source, signature))):
+        return cached
     epilogue, source = snapshot(epilogue)
-    graph, sized = written_graph(epilogue, shape, _operands(kinds))
-    found = _written(graph, scales)
+    graph, sized = build_source_graph(epilogue, shape, _operands(operands))
+    serialized = _serialize_scaled(graph, scales)
     if source is not None and not sized:
-        _KNOWN[source, rest] = found
-    return found
+        _EPILOGUE_CACHE[source, signature] = serialized
+    return serialized
 
 
-def _compiled(epilogue: Any, shape: tuple[Any, ...], kinds: Kinds, scales: Kinds) -> str:
-    """Runs the function on values that note what is done to them."""
+def _serialize_under_dynamo(
+    epilogue: Any, shape: tuple[Any, ...], operands: OperandSignature, scales: OperandSignature
+) -> str:
+    """Trace an epilogue while Dynamo compiles: run it on proxies that record what is done to them."""
     if not callable(epilogue) or isinstance(epilogue, type):
-        raise ArgumentError("epilogue: got no function; use one in code that is compiled")
+        raise ArgumentError(f"epilogue: got {type(epilogue).__name__}; use a function in compiled code")
     tape = Tape(shape)
     acc = tape.value(shape)
-    operands = {}
-    for name, _, dtype in kinds:
-        operands[name] = tape.value(None, not dtype)
-    returned = epilogue(acc, **operands)
+    proxies = {}
+    for name, _, dtype in operands:
+        proxies[name] = tape.value(None, not dtype)
+    returned = epilogue(acc, **proxies)
     form = "dict" if isinstance(returned, dict) else "tuple" if isinstance(returned, (tuple, list)) else "one"
-    several = returned if form != "one" else (returned,)
+    values = returned if form != "one" else (returned,)
     if form == "dict":
-        results = tuple([(name, recorded(x)) for name, x in returned.items()])
+        results = tuple([(name, encode_argument(x)) for name, x in returned.items()])
     else:
-        results = tuple([(f"out{i or ''}", recorded(x)) for i, x in enumerate(several)])
-    columns = len(range(shape[-1]))  # a number, which is guarded, where it is a symbol
-    return _replayed(tuple(tape.entries), results, form, len(shape), columns, kinds, scales)
+        results = tuple([(f"out{i or ''}", encode_argument(x)) for i, x in enumerate(values)])
+    columns = len(range(shape[-1]))  # makes a symbolic size a guarded number
+    return _replay_and_serialize(tuple(tape.entries), results, form, len(shape), columns, operands, scales)
 
 
-@constant
-def _replayed(entries: Any, results: Any, form: str, rank: int, columns: int, kinds: Kinds, scales: Kinds) -> str:
-    # no text depends on the number of rows: a function that asked for it has it as a number
+@dynamo_constant
+def _replay_and_serialize(
+    entries: Any, results: Any, form: str, rank: int, columns: int, operands: OperandSignature, scales: OperandSignature
+) -> str:
+    # The graph does not depend on the number of rows: a function that reads it gets it as a number from Dynamo.
     shape = (*(2,) * (rank - 1), columns)
-    return _written(replayed(entries, results, form, shape, _operands(kinds)), scales)
+    return _serialize_scaled(replay(entries, results, form, shape, _operands(operands)), scales)
 
 
-@constant
-def _bare(scales: Kinds) -> str:
-    graph = bare(FP32)
-    graph = Graph(graph.nodes, (), tuple(r.__class__(r.name, r.node) for r in graph.results))
-    return _written(graph, scales)
+@dynamo_constant
+def _serialize_plain_gemm(scales: OperandSignature) -> str:
+    graph = identity_graph(FP32)
+    graph = EpilogueGraph(graph.nodes, (), tuple(r.__class__(r.name, r.node) for r in graph.results))
+    return _serialize_scaled(graph, scales)
 
 
-def _written(graph: Graph, scales: Kinds) -> str:
-    """The text of the product that is multiplied by its scales first."""
-    return text.write(scaled(graph, [Operand(name, *kind) for name, kind in _operands(scales).items()]))
+def _serialize_scaled(graph: EpilogueGraph, scales: OperandSignature) -> str:
+    """Serialize a graph after multiplying the accumulator by its scales."""
+    return graph_serialization.serialize(
+        multiply_by_scales(graph, [Operand(name, *kind) for name, kind in _operands(scales).items()])
+    )
 
 
-def _operands(kinds: Kinds) -> Mapping[str, tuple[Extent, DType | None]]:
-    return {name: (_extent(extent), dtype_of(dtype)) for name, extent, dtype in kinds}
+def _operands(signature: OperandSignature) -> Mapping[str, tuple[BroadcastDims, DType | None]]:
+    return {name: (_extent(extent), dtype_from_name(dtype)) for name, extent, dtype in signature}
 
 
-def _extent(given: tuple[Any, ...]) -> Extent:
-    batch, height, width = given
-    return Extent(bool(batch), height, width)
+def _extent(extent: tuple[Any, ...]) -> BroadcastDims:
+    batch, rows, columns = extent
+    return BroadcastDims(bool(batch), rows, columns)
 
 
-def dtype_of(name: str) -> DType | None:
-    """The dtype of a tensor, torch.float64 standing for fp32."""
+def dtype_from_name(name: str) -> DType | None:
+    """Return the dtype of a tensor by the name of its torch dtype; torch.float64 stands for fp32."""
     if not name:
         return None
-    return FP32 if name == "torch.float64" else as_dtype(name.removeprefix("torch."), integers=True)
+    return FP32 if name == "torch.float64" else as_dtype(name.removeprefix("torch."), allow_integers=True)

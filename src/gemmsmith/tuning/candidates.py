@@ -1,4 +1,4 @@
-"""The configs that are considered for an epilogue: tiles that have registers for it, clusters, shares of K."""
+"""Candidate configs for an epilogue: tiles within the register budget, cluster shapes, splits of K."""
 
 from __future__ import annotations
 
@@ -6,220 +6,274 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from gemmsmith.core.config import Config
-from gemmsmith.core.design import find
-from gemmsmith.core.graph import Graph
+from gemmsmith.core.design import get_design
+from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK
-from gemmsmith.core.spec import EpilogueSpec, KernelSpec, promotion, slices
-from gemmsmith.epilogue.device.held import held_registers, sources
-from gemmsmith.epilogue.device.layout import ALIGNMENT, has_32_bits, piece_columns, suits
-from gemmsmith.tuning.fitting import stages_that_fit, transposed
+from gemmsmith.core.spec import EpilogueSpec, KernelSpec, num_reducing_ctas, plan_promotion
+from gemmsmith.epilogue.device.epilogue_plan import (
+    SWIZZLE_ALIGNMENT_BYTES,
+    choose_epi_tile_n,
+    has_32bit_matrix,
+    supports_tile_n,
+)
+from gemmsmith.epilogue.device.register_usage import extra_registers, row_function_inputs
+from gemmsmith.tuning.stage_count import stages_that_fit, transposed_epilogue
 
-COOPERATIVE = [(256, n, 2) for n in range(192, 56, -8)] + [(192, n, 3) for n in range(192, 56, -8)]
-COOPERATIVE += [(128, n, 2) for n in range(256, 128, -8)]
-COOPERATIVE += [(128, n, 1) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
-COOPERATIVE += [(64, n, 1) for n in range(256, 0, -8)]
-"""(M, N, consumers). Two warpgroups share a tile only where one has too few registers: it costs them 0.7 %; or where
-one promotes its sums while the other multiplies."""
-SHARED = [(128, n, 2) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
-PINGPONG = [(64, n) for n in range(256, 80, -16)] + [(128, n) for n in range(192, 56, -8)]
-CLUSTERS = [(1, 1), (1, 2), (2, 1)]
-"""Those of four CTAs, fewer of which fit, were the fastest for 3 of 324 shapes (survey-h200.json)."""
-MOST_EXCHANGED = 192
-"""Columns of a tile whose sums a cluster exchanges where an epilogue holds whole rows of it: wider ones spill."""
-SPLITS, CLUSTER_SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16), (2, 4)
-MOST_STAGES = 16
-FEW_ROWS, FEW_ROWS_DEPTH = 32, 256
-"""Columns of swapped tiles for the fewest rows, and the K that only they are tried with."""
-CROWDED, CROWDED_BLOCKS, APART = 0.8, 0.64, 0.44
-"""Of the registers that accumulators may take, what they, and elements to be quantized, may where an epilogue needs
-more than a few; where it needs many, and a warpgroup has more than 64 rows; and where it reads a matrix without TMA,
-whose elements and addresses are held at once."""
-SPARED, BESIDE_SHARES, SPARED_APART = 32, 4, 16
-"""Registers that promoted sums leave a cluster that adds up its CTAs' sums, or an epilogue of whole rows where tiles
-are shared otherwise, and one that quantizes there; and that those of all k-tiles in flight leave an epilogue that reads
-a matrix without TMA: with fewer they spill."""
-RICH = frozenset({"erf", "gelu", "expm1", "elu"})
+COOPERATIVE_TILES = [(256, n, 2) for n in range(192, 56, -8)] + [(192, n, 3) for n in range(192, 56, -8)]
+COOPERATIVE_TILES += [(128, n, 2) for n in range(256, 128, -8)]
+COOPERATIVE_TILES += [(128, n, 1) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
+COOPERATIVE_TILES += [(64, n, 1) for n in range(256, 0, -8)]
+"""Cooperative tiles (M, N, consumers). Two warpgroups share a tile only if one has too few registers, since sharing
+costs 0.7 %."""
+COOPERATIVE_TWO_WARPGROUP_TILES = [(128, n, 2) for n in (*range(128, 56, -8), 48, 32, 16, 8)]
+"""Further tiles for epilogues that need many registers, and for promotion: one warpgroup promotes while the other
+multiplies."""
+PINGPONG_TILES = [(64, n) for n in range(256, 80, -16)] + [(128, n) for n in range(192, 56, -8)]
+"""Pingpong tiles (M, N)."""
+CLUSTER_SHAPES = [(1, 1), (1, 2), (2, 1)]
+"""Cluster shapes. Clusters of four CTAs, fewer of which are active at once, were the fastest for 3 of 324 shapes
+(survey-h200.json)."""
+MAX_EXCHANGED_COLUMNS = 192
+"""Maximum tile N of a cluster split if the epilogue needs full rows in registers; wider tiles spill (by ptxas)."""
+SPLITS = (0, 2, 3, 4, 5, 6, 8, 12, 16)
+"""Values of `splits`; 0: stream-K."""
+CLUSTER_SPLITS = (2, 4)
+"""Values of `cluster_splits`."""
+MAX_STAGES = 16
+"""Maximum stages; chosen, not measured."""
+SMALL_M_SWAPPED_TILE_N = 32
+"""Maximum tile N of swapped configs for small M that are tried with `SMALL_M_TILE_K`."""
+SMALL_M_TILE_K = 256
+"""Tile K that is tried for small M only."""
+MAX_ACC_FRACTION_HEAVY = 0.8
+"""Fraction of the design's accumulator registers that accumulators and elements to be quantized may take if the
+epilogue needs more than a few registers; else 1. This and the next two: no config spills with it, by ptxas
+(tests/kernels/test_compiled.py)."""
+MAX_ACC_FRACTION_HEAVY_OVER_64_ROWS = 0.64
+"""The fraction if the epilogue needs many registers and a warpgroup has more than 64 rows."""
+MAX_ACC_FRACTION_NO_TMA_LOAD = 0.44
+"""The fraction if the epilogue loads a matrix without TMA, whose elements and addresses are in registers at once."""
+RESERVED_REGISTERS_CLUSTER_SPLIT = 32
+"""Registers per thread that promotion must leave for a cluster split, or for an epilogue that needs full rows if K is
+split otherwise. This and the next two: with fewer ptxas spills (tests/kernels/test_compiled.py)."""
+RESERVED_REGISTERS_SPLIT_QUANTIZE = 4
+"""Registers per thread that promotion must leave for a quantizing epilogue with split-K or stream-K."""
+RESERVED_REGISTERS_NO_TMA_LOAD = 16
+"""Registers per thread that promotion, with the accumulators of all k-tiles in flight, must leave for an epilogue that
+loads a matrix without TMA."""
+REGISTER_HEAVY_OPS = frozenset({"erf", "gelu", "expm1", "elu"})
 """Functions whose intermediate values would spill with the largest accumulators."""
 
 
 def candidates(epilogue: EpilogueSpec, promoted: bool = False) -> Iterator[Config]:
-    """All configs, for products of any size, with as many stages as shared memory holds; transposed ones too. Those for
-    sums that are `promoted` are of the designs that can, a block of K deep."""
-    yield from _oriented(epilogue, False, promoted)
-    if epilogue.graph.transposable:
-        yield from _oriented(transposed(epilogue), True, promoted)
+    """Yield the candidate configs for GEMMs of any size, in both orientations.
+
+    Each has as many stages as fit into shared memory. With `promoted` only designs with promotion are used, with a
+    tile K of one scale block.
+    """
+    yield from _candidates_for_orientation(epilogue, False, promoted)
+    if epilogue.graph.is_transposable:
+        yield from _candidates_for_orientation(transposed_epilogue(epilogue), True, promoted)
 
 
-def _oriented(epilogue: EpilogueSpec, swap: bool, promoted: bool) -> Iterator[Config]:
-    """The configs with that `swap_ab`, for an epilogue of what they compute."""
-    cooperative = COOPERATIVE + SHARED * (_heavy(epilogue) or promoted)
+def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bool) -> Iterator[Config]:
+    """Yield the configs with `swap_ab=swap`; `epilogue` is in their orientation."""
+    cooperative = COOPERATIVE_TILES + COOPERATIVE_TWO_WARPGROUP_TILES * (_needs_many_registers(epilogue) or promoted)
     tiles: list[tuple[str, int, int, int]] = [("cooperative", *t) for t in cooperative]
-    if promoted:  # no pingpong, which the model's constants for promoted sums are not fitted to
-        tiles = [t for t in tiles if _promotes(*t) and not _crowds(t[0], t[1], t[3], epilogue)]
+    if promoted:  # no pingpong: the model's promotion constants are not fitted to it
+        tiles = [t for t in tiles if _promotion_fits_registers(*t)]
+        tiles = [t for t in tiles if not _is_heavy_over_64_rows(t[0], t[1], t[3], epilogue)]
     else:
-        tiles += [("pingpong", *t, 2) for t in PINGPONG]
+        tiles += [("pingpong", *t, 2) for t in PINGPONG_TILES]
     if swap:
-        tiles = [tile for tile in tiles if not _spills_transposed(*tile[:3], epilogue.graph)]
-    roomy = [tile for tile in tiles if _has_registers(*tile, epilogue)]
-    for design, m, n, consumers in roomy or [tile for tile in tiles if suits(epilogue.graph, epilogue.tma, tile[2])]:
-        depths = (64, 128) if (m == 64 or m + n <= 256) and not promoted else (64,)
-        for k in (*depths, FEW_ROWS_DEPTH) if swap and n <= FEW_ROWS and not promoted else depths:
-            tiled = Config(design, (m, n, k), consumers=consumers, stages=MOST_STAGES, swap_ab=swap)
+        tiles = [t for t in tiles if not _spills_transposed(*t[:3], epilogue.graph)]
+    within_register_budget = [t for t in tiles if _tile_fits_registers(*t, epilogue)]
+    supported = [t for t in tiles if supports_tile_n(epilogue.graph, epilogue.tma, t[2])]
+    for design, m, n, consumers in within_register_budget or supported:
+        tile_ks = (64, 128) if (m == 64 or m + n <= 256) and not promoted else (64,)
+        for k in (*tile_ks, SMALL_M_TILE_K) if swap and n <= SMALL_M_SWAPPED_TILE_N and not promoted else tile_ks:
+            tiled = Config(design, (m, n, k), consumers=consumers, stages=MAX_STAGES, swap_ab=swap)
             stages = stages_that_fit(tiled, epilogue, (m + n) * k * 2)
-            for cluster in CLUSTERS:
+            for cluster in CLUSTER_SHAPES:
                 if stages < 3 or n % (8 * cluster[0]):
                     continue
                 raster = "n" if cluster[1] > cluster[0] else "m"
                 c = tiled.replace(cluster=cluster, stages=stages, raster=raster)
                 yield c
-                if n % 16 == 0 if n > FEW_ROWS else swap:
-                    yield from _shares(c, epilogue)
+                if n % 16 == 0 if n > SMALL_M_SWAPPED_TILE_N else swap:
+                    yield from _split_variants(c, epilogue)
 
 
-def _promotes(name: str, m: int, n: int, consumers: int) -> bool:
-    """Whether a tile has registers for both accumulators of promoted sums."""
-    taken = promotion(Config(name, (m, n, SCALE_BLOCK), consumers=consumers)).registers
-    return taken <= find(name).promoted.get(consumers, 0)
+def _promotion_fits_registers(name: str, m: int, n: int, consumers: int) -> bool:
+    """Return whether a tile has registers for both accumulators of promotion."""
+    registers = plan_promotion(Config(name, (m, n, SCALE_BLOCK), consumers=consumers)).registers_per_thread
+    return registers <= get_design(name).max_promoted_registers.get(consumers, 0)
 
 
-def spares(spec: KernelSpec) -> bool:
-    """Whether promoted sums, with a problem's scales, leave enough registers."""
+def promotion_leaves_registers(spec: KernelSpec) -> bool:
+    """Return whether promotion, with the problem's scales, leaves the registers that the epilogue needs."""
     c = spec.config
     if not spec.promoted:
         return True
     graph = spec.epilogue.graph
     quantizes = any(node.op == "quantize" for node in graph.nodes)
-    spared = SPARED if c.cluster_splits > 1 else BESIDE_SHARES * (quantizes and c.splits != 1)
-    if graph.takes_whole_rows and c.splits != 1:
-        spared = SPARED
-    columns, in_flight, taken = spec.promotion
-    if _reads_apart(spec.epilogue):
-        spared = max(spared, (in_flight - 1) * columns // 2 + SPARED_APART)
-    return taken + spared <= find(c.design).promoted[c.consumers]
+    reserved = 0
+    if c.cluster_splits > 1 or (graph.requires_full_rows and c.splits != 1):
+        reserved = RESERVED_REGISTERS_CLUSTER_SPLIT
+    elif quantizes and c.splits != 1:
+        reserved = RESERVED_REGISTERS_SPLIT_QUANTIZE
+    columns, k_tiles_in_flight, registers = spec.promotion
+    if _loads_matrix_without_tma(spec.epilogue):
+        reserved = max(reserved, (k_tiles_in_flight - 1) * columns // 2 + RESERVED_REGISTERS_NO_TMA_LOAD)
+    return registers + reserved <= get_design(c.design).max_promoted_registers[c.consumers]
 
 
-def _stores_fp32(graph: Graph) -> bool:
-    """Whether some result is a matrix of 32-bit elements."""
-    return any(r.dtype and r.dtype.bits == 32 and r.name in graph.stored for r in graph.results)
+def _stores_32_bit_matrix(graph: EpilogueGraph) -> bool:
+    """Return whether some result is a matrix of 32-bit elements."""
+    return any(r.dtype and r.dtype.bits == 32 and r.name in graph.matrix_result_names for r in graph.results)
 
 
-def _has_registers(name: str, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
-    """Whether a tile suits an epilogue, and has registers for it beside the accumulators."""
-    design = find(name)
-    if not suits(epilogue.graph, epilogue.tma, n):
+def _tile_fits_registers(name: str, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
+    """Return whether an epilogue supports a tile, and its registers fit with the accumulators."""
+    design = get_design(name)
+    if not supports_tile_n(epilogue.graph, epilogue.tma, n):
         return False
-    held = held_registers(epilogue.graph, piece_columns(epilogue.graph, epilogue.tma, n))
-    taken = (m // WGMMA_M // design.warpgroups(consumers)[0] * n / 2 + held) / design.accumulators[consumers]
-    if _crowds(name, m, consumers, epilogue):
-        return taken <= CROWDED_BLOCKS and not _needs_64_rows(epilogue)
-    return taken <= (APART if _reads_apart(epilogue) else 1.0 if _light(epilogue) and not held else CROWDED)
+    extra = extra_registers(epilogue.graph, choose_epi_tile_n(epilogue.graph, epilogue.tma, n))
+    accumulator = m // WGMMA_M // design.warpgroups(consumers)[0] * n / 2
+    fraction = (accumulator + extra) / design.max_accumulator_registers[consumers]
+    if _is_heavy_over_64_rows(name, m, consumers, epilogue):
+        return fraction <= MAX_ACC_FRACTION_HEAVY_OVER_64_ROWS and not _spills_over_64_rows(epilogue)
+    if _loads_matrix_without_tma(epilogue):
+        return fraction <= MAX_ACC_FRACTION_NO_TMA_LOAD
+    return fraction <= (1.0 if _needs_few_registers(epilogue) and not extra else MAX_ACC_FRACTION_HEAVY)
 
 
-def _crowds(name: str, m: int, consumers: int, epilogue: EpilogueSpec) -> bool:
-    """Whether a warpgroup has more than 64 rows of a tile where an epilogue needs many registers: too few are left for
-    promoted sums or shares of K."""
-    return m > WGMMA_M * find(name).warpgroups(consumers)[0] and _heavy(epilogue)
+def _is_heavy_over_64_rows(name: str, m: int, consumers: int, epilogue: EpilogueSpec) -> bool:
+    """Return whether a warpgroup has more than 64 rows and the epilogue needs many registers.
+
+    Then too few registers are left for promotion or for splits of K.
+    """
+    return m > WGMMA_M * get_design(name).warpgroups(consumers)[0] and _needs_many_registers(epilogue)
 
 
-def _spills_transposed(design: str, m: int, n: int, graph: Graph) -> bool:
-    """Whether a tile spills where 32-bit elements are stored along columns, one by one, in pieces as wide as the
-    tile."""
-    return _stores_fp32(graph) and design == "pingpong" and m == 128 and n > 144 and n % 16 > 0
+def _spills_transposed(design: str, m: int, n: int, graph: EpilogueGraph) -> bool:
+    """Return whether a tile spills that stores 32-bit elements along columns, in epilogue subtiles of full width."""
+    return _stores_32_bit_matrix(graph) and design == "pingpong" and m == 128 and n > 144 and n % 16 > 0
 
 
 @lru_cache(maxsize=64)
-def _heavy(epilogue: EpilogueSpec) -> bool:
-    """Whether an epilogue needs many registers: for matrices beside the first and reductions, if they are two, for a
-    matrix that is read without TMA, and for one that is stored along its columns."""
+def _needs_many_registers(epilogue: EpilogueSpec) -> bool:
+    """Return whether an epilogue needs many registers.
+
+    It does for two or more reductions and further matrices, for a matrix that is loaded without TMA, and for one that
+    is stored along its columns.
+    """
     graph = epilogue.graph
     reductions = [node for node in graph.nodes if node.op == "reduce"]
-    return max(len(graph.matrices) - 1, 0) + len(reductions) > 1 or _by_threads(epilogue)
+    return max(len(graph.matrix_names) - 1, 0) + len(reductions) > 1 or _accesses_matrix_without_tma(epilogue)
 
 
-def _by_threads(epilogue: EpilogueSpec) -> bool:
-    """Whether an epilogue reads a matrix without TMA, or computes one that is stored along its columns."""
+def _accesses_matrix_without_tma(epilogue: EpilogueSpec) -> bool:
+    """Return whether an epilogue loads a matrix without TMA, or computes one that is stored along its columns."""
     column_major = any(r.name in epilogue.column_major for r in epilogue.graph.results)
-    return _reads_apart(epilogue) or (epilogue.graph.computes and column_major)
+    return _loads_matrix_without_tma(epilogue) or (epilogue.graph.has_operations and column_major)
 
 
-def _needs_64_rows(epilogue: EpilogueSpec) -> bool:
-    """Whether an epilogue that needs many registers spills where a warpgroup has more than 64 rows: for what threads
-    read or store, or for a matrix of 32-bit elements."""
+def _spills_over_64_rows(epilogue: EpilogueSpec) -> bool:
+    """Return whether an epilogue that needs many registers spills if a warpgroup has more than 64 rows.
+
+    It does if threads load or store a matrix without TMA, or if a matrix has 32-bit elements.
+    """
     graph = epilogue.graph
-    direct = any(name not in epilogue.tma for name in graph.stored)
-    return has_32_bits(graph) or direct or _by_threads(epilogue)
+    stores_without_tma = any(name not in epilogue.tma for name in graph.matrix_result_names)
+    return has_32bit_matrix(graph) or stores_without_tma or _accesses_matrix_without_tma(epilogue)
 
 
 @lru_cache(maxsize=64)
-def _light(epilogue: EpilogueSpec) -> bool:
-    """Whether an epilogue is considered with the largest accumulators: the bare product, or little more, stored by TMA.
-    One that loads a matrix would have too few or too narrow pieces of it in flight (tries-h200.json)."""
+def _needs_few_registers(epilogue: EpilogueSpec) -> bool:
+    """Return whether an epilogue needs so few registers that the largest accumulators are tried.
+
+    That is the plain GEMM, or little more, stored by TMA. An epilogue that loads a matrix would have too few or too
+    narrow subtiles of it in flight (tries-h200.json).
+    """
     graph = epilogue.graph
-    vectors = [o for o in graph.operands if o.extent.height or o.extent.width]
-    rich = epilogue.exact or any(node.op in RICH for node in graph.nodes)
-    direct = any(name not in epilogue.tma for name in graph.stored)
-    return not graph.computes or not (len(vectors) > 1 or _loads(epilogue) or rich or direct or _heavy(epilogue))
+    vectors = [o for o in graph.operands if o.broadcast_dims.rows_per_value or o.broadcast_dims.columns_per_value]
+    uses_heavy_op = not epilogue.fast_math or any(node.op in REGISTER_HEAVY_OPS for node in graph.nodes)
+    stores_without_tma = any(name not in epilogue.tma for name in graph.matrix_result_names)
+    return not graph.has_operations or not (
+        len(vectors) > 1
+        or _loads_matrix(epilogue)
+        or uses_heavy_op
+        or stores_without_tma
+        or _needs_many_registers(epilogue)
+    )
 
 
-def _reads_apart(epilogue: EpilogueSpec) -> bool:
-    """Whether the epilogue reads a matrix without TMA."""
-    return any(o.extent.is_matrix and o.name not in epilogue.tma for o in epilogue.graph.operands)
+def _loads_matrix_without_tma(epilogue: EpilogueSpec) -> bool:
+    """Return whether the epilogue loads a matrix without TMA."""
+    return any(o.broadcast_dims.is_matrix and o.name not in epilogue.tma for o in epilogue.graph.operands)
 
 
-def _loads(epilogue: EpilogueSpec) -> bool:
-    """Whether the epilogue reads a matrix."""
-    return any(o.extent.is_matrix for o in epilogue.graph.operands)
+def _loads_matrix(epilogue: EpilogueSpec) -> bool:
+    """Return whether the epilogue loads a matrix."""
+    return any(o.broadcast_dims.is_matrix for o in epilogue.graph.operands)
 
 
-def stages_through(c: Config, epilogue: EpilogueSpec) -> int:
-    """The stages of a config whose results TMA stores through them (`alias_epilogue`), of which two surely hold them;
-    0 where they do not, or where two warpgroups share the tile: one is faster with it, two are slower."""
+def count_aliased_stages(c: Config, epilogue: EpilogueSpec) -> int:
+    """Return the stages of a config with `alias_epilogue`; 0 if two stages cannot hold its results.
+
+    Also 0 if two warpgroups share the tile: one warpgroup is faster with `alias_epilogue`, two are slower.
+    """
     if c.design != "cooperative" or not c.consumers == c.splits == 1 or c.swap_ab:
         return 0
     stored = sum(r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.tma)
     m, n, k = c.tile
     stage = (m + n) * k * 2
     fits = 0 < m * n * stored <= 2 * stage
-    alias_epilogue = c.replace(alias_epilogue=True, stages=MOST_STAGES)
-    return stages_that_fit(alias_epilogue, epilogue, stage, _exchange(c, epilogue)) if fits else 0
+    alias_epilogue = c.replace(alias_epilogue=True, stages=MAX_STAGES)
+    return stages_that_fit(alias_epilogue, epilogue, stage, _exchange_bytes(c, epilogue)) if fits else 0
 
 
-def _exchange(c: Config, epilogue: EpilogueSpec) -> int:
-    """Bytes of shared memory for the sums that the CTAs of a cluster exchange, and for their barriers."""
-    slots = (c.cluster_splits - 1) * c.tile[0] * c.tile[1] * 4 // slices(c, epilogue.graph)
-    return slots + ALIGNMENT * (slots > 0)
+def _exchange_bytes(c: Config, epilogue: EpilogueSpec) -> int:
+    """Return the shared-memory bytes for the partial sums that a cluster's CTAs exchange, and for their barriers."""
+    slots = (c.cluster_splits - 1) * c.tile[0] * c.tile[1] * 4 // num_reducing_ctas(c, epilogue.graph)
+    return slots + SWIZZLE_ALIGNMENT_BYTES * (slots > 0)
 
 
-def _shares(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
+def _split_variants(base: Config, epilogue: EpilogueSpec) -> Iterator[Config]:
+    """Yield a config's variants with splits of K."""
     m, n, k = base.tile
-    if "splits" not in find(base.design).takes or base.consumers == 3:  # three have few registers
+    if "splits" not in get_design(base.design).supported_options or base.consumers == 3:  # three have few registers
         return
-    if _crowds(base.design, m, base.consumers, epilogue):
+    if _is_heavy_over_64_rows(base.design, m, base.consumers, epilogue):
         return
     for splits in SPLITS:
         yield base.replace(splits=splits)
-    if n > MOST_EXCHANGED and sources(epilogue.graph):
+    if n > MAX_EXCHANGED_COLUMNS and row_function_inputs(epilogue.graph):
         return
     for splits in CLUSTER_SPLITS:
-        shared = base.replace(cluster_splits=splits, stages=MOST_STAGES)
-        stages = stages_that_fit(shared, epilogue, (m + n) * k * 2, _exchange(shared, epilogue))
+        split_config = base.replace(cluster_splits=splits, stages=MAX_STAGES)
+        stages = stages_that_fit(split_config, epilogue, (m + n) * k * 2, _exchange_bytes(split_config, epilogue))
         if stages >= 3:
-            yield shared.replace(stages=stages)
+            yield split_config.replace(stages=stages)
 
 
-def has_room(config: Config, epilogue: EpilogueSpec, promoted: bool) -> bool:
-    """Whether an epilogue left a config, fitted to it, registers beside its accumulators and three stages."""
+def fits_registers(config: Config, epilogue: EpilogueSpec, promoted: bool) -> bool:
+    """Return whether a config whose stages are fitted to an epilogue has three stages, and registers for it."""
     m, n, _ = config.tile
-    alone = not promoted and config.splits == config.cluster_splits == 1
-    if not alone and _crowds(config.design, m, config.consumers, epilogue):
+    data_parallel = not promoted and config.splits == config.cluster_splits == 1
+    if not data_parallel and _is_heavy_over_64_rows(config.design, m, config.consumers, epilogue):
         return False
-    return config.stages >= 3 and _has_registers(config.design, m, n, config.consumers, epilogue)
+    return config.stages >= 3 and _tile_fits_registers(config.design, m, n, config.consumers, epilogue)
 
 
 @lru_cache(maxsize=1024)
-def with_reuse_for(epilogue: EpilogueSpec, config: Config) -> Config:
-    """A bare product's config of one tile a CTA: an epilogue's results leave through the stages as the product did, and
-    where a matrix is loaded wherever they fit: 0.3 to 1.3 % of six such products (tries-h200.json)."""
-    through = stages_through(config, epilogue) if config.alias_epilogue or _loads(epilogue) else 0
-    return config.replace(alias_epilogue=through > 0, stages=through or config.stages)
+def with_aliased_epilogue(epilogue: EpilogueSpec, config: Config) -> Config:
+    """Adapt a plain GEMM's single-wave config to an epilogue: set `alias_epilogue` and the stages.
+
+    The results are stored through the stages if the plain GEMM's are, and if a matrix is loaded whenever they fit: six
+    such GEMMs are 0.3 to 1.3 % faster (tries-h200.json).
+    """
+    stages = count_aliased_stages(config, epilogue) if config.alias_epilogue or _loads_matrix(epilogue) else 0
+    return config.replace(alias_epilogue=stages > 0, stages=stages or config.stages)

@@ -1,4 +1,4 @@
-"""Hopper's GPUs as the model sees them: what differs among those with 132 SMs, as rows of data."""
+"""Constants of the cost model that differ between Hopper GPUs with 132 SMs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that was measured. `bandwidth`: of its memory, bytes/s by the datasheet, by which others are compared with
-    it; `dram_bytes_per_cycle`: from memory to all SMs, a cycle of 1600 MHz; `l2_bytes`: of operands that its L2 holds,
-    fewer than it has, since what SMs of both halves read is kept twice."""
+    """A measured GPU.
+
+    Attributes:
+        name: Part of the driver's name.
+        dram_bytes_per_s: DRAM bandwidth by the datasheet, by which other GPUs are matched.
+        dram_bytes_per_cycle: Bytes per cycle from DRAM to all SMs, at 1600 MHz.
+        l2_bytes: Bytes of operands that the L2 holds: less than its size, since it keeps twice what SMs of both
+            partitions read.
+    """
 
     name: str
-    bandwidth: float
+    dram_bytes_per_s: float
     dram_bytes_per_cycle: float
     l2_bytes: int
 
@@ -23,21 +29,22 @@ H100 = Gpu("H100", 3.35e12, 1895, 32_500_000)
 H200 = Gpu("H200", 4.8e12, 2707, 39_000_000)
 """An L2 of 60 MB. Fitted to survey-h200.json."""
 GPUS = (H100, H200)
+"""All measured GPUs."""
 
 
-def named(name: str) -> Gpu | None:
-    """The row for the driver's name of a GPU; None where it has none of its own."""
+def find_gpu(name: str) -> Gpu | None:
+    """Return the measured GPU that a driver's device name denotes, or None."""
     return next((gpu for gpu in GPUS if gpu.name in name), None)
 
 
-def nearest(bandwidth: float) -> Gpu:
-    """The row whose memory is most like that of a GPU with that `bandwidth`, in bytes/s."""
-    return min(GPUS, key=lambda gpu: abs(gpu.bandwidth - bandwidth))
+def nearest_gpu(dram_bytes_per_s: float) -> Gpu:
+    """Return the measured GPU with the nearest DRAM bandwidth."""
+    return min(GPUS, key=lambda gpu: abs(gpu.dram_bytes_per_s - dram_bytes_per_s))
 
 
 @lru_cache(maxsize=64)
 def gpu_at(device: int) -> Gpu:
-    """The row for device `device`; the H200's where there is no GPU."""
+    """Return the measured GPU nearest to a device; H200 if there is no GPU."""
     from gemmsmith.backends.cuda import driver
 
-    return nearest(driver.attributes(device).bandwidth) if driver.available() else H200
+    return nearest_gpu(driver.device_attributes(device).bandwidth) if driver.is_available() else H200

@@ -1,9 +1,12 @@
-"""The estimated time of configs for a problem, in SM cycles, for any number of configs at once.
+"""Cost model: the estimated time of configs for a problem, in SM cycles, for any number of configs at once.
 
 CTAs work in waves of tiles. A wave takes as long as the largest of three bounds: its tiles, each k-tile as long as the
-slower of copies and math; its part of the bytes over the memory bandwidth; its part of the energy over the power limit.
-The constants were fitted by benchmarks/fit.py to surveys on an H200, of A row-major and B column-major, and on an H100,
-of all layouts.
+slower of copies and math; its fraction of the bytes over the DRAM bandwidth; its fraction of the energy over the power
+limit. A cycle is 1/1600 us.
+
+"Fitted by fit.py" means: by benchmarks/fit.py to survey-h200.json (A row-major, B column-major), survey-??-h100.json
+(all layouts) and the power-limited shapes of sweep-{third,fourth,fifth,seventh,eighth}-h200.json and
+sweep-layouts-h100.json, all in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -17,268 +20,361 @@ from gemmsmith.core.mma import WGMMA_M
 from gemmsmith.core.problem import SCALE_BLOCK, Matrix, Problem
 from gemmsmith.core.spec import EpilogueSpec, operand_major
 from gemmsmith.core.tile import LINE_BYTES, SECTOR_BYTES
-from gemmsmith.schedule.stream import LEAST_IDLE, MOST_PARTS
+from gemmsmith.tile_scheduler.stream_k import INVERSE_MAX_IDLE_FRACTION, MAX_SPLITS_PER_TILE
+from gemmsmith.tuning.config_table import NUM_SMS, Array, ConfigTable
 from gemmsmith.tuning.gpus import H200, Gpu
-from gemmsmith.tuning.space import SMS, Column, Space
 
 FLOPS_PER_CYCLE = 3990
-"""Dense 16-bit FLOPs of one SM's tensor cores a cycle: m64n256k16 takes 128 cycles, which would be 4096."""
-SM_BYTES_PER_CYCLE, FILL_BYTES_PER_CYCLE, MERGED = 62.4, 88.4, 0.271
-"""Bytes a cycle: from the L2 to an SM; into an SM, with what other CTAs of its cluster multicast. And how much of what
-all SMs of a GPC read at one time the chip reads once, unless it is multicast."""
-OFF_LINES, OFF_SECTORS = 1.207, 0.368
-"""How much longer a read from the L2 takes where rows do not begin at multiples of its lines, and yet longer where not
-even of its sectors."""
-READ_AGAIN = 0.0835
-"""Of the bytes that more than one cluster reads, what reading them again costs of memory's time: an H200's L2 has two
-partitions."""
-SHORT_ROWS, IDLE, MEMORY_BOUND_ROWS = 0.021, 0.03, 64
-"""Memory is by so much slower where k-tiles of 64 ask for 128 bytes of a row at a time, by a quarter of it where they
-are twice as deep, felt with so few rows of A; and by so much of the share of SMs that ask for nothing."""
-FILL_CYCLES, MEET_CYCLES, STAGE_CYCLES = 4302, 140, 20.1
-"""Starting a kernel and filling the pipeline, more for each peer in a cluster, and for each stage."""
-STORE_BYTES_PER_CYCLE, ELEMENT_CYCLES, NODE_CYCLES = 34.2, 1.87, 4.5
-"""An epilogue that overlaps no mainloop: bytes of matrices a cycle; cycles for each element of a thread, and for each
-of its nodes: of 1.5, 3, 4.5, 6 and 9 what comes nearest the costs in benchmarks/results/epilogues-tuned-h200.json."""
-SWAPPED_STORE_BYTES_PER_CYCLE = 0.7
-"""Bytes a cycle of a transposed tile that threads, not TMA, store along D's contiguous index."""
-SHARE_CYCLES, CLUSTER_SHARE_CYCLES, BYTES_OF_SHARE_PER_CYCLE = 4583, 466, 17.8
-"""Adding up a tile's partial sums: cycles for flags, cycles for barriers, bytes read a cycle."""
-LATENCY_CYCLES, SHARPNESS = 544, 3.5
-"""The latency of a copy from DRAM; and the exponent of the norm that combines work, memory and power."""
-LOOP_CYCLES, LOOP_CYCLES_PER_K, DEEPER_128, DEEPER_256 = 136, 0.516, 1.11, 1.089
-"""Cycles of an iteration of the mainloop, and more for each column of K: a barrier's and a wgmma's latency; and how
-much slower than its parts a k-tile of 128, or 256, is: fewer of them are in flight."""
-A_LOADS_OF_MORE_ROWS, A_LOADS_OF_ONE_WARPGROUP, A_LOADS_WITHOUT_MULTICAST = 0.12, 0.12, 0.25
-"""How much slower a k-tile is whose fragments of A threads load: for each 64 rows of a warpgroup beyond the first,
-where one warpgroup multiplies at a time, and where B is not multicast. The first two come nearest the times of
-tries-tf32-h100.json; the last is that of one product, 2048 x 11008 x 5120 tt (kinds-h100.json)."""
-PROMOTION_CYCLES, ISSUE_CYCLES, BORDER_CYCLES, COLUMN_SCALE_CYCLES = 50.5, 12.5, 33.3, 3.86
-"""Promoted sums, a part of a tile: cycles of its warpgroup beside its FFMAs; cycles in which no product of it runs, and
-more for each halving of the 64 columns within which all have the same scale of B; and those of each column that has a
-block scale of its own."""
-IN_PHASE, PROMOTED_ENERGY = 2.27, 1.73
-"""The exponent of the norm that combines the tensor cores' work and a warpgroup's own, which may fall together; and how
-much more energy a promoted FLOP takes. All six are fitted to benchmarks/results/survey-fp8-h200.json."""
-ENERGY_FLOPS, ENERGY_L2, ENERGY_FILL, ENERGY_READ, ENERGY_DRAM = 650_000, 51_100, 118_000, 403_000, 12_370
-"""At 700 W the chip gives a cycle (of 1/1600 us) so many FLOPs, bytes read from the L2, bytes written to shared memory,
-bytes that wgmma reads there, bytes from DRAM: one or the other."""
-OUT_OF_STEP = 0.082
-"""Additional energy, as a fraction, of stream-K, which cannot have `sync_clusters`. Without it the model chose
-stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (benchmarks/results/untuned-h200.json)."""
+"""Dense 16-bit FLOPs per cycle of one SM's tensor cores; m64n256k16 takes 128 cycles, which would be 4096."""
+L2_TO_SM_BYTES_PER_CYCLE = 62.4
+"""Bytes per cycle from the L2 to one SM. Fitted by fit.py."""
+SMEM_FILL_BYTES_PER_CYCLE = 88.4
+"""Bytes per cycle written to one SM's shared memory, including what its cluster multicasts. Fitted by fit.py."""
+GPC_MERGED_READ_FRACTION = 0.271
+"""Fraction of the simultaneous reads of one address by a GPC's SMs, without multicast, that the chip merges. Fitted by
+fit.py."""
+UNALIGNED_128B_OVERHEAD = 1.207
+"""Relative slowdown of L2 reads of rows that do not begin at multiples of 128 bytes (L2 lines). Fitted by fit.py."""
+UNALIGNED_32B_OVERHEAD = 0.368
+"""Additional relative slowdown if rows do not even begin at multiples of 32 bytes (sectors). Fitted by fit.py."""
+REREAD_FRACTION = 0.0835
+"""DRAM time of bytes that several clusters read, per byte that is read again, relative to a first read: an H200's L2
+has two partitions. Fitted by fit.py."""
+SHORT_ROW_OVERHEAD = 0.021
+"""Relative DRAM slowdown for row segments of 128 bytes (tile K 64); a quarter of it for 256 bytes. Fitted by fit.py."""
+SHORT_ROW_MAX_M = 64
+"""M up to which `SHORT_ROW_OVERHEAD` applies. Chosen, not fitted."""
+IDLE_SM_OVERHEAD = 0.03
+"""Relative DRAM slowdown times the fraction of SMs that have no tile. Fitted by fit.py."""
+LAUNCH_AND_FILL_CYCLES = 4302
+"""Cycles to start a kernel and to fill the pipeline. Fitted by fit.py."""
+CLUSTER_SYNC_CYCLES = 140
+"""Additional cycles at the start per further CTA of a cluster. Fitted by fit.py."""
+FILL_CYCLES_PER_STAGE = 20.1
+"""Additional cycles at the start per stage. Fitted by fit.py."""
+EPILOGUE_BYTES_PER_CYCLE = 34.2
+"""Bytes of matrices per cycle that an epilogue moves which overlaps no mainloop. Fitted by fit.py."""
+EPILOGUE_CYCLES_PER_ELEMENT = 1.87
+"""Cycles of an epilogue per element of a thread. Fitted by fit.py."""
+EPILOGUE_CYCLES_PER_NODE = 4.5
+"""Cycles of an epilogue per element of a thread and graph node: of 1.5, 3, 4.5, 6 and 9 the value nearest to the costs
+in epilogues-tuned-h200.json."""
+TRANSPOSED_STORE_BYTES_PER_CYCLE = 0.7
+"""Bytes per cycle of a transposed tile that threads, not TMA, store along D's contiguous dimension. Set by hand
+after the eighth sweep (sweep-eighth-h200.json), not fitted."""
+SPLIT_REDUCTION_CYCLES = 4583
+"""Cycles of a split-K or stream-K reduction through global memory for its flags, per tile. Fitted by fit.py."""
+CLUSTER_SPLIT_CYCLES = 466
+"""Cycles of a split-K reduction within a cluster for its barriers, per tile. Fitted by fit.py."""
+SPLIT_REDUCTION_BYTES_PER_CYCLE = 17.8
+"""Bytes of partial sums per cycle that a reducing CTA reads. Fitted by fit.py."""
+DRAM_LATENCY_CYCLES = 544
+"""Latency of a copy from DRAM, in cycles. From an earlier fit by fit.py, which does not vary it now."""
+BOUND_NORM_EXPONENT = 3.5
+"""Exponent of the norm that combines the bounds by work, memory and power. Fitted by fit.py."""
+LOOP_CYCLES = 136
+"""Minimum cycles of a mainloop iteration: the latency of a barrier and of a wgmma. Fitted by fit.py."""
+LOOP_CYCLES_PER_K = 0.516
+"""Additional minimum cycles of an iteration per element of tile K. Fitted by fit.py."""
+TILE_K_128_SLOWDOWN = 1.11
+"""Time of a k-tile of 128 relative to its bounds: fewer of them are in flight. Fitted by fit.py."""
+TILE_K_256_SLOWDOWN = 1.089
+"""As `TILE_K_128_SLOWDOWN`, for k-tiles of 256. Fitted by fit.py."""
+A_LOAD_SLOWDOWN_PER_64_ROWS = 0.12
+"""Relative slowdown of a k-tile whose fragments of A threads load, per 64 rows of a warpgroup beyond the first 64.
+Nearest to the times in tries-tf32-h100.json."""
+A_LOAD_SLOWDOWN_ONE_WARPGROUP = 0.12
+"""Relative slowdown of such a k-tile if one warpgroup multiplies at a time. Nearest to tries-tf32-h100.json."""
+A_LOAD_SLOWDOWN_NO_MULTICAST = 0.25
+"""Relative slowdown of such a k-tile if B is not multicast. From one GEMM, 2048 x 11008 x 5120 tt
+(kinds-h100.json)."""
+PROMOTION_CYCLES = 50.5
+"""Cycles of a warpgroup to promote a subtile, besides its FFMAs. Fitted to survey-fp8-h200.json."""
+PROMOTION_ISSUE_CYCLES = 12.5
+"""Cycles between two subtiles in which no wgmma of the warpgroup runs. Fitted to survey-fp8-h200.json."""
+SCALE_BOUNDARY_CYCLES = 33.3
+"""Additional such cycles per halving of the 64 columns that share a scale of B. Fitted to survey-fp8-h200.json."""
+COLUMN_SCALE_CYCLES = 3.86
+"""Cycles per column with block scales of its own. Fitted to survey-fp8-h200.json."""
+MMA_PROMOTION_NORM_EXPONENT = 2.27
+"""Exponent of the norm that combines the tensor cores' cycles and a warpgroup's own, which may coincide. Fitted to
+survey-fp8-h200.json."""
+PROMOTION_ENERGY_FACTOR = 1.73
+"""Energy of a promoted FLOP relative to one that is not. Fitted to survey-fp8-h200.json."""
+FLOPS_PER_CYCLE_AT_700W = 650_000
+"""FLOPs per cycle of the chip that alone would draw 700 W. Fitted by fit.py."""
+L2_BYTES_PER_CYCLE_AT_700W = 51_100
+"""Bytes read from the L2 per cycle that alone would draw 700 W. Fitted by fit.py."""
+SMEM_FILL_BYTES_PER_CYCLE_AT_700W = 118_000
+"""Bytes written to shared memory per cycle that alone would draw 700 W. Fitted by fit.py."""
+WGMMA_READ_BYTES_PER_CYCLE_AT_700W = 403_000
+"""Bytes that wgmma reads from shared memory per cycle that alone would draw 700 W. Fitted by fit.py."""
+DRAM_BYTES_PER_CYCLE_AT_700W = 12_370
+"""Bytes of DRAM traffic per cycle that alone would draw 700 W. Fitted by fit.py."""
+STREAM_K_ENERGY_OVERHEAD = 0.082
+"""Relative additional energy of stream-K, which cannot have `sync_clusters`. Fitted by fit.py; without it the model
+chose stream-K for three shapes, with 0.81, 0.96 and 0.97 of the tuned speed (untuned-h200.json)."""
 
 
 class Estimate(NamedTuple):
-    """What the model says, in SM cycles: of a k-tile's math and copies, how long a k-tile takes, how many a CTA works
-    on one after the other, how long it works, with stores that are not hidden, and how long the bytes and the energy
-    take at all; all waves together; and bringing shares of K together, and a kernel's beginning."""
+    """What the model estimates for each config, in SM cycles except `k_tiles_per_cta`.
 
-    math: Column
-    copies: Column
-    step: Column
-    k_steps: Column
-    stores: Column
-    work: Column
-    memory: Column
-    power: Column
-    waves: Column
-    share: Column
-    fill: Column
+    Attributes:
+        math: Tensor-core cycles of a k-tile.
+        copies: Cycles to copy a k-tile.
+        k_tile: Cycles of a k-tile.
+        k_tiles_per_cta: k-tiles that a CTA works on, one after the other.
+        exposed_stores: Cycles of stores that no mainloop hides.
+        work: k_tiles_per_cta * k_tile + exposed_stores.
+        memory: Cycles that DRAM takes for all bytes.
+        power: Cycles that all energy takes at the power limit.
+        waves: Cycles of all waves.
+        split_reduction: Cycles of the split-K or stream-K reduction.
+        launch_and_fill: Cycles until the pipeline is filled.
+    """
+
+    math: Array
+    copies: Array
+    k_tile: Array
+    k_tiles_per_cta: Array
+    exposed_stores: Array
+    work: Array
+    memory: Array
+    power: Array
+    waves: Array
+    split_reduction: Array
+    launch_and_fill: Array
 
     @property
-    def cycles(self) -> Column:
-        return np.asarray(self.waves + self.share + self.fill)
+    def cycles(self) -> Array:
+        """Estimated cycles of the kernel."""
+        return np.asarray(self.waves + self.split_reduction + self.launch_and_fill)
 
-    def take(self, which: Column) -> Estimate:
-        """Of the configs at these indices."""
-        return Estimate(*(x[which] for x in self))
+    def select(self, indices: Array) -> Estimate:
+        """Return the estimates of the configs at these indices."""
+        return Estimate(*(x[indices] for x in self))
 
 
-class Extra(NamedTuple):
-    """An epilogue's cost for an element of the product: bytes of matrices, and nodes that compute."""
+class EpilogueCost(NamedTuple):
+    """An epilogue's cost per element of the accumulator: bytes of matrices, and nodes that compute."""
 
     nbytes: float
     nodes: int
 
     @staticmethod
-    def of(epilogue: EpilogueSpec) -> Extra:
+    def from_epilogue(epilogue: EpilogueSpec) -> EpilogueCost:
+        """Return the cost of an epilogue."""
         graph = epilogue.graph
-        extents = graph.extents()
-        places = [(o.extent, o.dtype) for o in graph.operands]
-        places += [(extents[r.node], FP32 if graph.is_reduced(r) else r.dtype) for r in graph.results]
+        dims = graph.broadcast_dims()
+        arrays = [(o.broadcast_dims, o.dtype) for o in graph.operands]
+        arrays += [(dims[r.node], FP32 if graph.is_reduction(r) else r.dtype) for r in graph.results]
         nbytes = sum(
-            dtype.bytes / (extent.width * extent.height) for extent, dtype in places if extent.is_matrix and dtype
+            dtype.bytes / (x.columns_per_value * x.rows_per_value) for x, dtype in arrays if x.is_matrix and dtype
         )
-        return Extra(nbytes, sum(node.op not in ("accumulator", "operand", "constant") for node in graph.nodes))
+        return EpilogueCost(nbytes, sum(node.op not in ("accumulator", "operand", "constant") for node in graph.nodes))
 
 
 def estimate(
-    problem: Problem, s: Space, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200, loads_a: Column | bool = False
-) -> Estimate:
-    """The estimate for every config of a space, on a GPU; for the bare product if no epilogue is given. `loads_a`:
-    where threads load A's fragments, for wgmma reads such an A from registers."""
-    extra = Extra.of(epilogue or EpilogueSpec.bare(problem.d))
-    tile, k_tiles = _k_tile(problem, s, loads_a), np.maximum(1, np.ceil(problem.k / s.k))
-    down, across = s.grid(problem.m, problem.n)
-    tiles = problem.batch * down * across
-    walk = _walk(s, tiles, k_tiles, tile.step, _store(problem, s, extra))
+    problem: Problem, table: ConfigTable, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200,
+    loads_a: Array | bool = False,
+) -> Estimate:  # fmt: skip
+    """Estimate the time of every config of a table on a GPU.
 
-    # What of a tile lies outside of D takes memory as long as what lies inside (tries-stores-h100.json).
-    stored = extra.nbytes * down * s.cluster_m * across * s.cluster_n
+    Args:
+        problem: A problem of 16-bit operands (`as_16bit_problem`).
+        table: The configs.
+        epilogue: The epilogue; None: the plain GEMM.
+        gpu: The GPU's constants.
+        loads_a: For each config, whether threads load A's fragments, because wgmma reads such an A from registers.
+    """
+    cost = EpilogueCost.from_epilogue(epilogue or EpilogueSpec.identity(problem.d))
+    tile, k_tiles = _k_tile_cost(problem, table, loads_a), np.maximum(1, np.ceil(problem.k / table.k))
+    tiles_m, tiles_n = table.grid(problem.m, problem.n)
+    tiles = problem.batch * tiles_m * tiles_n
+    schedule = _wave_schedule(table, tiles, k_tiles, tile.cycles, _store_cycles(problem, table, cost))
+
+    # The part of a tile outside of D takes memory as long as the part inside (tries-stores-h100.json).
+    stored = cost.nbytes * tiles_m * table.cluster_tile_m * tiles_n * table.cluster_tile_n
     nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + stored)
-    again = 2 * problem.batch * problem.k * (problem.m * (across > 1) + problem.n * (down > 1))
-    slower = 1 + SHORT_ROWS * (64 / s.k) ** 2 if problem.m <= MEMORY_BOUND_ROWS else 1
-    memory = (nbytes + READ_AGAIN * again) / gpu.dram_bytes_per_cycle * slower
-    energy = tiles * s.rows * s.columns * k_tiles * tile.energy * (1 + OUT_OF_STEP * (s.splits == 0))
-    power = energy + nbytes / ENERGY_DRAM
+    reread_bytes = 2 * problem.batch * problem.k * (problem.m * (tiles_n > 1) + problem.n * (tiles_m > 1))
+    slowdown = 1 + SHORT_ROW_OVERHEAD * (64 / table.k) ** 2 if problem.m <= SHORT_ROW_MAX_M else 1
+    memory = (nbytes + REREAD_FRACTION * reread_bytes) / gpu.dram_bytes_per_cycle * slowdown
+    ctas_per_tile = table.cluster_shape_m * table.cluster_shape_n
+    energy = tiles * ctas_per_tile * k_tiles * tile.energy * (1 + STREAM_K_ENERGY_OVERHEAD * (table.splits == 0))
+    power = energy + nbytes / DRAM_BYTES_PER_CYCLE_AT_700W
 
-    def wave(work: Column, part: Column, clusters: Column) -> Column:
-        """Of so much work and that part of the bytes and the energy."""
-        reads = memory * part * (1 + IDLE * (1 - clusters * s.cluster_size / SMS))
-        return np.asarray((work**SHARPNESS + reads**SHARPNESS + (power * part) ** SHARPNESS) ** (1 / SHARPNESS))
+    def wave(work: Array, fraction: Array, clusters: Array) -> Array:
+        """Return the cycles of waves with this work and this fraction of the bytes and of the energy."""
+        reads = memory * fraction * (1 + IDLE_SM_OVERHEAD * (1 - clusters * table.cluster_size / NUM_SMS))
+        p = BOUND_NORM_EXPONENT
+        return np.asarray((work**p + reads**p + (power * fraction) ** p) ** (1 / p))
 
-    waves = wave(walk.k_steps * tile.step + walk.stores, 1 - walk.in_last, walk.clusters)
-    waves = waves + wave(walk.k_steps_of_last * tile.step + walk.stores_of_last, walk.in_last, walk.clusters_of_last)
-    k_steps, stores = walk.k_steps + walk.k_steps_of_last, walk.stores + walk.stores_of_last
-    fill = FILL_CYCLES + MEET_CYCLES * (s.cluster_size - 1) + STAGE_CYCLES * s.stages
+    full_work = schedule.k_tiles_per_cta * tile.cycles + schedule.exposed_stores
+    last_work = schedule.last_k_tiles_per_cta * tile.cycles + schedule.last_stores
+    waves = wave(full_work, 1 - schedule.last_fraction, schedule.clusters)
+    waves = waves + wave(last_work, schedule.last_fraction, schedule.last_clusters)
+    k_tiles_per_cta = schedule.k_tiles_per_cta + schedule.last_k_tiles_per_cta
+    exposed_stores = schedule.exposed_stores + schedule.last_stores
+    work = k_tiles_per_cta * tile.cycles + exposed_stores
+    sync = CLUSTER_SYNC_CYCLES * (table.cluster_size - 1)
+    launch_and_fill = LAUNCH_AND_FILL_CYCLES + sync + FILL_CYCLES_PER_STAGE * table.stages
     return Estimate(
-        tile.math, tile.copies, tile.step, k_steps, stores, k_steps * tile.step + stores, memory, power,
-        waves, walk.share, fill,
+        tile.math, tile.copies, tile.cycles, k_tiles_per_cta, exposed_stores, work, memory, power, waves,
+        schedule.split_reduction, launch_and_fill,
     )  # fmt: skip
 
 
-class _KTile(NamedTuple):
-    """Cycles of a CTA's k-tile: its math and copies, and what it takes; and the cycles that its energy is worth."""
+class _KTileCost(NamedTuple):
+    """Cycles of a CTA's k-tile: math, copies, and in all; `energy`: the cycles that its energy takes at 700 W."""
 
-    math: Column
-    copies: Column
-    step: Column
-    energy: Column
+    math: Array
+    copies: Array
+    cycles: Array
+    energy: Array
 
 
-def _k_tile(problem: Problem, s: Space, loads_a: Column | bool) -> _KTile:
-    # wgmma reads A and B from shared memory, 128 bytes a cycle; A for each part of the columns of promoted sums
-    parts = s.n / _columns(problem, s)[0] if problem.promoted else 1
-    operands = 128 * (16 * parts + s.n / 4) * (s.m / 64) * (s.k / 16)
-    math = np.maximum(2 * s.m * s.n * s.k / FLOPS_PER_CYCLE, operands / 128)
-    filled, read = _copied(problem, s)
-    copies = np.maximum(read / SM_BYTES_PER_CYCLE, filled / FILL_BYTES_PER_CYCLE)
-    loop = np.maximum(LATENCY_CYCLES / s.stages * (s.k / 64), LOOP_CYCLES + LOOP_CYCLES_PER_K * s.k)
-    deeper = np.where(s.k == 64, 1.0, np.where(s.k == 128, DEEPER_128, DEEPER_256))
-    energy = 2 * s.m * s.n * s.k / ENERGY_FLOPS + read / ENERGY_L2 + filled / ENERGY_FILL + operands / ENERGY_READ
+def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array | bool) -> _KTileCost:
+    # wgmma reads A and B from shared memory, 128 bytes per cycle; A once per promotion subtile
+    subtiles = table.n / _promotion_columns(problem, table)[0] if problem.promoted else 1
+    operands = 128 * (16 * subtiles + table.n / 4) * (table.m / 64) * (table.k / 16)
+    math = np.maximum(2 * table.m * table.n * table.k / FLOPS_PER_CYCLE, operands / 128)
+    filled, read = _copied_bytes(problem, table)
+    copies = np.maximum(read / L2_TO_SM_BYTES_PER_CYCLE, filled / SMEM_FILL_BYTES_PER_CYCLE)
+    loop = np.maximum(DRAM_LATENCY_CYCLES / table.stages * (table.k / 64), LOOP_CYCLES + LOOP_CYCLES_PER_K * table.k)
+    slowdown = np.where(table.k == 64, 1.0, np.where(table.k == 128, TILE_K_128_SLOWDOWN, TILE_K_256_SLOWDOWN))
+    energy = 2 * table.m * table.n * table.k / FLOPS_PER_CYCLE_AT_700W
+    energy = energy + read / L2_BYTES_PER_CYCLE_AT_700W + filled / SMEM_FILL_BYTES_PER_CYCLE_AT_700W
+    energy = energy + operands / WGMMA_READ_BYTES_PER_CYCLE_AT_700W
     if problem.promoted:
-        alone, issued = _promoted(problem, s)
-        math = ((math + issued) ** IN_PHASE + alone**IN_PHASE) ** (1 / IN_PHASE)
-        energy = energy * PROMOTED_ENERGY
-    step = np.maximum(np.maximum(math, copies), loop) * deeper
-    rows = s.m / np.where(s.own_tiles, 1, s.consumers)
-    loaded = step * (1 + A_LOADS_OF_MORE_ROWS * (rows / WGMMA_M - 1))
-    loaded = loaded * (1 + A_LOADS_OF_ONE_WARPGROUP * (s.own_tiles | (s.consumers == 1)))
-    loaded = loaded * (1 + A_LOADS_WITHOUT_MULTICAST * (s.rows == 1))
-    return _KTile(math, copies, np.where(loads_a, loaded, step), energy)
+        warpgroup_cycles, issue_cycles = _promotion_cycles(problem, table)
+        p = MMA_PROMOTION_NORM_EXPONENT
+        math = ((math + issue_cycles) ** p + warpgroup_cycles**p) ** (1 / p)
+        energy = energy * PROMOTION_ENERGY_FACTOR
+    cycles = np.maximum(np.maximum(math, copies), loop) * slowdown
+    warpgroup_rows = table.m / np.where(table.tile_per_warpgroup, 1, table.consumers)
+    loading = cycles * (1 + A_LOAD_SLOWDOWN_PER_64_ROWS * (warpgroup_rows / WGMMA_M - 1))
+    loading = loading * (1 + A_LOAD_SLOWDOWN_ONE_WARPGROUP * (table.tile_per_warpgroup | (table.consumers == 1)))
+    loading = loading * (1 + A_LOAD_SLOWDOWN_NO_MULTICAST * (table.cluster_shape_m == 1))
+    return _KTileCost(math, copies, np.where(loads_a, loading, cycles), energy)
 
 
-def _promoted(problem: Problem, s: Space) -> tuple[Column, Column]:
-    """Cycles in which a warpgroup multiplies and promotes its parts of a k-tile, one after the other: longer than the
-    tensor cores work for all of them, unless other warpgroups' parts, or k-tiles in flight, take that time. And those
-    in which the tensor cores wait between two parts."""
-    columns, in_flight, scale_rows = _columns(problem, s)
-    warpgroups = np.where(s.own_tiles, 1, s.consumers)
-    parts = s.m / warpgroups / 64 * s.n / columns
-    borders = (scale_rows == SCALE_BLOCK) * np.log2(64 / np.gcd(s.n.astype(int), 64))
-    alone = columns * (0.5 + COLUMN_SCALE_CYCLES * (scale_rows == 1)) + PROMOTION_CYCLES
-    issue = ISSUE_CYCLES + BORDER_CYCLES * borders
-    whole = parts * (2 * columns + (alone + issue) / in_flight)
-    return np.asarray(whole), np.asarray(parts * warpgroups * issue / in_flight)
+def _promotion_cycles(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
+    """Return the cycles of a warpgroup and the idle cycles of the tensor cores, per k-tile.
+
+    A warpgroup multiplies and promotes its subtiles one after the other, which takes longer than the tensor cores need
+    for all of them, unless other warpgroups' subtiles or k-tiles in flight fill the time. The tensor cores are idle
+    between two subtiles.
+    """
+    columns, k_tiles_in_flight, scale_columns = _promotion_columns(problem, table)
+    warpgroups = np.where(table.tile_per_warpgroup, 1, table.consumers)
+    subtiles = table.m / warpgroups / 64 * table.n / columns
+    boundaries = (scale_columns == SCALE_BLOCK) * np.log2(64 / np.gcd(table.n.astype(int), 64))
+    promotion = columns * (0.5 + COLUMN_SCALE_CYCLES * (scale_columns == 1)) + PROMOTION_CYCLES
+    issue = PROMOTION_ISSUE_CYCLES + SCALE_BOUNDARY_CYCLES * boundaries
+    warpgroup_cycles = subtiles * (2 * columns + (promotion + issue) / k_tiles_in_flight)
+    return np.asarray(warpgroup_cycles), np.asarray(subtiles * warpgroups * issue / k_tiles_in_flight)
 
 
-def _columns(problem: Problem, s: Space) -> tuple[Column, Column, Column]:
-    """Of promoted sums: columns of a part, k-tiles in flight, and how many columns share a block scale; 0: they have
-    none."""
-    of_a, of_b = (scale.rows if scale else 0 for scale in problem.scales)
-    scale_rows = np.where(s.swap_ab, of_a, of_b)
-    columns, in_flight = np.where((scale_rows == 1)[:, None], s.promoted[:, 1], s.promoted[:, 0]).T
-    return columns, in_flight, scale_rows
+def _promotion_columns(problem: Problem, table: ConfigTable) -> tuple[Array, Array, Array]:
+    """Return the columns of a promotion subtile, the k-tiles in flight, and the columns per block scale (0: none)."""
+    scale_a, scale_b = (scale.granularity if scale else 0 for scale in problem.scales)
+    scale_columns = np.where(table.swap_ab, scale_a, scale_b)
+    columns, k_tiles_in_flight = np.where((scale_columns == 1)[:, None], table.promoted[:, 1], table.promoted[:, 0]).T
+    return columns, k_tiles_in_flight, scale_columns
 
 
-def _store(problem: Problem, s: Space, extra: Extra) -> Column:
-    """Cycles of a tile's epilogue."""
-    store = s.m * s.n * extra.nbytes / STORE_BYTES_PER_CYCLE
-    if not problem.d.stores_by_tma:
-        by_threads = s.m * np.minimum(s.n, problem.m) * extra.nbytes / SWAPPED_STORE_BYTES_PER_CYCLE
-        store = np.where(s.swap_ab, by_threads, store)
-    threads = 128 * np.where(s.own_tiles, 1, s.consumers)
-    return np.asarray((store + s.m * s.n / threads * (ELEMENT_CYCLES + NODE_CYCLES * extra.nodes)) / s.slices)
+def _store_cycles(problem: Problem, table: ConfigTable, cost: EpilogueCost) -> Array:
+    """Return the cycles of a tile's epilogue."""
+    store = table.m * table.n * cost.nbytes / EPILOGUE_BYTES_PER_CYCLE
+    if not problem.d.can_tma_store:
+        by_threads = table.m * np.minimum(table.n, problem.m) * cost.nbytes / TRANSPOSED_STORE_BYTES_PER_CYCLE
+        store = np.where(table.swap_ab, by_threads, store)
+    threads = 128 * np.where(table.tile_per_warpgroup, 1, table.consumers)
+    cycles_per_element = EPILOGUE_CYCLES_PER_ELEMENT + EPILOGUE_CYCLES_PER_NODE * cost.nodes
+    return np.asarray((store + table.m * table.n / threads * cycles_per_element) / table.reducing_ctas)
 
 
-class _Walk(NamedTuple):
-    """Which k-tiles a CTA works on: in whole waves of so many clusters, and in a last one, which has a part of all
-    tiles, the rest; and the cycles of stores that are not hidden and of bringing shares of K together."""
+class _WaveSchedule(NamedTuple):
+    """Work of a CTA: in full waves of `clusters` clusters, and in a last wave, which has `last_fraction` of the tiles.
 
-    k_steps: Column
-    clusters: Column
-    clusters_of_last: Column
-    k_steps_of_last: Column
-    in_last: Column
-    stores: Column
-    stores_of_last: Column
-    share: Column
+    `exposed_stores`, `last_stores`: cycles of stores that no mainloop hides; `split_reduction`: cycles of the fixup.
+    """
+
+    k_tiles_per_cta: Array
+    clusters: Array
+    last_clusters: Array
+    last_k_tiles_per_cta: Array
+    last_fraction: Array
+    exposed_stores: Array
+    last_stores: Array
+    split_reduction: Array
 
 
-def _walk(s: Space, tiles: Column, k_tiles: Column, step: Column, store: Column) -> _Walk:
-    whole = np.floor(tiles / s.resident)
-    rest, k_tiles_of_one = tiles - whole * s.resident, np.ceil(k_tiles / s.cluster_splits)
-    hidden = np.where(s.own_tiles, k_tiles * step, 0.0)
-    last = rest > 0
-    stores = np.where(last, 0.0, store) + (whole + last - 1) * np.maximum(0.0, store - hidden)
-    partial = 4 * s.m * s.n / BYTES_OF_SHARE_PER_CYCLE
-    in_cluster = CLUSTER_SHARE_CYCLES + (s.cluster_splits - 1) * partial / s.slices
-    share = np.where(s.cluster_splits > 1, in_cluster, 0.0)
+def _wave_schedule(
+    table: ConfigTable, tiles: Array, k_tiles: Array, k_tile_cycles: Array, store: Array
+) -> _WaveSchedule:
+    capacity = table.max_active_clusters
+    full_waves = np.floor(tiles / capacity)
+    last_tiles, k_tiles_per_split = tiles - full_waves * capacity, np.ceil(k_tiles / table.cluster_splits)
+    hidden = np.where(table.tile_per_warpgroup, k_tiles * k_tile_cycles, 0.0)
+    has_last = last_tiles > 0
+    exposed_stores = np.where(has_last, 0.0, store)
+    exposed_stores = exposed_stores + (full_waves + has_last - 1) * np.maximum(0.0, store - hidden)
+    partial = 4 * table.m * table.n / SPLIT_REDUCTION_BYTES_PER_CYCLE
+    in_cluster = CLUSTER_SPLIT_CYCLES + (table.cluster_splits - 1) * partial / table.reducing_ctas
+    split_reduction = np.where(table.cluster_splits > 1, in_cluster, 0.0)
 
-    # split-K and stream-K: one wave of shares
-    stream, shared = s.splits == 0, s.splits != 1
-    clusters = np.maximum(1, np.minimum(s.resident, tiles * np.where(stream, k_tiles, s.splits)))
-    remaining = np.where(stream & (tiles > s.resident), rest, 0)
-    parts = np.minimum(np.minimum(np.floor(s.resident / np.maximum(remaining, 1)), k_tiles), MOST_PARTS)
-    idle = (s.resident - remaining * parts) * LEAST_IDLE > s.resident * parts * whole
-    alike = (remaining > 0) & (parts > 1) & ~idle
-    shares = np.where(alike, whole * k_tiles + np.ceil(k_tiles / parts), np.ceil(tiles * k_tiles / clusters))
-    others = np.where(stream, np.where(alike, parts - 1, 1), np.ceil(clusters / np.maximum(tiles, 1)) - 1)
-    return _Walk(
-        np.where(shared, shares, whole * k_tiles_of_one),
-        np.where(shared, clusters, s.resident),
-        rest,
-        np.where(shared | (rest == 0), 0, k_tiles_of_one),
-        np.where(shared, 0.0, rest / np.maximum(tiles, 1)),
-        np.where(shared, np.maximum(1, np.floor(tiles / clusters)) * store, stores),
-        np.where(shared | ~last, 0.0, store),
-        np.where(shared, SHARE_CYCLES + others * partial, share),
+    # split-K and stream-K: one wave of work units
+    stream_k, is_split = table.splits == 0, table.splits != 1
+    clusters = np.maximum(1, np.minimum(capacity, tiles * np.where(stream_k, k_tiles, table.splits)))
+    sk_tiles = np.where(stream_k & (tiles > capacity), last_tiles, 0)
+    splits = np.minimum(np.minimum(np.floor(capacity / np.maximum(sk_tiles, 1)), k_tiles), MAX_SPLITS_PER_TILE)
+    wastes = (capacity - sk_tiles * splits) * INVERSE_MAX_IDLE_FRACTION > capacity * splits * full_waves
+    uniform = (sk_tiles > 0) & (splits > 1) & ~wastes
+    split_k_tiles = np.where(
+        uniform, full_waves * k_tiles + np.ceil(k_tiles / splits), np.ceil(tiles * k_tiles / clusters)
+    )
+    peers = np.where(stream_k, np.where(uniform, splits - 1, 1), np.ceil(clusters / np.maximum(tiles, 1)) - 1)
+    return _WaveSchedule(
+        np.where(is_split, split_k_tiles, full_waves * k_tiles_per_split),
+        np.where(is_split, clusters, capacity),
+        last_tiles,
+        np.where(is_split | (last_tiles == 0), 0, k_tiles_per_split),
+        np.where(is_split, 0.0, last_tiles / np.maximum(tiles, 1)),
+        np.where(is_split, np.maximum(1, np.floor(tiles / clusters)) * store, exposed_stores),
+        np.where(is_split | ~has_last, 0.0, store),
+        np.where(is_split, SPLIT_REDUCTION_CYCLES + peers * partial, split_reduction),
     )
 
 
-def _copied(problem: Problem, s: Space) -> tuple[Column, Column]:
-    """Bytes of a CTA's k-tile: those that are written to its shared memory, and those that it reads from the L2."""
-    (a, b), (alike_m, alike_n) = problem.operands, s.alike(problem)
+def _copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
+    """Return the bytes of a CTA's k-tile that are written to its shared memory, and those it reads from the L2."""
+    (a, b), (sharers_of_a, sharers_of_b) = problem.operands, table.gpc_sharers(problem)
     filled = read = np.zeros(1)
-    for operand, swapped, width, sharers, alike in ((a, b, s.m, s.columns, alike_m), (b, a, s.n, s.rows, alike_n)):
-        pairs = zip(tile_bytes(operand, width, s.k), tile_bytes(swapped, width, s.k), strict=True)
-        nbytes, slower = (np.where(s.swap_ab, of_swapped, own) for own, of_swapped in pairs)
-        once = np.where(sharers == 1, 1 - MERGED * (1 - 1 / alike), 1)
-        filled, read = filled + nbytes, read + nbytes * slower * once / sharers
+    for operand, swapped, width, multicast_ctas, sharers in (
+        (a, b, table.m, table.cluster_shape_n, sharers_of_a), (b, a, table.n, table.cluster_shape_m, sharers_of_b)
+    ):  # fmt: skip
+        pairs = zip(tile_bytes(operand, width, table.k), tile_bytes(swapped, width, table.k), strict=True)
+        nbytes, slowdown = (np.where(table.swap_ab, if_swapped, if_not) for if_not, if_swapped in pairs)
+        read_fraction = np.where(multicast_ctas == 1, 1 - GPC_MERGED_READ_FRACTION * (1 - 1 / sharers), 1)
+        filled, read = filled + nbytes, read + nbytes * slowdown * read_fraction / multicast_ctas
     return filled, read
 
 
-def tile_bytes(operand: Matrix, width: Column, k: Column) -> tuple[Column, Column]:
-    """Bytes of a k-tile of `width` rows of an (M or N) x K operand; and how many times as long the L2 takes for them
-    where rows do not begin where its lines do. Rows of an MN-major tile lie along `width`, begin at multiples of it,
-    and are read in whole lines."""
-    size, pitch = operand.dtype.bytes, operand.pitch_bytes if operand.tma_ready else 0  # what is packed begins there
-    off_line, off_sector = np.array([pitch % LINE_BYTES > 0, pitch % SECTOR_BYTES > 0], float)
+def tile_bytes(operand: Matrix, width: Array, k: Array) -> tuple[Array, Array]:
+    """Return the bytes of a k-tile of `width` rows of an (M or N) x K operand, and the slowdown of their L2 reads.
+
+    Reads are slower if rows do not begin at multiples of L2 lines or sectors. Rows of an MN-major tile run along
+    `width`, begin at multiples of it, and are read in whole lines.
+    """
+    size, pitch = operand.dtype.bytes, operand.pitch_bytes if operand.is_tma_compatible else 0  # packed: aligned
+    unaligned_128b, unaligned_32b = np.array([pitch % LINE_BYTES > 0, pitch % SECTOR_BYTES > 0], float)
     rows = np.minimum(width, max(operand.rows, 1))
     if operand_major(operand) == "MN":
         step = np.where(width < operand.rows, np.gcd(width.astype(int) * size, LINE_BYTES), LINE_BYTES)
-        off_line = np.maximum(off_line, 1 - step / LINE_BYTES)
-        off_sector = np.maximum(off_sector, (step < SECTOR_BYTES) / 2)
-        of_box = np.clip(2 ** np.ceil(np.log2(rows * size)), SECTOR_BYTES, LINE_BYTES)
-        rows = np.ceil(rows * size / of_box) * of_box / size
-    return size * k * rows, np.asarray(1 + OFF_LINES * off_line + OFF_SECTORS * off_sector)
+        unaligned_128b = np.maximum(unaligned_128b, 1 - step / LINE_BYTES)
+        unaligned_32b = np.maximum(unaligned_32b, (step < SECTOR_BYTES) / 2)
+        box_bytes = np.clip(2 ** np.ceil(np.log2(rows * size)), SECTOR_BYTES, LINE_BYTES)
+        rows = np.ceil(rows * size / box_bytes) * box_bytes / size
+    slowdown = 1 + UNALIGNED_128B_OVERHEAD * unaligned_128b + UNALIGNED_32B_OVERHEAD * unaligned_32b
+    return size * k * rows, np.asarray(slowdown)

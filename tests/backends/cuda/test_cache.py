@@ -79,11 +79,11 @@ def test_an_entry_comes_back_whole_or_not_at_all(cubin: bytes, log: str, data: s
 
 def test_what_a_key_depends_on() -> None:
     keys = [
-        cache.key("a", ["x"], "13.0"), cache.key("b", ["x"], "13.0"),
-        cache.key("a", ["y"], "13.0"), cache.key("a", ["x"], "13.1"),
+        cache.make_key("a", ["x"], "13.0"), cache.make_key("b", ["x"], "13.0"),
+        cache.make_key("a", ["y"], "13.0"), cache.make_key("a", ["x"], "13.1"),
     ]  # fmt: skip
     assert len(set(keys)) == 4
-    assert keys[0] == cache.key("a", ["x"], "13.0")
+    assert keys[0] == cache.make_key("a", ["x"], "13.0")
 
 
 def test_many_processes_fill_it_at_once(folder: Path) -> None:

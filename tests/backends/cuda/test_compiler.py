@@ -55,25 +55,30 @@ def test_a_cubin_its_symbol_and_its_resources() -> None:
     assert b"scale" in compiled.cubin
     resources = compiled.resources
     assert 0 < resources.registers <= 32
-    assert (resources.spill_stores, resources.spill_loads, resources.stack, resources.shared) == (0, 0, 0, 0)
+    assert (resources.spill_store_bytes, resources.spill_load_bytes, resources.stack_bytes, resources.shared_bytes) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert resources.advisories == ()
 
 
 def test_spills_are_counted() -> None:
     resources = compile_source(SPILLING, "spilling", cache=False).resources
     assert resources.registers <= 32
-    assert min(resources.spill_stores, resources.spill_loads, resources.stack) > 0
+    assert min(resources.spill_store_bytes, resources.spill_load_bytes, resources.stack_bytes) > 0
 
 
 def test_resources_are_those_of_the_named_kernel() -> None:
-    assert compile_source(TWO, "small", cache=False).resources.shared == 0
-    assert compile_source(TWO, "shared", cache=False).resources.shared == 4000
+    assert compile_source(TWO, "small", cache=False).resources.shared_bytes == 0
+    assert compile_source(TWO, "shared", cache=False).resources.shared_bytes == 4000
 
 
 def test_every_number_and_advisory_of_a_log() -> None:
     resources = Compiled(b"", SERIALIZED, "gemm").resources
-    assert (resources.registers, resources.stack, resources.shared) == (168, 16, 1024)
-    assert (resources.spill_stores, resources.spill_loads) == (24, 32)
+    assert (resources.registers, resources.stack_bytes, resources.shared_bytes) == (168, 16, 1024)
+    assert (resources.spill_store_bytes, resources.spill_load_bytes) == (24, 32)
     assert len(resources.advisories) == 3
     for said, advisory in zip(("C7510", "C7508", "#177-D"), resources.advisories, strict=True):
         assert said in advisory
@@ -141,7 +146,7 @@ def test_no_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_importing_the_backend_imports_no_bindings() -> None:
     code = (
         "import sys, gemmsmith; "
-        "from gemmsmith.backends.cuda import cache, compiler, disassembler, driver, launcher; "
+        "from gemmsmith.backends.cuda import cache, compiler, disassembler, driver, kernel_loader; "
         "print([m for m in sys.modules if m.startswith('cuda.') or m == 'platformdirs'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

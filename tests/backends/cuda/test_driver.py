@@ -17,7 +17,7 @@ MAP = TensorMap(1 << 40, BF16, (4096, 300, 2), (8192, 1 << 20), (64, 128, 1), 12
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """Devices are asked for again, in the test and after it."""
-    found = (driver.attributes, driver.require_chip, driver.encode_tensor_map)
+    found = (driver.device_attributes, driver.require_chip, driver.encode_tensor_map)
     for each in found:
         each.cache_clear()
     yield
@@ -27,22 +27,26 @@ def forgotten() -> Iterator[None]:
 
 @pytest.fixture
 def no_driver(monkeypatch: pytest.MonkeyPatch, forgotten: None) -> None:
-    monkeypatch.setattr(driver, "_initialized", lambda: "no CUDA driver: libcuda.so.1 is not there")
+    monkeypatch.setattr(driver, "_driver_error", lambda: "no CUDA driver: libcuda.so.1 is not there")
 
 
 @pytest.mark.usefixtures("no_driver")
 def test_without_a_driver_every_call_says_so() -> None:
-    assert not driver.available()
-    for call in (lambda: driver.require_chip(0), lambda: driver.attributes(0), lambda: driver.encode_tensor_map(MAP)):
+    assert not driver.is_available()
+    for call in (
+        lambda: driver.require_chip(0),
+        lambda: driver.device_attributes(0),
+        lambda: driver.encode_tensor_map(MAP),
+    ):
         with pytest.raises(DeviceError, match="libcuda.so.1 is not there.*'sim' or 'reference'"):
             call()
 
 
 @pytest.mark.usefixtures("forgotten")
 def test_a_driver_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_initialized", lambda: "")
-    monkeypatch.setattr(driver, "_count", lambda: 0)
-    assert not driver.available()
+    monkeypatch.setattr(driver, "_driver_error", lambda: "")
+    monkeypatch.setattr(driver, "_device_count", lambda: 0)
+    assert not driver.is_available()
     with pytest.raises(DeviceError, match="device: got 0, this process sees 0 GPU"):
         driver.require_chip(0)
 
@@ -50,15 +54,17 @@ def test_a_driver_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize("device", [-1, 2])
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, device: int) -> None:
-    monkeypatch.setattr(driver, "_initialized", lambda: "")
-    monkeypatch.setattr(driver, "_count", lambda: 2)
+    monkeypatch.setattr(driver, "_driver_error", lambda: "")
+    monkeypatch.setattr(driver, "_device_count", lambda: 2)
     with pytest.raises(DeviceError, match=f"device: got {device}, this process sees 2 GPU"):
         driver.require_chip(device)
 
 
 @pytest.mark.usefixtures("forgotten")
 def test_another_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "attributes", lambda _: driver.Attributes("NVIDIA A100", (8, 0), 108, 166912))
+    monkeypatch.setattr(
+        driver, "device_attributes", lambda _: driver.DeviceAttributes("NVIDIA A100", (8, 0), 108, 166912)
+    )
     with pytest.raises(DeviceError, match="device 0 is a NVIDIA A100 of compute capability 8.0.*Hopper"):
         driver.require_chip(0)
 
@@ -92,7 +98,7 @@ def test_what_a_tensor_map_is_encoded_from(
         calls.append(arguments)
         return cu.CUresult.CUDA_SUCCESS, cu.CUtensorMap()
 
-    monkeypatch.setattr(driver, "_initialized", lambda: "")
+    monkeypatch.setattr(driver, "_driver_error", lambda: "")
     monkeypatch.setattr(cu, "cuTensorMapEncodeTiled", encode)
     given = TensorMap(64, dtype, (40, 30, 2), (160, 4800), (8, 16, 1), swizzle)
     equal = TensorMap(64, dtype, (40, 30, 2), (160, 4800), (8, 16, 1), swizzle)
@@ -109,16 +115,16 @@ def test_what_a_tensor_map_is_encoded_from(
 
 
 def test_the_cache_of_tensor_maps_is_bounded() -> None:
-    assert driver.encode_tensor_map.cache_info().maxsize == driver.TENSOR_MAPS
+    assert driver.encode_tensor_map.cache_info().maxsize == driver.MAX_CACHED_TENSOR_MAPS
 
 
 @pytest.mark.gpu
 def test_a_hopper() -> None:
     driver.require_chip(0)
-    found = driver.attributes(0)
+    found = driver.device_attributes(0)
     assert found.capability == (9, 0)
-    assert found.multiprocessors > 0
-    assert found.shared_bytes == 227 * 1024
+    assert found.sm_count > 0
+    assert found.max_shared_bytes_per_cta == 227 * 1024
     assert found.name.isprintable()
     with pytest.raises(DeviceError, match="this process sees"):
         driver.require_chip(1000)
@@ -126,8 +132,8 @@ def test_a_hopper() -> None:
 
 @pytest.mark.gpu
 def test_a_map_the_driver_refuses_is_named() -> None:
-    from gemmsmith.backends.cuda import launcher
+    from gemmsmith.backends.cuda import kernel_loader
 
     refused = pytest.raises(DeviceError, match="CUDA_ERROR_INVALID_VALUE in cuTensorMapEncodeTiled.*address=8")
-    with launcher.device_guard(0), refused:
+    with kernel_loader.device_guard(0), refused:
         driver.encode_tensor_map(TensorMap(8, FP16, (8, 1, 1), (16, 0), (8, 1, 1), 0))

@@ -14,24 +14,24 @@ import pytest
 import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.backends.cuda.compiler import compile_source
-from gemmsmith.backends.cuda.disassembler import sass
-from gemmsmith.backends.cuda.listing import Listing, annotated
-from gemmsmith.backends.cuda.mnemonics import class_of
+from gemmsmith.backends.cuda.disassembler import disassemble
+from gemmsmith.backends.cuda.listing import Listing, annotate_kernel
+from gemmsmith.backends.cuda.mnemonics import classify
 from gemmsmith.core.chip import HOPPER
-from gemmsmith.core.mma import CHUNK, WARP_ROWS, WGMMA_M
+from gemmsmith.core.mma import FRAGMENT_GROUP_COLUMNS, FRAGMENT_ROWS_PER_WARP, WGMMA_M
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.hw.arithmetic import DotProduct4, FusedMultiplyAdd, FusedMultiplyAddFp16
+from gemmsmith.hw.arithmetic import Dp4a, FusedMultiplyAdd, FusedMultiplyAddFp16
 from gemmsmith.hw.mma import MmaSync
 from gemmsmith.hw.wgmma import Wgmma
 from gemmsmith.hw.wmma import WmmaMma
 from gemmsmith.kernels.build import build
-from gemmsmith.kernels.ladder.rungs import RUNGS
+from gemmsmith.kernels.ladder.ladder_kernels import LADDER_KERNELS
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Result
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.values import Constant
 
-PRODUCTS = FusedMultiplyAdd, FusedMultiplyAddFp16, DotProduct4, MmaSync, Wgmma, WmmaMma
+PRODUCTS = FusedMultiplyAdd, FusedMultiplyAddFp16, Dp4a, MmaSync, Wgmma, WmmaMma
 TYPES: dict[str, dict[str, Any]] = {"fp32": {}, "tf32": {"precision": "tf32"}, "3xtf32": {"precision": "3xtf32"}}
 DESIGNS = [
     ("bf16", Config()),
@@ -61,26 +61,26 @@ def spec_of(dtype: str, config: Config) -> KernelSpec:
 def of_k_tile(spec: KernelSpec) -> int:
     """How many instructions of a warp multiply a k-tile; of a thread, on CUDA cores."""
     rows, columns, depth = spec.warpgroup_rows, spec.warpgroup_columns, spec.config.tile[2]
-    if spec.mma.by == "fma":
+    if spec.mma.kind == "fma":
         return rows * columns * depth // 128
     steps = depth // spec.mma.k
-    if spec.mma.by == "wgmma":
+    if spec.mma.kind == "wgmma":
         return rows // WGMMA_M * steps
-    return rows // (4 * WARP_ROWS) * (columns // CHUNK) * steps
+    return rows // (4 * FRAGMENT_ROWS_PER_WARP) * (columns // FRAGMENT_GROUP_COLUMNS) * steps
 
 
-def described(kernel: Kernel) -> Counter[st.Where]:
+def described(kernel: Kernel) -> Counter[st.SourceLocation]:
     """How many products a turn of the mainloop has by the kernel's description, by line."""
 
-    def products(block: st.Block) -> Counter[st.Where]:
-        found: Counter[st.Where] = Counter()
+    def products(block: st.Block) -> Counter[st.SourceLocation]:
+        found: Counter[st.SourceLocation] = Counter()
         for s in block.statements:
-            made = s.value if isinstance(s, st.Bind) else None
+            made = s.value if isinstance(s, st.Define) else None
             issued = made.instruction if isinstance(made, Result) else getattr(s, "instruction", None)
-            found[s.where] += isinstance(issued, PRODUCTS)
+            found[s.location] += isinstance(issued, PRODUCTS)
             turns = 1
             if isinstance(s, st.Loop) and s.index.unrolled:
-                start, stop, step = (x.number for x in (s.start, s.stop, s.step) if isinstance(x, Constant))
+                start, stop, step = (x.value for x in (s.start, s.stop, s.step) if isinstance(x, Constant))
                 turns = len(range(start, stop, step))
             for child in st.children(s):
                 found.update({where: n * turns for where, n in products(child).items()})
@@ -95,8 +95,8 @@ def described(kernel: Kernel) -> Counter[st.Where]:
 
 def multiplied(listing: Listing) -> Counter[str]:
     """The products of each mainloop, by the line that they name."""
-    loops = [[listing.lines[i] for i in loop.each] for loop in listing.mainloops]
-    found = [Counter(str(x.where) for x in lines if x.kind in ("tensor", "multiply-add")) for lines in loops]
+    loops = [[listing.instructions[i] for i in loop.unconditional] for loop in listing.mainloops]
+    found = [Counter(str(x.location) for x in lines if x.kind in ("tensor", "multiply-add")) for lines in loops]
     assert all(x == found[0] for x in found)
     return found[0]
 
@@ -112,22 +112,23 @@ def test_products_of_a_k_tile(dtype: str, config: Config) -> None:
     for where in described_:
         assert "multiply(" in linecache.getline(where.file, where.line)
     for code in ("sass", "ptx"):
-        listing = annotated(kernel, code)  # type: ignore[arg-type]
+        listing = annotate_kernel(kernel, code)  # type: ignore[arg-type]
         assert multiplied(listing) == Counter({str(where): n for where, n in described_.items()}), code
-        loops = 0 if spec.mma.by == "fma" else 2 if spec.mma.by == "mma" else 1
+        loops = 0 if spec.mma.kind == "fma" else 2 if spec.mma.kind == "mma" else 1
         assert listing.count()["tensor"] == loops * of_k_tile(spec)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, rung in RUNGS.items() for dtype in rung.dtypes],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, dtype) for name, rung in LADDER_KERNELS.items() for dtype in rung.dtypes], ids=str
+)
 def test_products_of_a_rung(name: str, dtype: Any) -> None:
     """A WMMA is two of SASS's instructions."""
-    kernel = RUNGS[name].make(dtype, HOPPER)
+    kernel = LADDER_KERNELS[name].make(dtype, HOPPER)
     lines = {str(where): n for where, n in described(kernel).items()}
-    assert multiplied(annotated(kernel, "ptx")) == Counter(lines)
+    assert multiplied(annotate_kernel(kernel, "ptx")) == Counter(lines)
     each = 2 if name.startswith("wmma") else 1
-    assert multiplied(annotated(kernel, "sass")) == Counter({where: each * n for where, n in lines.items()})
+    assert multiplied(annotate_kernel(kernel, "sass")) == Counter({where: each * n for where, n in lines.items()})
 
 
 @pytest.mark.slow
@@ -135,8 +136,8 @@ def test_products_of_a_rung(name: str, dtype: Any) -> None:
 def test_line_information_leaves_the_code_as_it_is(config: Config) -> None:
     """And `#line` directives do."""
     kernel = build(spec_of("bf16", config))
-    own = re.findall(r"/\*(\w+)\*/(.*?);", sass(compile_source(kernel.source, kernel.name).cubin))
-    lines = annotated(kernel, "sass").lines
+    own = re.findall(r"/\*(\w+)\*/(.*?);", disassemble(compile_source(kernel.source, kernel.name).cubin))
+    lines = annotate_kernel(kernel, "sass").instructions
     assert [(x.address, f"{x.guard}{x.text}".replace(" ", "")) for x in lines] == [
         (f"0x{address}", text.replace(" ", "")) for address, text in own
     ]
@@ -144,17 +145,17 @@ def test_line_information_leaves_the_code_as_it_is(config: Config) -> None:
 
 def test_loads_stores_and_barriers() -> None:
     """Of a k-tile of mma_multistage: each warp's ldmatrix, each thread's copies, their commit and wait, a barrier."""
-    listing = annotated(build(spec_of("bf16", Config("mma_multistage", (128, 128, 32), (1, 1), 3, 2))), "ptx")
-    whole, ragged = (listing.count(loop.each) for loop in listing.mainloops)
+    listing = annotate_kernel(build(spec_of("bf16", Config("mma_multistage", (128, 128, 32), (1, 1), 3, 2))), "ptx")
+    whole, ragged = (listing.count(loop.unconditional) for loop in listing.mainloops)
     blocks, pairs, steps = 2, 4, 2
     copies = (128 + 128) * 32 * 2 // 16 // 256
     assert whole["shared load"] == ragged["shared load"] == (blocks + pairs) * steps
     assert whole["barrier"] == ragged["barrier"] == 3
     assert whole["async load"] == copies
     assert not ragged["async load"]  # one of two ways
-    assert not listing.mainloops[0].some
-    assert listing.count(listing.mainloops[1].some)["async load"] == 2 * copies
-    (stored,) = {x.where for x in listing.lines if x.kind == "async store"}
+    assert not listing.mainloops[0].conditional
+    assert listing.count(listing.mainloops[1].conditional)["async load"] == 2 * copies
+    (stored,) = {x.location for x in listing.instructions if x.kind == "async store"}
     assert stored is not None
     assert "epilogue.store(" in linecache.getline(stored.file, stored.line)
 
@@ -179,8 +180,8 @@ def test_loads_stores_and_barriers() -> None:
     ("cvt.rn.bf16x2.f32 %r1, %f1, %f2", "F2FP.BF16.F32.PACK_AB R1, R2, R3", "other"),
 ])  # fmt: skip
 def test_classes(ptx: str, sass: str, name: str | None) -> None:
-    assert class_of("ptx", ptx) == (name or "integer")
-    assert class_of("sass", sass) == (name or "other")
+    assert classify("ptx", ptx) == (name or "integer")
+    assert classify("sass", sass) == (name or "other")
 
 
 @pytest.mark.parametrize(("dtype", "config", "instruction"), [
@@ -208,4 +209,4 @@ def test_what_the_simulator_executes(
         plan = gemmsmith.plan(a, b, config=config)
         assert not plan.simulate(a, b).hazards
         counts.append(executed[0] // (128 * config.consumers))
-    assert multiplied(annotated(plan.kernel, "sass")).total() == counts[1] - counts[0]
+    assert multiplied(annotate_kernel(plan.kernel, "sass")).total() == counts[1] - counts[0]

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith import ArgumentError, Config, api, plans, runs
-from gemmsmith.backends.cuda import prepared, run
-from gemmsmith.backends.cuda.launcher import LoadedKernel
+from gemmsmith import ArgumentError, Config, api, output_kernels, plans
+from gemmsmith.backends.cuda import launch_template, run
+from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
 from gemmsmith.core.chip import CHIPS
 from gemmsmith.core.tensor_map import TensorMap
 
 READ = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64,
-        "f32": ctypes.c_float, "pointer": ctypes.c_uint64}  # fmt: skip
+        "f32": ctypes.c_float, "pointer": ctypes.c_uint64, "fast_divmod": ctypes.c_uint64}  # fmt: skip
 
 
 class OnGpu:
@@ -66,7 +66,7 @@ class Driver:
             if kind == "tensor_map":
                 values.append(Encoded.all[pointer])
             else:
-                values.append(None if kind == "order" else READ[kind].from_address(pointer).value)
+                values.append(None if kind == "cluster_permutation" else READ[kind].from_address(pointer).value)
         self.seen.append((self.kernel.name, grid, values))
         return (0,)
 
@@ -102,21 +102,21 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, list[Any]]]:
             c, s = shape["cluster"], shape["shared_bytes"]
             loaded[source] = kernel = LoadedKernel(name, 1, device, shape["threads"], c, s, shape["parameter_kinds"])
             kernel._driver = Driver(kernel, found)
-            kernel.start = lambda grid, arguments, stream, pdl: kernel._driver.read(grid, arguments)  # type: ignore
+            kernel.launch = lambda grid, arguments, stream, pdl: kernel._driver.read(grid, arguments)  # type: ignore
             kernel.max_active_clusters = lambda: 66  # type: ignore[method-assign]
-            kernel.order = lambda clusters: tuple(range(288))  # type: ignore[method-assign]
+            kernel.cluster_permutation = lambda clusters: tuple(range(288))  # type: ignore[method-assign]
         return loaded[source]
 
-    monkeypatch.setattr(run.launcher, "load", load)
-    monkeypatch.setattr(run.launcher, "is_capturing", lambda stream: False)
+    monkeypatch.setattr(run.kernel_loader, "load_kernel", load)
+    monkeypatch.setattr(run.kernel_loader, "is_capturing", lambda stream: False)
     monkeypatch.setattr(run, "Stream", lambda: types.SimpleNamespace(handle=9))
-    monkeypatch.setattr(run, "Graph", Recorded)
-    monkeypatch.setattr(run.launcher, "device_guard", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(run.launcher, "is_current", lambda device: len(found) % 2 == 0)
+    monkeypatch.setattr(run, "CudaGraph", Recorded)
+    monkeypatch.setattr(run.kernel_loader, "device_guard", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(run.kernel_loader, "is_current", lambda device: len(found) % 2 == 0)
     monkeypatch.setattr(run.driver, "require_chip", lambda device, chip: None)
-    monkeypatch.setattr(run, "flags", lambda device, stream, nbytes: 0xF000)
-    monkeypatch.setattr(prepared, "encode_tensor_map", Encoded)
-    monkeypatch.setattr(prepared, "order_address", lambda order: 0)
+    monkeypatch.setattr(run, "get_flags", lambda device, stream, nbytes: 0xF000)
+    monkeypatch.setattr(launch_template, "encode_tensor_map", Encoded)
+    monkeypatch.setattr(launch_template, "permutation_address", lambda order: 0)
     return found
 
 
@@ -128,10 +128,10 @@ def check(plan: Any, a: Any, b: Any, seen: list[Any], **places: Any) -> None:
     assert len(seen) >= len(launches)
     for (name, grid, values), launch in zip(seen[-len(launches) :], launches, strict=True):
         assert name == launch.kernel.name
-        assert grid == min(launch.clusters, 66) * launch.kernel.cluster[0]
-        want = launch.at(addresses)
+        assert grid == min(launch.work_clusters, 66) * launch.kernel.cluster[0]
+        want = launch.resolve(addresses)
         for parameter, value in zip(launch.kernel.parameters, values, strict=True):
-            if parameter.name != "order":
+            if parameter.name != "cluster_permutation":
                 assert value == want[parameter.name], parameter.name
 
 
@@ -195,7 +195,7 @@ def test_arrays_that_meet_are_looked_at(seen: list[Any], monkeypatch: pytest.Mon
     plan.run(a, b, d)
     plan.run(a, b, d)
     assert looks == [1]
-    with pytest.raises(ArgumentError, match="out: shares memory with b"):
+    with pytest.raises(ArgumentError, match="out: overlaps b"):
         plan.run(a, b, OnGpu((256, 512), 0x100000 + 0x8000))
     assert looks == [2]
     plan.run(OnGpu((256, 64), 0x10002), b, d) if plan.workspace_bytes else None
@@ -222,9 +222,9 @@ class Replayed:
 def test_a_prepared_run(seen: list[Any], monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
     """Launches when it is called, not before; into a capture without its graph."""
     Replayed.seen, capturing = seen, [False]
-    monkeypatch.setattr(run, "Graph", Replayed)
+    monkeypatch.setattr(run, "CudaGraph", Replayed)
     monkeypatch.setattr(run, "Stream", lambda: types.SimpleNamespace(handle=9))
-    monkeypatch.setattr(run.launcher, "is_capturing", lambda stream: capturing[0])
+    monkeypatch.setattr(run.kernel_loader, "is_capturing", lambda stream: capturing[0])
     a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
     plan = gemmsmith.plan(a, b, out=d, config=config)
     space = OnGpu((max(plan.workspace_bytes, 1),), 0x800000, np.uint8)
@@ -239,7 +239,7 @@ def test_a_prepared_run(seen: list[Any], monkeypatch: pytest.MonkeyPatch, config
         check(plan, a, b, seen, out=d.address, workspace=space.address)
     with pytest.raises(gemmsmith.DeviceError, match="before the capture"):
         plan.prepare(a, b, d, workspace=space)
-    with pytest.raises(ArgumentError, match="shares memory"):
+    with pytest.raises(ArgumentError, match="overlaps"):
         plan.prepare(a, b, OnGpu((256, 512), 0x20000), workspace=space)
 
 
@@ -263,7 +263,7 @@ def test_swapped(seen: list[Any]) -> None:
 
 def test_the_same_addresses_again(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where no more tensor maps are remembered."""
-    monkeypatch.setattr(prepared, "MOST_MAPS", 2)
+    monkeypatch.setattr(launch_template, "MAX_TENSOR_MAPS", 2)
     a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
     plan = gemmsmith.plan(a, b, out=d)
     for i in (0, 0, 1, 1, 0, 2, 3, 4, 4, 0, 0):
@@ -275,7 +275,7 @@ def test_the_same_addresses_again(seen: list[Any], monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("given", ["alone", "tuple", "names", "other names"])
 def test_gemm_with_an_epilogue(seen: list[Any], monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     """However its results are given, each launch has the addresses of its own call."""
-    monkeypatch.setattr(api, "_KNOWN", {})
+    monkeypatch.setattr(api, "_PLAN_CACHE", {})
     names = ["y", "z"] if given == "other names" else ["out"] if given == "alone" else ["out", "out1"]
 
     def f(acc: Any, bias: Any) -> Any:
@@ -288,14 +288,14 @@ def test_gemm_with_an_epilogue(seen: list[Any], monkeypatch: pytest.MonkeyPatch,
         outs = [OnGpu((256, 512), 0x200000 + 0x80000 * j + 1024 * i) for j in range(len(names))]
         out = {"alone": outs[0], "tuple": tuple(outs)}.get(given) or dict(zip(names, outs, strict=True))
         gemmsmith.gemm(a, b, epilogue=f, bias=bias, out=out)
-        plan = next(iter(api._KNOWN.values()))[0]
+        plan = next(iter(api._PLAN_CACHE.values()))[0]
         places = {name if name == "out" else f"out_{name}": x.address for name, x in zip(names, outs, strict=True)}
         check(plan, a, b, seen, in_bias=bias.address, **places)
 
 
 def test_a_known_call_reads_each_array_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where results are given as a tuple."""
-    monkeypatch.setattr(api, "_KNOWN", {})
+    monkeypatch.setattr(api, "_PLAN_CACHE", {})
     a, b, bias = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((512,), 0x180000)
     outs = OnGpu((256, 512), 0x200000), OnGpu((256, 512), 0x300000)
 
@@ -316,7 +316,7 @@ def test_planning_allocates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000)  # of a library that gemmsmith makes no arrays of
     plan = gemmsmith.plan(a, b, epilogue=lambda acc: (acc, acc.sum(-1)))
     assert plan.workspace_bytes > 0
-    with pytest.raises(ArgumentError, match="out: gemmsmith cannot make a .*; give `out`"):
+    with pytest.raises(ArgumentError, match="out: cannot allocate an array of type .*; pass `out`"):
         plan.run(a, b)
 
 
@@ -329,14 +329,14 @@ def test_programmatic_launch(seen: list[Any], monkeypatch: pytest.MonkeyPatch, k
         space = OnGpu((max(plan.workspace_bytes, 1),), 0x800000, np.uint8)
         space.nbytes = space.shape[0]
         plan.run(a, b, d, workspace=space)
-        (call,) = plan._calls.values()
+        (call,) = plan._cached_launches.values()
         assert [launch.pdl for launch in call.launches] == [pdl or i > 0 for i in range(len(call.launches))]
         assert len(call.launches) == 1 + (k % 8 > 0)
 
 
 def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """An array alone is the first result, whatever that is called; by its name it may be another."""
-    monkeypatch.setattr(api, "_KNOWN", {})
+    monkeypatch.setattr(api, "_PLAN_CACHE", {})
     a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
     other = OnGpu((256, 512), 0x300000)
 
@@ -347,7 +347,7 @@ def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch
     monkeypatch.setattr("gemmsmith.binding.empty_like_kind", lambda like, *_: other)
     for form in ("array", "array", "names", "names", "array", "names"):
         gemmsmith.gemm(a, b, epilogue=f, out=d if form == "array" else {"out": d})
-        known = next(p for (_, options), (p, _) in api._KNOWN.items() if (options[1] is dict) == (form == "names"))
+        known = next(p for (_, options), (p, _) in api._PLAN_CACHE.items() if (options[1] is dict) == (form == "names"))
         y, out = (d, other) if form == "array" else (other, d)
         check(known, a, b, seen, out_y=y.address, out=out.address)
 
@@ -355,7 +355,7 @@ def test_the_form_of_out_is_part_of_what_gemm_knows(seen: list[Any], monkeypatch
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8])
 def test_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
     """Its own kernels, with stream-K's flags, reductions and packings; in a graph, and at the first and later calls."""
-    monkeypatch.setattr(api, "_KNOWN", {})
+    monkeypatch.setattr(api, "_PLAN_CACHE", {})
     monkeypatch.setattr(plans, "chip_of", lambda a: CHIPS["sm_86"])
 
     def f(acc: Any) -> Any:
@@ -386,7 +386,7 @@ def test_packing_on_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatc
     asked = []
     monkeypatch.setattr(run.driver, "require_chip", lambda device, chip: asked.append(chip.name))
     made = OnGpu((9, 16), 0x50000)
-    monkeypatch.setattr(runs, "empty_like_kind", lambda like, shape, dtype: made)
+    monkeypatch.setattr(output_kernels, "empty_like_kind", lambda like, shape, dtype: made)
     made.swapaxes = lambda i, j: made  # type: ignore[attr-defined]
     monkeypatch.setattr(OnGpu, "__getitem__", lambda self, key: self, raising=False)
     gemmsmith.pack(OnGpu((13, 9), 0x10000))
@@ -395,7 +395,7 @@ def test_packing_on_another_chip(seen: list[Any], monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_bare_product_takes_an_array(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_KNOWN", {})
+    monkeypatch.setattr(api, "_PLAN_CACHE", {})
     a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
     plan = gemmsmith.plan(a, b, out=d)
     for _ in range(2):
@@ -415,13 +415,13 @@ def test_zeros_of_both_signs(seen: list[Any]) -> None:
 
 
 def test_a_first_call_that_fails_is_no_matter(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_KNOWN", {})
+    monkeypatch.setattr(api, "_PLAN_CACHE", {})
     a, b, d = OnGpu((256, 64), 0x10000), OnGpu((64, 512), 0x100000), OnGpu((256, 512), 0x200000)
     with monkeypatch.context() as broken:
-        broken.setattr(run.launcher, "load", lambda *_, **__: raising())
+        broken.setattr(run.kernel_loader, "load_kernel", lambda *_, **__: raising())
         with pytest.raises(gemmsmith.DeviceError):
             gemmsmith.gemm(a, b, out=d)
-    ((known, _),) = api._KNOWN.values()
+    ((known, _),) = api._PLAN_CACHE.values()
     looks = count_of_traces(monkeypatch, known)
     for _ in range(3):
         gemmsmith.gemm(a, b, out=d)
@@ -462,8 +462,8 @@ def test_no_gradient_is_lost_in_silence(name: str, rng: np.random.Generator) -> 
 
 def test_many_threads_at_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On one plan that all of them make first: each launch has the addresses of one call."""
-    monkeypatch.setattr(api, "_KNOWN", {})
-    monkeypatch.setattr(prepared, "MOST_MAPS", 3)
+    monkeypatch.setattr(api, "_PLAN_CACHE", {})
+    monkeypatch.setattr(launch_template, "MAX_TENSOR_MAPS", 3)
     b, start = OnGpu((64, 512), 0x100000), threading.Barrier(8)
 
     def work(first: int) -> None:
@@ -474,7 +474,7 @@ def test_many_threads_at_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) 
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
-    ((known, _),) = api._KNOWN.values()
+    ((known, _),) = api._PLAN_CACHE.values()
     names = [p.name for p in known.kernel.parameters]
     pairs = [tuple(values[names.index(name)].address for name in ("a", "out")) for _, _, values in seen]
     assert sorted(pairs) == [(0x1000000 + 4096 * i, 0x2000000 + 4096 * i) for i in range(400)]

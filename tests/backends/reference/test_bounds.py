@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmsmith.backends.reference.bounds import Report, check
-from gemmsmith.backends.reference.product import as_tf32, exact, product, rounded
+from gemmsmith.backends.reference.matmul import matmul, matmul_float64, rounded, truncate_to_tf32
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT32, TF32, DType
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.mma import find_mma
-from gemmsmith.hw.fused_sum import fused_product
+from gemmsmith.core.mma import select_mma
+from gemmsmith.hw.fused_sum import fused_mma
 
 MODES = [(BF16, FP32, BF16), (BF16, FP32, FP32), (FP16, FP32, FP16), (FP16, FP32, FP32), (FP16, FP16, FP16)]
 """Operands, accumulator, output."""
@@ -21,11 +21,11 @@ ALL_MODES = [*MODES, (E4M3, FP32, BF16), (E5M2, FP32, FP32), (TF32, FP32, FP32)]
 
 def tensor_core(a: np.ndarray, b: np.ndarray, operand: DType, accumulate: DType) -> np.ndarray:
     """A @ B as a Hopper tensor core adds it."""
-    a, b = (as_tf32(x) if operand is TF32 else x for x in (a, b))
-    mma, left, right = find_mma(operand, operand, accumulate), a.astype(np.float64), b.T.astype(np.float64)
+    a, b = (truncate_to_tf32(x) if operand is TF32 else x for x in (a, b))
+    mma, left, right = select_mma(operand, operand, accumulate), a.astype(np.float64), b.T.astype(np.float64)
     sums = np.zeros((len(a), b.shape[1]))
     for k in range(0, a.shape[1], mma.k):
-        sums = fused_product(left[:, k : k + mma.k], right[:, k : k + mma.k], sums, mma).astype(np.float64)
+        sums = fused_mma(left[:, k : k + mma.k], right[:, k : k + mma.k], sums, mma).astype(np.float64)
     return sums
 
 
@@ -93,7 +93,7 @@ def test_the_reference_itself_is_far_within(
     operand: DType, accumulate: DType, output: DType, rng: np.random.Generator
 ) -> None:
     a, b = (data("normal", (3, 16, 16), operand, rng) for _ in range(2))
-    report = check(product(a, b, output), a, b, accumulate, output)
+    report = check(matmul(a, b, output), a, b, accumulate, output)
     report.require()
     assert report.ratio <= 1
     assert report.max_error > 0
@@ -101,8 +101,8 @@ def test_the_reference_itself_is_far_within(
 
 def failing(out: np.ndarray, a: np.ndarray, b: np.ndarray, accumulate: DType, output: DType) -> Report:
     report = check(out, a, b, accumulate, output)
-    assert not report.ok
-    with pytest.raises(AssertionError, match="beyond"):
+    assert not report.is_ok
+    with pytest.raises(AssertionError, match="out of bound"):
         report.require()
     return report
 
@@ -113,20 +113,20 @@ def test_wrong_results_are_caught(
     operand: DType, accumulate: DType, output: DType, k: int, rng: np.random.Generator
 ) -> None:
     a, b = data("normal", (96, k), operand, rng), data("normal", (96, k), operand, rng).T
-    good = product(a, b, output)
+    good = matmul(a, b, output)
     check(good, a, b, accumulate, output).require()
 
-    dropped = product(a[:, : k - 64], b[: k - 64], output)
-    assert failing(dropped, a, b, accumulate, output).wrong > 96 * 96 // 4
+    dropped = matmul(a[:, : k - 64], b[: k - 64], output)
+    assert failing(dropped, a, b, accumulate, output).num_out_of_bound > 96 * 96 // 4
 
     transposed = good.copy()
     transposed[32:64, 32:64] = good[32:64, 32:64].T.copy()
-    assert failing(transposed, a, b, accumulate, output).wrong > 32 * 32 // 4
+    assert failing(transposed, a, b, accumulate, output).num_out_of_bound > 32 * 32 // 4
 
     poisoned = good.copy()
     poisoned[95, 94] = np.nan
     report = failing(poisoned, a, b, accumulate, output)
-    assert (report.wrong, report.ratio) == (1, np.inf)
+    assert (report.num_out_of_bound, report.ratio) == (1, np.inf)
     assert report.worst.startswith("(95, 94): got nan")
 
 
@@ -135,11 +135,11 @@ def test_one_element_off_by_one_percent(
     operand: DType, accumulate: DType, output: DType, rng: np.random.Generator
 ) -> None:
     a, b = data("normal", (48, 512), operand, rng), data("normal", (40, 512), operand, rng).T
-    off = product(a, b, output)
+    off = matmul(a, b, output)
     at = np.unravel_index(np.abs(off.astype(float)).argmax(), off.shape)
-    off[at] = exact(a, b)[at] * 1.01  # of the rounded one, a bf16 may be no further off than rounding allows
+    off[at] = matmul_float64(a, b)[at] * 1.01  # of the rounded one, a bf16 may be no further off than rounding allows
     report = failing(off, a, b, accumulate, output)
-    assert report.wrong == 1
+    assert report.num_out_of_bound == 1
     assert report.worst.startswith(str(tuple(map(int, at))))
 
 
@@ -156,7 +156,7 @@ def test_subnormal_operands_are_aligned_as_normal_ones(rng: np.random.Generator)
     a[0, 0], b[0, 0] = 2.0**-24, 1
     a, b = a.astype(np.float16), b.astype(np.float16)
     value = tensor_core(a, b, FP16, FP32).astype(np.float32)
-    assert abs(value - product(a, b, FP32)).max() > 20 * 2.0**-23 * 2.0**-21
+    assert abs(value - matmul(a, b, FP32)).max() > 20 * 2.0**-23 * 2.0**-21
     check(value, a, b, FP32, FP32).require()
 
 
@@ -165,13 +165,13 @@ def test_a_loss_of_precision_breaks_the_norm_of_random_data(rng: np.random.Gener
     a, b = data("normal", (64, 8192), FP16, rng), data("normal", (64, 8192), FP16, rng).T
     good, sloppy = np.zeros((64, 64), np.float32), np.zeros((64, 64), np.float32)
     for k in range(0, 8192, 1024):
-        part = product(a[:, k : k + 1024], b[k : k + 1024], FP32)
+        part = matmul(a[:, k : k + 1024], b[k : k + 1024], FP32)
         good, sloppy = good + part, (sloppy + part).astype(np.float16).astype(np.float32)
     check(good, a, b, FP32, FP32, zero_mean=True).require()
-    assert check(sloppy, a, b, FP32, FP32).ok
+    assert check(sloppy, a, b, FP32, FP32).is_ok
     report = check(sloppy, a, b, FP32, FP32, zero_mean=True)
-    assert report.wrong == 0
-    assert not report.ok
+    assert report.num_out_of_bound == 0
+    assert not report.is_ok
 
 
 @pytest.mark.parametrize(("operand", "accumulate", "output"), ALL_MODES)
@@ -202,17 +202,17 @@ def test_no_k_must_give_exact_zeros() -> None:
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (0, 2, 3)])
 def test_nothing_to_compare_is_right(shape: tuple[int, ...]) -> None:
     a, b = np.ones((*shape[:-1], 4), np.float16), np.ones((*shape[:-2], 4, shape[-1]), np.float16)
-    assert check(np.empty(shape, np.float16), a, b, FP32, FP16).ok
+    assert check(np.empty(shape, np.float16), a, b, FP32, FP16).is_ok
 
 
 def test_batches_and_panels(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr("gemmsmith.backends.reference.bounds.PANEL", 40)
+    monkeypatch.setattr("gemmsmith.backends.reference.bounds.PANEL_ELEMENTS", 40)
     a, b = rng.standard_normal((3, 11, 8)).astype(np.float16), rng.standard_normal((8, 10)).astype(np.float16)
-    out = product(a, b, FP16)
+    out = matmul(a, b, FP16)
     check(out, a, b, FP32, FP16).require()
     out[2, 9, 7] += 1
     assert failing(out, a, b, FP32, FP16).worst.startswith("(2, 9, 7)")
-    check(product(a[:1], np.stack([b, b]), FP16), a[:1], np.stack([b, b]), FP32, FP16).require()
+    check(matmul(a[:1], np.stack([b, b]), FP16), a[:1], np.stack([b, b]), FP32, FP16).require()
 
 
 # -- overflow, NaN, Inf --------------------------------------------------------------------------------------------
@@ -250,16 +250,16 @@ def ones(*shape: int) -> np.ndarray:
 )
 def test_what_is_not_finite(terms: list[float], accumulate: DType, value: float, right: bool) -> None:
     a = np.array([terms], np.float16)
-    assert check(np.array([[value]], np.float16), a, ones(len(terms), 1), accumulate, FP16).ok is right
+    assert check(np.array([[value]], np.float16), a, ones(len(terms), 1), accumulate, FP16).is_ok is right
 
 
 def test_one_nan_makes_one_row_and_no_other(rng: np.random.Generator) -> None:
     a, b = rng.standard_normal((8, 32)).astype(np.float16), rng.standard_normal((32, 8)).astype(np.float16)
     a[3, 5] = np.nan
-    out = product(a, b, FP16)
+    out = matmul(a, b, FP16)
     check(out, a, b, FP32, FP16).require()
     out[4, 0] = np.nan
-    assert failing(out, a, b, FP32, FP16).wrong == 1
+    assert failing(out, a, b, FP32, FP16).num_out_of_bound == 1
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_sums_of_integers_are_exact_modulo_2_to_the_32(k: int, rng: np.random.Ge
     out = np.matmul(a.astype(np.int64), b.astype(np.int64)).astype(np.int32)
     assert check(out, a, b, INT32, INT32).ratio == 0
     out[3, 4] += 1
-    assert check(out, a, b, INT32, INT32).wrong == 1
+    assert check(out, a, b, INT32, INT32).num_out_of_bound == 1
 
 
 @pytest.mark.parametrize("output", [FP32, FP16, BF16])
@@ -293,4 +293,4 @@ def test_scaled_sums_of_integers_have_three_roundings(output: DType, rng: np.ran
     options = {"scale_a": rows, "scale_b": whole}
     assert 0 < check(sums.astype(output.numpy), a, b, INT32, output, **options).ratio <= 1
     wrong = (sums * np.float32(1.02)).astype(output.numpy)
-    assert not check(wrong, a, b, INT32, output, **options).ok
+    assert not check(wrong, a, b, INT32, output, **options).is_ok

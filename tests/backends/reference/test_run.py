@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gemmsmith.backends.reference.product import exact, rounded
+from gemmsmith.backends.reference.matmul import matmul_float64, rounded
 from gemmsmith.backends.reference.run import run
 from gemmsmith.binding import bind
 from gemmsmith.core.dtypes import BF16, FP32
@@ -26,8 +26,8 @@ def test_results_are_written_where_they_lie(rng: np.random.Generator, column_maj
 
     there = bind(a, b, (out, sums), {"bias": bias, "scale": 0.5}, epilogue=f)
     assert there.swapped == column_major
-    run(there.written, there.mma, there.arguments)
-    product = exact(a, b)
+    run(there.source_graph, there.mma, there.arguments)
+    product = matmul_float64(a, b)
     assert np.array_equal(out, rounded(product * 0.5 + bias, BF16))
     assert np.array_equal(sums, rounded(product.sum(-1), FP32))
 
@@ -35,5 +35,5 @@ def test_results_are_written_where_they_lie(rng: np.random.Generator, column_maj
 def test_nothing_is_written_for_no_elements() -> None:
     a, b, out = np.zeros((0, 4), np.float16), np.zeros((4, 9), np.float16), np.zeros((0, 9), np.float16)
     there = bind(a, b, out)
-    run(there.written, there.mma, there.arguments)
+    run(there.source_graph, there.mma, there.arguments)
     assert out.shape == (0, 9)

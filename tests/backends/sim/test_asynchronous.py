@@ -193,7 +193,7 @@ def test_a_copy_on_a_barrier_nobody_initialized_names_its_own_line() -> None:
     assert "full is used but was never initialized" in hazard.message
     with open(__file__) as file:
         line = next(i for i, text in enumerate(file, 1) if text.rstrip().endswith("# the line"))
-    assert hazard.where.line == line
+    assert hazard.location.line == line
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -214,8 +214,8 @@ def test_data_nobody_waits_for(waits: bool) -> None:
             hw.load_shared(k.registers(U32, 1, "got"), own_word(k, smem[0]))
 
     result = run(record)
-    assert kinds(result) == (set() if waits else {"unread phase", "exited CTA"})
-    assert all(h.where.file == __file__ for h in result.hazards)
+    assert kinds(result) == (set() if waits else {"unconsumed phase", "access to exited CTA"})
+    assert all(h.location.file == __file__ for h in result.hazards)
 
 
 def test_the_bytes_arrive() -> None:

@@ -50,8 +50,8 @@ def test_a_phase_left_half_done_names_the_barrier_and_its_init() -> None:
 
     (hazard,) = run(record).hazards
     assert hazard.kind == "barrier"
-    assert hazard.message == "full[1] ends in the middle of phase 0: 2 of 3 arrivals and 0 bytes missing"
-    assert hazard.where.file == __file__
+    assert hazard.message == "full[1] is in the middle of phase 0: 2 of 3 arrivals and 0 bytes missing"
+    assert hazard.location.file == __file__
 
 
 def test_data_over_an_mbarrier_and_one_that_is_not_aligned() -> None:
@@ -96,7 +96,7 @@ def test_distributed_shared_memory_needs_its_cta(before: bool, after: bool, rela
         if after:
             sync_cluster()
 
-    expected = set() if before and after else {"barrier"} if after else {"exited CTA"}
+    expected = set() if before and after else {"barrier"} if after else {"access to exited CTA"}
     assert kinds(run(record, threads=64, grid=2, cluster=2, seed=seed)) == expected
 
 

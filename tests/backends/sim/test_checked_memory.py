@@ -24,7 +24,7 @@ def accessed(store: bool, offset: int, *, size: int = 16, writable: bool = True,
             move(word(k, k.smem), x + (k.lane + offset).to(U64), True)
         kernel = k.finish()
     memory = GlobalMemory()
-    return simulate(kernel, 1, {"x": memory.place(np.zeros(size, np.uint8), "x", writable=writable)}, memory)
+    return simulate(kernel, 1, {"x": memory.add_buffer(np.zeros(size, np.uint8), "x", writable=writable)}, memory)
 
 
 @pytest.mark.parametrize("store", [False, True])
@@ -38,18 +38,18 @@ def test_the_first_and_the_last_word_are_inside(store: bool, offset: int) -> Non
 def test_a_word_behind_the_last_or_half_of_one(store: bool, offset: int, size: int) -> None:
     done = accessed(store, offset, size=size)
     assert kinds(done) == {"out of bounds"}
-    assert f"bytes {offset}..{offset + 4} of x, which has {size}" in str(done.hazards[0])
+    assert f"bytes {offset}..{offset + 4} of x, whose size is {size} bytes" in str(done.hazards[0])
 
 
 @pytest.mark.parametrize("store", [False, True])
 def test_an_address_in_no_buffer(store: bool) -> None:
     done = accessed(store, 0, base=4096)
     assert kinds(done) == {"out of bounds"}
-    assert "global address 0x1000 is in no buffer" in str(done.hazards[0])
+    assert "global address 0x1000 is outside every buffer" in str(done.hazards[0])
 
 
 def test_inputs_are_read_only() -> None:
     assert accessed(False, 4, writable=False).hazards == []
     done = accessed(True, 4, writable=False)
     assert kinds(done) == {"out of bounds"}
-    assert "write to x, which is an input" in str(done.hazards[0])
+    assert "write to read-only buffer x" in str(done.hazards[0])

@@ -11,7 +11,7 @@ from tests.backends.sim.tiny import run, word
 from gemmsmith import hw
 from gemmsmith.backends.sim.counters import Count, Counters, wavefronts
 from gemmsmith.core.dtypes import BF16, FP32
-from gemmsmith.core.mma import find_mma
+from gemmsmith.core.mma import select_mma
 from gemmsmith.hw.tma import EVICT_NORMAL
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.machine import Access
@@ -39,7 +39,7 @@ def shared(place: Bytes, registers: int, store: bool = False, threads: int = 32)
     """Instructions, wavefronts and the ideal of one access by all lanes."""
 
     def record(k: Builder, out: Value) -> None:
-        buffer, values = k.shared(1 << 15, partial_writes=True), k.registers(U32, registers, "values")
+        buffer, values = k.shared(1 << 15, allow_uninitialized_reads=True), k.registers(U32, registers, "values")
         address = buffer[0].address + place(k.thread).to(U32)
         for i in range(registers):
             values[i] = 0
@@ -93,10 +93,10 @@ def test_each_warp_by_itself() -> None:
 
 def test_halves_of_a_word_are_one() -> None:
     def record(k: Builder, out: Value) -> None:
-        place = k.shared(256, partial_writes=True)[0].address
-        hw.store_shared_16(place + (k.thread * 2).to(U32), as_value(0, U16))
+        place = k.shared(256, allow_uninitialized_reads=True)[0].address
+        hw.store_shared_u16(place + (k.thread * 2).to(U32), as_value(0, U16))
 
-    count = of(counted(record), "store_shared16")
+    count = of(counted(record), "store_shared_u16")
     assert (count.wavefronts, count.ideal_wavefronts) == (1, 1)
 
 
@@ -112,7 +112,7 @@ def test_matrices(place: Bytes, taken: int, ideal: int) -> None:
     """Four of 8 rows each: all rows of a matrix in the same banks, or each in banks of its own."""
 
     def record(k: Builder, out: Value) -> None:
-        tile, values = k.shared(4096, partial_writes=True)[0], k.registers(U32, 4, "values")
+        tile, values = k.shared(4096, allow_uninitialized_reads=True)[0], k.registers(U32, 4, "values")
         hw.load_matrix(values, tile.address + place(k.thread).to(U32))
 
     count = of(counted(record), "load_matrix")
@@ -139,7 +139,7 @@ def test_copies_by_threads(width: int, source: Bytes, place: Bytes, nbytes: int,
     """As Nsight Compute counts them on an H200: what comes from one line of global memory goes at once."""
 
     def record(k: Builder, out: Value) -> None:
-        tile = k.shared(4096, alignment=128, partial_writes=True)[0]
+        tile = k.shared(4096, alignment=128, allow_uninitialized_reads=True)[0]
         hw.cp_async_copy(tile.address + place(k.thread).to(U32), out + source(k.thread).to(U64), nbytes, width)
         hw.cp_async_commit()
         hw.cp_async_wait(0)
@@ -149,7 +149,7 @@ def test_copies_by_threads(width: int, source: Bytes, place: Bytes, nbytes: int,
 
 def test_wmma() -> None:
     """As ptxas makes it: LDSM of rows, STS.64 of 8 rows of 32 bytes, and LDG of 8 rows of 16, each half a sector."""
-    mma = find_mma(BF16, BF16, FP32, "mma")
+    mma = select_mma(BF16, BF16, FP32, "mma")
 
     def record(k: Builder, out: Value) -> None:
         tile, a, d = k.shared(1024, alignment=128)[0], k.registers(U32, 4, "a"), k.registers(F32, 8, "d")
@@ -205,7 +205,7 @@ def test_copies_by_threads_and_by_tma() -> None:
     """cp.async of two warps, a quarter of whose lanes copy nothing; a box of 4 rows of 128 bytes."""
 
     def record(k: Builder, out: Value) -> None:
-        tile, barrier = k.shared(1024, alignment=128, partial_writes=True), k.shared(8)
+        tile, barrier = k.shared(1024, alignment=128, allow_uninitialized_reads=True), k.shared(8)
         nbytes = k.select(k.thread % 32 < 24, as_value(16, U32), 0)
         hw.cp_async_copy(tile[0].address + (k.thread * 16).to(U32), out + (k.thread * 16).to(U64), nbytes, 16)
         hw.cp_async_commit()
@@ -234,7 +234,7 @@ def test_copies_take_the_sectors_that_they_fill(apart: int, padding: int, taken:
     """A warp's cp.async of 512 bytes, 16 a lane, for each of 4 lines; as an H200 counts them."""
 
     def record(k: Builder, out: Value) -> None:
-        tile = k.shared(2048, alignment=128, partial_writes=True)
+        tile = k.shared(2048, alignment=128, allow_uninitialized_reads=True)
         place = k.lane * apart + k.lane // 4 * padding
         hw.cp_async_copy(tile[0].address + place.to(U32), out + (k.lane * 16).to(U64), as_value(16, U32), 16)
         hw.cp_async_commit()
@@ -253,14 +253,14 @@ def test_products() -> None:
             for i in range(array.count):
                 array[i] = 0
         with k.range(3, name="i"):
-            hw.mma_sync(d, a, b, find_mma(BF16, BF16, FP32, "mma"))
+            hw.mma_sync(d, a, b, select_mma(BF16, BF16, FP32, "mma"))
         with k.when(k.thread < 20):
             d[0] = hw.fma(d[0], d[1], d[2])
 
     lines = counted(record, 64)
     mma, fma = of(lines, "mma_m16n8k16_f32_bf16"), of(lines, "fused_multiply_add")
-    assert (mma.instructions, mma.products) == (6, 6 * 16 * 8 * 16)
-    assert (fma.instructions, fma.products) == (1, 20)
+    assert (mma.instructions, mma.macs) == (6, 6 * 16 * 8 * 16)
+    assert (fma.instructions, fma.macs) == (1, 20)
 
 
 def test_wavefronts_of_any_access(rng: np.random.Generator) -> None:

@@ -83,7 +83,7 @@ def test_overflow_of_one_thread() -> None:
     assert kinds(run(lambda k, out: record(k, out, 64))) == set()
     result = run(lambda k, out: record(k, out, 65))
     assert kinds(result) == {"overflow"}
-    assert "+ gives 2147483648, which is no i32" in str(result.hazards[0])
+    assert "+: 2147483648 overflows i32" in str(result.hazards[0])
 
 
 def test_min_and_max_take_the_number_where_the_other_is_nan() -> None:

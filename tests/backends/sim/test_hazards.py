@@ -119,7 +119,7 @@ def test_the_register_pool(ready: bool) -> None:
         kernel = k.finish()
     result = simulate(kernel, 1, {}, GlobalMemory())
     assert kinds(result) == (set() if ready else {"deadlock"})
-    assert ready or "104 more registers a thread" in str(result.hazards[0])
+    assert ready or "104 more registers per thread" in str(result.hazards[0])
 
 
 def test_loops_are_uniform() -> None:

@@ -15,7 +15,7 @@ from gemmsmith.lang.values import Value
     [
         ((1, 1), 0, "full is initialized twice"),
         ((0,), 0, "full is initialized for 0 arrivals"),
-        ((1,), 4, "full: an mbarrier at an address that is no multiple of 8"),
+        ((1,), 4, "full: mbarrier address is not a multiple of 8"),
         ((1,), 0, None),
     ],
 )

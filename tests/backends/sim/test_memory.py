@@ -38,20 +38,20 @@ def test_nothing_is_gathered_from_nowhere() -> None:
 @pytest.mark.parametrize("offset", [0, 6])
 def test_an_address_is_found_in_its_buffer(offset: int) -> None:
     memory = GlobalMemory()
-    first = memory.place(np.zeros(4, np.float32), "first")
-    second = memory.place(np.zeros(4, np.float32), "second", alignment_offset=offset)
+    first = memory.add_buffer(np.zeros(4, np.float32), "first")
+    second = memory.add_buffer(np.zeros(4, np.float32), "second", alignment_offset=offset)
     assert (first % 256, second % 256) == (0, offset)
     for address, name in ((first, "first"), (first + 1000, "first"), (second, "second"), (second + 15, "second")):
-        buffer = memory.find(address)
+        buffer = memory.buffer_at(address)
         assert buffer is not None
         assert buffer.name == name
-    assert memory.find(first - 1) is None
-    assert memory.find(second + (1 << 40)) is None
+    assert memory.buffer_at(first - 1) is None
+    assert memory.buffer_at(second + (1 << 40)) is None
 
 
 def test_a_placed_array_is_used_as_it_is() -> None:
     memory, x = GlobalMemory(), np.arange(4, dtype=np.uint16)
-    buffer = memory.find(memory.place(x, "x"))
+    buffer = memory.buffer_at(memory.add_buffer(x, "x"))
     assert buffer is not None
     buffer.data[2] = 77
     assert x[1] == 77

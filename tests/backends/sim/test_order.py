@@ -150,9 +150,9 @@ def message(
         hw.store_strong(out + FLAG, Constant(U32, 1), *write)
     with k.when((k.thread == 0) & (hw.block_index() == hw.grid_size() - 1)):
         if read[0] == "acquire":
-            hw.wait_acquire(out + FLAG, Constant(U32, 1), read[1])
+            hw.spin_until_equal(out + FLAG, Constant(U32, 1), read[1])
         else:
-            hw.wait_reached(out + FLAG, Constant(U32, 1), Constant(U32, 1 << 20))
+            hw.spin_until_at_least(out + FLAG, Constant(U32, 1), Constant(U32, 1 << 20))
         if after:
             hw.fence_acq_rel(after)
         hw.load_global(k.registers(U32, 1, "got"), out + DATA, True)
@@ -214,7 +214,7 @@ def test_a_fence_of_all_lanes_is_one_of_each(everybody: bool, storing: int) -> N
         with k.when((k.thread == 0) & (hw.block_index() == 0)):
             hw.store_strong(out + FLAG, Constant(U32, 1), "relaxed", "gpu")
         with k.when((k.thread == 0) & (hw.block_index() == 1)):
-            hw.wait_acquire(out + FLAG, Constant(U32, 1))
+            hw.spin_until_equal(out + FLAG, Constant(U32, 1))
             hw.load_global(k.registers(U32, 1, "got"), out + DATA, True)
 
     assert found(record, threads=32, grid=2) == (set() if everybody and storing == 0 else {"race"})
@@ -224,7 +224,7 @@ def test_a_fence_of_all_lanes_is_one_of_each(everybody: bool, storing: int) -> N
 
 
 @pytest.mark.parametrize("ordinary", ["store", "load", ""])
-@pytest.mark.parametrize("atomic", [hw.atomic_add, hw.reduce_add_u32])
+@pytest.mark.parametrize("atomic", [hw.atom_add_u32, hw.red_add_u32])
 def test_an_ordinary_access_beside_an_atomic_is_a_race(ordinary: str, atomic: Callable[..., Value]) -> None:
     """Atomics of several CTAs are none among themselves."""
 
@@ -242,7 +242,7 @@ def test_an_ordinary_access_beside_an_atomic_is_a_race(ordinary: str, atomic: Ca
 def test_an_atomic_of_too_small_a_scope_is_a_race() -> None:
     def record(k: Builder, out: Value, scope: str) -> None:
         with k.when(k.thread == 0):
-            hw.atomic_add(out + FLAG, Constant(U32, 1), "relaxed", scope)
+            hw.atom_add_u32(out + FLAG, Constant(U32, 1), "relaxed", scope)
 
     assert found(lambda k, out: record(k, out, "gpu"), threads=32, grid=2) == set()
     assert found(lambda k, out: record(k, out, "cluster"), threads=32, grid=2) == {"race"}
@@ -255,10 +255,10 @@ def test_a_count_that_its_last_makes_zero_again(fenced: bool) -> None:
 
     def record(k: Builder, out: Value) -> None:
         with k.when(k.thread == 0):
-            hw.reduce_add_u32(out + FLAG, Constant(U32, 1))
+            hw.red_add_u32(out + FLAG, Constant(U32, 1))
             if fenced:
                 hw.fence_acq_rel()
-            before = hw.atomic_add(out + FLAG + 4, Constant(U32, 1))
+            before = hw.atom_add_u32(out + FLAG + 4, Constant(U32, 1))
             with k.when(before == hw.grid_size().to(U32) - 1):
                 if fenced:
                     hw.fence_acq_rel()
@@ -273,15 +273,15 @@ def test_an_atomic_hands_on_what_it_read() -> None:
     def record(k: Builder, out: Value, chained: bool) -> None:
         with k.when((k.thread == 0) & (hw.block_index() == 0)):
             hw.store_global(word(k, k.smem), out + DATA, True)
-            hw.atomic_add(out + FLAG, Constant(U32, 1), "release", "gpu")
+            hw.atom_add_u32(out + FLAG, Constant(U32, 1), "release", "gpu")
         with k.when((k.thread == 0) & (hw.block_index() == 1)):
-            hw.wait_reached(out + FLAG, Constant(U32, 1), Constant(U32, 1 << 20))
+            hw.spin_until_at_least(out + FLAG, Constant(U32, 1), Constant(U32, 1 << 20))
             if chained:
-                hw.atomic_add(out + FLAG, Constant(U32, 1))
+                hw.atom_add_u32(out + FLAG, Constant(U32, 1))
             else:
                 hw.store_strong(out + FLAG, Constant(U32, 2), "relaxed", "gpu")
         with k.when((k.thread == 0) & (hw.block_index() == 2)):
-            hw.wait_acquire(out + FLAG, Constant(U32, 2))
+            hw.spin_until_equal(out + FLAG, Constant(U32, 2))
             hw.load_global(k.registers(U32, 1, "got"), out + DATA, True)
 
     assert found(lambda k, out: record(k, out, True), threads=32, grid=3) == set()
@@ -491,7 +491,7 @@ def test_a_dependent_grid_waits_before_it_touches_memory(waits: str) -> None:
 
     for dependent in (True, False):
         memory = GlobalMemory()
-        address = memory.place(np.zeros(4096, np.uint8), "out", writable=False)
+        address = memory.add_buffer(np.zeros(4096, np.uint8), "out", writable=False)
         result = simulate(kernel(record, 64), 1, {"out": address}, memory, dependent=dependent)
         right = not dependent or waits in ("everybody", "one, then a barrier")
         assert kinds(result) == (set() if right else {"race"})

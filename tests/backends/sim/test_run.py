@@ -54,6 +54,6 @@ def test_neighboring_bytes_are_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
         return gemmsmith.simulate(a, b, epilogue=lambda acc: acc.to("fp8_e4m3"), config=config).hazards
 
     assert hazards() == []
-    split = Shadow._split
-    monkeypatch.setattr(Shadow, "_split", lambda self, multiple: split(self, multiple & ~1 | 2))
+    split = Shadow._refine_cells
+    monkeypatch.setattr(Shadow, "_refine_cells", lambda self, multiple: split(self, multiple & ~1 | 2))
     assert "write after write of out" in str(hazards()[0])

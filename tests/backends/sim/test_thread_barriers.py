@@ -52,4 +52,4 @@ def test_a_named_barrier_has_one_number_of_threads(other: int) -> None:
     if other == 64:
         assert done.hazards == []
     else:
-        assert any("where others said" in str(h) for h in done.hazards)
+        assert any("used by other threads" in str(h) for h in done.hazards)

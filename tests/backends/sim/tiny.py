@@ -13,7 +13,7 @@ from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import U32
-from gemmsmith.lang.values import Registers, Value
+from gemmsmith.lang.values import RegisterArray, Value
 
 Record = Callable[[Builder, Value], None]
 
@@ -32,7 +32,7 @@ def run(
 ) -> SimulationResult:  # fmt: skip
     """Executes it on `out`, 4096 bytes of zeros where not given; `map` is a box of 32 x 4 words at its start."""
     memory = GlobalMemory()
-    address = memory.place(np.zeros(4096, np.uint8) if out is None else out, "out")
+    address = memory.add_buffer(np.zeros(4096, np.uint8) if out is None else out, "out")
     box = TensorMap(address, FP32, (32, 4, 1), (128, 512), (32, 4, 1), 0)
     arguments = {"out": address, "map": box}
     return simulate(kernel(record, threads, cluster), grid, arguments, memory, seed=seed, counters=counters)
@@ -42,7 +42,7 @@ def kinds(result: SimulationResult) -> set[str]:
     return {h.kind for h in result.hazards}
 
 
-def word(k: Builder, value: Value) -> Registers:
+def word(k: Builder, value: Value) -> RegisterArray:
     """One register that holds `value`."""
     register = k.registers(U32, 1, "word")
     register[0] = value

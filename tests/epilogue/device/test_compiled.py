@@ -10,7 +10,7 @@ import pytest
 import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.backends.cuda.compiler import compile_source
-from gemmsmith.epilogue.frontend.fusions import ACTIVATIONS, FUSIONS, bias_activation
+from gemmsmith.epilogue.frontend.fusions import ACTIVATIONS, NAMED_FUSIONS, bias_activation
 
 WHOLE_ROWS = {"LinCombTopKSoftmaxCol"}
 GIVEN = {
@@ -29,23 +29,23 @@ def plan_of(epilogue, operands: dict[str, str], n: int = 4096) -> gemmsmith.Plan
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FUSIONS)
+@pytest.mark.parametrize("name", NAMED_FUSIONS)
 def test_no_spills(name: str) -> None:
     given = GIVEN.get(name, ())
     plan = plan_of(
-        FUSIONS[name].make(*given),
-        {**FUSIONS[name].operands, **MORE.get(name, {})},
+        NAMED_FUSIONS[name].make(*given),
+        {**NAMED_FUSIONS[name].operands, **MORE.get(name, {})},
         128 if name in WHOLE_ROWS else 4096,
     )
     r = plan.resources
-    assert (r.spill_stores, r.spill_loads, r.stack, r.advisories) == (0, 0, 0, ())
+    assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_every_activation(activation: str) -> None:
     plan = plan_of(bias_activation(activation), {"bias": "row"})
-    assert (plan.resources.spill_stores, plan.resources.stack) == (0, 0)
+    assert (plan.resources.spill_store_bytes, plan.resources.stack_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("tile", [(128, 256, 64), (128, 8, 64), (256, 128, 64)])
@@ -58,7 +58,7 @@ def test_gated_epilogues_of_swapped_tiles(tile: tuple[int, int, int]) -> None:
     given = {"bias": Spec((4096,), "bf16"), "c": Spec((512, 2048), "bf16")}
     config = Config(tile=tile, cluster=(1, 1), stages=3, swap_ab=True)
     plan = gemmsmith.plan(a, b, epilogue=gated, operands=given, config=config)
-    assert (plan.resources.spill_stores, plan.resources.stack) == (0, 0)
+    assert (plan.resources.spill_store_bytes, plan.resources.stack_bytes) == (0, 0)
 
 
 def test_function_and_tree_make_the_same_kernel() -> None:
@@ -81,7 +81,7 @@ def test_any_name_makes_a_kernel_that_compiles() -> None:
     kinds = {"default": "column", "default_row": "column", "new": "row", "new_2": "row", "größe": "matrix",
              "max": "matrix", "fabsf": "column"}  # fmt: skip
     plan = plan_of(named, kinds, 130)  # TMA can neither read nor write these
-    assert plan.resources.spill_stores == 0
+    assert plan.resources.spill_store_bytes == 0
     names = [p.name for p in plan.kernel.parameters]
     assert len(set(names)) == len(names)
 
@@ -91,7 +91,7 @@ def test_numbers_that_fp32_does_not_have() -> None:
         x = acc.clamp(max=1e300).clamp(min=-(10**400)) * 1e-60 + 1e-40
         return {"out": x, "nan": acc.where(acc > math.nan, 1e39), "sum": np.where(acc > 0, 1e38, 1e38).sum()}
 
-    assert plan_of(extreme, {}).resources.spill_stores == 0
+    assert plan_of(extreme, {}).resources.spill_store_bytes == 0
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_reductions_and_scales_of_every_dtype(dtype: str) -> None:
     seconds = [launch.kernel for launch in plan.launches.all[1:]]
     assert len(seconds) == 3
     for kernel in seconds:
-        assert compile_source(kernel.source, kernel.name).resources.spill_stores == 0
+        assert compile_source(kernel.source, kernel.name).resources.spill_store_bytes == 0
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "bool"])
@@ -117,4 +117,4 @@ def test_operands_of_every_integer(dtype: str) -> None:
     given = {"row": (256,), "column": (128, 1), "matrix": (128, 256), "scalar": ()}
     operands = {name: Spec(shape, dtype) for name, shape in given.items()}
     plan = gemmsmith.plan(Spec((128, 64), "bf16"), Spec((64, 256), "bf16"), epilogue=read, operands=operands)
-    assert plan.resources.spill_stores == 0
+    assert plan.resources.spill_store_bytes == 0

@@ -31,7 +31,7 @@ def test_every_element_of_a_matrix_is_read_from_where_it_lies(n: int, dtype: str
 
 @pytest.mark.parametrize("n", WIDTHS)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "fp8_e4m3"])
-def test_pieces_of_column_major_matrices_are_transposed(n: int, dtype: str, rng: np.random.Generator) -> None:
+def test_subtiles_of_column_major_matrices_are_transposed(n: int, dtype: str, rng: np.random.Generator) -> None:
     """Of D^T, whose rows are D's columns; read and written."""
     x, c = small(rng, (n, 64)), small(rng, (n, 64))
     config = TILE.replace(tile=(64, n, 32), swap_ab=True)
@@ -62,7 +62,7 @@ def test_gated_columns_of_a_swapped_tile_are_rows(
     np.testing.assert_array_equal(found.astype(np.float32), want)
 
 
-def test_rows_beyond_64_are_further_pieces(rng: np.random.Generator) -> None:
+def test_rows_beyond_64_are_further_subtiles(rng: np.random.Generator) -> None:
     x, c = small(rng, (192, 40)), small(rng, (192, 40))
     config = TILE.replace(tile=(192, 40, 32))
     np.testing.assert_array_equal(through(x, lambda acc, c: acc + 2 * c, config, c=c), x + 2 * c)

@@ -61,8 +61,8 @@ def test_atomic_sums_of_halves(dim: Any, rng: np.random.Generator) -> None:
     a, b = factors(rng, 3, 64)
     product = a.astype(np.float64) @ b.astype(np.float64)
     halves = product.reshape(3, 70, 4, 2, 8)[..., 1, :].reshape(3, 70, 32)
-    for atomic in (False, True):
-        check(a, b, dim, False, up, halves, atomic=atomic)
+    for deterministic in (True, False):
+        check(a, b, dim, False, up, halves, deterministic=deterministic)
 
 
 @pytest.mark.parametrize("dim", [0, (0, 1), (0, 2)], ids=str)

@@ -11,7 +11,7 @@ import pytest
 import gemmsmith
 from gemmsmith import Config
 from gemmsmith.core.dtypes import FP32
-from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
 from gemmsmith.epilogue.functions import FUNCTIONS, PREDICATES
 
 LARGEST = 3.4028234663852886e38
@@ -37,13 +37,15 @@ def test_kernels_give_what_the_reference_does(name: str) -> None:
     else:
         inputs = tuple(range(arity))
     nodes.append(Node(name, inputs))
-    operands = tuple(Operand(key, Extent(True, 1, 1), FP32) for key in given)
-    graph = Graph(tuple(nodes), operands, (Result("out", len(nodes) - 1, FP32),))
+    operands = tuple(Operand(key, BroadcastDims(True, 1, 1), FP32) for key in given)
+    graph = EpilogueGraph(tuple(nodes), operands, (Result("out", len(nodes) - 1, FP32),))
 
-    def run(backend: Any, arrays: dict[str, Any], exact: bool = False) -> Any:
+    def run(backend: Any, arrays: dict[str, Any], fast_math: bool = True) -> Any:
         a, b = np.zeros((SIZE, 16), np.float16), np.zeros((16, SIZE), np.float16)
         config = TILE if backend == "sim" else None
-        return gemmsmith.gemm(a, b, epilogue=graph, operands=arrays, backend=backend, config=config, exact=exact)
+        return gemmsmith.gemm(
+            a, b, epilogue=graph, operands=arrays, backend=backend, config=config, fast_math=fast_math
+        )
 
     def alike(got: Any, want: Any) -> Any:
         got, want = (np.asarray(x, np.float64) for x in (got, want))
@@ -54,7 +56,7 @@ def test_kernels_give_what_the_reference_does(name: str) -> None:
     with np.errstate(all="ignore"):
         flushed = {key: np.where(np.abs(x) < 1.1754944e-38, np.copysign(0, x), x) for key, x in given.items()}
     want, without = run("reference", given), run("reference", {k: x.astype(np.float32) for k, x in flushed.items()})
-    assert alike(run("sim", given, True), want).all()
+    assert alike(run("sim", given, fast_math=False), want).all()
     found = run("sim", given)
     right = alike(found, want) | (alike(found, without) if name not in PREDICATES else False)
     assert right.all(), [([float(x[tuple(i)]) for x in given.values()], found[tuple(i)], want[tuple(i)])

@@ -8,37 +8,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmsmith.core.errors import EpilogueError
-from gemmsmith.core.graph import Extent
+from gemmsmith.core.graph import BroadcastDims
 from gemmsmith.epilogue.frontend.classify import classify
 
 
 @pytest.mark.parametrize(
     ("shape", "product", "extent"),
     [
-        ((), (6, 32), Extent()),
-        ((1,), (6, 32), Extent()),
-        ((32,), (6, 32), Extent(False, 0, 1)),
-        ((1, 32), (6, 32), Extent(False, 0, 1)),
-        ((6, 1), (6, 32), Extent(False, 1, 0)),
-        ((6, 32), (6, 32), Extent(False, 1, 1)),
-        ((16,), (6, 32), Extent(False, 0, 2)),
-        ((6, 16), (6, 32), Extent(False, 1, 2)),
-        ((3, 1, 1), (3, 6, 32), Extent(True, 0, 0)),
-        ((3, 1, 32), (3, 6, 32), Extent(True, 0, 1)),
-        ((3, 6, 1), (3, 6, 32), Extent(True, 1, 0)),
-        ((3, 6, 16), (3, 6, 32), Extent(True, 1, 2)),
-        ((1, 6, 32), (3, 6, 32), Extent(False, 1, 1)),
-        ((6, 32), (3, 6, 32), Extent(False, 1, 1)),
+        ((), (6, 32), BroadcastDims()),
+        ((1,), (6, 32), BroadcastDims()),
+        ((32,), (6, 32), BroadcastDims(False, 0, 1)),
+        ((1, 32), (6, 32), BroadcastDims(False, 0, 1)),
+        ((6, 1), (6, 32), BroadcastDims(False, 1, 0)),
+        ((6, 32), (6, 32), BroadcastDims(False, 1, 1)),
+        ((16,), (6, 32), BroadcastDims(False, 0, 2)),
+        ((6, 16), (6, 32), BroadcastDims(False, 1, 2)),
+        ((3, 1, 1), (3, 6, 32), BroadcastDims(True, 0, 0)),
+        ((3, 1, 32), (3, 6, 32), BroadcastDims(True, 0, 1)),
+        ((3, 6, 1), (3, 6, 32), BroadcastDims(True, 1, 0)),
+        ((3, 6, 16), (3, 6, 32), BroadcastDims(True, 1, 2)),
+        ((1, 6, 32), (3, 6, 32), BroadcastDims(False, 1, 1)),
+        ((6, 32), (3, 6, 32), BroadcastDims(False, 1, 1)),
         # an index that is there and as long as the product's varies, even where that is 1; (1,) is a scalar
-        ((1,), (6, 1), Extent()),
-        ((6, 1), (6, 1), Extent(False, 1, 1)),
-        ((1, 32), (1, 32), Extent(False, 1, 1)),
-        ((32,), (1, 32), Extent(False, 0, 1)),
-        ((1, 6, 32), (1, 6, 32), Extent(True, 1, 1)),
-        ((4,), (4, 4), Extent(False, 0, 1)),
+        ((1,), (6, 1), BroadcastDims()),
+        ((6, 1), (6, 1), BroadcastDims(False, 1, 1)),
+        ((1, 32), (1, 32), BroadcastDims(False, 1, 1)),
+        ((32,), (1, 32), BroadcastDims(False, 0, 1)),
+        ((1, 6, 32), (1, 6, 32), BroadcastDims(True, 1, 1)),
+        ((4,), (4, 4), BroadcastDims(False, 0, 1)),
     ],
 )
-def test_extents(shape: tuple[int, ...], product: tuple[int, ...], extent: Extent) -> None:
+def test_extents(shape: tuple[int, ...], product: tuple[int, ...], extent: BroadcastDims) -> None:
     assert classify("x", shape, product) == extent
 
 
@@ -57,15 +57,19 @@ def test_as_numpy_broadcasts(shape: list[int], product: list[int]) -> None:
             classify("x", tuple(shape), tuple(product))
         return
     extent = classify("x", tuple(shape), tuple(product))
-    n = product[-1] // extent.width if extent.width else 1
-    kept = (*([product[0] if extent.batch else 1] if len(product) == 3 else []), product[-2] if extent.height else 1, n)
+    n = product[-1] // extent.columns_per_value if extent.columns_per_value else 1
+    kept = (
+        *([product[0] if extent.batch else 1] if len(product) == 3 else []),
+        product[-2] if extent.rows_per_value else 1,
+        n,
+    )
     assert np.broadcast_shapes(tuple(shape), kept) == kept
 
 
 def test_messages() -> None:
     with pytest.raises(EpilogueError, match=r"bias: got shape \(5,\).*use \(\), \(32,\), \(6, 1\) or \(6, 32\)"):
         classify("bias", (5,), (6, 32))
-    with pytest.raises(EpilogueError, match=r"scale: .* a value for each row .* use \(6, 1\), a column"):
+    with pytest.raises(EpilogueError, match=r"scale: .* one value per row .* use \(6, 1\), a column"):
         classify("scale", (6,), (6, 32))
-    with pytest.raises(EpilogueError, match="with 3 or 1 in front"):
+    with pytest.raises(EpilogueError, match="with a leading batch of 3 or 1"):
         classify("c", (2, 6, 32), (3, 6, 32))

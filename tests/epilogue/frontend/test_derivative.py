@@ -15,26 +15,32 @@ import gemmsmith
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.core.dtypes import BF16, FP32
 from gemmsmith.core.errors import EpilogueError
-from gemmsmith.core.graph import Extent, Graph
-from gemmsmith.epilogue.frontend.derivative import PRODUCT, derivative, storing, ties
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
+from gemmsmith.epilogue.frontend.derivative import ACCUMULATOR, derivative, tie_count_graph, with_saved_values
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.frontend.values import quantize, top_k_softmax
 
-MATRIX, HALF = Extent(True, 1, 1), Extent(True, 1, 2)
-KINDS = {"row": (Extent(width=1), BF16), "column": (Extent(height=1), BF16), "matrix": (MATRIX, BF16),
-         "scalar": (Extent(), FP32), "number": (Extent(), None), "half_row": (Extent(width=2), BF16)}  # fmt: skip
+MATRIX, HALF = BroadcastDims(True, 1, 1), BroadcastDims(True, 1, 2)
+KINDS = {
+    "row": (BroadcastDims(columns_per_value=1), BF16),
+    "column": (BroadcastDims(rows_per_value=1), BF16),
+    "matrix": (MATRIX, BF16),
+    "scalar": (BroadcastDims(), FP32),
+    "number": (BroadcastDims(), None),
+    "half_row": (BroadcastDims(columns_per_value=2), BF16),
+}
 SHAPES = {"row": (N,), "column": (M, 1), "matrix": (M, N), "scalar": (), "half_row": (N // 2,)}
 
 Values = dict[str, Any]
 
 
-def traced(function: Callable[..., Any], *names: str) -> Graph:
+def traced(function: Callable[..., Any], *names: str) -> EpilogueGraph:
     return trace(function, (M, N), {name: KINDS[name] for name in names})
 
 
-def gradients(graph: Graph, product: Any, operands: Values, of: Values, wanted: list[str]) -> Values:
+def gradients(graph: EpilogueGraph, product: Any, operands: Values, of: Values, wanted: list[str]) -> Values:
     """As a caller computes them."""
-    graph, stored = storing(graph, wanted, FP32)
+    graph, stored = with_saved_values(graph, wanted, FP32)
     values = execute(graph, product, operands)
     given = {f"x_{name}": x for name, x in operands.items()}
     for r in graph.results:
@@ -44,12 +50,12 @@ def gradients(graph: Graph, product: Any, operands: Values, of: Values, wanted: 
             value, g = np.expand_dims(value, axis), np.expand_dims(g, axis)
         given[f"y_{r.name}"] = value
         if node.op == "reduce" and node.value[0] == "mean":
-            g = g * (np.size(g) / product.size * (graph.extents()[node.inputs[0]].width or 1))
+            g = g * (np.size(g) / product.size * (graph.broadcast_dims()[node.inputs[0]].columns_per_value or 1))
         given[f"d_{r.name}"] = g
     for r in graph.results:
         node = graph.nodes[r.node]
         if node.op == "reduce" and node.value[0] in ("max", "min"):
-            count = execute(ties(graph, r.name, stored, FP32), product, given)["out"]
+            count = execute(tie_count_graph(graph, r.name, stored, FP32), product, given)["out"]
             given[f"d_{r.name}"] = given[f"d_{r.name}"] / count
     found = derivative(graph, list(of), wanted, stored, FP32)
     assert not any(node.op == "accumulator" for node in found.nodes)
@@ -57,23 +63,23 @@ def gradients(graph: Graph, product: Any, operands: Values, of: Values, wanted: 
     return {name: results.get(f"g_{name}" if name else "out") for name in wanted}
 
 
-def check(graph: Graph, operands: Values, rng: np.random.Generator, step: float = 1e-6) -> None:
+def check(graph: EpilogueGraph, operands: Values, rng: np.random.Generator, step: float = 1e-6) -> None:
     """The derivative in a random direction, with random gradients of results."""
     product = rng.standard_normal((M, N))
     exact = {name: np.asarray(x, np.float64) for name, x in operands.items()}
     tensors = {o.name for o in graph.operands if o.dtype is not None}
     of = {r.name: rng.standard_normal(np.shape(x)) for r, x in
           zip(graph.results, execute(graph, product, exact).values(), strict=True)}  # fmt: skip
-    places = {PRODUCT: product, **{name: exact[name] for name in tensors}}
+    places = {ACCUMULATOR: product, **{name: exact[name] for name in tensors}}
     along = {name: rng.standard_normal(np.shape(x)) for name, x in places.items()}
 
     def loss(t: float) -> float:
         moved = {name: x + t * along[name] for name, x in places.items()}
-        results = execute(graph, moved.pop(PRODUCT), {**exact, **moved})
+        results = execute(graph, moved.pop(ACCUMULATOR), {**exact, **moved})
         return sum(float((of[name] * x).sum()) for name, x in results.items())
 
     found = gradients(graph, product, exact, of, list(places))
-    got = sum(float((np.asarray(g) * np.ones((1, 1)) * along[name]).sum() if name == PRODUCT else
+    got = sum(float((np.asarray(g) * np.ones((1, 1)) * along[name]).sum() if name == ACCUMULATOR else
                     (np.asarray(g).reshape(np.shape(along[name])) * along[name]).sum())
               for name, g in found.items() if g is not None)  # fmt: skip
     want = (loss(step) - loss(-step)) / (2 * step)
@@ -83,7 +89,7 @@ def check(graph: Graph, operands: Values, rng: np.random.Generator, step: float 
 
 @settings(max_examples=40, deadline=None)
 @given(graph=graphs(), seed=st.integers(0, 2**32 - 1))
-def test_random_epilogues(graph: Graph, seed: int) -> None:
+def test_random_epilogues(graph: EpilogueGraph, seed: int) -> None:
     if any(node.op in ("floor", "sign") or node.op == "where" for node in graph.nodes):
         return  # the differences may step over an edge
     rng = np.random.default_rng(seed)
@@ -120,8 +126,10 @@ def test_cases(name: str) -> None:
     check(traced(function, *operands), values, rng)
 
 
-def gradient_of(function: Callable[..., Any], *names: str, wanted: tuple[str, ...] = (PRODUCT,)) -> tuple[Graph, Graph]:
-    graph, stored = storing(traced(function, *names), wanted, BF16)
+def gradient_of(
+    function: Callable[..., Any], *names: str, wanted: tuple[str, ...] = (ACCUMULATOR,)
+) -> tuple[EpilogueGraph, EpilogueGraph]:
+    graph, stored = with_saved_values(traced(function, *names), wanted, BF16)
     return graph, derivative(graph, ["out"], wanted, stored, BF16)
 
 
@@ -137,12 +145,14 @@ def test_what_is_stored() -> None:
         assert len(graph.results) == 1
     for name in ("gelu", "silu", "mish", "softplus"):
         graph, found = gradient_of(lambda acc, matrix, name=name: getattr(acc + matrix, name)(), "matrix")
-        assert [o.name for o in found.operands] == ["d_out", "y__kept0"]
+        assert [o.name for o in found.operands] == ["d_out", "y__saved0"]
         assert [graph.nodes[r.node].op for r in graph.results] == [name, "add"]
 
 
 def test_a_result_that_is_stored_anyway_is_used() -> None:
-    graph, stored = storing(traced(lambda acc, row: ((acc + row).gelu(), acc + row), "row"), [PRODUCT], BF16)
+    graph, stored = with_saved_values(
+        traced(lambda acc, row: ((acc + row).gelu(), acc + row), "row"), [ACCUMULATOR], BF16
+    )
     assert len(graph.results) == 2
     assert stored == ("out1",)
 
@@ -160,13 +170,13 @@ def test_kernels_compute_derivatives(name: str) -> None:
     """In the simulator, as the epilogue of an empty product."""
     function, operands = CASES[name]
     rng = np.random.default_rng()
-    graph, stored = storing(traced(function, *operands), [PRODUCT], BF16)
-    found = derivative(graph, ["out"], [PRODUCT, *(x for x in operands if x != "number")][:4], stored, BF16)
+    graph, stored = with_saved_values(traced(function, *operands), [ACCUMULATOR], BF16)
+    found = derivative(graph, ["out"], [ACCUMULATOR, *(x for x in operands if x != "number")][:4], stored, BF16)
     given: Values = {}
     for o in found.operands:
-        extent = o.extent
-        shape = (M if extent.height else 1, N // extent.width if extent.width else 1)
-        x = rng.standard_normal(shape if extent.height or extent.width else ())
+        extent = o.broadcast_dims
+        shape = (M if extent.rows_per_value else 1, N // extent.columns_per_value if extent.columns_per_value else 1)
+        x = rng.standard_normal(shape if extent.rows_per_value or extent.columns_per_value else ())
         given[o.name] = x.astype(o.dtype.numpy) if o.dtype else 0.7
     a, b = np.zeros((M, 0), BF16.numpy), np.zeros((0, N), BF16.numpy)
     simulated = gemmsmith.simulate(a, b, epilogue=found, operands=given)
@@ -179,10 +189,10 @@ def test_kernels_compute_derivatives(name: str) -> None:
 
 
 def test_what_is_detached_has_no_gradient() -> None:
-    _, found = gradient_of(lambda acc, row: acc * row.detach() + acc.exp().detach(), "row", wanted=(PRODUCT, "row"))
+    _, found = gradient_of(lambda acc, row: acc * row.detach() + acc.exp().detach(), "row", wanted=(ACCUMULATOR, "row"))
     assert [r.name for r in found.results] == ["out"]
     assert sorted(node.op for node in found.nodes) == ["detach", "mul", "operand", "operand"]
-    graph, stored = storing(traced(lambda acc: (acc.relu(), acc.detach().abs().amax())), [PRODUCT], BF16)
+    graph, stored = with_saved_values(traced(lambda acc: (acc.relu(), acc.detach().abs().amax())), [ACCUMULATOR], BF16)
     assert len(graph.results) == 2
     assert stored == ("out",)
 
@@ -190,10 +200,10 @@ def test_what_is_detached_has_no_gradient() -> None:
 @pytest.mark.parametrize("function", [lambda acc: quantize(acc, block=16), lambda acc: top_k_softmax(acc, 2)])
 def test_what_has_no_gradient_is_refused(function) -> None:
     with pytest.raises(EpilogueError, match=r"it has no gradient; call it under torch\.no_grad"):
-        storing(traced(function), [PRODUCT], BF16)
+        with_saved_values(traced(function), [ACCUMULATOR], BF16)
 
 
 def test_a_maximum_needs_what_it_is_of() -> None:
     graph = traced(lambda acc: acc.amax(-1))
-    with pytest.raises(EpilogueError, match="max: a gradient needs the values that it is of"):
-        derivative(graph, ["out"], [PRODUCT], [], BF16)
+    with pytest.raises(EpilogueError, match="max: its gradient needs its input"):
+        derivative(graph, ["out"], [ACCUMULATOR], [], BF16)

@@ -17,11 +17,11 @@ import gemmsmith
 from gemmsmith import Spec
 from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP32
 from gemmsmith.core.errors import ArgumentError, EpilogueError
-from gemmsmith.core.graph import Graph
+from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.epilogue.frontend import fusions
 from gemmsmith.epilogue.frontend.classify import classify
-from gemmsmith.epilogue.frontend.fusions import ABSENT, ACTIVATIONS, FUSIONS, Epilogue
-from gemmsmith.epilogue.frontend.gating import deinterleave
+from gemmsmith.epilogue.frontend.fusions import ACTIVATIONS, NAMED_FUSIONS, UNSUPPORTED_FUSIONS, EpilogueFunction
+from gemmsmith.epilogue.frontend.interleave import deinterleave
 from gemmsmith.epilogue.frontend.tracer import trace
 
 M, N = 6, 32
@@ -34,12 +34,12 @@ def normal(*shape: int) -> Array:
     return np.random.default_rng().standard_normal(shape)
 
 
-def traced(epilogue: Epilogue, **operands: Any) -> Graph:
+def traced(epilogue: EpilogueFunction, **operands: Any) -> EpilogueGraph:
     kinds = {name: (classify(name, np.shape(x), (M, N)), FP32) for name, x in operands.items()}
     return trace(epilogue, (M, N), kinds)
 
 
-def run(epilogue: Epilogue, acc: Array, **operands: Any) -> list[Array]:
+def run(epilogue: EpilogueFunction, acc: Array, **operands: Any) -> list[Array]:
     return list(evaluated(traced(epilogue, **operands), acc, operands).values())
 
 
@@ -99,8 +99,8 @@ FORMULAS: dict[str, tuple[tuple[str, ...], Formula]] = {
     "LinCombDeEltAct": (("silu",), lambda **x: [gradient(**x)]),
     "LinCombDeEltActDePerRowBias": (("silu",), lambda **x: [gradient(**x), gradient(**x).sum(1)]),
     "bias_residual": ((), lambda acc, bias, residual: [acc + bias + residual]),
-    "residual_before": (("silu",), lambda acc, bias, residual: [silu(acc + bias + residual)]),
-    "residual_after": (("silu",), lambda acc, bias, residual: [silu(acc + bias) + residual]),
+    "residual_pre_activation": (("silu",), lambda acc, bias, residual: [silu(acc + bias + residual)]),
+    "residual_post_activation": (("silu",), lambda acc, bias, residual: [silu(acc + bias) + residual]),
     "amax": ((), lambda acc: [acc, magnitude(acc)]),
     "quantized": (("silu",), lambda acc, bias, scale_d: [scale_d * silu(acc + bias)]),
     "bias_silu": ((), lambda acc, bias: [silu(acc + bias)]),
@@ -115,7 +115,7 @@ FORMULAS: dict[str, tuple[tuple[str, ...], Formula]] = {
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formulas_operands_and_results(name: str) -> None:
     """Operands of the kinds that the table says give results of the kinds that it says."""
-    fusion, (choices, formula) = FUSIONS[name], FORMULAS[name]
+    fusion, (choices, formula) = NAMED_FUSIONS[name], FORMULAS[name]
     acc, operands = normal(M, N), {x: normal(*SHAPES[kind]) for x, kind in fusion.operands.items()}
     got, expected = run(fusion.make(*choices), acc, **operands), formula(acc=acc, **operands)
     for x, y, kind in zip(got, expected, fusion.results.values(), strict=True):
@@ -123,10 +123,10 @@ def test_formulas_operands_and_results(name: str) -> None:
         np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", sorted(FUSIONS.keys() - {"block_quantized"}))
+@pytest.mark.parametrize("name", sorted(NAMED_FUSIONS.keys() - {"block_quantized"}))
 def test_every_fusion_is_traced_and_needs_no_scalar(name: str) -> None:
     """Scalars, which have defaults, may be left out; each is a parameter of the function."""
-    fusion = FUSIONS[name]
+    fusion = NAMED_FUSIONS[name]
     parameters = inspect.signature(fusion.make).parameters
     chosen = {"activation": "gelu"} if "activation" in parameters else {"k": 2} if "k" in parameters else {}
     epilogue = fusion.make(**chosen)
@@ -139,9 +139,9 @@ def test_every_fusion_is_traced_and_needs_no_scalar(name: str) -> None:
 
 
 def test_names_of_operations_hpp() -> None:
-    camel = {name for name in FUSIONS if name[0].isupper()}
-    assert (len(camel), len(ABSENT)) == (19, 7)
-    assert not camel & ABSENT.keys()
+    camel = {name for name in NAMED_FUSIONS if name[0].isupper()}
+    assert (len(camel), len(UNSUPPORTED_FUSIONS)) == (19, 7)
+    assert not camel & UNSUPPORTED_FUSIONS.keys()
 
 
 GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}
@@ -152,15 +152,15 @@ def test_gated(name: str) -> None:
     acc, bias = normal(M, N), normal(N)
     gate, up = deinterleave(acc + bias)
     (act,) = run(fusions.bias_activation(GATES[name]), np.tile(gate, 2), bias=np.zeros(N))
-    for epilogue in (getattr(fusions, name), FUSIONS[name].make()):
+    for epilogue in (getattr(fusions, name), NAMED_FUSIONS[name].make()):
         (got,) = run(epilogue, acc, bias=bias)
         np.testing.assert_allclose(got, act[:, : N // 2] * up, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["drelu", "dgelu", "dgelu_tanh", "dsilu", "bias_relu", "bias_gelu", "bias_gelu_tanh"])
 def test_functions_of_the_module_are_those_of_the_table(name: str) -> None:
-    epilogue = FUSIONS[name].make()
-    acc, operands = normal(M, N), {x: normal(*SHAPES[kind]) for x, kind in FUSIONS[name].operands.items()}
+    epilogue = NAMED_FUSIONS[name].make()
+    acc, operands = normal(M, N), {x: normal(*SHAPES[kind]) for x, kind in NAMED_FUSIONS[name].operands.items()}
     np.testing.assert_array_equal(run(getattr(fusions, name), acc, **operands), run(epilogue, acc, **operands))
 
 
@@ -202,7 +202,7 @@ def test_a_layer_and_its_gradient_on_tensors_of_torch() -> None:
     torch.testing.assert_close(y, expected)
     dy = torch.randn_like(y)
     y.backward(dy)
-    gradient = FUSIONS["LinCombDeEltActDePerRowBias"].make("gelu_tanh")
+    gradient = NAMED_FUSIONS["LinCombDeEltActDePerRowBias"].make("gelu_tanh")
     _, dbias = gradient(dy, torch.zeros_like(dy), aux.detach())
     torch.testing.assert_close(dbias[:, None], bias.grad)
     gate, up = deinterleave(x)
@@ -240,7 +240,7 @@ def test_block_quantized_puts_scales_behind_d() -> None:
 
 
 def test_top_k_softmax() -> None:
-    graph = traced(FUSIONS["LinCombTopKSoftmaxCol"].make(4), c=normal(M, N))
+    graph = traced(NAMED_FUSIONS["LinCombTopKSoftmaxCol"].make(4), c=normal(M, N))
     assert (graph.nodes[-1].op, graph.nodes[-1].value) == ("top_k_softmax", 4)
     assert graph.results[0].node == len(graph.nodes) - 1
 
@@ -257,7 +257,9 @@ def test_a_switch_is_true_or_false(make: Any) -> None:
             make(x)
 
 
-@pytest.mark.parametrize("name", [name for name, x in FUSIONS.items() if "beta" in x.operands and "c" in x.operands])
+@pytest.mark.parametrize(
+    "name", [name for name, x in NAMED_FUSIONS.items() if "beta" in x.operands and "c" in x.operands]
+)
 def test_c_is_not_read_where_beta_is_the_number_0(name: str) -> None:
     """NaN in C does not come through; of a beta on the device it does."""
     from tests.epilogues import fusion

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gemmsmith
-from gemmsmith.epilogue.frontend.purity import is_known, reads
+from gemmsmith.epilogue.frontend.purity import find_reads, is_stable
 
 FACTOR = 2.0
 
@@ -70,13 +70,13 @@ def guarded(acc: Any) -> Any:
 
 
 def test_what_code_reads() -> None:
-    assert reads(loops.__code__) == (("FACTOR", "enumerate", "range"), "")
-    assert reads(functions.__code__) == ((), "")
-    assert reads(refusals.__code__) == (("ValueError",), "")
-    assert "STORE_GLOBAL" in reads(counts.__code__).other
-    assert reads(guarded.__code__).other
-    assert reads((lambda acc: acc.relu().__class__).__code__).other == "it reads the attribute __class__"
-    assert reads((lambda acc: (lambda: acc.data)()).__code__).other == "it reads the attribute data"
+    assert find_reads(loops.__code__) == (("FACTOR", "enumerate", "range"), "")
+    assert find_reads(functions.__code__) == ((), "")
+    assert find_reads(refusals.__code__) == (("ValueError",), "")
+    assert "STORE_GLOBAL" in find_reads(counts.__code__).unknown_read
+    assert find_reads(guarded.__code__).unknown_read
+    assert find_reads((lambda acc: acc.relu().__class__).__code__).unknown_read == "it reads the attribute __class__"
+    assert find_reads((lambda acc: (lambda: acc.data)()).__code__).unknown_read == "it reads the attribute data"
 
 
 def ours(acc: Any) -> Any:
@@ -85,17 +85,17 @@ def ours(acc: Any) -> Any:
 
 
 def test_what_is_known() -> None:
-    assert reads(ours.__code__) == (("gemmsmith",), "")
+    assert find_reads(ours.__code__) == (("gemmsmith",), "")
     for x in (np, math, np.exp, np.clip, np.float32, math.exp, abs, float, len, gemmsmith, gemmsmith.quantize):
-        assert is_known(x), x
+        assert is_stable(x), x
     for y in (np.random, np.random.rand, np.random.power, print, open, vars, globals, type, id, np.ndarray, pytest):
-        assert not is_known(y), y
+        assert not is_stable(y), y
 
 
 @pytest.mark.torch
 def test_what_is_known_of_torch() -> None:
     torch = pytest.importorskip("torch")
     for x in (torch, torch.relu, torch.nn.functional, torch.nn.functional.silu, torch.bfloat16):
-        assert is_known(x), x
+        assert is_stable(x), x
     for y in (torch.rand, torch.is_grad_enabled, torch.tensor, torch.get_default_dtype, torch.nn.init):
-        assert not is_known(y), y
+        assert not is_stable(y), y

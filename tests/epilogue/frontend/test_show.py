@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from gemmsmith.core.dtypes import BF16
-from gemmsmith.core.graph import Extent
-from gemmsmith.epilogue.frontend.show import pictures, tree
+from gemmsmith.core.graph import BroadcastDims
+from gemmsmith.epilogue.frontend.show import format_tree, plot_graphs
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.passes import optimize
 
-KINDS = {"bias": (Extent(height=1), BF16), "labels": (Extent(height=1, width=1), BF16)}
+KINDS = {
+    "bias": (BroadcastDims(rows_per_value=1), BF16),
+    "labels": (BroadcastDims(rows_per_value=1, columns_per_value=1), BF16),
+}
 
 
 def bce(acc, bias, labels):
@@ -20,7 +23,7 @@ def bce(acc, bias, labels):
 
 def test_tree() -> None:
     graph = trace(bce, (64, 64), KINDS)
-    text = tree(graph)
+    text = format_tree(graph)
     for part in (
         "loss = ",
         "ScalarReduction(sum)",
@@ -35,5 +38,5 @@ def test_tree() -> None:
 
 def test_pictures(tmp_path: Path) -> None:
     graph = trace(bce, (64, 64), KINDS)
-    pictures([("before", graph), ("after", optimize(graph))], tmp_path / "graph.png")
+    plot_graphs([("before", graph), ("after", optimize(graph))], tmp_path / "graph.png")
     assert (tmp_path / "graph.png").stat().st_size > 5000

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import gemmsmith
 from gemmsmith.binding import bind
 from gemmsmith.core.errors import RetraceWarning
-from gemmsmith.core.graph import Graph
+from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.epilogue.frontend.fingerprint import fingerprint
 from gemmsmith.epilogue.frontend.snapshot import snapshot
 from gemmsmith.epilogue.frontend.tracer import trace
@@ -262,7 +262,7 @@ def wrapping(v: float) -> Place:
 
 
 def named_as_ours(v: float) -> Place:
-    module = module_of("gemmsmith.epilogue.frontend.names", "def f(acc): return acc * K")
+    module = module_of("gemmsmith.epilogue.frontend.op_table", "def f(acc): return acc * K")
     module.K = v  # type: ignore[attr-defined]
     return module.f, lambda x: setattr(module, "K", x)
 
@@ -354,10 +354,10 @@ def test_what_the_library_says_at_the_moment() -> None:
 def test_nests_follow(name: str, wrappers: list[str], before: float, after: float, beside: bool) -> None:
     """Whatever is wrapped around it: what is bound is the graph that a new trace gives."""
 
-    def bound(f: Epilogue) -> Graph:
-        return bind(A, B, epilogue=f).written
+    def bound(f: Epilogue) -> EpilogueGraph:
+        return bind(A, B, epilogue=f).source_graph
 
-    def traced(f: Epilogue) -> Graph:
+    def traced(f: Epilogue) -> EpilogueGraph:
         return trace(f, (2, 2), {})
 
     epilogue, change = PLACES[name](before)
@@ -388,7 +388,7 @@ def test_closures_of_one_factory(steps: list[tuple[str, float]], data: st.DataOb
     i = data.draw(st.integers(0, len(steps) - 1))
     other = [*numbers[:i], data.draw(NUMBERS), *numbers[i + 1 :]]
     for each in (numbers, other):
-        assert bind(A, B, epilogue=made(each)).written == trace(made(each), (2, 2), {})
+        assert bind(A, B, epilogue=made(each)).source_graph == trace(made(each), (2, 2), {})
 
 
 def scale(k: float, inner: Epilogue | None = None) -> Epilogue:
@@ -504,7 +504,7 @@ def test_a_closure_that_changes_while_it_is_traced() -> None:
         thread.join()
         sys.setswitchinterval(interval)
     for k in (1.0, 2.0, 3.0):  # noqa: B007
-        assert bind(A, B, epilogue=epilogue).written == trace(epilogue, (2, 2), {})
+        assert bind(A, B, epilogue=epilogue).source_graph == trace(epilogue, (2, 2), {})
 
 
 @given(st.sampled_from(sorted(PLACES)), st.lists(st.sampled_from(sorted(WRAPPERS)), max_size=3))

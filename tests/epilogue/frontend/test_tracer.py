@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 import gemmsmith
 from gemmsmith.backends.reference.epilogue import execute
-from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, in_fp32
+from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, saturate_to_fp32_range
 from gemmsmith.core.errors import EpilogueError
-from gemmsmith.core.graph import Extent, Graph, Node, Result
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Result
 from gemmsmith.epilogue.frontend.classify import classify
-from gemmsmith.epilogue.frontend.names import HINTS, METHODS, NAMES
-from gemmsmith.epilogue.frontend.show import tree
+from gemmsmith.epilogue.frontend.op_table import METHODS, OPS, UNSUPPORTED_HINTS
+from gemmsmith.epilogue.frontend.show import format_tree
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.frontend.values import quantize, top_k_softmax
 from gemmsmith.epilogue.functions import FUNCTIONS
@@ -38,16 +38,16 @@ PRODUCT = (M, N)
 Array = np.ndarray
 
 
-def traced(function: Callable[..., Any], product: tuple[int, ...] = PRODUCT, **operands: Any) -> Graph:
+def traced(function: Callable[..., Any], product: tuple[int, ...] = PRODUCT, **operands: Any) -> EpilogueGraph:
     """With operands given as arrays (bf16), or as numbers."""
     kinds = {
-        name: (classify(name, x.shape, product), BF16) if isinstance(x, np.ndarray) else (Extent(), None)
+        name: (classify(name, x.shape, product), BF16) if isinstance(x, np.ndarray) else (BroadcastDims(), None)
         for name, x in operands.items()
     }
     return trace(function, product, kinds)
 
 
-def evaluate(graph: Graph, accumulator: Array, **operands: Any) -> list[Array]:
+def evaluate(graph: EpilogueGraph, accumulator: Array, **operands: Any) -> list[Array]:
     """The results in float64."""
     values: list[Array] = []
     for node in graph.nodes:
@@ -74,7 +74,7 @@ def evaluate(graph: Graph, accumulator: Array, **operands: Any) -> list[Array]:
             case _:
                 assert len(inputs) == FUNCTIONS[node.op].arity
                 with np.errstate(all="ignore"):
-                    value = FUNCTIONS[node.op].meaning(*inputs)
+                    value = FUNCTIONS[node.op].reference(*inputs)
         values.append(value)
     return [values[r.node] for r in graph.results]
 
@@ -147,12 +147,12 @@ def check(name: str, f: Callable[..., Any], x: Array, of: Callable[[Array], Any]
     close(one(epilogue, x), call(f, of(x)))
 
 
-@pytest.mark.parametrize("name", sorted(name for name in NAMES if hasattr(np, name) and name not in ELSEWHERE))
+@pytest.mark.parametrize("name", sorted(name for name in OPS if hasattr(np, name) and name not in ELSEWHERE))
 def test_numpy(name: str, rng: np.random.Generator) -> None:
     check(name, getattr(np, name), accumulator(name, rng))
 
 
-@pytest.mark.parametrize("name", sorted(name for name in NAMES if hasattr(math, name) and name not in ELSEWHERE))
+@pytest.mark.parametrize("name", sorted(name for name in OPS if hasattr(math, name) and name not in ELSEWHERE))
 def test_math(name: str, rng: np.random.Generator) -> None:
     f, x = getattr(math, name), accumulator(name, rng)
     call = CALLS.get(name, lambda f, x: f(x))
@@ -160,7 +160,7 @@ def test_math(name: str, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", sorted(set(NAMES) - ELSEWHERE))
+@pytest.mark.parametrize("name", sorted(set(OPS) - ELSEWHERE))
 def test_torch(name: str, rng: np.random.Generator) -> None:
     """As functions, as functions of nn.functional and as methods."""
     pytest.importorskip("torch")
@@ -224,9 +224,9 @@ def test_other_names(rng: np.random.Generator) -> None:
 
 
 def test_every_name_of_the_table_is_reached() -> None:
-    assert set(CALLS) <= set(NAMES) - ELSEWHERE
-    assert set(METHODS) <= set(NAMES)
-    assert not set(HINTS) & set(NAMES)
+    assert set(CALLS) <= set(OPS) - ELSEWHERE
+    assert set(METHODS) <= set(OPS)
+    assert not set(UNSUPPORTED_HINTS) & set(OPS)
 
 
 def test_operators(rng: np.random.Generator) -> None:
@@ -357,7 +357,7 @@ def test_dimensions_of_several_batches() -> None:
 
     assert [axis(d) for d in (2, -1, (0, 1), (0, 1, 2), (2, 3), None)] == ["m", "n", "b", "bm", "mn", "all"]
     for dim in (0, 1, (0, 2), (0, 2, 3)):
-        with pytest.raises(EpilogueError, match="sum: dim: got .* all in front of these"):
+        with pytest.raises(EpilogueError, match="sum: dim: got .* all dimensions before these"):
             axis(dim)
 
 
@@ -373,14 +373,14 @@ def test_halves_and_casts(rng: np.random.Generator) -> None:
     gate, up = (groups[..., s].reshape(M, -1) for s in (slice(8), slice(8, 16)))
     close(evaluate(graph, x, bias=bias, half_row=half)[0], up / (1 + np.exp(-gate)) + half)
     assert graph.results[0].dtype == FP16
-    assert graph.extents()[-1] == Extent(True, 1, 2)
+    assert graph.broadcast_dims()[-1] == BroadcastDims(True, 1, 2)
 
 
 def test_one_hot(rng: np.random.Generator) -> None:
     x, labels = rng.normal(size=PRODUCT), rng.integers(N, size=(M, 1)).astype(np.float64)
     graph = traced(lambda acc, labels: (acc * labels.one_hot(N)).sum(-1), labels=labels)
     close(evaluate(graph, x, labels=labels)[0], np.take_along_axis(x, labels.astype(int), 1)[:, 0])
-    assert traced(lambda acc, labels: acc + labels.one_hot(num_classes=N), labels=labels).extents()[2].is_matrix
+    assert traced(lambda acc, labels: acc + labels.one_hot(num_classes=N), labels=labels).broadcast_dims()[2].is_matrix
     assert traced(lambda acc, x: acc * x.one_hot(1), (M, 1), x=labels).nodes[3].op == "eq"  # a column is all of it
     for bad, message in (
         (lambda acc, labels: acc + labels.one_hot(7), "num_classes: got 7; use 32"),
@@ -520,7 +520,10 @@ def test_closures_and_defaults_are_seen(a: float, b: float) -> None:
     def make(x: float) -> Any:
         return lambda acc: acc * x
 
-    graphs, same = [traced(make(a)), traced(make(b))], in_fp32(a).hex() == in_fp32(b).hex()  # 0.0 is not -0.0
+    graphs, same = (
+        [traced(make(a)), traced(make(b))],
+        saturate_to_fp32_range(a).hex() == saturate_to_fp32_range(b).hex(),
+    )  # 0.0 is not -0.0
     assert (graphs[0] == graphs[1]) == same
     assert graphs[0] == traced(make(a))
     assert hash(graphs[0]) == hash(traced(make(a)))
@@ -533,11 +536,11 @@ def test_only_what_is_needed_stays() -> None:
         return acc.tanh()
 
     assert [n.op for n in traced(f).nodes] == ["accumulator", "tanh"]
-    assert traced(lambda acc: acc) == Graph((Node("accumulator"),), (), (Result("out", 0),))
+    assert traced(lambda acc: acc) == EpilogueGraph((Node("accumulator"),), (), (Result("out", 0),))
 
 
 def test_threads(rng: np.random.Generator) -> None:
-    graphs: dict[int, Graph] = {}
+    graphs: dict[int, EpilogueGraph] = {}
 
     def work(i: int) -> None:
         for _ in range(20):
@@ -572,8 +575,8 @@ def in_torch(acc: Any) -> Any:
     ("function", "text", "instead"),
     [
         (branches, "if acc > 0:  # the branch", r"use where\(condition, a, b\)"),
-        (reduced_again, "return acc / total  # the division", "the whole grid; return it"),
-        (in_torch, "return torch.cumsum(acc, 0)  # the sum", "would need other elements"),
+        (reduced_again, "return acc / total  # the division", "only known after the kernel; return it"),
+        (in_torch, "return torch.cumsum(acc, 0)  # the sum", "would depend on other elements"),
     ],
 )
 def test_errors_quote_the_line(function: Any, text: str, instead: str) -> None:
@@ -589,7 +592,7 @@ def test_errors_quote_the_line(function: Any, text: str, instead: str) -> None:
 
 def test_nodes_know_their_line() -> None:
     graph = traced(lambda acc: helper(acc))
-    assert graph.nodes[1].where.endswith("return math.exp(x) if depth == 0 else helper(x, depth - 1)")
+    assert graph.nodes[1].location.endswith("return math.exp(x) if depth == 0 else helper(x, depth - 1)")
 
 
 @pytest.mark.parametrize(
@@ -624,7 +627,7 @@ def test_nodes_know_their_line() -> None:
         (lambda acc: acc + "x", "got 'x'; use"),
         (lambda acc: acc << 2, "unsupported operand"),
         (lambda acc: acc & 1, "comparisons on both sides"),
-        (lambda acc: (acc > 0) + (acc < 1), "conditions only"),
+        (lambda acc: (acc > 0) + (acc < 1), "booleans only"),
         (lambda acc: acc.to(np.float64), "dtype: got"),
         (lambda acc: acc.clamp(), "neither min nor max"),
         (lambda acc: acc.clamp(1, 2, 3), r"too many .*its arguments are input, min=None, max=None"),
@@ -632,9 +635,9 @@ def test_nodes_know_their_line() -> None:
         (lambda acc: acc.gelu("fast"), "approximate: got 'fast'"),
         (
             lambda acc: acc.chunk(2, -1),
-            r"\.chunk cannot .*use gate, up = gemmsmith.deinterleave\(x\), where b = gemmsmi",
+            r"\.chunk cannot .*use gate, up = gemmsmith.deinterleave\(x\), with b = gemmsmi",
         ),
-        (lambda acc: acc.split(16, -1), r"\.split cannot .*, of weights in one gemmsmith.interleave\(\*b.chunk"),
+        (lambda acc: acc.split(16, -1), r"\.split cannot .*, or gemmsmith.interleave\(\*b.chunk"),
         (lambda acc: np.array_split(acc, 2, -1), "array_split cannot be part of an epilogue; no tile of the product"),
         (lambda acc: acc[:, :16] * acc[:, 16:], r"cannot be indexed; .* gate, up = gemmsmith.deinterleave\(x\)"),
         (lambda acc: acc + gemmsmith.deinterleave(acc)[0], "32 and 16 columns"),
@@ -648,7 +651,7 @@ def test_nodes_know_their_line() -> None:
         (lambda acc: {"a b": acc}, "'a b'; use a string"),
         (lambda acc, bias: acc, "bias: no operand has this name"),
         (lambda acc, *rest: acc, "name each of them"),
-        (lambda *, acc: acc, "the first parameter is the product"),
+        (lambda *, acc: acc, "the first parameter is the accumulator"),
         (lambda: 1, "got no parameters; the first"),
         (lambda acc: acc.add(), "missing a required argument"),
         (lambda acc: acc.equal(acc), "element by element"),
@@ -668,9 +671,9 @@ def test_operands_must_be_used() -> None:
         traced(lambda acc, bias: acc + bias, bias=row, b=row)
     with pytest.raises(EpilogueError, match="acc: the function takes no operand"):
         traced(lambda acc, **others: acc, acc=row)
-    with pytest.raises(EpilogueError, match="c: a result has an operand's name"):
+    with pytest.raises(EpilogueError, match="c: is the name of an operand and of a result"):
         traced(lambda acc, c: {"c": acc + c}, c=row)
-    with pytest.raises(EpilogueError, match="no whole product"):
+    with pytest.raises(EpilogueError, match="expected a value of the accumulator"):
         traced(lambda acc, bias: (acc, bias.sum()), bias=row)
     with pytest.raises(EpilogueError, match="got 40 columns"):
         traced(lambda acc: gemmsmith.deinterleave(acc), (M, 40))
@@ -771,7 +774,7 @@ def test_modules_that_hold_more_than_numbers() -> None:
 def test_a_column_without_its_index_of_one_column() -> None:
     """Where there are twice as many columns as rows it could be a row of halves."""
     kinds = {"c": (classify("c", (8,), (8, 16)), FP32)}
-    with pytest.raises(EpilogueError, match=r"add: got 16 and 8 columns; .* a value a row has the shape \(8, 1\)"):
+    with pytest.raises(EpilogueError, match=r"add: got 16 and 8 columns; .* one value per row has the shape \(8, 1\)"):
         trace(lambda acc, c: acc + c, (8, 16), kinds)
 
 
@@ -789,7 +792,7 @@ def test_long_chains(count: int) -> None:
     for i in range(count):
         want = np.tanh(want) if i % 3 == 0 else want * 1.01 if i % 3 == 1 else want + 0.125
     graph = trace(chain, (4, 8), {})
-    assert tree(optimize(graph)).count("\n") > count // 2
+    assert format_tree(optimize(graph)).count("\n") > count // 2
     np.testing.assert_allclose(execute(graph, x, {})["out"], want, rtol=1e-5)
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gemmsmith.core.dtypes import BF16, E4M3, FP32
 from gemmsmith.core.errors import EpilogueError
-from gemmsmith.core.graph import Extent, Graph
-from gemmsmith.epilogue.frontend.arguments import arguments, bind
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
+from gemmsmith.epilogue.frontend.arguments import arguments_by_name, bind_operands
 from gemmsmith.epilogue.frontend.classify import classify
-from gemmsmith.epilogue.frontend.gating import deinterleave
+from gemmsmith.epilogue.frontend.interleave import deinterleave
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.epilogue.frontend.visitors import (
     EVT,
@@ -40,7 +40,7 @@ M, N = 6, 16
 Array = np.ndarray[Any, Any]
 
 
-def evaluated(graph: Graph, acc: Array, operands: Mapping[str, Any]) -> dict[str, Array]:
+def evaluated(graph: EpilogueGraph, acc: Array, operands: Mapping[str, Any]) -> dict[str, Array]:
     """The results in float64, without any rounding."""
     axes = {"n": -1, "m": -2, "all": None}
     reductions: dict[str, Callable[..., Array]] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
@@ -62,7 +62,7 @@ def evaluated(graph: Graph, acc: Array, operands: Mapping[str, Any]) -> dict[str
             case "reduce":
                 value = reductions[node.value[0]](np.broadcast_to(x[0], acc.shape), axis=axes[node.value[1]])
             case _:
-                value = FUNCTIONS[node.op].meaning(*x)
+                value = FUNCTIONS[node.op].reference(*x)
         values.append(value)
     return {r.name: values[r.node] for r in graph.results}
 
@@ -80,10 +80,10 @@ def test_linear_combination() -> None:
         EVT(Compute("multiplies"), ScalarBroadcast("alpha"), AccFetch()),
     )
     graph = tree.graph()
-    assert {o.name: o.extent for o in graph.operands} == {
-        "beta": Extent(), "c": Extent(height=1, width=1), "alpha": Extent()
+    assert {o.name: o.broadcast_dims for o in graph.operands} == {
+        "beta": BroadcastDims(), "c": BroadcastDims(rows_per_value=1, columns_per_value=1), "alpha": BroadcastDims()
     }  # fmt: skip
-    named = arguments(tree, (0.25, c, (2.0, (), ()), ()))
+    named = arguments_by_name(tree, (0.25, c, (2.0, (), ()), ()))
     np.testing.assert_allclose(evaluated(graph, acc, named)["out"], 2 * acc + 0.25 * c, rtol=1e-14)
 
 
@@ -117,7 +117,7 @@ def test_binary_cross_entropy() -> None:
 
     kinds = {"bias": classify("bias", (M, 1), (M, N)), "c": classify("c", (M, N), (M, N))}
     traced = trace(bce_formula, (M, N), {name: (extent, FP32) for name, extent in kinds.items()})
-    bound = bind(graph, {name: (extent, FP32) for name, extent in kinds.items()})
+    bound = bind_operands(graph, {name: (extent, FP32) for name, extent in kinds.items()})
     assert sorted(n.op for n in bound.nodes) == sorted(n.op for n in traced.nodes)
     assert set(bound.operands) == set(traced.operands)
     np.testing.assert_allclose(evaluated(traced, acc, {"bias": bias, "c": c})["loss"], loss, rtol=1e-12)
@@ -168,7 +168,7 @@ def test_functions_by_their_own_names_and_by_cutlass_s() -> None:
     for functor, name in functors.items():
         with np.errstate(invalid="ignore", divide="ignore"):
             got = evaluated(EVT(Compute(functor), AccFetch()).graph(), acc, {})["out"]
-            np.testing.assert_array_equal(got, FUNCTIONS[name].meaning(acc))
+            np.testing.assert_array_equal(got, FUNCTIONS[name].reference(acc))
     for functor, expected in {
         Compute("LeakyReLU", 0.1): np.where(acc > 0, acc, 0.1 * acc), Compute("Clamp", -1, 0.5): np.clip(acc, -1, 0.5),
         Compute("divides", 4): acc / 4, Compute("square"): acc * acc, Compute("Identity"): acc,
@@ -208,12 +208,12 @@ def test_arguments_mirror_the_tree() -> None:
     tree = EVT(ScalarReduction("sum", "loss"), EVT(Compute("multiplies"), ScalarBroadcast("alpha"), dag))
     mirrored = ((alpha, ((aux, ()), bias, (), z), None), loss)
     everything = {"alpha": alpha, "aux": aux, "bias": bias, "z": z, "loss": loss}
-    assert arguments(tree, mirrored) == everything
+    assert arguments_by_name(tree, mirrored) == everything
     made = ((alpha, ((aux, ()), bias, (), ()), ()), None)
-    assert arguments(tree, made) == {k: v for k, v in everything.items() if k not in ("z", "loss")}
-    assert arguments(AuxLoad("c"), bias) == {"c": bias}
+    assert arguments_by_name(tree, made) == {k: v for k, v in everything.items() if k not in ("z", "loss")}
+    assert arguments_by_name(AuxLoad("c"), bias) == {"c": bias}
     twice = EVT(Compute("plus"), SrcFetch(), SrcFetch())
-    assert arguments(twice, (bias, bias, ())) == {"c": bias}
+    assert arguments_by_name(twice, (bias, bias, ())) == {"c": bias}
     for wrong, message in [
         ((bias, alpha, ()), "'c': got two different values"),
         ((bias, bias), "got a tuple of 2; use a tuple of 3, for SrcFetch.*SrcFetch.*Compute"),
@@ -222,24 +222,28 @@ def test_arguments_mirror_the_tree() -> None:
         ((bias, (), ()), r"SrcFetch.* got \(\); use an array or a number"),
     ]:
         with pytest.raises(EpilogueError, match=message):
-            arguments(twice, wrong)
+            arguments_by_name(twice, wrong)
 
 
 def test_bind_fills_in_batches_and_dtypes() -> None:
     tree = EVT(Compute("fma"), EVT(Compute("plus"), AccFetch(), RowBroadcast("bias")), ScalarBroadcast("s"), SrcFetch())
-    given_ = {"bias": (Extent(width=1), BF16), "s": (Extent(), None), "c": (Extent(True, 1, 1), E4M3)}
-    bound = bind(tree.graph(), given_)
-    assert {o.name: (o.extent, o.dtype) for o in bound.operands} == given_
+    given_ = {
+        "bias": (BroadcastDims(columns_per_value=1), BF16),
+        "s": (BroadcastDims(), None),
+        "c": (BroadcastDims(True, 1, 1), E4M3),
+    }
+    bound = bind_operands(tree.graph(), given_)
+    assert {o.name: (o.broadcast_dims, o.dtype) for o in bound.operands} == given_
     for change, message in [
-        ({"bias": (Extent(height=1), BF16)}, r"bias: got a column \(M, 1\); use a row \(N,\)"),
-        ({"c": (Extent(width=1), BF16)}, r"c: got a row \(N,\); use a matrix \(M, N\)"),
-        ({"c": (Extent(height=1, width=2), BF16)}, r"c: got a matrix \(M, N/2\)"),
-        ({"beta": (Extent(), None)}, "beta: given, but the epilogue reads bias, s, c"),
+        ({"bias": (BroadcastDims(rows_per_value=1), BF16)}, r"bias: got a column \(M, 1\); use a row \(N,\)"),
+        ({"c": (BroadcastDims(columns_per_value=1), BF16)}, r"c: got a row \(N,\); use a matrix \(M, N\)"),
+        ({"c": (BroadcastDims(rows_per_value=1, columns_per_value=2), BF16)}, r"c: got a matrix \(M, N/2\)"),
+        ({"beta": (BroadcastDims(), None)}, "beta: given, but the epilogue reads bias, s, c"),
     ]:
         with pytest.raises(EpilogueError, match=message):
-            bind(tree.graph(), {**given_, **change})
+            bind_operands(tree.graph(), {**given_, **change})
     with pytest.raises(EpilogueError, match=r"s: not given; pass a scalar of that name"):
-        bind(tree.graph(), {k: v for k, v in given_.items() if k != "s"})
+        bind_operands(tree.graph(), {k: v for k, v in given_.items() if k != "s"})
 
 
 @pytest.mark.parametrize("product", [(1, 5), (7, 1), (1, 1), (3, 1, 5)])
@@ -249,8 +253,8 @@ def test_bind_where_m_or_n_is_1(product: tuple[int, ...]) -> None:
     leaves = {RowBroadcast("row"): (1, n), ColBroadcast("column"): (m, 1), AuxLoad("aux"): (*batch, m, n)}
     for leaf, shape in leaves.items():
         graph = EVT(Compute("plus"), AccFetch(), leaf).graph()
-        bound = bind(graph, {leaf.name: (classify(leaf.name, shape, product), FP32)}, product)
-        assert bound.operands[0].extent == graph.operands[0].extent._replace(batch=len(shape) == 3)
+        bound = bind_operands(graph, {leaf.name: (classify(leaf.name, shape, product), FP32)}, product)
+        assert bound.operands[0].broadcast_dims == graph.operands[0].broadcast_dims._replace(batch=len(shape) == 3)
 
 
 def test_a_number_is_a_constant_and_leaves_are_shared() -> None:
@@ -260,7 +264,7 @@ def test_a_number_is_a_constant_and_leaves_are_shared() -> None:
     ]  # fmt: skip
     assert graph.operands == ()
     assert graph == EVT(Compute("add"), EVT(Compute("multiply", 2.0), AccFetch()), AccFetch()).graph()
-    assert "test_visitors.py" in graph.nodes[0].where
+    assert "test_visitors.py" in graph.nodes[0].location
 
 
 @pytest.mark.parametrize(
@@ -284,7 +288,7 @@ def test_a_number_is_a_constant_and_leaves_are_shared() -> None:
         (lambda: EVT(Compute("relu"), EVT(Void(), AccFetch())), "Void is not the root"),
         (lambda: Compute("relu").graph(), r"takes 1 input; use EVT\(Compute\('relu'\), ...\)"),
         (lambda: EVT(Void(), AccFetch()).graph(), "nothing is stored"),
-        (lambda: EVT(Compute("relu"), RowBroadcast("x")).graph(), "'out' is made of no matrix; use AccFetch"),
+        (lambda: EVT(Compute("relu"), RowBroadcast("x")).graph(), "'out' does not depend on a matrix; use AccFetch"),
         (lambda: EVT(Compute("plus"), RowBroadcast("x"), ColBroadcast("x")).graph(),
          r"'x' is a row \(N,\) and a column \(M, 1\); use two names"),
         (lambda: EVT(AuxStore("c"), SrcFetch()).graph(), "'c' is the name of an operand and of a result"),

@@ -10,24 +10,28 @@ from tests.epilogue.graphs import M, N, data, graphs
 
 from gemmsmith.backends.reference.epilogue import execute
 from gemmsmith.core.dtypes import BF16
-from gemmsmith.core.graph import Extent, Graph
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph
 from gemmsmith.epilogue.frontend.tracer import trace
-from gemmsmith.epilogue.passes import LAST, PASSES, optimize, steps
+from gemmsmith.epilogue.passes import FINAL_PASSES, PASSES, optimize, trace_passes
 from gemmsmith.epilogue.passes.fission import SPECIAL_FUNCTION_OPERATIONS
 
-KINDS = {"x": (Extent(height=1, width=1), BF16), "row": (Extent(width=1), BF16), "s": (Extent(), None)}
+KINDS = {
+    "x": (BroadcastDims(rows_per_value=1, columns_per_value=1), BF16),
+    "row": (BroadcastDims(columns_per_value=1), BF16),
+    "s": (BroadcastDims(), None),
+}
 
 
-def ops(graph: Graph) -> list[str]:
+def ops(graph: EpilogueGraph) -> list[str]:
     """The names of the computed nodes, sorted."""
     return sorted(n.op for n in graph.nodes if n.op not in ("accumulator", "operand", "constant"))
 
 
-def traced(function, *names: str) -> Graph:
+def traced(function, *names: str) -> EpilogueGraph:
     return trace(function, (M, N), {name: KINDS[name] for name in names})
 
 
-def same(before: Graph, after: Graph) -> None:
+def same(before: EpilogueGraph, after: EpilogueGraph) -> None:
     rng = np.random.default_rng()
     product, operands = rng.standard_normal((M, N)), data(rng, before)
     want, got = (execute(g, product, operands) for g in (before, after))
@@ -37,17 +41,17 @@ def same(before: Graph, after: Graph) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(graph=graphs())
-def test_all_passes_keep_the_meaning(graph: Graph) -> None:
+def test_all_passes_keep_the_meaning(graph: EpilogueGraph) -> None:
     done = optimize(graph)
     same(graph, done)
     assert optimize(done) == done
     assert len(done.nodes) <= len(graph.nodes) + 4
 
 
-@pytest.mark.parametrize(("name", "step"), [*PASSES, *LAST], ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(("name", "step"), [*PASSES, *FINAL_PASSES], ids=lambda x: x if isinstance(x, str) else "")
 @settings(max_examples=40, deadline=None)
 @given(graph=graphs(), seed=st.integers(0, 3))
-def test_each_pass_keeps_the_meaning(name: str, step, graph: Graph, seed: int) -> None:
+def test_each_pass_keeps_the_meaning(name: str, step, graph: EpilogueGraph, seed: int) -> None:
     after = step(graph)
     same(graph, after)
     if name not in ("fuse", "fission"):  # one of their patterns may uncover another
@@ -109,13 +113,13 @@ def test_roundings_stay_but_of_what_is_rounded(function, want: list[str]) -> Non
 
 
 def test_an_operand_is_not_rounded_to_its_own_dtype() -> None:
-    operands = {"x": (Extent(width=1), BF16)}
+    operands = {"x": (BroadcastDims(columns_per_value=1), BF16)}
     for dtype, want in (("bf16", ["mul"]), ("fp16", ["cast", "mul"])):
         graph = trace(lambda acc, x: acc * -x.to(dtype).abs(), (M, N), operands)  # noqa: B023
         assert ops(optimize(graph)) == sorted([*want, "abs", "neg"])
 
 
-def special(graph: Graph) -> int:
+def special(graph: EpilogueGraph) -> int:
     return sum(SPECIAL_FUNCTION_OPERATIONS.get(n.op, 0) for n in graph.nodes)
 
 
@@ -164,15 +168,15 @@ def test_order_of_writing_does_not_matter() -> None:
 
 def test_steps_lead_from_the_first_to_the_last() -> None:
     graph = traced(lambda acc, row: (acc + row) * (acc + row).sigmoid() * 1, "row")
-    done = steps(graph)
+    done = trace_passes(graph)
     assert done[-1][1] == optimize(graph)
-    assert {name for name, _ in done} <= {name for name, _ in (*PASSES, *LAST)}
+    assert {name for name, _ in done} <= {name for name, _ in (*PASSES, *FINAL_PASSES)}
 
 
 def test_a_one_hot_row_is_not_known() -> None:
     """A label outside of the columns, as those that are to be ignored have, names none."""
-    kinds = {"labels": (Extent(height=1), BF16)}
+    kinds = {"labels": (BroadcastDims(rows_per_value=1), BF16)}
     for kind, axis in (("sum", -1), ("max", -1), ("sum", -2)):
         graph = optimize(trace(lambda acc, labels: getattr(labels.one_hot(N), kind)(axis), (M, N), kinds))  # noqa: B023
-        assert graph.known(graph.results[0]) is None
+        assert graph.constant_operand_of(graph.results[0]) is None
         assert [o.name for o in graph.operands] == ["labels"]

@@ -1,4 +1,4 @@
-"""Small models for tests, and what a training step with them gives."""
+"""Small models for tests, and the results of a training step with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 def wide(x: Any) -> Any:
-    """As autocast would have it: fp32, but float64 as it is."""
+    """Cast as autocast does: to fp32, but leave float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -27,7 +27,7 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer of Llama's kind: rotary embeddings, SwiGLU, no biases."""
+    """A layer like Llama's: rotary embeddings, SwiGLU, no biases."""
 
     def __init__(self, dim: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def attention(q: Any, k: Any, v: Any) -> Any:
 
 
 class Llama(nn.Module):
-    """With two layers 11 products, 33 with their gradients. Tokens and targets (batch, length) -> the loss."""
+    """With two layers 11 matmuls, 33 with their gradients. Tokens and targets (batch, length) -> the loss."""
 
     def __init__(
         self, classes: int = 96, dim: int = 32, heads: int = 2, hidden: int = 64, length: int = 16, layers: int = 2
@@ -78,7 +78,7 @@ class Llama(nn.Module):
 
 
 class GPT(nn.Module):
-    """Of GPT-2's kind: LayerNorm, biases, gelu. x (batch, length, dim), targets (batch, length) -> the loss."""
+    """A model like GPT-2: LayerNorm, biases, gelu. x (batch, length, dim), targets (batch, length) -> the loss."""
 
     def __init__(self, classes: int = 48, dim: int = 32) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class GPT(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Many labels at once. x (rows, 32), labels of 0 and 1 (rows, 64) -> the loss."""
+    """A multi-label classifier. x (rows, 32), labels of 0 and 1 (rows, 64) -> the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Classifier(nn.Module):
 
 
 def model(name: str, dtype: torch.dtype) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A model and inputs for it."""
+    """Return a model and inputs for it."""
     match name:
         case "llama":
             return Llama().to(dtype), (torch.randint(96, (2, 16)), torch.randint(96, (2, 16)))
@@ -117,7 +117,7 @@ def model(name: str, dtype: torch.dtype) -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 def trained(forward: Callable[..., Any], of: nn.Module, inputs: tuple[Any, ...]) -> dict[str, Any]:
-    """The loss and every parameter's gradient."""
+    """Return the loss and every parameter's gradient."""
     of.zero_grad()
     loss = forward(*inputs)
     loss.backward()
@@ -125,7 +125,7 @@ def trained(forward: Callable[..., Any], of: nn.Module, inputs: tuple[Any, ...])
 
 
 def whole_step(of: nn.Module) -> Callable[..., Any]:
-    """Forward and backward as one function of the model's inputs, with what `trained` gives."""
+    """Return forward and backward as one function of the model's inputs, which returns what `trained` does."""
 
     def step(parameters: dict[str, Any], inputs: tuple[Any, ...]) -> dict[str, Any]:
         loss = lambda p: torch.func.functional_call(of, p, inputs)  # noqa: E731

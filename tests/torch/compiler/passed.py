@@ -1,4 +1,4 @@
-"""Graphs as Inductor gets them, with the pass, but executed node by node: no code is generated."""
+"""A backend that runs gemmsmith's pass and executes the graphs node by node, without code generation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gemmsmith.torch.compiler.fuse import Outcome, fuse
 
 
 class Passed:
-    """A backend of torch.compile. `outcomes`: of all products of all graphs; `graphs` after the pass."""
+    """A backend of torch.compile. `outcomes` are those of all matmuls; `graphs` are the graphs after the pass."""
 
     __name__ = "passed"
 
@@ -42,7 +42,7 @@ class Passed:
 
     @property
     def texts(self) -> list[str]:
-        """The epilogues of gemmsmith's products."""
+        """The serialized epilogues of gemmsmith's matmuls."""
         nodes = (node for graph in self.graphs for node in graph.nodes if "gemmsmith" in str(node.target))
         return [node.args[3] for node in nodes]
 

@@ -1,4 +1,4 @@
-"""The pass in Inductor, under its two names, and its caches."""
+"""The passes in Inductor, as options and as a backend, and its caches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _fresh():
 
 @pytest.fixture
 def installed(monkeypatch):
-    """The backend that pyproject.toml names."""
+    """Return the backend that pyproject.toml names."""
     project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     ((name, value),) = re.findall(rf'\[project.entry-points.{GROUP}\]\n(\w+) = "(.*)"', project)
     monkeypatch.setitem(registry._BACKENDS, name, EntryPoint(name, value, GROUP))
@@ -50,8 +50,8 @@ def inputs():
 @pytest.mark.parametrize("more", [{}, {"mode": "max-autotune-no-cudagraphs"}, {"options": {"epilogue_fusion": False}}])
 def test_the_backend_by_its_name(installed, inputs, more):
     compiled = torch.compile(function, backend=installed, **more)
-    got, (code,) = torch._inductor.utils.run_and_get_code(compiled, *inputs)
-    torch.testing.assert_close(got, function(*inputs))
+    actual, (code,) = torch._inductor.utils.run_and_get_code(compiled, *inputs)
+    torch.testing.assert_close(actual, function(*inputs))
     assert "gemmsmith.gemm_1_1" in code
 
 
@@ -70,12 +70,12 @@ def test_a_pass_of_the_users_is_not_replaced_in_silence():
 
 
 def test_the_uuid_changes_with_what_the_pass_depends_on(monkeypatch):
-    first = backend.Fusion().uuid()
-    assert backend.Fusion().uuid() == first
-    for name, other in (("_package", "b"), ("_gpus", ["H200"]), ("kept_bytes", b"a config")):
+    first = backend.PostGradPass().uuid()
+    assert backend.PostGradPass().uuid() == first
+    for name, other in (("_package_digest", "b"), ("_gpus", ["H200"]), ("user_table_bytes", b"a config")):
         with monkeypatch.context() as patch:
             patch.setattr(backend, name, lambda other=other: other)
-            assert backend.Fusion().uuid() != first
+            assert backend.PostGradPass().uuid() != first
 
 
 def test_the_uuid_covers_the_packages_sources(monkeypatch, tmp_path):
@@ -83,12 +83,12 @@ def test_the_uuid_covers_the_packages_sources(monkeypatch, tmp_path):
     (tmp_path / "part" / "one.py").write_text("1")
     (tmp_path / "table.json").write_text("{}")
     monkeypatch.setattr(backend.resources, "files", lambda _: tmp_path)
-    found = [backend._package.__wrapped__()]
+    digests = [backend._package_digest.__wrapped__()]
     for file, written in (("part/one.py", "2"), ("table.json", "[]"), ("part/two.py", "")):
         (tmp_path / file).write_text(written)
-        found.append(backend._package.__wrapped__())
+        digests.append(backend._package_digest.__wrapped__())
     monkeypatch.setattr(backend.gemmsmith, "__version__", "0.0.0")
-    assert len({*found, backend._package.__wrapped__()}) == 5
+    assert len({*digests, backend._package_digest.__wrapped__()}) == 5
 
 
 def test_another_process_finds_the_fused_graphs(tmp_path):

@@ -1,4 +1,4 @@
-"""What the pass does with small graphs: the values are torch's, in float64, and the epilogues what they should be."""
+"""The pass on small graphs: values agree with torch's in float64, and the epilogues are the expected ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tests.torch.compiler.passed import compiled
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from gemmsmith.torch import text
+from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.compiler.fuse import fuse
-from gemmsmith.torch.operator import call
+from gemmsmith.torch.ops import call_op
 
 SHAPE = M, N, K = 24, 32, 16
 
@@ -25,19 +25,19 @@ def matrices(*shapes):
 
 
 def run(function, *inputs, **options):
-    """The pass over a function that agrees with torch."""
-    got, passed = compiled(function, **options)
-    found, want = (torch.utils._pytree.tree_leaves(f(*inputs)) for f in (got, function))
-    for x, y in zip(found, want, strict=True):
+    """Run the pass over a function and check that it agrees with torch."""
+    actual, passed = compiled(function, **options)
+    outputs, expected = (torch.utils._pytree.tree_leaves(f(*inputs)) for f in (actual, function))
+    for x, y in zip(outputs, expected, strict=True):
         assert x.dtype == y.dtype
         torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11, equal_nan=True)
     return passed
 
 
 def ops(passed):
-    """The operations of the only epilogue."""
+    """Return the operations of the only epilogue."""
     (written,) = passed.texts
-    return [node.op for node in text.read(written).nodes]
+    return [node.op for node in graph_serialization.deserialize(written).nodes]
 
 
 def test_views_of_leading_indices_are_seen_through():
@@ -68,11 +68,11 @@ def test_other_reductions_and_other_views_are_left_to_inductor():
 
 def test_a_producer_is_pulled_in_where_that_reads_fewer_bytes():
     a, b, z = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16(), torch.randn(M, N).bfloat16()
-    got, passed = compiled(lambda a, b, z: a @ b * torch.cos(z.float()).sigmoid())
-    got(a, b, z)
+    actual, passed = compiled(lambda a, b, z: a @ b * torch.cos(z.float()).sigmoid())
+    actual(a, b, z)
     (written,) = passed.texts
     assert written.startswith("x0 m,n bf16 | ")
-    assert {"cos", "sigmoid"} <= {node.op for node in text.read(written).nodes}
+    assert {"cos", "sigmoid"} <= {node.op for node in graph_serialization.deserialize(written).nodes}
 
 
 def test_a_producer_of_more_operands_is_not():
@@ -84,28 +84,28 @@ def test_a_producer_of_more_operands_is_not():
 def test_a_value_with_several_users_is_a_result_too():
     a, b, c = matrices((M, K), (K, N), (N, K))
     passed = run(lambda a, b, c: ((h := torch.relu(y := a @ b)) @ c, y, h.sum(0), h.amax(-1, keepdim=True)), a, b, c)
-    assert len(text.read(passed.texts[0]).results) == 4
+    assert len(graph_serialization.deserialize(passed.texts[0]).results) == 4
     assert "reduce 1: sum m; reduce 1: max n" in passed.texts[0]
 
 
 def test_of_a_value_and_its_cast_one_is_stored():
     a, b, c = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16(), torch.randn(M, N)
-    got, passed = compiled(lambda a, b, c: ((y := (a @ b).float() + c), y.bfloat16().sum(0)))
-    got(a, b, c)
+    actual, passed = compiled(lambda a, b, c: ((y := (a @ b).float() + c), y.bfloat16().sum(0)))
+    actual(a, b, c)
     assert passed.texts[0].endswith("add 1 2; cast 3: bf16; reduce 4: sum m | out 3 fp32; out1 5 bf16")
 
 
 def test_a_value_and_its_cast_are_both_stored_where_both_have_to_be():
     a, b, c = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16(), torch.randn(M, N)
-    got, passed = compiled(lambda a, b, c: ((y := (a @ b).float() + c), y.bfloat16() @ a.new_ones(N, N)))
-    got(a, b, c)
+    actual, passed = compiled(lambda a, b, c: ((y := (a @ b).float() + c), y.bfloat16() @ a.new_ones(N, N)))
+    actual(a, b, c)
     assert passed.texts[0].endswith("add 1 2 | out 3 fp32; out1 3 bf16")
 
 
 def test_a_weights_gradient_in_fp32_is_stored_at_once():
     a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
-    got, passed = compiled(lambda a, b: (a @ b).float())
-    torch.testing.assert_close(got(a, b), a.float() @ b.float(), rtol=1e-5, atol=1e-5)
+    actual, passed = compiled(lambda a, b: (a @ b).float())
+    torch.testing.assert_close(actual(a, b), a.float() @ b.float(), rtol=1e-5, atol=1e-5)
     assert passed.texts == [" | accumulator | out 0 fp32"]
 
 
@@ -123,38 +123,38 @@ LOSSES = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", LOSSES)
 def test_values_are_rounded_where_eager_modes_are(name, dtype):
-    """So a loss is of the logits that are stored, and its gradient, too."""
+    """The loss and its gradient use the logits as they are stored."""
     x, w = (torch.randn(64, 128) * 2).to(dtype), torch.randn(256, 128).to(dtype)
     x[0], w[:, 0] = 0, 0
     x[0, 0], w[0, 0] = 1 + 2**-7, 100.5
     target = (x.double() @ w.double().T).argmax(-1)
-    got, passed = compiled(LOSSES[name])
-    found = []
-    for function in (got, LOSSES[name]):
+    actual, passed = compiled(LOSSES[name])
+    outputs = []
+    for function in (actual, LOSSES[name]):
         inputs = [y.clone().requires_grad_() for y in (x, w)]
         value = function(*inputs, target)
-        found.append([value.detach(), *torch.autograd.grad(value, inputs)])
+        outputs.append([value.detach(), *torch.autograd.grad(value, inputs)])
     assert passed.fused or name in ("with a temperature", "capped")  # which Inductor computes
-    assert found[0][0] >= 0
+    assert outputs[0][0] >= 0
     most = 2 if name != "in half precision" else 16  # where rounded logarithms are exponentiated
-    for y, want in zip(*found, strict=True):
-        assert (y - want).double().norm() <= most * torch.finfo(dtype).eps * want.double().norm()
+    for y, expected in zip(*outputs, strict=True):
+        assert (y - expected).double().norm() <= most * torch.finfo(dtype).eps * expected.double().norm()
 
 
 def test_what_is_reduced_is_what_is_stored():
-    """In the last bit, whatever is computed between."""
+    """They agree in the last bit, whatever is computed between them."""
     a, b, bias = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16(), torch.randn(N).bfloat16()
 
     def function(a, b, bias):
         y = functional.silu(a @ b + bias)
         return y, y.float().sum(-1), y.float().logsumexp(-1), y.float().amax(0)
 
-    got, passed = compiled(function)
-    y, *reduced = got(a, b, bias)
-    assert len(text.read(passed.texts[0]).results) == 4
+    actual, passed = compiled(function)
+    y, *reduced = actual(a, b, bias)
+    assert len(graph_serialization.deserialize(passed.texts[0]).results) == 4
     wants = y.float().sum(-1), y.float().logsumexp(-1), y.float().amax(0)
-    for x, want in zip(reduced, wants, strict=True):
-        torch.testing.assert_close(x, want, rtol=1e-6, atol=1e-5)
+    for x, expected in zip(reduced, wants, strict=True):
+        torch.testing.assert_close(x, expected, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
@@ -188,8 +188,8 @@ def test_a_logsumexp_of_infinities_that_is_written_out_again(value):
 def test_a_maximum_is_that_of_the_values_as_they_are_stored():
     """Its gradient goes to the elements that equal it."""
     a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
-    got, passed = compiled(lambda a, b: (y := ((a @ b).float() * 1.01).bfloat16(), y.float().amax(-1)))
-    y, largest = got(a, b)
+    actual, passed = compiled(lambda a, b: (y := ((a @ b).float() * 1.01).bfloat16(), y.float().amax(-1)))
+    y, largest = actual(a, b)
     assert "cast 3: bf16; reduce 4: max n" in passed.texts[0]
     assert torch.equal(y.float().amax(-1), largest)
 
@@ -206,19 +206,19 @@ def test_gemmsmiths_own_product_is_extended():
     epilogue = f"s one number; bias n fp32 | {nodes} | out 4; sums 5"
 
     def function(a, b, bias, c):
-        y, sums = call(epilogue, a, b, [0.5], [bias])
+        y, sums = call_op(epilogue, a, b, [0.5], [bias])
         return torch.relu(y) + c, sums
 
     passed = run(function, a, b, bias, c)
     (written,) = passed.texts
     assert written.count("accumulator") == 1
-    assert {"relu", "reduce"} <= {node.op for node in text.read(written).nodes}
+    assert {"relu", "reduce"} <= {node.op for node in graph_serialization.deserialize(written).nodes}
 
 
 def test_what_depends_on_the_product_twice_makes_no_cycle():
     a, b, w = matrices((M, K), (K, N), (N, N))
     passed = run(lambda a, b, w: (y := torch.relu(a @ b)) + torch.softmax(y @ w, -1), a, b, w)
-    assert [x.computed for x in passed.fused] == [("relu",)]
+    assert [x.operations for x in passed.fused] == [("relu",)]
 
 
 def test_operands_that_are_computed_after_the_product():
@@ -242,11 +242,11 @@ def test_more_operands_and_results_than_an_operator_has():
     a, b, *others = matrices((M, K), (K, N), *[(M, N)] * 12)
 
     def function(a, b, *others):
-        y, found = a @ b, []
+        y, outputs = a @ b, []
         for x in others:
             y = y * x
-            found.append(y)
-        return found[1::3]
+            outputs.append(y)
+        return outputs[1::3]
 
     run(function, a, b, *others)
 
@@ -255,10 +255,12 @@ def test_more_operands_and_results_than_an_operator_has():
 def test_products_that_are_left_as_they_are(device):
     if device == "vector":
         a, b = matrices((M, K), (K, 1))
-        assert run(lambda a, b: torch.relu(a @ b), a, b).outcomes[0].why == "it is a product with a vector"
+        assert run(lambda a, b: torch.relu(a @ b), a, b).outcomes[0].reason == "matrix-vector product"
     else:
         a, b = torch.randint(9, (M, K)), torch.randint(9, (K, N))
-        assert run(lambda a, b: torch.relu(a @ b), a, b).outcomes[0].why == "its operands are int64 and int64"
+        assert (
+            run(lambda a, b: torch.relu(a @ b), a, b).outcomes[0].reason == "unsupported operand dtypes int64 and int64"
+        )
 
 
 def test_integers_are_operands_where_they_become_numbers_and_are_not_compared():
@@ -269,10 +271,10 @@ def test_integers_are_operands_where_they_become_numbers_and_are_not_compared():
 
 def test_any_number_of_rows_is_one_graph():
     w, bias = matrices((K, N), (N,))
-    got, passed = compiled(lambda x, w, b: functional.gelu(x @ w + b), dynamic=True)
+    actual, passed = compiled(lambda x, w, b: functional.gelu(x @ w + b), dynamic=True)
     for rows in (7, 24, 60):
         (x,) = matrices((2, rows, K))
-        torch.testing.assert_close(got(x, w, bias), functional.gelu(x @ w + bias))
+        torch.testing.assert_close(actual(x, w, bias), functional.gelu(x @ w + bias))
     assert len(passed.graphs) == 1
     assert passed.fused
 
@@ -280,15 +282,15 @@ def test_any_number_of_rows_is_one_graph():
 def test_a_product_with_inf_and_nan():
     a, b = matrices((M, K), (K, N))
     a[3], a[5, 2] = float("inf"), float("nan")
-    got, _ = compiled(lambda a, b: torch.relu(a @ b).clamp(max=3))
-    torch.testing.assert_close(got(a, b), torch.relu(a @ b).clamp(max=3), equal_nan=True)
+    actual, _ = compiled(lambda a, b: torch.relu(a @ b).clamp(max=3))
+    torch.testing.assert_close(actual(a, b), torch.relu(a @ b).clamp(max=3), equal_nan=True)
 
 
 def test_fp8_is_left_to_torch():
     a, b = 100 * torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
     function = lambda a, b: torch.relu(a @ b).to(torch.float8_e4m3fn)  # noqa: E731
-    got, passed = compiled(function)
-    torch.testing.assert_close(got(a, b).float(), function(a, b).float(), equal_nan=True, rtol=0, atol=0)
+    actual, passed = compiled(function)
+    torch.testing.assert_close(actual(a, b).float(), function(a, b).float(), equal_nan=True, rtol=0, atol=0)
     assert not any("fp8" in written for written in passed.texts)
 
 
@@ -309,7 +311,7 @@ def test_a_product_with_a_dtype_of_its_own():
         return torch.fx.GraphModule({}, graph)(a, b)[0]
 
     torch.testing.assert_close(function(a, b), (a.float() @ b.float()).relu())
-    assert outcomes[0].computed == ("relu",)
+    assert outcomes[0].operations == ("relu",)
 
 
 def test_long_chains_of_operations_before_and_behind_a_product():
@@ -336,23 +338,23 @@ def test_a_term_that_is_multiplied_by_0_is_not_read():
 def test_numbers_that_fp32_does_not_hold_are_left_to_torch(constant):
     a, b = matrices((M, K), (K, N))
     passed = run(lambda a, b: torch.where((y := a @ b) > 0, y, constant), a, b)
-    assert "in fp32" in passed.outcomes[0].why
+    assert "in fp32" in passed.outcomes[0].reason
 
 
 def test_functions_that_differ_from_numpys():
     a = torch.tensor([[float("nan"), 0], [float("inf"), 0], [1e30, 0], [-2, 0]], dtype=torch.float32)
     b = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     for function in (torch.sign, torch.sgn, lambda x: torch.hypot(x, torch.full_like(x, 1e30))):
-        got, _ = compiled(lambda a, b, f=function: f(a @ b))
-        assert torch.equal(got(a, b).nan_to_num(), function(a @ b).nan_to_num())
+        actual, _ = compiled(lambda a, b, f=function: f(a @ b))
+        assert torch.equal(actual(a, b).nan_to_num(), function(a @ b).nan_to_num())
 
 
 def test_values_that_are_not_row_major_are_left_as_they_are():
-    """Others may see their strides, as views and as_strided do."""
+    """Other operations may depend on their strides, as views and as_strided do."""
     a, b, c = matrices((M, K), (K, N), (N, M))
     for after in (lambda y: y.as_strided((5, 7), (1, 9)), lambda y: y.t().view(-1), lambda y: y):
-        got, passed = compiled(lambda a, b, c, f=after: f(torch.relu(c.t() + a @ b)))
-        found, want = got(a, b, c), after(torch.relu(c.t() + a @ b))
-        torch.testing.assert_close(found, want, rtol=1e-11, atol=1e-11)
-        assert found.stride() == want.stride()
+        actual, passed = compiled(lambda a, b, c, f=after: f(torch.relu(c.t() + a @ b)))
+        outputs, expected = actual(a, b, c), after(torch.relu(c.t() + a @ b))
+        torch.testing.assert_close(outputs, expected, rtol=1e-11, atol=1e-11)
+        assert outputs.stride() == expected.stride()
         assert not passed.fused

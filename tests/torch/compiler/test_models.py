@@ -1,4 +1,4 @@
-"""Training steps with the pass against plain torch: in float64, where they agree to its precision, and in bf16."""
+"""Training steps with the pass against plain PyTorch: in float64, to its precision, and in bf16."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def _seed(rng):
     torch.manual_seed(int(rng.integers(2**31)))
 
 
-def close(got, want, rtol):
-    assert got.keys() == want.keys()
-    for name in want:
-        error, size = (got[name].double() - want[name].double()).norm(), want[name].double().norm()
+def close(actual, expected, rtol):
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        error, size = (actual[name].double() - expected[name].double()).norm(), expected[name].double().norm()
         assert error <= rtol * size, f"{name}: {error / size:.3g}"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_training_step_in_float64_is_torchs(name):
     model, inputs = models.model(name, torch.float64)
-    want = models.trained(model, model, inputs)
+    expected = models.trained(model, model, inputs)
     forward, passed = compiled(model)
-    close(models.trained(forward, model, inputs), want, 1e-12)
+    close(models.trained(forward, model, inputs), expected, 1e-12)
     assert passed.fused
 
 
@@ -47,9 +47,11 @@ def test_a_training_step_with_any_batch(name):
 
 @pytest.mark.parametrize(("name", "products", "fused"), [("llama", 33, 13), ("gpt", 15, 7), ("classifier", 5, 3)])
 def test_a_training_step_in_bf16_is_as_near_to_float64_as_torchs(name, products, fused):
-    """Of llama's 33 products six are fused going forward: not the first layer's output, which is stored for the
-    backward beside its sum with the residual, so that as many bytes move either way. Seven going backward, none of
-    which is one of the 11 gradients of weights."""
+    """Six of llama's 33 matmuls are fused in forward.
+
+    The first layer's output is not: it is stored for backward in addition to its sum with the residual, so that as many
+    bytes move either way. Seven are fused in backward, none of which is one of the 11 gradients of weights.
+    """
     model, inputs = models.model(name, torch.bfloat16)
     exact = copy.deepcopy(model).double()
     exact_inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
@@ -66,9 +68,9 @@ def test_a_training_step_in_bf16_is_as_near_to_float64_as_torchs(name, products,
 def test_a_step_that_is_one_graph(name, monkeypatch):
     monkeypatch.setattr(models, "attention", lambda q, k, v: (q @ k.mT / 4).softmax(-1) @ v)  # has a second derivative
     model, inputs = models.model(name, torch.float64)
-    want = models.trained(model, model, inputs)
+    expected = models.trained(model, model, inputs)
     step, passed = compiled(models.whole_step(model))
-    close(step({n: p.detach() for n, p in model.named_parameters()}, inputs), want, 1e-12)
+    close(step({n: p.detach() for n, p in model.named_parameters()}, inputs), expected, 1e-12)
     assert len(passed.graphs) == 1
     if name == "classifier":  # the mean and the gradient of the loss are one kernel
         assert any("mean all" in text and "out1" in text for text in passed.texts)
@@ -86,7 +88,7 @@ def test_fifty_steps_of_training_lose_as_torchs_and_inductors_do(name):
         for _ in range(50):
             losses[-1].append(models.trained(forward, of, inputs)["loss"])
             optimizer.step()
-    got, inductors, want = (torch.stack(x) for x in losses)
-    torch.testing.assert_close(got, want, rtol=1e-3, atol=0)
-    torch.testing.assert_close(got, inductors, rtol=1e-3, atol=0)
-    assert want[-1] < 0.9 * want[0]
+    actual, inductors, expected = (torch.stack(x) for x in losses)
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=0)
+    torch.testing.assert_close(actual, inductors, rtol=1e-3, atol=0)
+    assert expected[-1] < 0.9 * expected[0]

@@ -1,4 +1,4 @@
-"""Models of gemmsmith's own modules, whose products the pass extends."""
+"""Models of gemmsmith's own modules, whose matmuls the pass extends."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Layer(nn.Module):
 def test_what_follows_modules_is_fused_with_their_products(rng):
     torch.manual_seed(int(rng.integers(2**31)))
     model, inputs = Layer().double(), (torch.randn(2, 12, 16, dtype=torch.float64),)
-    want = models.trained(model, model, inputs)
+    expected = models.trained(model, model, inputs)
     forward, passed = compiled(model)
-    got = models.trained(forward, model, inputs)
-    for name in want:
-        torch.testing.assert_close(got[name], want[name], rtol=1e-11, atol=1e-11)
-    assert ["add" in x.computed or "fma" in x.computed for x in passed.fused[:2]] == [True, True]  # the residuals
+    actual = models.trained(forward, model, inputs)
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-11, atol=1e-11)
+    assert ["add" in x.operations or "fma" in x.operations for x in passed.fused[:2]] == [True, True]  # the residuals

@@ -1,4 +1,4 @@
-"""The pass over random functions: their results and gradients, in float64, are torch's."""
+"""The pass on random functions: their results and gradients agree with torch's in float64."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ SHAPES = [(N,), (*ROWS, 1), (), (*ROWS, N), (1, N), (ROWS[1], N), (ROWS[0], 1, 1
 
 
 def drawn(r, inputs):
-    """A function of the inputs, which it adds operands to: steps on values of the shape (*ROWS, N), of which some and
-    some reductions are returned."""
+    """Return a random function of the inputs, to which it adds operands.
+
+    Its steps are on values of shape (*ROWS, N); some of these and some reductions are returned.
+    """
     steps = []
     count = 1
     for _ in range(r.randint(1, 7)):
@@ -57,14 +59,14 @@ def drawn(r, inputs):
             i = len(inputs) - 1
             steps.append(lambda given, values, x=x, i=i: values[x] @ given[i])
         count += 1
-    kept = sorted({count - 1, *(r.randrange(count) for _ in range(r.randint(0, 2)))})
+    saved = sorted({count - 1, *(r.randrange(count) for _ in range(r.randint(0, 2)))})
     reduced = [(r.choice(REDUCTIONS), r.randrange(count)) for _ in range(r.randint(0, 2))]
 
     def function(*given):
         values = [functional.linear(given[0], given[1], given[2])]
         for step in steps:
             values.append(step(given, values))
-        return [values[i] for i in kept] + [f(values[i]) for f, i in reduced]
+        return [values[i] for i in saved] + [f(values[i]) for f, i in reduced]
 
     return function
 
@@ -78,13 +80,13 @@ def test_a_random_function(_, rng):
     function = drawn(random.Random(seed), inputs)
     for x in inputs:
         x.requires_grad_()
-    got, _passed = compiled(function)
+    actual, _passed = compiled(function)
     results = []
-    for f in (got, function):
-        found = f(*inputs)
-        tangents = [torch.cos(torch.arange(x.numel(), dtype=x.dtype)).reshape(x.shape) for x in found]
-        gradients = torch.autograd.grad(found, inputs, tangents, allow_unused=True)
-        results.append([*found, *(x for x in gradients if x is not None)])
+    for f in (actual, function):
+        outputs = f(*inputs)
+        tangents = [torch.cos(torch.arange(x.numel(), dtype=x.dtype)).reshape(x.shape) for x in outputs]
+        gradients = torch.autograd.grad(outputs, inputs, tangents, allow_unused=True)
+        results.append([*outputs, *(x for x in gradients if x is not None)])
     for x, y in zip(*results, strict=True):
         assert x.shape == y.shape
         assert x.stride() == y.stride()

@@ -1,4 +1,4 @@
-"""The model of Inductor's kernels: right after each change of the graph, in a time that grows as the graph does."""
+"""The model of Inductor's kernels: correct after each change of the graph, in time linear in the graph's size."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.torch.compiler import models
 from tests.torch.compiler.passed import compiled
 
 from gemmsmith.torch.compiler import fuse, nodes
-from gemmsmith.torch.compiler.rewrite import replace
-from gemmsmith.torch.compiler.traffic import Traffic
+from gemmsmith.torch.compiler.rewrite import insert_fused_op
+from gemmsmith.torch.compiler.traffic import InductorTraffic
 
 
 def step(model, inputs):
@@ -22,33 +22,33 @@ def step(model, inputs):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt", "classifier"])
-def test_what_is_updated_is_what_would_be_worked_out_anew(name, monkeypatch):
-    known = Traffic.update
+def test_update_matches_a_new_model(name, monkeypatch):
+    known = InductorTraffic.update
     checked = []
 
     def update(self, changed):
         known(self, changed)
         graph = next(iter(changed)).graph
-        fresh = Traffic.__new__(Traffic)
-        fresh.levels, fresh.written, fresh.work = dict(self.levels), set(), defaultdict(set)
-        fresh.sources, fresh.readers, fresh.needed = {}, {}, {}
+        fresh = InductorTraffic.__new__(InductorTraffic)
+        fresh.levels, fresh.materialized, fresh.work = dict(self.levels), set(), defaultdict(set)
+        fresh.sources, fresh.reading_kernels, fresh.must_materialize = {}, {}, {}
         known(fresh, graph.nodes)
         for node in graph.nodes:
-            assert self.needed[node] == fresh.needed[node]
-            assert self.readers[node] == fresh.readers[node]
+            assert self.must_materialize[node] == fresh.must_materialize[node]
+            assert self.reading_kernels[node] == fresh.reading_kernels[node]
             assert len(self.sources[node]) == len(fresh.sources[node])
-            assert (node in self.written) == (node in fresh.written)
+            assert (node in self.materialized) == (node in fresh.materialized)
             assert (node in self.work[self.kernel(node)]) == (node in fresh.work[self.kernel(node)])
         checked.append(graph)
 
-    monkeypatch.setattr(Traffic, "update", update)
+    monkeypatch.setattr(InductorTraffic, "update", update)
     passed = step(*models.model(name, torch.bfloat16))
     assert len(checked) == len(passed.fused) + len(passed.graphs)
 
 
 def test_twice_as_many_layers_are_twice_the_work(monkeypatch):
-    known, calls = nodes._known, []
-    monkeypatch.setattr(nodes, "_known", lambda node: calls.append(None) or known(node))
+    known, calls = nodes._target_info, []
+    monkeypatch.setattr(nodes, "_target_info", lambda node: calls.append(None) or known(node))
     work = []
     for layers in (2, 4, 6):
         calls.clear()
@@ -58,18 +58,22 @@ def test_twice_as_many_layers_are_twice_the_work(monkeypatch):
     assert second < 1.05 * first
 
 
-def test_kernels_that_are_spared():
+def test_kernels_saved():
     a, b, c = torch.randn(24, 16), torch.randn(16, 32), torch.randn(24, 32)
 
-    def spared(function):
-        found = []
+    def kernels_saved(function):
+        savings = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                fuse, "replace", lambda region, choice: found.append(choice.spared) or replace(region, choice)
+                fuse,
+                "insert_fused_op",
+                lambda region, candidate: savings.append(candidate.kernels_saved) or insert_fused_op(region, candidate),
             )
             compiled(function)[0](a, b, c)
-        return found
+        return savings
 
-    assert spared(lambda a, b, c: torch.relu(a @ b) + c) == [1]
-    assert spared(lambda a, b, c: ((y := torch.relu(a @ b)) @ c.t(), y.sum(0))) == [2]
-    assert spared(lambda a, b, c: ((y := torch.relu(a @ b + c)).softmax(-1), y.sum(0))) == [1]  # the softmax's is left
+    assert kernels_saved(lambda a, b, c: torch.relu(a @ b) + c) == [1]
+    assert kernels_saved(lambda a, b, c: ((y := torch.relu(a @ b)) @ c.t(), y.sum(0))) == [2]
+    assert kernels_saved(lambda a, b, c: ((y := torch.relu(a @ b + c)).softmax(-1), y.sum(0))) == [
+        1
+    ]  # the softmax's is left

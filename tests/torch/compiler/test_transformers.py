@@ -52,7 +52,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def made(name: str) -> Any:
-    """A model with random weights and no dropout, whose experts are one product of a batch, as float64 needs them."""
+    """Return a model with random weights and no dropout, whose experts are one batched matmul, as float64 requires."""
     of = getattr(transformers, name)
     config = of.config_class(**MODELS[name])
     for key, value in vars(config).items():
@@ -76,14 +76,14 @@ def inputs(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_training_step_is_eager_modes(name: str, rng: Any) -> None:
-    """In float64, but for what the model computes in fp32 itself."""
+    """In float64, except for what the model computes in fp32 itself."""
     torch.manual_seed(int(rng.integers(2**31)))
     model, given = made(name), inputs(name)
-    want = models.trained(lambda: model(**given).loss, model, ())
+    expected = models.trained(lambda: model(**given).loss, model, ())
     forward, passed = compiled(model)
-    got = models.trained(lambda: forward(**given).loss, model, ())
-    for key, x in want.items():
+    actual = models.trained(lambda: forward(**given).loss, model, ())
+    for key, x in expected.items():
         if x is not None:  # a parameter that is not used
-            error, size = (got[key] - x).norm(), x.norm()
+            error, size = (actual[key] - x).norm(), x.norm()
             assert error <= 1e-5 * size + 1e-12, f"{key}: {error / size:.3g}"
     assert len(passed.fused) >= 4

@@ -1,1 +1,1 @@
-"""From CUDA C++ to a running kernel: NVRTC, the cubin cache, tensor maps, launches. All but the last need no GPU."""
+"""The CUDA backend: NVRTC, the cubin cache, tensor maps and launches. Only tensor maps and launches need a driver."""

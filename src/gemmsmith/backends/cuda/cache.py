@@ -1,4 +1,4 @@
-"""The cubin cache on disk. Many processes may fill it at once: entries appear whole, by rename, or not at all."""
+"""The cubin cache on disk. Several processes may write concurrently: entries appear atomically, by rename."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def directory() -> Path:
-    """GEMMSMITH_CACHE_DIR, where ~ is the home folder; else the platform's cache folder."""
+    """Return GEMMSMITH_CACHE_DIR, in which ~ is the home folder, or else the platform's cache folder."""
     return _directory(*map(os.environ.get, ("GEMMSMITH_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
 
 
 @lru_cache(maxsize=16)
-def _directory(given: str | None, *changing: str | None) -> Path:
-    """For these values of environment variables, of which the platform's folder depends on the last two."""
-    if given:
-        return Path(os.path.expanduser(given))
+def _directory(path: str | None, xdg_cache_home: str | None, home: str | None) -> Path:
+    """Return the folder for these environment variables; the last two determine the platform's cache folder."""
+    if path:
+        return Path(os.path.expanduser(path))
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("gemmsmith"))
 
 
-def key(source: str, options: Sequence[str], compiler: str) -> str:
-    """A digest of all that a cubin depends on: source, options, compiler version."""
+def make_key(source: str, options: Sequence[str], compiler: str) -> str:
+    """Return a digest of everything that a cubin depends on: source, options, compiler version."""
     return hashlib.sha256("\0".join((compiler, *options, source)).encode()).hexdigest()
 
 
 def load(key: str) -> tuple[bytes, str] | None:
-    """The cubin and log of an entry; None if it is missing or damaged."""
+    """Return the cubin and the log of an entry; None if it is missing or damaged."""
     try:
-        data = read_whole(_path(key))
+        data = read_regular_file(_path(key))
     except OSError:
         return None
     digest, body = data[:_DIGEST], data[_DIGEST:]
@@ -48,25 +48,25 @@ def load(key: str) -> tuple[bytes, str] | None:
 
 
 def store(key: str, cubin: bytes, log: str) -> None:
-    """Adds an entry. If the folder cannot be written to, nothing is cached, with a warning."""
+    """Store an entry. Warn, and store nothing, if the folder is not writable."""
     body = len(cubin).to_bytes(8, "little") + cubin + log.encode()
-    write_whole(_path(key), hashlib.sha256(body).digest() + body)
+    write_atomically(_path(key), hashlib.sha256(body).digest() + body)
 
 
-def read_whole(path: Path) -> bytes:
-    """A file's bytes. OSError for what is no regular file: a pipe in its place would be waited for."""
+def read_regular_file(path: Path) -> bytes:
+    """Return a file's bytes. Raises OSError if it is not a regular file: reading a pipe would block."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(f"{path} is no regular file")
+            raise OSError(f"{path} is not a regular file")
         with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read()
     finally:
         os.close(handle)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file by rename, so that other processes see it complete or not at all; warns if it cannot be written."""
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file by rename, so that other processes see it complete or not at all; warn if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
@@ -78,19 +78,19 @@ def write_whole(path: Path, data: bytes) -> None:
             os.unlink(name)
             raise
     except OSError as error:
-        _unwritable(directory(), str(error))
+        _warn_unwritable(directory(), str(error))
 
 
 _WARNED: set[Path] = set()
 
 
-def _unwritable(folder: Path, why: str) -> None:
-    """Warns that a folder cannot be written to, once a process."""
+def _warn_unwritable(folder: Path, why: str) -> None:
+    """Warn that a folder is not writable, once per process."""
     if folder not in _WARNED:
         _WARNED.add(folder)
         warnings.warn(
-            f"gemmsmith cannot write to its cache folder {folder} ({why}): what is compiled or tuned is not kept; "
-            "set GEMMSMITH_CACHE_DIR to a folder that can be written to",
+            f"gemmsmith cannot write to its cache folder {folder} ({why}): compiled kernels and tuning results "
+            "will not be cached; set GEMMSMITH_CACHE_DIR to a writable folder",
             stacklevel=2,
         )
 

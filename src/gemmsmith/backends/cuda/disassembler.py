@@ -1,4 +1,4 @@
-"""Machine code as text, by NVIDIA's nvdisasm."""
+"""Disassembly of cubins by NVIDIA's nvdisasm."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ PACKAGE = "nvidia-cuda-nvdisasm"
 
 
 @lru_cache(maxsize=1)
-def nvdisasm() -> str:
-    """The program's path: the one of the pip package, else the one on PATH. Raises CompileError."""
+def find_nvdisasm() -> str:
+    """Return the program's path: from the pip package, or else from PATH. Raises CompileError."""
     try:
         for file in metadata.files(PACKAGE) or []:
             if file.stem == "nvdisasm" and file.suffix in ("", ".exe") and Path(str(file.locate())).is_file():
                 return str(file.locate())
     except metadata.PackageNotFoundError:
         pass
-    found = shutil.which("nvdisasm")
-    if found is None:
+    path = shutil.which("nvdisasm")
+    if path is None:
         raise CompileError(f"nvdisasm was not found: pip install {PACKAGE}")
-    return found
+    return path
 
 
-def sass(cubin: bytes, *, lines: bool = False) -> str:
-    """The cubin's code sections, disassembled; `lines`: with the lines that its line information names. Raises
-    CompileError."""
+def disassemble(cubin: bytes, *, line_info: bool = False) -> str:
+    """Return the disassembly of the cubin's code sections; `line_info`: with source lines. Raises CompileError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        done = subprocess.run(
-            [nvdisasm(), "-c", *["--print-line-info-inline"] * lines, str(path)],
+        process = subprocess.run(
+            [find_nvdisasm(), "-c", *(["--print-line-info-inline"] if line_info else []), str(path)],
             capture_output=True,
             text=True,
             check=False,
         )
-    if done.returncode:
-        raise CompileError(f"nvdisasm: {done.stderr.strip()}")
-    return done.stdout
+    if process.returncode:
+        raise CompileError(f"nvdisasm: {process.stderr.strip()}")
+    return process.stdout

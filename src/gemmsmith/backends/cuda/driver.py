@@ -1,4 +1,4 @@
-"""The CUDA driver: which GPU there is, its attributes, and encoding tensor maps."""
+"""Access to the CUDA driver: GPUs and their attributes, and the encoding of tensor maps."""
 
 from __future__ import annotations
 
@@ -11,135 +11,141 @@ from gemmsmith.core.dtypes import BF16, E4M3, E5M2, FP16, FP32, INT8, INT32, TF3
 from gemmsmith.core.errors import DeviceError
 from gemmsmith.core.tensor_map import TensorMap
 
-TENSOR_MAPS = 4096
-"""Encoded maps that are kept; each takes 128 bytes and a few hundred of Python objects."""
+MAX_CACHED_TENSOR_MAPS = 4096
+"""Each takes 128 bytes, and a few hundred of Python objects."""
 
 
 @lru_cache(maxsize=1)
-def _initialized() -> str:
-    """An empty string if the driver works, else the reason why it does not."""
+def _driver_error() -> str:
+    """Return an empty string if the driver works, else the reason why it does not."""
     try:
         from cuda.bindings import driver
 
         error = driver.cuInit(0)[0]
-    except Exception as missing:  # the bindings raise their own kinds where there is no libcuda
+    except Exception as missing:  # the bindings raise their own exceptions if there is no libcuda
         return f"no CUDA driver: {missing}"
     return "" if int(error) == 0 else str(error.name)
 
 
-def available() -> bool:
-    """Whether there is a driver and at least one GPU."""
-    return not _initialized() and _count() > 0
+def is_available() -> bool:
+    """Return whether there is a driver and at least one GPU."""
+    return not _driver_error() and _device_count() > 0
 
 
-def _count() -> int:
+def _device_count() -> int:
     from cuda.bindings import driver
 
     return int(check(driver.cuDeviceGetCount(), "cuDeviceGetCount()"))
 
 
-def check(result: tuple[Any, ...], what: str = "") -> Any:
-    """A driver call's result without its error code. Raises DeviceError, which names the error."""
+def check(result: tuple[Any, ...], call: str = "") -> Any:
+    """Return a driver call's result without its error code. Raises DeviceError, which names the error."""
     if int(result[0]):
-        raise DeviceError(f"CUDA driver: {result[0].name}" + (f" in {what}" if what else ""))
+        raise DeviceError(f"CUDA driver: {result[0].name}" + (f" in {call}" if call else ""))
     return result[1] if len(result) == 2 else result[1:]
 
 
 @lru_cache(maxsize=64)
 def require_chip(device: int, chip: Chip = HOPPER) -> None:
-    """Raises DeviceError where device `device` does not run kernels for a chip: another runs them, if it is later and
-    they have nothing that is Hopper's alone, once the driver has compiled their PTX."""
-    found = attributes(device)
-    later = chip != HOPPER and 10 * found.capability[0] + found.capability[1] >= chip.capability
-    if chip_of(found) != chip and not later:
-        meant = "on Hopper (9.0): H100, H200, GH200" if chip == HOPPER else f"on {chip}"
+    """Raise DeviceError if the device cannot run kernels built for `chip`.
+
+    A later GPU can (PTX JIT), unless they need sm_90a.
+    """
+    gpu = device_attributes(device)
+    major, minor = gpu.capability
+    is_later = chip != HOPPER and 10 * major + minor >= chip.capability
+    if newest_supported_chip(gpu) != chip and not is_later:
+        required = "on Hopper (9.0): H100, H200, GH200" if chip == HOPPER else f"on {chip}"
         raise DeviceError(
-            f"device {device} is a {found.name} of compute capability {found.capability[0]}.{found.capability[1]}; "
-            f"this kernel runs {meant}"
+            f"device {device} is a {gpu.name} of compute capability {major}.{minor}; this kernel runs {required}"
         )
 
 
-def chip_of(found: Attributes) -> Chip | None:
-    """The chip whose kernels a GPU runs: the latest one of the same or an earlier capability. Hopper's kernels run on
-    Hopper alone. None before 8.0."""
-    major, minor = found.capability
-    earlier = [
+def newest_supported_chip(gpu: DeviceAttributes) -> Chip | None:
+    """Return the latest chip whose kernels a GPU runs: of the same or an earlier capability; None before 8.0.
+
+    Kernels for Hopper run on Hopper only.
+    """
+    major, minor = gpu.capability
+    supported = [
         chip for chip in CHIPS.values()
         if chip.capability <= 10 * major + minor and (chip != HOPPER or major == 9)
     ]  # fmt: skip
-    return max(earlier, key=lambda chip: chip.capability, default=None)
+    return max(supported, key=lambda chip: chip.capability, default=None)
 
 
-def chip_at(device: int) -> Chip:
-    """The chip of device `device`. DeviceError for a GPU before compute capability 8.0."""
-    found = attributes(device)
-    chip = chip_of(found)
+def get_device_chip(device: int) -> Chip:
+    """Return the chip of a device. Raises DeviceError for a GPU before compute capability 8.0."""
+    gpu = device_attributes(device)
+    chip = newest_supported_chip(gpu)
     if chip is None:
-        major, minor = found.capability
+        major, minor = gpu.capability
         raise DeviceError(
-            f"device {device} is a {found.name} of compute capability {major}.{minor}; use a GPU of 8.0 or later"
+            f"device {device} is a {gpu.name} of compute capability {major}.{minor}; use a GPU of 8.0 or later"
         )
     return chip
 
 
 @dataclass(frozen=True)
-class Attributes:
-    """A GPU: its name, compute capability, SMs, the bytes of shared memory a CTA can ask for, and the bandwidth of its
-    memory in bytes/s, by its clock and width."""
+class DeviceAttributes:
+    """Attributes of a GPU.
+
+    `max_shared_bytes_per_cta`: with the opt-in attribute. `bandwidth`: of its memory in bytes/s, from clock and width.
+    """
 
     name: str
     capability: tuple[int, int]
-    multiprocessors: int
-    shared_bytes: int
+    sm_count: int
+    max_shared_bytes_per_cta: int
     bandwidth: float = 0.0
 
 
 @lru_cache(maxsize=64)
-def attributes(device: int) -> Attributes:
-    """The attributes of device `device`, queried once. Raises DeviceError if there is no driver or no such device."""
+def device_attributes(device: int) -> DeviceAttributes:
+    """Return the attributes of a device, queried once. Raises DeviceError if there is no driver or no such device."""
     _require_driver()
-    if not 0 <= device < _count():
-        raise DeviceError(f"device: got {device}, this process sees {_count()} GPU(s)")
+    if not 0 <= device < _device_count():
+        raise DeviceError(f"device: got {device}, this process sees {_device_count()} GPU(s)")
     from cuda.bindings import driver
 
     handle = check(driver.cuDeviceGet(device), f"cuDeviceGet({device})")
 
-    def ask(name: str) -> int:
-        which = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(check(driver.cuDeviceGetAttribute(which, handle), f"cuDeviceGetAttribute({name}, {device})"))
+    def query(name: str) -> int:
+        attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(check(driver.cuDeviceGetAttribute(attribute, handle), f"cuDeviceGetAttribute({name}, {device})"))
 
-    return Attributes(
+    return DeviceAttributes(
         check(driver.cuDeviceGetName(128, handle), f"cuDeviceGetName({device})").split(b"\0")[0].decode(),
-        (ask("COMPUTE_CAPABILITY_MAJOR"), ask("COMPUTE_CAPABILITY_MINOR")),
-        ask("MULTIPROCESSOR_COUNT"), ask("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-        2e3 * ask("MEMORY_CLOCK_RATE") * ask("GLOBAL_MEMORY_BUS_WIDTH") / 8,  # kHz, two transfers a cycle, bits
+        (query("COMPUTE_CAPABILITY_MAJOR"), query("COMPUTE_CAPABILITY_MINOR")),
+        query("MULTIPROCESSOR_COUNT"), query("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        2e3 * query("MEMORY_CLOCK_RATE") * query("GLOBAL_MEMORY_BUS_WIDTH") / 8,  # kHz, two transfers per cycle, bits
     )  # fmt: skip
 
 
 def _require_driver() -> None:
-    problem = _initialized()
-    if problem:
-        raise DeviceError(f"no usable GPU ({problem}); use backend='sim' or 'reference' on this machine")
+    error = _driver_error()
+    if error:
+        raise DeviceError(f"no usable GPU ({error}); use backend='sim' or 'reference' on this machine")
 
 
-@lru_cache(maxsize=TENSOR_MAPS)
-def encode_tensor_map(map: TensorMap) -> Any:
-    """The CUtensorMap, encoded once for an address and shape. Raises DeviceError naming the map."""
+@lru_cache(maxsize=MAX_CACHED_TENSOR_MAPS)
+def encode_tensor_map(tensor_map: TensorMap) -> Any:
+    """Return the CUtensorMap, encoded once per address and shape. Raises DeviceError, which names the map."""
     _require_driver()
     from cuda.bindings import driver as cu
 
-    element, swizzle, ones, interleave, promotion, fill = _codes(map.dtype, map.swizzle)
-    extents, strides = [cu.cuuint64_t(x) for x in map.extents], [cu.cuuint64_t(x) for x in map.strides]
-    box = [cu.cuuint32_t(x) for x in map.box]
+    element, swizzle, ones, interleave, promotion, fill = _tensor_map_codes(tensor_map.dtype, tensor_map.swizzle)
+    extents, strides = [cu.cuuint64_t(x) for x in tensor_map.extents], [cu.cuuint64_t(x) for x in tensor_map.strides]
+    box = [cu.cuuint32_t(x) for x in tensor_map.box]
     result = cu.cuTensorMapEncodeTiled(
-        element, 3, map.address, extents, strides, box, ones, interleave, swizzle, promotion, fill
+        element, 3, tensor_map.address, extents, strides, box, ones, interleave, swizzle, promotion, fill
     )
-    return check(result, f"cuTensorMapEncodeTiled({map})" if result[0] else "")
+    return check(result, f"cuTensorMapEncodeTiled({tensor_map})" if result[0] else "")
 
 
 @lru_cache(maxsize=64)
-def _codes(dtype: DType, swizzle: int) -> tuple[Any, ...]:
-    """For encoding a tensor map: the driver's dtype and swizzle, element strides, interleave, L2 promotion, fill."""
+def _tensor_map_codes(dtype: DType, swizzle: int) -> tuple[Any, ...]:
+    """Return the driver's codes for a tensor map: dtype, swizzle, element strides, interleave, L2 promotion, fill."""
     from cuda.bindings import driver as cu
 
     types, swizzles = cu.CUtensorMapDataType, cu.CUtensorMapSwizzle
@@ -159,7 +165,7 @@ def _codes(dtype: DType, swizzle: int) -> tuple[Any, ...]:
         32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
         0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
     }
-    # Promotion to 256 B made M <= 64 slower by 1 to 5 %: more sectors are read, no fewer come from DRAM.
+    # L2 promotion to 256 B made M <= 64 slower by 1 to 5 %: more sectors are read, and no fewer from DRAM.
     return (
         elements[dtype],
         modes[swizzle],

@@ -1,4 +1,4 @@
-"""PTX and SASS as lists of instructions: their classes, the Python lines that they come from, and the mainloops."""
+"""PTX and SASS as lists of instructions, with their classes, their Python source lines, and the mainloops."""
 
 from __future__ import annotations
 
@@ -9,132 +9,140 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gemmsmith.backends.cuda.compiler import compile_ptx, compile_source
-from gemmsmith.backends.cuda.disassembler import sass
-from gemmsmith.backends.cuda.loops import Loop, loops
-from gemmsmith.backends.cuda.mnemonics import Code, class_of
+from gemmsmith.backends.cuda.disassembler import disassemble
+from gemmsmith.backends.cuda.loops import Loop, find_loops
+from gemmsmith.backends.cuda.mnemonics import Code, classify
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.statements import Where
+from gemmsmith.lang.statements import SourceLocation
 
 
 @dataclass(frozen=True)
-class Line:
-    """An instruction. `address`: in bytes, in hexadecimal; for PTX the line number. `label`: that before it, or
-    "". `guard`: the predicate it is executed under, such as "@P0". `kind`: its class. `where`: the line of the kernel's
-    Python file, None for what belongs to no statement."""
+class ListedInstruction:
+    """An instruction of a listing.
+
+    `address`: in bytes, hexadecimal; for PTX the line number. `label`: the label before it, or "". `guard`: its
+    predicate, such as "@P0". `kind`: its class. `location`: the kernel's Python line; None if it belongs to no
+    statement.
+    """
 
     address: str
     label: str
     guard: str
     text: str
     kind: str
-    where: Where | None
+    location: SourceLocation | None
 
 
 @dataclass(frozen=True)
 class Listing:
     """The instructions of a kernel."""
 
-    lines: list[Line]
+    instructions: list[ListedInstruction]
 
     @cached_property
     def mainloops(self) -> list[Loop]:
-        """The innermost loops with tensor instructions; in a kernel without, the one with the most multiply-adds."""
-        found = loops([self._after(i) for i in range(len(self.lines))])
+        """Innermost loops with tensor instructions; if there are none, the loop with the most multiply-adds."""
         kind = "tensor" if self.count()["tensor"] else "multiply-add"
-        holding = [loop for loop in found if self.count(loop.body)[kind]]
-        inner = [x for x in holding if not any(y.body < x.body for y in holding)]
+        loops = find_loops([self._successors(i) for i in range(len(self.instructions))])
+        loops = [loop for loop in loops if self.count(loop.body)[kind]]
+        inner = [x for x in loops if not any(y.body < x.body for y in loops)]
         return inner if kind == "tensor" else sorted(inner, key=lambda loop: -self.count(loop.body)[kind])[:1]
 
-    def count(self, numbers: Iterable[int] | None = None) -> Counter[str]:
-        """How many instructions there are of each class, in all or of these numbers."""
-        numbers = range(len(self.lines)) if numbers is None else numbers
-        return Counter(self.lines[i].kind for i in numbers)
+    def count(self, indices: Iterable[int] | None = None) -> Counter[str]:
+        """Count the instructions by class: all, or those of these indices."""
+        indices = range(len(self.instructions)) if indices is None else indices
+        return Counter(self.instructions[i].kind for i in indices)
 
     @cached_property
     def _labels(self) -> dict[str, int]:
-        return {line.label: i for i, line in enumerate(self.lines) if line.label}
+        return {x.label: i for i, x in enumerate(self.instructions) if x.label}
 
-    def _after(self, i: int) -> list[int]:
-        """The instructions that may follow one."""
-        line, following = self.lines[i], [i + 1] * (i + 1 < len(self.lines))
-        if re.match(r"(EXIT|RET|ret|exit)\b", line.text):
-            return following if line.guard else []
-        branch = re.match(r"(?:BRA|bra)\S*\s+(.*, )?\W*?(\$?[\w.]+)\)?$", line.text)
+    def _successors(self, i: int) -> list[int]:
+        """Return the control-flow successors of an instruction."""
+        x, next_instruction = self.instructions[i], [i + 1] if i + 1 < len(self.instructions) else []
+        if re.match(r"(EXIT|RET|ret|exit)\b", x.text):
+            return next_instruction if x.guard else []
+        branch = re.match(r"(?:BRA|bra)\S*\s+(.*, )?\W*?(\$?[\w.]+)\)?$", x.text)
         if branch is None or branch[2] not in self._labels:
-            return following
-        return [self._labels[branch[2]], *(following if line.guard or branch[1] else [])]
+            return next_instruction
+        return [self._labels[branch[2]], *(next_instruction if x.guard or branch[1] else [])]
 
 
-def annotated(kernel: Kernel, code: Code) -> Listing:
-    """A kernel's PTX or SASS. It is compiled with line information, which leaves the machine code as it is. Raises
-    CompileError."""
-    source, target = kernel.located_source, kernel.chip.target
+def annotate_kernel(kernel: Kernel, code: Code) -> Listing:
+    """Return a kernel's PTX or SASS, compiled with line information, which does not change the machine code.
+
+    Raises CompileError.
+    """
+    source, target = kernel.source_with_line_directives, kernel.chip.target
     if code == "ptx":
-        return Listing(list(_of_ptx(compile_ptx(source, kernel.name, target, lines=True))))
-    lines = list(_of_sass(sass(compile_source(source, kernel.name, target, lines=True).cubin, lines=True)))
-    if any(_has_no_line(line) for line in lines):
-        lines = _with_lines_of_products(lines, annotated(kernel, "ptx"))
-    return Listing(lines)
+        return Listing(list(_parse_ptx(compile_ptx(source, kernel.name, target, line_info=True))))
+    cubin = compile_source(source, kernel.name, target, line_info=True).cubin
+    instructions = list(_parse_sass(disassemble(cubin, line_info=True)))
+    if any(_needs_location_from_ptx(x) for x in instructions):
+        instructions = _copy_locations_from_ptx(instructions, annotate_kernel(kernel, "ptx"))
+    return Listing(instructions)
 
 
-def _has_no_line(line: Line) -> bool:
-    """wgmma, which ptxas leaves out of its table of lines; and wmma, which may get one of the CUDA file."""
-    return line.kind == "tensor" and (line.where is None or "GMMA" in line.text)
+def _needs_location_from_ptx(x: ListedInstruction) -> bool:
+    """Return whether ptxas's location of an instruction is missing or wrong.
+
+    ptxas emits no line information for wgmma, and may attribute wmma to the .cu file.
+    """
+    return x.kind == "tensor" and (x.location is None or "GMMA" in x.text)
 
 
-def _with_lines_of_products(lines: list[Line], ptx: Listing) -> list[Line]:
-    """Their lines from the PTX: if it has as many, in the same order, or if all are of one line."""
-    known = [line.where for line in ptx.lines if line.kind == "tensor"]
-    count = sum(map(_has_no_line, lines))
-    if len(known) != count:
-        known = [known[0] if len(set(known)) == 1 else None] * count
-    rest = iter(known)
-    return [replace(line, where=next(rest)) if _has_no_line(line) else line for line in lines]
+def _copy_locations_from_ptx(instructions: list[ListedInstruction], ptx: Listing) -> list[ListedInstruction]:
+    """Take missing locations from the PTX's tensor instructions, if their number matches or all have one location."""
+    locations = [x.location for x in ptx.instructions if x.kind == "tensor"]
+    count = sum(map(_needs_location_from_ptx, instructions))
+    if len(locations) != count:
+        locations = [locations[0] if len(set(locations)) == 1 else None] * count
+    rest = iter(locations)
+    return [replace(x, location=next(rest)) if _needs_location_from_ptx(x) else x for x in instructions]
 
 
-def _line(code: Code, address: str, label: str, text: str, file: str, number: int) -> Line:
-    """A Line of an instruction's text. `file` and `number`: the Python line, or that of the CUDA file (.cu) where it
-    belongs to no statement."""
+def _make_instruction(
+    code: Code, address: str, label: str, text: str, file: str, line_number: int
+) -> ListedInstruction:
+    """Return the instruction of a text; its location is None if `file` is the CUDA file (.cu)."""
     guard, text = re.fullmatch(r"(@\S+)?\s*(.*)", text).groups("")  # type: ignore[union-attr]
-    return Line(
-        address, label, guard, text, class_of(code, text), None if file.endswith(".cu") else Where(file, number)
-    )
+    location = None if file.endswith(".cu") else SourceLocation(file, line_number)
+    return ListedInstruction(address, label, guard, text, classify(code, text), location)
 
 
-def _of_sass(text: str) -> Iterator[Line]:
-    """Of nvdisasm's text. Where a function is inlined, the last line that it names before an instruction is the
-    caller's."""
-    where, label = (".cu", 0), ""
+def _parse_sass(text: str) -> Iterator[ListedInstruction]:
+    """Parse nvdisasm's text. For inlined code, the last line that it names before an instruction is the caller's."""
+    location, label = (".cu", 0), ""
     for line in text.splitlines():
-        if named := re.search(r'//## File "(.*?)", line (\d+)', line):
-            where = named[1], int(named[2])
-        elif named := re.match(r"(\.L_x_\d+):", line):
-            label = named[1]
-        elif found := re.match(r"\s+/\*([0-9a-f]+)\*/\s+(.*?)\s*;", line):
-            yield _line("sass", f"0x{found[1]}", label, found[2], *where)
+        if match := re.search(r'//## File "(.*?)", line (\d+)', line):
+            location = match[1], int(match[2])
+        elif match := re.match(r"(\.L_x_\d+):", line):
+            label = match[1]
+        elif match := re.match(r"\s+/\*([0-9a-f]+)\*/\s+(.*?)\s*;", line):
+            yield _make_instruction("sass", f"0x{match[1]}", label, match[2], *location)
             label = ""
 
 
-def _of_ptx(text: str) -> Iterator[Line]:
-    """Labels inside of inline assembly, of loops that wait, are left out."""
+def _parse_ptx(text: str) -> Iterator[ListedInstruction]:
+    """Parse PTX. Labels within inline assembly, of loops that wait, are ignored."""
     files = dict(re.findall(r'\.file\s+(\d+)\s+"(.*?)"', text))
     callers: dict[tuple[str, ...], tuple[str, ...]] = {}
-    where, label, parts = (".cu", 0), "", []
+    location, label, parts = (".cu", 0), "", []
     opening, end = text.index("\n{\n") + 3, text.find("\n}\n\t.file")
     for number, line in enumerate(text[opening:end].split("\n"), text.count("\n", 0, opening) + 1):
         line = line.split("//")[0].strip()
-        if loc := re.match(r"\.loc\s+(\d+) (\d+) (\d+)(?:.*inlined_at (\d+) (\d+) (\d+))?", line):
-            at, caller = loc.group(1, 2, 3), loc.group(4, 5, 6) if loc[4] else None
+        if match := re.match(r"\.loc\s+(\d+) (\d+) (\d+)(?:.*inlined_at (\d+) (\d+) (\d+))?", line):
+            loc, caller = match.group(1, 2, 3), match.group(4, 5, 6) if match[4] else None
             if caller:
-                callers[at] = caller
+                callers[loc] = caller
             while caller:
-                at, caller = caller, callers.get(caller)
-            where = files[at[0]], int(at[1])
-        elif named := re.match(r"(\$L\w+):", line):
-            label = named[1]
+                loc, caller = caller, callers.get(caller)
+            location = files[loc[0]], int(loc[1])
+        elif match := re.match(r"(\$L\w+):", line):
+            label = match[1]
         elif line and not re.match(r"[{}]$|\.|\w+:$", line):
             parts.append(line)
             if line.endswith(";"):
-                written = " ".join(" ".join(parts).split()).rstrip("; ")
-                yield _line("ptx", str(number - len(parts) + 1), label, written, *where)
+                instruction = " ".join(" ".join(parts).split()).rstrip("; ")
+                yield _make_instruction("ptx", str(number - len(parts) + 1), label, instruction, *location)
                 label, parts = "", []

@@ -1,4 +1,4 @@
-"""The loops of a piece of code, given by the instructions that may follow each."""
+"""Natural loops of a control-flow graph, which is given by the successors of each instruction."""
 
 from __future__ import annotations
 
@@ -8,69 +8,76 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Loop:
-    """A natural loop. `body`: the numbers of its instructions. `each`: those that are executed in every iteration."""
+    """A natural loop.
+
+    `body`: indices of its instructions. `unconditional`: those that execute in every iteration (dominate all latches).
+    """
 
     body: frozenset[int]
-    each: frozenset[int]
+    unconditional: frozenset[int]
 
     @property
-    def some(self) -> frozenset[int]:
-        """The instructions that are not executed in every iteration."""
-        return self.body - self.each
+    def conditional(self) -> frozenset[int]:
+        """Instructions that do not execute in every iteration."""
+        return self.body - self.unconditional
 
 
-def loops(successors: Sequence[Sequence[int]]) -> list[Loop]:
-    """All loops that can be reached from instruction 0, in the order of their first instructions."""
+def find_loops(successors: Sequence[Sequence[int]]) -> list[Loop]:
+    """Return all loops reachable from instruction 0, in the order of their first instructions."""
     order = _postorder(successors)
-    rank = {node: i for i, node in enumerate(order)}
-    before: dict[int, list[int]] = {node: [] for node in order}
+    postorder_index = {node: i for i, node in enumerate(order)}
+    predecessors: dict[int, list[int]] = {node: [] for node in order}
     for node in order:
-        for after in successors[node]:
-            before[after].append(node)
-    dominator = _dominators(order, rank, before)
+        for successor in successors[node]:
+            predecessors[successor].append(node)
+    dominator = _immediate_dominators(order, postorder_index, predecessors)
     latches: dict[int, list[int]] = {}
     for node in order:
-        for after in successors[node]:
-            if after in _chain(dominator, node):
-                latches.setdefault(after, []).append(node)
-    found = []
-    for header, ends in sorted(latches.items()):
-        body, todo = {header}, list(ends)
+        for successor in successors[node]:
+            if successor in _dominator_chain(dominator, node):
+                latches.setdefault(successor, []).append(node)
+    result = []
+    for header, header_latches in sorted(latches.items()):
+        body, todo = {header}, list(header_latches)
         while todo:
             if (node := todo.pop()) not in body:
                 body.add(node)
-                todo += before[node]
-        each = set.intersection(*(set(_chain(dominator, end)) for end in ends)) & body
-        found.append(Loop(frozenset(body), frozenset(each)))
-    return found
+                todo += predecessors[node]
+        unconditional = set.intersection(*(set(_dominator_chain(dominator, x)) for x in header_latches)) & body
+        result.append(Loop(frozenset(body), frozenset(unconditional)))
+    return result
 
 
 def _postorder(successors: Sequence[Sequence[int]]) -> list[int]:
-    """What can be reached from instruction 0, in postorder of a depth-first search."""
+    """Return the instructions reachable from 0, in postorder of a depth-first search."""
     order, seen, stack = [], {0}, [(0, iter(successors[0]))]
     while stack:
         node, rest = stack[-1]
-        after = next((x for x in rest if x not in seen), None)
-        if after is None:
+        successor = next((x for x in rest if x not in seen), None)
+        if successor is None:
             order.append(node)
             stack.pop()
         else:
-            seen.add(after)
-            stack.append((after, iter(successors[after])))
+            seen.add(successor)
+            stack.append((successor, iter(successors[successor])))
     return order
 
 
-def _dominators(order: list[int], rank: dict[int, int], before: dict[int, list[int]]) -> dict[int, int]:
-    """The immediate dominator of each instruction: the last one before it that every path to it goes through (Cooper,
-    Harvey, Kennedy, "A Simple, Fast Dominance Algorithm")."""
+def _immediate_dominators(
+    order: list[int], postorder_index: dict[int, int], predecessors: dict[int, list[int]]
+) -> dict[int, int]:
+    """Return the immediate dominator of each instruction.
+
+    Source: Cooper, Harvey, Kennedy, "A Simple, Fast Dominance Algorithm".
+    """
     dominator, changed = {0: 0}, True
     while changed:
         changed = False
         for node in reversed(order[:-1]):
-            first, *others = (x for x in before[node] if x in dominator)
+            first, *others = (x for x in predecessors[node] if x in dominator)
             for other in others:
                 while first != other:
-                    if rank[first] < rank[other]:
+                    if postorder_index[first] < postorder_index[other]:
                         first = dominator[first]
                     else:
                         other = dominator[other]
@@ -79,10 +86,10 @@ def _dominators(order: list[int], rank: dict[int, int], before: dict[int, list[i
     return dominator
 
 
-def _chain(dominator: dict[int, int], node: int) -> list[int]:
-    """An instruction and those that dominate it."""
-    found = [node]
+def _dominator_chain(dominator: dict[int, int], node: int) -> list[int]:
+    """Return an instruction and its dominators."""
+    chain = [node]
     while node:
         node = dominator[node]
-        found.append(node)
-    return found
+        chain.append(node)
+    return chain

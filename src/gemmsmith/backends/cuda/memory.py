@@ -1,4 +1,4 @@
-"""Device memory without torch or CuPy: what the command line and tests put operands in."""
+"""Device memory without torch or CuPy, for the command line and tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gemmsmith.backends.cuda.driver import check
 class DeviceArray:
     """An array in the current device's memory, with numpy's dtype and strides (in bytes); freed with the object.
 
-    `stream` is the one it is worked on; 0 is the default.
+    `stream`: the stream on which it is used; 0 is the default stream.
     """
 
     def __init__(
@@ -24,23 +24,23 @@ class DeviceArray:
         self.nbytes, self.shape, self.strides, self.dtype = max(nbytes, 1), shape, strides, np.dtype(dtype)
         self.address = int(check(driver.cuMemAlloc(self.nbytes), f"cuMemAlloc({nbytes})"))
 
-    @staticmethod
-    def from_numpy(x: np.ndarray[Any, Any]) -> DeviceArray:
-        """A copy with the same strides; x is contiguous in some order of its dimensions."""
+    @classmethod
+    def from_numpy(cls, x: np.ndarray[Any, Any]) -> DeviceArray:
+        """Return a copy with the same strides; x is contiguous in some order of its dimensions."""
         from cuda.bindings import driver
 
-        device = DeviceArray(x.nbytes, x.shape, x.strides, x.dtype)
+        device = cls(x.nbytes, x.shape, x.strides, x.dtype)
         if x.nbytes:
             check(driver.cuMemcpyHtoD(device.address, x.ctypes.data, x.nbytes), "cuMemcpyHtoD")
         return device
 
-    @staticmethod
-    def of_bytes(nbytes: int) -> DeviceArray:
-        """So many bytes, such as a plan's workspace."""
-        return DeviceArray(nbytes, (max(nbytes, 1),), (1,), np.uint8)
+    @classmethod
+    def allocate(cls, nbytes: int) -> DeviceArray:
+        """Return an uninitialized array of bytes, such as a plan's workspace."""
+        return cls(nbytes, (max(nbytes, 1),), (1,), np.uint8)
 
     def fill(self, pattern: np.ndarray[Any, Any]) -> None:
-        """Fills the array with repetitions of the bytes of a contiguous array."""
+        """Fill the array with repetitions of the bytes of a contiguous array."""
         from cuda.bindings import driver
 
         for first in range(0, self.nbytes, pattern.nbytes):
@@ -48,7 +48,7 @@ class DeviceArray:
             check(driver.cuMemcpyHtoD(self.address + first, pattern.ctypes.data, size), "cuMemcpyHtoD")
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy on the host, after what runs on the array's stream."""
+        """Return a copy on the host, after pending work on the array's stream."""
         from cuda.bindings import driver
 
         raw = np.empty(self.nbytes, np.uint8)

@@ -1,5 +1,7 @@
-"""Running launches on a GPU: all that depends on arrays' shapes and layouts alone is done once, a call puts addresses
-in."""
+"""Runs launches on a GPU.
+
+Everything that depends only on shapes and layouts is prepared once; a call only fills in addresses.
+"""
 
 from __future__ import annotations
 
@@ -7,160 +9,168 @@ from collections.abc import Mapping
 from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, byte_range, current_stream, describe, empty_like_kind
-from gemmsmith.backends.cuda import driver, launcher
-from gemmsmith.backends.cuda.flags import flags
-from gemmsmith.backends.cuda.graphs import Graph, Stream
-from gemmsmith.backends.cuda.prepared import Prepared
+from gemmsmith.backends.cuda import driver, kernel_loader
+from gemmsmith.backends.cuda.cuda_graph import CudaGraph, Stream
+from gemmsmith.backends.cuda.flag_pool import get_flags
+from gemmsmith.backends.cuda.launch_template import LaunchTemplate
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError, DeviceError
 from gemmsmith.epilogue.device.outputs import result_argument
 from gemmsmith.lang.launch import Launch, Launches
-from gemmsmith.lang.types import ORDER_LENGTH
+from gemmsmith.lang.types import CLUSTER_PERMUTATION_LENGTH
 
 Arguments = Mapping[str, ArrayInfo | float]
 
 
-def addresses_of(arguments: Arguments) -> dict[str, Any]:
-    """The arrays' addresses, and the numbers, by the names of their Pointers."""
+def pointer_values(arguments: Arguments) -> dict[str, Any]:
+    """Return the arrays' addresses, and the scalars, by Pointer name."""
     return {name: x.address if isinstance(x, ArrayInfo) else x for name, x in arguments.items()}
 
 
-class Call:
-    """Launches for arrays at `arguments`, and for all later ones with the same signatures. `missing`: results that the
-    caller gives no array for, by name."""
+class BoundLaunches:
+    """Launches for arrays with the signatures of `arguments`.
 
-    def __init__(self, launches: Launches, arguments: Arguments, like: Any, missing: Mapping[str, ArrayInfo]) -> None:
-        device, stream = describe(like).index, current_stream(like)
+    `like`: an array of the library and device that allocate. `unallocated_results`: by name, the results for which the
+    caller passes no array.
+    """
+
+    def __init__(
+        self, launches: Launches, arguments: Arguments, like: Any, unallocated_results: Mapping[str, ArrayInfo]
+    ) -> None:
+        device, stream = describe(like).device_index, current_stream(like)
         driver.require_chip(device, next((x.kernel.chip for x in launches.all), HOPPER))
         self.device, self.workspace_bytes, self.flag_bytes = device, launches.workspace_bytes, launches.flag_bytes
         self.swapped = launches.swapped
-        layouts = {name: (tuple(x.shape), x.dtype, x.strides) for name, x in missing.items()}
-        self.missing = [(name, result_argument(name), layout) for name, layout in layouts.items()]
-        early = launches.spec is not None and launches.spec.config.pdl
-        with launcher.device_guard(device):
-            self.launches = [prepared(x, device, stream, pdl=early or i > 0) for i, x in enumerate(launches.all)]
+        layouts = {name: (tuple(x.shape), x.dtype, x.strides) for name, x in unallocated_results.items()}
+        self.unallocated_results = [(name, result_argument(name), layout) for name, layout in layouts.items()]
+        pdl = launches.spec is not None and launches.spec.config.pdl
+        with kernel_loader.device_guard(device):
+            self.launches = [load_launch(x, device, stream, pdl=pdl or i > 0) for i, x in enumerate(launches.all)]
         arrays = {name: x for name, x in arguments.items() if isinstance(x, ArrayInfo) and 0 not in x.shape}
         spans = {
             name: (first - x.address, end - x.address) for name, x in arrays.items() for first, end in [byte_range(x)]
         }
-        made = {pointer for _, pointer, _ in self.missing}
-        written = [name for name in spans if arrays[name].writable and name not in made]
-        self._pairs = [  # and the distances between which two that overlap lie
-            (w, name, spans[w][0] - spans[name][1], spans[w][1] - spans[name][0])
-            for w in written
+        unallocated = {pointer for _, pointer, _ in self.unallocated_results}
+        outputs = [name for name in spans if arrays[name].writable and name not in unallocated]
+        self._pairs = [  # (output, array, exclusive bounds of the distances at which they overlap)
+            (output, name, spans[output][0] - spans[name][1], spans[output][1] - spans[name][0])
+            for output in outputs
             for name in spans
-            if name not in made and name != w and (name not in written or name > w)
+            if name not in unallocated and name != output and (name not in outputs or name > output)
         ]
 
-    def apart(self, addresses: Mapping[str, Any]) -> bool:
-        """Whether no result that is given shares a byte with another array, as far as their ranges tell."""
-        for w, name, first, end in self._pairs:  # noqa: SIM110 all() takes three times as long
-            if first < addresses[name] - addresses[w] < end:
+    def outputs_do_not_overlap(self, addresses: Mapping[str, Any]) -> bool:
+        """Return whether no given result overlaps another array (conservative, by address range)."""
+        for output, name, first, end in self._pairs:  # noqa: SIM110 all() takes three times as long
+            if first < addresses[name] - addresses[output] < end:
                 return False
         return True
 
-    def space(self, like: Any, workspace: Any) -> Any:
-        """The workspace: what the caller gives, or one of `like`'s library; None where none is needed."""
+    def workspace_or_allocate(self, like: Any, workspace: Any) -> Any:
+        """Return the caller's workspace, or one allocated by `like`'s library; None if none is needed."""
         if workspace is None and self.workspace_bytes:
             return empty_like_kind(like, (self.workspace_bytes // 2,), BF16)
         return workspace
 
-    def start(self, addresses: dict[str, Any], like: Any, workspace: Any, stream: int | None = None) -> None:
-        """Launches on a stream, by default on the one that `like`'s library works on, for addresses and numbers by the
-        names of their Pointers. `workspace` is made where it is needed and None. Changes `addresses`."""
+    def launch(self, addresses: dict[str, Any], like: Any, workspace: Any, stream: int | None = None) -> None:
+        """Launch on a stream, by default on the current one of `like`'s library.
+
+        `addresses`: addresses and scalars by Pointer name; modified. `workspace`: allocated if None and needed.
+        """
         if stream is None:
             stream = current_stream(like)
         if self.swapped:
             addresses["a"], addresses["b"] = addresses["b"], addresses["a"]
         if self.workspace_bytes:
-            space = self.space(like, workspace)  # held until the launches: what is freed before may be unmapped
-            addresses["workspace"] = _workspace_address(space, self.workspace_bytes)
+            # Alive until the launches: memory that is freed before may be unmapped.
+            workspace = self.workspace_or_allocate(like, workspace)
+            addresses["workspace"] = _workspace_address(workspace, self.workspace_bytes)
         if self.flag_bytes:
-            addresses["flags"] = flags(self.device, stream, self.flag_bytes)
-        if launcher.is_current(self.device):
-            self._launch(addresses, stream)
+            addresses["flags"] = get_flags(self.device, stream, self.flag_bytes)
+        if kernel_loader.is_current(self.device):
+            self._launch_all(addresses, stream)
         else:
-            with launcher.device_guard(self.device):
-                self._launch(addresses, stream)
+            with kernel_loader.device_guard(self.device):
+                self._launch_all(addresses, stream)
 
-    def _launch(self, addresses: Mapping[str, Any], stream: int) -> None:
+    def _launch_all(self, addresses: Mapping[str, Any], stream: int) -> None:
         for launch in self.launches:
             launch.launch(addresses, stream)
 
 
 class PreparedRun:
-    """Launches for arrays that stay where they are: calling it launches them on the stream that is current for `like`.
+    """A run bound to fixed arrays, replayed as a CUDA graph on the current stream of `like`'s library.
 
-    A CUDA graph of its own; into a stream that is being captured go the launches themselves, with a workspace that is
-    the capture's or the caller's. `kept` is what must live as long beside the results, `value`, and `like`.
+    While a stream is being captured, the launches themselves are captured instead, with the caller's workspace or one
+    allocated in the capture. `results`: what a call returns. `keepalive`: further objects that must not be freed.
     """
 
     def __init__(
-        self, launches: Launches, arguments: Arguments, like: Any, workspace: Any, value: Any, kept: Any
+        self, launches: Launches, arguments: Arguments, like: Any, workspace: Any, results: Any, keepalive: Any
     ) -> None:
-        self._like, self._given, self._value, self._kept = like, workspace, value, kept
-        self._device, self._addresses = describe(like).index, addresses_of(arguments)
-        with launcher.device_guard(self._device):
-            if launcher.is_capturing(current_stream(like)):
+        self._like, self._given_workspace, self._results, self._keepalive = like, workspace, results, keepalive
+        self._device, self._addresses = describe(like).device_index, pointer_values(arguments)
+        with kernel_loader.device_guard(self._device):
+            if kernel_loader.is_capturing(current_stream(like)):
                 raise DeviceError("the stream is being captured into a graph; prepare a run before the capture")
-            self._call = Call(launches, arguments, like, {})
-            self._workspace = self._call.space(like, workspace)
+            self._launches = BoundLaunches(launches, arguments, like, {})
+            self._workspace = self._launches.workspace_or_allocate(like, workspace)
             if self._workspace is not None:
-                _workspace_address(self._workspace, self._call.workspace_bytes)
-            own = Stream()
-            self._graph = Graph(lambda: self._record(own.handle, self._workspace), own)
+                _workspace_address(self._workspace, self._launches.workspace_bytes)
+            stream = Stream()
+            self._graph = CudaGraph(lambda: self._launch_on(stream.handle, self._workspace), stream)
 
-    def _record(self, stream: int, workspace: Any) -> None:
-        self._call.start(dict(self._addresses), self._like, workspace, stream)
+    def _launch_on(self, stream: int, workspace: Any) -> None:
+        self._launches.launch(dict(self._addresses), self._like, workspace, stream)
 
     def __call__(self) -> Any:
-        """Launches it; gives the results."""
-        if launcher.is_current(self._device):
-            self._launch()
+        """Launch the run, and return the results."""
+        if kernel_loader.is_current(self._device):
+            self._replay()
         else:
-            with launcher.device_guard(self._device):
-                self._launch()
-        return self._value
+            with kernel_loader.device_guard(self._device):
+                self._replay()
+        return self._results
 
-    def _launch(self) -> None:
+    def _replay(self) -> None:
         stream = current_stream(self._like)
-        if launcher.is_capturing(stream):
-            self._record(stream, self._given)
+        if kernel_loader.is_capturing(stream):
+            self._launch_on(stream, self._given_workspace)
         else:
             self._graph.launch(stream)
 
 
-def prepared(launch: Launch, device: int, stream: int, *, pdl: bool) -> Prepared:
-    """A launch on a device, which is current; the kernel is compiled and loaded at its first use there.
+def load_launch(launch: Launch, device: int, stream: int, *, pdl: bool) -> LaunchTemplate:
+    """Return the template of a launch on a device, which is current; loads the kernel at its first use there.
 
-    `pdl`: it may be scheduled while the stream's last kernel ends; it waits for that one's results itself.
+    `pdl`: the kernel may be scheduled before the stream's previous one has finished; it waits for its results itself.
     """
     kernel = launch.kernel
-    loaded = launcher.load(
+    loaded = kernel_loader.load_kernel(
         kernel.source, kernel.name, device, stream, target=kernel.chip.target,
         threads=kernel.threads, cluster=kernel.cluster, shared_bytes=kernel.shared_bytes,
         parameter_kinds=kernel.parameter_kinds,
     )  # fmt: skip
-    clusters = min(launch.clusters, loaded.max_active_clusters()) if kernel.persistent else launch.clusters
+    clusters = min(launch.work_clusters, loaded.max_active_clusters()) if kernel.persistent else launch.work_clusters
     arguments = dict(launch.arguments)
-    if "order" in arguments:
-        if clusters > ORDER_LENGTH:  # as many on each SM
-            of_sms = driver.attributes(device).multiprocessors // kernel.cluster[0]
-            clusters = ORDER_LENGTH // of_sms * of_sms or ORDER_LENGTH
-        if "flags" not in arguments:  # who waits for others waits for lower blocks, which are started first
-            arguments["order"] = loaded.order(clusters)
-    in_order = [arguments[p.name or ""] for p in kernel.parameters]
-    return Prepared(loaded, clusters * kernel.cluster[0], in_order, pdl and kernel.chip.has("sm_90"))
+    if "cluster_permutation" in arguments:
+        if clusters > CLUSTER_PERMUTATION_LENGTH:  # the same number on each SM
+            clusters_per_wave = driver.device_attributes(device).sm_count // kernel.cluster[0]
+            clusters = CLUSTER_PERMUTATION_LENGTH // clusters_per_wave * clusters_per_wave or CLUSTER_PERMUTATION_LENGTH
+        if "flags" not in arguments:  # clusters wait for clusters of lower index, which must start first
+            arguments["cluster_permutation"] = loaded.cluster_permutation(clusters)
+    values = [arguments[p.name or ""] for p in kernel.parameters]
+    return LaunchTemplate(loaded, clusters * kernel.cluster[0], values, pdl and kernel.chip.supports("sm_90"))
 
 
-def _workspace_address(workspace: Any, need: int) -> int:
+def _workspace_address(workspace: Any, required_bytes: int) -> int:
     if hasattr(workspace, "data_ptr"):
         address, size = int(workspace.data_ptr()), workspace.numel() * workspace.element_size()
     elif hasattr(workspace, "__cuda_array_interface__"):
         address, size = int(workspace.__cuda_array_interface__["data"][0]), int(workspace.nbytes)
     else:
         raise ArgumentError(f"workspace: got {type(workspace).__name__}; use an array on the GPU")
-    if size < need or address % 16:
-        raise ArgumentError(f"workspace: got {size} bytes at {address:#x}; use {need} at a multiple of 16")
+    if size < required_bytes or address % 16:
+        raise ArgumentError(f"workspace: got {size} bytes at {address:#x}; use {required_bytes} at a multiple of 16")
     return address

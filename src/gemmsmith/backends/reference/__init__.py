@@ -1,1 +1,1 @@
-"""The float64 reference, with which the results of every other backend are compared."""
+"""The float64 reference, which the results of every other backend are compared with."""

@@ -1,4 +1,4 @@
-"""Executes an epilogue graph in float64."""
+"""Execution of an epilogue graph in float64."""
 
 from __future__ import annotations
 
@@ -7,119 +7,128 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.reference.product import Array, rounded
-from gemmsmith.core.dtypes import LARGEST, LEAST_SCALE, DType
-from gemmsmith.core.graph import Graph, Node, over
+from gemmsmith.backends.reference.matmul import Array, rounded
+from gemmsmith.core.dtypes import MAX_FINITE, MIN_SCALE, DType
+from gemmsmith.core.graph import EpilogueGraph, Node, reduced_dims
 from gemmsmith.epilogue.functions import FUNCTIONS
 
 
-def execute(graph: Graph, product: Array, operands: Mapping[str, Any]) -> dict[str, Array]:
-    """The results by name, in float64; quantized ones hold the values that are stored.
+def execute(graph: EpilogueGraph, accumulator: Array, operands: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the results by name, in float64; quantized results hold the values that are stored.
 
-    product: (m, n) or (batch, m, n), float64. operands: numbers, or arrays that broadcast against it, columns as
-    (m, 1); those of gated values against (m, n / 2). Only casts and quantization round.
+    Only casts and quantization round.
+
+    Args:
+        graph: The epilogue.
+        accumulator: A @ B, (m, n) or (batch, m, n), float64.
+        operands: Numbers, or arrays that broadcast against the accumulator, columns as (m, 1); operands of gated values
+            broadcast against (m, n / 2).
     """
     values: list[Any] = []
     scales: dict[int, Array] = {}
     for index, node in enumerate(graph.nodes):
         inputs = [values[i] for i in node.inputs]
         with np.errstate(all="ignore"):
-            values.append(_node(node, index, inputs, product, operands, scales))
-    shape = product.shape[:-1]
+            values.append(_evaluate_node(node, index, inputs, accumulator, operands, scales))
+    shape = accumulator.shape[:-1]
     results = {}
     for r in graph.results:
         node, value = graph.nodes[r.node], values[r.node]
         if node.op == "reduce":
-            results[r.name] = np.expand_dims(value, _along(node.value[1], product.ndim)) if r.keepdim else value
+            results[r.name] = (
+                np.expand_dims(value, _reduced_axes(node.value[1], accumulator.ndim)) if r.keepdim else value
+            )
         else:
             results[r.name] = np.broadcast_to(value, (*shape, np.shape(value)[-1] if np.ndim(value) else 1))
     return results
 
 
-def _node(
-    node: Node, index: int, inputs: list[Any], product: Array, operands: Mapping[str, Any], scales: dict[int, Array]
+def _evaluate_node(
+    node: Node, index: int, inputs: list[Any], accumulator: Array, operands: Mapping[str, Any], scales: dict[int, Array]
 ) -> Any:
     match node.op:
         case "accumulator":
-            return product
+            return accumulator
         case "constant":
             return np.float64(node.value)
         case "operand":
             return np.asarray(operands[node.value], np.float64)
         case "chunk":
-            return _half(_spread(inputs[0], product), node.value[0])
+            return _half(_broadcast_to_accumulator(inputs[0], accumulator), node.value[0])
         case "interleave":
-            return _interleaved(*(_spread(x, product, 2) for x in inputs))
+            return _interleave(*(_broadcast_to_accumulator(x, accumulator, 2) for x in inputs))
         case "one_hot":
-            return np.arange(product.shape[-1]) == inputs[0]
+            return np.arange(accumulator.shape[-1]) == inputs[0]
         case "cast":
             return rounded(np.asarray(inputs[0], np.float64), node.value).astype(np.float64)
         case "reduce":
-            return _reduced(_spread(inputs[0], product), *node.value)
+            return _reduce(_broadcast_to_accumulator(inputs[0], accumulator), *node.value)
         case "quantize":
-            q, scales[index] = _quantized(_spread(inputs[0], product), *node.value)
+            q, scales[index] = _quantize(_broadcast_to_accumulator(inputs[0], accumulator), *node.value)
             return q
         case "scale":
             return scales[node.inputs[0]]
         case "top_k_softmax":
-            return _top_k_softmax(_spread(inputs[0], product), node.value)
-    return FUNCTIONS[node.op].meaning(*inputs)
+            return _top_k_softmax(_broadcast_to_accumulator(inputs[0], accumulator), node.value)
+    return FUNCTIONS[node.op].reference(*inputs)
 
 
-def _spread(x: Any, product: Array, halves: int = 1) -> Array:
-    """x at every element: over all rows and batches, and all columns of the product or of its halves."""
+def _broadcast_to_accumulator(x: Any, accumulator: Array, halves: int = 1) -> Array:
+    """Broadcast x to the accumulator's shape, or to 1 / `halves` of its columns."""
     width = np.shape(x)[-1] if np.ndim(x) else 1
-    columns = width if width > 1 else product.shape[-1] // halves
-    return np.broadcast_to(x, (*product.shape[:-1], columns))
+    columns = width if width > 1 else accumulator.shape[-1] // halves
+    return np.broadcast_to(x, (*accumulator.shape[:-1], columns))
 
 
 def _half(x: Array, which: int) -> Array:
-    """The even (0) or odd (1) groups of 8 columns."""
+    """Return the even (0) or odd (1) groups of 8 columns."""
     groups = x.reshape(*x.shape[:-1], x.shape[-1] // 16, 2, 8)[..., which, :]
     return groups.reshape(*x.shape[:-1], x.shape[-1] // 2)
 
 
-def _interleaved(x: Array, y: Array) -> Array:
-    """Groups of 8 columns of both, alternately."""
+def _interleave(x: Array, y: Array) -> Array:
+    """Interleave groups of 8 columns of x and y."""
     groups = np.stack([z.reshape(*z.shape[:-1], z.shape[-1] // 8, 8) for z in (x, y)], axis=-2)
     return groups.reshape(*x.shape[:-1], 2 * x.shape[-1])
 
 
-def _reduced(x: Array, kind: str, axis: str) -> Array:
-    along = _along(axis, x.ndim)
+def _reduce(x: Array, kind: str, axis: str) -> Array:
+    axes = _reduced_axes(axis, x.ndim)
     if kind == "logsumexp":
-        largest = x.max(axis=along, keepdims=True, initial=-np.inf)
+        largest = x.max(axis=axes, keepdims=True, initial=-np.inf)
         offset = np.where(np.isfinite(largest), largest, 0)
-        return np.asarray(np.log(np.exp(x - offset).sum(axis=along)) + offset.squeeze(axis=along))
-    if kind in ("max", "min"):  # the initial value is for what has no rows and no batch either
-        return np.asarray(getattr(x, kind)(axis=along, initial=-np.inf if kind == "max" else np.inf))
-    return np.asarray(getattr(x, kind)(axis=along))
+        return np.asarray(np.log(np.exp(x - offset).sum(axis=axes)) + offset.squeeze(axis=axes))
+    if kind in ("max", "min"):  # the initial value is for empty arrays
+        return np.asarray(getattr(x, kind)(axis=axes, initial=-np.inf if kind == "max" else np.inf))
+    return np.asarray(getattr(x, kind)(axis=axes))
 
 
-def _along(axis: str, rank: int) -> tuple[int, ...]:
-    """The indices that a reduction of an array of that rank sums."""
-    return tuple(i for i, index in enumerate("bmn"[3 - rank :]) if index in over(axis))
+def _reduced_axes(axis: str, rank: int) -> tuple[int, ...]:
+    """Return the dimensions of an array of that rank that a reduction along `axis` reduces."""
+    return tuple(i for i, index in enumerate("bmn"[3 - rank :]) if index in reduced_dims(axis))
 
 
-def _quantized(x: Array, dtype: DType, block: int) -> tuple[Array, Array]:
-    """(x over its scale, rounded; the scale of every row and `block` columns)."""
-    limit = LARGEST[dtype]
+def _quantize(x: Array, dtype: DType, block: int) -> tuple[Array, Array]:
+    """Return (x divided by its scale and rounded, the scale per row and `block` columns)."""
+    limit = MAX_FINITE[dtype]
     q, scales = np.empty_like(x), [x[..., :0]]
     for first in range(0, x.shape[-1], block):
-        part = x[..., first : first + block]
-        amax = np.abs(part).max(axis=-1, keepdims=True)
-        scale = np.where(amax == 0, 1.0, np.maximum(amax / limit, LEAST_SCALE))
-        q[..., first : first + block] = rounded(part / scale, dtype).astype(np.float64)
+        columns = x[..., first : first + block]
+        amax = np.abs(columns).max(axis=-1, keepdims=True)
+        scale = np.where(amax == 0, 1.0, np.maximum(amax / limit, MIN_SCALE))
+        q[..., first : first + block] = rounded(columns / scale, dtype).astype(np.float64)
         scales.append(scale)
     return q, np.concatenate(scales, axis=-1)
 
 
 def _top_k_softmax(x: Array, k: int) -> Array:
-    """The softmax over the k largest elements of each row; of equal elements the first columns count. NaN in all of a
-    row with NaN or +Inf, or with nothing but -Inf."""
-    chosen = np.argsort(-x, axis=-1, kind="stable")[..., :k]
-    weights = np.exp(np.take_along_axis(x, chosen, axis=-1) - x.max(axis=-1, keepdims=True))
+    """Return the softmax over the k largest elements of each row; of equal elements the first columns are selected.
+
+    A row is all NaN if it has NaN or +Inf, or nothing but -Inf.
+    """
+    selected = np.argsort(-x, axis=-1, kind="stable")[..., :k]
+    weights = np.exp(np.take_along_axis(x, selected, axis=-1) - x.max(axis=-1, keepdims=True))
     total = weights.sum(axis=-1, keepdims=True)
     result = np.zeros_like(x)
-    np.put_along_axis(result, chosen, weights / total, axis=-1)
+    np.put_along_axis(result, selected, weights / total, axis=-1)
     return np.where(np.isnan(total), np.nan, result)

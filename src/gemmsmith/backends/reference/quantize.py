@@ -1,4 +1,4 @@
-"""Quantizing, as the kernels compute it, bit for bit: in fp32, each operation rounded once."""
+"""Quantization as the kernels compute it, bit for bit: in fp32, each operation rounded once."""
 
 from __future__ import annotations
 
@@ -7,46 +7,49 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmsmith.core.dtypes import FP32, INT8, LARGEST, LEAST_SCALE, DType
+from gemmsmith.core.dtypes import FP32, INT8, MAX_FINITE, MIN_SCALE, DType
+from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import SCALE_BLOCK
 
 Array = np.ndarray[Any, Any]
 
 
 def quantize(x: Array, recipe: str, dtype: DType, scale_dtype: DType) -> tuple[Array, Array]:
-    """(values, scales) of an array (..., m, k); what shares a scale is "tensor", "rows", "1x128" or "128x128"."""
+    """Return (values, scales) of an array (..., m, k); `recipe`: "tensor", "rows", "1x128" or "128x128"."""
     *batch, m, k = x.shape
     wide = x.astype(np.float32)
     if recipe == "tensor":
-        scale, inverse = scaled(np.abs(wide).max(initial=0.0), dtype, scale_dtype)
+        scale, inverse = scales_from_amax(np.abs(wide).max(initial=0.0), dtype, scale_dtype)
         with np.errstate(invalid="ignore"):
             return rounded(wide * inverse, dtype), scale
     rows, columns = {"rows": (1, max(k, 1)), "1x128": (1, SCALE_BLOCK), "128x128": (SCALE_BLOCK, SCALE_BLOCK)}[recipe]
-    down, abreast = -(-m // rows), max(-(-k // columns), int(recipe == "rows"))
-    padded = np.zeros((*batch, down * rows, abreast * columns), np.float32)
+    blocks_per_column, blocks_per_row = ceil_div(m, rows), max(ceil_div(k, columns), int(recipe == "rows"))
+    padded = np.zeros((*batch, blocks_per_column * rows, blocks_per_row * columns), np.float32)
     padded[..., :m, :k] = wide
-    amax = np.abs(padded).reshape(*batch, down, rows, abreast, columns).max(axis=(-3, -1), initial=0.0)
-    scales, inverse = scaled(amax, dtype, scale_dtype)
-    spread = inverse.repeat(rows, axis=-2).repeat(columns, axis=-1)[..., :m, :k]
+    amax = (
+        np.abs(padded).reshape(*batch, blocks_per_column, rows, blocks_per_row, columns).max(axis=(-3, -1), initial=0.0)
+    )
+    scales, inverse = scales_from_amax(amax, dtype, scale_dtype)
+    expanded = inverse.repeat(rows, axis=-2).repeat(columns, axis=-1)[..., :m, :k]
     with np.errstate(invalid="ignore"):
-        return rounded(wide * spread, dtype), scales
+        return rounded(wide * expanded, dtype), scales
 
 
 def dequantize(values: Array, scales: Array, shares: tuple[int, int], dtype: DType) -> Array:
-    """values * scales, each of which `shares` rows and columns have."""
+    """Return values * scales; each scale covers `shares` = (rows, columns)."""
     m, k = values.shape[-2:]
     wide = scales.astype(np.float32)
     for axis, share in zip((-2, -1), shares, strict=True):
         wide = wide.repeat(share, axis=axis)
     with np.errstate(invalid="ignore", over="ignore"):
-        found: Array = (values.astype(np.float32) * wide[..., :m, :k]).astype(dtype.numpy)
-    return found
+        result: Array = (values.astype(np.float32) * wide[..., :m, :k]).astype(dtype.numpy)
+    return result
 
 
-def scaled(amax: Array, dtype: DType, scale_dtype: DType) -> tuple[Array, Array]:
-    """The scales for these largest magnitudes, and what elements are multiplied by."""
-    limit, amax = np.float32(LARGEST[dtype]), np.asarray(amax, np.float32)
-    bounded = np.maximum(amax, limit * np.float32(LEAST_SCALE))
+def scales_from_amax(amax: Array, dtype: DType, scale_dtype: DType) -> tuple[Array, Array]:
+    """Return the scales from amax, and their reciprocals."""
+    limit, amax = np.float32(MAX_FINITE[dtype]), np.asarray(amax, np.float32)
+    bounded = np.maximum(amax, limit * np.float32(MIN_SCALE))
     with np.errstate(invalid="ignore"):
         scale = np.where(amax == 0, np.float32(1), bounded * (1 / limit))
         inverse = np.where(amax == 0, np.float32(1), limit / bounded)
@@ -59,12 +62,12 @@ def scaled(amax: Array, dtype: DType, scale_dtype: DType) -> tuple[Array, Array]
 
 
 def rounded(x: Array, dtype: DType) -> Array:
-    """fp32 to 8 bits, to nearest even, at most the largest value; NaN has one representation, and is 0 in int8."""
-    limit = np.float32(LARGEST[dtype])
+    """Round fp32 to 8 bits, to nearest even, saturating; NaN has one representation, and is 0 in int8."""
+    limit = np.float32(MAX_FINITE[dtype])
     if dtype == INT8:
         bits = np.rint(np.clip(np.nan_to_num(x), -128, 127)).astype(np.int8)
     else:
         bits = np.clip(x, -limit, limit).astype(dtype.numpy).view(np.uint8)
         bits = np.where(np.isnan(x), np.uint8(0x7F), bits)
-    found: Array = bits.view(dtype.numpy)
-    return found
+    result: Array = bits.view(dtype.numpy)
+    return result

@@ -1,4 +1,4 @@
-"""A product and its epilogue in float64, rounded as the results are stored."""
+"""Execution of a GEMM and its epilogue in float64, rounded to the results' dtypes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from gemmsmith.arrays import ArrayInfo, as_numpy
 from gemmsmith.backends.reference.epilogue import execute
-from gemmsmith.backends.reference.product import exact, in_blocks, multiplied, rounded
+from gemmsmith.backends.reference.matmul import blockwise_scaled_matmul, instruction_matmul, matmul_float64, rounded
 from gemmsmith.core.dtypes import as_dtype
-from gemmsmith.core.graph import Graph
+from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.core.mma import Mma
 from gemmsmith.core.problem import SCALE_NAMES
 from gemmsmith.epilogue.device.inputs import operand_argument
@@ -17,24 +17,29 @@ from gemmsmith.epilogue.device.outputs import result_argument
 
 
 def run(
-    graph: Graph, mma: Mma, arguments: Mapping[str, ArrayInfo | float], block_rows: Mapping[str, int] | None = None,
-    *, low_parts: bool = False,
+    graph: EpilogueGraph, mma: Mma, arguments: Mapping[str, ArrayInfo | float],
+    scale_granularity: Mapping[str, int] | None = None, *, split_tf32: bool = False,
 ) -> None:  # fmt: skip
-    """Writes the graph's results of a product by `mma`. `arguments`: arrays on the CPU and numbers, by their Pointers'
-    names. `block_rows`: for how many rows (columns, of b) one of the block scales is, by the names of those there are.
-    `low_parts`: what `mma` does not read of its operands counts, too.
+    """Execute a GEMM and the epilogue graph in float64 and write the results.
+
+    Args:
+        graph: The epilogue.
+        mma: The instruction, as which operands are read.
+        arguments: Arrays on the CPU and numbers, by their Pointers' names.
+        scale_granularity: Rows (columns, for b) per block scale, by the names of the block scales.
+        split_tf32: Whether operands are not truncated to TF32 (3xTF32).
     """
     arrays: dict[str, Any] = {
         name: as_numpy(x, name) if isinstance(x, ArrayInfo) else x for name, x in arguments.items()
     }
     operands = {o.name: arrays[operand_argument(o.name)] for o in graph.operands}
     a, b = arrays["a"], arrays["b"]
-    if block_rows:
-        scales = [arrays[operand_argument(name)] if name in block_rows else None for name in SCALE_NAMES]
-        product = in_blocks(a, b, *scales)
+    if scale_granularity:
+        scales = [arrays[operand_argument(name)] if name in scale_granularity else None for name in SCALE_NAMES]
+        accumulator = blockwise_scaled_matmul(a, b, *scales)
     else:
-        product = exact(a, b) if low_parts else multiplied(a, b, mma)
-    values = execute(graph, product, operands)
+        accumulator = matmul_float64(a, b) if split_tf32 else instruction_matmul(a, b, mma)
+    values = execute(graph, accumulator, operands)
     for r in graph.results:
         out = arrays[result_argument(r.name)]
-        out[...] = rounded(values[r.name], as_dtype(out.dtype, integers=True))
+        out[...] = rounded(values[r.name], as_dtype(out.dtype, allow_integers=True))

@@ -1,4 +1,4 @@
-"""The simulator: executes a kernel's description on a CPU and checks every barrier and every asynchronous hazard."""
+"""The simulator: executes a kernel's description on the CPU and checks every barrier and asynchronous hazard."""
 
 from gemmsmith.backends.sim.engine import SimulationResult, simulate
 from gemmsmith.backends.sim.hazards import Hazard

@@ -1,4 +1,4 @@
-"""Operations on values, as the hardware computes them; what C leaves undefined is reported."""
+"""Operations on values, as the hardware computes them; undefined behavior of C is reported."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.sim.unit import Unit
-from gemmsmith.lang.types import F32, I32, I64, PRED, U16, U32, U64, Type
+from gemmsmith.backends.sim.lockstep_group import LockstepGroup
+from gemmsmith.lang.types import F32, I32, I64, PRED, U16, U32, U64, ScalarType
 from gemmsmith.lang.values import Operation, Value
 
 
@@ -21,7 +21,7 @@ def _select(c: Any, a: Any, b: Any) -> Any:
     return np.where(c, a, b) if isinstance(c, np.ndarray) else a if c else b
 
 
-def _least(x: Any) -> Any:
+def _minimum(x: Any) -> Any:
     return np.minimum.reduce(x) if isinstance(x, np.ndarray) else x
 
 
@@ -31,21 +31,22 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
     "neg": operator.neg, "~": operator.invert, "!": np.logical_not, "select": _select,
     "min": np.fmin, "max": np.fmax, "cast": lambda a: a,
+    "slot": lambda smem, slot, slot_bytes, offset, nbytes=0: smem + slot * slot_bytes + nbytes + offset,
 }  # fmt: skip
 
-_IN_RANGE = ("/", "%", ">>", "&", "|", "^", "select", "min", "max")
-"""Integers of a type, by these, give integers of that type."""
+_CLOSED_OPERATIONS = ("/", "%", ">>", "&", "|", "^", "select", "min", "max")
+"""Operations whose result is in the range of the operands' integer type."""
 
 
 _RANGES = {
     type: range(-(1 << type.bits - 1), 1 << type.bits - 1) if type.signed else range(1 << type.bits)
     for type in (U16, I32, U32, I64, U64)
 }
-"""The numbers of each integer type."""
+"""Range of each integer type."""
 
 
-def _cast(x: np.ndarray, type: Type) -> np.ndarray:
-    """Conversion as in C: towards zero from floats, modulo 2^bits between integers."""
+def _cast(x: np.ndarray, type: ScalarType) -> np.ndarray:
+    """Convert as C does: towards zero from floats, modulo 2^bits between integers."""
     if type == F32:
         return x.astype(np.float32)
     x = x.astype(np.int64)
@@ -55,51 +56,53 @@ def _cast(x: np.ndarray, type: Type) -> np.ndarray:
     return np.where(wrapped >> (type.bits - 1), wrapped - (1 << type.bits), wrapped) if type.signed else wrapped
 
 
-def function_of(operation: Operation) -> Callable[[Unit, Mapping[Value, Any]], Any]:
-    """What an operation computes, of the unit and what its operands hold. They and the result are numbers, or arrays
-    over the unit's threads."""
+def compile_operation(operation: Operation) -> Callable[[LockstepGroup, Mapping[Value, Any]], Any]:
+    """Return the function that computes an operation from the lockstep group and the table of values.
+
+    Operands and results are Python numbers, or arrays over the group's threads.
+    """
     op, kind, operands = operation.op, operation.type, operation.operands
-    meaning, numbers = _OPERATIONS[op], _RANGES.get(kind, range(0))
-    low, high, stays = numbers.start, numbers.stop, op in _IN_RANGE or not kind.is_integer or kind.bits == 64
+    evaluate, valid = _OPERATIONS[op], _RANGES.get(kind, range(0))
+    low, high, is_closed = valid.start, valid.stop, op in _CLOSED_OPERATIONS or not kind.is_integer or kind.bits == 64
 
-    def finished(unit: Unit, result: Any) -> Any:
+    def wrap(group: LockstepGroup, result: Any) -> Any:
         if type(result) is int and low <= result < high:
-            return result  # as most are
+            return result  # the common case
         if isinstance(result, np.ndarray):
-            return result if stays and op != "cast" else _of_threads(unit, result, kind, op)
-        return _number(unit, result, kind, op)
+            return result if is_closed and op != "cast" else _wrap_array(group, result, kind, op)
+        return _wrap_scalar(group, result, kind, op)
 
-    def of_two(unit: Unit, held: Mapping[Value, Any]) -> Any:
-        return finished(unit, meaning(held[first], held[second]))
+    def evaluate_binary(group: LockstepGroup, table: Mapping[Value, Any]) -> Any:
+        return wrap(group, evaluate(table[first], table[second]))
 
-    def of_any(unit: Unit, held: Mapping[Value, Any]) -> Any:
-        return finished(unit, meaning(*[held[x] for x in operands]))
+    def evaluate_any(group: LockstepGroup, table: Mapping[Value, Any]) -> Any:
+        return wrap(group, evaluate(*[table[x] for x in operands]))
 
-    def divided(unit: Unit, held: Mapping[Value, Any]) -> Any:
-        return finished(unit, meaning(held[first], _divisor(unit, held[first], held[second])))
+    def evaluate_division(group: LockstepGroup, table: Mapping[Value, Any]) -> Any:
+        return wrap(group, evaluate(table[first], _check_divisor(group, table[first], table[second])))
 
     if len(operands) != 2:
-        return of_any
+        return evaluate_any
     first, second = operands
-    return divided if op in ("/", "%") and kind != F32 else of_two
+    return evaluate_division if op in ("/", "%") and kind != F32 else evaluate_binary
 
 
-def _divisor(unit: Unit, numerator: Any, divisor: Any) -> Any:
-    if _least(divisor) <= 0 or _least(numerator) < 0:
-        active = unit.active
-        if (unit.each(divisor)[active] <= 0).any() or (unit.each(numerator)[active] < 0).any():
-            unit.hazard("overflow", "integer division of a negative number, or by one that is not positive")
+def _check_divisor(group: LockstepGroup, numerator: Any, divisor: Any) -> Any:
+    if _minimum(divisor) <= 0 or _minimum(numerator) < 0:
+        active = group.active
+        if (group.broadcast(divisor)[active] <= 0).any() or (group.broadcast(numerator)[active] < 0).any():
+            group.report("overflow", "integer division with negative numerator or non-positive divisor")
         return np.maximum(divisor, 1)
     return divisor
 
 
-def _of_threads(unit: Unit, result: np.ndarray, type: Type, op: str) -> np.ndarray:
+def _wrap_array(group: LockstepGroup, result: np.ndarray, type: ScalarType, op: str) -> np.ndarray:
     if op == "cast":
         return _cast(result, type)
-    return _within(unit, result, type, op) if type.signed else result & ((1 << type.bits) - 1)
+    return _check_overflow(group, result, type, op) if type.signed else result & ((1 << type.bits) - 1)
 
 
-def _number(unit: Unit, result: Any, type: Type, op: str) -> Any:
+def _wrap_scalar(group: LockstepGroup, result: Any, type: ScalarType, op: str) -> Any:
     if not type.is_integer:
         return bool(result) if type == PRED else np.float32(result)
     result = int(result)
@@ -109,17 +112,17 @@ def _number(unit: Unit, result: Any, type: Type, op: str) -> Any:
     if -limit <= result < limit:
         return result
     if op != "cast":
-        unit.hazard("overflow", f"{op} gives {result}, which is no {type}")
+        group.report("overflow", f"{op}: {result} overflows {type}")
     return (result + limit) % (2 * limit) - limit
 
 
-def _within(unit: Unit, result: np.ndarray, type: Type, op: str) -> np.ndarray:
-    """Signed integers of the threads, which must not overflow where they are active."""
+def _check_overflow(group: LockstepGroup, result: np.ndarray, type: ScalarType, op: str) -> np.ndarray:
+    """Wrap signed integers of the threads; report an overflow in an active thread."""
     shift, limit = type.bits, 1 << (type.bits - 1)
     outside = (result + limit) >> shift
     if not np.count_nonzero(outside):
         return result
-    if outside[unit.active].any():
-        value = int(result[unit.active & (outside != 0)][0])
-        unit.hazard("overflow", f"{op} gives {value}, which is no {type}")
+    if outside[group.active].any():
+        value = int(result[group.active & (outside != 0)][0])
+        group.report("overflow", f"{op}: {value} overflows {type}")
     return np.asarray(_cast(result, type))

@@ -1,152 +1,167 @@
-"""Barriers: mbarriers with phases and bytes, named barriers, cluster barriers. Each carries clocks and times."""
+"""State of mbarriers, named barriers and cluster barriers, with vector clocks and times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gemmsmith.backends.sim.clocks import EXECUTED, Agent, Clock
+from gemmsmith.backends.sim.clocks import EXECUTED, Agent, VectorClock
 from gemmsmith.backends.sim.hazards import Hazards
-from gemmsmith.lang.statements import Where
+from gemmsmith.lang.statements import SourceLocation
 
 
-class Reach:
-    """What those who wait learn: `near` with the scope of the CTA, `far` besides with that of the cluster."""
+class ScopedClocks:
+    """Clocks that a wait joins: `cta` at CTA scope, and additionally `cluster` at cluster scope."""
 
     def __init__(self, agents: int) -> None:
-        self.near, self.far = Clock(agents), Clock(agents)
+        self.cta, self.cluster = VectorClock(agents), VectorClock(agents)
 
-    def join(self, other: Reach) -> None:
-        self.near.join(other.near)
-        self.far.join(other.far)
+    def join(self, other: ScopedClocks) -> None:
+        """Join the clocks of both scopes."""
+        self.cta.join(other.cta)
+        self.cluster.join(other.cluster)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A wait for a phase that is over: by an agent at its count."""
+    """A finished wait for a phase, by an agent at its event count."""
 
     phase: int
     agent: int
     count: int
-    who: str
-    where: Where
+    issuer: str
+    location: SourceLocation
 
-    def known(self, clock: Clock) -> bool:
-        """Whether it is known to have been executed."""
+    def happens_before(self, clock: VectorClock) -> bool:
+        """Return whether the wait was executed before the events at `clock`."""
         return clock.vector.item(EXECUTED, self.agent) >= self.count
 
 
 @dataclass(eq=False)
 class Mbarrier:
-    """An mbarrier. `phase` counts completed phases; the one in progress has its parity.
+    """An mbarrier. `phase` counts completed phases; its parity is that of the phase in progress.
 
-    `initializer` is (agent, count) of its init.
-    `observed` is the last phase each unit has waited for, `observations` the last of each agent. A wait by parity is
-    sound only if the phase after the awaited one completes after the wait, however late that comes; one for which
-    nothing ensures that is reported.
+    `count`: expected arrivals per phase; `pending`: arrivals still missing; `tx_count`: bytes still missing;
+    `initializer`: (agent, event count) of its init; `data_phases`: the completed phases that received data.
+    `last_observed`: the last phase that each lockstep group has waited for; `observations`: each agent's last wait.
+    A parity wait for phase p is correct only if it is ordered before the completion of phase p + 1; otherwise phase
+    aliasing is reported.
     """
 
     name: str
     count: int
     initializer: tuple[int, int]
-    where: Where
+    location: SourceLocation
     agents: int
     hazards: Hazards
     phase: int = 0
     pending: int = 0
-    tx: int = 0
-    delivered: bool = False
+    tx_count: int = 0
+    received_data: bool = False
     time: int = 0
     completed_at: int = 0
-    arriving: Reach = field(init=False)
-    completed: Reach = field(init=False)
-    observed: dict[object, int] = field(default_factory=dict)
+    current_clocks: ScopedClocks = field(init=False)
+    completed_clocks: ScopedClocks = field(init=False)
+    last_observed: dict[object, int] = field(default_factory=dict)
     observations: dict[int, Observation] = field(default_factory=dict)
-    filled: list[int] = field(default_factory=list)
+    data_phases: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pending = self.count
-        self.arriving, self.completed = Reach(self.agents), Reach(self.agents)
+        self.current_clocks, self.completed_clocks = ScopedClocks(self.agents), ScopedClocks(self.agents)
 
-    def arrive(self, count: int, expect: int, clock: Clock, time: int, *, near: bool, far: bool) -> bool:
-        """`near`, `far`: whether the arrival releases the clock to waits of the CTA's scope, of the cluster's. False
-        where more arrive than the phase takes."""
-        if near:
-            self.arriving.near.join(clock)
-        else:  # wgmma and TMA that the arriving thread has waited for are over, whatever the scope
-            self.arriving.near.follow(clock)
-            self.arriving.near.done |= clock.done
-        if far:
-            self.arriving.far.join(clock)
+    def arrive(
+        self, count: int, expect: int, clock: VectorClock, time: int, *, at_cta_scope: bool, at_cluster_scope: bool
+    ) -> bool:
+        """Record arrivals that release `clock` at CTA scope, at cluster scope, or both.
+
+        Returns False if the phase receives more arrivals than expected.
+        """
+        if at_cta_scope:
+            self.current_clocks.cta.join(clock)
+        else:  # wgmma and TMA that the arriving thread has waited for have completed at any scope
+            self.current_clocks.cta.join_executed(clock)
+            self.current_clocks.cta.completed_operations |= clock.completed_operations
+        if at_cluster_scope:
+            self.current_clocks.cluster.join(clock)
         self.pending -= count
-        self.tx += expect
+        self.tx_count += expect
         self.time = max(self.time, time)
         if self.pending < 0:
             return False
         self._advance()
         return True
 
-    def complete(self, nbytes: int, clock: Clock, bits: int, time: int, *, near: bool, arrivals: int = 0) -> None:
-        """Bytes of an operation have landed, started by one who knew `clock`; they may do so before anybody expects
-        them. `near`: waits of the CTA's scope see them, else only those of the cluster's. `arrivals` come with them."""
-        reached = self.arriving.near if near else self.arriving.far
-        reached.done |= bits
-        self.arriving.near.follow(clock)
-        self.tx -= nbytes
+    def complete(
+        self, nbytes: int, clock: VectorClock, bits: int, time: int, *, at_cta_scope: bool, arrivals: int = 0
+    ) -> None:
+        """Record complete_tx of `nbytes` by an operation issued at `clock`; it may precede the expect_tx.
+
+        `bits`: the operation's completion bits. `at_cta_scope`: whether waits at CTA scope see the data, or only those
+        at cluster scope. `arrivals`: arrivals that come with the data.
+        """
+        clock_of_scope = self.current_clocks.cta if at_cta_scope else self.current_clocks.cluster
+        clock_of_scope.completed_operations |= bits
+        self.current_clocks.cta.join_executed(clock)
+        self.tx_count -= nbytes
         self.pending -= arrivals
         if self.pending < 0:
-            over = f"{self.name} phase {self.phase} takes {self.count} arrivals, {self.count - self.pending} came"
-            self.hazards.report("over-arrival", over, self.where, self.buffer)
-        self.delivered = True
+            message = f"{self.name} phase {self.phase} expects {self.count} arrivals, got {self.count - self.pending}"
+            self.hazards.report("over-arrival", message, self.location, self.buffer)
+        self.received_data = True
         self.time = max(self.time, time)
         self._advance()
 
     def _advance(self) -> None:
-        if self.pending or self.tx:
+        if self.pending or self.tx_count:
             return
-        if self.delivered:
-            self.filled.append(self.phase)
-        for seen in self.observations.values():
-            if seen.phase == self.phase - 1 and not seen.known(self.arriving.near):
-                self._report_overrun(seen)
-        self.completed.join(self.arriving)
+        if self.received_data:
+            self.data_phases.append(self.phase)
+        for wait in self.observations.values():
+            if wait.phase == self.phase - 1 and not wait.happens_before(self.current_clocks.cta):
+                self._report_overrun(wait)
+        self.completed_clocks.join(self.current_clocks)
         self.completed_at = self.time
-        self.phase, self.pending, self.delivered = self.phase + 1, self.count, False
+        self.phase, self.pending, self.received_data = self.phase + 1, self.count, False
 
-    def _report_overrun(self, seen: Observation) -> None:
+    def _report_overrun(self, wait: Observation) -> None:
         self.hazards.report(
             "phase aliasing",
-            f"a wait for phase {seen.phase} of {self.name} by {seen.who} is not ordered before the completion of phase "
-            f"{self.phase}: where it comes later, the parity has changed under it", seen.where, self.buffer,
+            f"a wait for phase {wait.phase} of {self.name} by {wait.issuer} may run after phase {self.phase} "
+            "completes, when the parity has flipped back", wait.location, self.buffer,
         )  # fmt: skip
 
     @property
     def buffer(self) -> str:
-        """The shared buffer it is in: its name without the slot."""
+        """The shared buffer that holds it: its name without the slot."""
         return self.name.partition("[")[0]
 
-    def observe(self, unit: object, agent: Agent, phase: int, who: str, where: Where) -> None:
-        """An agent's wait for a phase is over."""
-        self.observed[unit] = phase
-        self.observations[agent.number] = Observation(phase, agent.number, agent.count, who, where)
+    def observe(self, group: object, agent: Agent, phase: int, issuer: str, location: SourceLocation) -> None:
+        """Record that an agent's wait for a phase has finished."""
+        self.last_observed[group] = phase
+        self.observations[agent.index] = Observation(phase, agent.index, agent.count, issuer, location)
 
-    def awaited(self, unit: object, clock: Clock, parity: int) -> int:
-        """The phase that this waiter's wait for a parity means: the next one of that parity after those that it has
-        waited for, or that it knows others to have waited for in its stead; -1 is before the first."""
-        known = (seen.phase for seen in self.observations.values() if seen.known(clock))
-        last = max(self.observed.get(unit, -2), max(known, default=-2))
+    def resolve_phase(self, group: object, clock: VectorClock, parity: int) -> int:
+        """Return the phase that a wait for `parity` is for.
+
+        That is the first phase of the parity after the last one that this group, or a wait that happens before, has
+        waited for. -1 is the phase before the first.
+        """
+        waited = (wait.phase for wait in self.observations.values() if wait.happens_before(clock))
+        last = max(self.last_observed.get(group, -2), max(waited, default=-2))
         return last + 1 if (last + 1) % 2 == parity else last + 2
 
-    def done(self, parity: int) -> bool:
-        """What the hardware tests: whether the phase in progress has the other parity."""
+    def is_complete(self, parity: int) -> bool:
+        """Return the result of the hardware's test: whether the phase in progress has the other parity."""
         return self.phase % 2 != parity
 
 
 @dataclass(eq=False)
 class ThreadBarrier:
-    """A named barrier, or a cluster's: opens when `expected` threads have arrived, then begins again.
+    """A named barrier or a cluster barrier: releases its threads when `expected` have arrived, then starts again.
 
-    `arrivals` are of the round in progress, `before` of the last one, as (agent, count). An arrival that does not know
-    all of these to have come may be counted among them: threads of two rounds then mix.
+    `arrivals`: (agent, event count) of the arrivals of the current generation; `previous_arrivals`: of the previous
+    one. An arrival that is not ordered after all arrivals of the previous generation may be counted in that
+    generation.
     """
 
     name: str
@@ -155,28 +170,28 @@ class ThreadBarrier:
     generation: int = 0
     time: int = 0
     opened_at: int = 0
-    clock: Clock | None = None
-    opened: Clock | None = None
+    clock: VectorClock | None = None
+    released_clock: VectorClock | None = None
     arrivals: list[tuple[int, int]] = field(default_factory=list)
-    before: list[tuple[int, int]] = field(default_factory=list)
+    previous_arrivals: list[tuple[int, int]] = field(default_factory=list)
 
-    def mixes(self, clock: Clock) -> bool:
-        """Whether one who knows that clock may arrive in the last round instead of this one."""
-        return any(clock.vector.item(EXECUTED, agent) < count for agent, count in self.before)
+    def may_join_previous_generation(self, clock: VectorClock) -> bool:
+        """Return whether an arrival at `clock` may be counted in the previous generation."""
+        return any(clock.vector.item(EXECUTED, agent) < count for agent, count in self.previous_arrivals)
 
-    def arrive(self, threads: int, clock: Clock, arrivals: list[tuple[int, int]], time: int) -> bool:
-        """False where more arrive than it takes."""
+    def arrive(self, threads: int, clock: VectorClock, arrivals: list[tuple[int, int]], time: int) -> bool:
+        """Record arrivals; return False if more threads arrive than expected."""
         if self.clock is None:
             self.clock = clock
         else:
             self.clock.join(clock)
         self.arrived += threads
         self.arrivals += arrivals
-        fits = self.arrived <= self.expected
+        is_within_count = self.arrived <= self.expected
         self.time = max(self.time, time)
         if self.arrived >= self.expected:
-            self.opened, self.clock, self.arrived = self.clock, None, self.arrived - self.expected
-            self.before, self.arrivals = self.arrivals, []
+            self.released_clock, self.clock, self.arrived = self.clock, None, self.arrived - self.expected
+            self.previous_arrivals, self.arrivals = self.arrivals, []
             self.opened_at = self.time
             self.generation += 1
-        return fits
+        return is_within_count

@@ -1,4 +1,4 @@
-"""Shared and global memory as a unit sees it: addresses become bytes, and every access is checked."""
+"""Memory accesses of a lockstep group: addresses are resolved to bytes, and every access is checked."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmsmith.backends.sim.clocks import GRID_BEFORE, Clock
+from gemmsmith.backends.sim.clocks import PREREQUISITE_GRIDS_BIT, VectorClock
 from gemmsmith.backends.sim.events import Event
+from gemmsmith.backends.sim.lockstep_group import LockstepGroup
 from gemmsmith.backends.sim.memory import OFFSET_MASK, SHARED_BASE, Buffer, alignment, gather, scatter
-from gemmsmith.backends.sim.unit import Unit
 from gemmsmith.lang.machine import Access
 
 
 @dataclass(slots=True)
-class Found:
-    """An access's bytes: `width` from each of `offsets` into the `data` of a buffer, or of a CTA's shared memory; all
-    of these begin at multiples of `aligned`, at most WIDEST."""
+class ResolvedAccess:
+    """An access resolved to bytes: `access.width` bytes at each of `offsets` into `data`.
+
+    `data`: a global buffer's bytes, or a CTA's shared memory (`buffer` is None). `aligned`: all offsets are multiples
+    of this, at most MAX_ACCESS_BYTES.
+    """
 
     access: Access
     data: np.ndarray
@@ -25,68 +28,76 @@ class Found:
     aligned: int
 
     def read(self) -> np.ndarray:
+        """Return (len(offsets), width) bytes."""
         return gather(self.data, self.offsets, self.access.width, self.aligned)
 
     def write(self, values: np.ndarray) -> None:
+        """Write (len(offsets), width) bytes."""
         scatter(self.data, self.offsets, values, self.aligned)
 
 
 class CheckedMemory:
-    """Reports accesses that are misaligned, out of bounds, or in a race."""
+    """Memory that reports accesses that are misaligned, out of bounds, or in a race."""
 
-    def __init__(self, unit: Unit) -> None:
-        self.unit = unit
+    def __init__(self, group: LockstepGroup) -> None:
+        self.group = group
 
     def peek(self, access: Access) -> np.ndarray:
-        """(len(access.addresses), width) bytes, zeros where that is out of bounds."""
-        found = self.find(access)
-        return found.read() if found else np.zeros((len(access.addresses), access.width), np.uint8)
+        """Return (len(access.addresses), width) bytes, zeros if the access is out of bounds."""
+        resolved = self.resolve(access)
+        return resolved.read() if resolved else np.zeros((len(access.addresses), access.width), np.uint8)
 
     def poke(self, access: Access, values: np.ndarray) -> None:
-        found = self.find(access)
-        if found:
-            found.write(values)
+        """Write (len(access.addresses), width) bytes, nothing if the access is out of bounds."""
+        resolved = self.resolve(access)
+        if resolved:
+            resolved.write(values)
 
-    def find(self, access: Access) -> Found | None:
-        """None where an access is of nothing, or (and a hazard) outside."""
+    def resolve(self, access: Access) -> ResolvedAccess | None:
+        """Resolve the addresses. Returns None for an empty access, and for one out of bounds, which is reported."""
         if not len(access.addresses) or not access.width:
             return None
         if access.space == "shared":
-            buffer, data, least, name = None, self.unit.peer(access.rank).shared, SHARED_BASE, "shared memory"
+            buffer, data, minimum, name = None, self.group.peer(access.rank).shared, SHARED_BASE, "shared memory"
             begin = access.first & ~OFFSET_MASK
         else:
-            buffer = self.unit.state.memory.find(access.first)
+            buffer = self.group.state.memory.buffer_at(access.first)
             if buffer is None:
-                self.unit.hazard("out of bounds", f"global address {access.first:#x} is in no buffer")
+                self.group.report("out of bounds", f"global address {access.first:#x} is outside every buffer")
                 return None
-            data, least, name, begin = buffer.data, 0, buffer.name, buffer.address
+            data, minimum, name, begin = buffer.data, 0, buffer.name, buffer.address
         low, high = access.first - begin, access.last - begin + access.width
-        if low < least or high > len(data):
-            self.unit.hazard("out of bounds", f"bytes {low}..{high} of {name}, which has {len(data)}")
+        if low < minimum or high > len(data):
+            self.group.report(
+                "out of bounds", f"access to bytes {low}..{high} of {name}, whose size is {len(data)} bytes"
+            )
             return None
         offsets = access.addresses - begin if begin else access.addresses
-        return Found(access, data, offsets, buffer, alignment(offsets, access.width))
+        return ResolvedAccess(access, data, offsets, buffer, alignment(offsets, access.width))
 
     def check_aligned(self, access: Access, width: int) -> None:
-        """Reports an access that is not at a multiple of that many bytes: the hardware traps."""
+        """Report an access at an address that is not a multiple of `width` bytes: the hardware traps."""
         if len(access.addresses) and int(np.bitwise_or.reduce(access.addresses)) % width:
-            self.unit.hazard("alignment", f"an access of {width} bytes at an address that is no multiple of {width}")
+            self.group.report("alignment", f"misaligned access of {width} bytes")
 
     def record(
-        self, found: Found, write: bool, event: Event, clock: Clock, *, is_async: bool = False,
+        self, resolved: ResolvedAccess, write: bool, event: Event, clock: VectorClock, *, is_async: bool = False,
         part: slice = slice(None),
     ) -> None:  # fmt: skip
-        """Checks (a part of) an access against the memory's shadow and enters it there."""
-        state, hazard, access, buffer = self.unit.state, self.unit.hazard, found.access, found.buffer
+        """Check an access (of the addresses in `part`) against shadow memory, and record it there."""
+        state, hazard, access, buffer = self.group.state, self.group.report, resolved.access, resolved.buffer
         if buffer is None:
-            shadow, name = self.unit.peer(access.rank).shadow, state.place(int(access.addresses[part][0]))[0]
+            shadow, name = (
+                self.group.peer(access.rank).shadow,
+                state.describe_address(int(access.addresses[part][0]))[0],
+            )
         else:
-            if not clock.done & GRID_BEFORE:
-                hazard("race", f"{event} of {buffer.name} is not ordered after the grids that this one "
-                       "depends on: griddepcontrol.wait must come first")  # fmt: skip
+            if not clock.completed_operations & PREREQUISITE_GRIDS_BIT:
+                hazard("race", f"{event} of {buffer.name} is not ordered after the prerequisite grids: "
+                       "griddepcontrol.wait must come first")  # fmt: skip
             if write and not buffer.writable:
-                hazard("out of bounds", f"write to {buffer.name}, which is an input")
+                hazard("out of bounds", f"write to read-only buffer {buffer.name}")
             if not buffer.writable:
                 return
             shadow, name, is_async = state.global_shadow(buffer), buffer.name, False
-        shadow.access(found.offsets[part], access.width, found.aligned, write, event, clock, is_async, name)
+        shadow.access(resolved.offsets[part], access.width, resolved.aligned, write, event, clock, is_async, name)

@@ -1,7 +1,7 @@
-"""What is ordered before what: vector clocks over agents, and a bit for every asynchronous operation known to be over.
+"""Happens-before: vector clocks over agents, plus one bit per completed asynchronous operation.
 
-PTX ISA, "Memory consistency model": an order through a barrier, a word or a fence reaches as far as its scope. That an
-event has been executed is known whatever the scope.
+PTX ISA, "Memory consistency model": synchronization through a barrier, a memory word or a fence is limited to its
+scope. That an event has been executed follows at any scope.
 """
 
 from __future__ import annotations
@@ -10,185 +10,201 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gemmsmith.backends.sim.scopes import Scope
+from gemmsmith.backends.sim.scopes import ScopeLevel
 
 MEMORY, ASYNC_PROXY, MBARRIER_INIT, EXECUTED = range(4)
-"""Rows of `Clock.vector`."""
+"""Rows of `VectorClock.vector`."""
 ALL_LANES = 0xFFFF_FFFF
-AGENTS = 4
-"""Of a warp: all its lanes together, and up to three sets of lanes that act alone; further sets share the last."""
-GRID_BEFORE = 1
-"""The bit of `Clock.done` that stands for the grids which this one depends on."""
+AGENTS_PER_WARP = 4
+"""Agents per warp: the full warp, and up to three subsets of lanes; further subsets share the last."""
+PREREQUISITE_GRIDS_BIT = 1
+"""Bit of `VectorClock.completed_operations` for the prerequisite grids (programmatic dependent launch)."""
 
 
-class Clock:
-    """What an agent knows. `vector[row, a]`: of agent a's events, those up to that count,
+class VectorClock:
+    """The events that happen before an agent's next one.
 
-    MEMORY: are ordered before, their accesses too;
-    ASYNC_PROXY: are ordinary writes that a proxy fence has made visible to the async proxy;
-    MBARRIER_INIT: are mbarrier inits that a fence has made visible to the cluster;
-    EXECUTED: have been executed, whatever is visible of them.
-    `done`: the asynchronous operations that are over.
+    `vector[row, a]` counts events of agent a. Depending on the row, the events up to that count
+
+    - MEMORY: happen before, with their memory accesses;
+    - ASYNC_PROXY: if ordinary writes, have been made visible to the async proxy by a proxy fence;
+    - MBARRIER_INIT: if mbarrier inits, have been made visible to the cluster by a fence;
+    - EXECUTED: have been executed, whether or not their accesses are visible.
+
+    `completed_operations` has the bits of the asynchronous operations that have completed.
     """
 
-    __slots__ = ("done", "vector")
+    __slots__ = ("completed_operations", "vector")
 
     def __init__(self, agents: int) -> None:
         self.vector = np.zeros((4, agents), np.int32)
-        self.done = 0
+        self.completed_operations = 0
 
-    def copy(self) -> Clock:
-        clock = Clock.__new__(Clock)
-        clock.vector, clock.done = self.vector.copy(), self.done
+    def copy(self) -> VectorClock:
+        """Return a copy."""
+        clock = VectorClock.__new__(VectorClock)
+        clock.vector, clock.completed_operations = self.vector.copy(), self.completed_operations
         return clock
 
-    def join(self, other: Clock) -> None:
-        """Learns everything."""
+    def join(self, other: VectorClock) -> None:
+        """Join all rows and completed operations of another clock."""
         np.maximum(self.vector, other.vector, out=self.vector)
-        self.done |= other.done
+        self.completed_operations |= other.completed_operations
 
-    def follow(self, other: Clock) -> None:
-        """Learns what has been executed, and of fenced inits: what an order of too small a scope, or none, tells."""
+    def join_executed(self, other: VectorClock) -> None:
+        """Join the EXECUTED and MBARRIER_INIT rows: implied by synchronization at too narrow a scope, too."""
         np.maximum(self.vector[MBARRIER_INIT:], other.vector[MBARRIER_INIT:], out=self.vector[MBARRIER_INIT:])
 
 
 @dataclass(eq=False)
 class Agent:
-    """Lanes of a warp that act together. `fenced`: since a fence of that scope, what their relaxed writes publish;
-    `pending`: what their relaxed reads have seen, each as far as a scope, which a fence makes known."""
+    """A set of lanes with one clock.
 
-    number: int
-    clock: Clock
-    fenced: tuple[Scope, Clock] | None = None
-    pending: list[tuple[Scope, Clock]] = field(default_factory=list)
+    `fenced`: scope and clock of the last fence, which relaxed writes publish. `pending`: (scope, clock) observed by
+    relaxed reads, joined at the next fence.
+    """
+
+    index: int
+    clock: VectorClock
+    fenced: tuple[ScopeLevel, VectorClock] | None = None
+    pending: list[tuple[ScopeLevel, VectorClock]] = field(default_factory=list)
 
     def advance(self) -> None:
-        self.clock.vector[MEMORY, self.number] += 1
-        self.clock.vector[EXECUTED, self.number] += 1
+        """Count one more event."""
+        self.clock.vector[MEMORY, self.index] += 1
+        self.clock.vector[EXECUTED, self.index] += 1
 
     @property
     def count(self) -> int:
-        return self.clock.vector.item(MEMORY, self.number)
+        """The number of the agent's next event."""
+        return self.clock.vector.item(MEMORY, self.index)
 
 
 class Warp:
     """The agents of a warp.
 
-    A set of lanes knows what the whole warp knows, but of the warp's own accesses only those before the last
-    warp_sync: others may be of other lanes. The whole learns what a set knows at the next warp_sync. Instructions that
-    all lanes execute together (.aligned) order what has been executed among them, not their accesses.
+    A subset of lanes inherits the warp's clock, except for the warp's own accesses since the last __syncwarp, which
+    other lanes may have made. The warp joins its subsets' clocks at the next __syncwarp. Instructions that all lanes
+    execute together (.aligned) order the execution of earlier instructions of the warp, not their accesses.
     """
 
     def __init__(self, index: int, agents: int) -> None:
-        self.first = AGENTS * index
-        self.own = slice(self.first, self.first + AGENTS)
-        self.all = Agent(self.first, Clock(agents))
-        self.sets: dict[int, Agent] = {}
-        self.all.clock.vector[[MEMORY, EXECUTED], self.first] = 1
-        self.synced, self.converged = (np.zeros(AGENTS, np.int32) for _ in range(2))
+        self.first_agent = AGENTS_PER_WARP * index
+        self.agent_slice = slice(self.first_agent, self.first_agent + AGENTS_PER_WARP)
+        self.full_warp = Agent(self.first_agent, VectorClock(agents))
+        self.subsets: dict[int, Agent] = {}
+        self.full_warp.clock.vector[[MEMORY, EXECUTED], self.first_agent] = 1
+        self.synced_counts, self.converged_counts = (np.zeros(AGENTS_PER_WARP, np.int32) for _ in range(2))
 
-    def enter(self, lanes: int) -> Agent:
-        """The agent of those lanes, which act now."""
+    def agent(self, lanes: int) -> Agent:
+        """Return the agent of the lanes that execute now."""
         if lanes == ALL_LANES:
-            return self.all
-        agent = self.sets.get(lanes)
+            return self.full_warp
+        agent = self.subsets.get(lanes)
         if agent is None:
-            agent = self.sets[lanes] = self._new_set()
-        self._inform(agent.clock, self.all)
-        for others, other in self.sets.items():
-            if other is not agent and others & lanes == lanes:
-                self._inform(agent.clock, other)
+            agent = self.subsets[lanes] = self._new_subset()
+        self._propagate(agent.clock, self.full_warp)
+        for other_lanes, other in self.subsets.items():
+            if other is not agent and other_lanes & lanes == lanes:
+                self._propagate(agent.clock, other)
         return agent
 
-    def _new_set(self) -> Agent:
-        number = self.first + min(len(self.sets) + 1, AGENTS - 1)
-        shared = next((a for a in self.sets.values() if a.number == number), None)
+    def _new_subset(self) -> Agent:
+        index = self.first_agent + min(len(self.subsets) + 1, AGENTS_PER_WARP - 1)
+        shared = next((a for a in self.subsets.values() if a.index == index), None)
         if shared:
             return shared
-        agent = Agent(number, Clock(self.all.clock.vector.shape[1]))
-        agent.clock.vector[[MEMORY, EXECUTED], number] = self.all.clock.vector[MEMORY, number] + 1
-        if self.all.fenced:
-            scope, before = self.all.fenced
-            agent.fenced = scope, Clock(agent.clock.vector.shape[1])
-            self._inform(agent.fenced[1], self.all, before)
+        agent = Agent(index, VectorClock(self.full_warp.clock.vector.shape[1]))
+        agent.clock.vector[[MEMORY, EXECUTED], index] = self.full_warp.clock.vector[MEMORY, index] + 1
+        if self.full_warp.fenced:
+            scope, before = self.full_warp.fenced
+            agent.fenced = scope, VectorClock(agent.clock.vector.shape[1])
+            self._propagate(agent.fenced[1], self.full_warp, before)
         return agent
 
-    def _inform(self, clock: Clock, other: Agent, known: Clock | None = None) -> None:
-        """Tells a set of lanes what others know (now, or when they knew `known`), but for what those did themselves
-        since the warp's lanes last met."""
-        known = known or other.clock
-        vector, column, slot = known.vector.copy(), other.number, other.number - self.first
-        vector[:EXECUTED, column] = np.minimum(vector[:EXECUTED, column], self.synced[slot])
-        vector[EXECUTED, column] = min(vector[EXECUTED, column], self.converged[slot])
+    def _propagate(self, clock: VectorClock, other: Agent, clock_then: VectorClock | None = None) -> None:
+        """Join another agent's clock into `clock`, excluding that agent's own accesses since the last __syncwarp.
+
+        `clock_then`: the other agent's clock at an earlier time, instead of its current one.
+        """
+        clock_then = clock_then or other.clock
+        vector, column, slot = clock_then.vector.copy(), other.index, other.index - self.first_agent
+        vector[:EXECUTED, column] = np.minimum(vector[:EXECUTED, column], self.synced_counts[slot])
+        vector[EXECUTED, column] = min(vector[EXECUTED, column], self.converged_counts[slot])
         np.maximum(clock.vector, vector, out=clock.vector)
-        clock.done |= known.done
+        clock.completed_operations |= clock_then.completed_operations
 
     def converge(self) -> None:
-        """All lanes execute an instruction together."""
-        self.converged = np.maximum(self.converged, self.all.clock.vector[EXECUTED, self.own])
-        for agent in self.sets.values():
-            self.converged[agent.number - self.first] = agent.clock.vector[EXECUTED, agent.number]
+        """Record that all lanes execute an instruction together."""
+        self.converged_counts = np.maximum(
+            self.converged_counts, self.full_warp.clock.vector[EXECUTED, self.agent_slice]
+        )
+        for agent in self.subsets.values():
+            self.converged_counts[agent.index - self.first_agent] = agent.clock.vector[EXECUTED, agent.index]
 
     def sync(self) -> None:
-        """All lanes order their accesses among themselves."""
-        for agent in self.sets.values():
-            self.all.clock.join(agent.clock)
-            self.all.pending += agent.pending
-            self.all.fenced = agent.fenced or self.all.fenced
-        self.sets.clear()
-        self.synced = self.all.clock.vector[MEMORY, self.own].copy()
-        self.converged = self.synced
-        self.all.advance()
+        """Execute __syncwarp: order the accesses of all lanes."""
+        for agent in self.subsets.values():
+            self.full_warp.clock.join(agent.clock)
+            self.full_warp.pending += agent.pending
+            self.full_warp.fenced = agent.fenced or self.full_warp.fenced
+        self.subsets.clear()
+        self.synced_counts = self.full_warp.clock.vector[MEMORY, self.agent_slice].copy()
+        self.converged_counts = self.synced_counts
+        self.full_warp.advance()
 
-    def release(self, lanes: int) -> Clock:
-        """A copy of what the acting lanes know and did, with which their later events are not confused."""
-        agent = self.enter(lanes)
+    def release(self, lanes: int) -> VectorClock:
+        """Return a copy of the lanes' clock and advance it, so that later events are not covered by the copy."""
+        agent = self.agent(lanes)
         copy = agent.clock.copy()
-        for others, other in self.sets.items():
+        for other_lanes, other in self.subsets.items():
             if other is agent:
                 continue
-            if others & ~lanes == 0:
+            if other_lanes & ~lanes == 0:
                 copy.join(other.clock)
                 other.advance()
-            elif others & lanes:
-                self._inform(copy, other)
+            elif other_lanes & lanes:
+                self._propagate(copy, other)
         agent.advance()
         return copy
 
-    def release_relaxed(self, lanes: int) -> tuple[Scope, Clock]:
-        """What a relaxed write of the acting lanes tells others: what has been executed, fenced mbarrier inits; and,
-        as far as that scope, what came before a fence."""
-        agent = self.enter(lanes)
-        copy = Clock(agent.clock.vector.shape[1])
-        scope, before = agent.fenced or (Scope.GPU, copy)
+    def release_relaxed(self, lanes: int) -> tuple[ScopeLevel, VectorClock]:
+        """Return (scope, clock) that a relaxed write publishes.
+
+        The clock has executed events and fenced mbarrier inits, and at the fence's scope also what precedes the fence.
+        """
+        agent = self.agent(lanes)
+        copy = VectorClock(agent.clock.vector.shape[1])
+        scope, before = agent.fenced or (ScopeLevel.GPU, copy)
         copy.join(before)
-        copy.follow(self.release(lanes))
+        copy.join_executed(self.release(lanes))
         return scope, copy
 
-    def acquire(self, lanes: int, clock: Clock) -> None:
-        self.enter(lanes).clock.join(clock)
+    def acquire(self, lanes: int, clock: VectorClock) -> None:
+        """Join a clock into that of the lanes."""
+        self.agent(lanes).clock.join(clock)
 
-    def _within(self, lanes: int) -> dict[int, Agent]:
-        """The agent of those lanes first, and those of parts of them, which execute what they do; by lanes."""
-        return {lanes: self.enter(lanes)} | {part: x for part, x in self.sets.items() if part & ~lanes == 0}
+    def _agents_within(self, lanes: int) -> dict[int, Agent]:
+        """Return the agents of the lanes (first) and of their subsets, by lane mask."""
+        return {lanes: self.agent(lanes)} | {subset: x for subset, x in self.subsets.items() if subset & ~lanes == 0}
 
-    def fence(self, scope: Scope, lanes: int) -> None:
-        """Orders the acting lanes' relaxed accesses before with those after it, as far as the scope."""
-        agents = self._within(lanes)
+    def fence(self, scope: ScopeLevel, lanes: int) -> None:
+        """Execute a memory fence at `scope`: order the lanes' earlier relaxed accesses before the later ones."""
+        agents = self._agents_within(lanes)
         for agent in agents.values():
-            for reach, clock in agent.pending:
-                if scope >= reach:
+            for needed_scope, clock in agent.pending:
+                if scope >= needed_scope:
                     agent.clock.join(clock)
             agent.pending.clear()
-        for part, agent in agents.items():  # each lane publishes what it knows itself
-            agent.fenced = scope, self.release(part)
+        for subset, agent in agents.items():  # each subset publishes its own clock
+            agent.fenced = scope, self.release(subset)
 
     def fence_proxy(self, row: int, lanes: int) -> None:
-        """The acting lanes' ordinary writes, or mbarrier inits, so far become visible where others are not."""
-        acting = self.enter(lanes)
-        if lanes == ALL_LANES:  # each lane's own, of what sets of lanes did before the lanes last met
-            known = acting.clock.vector
-            known[row, self.own] = np.maximum(known[row, self.own], known[MEMORY, self.own])
-        for agent in self._within(lanes).values():
-            agent.clock.vector[row, agent.number] = acting.clock.vector[row, agent.number] = agent.count
+        """Mark earlier writes (mbarrier inits) as visible to the async proxy (the cluster); `row`: which of the two."""
+        acting = self.agent(lanes)
+        if lanes == ALL_LANES:  # includes accesses of subsets before the last __syncwarp
+            vector = acting.clock.vector
+            vector[row, self.agent_slice] = np.maximum(vector[row, self.agent_slice], vector[MEMORY, self.agent_slice])
+        for agent in self._agents_within(lanes).values():
+            agent.clock.vector[row, agent.index] = acting.clock.vector[row, agent.index] = agent.count
             agent.advance()

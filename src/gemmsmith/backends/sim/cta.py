@@ -1,4 +1,4 @@
-"""CTAs and the clusters they form."""
+"""CTAs and clusters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gemmsmith.backends.sim.shadow import Shadow
 
 @dataclass(eq=False)
 class Cluster:
-    """The CTAs of a cluster by rank, and its barrier."""
+    """The CTAs of a cluster, by rank, and its barrier."""
 
     barrier: ThreadBarrier
     ctas: list[Cta] = field(default_factory=list)
@@ -22,9 +22,10 @@ class Cluster:
 
 @dataclass(eq=False)
 class Cta:
-    """One CTA: its shared memory, barriers, register pool, and the engines whose time it shares.
+    """A CTA: its shared memory, barriers, register pool and asynchronous engines.
 
-    `remote` are the accesses to it, and arrivals at it, by other CTAs of the cluster.
+    `engines`: the time in cycles until which each engine is busy. `remote`: accesses to its shared memory, and arrivals
+    at its mbarriers, by other CTAs of the cluster.
     """
 
     index: int
@@ -40,5 +41,5 @@ class Cta:
     remote: list[Event] = field(default_factory=list)
 
     def peer(self, rank: int | None) -> Cta:
-        """The CTA of that rank in the cluster; None is this one."""
+        """Return the CTA of that rank in the cluster; None is this one."""
         return self if rank is None else self.cluster.ctas[rank]

@@ -1,4 +1,4 @@
-"""Runs a grid: chooses which unit or asynchronous operation goes on."""
+"""The scheduler of a simulated grid: chooses which lockstep group or asynchronous operation proceeds."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gemmsmith.backends.sim import launch
-from gemmsmith.backends.sim.chip import H200, Chip
+from gemmsmith.backends.sim.cost_model import H200_COST_MODEL, CostModel
 from gemmsmith.backends.sim.counters import Counters
 from gemmsmith.backends.sim.cta import Cta
-from gemmsmith.backends.sim.ending import check_end
-from gemmsmith.backends.sim.hazards import Hazard, Hazards, Stop
-from gemmsmith.backends.sim.interpreter import Interpreter, Step
+from gemmsmith.backends.sim.exit_checks import check_grid_exit
+from gemmsmith.backends.sim.grid import check_launch, create_ctas
+from gemmsmith.backends.sim.grid_state import GridState
+from gemmsmith.backends.sim.hazards import Hazard, Hazards, SimulationAborted
+from gemmsmith.backends.sim.interpreter import CompiledStatement, Interpreter
+from gemmsmith.backends.sim.lockstep_group import LockstepGroup, Wait
 from gemmsmith.backends.sim.memory import GlobalMemory
-from gemmsmith.backends.sim.operations import Operations, Running
-from gemmsmith.backends.sim.state import State
+from gemmsmith.backends.sim.operations import InFlightOperation, Operations
 from gemmsmith.backends.sim.timeline import Timeline
-from gemmsmith.backends.sim.unit import Unit, Wait
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.lang.kernel import Kernel
-from gemmsmith.lang.statements import Block, Where
+from gemmsmith.lang.statements import Block, SourceLocation
 
-STEPS = 5_000_000
-"""Scheduling steps after which a kernel is taken to go on for ever."""
+MAX_SCHEDULER_STEPS = 5_000_000
+"""Scheduler steps after which a kernel is assumed never to finish. Chosen; not measured."""
 
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """Hazards (none in a right kernel), the timeline, and the cycles of the cost model."""
+    """Result of a simulated grid: hazards (none for a correct kernel), the timeline, and cycles of the cost model."""
 
     hazards: list[Hazard]
     timeline: Timeline
@@ -40,82 +40,109 @@ Argument = int | float | TensorMap | tuple[int, ...]
 
 def simulate(
     kernel: Kernel, grid: int, arguments: Mapping[str, Argument], memory: GlobalMemory, *,
-    seed: int = 0, chip: Chip = H200, max_hazards: int = 20, dependent: bool = False,
-    worked: Callable[[float], None] = lambda cycles: None, counters: Counters | None = None,
+    seed: int = 0, cost_model: CostModel = H200_COST_MODEL, max_hazards: int = 20, dependent: bool = False,
+    on_mma_cycles: Callable[[float], None] = lambda cycles: None, counters: Counters | None = None,
 ) -> SimulationResult:  # fmt: skip
-    """Executes `grid` CTAs, all resident at once, on the bytes of `memory`.
+    """Execute `grid` CTAs, all resident concurrently, on the bytes of `memory`.
 
-    seed 0 takes what the cost model says comes first; other seeds interleave units and complete asynchronous
-    operations in a random order that the hardware may choose too. A wrong kernel is reported, it raises nothing; a
-    launch that no driver takes (a missing argument, a ragged cluster) is an ArgumentError or KernelError.
-    `dependent`: the grid may have been started while those before it run (programmatic dependent launch), so
-    griddepcontrol.wait must precede its accesses to global memory. `worked` is told the tensor-core cycles of every
-    wgmma that is done; `counters` count if given. With the last of `max_hazards` the kernel stops.
+    Seed 0 follows the cost model; other seeds choose a random interleaving that the hardware permits. Kernel errors are
+    returned as hazards; an invalid launch raises.
+
+    Args:
+        kernel: The kernel to execute.
+        grid: Number of CTAs, a multiple of the cluster size.
+        arguments: Kernel arguments, by parameter name.
+        memory: Global memory, which the kernel reads and writes.
+        seed: Schedule of the execution.
+        cost_model: Durations in cycles, for seed 0 and for the timeline.
+        max_hazards: Number of hazards after which the execution stops.
+        dependent: Whether the prerequisite grids may still be running (programmatic dependent launch), so that
+            griddepcontrol.wait must precede accesses to global memory.
+        on_mma_cycles: Called with the tensor-core cycles of every completed wgmma.
+        counters: Counters that count instructions and memory accesses, if given.
+
+    Raises:
+        ArgumentError: If an argument is missing, or `grid` is not a multiple of the cluster size.
+        KernelError: If the cluster extends along another axis than x.
     """
-    launch.check(kernel, grid, arguments)
-    watch = counters.watch if counters else None
-    state = State(kernel, memory, chip, seed, Hazards(max_hazards), dict(arguments), grid, Operations(worked), watch)
-    by_cta = launch.start(state, dependent=dependent)
-    units = [unit for each in by_cta.values() for unit in each]
-    with suppress(Stop):
-        _run(state, units)
-        check_end(state, by_cta)
-    _let_go(state, by_cta)
+    check_launch(kernel, grid, arguments)
+    instrument = counters.instrument if counters else None
+    state = GridState(
+        kernel,
+        memory,
+        cost_model,
+        seed,
+        Hazards(max_hazards),
+        dict(arguments),
+        grid,
+        Operations(on_mma_cycles),
+        instrument,
+    )
+    by_cta = create_ctas(state, dependent=dependent)
+    groups = [group for of_cta in by_cta.values() for group in of_cta]
+    with suppress(SimulationAborted):
+        _run(state, groups)
+        check_grid_exit(state, by_cta)
+    _break_reference_cycles(state, by_cta)
     for buffer in memory.buffers:
-        buffer.unwritten = False  # the next kernel reads what this one wrote
-    cycles = max((unit.time for unit in units), default=0)
-    return SimulationResult(state.hazards.found, state.timeline, cycles)
+        buffer.uninitialized = False  # the next kernel reads what this one wrote
+    cycles = max((group.time for group in groups), default=0)
+    return SimulationResult(state.hazards.reported, state.timeline, cycles)
 
 
-def _let_go(state: State, ctas: Iterable[Cta]) -> None:
-    """Opens the circles in which what has been simulated refers to itself: it is freed at once, without a search."""
+def _break_reference_cycles(state: GridState, ctas: Iterable[Cta]) -> None:
+    """Break reference cycles, so that memory is freed without waiting for the garbage collector."""
     for cta in ctas:
         cta.cluster.ctas.clear()
         cta.mbarriers.clear()
-    for running in state.operations.all:
-        del running.operation
+    for in_flight in state.operations.all:
+        del in_flight.operation
 
 
-def _run(state: State, units: list[Unit]) -> None:
-    """Until all units have ended."""
+def _run(state: GridState, groups: list[LockstepGroup]) -> None:
+    """Execute until all groups have finished."""
     operations = state.operations
-    steps: dict[Block, list[Step]] = {}
-    programs = {unit: Interpreter(unit, steps).run() for unit in units}
-    blocked: dict[Unit, Wait | None] = dict.fromkeys(units)
-    for _ in range(STEPS):
+    compiled: dict[Block, list[CompiledStatement]] = {}
+    programs = {group: Interpreter(group, compiled).run() for group in groups}
+    blocked: dict[LockstepGroup, Wait | None] = dict.fromkeys(groups)
+    for _ in range(MAX_SCHEDULER_STEPS):
         if not blocked:
-            while operations.running:
+            while operations.in_flight:
                 operations.complete(operations.completable()[0])
             return
         ready = [u for u, wait in blocked.items() if wait is None or wait.ready()]
         completable = operations.completable()
         if not ready and not completable:
             raise _deadlock(state, blocked)
-        chosen = _choose(state, ready, completable)
-        if isinstance(chosen, Running):
-            operations.complete(chosen)
+        selected = _choose(state, ready, completable)
+        if isinstance(selected, InFlightOperation):
+            operations.complete(selected)
             continue
         try:
-            blocked[chosen] = next(programs[chosen])
+            blocked[selected] = next(programs[selected])
         except StopIteration:
-            chosen.waited(chosen.time, "")
-            del blocked[chosen]
-    state.hazards.report("deadlock", f"no end after {STEPS} steps", Where("?", 0))
-    raise Stop
+            selected.record_wait(selected.time, "")
+            del blocked[selected]
+    state.hazards.report(
+        "deadlock", f"not finished after {MAX_SCHEDULER_STEPS} scheduler steps", SourceLocation("?", 0)
+    )
+    raise SimulationAborted
 
 
-def _choose(state: State, ready: list[Unit], completable: list[Running]) -> Unit | Running:
+def _choose(
+    state: GridState, ready: list[LockstepGroup], completable: list[InFlightOperation]
+) -> LockstepGroup | InFlightOperation:
     if state.seed:
         index = state.random.randrange(len(ready) + len(completable))
         return ready[index] if index < len(ready) else completable[index - len(ready)]
-    unit = min(ready, key=lambda u: u.time, default=None)
+    group = min(ready, key=lambda u: u.time, default=None)
     operation = min(completable, key=lambda r: r.end, default=None)
-    if unit is None or (operation is not None and operation.end <= unit.time):
+    if group is None or (operation is not None and operation.end <= group.time):
         assert operation is not None
         return operation
-    return unit
+    return group
 
 
-def _deadlock(state: State, blocked: dict[Unit, Wait | None]) -> Stop:
-    waits = [f"{u.title} ({u.where}) waits for {w.describe()}" for u, w in blocked.items() if w]
-    return next(iter(blocked)).stop("deadlock", "; ".join(waits))
+def _deadlock(state: GridState, blocked: dict[LockstepGroup, Wait | None]) -> SimulationAborted:
+    waits = [f"{u.title} ({u.location}) waits for {w.describe()}" for u, w in blocked.items() if w]
+    return next(iter(blocked)).fatal("deadlock", "; ".join(waits))

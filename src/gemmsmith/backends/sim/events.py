@@ -1,4 +1,4 @@
-"""Accesses to memory as events: by whom, and what orders them."""
+"""Memory accesses as events, and the happens-before relation between them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmsmith.backends.sim.clocks import ASYNC_PROXY, MEMORY, Clock, Warp
-from gemmsmith.backends.sim.scopes import Placed, Scope, between
-from gemmsmith.lang.statements import Where
+from gemmsmith.backends.sim.clocks import ASYNC_PROXY, MEMORY, VectorClock, Warp
+from gemmsmith.backends.sim.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
+from gemmsmith.lang.statements import SourceLocation
 
 
 @dataclass(slots=True)
-class Lanes:
-    """Which lane of a warp accessed which of `width` bytes from each of `offsets`; `rows`: the lanes' positions in the
-    unit."""
+class LaneAccesses:
+    """The bytes that each lane of a warp accesses: `width` bytes at each of `offsets`.
+
+    `rows`: the lanes' indices among the lockstep group's threads, one per offset.
+    """
 
     offsets: np.ndarray
     width: int
     rows: np.ndarray
 
-    def at(self, cells: np.ndarray, granule: int) -> np.ndarray:
-        """The lane that accessed each cell; -1 where none did, -2 where several did."""
+    def lane_of_cells(self, cells: np.ndarray, granule: int) -> np.ndarray:
+        """Return the lane that accessed each cell of `granule` bytes; -1 if none did, -2 if several did."""
         count = max(1, self.width // granule)
         own = (self.offsets[:, None] // granule + np.arange(count)).reshape(-1)
         lanes = np.repeat(self.rows % 32, count)
@@ -34,52 +36,55 @@ class Lanes:
 
 @dataclass(eq=False, slots=True)
 class Event:
-    """An access: by an agent at its count, or (agent -1) by an asynchronous operation whose `bits` say it is done.
+    """A memory access by an agent at its event count, or (agent -1) by an asynchronous operation.
 
-    `row` of a clock says whether it is known. An ordinary access is of a `warp`, by `lanes`; a strong one (atomic,
-    relaxed, acquire, release) has a scope, of the CTA it is of, and may only read.
+    `bits`: the operation's bits in a clock once it has completed. `row`: the row of a clock that orders the event.
+    `warp`, `lanes`: set for accesses by threads. `strong`: (scope, CTA) of a strong access (atomic, relaxed, acquire,
+    release). `is_read`: whether it only reads.
     """
 
     agent: int
     count: int
     bits: int
-    what: str
-    who: str
-    where: Where
+    label: str
+    issuer: str
+    location: SourceLocation
     row: int = MEMORY
     warp: Warp | None = None
-    lanes: Lanes | None = None
-    strong: tuple[Scope, Placed] | None = None
-    only_reads: bool = False
+    lanes: LaneAccesses | None = None
+    strong: tuple[ScopeLevel, HasClusterRank] | None = None
+    is_read: bool = False
 
-    def known(self, clock: Clock) -> bool:
-        """Whether it happened before what `clock` stands for."""
+    def happens_before(self, clock: VectorClock) -> bool:
+        """Return whether this event happens before the events at `clock`."""
         if self.agent < 0:
-            return clock.done & self.bits == self.bits
+            return clock.completed_operations & self.bits == self.bits
         return clock.vector.item(self.row, self.agent) >= self.count
 
-    def ordered_before(self, later: Event, clock: Clock, cells: np.ndarray, granule: int) -> bool:
-        """The same for an event whose agent knows `clock`. Accesses of one warp are ordered where the lanes have met
-        since, or where the same lane made both, to each of the cells."""
-        if self.agent < 0 or (self.known(clock) and self.agent != later.agent):
-            return self.known(clock)
+    def ordered_before(self, later: Event, clock: VectorClock, cells: np.ndarray, granule: int) -> bool:
+        """Return whether this event happens before `later`, whose agent is at `clock`.
+
+        Accesses of one warp are ordered by __syncwarp, or if the same lane made both to each cell.
+        """
+        if self.agent < 0 or (self.happens_before(clock) and self.agent != later.agent):
+            return self.happens_before(clock)
         if self.warp is None or self.warp is not later.warp or self.lanes is None or later.lanes is None:
             return False
-        if self.count <= self.warp.synced[self.agent - self.warp.first]:
+        if self.count <= self.warp.synced_counts[self.agent - self.warp.first_agent]:
             return True
-        own, others = self.lanes.at(cells, granule), later.lanes.at(cells, granule)
+        own, others = self.lanes.lane_of_cells(cells, granule), later.lanes.lane_of_cells(cells, granule)
         return bool(((own == others) & (own >= 0)).all())
 
-    def together_with(self, other: Event) -> bool:
-        """Whether both are strong, as far as each other's CTA: no race, whatever their order."""
+    def morally_strong_with(self, other: Event) -> bool:
+        """Return whether the two are morally strong (PTX): each scope includes the other's CTA. They do not race."""
         if self.strong is None or other.strong is None:
             return False
         (scope, cta), (other_scope, other_cta) = self.strong, other.strong
-        return min(scope, other_scope) >= between(cta, other_cta)
+        return min(scope, other_scope) >= narrowest_common_scope(cta, other_cta)
 
-    def visible_to_async(self, clock: Clock) -> bool:
-        """Whether an ordinary write was fenced for the async proxy."""
+    def visible_to_async(self, clock: VectorClock) -> bool:
+        """Return whether this write, if an ordinary one, has been made visible to the async proxy by a fence."""
         return self.agent < 0 or clock.vector.item(ASYNC_PROXY, self.agent) >= self.count
 
     def __str__(self) -> str:
-        return f"{self.what} by {self.who} ({self.where})"
+        return f"{self.label} by {self.issuer} ({self.location})"

@@ -1,46 +1,47 @@
-"""What the simulator reports, and where it collects it."""
+"""Hazards that the simulator reports."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gemmsmith.lang.statements import Where
+from gemmsmith.lang.statements import SourceLocation
 
 
 @dataclass(frozen=True)
 class Hazard:
-    """One mistake: its kind, what happened, and the kernel line that was executing.
+    """One error of a kernel: its kind, a message, and the kernel's source line being executed.
 
-    Kinds: race, missing proxy fence, uninitialized read, deadlock, phase aliasing, over-arrival, barrier, unread
-    phase, exited CTA, accumulator, group, registers, out of bounds, alignment, overflow, uniformity, divergence,
-    duplicate issue, semaphore.
+    Kinds: race, missing proxy fence, uninitialized read, deadlock, phase aliasing, over-arrival, barrier, unconsumed
+    phase, access to exited CTA, wgmma register hazard, missing wait_group, registers, out of bounds, alignment,
+    overflow, uniformity, divergence, issued by several threads, flags not reset.
     """
 
     kind: str
     message: str
-    where: Where
+    location: SourceLocation
 
     def __str__(self) -> str:
-        return f"{self.kind} at {self.where}: {self.message}"
+        return f"{self.kind} at {self.location}: {self.message}"
 
 
 @dataclass
 class Hazards:
-    """Collects hazards, each kind once a line (and other line). With the last that it takes the kernel stops."""
+    """Collects hazards, once per kind and pair of source lines. Raises SimulationAborted when `limit` is reached."""
 
     limit: int
-    found: list[Hazard] = field(default_factory=list)
+    reported: list[Hazard] = field(default_factory=list)
     _seen: set[object] = field(default_factory=set)
 
-    def report(self, kind: str, message: str, where: Where, other: object = None) -> None:
-        key = (kind, where, other)
+    def report(self, kind: str, message: str, location: SourceLocation, other: object = None) -> None:
+        """Record a hazard, unless one of its kind was reported for the same source lines."""
+        key = (kind, location, other)
         if key in self._seen:
             return
         self._seen.add(key)
-        self.found.append(Hazard(kind, message, where))
-        if len(self.found) >= self.limit:
-            raise Stop(f"{self.limit} hazards")
+        self.reported.append(Hazard(kind, message, location))
+        if len(self.reported) >= self.limit:
+            raise SimulationAborted(f"{self.limit} hazards")
 
 
-class Stop(Exception):  # noqa: N818 - no error of the user's program
-    """The kernel cannot go on (after a report)."""
+class SimulationAborted(Exception):  # noqa: N818 - no error of the user's program
+    """The simulation cannot continue; the reason has been reported as a hazard."""

@@ -1,115 +1,149 @@
-"""Executes a kernel's statements on a unit: a generator that yields where the unit blocks."""
+"""Execution of a kernel's statements by a lockstep group: a generator that yields when the group blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import GeneratorType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmsmith.backends.sim.arithmetic import function_of
-from gemmsmith.backends.sim.machine import UnitMachine
+from gemmsmith.backends.sim.arithmetic import compile_operation
+from gemmsmith.backends.sim.lockstep_group import LockstepGroup
+from gemmsmith.backends.sim.machine import LockstepMachine
 from gemmsmith.backends.sim.registers import RegisterFile
-from gemmsmith.backends.sim.unit import Unit
 from gemmsmith.backends.sim.values import Values
 from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.machine import Blocking, Machine
-from gemmsmith.lang.values import Operation, Read, RegisterRead, RegisterRows, Registers, SelectedRow, Value
+from gemmsmith.lang.values import (
+    IndexedRow,
+    Operation,
+    RegisterArray,
+    RegisterArray2D,
+    RegisterRead,
+    Value,
+    VariableRead,
+)
 
-PREEMPTION = 0.2
-"""With a seed, how often a unit is interrupted at an instruction that others can see."""
+PREEMPTION_PROBABILITY = 0.2
+"""Probability, for seeds other than 0, of switching to another group after an instruction that others can observe.
+Chosen; not measured."""
 
-Step = tuple[st.Where, bool, Callable[["Interpreter", Any], Blocking | None], Any]
-"""A statement: where it is, whether others see what it does, what executes it, and with what beside the interpreter."""
+
+class CompiledStatement(NamedTuple):
+    """A statement, ready to execute: `handler(interpreter, argument)`.
+
+    `visible`: whether other threads can observe its effects.
+    """
+
+    location: st.SourceLocation
+    visible: bool
+    handler: Callable[[Interpreter, Any], Blocking | None]
+    argument: Any
 
 
 class Interpreter:
-    """Runs the kernel from its first statement to its last. `steps`, of the blocks that some unit has executed, serve
-    all units of the grid."""
+    """Executes the kernel for one lockstep group, from its first statement to its last.
 
-    def __init__(self, unit: Unit, steps: dict[st.Block, list[Step]]) -> None:
-        self.unit, self.steps = unit, steps
-        self.values, self.registers = Values(unit), RegisterFile(unit)
-        self.bound = self.values.bound
-        machine, watch = UnitMachine(unit, self.values, self.registers), unit.state.watch
+    `compiled`: the statements of the blocks that some group has executed, shared by all groups of the grid.
+    """
+
+    def __init__(self, group: LockstepGroup, compiled: dict[st.Block, list[CompiledStatement]]) -> None:
+        self.group, self.compiled = group, compiled
+        self.values, self.registers = Values(group), RegisterFile(group)
+        self.table = self.values.table
+        machine, instrument = LockstepMachine(group, self.values, self.registers), group.state.instrument
         self.machine: Machine = machine
-        self.watched = watch(unit, machine) if watch else None
+        self.instrumented = instrument(group, machine) if instrument else None
 
     def run(self) -> Blocking:
-        """The whole kernel."""
-        return self._block(self.unit.state.kernel.body)
+        """Execute the whole kernel."""
+        return self._block(self.group.state.kernel.body)
 
     def _block(self, block: st.Block) -> Blocking:
-        unit, random, seed = self.unit, self.unit.state.random.random, self.unit.state.seed
-        steps = self.steps.get(block)
-        if steps is None:
-            steps = self.steps[block] = [_step(s) for s in block.statements if type(s) is not st.Comment]
-        for where, visible, execute, what in steps:
-            unit.where = where
-            blocking = execute(self, what)
+        group, random, seed = self.group, self.group.state.random.random, self.group.state.seed
+        statements = self.compiled.get(block)
+        if statements is None:
+            statements = self.compiled[block] = [
+                _compile_statement(s) for s in block.statements if type(s) is not st.Comment
+            ]
+        for location, visible, handler, argument in statements:
+            group.location = location
+            blocking = handler(self, argument)
             if blocking is not None:
                 yield from blocking
-            if seed and visible and random() < PREEMPTION:
+            if seed and visible and random() < PREEMPTION_PROBABILITY:
                 yield None
 
     def simulate(self, instruction: Instruction) -> Any:
-        return self.watched(instruction) if self.watched else instruction.simulate(self.machine)
+        """Execute an instruction; return its result, or a generator if it may block."""
+        return self.instrumented(instruction) if self.instrumented else instruction.simulate(self.machine)
 
-    def execute(self, statement: st.Execute) -> Blocking | None:
-        done = self.simulate(statement.instruction)
-        return done if isinstance(done, GeneratorType) else None
+    def execute(self, statement: st.IssueInstruction) -> Blocking | None:
+        """Execute an instruction without a result."""
+        result = self.simulate(statement.instruction)
+        return result if isinstance(result, GeneratorType) else None
 
-    def operate(self, what: tuple[Operation, Callable[..., Any]]) -> None:
-        x, function = what
-        bound = self.bound
-        bound[x] = function(self.unit, bound)
+    def operate(self, argument: tuple[Operation, Callable[..., Any]]) -> None:
+        """Compute an operation on values."""
+        x, function = argument
+        table = self.table
+        table[x] = function(self.group, table)
 
-    def read(self, x: Read) -> None:
-        self.bound[x] = self.values.variables[x.variable]
+    def read(self, x: VariableRead) -> None:
+        """Read a variable."""
+        self.table[x] = self.values.variables[x.variable]
 
     def read_register(self, x: RegisterRead) -> None:
-        self.bound[x] = self.registers.read(self._row(x.registers), int(self.bound[x.index]))
+        """Read an element of a register array."""
+        self.table[x] = self.registers.read(self._row(x.registers), int(self.table[x.index]))
 
     def result(self, x: Result) -> Blocking | None:
-        held = self.simulate(x.instruction)
-        if isinstance(held, GeneratorType):
-            return self._later(x, held)
-        self.bound[x] = held
+        """Execute an instruction and store its result."""
+        result = self.simulate(x.instruction)
+        if isinstance(result, GeneratorType):
+            return self._define_later(x, result)
+        self.table[x] = result
         return None
 
-    def _later(self, x: Value, done: Blocking) -> Blocking:
-        self.bound[x] = yield from done
+    def _define_later(self, x: Value, blocking: Blocking) -> Blocking:
+        self.table[x] = yield from blocking
 
     def call(self, statement: st.Call) -> Blocking:
-        function, bound = statement.function, self.bound
-        bound.update(zip(function.parameters, map(self.values.value, statement.arguments), strict=True))
+        """Call a device function."""
+        function, table = statement.function, self.table
+        table.update(zip(function.parameters, map(self.values.value, statement.arguments), strict=True))
         yield from self._block(function.body)
-        bound.update(zip(statement.results, map(self.values.value, function.results), strict=True))
+        table.update(zip(statement.results, map(self.values.value, function.results), strict=True))
 
     def declare(self, statement: st.Declare) -> None:
+        """Declare a variable."""
         self.values.declare(statement.variable, statement.initial)
 
     def assign(self, statement: st.Assign) -> None:
+        """Assign a variable."""
         self.values.assign(statement.variable, statement.value)
 
     def declare_registers(self, statement: st.DeclareRegisters) -> None:
+        """Declare a register array, or a 2-D one."""
         declared = statement.registers
-        for array in declared if isinstance(declared, RegisterRows) else [declared]:
+        for array in declared if isinstance(declared, RegisterArray2D) else [declared]:
             self.registers.declare(array)
 
     def assign_register(self, statement: st.AssignRegister) -> None:
-        index, active = int(self.bound[statement.index]), self.unit.active
+        """Assign an element of a register array in the active threads."""
+        index, active = int(self.table[statement.index]), self.group.active
         array = self.registers.access(self._row(statement.registers), write=True)
-        new = self.bound[statement.value]
+        new = self.table[statement.value]
         array[active, index] = new[active] if isinstance(new, np.ndarray) else new
 
-    def _row(self, x: Registers) -> Registers:
-        return x.array.rows[int(self.bound[x.row])] if isinstance(x, SelectedRow) else x
+    def _row(self, x: RegisterArray) -> RegisterArray:
+        return x.array.rows[int(self.table[x.row])] if isinstance(x, IndexedRow) else x
 
     def branch(self, branch: st.If) -> Blocking | None:
-        condition = self.bound[branch.condition]
+        """Execute an if statement."""
+        condition = self.table[branch.condition]
         if isinstance(condition, np.ndarray):
             return self._diverge(branch, condition)
         block = branch.then if condition else branch.otherwise
@@ -117,42 +151,44 @@ class Interpreter:
 
     def _diverge(self, branch: st.If, condition: np.ndarray) -> Blocking:
         before = self.machine.active
-        for block, chosen in ((branch.then, condition), (branch.otherwise, ~condition)):
-            active = before & chosen
+        for block, taken in ((branch.then, condition), (branch.otherwise, ~condition)):
+            active = before & taken
             if block is not None and active.any():
                 self.machine.active = active
                 yield from self._block(block)
         self.machine.active = before
 
     def loop(self, loop: st.Loop) -> Blocking:
+        """Execute a loop with uniform bounds."""
         for i in range(*(int(self.values.uniform(x)) for x in (loop.start, loop.stop, loop.step))):
-            self.bound[loop.index] = i
+            self.table[loop.index] = i
             yield from self._block(loop.body)
 
     def role(self, role: st.Role) -> Blocking | None:
+        """Execute a role's body if the group has that role."""
         size = 128 if role.unit == "warpgroup" else 32
-        index = int(self.unit.threads[0]) // size
+        index = int(self.group.threads[0]) // size
         if role.unit == "warp":
             index %= 4
         return self._block(role.body) if role.first <= index < role.first + role.count else None
 
 
-Execution = Callable[[Interpreter, Any], Blocking | None]
-_OF_STATEMENTS: dict[type[st.Statement], Execution] = {
-    st.Execute: Interpreter.execute, st.Declare: Interpreter.declare, st.Assign: Interpreter.assign,
+Handler = Callable[[Interpreter, Any], Blocking | None]
+_STATEMENT_HANDLERS: dict[type[st.Statement], Handler] = {
+    st.IssueInstruction: Interpreter.execute, st.Declare: Interpreter.declare, st.Assign: Interpreter.assign,
     st.DeclareRegisters: Interpreter.declare_registers, st.AssignRegister: Interpreter.assign_register,
     st.If: Interpreter.branch, st.Loop: Interpreter.loop, st.Role: Interpreter.role, st.Call: Interpreter.call,
 }  # fmt: skip
-_OF_VALUES: dict[type[Value], Execution] = {
-    Result: Interpreter.result, Read: Interpreter.read, RegisterRead: Interpreter.read_register,
+_VALUE_HANDLERS: dict[type[Value], Handler] = {
+    Result: Interpreter.result, VariableRead: Interpreter.read, RegisterRead: Interpreter.read_register,
 }  # fmt: skip
 
 
-def _step(statement: st.Statement) -> Step:
-    where, visible = statement.where, isinstance(statement, st.Execute)
-    if not isinstance(statement, st.Bind):
-        return where, visible, _OF_STATEMENTS[type(statement)], statement
+def _compile_statement(statement: st.Statement) -> CompiledStatement:
+    location, visible = statement.location, isinstance(statement, st.IssueInstruction)
+    if not isinstance(statement, st.Define):
+        return CompiledStatement(location, visible, _STATEMENT_HANDLERS[type(statement)], statement)
     x = statement.value
     if isinstance(x, Operation):
-        return where, visible, Interpreter.operate, (x, function_of(x))
-    return where, visible, _OF_VALUES[type(x)], x
+        return CompiledStatement(location, visible, Interpreter.operate, (x, compile_operation(x)))
+    return CompiledStatement(location, visible, _VALUE_HANDLERS[type(x)], x)

@@ -1,42 +1,48 @@
-"""The Machine that instructions execute on, put together from a unit's parts."""
+"""The `Machine` of a lockstep group, which instructions execute on."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gemmsmith.backends.sim.accesses import Accesses
+from gemmsmith.backends.sim.async_groups import AsyncGroups
+from gemmsmith.backends.sim.async_issue import AsyncIssuer
 from gemmsmith.backends.sim.checked_memory import CheckedMemory
-from gemmsmith.backends.sim.clocks import ASYNC_PROXY, GRID_BEFORE, MBARRIER_INIT
-from gemmsmith.backends.sim.groups import Groups
-from gemmsmith.backends.sim.issue import Issue
+from gemmsmith.backends.sim.clocks import ASYNC_PROXY, MBARRIER_INIT, PREREQUISITE_GRIDS_BIT
+from gemmsmith.backends.sim.lockstep_group import LockstepGroup
 from gemmsmith.backends.sim.mbarriers import Mbarriers
+from gemmsmith.backends.sim.memory_instructions import MemoryInstructions
 from gemmsmith.backends.sim.registers import RegisterFile
 from gemmsmith.backends.sim.scopes import scope_of
 from gemmsmith.backends.sim.thread_barriers import ThreadBarriers
-from gemmsmith.backends.sim.unit import Unit
 from gemmsmith.backends.sim.values import Values
-from gemmsmith.lang.values import RegisterPart, Registers, SelectedRow
+from gemmsmith.lang.values import IndexedRow, RegisterArray, RegisterSlice
 
 
-class UnitMachine:
-    """See `lang/machine.py`. What a part does by itself is that part's method; what takes several is written here."""
+class LockstepMachine:
+    """Implements `lang.machine.Machine` for a lockstep group.
 
-    def __init__(self, unit: Unit, values: Values, registers: RegisterFile) -> None:
-        memory, mbarriers, barriers = CheckedMemory(unit), Mbarriers(unit), ThreadBarriers(unit)
-        accesses, groups = Accesses(unit, memory), Groups(unit, registers)
-        self._unit, self._registers = unit, registers
+    Methods that one component implements are bound to it in the constructor (without the cost of another call);
+    methods that need several are defined here.
+    """
 
-        self.threads, self.report, self.converged = unit.threads, unit.hazard, unit.converged
-        self.block, self.grid = unit.cta.index, unit.state.grid
-        self.rank, self.cluster_size = unit.cta.rank, len(unit.cta.cluster.ctas)
-        self.elected = unit.state.random.randrange(32) if unit.state.seed else 0
+    def __init__(self, group: LockstepGroup, values: Values, registers: RegisterFile) -> None:
+        memory, mbarriers, barriers = CheckedMemory(group), Mbarriers(group), ThreadBarriers(group)
+        memory_instructions, async_groups = MemoryInstructions(group, memory), AsyncGroups(group, registers)
+        self._group, self._registers = group, registers
 
-        self.value, self.column, self.uniform = values.value, values.column, values.uniform
-        self.fragment, self.seed = registers.fragment, unit.state.seed
-        self.compiler_fence, self.set_register_budget = registers.compiler_fence, registers.set_budget
+        self.threads, self.report, self.require_converged = group.threads, group.report, group.require_converged
+        self.block_index, self.grid_size = group.cta.index, group.state.grid
+        self.rank, self.cluster_size = group.cta.rank, len(group.cta.cluster.ctas)
+        self.elected = group.state.random.randrange(32) if group.state.seed else 0
 
-        self.load, self.store, self.atomic = accesses.load, accesses.store, accesses.atomic
-        self.wait_word, self.peek, self.poke = accesses.wait_word, memory.peek, memory.poke
+        self.value, self.per_thread, self.uniform = values.value, values.per_thread, values.uniform
+        self.registers_unchecked, self.seed = registers.registers_unchecked, group.state.seed
+        self.fence_operand, self.set_register_budget = registers.fence_operand, registers.set_budget
+
+        self.load, self.store, self.atomic = (
+            memory_instructions.load, memory_instructions.store, memory_instructions.atomic,
+        )  # fmt: skip
+        self.spin_wait, self.peek, self.poke = memory_instructions.spin_wait, memory.peek, memory.poke
 
         self.mbarrier_init, self.mbarrier_arrive = mbarriers.init, mbarriers.arrive
         self.mbarrier_expect_tx = mbarriers.expect_tx
@@ -44,36 +50,40 @@ class UnitMachine:
         self.barrier_sync, self.barrier_arrive, self.warp_sync = barriers.sync, barriers.arrive, barriers.warp_sync
         self.cluster_arrive, self.cluster_wait = barriers.cluster_arrive, barriers.cluster_wait
 
-        self.start = Issue(unit, registers, memory, mbarriers, groups).start
-        self.commit_group, self.wait_group = groups.commit, groups.wait
+        self.start = AsyncIssuer(group, registers, memory, mbarriers, async_groups).start
+        self.commit_group, self.wait_group = async_groups.commit, async_groups.wait
 
-    def registers(self, x: Registers, write: bool = False) -> np.ndarray:
-        if not isinstance(x, RegisterPart):
+    def registers(self, x: RegisterArray, write: bool = False) -> np.ndarray:
+        """Return a live view (threads, count) of a register array or a slice of one."""
+        if not isinstance(x, RegisterSlice):
             return self._registers.access(x, write)
-        array, first = x.array, int(self.value(x.first))
-        row = array.array.rows[int(self.value(array.row))] if isinstance(array, SelectedRow) else array
-        return self._registers.access(row, write, slice(first, first + x.count))
+        array, start = x.array, int(self.value(x.start))
+        row = array.array.rows[int(self.value(array.row))] if isinstance(array, IndexedRow) else array
+        return self._registers.access(row, write, slice(start, start + x.count))
 
     @property
     def active(self) -> np.ndarray:
-        return self._unit.active
+        """The active threads, as a bool per thread."""
+        return self._group.active
 
     @active.setter
     def active(self, active: np.ndarray) -> None:
-        self._unit.set_active(active)
+        self._group.set_active(active)
 
     def fence(self, kind: str, scope: str = "gpu") -> None:
-        self._unit.time += self._unit.state.chip.instruction
+        """Execute a memory, proxy, mbarrier-init or wgmma fence."""
+        self._group.time += self._group.state.cost_model.instruction
         if kind == "wgmma":
-            self._unit.converged("wgmma.fence")
+            self._group.require_converged("wgmma.fence")
             self._registers.fence()
             return
-        for part in self._unit.parts:
+        for lanes in self._group.active_lanes:
             if kind == "acq_rel":
-                part.warp.fence(scope_of(scope), part.lanes)
+                lanes.warp.fence(scope_of(scope), lanes.mask)
             else:
-                part.warp.fence_proxy({"proxy.async": ASYNC_PROXY, "mbarrier_init": MBARRIER_INIT}[kind], part.lanes)
+                lanes.warp.fence_proxy({"proxy.async": ASYNC_PROXY, "mbarrier_init": MBARRIER_INIT}[kind], lanes.mask)
 
     def grid_dependency_wait(self) -> None:
-        for part in self._unit.parts:
-            part.enter().clock.done |= GRID_BEFORE
+        """Execute griddepcontrol.wait."""
+        for lanes in self._group.active_lanes:
+            lanes.agent().clock.completed_operations |= PREREQUISITE_GRIDS_BIT

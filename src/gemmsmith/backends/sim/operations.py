@@ -1,77 +1,82 @@
-"""Asynchronous operations under way: TMA copies, bulk stores, wgmmas, cp.asyncs."""
+"""Asynchronous operations in flight: TMA copies, bulk stores, wgmmas, cp.asyncs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gemmsmith.backends.sim.clocks import Clock, Warp
+from gemmsmith.backends.sim.clocks import VectorClock, Warp
 from gemmsmith.backends.sim.cta import Cta
 from gemmsmith.backends.sim.events import Event
 from gemmsmith.backends.sim.memory import OFFSET_MASK
 from gemmsmith.lang.machine import AsyncOperation
-from gemmsmith.lang.statements import Where
+from gemmsmith.lang.statements import SourceLocation
 
 
 @dataclass(eq=False)
-class Running:
-    """An operation that a CTA has started. `bits`: (sources read, results there).
+class InFlightOperation:
+    """An asynchronous operation that a CTA has issued.
 
-    `writes` are the events of a cp.async, by the warp that must still wait for its own.
+    `clock`: the issuing threads' clock; `bits`: the bits of a clock that say (sources read, results written); `end`:
+    time of completion in cycles; `depends_on`: operations that complete first; `copy_writes`: the write events of a
+    cp.async, by warp, until the warp has waited for them.
     """
 
     operation: AsyncOperation
     cta: Cta
-    clock: Clock
+    clock: VectorClock
     bits: tuple[int, int]
     end: int
-    where: Where
-    after: tuple[Running, ...] = ()
+    location: SourceLocation
+    depends_on: tuple[InFlightOperation, ...] = ()
     finished: bool = False
-    writes: dict[Warp, Event] = field(default_factory=dict)
+    copy_writes: dict[Warp, Event] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Operations:
-    """The operations of a grid: `all` that were started, and those that are `running`.
+    """The asynchronous operations of a grid: `all` that were issued, and those `in_flight`.
 
-    `worked` is told the tensor-core cycles of every wgmma that is done.
+    `on_mma_cycles` is called with the tensor-core cycles of every completed wgmma.
     """
 
-    worked: Callable[[float], None]
-    all: list[Running] = field(default_factory=list)
-    running: list[Running] = field(default_factory=list)
+    on_mma_cycles: Callable[[float], None]
+    all: list[InFlightOperation] = field(default_factory=list)
+    in_flight: list[InFlightOperation] = field(default_factory=list)
 
     def next_bits(self) -> tuple[int, int]:
-        """The bits of the next operation to start; those of number 0 are not an operation's."""
-        number = len(self.all) + 1
-        return 1 << 2 * number, 2 << 2 * number
+        """Return the completion bits of the next operation; bits 0 and 1 are not an operation's."""
+        index = len(self.all) + 1
+        return 1 << 2 * index, 2 << 2 * index
 
-    def add(self, running: Running) -> None:
-        self.all.append(running)
-        self.running.append(running)
+    def add(self, operation: InFlightOperation) -> None:
+        """Add an operation that has been issued."""
+        self.all.append(operation)
+        self.in_flight.append(operation)
 
-    def completable(self) -> list[Running]:
-        """Those that may end next: wgmmas end in order."""
-        return [r for r in self.running if not r.after or all(before.finished for before in r.after)]
+    def completable(self) -> list[InFlightOperation]:
+        """Return the operations that may complete next: wgmmas complete in order."""
+        return [x for x in self.in_flight if not x.depends_on or all(other.finished for other in x.depends_on)]
 
-    def complete(self, running: Running) -> None:
-        """An operation ends: its data moves, and its mbarriers are told."""
-        operation = running.operation
+    def complete(self, in_flight: InFlightOperation) -> None:
+        """Complete an operation: move its data and signal its mbarriers."""
+        operation = in_flight.operation
         operation.perform()
-        running.finished = True
-        self.running.remove(running)
+        in_flight.finished = True
+        self.in_flight.remove(in_flight)
         if operation.engine == "tensor":
-            self.worked(operation.work)
-        bits = running.bits[0] | running.bits[1]
-        if operation.arrives:
-            address, threads = operation.arrives
-            for copy in running.after:
+            self.on_mma_cycles(operation.tensor_cycles)
+        bits = in_flight.bits[0] | in_flight.bits[1]
+        if operation.arrive_on:
+            address, threads = operation.arrive_on
+            for copy in in_flight.depends_on:
                 bits |= copy.bits[0] | copy.bits[1]
-            running.cta.mbarriers[address & OFFSET_MASK].complete(
-                0, running.clock, bits, running.end, near=True, arrivals=threads
+            in_flight.cta.mbarriers[address & OFFSET_MASK].complete(
+                0, in_flight.clock, bits, in_flight.end, at_cta_scope=True, arrivals=threads
             )
-        for rank, address, nbytes in operation.completes:
-            cta = running.cta.peer(rank)
-            near = operation.proxy == "async" or cta is running.cta
-            cta.mbarriers[address & OFFSET_MASK].complete(nbytes, running.clock, bits, running.end, near=near)
+        for rank, address, nbytes in operation.complete_tx:
+            cta = in_flight.cta.peer(rank)
+            at_cta_scope = operation.proxy == "async" or cta is in_flight.cta
+            cta.mbarriers[address & OFFSET_MASK].complete(
+                nbytes, in_flight.clock, bits, in_flight.end, at_cta_scope=at_cta_scope
+            )

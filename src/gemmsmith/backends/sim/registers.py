@@ -1,104 +1,118 @@
-"""The register arrays of a unit, which wgmmas own for a time, and its share of the register pool."""
+"""The register arrays of a lockstep group, which in-flight wgmmas own, and its register budget."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gemmsmith.backends.sim.operations import Running
-from gemmsmith.backends.sim.unit import Unit, Wait
+from gemmsmith.backends.sim.lockstep_group import LockstepGroup, Wait
+from gemmsmith.backends.sim.operations import InFlightOperation
 from gemmsmith.lang.machine import Blocking
 from gemmsmith.lang.types import F32
-from gemmsmith.lang.values import Registers
+from gemmsmith.lang.values import RegisterArray
 
 POISON = 0x7FC1_7FC1
-"""What uninitialized registers hold: bits of an fp32 NaN that no 16-bit NaN widens to."""
+"""Bits of uninitialized registers: an fp32 NaN that no 16-bit NaN widens to. Chosen; not measured."""
 POISON_INTEGER = (1 << 40) | POISON
-"""The same in integer registers, which are kept in 64 bits, so that no 32-bit value is taken for it."""
+"""Value of uninitialized integer registers, which are stored in 64 bits: no 32-bit value equals it."""
+
+REGISTER_HAZARD = "wgmma register hazard"
+"""Kind of the hazards of registers that a wgmma uses."""
 
 
 class RegisterFile:
-    """Register arrays as (threads, count). `owner`: the wgmma that has an array until it is waited for; `unfenced`:
-    waited for, but the compiler may still move accesses above the wait; `dirty`: accessed since the last wgmma.fence.
+    """Register arrays as numpy arrays (threads, count).
+
+    `owner`: the in-flight wgmma that reads or writes an array, until it has been waited for;
+    `awaiting_compiler_fence`: arrays that have been waited for, but whose accesses the compiler may still move above
+    the wait; `accessed_since_fence`: arrays accessed since the last wgmma.fence.
     """
 
-    def __init__(self, unit: Unit) -> None:
-        self.unit = unit
-        self.arrays: dict[Registers, np.ndarray] = {}
-        self.owner: dict[Registers, Running] = {}
-        self.unfenced: set[Registers] = set()
-        self.dirty: set[Registers] = set()
+    def __init__(self, group: LockstepGroup) -> None:
+        self.group = group
+        self.arrays: dict[RegisterArray, np.ndarray] = {}
+        self.owner: dict[RegisterArray, InFlightOperation] = {}
+        self.awaiting_compiler_fence: set[RegisterArray] = set()
+        self.accessed_since_fence: set[RegisterArray] = set()
 
-    def declare(self, x: Registers) -> None:
-        """Registers nobody has written: using them gives wrong answers, reading them is reported."""
-        shape = len(self.unit.threads), x.count
-        held = np.full(shape, POISON, np.uint32).view(np.float32) if x.type == F32 else np.full(shape, POISON_INTEGER)
-        self.arrays[x] = held
+    def declare(self, x: RegisterArray) -> None:
+        """Fill a new array with poison; reads of poison are reported."""
+        shape = len(self.group.threads), x.count
+        values = np.full(shape, POISON, np.uint32).view(np.float32) if x.type == F32 else np.full(shape, POISON_INTEGER)
+        self.arrays[x] = values
         self.access(x, write=True)
 
-    def access(self, x: Registers, write: bool = False, part: slice = slice(None)) -> np.ndarray:
+    def access(self, x: RegisterArray, write: bool = False, part: slice = slice(None)) -> np.ndarray:
+        """Return a live view (threads, count) of a register array; report hazards."""
         if x in self.owner:
-            self.unit.hazard("accumulator", f"{x.name} touched while {self.owner[x].operation.what} owns it")
-        elif x in self.unfenced:
-            self.unit.hazard("accumulator", f"{x.name} touched after a wait for wgmma without compiler_fence: "
-                             "the compiler may move that above the wait")  # fmt: skip
-        self.dirty.add(x)
-        held = self.arrays[x][:, part]
+            self.group.report(REGISTER_HAZARD, f"{x.name} accessed while {self.owner[x].operation.label} is using it")
+        elif x in self.awaiting_compiler_fence:
+            self.group.report(REGISTER_HAZARD, f"{x.name} accessed after wgmma.wait_group without a compiler fence; "
+                              "the compiler may move the access above the wait")  # fmt: skip
+        self.accessed_since_fence.add(x)
+        values = self.arrays[x][:, part]
         if not write:
-            self._check_initialized(x, held)
-        return held
+            self._check_initialized(x, values)
+        return values
 
-    def read(self, x: Registers, index: int) -> np.ndarray:
-        """A copy of one register of each thread."""
-        held = self.access(x, write=True)[:, index].copy()
-        self._check_initialized(x, held)
-        return held
+    def read(self, x: RegisterArray, index: int) -> np.ndarray:
+        """Return a copy of one register of each thread."""
+        values = self.access(x, write=True)[:, index].copy()
+        self._check_initialized(x, values)
+        return values
 
-    def _check_initialized(self, x: Registers, held: np.ndarray) -> None:
-        """Reports poison among the rows of the active threads in (some elements of) a register array."""
-        bits, poison = (held.view(np.uint32), POISON) if held.dtype == np.float32 else (held, POISON_INTEGER)
+    def _check_initialized(self, x: RegisterArray, values: np.ndarray) -> None:
+        """Report poison in the active threads' elements of (a slice of) a register array."""
+        is_float = values.dtype == np.float32
+        bits, poison = (values.view(np.uint32), POISON) if is_float else (values, POISON_INTEGER)
         poisoned = bits == poison
-        if np.count_nonzero(poisoned) and poisoned[self.unit.active].any():
-            self.unit.hazard("uninitialized read", f"register {x.name} is read, which nobody wrote")
+        if np.count_nonzero(poisoned) and poisoned[self.group.active].any():
+            self.group.report("uninitialized read", f"read of uninitialized register {x.name}")
 
-    def fragment(self, x: Registers) -> np.ndarray:
+    def registers_unchecked(self, x: RegisterArray) -> np.ndarray:
+        """Return a live view without checks, for an operation that owns the array."""
         return self.arrays[x]
 
     # -- wgmma -------------------------------------------------------------------------------------
     def fence(self) -> None:
-        """wgmma.fence: orders the accesses so far before the wgmmas that follow."""
-        self.dirty.clear()
+        """Execute wgmma.fence: order earlier register accesses before the wgmmas that follow."""
+        self.accessed_since_fence.clear()
 
-    def give(self, running: Running) -> None:
-        """A wgmma starts, and owns its registers."""
-        for x in running.operation.owns:
-            if x in self.dirty:
-                self.unit.hazard(
-                    "accumulator", f"{x.name} was accessed and no wgmma.fence orders that before the wgmma"
+    def acquire_for(self, wgmma: InFlightOperation) -> None:
+        """Make a wgmma that starts the owner of its registers."""
+        for x in wgmma.operation.register_operands:
+            if x in self.accessed_since_fence:
+                self.group.report(
+                    REGISTER_HAZARD, f"{x.name} was accessed, and no wgmma.fence orders that before the wgmma"
                 )
-            self.owner[x] = running
-            self.unfenced.discard(x)
+            self.owner[x] = wgmma
+            self.awaiting_compiler_fence.discard(x)
 
-    def take_back(self, running: Running) -> None:
-        """It has been waited for."""
-        for x in running.operation.owns:
-            if self.owner.get(x) is running:
+    def release_from(self, wgmma: InFlightOperation) -> None:
+        """Return the registers of a wgmma that has been waited for."""
+        for x in wgmma.operation.register_operands:
+            if self.owner.get(x) is wgmma:
                 del self.owner[x]
-                self.unfenced.add(x)
+                self.awaiting_compiler_fence.add(x)
 
-    def compiler_fence(self, registers: Registers) -> None:
-        self.unfenced.discard(registers)
+    def fence_operand(self, registers: RegisterArray) -> None:
+        """Record a compiler fence on a register array."""
+        self.awaiting_compiler_fence.discard(registers)
 
     # -- setmaxnreg --------------------------------------------------------------------------------
     def set_budget(self, registers: int, action: str) -> Blocking:
-        unit, cta = self.unit, self.unit.cta
-        unit.converged("setmaxnreg")
-        warps, change = len(unit.warps), registers - unit.budget
+        """Execute setmaxnreg; wait until the register pool has enough registers."""
+        group, cta = self.group, self.group.cta
+        group.require_converged("setmaxnreg")
+        warps, change = len(group.warps), registers - group.registers_per_thread
         if (action == "inc") != (change > 0) and change:
-            unit.hazard("registers", f"setmaxnreg.{action} to {registers} from {unit.budget} registers a thread")
-        unit.budget = registers
+            group.report(
+                "registers",
+                f"setmaxnreg.{action} to {registers} from {group.registers_per_thread} registers per thread",
+            )
+        group.registers_per_thread = registers
         if change > 0 and cta.free_registers < change * warps:
             yield Wait(
                 lambda: cta.free_registers >= change * warps,
-                lambda: f"{change} more registers a thread: the pool has {cta.free_registers // warps}",
+                lambda: f"{change} more registers per thread: the pool has {cta.free_registers // warps}",
             )
         cta.free_registers -= change * warps

@@ -1,4 +1,4 @@
-"""Running launches in the simulator, over arrays on the CPU."""
+"""Execution of launches in the simulator, on arrays on the CPU."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from gemmsmith.backends.sim.timeline import Timeline
 from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.launch import Launch, Launches
-from gemmsmith.lang.statements import Where
+from gemmsmith.lang.statements import SourceLocation
 
-RESIDENT_CTAS = 4
-"""CTAs that the simulator holds at once, so that small problems are persistent too."""
+MAX_RESIDENT_CTAS = 4
+"""Resident CTAs of a persistent kernel, few so that small problems exercise its tile loop. Chosen; not measured."""
 
 
 def run(
     launches: Launches, arguments: Mapping[str, ArrayInfo | float], seed: int,
     progress: Callable[[float], None] | None, counters: Counters | None = None,
 ) -> SimulationResult:  # fmt: skip
-    """Executes the launches, events in the order of the seed: the hazards of all, the timeline of the longest, and the
-    cycles in all. `arguments`: arrays on the CPU and numbers, by the names of their Pointers. `progress` is told the
-    fraction of the product's tensor-core cycles that is done, now and then; `counters` count if given."""
+    """Execute the launches one after the other, with the schedule of the seed.
+
+    `arguments`: arrays on the CPU and numbers, by their Pointers' names. `progress` is called from time to time with
+    the completed fraction of the GEMM's tensor-core cycles. Returns the hazards of all launches, the timeline of the
+    longest one, and the cycles of all.
+    """
     if launches.swapped:
         arguments = {**arguments, "a": arguments["b"], "b": arguments["a"]}
     memory = GlobalMemory()
@@ -42,38 +45,41 @@ def run(
         addresses[name] = _address(memory, x, title) if isinstance(x, ArrayInfo) else x
     if launches.workspace_bytes:
         space = np.zeros(launches.workspace_bytes, np.uint8)
-        addresses["workspace"] = memory.place(space, "workspace", unwritten=True)
-    words = np.zeros(max(launches.flag_bytes, 4) // 4, np.uint32)
-    addresses["flags"] = memory.place(words, "flags")
-    spec, worked = launches.spec, 0.0
+        addresses["workspace"] = memory.add_buffer(space, "workspace", uninitialized=True)
+    flags = np.zeros(max(launches.flag_bytes, 4) // 4, np.uint32)
+    addresses["flags"] = memory.add_buffer(flags, "flags")
+    spec, done_cycles = launches.spec, 0.0
     total = sum(_tensor_cycles(spec, launch) for launch in launches.all) if spec else 1
 
-    def work(done: float) -> None:
-        nonlocal worked
-        worked += done
+    def on_mma_cycles(cycles: float) -> None:
+        nonlocal done_cycles
+        done_cycles += cycles
         if progress:
-            progress(worked / total)
+            progress(done_cycles / total)
 
     results = []
     for launch in launches.all:
         size = launch.kernel.cluster[0]
-        most = max(1, RESIDENT_CTAS // size) if launch.kernel.persistent else launch.clusters
-        grid = size * min(launch.clusters, most)
-        early = launch.kernel.chip.has("sm_90")  # it may start while those before it run
+        max_clusters = max(1, MAX_RESIDENT_CTAS // size) if launch.kernel.persistent else launch.work_clusters
+        grid = size * min(launch.work_clusters, max_clusters)
+        dependent = launch.kernel.chip.supports("sm_90")  # programmatic dependent launch
         with np.errstate(all="ignore"):  # infinities and NaN are results like others
-            done = simulate(launch.kernel, grid, launch.at(addresses), memory, seed=seed, dependent=early, worked=work,
-                            counters=counters)  # fmt: skip
-        results.append(done)
-    hazards = [hazard for done in results for hazard in done.hazards]
-    if words.any():
-        hazards.append(Hazard("semaphore", f"{np.count_nonzero(words)} flags are left raised", Where("?", 0)))
-    longest = max(reversed(results), key=lambda done: done.cycles, default=None)
+            result = simulate(
+                launch.kernel, grid, launch.resolve(addresses), memory, seed=seed, dependent=dependent,
+                on_mma_cycles=on_mma_cycles, counters=counters,
+            )  # fmt: skip
+        results.append(result)
+    hazards = [hazard for result in results for hazard in result.hazards]
+    if flags.any():
+        message = f"{np.count_nonzero(flags)} flag words are nonzero after the last kernel"
+        hazards.append(Hazard("flags not reset", message, SourceLocation("?", 0)))
+    longest = max(reversed(results), key=lambda result: result.cycles, default=None)
     timeline = longest.timeline if longest else Timeline()
-    return SimulationResult(hazards, timeline, sum(done.cycles for done in results))
+    return SimulationResult(hazards, timeline, sum(result.cycles for result in results))
 
 
 def _tensor_cycles(spec: KernelSpec, launch: Launch) -> int:
-    """Of all the wgmmas of a launch: those of m64nNk16 take N / 2 each; 0 where it multiplies nothing."""
+    """Return the tensor-core cycles of all wgmmas of a launch: N / 2 per m64nNk16; 0 if it multiplies nothing."""
     tiles, k_tiles = launch.arguments.get("tiles", 0), launch.arguments.get("k_tiles", 0)
     assert isinstance(tiles, int)
     assert isinstance(k_tiles, int)
@@ -81,10 +87,10 @@ def _tensor_cycles(spec: KernelSpec, launch: Launch) -> int:
 
 
 def _address(memory: GlobalMemory, info: ArrayInfo, name: str) -> int:
-    """An array's bytes at a simulated address with the same alignment; gives where its first element is."""
+    """Add an array's bytes to `memory` with the same alignment; return the address of its first element."""
     if 0 in info.shape:
-        return int(memory.place(np.zeros(16, np.uint8), name, writable=info.writable))
+        return int(memory.add_buffer(np.zeros(16, np.uint8), name, writable=info.writable))
     first, end = byte_range(info)
     raw: Any = np.ctypeslib.as_array((ctypes.c_uint8 * (end - first)).from_address(first))
-    address = memory.place(raw, name, alignment_offset=first % 16, writable=info.writable)
+    address = memory.add_buffer(raw, name, alignment_offset=first % 16, writable=info.writable)
     return int(address) + info.address - first

@@ -1,4 +1,4 @@
-"""How far an order reaches. PTX ISA, "Scope"."""
+"""Memory scopes (PTX ISA, "Scope")."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from enum import IntEnum
 from typing import Protocol
 
 
-class Scope(IntEnum):
-    """Which threads take part in an order: those of the CTA, of its cluster, of the GPU."""
+class ScopeLevel(IntEnum):
+    """The threads that a synchronization includes: those of the CTA, of its cluster, or of the GPU."""
 
     CTA = 0
     CLUSTER = 1
     GPU = 2
 
 
-class Placed(Protocol):
-    """A CTA: its index in the grid and its rank in the cluster."""
+class HasClusterRank(Protocol):
+    """A CTA, with its index in the grid and its rank in the cluster."""
 
     index: int
     rank: int
 
 
-def scope_of(name: str) -> Scope:
-    """By PTX's name: cta, cluster, gpu."""
-    return Scope[name.upper()]
+def scope_of(name: str) -> ScopeLevel:
+    """Return the level of a PTX scope qualifier: cta, cluster or gpu."""
+    return ScopeLevel[name.upper()]
 
 
-def between(one: Placed, other: Placed) -> Scope:
-    """The least scope that has threads of both CTAs."""
+def narrowest_common_scope(one: HasClusterRank, other: HasClusterRank) -> ScopeLevel:
+    """Return the narrowest scope that contains both CTAs."""
     if one is other:
-        return Scope.CTA
-    return Scope.CLUSTER if one.index - one.rank == other.index - other.rank else Scope.GPU
+        return ScopeLevel.CTA
+    return ScopeLevel.CLUSTER if one.index - one.rank == other.index - other.rank else ScopeLevel.GPU

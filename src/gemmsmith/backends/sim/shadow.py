@@ -1,4 +1,4 @@
-"""Shadow memory: for every few bytes the last write and the accesses since, each an event that others must know of."""
+"""Shadow memory: per cell, the last write and the accesses since, which later accesses must be ordered after."""
 
 from __future__ import annotations
 
@@ -7,157 +7,164 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gemmsmith.backends.sim.clocks import Clock
+from gemmsmith.backends.sim.clocks import VectorClock
 from gemmsmith.backends.sim.events import Event
 from gemmsmith.backends.sim.hazards import Hazards
-from gemmsmith.backends.sim.memory import WIDEST
+from gemmsmith.backends.sim.memory import MAX_ACCESS_BYTES
+from gemmsmith.core.integers import ceil_div
 
 MBARRIER_BYTES = 8
+"""Size and alignment of an mbarrier object in bytes. PTX ISA, "mbarrier"."""
 
 
-class State(NamedTuple):
-    """Of a cell: the last ordinary write, the ordinary reads since, and the strong accesses since. `readable`: it may
-    be read though nobody wrote it; `barriers`: where mbarriers are, if in it."""
+class CellState(NamedTuple):
+    """State of a cell: the last ordinary write, and the ordinary reads and the strong accesses since.
+
+    `initialized`: the cell may be read without a write by the kernel; `barriers`: offsets of the mbarriers in it.
+    """
 
     writer: Event | None = None
     readers: tuple[Event, ...] = ()
     strong: tuple[Event, ...] = ()
-    readable: bool = False
+    initialized: bool = False
     barriers: tuple[int, ...] = ()
 
 
 class Shadow:
-    """The shadow of one memory of `size` bytes; `written` says that it held data before the kernel. A cell has as many
-    bytes as the narrowest access so far, and holds the number of its state."""
+    """Shadow of one memory of `size` bytes; `initialized`: it holds data before the kernel.
 
-    def __init__(self, size: int, hazards: Hazards, written: bool) -> None:
-        self.size, self.granule = size, WIDEST
+    A cell has `granule` bytes, the width of the narrowest access so far, and holds the id of its state.
+    """
+
+    def __init__(self, size: int, hazards: Hazards, initialized: bool) -> None:
+        self.size, self.granule = size, MAX_ACCESS_BYTES
         self.hazards = hazards
-        self.states = [State(readable=written)]
-        self.numbers = {self.states[0]: 0}
-        self.cells = np.zeros(-(-size // WIDEST), np.int32)
+        self.states = [CellState(initialized=initialized)]
+        self.state_ids = {self.states[0]: 0}
+        self.cells = np.zeros(ceil_div(size, MAX_ACCESS_BYTES), np.int32)
 
     def access(
-        self, offsets: np.ndarray, width: int, aligned: int, write: bool, event: Event, clock: Clock, is_async: bool,
-        name: str,
+        self, offsets: np.ndarray, width: int, aligned: int, write: bool, event: Event, clock: VectorClock,
+        is_async: bool, name: str,
     ) -> None:  # fmt: skip
-        """Checks and records an event, which touches `width` bytes from each of `offsets`, multiples of `aligned` all
-        of them."""
-        self._split(aligned)
+        """Check and record an event that accesses `width` bytes at each of `offsets`, all multiples of `aligned`."""
+        self._refine_cells(aligned)
         cells = offsets // self.granule
         if width > self.granule:
             cells = (cells[:, None] + np.arange(width // self.granule)).reshape(-1)
         check = _Check(self, event, offsets, width, write, clock, is_async, name)
-        for state, own in _groups(self.cells[cells], cells):
-            self.cells[own] = self._number(check.against(self.states[state], own))
+        for state, own in _cells_by_state(self.cells[cells], cells):
+            self.cells[own] = self._intern(check.check(self.states[state], own))
 
-    def allow_unwritten(self, first: int, nbytes: int) -> None:
-        """These bytes, which nobody has touched, may be read although nobody wrote them."""
-        self._split(first | nbytes)
-        self.cells[first // self.granule : (first + nbytes) // self.granule] = self._number(State(readable=True))
+    def allow_uninitialized_reads(self, first: int, nbytes: int) -> None:
+        """Allow reads of these bytes, which have not been accessed yet, without a write before."""
+        self._refine_cells(first | nbytes)
+        self.cells[first // self.granule : (first + nbytes) // self.granule] = self._intern(CellState(initialized=True))
 
     def add_barrier(self, first: int) -> None:
-        """An mbarrier is there: nobody may touch it."""
+        """Record an mbarrier at offset `first`, which no other access may overlap."""
         for cell in {first // self.granule, (first + MBARRIER_BYTES - 1) // self.granule}:
             state = self.states[self.cells[cell]]
-            self.cells[cell] = self._number(state._replace(barriers=(*state.barriers, first)))
+            self.cells[cell] = self._intern(state._replace(barriers=(*state.barriers, first)))
 
-    def _number(self, state: State) -> int:
-        number = self.numbers.setdefault(state, len(self.states))
-        if number == len(self.states):
+    def _intern(self, state: CellState) -> int:
+        state_id = self.state_ids.setdefault(state, len(self.states))
+        if state_id == len(self.states):
             self.states.append(state)
-        return number
+        return state_id
 
-    def _split(self, multiple: int) -> None:
-        """Makes the cells as small as accesses at such a multiple need."""
+    def _refine_cells(self, multiple: int) -> None:
+        """Split the cells until their size divides `multiple`."""
         while multiple % self.granule:
             self.granule //= 2
-            self.cells = np.repeat(self.cells, 2)[: -(-self.size // self.granule)]
+            self.cells = np.repeat(self.cells, 2)[: ceil_div(self.size, self.granule)]
 
 
 @dataclass(slots=True)
 class _Check:
-    """One access, `event`, against those before it."""
+    """Check of one access, `event`, against the earlier ones."""
 
     shadow: Shadow
     event: Event
     offsets: np.ndarray
     width: int
     write: bool
-    clock: Clock
+    clock: VectorClock
     is_async: bool
     name: str
 
-    def against(self, state: State, cells: np.ndarray) -> State:
-        """Cells of one state; gives their next one."""
+    def check(self, state: CellState, cells: np.ndarray) -> CellState:
+        """Check the access against cells of one state; return their next state."""
         for first in state.barriers:
             if ((self.offsets < first + MBARRIER_BYTES) & (self.offsets + self.width > first)).any():
-                message = f"{self.event} touches the mbarrier {self.name}"
-                self.shadow.hazards.report("barrier", message, self.event.where)
-        if not (self.write and self._readers(state, cells)):
-            self._writer(state, cells)
+                message = f"{self.event} overlaps the mbarrier {self.name}"
+                self.shadow.hazards.report("barrier", message, self.event.location)
+        if not (self.write and self._check_readers(state, cells)):
+            self._check_writer(state, cells)
         if state.strong:
-            self._strong(state, cells)
-        writer, readers, strong, readable, barriers = state
+            self._check_strong(state, cells)
+        writer, readers, strong, initialized, barriers = state
         if self.event.strong is not None:
-            return State(writer, readers, self._with(strong, cells), readable or self.write, barriers)
+            return CellState(writer, readers, self._append_event(strong, cells), initialized or self.write, barriers)
         if self.write:
-            return State(self.event, (), (), readable, barriers)
-        return State(writer, self._with(readers, cells), strong, readable, barriers)
+            return CellState(self.event, (), (), initialized, barriers)
+        return CellState(writer, self._append_event(readers, cells), strong, initialized, barriers)
 
-    def _readers(self, state: State, cells: np.ndarray) -> bool:
-        """A write after reads. Whether an asynchronous one is among those that are ordered before: then so is the write
-        that this one saw, which its own check found to be ordered and fenced."""
+    def _check_readers(self, state: CellState, cells: np.ndarray) -> bool:
+        """Check write-after-read. Returns True if an ordered read was asynchronous.
+
+        The last write then needs no further check, since that read was checked against it.
+        """
         superseded = False
         for reader in state.readers:
-            if self._ordered(reader, cells, "write after read") and reader.agent < 0:
+            if self._check_ordered(reader, cells, "write after read") and reader.agent < 0:
                 superseded = True
         return superseded
 
-    def _writer(self, state: State, cells: np.ndarray) -> None:
+    def _check_writer(self, state: CellState, cells: np.ndarray) -> None:
         report = self.shadow.hazards.report
         writer = state.writer
         if writer is None:
-            if not self.write and not state.readable:
-                message = f"{self.event} of {self.name}, which nobody wrote"
-                report("uninitialized read", message, self.event.where)
+            if not self.write and not state.initialized:
+                message = f"{self.event} of uninitialized memory in {self.name}"
+                report("uninitialized read", message, self.event.location)
             return
         kind = "write after write" if self.write else "read after write"
-        if self._ordered(writer, cells, kind) and self.is_async and not writer.visible_to_async(self.clock):
+        if self._check_ordered(writer, cells, kind) and self.is_async and not writer.visible_to_async(self.clock):
             message = f"{self.event} of {self.name} after {writer} without fence.proxy.async by the writer"
-            report("missing proxy fence", message, self.event.where, writer.where)
+            report("missing proxy fence", message, self.event.location, writer.location)
 
-    def _strong(self, state: State, cells: np.ndarray) -> None:
-        """Against atomics and other strong accesses."""
+    def _check_strong(self, state: CellState, cells: np.ndarray) -> None:
+        """Check against atomics and other strong accesses."""
         for earlier in state.strong:
-            if earlier.together_with(self.event) or (earlier.only_reads and not self.write):
+            if earlier.morally_strong_with(self.event) or (earlier.is_read and not self.write):
                 continue
-            kind = f"{'write' if self.write else 'read'} after {'read' if earlier.only_reads else 'write'}"
-            self._ordered(earlier, cells, kind)
+            kind = f"{'write' if self.write else 'read'} after {'read' if earlier.is_read else 'write'}"
+            self._check_ordered(earlier, cells, kind)
 
-    def _ordered(self, earlier: Event, cells: np.ndarray, kind: str) -> bool:
+    def _check_ordered(self, earlier: Event, cells: np.ndarray, kind: str) -> bool:
         shadow, event = self.shadow, self.event
         if earlier.ordered_before(event, self.clock, cells, shadow.granule):
             return True
         message = f"{kind} of {self.name}: {event} is not ordered after {earlier}"
-        shadow.hazards.report("race", message, event.where, (kind, earlier.where))
+        shadow.hazards.report("race", message, event.location, (kind, earlier.location))
         return False
 
-    def _with(self, others: tuple[Event, ...], cells: np.ndarray) -> tuple[Event, ...]:
-        """The event beside those that it does not come after."""
+    def _append_event(self, others: tuple[Event, ...], cells: np.ndarray) -> tuple[Event, ...]:
+        """Append the event and drop those ordered before it."""
         if not others:
             return (self.event,)
         granule = self.shadow.granule
-        kept = (x for x in others if not x.ordered_before(self.event, self.clock, cells, granule))
-        return *kept, self.event
+        unordered = (x for x in others if not x.ordered_before(self.event, self.clock, cells, granule))
+        return *unordered, self.event
 
 
-def _groups(numbers: np.ndarray, cells: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """Each number, and the cells that have it."""
-    first = numbers[0]
-    if not np.count_nonzero(numbers != first):
+def _cells_by_state(state_ids: np.ndarray, cells: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """Return (state id, cells) for each distinct id."""
+    first = state_ids[0]
+    if not np.count_nonzero(state_ids != first):
         return [(int(first), cells)]
-    order = np.argsort(numbers)
-    numbers, cells = numbers[order], cells[order]
-    ends = [*(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
-    return [(int(numbers[begin]), cells[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+    order = np.argsort(state_ids)
+    state_ids, cells = state_ids[order], cells[order]
+    ends = [*(np.flatnonzero(state_ids[1:] != state_ids[:-1]) + 1).tolist(), len(state_ids)]
+    return [(int(state_ids[begin]), cells[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]

@@ -1,4 +1,4 @@
-"""The timeline: who did what when, as a picture and as a Chrome/Perfetto trace."""
+"""The timeline of a simulation, as a plot and as a Chrome/Perfetto trace."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-COLORS = ["#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#eeca3b", "#9d755d"]
-IDLE, BUSY, STORE = "#e6e6e6", "#bab0ac", "#7f7f7f"
-MOST_COLUMNS = 9
-"""Of the legend."""
+STAGE_COLORS = ["#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#eeca3b", "#9d755d"]
+"""Colors of the pipeline stages."""
+WAIT_COLOR = "#e6e6e6"
+BUSY_COLOR = "#bab0ac"
+STORE_COLOR = "#7f7f7f"
+MAX_LEGEND_COLUMNS = 9
 
 
 class Span(NamedTuple):
-    """Something that took from `start` to `end` (cycles) in a row of a CTA; `stage` is the pipeline slot, if any.
+    """A span of time from `start` to `end`, in cycles, in a row of a CTA.
 
-    kind: "load", "mma", "store" (asynchronous work), "wait" or "busy" (a warp's own time).
+    `kind`: "load", "mma", "store" (asynchronous work), "wait" or "busy" (a warp's own time). `stage`: the pipeline
+    stage, if any.
     """
 
     cta: int
@@ -37,14 +40,16 @@ class Timeline:
 
     @property
     def cycles(self) -> int:
+        """The end of the last span."""
         return max((s.end for s in self.spans), default=0)
 
     def add(self, span: Span) -> None:
+        """Add a span, unless it is empty."""
         if span.end > span.start:
             self.spans.append(span)
 
-    def picture(self, path: str | Path, ctas: tuple[int, ...] = (0,)) -> None:
-        """Draws some CTAs: roles as rows, stages colored, waits light. PNG or SVG by the suffix."""
+    def plot(self, path: str | Path, ctas: tuple[int, ...] = (0,)) -> None:
+        """Plot the timelines of `ctas` to a PNG or SVG file: one row per role, colored by stage, waits light gray."""
         import matplotlib
 
         matplotlib.use("Agg")
@@ -54,16 +59,16 @@ class Timeline:
         spans = [s for s in self.spans if s.cta in ctas]
         ends = {(s.cta, s.row): s.end for s in sorted(spans, key=lambda s: s.end)}
         last = max(ends.values(), default=1)
-        spans = [s for s in spans if ends[s.cta, s.row] > last / 20]  # not the warps that have nothing to do
+        spans = [s for s in spans if ends[s.cta, s.row] > last / 20]  # drops idle warps
         rows = sorted({(s.cta, s.row) for s in spans}, key=lambda r: (r[0], _order(r[1]), r[1]))
         position = {row: len(rows) - 1 - i for i, row in enumerate(rows)}
         figure, axes = pyplot.subplots(figsize=(13, 1.3 + 0.55 * len(rows)), layout="constrained")
         for s in spans:
             asynchronous = s.kind in ("load", "mma", "store")
             y, height = position[s.cta, s.row], 0.8 if asynchronous else 0.5
-            color = {"wait": IDLE, "busy": BUSY, "store": STORE}.get(s.kind)
+            color = {"wait": WAIT_COLOR, "busy": BUSY_COLOR, "store": STORE_COLOR}.get(s.kind)
             if color is None:
-                color = COLORS[(s.stage or 0) % len(COLORS)]
+                color = STAGE_COLORS[(s.stage or 0) % len(STAGE_COLORS)]
             axes.barh(
                 y, s.end - s.start, left=s.start, height=height, color=color, linewidth=0.3, edgecolor="white",
                 hatch="////" if s.kind == "wait" else None,
@@ -76,16 +81,16 @@ class Timeline:
             axes.spines[side].set_visible(False)
         axes.tick_params(axis="y", length=0)
         stages = sorted({s.stage for s in spans if s.stage is not None and s.kind in ("load", "mma")})
-        legend = [Patch(color=COLORS[s % len(COLORS)], label=f"stage {s}") for s in stages]
-        legend += [Patch(color=STORE, label="store of D"), Patch(color=BUSY, label="instructions")]
-        legend += [Patch(facecolor=IDLE, hatch="////", edgecolor="white", label="waiting")]
-        columns = math.ceil(len(legend) / math.ceil(len(legend) / MOST_COLUMNS))
+        legend = [Patch(color=STAGE_COLORS[s % len(STAGE_COLORS)], label=f"stage {s}") for s in stages]
+        legend += [Patch(color=STORE_COLOR, label="store of D"), Patch(color=BUSY_COLOR, label="instructions")]
+        legend += [Patch(facecolor=WAIT_COLOR, hatch="////", edgecolor="white", label="waiting")]
+        columns = math.ceil(len(legend) / math.ceil(len(legend) / MAX_LEGEND_COLUMNS))
         axes.legend(handles=legend, ncols=columns, loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
         figure.savefig(path, dpi=130)
         pyplot.close(figure)
 
-    def trace(self, path: str | Path) -> None:
-        """Writes a trace for ui.perfetto.dev or chrome://tracing; a cycle is shown as a nanosecond."""
+    def write_trace(self, path: str | Path) -> None:
+        """Write a trace for ui.perfetto.dev or chrome://tracing; a cycle is shown as a nanosecond."""
         rows = {row: i for i, row in enumerate(sorted({(s.cta, s.row) for s in self.spans}))}
         events: list[dict[str, object]] = [
             {"ph": "M", "name": "thread_name", "pid": cta, "tid": tid, "args": {"name": row}}

@@ -1,4 +1,4 @@
-"""What a unit's values and variables hold: a Python number where uniform, else an array over its threads."""
+"""Simulated values and variables: a Python number if uniform, else an array over the lockstep group's threads."""
 
 from __future__ import annotations
 
@@ -7,69 +7,73 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.backends.sim.memory import RANK_SHIFT, SHARED_BASE
-from gemmsmith.backends.sim.unit import Unit
+from gemmsmith.backends.sim.lockstep_group import LockstepGroup
+from gemmsmith.backends.sim.memory import SHARED_BASE
+from gemmsmith.lang.machine import CLUSTER_RANK_SHIFT
 from gemmsmith.lang.types import F32, PRED
-from gemmsmith.lang.values import Builtin, Constant, LateConstant, Parameter, Value, Variable
+from gemmsmith.lang.values import Builtin, Constant, DeferredConstant, Parameter, Value, Variable
 
 
-class Bound(dict[Value, Any]):
-    """What values hold: statements enter what they compute; the others are looked up when they are first used."""
+class ValueTable(dict[Value, Any]):
+    """Simulated values: statements store results; constants, built-ins and parameters are looked up on first use."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, group: LockstepGroup) -> None:
         super().__init__()
-        self.unit = unit
-        first, count = int(unit.threads[0]), len(unit.threads)
+        self.group = group
+        first, count = int(group.threads[0]), len(group.threads)
         self.builtins: dict[str | None, Any] = {
-            "thread": unit.threads,
-            "lane": unit.threads % 32,
-            "warp": first // 32 if count == 32 else unit.threads // 32,
+            "thread": group.threads,
+            "lane": group.threads % 32,
+            "warp": first // 32 if count == 32 else group.threads // 32,
             "warpgroup": first // 128,
-            "smem": SHARED_BASE + (unit.cta.rank << RANK_SHIFT),
-            "smem_chunk": SHARED_BASE // 16,
+            "smem": SHARED_BASE + (group.cta.rank << CLUSTER_RANK_SHIFT),
+            "smem_descriptor_base": SHARED_BASE // 16,
         }
 
     def __missing__(self, x: Value) -> Any:
-        if isinstance(x, (Constant, LateConstant)):
-            held = x.number
+        if isinstance(x, (Constant, DeferredConstant)):
+            value = x.value
         elif isinstance(x, Builtin):
-            held = self.builtins[x.name]
+            value = self.builtins[x.name]
         else:
             assert isinstance(x, Parameter)
-            held = self.unit.state.arguments[x.name or ""]
-        self[x] = held
-        return held
+            value = self.group.state.arguments[x.name or ""]
+        self[x] = value
+        return value
 
 
 class Values:
-    """See the module. `value` gives what one holds."""
+    """The values and variables of a lockstep group. `value(x)` returns the contents of a value."""
 
-    def __init__(self, unit: Unit) -> None:
-        self.unit, self.bound = unit, Bound(unit)
-        self.value: Callable[[Value], Any] = self.bound.__getitem__
+    def __init__(self, group: LockstepGroup) -> None:
+        self.group, self.table = group, ValueTable(group)
+        self.value: Callable[[Value], Any] = self.table.__getitem__
         self.variables: dict[Variable, Any] = {}
-        self._declared: dict[Variable, np.ndarray] = {}  # by which threads
+        self._declared: dict[Variable, np.ndarray] = {}  # variable -> the threads that declared it
 
-    def column(self, x: Value) -> np.ndarray:
+    def per_thread(self, x: Value) -> np.ndarray:
+        """Return a value as an array over the threads; do not write to it."""
         kind = np.float32 if x.type == F32 else bool if x.type == PRED else np.int64
-        return self.unit.each(self.value(x), kind)
+        return self.group.broadcast(self.value(x), kind)
 
     def uniform(self, x: Value) -> Any:
-        held = self.value(x)
-        if not isinstance(held, np.ndarray):
-            return held
-        chosen = held[self.unit.active]
-        if (chosen != chosen[0]).any():
-            self.unit.hazard("uniformity", "an operand that all threads must agree on differs between them")
-        return chosen[0].item()
+        """Return the number that all active threads have; report a hazard if they differ."""
+        contents = self.value(x)
+        if not isinstance(contents, np.ndarray):
+            return contents
+        active = contents[self.group.active]
+        if (active != active[0]).any():
+            self.group.report("uniformity", "operand must be uniform, but differs between threads")
+        return active[0].item()
 
     def declare(self, variable: Variable, initial: Value) -> None:
+        """Declare a variable in the active threads."""
         self.variables[variable] = self.value(initial)
-        self._declared[variable] = self.unit.active
+        self._declared[variable] = self.group.active
 
     def assign(self, variable: Variable, value: Value) -> None:
-        """By the active threads; the others that have the variable keep what it holds."""
-        new, active, declared = self.value(value), self.unit.active, self._declared[variable]
+        """Assign a variable in the active threads; others keep its value."""
+        new, active, declared = self.value(value), self.group.active, self._declared[variable]
         if declared is not active and (declared & ~active).any():
             new = np.where(active, new, self.variables[variable])
         self.variables[variable] = new

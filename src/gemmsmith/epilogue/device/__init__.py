@@ -1,1 +1,1 @@
-"""From a graph to the instructions of a kernel: pieces of a tile, what they read, and how results leave."""
+"""Device code of epilogues: lowers an epilogue graph to the instructions of a kernel, subtile by subtile."""

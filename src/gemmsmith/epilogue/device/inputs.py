@@ -1,7 +1,8 @@
-"""Operands of an epilogue inside the kernel: scalars, rows, columns, matrices by TMA or element by element.
+"""Operands of an epilogue inside the kernel: scalar, row and column broadcasts; matrices by TMA or by threads.
 
-Each has three steps. `begin` starts its loads before the tile's mainloop, which hides them; `settle` puts a row into
-shared memory once the mainloop is over; `fetch` reads what a piece needs, before any of it is used.
+Each has three steps (CUTLASS EVT: begin, previsit, visit). `issue_loads` starts its loads before the tile's mainloop,
+which hides them; `stage_to_smem` stores a broadcast vector in shared memory after the mainloop; `load_fragment` reads
+the elements of a subtile into registers, before any of them is used.
 """
 
 from __future__ import annotations
@@ -10,287 +11,347 @@ from dataclasses import dataclass
 from functools import partial
 
 from gemmsmith import hw
-from gemmsmith.collective.operand import tensor_map
-from gemmsmith.core.graph import Extent, Operand
-from gemmsmith.core.mma import CHUNK, HALF_ROWS, WARPGROUP, WGMMA_M, fragment_column, fragment_row
+from gemmsmith.collective.global_array import GlobalArray
+from gemmsmith.collective.tma_operand import make_tensor_map
+from gemmsmith.core.graph import BroadcastDims, Operand
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.mma import (
+    FRAGMENT_GROUP_COLUMNS,
+    FRAGMENT_HALF_ROWS,
+    THREADS_PER_WARPGROUP,
+    WGMMA_M,
+    fragment_column,
+    fragment_row,
+)
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.device import fragment
-from gemmsmith.epilogue.device.addressed import Addressed
 from gemmsmith.hw.tma import EVICT_FIRST
-from gemmsmith.lang.builder import current
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import F32, PRED, U32
 from gemmsmith.lang.values import Constant, Value
-from gemmsmith.schedule.tiles import WorkTile
+from gemmsmith.tile_scheduler.tiles import WorkTile
 
 
 @dataclass
-class Part:
-    """A warpgroup's part of a tile, and the matrix's extents: element (m + row, n + column)."""
+class WarpgroupTile:
+    """A warpgroup's rows and columns of a CTA's tile, from row `m` and column `work.n` of the problem on.
+
+    Rows and columns of a value that exists once per `rows_per_value` rows and `columns_per_value` columns are counted
+    in that value's own.
+    """
 
     work: WorkTile
     m: Value
     warpgroup: Value
-    rows_in_all: Value
-    columns_in_all: Value
+    problem_m: Value
+    problem_n: Value
 
-    def origin(self, extent: Extent) -> tuple[Value, Value]:
-        """The part's first row and column, counted in those of a value."""
-        return self.m // extent.height, self.work.n // extent.width
+    def origin(self, dims: BroadcastDims) -> tuple[Value, Value]:
+        """Return the first row and column in a value with these broadcast dims."""
+        return self.m // dims.rows_per_value, self.work.n // dims.columns_per_value
 
-    def row(self, block: Value, half: int, height: int) -> Value:
-        """This thread's row of a block's half."""
-        return (self.m // height + self.row_of_part(block, half, height)).named("row")
+    def row(self, epi_m: Value, half: Value | int, rows_per_value: int) -> Value:
+        """Return this thread's row in the `half` (0 or 1) of the warp's rows of subtile row `epi_m`."""
+        return (self.m // rows_per_value + self.row_in_wg_tile(epi_m, half, rows_per_value)).named("row")
 
-    def row_of_part(self, block: Value, half: int, height: int) -> Value:
-        """The same, counted in the part."""
-        k = current()
-        row: Value = fragment_row(k.warp_index % 4, k.lane, height) + (block * (WGMMA_M // height) + HALF_ROWS * half)
+    def row_in_wg_tile(self, epi_m: Value, half: Value | int, rows_per_value: int) -> Value:
+        """Return this thread's row, relative to the warpgroup's first."""
+        k = current_builder()
+        first = epi_m * (WGMMA_M // rows_per_value) + half * FRAGMENT_HALF_ROWS
+        row: Value = fragment_row(k.warp_index % 4, k.lane, rows_per_value) + first
         return row
 
-    def columns(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
-        """This thread's two columns of chunk j of a spot."""
-        first = self.first_column(width) + spot.column + (spot.chunk + j) * CHUNK
-        return first, first + 1
+    def columns(self, coord: VisitCoord, n8_offset: int, columns_per_value: int) -> tuple[Value, Value]:
+        """Return this thread's two columns of group `n8_offset` of a visit."""
+        first = self.first_column(columns_per_value) + coord.column + (coord.n8 + n8_offset) * FRAGMENT_GROUP_COLUMNS
+        return first.hinted("column"), first + 1
 
-    def first_column(self, width: int) -> Value:
-        """This thread's first column of the tile."""
-        column: Value = self.work.n // width + fragment_column(current().lane)
+    def first_column(self, columns_per_value: int) -> Value:
+        """Return this thread's first column of the tile."""
+        column: Value = self.work.n // columns_per_value + fragment_column(current_builder().lane)
         return column
 
-    def columns_inside(self, spot: Spot, j: int, width: int) -> tuple[Value, Value]:
-        """Whether they lie in the matrix: numbers known at build time beside one that is the same for all columns."""
-        first = (spot.column + (spot.chunk + j) * CHUNK).named("column")
-        left = (self.columns_in_all // width - self.first_column(width)).named("columns_left")
-        return first < left, first + 1 < left
+    def columns_in_bounds(self, coord: VisitCoord, n8_offset: int, columns_per_value: int) -> tuple[Value, Value]:
+        """Return whether `columns` are in bounds: compares build-time constants with one value for all columns."""
+        first = (coord.column + (coord.n8 + n8_offset) * FRAGMENT_GROUP_COLUMNS).named("n8_column")
+        columns_remaining = (self.problem_n // columns_per_value - self.first_column(columns_per_value)).named(
+            "columns_remaining"
+        )
+        return first < columns_remaining, first + 1 < columns_remaining
 
-    def inside(self, block: Value, half: int, height: int) -> Value:
-        return (self.row(block, half, height) < self.rows_in_all // height).named("row_inside")
+    def row_in_bounds(self, epi_m: Value, half: int, rows_per_value: int) -> Value:
+        """Return whether `row` is in bounds."""
+        return (self.row(epi_m, half, rows_per_value) < self.problem_m // rows_per_value).named("row_in_bounds")
 
 
 @dataclass
-class Position:
-    """A piece's number in the tile, its block of 64 rows, its first column, and the shared memory through which its
-    results leave, by their names."""
+class SubtileCoord:
+    """Position of a subtile: its index in the tile, its group of 64 rows and its first column.
 
-    piece: Value
-    block: Value
+    `buffers` are the shared-memory addresses through which its results are stored, by the results' names.
+    """
+
+    index: Value
+    epi_m: Value
     column: Value
     buffers: dict[str, Value]
 
 
 @dataclass
-class Spot:
-    """Where in a piece a step works: `count` chunks of the operand's own columns from `chunk` on; `column` is the
-    piece's first column in the tile. Both count the operand's columns (half as many for width 2)."""
+class VisitCoord:
+    """What one step of a subtile visits: `n8_count` groups of 8 columns, from group `n8` of the subtile on.
 
-    block: Value
+    `column` is the subtile's first column in the tile. All count the operand's own columns, of which there are half as
+    many if it has one value per two columns.
+    """
+
+    epi_m: Value
     column: Value
-    chunk: Value
-    count: int
+    n8: Value
+    n8_count: int
 
 
 def operand_argument(name: str) -> str:
-    """The kernel argument of an operand. A user's name stands behind one of a few words, none of which begins another,
-    in all names of a kernel: so no two of them meet, nor one of the kernel's own, nor a word of C++."""
+    """Return the kernel argument of an operand.
+
+    User names get one of a few prefixes, none of which is a prefix of another, so they cannot collide with each other,
+    with other arguments or with C++ keywords.
+    """
     return f"in_{name}"
 
 
-class Scalar:
-    """A Python number, which is an argument, or an element in memory, one a batch or one in all."""
+class ScalarBroadcast:
+    """A Python number, passed as a kernel argument, or an element in global memory, one per batch or one in total."""
 
     def __init__(self, operand: Operand) -> None:
         argument, dtype = operand_argument(operand.name), operand.dtype
-        self.number = current().parameter(argument, F32, lambda p: Pointer(argument)) if dtype is None else None
-        self.array = None if dtype is None else Addressed(argument, operand.name, dtype, m=False, n=False)
+        self.number = current_builder().parameter(argument, F32, lambda p: Pointer(argument)) if dtype is None else None
+        self.array = None if dtype is None else GlobalArray(argument, operand.name, dtype, m=False, n=False)
 
-    def begin(self, part: Part) -> None:
+    def issue_loads(self, wg_tile: WarpgroupTile) -> None:
+        """Load the element, unless it is a kernel argument."""
         if self.array:
-            self.held = current().registers(F32, 1, "scalar")
-            self.held[0] = self.array.load(self.array.at(part.work.batch), Constant(PRED, True))
+            self.registers = current_builder().registers(F32, 1, "scalar")
+            self.registers[0] = self.array.load(self.array.element_address(wg_tile.work.batch), Constant(PRED, True))
 
-    def settle(self, part: Part) -> None:
-        """Nothing."""
+    def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
+        """Do nothing: the element stays in a register."""
 
-    def element(self, part: Part, block: Value, half: int) -> Value:
-        return self.number if self.number is not None else self.held[0]
+    def element(self, wg_tile: WarpgroupTile, epi_m: Value, half: int) -> Value:
+        """Return the scalar."""
+        return self.number if self.number is not None else self.registers[0]
 
 
-class Vector:
-    """One value a column (N) or a row (M, 1): loaded once a tile, kept as fp32 in the warpgroup's shared memory.
+class VectorBroadcast:
+    """A row broadcast (N,) or column broadcast (M, 1): loaded once per tile, as fp32.
 
-    Registers that a thread kept from before the mainloop would let ptxas compute on later pieces before earlier ones
-    are stored, for which there are no registers.
+    Kept in the warpgroup's shared memory, not in registers: otherwise ptxas hoists work of later subtiles and spills.
     """
 
     def __init__(self, operand: Operand, count: int, consumers: int) -> None:
         assert operand.dtype is not None
-        self.count, self.extent, self.name = count, operand.extent, f"held_{operand.name}"
-        self.width = operand.extent.width
+        self.count, self.dims, self.name = count, operand.broadcast_dims, f"{operand.name}_frag"
+        self.columns_per_value = operand.broadcast_dims.columns_per_value
         argument = operand_argument(operand.name)
-        self.array = Addressed(argument, operand.name, operand.dtype, m=not self.width, n=bool(self.width))
-        self.buffer: SharedBuffer = current().shared(4 * count, stages=consumers, name=operand.name)
-        self.rounds = -(-count // WARPGROUP)
+        self.array = GlobalArray(
+            argument, operand.name, operand.dtype, m=not self.columns_per_value, n=bool(self.columns_per_value)
+        )
+        self.buffer: SharedBuffer = current_builder().shared(4 * count, stages=consumers, name=operand.name)
+        self.loads_per_thread = ceil_div(count, THREADS_PER_WARPGROUP)
 
-    def _element(self, round_index: int) -> Value:
-        """The element, of the tile's or the warpgroup's, that this thread brings."""
-        return current().thread % WARPGROUP + WARPGROUP * round_index
+    def _element(self, load: Value) -> tuple[Value, Value]:
+        """Return the index of the element that this thread loads, and whether the vector has it."""
+        index = (current_builder().thread % THREADS_PER_WARPGROUP + load * THREADS_PER_WARPGROUP).hinted("index")
+        return index, Constant(PRED, True) if self.count % THREADS_PER_WARPGROUP == 0 else index < self.count
 
-    def begin(self, part: Part) -> None:
-        self.held = current().registers(F32, self.rounds, self.name)
-        for round_index in range(self.rounds):
-            element, here = self._element(round_index), part.work.batch
-            if self.width:
-                column = part.work.n // self.width + element
-                where, inside = self.array.at(here, column=column), column < part.columns_in_all // self.width
+    def issue_loads(self, wg_tile: WarpgroupTile) -> None:
+        """Load this thread's elements of the tile's vector into registers."""
+        k, batch = current_builder(), wg_tile.work.batch
+        self.registers = k.registers(F32, self.loads_per_thread, self.name)
+        with k.unroll(self.loads_per_thread, name="load") as load:
+            index, exists = self._element(load)
+            if self.columns_per_value:
+                column = (wg_tile.work.n // self.columns_per_value + index).hinted("column")
+                address = self.array.element_address(batch, column=column)
+                in_bounds = column < wg_tile.problem_n // self.columns_per_value
             else:
-                row = (part.m // self.extent.height + element).named("row")
-                where, inside = self.array.at(here, row), row < part.rows_in_all // self.extent.height
-            self.held[round_index] = self.array.load(where, inside & (element < self.count))
+                row = (wg_tile.m // self.dims.rows_per_value + index).hinted("row")
+                address = self.array.element_address(batch, row)
+                in_bounds = row < wg_tile.problem_m // self.dims.rows_per_value
+            self.registers[load] = self.array.load(address, in_bounds & exists)
 
-    def settle(self, part: Part) -> None:
-        k = current()
-        for round_index in range(self.rounds):
-            one = k.registers(F32, 1, "element")
-            one[0] = self.held[round_index]
-            with k.when(self._element(round_index) < self.count):
-                hw.store_shared(one, self.buffer[part.warpgroup].address + (self._element(round_index) * 4).to(U32))
+    def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
+        """Store this thread's elements in shared memory."""
+        k = current_builder()
+        with k.unroll(self.loads_per_thread, name="load") as load:
+            index, exists = self._element(load)
+            with k.when(exists):
+                address = self.buffer[wg_tile.warpgroup].address + (index * 4).to(U32)
+                hw.store_shared(self.registers.slice(load, 1), address)
 
-    def fetch(self, part: Part, block: Value, column: Value, chunks: int) -> fragment.Pair:
-        k = current()
-        address = self.buffer[part.warpgroup].address
-        if not self.width:
-            halves = 2 // self.extent.height
+    def load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
+        """Load this thread's elements of a subtile from shared memory."""
+        k = current_builder()
+        address = self.buffer[wg_tile.warpgroup].address
+        if not self.columns_per_value:
+            halves = 2 // self.dims.rows_per_value
             rows = k.registers(F32, halves, self.name)
-            for half in range(halves):
-                one, row = k.registers(F32, 1, "element"), part.row_of_part(block, half, self.extent.height)
-                hw.load_shared(one, address + (row * 4).to(U32))
-                rows[half] = one[0]
-            return lambda chunk, half: (rows[half], rows[half])
-        held = k.registers(F32, 2 * chunks, self.name)
-        with k.unroll(chunks, name="chunk") as chunk:
-            two = k.registers(F32, 2, "pair")
-            hw.load_shared(two, address + ((chunk * CHUNK + column + fragment_column(k.lane)) * 4).to(U32))
-            for i in range(2):
-                held[chunk * 2 + i] = two[i]
-        return lambda chunk, half: (held[chunk * 2], held[chunk * 2 + 1])
+            with k.unroll(halves, name="half") as row_half:
+                row = wg_tile.row_in_wg_tile(epi_m, row_half, self.dims.rows_per_value)
+                hw.load_shared(rows.slice(row_half, 1), address + (row * 4).to(U32))
+            return lambda n8, half: (rows[half], rows[half])
+        registers = k.registers(F32, 2 * n8_count, self.name)
+        with k.unroll(n8_count, name="n8") as n8:
+            thread_column = n8 * FRAGMENT_GROUP_COLUMNS + column + fragment_column(k.lane)
+            hw.load_shared(registers.slice(n8 * 2, 2), address + (thread_column * 4).to(U32))
+        return lambda n8, half: (registers[n8 * 2], registers[n8 * 2 + 1])
 
 
-class DirectMatrix:
-    """An (M, N) matrix that TMA cannot read: each thread loads its own elements, any strides."""
+class GmemAuxLoad:
+    """An (M, N) matrix that TMA cannot read: each thread loads its own elements, with any strides."""
 
     def __init__(self, operand: Operand) -> None:
         assert operand.dtype is not None
-        self.array = Addressed(operand_argument(operand.name), operand.name, operand.dtype, m=True, n=True)
-        self.height, self.width = operand.extent.height, operand.extent.width
+        self.array = GlobalArray(operand_argument(operand.name), operand.name, operand.dtype, m=True, n=True)
+        self.rows_per_value, self.columns_per_value = (
+            operand.broadcast_dims.rows_per_value,
+            operand.broadcast_dims.columns_per_value,
+        )
 
-    def begin(self, part: Part) -> None:
-        """Nothing: the elements are loaded where they are used."""
+    def issue_loads(self, wg_tile: WarpgroupTile) -> None:
+        """Do nothing: the elements are loaded by `load_fragment`."""
 
-    def settle(self, part: Part) -> None:
-        """Nothing."""
+    def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
+        """Do nothing: the elements do not go through shared memory."""
 
-    def fetch(self, part: Part, block: Value, column: Value, chunks: int) -> fragment.Pair:
-        k = current()
-        halves = 2 // self.height
-        held = k.registers(F32, 2 * halves * chunks, "loaded")
-        last = part.columns_in_all // self.width
-        with k.unroll(chunks, name="chunk") as chunk:
+    def load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
+        """Load this thread's elements of a subtile from global memory."""
+        k = current_builder()
+        halves = 2 // self.rows_per_value
+        registers = k.registers(F32, 2 * halves * n8_count, f"{self.array.name}_frag")
+        column_end = wg_tile.problem_n // self.columns_per_value
+        with k.unroll(n8_count, name="n8") as n8:
             for half in range(halves):
-                row, inside = part.row(block, half, self.height), part.inside(block, half, self.height)
-                first = part.work.n // self.width + column + chunk * CHUNK + fragment_column(k.lane)
+                row, in_bounds = (
+                    wg_tile.row(epi_m, half, self.rows_per_value),
+                    wg_tile.row_in_bounds(epi_m, half, self.rows_per_value),
+                )
+                first = (
+                    wg_tile.work.n // self.columns_per_value
+                    + column
+                    + n8 * FRAGMENT_GROUP_COLUMNS
+                    + fragment_column(k.lane)
+                )
                 for i in range(2):
-                    where = self.array.at(part.work.batch, row, first + i)
-                    held[chunk * (2 * halves) + (2 * half + i)] = self.array.load(where, inside & (first + i < last))
-        return fragment.held_pairs(held, halves)
+                    address = self.array.element_address(wg_tile.work.batch, row, first + i)
+                    registers[n8 * (2 * halves) + (2 * half + i)] = self.array.load(
+                        address, in_bounds & (first + i < column_end)
+                    )
+        return fragment.pairs_from_registers(registers, halves)
 
 
-def _whole_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
-    """The map of a matrix operand, read in whole tiles: what is loaded is counted so."""
-    return tensor_map(p.arrays[name], tile, tile.outer, Pointer(operand_argument(name)), p.batch)
+def _tensor_map_with_full_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
+    """Return the tensor map of a matrix operand, with boxes as high as the tile, so the bytes per load are constant."""
+    return make_tensor_map(p.arrays[name], tile, tile.outer, Pointer(operand_argument(name)), p.batch)
 
 
 def boxes_at(tile: Tile, m: Value, n: Value) -> list[tuple[Value, Value]]:
-    """The (inner, outer) coordinates of the boxes of a piece that begins at row m, column n of a matrix."""
-    inner, outer = (n, m) if tile.major == "K" else (m, n)
+    """Return the (inner, outer) coordinates of the boxes of a subtile that starts at row m, column n of a matrix."""
+    inner, outer = (n.hinted("subtile_column"), m.hinted("subtile_row"))[:: 1 if tile.major == "K" else -1]
     return [(inner + box * tile.box_inner, outer) for box in range(tile.boxes)]
 
 
-class TmaMatrices:
-    """All (M, N) matrices that TMA reads, piece by piece into slots of the warpgroup's own.
+class TmaAuxLoad:
+    """All (M, N) matrices that TMA reads, one subtile per load stage (CUTLASS: StagesC) of each warpgroup.
 
-    The warpgroup's leader starts the copies: the first pieces before the mainloop, the others as slots are freed.
-    A slot's barrier completes once for each piece it brings.
+    The warpgroup's leader issues the copies: those of the first subtiles before the mainloop, the others as stages are
+    freed. A stage's barrier completes once per subtile that is loaded into it.
     """
 
-    def __init__(self, loads: tuple[tuple[str, Tile], ...], extents: dict[str, Extent], slots: int, pieces: int,
-                 parts: int, consumers: int) -> None:  # fmt: skip
-        k = current()
-        self.loads, self.extents = loads, extents
-        self.slots, self.pieces, self.parts, self.consumers = slots, pieces, parts, consumers
-        self.maps = {name: k.tensor_map(operand_argument(name), partial(_whole_boxes, name, tile))
+    def __init__(
+        self, loads: tuple[tuple[str, Tile], ...], operand_dims: dict[str, BroadcastDims], load_stages: int,
+        subtiles: int, subtiles_n: int, consumers: int,
+    ) -> None:  # fmt: skip
+        k = current_builder()
+        self.loads, self.operand_dims = loads, operand_dims
+        self.load_stages, self.subtiles, self.subtiles_n, self.consumers = load_stages, subtiles, subtiles_n, consumers
+        self.maps = {name: k.tensor_map(operand_argument(name), partial(_tensor_map_with_full_boxes, name, tile))
                      for name, tile in loads}  # fmt: skip
-        self.buffers = {name: k.shared(tile, stages=slots * consumers, name=name) for name, tile in loads}
+        self.buffers = {name: k.shared(tile, stages=load_stages * consumers, name=name) for name, tile in loads}
         self.bytes = sum(tile.bytes for _, tile in loads)
 
     def init(self) -> None:
-        """The barriers come behind all tiles, which want aligned places."""
-        count = self.slots * self.consumers
-        self.barriers = current().shared(8, stages=count, alignment=8, name="loaded")
-        for i in range(self.slots * self.consumers):
-            hw.mbarrier_init(self.barriers[i], 1)
+        """Declare and initialize the barriers: after all tiles in shared memory, which need a larger alignment."""
+        count = self.load_stages * self.consumers
+        self.barriers = current_builder().shared(8, stages=count, alignment=8, name="epilogue_load_barrier")
+        with current_builder().unroll(count, name="stage") as stage:
+            hw.mbarrier_init(self.barriers[stage], 1)
 
-    def prepare(self) -> None:
-        """Before the tiles: the parity of the first piece in this tile of a slot that brings an odd number of them."""
-        odd = self.pieces % self.slots or self.pieces // self.slots % 2
-        self.flip = current().var(U32, 0, "tile_parity") if odd else None
+    def init_phase(self) -> None:
+        """Declare the phase of the load stages at the start of a tile, before the first tile.
 
-    def _slot(self, part: Part, piece: Value) -> tuple[Value, Value]:
-        return part.warpgroup * self.slots, piece % self.slots if self.slots < self.pieces else piece
+        It flips per tile for stages that load an odd number of subtiles.
+        """
+        is_odd = self.subtiles % self.load_stages or self.subtiles // self.load_stages % 2
+        self.phase_offset = current_builder().var(U32, 0, "epilogue_load_phase") if is_odd else None
 
-    def load(self, part: Part, piece: Value) -> None:
-        """Starts the copies of a piece. Recorded in the leader."""
-        base, slot = self._slot(part, piece)
-        barrier = self.barriers[slot].at(base, 8)
-        block, column = piece // self.parts, piece % self.parts
+    def _stage(self, wg_tile: WarpgroupTile, subtile: Value) -> tuple[Value, Value]:
+        """Return the warpgroup's first stage, and the stage of a subtile relative to it."""
+        base = wg_tile.warpgroup * self.load_stages
+        return base, subtile % self.load_stages if self.load_stages < self.subtiles else subtile
+
+    def load(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
+        """Issue the TMA loads of a subtile. Called in the leader."""
+        base, stage = self._stage(wg_tile, subtile)
+        base.hinted("first_stage")
+        barrier = self.barriers[stage].at(base, 8)
+        epi_m, column = subtile // self.subtiles_n, subtile % self.subtiles_n
         hw.mbarrier_arrive_expect_tx(barrier, self.bytes)
         for name, tile in self.loads:
             buffer = self.buffers[name]
-            m, n = part.origin(self.extents[name])
-            for box, where in enumerate(boxes_at(tile, m + block * tile.mn, n + column * tile.k)):
-                address = buffer[slot].at(base, buffer.slot_bytes).at(box * tile.box_bytes)
-                # It is read once.
-                hw.tma_load(self.maps[name], *where, part.work.batch, address, barrier, EVICT_FIRST)
+            m, n = wg_tile.origin(self.operand_dims[name])
+            for box, coords in enumerate(boxes_at(tile, m + epi_m * tile.mn, n + column * tile.k)):
+                address = buffer[stage].at(base, buffer.slot_bytes).at(box * tile.box_bytes)
+                # Each element is read once.
+                hw.tma_load(self.maps[name], *coords, wg_tile.work.batch, address, barrier, EVICT_FIRST)
 
-    def begin(self, part: Part, leader: Value) -> None:
-        share = part.work.share
-        k = current()
-        with k.when(leader if share is None else leader & share.reduces), k.unroll(self.slots, name="piece") as piece:
-            self.load(part, piece)
+    def issue_loads(self, wg_tile: WarpgroupTile, leader: Value) -> None:
+        """Issue the loads of the first subtiles, if this CTA stores the tile."""
+        split = wg_tile.work.split
+        k = current_builder()
+        stores_tile = leader if split is None else leader & split.is_reducer
+        with k.when(stores_tile), k.unroll(self.load_stages, name="subtile") as subtile:
+            self.load(wg_tile, subtile)
 
-    def load_next(self, part: Part, piece: Value) -> None:
-        """Starts the copies of what takes the slot of a piece, if there is more. Recorded in the leader."""
-        if self.slots < self.pieces:
-            with current().when(piece + self.slots < self.pieces):
-                self.load(part, piece + self.slots)
+    def refill_stage(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
+        """Issue the loads of the subtile that reuses the stage of `subtile`, if there is one. Called in the leader."""
+        if self.load_stages < self.subtiles:
+            with current_builder().when(subtile + self.load_stages < self.subtiles):
+                self.load(wg_tile, subtile + self.load_stages)
 
-    def wait(self, part: Part, piece: Value) -> None:
-        base, slot = self._slot(part, piece)
-        each, more = divmod(self.pieces, self.slots)  # the first `more` slots bring one piece more
-        parity = (piece // self.slots % 2).to(U32) if self.slots < self.pieces else Constant(U32, 0)
-        if self.flip is not None:
-            odd = Constant(PRED, True) if not more else slot >= more if each % 2 else slot < more
-            parity = current().select(odd, self.flip.get() ^ parity, parity)
-        hw.mbarrier_wait(self.barriers[slot].at(base, 8), parity)
+    def wait(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
+        """Wait until a subtile is loaded."""
+        base, stage = self._stage(wg_tile, subtile)
+        per_stage, extra = divmod(self.subtiles, self.load_stages)  # the first `extra` stages load one subtile more
+        parity = (subtile // self.load_stages % 2).to(U32) if self.load_stages < self.subtiles else Constant(U32, 0)
+        if self.phase_offset is not None:
+            is_odd = Constant(PRED, True) if not extra else stage >= extra if per_stage % 2 else stage < extra
+            parity = current_builder().select(is_odd, self.phase_offset.get() ^ parity, parity)
+        hw.mbarrier_wait(self.barriers[stage].at(base, 8), parity)
 
-    def end_of_tile(self) -> None:
-        if self.flip is not None:
-            self.flip.set(self.flip.get() ^ 1)
+    def advance_phase(self) -> None:
+        """Advance the phase to the next tile's."""
+        if self.phase_offset is not None:
+            self.phase_offset.set(self.phase_offset.get() ^ 1)
 
-    def fetch(self, name: str, part: Part, piece: Value, first: int, chunks: int) -> fragment.Pair:
-        base, slot = self._slot(part, piece)
+    def load_fragment(
+        self, name: str, wg_tile: WarpgroupTile, subtile: Value, first: int, n8_count: int
+    ) -> fragment.LoadPair:
+        """Load this thread's elements of a subtile from its stage."""
+        base, stage = self._stage(wg_tile, subtile)
         buffer, tile = self.buffers[name], dict(self.loads)[name]
-        return fragment.read(tile, buffer[slot].at(base, buffer.slot_bytes).address, first, chunks)
+        return fragment.read(tile, buffer[stage].at(base, buffer.slot_bytes).address, first, n8_count, name)

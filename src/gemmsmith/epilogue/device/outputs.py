@@ -1,4 +1,4 @@
-"""Matrix results leaving the kernel: through swizzled shared memory by TMA, or element by element."""
+"""Stores of matrix results: through swizzled shared memory by TMA, or by threads."""
 
 from __future__ import annotations
 
@@ -6,183 +6,194 @@ from contextlib import nullcontext
 from functools import partial
 
 from gemmsmith import hw
-from gemmsmith.collective.operand import box_rows, tensor_map
-from gemmsmith.collective.swizzle import CHUNK_BYTES, Chunks
+from gemmsmith.collective.global_array import GlobalArray
+from gemmsmith.collective.swizzle import VECTOR_BYTES, ThreadCopyPartition
+from gemmsmith.collective.tma_operand import box_rows, make_tensor_map
 from gemmsmith.core.dtypes import FP32, DType
 from gemmsmith.core.errors import ConfigError
-from gemmsmith.core.graph import Extent
-from gemmsmith.core.mma import QUAD, WARPGROUP
+from gemmsmith.core.graph import BroadcastDims
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.mma import LANES_PER_QUAD, THREADS_PER_WARPGROUP
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import BoundProblem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.device import fragment
-from gemmsmith.epilogue.device.addressed import Addressed
-from gemmsmith.epilogue.device.inputs import Part, Position, boxes_at
-from gemmsmith.epilogue.device.layout import Layout
+from gemmsmith.epilogue.device.epilogue_plan import EpiloguePlan
+from gemmsmith.epilogue.device.inputs import SubtileCoord, WarpgroupTile, boxes_at
 from gemmsmith.hw.tma import EVICT_FIRST
-from gemmsmith.lang.builder import current
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
 from gemmsmith.lang.types import F32, I32, U16, U32
 from gemmsmith.lang.values import Value
 
 
 def result_argument(name: str) -> str:
-    """The kernel argument of a matrix result."""
+    """Return the kernel argument of a matrix result."""
     return name if name == "out" else f"out_{name}"
 
 
-def _boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
-    """The map of a matrix result, written in boxes of no more rows than it has."""
+def _tensor_map_with_clipped_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
+    """Return the tensor map of a matrix result, with boxes of no more rows than the matrix."""
     matrix = p.arrays[name]
     rows = box_rows(tile, matrix.rows, tile.outer)
-    return tensor_map(matrix, tile, rows, Pointer(result_argument(name)), p.batch)
+    return make_tensor_map(matrix, tile, rows, Pointer(result_argument(name)), p.batch)
 
 
 class Stores:
-    """Matrix results: buffers for `round` x `sets` pieces a warpgroup, from which they go out.
+    """Matrix results, with buffers for `subtiles_per_store` x `store_stages` subtiles per warpgroup.
 
-    By TMA: one thread issues the stores of a round's pieces, and the next round waits only for its own set, so the
-    last stores drain under the next tile's mainloop. Without it all threads copy, 16 bytes each where TMA could; else
-    element by element, lanes along whichever index is contiguous.
+    By TMA, one thread issues the stores of a group of subtiles, and the next group waits only for its own stage, so
+    the last stores drain during the next tile's mainloop. Without TMA all threads copy: 16 bytes each if rows are
+    aligned as TMA needs them, otherwise single elements, with the lanes along the contiguous index.
     """
 
-    def __init__(self, spec: KernelSpec, plan: Layout, extents: dict[str, Extent], over: range | None) -> None:
-        """The buffers lie in `over`, if it is given: bytes of shared memory."""
-        k, consumers = current(), spec.config.consumers
-        self.stores, self.extents, self.round, self.sets = plan.stores, extents, plan.round, plan.sets
+    def __init__(
+        self, spec: KernelSpec, plan: EpiloguePlan, result_dims: dict[str, BroadcastDims], aliased_range: range | None
+    ) -> None:
+        """Declare the buffers: at the byte offsets `aliased_range` of shared memory, if given."""
+        k, consumers = current_builder(), spec.config.consumers
+        self.stores, self.result_dims = plan.stores, result_dims
+        self.subtiles_per_store, self.store_stages = plan.subtiles_per_store, plan.store_stages
         self._streaming = spec.config.streaming_stores
-        self.column_major, self._in_chunks = spec.epilogue.column_major, spec.epilogue.tma - spec.tma
+        self.column_major, self._vectorizable = spec.epilogue.column_major, spec.epilogue.tma - spec.tma
         self.maps: dict[str, Value] = {}
-        self.arrays: dict[str, Addressed] = {}
+        self.arrays: dict[str, GlobalArray] = {}
         for name, tile in self.stores:
             if name in spec.tma:
-                self.maps[name] = k.tensor_map(result_argument(name), partial(_boxes, name, tile))
+                self.maps[name] = k.tensor_map(
+                    result_argument(name), partial(_tensor_map_with_clipped_boxes, name, tile)
+                )
             else:
-                self.arrays[name] = Addressed(result_argument(name), name, tile.dtype, m=True, n=True)
-        slots = self.round * self.sets * consumers
+                self.arrays[name] = GlobalArray(result_argument(name), name, tile.dtype, m=True, n=True)
+        buffer_count = self.subtiles_per_store * self.store_stages * consumers
         self.buffers: dict[str, SharedBuffer] = {}
-        offset = over.start if over else None
+        offset = aliased_range.start if aliased_range else None
         for name, tile in self.stores:
-            buffer = self.buffers[name] = k.shared(tile, stages=slots, name=name, offset=offset)
-            offset = buffer.offset + buffer.bytes if over else None
-        if over and offset not in range(over.stop + 1):
+            buffer = self.buffers[name] = k.shared(tile, stages=buffer_count, name=name, offset=offset)
+            offset = buffer.offset + buffer.bytes if aliased_range else None
+        if aliased_range and offset not in range(aliased_range.stop + 1):
             raise ConfigError(
-                f"alias_epilogue: results need {offset} bytes of stages that have {over.stop}; use more stages"
+                f"alias_epilogue: results need {offset} bytes, the stages have {aliased_range.stop}; use more stages"
             )
 
-    def of_piece(self, part: Part, number: Value) -> dict[str, Value]:
-        """The addresses of the warpgroup's buffers of that number."""
-        size = self.round * self.sets  # a warpgroup's buffers
-        found = {name: b[number].at(part.warpgroup, size * b.slot_bytes) for name, b in self.buffers.items()}
-        return {name: view.address.named(f"{name}_buffer") for name, view in found.items()}
+    def subtile_buffers(self, wg_tile: WarpgroupTile, index: Value) -> dict[str, Value]:
+        """Return the addresses of the warpgroup's buffers `index`, by result."""
+        size = self.subtiles_per_store * self.store_stages  # a warpgroup's buffers
+        views = {name: b[index].at(wg_tile.warpgroup, size * b.slot_bytes) for name, b in self.buffers.items()}
+        return {name: view.address.named(f"{name}_buffer") for name, view in views.items()}
 
-    def acquire(self, round_index: Value, rounds: int) -> None:
-        """In the leader: until the round's set has been read.
+    def acquire(self, store_group: Value, store_groups: int) -> None:
+        """Wait until the earlier TMA stores from the group's stage have read it. Called in the leader.
 
-        After an odd number of rounds a tile begins with the set that the last one ended with.
+        If a tile's groups are not a multiple of the stages, it starts with the stage that the previous tile used last.
         """
-        k = current()
-        if rounds % self.sets:
-            with k.when(round_index == 0):
+        k = current_builder()
+        if store_groups % self.store_stages:
+            with k.when(store_group == 0):
                 hw.bulk_wait_read(0)
             with k.otherwise():
-                hw.bulk_wait_read(self.sets - 1)
+                hw.bulk_wait_read(self.store_stages - 1)
         else:
-            hw.bulk_wait_read(self.sets - 1)
+            hw.bulk_wait_read(self.store_stages - 1)
 
-    def issue(self, part: Part, at: Position) -> None:
-        """In the leader: the TMA stores of a piece."""
+    def issue(self, wg_tile: WarpgroupTile, coord: SubtileCoord) -> None:
+        """Issue the TMA stores of a subtile. Called in the leader."""
         for name, tile in self.stores:
             if name not in self.maps:
                 continue
-            for box, where in enumerate(boxes_at(tile, *self._origin(name, tile, part, at))):
-                store = self.maps[name], *where, part.work.batch, at.buffers[name] + box * tile.box_bytes
+            for box, coords in enumerate(boxes_at(tile, *self._origin(name, tile, wg_tile, coord))):
+                store = self.maps[name], *coords, wg_tile.work.batch, coord.buffers[name] + box * tile.box_bytes
                 if self._streaming:
                     hw.tma_store_hint(*store, EVICT_FIRST)
                 else:
                     hw.tma_store(*store)
 
-    def copy(self, part: Part, at: Position) -> None:
-        """In all threads: the other results of a piece."""
+    def store_with_threads(self, wg_tile: WarpgroupTile, coord: SubtileCoord) -> None:
+        """Store the results of a subtile that TMA does not store. Called in all threads."""
         for name, tile in self.stores:
             if name in self.arrays:
-                (self._copy_chunks if name in self._in_chunks else self._copy)(self.arrays[name], tile, at, part)
+                store = self._store_vectors if name in self._vectorizable else self._store_elements
+                store(self.arrays[name], tile, coord, wg_tile)
 
-    def _origin(self, name: str, tile: Tile, part: Part, at: Position) -> tuple[Value, Value]:
-        """Where a piece begins in its matrix."""
-        extent = self.extents[name]
-        m, n = part.origin(extent)
-        return m + at.block * tile.mn, n + at.column // extent.width
+    def _origin(self, name: str, tile: Tile, wg_tile: WarpgroupTile, coord: SubtileCoord) -> tuple[Value, Value]:
+        """Return the first row and column of a subtile in its matrix."""
+        dims = self.result_dims[name]
+        m, n = wg_tile.origin(dims)
+        return m + coord.epi_m * tile.mn, n + coord.column // dims.columns_per_value
 
-    def _copy_chunks(self, array: Addressed, tile: Tile, at: Position, part: Part) -> None:
-        """Rows (columns, if MN-major) are whole chunks."""
-        k, extent, chunks = current(), self.extents[array.name], Chunks(tile, current().thread % WARPGROUP, WARPGROUP)
-        (m, n), buffer = self._origin(array.name, tile, part, at), at.buffers[array.name]
-        rows, columns = part.rows_in_all // extent.height, part.columns_in_all // extent.width
-        for turn in chunks.turns():
-            along = (chunks.box + turn.box) * tile.box_inner + chunks.chunk * (CHUNK_BYTES // tile.dtype.bytes)
-            row, col = (chunks.row + turn.row, along) if tile.major == "K" else (along, chunks.row + turn.row)
-            inside = (m + row < rows) & (n + col < columns)
-            with nullcontext() if turn.inside is None else k.when(turn.inside):
-                values = k.registers(U32, CHUNK_BYTES // 4, "values")
-                hw.load_shared(values, buffer + turn.offset)
-                hw.store_global(values, array.at(part.work.batch, m + row, n + col), inside)
+    def _store_vectors(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
+        """Store 16 bytes per thread and step; rows (columns, if MN-major) are multiples of 16 bytes."""
+        k, dims = current_builder(), self.result_dims[array.name]
+        partition = ThreadCopyPartition(tile, k.thread % THREADS_PER_WARPGROUP, THREADS_PER_WARPGROUP)
+        (m, n), buffer = self._origin(array.name, tile, wg_tile, coord), coord.buffers[array.name]
+        rows, columns = wg_tile.problem_m // dims.rows_per_value, wg_tile.problem_n // dims.columns_per_value
+        vector_elements = VECTOR_BYTES // tile.dtype.bytes
+        for step in partition.copy_steps():
+            inner = (partition.box + step.box) * tile.box_inner + partition.vector_idx * vector_elements
+            row, col = (partition.row + step.row, inner) if tile.major == "K" else (inner, partition.row + step.row)
+            in_bounds = (m + row < rows) & (n + col < columns)
+            with nullcontext() if step.pred is None else k.when(step.pred):
+                values = k.registers(U32, VECTOR_BYTES // 4, "values")
+                hw.load_shared(values, buffer + step.offset)
+                hw.store_global(values, array.element_address(wg_tile.work.batch, m + row, n + col), in_bounds)
 
-    def _copy(self, array: Addressed, tile: Tile, at: Position, part: Part) -> None:
-        """Each warp takes a quarter of the rows (of the columns, if `column_major`), a lane the elements along it."""
-        k, extent, column_major = current(), self.extents[array.name], array.name in self.column_major
-        across, along = (tile.k, tile.mn) if column_major else (tile.mn, tile.k)
-        share = -(-across // 4)
-        first = (k.warp_index % 4) * share
-        (m, n), buffer = self._origin(array.name, tile, part, at), at.buffers[array.name]
-        batch = next(n for n in (4, 2, 1) if share % n == 0)
+    def _store_elements(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
+        """Store single elements: each warp a quarter of the rows (columns, if column-major), the lanes along them."""
+        k, dims, column_major = current_builder(), self.result_dims[array.name], array.name in self.column_major
+        outer_extent, inner_extent = (tile.k, tile.mn) if column_major else (tile.mn, tile.k)
+        outer_per_warp = ceil_div(outer_extent, 4)
+        first = (k.warp_index % 4) * outer_per_warp
+        (m, n), buffer = self._origin(array.name, tile, wg_tile, coord), coord.buffers[array.name]
+        lines_per_group = next(n for n in (4, 2, 1) if outer_per_warp % n == 0)
         with (
-            k.range(share // batch, name="group") as group,
-            k.unroll(batch, name="line") as line,
-            k.unroll(0, along, 32, name="start") as start,
+            k.range(outer_per_warp // lines_per_group, name="group") as group,
+            k.unroll(lines_per_group, name="line") as line,
+            k.unroll(0, inner_extent, 32, name="start") as start,
         ):
-            other = first + group * batch + line
-            row, col = (start + k.lane, other) if column_major else (other, start + k.lane)
-            inside = (m + row < part.rows_in_all // extent.height) & (n + col < part.columns_in_all // extent.width)
-            if along % 32 or across % 4:
-                inside = inside & (row < tile.mn) & (col < tile.k)
-            where = array.at(part.work.batch, m + row, n + col)
-            inside_col = col if along % 32 == 0 else k.minimum(col, tile.k - 1)
-            _move(buffer + fragment.element_offset(tile, row, inside_col), where, inside, tile.dtype)
+            outer = first + group * lines_per_group + line
+            row, col = (start + k.lane, outer) if column_major else (outer, start + k.lane)
+            in_bounds = (m + row < wg_tile.problem_m // dims.rows_per_value) & (
+                n + col < wg_tile.problem_n // dims.columns_per_value
+            )
+            if inner_extent % 32 or outer_extent % 4:
+                in_bounds = in_bounds & (row < tile.mn) & (col < tile.k)
+            address = array.element_address(wg_tile.work.batch, m + row, n + col)
+            clamped_col = col if inner_extent % 32 == 0 else k.minimum(col, tile.k - 1)
+            _store_element(buffer + fragment.element_offset(tile, row, clamped_col), address, in_bounds, tile.dtype)
 
 
-def _move(address: Value, where: Value, inside: Value, dtype: DType) -> None:
+def _store_element(smem_address: Value, gmem_address: Value, in_bounds: Value, dtype: DType) -> None:
     if dtype.bits == 32:
-        one = current().registers(F32 if dtype == FP32 else I32, 1, "element")
-        hw.load_shared(one, address)
-        hw.store_global(one, where, inside)
+        element = current_builder().registers(F32 if dtype == FP32 else I32, 1, "element")
+        hw.load_shared(element, smem_address)
+        hw.store_global(element, gmem_address, in_bounds)
         return
-    value = hw.load_shared_narrow(address, dtype.bits)
-    hw.store_global_narrow(where, value, inside, dtype.bits)
+    value = hw.load_shared_u8_u16(smem_address, dtype.bits)
+    hw.store_global_u8_u16(gmem_address, value, in_bounds, dtype.bits)
 
 
-def store_rounded(value: Value, where: Value, inside: Value, dtype: DType) -> None:
-    """An fp32 value, rounded to fp32, fp16 or bf16, or an int32 as it is, at a global address where `inside`."""
+def store_rounded(value: Value, address: Value, in_bounds: Value, dtype: DType) -> None:
+    """Store an fp32 value, rounded to fp32, fp16 or bf16, or an int32, at a global address if `in_bounds`."""
     if dtype.bits == 32:
-        hw.store_global_word(where, value, inside, "stored")
+        hw.store_global_word(address, value, in_bounds, "stored")
     else:
-        hw.store_global_narrow(where, hw.pack(value, value, dtype).to(U16), inside, 16)
+        hw.store_global_u8_u16(address, hw.pack(value, value, dtype).to(U16), in_bounds, 16)
 
 
 class ScaleStore:
-    """The scales of a quantized result: one a row and piece."""
+    """The scales of a quantized result: one per row and subtile."""
 
     def __init__(self, name: str, dtype: DType, columns: int) -> None:
-        self.array, self.columns = Addressed(result_argument(name), name, dtype, m=True, n=True), columns
+        self.array, self.columns = GlobalArray(result_argument(name), name, dtype, m=True, n=True), columns
 
-    def write(self, part: Part, block: Value, column: Value, scales: list[Value]) -> None:
-        """The scales of the rows of a piece, one lane a row."""
-        k = current()
-        first = part.work.n + column
+    def write(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, scales: list[Value]) -> None:
+        """Store the scales of a subtile's rows, with one lane per row."""
+        k = current_builder()
+        first = wg_tile.work.n + column
         for half, scale in enumerate(scales):
-            row = part.row(block, half, 1)
-            inside = (k.lane % QUAD == 0) & (row < part.rows_in_all) & (first < part.columns_in_all)
-            where = self.array.at(part.work.batch, row, first // self.columns)
-            store_rounded(scale, where, inside, self.array.dtype)
+            row = wg_tile.row(epi_m, half, 1)
+            in_bounds = (k.lane % LANES_PER_QUAD == 0) & (row < wg_tile.problem_m) & (first < wg_tile.problem_n)
+            address = self.array.element_address(wg_tile.work.batch, row, first // self.columns)
+            store_rounded(scale, address, in_bounds, self.array.dtype)

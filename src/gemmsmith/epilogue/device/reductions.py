@@ -1,7 +1,7 @@
-"""Reductions in an epilogue: each warp reduces its part of a tile in registers and writes a partial result.
+"""Reductions in an epilogue: each warp reduces its rows and columns of a tile in registers and writes a partial result.
 
 A second kernel (kernels/reduce.py) combines the partials in a fixed order, so that a result does not depend on which
-CTA computed which tile. Partials lie as (state, batch, part, element) in fp32.
+CTA computed which tile. Partials are stored in fp32 as an array (state, batch, partial, output).
 """
 
 from __future__ import annotations
@@ -16,299 +16,356 @@ import numpy as np
 from gemmsmith import hw
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.core.graph import Extent, Graph, Result, over
-from gemmsmith.core.mma import CHUNK, OF_COLUMN, OF_QUAD, QUAD, WARP_ROWS, WGMMA_M, fragment_column
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Result, reduced_dims
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.mma import (
+    COLUMN_XOR_MASKS,
+    FRAGMENT_GROUP_COLUMNS,
+    FRAGMENT_ROWS_PER_WARP,
+    LANES_PER_QUAD,
+    QUAD_XOR_MASKS,
+    WGMMA_M,
+    fragment_column,
+)
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.core.problem import Problem
 from gemmsmith.core.spec import KernelSpec
-from gemmsmith.epilogue.device.inputs import Part, Spot
-from gemmsmith.epilogue.device.layout import Layout
+from gemmsmith.epilogue.device.epilogue_plan import EpiloguePlan
+from gemmsmith.epilogue.device.inputs import VisitCoord, WarpgroupTile
 from gemmsmith.epilogue.device.outputs import result_argument
 from gemmsmith.epilogue.functions import LN_2, fast_exp
-from gemmsmith.lang.builder import current
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, I64, U64
-from gemmsmith.lang.values import Constant, Registers, Value, ValueLike
+from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike
 
-LOWEST = -float(np.finfo(np.float32).max)
-"""A finite stand-in for -Inf, as its negative is for Inf: differences to them are never NaN."""
+FLT_LOWEST_FINITE = -float(np.finfo(np.float32).max)
+"""Most negative finite fp32 value: replaces -Inf (its negative replaces Inf), since Inf - Inf would be NaN."""
 State = tuple[Value, ...]
-MOST_PARTIALS = 2**31 - 2**14
-"""Parts, or elements, of all batches: kernels count them in int32, and up to 2^13 further."""
+"""The fp32 values that represent a partial result."""
+MAX_PARTIALS = 2**31 - 2**14
+"""Maximum of batch * partials and of batch * outputs: kernels index them in int32, by up to 2^13 past the end."""
 
 
 def _merge_logsumexp(a: State, b: State) -> State:
-    """(m, s) stands for m + log(s). Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018."""
+    """Merge two states (m, s) that represent m + log(s).
+
+    Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+    """
     m = hw.maximum_nan(a[0], b[0])
     return m, hw.fma(a[1], fast_exp(a[0] - m), b[1] * fast_exp(b[0] - m))
 
 
 @dataclass(frozen=True)
 class Monoid:
-    """How partial results combine: `neutral` is a masked element, `identity` an empty state."""
+    """How partial results combine.
 
-    neutral: float
-    identity: tuple[float, ...]
-    lift: Callable[[Value], State]
+    `masked_value` replaces an element outside the matrix, `empty_state` is the state of no elements, `init_state` makes
+    the state of one element, `merge` combines two states and `finish` computes the result of a state.
+    """
+
+    masked_value: float
+    empty_state: tuple[float, ...]
+    init_state: Callable[[Value], State]
     merge: Callable[[State, State], State]
     finish: Callable[[State], Value]
 
 
-def _simple(identity: float, merge: Callable[[Value, Value], Value]) -> Monoid:
-    return Monoid(identity, (identity,), lambda x: (x,), lambda a, b: (merge(a[0], b[0]),), lambda s: s[0])
+def _scalar_state_monoid(empty_state: float, merge: Callable[[Value, Value], Value]) -> Monoid:
+    return Monoid(empty_state, (empty_state,), lambda x: (x,), lambda a, b: (merge(a[0], b[0]),), lambda s: s[0])
 
 
-_SUM = _simple(0.0, lambda a, b: a + b)
+_SUM = _scalar_state_monoid(0.0, lambda a, b: a + b)
 MONOIDS: dict[str, Monoid] = {
     "sum": _SUM,
     "mean": _SUM,
-    "max": _simple(-math.inf, hw.maximum_nan),
-    "min": _simple(math.inf, hw.minimum_nan),
+    "max": _scalar_state_monoid(-math.inf, hw.maximum_nan),
+    "min": _scalar_state_monoid(math.inf, hw.minimum_nan),
     "logsumexp": Monoid(
-        -math.inf, (LOWEST, 0.0), lambda x: (_within(x), fast_exp(x - _within(x))), _merge_logsumexp,
-        lambda s: hw.fma(hw.approximate("lg2.approx.ftz", s[1]), LN_2, s[0]),
+        -math.inf, (FLT_LOWEST_FINITE, 0.0), lambda x: (_finite(x), fast_exp(x - _finite(x))), _merge_logsumexp,
+        lambda s: hw.fma(hw.sfu_approximation("lg2.approx.ftz", s[1]), LN_2, s[0]),
     ),
 }  # fmt: skip
 
 
-def _within(x: Value) -> Value:
-    """x as a finite number, from which it differs by nothing, or by an infinity."""
-    return hw.minimum_nan(hw.maximum_nan(x, LOWEST), -LOWEST)
+def _finite(x: Value) -> Value:
+    """Clamp x to the finite fp32 numbers."""
+    return hw.minimum_nan(hw.maximum_nan(x, FLT_LOWEST_FINITE), -FLT_LOWEST_FINITE)
 
 
-def states(kind: str) -> int:
-    """fp32 numbers in a state."""
-    return len(MONOIDS[kind].identity)
+def state_size(kind: str) -> int:
+    """Return the number of fp32 values in a state."""
+    return len(MONOIDS[kind].empty_state)
 
 
-class _Cells:
-    """`count` states in registers."""
+class _ReductionState:
+    """`count` states in a thread's registers."""
 
     def __init__(self, monoid: Monoid, count: int, name: str) -> None:
         self.monoid = monoid
-        self.arrays: list[Registers] = [current().registers(F32, count, name) for _ in monoid.identity]
-        with current().unroll(count) as i:
-            for array, identity in zip(self.arrays, monoid.identity, strict=True):
-                array[i] = identity
+        self.arrays: list[RegisterArray] = [current_builder().registers(F32, count, name) for _ in monoid.empty_state]
+        with current_builder().unroll(count) as i:
+            for array, empty_state in zip(self.arrays, monoid.empty_state, strict=True):
+                array[i] = empty_state
 
-    def get(self, i: ValueLike) -> State:
+    def load(self, i: ValueLike) -> State:
         return tuple(array[i] for array in self.arrays)
 
-    def set(self, i: ValueLike, state: State) -> None:
+    def store(self, i: ValueLike, state: State) -> None:
         for array, x in zip(self.arrays, state, strict=True):
             array[i] = x
 
-    def add(self, i: ValueLike, x: Value) -> None:
-        self.set(i, self.monoid.merge(self.get(i), self.monoid.lift(x)))
+    def accumulate(self, i: ValueLike, x: Value) -> None:
+        self.store(i, self.monoid.merge(self.load(i), self.monoid.init_state(x)))
 
     def fence(self) -> None:
-        """Sums what was added so far here: the compiler would keep hundreds of summands for later, and spill."""
+        """Force the additions so far to be done here: ptxas would postpone hundreds of them, and spill."""
         for array in self.arrays:
-            hw.compiler_fence(array)
+            hw.fence_operand(array)
 
-    def across(self, i: ValueLike, masks: tuple[int, ...]) -> None:
-        """Combines the cell over lanes whose numbers differ in these bits; all of them get the result."""
-        state = self.get(i)
+    def warp_reduce(self, i: ValueLike, masks: tuple[int, ...]) -> None:
+        """Reduce state `i` over the lanes whose indices differ in the bits of `masks`; all of them get the result."""
+        state = self.load(i)
         for mask in masks:
+            for x in state:
+                x.hinted("lane_state")
             state = self.monoid.merge(state, tuple(hw.shuffle_xor_fp32(x, mask) for x in state))
-        self.set(i, state)
+        self.store(i, state)
 
 
 class Reduction:
-    """One reduction result. Kernel arguments: `partial_` and the result's name, where its partials go, or the result
-    itself where sums are atomic; `parts_`, `elements_` and `state_stride_`, the extents of `Partials`; `columns_` of a
-    matrix. `axis`: the index along which a tile is reduced, "n" or "m"; "mn" for both, "" for none."""
+    """A reduction result.
 
-    def __init__(self, result: Result, kind: str, axis: str, of_what: Extent, spec: KernelSpec, layout: Layout) -> None:
-        k, of = current(), partial(partials, result, spec)
-        self.result, self.spec, self.layout = result, spec, layout
-        self.axis, self._over_batch = over(axis).removeprefix("b"), over(axis).startswith("b")
-        self.height, self.width = max(of_what.height, 1), max(of_what.width, 1)
-        self.halves = 2 // self.height
+    `axis` is the index that is reduced within a tile: "n", "m", "mn" for both, or "" for none (only the batch is
+    reduced). Kernel arguments, with the result's name: `partials_`, the address of its partials (of the result itself
+    if sums are atomic); `num_partials_`, `size_` and `state_stride_`, see `PartialsShape`; `columns_` if no index of
+    the tile is reduced.
+    """
+
+    def __init__(
+        self, result: Result, kind: str, axis: str, input_dims: BroadcastDims, spec: KernelSpec, plan: EpiloguePlan
+    ) -> None:
+        k, shape_of = current_builder(), partial(partials_shape, result, spec)
+        self.result, self.spec, self.plan = result, spec, plan
+        self.axis, self._over_batch = reduced_dims(axis).removeprefix("b"), reduced_dims(axis).startswith("b")
+        self.rows_per_value = max(input_dims.rows_per_value, 1)
+        self.columns_per_value = max(input_dims.columns_per_value, 1)
+        self.halves = 2 // self.rows_per_value
         self.monoid = MONOIDS[kind]
         self.atomic = is_atomic(result, spec)
         argument = partials_argument(result.name)
         if self.atomic:
             self.address = k.pointer(argument, lambda p: Pointer(result_argument(result.name)))
         else:
-            self.address = k.scratch(argument, lambda p: of(p).bytes)
-        self.parts = k.parameter(f"parts_{result.name}", bind=lambda p: of(p).tiles_n or of(p).parts)
-        self.elements = k.parameter(f"elements_{result.name}", bind=lambda p: of(p).tiles or of(p).elements)
-        self.stride = k.parameter(f"state_stride_{result.name}", I64, lambda p: of(p).state)  # between states
+            self.address = k.scratch(argument, lambda p: shape_of(p).bytes)
+        self.num_partials = k.parameter(
+            f"num_partials_{result.name}", compute=lambda p: shape_of(p).num_tiles_n or shape_of(p).num_partials
+        )
+        self.num_outputs = k.parameter(
+            f"size_{result.name}", compute=lambda p: shape_of(p).num_tiles or shape_of(p).num_outputs
+        )
+        self.state_stride = k.parameter(f"state_stride_{result.name}", I64, lambda p: shape_of(p).state_stride)
         if not self.axis:
-            self.columns = k.parameter(f"columns_{result.name}", bind=lambda p: p.n // self.width)
+            self.columns = k.parameter(f"columns_{result.name}", compute=lambda p: p.n // self.columns_per_value)
 
     def begin_tile(self) -> None:
+        """Clear the states of reductions over a whole tile."""
         if self.axis in ("n", "mn"):
-            count = self.halves * self.layout.blocks if self.axis == "n" else 1
-            self.cells = _Cells(self.monoid, count, f"reduced_{self.result.name}")
+            count = self.halves * self.plan.subtiles_m if self.axis == "n" else 1
+            self.states = _ReductionState(self.monoid, count, f"acc_{self.result.name}")
 
-    def begin_columns(self, first: int, chunks: int) -> None:
-        """Before so many chunks of a piece, from its chunk `first` on; both count the reduced value's own."""
+    def begin_subtile(self, first_n8: int, n8_count: int) -> None:
+        """Clear the column states, before `n8_count` groups of 8 columns of the reduced value, from `first_n8` on."""
         if self.axis == "m":
-            self.first, self.chunks = first, chunks
-            self.cells = _Cells(self.monoid, 2 * chunks, f"reduced_{self.result.name}")
+            self.first_n8, self.n8_count = first_n8, n8_count
+            self.states = _ReductionState(self.monoid, 2 * n8_count, f"acc_{self.result.name}")
 
-    def add(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
-        """Two neighboring elements, masked along what is reduced; results outside the matrix are not written."""
-        columns, row = part.columns_inside(spot, j, self.width), part.inside(spot.block, half, self.height)
+    def add(
+        self, wg_tile: WarpgroupTile, coord: VisitCoord, n8_offset: int, half: int, pair: tuple[Value, Value]
+    ) -> None:
+        """Accumulate two adjacent elements; out-of-bounds ones along a reduced index count as `masked_value`."""
+        columns = wg_tile.columns_in_bounds(coord, n8_offset, self.columns_per_value)
+        row = wg_tile.row_in_bounds(coord.epi_m, half, self.rows_per_value)
         if not self.axis:
-            self._write_elements(part, spot, j, half, pair)
+            self._write_elements(wg_tile, coord, n8_offset, half, pair)
             return
         for i, x in enumerate(pair):
-            inside = {"n": columns[i], "m": row, "mn": columns[i] & row}[self.axis]
-            kept = current().select(inside, x, self.monoid.neutral)
-            self.cells.add(self._cell(spot, j, half, i), kept)
+            in_bounds = {"n": columns[i], "m": row, "mn": columns[i] & row}[self.axis]
+            masked = current_builder().select(in_bounds, x, self.monoid.masked_value)
+            self.states.accumulate(self._state_index(coord, n8_offset, half, i), masked)
 
     def fence(self) -> None:
-        """What was added so far is summed here."""
+        """Force the additions so far to be done here."""
         if self.axis:
-            self.cells.fence()
+            self.states.fence()
 
-    def _write_elements(self, part: Part, spot: Spot, j: int, half: int, pair: tuple[Value, Value]) -> None:
-        """Two neighboring elements: all that this tile has of theirs, and of no other."""
-        row = part.row(spot.block, half, self.height)
-        inside = zip(part.columns_inside(spot, j, self.width), part.columns(spot, j, self.width), pair, strict=True)
-        for column_inside, column, x in inside:
-            within = column_inside & part.inside(spot.block, half, self.height)
-            self._write(part, Constant(I32, 0), row * self.columns + column, self.monoid.lift(x), within)
+    def _write_elements(
+        self, wg_tile: WarpgroupTile, coord: VisitCoord, n8_offset: int, half: int, pair: tuple[Value, Value]
+    ) -> None:
+        """Write two adjacent elements, which nothing else in this tile is reduced with, as partials."""
+        row = wg_tile.row(coord.epi_m, half, self.rows_per_value)
+        columns_in_bounds = wg_tile.columns_in_bounds(coord, n8_offset, self.columns_per_value)
+        columns = wg_tile.columns(coord, n8_offset, self.columns_per_value)
+        for column_in_bounds, column, x in zip(columns_in_bounds, columns, pair, strict=True):
+            in_bounds = column_in_bounds & wg_tile.row_in_bounds(coord.epi_m, half, self.rows_per_value)
+            self._write(wg_tile, Constant(I32, 0), row * self.columns + column, self.monoid.init_state(x), in_bounds)
 
-    def _cell(self, spot: Spot, j: int, half: int, i: int) -> ValueLike:
-        """The cell of an element."""
+    def _state_index(self, coord: VisitCoord, n8_offset: int, half: int, i: int) -> ValueLike:
+        """Return the index of the state to which an element is added."""
         if self.axis == "n":
-            return self.halves * spot.block + half
-        return (spot.chunk + (j - self.first)) * 2 + i if self.axis == "m" else 0
+            return self.halves * coord.epi_m + half
+        return (coord.n8 + (n8_offset - self.first_n8)) * 2 + i if self.axis == "m" else 0
 
-    def end_columns(self, part: Part, block: Value, column: Value) -> None:
-        """After them, of a piece that begins at `column`: sums over the 8 lanes of each column, 16 rows a warp."""
+    def end_subtile(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value) -> None:
+        """Reduce the columns of a subtile that starts at `column`, over 8 lanes (16 rows per warp), and write them."""
         if self.axis != "m":
             return
-        k = current()
-        slab = (part.m + block * WGMMA_M) // WARP_ROWS + k.warp_index % 4
-        with k.unroll(self.chunks, name="chunk") as chunk:
-            n = part.work.n // self.width + column + (chunk + self.first) * CHUNK + fragment_column(k.lane)
-            for i in range(2):
-                self.cells.across(chunk * 2 + i, OF_COLUMN)
-                inside = (k.lane < QUAD) & (slab < self.parts) & (n + i < self.elements)
-                self._write(part, slab, n + i, self.cells.get(chunk * 2 + i), inside)
+        k = current_builder()
+        row_group = (wg_tile.m + epi_m * WGMMA_M) // FRAGMENT_ROWS_PER_WARP + k.warp_index % 4
+        row_group.hinted("row_group")
+        with k.unroll(self.n8_count, name="n8") as n8:
+            first = wg_tile.work.n // self.columns_per_value + column
+            n = first + (n8 + self.first_n8) * FRAGMENT_GROUP_COLUMNS + fragment_column(k.lane)
+            with k.unroll(2, name="i") as i:
+                n_i = (n + i).hinted("column")
+                self.states.warp_reduce(n8 * 2 + i, COLUMN_XOR_MASKS)
+                in_bounds = (k.lane < LANES_PER_QUAD) & (row_group < self.num_partials) & (n_i < self.num_outputs)
+                self._write(wg_tile, row_group, n_i, self.states.load(n8 * 2 + i), in_bounds)
 
-    def end_tile(self, part: Part) -> None:
-        k = current()
+    def end_tile(self, wg_tile: WarpgroupTile) -> None:
+        """Reduce rows over quads, or everything over warps, and write the partials."""
+        k = current_builder()
         if self.axis == "n":
-            tile = part.work.n // self.spec.slice_columns
-            for i in range(self.halves * self.layout.blocks):
-                self.cells.across(i, OF_QUAD)
-                row = part.row(Constant(I32, i // self.halves), i % self.halves, self.height)
-                inside = (k.lane % QUAD == 0) & (row < self.elements) & (tile < self.parts)
-                self._write(part, tile, row, self.cells.get(i), inside)
+            tile = (wg_tile.work.n // self.spec.slice_columns).hinted("partial_idx")
+            with k.unroll(self.plan.subtiles_m, name="epi_m") as epi_m, k.unroll(self.halves, name="half") as half:
+                state = epi_m * self.halves + half
+                self.states.warp_reduce(state, QUAD_XOR_MASKS)
+                row = wg_tile.row(epi_m, half, self.rows_per_value)
+                in_bounds = (k.lane % LANES_PER_QUAD == 0) & (row < self.num_outputs) & (tile < self.num_partials)
+                self._write(wg_tile, tile, row, self.states.load(state), in_bounds)
         elif self.axis == "mn":
-            self.cells.across(0, OF_QUAD + OF_COLUMN)
-            self._write(part, self._warp_of_all(part), 0, self.cells.get(0), k.lane == 0)
+            self.states.warp_reduce(0, QUAD_XOR_MASKS + COLUMN_XOR_MASKS)
+            self._write(wg_tile, self._global_warp_index(wg_tile), 0, self.states.load(0), k.lane == 0)
 
-    def _warp_of_all(self, part: Part) -> Value:
-        """A number for this warp's part of this tile, among all tiles of all batches."""
-        k = current()
+    def _global_warp_index(self, wg_tile: WarpgroupTile) -> Value:
+        """Return the index of this warp and tile among all warps of all tiles of all batches."""
+        k = current_builder()
         m, n, warps = self.spec.config.tile[0], self.spec.slice_columns, 4 * self.spec.config.warpgroups[0]
-        tile = part.work.batch * self.elements + part.work.m // m * self.parts + part.work.n // n
-        warpgroup = part.warpgroup if self.spec.config.warpgroups[0] > 1 else 0
+        tile = wg_tile.work.batch * self.num_outputs + wg_tile.work.m // m * self.num_partials + wg_tile.work.n // n
+        warpgroup = wg_tile.warpgroup if self.spec.config.warpgroups[0] > 1 else 0
         return tile * warps + warpgroup * 4 + k.warp_index % 4
 
-    def _write(self, part: Part, piece: Value, element: ValueLike, state: State, inside: Value) -> None:
-        """A part's state of an element; of a scalar's the piece's number among those of all batches. Atomic sums have
-        no parts: they go to the element of the result."""
-        k = current()
+    def _write(
+        self, wg_tile: WarpgroupTile, partial_index: Value, element: ValueLike, state: State, in_bounds: Value
+    ) -> None:
+        """Write a state as partial `partial_index` of output `element`, or add it to the output if it is atomic.
+
+        For a scalar, `partial_index` counts the partials of all batches.
+        """
+        k = current_builder()
+        in_bounds.hinted("in_bounds")
         if self.axis == "mn":
-            offset = piece.to(I64)
+            offset = partial_index.to(I64)
             if self.atomic:
-                offset = (Constant(I32, 0) if self._over_batch else part.work.batch).to(I64)
+                offset = (Constant(I32, 0) if self._over_batch else wg_tile.work.batch).to(I64)
         else:
-            parts, batch = 1 if self.atomic else self.parts, part.work.batch
+            num_partials, batch = 1 if self.atomic else self.num_partials, wg_tile.work.batch
             if self.atomic:
-                piece, batch = Constant(I32, 0), Constant(I32, 0) if self._over_batch else batch
-            offset = (batch * parts + piece).to(I64) * self.elements.to(I64)
+                partial_index, batch = Constant(I32, 0), Constant(I32, 0) if self._over_batch else batch
+            offset = (batch * num_partials + partial_index).to(I64) * self.num_outputs.to(I64)
             offset = offset + (element.to(I64) if isinstance(element, Value) else element)
         if self.atomic:
-            with k.when(inside):
-                hw.reduce_add(self.address + (offset * 4).to(U64), state[0])
+            with k.when(in_bounds):
+                hw.red_add_f32(self.address + (offset * 4).to(U64), state[0])
             return
         for i, x in enumerate(state):
-            hw.store_global_word(self.address + ((offset + self.stride * i) * 4).to(U64), x, inside, "partial")
+            offset.hinted("partial_offset")
+            hw.store_global_word(self.address + ((offset + self.state_stride * i) * 4).to(U64), x, in_bounds, "partial")
 
 
-def representatives(graph: Graph, atomic: bool) -> dict[str, str]:
-    """For every reduced result whose value is not known the one whose partials it uses: the first that reduces the
-    same value over the same axis by the same rule, as a sum and a mean do. Atomic ones have none to share."""
-    first: dict[tuple[int, str, Monoid], str] = {}
-    found = {}
+def shared_partials(graph: EpilogueGraph, deterministic: bool) -> dict[str, str]:
+    """Map each non-constant reduction to the first one that computes the same partials (a sum and a mean share).
+
+    Atomic reductions have no partials and map to themselves.
+    """
+    first_with_key: dict[tuple[int, str, Monoid], str] = {}
+    shared = {}
     for r in graph.results:
         node = graph.nodes[r.node]
-        if node.op == "reduce" and graph.known(r) is None:
+        if node.op == "reduce" and graph.constant_operand_of(r) is None:
             kind, axis = node.value
-            same = first.setdefault((node.inputs[0], axis, MONOIDS[kind]), r.name)
-            found[r.name] = r.name if atomic else same
-    return found
+            first_name = first_with_key.setdefault((node.inputs[0], axis, MONOIDS[kind]), r.name)
+            shared[r.name] = first_name if deterministic else r.name
+    return shared
 
 
 def is_atomic(result: Result, spec: KernelSpec) -> bool:
-    """Whether warps add to the result itself, which is zero before. Only sums in fp32 can; others take two steps."""
+    """Return whether warps add to the result itself, which is zeroed before. Only fp32 sums support that."""
     kind, _ = spec.epilogue.graph.nodes[result.node].value
-    return spec.epilogue.atomic and kind == "sum" and result.dtype == FP32
+    return not spec.epilogue.deterministic and kind == "sum" and result.dtype == FP32
 
 
 def partials_argument(name: str) -> str:
-    """The kernel argument that says where a reduction's partials go."""
-    return f"partial_{name}"
+    """Return the name of the kernel argument that holds the address of a reduction's partials."""
+    return f"partials_{name}"
 
 
 @dataclass(frozen=True)
-class Partials:
-    """What the host must know of a reduction: its partials' shape. `tiles` and `tiles_n`: of the padded grid, in all
-    and along N, where each warp of each tile has a part of the one result that a batch has; else 0."""
+class PartialsShape:
+    """Shape of a reduction's partials, for the host.
+
+    Each of `batch` x `num_outputs` outputs has `num_partials` partials. For a reduction to one scalar per batch, to
+    which each warp of each tile contributes, `num_tiles` and `num_tiles_n` are the tiles of the padded grid, in total
+    and along N; otherwise they are 0.
+    """
 
     kind: str
     batch: int
-    parts: int
-    elements: int
-    tiles: int = 0
-    tiles_n: int = 0
+    num_partials: int
+    num_outputs: int
+    num_tiles: int = 0
+    num_tiles_n: int = 0
 
     @property
     def bytes(self) -> int:
-        return 4 * states(self.kind) * self.state
+        """Size of the partials in bytes."""
+        return 4 * state_size(self.kind) * self.state_stride
 
     @property
-    def state(self) -> int:
-        """Elements of one state's array."""
-        return self.batch * self.parts * self.elements
+    def state_stride(self) -> int:
+        """Elements between two values of a state."""
+        return self.batch * self.num_partials * self.num_outputs
 
 
-def combined(shape: Partials, axis: str) -> Partials:
-    """The partials as the second step sees them: where the batch is reduced, too, its parts are parts of one."""
-    return replace(shape, batch=1, parts=shape.batch * shape.parts) if "b" in over(axis) else shape
+def merge_batches(shape: PartialsShape, axis: str) -> PartialsShape:
+    """Return the shape that the second step reads: if the batch is reduced too, it belongs to the partials."""
+    if "b" not in reduced_dims(axis):
+        return shape
+    return replace(shape, batch=1, num_partials=shape.batch * shape.num_partials)
 
 
-def partials(result: Result, spec: KernelSpec, p: Problem) -> Partials:
-    """The partials of a reduction. ArgumentError where they are more than kernels count."""
+def partials_shape(result: Result, spec: KernelSpec, p: Problem) -> PartialsShape:
+    """Return the shape of a reduction's partials. Raises ArgumentError if there are more than MAX_PARTIALS."""
     graph, config = spec.epilogue.graph, spec.config
     node = graph.nodes[result.node]
-    (kind, axis), extent = node.value, graph.extents()[node.inputs[0]]
-    m, n = p.m // max(extent.height, 1), p.n // max(extent.width, 1)
-    match over(axis).removeprefix("b"):
+    (kind, axis), dims = node.value, graph.broadcast_dims()[node.inputs[0]]
+    m, n = p.m // max(dims.rows_per_value, 1), p.n // max(dims.columns_per_value, 1)
+    match reduced_dims(axis).removeprefix("b"):
         case "n":
-            shape = Partials(kind, p.batch, -(-p.n // spec.slice_columns), m)
+            shape = PartialsShape(kind, p.batch, ceil_div(p.n, spec.slice_columns), m)
         case "m":
-            shape = Partials(kind, p.batch, -(-p.m // WARP_ROWS), n)
+            shape = PartialsShape(kind, p.batch, ceil_div(p.m, FRAGMENT_ROWS_PER_WARP), n)
         case "mn":
-            rows = -(-p.m // (config.tile[0] * config.cluster[0])) * config.cluster[0]
-            across = config.cluster[1] * spec.slices * config.warpgroups[1]
-            columns = -(-p.n // (spec.slice_columns * across)) * across
-            parts = rows * columns * 4 * config.warpgroups[0]
-            shape = Partials(kind, p.batch, parts, 1, rows * columns, columns)
+            tiles_m = ceil_div(p.m, config.tile[0] * config.cluster[0]) * config.cluster[0]
+            tiles_n_per_cluster = config.cluster[1] * spec.num_reducing_ctas * config.warpgroups[1]
+            tiles_n = ceil_div(p.n, spec.slice_columns * tiles_n_per_cluster) * tiles_n_per_cluster
+            num_partials = tiles_m * tiles_n * 4 * config.warpgroups[0]
+            shape = PartialsShape(kind, p.batch, num_partials, 1, tiles_m * tiles_n, tiles_n)
         case _:
-            shape = Partials(kind, p.batch, 1, m * n)
-    count = shape.batch * max(shape.parts, shape.elements)
-    if count > MOST_PARTIALS:
+            shape = PartialsShape(kind, p.batch, 1, m * n)
+    count = shape.batch * max(shape.num_partials, shape.num_outputs)
+    if count > MAX_PARTIALS:
         raise ArgumentError(
-            f"{result.name}: got {p}, whose {kind} takes {count} partial results, and kernels count up to "
-            f"{MOST_PARTIALS}; reduce a part of the product at a time"
+            f"{result.name}: got {p}, whose {kind} has {count} partial results, more than the maximum of "
+            f"{MAX_PARTIALS}; split the GEMM along M or N"
         )
     return shape

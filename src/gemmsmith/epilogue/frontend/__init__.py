@@ -1,1 +1,1 @@
-"""From a Python function, a visitor tree or a named fusion to a graph, and how graphs are shown."""
+"""Front end: from a Python function, a visitor tree or a named fusion to an epilogue graph; display of graphs."""

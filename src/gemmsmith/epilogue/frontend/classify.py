@@ -1,52 +1,56 @@
-"""What an operand of an epilogue is, from its shape: a scalar, a row, a column or a matrix; and in words."""
+"""Classification of epilogue operands by shape: scalar, row, column or matrix."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from gemmsmith.core.errors import EpilogueError
-from gemmsmith.core.graph import Extent
+from gemmsmith.core.graph import BroadcastDims
 
 
-def classify(name: str, shape: tuple[int, ...], product: tuple[int, ...]) -> Extent:
-    """Along which indices of a product of shape (M, N) or (B, M, N) the operand `name` varies.
+def classify(name: str, shape: tuple[int, ...], acc_shape: tuple[int, ...]) -> BroadcastDims:
+    """Return the dimensions of an accumulator of shape (M, N) or (B, M, N) along which an operand varies.
 
-    () and (1,) are scalars, (N,) is a row, (M, 1) a column, (M, N) a matrix, each with a batch in front of it, B or 1;
-    N/2 in place of N is for values of halves, as `deinterleave` gives them. An index that the shape has and that is as
-    long as the product's counts as varying, even where that is 1: for N = 1, (M, 1) is a matrix; only (1,) is always a
-    scalar.
-    Raises EpilogueError for a shape that does not broadcast.
+    () and (1,) are scalars, (N,) is a row, (M, 1) a column, (M, N) a matrix, each with an optional leading batch of B
+    or 1. N/2 instead of N is for values of halves, as `deinterleave` returns them. An operand varies along each
+    dimension that it has in the accumulator's length, even if that is 1: for N = 1, (M, 1) is a matrix; only (1,) is
+    always a scalar. Raises EpilogueError, with the operand's `name`, for a shape that does not broadcast.
     """
-    *_, rows, columns = product
+    *_, rows, columns = acc_shape
     batch, m, n = ((None,) * (3 - len(shape)) + tuple(shape))[-3:]
-    width: Literal[0, 1, 2] | None = None
+    columns_per_value: Literal[0, 1, 2] | None = None
     if n is None or (n == 1 and (columns != 1 or len(shape) == 1)):
-        width = 0
+        columns_per_value = 0
     elif n == columns:
-        width = 1
+        columns_per_value = 1
     elif 2 * n == columns:
-        width = 2
-    fits = width is not None and m in (None, 1, rows) and batch in (None, 1, product[0]) and len(shape) <= len(product)
-    if width is None or not fits:
-        raise EpilogueError(_message(name, shape, product))
-    return Extent(batch == product[0], 1 if m == rows else 0, width)
+        columns_per_value = 2
+    broadcasts = (
+        columns_per_value is not None
+        and m in (None, 1, rows)
+        and batch in (None, 1, acc_shape[0])
+        and len(shape) <= len(acc_shape)
+    )
+    if columns_per_value is None or not broadcasts:
+        raise EpilogueError(_no_broadcast_message(name, shape, acc_shape))
+    return BroadcastDims(batch == acc_shape[0], 1 if m == rows else 0, columns_per_value)
 
 
-def _message(name: str, shape: tuple[int, ...], product: tuple[int, ...]) -> str:
-    *_, m, n = product
+def _no_broadcast_message(name: str, shape: tuple[int, ...], acc_shape: tuple[int, ...]) -> str:
+    *_, m, n = acc_shape
     if tuple(shape) == (m,):
-        return f"{name}: got shape {shape}, a value for each row of the product {product}; use ({m}, 1), a column"
-    batch = f", or one of these with {product[0]} or 1 in front" if len(product) == 3 else ""
-    half = f" (or {n // 2} in place of {n} of halves)" if n % 2 == 0 else ""
+        return f"{name}: got shape {shape}, one value per row of the output {acc_shape}; use ({m}, 1), a column"
+    batch = f", or one of these with a leading batch of {acc_shape[0]} or 1" if len(acc_shape) == 3 else ""
+    half = f" ({n // 2} instead of {n} for halves)" if n % 2 == 0 else ""
     return (
-        f"{name}: got shape {tuple(shape)}, which does not broadcast to the product's {tuple(product)}; "
+        f"{name}: got shape {tuple(shape)}, which does not broadcast to the output shape {tuple(acc_shape)}; "
         f"use (), ({n},), ({m}, 1) or ({m}, {n}){batch}{half}"
     )
 
 
-def in_words(extent: Extent) -> str:
-    """What an operand of that extent is, without its batch."""
-    columns = {0: "1", 1: "N", 2: "N/2"}[extent.width]
-    if extent.height:
-        return f"a {'matrix' if extent.width else 'column'} (M, {columns})"
-    return f"a row ({columns},)" if extent.width else "a scalar"
+def describe(broadcast_dims: BroadcastDims) -> str:
+    """Describe an operand's kind and shape, without its batch."""
+    columns = {0: "1", 1: "N", 2: "N/2"}[broadcast_dims.columns_per_value]
+    if broadcast_dims.rows_per_value:
+        return f"a {'matrix' if broadcast_dims.columns_per_value else 'column'} (M, {columns})"
+    return f"a row ({columns},)" if broadcast_dims.columns_per_value else "a scalar"

@@ -1,8 +1,8 @@
-"""The derivative of an epilogue, a graph made of a graph, by reverse accumulation.
+"""Reverse-mode derivative of an epilogue: a graph of vector-Jacobian products.
 
-With L = sum over the results of <gradient of the result, result>, the derivative's graph computes the gradients of L
-with respect to the product and to operands. Nothing in it depends on sizes: what an operand's elements share is a sum
-over rows, columns or all. The functions' rules are in their table.
+The derivative's graph computes the gradients with respect to the accumulator and to operands from the gradients of the
+results. It does not depend on sizes: the gradient of a broadcast operand is a sum over rows, columns or both. The rules
+of elementwise functions are in their table (epilogue/functions.py).
 """
 
 from __future__ import annotations
@@ -12,321 +12,354 @@ from dataclasses import replace
 from itertools import combinations
 
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
-from gemmsmith.core.graph import Extent, Graph, Node, Operand, Result
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
 from gemmsmith.epilogue.frontend.values import Traced, Tracing
 from gemmsmith.epilogue.functions import FUNCTIONS
-from gemmsmith.epilogue.lines import refused
+from gemmsmith.epilogue.passes.cse import cse
 from gemmsmith.epilogue.passes.fold import fold
-from gemmsmith.epilogue.passes.rewrite import Editor, pruned, rewritten
-from gemmsmith.epilogue.passes.share import share
+from gemmsmith.epilogue.passes.rewrite import Editor, eliminate_dead_code, rewrite
+from gemmsmith.epilogue.source_location import epilogue_error
 
-PRODUCT = ""
-"""Stands for the product among the names of operands."""
-OPERAND, VALUE, GRADIENT, WANTED = "x_", "y_", "d_", "g_"
-"""What the names of the derivative begin with: of the epilogue's operands, the values of its results, their gradients,
-and of the gradients of operands. The product's is "out"."""
-KEPT = "_kept"
-"""The name of a result that is stored for the derivative alone; a digit follows."""
-TRIED = 16
-"""Values nearest to the product, and nearest to the results, that are considered as the one to be stored."""
-_ROUNDED_ALIKE = frozenset({"abs", "neg", "relu"})
-"""Functions that give the same whether their input or their value is rounded."""
+ACCUMULATOR = ""
+"""Name of the accumulator among the names of operands."""
+INPUT_PREFIX = "x_"
+"""Prefix of the derivative's operands that are the epilogue's operands."""
+OUTPUT_PREFIX = "y_"
+"""Prefix of the derivative's operands that are values of the epilogue's results."""
+GRAD_OUTPUT_PREFIX = "d_"
+"""Prefix of the derivative's operands that are gradients of the epilogue's results."""
+GRAD_PREFIX = "g_"
+"""Prefix of the derivative's results that are gradients of operands. The accumulator's gradient is named "out"."""
+SAVED_PREFIX = "_saved"
+"""Prefix, before a digit, of results that are stored only for the derivative."""
+MAX_CANDIDATES = 16
+"""Number of values, nearest to the accumulator and nearest to the results each, that are considered for saving. Chosen;
+not measured."""
+_COMMUTES_WITH_ROUNDING = frozenset({"abs", "neg", "relu"})
+"""Functions with f(round(x)) == round(f(x))."""
 
 
 def derivative(
-    graph: Graph, of: Collection[str], wanted: Collection[str], stored: Collection[str], default: DType
-) -> Graph:
-    """The graph of the gradients of `wanted`, operands' names and PRODUCT, from those `of` results.
+    graph: EpilogueGraph, outputs: Collection[str], wrt: Collection[str], saved: Collection[str], default: DType
+) -> EpilogueGraph:
+    """Return the graph that computes gradients of an epilogue.
 
-    It is the epilogue of the same product; one that does not read the product may be that of an empty one. Its operands
-    are the epilogue's own (x_name), gradients of results (d_name) and values of results (y_name). A reduction's are a
-    column, row or scalar, or, where some gradient would otherwise be the same in all rows or columns, its gradient is
-    a matrix. The gradient of a mean is to be divided by the number of elements before, that of a maximum or minimum by
-    the number of equal ones, which `ties` gives. Its results: "out", the product's gradient, and g_name, an operand's,
-    whose sums keep the index that they are over; none where the gradient is zero everywhere.
+    The graph is an epilogue of the same GEMM (of any GEMM, if it does not read the accumulator). Its operands are the
+    epilogue's operands (x_name), gradients of results (d_name) and values of results (y_name). The gradient of a
+    reduction is a column, row or scalar; or a matrix, if some gradient would otherwise be the same in all rows or
+    columns. The caller divides the gradient of a mean by the number of elements, and that of a maximum or minimum by
+    the number of equal elements (see `tie_count_graph`). The results are "out", the accumulator's gradient, and g_name,
+    the gradients of operands, whose sums keep the reduced index. Gradients that are zero everywhere have no result.
 
-    `stored`: results that are matrices, which it reads instead of computing them. `default`: the dtype of matrices of
-    which the graph says none. Raises EpilogueError for what has no derivative, and for a maximum of what is not stored.
+    Args:
+        graph: The epilogue.
+        outputs: Names of the results that have gradients.
+        wrt: Names of the operands, or ACCUMULATOR, whose gradients are computed.
+        saved: Names of matrix results that are read (y_name) instead of being recomputed.
+        default: Dtype of matrices that have none in the graph.
+
+    Raises:
+        EpilogueError: for operations without a gradient, and for a maximum or minimum of values that are not saved.
     """
-    found = _Derivative(graph, of, stored, default, whole=False).graph(wanted)
-    thin = [r for r in found.results if not _inner(found, r).is_matrix]
-    return _Derivative(graph, of, stored, default, whole=True).graph(wanted) if thin else found
+    grad_graph = _DerivativeBuilder(graph, outputs, saved, default, full_matrix_grads=False).grad_graph(wrt)
+    if all(_input_dims(grad_graph, r).is_matrix for r in grad_graph.results):
+        return grad_graph
+    return _DerivativeBuilder(graph, outputs, saved, default, full_matrix_grads=True).grad_graph(wrt)
 
 
-def differentiable(graph: Graph, wanted: Collection[str] | None = None) -> list[bool]:
-    """Which nodes have a gradient with respect to one of `wanted`, operands' names and PRODUCT, or to any of these."""
-    found: list[bool] = []
+def nodes_with_gradient(graph: EpilogueGraph, wrt: Collection[str] | None = None) -> list[bool]:
+    """Return for each node whether it has a gradient with respect to one of `wrt` (None: to any leaf)."""
+    result: list[bool] = []
     for node in graph.nodes:
         f = FUNCTIONS.get(node.op)
         if node.op in ("constant", "one_hot") or (f is not None and f.gradient is None):
-            found.append(False)
-        elif (name := _name(node)) is not None:
-            found.append(wanted is None or name in wanted)
+            result.append(False)
+        elif (name := _leaf_name(node)) is not None:
+            result.append(wrt is None or name in wrt)
         else:
-            found.append(any(found[i] for i in node.inputs[node.op == "where" :]))
-    return found
+            result.append(any(result[i] for i in node.inputs[node.op == "where" :]))
+    return result
 
 
-def extremes(graph: Graph, wanted: Collection[str] | None = None) -> list[Result]:
-    """The results that are maxima or minima of something that has a gradient."""
-    flows = differentiable(graph, wanted)
-    reduced = [r for r in graph.results if graph.is_reduced(r) and flows[r.node]]
+def minmax_results(graph: EpilogueGraph, wrt: Collection[str] | None = None) -> list[Result]:
+    """Return the results that are maxima or minima of values that have a gradient."""
+    has_gradient = nodes_with_gradient(graph, wrt)
+    reduced = [r for r in graph.results if graph.is_reduction(r) and has_gradient[r.node]]
     return [r for r in reduced if graph.nodes[r.node].value[0] in ("max", "min")]
 
 
-def ties(graph: Graph, of: str, stored: Collection[str], default: DType) -> Graph:
-    """The graph that counts the elements that are equal to the maximum or minimum `of` their row, column, or all."""
-    d = _Derivative(graph, (), stored, default, whole=False)
-    result = next(r for r in graph.results if r.name == of)
+def tie_count_graph(graph: EpilogueGraph, result_name: str, saved: Collection[str], default: DType) -> EpilogueGraph:
+    """Return the graph that counts the elements that are equal to the maximum or minimum `result_name`."""
+    d = _DerivativeBuilder(graph, (), saved, default, full_matrix_grads=False)
+    result = next(r for r in graph.results if r.name == result_name)
     axis = graph.nodes[result.node].value[1]
-    equal = d.extremes(result)
-    count = d.t.add("reduce", equal.extent.reduced(axis), equal, value=("sum", axis))
-    return d.traced([Result("out", count.node, FP32, keepdim=True)])
+    equal = d.minmax_mask(result)
+    count = d.t.add("reduce", equal.broadcast_dims.reduced(axis), equal, value=("sum", axis))
+    return d.build([Result("out", count.node, FP32, keepdim=True)])
 
 
-def storing(graph: Graph, wanted: Collection[str], default: DType) -> tuple[Graph, tuple[str, ...]]:
-    """The graph with the results that its derivative needs so as not to compute the product again, and the names of
-    those that it reads, as few as possible.
+def with_saved_values(
+    graph: EpilogueGraph, wrt: Collection[str], default: DType
+) -> tuple[EpilogueGraph, tuple[str, ...]]:
+    """Add the smallest set of results that lets the derivative avoid recomputing the GEMM.
 
-    Results that are stored anyway come first; otherwise one value is stored, besides those whose maximum is taken. A
-    logsumexp in the graph is of what is stored. Raises EpilogueError as `derivative` does.
+    Results that are stored anyway are preferred; otherwise one value is added, and the inputs of maxima and minima. A
+    logsumexp is computed from the rounded saved value. Returns the graph and the names of the results to save. Raises
+    EpilogueError as `derivative` does.
     """
-    graph = _with_extremes(share(fold(graph)), wanted)
-    cost, stored = _cheapest(graph, wanted, default)
+    graph = _with_minmax_inputs(cse(fold(graph)), wrt)
+    cost, saved = _choose_saved(graph, wrt, default)
     if cost[0]:
-        extents = graph.extents()
-        inner = [i for i, n in enumerate(graph.nodes) if extents[i].is_matrix and n.op in (*FUNCTIONS, "accumulator")]
-        inner = inner[:TRIED] + inner[TRIED:][-TRIED:]
-        longer = [_keeping(graph, i) for i in inner]
-        found = [(*_cheapest(g, wanted, default, {g.results[-1].name}), g) for g in longer]
-        cost, chosen, best = min(found, key=lambda x: x[0])
+        broadcast_dims = graph.broadcast_dims()
+        candidate_nodes = [
+            i for i, n in enumerate(graph.nodes) if broadcast_dims[i].is_matrix and n.op in (*FUNCTIONS, "accumulator")
+        ]
+        candidate_nodes = candidate_nodes[:MAX_CANDIDATES] + candidate_nodes[MAX_CANDIDATES:][-MAX_CANDIDATES:]
+        with_one_more_output = [_with_output(graph, i) for i in candidate_nodes]
+        candidates = [(*_choose_saved(g, wrt, default, {g.results[-1].name}), g) for g in with_one_more_output]
+        cost, saved_names, best = min(candidates, key=lambda x: x[0])
         if not cost[0]:
-            graph, stored = best, chosen
-    return _reducing_what_is_stored(graph, stored, default), stored
+            graph, saved = best, saved_names
+    return _round_before_logsumexp(graph, saved, default), saved
 
 
-def _reducing_what_is_stored(graph: Graph, stored: Collection[str], default: DType) -> Graph:
-    """The graph where a value that the derivative reads from memory, rounded, is rounded before a logsumexp is computed
-    of it, and all else: exp(x - logsumexp) is no probability if only x is rounded."""
+def _round_before_logsumexp(graph: EpilogueGraph, saved: Collection[str], default: DType) -> EpilogueGraph:
+    """Round values that the derivative reads from memory before they are used, if a logsumexp depends on them.
+
+    exp(x - logsumexp) is not a probability if x is rounded and the logsumexp is that of unrounded values.
+    """
     under = _ancestors(graph, [i for i, n in enumerate(graph.nodes) if n.op == "reduce" and n.value[0] == "logsumexp"])
-    read = {r.node: r.dtype or default for r in graph.results if r.name in stored and r.node in under}
+    read = {r.node: r.dtype or default for r in graph.results if r.name in saved and r.node in under}
 
-    def rule(e: Editor, node: Node) -> int | None:
-        if read.get(e.index, FP32) == FP32:
+    def rule(editor: Editor, node: Node) -> int | None:
+        if read.get(editor.index, FP32) == FP32:
             return None
-        e.nodes.append(node)
-        return e.add("cast", len(e.nodes) - 1, value=read[e.index])
+        editor.nodes.append(node)
+        return editor.add("cast", len(editor.nodes) - 1, value=read[editor.index])
 
-    return share(fold(rewritten(graph, rule)))
-
-
-def _ancestors(graph: Graph, nodes: Collection[int]) -> set[int]:
-    """The nodes that some are computed of."""
-    found: set[int] = set()
-    waiting = list(nodes)
-    while waiting:
-        inputs = set(graph.nodes[waiting.pop()].inputs) - found
-        found |= inputs
-        waiting += inputs
-    return found
+    return cse(fold(rewrite(graph, rule)))
 
 
-def _with_extremes(graph: Graph, wanted: Collection[str]) -> Graph:
-    """The graph with what its maxima and minima are of as results: rounded, so that the largest is found again."""
-    for r in extremes(graph, wanted):
-        if _base(graph, r) is None:
-            graph = _keeping(graph, _rounded_alike(graph, r)[-1])
+def _ancestors(graph: EpilogueGraph, nodes: Collection[int]) -> set[int]:
+    """Return the nodes from which `nodes` are computed."""
+    ancestors: set[int] = set()
+    stack = list(nodes)
+    while stack:
+        inputs = set(graph.nodes[stack.pop()].inputs) - ancestors
+        ancestors |= inputs
+        stack += inputs
+    return ancestors
+
+
+def _with_minmax_inputs(graph: EpilogueGraph, wrt: Collection[str]) -> EpilogueGraph:
+    """Store the inputs of maxima and minima as results: rounded, so that the derivative finds equal elements again."""
+    for r in minmax_results(graph, wrt):
+        if _stored_minmax_input(graph, r) is None:
+            graph = _with_output(graph, _rounding_equivalent_nodes(graph, r)[-1])
     return graph
 
 
-def _keeping(graph: Graph, node: int) -> Graph:
-    """The graph with one more result."""
-    count = sum(r.name.startswith(KEPT) for r in graph.results)
-    return replace(graph, results=(*graph.results, Result(f"{KEPT}{count}", node)))
+def _with_output(graph: EpilogueGraph, node: int) -> EpilogueGraph:
+    """Add a node to the results."""
+    count = sum(r.name.startswith(SAVED_PREFIX) for r in graph.results)
+    return replace(graph, results=(*graph.results, Result(f"{SAVED_PREFIX}{count}", node)))
 
 
-def _cheapest(
-    graph: Graph, wanted: Collection[str], default: DType, read: Collection[str] = ()
+def _choose_saved(
+    graph: EpilogueGraph, wrt: Collection[str], default: DType, must_read: Collection[str] = ()
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The least cost of the derivative, and the results that it reads then, with those of `read`. A cost is: whether it
-    needs the product, the matrices that it reads, its operands, its nodes."""
-    flows = differentiable(graph, wanted)
-    of = [r.name for r in graph.results if flows[r.node] and not r.name.startswith(KEPT)]
-    matrices = graph.stored
-    needed = {*read, *(base.name for r in extremes(graph, wanted) if (base := _base(graph, r)))}
+    """Return the minimum cost of the derivative, and the results that it then reads, which include `must_read`.
+
+    Costs are compared in this order: whether it recomputes the GEMM, its matrices, its operands, its nodes.
+    """
+    has_gradient = nodes_with_gradient(graph, wrt)
+    outputs = [r.name for r in graph.results if has_gradient[r.node] and not r.name.startswith(SAVED_PREFIX)]
+    matrices = graph.matrix_result_names
+    needed = {*must_read, *(base.name for r in minmax_results(graph, wrt) if (base := _stored_minmax_input(graph, r)))}
     best: tuple[tuple[int, ...], tuple[str, ...]] | None = None
     for names in (names for count in range(len(matrices) + 1) for names in combinations(matrices, count)):
         if needed <= set(names):
-            found = derivative(graph, of, wanted, names, default)
-            again = any(n.op == "accumulator" for n in found.nodes)
-            cost = (again, len(found.matrices), len(found.operands), len(found.nodes))
+            grad_graph = derivative(graph, outputs, wrt, names, default)
+            recomputes_gemm = any(n.op == "accumulator" for n in grad_graph.nodes)
+            cost = (recomputes_gemm, len(grad_graph.matrix_names), len(grad_graph.operands), len(grad_graph.nodes))
             if best is None or cost < best[0]:
                 best = cost, names
     assert best
     return best
 
 
-class _Derivative:
-    """The epilogue's nodes with those of its derivative behind them."""
+class _DerivativeBuilder:
+    """Builds the derivative: the forward graph's nodes, recomputed or read, followed by those of the gradients."""
 
-    def __init__(self, graph: Graph, of: Collection[str], stored: Collection[str], default: DType, whole: bool) -> None:
-        self.old, self.stored, self.default, self.whole = graph, stored, default, whole
-        self.extents = graph.extents()
+    def __init__(
+        self, graph: EpilogueGraph, outputs: Collection[str], saved: Collection[str], default: DType,
+        full_matrix_grads: bool,
+    ) -> None:  # fmt: skip
+        self.forward, self.saved, self.default, self.full_matrix_grads = graph, saved, default, full_matrix_grads
+        self.broadcast_dims = graph.broadcast_dims()
         self.t = Tracing(())
         self.operands: dict[str, Operand] = {}
         self.values: list[Traced] = []
-        self.gradients: dict[int, Traced] = {}
-        self.halves: dict[int, dict[int, Traced]] = {}
-        at = {r.node: r for r in graph.results if r.name in stored}
-        casts = {i: graph.nodes[i] for i in at if graph.nodes[i].op == "cast"}
-        at |= {n.inputs[0]: at[i] for i, n in casts.items() if n.value == self.dtype(at[i])}  # what is rounded so
+        self.grads: dict[int, Traced] = {}
+        self.half_grads: dict[int, dict[int, Traced]] = {}
+        result_at = {r.node: r for r in graph.results if r.name in saved}
+        casts = {i: graph.nodes[i] for i in result_at if graph.nodes[i].op == "cast"}
+        # A saved result that is a cast to its own dtype also is the value before the cast.
+        result_at |= {n.inputs[0]: result_at[i] for i, n in casts.items() if n.value == self.dtype(result_at[i])}
         for i, node in enumerate(graph.nodes):
-            self.values.append(self._value(i, node, at.get(i)))
+            self.values.append(self._recompute_or_read(i, node, result_at.get(i)))
         for r in graph.results:
-            if r.name in of:
-                self._result(r)
+            if r.name in outputs:
+                self._seed_result(r)
         for i in range(len(graph.nodes) - 1, -1, -1):
-            if halves := self.halves.get(i):
-                both = [halves[which] if which in halves else self.t.value(0.0) for which in range(2)]
-                self._add(i, self.t.add("interleave", self.extents[i], *both, value="n"))
-            if i in self.gradients:
-                self._through(i, graph.nodes[i])
+            if half_grads := self.half_grads.get(i):
+                both = [half_grads[which] if which in half_grads else self.t.value(0.0) for which in range(2)]
+                self._accumulate(i, self.t.add("interleave", self.broadcast_dims[i], *both, value="n"))
+            if i in self.grads:
+                self._backpropagate(i, graph.nodes[i])
 
-    def graph(self, wanted: Collection[str]) -> Graph:
-        """The gradients of `wanted`."""
+    def grad_graph(self, wrt: Collection[str]) -> EpilogueGraph:
+        """Return the graph whose results are the gradients of `wrt`."""
         results = []
-        for name in wanted:
-            nodes = [i for i, n in enumerate(self.old.nodes) if _name(n) == name]
-            found = [self.gradients[i] for i in nodes if i in self.gradients]
-            if not found:
+        for name in wrt:
+            nodes = [i for i, n in enumerate(self.forward.nodes) if _leaf_name(n) == name]
+            grads = [self.grads[i] for i in nodes if i in self.grads]
+            if not grads:
                 continue
-            total = found[0]
-            for more in found[1:]:
-                total = self.t("add", total, more)
-            if name == PRODUCT:
+            total = grads[0]
+            for grad in grads[1:]:
+                total = self.t("add", total, grad)
+            if name == ACCUMULATOR:
                 results.append(Result("out", total.node))
                 continue
-            operand = self.old.operand(name)
+            operand = self.forward.operand(name)
             dtype = operand.dtype if operand.dtype in (BF16, FP16) else FP32
-            if not operand.extent.is_matrix:
-                axis = _axis(operand.extent)
-                total = self.t.add("reduce", total.extent.reduced(axis), total, value=("sum", axis))
-            results.append(Result(f"{WANTED}{name}", total.node, dtype, not operand.extent.is_matrix))
-        return self.traced(results)
+            if not operand.broadcast_dims.is_matrix:
+                axis = _reduced_axis(operand.broadcast_dims)
+                total = self.t.add("reduce", total.broadcast_dims.reduced(axis), total, value=("sum", axis))
+            results.append(Result(f"{GRAD_PREFIX}{name}", total.node, dtype, not operand.broadcast_dims.is_matrix))
+        return self.build(results)
 
-    def traced(self, results: list[Result]) -> Graph:
-        return share(fold(pruned(Graph(tuple(self.t.nodes), tuple(self.operands.values()), tuple(results)))))
+    def build(self, results: list[Result]) -> EpilogueGraph:
+        graph = EpilogueGraph(tuple(self.t.nodes), tuple(self.operands.values()), tuple(results))
+        return cse(fold(eliminate_dead_code(graph)))
 
-    def operand(self, name: str, extent: Extent, dtype: DType | None) -> Traced:
-        self.operands[name] = Operand(name, extent, dtype)
-        return self.t.add("operand", extent, value=name)
+    def operand(self, name: str, broadcast_dims: BroadcastDims, dtype: DType | None) -> Traced:
+        self.operands[name] = Operand(name, broadcast_dims, dtype)
+        return self.t.add("operand", broadcast_dims, value=name)
 
     def dtype(self, result: Result) -> DType:
-        return result.dtype or (FP32 if self.old.is_reduced(result) else self.default)
+        return result.dtype or (FP32 if self.forward.is_reduction(result) else self.default)
 
-    def extremes(self, result: Result) -> Traced:
-        """Which elements are equal to the maximum or minimum that is the result. Both are as they are stored, for what
-        is computed again may round otherwise."""
-        node, base = self.old.nodes[result.node], _base(self.old, result)
-        if base is None or base.name not in self.stored:
-            message = f"{node.value[0]}: a gradient needs the values that it is of, stored as they were"
-            raise refused(f"{message}; use recompute=False and fewer results", node.where)
-        x, y = self.values[node.inputs[0]], self._value_of(result)
-        coarse = {self.dtype(base), self.dtype(result)} - {FP32}
-        if len(coarse) > 1:
-            listed = " and ".join(sorted(map(str, coarse)))
-            raise refused(f"{node.value[0]}: got values and a result in {listed}; use one dtype, or fp32", node.where)
-        for dtype in coarse:
-            x, y = (self.t.add("cast", v.extent, v, value=dtype) for v in (x, y))
+    def minmax_mask(self, result: Result) -> Traced:
+        """Return a predicate: which elements are equal to the maximum or minimum `result`.
+
+        Both are read as stored, since recomputed values may be rounded differently.
+        """
+        node, base = self.forward.nodes[result.node], _stored_minmax_input(self.forward, result)
+        if base is None or base.name not in self.saved:
+            message = f"{node.value[0]}: its gradient needs its input, saved by the forward pass"
+            raise epilogue_error(f"{message}; use recompute=False and fewer results", node.location)
+        x, y = self.values[node.inputs[0]], self._reduction_value(result)
+        low_precision = {self.dtype(base), self.dtype(result)} - {FP32}
+        if len(low_precision) > 1:
+            listed = " and ".join(sorted(map(str, low_precision)))
+            raise epilogue_error(
+                f"{node.value[0]}: got values and a result in {listed}; use one dtype, or fp32", node.location
+            )
+        for dtype in low_precision:
+            x, y = (self.t.add("cast", v.broadcast_dims, v, value=dtype) for v in (x, y))
         return self.t("eq", x, y)
 
-    def _value(self, index: int, node: Node, stored: Result | None) -> Traced:
-        extent = self.extents[index]
-        if stored:
-            return self.operand(VALUE + stored.name, extent, self.dtype(stored))
+    def _recompute_or_read(self, index: int, node: Node, saved: Result | None) -> Traced:
+        broadcast_dims = self.broadcast_dims[index]
+        if saved:
+            return self.operand(OUTPUT_PREFIX + saved.name, broadcast_dims, self.dtype(saved))
         if node.op == "operand":
-            return self.operand(OPERAND + node.value, extent, self.old.operand(node.value).dtype)
+            return self.operand(INPUT_PREFIX + node.value, broadcast_dims, self.forward.operand(node.value).dtype)
         inputs = [self.values[i] for i in node.inputs]
-        return self.t.add(node.op, extent, *inputs, value=node.value, where=node.where)
+        return self.t.add(node.op, broadcast_dims, *inputs, value=node.value, location=node.location)
 
-    def _value_of(self, result: Result) -> Traced:
-        """A reduction's value."""
-        return self.operand(VALUE + result.name, self.extents[result.node], self.dtype(result))
+    def _reduction_value(self, result: Result) -> Traced:
+        """Read the value of a reduction."""
+        return self.operand(OUTPUT_PREFIX + result.name, self.broadcast_dims[result.node], self.dtype(result))
 
-    def _result(self, r: Result) -> None:
-        """The gradient of what a result stores or reduces."""
-        node, name = self.old.nodes[r.node], GRADIENT + r.name
+    def _seed_result(self, r: Result) -> None:
+        """Add the gradient of a result to that of the node that it stores or reduces."""
+        node, name = self.forward.nodes[r.node], GRAD_OUTPUT_PREFIX + r.name
         if node.op != "reduce":
-            self._add(r.node, self.operand(name, self.extents[r.node], self.dtype(r)))
+            self._accumulate(r.node, self.operand(name, self.broadcast_dims[r.node], self.dtype(r)))
             return
         (inner,), (kind, _) = node.inputs, node.value
-        extent = self.extents[inner] if self.whole else self.extents[r.node]
-        g = self.operand(name, extent, self.dtype(r))
+        broadcast_dims = self.broadcast_dims[inner] if self.full_matrix_grads else self.broadcast_dims[r.node]
+        g = self.operand(name, broadcast_dims, self.dtype(r))
         if kind in ("max", "min"):
-            if r not in extremes(self.old):
+            if r not in minmax_results(self.forward):
                 return
-            g = self.t("mul", self.extremes(r), g)  # 0 * (g / 0) is NaN, as in torch, where nothing is equal to NaN
+            g = self.t("mul", self.minmax_mask(r), g)  # 0 * (g / 0) is NaN, as in torch, where nothing is equal to NaN
         elif kind == "logsumexp":
-            value = self._value_of(r)  # of a row of nothing but -inf it is that
+            value = self._reduction_value(r)  # -inf if all of the row is
             offset = self.t("where", self.t("eq", value, float("-inf")), 0.0, value)
             g = self.t("mul", g, self.t("exp", self.t("sub", self.values[inner], offset)))
-        self._add(inner, g)
+        self._accumulate(inner, g)
 
-    def _through(self, index: int, node: Node) -> None:
-        """From a node's gradient to those of its inputs."""
-        g, inputs = self.gradients[index], [self.values[i] for i in node.inputs]
+    def _backpropagate(self, index: int, node: Node) -> None:
+        """Add a node's contributions to the gradients of its inputs."""
+        g, inputs = self.grads[index], [self.values[i] for i in node.inputs]
         match node.op:
             case "cast":
-                self._add(node.inputs[0], g)
+                self._accumulate(node.inputs[0], g)
             case "chunk":
-                halves = self.halves.setdefault(node.inputs[0], {})
+                half_grads = self.half_grads.setdefault(node.inputs[0], {})
                 which = node.value[0]
-                halves[which] = self.t("add", halves[which], g) if which in halves else g
+                half_grads[which] = self.t("add", half_grads[which], g) if which in half_grads else g
             case "interleave":
                 for which, source in enumerate(node.inputs):
-                    extent = g.extent._replace(width=2)
-                    self._add(source, self.t.add("chunk", extent, g, value=(which, node.value)))
+                    broadcast_dims = g.broadcast_dims._replace(columns_per_value=2)
+                    self._accumulate(source, self.t.add("chunk", broadcast_dims, g, value=(which, node.value)))
             case "quantize" | "scale" | "top_k_softmax":
-                raise refused(f"{node.op}: it has no gradient; call it under torch.no_grad()", node.where)
+                raise epilogue_error(f"{node.op}: it has no gradient; call it under torch.no_grad()", node.location)
             case _ if (function := FUNCTIONS.get(node.op)) and function.gradient:
-                found = function.gradient(g, self.values[index], *inputs)
-                for source, x in zip(node.inputs, found if isinstance(found, tuple) else (found,), strict=True):
+                grads = function.gradient(g, self.values[index], *inputs)
+                for source, x in zip(node.inputs, grads if isinstance(grads, tuple) else (grads,), strict=True):
                     if x is not None:
-                        self._add(source, x)
+                        self._accumulate(source, x)
 
-    def _add(self, node: int, g: Traced) -> None:
-        if self.old.nodes[node].op == "constant":
+    def _accumulate(self, node: int, g: Traced) -> None:
+        if self.forward.nodes[node].op == "constant":
             return
-        self.gradients[node] = self.t("add", self.gradients[node], g) if node in self.gradients else g
+        self.grads[node] = self.t("add", self.grads[node], g) if node in self.grads else g
 
 
-def _name(node: Node) -> str | None:
-    return PRODUCT if node.op == "accumulator" else node.value if node.op == "operand" else None
+def _leaf_name(node: Node) -> str | None:
+    return ACCUMULATOR if node.op == "accumulator" else node.value if node.op == "operand" else None
 
 
-def _axis(extent: Extent) -> str:
-    """Over what the gradient of an operand is summed that is no matrix."""
-    if extent.width:
+def _reduced_axis(broadcast_dims: BroadcastDims) -> str:
+    """Return the axis over which the gradient of a broadcast operand is summed."""
+    if broadcast_dims.columns_per_value:
         return "m"
-    return "n" if extent.height or extent.batch else "all"
+    return "n" if broadcast_dims.rows_per_value or broadcast_dims.batch else "all"
 
 
-def _inner(graph: Graph, result: Result) -> Extent:
-    """The extent of what a result stores or reduces."""
+def _input_dims(graph: EpilogueGraph, result: Result) -> BroadcastDims:
+    """Return the broadcast dims of the node that a result stores or reduces."""
     node = graph.nodes[result.node]
-    return graph.extents()[node.inputs[0] if node.op == "reduce" else result.node]
+    return graph.broadcast_dims()[node.inputs[0] if node.op == "reduce" else result.node]
 
 
-def _rounded_alike(graph: Graph, result: Result) -> list[int]:
-    """The nodes in whose rounded values a maximum or minimum can be found again: what it is of, and what that is of by
-    functions that commute with rounding."""
-    found = list(graph.nodes[result.node].inputs)
-    while graph.nodes[found[-1]].op in _ROUNDED_ALIKE:
-        found += graph.nodes[found[-1]].inputs
-    return found
+def _rounding_equivalent_nodes(graph: EpilogueGraph, result: Result) -> list[int]:
+    """Return the nodes whose rounded values identify a maximum's or minimum's elements.
+
+    These are its input, and inputs of that through functions that commute with rounding.
+    """
+    nodes = list(graph.nodes[result.node].inputs)
+    while graph.nodes[nodes[-1]].op in _COMMUTES_WITH_ROUNDING:
+        nodes += graph.nodes[nodes[-1]].inputs
+    return nodes
 
 
-def _base(graph: Graph, result: Result) -> Result | None:
-    """The result that stores one of these, if there is one."""
-    nodes = _rounded_alike(graph, result)
+def _stored_minmax_input(graph: EpilogueGraph, result: Result) -> Result | None:
+    """Return the result that stores one of these nodes, or None."""
+    nodes = _rounding_equivalent_nodes(graph, result)
     return next((r for r in graph.results if r.node in nodes), None)

@@ -1,4 +1,7 @@
-"""What a function's graph depends on besides its arguments, so that it need not be traced again at every call."""
+"""Fingerprints of epilogues: everything that a function's graph depends on besides its arguments.
+
+A function whose fingerprint is unchanged need not be traced again.
+"""
 
 from __future__ import annotations
 
@@ -11,41 +14,42 @@ from typing import Any
 
 import numpy as np
 
-from gemmsmith.core.bounded import Bounded
+from gemmsmith.core.bounded_cache import BoundedCache
 from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import RetraceWarning
-from gemmsmith.core.graph import Graph
-from gemmsmith.epilogue.frontend.copies import is_module
-from gemmsmith.epilogue.frontend.purity import is_known, reads
-from gemmsmith.epilogue.lines import line, user_level
+from gemmsmith.core.graph import EpilogueGraph
+from gemmsmith.epilogue.frontend.math_patching import is_module
+from gemmsmith.epilogue.frontend.purity import find_reads, is_stable
+from gemmsmith.epilogue.source_location import format_location, user_stacklevel
 
 _LIBRARIES = ("torch", "numpy", "math", "functools", "operator")
-_NUMBERS = (bool, int, float, str, bytes, type(None))
-_SCALARS = frozenset(x for x in np.sctypeDict.values() if issubclass(x, (np.number, np.bool_)))
-Seen = dict[int, str]
-"""The functions, lists and dictionaries that one fingerprint has come to, by id, numbered."""
+_SCALAR_TYPES = (bool, int, float, str, bytes, type(None))
+_NUMPY_SCALAR_TYPES = frozenset(x for x in np.sctypeDict.values() if issubclass(x, (np.number, np.bool_)))
+SeenIds = dict[int, str]
+"""Functions, lists and dictionaries that a fingerprint has already visited: id -> number."""
 
 
 class _UnknownError(Exception):
-    """Raised, with the reason, for what may change without its fingerprint changing; `function` reads it."""
+    """Raised, with the reason, if `function` reads something that may change without changing its fingerprint."""
 
     function: Any = None
 
 
 def fingerprint(source: Any) -> Hashable:
-    """Two epilogues with equal fingerprints make the same graph; None if that cannot be determined.
+    """Return a key that is equal for two epilogues only if they have the same graph, or None if there is none.
 
-    A function's is its code with the values of its defaults, of the variables it closes over and of the globals it
-    names, functions and containers likewise; a partial's is its function's with its arguments; a module's of torch.nn
-    its class with its attributes. There is one only if all that these read is known to depend on nothing else
-    (purity.py); else a RetraceWarning says why, once. It keeps what it holds alive, so that an id is not used again.
+    A function's fingerprint is its code and the values of its defaults, closure variables and globals, with functions
+    and containers among them treated alike; a partial's is its function's and its arguments; that of a torch.nn module
+    is its class and attributes. A fingerprint exists only if all of these are known to depend on nothing else
+    (purity.py); otherwise a RetraceWarning gives the reason, once. A fingerprint keeps its objects alive, so that no id
+    is reused.
     """
     if source is None:
         return "none"
-    if isinstance(source, Graph):
+    if isinstance(source, EpilogueGraph):
         return source
     try:
-        _expect_no_mode()
+        _check_no_torch_function_mode()
         return _value(source, {})
     except (_UnknownError, RecursionError) as error:
         if callable(source) and not isinstance(source, type) and not callable(getattr(source, "graph", None)):
@@ -53,29 +57,31 @@ def fingerprint(source: Any) -> Hashable:
         return None
 
 
-def _expect_no_mode() -> None:
-    """Raises where a mode of torch would change what its functions do; that of torch.device does not."""
+def _check_no_torch_function_mode() -> None:
+    """Raise _UnknownError if a torch function mode is active, except that of torch.device, which changes nothing."""
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "overrides") and torch._C._len_torch_function_stack():
-        of_device = getattr(sys.modules.get("torch.utils._device"), "DeviceContext", None)
+        device_context = getattr(sys.modules.get("torch.utils._device"), "DeviceContext", None)
         for mode in torch.overrides._get_current_function_mode_stack():
-            if type(mode) is not of_device:
+            if type(mode) is not device_context:
                 raise _UnknownError(f"{type(mode).__name__} is active")
 
 
-def _value(x: Any, seen: Seen) -> Hashable:
-    if known := _FIXED.get(id(x)):
+def _value(x: Any, seen: SeenIds) -> Hashable:
+    if known := _STABLE_OBJECTS.get(id(x)):
         return known
     kind = type(x)
-    if kind in _NUMBERS:
+    if kind in _SCALAR_TYPES:
         return kind, repr(x)  # 0.0 and -0.0, NaN
     if kind is FunctionType:
         return _function(x, seen)
     if kind is tuple:
         return tuple([_value(y, seen) for y in x])
     if kind is list or kind is dict:
-        return kind, _once(x, seen) or tuple([_value(y, seen) for y in (x if kind is list else list(x.items()))])
-    if kind in _SCALARS:
+        return kind, _back_reference(x, seen) or tuple(
+            [_value(y, seen) for y in (x if kind is list else list(x.items()))]
+        )
+    if kind in _NUMPY_SCALAR_TYPES:
         return kind, x.tobytes()
     if kind is DType:
         return x  # type: ignore[no-any-return]
@@ -83,50 +89,50 @@ def _value(x: Any, seen: Seen) -> Hashable:
         return partial, _value(x.func, seen), _value(x.args, seen), _items(x.keywords, seen)
     if is_module(x):
         return _module(x, seen)
-    if is_known(x):
-        return _fixed(x)
-    raise _UnknownError(f"it reads {_described(x)}, which may change")
+    if is_stable(x):
+        return _stable(x)
+    raise _UnknownError(f"it reads {_describe(x)}, which may change")
 
 
-def _module(x: Any, seen: Seen) -> Hashable:
-    """A module of torch.nn: its class and its attributes."""
+def _module(x: Any, seen: SeenIds) -> Hashable:
+    """Return the fingerprint of a torch.nn module: its class and its attributes."""
     nn = sys.modules["torch"].nn
     if getattr(nn, type(x).__name__, None) is not type(x):
-        raise _UnknownError(f"{type(x).__name__} is no module of torch.nn")
+        raise _UnknownError(f"{type(x).__name__} is not a module of torch.nn")
     if nn.modules.module._has_any_global_hook():
-        raise _UnknownError("there are hooks of all modules")
-    # hooks, parameters and buffers are dictionaries, empty where there are none
-    held = {name: y for name, y in vars(x).items() if not (isinstance(y, (dict, set)) and not y)}
-    return _fixed(type(x)), _items(held.pop("_modules", {}), seen), _items(held, seen)
+        raise _UnknownError("global module hooks are registered")
+    # hooks, parameters and buffers are dictionaries, which are left out if empty
+    attributes = {name: y for name, y in vars(x).items() if not (isinstance(y, (dict, set)) and not y)}
+    return _stable(type(x)), _items(attributes.pop("_modules", {}), seen), _items(attributes, seen)
 
 
-def _once(x: Any, seen: Seen) -> Hashable:
-    """Nothing for a function or container that this comes to for the first time, else which of them it is."""
+def _back_reference(x: Any, seen: SeenIds) -> Hashable:
+    """Return a reference to a function or container that was visited before, or None and mark it as visited."""
     if id(x) in seen:
         return seen[id(x)]
     seen[id(x)] = f"number {len(seen)}"
     return None
 
 
-def _function(f: Any, seen: Seen) -> Hashable:
-    if before := _once(f, seen):
-        return before
-    if f.__globals__.get("__name__", "").partition(".")[0] in _LIBRARIES and is_known(f):
-        return _fixed(f)
+def _function(f: Any, seen: SeenIds) -> Hashable:
+    if reference := _back_reference(f, seen):
+        return reference
+    if f.__globals__.get("__name__", "").partition(".")[0] in _LIBRARIES and is_stable(f):
+        return _stable(f)
     try:
-        return _parts(f, seen)
+        return _function_parts(f, seen)
     except _UnknownError as error:
         error.function = error.function or f
         raise
 
 
-def _parts(f: Any, seen: Seen) -> Hashable:
-    parts: list[Hashable] = [_fixed(f.__code__), None, None, None]
+def _function_parts(f: Any, seen: SeenIds) -> Hashable:
+    parts: list[Hashable] = [_stable(f.__code__), None, None, None]
     if f.__defaults__:
         parts[1] = _value(f.__defaults__, seen)
     if f.__kwdefaults__:
         parts[2] = _items(f.__kwdefaults__, seen)
-    if f.__dict__:  # such as the __wrapped__ whose parameters it says are its own
+    if f.__dict__:  # such as __wrapped__, which determines the signature
         parts[3] = _items(f.__dict__, seen)
     for cell in f.__closure__ or ():
         try:
@@ -134,11 +140,11 @@ def _parts(f: Any, seen: Seen) -> Hashable:
         except ValueError:
             raise _UnknownError("a variable of its closure has no value yet") from None
         parts.append(_value(contents, seen))
-    if is_ours(f):
-        return tuple(parts)  # it reads nothing else
-    names, other = reads(f.__code__)
-    if other:
-        raise _UnknownError(other)
+    if is_package_function(f):
+        return tuple(parts)  # the package's own functions read nothing else
+    names, unknown_read = find_reads(f.__code__)
+    if unknown_read:
+        raise _UnknownError(unknown_read)
     named = f.__globals__
     for name in names:
         if name in named:
@@ -150,65 +156,66 @@ def _parts(f: Any, seen: Seen) -> Hashable:
     return tuple(parts)
 
 
-def is_ours(f: FunctionType) -> bool:
-    """Whether a function was written in this package."""
+def is_package_function(f: FunctionType) -> bool:
+    """Return whether a function is defined in this package."""
     name = f.__globals__.get("__name__", "")
     return name.startswith("gemmsmith.") and getattr(sys.modules.get(name), "__dict__", None) is f.__globals__
 
 
-def _items(named: Mapping[str, Any], seen: Seen) -> Hashable:
+def _items(named: Mapping[str, Any], seen: SeenIds) -> Hashable:
     return tuple([(name, _value(x, seen)) for name, x in named.items()])
 
 
-class _Same:
-    """Equal only for the very same object."""
+class _IdentityKey:
+    """Wrapper of an object that is equal only to a wrapper of the same object."""
 
     __slots__ = ("thing",)
 
     def __init__(self, thing: Any) -> None:
         self.thing = thing
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.thing is self.thing
+    def __eq__(self, unknown_read: object) -> bool:
+        return isinstance(unknown_read, _IdentityKey) and unknown_read.thing is self.thing
 
     def __hash__(self) -> int:
         return id(self.thing)
 
 
-_FIXED: dict[int, _Same] = Bounded(4096)
-"""By id, which is not used again while the entry keeps the object alive."""
+_STABLE_OBJECTS: dict[int, _IdentityKey] = BoundedCache(4096)
+"""Keys of objects that do not change, by id, which is not reused while the entry keeps the object alive."""
 
 
-def _fixed(x: Any) -> _Same:
-    """The fingerprint of something that does not change, found by its id from then on."""
-    found = _FIXED.get(id(x))
-    if found is None:
-        _FIXED[id(x)] = found = _Same(x)
-    return found
+def _stable(x: Any) -> _IdentityKey:
+    """Return the fingerprint of an object that does not change, and register its id."""
+    key = _STABLE_OBJECTS.get(id(x))
+    if key is None:
+        _STABLE_OBJECTS[id(x)] = key = _IdentityKey(x)
+    return key
 
 
-def _described(x: Any) -> str:
+def _describe(x: Any) -> str:
     if isinstance(x, ModuleType):
         return f"the module {x.__name__}"
     name = getattr(x, "__qualname__", "")
     return name if isinstance(name, str) and name else f"an object of type {type(x).__name__}"
 
 
-_WARNED: dict[Hashable, None] = Bounded(4096)
+_WARNED: dict[Hashable, None] = BoundedCache(4096)
+"""(code, reason) of the warnings given so far."""
 
 
 def _warn(function: Any, reason: str) -> None:
-    """Says once of each function why it is traced at every call."""
+    """Warn once per function why it is traced at every call."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     key = code or type(function), reason
     if key in _WARNED:
         return
     _WARNED[key] = None
-    where = f" ({line(code.co_filename, code.co_firstlineno)})" if code else ""
+    location = f" ({format_location(code.co_filename, code.co_firstlineno)})" if code else ""
     name = getattr(function, "__name__", type(function).__name__)
     warnings.warn(
-        f"epilogue: {name}{where} is traced again at each call, since {reason}; let it read only its arguments, "
+        f"epilogue: {name}{location} is traced again at each call, since {reason}; let it read only its arguments, "
         "numbers, containers and functions, or pass what changes as an operand",
         RetraceWarning,
-        stacklevel=user_level(),
+        stacklevel=user_stacklevel(),
     )

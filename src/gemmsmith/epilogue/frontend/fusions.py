@@ -1,9 +1,9 @@
 """Ready-made epilogues: those of CUTLASS's epilogue/fusion/operations.hpp for Hopper, and others by common names.
 
-Each factory gives an ordinary function of the accumulator and named operands, for gemmsmith.gemm(..., epilogue=...) as
-well as for tensors of torch. What an operand is follows from its shape: the same function takes a bias of one value a
-column, (N,), which CUTLASS calls PerCol, and of one a row, (M, 1), PerRow. Scalars may be numbers or 0-d tensors.
-`FUSIONS` says which of CUTLASS's names is which function.
+Each factory returns an ordinary function of the accumulator and named operands, which works in gemmsmith.gemm(...,
+epilogue=...) and on torch tensors. The kind of an operand follows from its shape: the same function takes a bias with
+one value per column, (N,), which CUTLASS calls PerCol, and one per row, (M, 1), PerRow. Scalars may be numbers or 0-d
+tensors. `NAMED_FUSIONS` maps CUTLASS's names to these functions.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from functools import partial, wraps
 from numbers import Real
 from typing import Any
 
+from gemmsmith.core.bools import as_bools
 from gemmsmith.core.errors import EpilogueError
-from gemmsmith.core.switches import switches
-from gemmsmith.epilogue.frontend.gating import deinterleave
-from gemmsmith.epilogue.frontend.values import Traced, is_recorded, quantize, top_k_softmax
+from gemmsmith.epilogue.frontend.interleave import deinterleave
+from gemmsmith.epilogue.frontend.values import Traced, is_compile_proxy, quantize, top_k_softmax
 from gemmsmith.epilogue.functions import FUNCTIONS
 
-Epilogue = Callable[..., Any]
+EpilogueFunction = Callable[..., Any]
 
 # -- activations ------------------------------------------------------------------------------------------------------
 
 
-def _method(name: str, **arguments: Any) -> Epilogue:
-    """A method of traced values; tensors of torch have some of them as functions only."""
+def _method(name: str, **arguments: Any) -> EpilogueFunction:
+    """Return a function that calls a method of a traced value, or torch's function of that name for a tensor."""
 
     def call(x: Any) -> Any:
         if hasattr(x, name):
@@ -38,84 +38,87 @@ def _method(name: str, **arguments: Any) -> Epilogue:
     return call
 
 
-def _gradient(name: str, function: Epilogue, *parameters: float) -> Epilogue:
-    """dy * function'(z), by the rule of the functions' table."""
+def _derivative_rule(name: str, forward: EpilogueFunction, *parameters: float) -> EpilogueFunction:
+    """Return the function (dy, z) -> dy * forward'(z), by the rule of the functions' table."""
     rule = FUNCTIONS[name].gradient
     assert rule
 
     def derivative(dy: Any, z: Any) -> Any:
-        found = rule(dy, function(z), z, *parameters)
-        return found[0] if parameters else found
+        grads = rule(dy, forward(z), z, *parameters)
+        return grads[0] if parameters else grads
 
     return derivative
 
 
 @dataclass(frozen=True)
 class Activation:
-    """`function(z)`, `derivative(dy, z)` = dy * function'(z), and where the function is from."""
+    """An activation: `forward(z)`, `derivative(dy, z)` = dy * forward'(z), and the source of its definition."""
 
-    function: Epilogue
-    derivative: Epilogue
+    forward: EpilogueFunction
+    derivative: EpilogueFunction
     source: str
 
 
-def _known(function: Epilogue, source: str, name: str, *parameters: float) -> Activation:
-    return Activation(function, _gradient(name, function, *parameters), source)
+def _activation(forward: EpilogueFunction, source: str, name: str, *parameters: float) -> Activation:
+    return Activation(forward, _derivative_rule(name, forward, *parameters), source)
 
 
 ACTIVATIONS: dict[str, Activation] = {
     "identity": Activation(lambda z: z, lambda dy, z: dy, "none"),
-    "relu": _known(_method("relu"), "Nair and Hinton, ICML 2010; the derivative at 0 is 0, as in torch", "relu"),
-    "leaky_relu": _known(_method("leaky_relu", negative_slope=0.01), "Maas, Hannun and Ng, ICML 2013; slope 0.01",
-                         "leaky_relu", 0.01),
-    "elu": _known(_method("elu", alpha=1.0), "Clevert, Unterthiner and Hochreiter, ICLR 2016; alpha 1", "elu", 1.0),
-    "gelu": _known(_method("gelu"), "Hendrycks and Gimpel, arXiv:1606.08415, by erf", "gelu"),
-    "gelu_tanh": _known(_method("gelu", approximate="tanh"), "Hendrycks and Gimpel, arXiv:1606.08415, by tanh; "
-                        "CUTLASS's GELU_taylor and dGELU", "gelu_tanh"),
-    "silu": _known(_method("silu"), "Elfwing, Uchibe and Doya, Neural Networks 107, 2018; swish", "silu"),
-    "sigmoid": _known(_method("sigmoid"), "the logistic function", "sigmoid"),
-    "tanh": _known(_method("tanh"), "the hyperbolic tangent", "tanh"),
-    "hardswish": _known(_method("hardswish"), "Howard et al., MobileNetV3, ICCV 2019", "hardswish"),
-    "mish": _known(_method("mish"), "Misra, BMVC 2020", "mish"),
-    "softplus": _known(_method("softplus"), "Dugas et al., NIPS 2000", "softplus"),
+    "relu": _activation(_method("relu"), "Nair and Hinton, ICML 2010; the derivative at 0 is 0, as in torch", "relu"),
+    "leaky_relu": _activation(_method("leaky_relu", negative_slope=0.01),
+                              "Maas, Hannun and Ng, ICML 2013; slope 0.01", "leaky_relu", 0.01),
+    "elu": _activation(_method("elu", alpha=1.0),
+                       "Clevert, Unterthiner and Hochreiter, ICLR 2016; alpha 1", "elu", 1.0),
+    "gelu": _activation(_method("gelu"), "Hendrycks and Gimpel, arXiv:1606.08415, by erf", "gelu"),
+    "gelu_tanh": _activation(_method("gelu", approximate="tanh"), "Hendrycks and Gimpel, arXiv:1606.08415, by tanh; "
+                             "CUTLASS's GELU_taylor and dGELU", "gelu_tanh"),
+    "silu": _activation(_method("silu"), "Elfwing, Uchibe and Doya, Neural Networks 107, 2018; swish", "silu"),
+    "sigmoid": _activation(_method("sigmoid"), "the logistic function", "sigmoid"),
+    "tanh": _activation(_method("tanh"), "the hyperbolic tangent", "tanh"),
+    "hardswish": _activation(_method("hardswish"), "Howard et al., MobileNetV3, ICCV 2019", "hardswish"),
+    "mish": _activation(_method("mish"), "Misra, BMVC 2020", "mish"),
+    "softplus": _activation(_method("softplus"), "Dugas et al., NIPS 2000", "softplus"),
 }  # fmt: skip
 
 
-def function_of(which: str | Epilogue | None) -> Epilogue:
-    """What an activation's name stands for; a function of z stands for itself, for a gradient one of (dy, z)."""
-    return which if callable(which) else _named(which or "identity").function
+def resolve_activation(activation: str | EpilogueFunction | None) -> EpilogueFunction:
+    """Return the function of an activation's name (None: the identity); a function is returned as it is."""
+    return activation if callable(activation) else _get_activation(activation or "identity").forward
 
 
-def _derivative(which: str | Epilogue) -> Epilogue:
-    return which if callable(which) else _named(which).derivative
+def _resolve_derivative(activation: str | EpilogueFunction) -> EpilogueFunction:
+    return activation if callable(activation) else _get_activation(activation).derivative
 
 
-def _named(name: str) -> Activation:
+def _get_activation(name: str) -> Activation:
     if name not in ACTIVATIONS:
         raise EpilogueError(f"activation: got {name!r}; use a function or one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
-def _stored(x: Any, dtype: Any) -> Any:
+def _cast(x: Any, dtype: Any) -> Any:
     return x if dtype is None else x.to(dtype)
 
 
-def _source(c: Any, beta: Any) -> Any:
-    """c, and zeros where beta is the number 0: what c holds does not come through then, as in BLAS and CUTLASS. Where
-    beta is on the device c is read."""
+def _masked_source(c: Any, beta: Any) -> Any:
+    """Return c, or zeros if beta is the number 0: c's values, even NaN, have no effect then, as in BLAS and CUTLASS.
+
+    If beta is on the device, c is always read.
+    """
     if not isinstance(beta, Real):
         return c.where(beta != 0, 0.0) if getattr(beta, "is_number", False) is True else c
     if beta:
         return c
-    return c.where(False, 0.0) if isinstance(c, Traced) or is_recorded(c) else c.new_zeros(c.shape)
+    return c.where(False, 0.0) if isinstance(c, Traced) or is_compile_proxy(c) else c.new_zeros(c.shape)
 
 
 # -- CUTLASS's --------------------------------------------------------------------------------------------------------
 
 
-def scaled_acc(activation: str | Epilogue | None = None) -> Epilogue:
-    """activation(alpha * acc)."""
-    act = function_of(activation)
+def scaled_acc(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(alpha * acc)."""
+    act = resolve_activation(activation)
 
     def epilogue(acc: Any, alpha: Any = 1.0) -> Any:
         return act(acc * alpha)
@@ -123,96 +126,98 @@ def scaled_acc(activation: str | Epilogue | None = None) -> Epilogue:
     return epilogue
 
 
-def linear_combination(activation: str | Epilogue | None = None) -> Epilogue:
-    """activation(alpha * acc + beta * c)."""
-    act = function_of(activation)
+def linear_combination(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(alpha * acc + beta * c)."""
+    act = resolve_activation(activation)
 
     def epilogue(acc: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        return act(acc * alpha + _source(c, beta) * beta)
+        return act(acc * alpha + _masked_source(c, beta) * beta)
 
     return epilogue
 
 
 def linear_combination_bias(
-    activation: str | Epilogue | None = None, aux: bool = False, aux_dtype: Any = None
-) -> Epilogue:
-    """activation(z), z = alpha * acc + beta * c + bias; with `aux`, (activation(z), z), z stored as aux_dtype.
+    activation: str | EpilogueFunction | None = None, aux: bool = False, aux_dtype: Any = None
+) -> EpilogueFunction:
+    """Return the epilogue activation(z), z = alpha * acc + beta * c + bias.
+
+    With `aux` it returns (activation(z), z), with z stored as aux_dtype.
 
     alpha, beta and bias may be scalars, rows or columns.
     """
-    (aux,), act = switches(aux=aux), function_of(activation)
+    (aux,), act = as_bools(aux=aux), resolve_activation(activation)
 
     def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        z = acc * alpha + _source(c, beta) * beta + bias
-        return (act(z), _stored(z, aux_dtype)) if aux else act(z)
+        z = acc * alpha + _masked_source(c, beta) * beta + bias
+        return (act(z), _cast(z, aux_dtype)) if aux else act(z)
 
     return epilogue
 
 
-def residual_add_bias(activation: str | Epilogue | None = None) -> Epilogue:
-    """activation(alpha * acc + bias) + beta * c."""
-    act = function_of(activation)
+def residual_add_bias(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(alpha * acc + bias) + beta * c."""
+    act = resolve_activation(activation)
 
     def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        return act(acc * alpha + bias) + _source(c, beta) * beta
+        return act(acc * alpha + bias) + _masked_source(c, beta) * beta
 
     return epilogue
 
 
-def linear_combination_top_k_softmax(k: int) -> Epilogue:
-    """The softmax over the k largest elements of a row of alpha * acc + beta * c, 0 elsewhere; N fits a tile."""
+def linear_combination_top_k_softmax(k: int) -> EpilogueFunction:
+    """Return the epilogue top_k_softmax(alpha * acc + beta * c, k). N must fit one tile."""
 
     def epilogue(acc: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        return top_k_softmax(acc * alpha + _source(c, beta) * beta, k)
+        return top_k_softmax(acc * alpha + _masked_source(c, beta) * beta, k)
 
     return epilogue
 
 
-def scaled_linear_combination_bias(activation: str | Epilogue | None = None) -> Epilogue:
-    """For fp8: scale_d * activation(z), z = scale_a * scale_b * alpha * acc + scale_c * beta * c + bias.
+def scaled_linear_combination_bias(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the fp8 epilogue scale_d * activation(z), z = scale_a * scale_b * alpha * acc + scale_c * beta * c + bias.
 
-    A scale that is not given is 1, as scale_d is where D is not fp8.
+    A scale that is not given is 1; so is scale_d if D is not fp8.
     """
-    act = function_of(activation)
+    act = resolve_activation(activation)
 
     def epilogue(
         acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0,
         scale_a: Any = 1.0, scale_b: Any = 1.0, scale_c: Any = 1.0, scale_d: Any = 1.0,
     ) -> Any:  # fmt: skip
-        return act(acc * (scale_a * scale_b * alpha) + _source(c, beta) * (scale_c * beta) + bias) * scale_d
+        return act(acc * (scale_a * scale_b * alpha) + _masked_source(c, beta) * (scale_c * beta) + bias) * scale_d
 
     return epilogue
 
 
 def scaled_linear_combination_bias_amax_aux(
-    activation: str | Epilogue | None = None, aux_dtype: Any = None
-) -> Epilogue:
-    """For fp8: (scale_d * y, scale_aux * z stored as aux_dtype, the largest |y|, the largest |z|).
+    activation: str | EpilogueFunction | None = None, aux_dtype: Any = None
+) -> EpilogueFunction:
+    """Return the fp8 epilogue (scale_d * y, scale_aux * z, max |y|, max |z|), with scale_aux * z stored as aux_dtype.
 
     y = activation(z), z as in `scaled_linear_combination_bias`.
     """
-    act = function_of(activation)
+    act = resolve_activation(activation)
 
     def epilogue(
         acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0,
         scale_a: Any = 1.0, scale_b: Any = 1.0, scale_c: Any = 1.0, scale_d: Any = 1.0, scale_aux: Any = 1.0,
     ) -> Any:  # fmt: skip
-        z = acc * (scale_a * scale_b * alpha) + _source(c, beta) * (scale_c * beta) + bias
+        z = acc * (scale_a * scale_b * alpha) + _masked_source(c, beta) * (scale_c * beta) + bias
         y = act(z)
-        return y * scale_d, _stored(z * scale_aux, aux_dtype), y.abs().max(), z.abs().max()
+        return y * scale_d, _cast(z * scale_aux, aux_dtype), y.abs().max(), z.abs().max()
 
     return epilogue
 
 
-def linear_combination_gradient(activation: str | Epilogue, *, bias_gradient: bool = False) -> Epilogue:
-    """dz = (alpha * acc + beta * c) * activation'(aux), aux being the pre-activation that the forward pass stored.
+def linear_combination_gradient(activation: str | EpilogueFunction, *, bias_gradient: bool = False) -> EpilogueFunction:
+    """Return the epilogue dz = (alpha * acc + beta * c) * activation'(aux), aux the forward pass's pre-activation.
 
-    With `bias_gradient`, (dz, its sums over each row): the gradient of a bias of one value a row.
+    With `bias_gradient` it returns (dz, row sums of dz), the latter the gradient of a bias with one value per row.
     """
-    (bias_gradient,), d_act = switches(bias_gradient=bias_gradient), _derivative(activation)
+    (bias_gradient,), d_act = as_bools(bias_gradient=bias_gradient), _resolve_derivative(activation)
 
     def epilogue(acc: Any, c: Any, aux: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        dz = d_act(acc * alpha + _source(c, beta) * beta, aux)
+        dz = d_act(acc * alpha + _masked_source(c, beta) * beta, aux)
         return (dz, dz.sum(-1)) if bias_gradient else dz
 
     return epilogue
@@ -221,9 +226,9 @@ def linear_combination_gradient(activation: str | Epilogue, *, bias_gradient: bo
 # -- by plain names ---------------------------------------------------------------------------------------------------
 
 
-def bias_activation(activation: str | Epilogue | None = None) -> Epilogue:
-    """activation(acc + bias)."""
-    act = function_of(activation)
+def bias_activation(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(acc + bias)."""
+    act = resolve_activation(activation)
 
     def epilogue(acc: Any, bias: Any) -> Any:
         return act(acc + bias)
@@ -231,9 +236,9 @@ def bias_activation(activation: str | Epilogue | None = None) -> Epilogue:
     return epilogue
 
 
-def residual_before(activation: str | Epilogue | None = None) -> Epilogue:
-    """activation(acc + bias + residual)."""
-    act = function_of(activation)
+def residual_pre_activation(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(acc + bias + residual)."""
+    act = resolve_activation(activation)
 
     def epilogue(acc: Any, residual: Any, bias: Any = 0.0) -> Any:
         return act(acc + bias + residual)
@@ -241,9 +246,9 @@ def residual_before(activation: str | Epilogue | None = None) -> Epilogue:
     return epilogue
 
 
-def residual_after(activation: str | Epilogue | None = None) -> Epilogue:
-    """activation(acc + bias) + residual."""
-    act = function_of(activation)
+def residual_post_activation(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(acc + bias) + residual."""
+    act = resolve_activation(activation)
 
     def epilogue(acc: Any, residual: Any, bias: Any = 0.0) -> Any:
         return act(acc + bias) + residual
@@ -251,12 +256,12 @@ def residual_after(activation: str | Epilogue | None = None) -> Epilogue:
     return epilogue
 
 
-def gated(activation: str | Epilogue | None = None) -> Epilogue:
-    """activation(gate) * up, (M, N/2), of acc + bias with columns packed by `interleave`.
+def gated(activation: str | EpilogueFunction | None = None) -> EpilogueFunction:
+    """Return the epilogue activation(gate) * up, (M, N/2), of acc + bias with columns packed by `interleave`.
 
     Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202.
     """
-    act = function_of(activation)
+    act = resolve_activation(activation)
 
     def epilogue(acc: Any, bias: Any = 0.0) -> Any:
         gate, up = deinterleave(acc + bias)
@@ -265,9 +270,9 @@ def gated(activation: str | Epilogue | None = None) -> Epilogue:
     return epilogue
 
 
-def activation_gradient(activation: str | Epilogue, *, bias_gradient: bool = False) -> Epilogue:
-    """dz = acc * activation'(z), z a matrix; with `bias_gradient`, (dz, its sums over each column)."""
-    (bias_gradient,), d_act = switches(bias_gradient=bias_gradient), _derivative(activation)
+def activation_gradient(activation: str | EpilogueFunction, *, bias_gradient: bool = False) -> EpilogueFunction:
+    """Return the epilogue dz = acc * activation'(z), z a matrix; with `bias_gradient`, (dz, column sums of dz)."""
+    (bias_gradient,), d_act = as_bools(bias_gradient=bias_gradient), _resolve_derivative(activation)
 
     def epilogue(acc: Any, z: Any) -> Any:
         dz = d_act(acc, z)
@@ -277,24 +282,29 @@ def activation_gradient(activation: str | Epilogue, *, bias_gradient: bool = Fal
 
 
 def amax(acc: Any) -> Any:
-    """(acc, the largest |acc|)."""
+    """Return (acc, max |acc|)."""
     return acc, acc.abs().max()
 
 
-def quantized(activation: str | Epilogue | None = None, dtype: Any = None, amax: bool = False) -> Epilogue:
-    """scale_d * y, y = activation(acc + bias), as dtype (None: as the output's); with `amax`, also the largest |y|."""
-    (amax,), act = switches(amax=amax), function_of(activation)
+def quantized(
+    activation: str | EpilogueFunction | None = None, dtype: Any = None, amax: bool = False
+) -> EpilogueFunction:
+    """Return the epilogue scale_d * y, y = activation(acc + bias), as dtype (None: D's); with `amax`, also max |y|."""
+    (amax,), act = as_bools(amax=amax), resolve_activation(activation)
 
     def epilogue(acc: Any, bias: Any = 0.0, scale_d: Any = 1.0) -> Any:
         y = act(acc + bias)
-        d = _stored(y * scale_d, dtype)
+        d = _cast(y * scale_d, dtype)
         return (d, y.abs().max()) if amax else d
 
     return epilogue
 
 
-def block_quantized(epilogue: Epilogue, dtype: Any = "fp8_e4m3", block: int = 128) -> Epilogue:
-    """`epilogue` with D in fp8 over one scale a row and `block` columns; the scales, (M, N / block), follow D."""
+def block_quantized(epilogue: EpilogueFunction, dtype: Any = "fp8_e4m3", block: int = 128) -> EpilogueFunction:
+    """Return `epilogue` with D quantized to fp8, with one scale per row and `block` columns.
+
+    The scales, (M, N / block), follow D in the results.
+    """
 
     @wraps(epilogue)
     def with_scales(*args: Any, **operands: Any) -> Any:
@@ -305,118 +315,126 @@ def block_quantized(epilogue: Epilogue, dtype: Any = "fp8_e4m3", block: int = 12
     return with_scales
 
 
-_COMMON = ("relu", "gelu", "gelu_tanh", "silu")
-"""Activations whose epilogues have names of their own."""
+_NAMED_ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+"""Activations whose epilogues are functions of this module."""
 GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}
-"""Gated units -> the activation of their gate."""
-bias_relu, bias_gelu, bias_gelu_tanh, bias_silu = map(bias_activation, _COMMON)
-bias_residual = residual_before()
+"""Gated linear units -> the activation of their gate."""
+bias_relu, bias_gelu, bias_gelu_tanh, bias_silu = map(bias_activation, _NAMED_ACTIVATIONS)
+bias_residual = residual_pre_activation()
 swiglu, geglu, geglu_tanh, reglu = map(gated, GATED.values())
-drelu, dgelu, dgelu_tanh, dsilu = map(activation_gradient, _COMMON)
+drelu, dgelu, dgelu_tanh, dsilu = map(activation_gradient, _NAMED_ACTIVATIONS)
 drelu_dbias, dgelu_dbias, dgelu_tanh_dbias, dsilu_dbias = (
-    activation_gradient(name, bias_gradient=True) for name in _COMMON
+    activation_gradient(name, bias_gradient=True) for name in _NAMED_ACTIVATIONS
 )
 
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Fusion:
-    """`make(...)` gives the epilogue function; operands' and results' names say what each is.
+class NamedFusion:
+    """A named fusion: `make(...)` returns the epilogue function; `operands` and `results` map names to kinds.
 
     A kind is "scalar", "row" (N,), "column" (M, 1), "matrix" (M, N) or "half" (M, N/2); a reduced column is (M,).
     """
 
-    make: Callable[..., Epilogue]
-    meaning: str
+    make: Callable[..., EpilogueFunction]
+    formula: str
     operands: Mapping[str, str]
     results: Mapping[str, str]
 
 
-_SOURCE = {"c": "matrix", "alpha": "scalar", "beta": "scalar"}
-_SCALES = {f"scale_{x}": "scalar" for x in "abcd"}
-_BIAS, _RESIDUAL, _Z = {"bias": "row"}, {"residual": "matrix", "bias": "row"}, {"z": "matrix"}
-_D, _D_AUX, _D_AMAX = {"D": "matrix"}, {"D": "matrix", "aux": "matrix"}, {"D": "matrix", "amax_d": "scalar"}
+_SOURCE_OPERANDS = {"c": "matrix", "alpha": "scalar", "beta": "scalar"}
+_SCALE_OPERANDS = {f"scale_{x}": "scalar" for x in "abcd"}
+_BIAS = {"bias": "row"}
+_RESIDUAL = {"residual": "matrix", "bias": "row"}
+_Z = {"z": "matrix"}
+_D = {"D": "matrix"}
+_D_AUX = {"D": "matrix", "aux": "matrix"}
+_D_AMAX = {"D": "matrix", "amax_d": "scalar"}
 
 
-def _per(per: str, kind: str) -> dict[str, Fusion]:
-    """The names with PerRow, whose vectors are columns, or with PerCol, whose vectors are rows."""
-    bias = {**_SOURCE, "bias": kind}
+def _vector_fusions(vector_kind: str, shape_kind: str) -> dict[str, NamedFusion]:
+    """Return CUTLASS's fusions with PerRow (one value per row: column vectors) or PerCol (row vectors)."""
+    bias = {**_SOURCE_OPERANDS, "bias": shape_kind}
     z, scaled = "alpha * acc + beta * c + bias", "scale_a * scale_b * alpha * acc + scale_c * beta * c + bias"
     return {
-        f"LinComb{per}Bias": Fusion(linear_combination_bias, z, bias, _D),
-        f"LinComb{per}BiasEltAct": Fusion(linear_combination_bias, f"activation({z})", bias, _D),
-        f"LinComb{per}BiasEltActAux": Fusion(
+        f"LinComb{vector_kind}Bias": NamedFusion(linear_combination_bias, z, bias, _D),
+        f"LinComb{vector_kind}BiasEltAct": NamedFusion(linear_combination_bias, f"activation({z})", bias, _D),
+        f"LinComb{vector_kind}BiasEltActAux": NamedFusion(
             partial(linear_combination_bias, aux=True), f"D = activation(aux), aux = {z}", bias, _D_AUX
         ),
-        f"{per}LinComb{per}BiasEltAct": Fusion(
-            linear_combination_bias, f"activation({z})", {**bias, "alpha": kind, "beta": kind}, _D
+        f"{vector_kind}LinComb{vector_kind}BiasEltAct": NamedFusion(
+            linear_combination_bias, f"activation({z})", {**bias, "alpha": shape_kind, "beta": shape_kind}, _D
         ),
-        f"ScaledLinComb{per}BiasEltAct": Fusion(
-            scaled_linear_combination_bias, f"scale_d * activation({scaled})", {**bias, **_SCALES}, _D
+        f"ScaledLinComb{vector_kind}BiasEltAct": NamedFusion(
+            scaled_linear_combination_bias, f"scale_d * activation({scaled})", {**bias, **_SCALE_OPERANDS}, _D
         ),
-        f"ScaledLinComb{per}BiasEltActAmaxAux": Fusion(
+        f"ScaledLinComb{vector_kind}BiasEltActAmaxAux": NamedFusion(
             scaled_linear_combination_bias_amax_aux,
-            f"D = scale_d * y, aux = scale_aux * z, the largest |y| and |z|; y = activation(z), z = {scaled}",
-            {**bias, **_SCALES, "scale_aux": "scalar"},
+            f"D = scale_d * y, aux = scale_aux * z, max |y|, max |z|; y = activation(z), z = {scaled}",
+            {**bias, **_SCALE_OPERANDS, "scale_aux": "scalar"},
             {**_D_AUX, "amax_d": "scalar", "amax_aux": "scalar"},
         ),
     }
 
 
-FUSIONS: dict[str, Fusion] = {
-    "ScaledAcc": Fusion(scaled_acc, "alpha * acc", {"alpha": "scalar"}, _D),
-    "LinearCombination": Fusion(linear_combination, "alpha * acc + beta * c", _SOURCE, _D),
-    "LinCombEltAct": Fusion(linear_combination, "activation(alpha * acc + beta * c)", _SOURCE, _D),
-    "LinCombTopKSoftmaxCol": Fusion(
-        linear_combination_top_k_softmax, "softmax over the k largest of a row of alpha * acc + beta * c", _SOURCE, _D
+NAMED_FUSIONS: dict[str, NamedFusion] = {
+    "ScaledAcc": NamedFusion(scaled_acc, "alpha * acc", {"alpha": "scalar"}, _D),
+    "LinearCombination": NamedFusion(linear_combination, "alpha * acc + beta * c", _SOURCE_OPERANDS, _D),
+    "LinCombEltAct": NamedFusion(linear_combination, "activation(alpha * acc + beta * c)", _SOURCE_OPERANDS, _D),
+    "LinCombTopKSoftmaxCol": NamedFusion(
+        linear_combination_top_k_softmax, "softmax over the k largest elements of each row of alpha * acc + beta * c",
+        _SOURCE_OPERANDS, _D,
     ),
-    **_per("PerRow", "column"),
-    **_per("PerCol", "row"),
-    "PerColResAddPerColBiasEltAct": Fusion(
+    **_vector_fusions("PerRow", "column"),
+    **_vector_fusions("PerCol", "row"),
+    "PerColResAddPerColBiasEltAct": NamedFusion(
         residual_add_bias, "activation(alpha * acc + bias) + beta * c",
         {"c": "matrix", "alpha": "row", "beta": "row", "bias": "row"}, _D,
     ),
-    "LinCombDeEltAct": Fusion(
-        linear_combination_gradient, "(alpha * acc + beta * c) * activation'(aux)", {**_SOURCE, "aux": "matrix"}, _D
+    "LinCombDeEltAct": NamedFusion(
+        linear_combination_gradient, "(alpha * acc + beta * c) * activation'(aux)",
+        {**_SOURCE_OPERANDS, "aux": "matrix"}, _D,
     ),
-    "LinCombDeEltActDePerRowBias": Fusion(
+    "LinCombDeEltActDePerRowBias": NamedFusion(
         partial(linear_combination_gradient, bias_gradient=True),
-        "D = (alpha * acc + beta * c) * activation'(aux), dbias = sums over D's rows",
-        {**_SOURCE, "aux": "matrix"}, {**_D, "dbias": "column"},
+        "D = (alpha * acc + beta * c) * activation'(aux), dbias = row sums of D",
+        {**_SOURCE_OPERANDS, "aux": "matrix"}, {**_D, "dbias": "column"},
     ),
-    "bias_residual": Fusion(residual_before, "acc + bias + residual", _RESIDUAL, _D),
-    "residual_before": Fusion(residual_before, "activation(acc + bias + residual)", _RESIDUAL, _D),
-    "residual_after": Fusion(residual_after, "activation(acc + bias) + residual", _RESIDUAL, _D),
-    "amax": Fusion(lambda: amax, "D = acc, the largest |acc|", {}, _D_AMAX),
-    "quantized": Fusion(quantized, "scale_d * activation(acc + bias)", {**_BIAS, "scale_d": "scalar"}, _D),
-    "block_quantized": Fusion(
-        block_quantized, "another epilogue's D in fp8, over a scale for each row and 128 columns of it",
+    "bias_residual": NamedFusion(residual_pre_activation, "acc + bias + residual", _RESIDUAL, _D),
+    "residual_pre_activation": NamedFusion(residual_pre_activation, "activation(acc + bias + residual)", _RESIDUAL, _D),
+    "residual_post_activation": NamedFusion(
+        residual_post_activation, "activation(acc + bias) + residual", _RESIDUAL, _D
+    ),
+    "amax": NamedFusion(lambda: amax, "D = acc, max |acc|", {}, _D_AMAX),
+    "quantized": NamedFusion(quantized, "scale_d * activation(acc + bias)", {**_BIAS, "scale_d": "scalar"}, _D),
+    "block_quantized": NamedFusion(
+        block_quantized, "another epilogue with D quantized to fp8, one scale per row and 128 columns",
         {}, {**_D, "scale": "matrix (M, N/128)"},
     ),
     **{
-        f"bias_{name}": Fusion(partial(bias_activation, name), f"{name}(acc + bias)", _BIAS, _D)
-        for name in _COMMON
+        f"bias_{name}": NamedFusion(partial(bias_activation, name), f"{name}(acc + bias)", _BIAS, _D)
+        for name in _NAMED_ACTIVATIONS
     },
     **{
-        glu: Fusion(partial(gated, name), f"{name}(gate) * up of acc + bias", _BIAS, {"D": "half"})
+        glu: NamedFusion(partial(gated, name), f"{name}(gate) * up of acc + bias", _BIAS, {"D": "half"})
         for glu, name in GATED.items()
     },
     **{
-        f"d{name}": Fusion(partial(activation_gradient, name), f"acc * {name}'(z)", _Z, _D)
-        for name in _COMMON
+        f"d{name}": NamedFusion(partial(activation_gradient, name), f"acc * {name}'(z)", _Z, _D)
+        for name in _NAMED_ACTIVATIONS
     },
     **{
-        f"d{name}_dbias": Fusion(
+        f"d{name}_dbias": NamedFusion(
             partial(activation_gradient, name, bias_gradient=True),
-            f"D = acc * {name}'(z), dbias = sums over D's columns", _Z, {**_D, "dbias": "row"},
+            f"D = acc * {name}'(z), dbias = column sums of D", _Z, {**_D, "dbias": "row"},
         )
-        for name in _COMMON
+        for name in _NAMED_ACTIVATIONS
     },
 }  # fmt: skip
-"""CUTLASS's names, then plain ones, which also are functions of this module where they need no choice."""
+"""Fusions by CUTLASS's names, then by common names; those without parameters are also functions of this module."""
 
-ABSENT: dict[str, str] = {
+UNSUPPORTED_FUSIONS: dict[str, str] = {
     "LinearCombinationGroupedWgrad": "not an epilogue alone: it moves blocks of the accumulator within a tile of a "
     "grouped convolution",
     **{
@@ -424,4 +442,4 @@ ABSENT: dict[str, str] = {
         for which in ("", "EltAct", "PerRowBias", "PerColBias", "PerRowBiasEltAct", "PerColBiasEltAct")
     },
 }
-"""The other names of operations.hpp, and why they are not in `FUSIONS`."""
+"""Other names of operations.hpp -> why they are not in `NAMED_FUSIONS`."""

@@ -1,4 +1,4 @@
-"""Shows a graph as text (a visitor tree with CUTLASS's names) and as a picture."""
+"""Display of a graph as text (a visitor tree with CUTLASS's names) and as a plot."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gemmsmith.core.graph import Graph, Node
+from gemmsmith.core.graph import EpilogueGraph, Node
 from gemmsmith.epilogue.passes.fission import SPECIAL_FUNCTION_OPERATIONS
 
-_KINDS = {
+_NODE_STYLES: dict[str, tuple[str, str]] = {
     "input": ("#cfe3f7", "read"),
     "compute": ("#f6f1e7", "compute"),
     "special": ("#fbd9b5", "compute, on the special-function unit"),
@@ -19,17 +19,18 @@ _KINDS = {
 }
 
 
-def label(graph: Graph, node: Node) -> str:
-    """A node's name as a visitor."""
+def node_label(graph: EpilogueGraph, node: Node) -> str:
+    """Return a node's label: its name as a CUTLASS visitor."""
     match node.op:
         case "accumulator":
             return "AccFetch"
         case "constant":
             return f"ScalarBroadcast({node.value:.6g})"
         case "operand":
-            extent = graph.operand(node.value).extent
-            kind = "AuxLoad" if extent.is_matrix else "RowBroadcast" if extent.width else "ColBroadcast"
-            return f"{kind if extent.width or extent.height else 'ScalarBroadcast'}({node.value})"
+            dims = graph.operand(node.value).broadcast_dims
+            varies = bool(dims.rows_per_value), bool(dims.columns_per_value)
+            kinds = {(True, True): "AuxLoad", (False, True): "RowBroadcast", (True, False): "ColBroadcast"}
+            return f"{kinds.get(varies, 'ScalarBroadcast')}({node.value})"
         case "reduce":
             kind, axis = node.value
             batched = ", of all batches" * (axis in ("b", "bm", "bn"))
@@ -50,11 +51,11 @@ def label(graph: Graph, node: Node) -> str:
     return f"Compute({node.op})"
 
 
-def tree(graph: Graph) -> str:
-    """One line a node, below its user; one that is used again is printed once and then named (%3)."""
+def format_tree(graph: EpilogueGraph) -> str:
+    """Format a graph with one line per node, below its user; a node with several users is printed once, as %3."""
     lines: list[str] = []
     used = [0] * len(graph.nodes)
-    for source, _ in graph.users():
+    for source, _ in graph.edges():
         used[source] += 1
     printed: set[int] = set()
 
@@ -67,12 +68,12 @@ def tree(graph: Graph) -> str:
                 lines.append("  " * depth + f"%{i}")
                 continue
             printed.add(i)
-            again = used[i] > 1 and bool(node.inputs)
-            lines.append("  " * depth + label(graph, node) + (f"  -> %{i}" if again else ""))
+            is_shared = used[i] > 1 and bool(node.inputs)
+            lines.append("  " * depth + node_label(graph, node) + (f"  -> %{i}" if is_shared else ""))
             stack += [(j, depth + 1) for j in reversed(node.inputs)]
 
     for r in graph.results:
-        reduced = graph.is_reduced(r)
+        reduced = graph.is_reduction(r)
         dtype = f", {r.dtype}" if r.dtype else ""
         lines.append(
             f"{r.name} = {'' if reduced else f'AuxStore({r.name}{dtype})' if r.name != 'out' else f'D{dtype}'}"
@@ -81,8 +82,8 @@ def tree(graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def pictures(graphs: Sequence[tuple[str, Graph]], path: Path | str) -> None:
-    """Draws graphs side by side, each with its title: data flows downwards. Raises ImportError without matplotlib."""
+def plot_graphs(graphs: Sequence[tuple[str, EpilogueGraph]], path: Path | str) -> None:
+    """Plot (title, graph) pairs side by side into a file; data flow downwards. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -91,14 +92,14 @@ def pictures(graphs: Sequence[tuple[str, Graph]], path: Path | str) -> None:
 
     layouts = [_layout(graph) for _, graph in graphs]
     widest = [max(len(layer) for layer in rows) for rows, _ in layouts]
-    deepest = max(len(rows) for rows, _ in layouts)
+    num_layers = max(len(rows) for rows, _ in layouts)
     figure, axes = pyplot.subplots(
-        1, len(graphs), figsize=(sum(2.0 * w for w in widest) + 0.8, 0.8 * deepest + 1.0), squeeze=False,
+        1, len(graphs), figsize=(sum(2.0 * w for w in widest) + 0.8, 0.8 * num_layers + 1.0), squeeze=False,
         width_ratios=widest,
     )  # fmt: skip
     for (title, graph), (rows, paths), ax in zip(graphs, layouts, axes[0], strict=True):
-        _draw(graph, rows, paths, ax, title, deepest)
-    handles = [Patch(facecolor=color, edgecolor="#555555", label=text) for color, text in _KINDS.values()]
+        _draw(graph, rows, paths, ax, title, num_layers)
+    handles = [Patch(facecolor=color, edgecolor="#555555", label=text) for color, text in _NODE_STYLES.values()]
     figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False, fontsize=8)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(path, dpi=150)
@@ -106,41 +107,41 @@ def pictures(graphs: Sequence[tuple[str, Graph]], path: Path | str) -> None:
 
 
 Item = tuple[str, int]
-"""("node", index), ("result", index), or ("via", n), a point at which an arrow crosses a layer."""
+"""("node", index), ("result", index), or ("via", n): a point where an arrow crosses a layer."""
 Arrow = list[Item]
-"""From a node to its user, through the layers between."""
+"""The items from a node to its user, one per layer."""
 
 
-def _layout(graph: Graph) -> tuple[list[list[Item]], list[Arrow]]:
-    """Items by layer, and the arrows: every layer an arrow crosses has a position for it (Sugiyama et al., 1981)."""
+def _layout(graph: EpilogueGraph) -> tuple[list[list[Item]], list[Arrow]]:
+    """Return the items of each layer, and the arrows, which have an item in every layer (Sugiyama et al., 1981)."""
     depth = [0] * len(graph.nodes)
     for i, node in enumerate(graph.nodes):
         depth[i] = max((depth[j] + 1 for j in node.inputs), default=0)
-    for i, node in enumerate(graph.nodes):  # leaves come down to where they are used
-        users = [depth[u] for source, u in graph.users() if source == i]
+    for i, node in enumerate(graph.nodes):  # leaves move down to the layer above their first user
+        users = [depth[u] for source, u in graph.edges() if source == i]
         if users and not node.inputs:
             depth[i] = min(users) - 1
     rows: list[list[Item]] = [[] for _ in range(max(depth) + 2)]
-    at: dict[Item, int] = {("node", i): d for i, d in enumerate(depth)}
-    at |= {("result", r): depth[result.node] + 1 for r, result in enumerate(graph.results)}
-    for item, d in at.items():
+    layer_of: dict[Item, int] = {("node", i): d for i, d in enumerate(depth)}
+    layer_of |= {("result", r): depth[result.node] + 1 for r, result in enumerate(graph.results)}
+    for item, d in layer_of.items():
         rows[d].append(item)
-    arrows: list[tuple[Item, Item]] = [(("node", source), ("node", user)) for source, user in graph.users()]
+    arrows: list[tuple[Item, Item]] = [(("node", source), ("node", user)) for source, user in graph.edges()]
     arrows += [(("node", result.node), ("result", r)) for r, result in enumerate(graph.results)]
     paths: list[Arrow] = []
     vias = 0
     for source, user in dict.fromkeys(arrows):
         path = [source]
-        for d in range(at[source] + 1, at[user]):
+        for d in range(layer_of[source] + 1, layer_of[user]):
             rows[d].append(("via", vias))
             path.append(("via", vias))
             vias += 1
         paths.append([*path, user])
-    return _untangled(rows, paths), paths
+    return _barycenter_ordered(rows, paths), paths
 
 
-def _untangled(rows: list[list[Item]], paths: list[Arrow]) -> list[list[Item]]:
-    """Each layer in the order of the mean position of its neighbors above, then below, a few times."""
+def _barycenter_ordered(rows: list[list[Item]], paths: list[Arrow]) -> list[list[Item]]:
+    """Sort each layer by the mean position of its neighbors, in the layer above and below alternately."""
     above: dict[Item, list[Item]] = {}
     below: dict[Item, list[Item]] = {}
     for path in paths:
@@ -149,52 +150,58 @@ def _untangled(rows: list[list[Item]], paths: list[Arrow]) -> list[list[Item]]:
             below.setdefault(upper, []).append(lower)
     for sweep in range(12):
         position = {item: j - (len(row) - 1) / 2 for row in rows for j, item in enumerate(row)}
-        near = above if sweep % 2 == 0 else below
+        neighbors = above if sweep % 2 == 0 else below
         for row in rows if sweep % 2 == 0 else reversed(rows):
-            mean = {x: sum(position[y] for y in near[x]) / len(near[x]) if near.get(x) else position[x] for x in row}
+            mean = {
+                x: sum(position[y] for y in neighbors[x]) / len(neighbors[x]) if neighbors.get(x) else position[x]
+                for x in row
+            }
             row.sort(key=mean.__getitem__)
             position |= {item: j - (len(row) - 1) / 2 for j, item in enumerate(row)}
     return rows
 
 
-def _draw(graph: Graph, rows: list[list[Item]], paths: list[Arrow], ax: Any, title: str, deepest: int) -> None:
-    where = {
+def _draw(
+    graph: EpilogueGraph, rows: list[list[Item]], paths: list[Arrow], ax: Any, title: str, num_layers: int
+) -> None:
+    positions = {
         item: (j - (len(row) - 1) / 2, -float(depth)) for depth, row in enumerate(rows) for j, item in enumerate(row)
     }
     for path in paths:
-        points = [(where[path[0]][0], where[path[0]][1] - 0.24)]
+        points = [(positions[path[0]][0], positions[path[0]][1] - 0.24)]
         for item in path[1:-1]:
-            x, y = where[item]
+            x, y = positions[item]
             points += [(x, y + 0.24), (x, y - 0.24)]
         if len(points) > 1:
             ax.plot(*zip(*points, strict=True), color="#777777", lw=0.9, zorder=1)
-        (x0, y0), (x1, y1) = points[-1], where[path[-1]]
+        (x0, y0), (x1, y1) = points[-1], positions[path[-1]]
         ax.annotate(
             "", xy=(x1, y1 + 0.24), xytext=(x0, y0), zorder=1,
             arrowprops={"arrowstyle": "-|>", "color": "#777777", "lw": 0.9, "shrinkA": 0, "shrinkB": 0},
         )  # fmt: skip
-    for item, (x, y) in where.items():
+    for item, (x, y) in positions.items():
         if item[0] == "via":
             continue
-        text, kind = _look(graph, item)
+        text, style = _label_and_style(graph, item)
+        color, _ = _NODE_STYLES[style]
         ax.text(
             x, y, text, ha="center", va="center", fontsize=7.5, zorder=2,
-            bbox={"boxstyle": "round,pad=0.35", "facecolor": _KINDS[kind][0], "edgecolor": "#555555", "linewidth": 0.8},
+            bbox={"boxstyle": "round,pad=0.35", "facecolor": color, "edgecolor": "#555555", "linewidth": 0.8},
         )  # fmt: skip
     width = max(len(row) for row in rows)
     ax.set_xlim(-width / 2, width / 2)
-    ax.set_ylim(-deepest + 0.4, 0.6)
+    ax.set_ylim(-num_layers + 0.4, 0.6)
     ax.set_title(title, fontsize=10)
     ax.axis("off")
 
 
-def _look(graph: Graph, item: Item) -> tuple[str, str]:
+def _label_and_style(graph: EpilogueGraph, item: Item) -> tuple[str, str]:
     kind, i = item
     if kind == "result":
         result = graph.results[i]
         return f"{result.name}{f': {result.dtype}' if result.dtype else ''}", "result"
     node = graph.nodes[i]
-    text = label(graph, node).replace("(", "\n(", 1)
+    text = node_label(graph, node).replace("(", "\n(", 1)
     if not node.inputs:
         return text, "input"
     if node.op == "reduce":

@@ -1,5 +1,7 @@
-"""A copy of an epilogue with all that it reads, which nobody else can change: what is traced is what the fingerprint
-says, whatever other threads do meanwhile."""
+"""Private copies of epilogues and of everything that they read.
+
+Other threads cannot change a copy, so its graph always matches its fingerprint.
+"""
 
 from __future__ import annotations
 
@@ -9,78 +11,82 @@ from functools import partial
 from types import CellType, FunctionType
 from typing import Any
 
-from gemmsmith.epilogue.frontend.copies import is_module
-from gemmsmith.epilogue.frontend.fingerprint import fingerprint, is_ours
-from gemmsmith.epilogue.frontend.purity import reads
+from gemmsmith.epilogue.frontend.fingerprint import fingerprint, is_package_function
+from gemmsmith.epilogue.frontend.math_patching import is_module
+from gemmsmith.epilogue.frontend.purity import find_reads
 
-_OF_A_MODULE = ("__name__", "__loader__", "__spec__")
-"""What the lines of a module's source are found by."""
+_MODULE_ATTRIBUTES = ("__name__", "__loader__", "__spec__")
+"""Module attributes by which linecache finds a module's source lines."""
 
 
 def snapshot(source: Any) -> tuple[Any, Hashable]:
-    """A copy of a source that has a fingerprint, and that of the copy; any other source itself, and None."""
+    """Return a copy of an epilogue and the copy's fingerprint; without a fingerprint, the epilogue itself and None."""
     try:
-        copied = _copied(source, {})
+        copied = _copy(source, {})
     except RecursionError:  # too deep for a fingerprint, too
         return source, None
-    found = fingerprint(copied)
-    return (source, None) if found is None else (copied, found)
+    copy_fingerprint = fingerprint(copied)
+    return (source, None) if copy_fingerprint is None else (copied, copy_fingerprint)
 
 
-def _copied(x: Any, made: dict[int, Any]) -> Any:
-    """`made`: the copies by the originals' ids."""
+def _copy(x: Any, copies: dict[int, Any]) -> Any:
+    """Return a copy of x; `copies` maps ids of originals to copies."""
     kind = type(x)
     if kind is tuple:
-        return tuple([_copied(y, made) for y in x])
-    if id(x) in made:
-        return made[id(x)]
+        return tuple([_copy(y, copies) for y in x])
+    if id(x) in copies:
+        return copies[id(x)]
     if kind is list:
-        made[id(x)] = items = []
-        items += [_copied(y, made) for y in x]
+        copies[id(x)] = items = []
+        items += [_copy(y, copies) for y in x]
         return items
     if kind is dict:
         copied: dict[Any, Any] = {}
-        made[id(x)] = copied
-        copied |= [(_copied(key, made), _copied(y, made)) for key, y in list(x.items())]
+        copies[id(x)] = copied
+        copied |= [(_copy(key, copies), _copy(y, copies)) for key, y in list(x.items())]
         return copied
     if kind is partial and not vars(x):
-        keywords = {name: _copied(y, made) for name, y in list(x.keywords.items())}
-        return partial(_copied(x.func, made), *_copied(x.args, made), **keywords)
+        keywords = {name: _copy(y, copies) for name, y in list(x.keywords.items())}
+        return partial(_copy(x.func, copies), *_copy(x.args, copies), **keywords)
     if kind is FunctionType:
-        return _function(x, made)
-    return _module(x, made) if is_module(x) else x
+        return _function(x, copies)
+    return _module(x, copies) if is_module(x) else x
 
 
-def _function(f: Any, made: dict[int, Any]) -> Any:
-    names, other = reads(f.__code__)
-    ours, named = is_ours(f), f.__globals__
-    if other and not ours:  # it has no fingerprint
+def _function(f: Any, copies: dict[int, Any]) -> Any:
+    names, unknown_read = find_reads(f.__code__)
+    is_ours, function_globals = is_package_function(f), f.__globals__
+    if unknown_read and not is_ours:  # it has no fingerprint
         return f
-    module = named if ours else {name: named[name] for name in _OF_A_MODULE if name in named}
-    if not ours:  # set before the function is made, which takes them from there
+    module = (
+        function_globals
+        if is_ours
+        else {name: function_globals[name] for name in _MODULE_ATTRIBUTES if name in function_globals}
+    )
+    if not is_ours:  # set before the function is made, which takes them from there
         builtins = f.__builtins__
         module["__builtins__"] = {name: builtins[name] for name in names if name in builtins}
     cells = tuple([CellType() for _ in f.__closure__ or ()])
-    made[id(f)] = copied = FunctionType(f.__code__, module, f.__name__, _copied(f.__defaults__, made), cells)
-    copied.__kwdefaults__ = _copied(f.__kwdefaults__, made)
-    copied.__dict__.update(_copied(f.__dict__, made))
+    copies[id(f)] = copied = FunctionType(f.__code__, module, f.__name__, _copy(f.__defaults__, copies), cells)
+    copied.__kwdefaults__ = _copy(f.__kwdefaults__, copies)
+    copied.__dict__.update(_copy(f.__dict__, copies))
     copied.__module__, copied.__qualname__ = f.__module__, f.__qualname__
     for cell, original in zip(cells, f.__closure__ or (), strict=True):
         try:
-            cell.cell_contents = _copied(original.cell_contents, made)
+            cell.cell_contents = _copy(original.cell_contents, copies)
         except ValueError:  # it has no value yet
             pass
-    if not ours:
-        module |= {name: _copied(named[name], made) for name in names if name in named}
-        own = module["__builtins__"]
-        own |= {name: _copied(x, made) for name, x in own.items()}
+    if not is_ours:
+        module |= {name: _copy(function_globals[name], copies) for name in names if name in function_globals}
+        builtins_copy = module["__builtins__"]
+        builtins_copy |= {name: _copy(x, copies) for name, x in builtins_copy.items()}
     return copied
 
 
-def _module(x: Any, made: dict[int, Any]) -> Any:
-    """A module of torch.nn: its containers are its own, too."""
-    made[id(x)] = copied = copy.copy(x)
+def _module(x: Any, copies: dict[int, Any]) -> Any:
+    """Return a copy of a torch.nn module, with copies of its containers."""
+    copies[id(x)] = copied = copy.copy(x)
     for name, y in list(vars(x).items()):
-        contents = {key: _copied(z, made) for key, z in list(y.items())} if isinstance(y, dict) else _copied(y, made)
+        contents = {key: _copy(z, copies) for key, z in list(y.items())} if isinstance(y, dict) else _copy(y, copies)
         vars(copied)[name] = contents
     return copied

@@ -1,57 +1,58 @@
-"""The passes over a graph, in order. Each takes a graph and gives one of the same meaning."""
+"""The optimization passes over an epilogue graph, in order. Each returns an equivalent graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from gemmsmith.core.graph import Graph
+from gemmsmith.core.graph import EpilogueGraph
+from gemmsmith.epilogue.passes.cse import cse
 from gemmsmith.epilogue.passes.fission import fission
 from gemmsmith.epilogue.passes.fold import fold
 from gemmsmith.epilogue.passes.fuse import fuse, multiply_add
-from gemmsmith.epilogue.passes.rewrite import pruned
-from gemmsmith.epilogue.passes.share import share
+from gemmsmith.epilogue.passes.rewrite import eliminate_dead_code
 
-Pass = Callable[[Graph], Graph]
+Pass = Callable[[EpilogueGraph], EpilogueGraph]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
-    ("prune", pruned),
+    ("dce", eliminate_dead_code),
     ("fold", fold),
-    ("share", share),
+    ("cse", cse),
     ("fission", fission),
-    ("share", share),
+    ("cse", cse),
     ("fuse", fuse),
 )
-"""Repeated until nothing changes."""
-LAST: tuple[tuple[str, Pass], ...] = (("multiply_add", multiply_add), ("fold", fold), ("share", share))
-"""Once, at the end: a fused multiply-add hides its multiplication from the patterns of `fuse`."""
-_MOST_ROUNDS = 8
+"""(name, pass), repeated until nothing changes."""
+FINAL_PASSES: tuple[tuple[str, Pass], ...] = (("multiply_add", multiply_add), ("fold", fold), ("cse", cse))
+"""(name, pass), run once at the end: a fused multiply-add hides its multiplication from the patterns of `fuse`."""
+_MAX_ROUNDS = 8
+"""Limit of the repetitions of PASSES. Chosen; not measured."""
 
 
-def optimize(graph: Graph) -> Graph:
-    """The graph after all passes."""
+def optimize(graph: EpilogueGraph) -> EpilogueGraph:
+    """Run all passes and return the resulting graph."""
     return _run(graph)[0]
 
 
-def steps(graph: Graph) -> list[tuple[str, Graph]]:
-    """(pass, graph after it) for every pass that changed something, in order."""
+def trace_passes(graph: EpilogueGraph) -> list[tuple[str, EpilogueGraph]]:
+    """Run all passes and return (pass name, graph after it) of each pass that changed the graph, in order."""
     return _run(graph)[1]
 
 
-def _run(graph: Graph) -> tuple[Graph, list[tuple[str, Graph]]]:
-    done: list[tuple[str, Graph]] = []
+def _run(graph: EpilogueGraph) -> tuple[EpilogueGraph, list[tuple[str, EpilogueGraph]]]:
+    history: list[tuple[str, EpilogueGraph]] = []
 
     def apply(passes: tuple[tuple[str, Pass], ...]) -> bool:
         nonlocal graph
         before = graph
-        for name, step in passes:
-            after = step(graph)
+        for name, run_pass in passes:
+            after = run_pass(graph)
             if after != graph:
-                done.append((name, after))
+                history.append((name, after))
                 graph = after
         return graph != before
 
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         if not apply(PASSES):
             break
-    apply(LAST)
-    return graph, done
+    apply(FINAL_PASSES)
+    return graph, history

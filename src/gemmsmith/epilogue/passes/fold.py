@@ -1,4 +1,4 @@
-"""Constant folding and algebraic simplification, exact in IEEE arithmetic but for the sign of a zero.
+"""Constant folding and algebraic simplification, exact in IEEE arithmetic except for the sign of zeros.
 
 Not done, because of Inf and NaN: x * 0 -> 0, x - x -> 0, x / x -> 1, exp(log(x)) -> x.
 """
@@ -9,113 +9,115 @@ import math
 
 import numpy as np
 
-from gemmsmith.core.dtypes import DType, in_fp32
-from gemmsmith.core.graph import Graph, Node
+from gemmsmith.core.dtypes import DType, saturate_to_fp32_range
+from gemmsmith.core.graph import EpilogueGraph, Node
 from gemmsmith.epilogue.functions import FUNCTIONS, PREDICATES
-from gemmsmith.epilogue.passes.rewrite import Editor, rewritten
+from gemmsmith.epilogue.passes.rewrite import Editor, rewrite
 
 _IDEMPOTENT = {"abs", "relu", "floor", "round", "sign"}
-"""f(f(x)) = f(x)."""
+"""Functions with f(f(x)) = f(x)."""
 _NEVER_NEGATIVE = {"abs", "relu", "exp", "exp2", "sqrt", "sigmoid", "softplus"}
 
 
-def fold(graph: Graph) -> Graph:
-    """Functions of constants become constants; operations that change nothing vanish."""
-    return rewritten(graph, _rule)
+def fold(graph: EpilogueGraph) -> EpilogueGraph:
+    """Evaluate functions of constants and remove operations that change nothing."""
+    return rewrite(graph, _rule)
 
 
-def _rule(e: Editor, node: Node) -> int | None:
-    """What replaces a node, folded again: -x * -1 becomes -(-x), which becomes x."""
-    found = _once(e, node)
-    while found is not None and (further := _once(e, e.nodes[found])) is not None:
-        found = further
-    return found
+def _rule(editor: Editor, node: Node) -> int | None:
+    """Return the node's replacement, folded repeatedly: -x * -1 becomes -(-x), which becomes x."""
+    replacement = _fold_once(editor, node)
+    while replacement is not None and (further := _fold_once(editor, editor.nodes[replacement])) is not None:
+        replacement = further
+    return replacement
 
 
-def _once(e: Editor, node: Node) -> int | None:
+def _fold_once(editor: Editor, node: Node) -> int | None:
     function = FUNCTIONS.get(node.op)
     if function is None:
-        return _cast(e, node) if node.op == "cast" else None
-    numbers = [e.number(i) for i in node.inputs]
-    if all(x is not None for x in numbers):
+        return _cast(editor, node) if node.op == "cast" else None
+    constants = [editor.constant_value(i) for i in node.inputs]
+    if all(x is not None for x in constants):
         with np.errstate(all="ignore"):
-            return e.constant(float(function.meaning(*(np.float64(x) for x in numbers if x is not None))))
-    return _unary(e, node) if len(node.inputs) == 1 else _binary(e, node, numbers)
+            return editor.constant(float(function.reference(*(np.float64(x) for x in constants if x is not None))))
+    return _unary(editor, node) if len(node.inputs) == 1 else _binary(editor, node, constants)
 
 
-def _cast(e: Editor, node: Node) -> int | None:
-    """Rounding changes nothing that the dtype holds."""
-    return node.inputs[0] if _holds(e, node.value, node.inputs[0]) else None
+def _cast(editor: Editor, node: Node) -> int | None:
+    """Remove a cast of values that are exact in its dtype."""
+    return node.inputs[0] if _is_exact_in(editor, node.value, node.inputs[0]) else None
 
 
-def _holds(e: Editor, dtype: DType, x: int) -> bool:
-    """Whether a value is known to be exact in a dtype."""
-    node = e.nodes[x]
+def _is_exact_in(editor: Editor, dtype: DType, x: int) -> bool:
+    """Return whether a value is known to be exact in a dtype."""
+    node = editor.nodes[x]
     if node.op in ("neg", "abs", "relu"):
-        return _holds(e, dtype, node.inputs[0])
+        return _is_exact_in(editor, dtype, node.inputs[0])
     if node.op == "operand":
-        return e.old.operand(node.value).dtype == dtype
+        return editor.old.operand(node.value).dtype == dtype
     return node.op == "cast" and bool(node.value == dtype)
 
 
-def _unary(e: Editor, node: Node) -> int | None:
+def _unary(editor: Editor, node: Node) -> int | None:
     x = node.inputs[0]
-    inner = e.nodes[x]
+    inner = editor.nodes[x]
     if node.op == inner.op == "neg" or (node.op == inner.op == "not"):
         return inner.inputs[0]
     if node.op == inner.op and node.op in _IDEMPOTENT:
         return x
     if node.op == "abs" and inner.op == "neg":
-        return e.add("abs", inner.inputs[0])
+        return editor.add("abs", inner.inputs[0])
     if node.op in ("abs", "relu") and inner.op in _NEVER_NEGATIVE:
         return x
     return None
 
 
-def _binary(e: Editor, node: Node, numbers: list[float | None]) -> int | None:
+def _binary(editor: Editor, node: Node, constants: list[float | None]) -> int | None:
     x, y = node.inputs[0], node.inputs[1]
-    a, b = numbers[0], numbers[1]
+    a, b = constants[0], constants[1]
     match node.op:
         case "add":
             return x if b == 0 else y if a == 0 else None
         case "sub":
-            return x if b == 0 else e.add("neg", y) if a == 0 else None
+            return x if b == 0 else editor.add("neg", y) if a == 0 else None
         case "mul":
-            one, other = (x, b) if b is not None else (y, a)
-            return one if other == 1 else e.add("neg", one) if other == -1 else None
+            factor, other = (x, b) if b is not None else (y, a)
+            return factor if other == 1 else editor.add("neg", factor) if other == -1 else None
         case "div":
-            if b is not None and b != 0 and math.frexp(b)[0] in (0.5, -0.5) and in_fp32(1 / b) == 1 / b:
-                return x if b == 1 else e.add("mul", x, e.constant(1 / b))  # a power of two: exact
+            if b is not None and b != 0 and math.frexp(b)[0] in (0.5, -0.5) and saturate_to_fp32_range(1 / b) == 1 / b:
+                return x if b == 1 else editor.add("mul", x, editor.constant(1 / b))  # a power of two: exact
             return None
         case "maximum" | "minimum":
             return x if x == y else None
         case "gt" | "le":
-            return e.add(node.op, e.nodes[x].inputs[0], y) if b == 0 and e.nodes[x].op == "relu" else None
+            return (
+                editor.add(node.op, editor.nodes[x].inputs[0], y) if b == 0 and editor.nodes[x].op == "relu" else None
+            )
         case "ne" | "eq":
-            if b == 0 and e.nodes[x].op in PREDICATES:
-                return x if node.op == "ne" else e.add("not", x)
+            if b == 0 and editor.nodes[x].op in PREDICATES:
+                return x if node.op == "ne" else editor.add("not", x)
             return None
         case "pow":
-            return _power(e, x, b)
+            return _power(editor, x, b)
         case "where":
-            condition = e.number(x)
+            condition = editor.constant_value(x)
             if condition is not None:
                 return y if condition else node.inputs[2]
             return y if y == node.inputs[2] else None
         case "fma":
-            return e.add("add", x, node.inputs[2]) if b == 1 else None
+            return editor.add("add", x, node.inputs[2]) if b == 1 else None
     return None
 
 
-def _power(e: Editor, x: int, exponent: float | None) -> int | None:
+def _power(editor: Editor, x: int, exponent: float | None) -> int | None:
     if exponent == 0:
-        return e.constant(1.0)
+        return editor.constant(1.0)
     if exponent == 1:
         return x
     if exponent == 2:
-        return e.add("mul", x, x)
+        return editor.add("mul", x, x)
     if exponent == 3:
-        return e.add("mul", e.add("mul", x, x), x)
+        return editor.add("mul", editor.add("mul", x, x), x)
     if exponent == -1:
-        return e.add("reciprocal", x)
-    return None  # not sqrt for 0.5: pow(-Inf, 0.5) is Inf
+        return editor.add("reciprocal", x)
+    return None  # pow(x, 0.5) is not replaced by sqrt: pow(-Inf, 0.5) is Inf

@@ -1,14 +1,14 @@
-"""Operator fusion: several operations become one that the chip computes in fewer instructions."""
+"""Operator fusion: replace several operations by one that takes fewer instructions."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 
-from gemmsmith.core.graph import Graph, Node
+from gemmsmith.core.graph import EpilogueGraph, Node
 from gemmsmith.epilogue.functions import GELU_A, GELU_B
 from gemmsmith.epilogue.passes.patterns import Matcher, Pattern
-from gemmsmith.epilogue.passes.rewrite import Editor, pruned, rewritten, use_counts
+from gemmsmith.epilogue.passes.rewrite import Editor, eliminate_dead_code, rewrite, use_counts
 
 _SQUARES: list[Pattern] = [("mul", GELU_B, ("mul", "x", "x")), ("mul", ("mul", GELU_B, "x"), "x")]
 _CUBES: list[Pattern] = [
@@ -21,16 +21,16 @@ _TANH_ARGUMENTS: list[Pattern] = [
     *(("mul", GELU_A, ("mul", "x", ("add", 1, square))) for square in _SQUARES),
     *(("mul", ("mul", GELU_A, "x"), ("add", 1, square)) for square in _SQUARES),
 ]
-"""sqrt(2 / pi) (x + 0.044715 x^3), in its ways of writing."""
+"""Patterns of sqrt(2 / pi) (x + 0.044715 x^3)."""
 
 
 def _halves(inner: Pattern) -> list[Pattern]:
-    """0.5 x (1 + inner), in its ways of writing."""
+    """Return the patterns of 0.5 x (1 + inner)."""
     one = ("add", 1, inner)
     return [("mul", ("mul", 0.5, "x"), one), ("mul", 0.5, ("mul", "x", one)), ("mul", "x", ("mul", 0.5, one))]
 
 
-FUSIONS: list[tuple[Pattern, Pattern]] = [
+FUSION_PATTERNS: list[tuple[Pattern, Pattern]] = [
     (("detach", "x"), "x"),
     (("reciprocal", ("add", 1, ("exp", ("neg", "x")))), ("sigmoid", "x")),
     (("div", 1, ("add", 1, ("exp", ("neg", "x")))), ("sigmoid", "x")),
@@ -50,49 +50,50 @@ FUSIONS: list[tuple[Pattern, Pattern]] = [
     (("div", 1, "x"), ("reciprocal", "x")),
     (("maximum", "x", 0), ("relu", "x")),
 ]
-"""(pattern, replacement); the first pattern that matches is used. A variable matches any value."""
-MULTIPLY_ADD: list[tuple[Pattern, Pattern]] = [
+"""(pattern, replacement); the first pattern that matches is used."""
+FMA_PATTERNS: list[tuple[Pattern, Pattern]] = [
     (("add", ("mul", "x", "y"), "z"), ("fma", "x", "y", "z")),
     (("sub", ("mul", "x", "y"), "z"), ("fma", "x", "y", ("neg", "z"))),
     (("sub", "z", ("mul", "x", "y")), ("fma", ("neg", "x"), "y", "z")),
 ]
-"""Last, so that no other pattern loses its multiplication; a negation is free in the instruction."""
+"""(pattern, replacement) of fused multiply-adds, in which a negation is free. Used last, so that no other pattern loses
+its multiplication."""
 
 
-def fuse(graph: Graph) -> Graph:
-    """Known functions written out become that function."""
-    return _apply(graph, FUSIONS)
+def fuse(graph: EpilogueGraph) -> EpilogueGraph:
+    """Replace known functions that are written out."""
+    return _apply(graph, FUSION_PATTERNS)
 
 
-def multiply_add(graph: Graph) -> Graph:
-    """A multiplication whose only use is an addition becomes one fused multiply-add."""
-    return _apply(graph, MULTIPLY_ADD)
+def multiply_add(graph: EpilogueGraph) -> EpilogueGraph:
+    """Replace multiplications whose only use is an addition by fused multiply-adds."""
+    return _apply(graph, FMA_PATTERNS)
 
 
-def _apply(graph: Graph, table: list[tuple[Pattern, Pattern]]) -> Graph:
-    graph = pruned(graph)  # nodes that no result needs do not count as users
+def _apply(graph: EpilogueGraph, table: list[tuple[Pattern, Pattern]]) -> EpilogueGraph:
+    graph = eliminate_dead_code(graph)  # nodes that no result needs do not count as users
     uses = use_counts(graph)
     old_of: dict[int, int] = {}
 
-    def rule(e: Editor, node: Node) -> int:
-        # Uses are counted in the old graph; a node that is kept has its old node's.
-        matcher = Matcher(e.nodes, Counter({new: uses[old] for new, old in old_of.items()}))
+    def rule(editor: Editor, node: Node) -> int:
+        # Uses are counted in the old graph; a new node has as many as the old node that it replaces.
+        matcher = Matcher(editor.nodes, Counter({new: uses[old] for new, old in old_of.items()}))
         for pattern, replacement in table:
-            found = matcher.match(pattern, node)
-            if found is not None:
-                made = _build(e, replacement, found)
+            bindings = matcher.match(pattern, node)
+            if bindings is not None:
+                new = _instantiate(editor, replacement, bindings)
                 break
         else:
-            e.nodes.append(node)
-            made = len(e.nodes) - 1
-        old_of[made] = e.index
-        return made
+            editor.nodes.append(node)
+            new = len(editor.nodes) - 1
+        old_of[new] = editor.index
+        return new
 
-    return rewritten(graph, rule)
+    return rewrite(graph, rule)
 
 
-def _build(e: Editor, pattern: Pattern, bound: dict[str, int]) -> int:
+def _instantiate(editor: Editor, pattern: Pattern, bindings: dict[str, int]) -> int:
     if isinstance(pattern, str):
-        return bound[pattern]
-    op, *parts = pattern
-    return e.add(op, *(_build(e, part, bound) for part in parts))
+        return bindings[pattern]
+    op, *operands = pattern
+    return editor.add(op, *(_instantiate(editor, operand, bindings) for operand in operands))

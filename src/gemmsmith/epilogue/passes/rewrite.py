@@ -1,4 +1,4 @@
-"""Rewriting a graph: its nodes are visited in order, each replaced by what a rule makes of it."""
+"""Rewriting of a graph: visits its nodes in order and replaces each by the result of a rule."""
 
 from __future__ import annotations
 
@@ -6,55 +6,57 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from gemmsmith.core.graph import Graph, Node
+from gemmsmith.core.graph import EpilogueGraph, Node
 
 Rule = Callable[["Editor", Node], int | None]
-"""(editor, node with inputs of the new graph) -> the new node that stands for it; None keeps it."""
+"""(editor, node with inputs in the new graph) -> index of the new node that replaces it, or None to keep it."""
 
 
 class Editor:
-    """The new graph while it grows."""
+    """The new graph under construction."""
 
-    def __init__(self, old: Graph) -> None:
+    def __init__(self, old: EpilogueGraph) -> None:
         self.old = old
         self.nodes: list[Node] = []
         self.index = 0
-        """The old node being visited."""
+        """Index of the old node being visited."""
 
-    def add(self, op: str, *inputs: int, value: object = None, where: str = "") -> int:
-        self.nodes.append(Node(op, inputs, value, where or self.old.nodes[self.index].where))
+    def add(self, op: str, *inputs: int, value: object = None, location: str = "") -> int:
+        """Add a node, by default at the visited node's source location, and return its index."""
+        self.nodes.append(Node(op, inputs, value, location or self.old.nodes[self.index].location))
         return len(self.nodes) - 1
 
     def constant(self, x: float) -> int:
+        """Add a constant and return its index."""
         return self.add("constant", value=x)
 
-    def number(self, index: int) -> float | None:
-        """A constant's value."""
+    def constant_value(self, index: int) -> float | None:
+        """Return the value of a constant node, or None for other nodes."""
         node = self.nodes[index]
         return node.value if node.op == "constant" else None
 
 
-def rewritten(graph: Graph, rule: Rule) -> Graph:
-    """The graph with each node replaced by what the rule gives; nodes that no result needs are dropped."""
+def rewrite(graph: EpilogueGraph, rule: Rule) -> EpilogueGraph:
+    """Replace each node by the rule's result, then eliminate dead code."""
     editor, new = Editor(graph), list[int]()
     for i, node in enumerate(graph.nodes):
         editor.index = i
-        moved = replace(node, inputs=tuple(new[j] for j in node.inputs))
-        made = rule(editor, moved)
-        if made is None:
-            editor.nodes.append(moved)
-            made = len(editor.nodes) - 1
-        new.append(made)
+        remapped = replace(node, inputs=tuple(new[j] for j in node.inputs))
+        replacement = rule(editor, remapped)
+        if replacement is None:
+            editor.nodes.append(remapped)
+            replacement = len(editor.nodes) - 1
+        new.append(replacement)
     results = tuple(replace(r, node=new[r.node]) for r in graph.results)
-    return pruned(replace(graph, nodes=tuple(editor.nodes), results=results))
+    return eliminate_dead_code(replace(graph, nodes=tuple(editor.nodes), results=results))
 
 
-def pruned(graph: Graph) -> Graph:
-    """The graph without the nodes and operands that no result needs."""
+def eliminate_dead_code(graph: EpilogueGraph) -> EpilogueGraph:
+    """Remove the nodes and operands that no result needs."""
     needed = sorted(graph.reachable())
     renumbered = {old: i for i, old in enumerate(needed)}
-    kept = (graph.nodes[old] for old in needed)
-    nodes = tuple(replace(node, inputs=tuple(renumbered[j] for j in node.inputs)) for node in kept)
+    live = (graph.nodes[old] for old in needed)
+    nodes = tuple(replace(node, inputs=tuple(renumbered[j] for j in node.inputs)) for node in live)
     read = {n.value for n in nodes if n.op == "operand"}
     return replace(
         graph, nodes=nodes, operands=tuple(o for o in graph.operands if o.name in read),
@@ -62,8 +64,8 @@ def pruned(graph: Graph) -> Graph:
     )  # fmt: skip
 
 
-def use_counts(graph: Graph) -> Counter[int]:
-    """How often each node is used, by nodes and as a result."""
-    counts = Counter(source for source, _ in graph.users())
+def use_counts(graph: EpilogueGraph) -> Counter[int]:
+    """Count the uses of each node, by nodes and as a result."""
+    counts = Counter(source for source, _ in graph.edges())
     counts.update(r.node for r in graph.results)
     return counts

@@ -1,1 +1,1 @@
-"""The rungs below Hopper's designs, one file each: what each step of a fast product brings. See docs/ladder.md."""
+"""Kernels of the ladder below Hopper's designs, one optimization step per file. See docs/ladder.md."""

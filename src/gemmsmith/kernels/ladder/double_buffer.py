@@ -1,43 +1,59 @@
-"""Loads under math: the next k-tile comes while one is multiplied. And blocks in an order in which a wave of them reads
-few different tiles, which then lie in the L2."""
+"""Loads overlapped with math by double buffering, and a grouped tile order.
+
+A wave of CTAs then reads few different tiles, which hit the L2.
+"""
 
 from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import DType
-from gemmsmith.kernels.ladder.product import Product, SharedMatrix, zeros
-from gemmsmith.kernels.ladder.vectorized import DEPTH, OWN, SIDE, THREADS, load_chunks, multiply, own_chunk, store
+from gemmsmith.kernels.ladder.gemm_arguments import GemmArguments, SharedMatrix, zeros
+from gemmsmith.kernels.ladder.vectorized import (
+    THREAD_TILE,
+    THREADS,
+    TILE_K,
+    TILE_MN,
+    load_vectors,
+    multiply,
+    store,
+    thread_vector,
+)
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import I32
 
-GROUP = 8
-"""Columns of tiles that a band of blocks is wide."""
+GROUP_SIZE_N = 8
+"""Tiles along N per group of the tile order (Triton: GROUP_SIZE_M)."""
 
 
 def double_buffer(dtype: DType, chip: Chip) -> Kernel:
-    """As `vectorized`, with two stages: one is multiplied, while the next k-tile is on its way to registers, and from
-    there into the other stage. So one barrier a k-tile is enough. Blocks run down bands of 8 tiles."""
-    resident = 2 if chip.has("sm_90") else 1  # for earlier chips ptxas spills with 128 registers
-    with Builder(f"double_buffer_{GROUP}", threads=THREADS, chip=chip, resident=resident) as k:
-        x = Product(dtype, dtype, SIDE, SIDE)
-        x.in_bands(GROUP)
-        a, b = (SharedMatrix(name, DEPTH, SIDE, stages=2) for name in "AB")
-        deep, along = own_chunk()
-        stage, results = k.var(I32, 0, "stage"), zeros(OWN, OWN)
-        of_a, of_b = load_chunks(x, deep, along)
-        a.store(deep, along, of_a)
-        b.store(deep, along, of_b)
+    """Build the kernel: `vectorized` with two stages.
+
+    While one stage is multiplied the next k-tile is loaded to registers, and from there stored to the other stage, so
+    one barrier per k-tile suffices. CTAs take tiles in groups of 8 columns of tiles.
+    """
+    min_ctas_per_sm = 2 if chip.supports("sm_90") else 1  # for earlier chips ptxas spills with 128 registers
+    with Builder(f"double_buffer_{GROUP_SIZE_N}", threads=THREADS, chip=chip, min_ctas_per_sm=min_ctas_per_sm) as k:
+        gemm = GemmArguments(dtype, dtype, TILE_MN, TILE_MN)
+        gemm.use_grouped_order(GROUP_SIZE_N)
+        a, b = (SharedMatrix(name, TILE_K, TILE_MN, stages=2) for name in "AB")
+        vector_k, vector_mn = thread_vector()
+        stage, results = k.var(I32, 0, "stage"), zeros(THREAD_TILE, THREAD_TILE)
+        a_vector, b_vector = load_vectors(gemm, vector_k, vector_mn)
+        a.store(vector_k, vector_mn, a_vector)
+        b.store(vector_k, vector_mn, b_vector)
+        k.comment("all threads have written the stage that is read now")
         hw.sync_threads()
-        with k.range(0, x.k, DEPTH, name="first") as first:
-            of_a, of_b = load_chunks(x, first + DEPTH + deep, along)
+        with k.range(0, gemm.k, TILE_K, name="k0") as k0:
+            a_vector, b_vector = load_vectors(gemm, k0 + TILE_K + vector_k, vector_mn)
             a.stage = b.stage = stage.get()
             multiply(results, a, b)
             stage.set(1 - stage.get())
             a.stage = b.stage = stage.get()
-            a.store(deep, along, of_a)
-            b.store(deep, along, of_b)
+            a.store(vector_k, vector_mn, a_vector)
+            b.store(vector_k, vector_mn, b_vector)
+            k.comment("all threads have written the stage that is read next, and read the one that is overwritten next")
             hw.sync_threads()
-        store(x, results)
+        store(gemm, results)
         return k.finish()

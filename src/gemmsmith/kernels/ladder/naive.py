@@ -1,4 +1,4 @@
-"""One thread a result: which threads are neighbors decides how much a warp reads."""
+"""One thread per result: the assignment of threads to results decides how coalesced the loads of a warp are."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ from typing import Literal
 from gemmsmith import hw
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import DType
-from gemmsmith.kernels.ladder.product import Product
+from gemmsmith.kernels.ladder.gemm_arguments import GemmArguments
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32
 
-SIDE = 16
+TILE = 16
+"""Extents of a CTA's tile."""
 
 
 def naive(dtype: DType, chip: Chip, order: Literal["m", "n"] = "n") -> Kernel:
-    """Neighboring threads have neighbors of a row of D ("n"), and read neighbors of a row of B together; or of a
-    column ("m"), and read as many rows of A. fp16 is summed in fp32."""
-    with Builder(f"naive_{dtype}_{order}", threads=SIDE * SIDE, chip=chip) as k:
-        x = Product(dtype, dtype, SIDE, SIDE)
-        along, across = k.thread % SIDE, k.thread // SIDE
-        row, column = (x.row + across, x.column + along) if order == "n" else (x.row + along, x.column + across)
-        total = k.var(F32, 0.0, "total")
-        with k.range(x.k, name="depth") as depth:
-            total.set(hw.fma(x.load_a(row, depth), x.load_b(depth, column), total.get()))
-        x.store(row, column, total.get())
+    """Build the kernel, which accumulates in fp32.
+
+    order="n": consecutive threads compute consecutive columns of D (coalesced reads of B); "m": consecutive rows
+    (strided reads of A).
+    """
+    with Builder(f"naive_{dtype}_{order}", threads=TILE * TILE, chip=chip) as k:
+        gemm = GemmArguments(dtype, dtype, TILE, TILE)
+        inner, outer = k.thread % TILE, k.thread // TILE
+        m, n = (outer, inner) if order == "n" else (inner, outer)
+        row, column = gemm.row + m, gemm.column + n
+        accumulator = k.var(F32, 0.0, "accumulator")
+        with k.range(gemm.k, name="k_index") as k_index:
+            accumulator.set(hw.fma(gemm.load_a(row, k_index), gemm.load_b(k_index, column), accumulator.get()))
+        gemm.store(row, column, accumulator.get())
         return k.finish()

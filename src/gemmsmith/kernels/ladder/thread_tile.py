@@ -1,41 +1,51 @@
-"""8x8 results a thread: 16 loads from shared memory for 64 products, where one result takes 2 for each."""
+"""8x8 results per thread: 16 loads from shared memory per 64 multiply-adds instead of 2 per multiply-add."""
 
 from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import DType
-from gemmsmith.kernels.ladder.product import Product, SharedMatrix, zeros
+from gemmsmith.kernels.ladder.gemm_arguments import GemmArguments, SharedMatrix, zeros
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32
 
-SIDE, DEPTH, OWN = 128, 8, 8
-"""Of a CTA's tile, of its k-tiles, and of a thread's part of it."""
-THREADS = (SIDE // OWN) ** 2
+TILE_MN = 128
+"""Rows and columns of a CTA's tile."""
+TILE_K = 8
+"""K of a k-tile."""
+THREAD_TILE = 8
+"""Rows and columns per thread."""
+THREADS = (TILE_MN // THREAD_TILE) ** 2
+"""Threads per CTA."""
+THREADS_PER_ROW = TILE_MN // THREAD_TILE
+"""Threads along N."""
 
 
 def thread_tile(dtype: DType, chip: Chip) -> Kernel:
-    """A CTA has 128x128 results, a thread 8x8 of them, which it keeps in registers."""
+    """Build the kernel: a CTA computes 128x128 results, and a thread 8x8 of them in registers."""
     with Builder(f"thread_tile_{dtype}", threads=THREADS, chip=chip) as k:
-        x = Product(dtype, dtype, SIDE, SIDE)
-        a, b = SharedMatrix("A", DEPTH, SIDE), SharedMatrix("B", DEPTH, SIDE)  # A transposed
-        row, column = (k.thread // (SIDE // OWN) * OWN).named("row"), (k.thread % (SIDE // OWN) * OWN).named("column")
-        results = zeros(OWN, OWN)
-        of_a, of_b = k.registers(F32, OWN, "of_a"), k.registers(F32, OWN, "of_b")
-        with k.range(0, x.k, DEPTH, name="first") as first:
-            with k.unroll(SIDE * DEPTH // THREADS, name="turn") as turn:
-                element = (turn * THREADS + k.thread).named("element")
-                m, deep, n, depth = element // DEPTH, element % DEPTH, element % SIDE, element // SIDE
-                a.put(deep, m, x.load_a(x.row + m, first + deep))
-                b.put(depth, n, x.load_b(first + depth, x.column + n))
+        gemm = GemmArguments(dtype, dtype, TILE_MN, TILE_MN)
+        a, b = SharedMatrix("A", TILE_K, TILE_MN), SharedMatrix("B", TILE_K, TILE_MN)  # A transposed
+        row = (k.thread // THREADS_PER_ROW * THREAD_TILE).named("row")
+        column = (k.thread % THREADS_PER_ROW * THREAD_TILE).named("column")
+        results = zeros(THREAD_TILE, THREAD_TILE)
+        a_fragment, b_fragment = (k.registers(F32, THREAD_TILE, name) for name in ("a_fragment", "b_fragment"))
+        with k.range(0, gemm.k, TILE_K, name="k0") as k0:
+            with k.unroll(TILE_MN * TILE_K // THREADS, name="copy_iter") as copy_iter:
+                element = (copy_iter * THREADS + k.thread).named("element")
+                m, a_k, n, b_k = element // TILE_K, element % TILE_K, element % TILE_MN, element // TILE_MN
+                a.store_element(a_k, m, gemm.load_a(gemm.row + m, k0 + a_k))
+                b.store_element(b_k, n, gemm.load_b(k0 + b_k, gemm.column + n))
+            k.comment("all threads have written the tiles that are read now")
             hw.sync_threads()
-            with k.unroll(DEPTH, name="depth") as at:
-                with k.unroll(OWN, name="i") as i:
-                    of_a[i], of_b[i] = a.load(at, row + i)[0], b.load(at, column + i)[0]
-                with k.unroll(OWN, name="i") as i, k.unroll(OWN, name="j") as j:
-                    results[i][j] = hw.fma(of_a[i], of_b[j], results[i][j])
+            with k.unroll(TILE_K, name="kk") as kk:
+                with k.unroll(THREAD_TILE, name="i") as i:
+                    a_fragment[i], b_fragment[i] = a.load(kk, row + i)[0], b.load(kk, column + i)[0]
+                with k.unroll(THREAD_TILE, name="i") as i, k.unroll(THREAD_TILE, name="j") as j:
+                    results[i][j] = hw.fma(a_fragment[i], b_fragment[j], results[i][j])
+            k.comment("all threads have read the tiles that are overwritten next")
             hw.sync_threads()
-        with k.unroll(OWN, name="i") as i, k.unroll(OWN, name="j") as j:
-            x.store(x.row + row + i, x.column + column + j, results[i][j])
+        with k.unroll(THREAD_TILE, name="i") as i, k.unroll(THREAD_TILE, name="j") as j:
+            gemm.store(gemm.row + row + i, gemm.column + column + j, results[i][j])
         return k.finish()

@@ -1,80 +1,95 @@
-"""16 bytes at once, from global memory and from shared memory, without two lanes of a warp in one bank."""
+"""16-byte vector loads from global and from shared memory, without bank conflicts."""
 
 from __future__ import annotations
 
 from gemmsmith import hw
 from gemmsmith.core.chip import Chip
 from gemmsmith.core.dtypes import DType
-from gemmsmith.kernels.ladder.product import ZERO, Product, SharedMatrix, zeros
-from gemmsmith.lang.builder import Builder, current
+from gemmsmith.kernels.ladder.gemm_arguments import ZERO, GemmArguments, SharedMatrix, zeros
+from gemmsmith.lang.builder import Builder
+from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.types import F32
-from gemmsmith.lang.values import RegisterRows, Registers, Value
+from gemmsmith.lang.values import RegisterArray, RegisterArray2D, Value
 
-SIDE, DEPTH, VECTOR, OWN = 128, 8, 4, 8
-THREADS = (SIDE // OWN) ** 2
-HALVES = (0, SIDE // 2)
-"""Where a thread's two groups of rows, and of columns, begin."""
+TILE_MN = 128
+"""Rows and columns of a CTA's tile."""
+TILE_K = 8
+"""K of a k-tile."""
+VECTOR_ELEMENTS = 4
+"""fp32 elements per 16-byte vector."""
+THREAD_TILE = 8
+"""Rows and columns per thread."""
+THREADS = (TILE_MN // THREAD_TILE) ** 2
+"""Threads per CTA."""
+HALF_OFFSETS = (0, TILE_MN // 2)
+"""Offsets of a thread's two groups of rows, and of columns."""
 
 
 def vectorized(dtype: DType, chip: Chip) -> Kernel:
-    """A's columns and B's rows are contiguous and whole chunks of 16 bytes; what lies otherwise is packed so. A thread
-    has 4x4 results in each quarter of the tile: so lanes read neighboring chunks, or the same."""
+    """Build the kernel for A and B contiguous along M and N, in rows of whole 16-byte vectors; others are packed.
+
+    A thread has 4x4 results in each quarter of the tile, so that lanes load adjacent vectors, or the same one.
+    """
     with Builder("vectorized", threads=THREADS, chip=chip) as k:
-        x = Product(dtype, dtype, SIDE, SIDE)
-        a, b = SharedMatrix("A", DEPTH, SIDE), SharedMatrix("B", DEPTH, SIDE)
-        deep, along = own_chunk()
-        results = zeros(OWN, OWN)
-        with k.range(0, x.k, DEPTH, name="first") as first:
-            of_a, of_b = load_chunks(x, first + deep, along)
-            a.store(deep, along, of_a)
-            b.store(deep, along, of_b)
+        gemm = GemmArguments(dtype, dtype, TILE_MN, TILE_MN)
+        a, b = SharedMatrix("A", TILE_K, TILE_MN), SharedMatrix("B", TILE_K, TILE_MN)
+        vector_k, vector_mn = thread_vector()
+        results = zeros(THREAD_TILE, THREAD_TILE)
+        with k.range(0, gemm.k, TILE_K, name="k0") as k0:
+            a_vector, b_vector = load_vectors(gemm, k0 + vector_k, vector_mn)
+            a.store(vector_k, vector_mn, a_vector)
+            b.store(vector_k, vector_mn, b_vector)
+            k.comment("all threads have written the tiles that are read now")
             hw.sync_threads()
             multiply(results, a, b)
+            k.comment("all threads have read the tiles that are overwritten next")
             hw.sync_threads()
-        store(x, results)
+        store(gemm, results)
         return k.finish()
 
 
-def own_chunk() -> tuple[Value, Value]:
-    """The depth and the row (column) where the chunk of A (of B) begins that this thread brings of a k-tile."""
-    thread, across = current().thread, SIDE // VECTOR
-    return (thread // across).named("deep"), (thread % across * VECTOR).named("along")
+def thread_vector() -> tuple[Value, Value]:
+    """Return the k and the row of A (column of B) of the first element of this thread's vector of a k-tile."""
+    thread, vectors_per_row = current_builder().thread, TILE_MN // VECTOR_ELEMENTS
+    vector_k = (thread // vectors_per_row).named("vector_k")
+    return vector_k, (thread % vectors_per_row * VECTOR_ELEMENTS).named("vector_mn")
 
 
-def load_chunks(x: Product, depth: Value, along: Value) -> tuple[Registers, Registers]:
-    """Four neighbors of A's tile and four of B's at a depth; zeros outside."""
-    of_a, of_b = (current().registers(F32, VECTOR, name) for name in ("chunk_of_a", "chunk_of_b"))
-    row, column, inside = x.row + along, x.column + along, depth < x.k
-    hw.load_global(of_a, x.a.at(ZERO, row, depth), inside & (row < x.m))
-    hw.load_global(of_b, x.b.at(ZERO, depth, column), inside & (column < x.n))
-    return of_a, of_b
+def load_vectors(gemm: GemmArguments, k_index: Value, vector_mn: Value) -> tuple[RegisterArray, RegisterArray]:
+    """Load a vector of A's tile and one of B's at a k; zeros out of bounds."""
+    a_vector, b_vector = (current_builder().registers(F32, VECTOR_ELEMENTS, name) for name in ("a_vector", "b_vector"))
+    row, column, in_bounds = gemm.row + vector_mn, gemm.column + vector_mn, k_index < gemm.k
+    hw.load_global(a_vector, gemm.a.element_address(ZERO, row, k_index), in_bounds & (row < gemm.m))
+    hw.load_global(b_vector, gemm.b.element_address(ZERO, k_index, column), in_bounds & (column < gemm.n))
+    return a_vector, b_vector
 
 
-def multiply(results: RegisterRows, a: SharedMatrix, b: SharedMatrix) -> None:
-    """results += the product of a k-tile of A, transposed, and of B."""
-    k, (row, column) = current(), own_results()
-    with k.unroll(DEPTH, name="depth") as depth:
-        of_a = [a.load(depth, row + half, VECTOR) for half in HALVES]
-        of_b = [b.load(depth, column + half, VECTOR) for half in HALVES]
-        for p, chunk_of_a in enumerate(of_a):
-            for q, chunk_of_b in enumerate(of_b):
-                with k.unroll(VECTOR, name="i") as i, k.unroll(VECTOR, name="j") as j:
-                    result = results[i + p * VECTOR]
-                    result[j + q * VECTOR] = hw.fma(chunk_of_a[i], chunk_of_b[j], result[j + q * VECTOR])
+def multiply(results: RegisterArray2D, a: SharedMatrix, b: SharedMatrix) -> None:
+    """Accumulate the product of a k-tile of A, stored transposed, and of B."""
+    k, (row, column) = current_builder(), thread_results()
+    with k.unroll(TILE_K, name="kk") as kk:
+        a_vectors = [a.load(kk, row + half, VECTOR_ELEMENTS) for half in HALF_OFFSETS]
+        b_vectors = [b.load(kk, column + half, VECTOR_ELEMENTS) for half in HALF_OFFSETS]
+        for p, a_vector in enumerate(a_vectors):
+            for q, b_vector in enumerate(b_vectors):
+                with k.unroll(VECTOR_ELEMENTS, name="i") as i, k.unroll(VECTOR_ELEMENTS, name="j") as j:
+                    result = results[i + p * VECTOR_ELEMENTS]
+                    result[j + q * VECTOR_ELEMENTS] = hw.fma(a_vector[i], b_vector[j], result[j + q * VECTOR_ELEMENTS])
 
 
-def store(x: Product, results: RegisterRows) -> None:
-    """Element by element: D may lie in any layout."""
-    k, (row, column) = current(), own_results()
-    for p, down in enumerate(HALVES):
-        for q, right in enumerate(HALVES):
-            with k.unroll(VECTOR, name="i") as i, k.unroll(VECTOR, name="j") as j:
-                value = results[i + p * VECTOR][j + q * VECTOR]
-                x.store(x.row + row + down + i, x.column + column + right + j, value)
+def store(gemm: GemmArguments, results: RegisterArray2D) -> None:
+    """Store the results element by element, since D may have any layout."""
+    k, (row, column) = current_builder(), thread_results()
+    for p, row_offset in enumerate(HALF_OFFSETS):
+        for q, column_offset in enumerate(HALF_OFFSETS):
+            with k.unroll(VECTOR_ELEMENTS, name="i") as i, k.unroll(VECTOR_ELEMENTS, name="j") as j:
+                value = results[i + p * VECTOR_ELEMENTS][j + q * VECTOR_ELEMENTS]
+                gemm.store(gemm.row + row + row_offset + i, gemm.column + column + column_offset + j, value)
 
 
-def own_results() -> tuple[Value, Value]:
-    """Where this thread's rows and columns begin in a half of the tile."""
-    thread, across = current().thread, SIDE // OWN
-    return (thread // across * VECTOR).named("row"), (thread % across * VECTOR).named("column")
+def thread_results() -> tuple[Value, Value]:
+    """Return this thread's first row and column in a half of the tile."""
+    thread, threads_per_row = current_builder().thread, TILE_MN // THREAD_TILE
+    row, column = thread // threads_per_row * VECTOR_ELEMENTS, thread % threads_per_row * VECTOR_ELEMENTS
+    return row.named("row"), column.named("column")

@@ -1,1 +1,1 @@
-"""Fusing what follows products in graphs of torch.compile."""
+"""Fusion of epilogues into the matmuls of graphs that torch.compile makes."""

@@ -1,4 +1,4 @@
-"""torch.compile with products that have epilogues: a pass in Inductor, and a backend that is Inductor with it."""
+"""The Inductor passes that fuse epilogues into matmuls, and a torch.compile backend that is Inductor with them."""
 
 from __future__ import annotations
 
@@ -14,38 +14,42 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import gemmsmith
 from gemmsmith.core.errors import ArgumentError
-from gemmsmith.torch.compiler.factors import move
 from gemmsmith.torch.compiler.fuse import fuse
-from gemmsmith.tuning.table import kept_bytes
+from gemmsmith.torch.compiler.hoist_grad_scale import hoist_scalar_grad
+from gemmsmith.tuning.tuned_table import user_table_bytes
 
 
-class _Pass(CustomGraphPass):
+class _CachedPass(CustomGraphPass):
+    """A graph pass that Inductor may cache."""
+
     def uuid(self) -> str:
-        """What the pass depends on, for Inductor's caches: gemmsmith's sources and tables, and the GPU."""
-        return hashlib.sha256(f"{_package()} {_gpus()}".encode() + kept_bytes()).hexdigest()
+        """Return a digest of gemmsmith's sources, tuning tables and the GPUs, as part of Inductor's cache keys."""
+        return hashlib.sha256(f"{_package_digest()} {_gpus()}".encode() + user_table_bytes()).hexdigest()
 
 
-class Division(_Pass):
-    """The first pass, over a forward and its backward, before they are divided into two graphs."""
-
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        move(graph)
-
-
-class Fusion(_Pass):
-    """The second pass: it runs over each graph, forward and backward, before Inductor fuses what is left."""
+class JointGraphPass(_CachedPass):
+    """Joint-graph pass: runs before AOTAutograd partitions forward and backward."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
+        """Hoist scalar gradients out of the graph's matmuls."""
+        hoist_scalar_grad(graph)
+
+
+class PostGradPass(_CachedPass):
+    """Post-grad pass: runs over each forward and backward graph before Inductor fuses the remaining operations."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        """Fuse epilogues into the graph's matmuls."""
         fuse(graph)
 
 
-PASSES = {"joint_custom_pre_pass": Division(), "post_grad_custom_pre_pass": Fusion()}
-"""By the names of Inductor's options for them."""
+PASSES = {"joint_custom_pre_pass": JointGraphPass(), "post_grad_custom_pre_pass": PostGradPass()}
+"""The passes by the names of their Inductor options."""
 
 
 @lru_cache(maxsize=1)
-def _package() -> str:
-    """The version and a digest of the package's files."""
+def _package_digest() -> str:
+    """Return a digest of gemmsmith's version and files."""
     digest = hashlib.sha256(gemmsmith.__version__.encode())
     waiting = [resources.files("gemmsmith")]
     while waiting:
@@ -63,18 +67,37 @@ def _gpus() -> list[str]:
 
 
 def options(**others: Any) -> dict[str, Any]:
-    """For torch.compile(model, options=...): Inductor fuses what follows products into gemmsmith's.
+    """Return options for torch.compile(model, options=...) that fuse epilogues into matmuls.
 
-    `others`: Inductor's options, such as max_autotune=True. Raises ArgumentError where they have a pass of their own in
-    the same place.
+    Args:
+        **others: options of Inductor to add, such as max_autotune=True.
+
+    Returns:
+        `others` and the options that install gemmsmith's passes.
+
+    Raises:
+        ArgumentError: `others` has a pass of its own where gemmsmith's has to be.
     """
     for name in PASSES:
         if others.get(name) is not None:
-            raise ArgumentError(f"{name}: got {others[name]!r}, which takes the place of gemmsmith's; leave it out")
+            raise ArgumentError(f"{name}: got {others[name]!r}, which would replace gemmsmith's pass; leave it out")
     return {**others, **PASSES}
 
 
 def backend(module: Any, inputs: Any, *, mode: str | None = None, **named: Any) -> Any:
-    """torch.compile(model, backend="gemmsmith"): Inductor of that mode, or with those `options`, and with the pass."""
+    """Compile a graph with Inductor and gemmsmith's passes: torch.compile(model, backend="gemmsmith").
+
+    Args:
+        module: the torch.fx.GraphModule that Dynamo passes.
+        inputs: its example inputs.
+        mode: a mode of torch.compile, such as "max-autotune".
+        **named: `options`, a dict of Inductor's options, as torch.compile passes it.
+
+    Returns:
+        The compiled function.
+
+    Raises:
+        ArgumentError: as `options`.
+    """
     patches = options(**(list_mode_options(mode) if mode else {}), **named.get("options", {}))
     return compile_fx(module, inputs, config_patches=patches)

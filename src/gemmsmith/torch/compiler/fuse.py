@@ -1,4 +1,4 @@
-"""The pass over one graph: every product takes into its epilogue what saves bytes there."""
+"""The post-grad pass over one graph: fuses into each matmul the operations after it that save memory traffic there."""
 
 from __future__ import annotations
 
@@ -10,81 +10,84 @@ from typing import Any
 import torch
 
 from gemmsmith.core.errors import EpilogueError
-from gemmsmith.core.graph import Graph
-from gemmsmith.epilogue.lines import line
+from gemmsmith.core.graph import EpilogueGraph
 from gemmsmith.epilogue.passes import optimize
-from gemmsmith.torch import text
-from gemmsmith.torch.compiler import forge
-from gemmsmith.torch.compiler.nodes import Node, kind, value
-from gemmsmith.torch.compiler.products import Product, product, refusal
+from gemmsmith.epilogue.source_location import format_location
+from gemmsmith.torch import graph_serialization
+from gemmsmith.torch.compiler import kernel_cost
+from gemmsmith.torch.compiler.logsumexp import recognize, restore
+from gemmsmith.torch.compiler.matmuls import Matmul, match_matmul, unsupported_reason
+from gemmsmith.torch.compiler.nodes import Node, fake_tensor, node_kind
 from gemmsmith.torch.compiler.region import Region
-from gemmsmith.torch.compiler.rewrite import replace
-from gemmsmith.torch.compiler.softmax import recognize, restore
-from gemmsmith.torch.compiler.traffic import Traffic
+from gemmsmith.torch.compiler.rewrite import insert_fused_op
+from gemmsmith.torch.compiler.traffic import InductorTraffic
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a product: its `epilogue` and the bytes `saved`, or `why` there is none. `line`: the user's."""
+    """The outcome for one matmul: its `epilogue` and `bytes_saved`, or the `reason` why nothing is fused.
 
-    product: str
+    `source_line` is the line of the model that the matmul comes from.
+    """
+
+    matmul: str
     shape: tuple[Any, ...]
-    line: str
-    why: str = ""
-    saved: int = 0
-    epilogue: Graph | None = None
+    source_line: str
+    reason: str = ""
+    bytes_saved: int = 0
+    epilogue: EpilogueGraph | None = None
 
     @property
-    def computed(self) -> tuple[str, ...]:
-        """The operations in its epilogue, such as "gelu" and "sum m", a sum over rows."""
+    def operations(self) -> tuple[str, ...]:
+        """The operations of the epilogue, such as "gelu" and "sum m" (a sum over rows)."""
         if self.epilogue is None:
             return ()
-        of_reduction = (" ".join(node.value) if node.op == "reduce" else node.op for node in self.epilogue.nodes)
-        return tuple(x for x in of_reduction if x not in ("accumulator", "operand", "constant", "cast"))
+        names = (" ".join(node.value) if node.op == "reduce" else node.op for node in self.epilogue.nodes)
+        return tuple(x for x in names if x not in ("accumulator", "operand", "constant", "cast"))
 
 
 def fuse(graph: torch.fx.Graph) -> list[Outcome]:
-    """Fuses in place, and says of each product what became of it."""
-    written_out = recognize(graph)
-    traffic = Traffic(graph)
-    outcomes = [_outcome(found, traffic) for node in list(graph.nodes) if (found := product(node))]
-    restore(graph, written_out)
+    """Fuse epilogues into the matmuls of a graph, in place, and return the outcome for each matmul."""
+    recognized = recognize(graph)
+    traffic = InductorTraffic(graph)
+    outcomes = [_fuse_matmul(matmul, traffic) for node in list(graph.nodes) if (matmul := match_matmul(node))]
+    restore(graph, recognized)
     return outcomes
 
 
-def _outcome(found: Product, traffic: Traffic) -> Outcome:
-    left = partial(Outcome, found.node.name, found.shape, user_line(found.node))
-    if why := refusal(found):
-        return left(why)
+def _fuse_matmul(matmul: Matmul, traffic: InductorTraffic) -> Outcome:
+    outcome = partial(Outcome, matmul.node.name, matmul.shape, node_source_line(matmul.node))
+    if reason := unsupported_reason(matmul):
+        return outcome(reason)
     try:
-        region = Region(found, traffic)
-        choice = region.choice()
-        if choice is None:
-            return left(_why_not(region))
-        if value(found.a).is_cuda and (why := forge.refusal(region, choice)):
-            return left(why)
-        node = replace(region, choice)
+        region = Region(matmul, traffic)
+        candidate = region.best_candidate()
+        if candidate is None:
+            return outcome(_reason_not_fused(region))
+        if fake_tensor(matmul.a).is_cuda and (reason := kernel_cost.reason_not_to_fuse(region, candidate)):
+            return outcome(reason)
+        node = insert_fused_op(region, candidate)
     except EpilogueError as error:
-        return left(str(error).rpartition("\n")[2].strip())
-    return left(saved=choice.saved, epilogue=_optimized(node.args[3]))
+        return outcome(str(error).rpartition("\n")[2].strip())
+    return outcome(bytes_saved=candidate.bytes_saved, epilogue=_optimized(node.args[3]))
 
 
 @lru_cache(maxsize=1024)
-def _optimized(epilogue: str) -> Graph:
-    return optimize(text.read(epilogue))
+def _optimized(epilogue: str) -> EpilogueGraph:
+    return optimize(graph_serialization.deserialize(epilogue))
 
 
-def _why_not(region: Region) -> str:
-    refused = next(iter(region.refused.values()), "")
-    if any(kind(x) != "view" for x in region.members[len(region.own) :]):
-        return f"no fewer bytes would be moved{'; ' * bool(refused)}{refused}"
-    if refused:
-        return refused
-    returned = any(user.op == "output" for x in region.members for user in x.users)
-    return "it is a result of the graph" if returned else "only operations that are not fused read it"
+def _reason_not_fused(region: Region) -> str:
+    reason = next(iter(region.rejected.values()), "")
+    if any(node_kind(x) != "view" for x in region.nodes[len(region.roots) :]):
+        return f"fusion would not reduce memory traffic{'; ' * bool(reason)}{reason}"
+    if reason:
+        return reason
+    returned = any(user.op == "output" for x in region.nodes for user in x.users)
+    return "it is a graph output" if returned else "it is consumed only by operations that cannot be fused"
 
 
-def user_line(node: Node) -> str:
-    """Where a node comes from, "file.py:12: text of the line"; "" where that is not known."""
+def node_source_line(node: Node) -> str:
+    """Return the user's line that a node comes from as "file.py:12: text of the line", or "" if it is not known."""
     frames = re.findall(r'File "(.*)", line (\d+)', node.meta.get("stack_trace") or "")
-    return line(frames[-1][0], int(frames[-1][1])) if frames else ""
+    return format_location(frames[-1][0], int(frames[-1][1])) if frames else ""

@@ -1,4 +1,4 @@
-"""What the nodes of torch's graphs are, after Inductor's decompositions."""
+"""Properties of FX nodes after Inductor's decompositions."""
 
 from __future__ import annotations
 
@@ -13,135 +13,142 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 Node = Any
-"""A torch.fx.Node."""
+"""torch.fx.Node, untyped because gemmsmith is type-checked without torch."""
 
-VIEWS = frozenset({"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "alias", "detach", "clone"})
+CONTIGUOUS_VIEWS = frozenset({"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "alias", "detach", "clone"})
 """Operations whose result has its input's elements in the same order."""
-MOVES = frozenset({"permute", "transpose", "t", "expand", "slice", "select", "split", "split_with_sizes", "unbind"})
-"""Others that Inductor computes where their result is read."""
-LOOKUPS = frozenset({"gather", "index", "embedding"})
-"""Operations that read few of their input's elements."""
-REDUCED = frozenset({
+NON_CONTIGUOUS_VIEWS = frozenset(
+    {"permute", "transpose", "t", "expand", "slice", "select", "split", "split_with_sizes", "unbind"}
+)
+"""Other operations that Inductor inlines into the kernels that read them."""
+GATHER_OPS = frozenset({"gather", "index", "embedding"})
+"""Operations that read only some of their input's elements."""
+REDUCTION_OPS = frozenset({
     "sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "var", "var_mean", "std", "argmax", "argmin",
     "logsumexp",
 })  # fmt: skip
-"""Reductions, whose second argument is the indices."""
-UNKNOWN_EXTENT = 8192
-"""The length that an extent is taken for where nothing is known of it."""
+"""Reductions. Their second argument is the reduced dimensions."""
+UNKNOWN_EXTENT_HINT = 8192
+"""Length assumed for a symbolic extent without a hint. Chosen; not measured."""
 
-Kind = Literal["view", "move", "lookup", "pointwise", "reduction", "opaque"]
-
-
-def name(node: Node) -> str:
-    """An operator's name without namespace and overload, "" of anything else."""
-    return _known(node)[1]
+NodeKind = Literal["view", "strided_view", "gather", "pointwise", "reduction", "opaque"]
 
 
-def kind(node: Node) -> Kind:
-    """How Inductor computes a node: "opaque" is what reads whole tensors from memory, as products and outputs do."""
-    return _known(node)[2]
+def op_name(node: Node) -> str:
+    """Return the name of a node's operator without namespace and overload, or "" if it calls none."""
+    return _target_info(node)[1]
 
 
-_KNOWN: dict[int, tuple[Any, str, Kind]] = {}
-"""Names by the id of a node's target, which is kept: to hash an operator takes torch ten times as long."""
+def node_kind(node: Node) -> NodeKind:
+    """Return how Inductor computes a node.
+
+    "opaque" nodes read whole tensors from memory, as matmuls and graph outputs do.
+    """
+    return _target_info(node)[2]
 
 
-def _known(node: Node) -> tuple[Any, str, Kind]:
+_TARGET_INFO: dict[int, tuple[Any, str, NodeKind]] = {}
+"""Target, operator name and kind by the id of a node's target: hashing an OpOverload takes torch ten times as long. The
+target is stored to keep it alive, so that its id stays unique."""
+
+
+def _target_info(node: Node) -> tuple[Any, str, NodeKind]:
     target = node.target if node.op == "call_function" else None
-    found = _KNOWN.get(id(target))
-    if found is None:
+    info = _TARGET_INFO.get(id(target))
+    if info is None:
         op = target._schema.name.rpartition("::")[2] if isinstance(target, torch._ops.OpOverload) else ""
-        found = _KNOWN[id(target)] = target, op, _kind(target, op)
-    return found
+        info = _TARGET_INFO[id(target)] = target, op, _classify(target, op)
+    return info
 
 
-def _kind(target: Any, op: str) -> Kind:
-    if op in VIEWS:
+def _classify(target: Any, op: str) -> NodeKind:
+    if op in CONTIGUOUS_VIEWS:
         return "view"
-    if op in MOVES or target is operator.getitem:
-        return "move"
-    if op in LOOKUPS:
-        return "lookup"
+    if op in NON_CONTIGUOUS_VIEWS or target is operator.getitem:
+        return "strided_view"
+    if op in GATHER_OPS:
+        return "gather"
     tags = target.tags if op else ()
     if torch.Tag.pointwise in tags or op == "cat":
         return "pointwise"
-    return "reduction" if op in REDUCED else "opaque"
+    return "reduction" if op in REDUCTION_OPS else "opaque"
 
 
-def mutates(node: Node) -> bool:
-    """Whether it changes a tensor in place."""
-    return bool(name(node)) and node.target._schema.is_mutable
+def is_mutating(node: Node) -> bool:
+    """Return whether a node changes a tensor in place."""
+    return bool(op_name(node)) and node.target._schema.is_mutable
 
 
-def value(node: Node) -> Any:
-    """The fake tensor that a node gives; None where it gives none."""
-    found = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return found if isinstance(found, torch.Tensor) else None
+def fake_tensor(node: Node) -> Any:
+    """Return the FakeTensor in a node's meta["val"], or None if its value is not one tensor."""
+    fake = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return fake if isinstance(fake, torch.Tensor) else None
 
 
 def shape(node: Node) -> tuple[Any, ...]:
-    """Of a node that gives a tensor."""
-    return tuple(value(node).shape)
+    """Return the shape of a node whose value is a tensor."""
+    return tuple(fake_tensor(node).shape)
 
 
 def dtype(node: Node) -> torch.dtype:
-    """Of a node that gives a tensor."""
-    found: torch.dtype = value(node).dtype
-    return found
+    """Return the dtype of a node whose value is a tensor."""
+    result: torch.dtype = fake_tensor(node).dtype
+    return result
 
 
-def row_major(node: Node) -> bool:
-    """Whether a tensor lies in memory as an operator's results do."""
-    found, length = value(node), 1
-    for extent, stride in reversed(list(zip(found.shape, found.stride(), strict=True))):
-        if not same(extent, 1) and not same(stride, length):
+def is_row_major(node: Node) -> bool:
+    """Return whether a tensor is contiguous, as the results of gemmsmith's operators are."""
+    fake, contiguous_stride = fake_tensor(node), 1
+    for extent, stride in reversed(list(zip(fake.shape, fake.stride(), strict=True))):
+        if not statically_equal(extent, 1) and not statically_equal(stride, contiguous_stride):
             return False
-        length = length * extent
+        contiguous_stride = contiguous_stride * extent
     return True
 
 
-def size(node: Node) -> int:
-    """The bytes of a tensor, with symbolic extents as they were when the graph was made."""
-    found = value(node)
-    if found is None:
+def size_bytes(node: Node) -> int:
+    """Return the size of a node's tensor in bytes, with symbolic extents replaced by their hints."""
+    fake = fake_tensor(node)
+    if fake is None:
         return 0
-    return int(math.prod(hints(found.shape)) * found.element_size())
+    return int(math.prod(size_hints(fake.shape)) * fake.element_size())
 
 
-def hints(extents: Iterable[Any]) -> tuple[int, ...]:
-    """Extents as numbers: of symbols what they were when the graph was made."""
-    return tuple(x if isinstance(x, int) else int(x.node.hint or UNKNOWN_EXTENT) for x in extents)
+def size_hints(extents: Iterable[Any]) -> tuple[int, ...]:
+    """Return extents as integers; symbolic ones as they were when the graph was traced."""
+    return tuple(x if isinstance(x, int) else int(x.node.hint or UNKNOWN_EXTENT_HINT) for x in extents)
 
 
-def same(a: Any, b: Any) -> bool:
-    """Whether two extents, or shapes, are equal whatever symbols in them stand for."""
+def statically_equal(a: Any, b: Any) -> bool:
+    """Return whether two extents, or two shapes, are equal for all values of their symbols."""
     if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(statically_equal, a, b))
     return bool(statically_known_true(a == b))
 
 
-def constant(node: Node) -> float | bool | None:
-    """The number with which a node fills its tensor; None if it does not."""
-    if name(node) == "full":
-        found = node.args[1]
-    elif name(node) == "scalar_tensor":
-        found = node.args[0]
+def fill_value(node: Node) -> float | bool | None:
+    """Return the number that a node fills its tensor with, or None if it does not fill one."""
+    if op_name(node) == "full":
+        value = node.args[1]
+    elif op_name(node) == "scalar_tensor":
+        value = node.args[0]
     else:
         return None
-    return found if isinstance(found, (bool, int, float)) else None
+    return value if isinstance(value, (bool, int, float)) else None
 
 
 class Emitter:
-    """Makes nodes with their fake tensors. `made`: those so far."""
+    """Inserts nodes into a graph and computes their fake tensors. `nodes` lists those inserted so far."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
-        self.made: list[Node] = []
+        self.nodes: list[Node] = []
 
     def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        """Insert a call of `target` and return its node."""
         node = self.graph.call_function(target, args, kwargs)
-        given = torch.fx.map_arg(args, lambda x: x.meta["val"])
-        with torch.no_grad(), detect_fake_mode(given) or nullcontext():
-            node.meta["val"] = target(*given, **kwargs)
-        self.made.append(node)
+        fake_args = torch.fx.map_arg(args, lambda x: x.meta["val"])
+        with torch.no_grad(), detect_fake_mode(fake_args) or nullcontext():
+            node.meta["val"] = target(*fake_args, **kwargs)
+        self.nodes.append(node)
         return node

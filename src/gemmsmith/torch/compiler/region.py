@@ -1,4 +1,4 @@
-"""What follows one product and may be computed in its epilogue, and how much of that saves the most bytes."""
+"""The nodes after a matmul that its epilogue can compute, and the choice of those that save the most bytes."""
 
 from __future__ import annotations
 
@@ -7,168 +7,190 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmsmith.core.errors import EpilogueError
-from gemmsmith.torch.compiler.epilogue import Epilogue, as_stored, is_extreme, is_widening
-from gemmsmith.torch.compiler.nodes import Node, dtype, kind, name, row_major, size, value
-from gemmsmith.torch.compiler.products import Product
-from gemmsmith.torch.compiler.traffic import Traffic, moved, reduces
-from gemmsmith.torch.operator import MOST_OPERANDS, MOST_RESULTS
+from gemmsmith.torch.compiler.fx_epilogue import FxEpilogueTracer, is_min_or_max, is_widening, strip_views_and_widening
+from gemmsmith.torch.compiler.matmuls import Matmul
+from gemmsmith.torch.compiler.nodes import Node, dtype, fake_tensor, is_row_major, node_kind, op_name, size_bytes
+from gemmsmith.torch.compiler.traffic import InductorTraffic, reduction_kind, total_bytes
+from gemmsmith.torch.ops import MAX_OPERANDS, MAX_RESULTS
 
-WORTH = 8
-"""A fusion is worth it where it saves one byte in so many of those that the product moves."""
+MIN_SAVED_FRACTION = 1 / 8
+"""Bytes that a fusion has to save, as a fraction of the size of the matmul's results. Chosen; not measured."""
 
-MOST_MEMBERS = 100
-"""Nodes that a region has: choosing among them takes time that grows with their square."""
+MAX_REGION_NODES = 100
+"""Nodes of a region, at most: choosing among them takes time quadratic in their number. Chosen; not measured."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Nodes that become an epilogue: `members`, in the graph's order, of which those `stored` are results; those `kept`
-    stay in the graph, and are computed of results. `saved`: bytes; `beside`: bytes that the operator's own kernel moves
-    and the product's does not; `spared`: Inductor's kernels."""
+class FusionCandidate:
+    """A candidate fusion. The nodes are in the graph's order.
 
-    members: tuple[Node, ...]
-    stored: tuple[Node, ...]
-    kept: frozenset[Node]
-    saved: int
-    beside: int
-    spared: int
+    `nodes` become an epilogue. `outputs` are those of them that the fused operator stores. `recomputed` are those that
+    stay in the graph and are recomputed from outputs. `bytes_saved` are the bytes that the whole graph no longer moves,
+    `extra_bytes` those that the fused kernel moves in addition to the matmul's, and `kernels_saved` the number of
+    Inductor's kernels that are no longer launched.
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    recomputed: frozenset[Node]
+    bytes_saved: int
+    extra_bytes: int
+    kernels_saved: int
 
 
 class Region:
-    """The nodes that can be in a product's epilogue, `members`, in the graph's order. `refused`: of those that use one
-    of these and are none why not."""
+    """The nodes that can be in a matmul's epilogue, `nodes`, in the graph's order.
 
-    def __init__(self, product: Product, traffic: Traffic) -> None:
-        self.product, self.traffic = product, traffic
-        self.epilogue = Epilogue(product, traffic)
-        own = (product.node, *product.results.values())
-        self.own = [x for x in dict.fromkeys(own) if x in self.epilogue.joined]
-        self.members = list(self.own)
-        self.refused: dict[Node, str] = {}
-        self.below = dict.fromkeys([product.node, *self.own], True)
+    `rejected` maps nodes that read one of these, but cannot be fused, to the reason.
+    """
+
+    def __init__(self, matmul: Matmul, traffic: InductorTraffic) -> None:
+        self.matmul, self.traffic = matmul, traffic
+        self.epilogue = FxEpilogueTracer(matmul, traffic)
+        roots = (matmul.node, *matmul.results.values())
+        self.roots = [x for x in dict.fromkeys(roots) if x in self.epilogue.fused]
+        self.nodes = list(self.roots)
+        self.rejected: dict[Node, str] = {}
+        self.dependents = dict.fromkeys([matmul.node, *self.roots], True)
         self._grow()
 
     def _grow(self) -> None:
-        end = next((x for x in self.traffic.mutations if self.product.node < x), None)
-        waiting, seen = [user for x in self.own for user in x.users], set[Node]()
+        end = next((x for x in self.traffic.mutations if self.matmul.node < x), None)
+        waiting, seen = [user for x in self.roots for user in x.users], set[Node]()
         heapq.heapify(waiting)
-        while waiting and len(self.members) < MOST_MEMBERS and (end is None or waiting[0] < end):
+        while waiting and len(self.nodes) < MAX_REGION_NODES and (end is None or waiting[0] < end):
             node = heapq.heappop(waiting)
-            if node in self.epilogue.joined or node in seen or node.op == "output":
+            if node in self.epilogue.fused or node in seen or node.op == "output":
                 continue
             seen.add(node)
             try:
-                if all(x in self.epilogue.joined or not self._depends(x) for x in node.all_input_nodes):
-                    self.epilogue.join(node)
-                    self.members.append(node)
+                if all(x in self.epilogue.fused or not self._depends(x) for x in node.all_input_nodes):
+                    self.epilogue.fuse(node)
+                    self.nodes.append(node)
                     for user in node.users:
                         heapq.heappush(waiting, user)
             except EpilogueError as error:
-                self.refused[node] = str(error).rpartition("\n")[2].strip()
+                self.rejected[node] = str(error).rpartition("\n")[2].strip()
 
     def _depends(self, node: Node) -> bool:
-        """Whether a node is computed of what the product gives."""
-        first, found, waiting = self.product.node, set[Node](), [node]
+        """Return whether a node depends on the matmul."""
+        first, unvisited, waiting = self.matmul.node, set[Node](), [node]
         while waiting:
             x = waiting.pop()
-            if first < x and x not in self.below and x not in found:
-                found.add(x)
+            if first < x and x not in self.dependents and x not in unvisited:
+                unvisited.add(x)
                 waiting += x.all_input_nodes
-        for x in sorted(found):
-            self.below[x] = any(self.below.get(y, False) for y in x.all_input_nodes)
-        return self.below.get(node, False)
+        for x in sorted(unvisited):
+            self.dependents[x] = any(self.dependents.get(y, False) for y in x.all_input_nodes)
+        return self.dependents.get(node, False)
 
-    # -- what is stored, and what that saves -----------------------------------------------------------------------
+    # -- choosing what to fuse -------------------------------------------------------------------------------------
 
-    def choice(self) -> Choice | None:
-        """The nodes that save the most bytes: those up to some node, without some that nothing else needs. None where
-        nothing is saved."""
-        tried = [self._choose(self.members[:count]) for count in range(len(self.own) + 1, len(self.members) + 1)]
-        best = max(filter(None, tried), key=lambda x: x.saved, default=None)
+    def best_candidate(self) -> FusionCandidate | None:
+        """Return the candidate that saves the most bytes, or None if none saves enough.
+
+        Tries all prefixes of `nodes`, then drops final nodes from the best one as long as that saves more.
+        """
+        prefixes = [self._candidate(self.nodes[:count]) for count in range(len(self.roots) + 1, len(self.nodes) + 1)]
+        best = max(filter(None, prefixes), key=lambda x: x.bytes_saved, default=None)
         while best:
-            last = [x for x in best.members if x not in self.own and set(x.users).isdisjoint(best.members)]
-            fewer = [self._choose([x for x in best.members if x is not end]) for end in last]
-            better = max(filter(None, fewer), key=lambda x: x.saved, default=None)
-            if better is None or better.saved < best.saved:
+            final = [x for x in best.nodes if x not in self.roots and set(x.users).isdisjoint(best.nodes)]
+            smaller = [self._candidate([x for x in best.nodes if x is not dropped]) for dropped in final]
+            better = max(filter(None, smaller), key=lambda x: x.bytes_saved, default=None)
+            if better is None or better.bytes_saved < best.bytes_saved:
                 break
             best = better
         return best
 
-    def _choose(self, members: Sequence[Node]) -> Choice | None:
-        stored, kept = self._results(members)
-        reads = {x for node in members for x in self.epilogue.reads[node]}
-        extremes = (x for x in members if x not in self.own and is_extreme(x))
-        if any(as_stored(x.args[0]) not in stored for x in extremes):
-            return None  # what is compared with it might be computed again, and differ in a bit
-        if not all(map(row_major, stored)):
-            return None  # others may depend on its strides
-        if len(stored) > MOST_RESULTS or len(reads) > MOST_OPERANDS:
+    def _candidate(self, nodes: Sequence[Node]) -> FusionCandidate | None:
+        outputs, recomputed = self._outputs(nodes)
+        inputs = {x for node in nodes for x in self.epilogue.inputs_read[node]}
+        min_max_nodes = (x for x in nodes if x not in self.roots and is_min_or_max(x))
+        if any(strip_views_and_widening(x.args[0]) not in outputs for x in min_max_nodes):
+            return None  # its gradient compares elements with it: recomputed ones might differ in a bit
+        if not all(map(is_row_major, outputs)):
+            return None  # other nodes may depend on the strides
+        if len(outputs) > MAX_RESULTS or len(inputs) > MAX_OPERANDS:
             return None
-        saved = self._before(members, stored) - self._after(members, stored, kept, reads)
-        whole = moved(self.own)
-        if saved * WORTH <= whole:
+        bytes_saved = self._bytes_unfused(nodes, outputs) - self._bytes_fused(nodes, outputs, recomputed, inputs)
+        matmul_bytes = total_bytes(self.roots)
+        if bytes_saved <= matmul_bytes * MIN_SAVED_FRACTION:
             return None
-        beside = moved(reads) + moved(stored) - whole - moved(self.epilogue.reads[self.product.node])
-        spared = self.traffic.spared(set(members) - kept, reads)
-        return Choice(tuple(members), tuple(stored), frozenset(kept), saved, beside, spared)
+        extra_bytes = (
+            total_bytes(inputs)
+            + total_bytes(outputs)
+            - matmul_bytes
+            - total_bytes(self.epilogue.inputs_read[self.matmul.node])
+        )
+        kernels_saved = self.traffic.kernels_saved(set(nodes) - recomputed, inputs)
+        return FusionCandidate(
+            tuple(nodes), tuple(outputs), frozenset(recomputed), bytes_saved, extra_bytes, kernels_saved
+        )
 
-    def _results(self, members: Sequence[Node]) -> tuple[list[Node], set[Node]]:
-        """The members that others need and that are stored, and those that are computed of these again: views and
-        conditions; and casts, unless they have to lie in memory, too."""
-        inside, needed = set(members), set()
-        stored: list[Node] = []
-        kept: set[Node] = set()
-        for node in reversed(members):
-            if value(node) is None or not (node in needed or any(user not in inside for user in node.users)):
+    def _outputs(self, nodes: Sequence[Node]) -> tuple[list[Node], set[Node]]:
+        """Return the nodes that are stored because nodes outside read them, and those recomputed from stored ones.
+
+        Views, conditions, and casts that need not be materialized are recomputed.
+        """
+        inside, needed = set(nodes), set()
+        outputs: list[Node] = []
+        recomputed: set[Node] = set()
+        for node in reversed(nodes):
+            if fake_tensor(node) is None or not (node in needed or any(user not in inside for user in node.users)):
                 continue
-            if node not in self.own and (is_cheap(node) or (is_widening(node) and node not in self.traffic.written)):
-                kept.add(node)
+            if node not in self.roots and (
+                is_view_or_condition(node) or (is_widening(node) and node not in self.traffic.materialized)
+            ):
+                recomputed.add(node)
                 needed.update(inside.intersection(node.all_input_nodes))
             else:
-                stored.insert(0, node)
-        casts = {x for x in stored if is_cast(x) and x.args[0] in stored and x not in self.traffic.written}
-        return [node for node in stored if node not in casts], kept | casts
+                outputs.insert(0, node)
+        casts = {x for x in outputs if is_cast(x) and x.args[0] in outputs and x not in self.traffic.materialized}
+        return [node for node in outputs if node not in casts], recomputed | casts
 
-    def _before(self, members: Sequence[Node], stored: Sequence[Node]) -> int:
-        """The bytes that the product's results and what Inductor makes of the rest move."""
-        count = sum(size(x) * (1 + len(self.traffic.readers[x])) for x in self.own)
-        readers: dict[Node, set[object]] = {}
-        for node in members:
-            for leaf in self.epilogue.reads[node]:
-                readers.setdefault(leaf, set()).update(self._computing(node))
-        count += sum(size(leaf) * len(kernels) for leaf, kernels in readers.items())
-        for x in stored:
-            if x not in self.own and (x in self.traffic.written or kind(x) == "reduction"):
-                later = [level for _, level in self.traffic.readers[x] if level > self.traffic.levels[x]]
-                count += size(x) * (1 + len(later))
-        return count
+    def _bytes_unfused(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
+        """Return the bytes that the matmul's results and Inductor's kernels for the other nodes move."""
+        total = sum(size_bytes(x) * (1 + len(self.traffic.reading_kernels[x])) for x in self.roots)
+        kernels_by_input: dict[Node, set[object]] = {}
+        for node in nodes:
+            for input_ in self.epilogue.inputs_read[node]:
+                kernels_by_input.setdefault(input_, set()).update(self._kernels_computing(node))
+        total += sum(size_bytes(input_) * len(kernels) for input_, kernels in kernels_by_input.items())
+        for x in outputs:
+            if x not in self.roots and (x in self.traffic.materialized or node_kind(x) == "reduction"):
+                later_levels = [level for _, level in self.traffic.reading_kernels[x] if level > self.traffic.levels[x]]
+                total += size_bytes(x) * (1 + len(later_levels))
+        return total
 
-    def _computing(self, node: Node) -> frozenset[object]:
-        if node in self.own:
-            return frozenset({"product"})
-        if kind(node) == "reduction":
-            return frozenset({(reduces(node), self.traffic.levels[node])})
-        return frozenset(self.traffic.computing(node))
+    def _kernels_computing(self, node: Node) -> frozenset[object]:
+        if node in self.roots:
+            return frozenset({"matmul"})
+        if node_kind(node) == "reduction":
+            return frozenset({(reduction_kind(node), self.traffic.levels[node])})
+        return frozenset(self.traffic.kernels_computing(node))
 
-    def _after(self, members: Sequence[Node], stored: Sequence[Node], kept: set[Node], reads: set[Node]) -> int:
-        inside = set(members)
+    def _bytes_fused(
+        self, nodes: Sequence[Node], outputs: Sequence[Node], recomputed: set[Node], inputs: set[Node]
+    ) -> int:
+        """Return the bytes that the fused operator moves, and other kernels that read its outputs."""
+        inside = set(nodes)
 
-        def outside(node: Node) -> set[object]:
-            found: set[object] = set()
+        def outside_kernels(node: Node) -> set[object]:
+            kernels: set[object] = set()
             for user in node.users:
-                found |= outside(user) if user in kept else set()
-                found |= set(self.traffic.kernels(node, [user])) if user not in inside else set()
-            return found
+                kernels |= outside_kernels(user) if user in recomputed else set()
+                kernels |= set(self.traffic.kernels_reading(node, [user])) if user not in inside else set()
+            return kernels
 
-        count = sum(size(x) * (1 if self.traffic.lies(x) else 2) for x in reads)
-        return count + sum(size(x) * (1 + len(outside(x))) for x in stored)
+        total = sum(size_bytes(x) * (1 if self.traffic.is_materialized(x) else 2) for x in inputs)
+        return total + sum(size_bytes(x) * (1 + len(outside_kernels(x))) for x in outputs)
 
 
-def is_cheap(node: Node) -> bool:
-    """Whether a value is no result of an operator: a view, or a condition."""
-    return kind(node) == "view" or not dtype(node).is_floating_point
+def is_view_or_condition(node: Node) -> bool:
+    """Return whether a node is a view or not floating point: such values are not results of an operator."""
+    return node_kind(node) == "view" or not dtype(node).is_floating_point
 
 
 def is_cast(node: Node) -> bool:
-    """Whether it changes the dtype of a value alone."""
-    return name(node) == "convert_element_type"
+    """Return whether a node only changes the dtype of a value."""
+    return op_name(node) == "convert_element_type"

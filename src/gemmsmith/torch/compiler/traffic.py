@@ -1,9 +1,9 @@
-"""Which kernels Inductor would make of a graph, so that the bytes that they move can be counted.
+"""A model of the kernels that Inductor would make of a graph, and of the bytes that they move.
 
-A model: between products and other opaque nodes, the pointwise nodes and the reductions of rows that follow one another
-are one kernel, which reads each tensor once; reductions of columns are another, and so are those of everything. A
-pointwise value is computed again wherever it is read, unless an opaque node reads it, or kernels of several levels do
-and it takes more tensors than MOST_READS.
+Approximates Inductor's scheduler: between matmuls and other opaque nodes, chains of pointwise ops and row reductions
+form one kernel, which reads each of its inputs once. Column reductions form another kernel, and full reductions a
+third. A pointwise value is recomputed by each kernel that reads it, unless an opaque node reads it, or kernels of
+several levels read it and computing it takes more than MAX_READS tensors.
 """
 
 from __future__ import annotations
@@ -14,139 +14,151 @@ from typing import TypeVar
 
 import torch
 
-from gemmsmith.torch.compiler.nodes import Node, kind, mutates, shape, size
+from gemmsmith.torch.compiler.nodes import Node, is_mutating, node_kind, shape, size_bytes
 
 T = TypeVar("T")
 Kernel = tuple[str, int]
-"""What it does ("rows", "columns", "all"), and its level: how many opaque nodes come before it, one after the other."""
-MOST_READS = 4
-"""As torch._inductor.config.realize_reads_threshold."""
+"""What a kernel reduces over ("rows" also for pointwise kernels, "columns", "all"), and its level: the most
+opaque nodes on a path from an input to it."""
+MAX_READS = 4
+"""Tensors from which a value that several levels read may be recomputed, at most. Source: Inductor's default of
+torch._inductor.config.realize_reads_threshold."""
 
 
-COMPUTED = ("pointwise", "view", "move")
-"""Kinds of nodes that are computed again where they are read."""
-WORK = ("pointwise", "reduction", "lookup")
-"""Kinds of nodes that kernels compute."""
+RECOMPUTED_KINDS = ("pointwise", "view", "strided_view")
+"""Kinds of nodes that are recomputed where they are read, unless they are materialized."""
+KERNEL_KINDS = ("pointwise", "reduction", "gather")
+"""Kinds of nodes that take a kernel to compute."""
 
 
-class Traffic:
-    """Of a graph. `update` keeps it right when the graph is changed."""
+class InductorTraffic:
+    """The kernels that Inductor would make of `graph`. Call `update` after the graph has changed."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.levels: dict[Node, int] = {}
         self.sources: dict[Node, frozenset[Node]] = {}
-        """What lies in memory and a node is computed of, up to one more than MOST_READS."""
-        self.readers: dict[Node, frozenset[Kernel]] = {}
-        """The kernels that read a node."""
-        self.needed: dict[Node, bool] = {}
-        """Whether a node is opaque, or an opaque node reads it or a view of it."""
-        self.written: set[Node] = set()
-        """The nodes that lie in memory."""
+        """Nodes to the materialized nodes that they are computed from, at most MAX_READS + 1."""
+        self.reading_kernels: dict[Node, frozenset[Kernel]] = {}
+        """Nodes to the kernels that read them."""
+        self.must_materialize: dict[Node, bool] = {}
+        """Nodes to whether they are opaque, or an opaque node reads them or a view of them."""
+        self.materialized: set[Node] = set()
+        """The nodes that are stored in memory (Inductor: realized)."""
         self.work: dict[Kernel, set[Node]] = defaultdict(set)
-        """The nodes that kernels store or reduce."""
-        self.mutations = [node for node in graph.nodes if mutates(node)]
+        """Kernels to the nodes that they store or reduce."""
+        self.mutations = [node for node in graph.nodes if is_mutating(node)]
         self.update(graph.nodes)
 
     def update(self, nodes: Iterable[Node]) -> None:
-        """After some nodes have been made, or have other users."""
-        found = {*nodes}
-        found |= _settle(sorted(found, reverse=True), self._need, lambda node: node.all_input_nodes)
-        found |= _settle(sorted(found), self._source, lambda node: node.users)
-        _settle(sorted(found, reverse=True), self._read, lambda node: node.all_input_nodes)
+        """Update the model after `nodes` have been inserted, or have changed their users."""
+        changed = {*nodes}
+        changed |= _run_to_fixpoint(
+            sorted(changed, reverse=True), self._update_must_materialize, lambda node: node.all_input_nodes
+        )
+        changed |= _run_to_fixpoint(sorted(changed), self._update_sources, lambda node: node.users)
+        _run_to_fixpoint(sorted(changed, reverse=True), self._update_readers, lambda node: node.all_input_nodes)
 
-    # Each of these three computes something about a node, and returns whether it has changed.
+    # The next three recompute a property of a node and return whether it has changed.
 
-    def _need(self, node: Node) -> bool:
-        views = (user for user in node.users if kind(user) in ("view", "move"))
-        opaque = kind(node) == "opaque" or any(kind(user) == "opaque" for user in node.users)
-        return _put(self.needed, node, opaque or any(self.needed[user] for user in views))
+    def _update_must_materialize(self, node: Node) -> bool:
+        views = (user for user in node.users if node_kind(user) in ("view", "strided_view"))
+        opaque = node_kind(node) == "opaque" or any(node_kind(user) == "opaque" for user in node.users)
+        return _update(self.must_materialize, node, opaque or any(self.must_materialize[user] for user in views))
 
-    def _source(self, node: Node) -> bool:
-        """A level stays what it was at first: a product with an epilogue runs where the last of its nodes did."""
-        before = max((self.levels[x] for x in node.all_input_nodes), default=0)
-        self.levels.setdefault(node, before + (kind(node) == "opaque"))
-        found = {node}
-        if kind(node) in COMPUTED and not self.needed[node]:
-            found = {leaf for x in node.all_input_nodes for leaf in self.sources[x]}
-        return _put(self.sources, node, frozenset(list(found)[: MOST_READS + 1]))
+    def _update_sources(self, node: Node) -> bool:
+        # The level is set once: a fused matmul runs where the last of its nodes did.
+        level = max((self.levels[x] for x in node.all_input_nodes), default=0)
+        self.levels.setdefault(node, level + (node_kind(node) == "opaque"))
+        sources = {node}
+        if node_kind(node) in RECOMPUTED_KINDS and not self.must_materialize[node]:
+            sources = {leaf for x in node.all_input_nodes for leaf in self.sources[x]}
+        return _update(self.sources, node, frozenset(list(sources)[: MAX_READS + 1]))
 
-    def _read(self, node: Node) -> bool:
-        readers = self.kernels(node, node.users)
-        later = any(level > self.levels[node] for _, level in readers)
-        written = self.needed[node] or (later and len(self.sources[node]) > MOST_READS)
-        changed = written != (node in self.written)
-        (self.written.add if written else self.written.discard)(node)
-        if kind(node) in WORK:
-            works = written or kind(node) == "reduction"
-            (self.work[self.kernel(node)].add if works else self.work[self.kernel(node)].discard)(node)
-        return _put(self.readers, node, readers) or changed
+    def _update_readers(self, node: Node) -> bool:
+        readers = self.kernels_reading(node, node.users)
+        read_later = any(level > self.levels[node] for _, level in readers)
+        is_materialized = self.must_materialize[node] or (read_later and len(self.sources[node]) > MAX_READS)
+        changed = is_materialized != (node in self.materialized)
+        (self.materialized.add if is_materialized else self.materialized.discard)(node)
+        if node_kind(node) in KERNEL_KINDS:
+            stores_or_reduces = is_materialized or node_kind(node) == "reduction"
+            (self.work[self.kernel(node)].add if stores_or_reduces else self.work[self.kernel(node)].discard)(node)
+        return _update(self.reading_kernels, node, readers) or changed
 
     def kernel(self, node: Node) -> Kernel:
-        """The kernel that stores a pointwise node, or reduces."""
-        return reduces(node) if kind(node) == "reduction" else "rows", self.levels[node]
+        """Return the kernel that stores a pointwise node, or computes a reduction."""
+        return reduction_kind(node) if node_kind(node) == "reduction" else "rows", self.levels[node]
 
-    def spared(self, nodes: Collection[Node], stored: Iterable[Node]) -> int:
-        """How many kernels fewer there are where nothing computes some nodes, and others have to be stored."""
+    def kernels_saved(self, nodes: Collection[Node], materialized: Iterable[Node]) -> int:
+        """Return how many kernels fewer run if `nodes` need not be computed, but `materialized` have to be stored."""
 
-        def needed(kernel: Kernel) -> bool:
+        def is_needed(kernel: Kernel) -> bool:
             return any(x.users and x not in nodes for x in self.work[kernel])
 
-        known = {self.kernel(x) for x in nodes if kind(x) in WORK and x in self.work[self.kernel(x)]}
-        more = {self.kernel(x) for x in stored if kind(x) in WORK and x not in self.written}
-        return sum(not needed(kernel) for kernel in known) - sum(not needed(kernel) for kernel in more)
+        current = {self.kernel(x) for x in nodes if node_kind(x) in KERNEL_KINDS and x in self.work[self.kernel(x)]}
+        added = {self.kernel(x) for x in materialized if node_kind(x) in KERNEL_KINDS and x not in self.materialized}
+        return sum(not is_needed(kernel) for kernel in current) - sum(not is_needed(kernel) for kernel in added)
 
-    def kernels(self, node: Node, users: Collection[Node]) -> frozenset[Kernel]:
-        """The kernels that read a node for some of its users."""
-        found: set[Kernel] = set()
+    def kernels_reading(self, node: Node, users: Collection[Node]) -> frozenset[Kernel]:
+        """Return the kernels that read a node for the given users."""
+        kernels: set[Kernel] = set()
         for user in users:
-            match kind(user):
-                case "view" | "move":
-                    found |= self.readers[user]
+            match node_kind(user):
+                case "view" | "strided_view":
+                    kernels |= self.reading_kernels[user]
                 case "reduction":
-                    found.add((reduces(user), self.levels[user]))
+                    kernels.add((reduction_kind(user), self.levels[user]))
                 case "pointwise":
-                    found |= self.computing(user)
-        return frozenset(found)
+                    kernels |= self.kernels_computing(user)
+        return frozenset(kernels)
 
-    def computing(self, node: Node) -> frozenset[Kernel]:
-        """The kernels that compute a pointwise node: those that read it, or, if it is written, those of its level."""
-        if node not in self.written:
-            return self.readers[node]
-        found = {kernel for kernel in self.readers[node] if kernel[1] == self.levels[node]}
-        return frozenset(found | {("rows", self.levels[node])})
+    def kernels_computing(self, node: Node) -> frozenset[Kernel]:
+        """Return the kernels that compute a pointwise node.
 
-    def lies(self, node: Node) -> bool:
-        """Whether a node, or that of which it is a view, is in memory."""
-        while kind(node) in ("view", "move") and node not in self.written:
+        These are the kernels that read it, or those of its level if it is materialized.
+        """
+        if node not in self.materialized:
+            return self.reading_kernels[node]
+        kernels = {kernel for kernel in self.reading_kernels[node] if kernel[1] == self.levels[node]}
+        return frozenset(kernels | {("rows", self.levels[node])})
+
+    def is_materialized(self, node: Node) -> bool:
+        """Return whether a node, or the node it is a view of, is materialized."""
+        while node_kind(node) in ("view", "strided_view") and node not in self.materialized:
             node = node.args[0]
-        return node in self.written
+        return node in self.materialized
 
 
-def _settle(starts: list[Node], rule: Callable[[Node], bool], onward: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """Applies a rule to nodes, and onward from those where it says that something has changed, which are returned."""
-    waiting, changed = deque(starts), set[Node]()
-    pending = set(starts)
+def _run_to_fixpoint(
+    nodes: list[Node], rule: Callable[[Node], bool], successors: Callable[[Node], Iterable[Node]]
+) -> set[Node]:
+    """Apply `rule` to nodes, and to the `successors` of those for which it returns True, until nothing changes.
+
+    Returns the nodes for which `rule` returned True.
+    """
+    waiting, changed = deque(nodes), set[Node]()
+    pending = set(nodes)
     while waiting:
         node = waiting.popleft()
         pending.remove(node)
         if rule(node):
             changed.add(node)
-            more = [x for x in onward(node) if x not in pending]
-            waiting.extend(more)
-            pending.update(more)
+            added = [x for x in successors(node) if x not in pending]
+            waiting.extend(added)
+            pending.update(added)
     return changed
 
 
-def _put(known: dict[Node, T], node: Node, found: T) -> bool:
-    """Whether what is found of a node is new; it is known then."""
-    if node in known and known[node] == found:
+def _update(values: dict[Node, T], node: Node, value: T) -> bool:
+    """Store a node's value and return whether it differs from the stored one."""
+    if node in values and values[node] == value:
         return False
-    known[node] = found
+    values[node] = value
     return True
 
 
-def reduces(node: Node) -> str:
-    """What a reduction's kernel does."""
+def reduction_kind(node: Node) -> str:
+    """Return what a reduction node reduces over: "rows" (the last dimension), "all" or "columns"."""
     rank = len(shape(node.args[0]))
     dims = node.args[1] if len(node.args) > 1 else None
     dims = range(rank) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
@@ -154,6 +166,6 @@ def reduces(node: Node) -> str:
     return "all" if len(reduced) == rank else "rows" if reduced == {rank - 1} else "columns"
 
 
-def moved(nodes: Iterable[Node]) -> int:
-    """The bytes of some nodes together."""
-    return sum(size(node) for node in nodes)
+def total_bytes(nodes: Iterable[Node]) -> int:
+    """Return the size of nodes in bytes, added up."""
+    return sum(size_bytes(node) for node in nodes)

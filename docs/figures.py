@@ -1,0 +1,349 @@
+"""The tables of speed in README.md and docs/performance.md, computed from the files in benchmarks/results.
+
+A row is used only while gemmsmith still chooses the config that was measured (`is_current`). `docs/generate.py` writes
+the tables into the pages; tests/test_docs.py compares them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import gemmsmith
+from gemmsmith import Spec
+from gemmsmith.tuning import gpus
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+Row = dict[str, Any]
+
+FORMER = {
+    "warp_specialized": "cooperative",
+    "lockstep": "sync_clusters",
+    "swapped": "swap_ab",
+    "reuse": "alias_epilogue",
+}
+"""Words of configs in old files -> today's."""
+DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+MIN_CURRENT = 0.9
+"""A geometric mean is shown if at least this fraction of its file's rows has the config that is chosen today."""
+
+
+def load(name: str) -> dict[str, Any]:
+    """Return a results file."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+@contextmanager
+def choosing_for(gpu: Any) -> Iterator[None]:
+    """Let gemmsmith choose configs for `gpu`, whatever this machine has, and without configs that its user tuned."""
+    with mock.patch.object(gpus, "gpu_at", return_value=gpu):
+        yield
+
+
+def stand_in(rows: int, columns: int, layout: str, dtype: str, batch: int = 1) -> Spec:
+    """Return an operand that is row-major ("n") or column-major ("t")."""
+    strides = (columns, 1) if layout == "n" else (1, rows)
+    if batch == 1:
+        return Spec((rows, columns), dtype, strides)
+    return Spec((batch, rows, columns), dtype, (rows * columns, *strides))
+
+
+def plain(r: Row) -> gemmsmith.Plan:
+    """Plan a GEMM without an epilogue, as benchmarks/dense.py and benchmarks/kinds.py have it."""
+    kind, batch = r.get("kind", "bf16"), r.get("batch", 1)
+    dtype = {"tf32": "fp32", "fp8_fast": "fp8_e4m3", "fp8_rows": "fp8_e4m3"}.get(
+        kind, DTYPES.get(r.get("dtype"), "bf16")
+    )
+    options: dict[str, Any] = {"precision": "tf32"} if kind == "tf32" else {}
+    if dtype == "fp8_e4m3":
+        shapes: Any = ((r["m"], 1), (1, r["n"])) if kind == "fp8_rows" else ((), ())
+        options = {"accumulate": "fast", "out_dtype": "bf16"}
+        options |= {name: Spec(x, "fp32") for name, x in zip(("scale_a", "scale_b"), shapes, strict=True)}
+    layout = r.get("layout", "nt")
+    a = stand_in(r["m"], r["k"], layout[0], dtype, batch)
+    return gemmsmith.plan(a, stand_in(r["k"], r["n"], layout[1], dtype, batch), **options)
+
+
+def block_scaled(r: Row) -> gemmsmith.Plan:
+    """Plan an FP8 GEMM with block scales, as benchmarks/fp8.py has it."""
+    m, n, k = r["m"], r["n"], r["k"]
+    blocks, wide = -(-k // 128), -(-n // 128)
+    a, b = stand_in(m, k, "n", "fp8_e4m3"), stand_in(k, n, "t", "fp8_e4m3")
+    scale_a = Spec((m, blocks), "fp32", (1, -(-m // 4) * 4))
+    scale_b = Spec((blocks, wide), "fp32", (1, -(-blocks // 4) * 4))
+    return gemmsmith.plan(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype="bf16")
+
+
+def _bias_gelu(acc: Any, bias: Any) -> Any:
+    return (acc + bias).gelu(approximate="tanh")
+
+
+def _bias_residual(acc: Any, bias: Any, residual: Any) -> Any:
+    return acc + bias + residual
+
+
+def _swiglu(acc: Any) -> Any:
+    gate, up = gemmsmith.deinterleave(acc)
+    return gate.silu() * up
+
+
+def _bias_relu_rows(acc: Any, bias: Any) -> Any:
+    x = (acc + bias).relu()
+    return x, x.sum(-1)
+
+
+EPILOGUES: dict[str, tuple[str, Callable[..., Any], tuple[str, ...]]] = {
+    "bias_gelu": ("bias, gelu (tanh)", _bias_gelu, ("bias",)),
+    "bias_residual": ("bias, residual", _bias_residual, ("bias", "residual")),
+    "swiglu": ("SwiGLU", _swiglu, ()),
+    "bias_relu_rows": ("bias, relu, row sums", _bias_relu_rows, ("bias",)),
+}
+
+
+def fused(r: Row) -> gemmsmith.Plan:
+    """Plan a GEMM with an epilogue, as benchmarks/epilogues.py has it."""
+    m, n, k = r["m"], r["n"], r["k"]
+    _, epilogue, names = EPILOGUES[r["epilogue"]]
+    operands = {name: Spec({"bias": (n,), "residual": (m, n)}[name], "bf16") for name in names}
+    return gemmsmith.plan(
+        stand_in(m, k, "n", "bf16"), stand_in(k, n, "t", "bf16"), epilogue=epilogue, operands=operands
+    )
+
+
+def is_current(r: Row, planned: Callable[[Row], gemmsmith.Plan]) -> bool:
+    """Return whether gemmsmith still chooses the config that the row was measured with."""
+    measured = re.sub(r"\w+", lambda word: FORMER.get(word.group(), word.group()), r["config"])
+    return measured == str(planned(r).config)
+
+
+@cache
+def current(name: str, planned: Callable[[Row], gemmsmith.Plan] = plain) -> list[Row]:
+    """Return a file's rows whose config is still chosen, for the GPU that they were measured on."""
+    with choosing_for(gpus.H100 if name.endswith("h100") else gpus.H200):
+        return [r for r in load(name)["rows"] if is_current(r, planned)]
+
+
+def mostly_current(name: str, planned: Callable[[Row], gemmsmith.Plan] = plain) -> list[Row]:
+    """Return a file's current rows if they are enough for a mean."""
+    rows, count = current(name, planned), len(load(name)["rows"])
+    assert len(rows) >= MIN_CURRENT * count, f"{name}: only {len(rows)} of {count} rows are current: withdraw its table"
+    return rows
+
+
+def means(rows: Iterable[Row], *ratios: str) -> str:
+    """Return two cells per ratio: its geometric mean and its minimum; empty ones where no row has it."""
+    cells = []
+    for ratio in ratios:
+        values = [r[ratio] for r in rows if ratio in r]
+        cells += [f"{statistics.geometric_mean(values):.3f}", f"{min(values):.3f}"] if values else ["", ""]
+    return " | ".join(cells)
+
+
+def table(header: str, rows: Iterable[str]) -> str:
+    """Return a Markdown table of its header's cells and its rows' cells."""
+    return "\n".join((f"| {header} |", "| --- " * (header.count("|") + 1) + "|", *(f"| {row} |" for row in rows)))
+
+
+def source(name: str, used: int | None = None) -> str:
+    """Return the line below a table: its file, GPU, versions, commit, and how many rows are left out."""
+    from docs.results import FILES
+
+    file, commit = load(name), FILES[name][1]
+    machine, count = file["machine"], len(file["rows"])
+    gpu = machine["gpu"].removeprefix("NVIDIA ").removesuffix(" 80GB HBM3")
+    torch = machine["torch"].split("+")[0]
+    left_out = "" if used in (None, count) else f" {used} of {count} rows; the config of the others has changed since."
+    return (
+        f"*{gpu}, CUDA {machine['cuda']}, torch {torch}, commit {commit}, "
+        f"[rows](../benchmarks/results/{name}.json).{left_out}*"
+    )
+
+
+def shape(r: Row) -> str:
+    return f"{r['m']} x {r['n']} x {r['k']}"
+
+
+RATIOS = "torch.mm: mean | minimum | cuBLASLt: mean | minimum"
+
+
+def suite() -> str:
+    rows = mostly_current("dense-suite-h200")
+    cubes = [r for r in rows if r["m"] == r["n"] == r["k"]]
+    classes = {f"M = {m}": [r for r in rows if r["m"] == m and r not in cubes]
+               for m in (1, 16, 64, 128, 256, 512, 2048, 4096, 8192)}  # fmt: skip
+    classes |= {"cubes, M = N = K from 256 to 16384": cubes, "all": rows}
+    assert sum(map(len, classes.values())) == 2 * len(rows)
+    cells = (f"{title} | {len(x)} | {means(x, 'ratio', 'lt_ratio')}" for title, x in classes.items())
+    return table(f"bf16, layout nt | GEMMs | {RATIOS}", cells) + "\n\n" + source("dense-suite-h200", len(rows))
+
+
+KINDS = {"bmm": "bf16, batched", "fp8_fast": "fp8, one scale, fast", "fp8_rows": "fp8, row and column scales, fast",
+         "tf32": "TF32"}  # fmt: skip
+
+
+def layouts() -> str:
+    layers, kinds = mostly_current("layers-h100"), mostly_current("kinds-h100")
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for r in layers:
+        groups.setdefault((f"bf16, {r['role']}", r["layout"]), []).append(r)
+    for r in kinds:
+        groups.setdefault((KINDS[r["kind"]], r["layout"]), []).append(r)
+    cells = (f"{title} | {layout} | {len(x)} | {means(x, 'torch_ratio', 'lt_ratio')}"
+             for (title, layout), x in sorted(groups.items()))  # fmt: skip
+    return "\n\n".join((
+        table(f"GEMM | layout | count | {RATIOS.replace('.mm', '')}", cells),
+        "bf16: " + source("layers-h100", len(layers)), "The others: " + source("kinds-h100", len(kinds)),
+    ))  # fmt: skip
+
+
+def measured_fused() -> list[Row]:
+    """Return the rows of fused GEMMs; those of the plain GEMM beside them have to be current, too."""
+    rows = current("epilogues-h200", fused)
+    with choosing_for(gpus.H200):
+        return [r for r in rows if is_current({**r, "config": r["bare_config"]}, plain)]
+
+
+def over_compile(r: Row) -> float:
+    """Return the time of the faster mode of torch.compile over the fused kernel's."""
+    return min(r[x] for x in ("over_compile", "over_max_autotune") if x in r)
+
+
+def epilogues() -> str:
+    rows = measured_fused()
+    cells = (
+        f"{shape(r)} | {EPILOGUES[r['epilogue']][0]} | {r['us']:.1f} | {r['cost']:.2f} | {r['over_eager']:.2f} | "
+        f"{over_compile(r):.2f}"
+        for r in rows
+    )
+    header = "M x N x K | epilogue | us | over the plain GEMM | torch eager | torch.compile"
+    cost = f"Fusing costs at most {max(r['cost'] for r in rows) - 1:.0%} of the plain GEMM's time here.".replace(
+        "%", " %"
+    )
+    return "\n\n".join((table(header, cells), source("epilogues-h200", len(rows)), cost))
+
+
+FP8_RATIOS = ("torch_ratio", "lt_ratio", "deepgemm_ratio")
+
+
+def fp8() -> str:
+    rows = mostly_current("fp8-h200", block_scaled)
+    classes = {"M = 1": (1, 1), "M = 16": (16, 16), "M = 64": (64, 64), "M = 128": (128, 128),
+               "M = 256 to 1024": (256, 1024), "M = 4096, 8192": (4096, 8192), "all": (1, 8192)}  # fmt: skip
+    members = {title: [r for r in rows if low <= r["m"] <= high] for title, (low, high) in classes.items()}
+    cells = (f"{title} | {len(x)} | {means(x, *FP8_RATIOS)}" for title, x in members.items())
+    header = "e4m3, block scales | GEMMs | torch: mean | minimum | cuBLASLt: mean | minimum | DeepGEMM: mean | minimum"
+    return table(header, cells) + "\n\n" + source("fp8-h200", len(rows))
+
+
+def fp8_losses() -> str:
+    rows = [r for r in current("fp8-h200", block_scaled) if round(min(r.get(x, 1) for x in FP8_RATIOS), 3) < 0.99]
+    return table(
+        "M x N x K | us | torch | cuBLASLt | DeepGEMM",
+        (f"{shape(r)} | {r['us']:#.4g} | " + " | ".join(f"{r[x]:.3f}" for x in FP8_RATIOS) for r in rows),
+    )
+
+
+def half() -> str:
+    rows = current("dense-half-h200")
+    ratio, saved = (statistics.geometric_mean(x) for x in ([r["ratio"] for r in rows],
+                                                           [r["half_us"] / r["us"] for r in rows]))  # fmt: skip
+    return (
+        f"fp16, {len(rows)} large GEMMs: torch.mm takes {ratio:.3f} of gemmsmith's time; fp16 accumulation takes "
+        f"{saved:.2f} of the time of fp32 accumulation.\n\n" + source("dense-half-h200")
+    )
+
+
+CALLS = {
+    "`gemm(a, b)`": ("gemm", "torch.mm"),
+    "`gemm(a, b, out=d)`": ("gemm(out=)", "torch.mm(out=)"),
+    "`gemm` with bias and relu; torch: two calls": ("gemm(epilogue=)", "torch.addmm, relu"),
+    "the same with `out=`": ("gemm(epilogue=, out=)", "torch.addmm(out=), relu_"),
+    "`Plan.run`": ("plan.run", ""),
+    "the callable that `Plan.prepare` returns": ("plan.prepare(...)()", ""),
+}
+
+
+def host() -> str:
+    us = {r["call"]: f"{r['us']:.1f}" for r in load("launch-h200")["rows"]} | {"": ""}
+    cells = (f"{title} | {us[ours]} | {us[torch]}" for title, (ours, torch) in CALLS.items())
+    return table("call | gemmsmith, us | torch, us", cells) + "\n\n" + source("launch-h200")
+
+
+def ceilings() -> str:
+    rows = current("dense-suite-h200")
+    loops = {r["loop"]: r["loop_tflops"] for r in load("ladder-h200")["rows"]}
+    fastest = max(rows, key=lambda r: r["tflops"])
+    read = max(rows, key=lambda r: r["n"] * r["k"] / r["us"] if r["m"] == 1 else 0)
+    bandwidth = 2 * read["n"] * read["k"] / read["us"] / 1e6  # of B alone
+    return "\n\n".join((
+        table("resource of an H200 | ceiling | measured as", (
+            f"tensor cores, bf16 wgmma | {loops['wgmma_bf16']:.0f} TFLOP/s | wgmma alone, without loads",
+            f"bf16 GEMM at the power limit | {fastest['tflops']:.0f} TFLOP/s | the fastest GEMM, {shape(fastest)}",
+            f"DRAM, read | {bandwidth:.2f} TB/s | the fastest GEMM with one row, {shape(read)}",
+        )),
+        "Loop: " + source("ladder-h200"), "GEMMs: " + source("dense-suite-h200"),
+    ))  # fmt: skip
+
+
+def dropped() -> str:
+    rows = [r for name in ("layers-h100", "kinds-h100") for r in load(name)["rows"]
+            if r not in current(name) and r.get("torch_ratio", 1) < 0.95]  # fmt: skip
+    kinds = {"bf16": "bf16", **KINDS}
+    return table(
+        "GEMM | layout | M x N x K | torch",
+        (f"{kinds[r['kind']]} | {r['layout']} | {shape(r)} | {r['torch_ratio']:.3f}" for r in rows),
+    )
+
+
+WITHDRAWN = {
+    "dense-unseen-h200": ("200 GEMMs of layers that are not in the table of tuned configs", plain),
+    "dense-ragged-h200": ("40 GEMMs of random sizes", plain),
+    "fp8-unseen-h200": ("24 FP8 GEMMs that are not in the table", block_scaled),
+    "dense-layouts-h200": ("4096 x 4096 x 4096 in four layouts", plain),
+}
+
+
+def withdrawn() -> str:
+    cells = (
+        f"{what} | {len(current(name, planned))} of {len(load(name)['rows'])} | "
+        f"[{name}](../benchmarks/results/{name}.json)"
+        for name, (what, planned) in WITHDRAWN.items()
+    )
+    return table("what was measured | rows whose config is still chosen | file", cells)
+
+
+def headline() -> str:
+    dense, fp8_rows = mostly_current("dense-suite-h200"), mostly_current("fp8-h200", block_scaled)
+    fused_rows = [{"ratio": over_compile(r)} for r in measured_fused()]
+    shown = (
+        f"bf16 | {len(dense)} | torch.mm (cuBLAS) | {means(dense, 'ratio')}",
+        f"bf16 with epilogue | {len(fused_rows)} | torch.compile | {means(fused_rows, 'ratio')}",
+        f"FP8, block scales | {len(fp8_rows)} | DeepGEMM | {means(fp8_rows, 'deepgemm_ratio')}",
+    )
+    return table("GEMM | count | compared with | speedup, geometric mean | minimum", shown)
+
+
+def losses() -> str:
+    layers = [r for r in current("layers-h100") if r["torch_ratio"] < 0.95]
+    worst = min(layers, key=lambda r: r["torch_ratio"])
+    fp8_worst = min((r for r in current("fp8-h200", block_scaled)), key=lambda r: r.get("deepgemm_ratio", 9))
+    tf32 = min((r for r in current("kinds-h100") if r["kind"] == "tf32"), key=lambda r: r["lt_ratio"])
+    return "\n".join(textwrap.wrap(
+        f"It loses on some shapes: down to {worst['torch_ratio']:.2f} of torch.mm's speed on an untuned shape "
+        f"({shape(worst)}, H100), {fp8_worst['deepgemm_ratio']:.2f} of DeepGEMM's ({shape(fp8_worst)}, H200), and "
+        f"{tf32['lt_ratio']:.2f} of cuBLASLt's in TF32 (H100).", 120
+    ))  # fmt: skip
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    f.__name__: f
+    for f in (headline, losses, suite, layouts, dropped, half, epilogues, fp8, fp8_losses, host, ceilings, withdrawn)
+}

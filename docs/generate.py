@@ -1,0 +1,261 @@
+"""Writes what the pages take from the code and from measured rows; tests/test_docs.py checks that nothing is stale.
+
+    python docs/generate.py
+
+Whole pages: docs/reference/operations.md, docs/reference/cli.md, benchmarks/results/README.md. Blocks between
+`<!-- generated: NAME -->` and `<!-- end -->` in the pages of PAGES: the tables of docs/figures.py, the lines of CUDA in
+README.md, excerpts of the source. In docs/ladder.md the excerpts after "From [file]";
+in the notebook the output of a command.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+import re
+import shlex
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from click.testing import CliRunner
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from docs import figures, results  # noqa: E402
+
+from gemmsmith import Spec, plan  # noqa: E402
+from gemmsmith.cli import main  # noqa: E402
+from gemmsmith.epilogue.frontend import op_table  # noqa: E402
+from gemmsmith.epilogue.functions import FUNCTIONS  # noqa: E402
+
+PAGES = ("README.md", "docs/performance.md", "docs/internals/kernel-language.md", "docs/internals/extending.md")
+BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(?=<!-- end -->)", re.DOTALL)
+
+OPERATIONS = """\
+# Operations of epilogues
+
+What an epilogue may call: look a function up by the name that torch, numpy or math has for it. A function and a method
+of the same name are the same operation (`torch.relu(x)`, `x.relu()`); arguments are torch's. Operators work, too:
+`+ - * / ** < <= > >= == != & | ~ ^`, `abs(x)` and `round(x)`. Everything is computed in fp32. This page is generated
+from `epilogue/functions.py` and `epilogue/frontend/op_table.py` by `python docs/generate.py`.
+
+## Elementwise functions
+
+*Default*: within 2^-18 of the exact value, relative. *Approximate*: a cheaper form, within 2^-11, which is taken when
+every result that depends on it is stored in bf16 or fp8. *Exact*: CUDA's math library and IEEE division, with
+`fast_math=False`; where the column is empty, the default is already exact to that degree. *Gradient*: it can be
+differentiated by `gemmsmith.torch`; for the others the derivative is zero.
+
+| operation | arguments | names | approximate | exact | gradient |
+| --- | --- | --- | --- | --- | --- |
+{elementwise}
+
+## Functions that are composed of these
+
+{composed}
+
+## Reductions
+
+`dim` is -1 (columns), -2 (rows), 0 (the batch), a tuple of these, or None (everything).
+
+{reductions}
+
+## Functions of gemmsmith
+
+| function | what it computes | limits |
+| --- | --- | --- |
+| `gemmsmith.quantize(x, "1x128")` | fp8 values, one scale per row and 128 columns | multiples of 16 up to 256 |
+| `gemmsmith.top_k_softmax(x, k)` | softmax over the k largest of a row, 0 elsewhere | at most 256 columns |
+| `gemmsmith.deinterleave(acc)` | gate and up of columns interleaved in groups of 8 | |
+
+## What is not supported, and what to write instead
+
+| functions | use instead |
+| --- | --- |
+{unsupported}
+"""
+
+CLI = """\
+# Command line
+
+Look up a command's options here, or with `gemmsmith COMMAND --help`. `gemmsmith run` prints the problem, the config,
+the error against float64, registers and spills, and where it wrote the CUDA file and the timeline. Errors are one line
+on stderr; with `--json`, one object on stdout. This page is generated from the commands by `python docs/generate.py`.
+
+| command | what it does |
+| --- | --- |
+{commands}
+"""
+
+
+def _names(op: str) -> list[str]:
+    """Return the names of torch, numpy and math for an entry of the table of operations."""
+    return [op, *op_table._OP_ALIASES.get(op, "").split()]
+
+
+def _code(names: list[str]) -> str:
+    return ", ".join(f"`{x}`" for x in names)
+
+
+def operations() -> str:
+    """Return docs/reference/operations.md."""
+    canonical = [op for op in op_table.OPS if not any(op in x.split() for x in op_table._OP_ALIASES.values())]
+    renamed = {"logical_and": "and", "logical_or": "or", "logical_not": "not"}
+    own = {"gelu_tanh": ["gelu(x, approximate='tanh')"], "not": ["logical_not"], "and": ["logical_and"],
+           "or": ["logical_or"]}  # fmt: skip
+    rows = []
+    for f in FUNCTIONS.values():
+        names = own.get(f.name) or _names(f.name)
+        flags = ("yes" if x else "" for x in (f.approx, f.exact, f.gradient))
+        rows.append(f"| {f.name} | {f.arity} | {_code(names)} | {' | '.join(flags)} |".replace("  ", " "))
+    kinds = ("sum", "mean", "max", "min", "logsumexp", "count_nonzero")
+    composed = [op for op in canonical if op not in FUNCTIONS and op not in kinds and op not in renamed]
+    hints: dict[str, list[str]] = {}
+    for name, hint in op_table.UNSUPPORTED_HINTS.items():
+        hints.setdefault(hint, []).append(name)
+    return OPERATIONS.format(
+        elementwise="\n".join(rows),
+        composed="\n".join(textwrap.wrap(_code([x for op in composed for x in _names(op)]), 120)),
+        reductions="\n".join(textwrap.wrap(_code([x for op in kinds for x in _names(op)]), 120)),
+        unsupported="\n".join(f"| {_code(names)} | {hint} |" for hint, names in hints.items()),
+    )
+
+
+def _options(command: click.Command) -> Iterator[str]:
+    """Yield a row per option of a command."""
+    context = click.Context(command)
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if isinstance(parameter, click.Argument):
+            yield f"| `{parameter.make_metavar(context)}` | the argument |"
+        elif record is not None:
+            name, text = (x.replace("|", "\\|") for x in record)
+            yield f"| `{name}` | {' '.join(text.split())} |"
+
+
+def _line(command: click.Command) -> str:
+    return (command.help or "").strip().split("\n\n")[0].replace("\n", " ")
+
+
+MIN_SHARED = 6
+"""Options that a command has in common with an earlier one are not listed again if they are so many."""
+
+
+def command_line() -> str:
+    """Return docs/reference/cli.md."""
+    commands = "\n".join(
+        f"| [`gemmsmith {name}`](#gemmsmith-{name}) | {_line(x)} |" for name, x in main.commands.items()
+    )
+    sections, written = [CLI.format(commands=commands)], {}
+    for name, command in main.commands.items():
+        rows = list(_options(command))
+        sections.append(f"## gemmsmith {name}\n\n{_line(command)}\n")
+        base = max(written, key=lambda x: len(written[x] & set(rows)), default="")
+        shared = written.get(base, set()) & set(rows)
+        written[name] = set(rows)
+        if len(shared) >= MIN_SHARED:
+            omitted = (re.match(r"\| `(--[\w-]+)", row) for row in sorted(written[base] - shared))
+            without = ", ".join(f"`{x.group(1)}`" for x in omitted if x)
+            note = f"The options of [`gemmsmith {base}`](#gemmsmith-{base})" + f" without {without}" * bool(without)
+            rows = [row for row in rows if row not in shared]
+            sections.append(note + (", and:" if rows else ".") + "\n")
+        if rows:
+            sections.append("\n".join(("| option | meaning |", "| --- | --- |", *rows, "")))
+    return "\n".join(sections)
+
+
+def cuda() -> str:
+    """Return the first half of the default kernel's mainloop, as it is printed."""
+    a, b = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    with figures.choosing_for(figures.gpus.H200):
+        lines = plan(a, b).source.splitlines()
+    first = next(
+        i for i, x in enumerate(lines) if "for (" in x and "k_tile" in x and "wgmma" in "".join(lines[i : i + 14])
+    )
+    last = next(i for i in range(first, len(lines)) if "wgmma_wait" in lines[i])
+    return "```cuda\n" + textwrap.dedent("\n".join(lines[first : last + 1])) + "\n    ...\n```"
+
+
+def excerpt(file: str, first: str, last: str) -> str:
+    """Return a block of Python: lines of a file, from one that begins with `first` to one that begins with `last`."""
+    lines = (ROOT / "src/gemmsmith" / file).read_text().splitlines()
+    end = next(i for i, x in enumerate(lines) if x.strip().startswith(last))
+    begin = max(i for i, x in enumerate(lines[:end]) if x.strip().startswith(first))
+    return "```python\n" + textwrap.dedent("\n".join(lines[begin : end + 1])) + "\n```"
+
+
+def consumer_loop() -> str:
+    """Return the loop of a math warpgroup of the cooperative design."""
+    return excerpt("kernels/cooperative.py", "with scheduler.", "epilogue.store(accumulator")
+
+
+def instruction() -> str:
+    """Return a class of an instruction."""
+    return excerpt(
+        "hw/mbarrier.py", "class MbarrierArriveExpectTx", "m.mbarrier_arrive(m.value(self.barrier), expect_tx"
+    )
+
+
+QUOTE = re.compile(r"(From \[[\w.]+\]\(([^)]*)\):\n\n```python\n)(.*?)(?=\n```)", re.DOTALL)
+
+
+def quoted(page: Path) -> str:
+    """Return a page's text with each excerpt as its file has it today: the most similar statements."""
+
+    def refresh(x: re.Match[str]) -> str:
+        source = (page.parent / x.group(2)).read_text()
+        if any(textwrap.indent(x.group(3), " " * depth) in source for depth in range(0, 32, 4)):
+            return x.group()
+        lines, count = source.splitlines(), x.group(3).count("\n") + 1
+        spans = [lines[i : i + n] for n in range(max(1, count - 3), count + 9) for i in range(len(lines) - n + 1)]
+        spans = [span for span in spans if span[0].strip() and span[-1].strip()]
+        texts = [text for text in map(textwrap.dedent, map("\n".join, spans)) if text[0] != " " and _is_complete(text)]
+        return x.group(1) + max(texts, key=lambda text: difflib.SequenceMatcher(None, text, x.group(3), False).ratio())
+
+    return QUOTE.sub(refresh, page.read_text())
+
+
+CONSOLE = re.compile(r"(```console\n\$ gemmsmith (.*)\n)([^`]*)(?=```)")
+
+
+def consoles(page: Path) -> str:
+    """Return a page's text with the output of each command in a `console` block as it is printed today."""
+
+    def refresh(x: re.Match[str]) -> str:
+        output = CliRunner().invoke(main, shlex.split(x.group(2))).stdout
+        return x.group(1) + "".join(line.rstrip() + "\n" for line in output.splitlines())
+
+    return CONSOLE.sub(refresh, page.read_text())
+
+
+def _is_complete(text: str) -> bool:
+    try:
+        return bool(ast.parse(text))
+    except SyntaxError:
+        return False
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Yield every page with generated text, and that text."""
+    blocks = {**figures.BLOCKS, "cuda": cuda, "consumer_loop": consumer_loop, "instruction": instruction}
+    yield ROOT / "docs/reference/operations.md", operations()
+    yield ROOT / "docs/reference/cli.md", command_line()
+    yield ROOT / "docs/ladder.md", quoted(ROOT / "docs/ladder.md")
+    yield ROOT / "docs/notebook/l2-and-dram.md", consoles(ROOT / "docs/notebook/l2-and-dram.md")
+    for name in PAGES:
+        text = (ROOT / name).read_text()
+        yield ROOT / name, BLOCK.sub(lambda x: x.group(1) + "\n" + blocks[x.group(2)]() + "\n\n", text)
+    yield ROOT / "benchmarks/results/README.md", results.index(ROOT)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GEMMSMITH_CACHE_DIR"] = folder  # without configs that the user tuned
+        for path, text in pages():
+            path.write_text(text)

@@ -1,0 +1,133 @@
+"""The index of benchmarks/results: what each file answers, and at which commit its rows were measured or recorded.
+
+`docs/generate.py` writes benchmarks/results/README.md from this table and from the files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+
+FILES: dict[str, tuple[str, str, str]] = {
+    # file: question, commit, date of that commit
+    "before-h200": ("Did three changes to arrivals, waits and counters cost speed? Earlier kernels against later ones.",
+                    "d32e437", "2026-11-22"),
+    "before-printed-h200": ("Did printing repeated code once cost speed? Earlier kernels against later ones.",
+                            "c2a8341", "2026-11-23"),
+    "boxes-h200": ("What do TMA boxes save that are no taller than the operand?", "ea12b56", "2026-11-21"),
+    "chain-h200": ("Does programmatic dependent launch speed up a chain of GEMMs?", "4e90d00", "2026-11-21"),
+    "counters-h200": ("Does the L2 model predict the bytes that hardware counters measure, by raster order?",
+                      "0afc505", "2026-11-22"),
+    "dense-h200": ("Four large GEMMs against torch.mm, an early version.", "3db7638", "2026-11-21"),
+    "dense-half-h200": ("fp16 operands: fp16 against fp32 accumulation, and torch.mm.", "3401c88", "2026-11-22"),
+    "dense-layouts-h200": ("4096 x 4096 x 4096 in the layouts nn, nt, tn and tt.", "3401c88", "2026-11-22"),
+    "dense-order-h200": ("Does the order of the measured blocks change the ratio?", "e252a3e", "2026-11-21"),
+    "dense-ragged-h200": ("40 GEMMs of random sizes against torch.mm and against padding.", "3401c88", "2026-11-22"),
+    "dense-suite-h200": ("122 GEMMs of the suite against torch.mm and cuBLASLt.", "e7bc595", "2026-11-23"),
+    "dense-swapped-h200": ("Five shapes with `swap_ab` against cuBLASLt's fastest algorithm.", "c2a8341", "2026-11-23"),
+    "dense-unseen-corrected-h200": ("16 of the unseen GEMMs with the model's correction.", "0915fb4", "2026-11-23"),
+    "dense-unseen-h200": ("200 GEMMs of layers that are not in the table of tuned configs.", "70205cb", "2026-11-23"),
+    "epilogues-h200": ("Fused epilogues against plain GEMMs, torch eager and torch.compile.", "c9d5e26", "2026-11-24"),
+    "epilogues-tuned-h200": ("The same with an earlier choice of configs, eager only.", "3401c88", "2026-11-22"),
+    "fp8-h200": ("FP8 with block scales against torch, cuBLASLt and DeepGEMM, by layer.", "c9d5e26", "2026-11-24"),
+    "fp8-unseen-h200": ("FP8 with block scales on layers that are not in the table.", "c9d5e26", "2026-11-24"),
+    "fused-h100": ("Fused GEMMs: the chosen config against the best of a sweep.", "7b014c9", "2026-11-25"),
+    "fuzz-h200": ("Random problems: which results were wrong?", "7939d60", "2026-11-22"),
+    "kinds-h100": ("Batched, FP8 and TF32 GEMMs against torch and cuBLASLt.", "7b014c9", "2026-11-25"),
+    "ladder-counters-h200": ("Are the simulator's counters those of Nsight Compute?", "3a74253", "2026-11-24"),
+    "ladder-h200": ("How fast is each kernel of the ladder, and loops of its instructions alone?",
+                    "bf9e60b", "2026-11-23"),
+    "launch-h200": ("What does a call cost on the host?", "c9d5e26", "2026-11-24"),
+    "layers-h100": ("The three GEMMs of a training step for 20 layers, in all layouts.", "7b014c9", "2026-11-25"),
+    "lockstep-h200": ("What does `sync_clusters` gain, by tile, raster group and interval? With L2 counters.",
+                      "0afc505", "2026-11-22"),
+    "mma-h200": ("Which bits do mma.sync and wmma compute? Single instructions on chosen and random vectors.",
+                 "2243e53", "2026-11-23"),
+    "parts-h200": ("How fast is a kernel without its loads of A, or its stores?", "d43b215", "2026-11-22"),
+    "predicated-producer-h200": ("Unaligned operands: packing against a producer of predicated loads.",
+                                 "2384011", "2026-11-21"),
+    "stamps-h200": ("Where do the cycles of a CTA go, step by step?", "be3e25c", "2026-11-21"),
+    "stress-h200": ("Threads, streams, graphs and processes at once: any wrong result?", "dd4fa3d", "2026-11-22"),
+    "survey-fp8-h200": ("30 and more configs of 60 FP8 shapes, to fit the model.", "cb9190c", "2026-11-23"),
+    "survey-fp8-layers-h200": ("About 30 more configs for each of 12 slow FP8 layers.", "a6d1eef", "2026-11-23"),
+    "survey-h200": ("64 configs for each of 324 shapes, to fit the model.", "884b1de", "2026-11-23"),
+    "survey-nn-h100": ("34 configs of random shapes, layout nn, to fit the model.", "d528960", "2026-11-25"),
+    "survey-nt-h100": ("The same, layout nt.", "d528960", "2026-11-25"),
+    "survey-tn-h100": ("The same, layout tn.", "d528960", "2026-11-25"),
+    "survey-tt-h100": ("The same, layout tt.", "d528960", "2026-11-25"),
+    "sweep-again-h200": ("Second sweep: clusters along N, one warpgroup for 128 rows.", "3db7638", "2026-11-21"),
+    "sweep-eighth-h200": ("Eighth sweep: swapped k-tiles of 256, tiles of 256 x 184 ….", "fcedb95", "2026-11-22"),
+    "sweep-fifth-h200": ("Fifth sweep: finalists of the first four in blocks of a second.", "836a70d", "2026-11-21"),
+    "sweep-fourth-h200": ("Fourth sweep of the suite, pairs of blocks in turned order.", "e252a3e", "2026-11-21"),
+    "sweep-h200": ("First sweep: the tuner's search space over the suite, short blocks.", "ea12b56", "2026-11-21"),
+    "sweep-layouts-h100": ("Two choices of configs for large GEMMs in all layouts, blocks of 120 ms.",
+                           "6abe9e0", "2026-11-25"),
+    "sweep-ninth-h200": ("Ninth sweep: 12 configs of 4096 x 14336 x 4096.", "c9d5e26", "2026-11-24"),
+    "sweep-seventh-h200": ("Seventh sweep: raster groups, L2 hints and k-tiles of 128 for 43 shapes.",
+                           "924aa6f", "2026-11-21"),
+    "sweep-sixth-h200": ("Sixth sweep: k-tiles of 128 for M <= 64.", "924aa6f", "2026-11-21"),
+    "sweep-swapped-h200": ("Swapped tiles for up to 1024 rows of A, 16 shapes of no table.", "c2a8341", "2026-11-23"),
+    "sweep-third-h200": ("Third sweep: tiles of 256 rows, pingpong of 128 x 176.", "f9e8d1b", "2026-11-21"),
+    "sweep-unseen-h200": ("Two corrections of the model on 48 unseen shapes, blocks of a second.",
+                          "c9d5e26", "2026-11-24"),
+    "swing-h200": ("Does a chip at its power limit hold one clock?", "dffbaf4", "2026-11-21"),
+    "tries-fp32-h100": ("fp32 on CUDA cores: 756 configs and torch.mm.", "a7889f1", "2026-11-25"),
+    "tries-fp8-h200": ("Variants of the FP8 mainloop with block scales.", "f49e5f8", "2026-11-23"),
+    "tries-h200": ("Variants of the bf16 kernels that were tried, one by one.", "d43b215", "2026-11-22"),
+    "tries-ladder-h200": ("Variants of sgemm, mma_multistage and wmma.", "bf9e60b", "2026-11-23"),
+    "tries-loss-h100": ("What exact logits cost FusedLinearCrossEntropy in time and memory.", "ded3878", "2026-11-25"),
+    "tries-promoted-h200": ("Variants of the promoted mainloop against DeepGEMM.", "445c248", "2026-11-23"),
+    "tries-stores-h100": ("`streaming_stores` on batches with little K.", "97e1f5b", "2026-11-25"),
+    "tries-tf32-h100": ("TF32 with MN-major operands: fragments of A loaded by threads.", "97e1f5b", "2026-11-25"),
+    "untuned-h200": ("The model's choice against the table's on the suite.", "d43b215", "2026-11-22"),
+    "wgmma-h200": ("Which bits does wgmma compute? Single instructions on chosen and random vectors.",
+                   "ea02338", "2026-11-23"),
+}  # fmt: skip
+
+INTRODUCTION = """\
+# Measured rows
+
+Which file answers which question. Each was written by a script of `benchmarks/` (its `machine` entry has the command,
+the GPU and the versions). Measured values are never changed; configs may have names of that time. *Commit*: the tree
+that was measured if the file records it, else the one that added the rows; a file that was resumed may have rows of
+earlier trees. The pages that use a file are in the last column. Everything ran with CUDA 13.0 and torch 2.11.0.
+`python docs/generate.py` writes this page from `docs/results.py`.
+
+| file | question | GPU | rows | commit | date | used in |
+| --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+def _about(path: Path) -> tuple[str, int | str]:
+    """Return the GPU and the number of rows of a file."""
+    gpu = path.stem.rsplit("-", 1)[1].upper()
+    if path.suffix != ".json":
+        return gpu, "bits"
+    file: Any = json.loads(path.read_text())
+    return gpu, len(file if isinstance(file, list) else file["rows"])
+
+
+def _users(name: str, pages: dict[str, str]) -> list[str]:
+    """Return the pages that name the file, in full or by its short name in a column "rows"."""
+    short = name.removesuffix("-h200").removesuffix("-h100")
+    cell = rf"(?m)^\|.*\| (?:[\w, -]*, )?{short}(?:, [\w, -]*)? \|$|`{short}`"
+    notebook = {page: text for page, text in pages.items() if page.startswith("docs/notebook/")}
+    return [x for x, text in pages.items() if f"{name}." in text or re.search(cell, notebook.get(x, ""))]
+
+
+def index(root: Path) -> str:
+    """Return the text of benchmarks/results/README.md."""
+    pages = {str(page.relative_to(root)): page.read_text()
+             for page in (root / "README.md", *sorted((root / "docs").rglob("*.md")))}  # fmt: skip
+    lines = []
+    for path in sorted(RESULTS.glob("*-h*0.*")):
+        question, commit, date = FILES[path.stem]
+        gpu, count = _about(path)
+        users = ", ".join(f"[{page.removeprefix('docs/').removesuffix('.md')}](../../{page})"
+                          for page in _users(path.stem, pages))  # fmt: skip
+        lines.append(f"| [{path.stem}]({path.name}) | {question} | {gpu} | {count} | {commit} | {date} | {users} |\n")
+    return INTRODUCTION + "".join(lines)

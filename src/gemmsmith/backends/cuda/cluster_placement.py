@@ -1,0 +1,126 @@
+"""The placement of a grid's clusters on GPCs, and the cluster permutation that keeps neighboring tiles in one GPC.
+
+SMs of one GPC that read the same bytes at about the same time are served by one request to the L2. The hardware
+distributes consecutive clusters round-robin over the GPCs, so that consecutive tiles, which share operands, run in
+different GPCs. A probe, run once per device and cluster size, determines the GPC of each cluster; the clusters of a
+GPC then get consecutive raster positions. The result is a permutation in any case: on a chip that places clusters in
+another way, only speed is lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.backends.cuda.compiler import compile_source
+from gemmsmith.backends.cuda.cuda_graph import Stream
+from gemmsmith.backends.cuda.driver import check, device_attributes
+from gemmsmith.backends.cuda.memory import DeviceArray
+from gemmsmith.core.errors import DeviceError
+from gemmsmith.lang.types import CLUSTER_PERMUTATION_LENGTH
+
+Array = np.ndarray[Any, Any]
+
+_PROBE = """\
+extern "C" __global__ void probe(unsigned* sm_of_cta)
+{
+    unsigned sm;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    if (threadIdx.x == 0) sm_of_cta[blockIdx.x] = sm;
+    // Long enough that every CTA is resident before the first one exits.
+    const long long start = clock64();
+    while (clock64() - start < 100000) {}
+}
+"""
+_PROBE_CLUSTER_SIZES = (16, 12, 10, 8, 6, 4)
+"""Cluster sizes with which the probe determines the SMs of a GPC: the CTAs of a cluster always run on one GPC."""
+
+
+def cluster_permutation(device: int, cluster: int, resident: int, clusters: int) -> tuple[int, ...]:
+    """Return a permutation: the raster position at which each of `clusters` clusters starts.
+
+    `cluster`: CTAs per cluster. `resident`: clusters resident at once. At the first call for a device, `cluster` and
+    `resident`, the device must be current, and no stream being captured.
+    """
+    gpcs = _gpc_of_cluster(device, cluster, resident)
+    positions = np.arange(CLUSTER_PERMUTATION_LENGTH)
+    if clusters <= len(gpcs):
+        positions[np.argsort(gpcs[:clusters], kind="stable")] = np.arange(clusters)
+    return tuple(positions.tolist())
+
+
+@lru_cache(maxsize=64)
+def _gpc_of_cluster(device: int, cluster: int, resident: int) -> Array:
+    """Return the GPC of each cluster, by index; empty (launch order) if the device cannot be probed."""
+    try:
+        return np.asarray(_gpc_of_sm(device)[_probe_sms(device, cluster, resident)[::cluster]])
+    except DeviceError:  # a MIG instance, or a GPU shared with other processes
+        return np.empty(0, int)
+
+
+@lru_cache(maxsize=64)
+def _gpc_of_sm(device: int) -> Array:
+    """Return a GPC id per SM: equal for SMs known to share a GPC."""
+    sms = device_attributes(device).sm_count
+    gpcs = np.arange(sms)
+    for size in _PROBE_CLUSTER_SIZES:
+        try:
+            clusters = _probe_sms(device, size, sms // size).reshape(-1, size)  # clusters that do not fit run later
+        except DeviceError:  # cluster sizes above 8 are not portable
+            continue
+        for cluster in clusters:
+            gpcs[np.isin(gpcs, gpcs[cluster])] = gpcs[cluster].min()
+    return gpcs
+
+
+def _probe_sms(device: int, cluster: int, clusters: int) -> Array:
+    """Return the SM id of each CTA, with one CTA per SM. Raises DeviceError."""
+    from cuda.bindings import driver as cu
+
+    function = _load_probe(device)
+    if clusters * cluster > device_attributes(device).sm_count:
+        raise DeviceError("more CTAs than SMs")
+    stream = Stream()  # the default stream would wait for other streams, which may be being captured
+    out = DeviceArray(4 * clusters * cluster, (clusters * cluster,), (4,), np.uint32, stream.handle)
+    config, attribute = cu.CUlaunchConfig(), cu.CUlaunchAttribute()
+    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    dimension = attribute.value.clusterDim
+    dimension.x, dimension.y, dimension.z = cluster, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = clusters * cluster, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
+    config.sharedMemBytes = device_attributes(device).max_shared_bytes_per_cta
+    config.attrs, config.numAttrs = [attribute], 1
+    arguments = ((out.address,), (ctypes.c_uint64,))
+    config.hStream = stream.handle
+    check(cu.cuLaunchKernelEx(config, function, arguments, 0), f"the probe with clusters of {cluster}")
+    return out.numpy().astype(int)
+
+
+@lru_cache(maxsize=64)
+def _load_probe(device: int) -> object:
+    from cuda.bindings import driver as cu
+
+    module = check(cu.cuModuleLoadData(compile_source(_PROBE, "probe").cubin), "cuModuleLoadData(probe)")
+    function = check(cu.cuModuleGetFunction(module, b"probe"), "cuModuleGetFunction(probe)")
+    names = cu.CUfunction_attribute
+    shared = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    check(
+        cu.cuFuncSetAttribute(function, shared, device_attributes(device).max_shared_bytes_per_cta),
+        "cuFuncSetAttribute(probe)",
+    )
+    large = names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    check(cu.cuFuncSetAttribute(function, large, 1), "cuFuncSetAttribute(probe)")
+    return function
+
+
+@lru_cache(maxsize=1024)
+def _encode_permutation(permutation: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint16]:
+    return (ctypes.c_uint16 * CLUSTER_PERMUTATION_LENGTH)(*permutation)
+
+
+def permutation_address(permutation: tuple[int, ...]) -> int:
+    """Return the host address of a permutation as the kernel's `ClusterPermutation` argument; it is never freed."""
+    return ctypes.addressof(_encode_permutation(permutation))

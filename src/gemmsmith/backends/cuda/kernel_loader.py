@@ -1,0 +1,287 @@
+"""Loading kernels, once per device, and launching them."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from gemmsmith.backends.cuda.cluster_placement import cluster_permutation
+from gemmsmith.backends.cuda.compiler import compile_ptx, compile_source, nvrtc_version
+from gemmsmith.backends.cuda.driver import check, device_attributes, newest_supported_chip
+from gemmsmith.core.chip import HOPPER
+from gemmsmith.core.errors import ArgumentError, DeviceError
+
+_FORMATS = {
+    "i32": "i4x",
+    "u32": "I4x",
+    "i64": "q",
+    "u64": "Q",
+    "f32": "f4x",
+    "pointer": "Q",
+    "fast_divmod": "Q",
+    "tensor_map": "",
+    "cluster_permutation": "",
+}
+"""Format characters of `struct` by parameter kind, padded to 8 bytes; empty for kinds passed by their own address."""
+DEFAULT_DYNAMIC_SHARED_BYTES = 48 * 1024
+"""Above this size dynamic shared memory needs CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES (CUDA programming guide).
+"""
+
+
+@dataclass(eq=False)
+class LoadedKernel:
+    """A kernel loaded on one device. `cluster` is compiled into it; grids count CTAs."""
+
+    name: str
+    function: Any
+    device: int
+    threads: int
+    cluster: tuple[int, int, int]
+    shared_bytes: int
+    parameter_kinds: tuple[str, ...]
+    _max_active_clusters: int = field(default=0, init=False)
+    _permutations: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver  # an import statement in `launch` would cost 0.2 us
+        count = len(self.parameter_kinds)
+        self._layout = struct.Struct(f"={count}Q" + "".join(_FORMATS[kind] for kind in self.parameter_kinds))
+        self._pdl_configs = threading.local()  # one CUlaunchConfig per thread: making one costs as much as a launch
+
+    def cluster_permutation(self, clusters: int) -> tuple[int, ...]:
+        """Return the cluster permutation for a grid size: consecutive tiles go to clusters of the same GPC."""
+        if clusters not in self._permutations:
+            sms = device_attributes(self.device).sm_count
+            resident = min(self.max_active_clusters(), sms // self.cluster[0])
+            self._permutations[clusters] = cluster_permutation(self.device, self.cluster[0], resident, clusters)
+        return self._permutations[clusters]
+
+    def max_active_clusters(self) -> int:
+        """Return the number of resident clusters on the device, from the driver. Raises DeviceError if it is 0."""
+        if not self._max_active_clusters:
+            self._max_active_clusters = _query_max_active_clusters(self)
+            if not self._max_active_clusters:
+                raise DeviceError(
+                    f"{self.name}: device {self.device} cannot hold one cluster {self.cluster} of {self.threads} "
+                    f"threads and {self.shared_bytes} bytes of shared memory per CTA"
+                )
+        return self._max_active_clusters
+
+    def launch(self, grid: int, arguments: int, stream: int, pdl: bool) -> None:
+        """Launch `grid` CTAs on `stream`; `arguments`: address of the array of pointers to the arguments.
+
+        `pdl`: the kernel may start while the stream's previous one runs; it executes griddepcontrol.wait before it
+        accesses memory. Raises DeviceError.
+        """
+        if pdl:
+            config = getattr(self._pdl_configs, "config", None)
+            if config is None:
+                config = self._pdl_configs.config = _launch_config(self, "PROGRAMMATIC_STREAM_SERIALIZATION")
+            config.gridDimX, config.hStream = grid, stream
+            result = self._driver.cuLaunchKernelEx(config, self.function, arguments, 0)
+        else:
+            result = self._driver.cuLaunchKernel(
+                self.function, grid, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, arguments, 0
+            )
+        if result[0]:
+            check(result, f"the launch of {self.name}: grid {grid}, {self.threads} threads, stream {stream:#x}")
+
+    def pack_arguments(self, block: Any, values: Sequence[Any]) -> None:
+        """Write pointers and scalars into `block`, in the formats of the parameter kinds."""
+        try:
+            self._layout.pack_into(block, 0, *values)
+        except (struct.error, OverflowError) as error:
+            raise ArgumentError(f"{self.name}: {error}; got {values} for {self.parameter_kinds}") from None
+
+
+_LOADED: dict[tuple[str, int], LoadedKernel] = {}
+_LOADING: dict[tuple[str, int], threading.Lock] = {}
+"""One lock per kernel, so that threads can compile different kernels concurrently."""
+
+
+def load_kernel(
+    source: str, name: str, device: int, stream: int, *, target: str = HOPPER.target,
+    threads: int, cluster: tuple[int, int, int], shared_bytes: int, parameter_kinds: tuple[str, ...],
+) -> LoadedKernel:  # fmt: skip
+    """Return the kernel on `device`, which is current; it is compiled and loaded at its first use there.
+
+    Raises DeviceError if it is not loaded yet and `stream` is being captured into a graph.
+    """
+    key = (source, device)
+    cached = _LOADED.get(key)
+    if cached is not None:
+        return cached
+    if is_capturing(stream):
+        raise DeviceError(
+            f"{name} is not loaded yet and the stream is being captured into a graph; call it once before the capture"
+        )
+    from cuda.bindings import driver
+
+    with _LOADING.setdefault(key, threading.Lock()), relaxed_capture_mode():
+        if key not in _LOADED:
+            image = _build_image(source, name, device, target)
+            module = check(driver.cuModuleLoadData(image), f"cuModuleLoadData({name}, by NVRTC {nvrtc_version()})")
+            function = check(driver.cuModuleGetFunction(module, name.encode()), f"cuModuleGetFunction({name})")
+            if shared_bytes > DEFAULT_DYNAMIC_SHARED_BYTES:
+                attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                check(
+                    driver.cuFuncSetAttribute(function, attribute, shared_bytes),
+                    f"cuFuncSetAttribute({name}, dynamic shared memory, {shared_bytes} bytes)",
+                )
+            loaded = LoadedKernel(name, function, device, threads, cluster, shared_bytes, parameter_kinds)
+            if "cluster_permutation" in parameter_kinds:
+                loaded.cluster_permutation(1)  # probes the device now: later the stream may be being captured
+            _LOADED[key] = loaded
+    return _LOADED[key]
+
+
+def _build_image(source: str, name: str, device: int, target: str) -> bytes:
+    """Return the image that the driver loads: a cubin, or PTX if the kernel is for an earlier chip than the device."""
+    gpu = device_attributes(device)
+    chip = newest_supported_chip(gpu)
+    if chip is not None and chip.target == target and chip.capability // 10 == gpu.capability[0]:
+        return compile_source(source, name, target).cubin
+    return compile_ptx(source, name, target).encode() + b"\0"
+
+
+def _query_max_active_clusters(kernel: LoadedKernel) -> int:
+    from cuda.bindings import driver
+
+    if kernel.cluster == (1, 1, 1):
+        per_sm = check(
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel.function, kernel.threads, kernel.shared_bytes),
+            f"cuOccupancyMaxActiveBlocksPerMultiprocessor({kernel.name})",
+        )
+        return int(per_sm) * device_attributes(kernel.device).sm_count
+    config = _launch_config(kernel, "CLUSTER_DIMENSION")
+    config.gridDimX, config.gridDimY, config.gridDimZ = kernel.cluster
+    result = driver.cuOccupancyMaxActiveClusters(kernel.function, config)
+    return int(check(result, f"cuOccupancyMaxActiveClusters({kernel.name}, {kernel.cluster})"))
+
+
+def _launch_config(kernel: LoadedKernel, name: str) -> Any:
+    """Return a CUlaunchConfig with one attribute: CLUSTER_DIMENSION or PROGRAMMATIC_STREAM_SERIALIZATION."""
+    from cuda.bindings import driver
+
+    config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+    attribute.id = getattr(driver.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+    if name == "CLUSTER_DIMENSION":
+        dimension = attribute.value.clusterDim
+        dimension.x, dimension.y, dimension.z = kernel.cluster
+    else:
+        attribute.value.programmaticStreamSerializationAllowed = 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = 1, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
+    config.sharedMemBytes = kernel.shared_bytes
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
+
+
+def is_capturing(stream: int) -> bool:
+    """Return whether the stream is being captured into a graph. Called in every prepared run."""
+    result = _bindings().cuStreamIsCapturing(stream)
+    if not result[0]:
+        return bool(result[1])  # CU_STREAM_CAPTURE_STATUS_NONE is 0
+    if result[0].name == "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT":
+        return True  # the legacy stream would join another stream's capture
+    check(result, f"cuStreamIsCapturing({stream:#x})")
+    return False
+
+
+@contextmanager
+def relaxed_capture_mode() -> Iterator[None]:
+    """Set the relaxed capture mode for this thread.
+
+    It can allocate memory and load modules while another thread captures a stream; these calls are not captured.
+    """
+    driver = _bindings()
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    mode = check(driver.cuThreadExchangeStreamCaptureMode(relaxed), "cuThreadExchangeStreamCaptureMode")
+    try:
+        yield
+    finally:
+        check(driver.cuThreadExchangeStreamCaptureMode(mode), "cuThreadExchangeStreamCaptureMode")
+
+
+@lru_cache(maxsize=1)
+def _bindings() -> Any:
+    """Return the driver's bindings, imported once: an import statement takes as long as a call."""
+    from cuda.bindings import driver
+
+    return driver
+
+
+@lru_cache(maxsize=64)
+def _primary_context(device: int) -> Any:
+    from cuda.bindings import driver
+
+    device_attributes(device)  # raises DeviceError if there is no such device
+    handle = check(driver.cuDeviceGet(device), f"cuDeviceGet({device})")
+    return check(driver.cuDevicePrimaryCtxRetain(handle), f"cuDevicePrimaryCtxRetain({device})")
+
+
+def device_guard(device: int) -> AbstractContextManager[None]:
+    """Return a context manager that makes a device's primary context current, and restores the previous one."""
+    return _DeviceGuard(device)
+
+
+def is_current(device: int) -> bool:
+    """Return whether a device's primary context is current, which it nearly always is. Called in every run."""
+    get, handle = _current_context(device)
+    result, context = get()
+    return not result and int(context) == handle
+
+
+@lru_cache(maxsize=64)
+def _current_context(device: int) -> tuple[Callable[[], Any], int]:
+    """Return cuCtxGetCurrent and the primary context's handle."""
+    return _bindings().cuCtxGetCurrent, int(_primary_context(device))
+
+
+class _DeviceGuard:
+    """Context manager; a class, since contextlib's generators take twice as long."""
+
+    __slots__ = ("_device", "_pushed")
+
+    def __init__(self, device: int) -> None:
+        self._device, self._pushed = device, False
+
+    def __enter__(self) -> None:
+        if not is_current(self._device):
+            from cuda.bindings import driver
+
+            check(driver.cuCtxPushCurrent(_primary_context(self._device)), "cuCtxPushCurrent()")
+            self._pushed = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._pushed:
+            from cuda.bindings import driver
+
+            self._pushed = False
+            check(driver.cuCtxPopCurrent(), "cuCtxPopCurrent()")
+
+
+def time_launches(call: Callable[[], Any], stream: int, repeats: int) -> float:
+    """Return the mean microseconds of `repeats` back-to-back calls after a warm-up. The stream's device is current."""
+    from cuda.bindings import driver
+
+    begin, end = (check(driver.cuEventCreate(0), "cuEventCreate(0)") for _ in range(2))
+    try:
+        for _ in range(max(1, repeats // 5)):
+            call()
+        check(driver.cuEventRecord(begin, stream), "cuEventRecord")
+        for _ in range(repeats):
+            call()
+        check(driver.cuEventRecord(end, stream), "cuEventRecord")
+        check(driver.cuEventSynchronize(end), "cuEventSynchronize")  # raises errors of the kernel
+        return float(check(driver.cuEventElapsedTime(begin, end), "cuEventElapsedTime")) * 1e3 / repeats
+    finally:
+        for event in (begin, end):
+            driver.cuEventDestroy(event)

@@ -1,0 +1,114 @@
+"""Launches whose arguments are complete except for addresses, which each call fills in. Runs in every call."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gemmsmith.backends.cuda.cluster_placement import permutation_address
+from gemmsmith.backends.cuda.driver import encode_tensor_map
+from gemmsmith.backends.cuda.kernel_loader import LoadedKernel
+from gemmsmith.core.bounded_cache import BoundedCache
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.tensor_map import TensorMap
+
+MAX_TENSOR_MAPS = 1024
+"""Addresses whose tensor maps are cached, per map of a launch. Chosen, not measured."""
+
+
+class LaunchTemplate:
+    """A launch with unresolved addresses.
+
+    `arguments`: in parameter order; Pointers are resolved to addresses or scalars at each call.
+    """
+
+    def __init__(self, kernel: LoadedKernel, grid: int, arguments: Sequence[Any], pdl: bool) -> None:
+        self.kernel, self.grid, self.pdl = kernel, grid, pdl
+        self._local = threading.local()
+        self._addresses: list[tuple[int, str, int]] = []  # (entry of the block, Pointer name, offset in bytes)
+        self._scalars: list[tuple[int, str]] = []  # (entry, Pointer name)
+        self._maps: list[tuple[int, TensorMap, str, int, dict[int, Any]]] = []  # (…, map, name, offset, encoded maps)
+        self._initial_values: list[Any] = []
+        self._keepalive: list[Any] = []
+        self._slots: list[tuple[int, int]] = []  # (entry that points to an argument, the argument's own entry)
+        scalars: list[Any] = []
+        count = len(arguments)
+        for i, (kind, x) in enumerate(zip(kernel.parameter_kinds, arguments, strict=True)):
+            if kind == "tensor_map" and isinstance(x.address, Pointer):
+                self._maps.append((i, x, x.address.name, x.address.offset, BoundedCache(MAX_TENSOR_MAPS)))
+                self._initial_values.append(0)
+            elif kind == "tensor_map":
+                self._keepalive.append(encode_tensor_map(x))
+                self._initial_values.append(int(self._keepalive[-1].getPtr()))
+            elif kind == "cluster_permutation":
+                self._initial_values.append(permutation_address(x))
+            else:
+                entry = count + len(scalars)
+                if isinstance(x, Pointer):
+                    if kind == "f32":
+                        self._scalars.append((entry, x.name))
+                    else:
+                        self._addresses.append((entry, x.name, x.offset))
+                    x = 0
+                self._slots.append((i, entry))
+                self._initial_values.append(0)
+                scalars.append(x)
+        self._initial_values += scalars
+
+    def launch(self, addresses: Mapping[str, Any], stream: int) -> None:
+        """Launch the kernel. `addresses`: addresses and scalars by Pointer name."""
+        local = self._local
+        try:
+            block, address = local.block
+        except AttributeError:
+            block, address = local.block = self._block()
+            local.addresses = None
+        if self._scalars or addresses != local.addresses:  # comparing scalars would miss 0.0 -> -0.0
+            local.addresses = None  # in case filling the block raises
+            local.maps = self._fill(block, address, addresses)
+            local.addresses = addresses
+        self.kernel.launch(self.grid, address, stream, self.pdl)
+
+    def _fill(self, block: Any, address: int, addresses: Mapping[str, Any]) -> list[Any]:
+        """Write addresses and scalars into the block; return the objects it points to, which the caller keeps alive."""
+        maps = []
+        for entry, name, offset in self._addresses:
+            block[entry] = addresses[name] + offset
+        for entry, name in self._scalars:
+            _write_fp32(address + 8 * entry, name, addresses[name])
+        for entry, template, name, offset, encoded in self._maps:
+            map_address = addresses[name] + offset
+            encoded_map = encoded.get(map_address)
+            if encoded_map is None:
+                encoded_map = self._encode(template, map_address, encoded)
+            block[entry] = encoded_map[1]
+            maps.append(encoded_map)
+        return maps
+
+    def _block(self) -> tuple[Any, int]:
+        """Return this thread's block, pointers to arguments, then scalars, and its address. The driver copies it."""
+        block = (ctypes.c_uint64 * len(self._initial_values))()
+        address = ctypes.addressof(block)
+        self.kernel.pack_arguments(block, self._initial_values)
+        for entry, slot in self._slots:
+            block[entry] = address + 8 * slot
+        return block, address
+
+    @staticmethod
+    def _encode(template: TensorMap, address: int, encoded: dict[int, Any]) -> tuple[Any, int]:
+        t = template
+        tensor_map = encode_tensor_map(TensorMap(address, t.dtype, t.extents, t.strides, t.box, t.swizzle))
+        entry = encoded[address] = tensor_map, int(tensor_map.getPtr())
+        return entry
+
+
+def _write_fp32(address: int, name: str, value: float) -> None:
+    try:
+        packed = struct.pack("<f", value)
+    except OverflowError:
+        raise ArgumentError(f"{name.removeprefix('in_')}: got {value}; use a number that fp32 can hold") from None
+    ctypes.memmove(address, packed, 4)

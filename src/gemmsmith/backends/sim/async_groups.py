@@ -1,0 +1,87 @@
+"""Groups of asynchronous operations (wgmma, cp.async, bulk stores) that a lockstep group commits and waits for."""
+
+from __future__ import annotations
+
+from gemmsmith.backends.sim.lockstep_group import LockstepGroup, Wait
+from gemmsmith.backends.sim.operations import InFlightOperation
+from gemmsmith.backends.sim.registers import RegisterFile
+from gemmsmith.lang.machine import Blocking, Group
+
+Key = Group | tuple[Group, int]
+"""Key of a list of groups: one per lockstep group for wgmma and cp.async, one per thread (its row) for bulk stores."""
+
+
+class AsyncGroups:
+    """The lockstep group's asynchronous groups.
+
+    `uncommitted`: operations that no commit_group has put into a group yet; `committed`: groups that a wait_group may
+    still wait for, oldest first.
+    """
+
+    def __init__(self, group: LockstepGroup, registers: RegisterFile) -> None:
+        self.group, self.registers = group, registers
+        self.uncommitted: dict[Key, list[InFlightOperation]] = {}
+        self.committed: dict[Key, list[list[InFlightOperation]]] = {}
+
+    def add(self, kind: Group, operation: InFlightOperation) -> None:
+        """Add an operation that has been issued to the uncommitted ones."""
+        key: Key = (kind, int(self.group.active_lanes[0].rows[0])) if kind == "bulk" else kind
+        self.uncommitted.setdefault(key, []).append(operation)
+
+    def commit(self, kind: Group) -> None:
+        """Commit the uncommitted operations as one group."""
+        if kind == "wgmma":
+            self.group.require_converged("wgmma.commit_group")
+        for key in self._keys(kind):
+            self.committed.setdefault(key, []).append(self.uncommitted.pop(key, []))
+
+    def wait(self, kind: Group, pending: int, *, read: bool = False) -> Blocking:
+        """Wait until at most `pending` committed groups are incomplete; `read`: only until they have read sources."""
+        lockstep = self.group
+        if kind == "wgmma":
+            lockstep.require_converged("wgmma.wait_group")
+        waited = {
+            key: committed[: max(0, len(committed) - pending)]
+            for key in self._keys(kind)
+            if (committed := self.committed.get(key, []))
+        }
+        members = {key: [operation for group in groups for operation in group] for key, groups in waited.items()}
+        operations = [operation for group in members.values() for operation in group]
+        if not all(operation.finished for operation in operations):
+            yield Wait(
+                lambda: all(operation.finished for operation in operations),
+                lambda: f"{sum(not x.finished for x in operations)} operations of {kind} groups",
+            )
+        start = lockstep.time
+        for operation in operations:
+            lockstep.time = max(lockstep.time, operation.end)
+            self.registers.release_from(operation)
+        for key, group in members.items():
+            self._join_completion(key, group, read)
+            if not read and not any(operation.copy_writes for operation in group):
+                del self.committed[key][: len(waited[key])]
+        lockstep.time += lockstep.state.cost_model.instruction
+        lockstep.record_wait(start, f"{kind} group")
+
+    def _keys(self, kind: Group) -> list[Key]:
+        """Return the keys of the active threads' lists of groups."""
+        if kind != "bulk":
+            return [kind]
+        keys = dict.fromkeys(key for key in (*self.uncommitted, *self.committed) if isinstance(key, tuple))
+        return [key for key in keys if self.group.active[key[1]]]
+
+    def _join_completion(self, key: Key, operations: list[InFlightOperation], read: bool) -> None:
+        """Set the operations' completion bits in the clocks of the threads that waited for them."""
+        lockstep, bits = self.group, 0
+        for operation in operations:
+            bits |= operation.bits[0] if read else operation.bits[0] | operation.bits[1]
+        if isinstance(key, tuple):  # bulk stores: only the thread that issued them
+            lockstep.warps[key[1] // 32].agent(1 << key[1] % 32).clock.completed_operations |= bits
+            return
+        for lanes in lockstep.active_lanes:
+            agent = lanes.agent()
+            agent.clock.completed_operations |= bits
+            for operation in operations:
+                if lanes.warp in operation.copy_writes:  # from here on a cp.async counts as a store of this warp
+                    event = operation.copy_writes.pop(lanes.warp)
+                    event.agent, event.count = agent.index, agent.count

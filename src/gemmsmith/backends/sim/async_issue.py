@@ -1,0 +1,158 @@
+"""Issue of asynchronous operations by a lockstep group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from gemmsmith.backends.sim.async_groups import AsyncGroups
+from gemmsmith.backends.sim.checked_memory import CheckedMemory
+from gemmsmith.backends.sim.clocks import MBARRIER_INIT, VectorClock
+from gemmsmith.backends.sim.events import Event, LaneAccesses
+from gemmsmith.backends.sim.lockstep_group import ActiveLanes, LockstepGroup
+from gemmsmith.backends.sim.mbarriers import Mbarriers
+from gemmsmith.backends.sim.memory import OFFSET_MASK
+from gemmsmith.backends.sim.operations import InFlightOperation
+from gemmsmith.backends.sim.registers import RegisterFile
+from gemmsmith.backends.sim.timeline import Span
+from gemmsmith.lang.machine import Access, AsyncOperation
+
+ENGINE_ROWS = {"tma": "TMA", "tensor": "tensor core", "copy": "copy"}
+"""Row of the timeline, by engine."""
+
+
+class AsyncIssuer:
+    """Issues TMA copies, wgmmas and cp.asyncs: checks them, records their accesses and schedules them on an engine."""
+
+    def __init__(
+        self,
+        group: LockstepGroup,
+        registers: RegisterFile,
+        memory: CheckedMemory,
+        mbarriers: Mbarriers,
+        async_groups: AsyncGroups,
+    ) -> None:
+        self.group, self.registers, self.memory, self.mbarriers, self.async_groups = (
+            group,
+            registers,
+            memory,
+            mbarriers,
+            async_groups,
+        )
+        self.last_wgmma: InFlightOperation | None = None
+        self.copies: list[tuple[np.ndarray, InFlightOperation]] = []
+
+    def start(self, operation: AsyncOperation) -> None:
+        """Issue an operation: check it, record its accesses and schedule its completion."""
+        group, operations = self.group, self.group.state.operations
+        self._check_threads(operation)
+        clock = self._common_clock()
+        end = self._schedule(operation)
+        in_flight = InFlightOperation(operation, group.cta, clock, operations.next_bits(), end, group.location)
+        for rank, address, _ in operation.complete_tx:
+            self.mbarriers.at(group.peer(rank), address, clock, copies=True)
+        if operation.engine == "copy":  # source and destination are aligned to the copy size
+            for access in (*operation.writes, *operation.reads):
+                self.memory.check_aligned(access, operation.writes[0].width)
+        for access in operation.reads:
+            self._record(in_flight, access, write=False)
+        if operation.group == "cp.async":
+            self._record_copies(in_flight)
+        else:
+            for access in operation.writes:
+                self._record(in_flight, access, write=True)
+        if operation.engine == "tensor":
+            self.registers.acquire_for(in_flight)
+            in_flight.depends_on = (self.last_wgmma,) if self.last_wgmma else ()
+            self.last_wgmma = in_flight
+        if operation.arrive_on:
+            self.mbarriers.at(group.cta, operation.arrive_on[0], clock)
+            in_flight.depends_on = self._copies_covered_by(group.active)
+        if operation.group == "cp.async":
+            self.copies.append((group.active.copy(), in_flight))
+        operations.add(in_flight)
+        if operation.group:
+            self.async_groups.add(operation.group, in_flight)
+
+    def _copies_covered_by(self, threads: np.ndarray) -> tuple[InFlightOperation, ...]:
+        """Return the cp.asyncs issued only by these threads since their last cp.async.mbarrier.arrive."""
+        covered = [bool((~copied | threads).all()) for copied, _ in self.copies]
+        result = tuple(copy for (_, copy), is_covered in zip(self.copies, covered, strict=True) if is_covered)
+        self.copies = [copy for copy, is_covered in zip(self.copies, covered, strict=True) if not is_covered]
+        return result
+
+    def _check_threads(self, operation: AsyncOperation) -> None:
+        threads = int(self.group.active.sum())
+        if operation.engine == "tma" and threads != 1:
+            self.group.report(
+                "issued by several threads",
+                f"{operation.label} issued by {threads} threads, so {threads} times; guard it with elect_one",
+            )
+        if operation.engine == "tensor" and threads != 128:
+            raise self.group.fatal(
+                "barrier",
+                f"{operation.label} issued by {threads} threads; all 128 of a warpgroup must issue it, outside of "
+                "warp roles",
+            )
+
+    def _common_clock(self) -> VectorClock:
+        """Return the events that happen before the operation for all active threads, and the executed ones of each."""
+        first, *others = self.group.active_lanes
+        clock = first.agent().clock.copy()
+        for lanes in others:
+            other = lanes.agent().clock
+            np.minimum(clock.vector[:MBARRIER_INIT], other.vector[:MBARRIER_INIT], out=clock.vector[:MBARRIER_INIT])
+            clock.join_executed(other)
+            clock.completed_operations &= other.completed_operations
+        return clock
+
+    def _record(
+        self, in_flight: InFlightOperation, access: Access, write: bool, lanes: ActiveLanes | None = None
+    ) -> Event:
+        """Record an access of the operation; a clock with the event's bit set has seen its completion."""
+        group, operation = self.group, in_flight.operation
+        cta = group.peer(access.rank)
+        label = f"{'write' if write else 'read'} of {operation.label}"
+        event = Event(-1, 0, in_flight.bits[write], label, group.title, group.location)
+        if lanes:
+            event.warp = lanes.warp
+            event.lanes = LaneAccesses(access.addresses & OFFSET_MASK, access.width, lanes.rows)
+        if cta is not group.cta:
+            cta.remote.append(event)
+        resolved = self.memory.resolve(access)
+        if resolved:
+            self.memory.record(resolved, write, event, in_flight.clock, is_async=operation.proxy == "async")
+        return event
+
+    def _record_copies(self, in_flight: InFlightOperation) -> None:
+        """Record cp.async writes per warp, since wait_group covers only the waiting thread's own copies."""
+        (access,) = in_flight.operation.writes
+        first = 0
+        for lanes in self.group.active_lanes:
+            addresses = access.addresses[first : first + len(lanes.rows)]
+            in_flight.copy_writes[lanes.warp] = self._record(
+                in_flight, replace(access, addresses=addresses), write=True, lanes=lanes
+            )
+            first += len(lanes.rows)
+
+    def _schedule(self, operation: AsyncOperation) -> int:
+        """Reserve the operation's engine and return the time at which the operation completes, in cycles."""
+        group, state, engines = self.group, self.group.state, self.group.cta.engines
+        group.time += state.cost_model.instruction
+        row = "TMA store" if operation.group == "bulk" else ENGINE_ROWS[operation.engine]
+        begin = max(group.time, engines.get(row, 0))
+        if operation.engine == "tensor":
+            duration, latency = int(operation.tensor_cycles), 0
+        else:
+            duration = int(operation.nbytes / state.cost_model.tma_bytes_per_cycle)
+            latency = state.cost_model.store_latency if operation.group == "bulk" else state.cost_model.tma_latency
+        engines[row] = begin + duration
+        kind = "mma" if operation.engine == "tensor" else "store" if operation.group == "bulk" else "load"
+        address = operation.complete_tx[0][1] if operation.complete_tx else None
+        if address is None and operation.engine == "tensor":
+            address = int(operation.reads[-1].addresses[0])
+        stage = state.describe_address(address)[1] if address is not None else None
+        start, end = begin + latency, begin + latency + duration
+        state.timeline.add(Span(group.cta.index, row, kind, start, end, operation.label, stage))
+        return end

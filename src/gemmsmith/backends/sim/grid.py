@@ -1,0 +1,86 @@
+"""Creation of a grid: its CTAs with shared memory, and the lockstep groups of their threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from gemmsmith.backends.sim.barriers import ThreadBarrier
+from gemmsmith.backends.sim.clocks import PREREQUISITE_GRIDS_BIT, Warp
+from gemmsmith.backends.sim.cta import Cluster, Cta
+from gemmsmith.backends.sim.grid_state import GridState
+from gemmsmith.backends.sim.lockstep_group import LockstepGroup
+from gemmsmith.backends.sim.memory import SHARED_BASE
+from gemmsmith.backends.sim.shadow import Shadow
+from gemmsmith.core.errors import ArgumentError, KernelError
+from gemmsmith.core.integers import round_up
+from gemmsmith.lang.kernel import Kernel
+from gemmsmith.lang.statements import Block, Role, children
+
+
+def check_launch(kernel: Kernel, grid: int, arguments: Mapping[str, object]) -> None:
+    """Raise an error for a launch that a driver would refuse."""
+    if kernel.cluster[1:] != (1, 1):
+        raise KernelError(f"{kernel.name}: cluster {kernel.cluster}; the simulator takes clusters along x only")
+    if grid % kernel.cluster[0]:
+        raise ArgumentError(f"grid: got {grid} CTAs; use a multiple of the cluster's {kernel.cluster[0]}")
+    missing = [p.name for p in kernel.parameters if p.name not in arguments]
+    if missing:
+        raise ArgumentError(f"arguments: {', '.join(map(str, missing))} missing; {kernel.name} takes them")
+
+
+def create_ctas(state: GridState, *, dependent: bool) -> dict[Cta, list[LockstepGroup]]:
+    """Return all CTAs, in order, with their lockstep groups; `dependent`: prerequisite grids may still be running."""
+    kernel, size = state.kernel, state.kernel.cluster[0]
+    threads = _lockstep_groups(kernel)
+    groups: dict[Cta, list[LockstepGroup]] = {}
+    for first in range(0, state.grid, size):
+        cluster = Cluster(ThreadBarrier("cluster barrier", size * kernel.threads))
+        cluster.ctas += [_cta(state, cluster, first + rank, rank, dependent) for rank in range(size)]
+        for cta in cluster.ctas:
+            groups[cta] = [LockstepGroup(state, cta, *arguments) for arguments in threads]
+    return groups
+
+
+def _cta(state: GridState, cluster: Cluster, index: int, rank: int, dependent: bool) -> Cta:
+    kernel = state.kernel
+    shared = np.full(SHARED_BASE + round_up(kernel.shared_bytes, 16), 0xFF, np.uint8)
+    shadow = Shadow(len(shared), state.hazards, initialized=False)
+    for buffer in kernel.buffers:
+        if buffer.allow_uninitialized_reads:
+            shadow.allow_uninitialized_reads(SHARED_BASE + buffer.offset, buffer.bytes)
+    count = kernel.threads // 32
+    warps = [Warp(index * count + i, state.agents) for i in range(count)]
+    for warp in warps:
+        warp.full_warp.clock.completed_operations = 0 if dependent else PREREQUISITE_GRIDS_BIT
+    return Cta(index, rank, cluster, shared, shadow, warps)
+
+
+def _lockstep_groups(kernel: Kernel) -> list[tuple[int, int, str]]:
+    """Return (first thread, threads, name) per warpgroup, or per warp if the warpgroup's code has warp roles."""
+    groups = []
+    for first in range(0, kernel.threads, 128):
+        roles = list(_roles(kernel.body, first // 128))
+        role = next((r for r in roles if r.unit == "warpgroup"), None)
+        warps = [r for r in roles if r.unit == "warp"]
+        if warps or kernel.threads - first < 128:
+            named = {s.first: s.name for s in warps if s.name}
+            for warp in range(min(4, (kernel.threads - first) // 32)):
+                name = f"{named[warp]} warp" if warp in named else f"warpgroup {first // 128} warp {warp}"
+                groups.append((first + 32 * warp, 32, name))
+        else:
+            name = f"{role.name} " if role else ""
+            groups.append((first, 128, f"{name}warpgroup {first // 128 - (role.first if role and role.name else 0)}"))
+    return groups
+
+
+def _roles(block: Block, warpgroup: int) -> Iterator[Role]:
+    """Yield all roles, at any depth, that a warpgroup or its warps take."""
+    for statement in block.statements:
+        if isinstance(statement, Role):
+            if statement.unit == "warpgroup" and not 0 <= warpgroup - statement.first < statement.count:
+                continue
+            yield statement
+        for child in children(statement):
+            yield from _roles(child, warpgroup)

@@ -1,0 +1,69 @@
+"""State shared by the lockstep groups of a grid while a kernel executes."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemmsmith.backends.sim.clocks import AGENTS_PER_WARP
+from gemmsmith.backends.sim.cost_model import CostModel
+from gemmsmith.backends.sim.hazards import Hazards
+from gemmsmith.backends.sim.memory import OFFSET_MASK, SHARED_BASE, Buffer, GlobalMemory
+from gemmsmith.backends.sim.operations import Operations
+from gemmsmith.backends.sim.shadow import Shadow
+from gemmsmith.backends.sim.sync_variables import SyncVariable
+from gemmsmith.backends.sim.timeline import Timeline
+from gemmsmith.lang.instruction import Instruction
+from gemmsmith.lang.kernel import Kernel
+
+
+@dataclass(eq=False)
+class GridState:
+    """The launch, global memory, and everything recorded while the grid executes.
+
+    `agents`: the length of vector clocks. `instrument`: `Counters.instrument`, if given; called with a lockstep group
+    and its machine, it returns the function that executes instructions.
+    """
+
+    kernel: Kernel
+    memory: GlobalMemory
+    cost_model: CostModel
+    seed: int
+    hazards: Hazards
+    arguments: dict[str, object]
+    grid: int
+    operations: Operations
+    instrument: Callable[..., Callable[[Instruction], Any]] | None = None
+    timeline: Timeline = field(default_factory=Timeline)
+    sync_variables: defaultdict[int, SyncVariable] = field(default_factory=lambda: defaultdict(SyncVariable))
+    _global_shadows: dict[Buffer, Shadow] = field(default_factory=dict)
+    _descriptions: dict[int, tuple[str, int | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.agents = AGENTS_PER_WARP * self.grid * (self.kernel.threads // 32)
+
+    def global_shadow(self, buffer: Buffer) -> Shadow:
+        """Return the shadow memory of a global buffer."""
+        if buffer not in self._global_shadows:
+            initialized = not buffer.uninitialized
+            self._global_shadows[buffer] = Shadow(len(buffer.data), self.hazards, initialized)
+        return self._global_shadows[buffer]
+
+    def describe_address(self, address: int) -> tuple[str, int | None]:
+        """Return the name of the buffer (and slot) at a shared address, and the slot if there are several."""
+        offset = (address & OFFSET_MASK) - SHARED_BASE
+        if offset not in self._descriptions:
+            self._descriptions[offset] = _describe_address(self.kernel, offset)
+        return self._descriptions[offset]
+
+
+def _describe_address(kernel: Kernel, offset: int) -> tuple[str, int | None]:
+    for buffer in kernel.buffers:
+        if buffer.offset <= offset < buffer.offset + buffer.bytes:
+            slot = (offset - buffer.offset) // buffer.slot_bytes
+            return (f"{buffer.name}[{slot}]", slot) if buffer.count > 1 else (buffer.name, None)
+    return f"shared memory {offset:#x}", None

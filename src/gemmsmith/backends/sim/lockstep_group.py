@@ -1,0 +1,125 @@
+"""The threads of a warp or a warpgroup, executed in lockstep, and which of them are active."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.backends.sim.clocks import ALL_LANES, Agent, VectorClock, Warp
+from gemmsmith.backends.sim.cta import Cta
+from gemmsmith.backends.sim.grid_state import GridState
+from gemmsmith.backends.sim.hazards import SimulationAborted
+from gemmsmith.backends.sim.timeline import Span
+from gemmsmith.lang.statements import SourceLocation
+
+
+def mask_of(lanes: np.ndarray) -> int:
+    """Return lanes of a warp as a bit mask."""
+    return ALL_LANES if len(lanes) == 32 else sum(1 << int(lane) for lane in lanes)
+
+
+@dataclass
+class Wait:
+    """Reason why a group is blocked: until `ready()` is true; `describe()` returns the reason for messages."""
+
+    ready: Callable[[], bool]
+    describe: Callable[[], str]
+
+
+@dataclass(frozen=True)
+class ActiveLanes:
+    """The active lanes of one warp, as a bit mask; `rows` are their indices among the group's threads."""
+
+    warp: Warp
+    mask: int
+    rows: np.ndarray
+
+    @property
+    def is_partial(self) -> bool:
+        """True if some lanes of the warp are inactive."""
+        return self.mask != ALL_LANES
+
+    def agent(self) -> Agent:
+        """Return the agent of these lanes."""
+        return self.warp.agent(self.mask)
+
+    def release(self) -> VectorClock:
+        """Return the lanes' clock and advance it."""
+        return self.warp.release(self.mask)
+
+    def acquire(self, clock: VectorClock) -> None:
+        """Join a clock into that of these lanes."""
+        self.warp.acquire(self.mask, clock)
+
+
+class LockstepGroup:
+    """The threads of a warp or a warpgroup of one CTA, executed in lockstep.
+
+    `title`: name in messages; `time`: cycles of the cost model; `location`: the source line being executed;
+    `active_lanes`: the active threads by warp; `registers_per_thread`: the register budget (setmaxnreg).
+    """
+
+    def __init__(self, state: GridState, cta: Cta, first: int, count: int, name: str) -> None:
+        self.state, self.cta, self.name = state, cta, name
+        self.title = f"CTA {cta.index} {name}"
+        self.threads = np.arange(first, first + count)
+        self.warps = cta.warps[first // 32 : (first + count) // 32]
+        self.time, self.busy_since, self.location = 0, 0, SourceLocation("?", 0)
+        self.registers_per_thread = state.kernel.max_registers_per_thread
+        self._active_lanes: dict[bytes, list[ActiveLanes]] = {}
+        self.set_active(np.ones(count, bool))
+
+    def set_active(self, active: np.ndarray) -> None:
+        """Set which threads execute, as a bool per thread."""
+        self.active = active
+        self.active_lanes = self.active_lanes_of(active)
+
+    def active_lanes_of(self, active: np.ndarray) -> list[ActiveLanes]:
+        """Return the active lanes by warp, for a bool per thread."""
+        active_lanes = self._active_lanes.get(active.tobytes())
+        if active_lanes is None:
+            by_warp = [(i, np.flatnonzero(lanes)) for i, lanes in enumerate(active.reshape(-1, 32))]
+            active_lanes = [
+                ActiveLanes(self.warps[i], mask_of(lanes), 32 * i + lanes) for i, lanes in by_warp if len(lanes)
+            ]
+            self._active_lanes[active.tobytes()] = active_lanes
+        return active_lanes
+
+    def broadcast(self, x: Any, dtype: Any = np.int64) -> np.ndarray:
+        """Return a number, or an array over the threads, as an array over the threads; do not write to it."""
+        if isinstance(x, np.ndarray):
+            return x.astype(dtype, copy=False)
+        return np.full(len(self.threads), x, dtype)
+
+    def peer(self, rank: int | None) -> Cta:
+        """Return the CTA of that rank in the cluster; None is the group's own."""
+        if rank is not None and not 0 <= rank < len(self.cta.cluster.ctas):
+            raise self.fatal("out of bounds", f"CTA {rank} of a cluster of {len(self.cta.cluster.ctas)}")
+        return self.cta.peer(rank)
+
+    def report(self, kind: str, message: str, other: object = None) -> None:
+        """Report a hazard at the current source line."""
+        self.state.hazards.report(kind, f"{message} [{self.title}]", self.location, other)
+
+    def fatal(self, kind: str, message: str) -> SimulationAborted:
+        """Report a fatal hazard and return the exception to raise."""
+        self.state.hazards.report(kind, message, self.location)
+        return SimulationAborted(message)
+
+    def require_converged(self, label: str) -> None:
+        """Report a hazard if some lanes of a warp are inactive; `label` names the instruction."""
+        for lanes in self.active_lanes:
+            if lanes.is_partial:
+                self.report("divergence", f"{label} by some lanes of a warp; all must execute it together")
+            else:
+                lanes.warp.converge()
+
+    def record_wait(self, start: int, label: str) -> None:
+        """Add spans to the timeline: busy until `start`, waiting from `start` until now."""
+        add = self.state.timeline.add
+        add(Span(self.cta.index, self.name, "busy", self.busy_since, start, "instructions"))
+        add(Span(self.cta.index, self.name, "wait", start, self.time, f"wait for {label}"))
+        self.busy_since = self.time

@@ -1,0 +1,205 @@
+"""Memory instructions of the active threads: loads, stores, strong accesses, atomics and polling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.backends.sim.checked_memory import CheckedMemory, ResolvedAccess
+from gemmsmith.backends.sim.clocks import EXECUTED
+from gemmsmith.backends.sim.events import Event, LaneAccesses
+from gemmsmith.backends.sim.lockstep_group import ActiveLanes, LockstepGroup, Wait
+from gemmsmith.backends.sim.scopes import ScopeLevel, scope_of
+from gemmsmith.backends.sim.sync_variables import ReleasedClock, synchronizing_scope
+from gemmsmith.lang.machine import Access, Blocking, Space
+
+LOG2_STEPS_PER_POLL = (-6, 8)
+"""Range of log2 of the scheduler steps in the time of one poll, for waits with a poll limit; drawn by the seed, since
+other groups may be delayed for long or arrive immediately. Chosen; not measured."""
+
+
+class MemoryInstructions:
+    """The memory instructions of a lockstep group."""
+
+    def __init__(self, group: LockstepGroup, memory: CheckedMemory) -> None:
+        self.group, self.memory = group, memory
+
+    def load(
+        self, space: Space, address: Any, nbytes: int, *, rank: Any = None, order: str = "weak", scope: str = "gpu",
+        mask: Any = None,
+    ) -> np.ndarray:  # fmt: skip
+        """Load (threads, nbytes) bytes; see `lang.machine.Machine.load`."""
+        result = np.zeros((len(self.group.threads), nbytes), np.uint8)
+        self.group.time += self.group.state.cost_model.memory_instruction
+        strong = None if order == "weak" else scope_of(scope)
+        for access, rows, by_warp in self._accesses(space, address, nbytes, rank, mask):
+            resolved = self.memory.resolve(access)
+            for lanes, own in by_warp:
+                self._record(access, rows, lanes, own, resolved, "read", strong)
+                if strong is not None:
+                    self._strong_read(lanes, access.addresses[own], strong, acquires=order == "acquire")
+            if resolved:
+                result[rows] = resolved.read()
+        return result
+
+    def store(
+        self, space: Space, address: Any, data: np.ndarray, *, rank: Any = None, order: str = "weak",
+        scope: str = "gpu", mask: Any = None,
+    ) -> None:  # fmt: skip
+        """Store (threads, nbytes) bytes; see `lang.machine.Machine.store`."""
+        self.group.time += self.group.state.cost_model.memory_instruction
+        strong = None if order == "weak" else scope_of(scope)
+        for access, rows, by_warp in self._accesses(space, address, data.shape[1], rank, mask):
+            resolved = self.memory.resolve(access)
+            for lanes, own in by_warp:
+                event = self._record(access, rows, lanes, own, resolved, "write", strong)
+                if strong is not None:
+                    self._strong_write(lanes, access.addresses[own], event, order, strong, atomic=False)
+            if resolved:
+                resolved.write(data[rows])
+
+    def atomic(
+        self, space: Space, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
+        order: str = "relaxed", scope: str = "gpu", returns: bool = True,
+    ) -> np.ndarray:  # fmt: skip
+        """Update memory atomically; see `lang.machine.Machine.atomic`."""
+        kind = np.dtype(dtype)
+        old = np.zeros(len(self.group.threads), kind)
+        self.group.time += self.group.state.cost_model.memory_instruction
+        strong = scope_of(scope)
+        for access, rows, by_warp in self._accesses(space, address, kind.itemsize, None, None):
+            resolved = self.memory.resolve(access)
+            for lanes, own in by_warp:
+                event = self._record(access, rows, lanes, own, resolved, "atomic", strong)
+                if returns:
+                    acquires = order in ("acquire", "acq_rel")
+                    self._strong_read(lanes, access.addresses[own], strong, acquires=acquires)
+                self._strong_write(lanes, access.addresses[own], event, order, strong, atomic=True)
+            for row, at in zip(rows, access.addresses.reshape(-1, 1), strict=True):
+                one = replace(access, addresses=at)
+                old[row] = self.memory.peek(one).view(kind)[0, 0]
+                new = np.asarray(update(old[row], kind.type(operand[row])), kind).reshape(1, 1)
+                self.memory.poke(one, new.view(np.uint8))
+        return old if old.dtype == np.float32 else old.astype(np.int64)
+
+    def spin_wait(
+        self, address: Any, ready: Callable[[int], bool], description: str, order: str, scope: str = "gpu",
+        max_polls: int | None = None,
+    ) -> Blocking:  # fmt: skip
+        """Poll a word of global memory; see `lang.machine.Machine.spin_wait`."""
+        group, address = self.group, int(address)
+        polls_left: float = math.inf
+        if max_polls is not None and group.state.seed:  # the cost model's schedule waits
+            polls_left = max_polls * 2 ** group.state.random.uniform(*LOG2_STEPS_PER_POLL)
+        access = Access("global", np.array([address]), 4)
+
+        def word() -> int:
+            return int(self.memory.peek(access).view(np.uint32)[0, 0])
+
+        def done() -> bool:
+            nonlocal polls_left
+            polls_left -= 1
+            return ready(word()) or polls_left < 0
+
+        self.memory.check_aligned(access, 4)
+        start = group.time
+        if not done():
+            buffer = group.state.memory.buffer_at(address)
+            name = buffer.name if buffer else "a word"
+            yield Wait(done, lambda: f"{name}: a word is {word()}, {description}")
+        group.time = max(group.time, group.state.sync_variables[address].visible_at)
+        self.load("global", address, 4, order=order, scope=scope)
+        group.time += group.state.cost_model.barrier
+        group.record_wait(start, "another CTA")
+        return word()
+
+    def _accesses(
+        self, space: Space, address: Any, width: int, rank: Any, mask: Any
+    ) -> Iterator[tuple[Access, np.ndarray, list[tuple[ActiveLanes, slice]]]]:
+        """Split the active threads' access by target CTA, or by warp if warps access different buffers.
+
+        Yields (access, thread indices, slice of the access's addresses per warp).
+        """
+        group, addresses = self.group, self.group.broadcast(address)
+        active = group.active_lanes if mask is None else group.active_lanes_of(np.asarray(mask))
+        by_warp = [(lanes, lanes.rows) for lanes in active]
+        if not by_warp:
+            return
+        if rank is not None:
+            ranks = group.broadcast(rank)
+            for r in np.unique(np.concatenate([ranks[rows] for _, rows in by_warp])):
+                of_rank = [(lanes, rows[ranks[rows] == r]) for lanes, rows in by_warp]
+                of_rank = [(lanes, rows) for lanes, rows in of_rank if len(rows)]
+                yield self._access(space, addresses, width, of_rank, int(r))
+            return
+        merged = self._access(space, addresses, width, by_warp)
+        buffer_at = group.state.memory.buffer_at
+        if space == "shared" or buffer_at(merged[0].first) is buffer_at(merged[0].last):
+            yield merged
+        else:
+            yield from (self._access(space, addresses, width, [one]) for one in by_warp)
+
+    def _access(
+        self, space: Space, addresses: np.ndarray, width: int, by_warp: list[tuple[ActiveLanes, np.ndarray]],
+        rank: int | None = None,
+    ) -> tuple[Access, np.ndarray, list[tuple[ActiveLanes, slice]]]:  # fmt: skip
+        rows = by_warp[0][1] if len(by_warp) == 1 else np.concatenate([rows for _, rows in by_warp])
+        access = Access(space, addresses[rows], width, rank)
+        self.memory.check_aligned(access, width)
+        ends = [*accumulate((len(rows) for _, rows in by_warp), initial=0)]
+        return access, rows, [(lanes, slice(*ends)) for (lanes, _), ends in zip(by_warp, pairwise(ends), strict=True)]
+
+    def _record(
+        self, access: Access, rows: np.ndarray, lanes: ActiveLanes, own: slice, resolved: ResolvedAccess | None,
+        label: str, scope: ScopeLevel | None,
+    ) -> Event:  # fmt: skip
+        """Record one warp's share of an access, `own` of its addresses; `scope`: None for weak accesses."""
+        group, agent, cta = self.group, lanes.agent(), self.group.peer(access.rank)
+        offsets = resolved.offsets if resolved else access.addresses
+        accesses = LaneAccesses(offsets[own], access.width, rows[own])
+        strong = None if scope is None else (scope, group.cta)
+        event = Event(agent.index, agent.count, 0, label, group.title, group.location, warp=lanes.warp, lanes=accesses,
+                      strong=strong, is_read=label == "read")  # fmt: skip
+        if resolved:
+            self.memory.record(resolved, label != "read", event, agent.clock, part=own)
+        if cta is not group.cta:
+            cta.remote.append(event)
+            if not any(agent.clock.vector[EXECUTED, warp.first_agent] for warp in cta.warps):
+                group.report("barrier", f"access to shared memory of CTA {cta.index}, which may not have started; "
+                             "add a cluster barrier before it")  # fmt: skip
+        return event
+
+    def _strong_read(self, lanes: ActiveLanes, addresses: np.ndarray, scope: ScopeLevel, *, acquires: bool) -> None:
+        """Record a strong read: an acquire joins the writers' clocks immediately, a relaxed read at the next fence."""
+        agent = lanes.agent()
+        for x in np.unique(addresses):
+            for message in self.group.state.sync_variables[int(x)].read(agent.index):
+                level = synchronizing_scope(self.group.cta, scope, message)
+                if level is not None and acquires:
+                    agent.clock.join(message.clock)
+                    continue
+                agent.clock.join_executed(message.clock)
+                if level is not None:
+                    agent.pending.append((level, message.clock))
+
+    def _strong_write(
+        self, lanes: ActiveLanes, addresses: np.ndarray, event: Event, order: str, scope: ScopeLevel, *, atomic: bool
+    ) -> None:
+        """Record a strong write: a release publishes the lanes' clock, a relaxed write the clock of the last fence."""
+        group, agent = self.group, lanes.agent()
+        if order in ("release", "acq_rel"):
+            fenced_scope, clock = ScopeLevel.GPU, lanes.release()
+        else:
+            fenced_scope, clock = lanes.warp.release_relaxed(lanes.mask)
+        message = ReleasedClock(min(scope, fenced_scope), group.cta, clock)
+        for x in np.unique(addresses):
+            word = group.state.sync_variables[int(x)]
+            racing = word.write(event, message, atomic=atomic, ordered=lambda e: e.happens_before(agent.clock))
+            if racing:
+                group.report("race", f"{event} of a word is not ordered after {racing}", racing.location)
+            word.visible_at = group.time + group.state.cost_model.store_latency

@@ -1,0 +1,63 @@
+"""Words of global memory through which threads synchronize by strong accesses: relaxed, acquire, release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gemmsmith.backends.sim.clocks import VectorClock
+from gemmsmith.backends.sim.events import Event
+from gemmsmith.backends.sim.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
+
+
+class ReleasedClock(NamedTuple):
+    """The clock that a strong write publishes, at a scope, by a thread of a CTA."""
+
+    scope: ScopeLevel
+    cta: HasClusterRank
+    clock: VectorClock
+
+
+@dataclass(eq=False)
+class SyncVariable:
+    """A word of global memory that strong accesses read and write.
+
+    `messages`: clocks published by the last store and the atomics after it (a release sequence; PTX ISA, "observation
+    order"). `writes`: their events, numbered. `write_count`: writes so far; `observed_writes`: the number of writes
+    that each agent has observed. `visible_at`: time at which the last write becomes visible to polling threads.
+    """
+
+    messages: list[ReleasedClock] = field(default_factory=list)
+    writes: list[tuple[int, Event]] = field(default_factory=list)
+    write_count: int = 0
+    observed_writes: dict[int, int] = field(default_factory=dict)
+    visible_at: int = 0
+
+    def read(self, agent: int) -> list[ReleasedClock]:
+        """Record that an agent reads the word; return the clocks that it observes."""
+        self.observed_writes[agent] = self.write_count
+        return self.messages
+
+    def write(
+        self, event: Event, message: ReleasedClock, *, atomic: bool, ordered: Callable[[Event], bool]
+    ) -> Event | None:
+        """Record a store, or an atomic.
+
+        Returns an earlier write that is neither ordered before the store nor observed by its agent (a race), if any.
+        """
+        unordered_write = None
+        if not atomic:
+            observed = self.observed_writes.get(event.agent, 0)
+            unordered_write = next((e for i, e in self.writes if i > observed and not ordered(e)), None)
+            self.messages, self.writes = [], []
+        self.write_count += 1
+        self.messages = [*self.messages, message]
+        self.writes.append((self.write_count, event))
+        return unordered_write
+
+
+def synchronizing_scope(reader: HasClusterRank, scope: ScopeLevel, message: ReleasedClock) -> ScopeLevel | None:
+    """Return the narrowest scope that contains reader and writer, or None if either access has a narrower one."""
+    needed = narrowest_common_scope(reader, message.cta)
+    return needed if min(scope, message.scope) >= needed else None

@@ -1,0 +1,159 @@
+"""The split-K reduction of the CTAs of a cluster, through distributed shared memory (DSMEM)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+
+from gemmsmith import hw
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.global_split_reduction import (
+    GlobalSplitReduction,
+    accumulate_partials,
+    store_partials,
+    vector_width,
+)
+from gemmsmith.core.mma import THREADS_PER_WARPGROUP
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import I32, U32
+from gemmsmith.lang.values import RegisterArray, Value
+from gemmsmith.tile_scheduler.tiles import ClusterPosition, Split, TileScheduler, WorkTile
+
+WARPS_PER_WARPGROUP = 4
+"""Warps of a warpgroup, each of which releases a slot with one lane."""
+
+
+class ClusterSplitReduction:
+    """The reduction of the partial sums of the CTAs of a cluster that split a tile's K.
+
+    Each warpgroup sends its partial accumulator to the same warpgroup of the CTAs that reduce the tile: all of them,
+    one column slice each, or only the last. They add in rank order.
+
+    The receiver has a full barrier per slot, which counts the bytes that arrive; the sender has an empty barrier per
+    warpgroup. The tile's ordinal in its CTA gives the barriers' phase.
+    """
+
+    def __init__(self, spec: KernelSpec, position: ClusterPosition) -> None:
+        assert isinstance(position.split_idx, Value)
+        self.spec, self.position, self.split_idx = spec, position, position.split_idx
+        self.num_slices, self.consumers = spec.num_reducing_ctas, spec.config.consumers
+        self.num_peers = spec.config.cluster_splits - 1
+        num_slots = self.num_peers * self.consumers
+        k = current_builder()
+        self.slot_bytes = spec.cluster_reduction_bytes // num_slots
+        name = "split-K exchange"
+        self.exchange_slots = k.shared(self.slot_bytes, stages=num_slots, name=name)
+        self.full = k.shared(8, stages=num_slots, alignment=8, name=f"{name} full barrier")
+        self.empty = k.shared(8, stages=self.consumers, alignment=8, name=f"{name} empty barrier")
+
+    @property
+    def pipelines(self) -> tuple[ClusterSplitReduction, ...]:
+        """The objects whose barriers must be initialized."""
+        return (self,)
+
+    def init(self) -> None:
+        """Initialize the barriers. Recorded in one thread, before the roles."""
+        k = current_builder()
+        with k.unroll(self.num_peers * self.consumers, name="slot") as slot:
+            hw.mbarrier_init(self.full[slot], 1)
+        with k.unroll(self.consumers, name="consumer") as consumer:
+            hw.mbarrier_init(self.empty[consumer], WARPS_PER_WARPGROUP * max(self.num_slices - 1, 1))
+
+    def output_tile(self, tile: WorkTile) -> WorkTile:
+        """Return what this CTA, if it reduces, stores of a tile: all of it, or its slice of the columns."""
+        if self.num_slices == 1:
+            return tile
+        return replace(tile, n=(tile.n + self.split_idx * self.spec.slice_columns).named("slice_n"))
+
+    @contextmanager
+    def reduced_accumulator(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
+        """Enter a branch that runs only in CTAs that reduce, and yield the fully reduced accumulator."""
+        k, split = current_builder(), tile.split
+        assert split is not None
+        with k.when(~split.is_reducer) if self.num_slices == 1 else nullcontext():
+            self._send(accumulator, split, warpgroup)
+            self.tiles_sent.set(split.tile_ordinal + 1)
+        with k.when(split.is_reducer):
+            own_columns = self._own_columns(accumulator)
+            self._receive(own_columns, tile, warpgroup)
+            yield own_columns
+
+    def init_consumer(self) -> None:
+        """Declare a math warpgroup's state, before its first tile."""
+        self.tiles_sent = current_builder().var(I32, 0, "tiles_sent")
+
+    def tail(self, warpgroup: Value) -> None:
+        """Wait until the receivers have released the last slots: no CTA may exit while a peer still arrives on it."""
+        with current_builder().when(self.tiles_sent.get() > 0):
+            hw.mbarrier_wait(self.empty[warpgroup], ((self.tiles_sent.get() + 1) % 2).to(U32))
+
+    def _rank(self, split_idx: Value | int) -> Value:
+        """Return the cluster rank of the CTA with the same tile and another split."""
+        base_rank = self.position.cta_rank - self.position.split_base_rank
+        return (base_rank + split_idx * self.spec.multicast_size).to(U32)
+
+    def _send(self, accumulator: Accumulator, split: Split, warpgroup: Value) -> None:
+        """Send to each other CTA that reduces a slice the columns of that slice."""
+        k = current_builder()
+        hw.mbarrier_wait(self.empty[warpgroup], ((split.tile_ordinal + 1) % 2).to(U32), "cluster")
+        offset = (k.thread % THREADS_PER_WARPGROUP * (4 * vector_width(accumulator, self.num_slices))).to(U32)
+        offset.hinted("thread_offset")
+        for slice_idx in range(self.num_slices):
+            receiver = self.num_peers + 1 - self.num_slices + slice_idx
+            with k.when(self.split_idx != receiver):
+                sender = self.split_idx - k.select(self.split_idx > receiver, 1, 0)
+                slot = (sender * self.consumers + warpgroup).named("slot")
+                rank = self._rank(receiver).named("receiver_rank")
+                address = hw.mapa(self.exchange_slots[slot].address + offset, rank).named("remote_slot")
+                full = hw.mapa(self.full[slot], rank).named("remote_full_barrier")
+                store_partials(accumulator, partial(_store_remote, address, full), slice_idx, self.num_slices)
+
+    def _own_columns(self, accumulator: Accumulator) -> Accumulator:
+        """Return this CTA's partial sums of the columns that it reduces."""
+        if self.num_slices == 1:
+            return accumulator
+        k, spec = current_builder(), self.spec
+        own_columns = Accumulator(spec.mma, spec.warpgroup_rows, spec.slice_columns)
+        for slice_idx in range(self.num_slices):
+            with k.when(self.split_idx == slice_idx):
+                for own, full in zip(own_columns.fragments, accumulator.fragments, strict=True):
+                    with k.unroll(len(own)) as i:
+                        own[i] = full[i + slice_idx * len(own)]
+        return own_columns
+
+    def _receive(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> None:
+        """Add the partial sums that the other CTAs send to `accumulator`."""
+        k, split = current_builder(), tile.split
+        assert split is not None
+        assert tile.has_next is not None
+        thread_offset = (k.thread % THREADS_PER_WARPGROUP * (4 * vector_width(accumulator))).to(U32)
+        thread_offset.hinted("thread_offset")
+        with k.range(self.num_peers, name="sender") as sender:
+            slot = (sender * self.consumers + warpgroup).named("slot")
+            with k.when(k.thread % THREADS_PER_WARPGROUP == 0):
+                hw.mbarrier_arrive_expect_tx(self.full[slot], self.slot_bytes)
+            hw.mbarrier_wait(self.full[slot], (split.tile_ordinal % 2).to(U32), "cluster")
+            address = (self.exchange_slots[slot].address + thread_offset).named("thread_slot")
+            accumulate_partials(accumulator, lambda values, offset: hw.load_shared(values, address + offset.to(U32)))
+            k.comment("all lanes have read the slot that is released now")
+            hw.sync_warp()
+            with k.when(k.lane == 0):
+                rank = self._rank(sender + k.select(sender >= self.split_idx, 1, 0)).hinted("sender_rank")
+                with k.when(tile.has_next):  # cluster scope: ld has read the slot, which the peer writes again
+                    hw.mbarrier_arrive_cluster(self.empty[warpgroup], rank, "cluster")
+                with k.otherwise():
+                    hw.mbarrier_arrive_cluster(self.empty[warpgroup], rank, "cta")
+
+
+def _store_remote(address: Value, full_barrier: Value, values: RegisterArray, offset: Value) -> None:
+    hw.store_async(values, address + offset.to(U32), full_barrier)
+
+
+def make_split_reduction(spec: KernelSpec, scheduler: TileScheduler) -> GlobalSplitReduction | ClusterSplitReduction:
+    """Return the reduction of partial sums for a config."""
+    if spec.config.cluster_splits > 1:
+        return ClusterSplitReduction(spec, scheduler.position)
+    return GlobalSplitReduction(spec, scheduler)

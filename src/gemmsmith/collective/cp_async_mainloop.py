@@ -1,0 +1,189 @@
+"""The mainloop without TMA (CUTLASS: MmaMultistage): all threads load by cp.async, a few k-tiles ahead of the MMAs.
+
+Loads continue across tiles, so those of a tile's first k-tiles run under the previous tile's epilogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from gemmsmith import hw
+from gemmsmith.collective.cp_async_operand import CpAsyncOperand
+from gemmsmith.collective.pipeline import HasBarriers, init_barriers
+from gemmsmith.core.problem import OperandFn, operand_selector
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.tile import Tile
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.shared import SharedBuffer, SharedView
+from gemmsmith.lang.types import I32
+from gemmsmith.lang.values import Constant, Value, ValueLike
+from gemmsmith.tile_scheduler.tiles import OperandCoord, TileScheduler, WorkTile
+
+
+class CpAsyncSource(Protocol):
+    """The interface of a cp.async operand of `rows` rows, with a `tile` in each of its stages."""
+
+    tile: Tile
+    rows: Value
+    stages: SharedBuffer
+
+    def init_copies(self) -> None:
+        """Declare this thread's state, before the first tile."""
+
+    def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
+        """Make the next copies those of the tile at `coord`, from element `first_k` of K on."""
+
+    def copies(self, stage: Value, k_remaining: Value | None) -> list[Callable[[], None]]:
+        """Return callables that issue this thread's cp.async copies of a k-tile into a stage.
+
+        `k_remaining`: valid elements of K from the k-tile's first on; None: the tile is fully in bounds, no predicates.
+        """
+
+    def advance(self) -> None:
+        """Move to the next k-tile."""
+
+
+OperandFactory = Callable[[str, Tile, int, OperandFn, int], CpAsyncSource]
+"""(name, tile, stages, source, threads) -> an operand that `threads` threads copy."""
+
+
+class CpAsyncMainloop:
+    """The stages of A and B, the stage that is read, and the k-tile that is copied next.
+
+    The copies of each k-tile are a cp.async group; past the last tile, groups are of zeros. Kernel arguments: the
+    operands', and `k`.
+    """
+
+    def __init__(
+        self, spec: KernelSpec, scheduler: TileScheduler, make_operand: OperandFactory = CpAsyncOperand
+    ) -> None:
+        self.spec, self._scheduler, stages = spec, scheduler, spec.config.stages
+        self.operands = tuple(
+            make_operand(name, tile, stages, operand_selector(i), spec.threads)
+            for i, (name, tile) in enumerate(zip("ab", spec.tiles, strict=True))
+        )
+        last = self.operands[-1].stages
+        self.smem_range = range(self.operands[0].stages.offset, last.offset + last.bytes)
+        """The stages' bytes of shared memory."""
+        self._k = current_builder().parameter("k", compute=lambda p: p.k)
+
+    def prologue(self, *others: HasBarriers, prefetch: Sequence[Value] = ()) -> None:
+        """Initialize the barriers of `others`, issue the copies of the first k-tiles, and wait for one of them."""
+        k, config = current_builder(), self.spec.config
+        if others or prefetch:
+            init_barriers(*others, prefetch=prefetch)
+        hw.grid_dependency_wait()
+        if config.pdl:
+            hw.grid_dependency_launch()
+        begin, self._stop, self._step = self._scheduler.persistent_range()
+        self._next_tile = k.var(I32, begin, "next_tile")
+        # Of the tile that is copied: its k-tiles, its elements of K, and its k-tiles that need no predicates.
+        self._k_tiles_remaining, self._k_remaining = k.var(I32, 0, "k_tiles_remaining"), k.var(I32, 0, "k_remaining")
+        self._full_k_tiles_remaining = k.var(I32, 0, "full_k_tiles_remaining")
+        self._read_stage = k.var(I32, 0, "read_stage")
+        for operand in self.operands:
+            operand.init_copies()
+        with k.range(config.stages - 1, name="stage") as stage:
+            self._copy_k_tile(stage)
+        self._wait_next_stage()
+
+    def unpredicated_and_tail_loops(
+        self, k_tiles: Value
+    ) -> Iterator[tuple[ValueLike, Value, Callable[[int, int], None]]]:
+        """Yield two loops over a tile's k-tiles, each as (start, stop, copy).
+
+        In the first, the k-tiles that are copied meanwhile are fully in bounds and need no predicates, so that copies
+        can be interleaved with MMAs. `copy(slice_idx, num_slices)` issues a slice of the copies of a k-tile.
+        """
+        k = current_builder()
+        full_k_tiles = k.maximum(k.minimum(k_tiles, self._full_k_tiles_remaining.get()), 0).named("full_k_tiles")
+        self._advance(full_k_tiles)
+        yield 0, full_k_tiles, self._copy_unpredicated
+        yield full_k_tiles, k_tiles, lambda slice_idx, _: self.copy_k_tile() if slice_idx == 0 else None
+
+    def copy_k_tile(self) -> None:
+        """Issue the copies of one k-tile into the stage that was read before the last `next_stage`."""
+        self._copy_k_tile(self._free_stage())
+
+    def _copy_unpredicated(self, slice_idx: int, num_slices: int) -> None:
+        """Issue a slice of the copies of a k-tile that is fully in bounds, into the same stage."""
+        self._issue_copies(self._free_stage(), None, slice_idx, num_slices)
+        if slice_idx == num_slices - 1:
+            self._commit()
+
+    def _free_stage(self) -> Value:
+        read_stage, stages = self._read_stage.get(), self.spec.config.stages
+        return (current_builder().select(read_stage == 0, stages, read_stage) - 1).named("free_stage")
+
+    def _copy_k_tile(self, stage: Value) -> None:
+        k = current_builder()
+        with k.when(self._k_tiles_remaining.get() == 0):
+            self._begin_tile()
+        k_remaining = self._k_remaining.get()
+        with k.when(self._full_k_tiles_remaining.get() > 0):
+            self._issue_copies(stage, None)
+        with k.otherwise():
+            self._issue_copies(stage, k_remaining)
+        self._commit()
+        self._advance(Constant(I32, 1))
+
+    def _issue_copies(self, stage: Value, k_remaining: Value | None, slice_idx: int = 0, num_slices: int = 1) -> None:
+        """Issue a slice of a k-tile's copies."""
+        copies = [copy for operand in self.operands for copy in operand.copies(stage, k_remaining)]
+        for copy in copies[slice_idx * len(copies) // num_slices : (slice_idx + 1) * len(copies) // num_slices]:
+            copy()
+
+    def _commit(self) -> None:
+        for operand in self.operands:
+            operand.advance()
+        hw.cp_async_commit()
+
+    def _advance(self, k_tiles: Value) -> None:
+        """Count `k_tiles` k-tiles as copied."""
+        self._k_remaining.set(self._k_remaining.get() - k_tiles * self.spec.config.tile[2])
+        self._k_tiles_remaining.set(self._k_tiles_remaining.get() - k_tiles)
+        self._full_k_tiles_remaining.set(self._full_k_tiles_remaining.get() - k_tiles)
+
+    def next_stage(self) -> None:
+        """Wait until all threads have read the current stage and the next one is loaded, and move to it."""
+        self._wait_next_stage()
+        following = (self._read_stage.get() + 1).named("next_stage")
+        self._read_stage.set(current_builder().select(following == self.spec.config.stages, 0, following))
+
+    def stage(self) -> list[SharedView]:
+        """Return the tiles of A and B in the current stage."""
+        return [x.stages[self._read_stage.get()] for x in self.operands]
+
+    def drain(self) -> None:
+        """Wait for the groups of zeros, after the last tile."""
+        hw.cp_async_wait(0)
+
+    def release_epilogue_smem(self, tile: WorkTile) -> None:
+        """Do nothing: no epilogue reuses the stages."""
+
+    def _begin_tile(self) -> None:
+        k = current_builder()
+        with k.when(self._next_tile.get() < self._stop):
+            tile = self._scheduler.work_tile_at(self._next_tile.get())
+            first_k = (tile.k_tile_index(Constant(I32, 0)) * self.spec.config.tile[2]).named("first_k")
+            for operand, coord in zip(self.operands, tile.operands, strict=True):
+                operand.set_tile(coord, first_k)
+            a_in_bounds, b_in_bounds = (
+                x.rows - coord.mn >= x.tile.mn for x, coord in zip(self.operands, tile.operands, strict=True)
+            )
+            tile_k_remaining = (self._k - first_k).named("tile_k_remaining")
+            full_k_tiles = k.minimum(tile.k_tiles, tile_k_remaining // self.spec.config.tile[2])
+            self._full_k_tiles_remaining.set(k.select(a_in_bounds & b_in_bounds, full_k_tiles, 0))
+            self._k_tiles_remaining.set(tile.k_tiles)
+            self._k_remaining.set(tile_k_remaining)
+            self._next_tile.set(self._next_tile.get() + self._step)
+        with k.otherwise():
+            self._k_remaining.set(0)
+            self._k_tiles_remaining.set(1)
+
+    def _wait_next_stage(self) -> None:
+        """Wait for this thread's copies of the next k-tile; the barrier makes all threads' copies visible."""
+        hw.cp_async_wait(self.spec.config.stages - 2)
+        current_builder().comment("all threads' copies of the next k-tile are complete, and none reads the free stage")
+        hw.sync_threads()

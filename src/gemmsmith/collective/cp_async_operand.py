@@ -1,0 +1,90 @@
+"""A cp.async operand of the mainloop, which all threads copy into its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+from gemmsmith import hw
+from gemmsmith.collective.swizzle import VECTOR_BYTES, CopyStep, ThreadCopyPartition
+from gemmsmith.core.problem import OperandFn
+from gemmsmith.core.tile import Tile
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import I32, I64, U32, U64
+from gemmsmith.lang.values import Constant, Value
+from gemmsmith.tile_scheduler.tiles import OperandCoord
+
+
+class CpAsyncOperand:
+    """An operand with a tile in each of `stages` stages, which `threads` threads copy in vectors of 16 bytes.
+
+    Elements past the operand's ends are zero-filled, not read. Kernel arguments: `name`, its address; `name`_rows;
+    `name`_ld_bytes, the bytes between its rows (columns, if MN-major); `name`_batch_stride_bytes.
+    """
+
+    def __init__(self, name: str, tile: Tile, stages: int, source: OperandFn, threads: int) -> None:
+        k, self.tile, size = current_builder(), tile, tile.dtype.bytes
+        leading_dimension = "row_stride" if tile.major == "K" else "col_stride"
+        self._address = k.pointer(name, lambda p: source(p)[1])
+        self.rows: Value = k.parameter(f"{name}_rows", compute=lambda p: source(p)[0].rows)
+        self._ld_bytes = k.parameter(f"{name}_ld_bytes", I64, lambda p: getattr(source(p)[0], leading_dimension) * size)
+        self._batch_stride_bytes = k.parameter(
+            f"{name}_batch_stride_bytes", I64, lambda p: source(p)[0].batch_stride * size
+        )
+        self.stages = k.shared(tile, stages=stages, name=name.upper())
+        self._name, self._threads = name, threads
+
+    def init_copies(self) -> None:
+        """Declare this thread's state, before the first tile."""
+        k, is_k_major = current_builder(), self.tile.major == "K"
+        self._partition = ThreadCopyPartition(self.tile, k.thread, self._threads)
+        # The address of this thread's first vector in the next k-tile.
+        self._gmem_ptr = k.var(U64, self._address, f"{self._name}_gmem_ptr")
+        # Rows of the operand from there on; if MN-major, bytes of them.
+        unit = "rows" if is_k_major else "row_bytes"
+        self._rows_remaining = k.var(I32, 0, f"{self._name}_{unit}_remaining")
+
+    def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
+        """Make the next copies those of the tile at `coord`, from element `first_k` of K on."""
+        thread, tile, size = self._partition, self.tile, self.tile.dtype.bytes
+        outer, inner = (coord.mn, first_k) if tile.major == "K" else (first_k, coord.mn)
+        inner_offset = thread.box * tile.pitch + hw.opaque(thread.vector_idx) * VECTOR_BYTES
+        row_offset = (outer + hw.opaque(thread.row)).to(I64) * self._ld_bytes
+        offset = row_offset + inner.to(I64) * size + inner_offset.to(I64)
+        self._gmem_ptr.set(self._address + (coord.batch.to(I64) * self._batch_stride_bytes + offset).to(U64))
+        rows = current_builder().minimum(self.rows - coord.mn, tile.mn)
+        self._rows_remaining.set(rows - thread.row if tile.major == "K" else rows * size - inner_offset)
+
+    def copies(self, stage: Value, k_remaining: Value | None) -> list[Callable[[], None]]:
+        """Return callables that issue this thread's cp.async copies of a k-tile into a stage.
+
+        `k_remaining`: valid elements of K from the k-tile's first on; None: the tile is fully in bounds, no predicates.
+        """
+        destination, source = self.stages[stage].address.named(f"{self._name}_stage_base"), self._gmem_ptr.get()
+
+        def copy(step: CopyStep) -> None:
+            address = source + (self._ld_bytes * step.row + step.box * self.tile.pitch).to(U64)
+            nbytes = Constant(U32, VECTOR_BYTES) if k_remaining is None else self._valid_bytes(step, k_remaining)
+            with nullcontext() if step.pred is None else current_builder().when(step.pred):
+                hw.cp_async_copy(destination + step.offset, address, nbytes, VECTOR_BYTES)
+
+        return [partial(copy, step) for step in self._partition.copy_steps()]
+
+    def _valid_bytes(self, step: CopyStep, k_remaining: Value) -> Value:
+        """Return the bytes of a vector that are in bounds."""
+        k, tile, thread = current_builder(), self.tile, self._partition
+        if tile.major == "K":
+            inner_offset = thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES
+            outer_remaining = self._rows_remaining.get()
+            inner_bytes = k.minimum(k_remaining, tile.k) * tile.dtype.bytes - inner_offset
+        else:
+            outer_remaining, inner_bytes = k_remaining - thread.row, self._rows_remaining.get()
+        valid_bytes = k.minimum(k.maximum(inner_bytes - step.box * tile.pitch, 0), VECTOR_BYTES)
+        return k.select(outer_remaining > step.row, valid_bytes, 0).to(U32)
+
+    def advance(self) -> None:
+        """Move to the next k-tile."""
+        tile = self.tile
+        step = tile.k * tile.dtype.bytes if tile.major == "K" else (self._ld_bytes * tile.k).to(U64)
+        self._gmem_ptr.set(self._gmem_ptr.get() + step)

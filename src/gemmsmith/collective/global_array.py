@@ -1,0 +1,61 @@
+"""Arrays in global memory that threads read and write element by element, with any strides."""
+
+from __future__ import annotations
+
+from gemmsmith import hw
+from gemmsmith.core.dtypes import BF16, BOOL, FP16, FP32, INT32, INT64, UE8M0, DType
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import F32, I32, I64, U32, U64
+from gemmsmith.lang.values import Constant, Value
+
+
+class GlobalArray:
+    """The array `name` of the bound problem, with any strides.
+
+    Kernel arguments: `argument`, its address, and the strides that it needs: `row_stride_` if it varies along M (`m`),
+    `column_stride_` if it varies along N (`n`), and `batch_stride_`.
+    """
+
+    def __init__(self, argument: str, name: str, dtype: DType, *, m: bool, n: bool) -> None:
+        def stride(along: str, attribute: str) -> Value:
+            return k.parameter(f"{along}_stride_{argument}", I64, lambda p: getattr(p.arrays[name], attribute))
+
+        k = current_builder()
+        self.name, self.dtype = name, dtype
+        self.base_address = k.pointer(argument, lambda p: Pointer(argument))
+        self.row_stride = stride("row", "row_stride") if m else None
+        self.column_stride = stride("column", "col_stride") if n else None
+        self.batch_stride = stride("batch", "batch_stride")
+
+    def element_address(self, batch: Value, row: Value | None = None, column: Value | None = None) -> Value:
+        """Return the byte address of an element."""
+        offset = batch.to(I64) * self.batch_stride
+        if self.row_stride is not None and row is not None:
+            offset = offset + row.to(I64) * self.row_stride
+        if self.column_stride is not None and column is not None:
+            offset = offset + column.to(I64) * self.column_stride
+        return self.base_address + (offset * self.dtype.bytes).to(U64)
+
+    def load(self, address: Value, in_bounds: Value) -> Value:
+        """Load an element as fp32, or 0 if not `in_bounds`; integers are rounded to fp32, exact up to 2^24."""
+        if self.dtype == BOOL:
+            is_nonzero = hw.load_global_u8_u16(address, in_bounds, 8).to(U32) != 0
+            return current_builder().select(is_nonzero, 1.0, Constant(F32, 0.0))
+        if self.dtype == UE8M0:
+            return hw.unpack_ue8m0(hw.load_global_u8_u16(address, in_bounds, 8).to(U32))
+        if self.dtype.bytes == 2:
+            return _as_fp32(hw.load_global_u8_u16(address, in_bounds, 16).to(U32), self.dtype)
+        words = current_builder().registers(F32 if self.dtype == FP32 else U32, self.dtype.bytes // 4, "element")
+        hw.load_global(words, address, in_bounds)
+        if self.dtype == INT64:
+            return (words[1].to(U64) << 32 | words[0].to(U64)).to(I64).to(F32)
+        return words[0].to(I32).to(F32) if self.dtype == INT32 else words[0]
+
+
+def _as_fp32(bits: Value, dtype: DType) -> Value:
+    """Convert 16 bits in a u32 to fp32."""
+    if dtype == BF16:
+        return hw.as_float(bits << 16)
+    assert dtype == FP16, dtype
+    return hw.unpack(bits, 0, FP16)

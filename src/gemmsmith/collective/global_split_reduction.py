@@ -1,0 +1,142 @@
+"""The split-K reduction of clusters, through global memory, in a fixed order (CUTLASS stream-K: fixup).
+
+Non-final warpgroups store their accumulator and set a flag (release); the final one waits for each flag (acquire),
+clears it and adds. Flags are zero before and after every kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gemmsmith import hw
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.pipeline import HasBarriers
+from gemmsmith.core.mma import THREADS_PER_WARPGROUP
+from gemmsmith.core.problem import Problem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import U32, U64
+from gemmsmith.lang.values import Constant, RegisterArray, Value
+from gemmsmith.tile_scheduler.tiles import Split, TileScheduler, WorkTile
+
+VectorCopy = Callable[[RegisterArray, Value], object]
+"""(registers, byte offset) -> None: copies a vector between registers and memory."""
+
+
+class GlobalSplitReduction:
+    """The reduction of the partial sums of a tile's splits; without splits it does nothing.
+
+    Kernel arguments, with splits: `partials`, a slot for the accumulator of each warpgroup of each CTA, and `flags`, a
+    word for each of them.
+    """
+
+    def __init__(self, spec: KernelSpec, scheduler: TileScheduler) -> None:
+        k = current_builder()
+        self.spec, self.cta_rank = spec, scheduler.position.cta_rank
+        if spec.config.splits != 1:
+            self._barriers = k.named_barriers(spec.config.consumers)
+
+            def slots(p: Problem) -> int:
+                return scheduler.clusters_of(p) * spec.cluster_size * spec.config.consumers
+
+            self.partials = k.scratch("partials", lambda p: slots(p) * self._slot_bytes)
+            self.flags = k.scratch("flags", lambda p: slots(p) * 4, zero_initialized=True)
+
+    @property
+    def pipelines(self) -> tuple[HasBarriers, ...]:
+        """The objects whose barriers must be initialized: none."""
+        return ()
+
+    def output_tile(self, tile: WorkTile) -> WorkTile:
+        """Return what this CTA reduces and stores of a tile: all of it."""
+        return tile
+
+    def init_consumer(self) -> None:
+        """Do nothing."""
+
+    def tail(self, warpgroup: Value) -> None:
+        """Do nothing."""
+
+    @contextmanager
+    def reduced_accumulator(self, accumulator: Accumulator, tile: WorkTile, warpgroup: Value) -> Iterator[Accumulator]:
+        """Enter a branch that runs only in CTAs that reduce, and yield the fully reduced accumulator."""
+        k, split = current_builder(), tile.split
+        if split is None:
+            yield accumulator
+            return
+        leader = (k.thread % THREADS_PER_WARPGROUP == 0).named("is_leader")
+        with k.when(~split.is_reducer):
+            self._store(accumulator, split, warpgroup, leader)
+        with k.when(split.is_reducer):
+            with k.range(split.cluster_idx - split.first_peer, name="peer") as peer, k.when(split.k_tile_begin > 0):
+                self._accumulate(accumulator, split.first_peer + peer, warpgroup, leader)
+            yield accumulator
+
+    def _slot(self, cluster_idx: Value, warpgroup: Value) -> Value:
+        """Return the index of a warpgroup's slot."""
+        cta = cluster_idx * self.spec.cluster_size + self.cta_rank
+        return (cta * self.spec.config.consumers + warpgroup).named("slot")
+
+    def _address(self, slot: Value, accumulator: Accumulator) -> Value:
+        """Return the address of this thread's first vector in a slot."""
+        offset = current_builder().thread % THREADS_PER_WARPGROUP * (4 * vector_width(accumulator))
+        return (self.partials + slot.to(U64) * self._slot_bytes + offset.to(U64)).named("thread_partials_ptr")
+
+    @property
+    def _slot_bytes(self) -> int:
+        return self.spec.accumulator_registers * 4 * THREADS_PER_WARPGROUP
+
+    def _store(self, accumulator: Accumulator, split: Split, warpgroup: Value, leader: Value) -> None:
+        k = current_builder()
+        slot = self._slot(split.cluster_idx, warpgroup)
+        address = self._address(slot, accumulator)
+        store_partials(accumulator, lambda values, offset: hw.store_global(values, address + offset.to(U64), True))
+        k.comment("all partial sums are written before the flag is set")
+        hw.barrier_sync(warpgroup + self._barriers, THREADS_PER_WARPGROUP)
+        with k.when(leader):
+            hw.store_strong(self.flags + (slot * 4).to(U64), Constant(U32, 1), "release", "gpu")
+
+    def _accumulate(self, accumulator: Accumulator, cluster_idx: Value, warpgroup: Value, leader: Value) -> None:
+        k = current_builder()
+        slot = self._slot(cluster_idx, warpgroup)
+        address, flag = self._address(slot, accumulator), (self.flags + (slot * 4).to(U64)).named("flag_ptr")
+        with k.when(leader):
+            hw.spin_until_equal(flag, Constant(U32, 1))
+            hw.store_strong(flag, Constant(U32, 0), "relaxed", "gpu")
+        k.comment("the leader has acquired the flag before any thread reads the partial sums")
+        hw.barrier_sync(warpgroup + self._barriers, THREADS_PER_WARPGROUP)
+        accumulate_partials(accumulator, lambda values, offset: hw.load_global(values, address + offset.to(U64), True))
+
+
+def vector_width(accumulator: Accumulator, num_slices: int = 1) -> int:
+    """Return the registers of a vector in which a slice of the accumulator's columns is copied."""
+    return 4 if len(accumulator.fragments[0]) // num_slices % 4 == 0 else 2
+
+
+def store_partials(accumulator: Accumulator, store: VectorCopy, slice_idx: int = 0, num_slices: int = 1) -> None:
+    """Store a slice of the accumulator's columns, vector by vector; the threads' n-th vectors are contiguous."""
+    for fragment, i, values, offset in _vectors(accumulator, num_slices):
+        first = slice_idx * (len(fragment) // num_slices)
+        with current_builder().unroll(len(values), name="j") as j:
+            values[j] = fragment[i * len(values) + first + j]
+        store(values, offset)
+
+
+def accumulate_partials(accumulator: Accumulator, load: VectorCopy) -> None:
+    """Add what `store_partials` has stored to the accumulator."""
+    for fragment, i, values, offset in _vectors(accumulator):
+        load(values, offset)
+        with current_builder().unroll(len(values), name="j") as j:
+            accumulator.add(fragment, (i * len(values) + j).named("acc_idx"), values[j])
+
+
+def _vectors(
+    accumulator: Accumulator, num_slices: int = 1
+) -> Iterator[tuple[RegisterArray, Value, RegisterArray, Value]]:
+    """Yield (fragment, index of a vector in it, registers for it, byte offset from this thread's first vector)."""
+    k, width, fragments = current_builder(), vector_width(accumulator, num_slices), accumulator.fragments
+    count = fragments.count // num_slices // width
+    with k.unroll(len(fragments), name="mma_m") as mma_m, k.unroll(count, name="vector") as vector:
+        values = k.registers(fragments.type, width, "values")
+        yield fragments[mma_m], vector, values, (mma_m * count + vector) * (4 * width * THREADS_PER_WARPGROUP)

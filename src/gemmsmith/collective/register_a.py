@@ -1,0 +1,116 @@
+"""wgmma with A in registers (CUTLASS: GMMA RS), for an MN-major A of 32-bit elements.
+
+From shared memory wgmma reads 32-bit elements K-major only.
+"""
+
+from __future__ import annotations
+
+from gemmsmith import hw
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.collective.swizzle import VECTOR_BYTES, swizzled_vector_offset
+from gemmsmith.core.mma import A_FRAGMENT_REGISTERS, FRAGMENT_HALF_ROWS, FRAGMENT_ROWS_PER_WARP, LANES_PER_QUAD, WGMMA_M
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.core.tile import Tile
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.types import PRED, U32
+from gemmsmith.lang.values import RegisterArray, Value, ValueLike, as_value
+
+
+def make_accumulator(spec: KernelSpec) -> Accumulator:
+    """Return the accumulator of a math warpgroup, which multiplies with A in registers if its layout needs it.
+
+    Recorded in the warpgroup's role.
+    """
+    if spec.a_in_registers:
+        return RegisterAAccumulator(spec)
+    return Accumulator(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
+
+
+class RegisterAAccumulator(Accumulator):
+    """An accumulator that multiplies with A in registers, a wgmma group per k-step.
+
+    A's fragments of a k-step are loaded while up to `spec.a_k_steps` - 1 k-steps before it are multiplied.
+    """
+
+    def __init__(self, spec: KernelSpec) -> None:
+        super().__init__(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
+        k, mma_ms = current_builder(), len(self.fragments)
+        self._a_fragments = [
+            k.registers_2d(U32, mma_ms, A_FRAGMENT_REGISTERS, f"a_frag_{i}") for i in range(spec.a_k_steps)
+        ]
+        self._loader = AFragmentLoader(spec)
+
+    def multiply(self, a: SharedView, b: SharedView, accumulate: ValueLike) -> None:
+        """Issue acc = a @ b^T (+ acc if `accumulate`) over the tile's whole K.
+
+        Returns while the last k-steps are in flight; the groups of earlier calls are complete.
+        """
+        assert b.tile is not None
+        buffers = len(self._a_fragments)
+        with current_builder().unroll(b.tile.k // self.mma.k // buffers, name="k_steps") as k_steps:
+            for i, a_fragments in enumerate(self._a_fragments):
+                k_step = k_steps * buffers + i
+                hw.wgmma_wait(buffers - 1)
+                for mma_m, a_fragment in enumerate(a_fragments):
+                    hw.fence_operand(a_fragment)
+                    self._loader.load(a_fragment, a, k_step, mma_m)
+                scale_d = (as_value(accumulate, PRED) | (k_step > 0)).named("accumulate")
+                b_descriptor = hw.descriptor(b, k_step).named("b_descriptor")
+                hw.wgmma_fence()
+                for d, a_fragment in zip(self.fragments, a_fragments, strict=True):
+                    hw.wgmma_mma_rs(d, a_fragment, b_descriptor, scale_d, self.n, self.mma, b.tile.major)
+                hw.wgmma_commit()
+        current_builder().comment("all lanes have read the stage that one lane releases")
+        hw.sync_warp()
+
+    def wait(self, pending: int) -> None:
+        """Wait until at most `pending` k-tiles are in flight; `multiply` leaves only the one just issued."""
+        if pending == 0:
+            self.wait_complete()
+
+
+class AFragmentLoader:
+    """Loads a thread's elements of a k-step of 64 rows of A: of every 8 x 4 elements (M x K) of its warp's 16 x 8.
+
+    A row of a box is one index of K: 128 bytes, 32 elements of M, whose 16-byte vectors' indices are xor-ed with k % 8.
+    So for two neighbors of K, 8 rows of M are in the same two of eight vectors. Of two adjacent lanes, one therefore
+    first loads its element 4 further along K, so that no two lanes access the same bank.
+    """
+
+    def __init__(self, spec: KernelSpec) -> None:
+        lane, warp = current_builder().lane, current_builder().warp_index % 4
+        row, column, self._is_odd_lane = (
+            warp * FRAGMENT_ROWS_PER_WARP + lane // LANES_PER_QUAD,
+            lane % LANES_PER_QUAD,
+            (lane % 2 == 1).named("is_odd_lane"),
+        )
+        self._offsets = [
+            [
+                self._offset(
+                    spec.tiles[0], row + half * FRAGMENT_HALF_ROWS, column + (lane + load) % 2 * LANES_PER_QUAD
+                )
+                for load in range(2)
+            ]
+            for half in range(2)
+        ]
+
+    @staticmethod
+    def _offset(tile: Tile, row: Value, column: Value) -> Value:
+        """Return the byte offset of an element in a tile."""
+        per_vector = VECTOR_BYTES // tile.dtype.bytes
+        vector_idx, byte = row // per_vector, row % per_vector * tile.dtype.bytes
+        return swizzled_vector_offset(tile, column, vector_idx, byte).named("a_smem_offset")
+
+    def load(self, fragment: RegisterArray, a: SharedView, k_step: Value, mma_m: int) -> None:
+        """Load A's fragment of a k-step and of the `mma_m`-th 64 rows.
+
+        Its registers are the rows of both halves, then the same 4 further along K (PTX ISA, wgmma .tf32).
+        """
+        k, tile = current_builder(), a.tile
+        assert tile is not None
+        view = a.at(k_step, 2 * LANES_PER_QUAD * tile.pitch).at(mma_m, WGMMA_M // tile.box_inner * tile.box_bytes)
+        for half, offsets in enumerate(self._offsets):
+            first, second = (hw.load_shared_word(view.address + offset, U32, "a_word") for offset in offsets)
+            fragment[half] = k.select(self._is_odd_lane, second, first)
+            fragment[half + 2] = k.select(self._is_odd_lane, first, second)

@@ -1,0 +1,264 @@
+"""The fp32 GEMM of a warpgroup on CUDA cores (CUTLASS: SIMT): operands and fragments.
+
+Each thread multiplies the rows of A and the columns of B of its elements in the fragment of core/mma.py, so that the
+epilogue is the same as with tensor cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from gemmsmith import hw
+from gemmsmith.collective.accumulator import Accumulator
+from gemmsmith.core.mma import (
+    FRAGMENT_GROUP_COLUMNS,
+    FRAGMENT_HALF_ROWS,
+    FRAGMENT_ROWS_PER_WARP,
+    LANES_PER_QUAD,
+    WGMMA_M,
+)
+from gemmsmith.core.problem import OperandFn
+from gemmsmith.core.spec import K_ROW_PADDING_BYTES, KernelSpec
+from gemmsmith.core.tile import Tile
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.types import F32, I32, I64, U32, U64
+from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike, as_value
+from gemmsmith.tile_scheduler.tiles import OperandCoord
+
+VECTOR_ELEMENTS = 4
+"""Elements of a thread's shared memory load."""
+WORD_BYTES = 4
+"""Bytes of an element."""
+WARP_THREADS = 32
+"""Threads of a warp."""
+CONFLICT_FREE_K = 8
+"""Consecutive indices along K at which a tile's elements of one smem index are in different banks."""
+MAX_COPY_LANES_ALONG_K = 16
+"""Maximum lanes that copy consecutive elements of one row along K: an SM's L1 serves each 128-byte line separately
+(docs/notebook/simulator-counters.md)."""
+MAX_DOUBLE_BUFFERED_REGISTERS = 40
+"""Maximum registers per thread of one buffer of A and B with double buffering. Those of a tile 256 columns wide do not
+fit together with its accumulator."""
+
+
+class SmemVectorLayout:
+    """The shared memory order of the rows of A (columns of B) of a tile.
+
+    Each thread's elements form vectors and adjacent lanes' vectors are adjacent, so loads have no bank conflicts. The
+    two columns of a pair are swapped so that FFMA reads a column and its accumulator from different register banks.
+    """
+
+    def __init__(self, spec: KernelSpec, name: str) -> None:
+        self.is_a = name == "a"
+        mma_ms, self._columns = spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns
+        self.elements_per_thread = 2 * mma_ms if self.is_a else self._columns // FRAGMENT_GROUP_COLUMNS * 2
+        """Rows (columns) of a thread."""
+        self.width = min(VECTOR_ELEMENTS, self.elements_per_thread)
+        """Elements of a vector."""
+        self.lanes = 32 // LANES_PER_QUAD if self.is_a else LANES_PER_QUAD
+        """Lanes of a warp that have different rows (columns)."""
+
+    def mn_at(self, smem_index: ValueLike) -> Value:
+        """Return the tile's row (column) that is stored at an index."""
+        per_group, per_vector = self.lanes * self.elements_per_thread, self.lanes * self.width
+        smem_index = as_value(smem_index, I32)
+        group, lane = smem_index // per_group, smem_index % per_vector // self.width
+        element = smem_index % per_group // per_vector * self.width + smem_index % self.width
+        if self.is_a:
+            return element // 2 * WGMMA_M + group * FRAGMENT_ROWS_PER_WARP + element % 2 * FRAGMENT_HALF_ROWS + lane
+        return group * self._columns + element // 2 * FRAGMENT_GROUP_COLUMNS + lane * 2 + (element + 1) % 2
+
+    def vector_index(self, group: Value, lane: Value, vector_idx: Value) -> Value:
+        """Return the index of a lane's `vector_idx`-th vector. `group`: its warp for A, its warpgroup for B."""
+        lane_idx = lane // LANES_PER_QUAD if self.is_a else lane % LANES_PER_QUAD
+        return (
+            group * (self.lanes * self.elements_per_thread)
+            + vector_idx * (self.lanes * self.width)
+            + lane_idx * self.width
+        )
+
+    def xor_mask(self, tile: Tile, k: Value) -> Value:
+        """Return the mask that indices at element `k` of K are xor-ed with.
+
+        In a K-major tile the halves of the vectors are swapped at every other CONFLICT_FREE_K of K, so that the
+        elements of a row that lanes copy are in different banks.
+        """
+        swaps = tile.major == "K" and tile.k > CONFLICT_FREE_K
+        return k // CONFLICT_FREE_K % 2 * (self.width // 2) if swaps else Constant(I32, 0)
+
+
+class SimtOperand:
+    """An fp32 operand of any strides, copied word by word into a tile in each of `stages` stages.
+
+    A tile is stored one index of K after the other; elements out of bounds are zero-filled. Kernel arguments: `name`,
+    its address; `name`_rows; `name`_row_stride_bytes (if K-major), `name`_k_stride_bytes, `name`_batch_stride_bytes.
+    """
+
+    def __init__(self, spec: KernelSpec, name: str, tile: Tile, stages: int, source: OperandFn, threads: int) -> None:
+        k, self.tile, self._threads = current_builder(), tile, threads
+        self._address = k.pointer(name, lambda p: source(p)[1])
+        self.rows: Value = k.parameter(f"{name}_rows", compute=lambda p: source(p)[0].rows)
+        self._row_stride: Value = Constant(I64, WORD_BYTES)
+        if tile.major == "K":
+            self._row_stride = k.parameter(
+                f"{name}_row_stride_bytes", I64, lambda p: source(p)[0].row_stride * WORD_BYTES
+            )
+        self._k_stride = k.parameter(f"{name}_k_stride_bytes", I64, lambda p: source(p)[0].col_stride * WORD_BYTES)
+        self._batch_stride = k.parameter(
+            f"{name}_batch_stride_bytes", I64, lambda p: source(p)[0].batch_stride * WORD_BYTES
+        )
+        self.stages = k.shared(tile.k * _bytes_per_k(tile), stages=stages, alignment=128, name=name.upper())
+        self._name, self._layout = name, SmemVectorLayout(spec, name)
+
+    def init_copies(self) -> None:
+        """Declare this thread's state, before the first tile: which element of a k-tile it copies first.
+
+        Consecutive lanes copy consecutive elements of the contiguous dimension (of K, at most half a line), and along
+        smem indices; no two lanes of a warp write to one bank.
+        """
+        k, tile, name = current_builder(), self.tile, self._name
+        is_k_major = tile.major == "K"
+        inner_threads = (
+            min(tile.k, MAX_COPY_LANES_ALONG_K)
+            if is_k_major
+            else min(max(WARP_THREADS, self._threads // tile.k), tile.mn)
+        )
+        inner_idx = (k.thread % inner_threads).named(f"{name}_inner_idx")
+        outer_idx, outer_threads = (
+            (k.thread // inner_threads).named(f"{name}_outer_idx"),
+            self._threads // inner_threads,
+        )
+        first, self._thread_k = (outer_idx, inner_idx) if is_k_major else (inner_idx, outer_idx)
+        self._rows_and_k_per_iter = (outer_threads, inner_threads) if is_k_major else (inner_threads, outer_threads)
+        """Rows, and elements of K, that the threads copy per iteration."""
+        self._thread_mn = self._layout.mn_at(first).named(f"{name}_thread_mn")
+        smem_index = first ^ self._layout.xor_mask(tile, self._thread_k)
+        smem_offset = self._thread_k * _bytes_per_k(tile) + smem_index * WORD_BYTES
+        self._thread_smem_offset = smem_offset.to(U32).named(f"{name}_thread_smem_offset")
+        self._gmem_ptr = k.var(U64, self._address, f"{name}_gmem_ptr")
+        # Rows of the operand from this thread's first on.
+        self._rows_remaining = k.var(I32, 0, f"{name}_rows_remaining")
+
+    def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
+        """Make the next copies those of the tile at `coord`, from element `first_k` of K on."""
+        row_offset = (coord.mn + self._thread_mn).to(I64) * self._row_stride
+        offset = row_offset + (first_k + self._thread_k).to(I64) * self._k_stride
+        self._gmem_ptr.set(self._address + (coord.batch.to(I64) * self._batch_stride + offset).to(U64))
+        self._rows_remaining.set(self.rows - coord.mn - self._thread_mn)
+
+    def copies(self, stage: Value, k_remaining: Value | None) -> list[Callable[[], None]]:
+        """Return callables that issue this thread's cp.async copies of a k-tile into a stage.
+
+        `k_remaining`: valid elements of K from the k-tile's first on; None: the tile is fully in bounds, no predicates.
+        """
+        rows, ks = self._rows_and_k_per_iter
+        return [
+            partial(self._copy, stage, k_remaining, k_offset, mn_offset)
+            for k_offset in range(0, self.tile.k, ks)
+            for mn_offset in range(0, self.tile.mn, rows)
+        ]
+
+    def _copy(self, stage: Value, k_remaining: Value | None, k_offset: int, mn_offset: int) -> None:
+        k, tile = current_builder(), self.tile
+        iter_offset = k_offset * _bytes_per_k(tile) + mn_offset * WORD_BYTES
+        destination = self.stages[stage].address + self._thread_smem_offset + iter_offset
+        # mn_at is additive here: mn_offset is a multiple of a power of two larger than the thread's first index, so the
+        # row delta does not depend on the thread.
+        row_delta = as_value(self._layout.mn_at(mn_offset) - self._layout.mn_at(0), I32)
+        address = self._gmem_ptr.get() + (row_delta.to(I64) * self._row_stride + self._k_stride * k_offset).to(U64)
+        nbytes: Value = Constant(U32, WORD_BYTES)
+        if k_remaining is not None:
+            is_row_valid = self._rows_remaining.get() > row_delta
+            nbytes = k.select(is_row_valid & (self._thread_k + k_offset < k_remaining), nbytes, 0)
+        hw.cp_async_copy(destination, address, nbytes, WORD_BYTES)
+
+    def advance(self) -> None:
+        """Move to the next k-tile."""
+        self._gmem_ptr.set(self._gmem_ptr.get() + (self._k_stride * self.tile.k).to(U64))
+
+
+class SimtFragments:
+    """A thread's register fragments of A and B at one index of K, double-buffered if registers suffice.
+
+    Without double buffering B's fragment is a vector of columns at a time. Lane bits 1 and 2 are swapped so that
+    adjacent lanes load the same words (neighbors by 1 those of A, neighbors by 2 those of B), so that more lanes are
+    served at once (backends/sim/counters.py); `unpermute_lanes` restores the fragment's lane order.
+    """
+
+    def __init__(self, spec: KernelSpec, warpgroup: Value) -> None:
+        k, self._tiles = current_builder(), spec.tiles
+        self._layouts = SmemVectorLayout(spec, "a"), SmemVectorLayout(spec, "b")
+        a, b = self._layouts
+        self.double_buffered = a.elements_per_thread + b.elements_per_thread <= MAX_DOUBLE_BUFFERED_REGISTERS
+        self._a, self._b = (
+            k.registers_2d(F32, 1 + self.double_buffered, count, f"{name}_frag")
+            for count, name in (
+                (a.elements_per_thread, "a"),
+                (b.elements_per_thread if self.double_buffered else b.width, "b"),
+            )
+        )
+        self._groups, lane = (k.warp_index % 4, warpgroup), k.lane
+        self._lane = (lane // 8 * 8 + lane // 2 % 2 * 4 + lane // 4 % 2 * 2 + lane % 2).named("swapped_lane")
+
+    def load(self, stage: list[SharedView], k_idx: Value, buffer: ValueLike) -> None:
+        """Load the fragments at index `k_idx` of a stage's K into a buffer."""
+        for operand, fragments in enumerate((self._a, self._b)):
+            layout = self._layouts[operand]
+            with current_builder().unroll(layout.elements_per_thread // layout.width, name="vector") as vector:
+                self._load(operand, stage, k_idx, vector, fragments[buffer], vector)
+
+    def load_and_multiply(self, accumulator: Accumulator, stage: list[SharedView], k_idx: Value) -> None:
+        """Load the fragments at index `k_idx` of a stage's K, B's a vector at a time, and multiply them."""
+        k, (a, b) = current_builder(), self._layouts
+        with k.unroll(a.elements_per_thread // a.width, name="vector") as vector:
+            self._load(0, stage, k_idx, vector, self._a[0], vector)
+        with k.unroll(b.elements_per_thread // b.width, name="vector") as vector:
+            self._load(1, stage, k_idx, vector, self._b[0], 0)
+            self._multiply(accumulator, 0, vector * b.width, b.width)
+
+    def multiply(self, accumulator: Accumulator, buffer: ValueLike) -> None:
+        """Add the outer product of a buffer's fragments to the accumulator."""
+        self._multiply(accumulator, buffer, 0, self._layouts[1].elements_per_thread)
+
+    def _load(
+        self, operand: int, stage: list[SharedView], k_idx: Value, vector: Value, fragment: RegisterArray,
+        fragment_vector: ValueLike,
+    ) -> None:  # fmt: skip
+        """Load a vector of an operand (0: A, 1: B) into vector `fragment_vector` of the fragment."""
+        tile, layout, group = self._tiles[operand], self._layouts[operand], self._groups[operand]
+        smem_offset = k_idx * _bytes_per_k(tile) + layout.vector_index(group, self._lane, vector) * WORD_BYTES
+        values = current_builder().registers(F32, layout.width, "values")
+        hw.load_shared(values, stage[operand].address + smem_offset.to(U32))
+        for i in range(layout.width):
+            fragment[fragment_vector * layout.width + (layout.xor_mask(tile, k_idx) ^ i)] = values[i]
+
+    def _multiply(self, accumulator: Accumulator, buffer: ValueLike, first: ValueLike, columns: int) -> None:
+        """Add the outer product of the fragment of A and `columns` columns of B, from the `first` on.
+
+        Columns run in reverse in every other row, so that each FFMA shares the row or the column with the one before,
+        which then is not read again from the register file.
+        """
+        k = current_builder()
+        with (
+            k.unroll(len(accumulator.fragments), name="mma_m") as mma_m,
+            k.unroll(2, name="half") as half,
+            k.unroll(columns, name="step") as step,
+        ):
+            column = step ^ half * (columns - 1)
+            element = (first + column) // 2 * 4 + half * 2 + column % 2
+            acc = accumulator.fragments[mma_m]
+            acc[element] = hw.fma(self._a[buffer][mma_m * 2 + half], self._b[buffer][column ^ 1], acc[element])
+
+    def unpermute_lanes(self, accumulator: Accumulator) -> None:
+        """Move each lane's accumulator to the lane that has these elements in the fragment. After the last k-tile."""
+        with current_builder().unroll(len(accumulator.fragments), name="mma_m") as mma_m:
+            acc = accumulator.fragments[mma_m]
+            with current_builder().unroll(acc.count, name="i") as i:
+                acc[i] = hw.as_float(hw.shuffle_index(hw.as_unsigned(acc[i]), self._lane.to(U32)))
+
+
+def _bytes_per_k(tile: Tile) -> int:
+    """Return the bytes from one index of K of a tile to the next."""
+    return tile.mn * WORD_BYTES + K_ROW_PADDING_BYTES

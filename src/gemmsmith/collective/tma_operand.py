@@ -1,0 +1,160 @@
+"""A TMA operand of the mainloop: its stages of shared memory, and the TMA loads that fill them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gemmsmith import hw
+from gemmsmith.core.integers import round_up
+from gemmsmith.core.pointer import Pointer
+from gemmsmith.core.problem import BoundProblem, Matrix, OperandFn
+from gemmsmith.core.tensor_map import TensorMap
+from gemmsmith.core.tile import ATOM_ROWS, Tile
+from gemmsmith.hw.tma import EVICT_NORMAL
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.shared import SharedView
+from gemmsmith.lang.types import I32, U16
+from gemmsmith.lang.values import Constant, Value, as_value
+
+
+class TmaOperand:
+    """An operand with a tile in each of `stages` stages, loaded by TMA.
+
+    Kernel arguments: `name`, its tensor map; if CTAs multicast the tile to one another, `name`_multicast_slice_rows,
+    the rows of the boxes that each of them loads; with 3xTF32, `name`_residual, the tensor map of what the MMA does not
+    read of the elements (CUTLASS: small).
+    """
+
+    def __init__(
+        self, name: str, tile: Tile, stages: int, source: OperandFn, policy: Constant = EVICT_NORMAL,
+        residual: OperandFn | None = None,
+    ) -> None:  # fmt: skip
+        """Allocate the stages.
+
+        Args:
+            name: Name of the operand, "a" or "b".
+            tile: The tile of a stage.
+            stages: Stages of the pipeline.
+            source: Returns the matrix and its address for a problem.
+            policy: L2 eviction policy of the loads.
+            residual: Returns the matrix of the residuals and its address, with 3xTF32.
+        """
+        k = current_builder()
+        self.name, self.tile, self.policy, self._source = name, tile, policy, source
+        self.map = k.tensor_map(name, partial(self._tensor_map, source))
+        self.residual_map = k.tensor_map(f"{name}_residual", partial(self._tensor_map, residual)) if residual else None
+        self.stages = k.shared(tile, stages=stages, name=name.upper(), allow_uninitialized_reads=True)
+        self._multicast_ctas = 1
+        self._multicast_slice: Value | int = 0
+        self._multicast_slice_rows: Value | int = 0
+        self._mask: Value | int = 1
+
+    def multicast(self, ctas: int, slice_idx: Value | int, mask: Value | int) -> None:
+        """Let `ctas` CTAs of the cluster, which need the same tile, load a slice of its rows each.
+
+        This CTA loads slice `slice_idx` and multicasts it to the CTAs of `mask`.
+        """
+        if ctas > 1:
+            self._multicast_ctas, self._multicast_slice, self._mask = ctas, slice_idx, mask
+            self._multicast_slice_rows = current_builder().parameter(
+                f"{self.name}_multicast_slice_rows", compute=self._slice_rows
+            )
+
+    @property
+    def loads_per_tile(self) -> int:
+        """TMA loads of all CTAs per tile."""
+        return self._multicast_ctas * self.tile.boxes
+
+    @property
+    def maps(self) -> list[Value]:
+        """The operand's tensor maps."""
+        return [x for x in (self.map, self.residual_map) if x is not None]
+
+    def load(
+        self, stage: Value, barrier: SharedView, mn: Value, k: Value, batch: Value, *, multicast: bool = True,
+        is_residual: Value | None = None,
+    ) -> None:  # fmt: skip
+        """Issue the loads of the tile at (mn, k) of a batch into a stage. Recorded in one thread.
+
+        Args:
+            stage: Index of the stage.
+            barrier: The stage's full barrier.
+            mn: First row (column of B) of the tile.
+            k: First element along K of the tile.
+            batch: Index of the batch.
+            multicast: Load this CTA's slice and multicast it. Otherwise load all slices into this CTA's stage only.
+            is_residual: Load the tile of the residuals.
+        """
+        load = partial(self._load, stage, barrier, mn, k, batch, multicast=multicast)
+        if is_residual is None or self.residual_map is None:
+            load(self.map)
+            return
+        with current_builder().when(is_residual):
+            load(self.residual_map)
+        with current_builder().otherwise():
+            load(self.map)
+
+    def _load(
+        self, stage: Value, barrier: SharedView, mn: Value, k: Value, batch: Value, map: Value, *, multicast: bool
+    ) -> None:
+        tile = self.tile
+        for slice_idx in [self._multicast_slice] if multicast else range(self._multicast_ctas):
+            first_row = as_value(slice_idx * self._multicast_slice_rows, I32).named(f"{self.name}_slice_row")
+            for box in range(tile.boxes):
+                inner, outer = (k, mn) if tile.major == "K" else (mn, k)
+                destination = self.stages[stage].at(box * tile.box_bytes).at(first_row, tile.pitch)
+                coords = inner + box * tile.box_inner, outer + first_row, batch
+                if multicast and self._multicast_ctas > 1:
+                    mask = self._mask if isinstance(self._mask, int) else self._mask.to(U16)
+                    hw.tma_load_multicast(map, *coords, destination, barrier, mask, self.policy)
+                else:
+                    hw.tma_load(map, *coords, destination, barrier, self.policy)
+
+    # -- computed by the host for a problem ----------------------------------------------------------------
+    def stage_bytes(self, p: BoundProblem) -> int:
+        """Return the bytes that the loads of all slices write to a stage."""
+        rows = self._box_rows(self._source(p)[0])
+        return rows * self.tile.pitch * self.loads_per_tile if p.k else 0
+
+    def _slice_rows(self, p: BoundProblem) -> int:
+        return multicast_slice_rows(self.tile, self._source(p)[0].rows, self._multicast_ctas)
+
+    def _tensor_map(self, source: OperandFn, p: BoundProblem) -> TensorMap:
+        matrix, address = source(p)
+        if not p.k:  # no k-tile is ever loaded, and extents of zero cannot be encoded
+            return TensorMap(0, matrix.dtype, (16, 1, 1), (64, 0), (16, 1, 1), 0)
+        return make_tensor_map(matrix, self.tile, self._box_rows(matrix), address, p.batch)
+
+    def _box_rows(self, matrix: Matrix) -> int:
+        return box_rows(self.tile, matrix.rows, multicast_slice_rows(self.tile, matrix.rows, self._multicast_ctas))
+
+
+def multicast_slice_rows(tile: Tile, extent: int, ctas: int) -> int:
+    """Return the rows of a tile's boxes that each of `ctas` CTAs loads, for an operand of `extent` rows.
+
+    They are equal slices of the rows that exist, in whole swizzle atoms.
+    """
+    if tile.major == "MN" or extent >= tile.outer:
+        return tile.outer // ctas
+    return min(round_up(extent, ctas * ATOM_ROWS) // ctas, tile.outer // ctas)
+
+
+def box_rows(tile: Tile, extent: int, slice_rows: int) -> int:
+    """Return the TMA box height for a slice of `slice_rows` rows: at most the operand's extent.
+
+    Zero-filling an out-of-bounds row costs about 5 cycles. Rows that are not filled only reach outputs that are never
+    stored; rows along K must be zero-filled.
+    """
+    return slice_rows if tile.major == "MN" else min(slice_rows, extent)
+
+
+def make_tensor_map(matrix: Matrix, tile: Tile, rows: int, address: Pointer, batch: int) -> TensorMap:
+    """Return the tensor map of a (M or N) x K matrix that is loaded or stored in a tile's boxes of `rows` rows."""
+    inner, outer, stride = matrix.cols, matrix.rows, matrix.row_stride
+    if tile.major == "MN":
+        inner, outer, stride = matrix.rows, matrix.cols, matrix.col_stride
+    size = matrix.dtype.bytes
+    return TensorMap(
+        address, matrix.dtype, (inner, outer, batch), (stride * size, matrix.batch_stride * size),
+        (tile.box_inner, rows, 1), tile.swizzle,
+    )  # fmt: skip

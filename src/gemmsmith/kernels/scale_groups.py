@@ -1,0 +1,203 @@
+"""Groups of elements of a register tile that share a quantization scale: amax, scale and reciprocal per group."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import reduce
+
+import numpy as np
+
+from gemmsmith import hw
+from gemmsmith.core.dtypes import FP32, INT8, MAX_FINITE, MIN_SCALE, DType
+from gemmsmith.kernels.register_tile import (
+    QUANTIZATION_BLOCK,
+    THREADS,
+    VECTOR_ELEMENTS,
+    VECTORS_PER_THREAD,
+    WARPS,
+    RegisterTile,
+)
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import F32, I32, U32
+from gemmsmith.lang.values import Constant, RegisterArray, Value, ValueLike, as_value
+
+Store = Callable[[Value, Value, Value], None]
+"""Callable (group index in the tile, scale as fp32 or ue8m0 bits, predicate of the storing thread) that stores it."""
+
+
+class ScaleGroup(ABC):
+    """Elements of a tile that share a scale; a thread has elements of `count` groups.
+
+    Warps exchange partial maxima through the shared memory at `exchange`; before `compute_scales` is called again, all
+    warps must have read it.
+    """
+
+    reciprocals: RegisterArray
+    exchange: Value | None
+
+    def __init__(self, count: int, name: str) -> None:
+        k = current_builder()
+        self.count = count
+        self.amax, self.name = k.registers(F32, count, f"{name}_amax"), name
+
+    @abstractmethod
+    def group_index(self, vector: ValueLike, i: int) -> Value:
+        """Return the index, among the thread's groups, of the group of element `i` of a vector."""
+
+    @abstractmethod
+    def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
+        """Compute the scales from the amax of all added elements, and store them."""
+
+    def clear(self) -> None:
+        """Set each amax to zero."""
+        with current_builder().unroll(self.count, name="group") as i:
+            self.amax[i] = 0.0
+
+    def add(self, tile: RegisterTile) -> None:
+        """Update each group's amax with a tile's elements."""
+        with current_builder().unroll(VECTORS_PER_THREAD, name="vector") as vector:
+            for i in range(VECTOR_ELEMENTS):
+                group, magnitude = self.group_index(vector, i), hw.math_library_call("fabsf", tile.element(vector, i))
+                self.amax[group] = hw.maximum_nan(self.amax[group], magnitude)
+
+    def reciprocal(self, vector: ValueLike, i: int) -> Value:
+        """Return the reciprocal scale, by which element `i` of a vector is multiplied."""
+        return self.reciprocals[self.group_index(vector, i)]
+
+
+class RowScaleGroup(ScaleGroup):
+    """Groups of whole rows: every `threads` consecutive threads have `count` groups, rows of the tile or the tile."""
+
+    def __init__(self, count: int, threads: int) -> None:
+        super().__init__(count, "row" if count > 1 or threads < THREADS else "tile")
+        self.threads, self.lanes_per_warp, self.warps_per_row = threads, min(threads, 32), threads // 32
+        self.lanes_per_group = self.lanes_per_warp // count
+        """Lanes, of the `lanes_per_warp` lanes that have elements of the same groups, that end with the same group."""
+        self.exchange = None
+        if self.warps_per_row > 1:
+            self.exchange = current_builder().shared(4 * count * WARPS, name="amax_exchange")[0].address
+
+    def group_index(self, vector: ValueLike, i: int) -> Value:
+        """Return the index, among the thread's groups, of a vector's row."""
+        return as_value(vector, I32) // (VECTORS_PER_THREAD // self.count)
+
+    def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
+        """Compute one group's scale per lane, and get the other groups' reciprocals by shuffles."""
+        k = current_builder()
+        scale, reciprocal = scale_and_reciprocal(self.reduce_amax(), values, scales)
+        is_writer = (k.thread % self.threads < self.lanes_per_warp) & (k.thread % self.lanes_per_group == 0)
+        store(k.thread // self.threads * self.count + self._lane_group(), scale, is_writer)
+        self.reciprocals = k.registers(F32, self.count, f"{self.name}_reciprocal")
+        if self.count == 1:
+            self.reciprocals[0] = reciprocal
+            return
+        bits, first = hw.as_unsigned(reciprocal), (k.lane // self.lanes_per_warp * self.lanes_per_warp).to(U32)
+        with k.unroll(self.count, name="group") as i:
+            self.reciprocals[i] = hw.as_float(hw.shuffle_index(bits, first + (i * self.lanes_per_group).to(U32)))
+
+    def reduce_amax(self) -> Value:
+        """Reduce amax over the threads of each group; return the amax of the lane's own group.
+
+        A butterfly reduction: at each step a lane sends half of its groups to its partner and keeps the other half.
+        """
+        k, amax, mask = current_builder(), [self.amax[i] for i in range(self.count)], self.lanes_per_warp
+        while mask := mask // 2:
+            sent, retained, half = amax, amax, len(amax) // 2
+            if half:
+                is_upper = (k.lane & mask) != 0
+                sent = [k.select(is_upper, x, y) for x, y in zip(amax[:half], amax[half:], strict=True)]
+                retained = [k.select(is_upper, y, x) for x, y in zip(amax[:half], amax[half:], strict=True)]
+            amax = [hw.maximum_nan(x, hw.shuffle_xor_fp32(y, mask)) for x, y in zip(retained, sent, strict=True)]
+        if self.exchange is None:
+            return amax[0].named("amax")
+        warps = self.warps_per_row
+        first = k.warp_index // warps * self.count * warps + self._lane_group() * warps
+        with k.when(k.lane % self.lanes_per_group == 0):
+            store_shared_f32(self.exchange, first + k.warp_index % self.warps_per_row, amax[0])
+        k.comment("all warps have written the maxima that are read now")
+        hw.sync_threads()
+        warp_amax = [load_shared_f32(self.exchange, first + warp)[0] for warp in range(self.warps_per_row)]
+        return reduce(hw.maximum_nan, warp_amax).named("amax")
+
+    def _lane_group(self) -> Value:
+        """Return the index, among the thread's groups, of the group that the lane ends with."""
+        return current_builder().thread % self.lanes_per_warp // self.lanes_per_group
+
+
+class ColumnScaleGroup(ScaleGroup):
+    """The columns of a square tile."""
+
+    def __init__(self) -> None:
+        super().__init__(VECTOR_ELEMENTS, "column")
+        k = current_builder()
+        self.exchange = k.shared(4 * WARPS * QUANTIZATION_BLOCK, name="column_exchange")[0].address
+        self.shared_reciprocals = k.shared(4 * QUANTIZATION_BLOCK, name="column_reciprocals")[0].address
+
+    def group_index(self, vector: ValueLike, i: int) -> Value:
+        """Return the index, among the thread's groups, of element `i`'s column."""
+        return as_value(i, I32)
+
+    def compute_scales(self, values: DType, scales: DType, store: Store) -> None:
+        """Compute the scale of one column per thread."""
+        k, lanes = current_builder(), QUANTIZATION_BLOCK // VECTOR_ELEMENTS
+        assert self.exchange is not None
+        amax = [hw.maximum_nan(self.amax[i], hw.shuffle_xor_fp32(self.amax[i], lanes)) for i in range(VECTOR_ELEMENTS)]
+        with k.when(k.lane < lanes):
+            for i in range(0, VECTOR_ELEMENTS, 4):
+                column = k.warp_index * QUANTIZATION_BLOCK + k.lane * VECTOR_ELEMENTS + i
+                store_shared_f32(self.exchange, column, *amax[i : i + 4])
+        k.comment("all warps have written the maxima that are read now")
+        hw.sync_threads()
+        with k.when(k.thread < QUANTIZATION_BLOCK):
+            warp_amax = [
+                load_shared_f32(self.exchange, k.thread + warp * QUANTIZATION_BLOCK)[0] for warp in range(WARPS)
+            ]
+            scale, reciprocal = scale_and_reciprocal(reduce(hw.maximum_nan, warp_amax), values, scales)
+            store_shared_f32(self.shared_reciprocals, k.thread, reciprocal)
+            store(k.thread, scale, k.thread < QUANTIZATION_BLOCK)
+        k.comment("the reciprocals that all threads read now are written")
+        hw.sync_threads()
+        self.reciprocals = k.registers(F32, self.count, f"{self.name}_reciprocal")
+        for i in range(0, VECTOR_ELEMENTS, 4):
+            vector = load_shared_f32(self.shared_reciprocals, k.thread % lanes * VECTOR_ELEMENTS + i, 4)
+            for j in range(4):
+                self.reciprocals[i + j] = vector[j]
+
+
+def scale_and_reciprocal(amax: Value, values: DType, scales: DType) -> tuple[Value, Value]:
+    """Return a group's scale and its reciprocal, by which elements are multiplied.
+
+    The scale is amax / MAX_FINITE[values]: in fp32, or rounded up to a power of two, as its ue8m0 byte. It is 1 if amax
+    is 0, NaN if amax is NaN, and infinite if amax is infinite.
+    """
+    k, limit = current_builder(), MAX_FINITE[values]
+    bounded = hw.maximum_nan(amax, limit * MIN_SCALE)
+    scale = k.select(amax == 0.0, 1.0, bounded * float(np.float32(1 / limit)))
+    if scales == FP32:
+        return scale, k.select(amax == 0.0, 1.0, Constant(F32, limit) / bounded)
+    bits = hw.as_unsigned(scale) & 0x7FFFFFFF
+    exponent = k.minimum(bits + 0x7FFFFF >> 23, 255).named("exponent")
+    return exponent, hw.as_float(Constant(U32, 254) - k.minimum(exponent, 254) << 23)
+
+
+def pack_4x8bit(x: list[Value], dtype: DType) -> Value:
+    """Convert four fp32 values to 8 bits each and pack them into a word, the first in the low byte."""
+    pairs = [hw.pack_int8(*x[i : i + 2]) if dtype == INT8 else hw.pack_fp8(*x[i : i + 2], dtype.ptx) for i in (0, 2)]
+    low, high = (pair.to(U32) for pair in pairs)
+    return low | high << 16
+
+
+def store_shared_f32(base: Value, index: Value, *x: Value) -> None:
+    """Store 1, 2 or 4 values at an index of an fp32 array in shared memory."""
+    registers = current_builder().registers(F32, len(x), "stored")
+    for i, value in enumerate(x):
+        registers[i] = value
+    hw.store_shared(registers, base + (index * 4).to(U32))
+
+
+def load_shared_f32(base: Value, index: Value, count: int = 1) -> RegisterArray:
+    """Load 1, 2 or 4 values at an index of an fp32 array in shared memory."""
+    registers = current_builder().registers(F32, count, "loaded")
+    hw.load_shared(registers, base + (index * 4).to(U32))
+    return registers

@@ -1,0 +1,272 @@
+"""The static tile scheduler: grouped raster orders, persistent or one tile per cluster.
+
+Tiles are assigned to clusters, not CTAs. If the matrix ends inside a cluster's tile, the CTAs whose tile is outside of
+it compute values that are never stored, and take part in the cluster's barriers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from gemmsmith import hw
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.integers import ceil_div
+from gemmsmith.core.problem import MAX_EXTENT, Problem
+from gemmsmith.core.spec import KernelSpec
+from gemmsmith.lang.current_builder import current_builder
+from gemmsmith.lang.types import CLUSTER_PERMUTATION, CLUSTER_PERMUTATION_LENGTH, I32
+from gemmsmith.lang.values import Constant, Value, ValueLike
+from gemmsmith.tile_scheduler.fast_divmod import FastDivmod
+from gemmsmith.tile_scheduler.sync_clusters import ClusterKSync
+
+IDENTITY_PERMUTATION = tuple(range(CLUSTER_PERMUTATION_LENGTH))
+"""The permutation in which cluster i starts at tile i."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """This CTA's split of a tile whose k-tiles several CTAs divide among themselves."""
+
+    k_tile_begin: Value
+    """The first k-tile of the split."""
+    is_reducer: Value
+    """This CTA adds all partial sums of the tile, or of its slice of the columns, and runs the epilogue on the result.
+
+    Of several clusters, the one with the last k-tile does (CUTLASS: is_final_split).
+    """
+    cluster_idx: Value
+    """This CTA's cluster, as an index into the cluster permutation."""
+    first_peer: Value
+    """The first cluster with a split of the tile; the others follow up to cluster_idx."""
+    tile_ordinal: Value
+    """How many tiles and splits the CTA has processed before this one."""
+
+
+@dataclass(frozen=True)
+class OperandCoord:
+    """Coordinates of a tile's first element in an operand, seen as (M or N) x K: its row, and its batch."""
+
+    mn: Value
+    batch: Value
+
+
+@dataclass(frozen=True)
+class WorkTile:
+    """A tile of a CTA, or its split of one: where it begins, and which k-tiles it sums."""
+
+    operands: tuple[OperandCoord, ...]
+    """Coordinates of the first elements of the CTA's tiles of A and B."""
+    m: Value
+    """The first row of D, in elements."""
+    n: Value
+    batch: Value
+    k_tiles: Value
+    """K-tiles to sum: all, or those of the split."""
+    split: Split | None = None
+    reverse_k: Value | None = None
+    """The k-tiles are summed from the last to the first."""
+    has_next: Value | None = None
+    """The CTA has another tile after this one. None for TileScheduler.first_work_tile."""
+    is_full_wave: Value | None = None
+    """All clusters have a tile in this wave. None if tiles may be split."""
+
+    def k_tile_index(self, k_tile: Value) -> Value:
+        """Return the index along the GEMM's K of the k-tile that is summed as number `k_tile`."""
+        if self.reverse_k is not None:
+            k_tile = current_builder().select(self.reverse_k, self.k_tiles - 1 - k_tile, k_tile)
+        return k_tile if self.split is None else self.split.k_tile_begin + k_tile
+
+
+@dataclass(frozen=True)
+class ClusterPosition:
+    """A CTA's position in its cluster: (m, n) among the CTAs with the same split of K."""
+
+    m: Value | int
+    n: Value | int
+    cta_rank: Value
+    split_idx: Value | int = 0
+    """Which split of K the CTA has; 0 without splits over the cluster."""
+    split_base_rank: Value | int = 0
+    """The rank of the first CTA with the same split of K."""
+
+
+class TileScheduler:
+    """Assigns tiles to clusters: cluster i of G computes tiles i, i + G, i + 2 G … of the raster order.
+
+    `cluster_idx`, `cluster_count` and this CTA's `position` in its cluster are read here, before the roles begin.
+
+    Kernel arguments: tiles_m, tiles_n (in tiles of a whole cluster), tiles (all), k_tiles, the divisors of the raster
+    order, and `cluster_permutation`, which maps the cluster's index in the grid to cluster_idx. Any permutation is
+    correct; one that puts consecutive tiles on SMs of one GPC lets their L2 reads merge.
+    """
+
+    loop_variable = "tile"
+    """The name of the tile loop's variable in the printed CUDA."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        k = current_builder()
+        self.spec, width = spec, spec.config.raster_group
+        self.tiles_m = k.parameter("tiles_m", compute=lambda p: self.grid(p)[0])
+        self.tiles_n = k.parameter("tiles_n", compute=lambda p: self.grid(p)[1])
+        self.tiles = k.parameter("tiles", compute=self.tiles_of)
+        self.k_tiles = k.parameter("k_tiles", compute=self.k_tiles_of)
+        self.batch_divmod = FastDivmod("batch_divmod", lambda p: max(math.prod(self.grid(p)), 1))
+        self.group_divmod = FastDivmod("group_divmod", lambda p: max(self._minor_and_major(p)[1] * width, 1))
+        self.last_group_divmod = FastDivmod("last_group_divmod", lambda p: self._minor_and_major(p)[0] % width or width)
+        # After the integers, which then share one line of the constant cache.
+        self.cluster_permutation = k.parameter(
+            "cluster_permutation", CLUSTER_PERMUTATION, lambda p: IDENTITY_PERMUTATION
+        )
+        k.work_clusters = self.clusters_of
+        self.cluster_idx = hw.load_cluster_permutation(
+            self.cluster_permutation, hw.block_index() // spec.cluster_size
+        ).named("cluster_idx")
+        self.cluster_count = (hw.grid_size() // spec.cluster_size).named("cluster_count")
+        self.position = self._position()
+        self._cluster_sync = (
+            ClusterKSync(self.cluster_count, self.position.cta_rank) if spec.config.sync_clusters else None
+        )
+
+    # -- computed by the host for a problem ----------------------------------------------------------------
+    def grid(self, p: Problem) -> tuple[int, int]:
+        """Return the number of a cluster's tiles along M and along N."""
+        tile, cluster = self.spec.config.tile, self.spec.config.cluster
+        return ceil_div(p.m, tile[0] * cluster[0]), ceil_div(p.n, tile[1] * cluster[1])
+
+    def tiles_of(self, p: Problem) -> int:
+        """Return the number of tiles of all clusters.
+
+        Raises:
+            ArgumentError: There are more than the kernel's int32 arithmetic can count.
+        """
+        tiles = math.prod(self.grid(p)) * p.batch
+        if tiles > MAX_EXTENT:
+            raise ArgumentError(f"{p}: {tiles} tiles are more than an int32 can count; use a larger tile")
+        return tiles
+
+    def k_tiles_of(self, p: Problem) -> int:
+        """Return the number of k-tiles per tile. 3xTF32 with precomputed small parts counts each once per MMA."""
+        return ceil_div(p.k, self.spec.config.tile[2]) * self.spec.mmas_per_k_tile
+
+    def clusters_of(self, p: Problem) -> int:
+        """Return how many clusters have work."""
+        return self.tiles_of(p)
+
+    def _minor_and_major(self, p: Problem) -> tuple[int, int]:
+        """Return the number of tiles across the groups of the raster order, and along them."""
+        m, n = self.grid(p)
+        return (n, m) if self.spec.config.raster == "m" else (m, n)
+
+    # -- recorded in the kernel ----------------------------------------------------------------------------
+    def _position(self) -> ClusterPosition:
+        """Return this CTA's position; ranks run along M first."""
+        (cluster_m, cluster_n), splits = self.spec.config.cluster, self.spec.config.cluster_splits
+        rank: Value = Constant(I32, 0)
+        if cluster_m * cluster_n * splits > 1:
+            rank = hw.cluster_rank().named("cta_rank")
+        split_idx: Value | int = 0
+        base_rank: Value | int = 0
+        rank_in_split = rank
+        if splits > 1:
+            split_idx = (rank // (cluster_m * cluster_n)).hinted("split_idx")
+            base_rank = (split_idx * (cluster_m * cluster_n)).hinted("split_base_rank")
+            rank_in_split = (rank - base_rank).hinted("rank_in_split")
+        m = 0 if cluster_m == 1 else rank_in_split if cluster_n == 1 else rank_in_split % cluster_m
+        n = 0 if cluster_n == 1 else rank_in_split if cluster_m == 1 else rank_in_split // cluster_m
+        return ClusterPosition(m, n, rank, split_idx, base_rank)
+
+    @contextmanager
+    def tile_loop(self, step: int = 1, first: Value | int = 0) -> Iterator[WorkTile]:
+        """Loop over this cluster's tiles: over the `first`-th, the `first + step`-th and so on."""
+        start, stop, by = self.persistent_range()
+        start = start if step == 1 else start + first * by
+        with current_builder().range(start, stop, by * step, name=self.loop_variable) as tile:
+            yield replace(self.work_tile_at(tile), has_next=(tile + by * step < stop).named("has_next"))
+
+    def persistent_range(self) -> tuple[Value, Value, Value]:
+        """Return (start, stop, step) of the tile loop, whose values `work_tile_at` takes."""
+        return self.cluster_idx, self.tiles, self.cluster_count
+
+    def work_tile_at(self, tile: Value) -> WorkTile:
+        """Return the work of the tile loop's iteration `tile`."""
+        wave_begin = (tile - self.cluster_idx).named("wave_begin")
+        reverse_k = self._is_reversed(wave_begin // self.cluster_count)
+        work_tile = self._work_tile(tile, self.k_tiles, reverse_k=reverse_k)
+        return replace(work_tile, is_full_wave=(wave_begin + self.cluster_count <= self.tiles).named("is_full_wave"))
+
+    @contextmanager
+    def synchronized_tile_loop(self) -> Iterator[WorkTile]:
+        """Loop over this cluster's tiles in the one producing thread, whose `k_tile_loop` synchronizes the clusters.
+
+        Without sync_clusters in the config it is `tile_loop()`.
+        """
+        if self._cluster_sync:
+            self._cluster_sync.init_producer()
+        with self.tile_loop() as tile:
+            yield tile
+        if self._cluster_sync:
+            self._cluster_sync.finish()
+
+    @contextmanager
+    def k_tile_loop(self, tile: WorkTile, first: Value, stop: ValueLike | None = None) -> Iterator[Value]:
+        """Loop over k-tiles [first, stop) of a tile in the producer; `stop` defaults to all."""
+        with current_builder().range(first, tile.k_tiles if stop is None else stop, name="k_tile") as k_tile:
+            if self._cluster_sync and tile.is_full_wave is not None:
+                self._cluster_sync.sync(k_tile, tile.is_full_wave)
+            yield k_tile
+
+    def first_work_tile(self) -> WorkTile | None:
+        """Return the work of `tile_loop`'s first iteration, or None if that takes long to compute."""
+        return self._first_work_tile(self.k_tiles)
+
+    def _first_work_tile(self, k_tiles: Value, split: Split | None = None) -> WorkTile:
+        tile = self._work_tile(self.cluster_idx, k_tiles, split)
+        for value in (tile.batch, tile.m, tile.n):
+            value.name = f"first_{value.name}"
+        return tile
+
+    def _is_reversed(self, ordinal: Value) -> Value | None:
+        """Return whether the CTA sums the k-tiles of its `ordinal`-th tile in reverse, or None if it never does."""
+        return (ordinal % 2 == 1).named("reverse_k") if self.spec.config.serpentine else None
+
+    def _work_tile(
+        self, index: Value, k_tiles: Value, split: Split | None = None, reverse_k: Value | None = None
+    ) -> WorkTile:
+        batch, m, n = current_builder().call(
+            "tile_coordinates", self._tile_coordinates, index, parameter_names=["tile"]
+        )
+        operands = OperandCoord(m, batch), OperandCoord(n, batch)
+        return WorkTile(operands, m, n, batch, k_tiles, split, reverse_k)
+
+    def _tile_coordinates(self, index: Value) -> list[Value]:
+        """Return the batch of a cluster's tile `index`, and element (m, n) at which this CTA's tile in it begins."""
+        tile, cluster, position = self.spec.config.tile, self.spec.config.cluster, self.position
+        batch = self.batch_divmod.divide(index).named("batch")
+        index_in_batch = (index - batch * (self.tiles_m * self.tiles_n)).named("index_in_batch")
+        if self.spec.config.raster == "m":
+            n, m = self._grouped_coord(index_in_batch, self.tiles_n, self.tiles_m)
+        else:
+            m, n = self._grouped_coord(index_in_batch, self.tiles_m, self.tiles_n)
+        tile_m = ((m * cluster[0] + position.m) * tile[0]).named("tile_m")
+        tile_n = ((n * cluster[1] + position.n) * tile[1]).named("tile_n")
+        return [batch, tile_m, tile_n]
+
+    def _grouped_coord(self, index: Value, minor_tiles: Value, major_tiles: Value) -> tuple[Value, Value]:
+        """Return (minor, major) of tile `index` of an order along the major axis, in groups of `raster_group` minors.
+
+        CUTLASS calls them cluster_idx_minor and cluster_idx_major, and the group's width max_swizzle_size.
+        """
+        k, width = current_builder(), self.spec.config.raster_group
+        group = self.group_divmod.divide(index).named("group")
+        offset_in_group = (index - group * (major_tiles * width)).named("offset_in_group")
+        if width == 1:
+            return group, offset_in_group
+        minors_remaining = (minor_tiles - group * width).named("minors_remaining")
+        is_full_group = (minors_remaining >= width).named("is_full_group")
+        major = k.select(is_full_group, offset_in_group // width, self.last_group_divmod.divide(offset_in_group)).named(
+            "cluster_idx_major"
+        )
+        return group * width + offset_in_group - major * k.select(is_full_group, width, minors_remaining), major

@@ -1,0 +1,290 @@
+"""A differentiable GEMM with a fused epilogue: an autograd.Function around the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.graph import EpilogueGraph
+from gemmsmith.epilogue.frontend.derivative import (
+    GRAD_OUTPUT_PREFIX,
+    GRAD_PREFIX,
+    INPUT_PREFIX,
+    OUTPUT_PREFIX,
+    SAVED_PREFIX,
+)
+from gemmsmith.torch import graph_serialization
+from gemmsmith.torch.backward_plan import (
+    A,
+    B,
+    ForwardSpec,
+    GradKernel,
+    Names,
+    ReductionResult,
+    dynamo_constant,
+    make_forward_spec,
+    make_grad_kernels,
+    number_names,
+    result_names,
+    tensor_names,
+)
+from gemmsmith.torch.fallback import FLOAT_DTYPES
+from gemmsmith.torch.ops import LIBRARY, OPERATORS, call_op, matmul_shape
+
+PLAIN_GEMM = " | accumulator | out 0"
+"""The serialized epilogue that returns the accumulator in a's dtype."""
+
+
+def differentiable_gemm(
+    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], recompute: bool = False
+) -> tuple[Any, ...]:
+    """Return the results of a serialized epilogue on a @ b, with gradients if they are recorded.
+
+    Args:
+        epilogue: the serialized epilogue.
+        a: (m, k) or (batch, m, k).
+        b: (k, n) or (batch, k, n).
+        numbers: the operands that are numbers, in the graph's order.
+        operands: the operands that are tensors, in the graph's order.
+        recompute: save nothing beyond the results, and recompute the GEMM in backward.
+
+    Returns:
+        The results in the graph's order.
+
+    Raises:
+        ArgumentError: something requires a gradient that does not have one.
+    """
+    if not _needs_grad(a, b, *operands) or is_exporting():
+        results = call_op(epilogue, a, b, numbers, operands)
+        return results if isinstance(results, tuple) else (results,)
+    return run_forward(*plan_forward(epilogue, a, b, operands, recompute), a, b, numbers, operands)
+
+
+def run_forward(
+    spec: ForwardSpec, wrt: Names, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any]
+) -> tuple[Any, ...]:  # fmt: skip
+    """Run a forward plan and return the user's results."""
+    apply = _GemmFunction.apply if torch.compiler.is_dynamo_compiling() or in_functorch_transform() else _fast_apply
+    outputs = apply(
+        spec, wrt, tuple([numbers[i] for i in spec.number_indices]), a, b, *[operands[i] for i in spec.tensor_indices]
+    )  # fmt: skip
+    return outputs[: len(spec.user_outputs)]  # type: ignore[no-any-return]
+
+
+def plan_forward(epilogue: str, a: Any, b: Any, operands: Sequence[Any], recompute: bool) -> tuple[ForwardSpec, Names]:
+    """Return the forward plan of an epilogue, and the names of the inputs that need gradients."""
+    needs_all = in_functorch_transform()
+    inputs = zip((A, B, *tensor_names(epilogue)), (a, b, *operands), strict=True)
+    wrt = tuple([name for name, x in inputs if x.requires_grad or (needs_all and x.is_floating_point())])
+    if a.dtype not in FLOAT_DTYPES:
+        raise ArgumentError(f"a: got {a.dtype}, with something that requires grad; use bf16, or torch.no_grad()")
+    return make_forward_spec(epilogue, wrt, str(a.dtype), recompute), wrt
+
+
+def in_functorch_transform() -> bool:
+    """Return whether a torch.func transform or forward mode is active. Raises ArgumentError for torch.func.jvp."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    if any(interpreter.key() == torch._C._functorch.TransformType.Jvp for interpreter in stack):
+        raise ArgumentError("a, b: got forward mode, which gemm does not support; use reverse mode, as torch.func.grad")
+    return bool(stack) or forward_ad._current_level >= 0
+
+
+@torch.compiler.assume_constant_result
+def is_exporting() -> bool:
+    """Return whether torch.export or torch.jit.trace records operators.
+
+    Their Autograd kernels record gradients when the exported program runs.
+    """
+    return bool(torch.compiler.is_exporting() or torch.jit.is_tracing())
+
+
+def _needs_grad(*inputs: Any) -> bool:
+    return (torch.is_grad_enabled() and any(x.requires_grad for x in inputs)) or in_functorch_transform()
+
+
+def _autograd_kernel(op: Any) -> Callable[..., Any]:
+    """Return the operator's Autograd kernel, which exported programs, for one, need for their gradients."""
+
+    def kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
+        inputs = (a, b, *operands)
+        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
+            raise ArgumentError(f"{op.name()}: got a dual tensor, of forward mode; use reverse mode")
+        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs) and not is_exporting():
+            if in_functorch_transform():
+                raise ArgumentError(f"{op.name()}: got a gradient in compiled code; use torch.func.grad outside of it")
+            results = differentiable_gemm(epilogue, a, b, numbers, operands)
+            return results if len(results) > 1 else results[0]
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(a, b, key, epilogue, numbers, *operands)
+
+    return kernel
+
+
+for _op in OPERATORS.values():
+    LIBRARY.impl(_op.overloadpacket.__name__, _autograd_kernel(_op), "Autograd")
+
+
+class _GemmFunction(torch.autograd.Function):
+    """The results of an epilogue: the user's, then those that only backward reads."""
+
+    @staticmethod
+    def forward(spec: ForwardSpec, wrt: Names, numbers: Any, a: Any, b: Any, *operands: Any) -> tuple[Any, ...]:
+        outputs = call_op(spec.epilogue, a, b, numbers, operands)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        spec, wrt, numbers, *arrays = inputs
+        ctx.spec, ctx.wrt, ctx.numbers, ctx.dtype = spec, wrt, numbers, arrays[0].dtype
+        ctx.shapes = [x.shape for x in arrays]
+        saveable = (*arrays, *output)
+        ctx.save_for_backward(*[saveable[i] for i in spec.saved_indices])
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[output[i] for i in spec.nondifferentiable])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        epilogue, dtype, shape = ctx.spec.epilogue, ctx.dtype, matmul_shape(*ctx.shapes[:2])
+        values = dict(zip(ctx.spec.saved_names, ctx.saved_tensors, strict=True))
+        for name, x in zip(number_names(epilogue), ctx.numbers, strict=True):
+            values[INPUT_PREFIX + name] = x
+        outputs = []
+        for i, (name, g) in enumerate(zip(result_names(epilogue), gradients, strict=True)):
+            # Under compile, hidden outputs receive a zero gradient: skip it. In eager mode they only have one for
+            # second derivatives.
+            is_hidden = name.startswith(SAVED_PREFIX) and torch.compiler.is_dynamo_compiling()
+            if g is not None and i not in ctx.spec.nondifferentiable and not is_hidden:
+                outputs.append(name)
+                values[GRAD_OUTPUT_PREFIX + name] = g
+        if not outputs:
+            return (None,) * (3 + len(ctx.shapes))
+        reductions, kernels, unchanged = make_grad_kernels(
+            epilogue, ctx.spec.saved_outputs, tuple(outputs), ctx.wrt, str(dtype)
+        )
+        like = values[GRAD_OUTPUT_PREFIX + outputs[0]]
+        for r in reductions:
+            _expand_reduction_grad(r, values, shape, dtype, like)
+        grads = {}
+        for kernel in kernels:
+            grads.update(_run_grad_kernel(kernel, values, shape, dtype, like))
+        if unchanged:
+            grads["out"] = values[unchanged].expand(shape)
+        grad_a, grad_b = _grad_a_and_b(grads.get("out"), values.get(A), values.get(B), ctx)
+        grad_operands = [grads.get(GRAD_PREFIX + name) for name in tensor_names(epilogue)]
+        all_grads = zip((grad_a, grad_b, *grad_operands), ctx.shapes, strict=True)
+        return (None, None, None, *[None if g is None else sum_to_size(g, shape_) for g, shape_ in all_grads])
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Any, ...], int]:
+        spec, wrt, numbers, *arrays = inputs
+        batch_first = [x if d is None else x.movedim(d, 0) for x, d in zip(arrays, dims[3:], strict=True)]
+        batched = [d is not None for d in dims[3:]]
+        (a, b, *operands), (_, b_batched, *operands_batched) = batch_first, batched
+        graph = graph_serialization.deserialize(spec.epilogue)
+        reduces_batch = any(n.op == "reduce" and n.value[1] != "n" and n.value[1] != "m" for n in graph.nodes)
+        # One call per element if the results reduce the batch, or a or b has a batch already.
+        if reduces_batch or a.dim() - batched[0] != 2 or b.dim() - b_batched != 2:
+            rows = [
+                _GemmFunction.apply(*inputs[:3], *[x[i] if d else x for x, d in zip(batch_first, batched, strict=True)])
+                for i in range(info.batch_size)
+            ]
+            return tuple(torch.stack(column) for column in zip(*rows, strict=True)), 0
+        if not (batched[0] or b_batched):
+            a = a.expand(info.batch_size, *a.shape)
+        operands = [_as_batched_matrix(x) if d else x for x, d in zip(operands, operands_batched, strict=True)]
+        names = tuple(n for n, d in zip(tensor_names(spec.epilogue), operands_batched, strict=True) if d)
+        batched_spec = spec._replace(epilogue=_batch_operands(spec.epilogue, names))
+        return _GemmFunction.apply(batched_spec, wrt, numbers, a, b, *operands), 0
+
+
+_fast_apply = super(torch.autograd.Function, _GemmFunction).apply
+"""`apply` without binding the signature of forward, which takes most of a call's time on the host."""
+
+
+def _expand_reduction_grad(
+    r: ReductionResult, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any
+) -> None:
+    """Unsqueeze the reduced dimensions of a reduction's value and gradient.
+
+    Also divides the gradient of a mean by its count, and that of a maximum or minimum by the number of ties.
+    """
+    dims = [i for i, index in enumerate("bmn"[3 - len(shape) :]) if index in r.over]
+    for name in (GRAD_OUTPUT_PREFIX + r.name, OUTPUT_PREFIX + r.name):
+        if name in values and not r.keepdim:
+            for i in dims:
+                values[name] = values[name].unsqueeze(i)
+    name = GRAD_OUTPUT_PREFIX + r.name
+    if name in values and r.mean_of:
+        sizes, count = (*shape[:-1], shape[-1] // r.mean_of), 1
+        for i in dims:
+            count = count * sizes[i]
+        values[name] = values[name] / count
+    if name in values and r.tie_count:
+        values[name] = values[name] / _run_grad_kernel(r.tie_count, values, shape, dtype, like)["out"]
+
+
+def _run_grad_kernel(
+    kernel: GradKernel, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any
+) -> dict[str, Any]:
+    """Run a kernel of the backward pass and return its results by name."""
+    tensors = [values[name].expand(*shape[:-1], shape[-1] // w) if w else values[name] for name, w in kernel.tensors]
+    if kernel.reads_accumulator:
+        a, b = values[A], values[B]
+    else:
+        a = like.new_empty((*shape[:-1], 0), dtype=dtype)
+        b = like.new_empty((0, shape[-1]), dtype=dtype)
+    results = differentiable_gemm(kernel.epilogue, a, b, [values[name] for name in kernel.numbers], tensors)
+    return dict(zip(kernel.results, results, strict=True))
+
+
+def _grad_a_and_b(grad_acc: Any, a: Any, b: Any, ctx: Any) -> tuple[Any, Any]:
+    """Return the gradients of a and b, from the accumulator's."""
+    grad_a = grad_b = None
+    if grad_acc is not None and ctx.needs_input_grad[3]:
+        (grad_a,) = differentiable_gemm(PLAIN_GEMM, grad_acc, b.mT, [], [])
+    if grad_acc is not None and ctx.needs_input_grad[4]:
+        if a.dim() == 3 and len(ctx.shapes[1]) == 2:  # b's gradient sums over the rows of all batches
+            a, grad_acc = a.flatten(0, 1), grad_acc.flatten(0, 1)
+        (grad_b,) = differentiable_gemm(PLAIN_GEMM, a.mT, grad_acc, [], [])
+    return grad_a, grad_b
+
+
+def sum_to_size(g: Any, shape: Any) -> Any:
+    """Sum a gradient over the dimensions along which an operand of this shape is broadcast."""
+    while g.dim() > len(shape):
+        g = g.squeeze(0) if g.shape[0] == 1 else g.sum(0)
+    for i, size in enumerate(shape):
+        if size == 1 and g.shape[i] != 1:
+            g = g.sum(i, keepdim=True)
+    return g
+
+
+def first_derivative_only() -> None:
+    """Raise ArgumentError if a backward pass is itself recorded, by create_graph=True."""
+    if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():
+        raise ArgumentError(
+            "create_graph: got True for a function without second derivatives; use gemmsmith.torch.gemm"
+        )
+
+
+def _as_batched_matrix(x: Any) -> Any:
+    """Return an operand with a leading batch dimension as (batch, rows, columns)."""
+    return x.reshape(x.shape[0], *(1,) * (3 - x.dim()), *x.shape[1:])
+
+
+@dynamo_constant
+def _batch_operands(epilogue: str, names: tuple[str, ...]) -> str:
+    """Return the serialized epilogue with these operands batched."""
+    graph = graph_serialization.deserialize(epilogue)
+    operands = [
+        replace(o, broadcast_dims=o.broadcast_dims._replace(batch=o.broadcast_dims.batch or o.name in names))
+        for o in graph.operands
+    ]
+    return graph_serialization.serialize(EpilogueGraph(graph.nodes, tuple(operands), graph.results))

@@ -1,0 +1,137 @@
+"""Two GEMMs in sequence (a back-to-back GEMM).
+
+The derivative of the first one's epilogue is computed in the epilogue of a GEMM of the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.graph import BroadcastDims
+from gemmsmith.epilogue.frontend.derivative import GRAD_PREFIX, INPUT_PREFIX
+from gemmsmith.epilogue.frontend.tracer import trace
+from gemmsmith.torch.autograd import (
+    PLAIN_GEMM,
+    differentiable_gemm,
+    first_derivative_only,
+    in_functorch_transform,
+    is_exporting,
+    plan_forward,
+    sum_to_size,
+)
+from gemmsmith.torch.backward_plan import (
+    ForwardSpec,
+    Names,
+    dynamo_constant,
+    grad_epilogue_from_upstream,
+    number_names,
+    result_names,
+    tensor_names,
+)
+from gemmsmith.torch.graph_serialization import serialize
+from gemmsmith.torch.ops import call_op
+from gemmsmith.torch.tracing import dtype_from_name
+
+
+def run_gemm_then_linear(
+    epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any], weight2: Any, bias: Any
+) -> Any:  # fmt: skip
+    """Return epilogue(a @ b) @ weight2 + bias.
+
+    The gradient with respect to the accumulator of the first GEMM is computed in the epilogue of the GEMM with
+    weight2, so that the gradient of the first GEMM's result is not stored. No second derivatives.
+
+    Args:
+        epilogue: a serialized epilogue with one result of shape (m, n).
+        a: (m, k).
+        b: (k, n).
+        numbers: the epilogue's operands that are numbers, in the graph's order.
+        operands: its operands that are tensors, in the graph's order.
+        weight2: (n, p).
+        bias: (p,) or None.
+
+    Raises:
+        ArgumentError: the epilogue has more than one result, or something has no gradient.
+    """
+    if len(result_names(epilogue)) != 1:
+        raise ArgumentError(f"epilogue: got a function with {len(result_names(epilogue))} results; use one")
+    bias_operands = [] if bias is None else [bias]
+    second_epilogue = _bias_epilogue(str(bias.dtype)) if bias_operands else PLAIN_GEMM
+    spec, wrt = plan_forward(epilogue, a, b, operands, recompute=False)
+    needs_grad = wrt and torch.is_grad_enabled() and 0 not in spec.nondifferentiable
+    if not needs_grad or in_functorch_transform() or is_exporting():  # supports second derivatives, too
+        (h,) = differentiable_gemm(epilogue, a, b, numbers, operands)
+        return differentiable_gemm(second_epilogue, h, weight2, [], bias_operands)[0]
+    forward_numbers = tuple([numbers[i] for i in spec.number_indices])
+    return _GemmThenLinearFunction.apply(
+        spec, wrt, forward_numbers, second_epilogue, a, b, weight2, bias, *[operands[i] for i in spec.tensor_indices]
+    )[0]
+
+
+@dynamo_constant
+def _bias_epilogue(dtype: str) -> str:
+    """Return the serialized epilogue that adds a bias of this dtype."""
+    return serialize(
+        trace(
+            lambda acc, bias: acc + bias, (2, 2), {"bias": (BroadcastDims(columns_per_value=1), dtype_from_name(dtype))}
+        )
+    )
+
+
+class _GemmThenLinearFunction(torch.autograd.Function):
+    """The second GEMM's result, then the outputs of the first one's forward plan."""
+
+    @staticmethod
+    def forward(
+        spec: ForwardSpec, wrt: Names, numbers: Any, second_epilogue: str, a: Any, b: Any, weight2: Any, bias: Any,
+        *operands: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        h = call_op(spec.epilogue, a, b, numbers, operands)
+        h = h if isinstance(h, tuple) else (h,)
+        return (call_op(second_epilogue, h[0], weight2, [], [] if bias is None else [bias]), *h)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        spec, wrt, numbers, _, a, b, weight2, bias, *operands = inputs
+        ctx.spec, ctx.wrt, ctx.numbers = spec, wrt, numbers
+        ctx.shapes, ctx.bias_dtype = [x.shape for x in operands], None if bias is None else bias.dtype
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        saveable = (a, b, *operands, *output[1:])
+        ctx.save_for_backward(a, b, weight2, output[1], *[saveable[i] for i in spec.saved_indices])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        first_derivative_only()
+        if gradients[0] is None:
+            return (None,) * (8 + len(ctx.shapes))
+        epilogue = ctx.spec.epilogue
+        a, b, weight2, h, *saved = ctx.saved_tensors
+        values = dict(zip(ctx.spec.saved_names, saved, strict=True))
+        for name, x in zip(number_names(epilogue), ctx.numbers, strict=True):
+            values[INPUT_PREFIX + name] = x
+        kernel = grad_epilogue_from_upstream(epilogue, ctx.spec.saved_outputs, ctx.wrt, str(a.dtype))
+        tensors = [values[name] for name, _ in kernel.tensors]
+        results = differentiable_gemm(
+            kernel.epilogue, gradients[0], weight2.mT, [values[name] for name in kernel.numbers], tensors
+        )
+        grads = dict(zip(kernel.results, results, strict=True))
+        grad_a = grad_b = grad_weight2 = grad_bias = None
+        grad_acc = grads.get("out")
+        if grad_acc is not None and ctx.needs_input_grad[4]:
+            (grad_a,) = differentiable_gemm(PLAIN_GEMM, grad_acc, b.mT, [], [])
+        if grad_acc is not None and ctx.needs_input_grad[5]:
+            (grad_b,) = differentiable_gemm(PLAIN_GEMM, a.mT, grad_acc, [], [])
+        if ctx.needs_input_grad[6]:
+            (grad_weight2,) = differentiable_gemm(PLAIN_GEMM, h.mT, gradients[0], [], [])
+        if ctx.needs_input_grad[7]:
+            grad_bias = gradients[0].sum(0, dtype=ctx.bias_dtype)
+        grad_operands = [
+            sum_to_size(grads[GRAD_PREFIX + name], shape) if GRAD_PREFIX + name in grads else None
+            for name, shape in zip(tensor_names(epilogue), ctx.shapes, strict=True)
+        ]
+        return (None, None, None, None, grad_a, grad_b, grad_weight2, grad_bias, *grad_operands)

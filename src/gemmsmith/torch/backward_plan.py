@@ -1,0 +1,258 @@
+"""What forward saves and backward computes for an epilogue: constants that torch.compile does not trace.
+
+Names are those of epilogue.frontend.derivative: x_name is an operand, y_name a result, d_name the gradient of a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import torch
+
+from gemmsmith.core.dtypes import FP32, DType, as_dtype
+from gemmsmith.core.graph import EpilogueGraph, Node, Result, reduced_dims
+from gemmsmith.epilogue.frontend.derivative import (
+    ACCUMULATOR,
+    GRAD_OUTPUT_PREFIX,
+    INPUT_PREFIX,
+    OUTPUT_PREFIX,
+    derivative,
+    minmax_results,
+    nodes_with_gradient,
+    tie_count_graph,
+    with_saved_values,
+)
+from gemmsmith.epilogue.source_location import epilogue_error
+from gemmsmith.torch import graph_serialization
+from gemmsmith.torch.ops import MAX_RESULTS, op_signature
+
+A = "@a"
+"""Name of a among the names of operands."""
+B = "@b"
+"""Name of b among the names of operands."""
+
+Names = tuple[str, ...]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def dynamo_constant(function: Callable[P, R]) -> Callable[P, R]:
+    """Cache a function of constants, and let Dynamo call it while it compiles instead of tracing it."""
+    cached = lru_cache(maxsize=1024)(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return cached(*args, **kwargs)  # type: ignore[arg-type]
+
+    marked: Callable[P, R] = torch.compiler.assume_constant_result(call)
+    return marked
+
+
+class GradKernel(NamedTuple):
+    """A GEMM whose outputs are gradients (or tie counts).
+
+    `tensors` are the operands' names, each with the output width to which a reduction's gradient is expanded, or 0.
+    """
+
+    epilogue: str
+    reads_accumulator: bool
+    tensors: tuple[tuple[str, int], ...]
+    numbers: Names
+    results: Names
+
+
+class ReductionResult(NamedTuple):
+    """A result that is a reduction over `over`, some of the dimensions b, m, n.
+
+    `mean_of` is the width of the values of which it is a mean, or 0. `tie_count` counts the elements that are equal to
+    a maximum or minimum.
+    """
+
+    name: str
+    over: str
+    keepdim: bool
+    mean_of: int
+    tie_count: GradKernel | None
+
+
+@dynamo_constant
+def tensor_names(epilogue: str) -> Names:
+    """Return the names of an epilogue's operands that are tensors."""
+    return tuple(o.name for o in graph_serialization.deserialize(epilogue).operands if o.dtype is not None)
+
+
+@dynamo_constant
+def number_names(epilogue: str) -> Names:
+    """Return the names of an epilogue's operands that are numbers."""
+    return tuple(o.name for o in graph_serialization.deserialize(epilogue).operands if o.dtype is None)
+
+
+@dynamo_constant
+def result_names(epilogue: str) -> Names:
+    """Return the names of an epilogue's results."""
+    return tuple(r.name for r in graph_serialization.deserialize(epilogue).results)
+
+
+class ForwardSpec(NamedTuple):
+    """Forward plan: the epilogue extended by the outputs that backward needs, and what to save.
+
+    `user_outputs` are the results that the user sees, `saved_outputs` those that backward reads. `tensor_indices` and
+    `number_indices` select this epilogue's operands among those of the original one. `saved_names` and `saved_indices`
+    are what backward reads, by name and by position among a, b, the tensors and the results. `nondifferentiable` are
+    the positions of results without a gradient.
+    """
+
+    epilogue: str
+    saved_outputs: Names
+    user_outputs: Names
+    tensor_indices: tuple[int, ...]
+    number_indices: tuple[int, ...]
+    saved_names: Names
+    saved_indices: tuple[int, ...]
+    nondifferentiable: tuple[int, ...]
+
+
+@dynamo_constant
+def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) -> ForwardSpec:
+    """Plan the forward pass of an epilogue for the gradients with respect to `wrt`.
+
+    Args:
+        epilogue: the serialized epilogue.
+        wrt: names of operands, A and B.
+        dtype: the dtype of a, such as "torch.bfloat16".
+        recompute: save nothing beyond the results, and recompute the GEMM in backward.
+
+    Raises:
+        EpilogueError: a result has no gradient.
+        ArgumentError: a kernel of the backward pass would have too many operands.
+    """
+    graph = graph_serialization.deserialize(epilogue)
+    for r in graph.results:
+        if r.dtype is not None and r.dtype.bits < 16:
+            raise epilogue_error(
+                f"{r.name}: got a result in {r.dtype}, which has no gradient; use torch.no_grad(), or bf16"
+            )
+    extended = epilogue
+    saved_outputs: Names = ()
+    if not recompute:
+        graph_with_saved, names = with_saved_values(graph, _wrt_with_accumulator(wrt), _default_dtype(dtype))
+        if len(graph_with_saved.results) <= MAX_RESULTS:
+            extended, saved_outputs = graph_serialization.serialize(graph_with_saved), names
+    user_outputs, extended_graph = result_names(epilogue), graph_serialization.deserialize(extended)
+    has_gradient = nodes_with_gradient(extended_graph, _wrt_with_accumulator(wrt))
+    nondifferentiable = tuple(i for i, r in enumerate(extended_graph.results) if not has_gradient[r.node])
+    differentiable_outputs = tuple(name for i, name in enumerate(user_outputs) if i not in nondifferentiable)
+    reductions, kernels, _ = make_grad_kernels(extended, saved_outputs, differentiable_outputs, wrt, dtype)
+    for kernel in kernels:
+        op_signature(kernel.epilogue)
+    grad_kernels = [*kernels, *(r.tie_count for r in reductions if r.tie_count)]
+    read_names = {name for kernel in grad_kernels for name, _ in kernel.tensors}
+    reads_accumulator = any(kernel.reads_accumulator for kernel in grad_kernels)
+    read_names |= {A} if reads_accumulator or B in wrt else set()
+    read_names |= {B} if reads_accumulator or A in wrt else set()
+    input_and_output_names = (
+        A,
+        B,
+        *(INPUT_PREFIX + name for name in tensor_names(extended)),
+        *(OUTPUT_PREFIX + name for name in result_names(extended)),
+    )
+    saved = [(i, name) for i, name in enumerate(input_and_output_names) if name in read_names]
+    return ForwardSpec(
+        extended, saved_outputs, user_outputs,
+        tuple(tensor_names(epilogue).index(name) for name in tensor_names(extended)),
+        tuple(number_names(epilogue).index(name) for name in number_names(extended)),
+        tuple(name for _, name in saved), tuple(i for i, _ in saved), nondifferentiable,
+    )  # fmt: skip
+
+
+@dynamo_constant
+def make_grad_kernels(
+    epilogue: str, saved_outputs: Names, outputs: Names, wrt: Names, dtype: str
+) -> tuple[tuple[ReductionResult, ...], tuple[GradKernel, ...], str]:
+    """Plan the backward pass: the gradients with respect to `wrt`, from the gradients of `outputs`.
+
+    Returns:
+        The results that are reductions, whose gradients are expanded first; the kernels; and the name of the result
+        whose gradient is the accumulator's, unchanged, or "".
+    """
+    graph, default_dtype, unchanged = graph_serialization.deserialize(epilogue), _default_dtype(dtype), ""
+    reductions = tuple(
+        _reduction_result(graph, r, saved_outputs, outputs, default_dtype)
+        for r in graph.results
+        if graph.is_reduction(r)
+    )
+    kernels, names = [], _wrt_with_accumulator(wrt)
+    for first in range(0, len(names), MAX_RESULTS):
+        derivative_graph = derivative(graph, outputs, names[first : first + MAX_RESULTS], saved_outputs, default_dtype)
+        for r in derivative_graph.results:
+            node = derivative_graph.nodes[r.node]
+            if r.name == "out" and node.op == "operand" and node.value.startswith(GRAD_OUTPUT_PREFIX):
+                unchanged = node.value
+        results = tuple(r for r in derivative_graph.results if r.name != "out" or not unchanged)
+        if results:
+            kernels.append(
+                _grad_kernel(EpilogueGraph(derivative_graph.nodes, derivative_graph.operands, results), reductions)
+            )
+    return reductions, tuple(kernels), unchanged
+
+
+@dynamo_constant
+def grad_epilogue_from_upstream(epilogue: str, saved_outputs: Names, wrt: Names, dtype: str) -> GradKernel:
+    """Plan the gradients with respect to `wrt` as the epilogue of the GEMM that computes the gradient of the result.
+
+    The epilogue has one result that users see, "out", and its gradient is the accumulator of that GEMM.
+    """
+    graph = graph_serialization.deserialize(epilogue)
+    derivative_graph = derivative(graph, ["out"], _wrt_with_accumulator(wrt), saved_outputs, _default_dtype(dtype))
+    if any(node.op == "accumulator" for node in derivative_graph.nodes):
+        raise epilogue_error("out: its derivative needs the accumulator again; use gemmsmith.torch.gemm twice")
+    nodes = [Node("accumulator") if n.value == GRAD_OUTPUT_PREFIX + "out" else n for n in derivative_graph.nodes]
+    operands = tuple(o for o in derivative_graph.operands if o.name != GRAD_OUTPUT_PREFIX + "out")
+    return _grad_kernel(EpilogueGraph(tuple(nodes), operands, derivative_graph.results))
+
+
+def _reduction_result(
+    graph: EpilogueGraph, r: Result, saved_outputs: Names, outputs: Names, default: DType
+) -> ReductionResult:
+    (inner,), (kind, axis) = graph.nodes[r.node].inputs, graph.nodes[r.node].value
+    tie_count = (
+        _grad_kernel(tie_count_graph(graph, r.name, saved_outputs, default))
+        if r in minmax_results(graph) and r.name in outputs
+        else None
+    )
+    width = max(graph.broadcast_dims()[inner].columns_per_value, 1) if kind == "mean" else 0
+    return ReductionResult(r.name, reduced_dims(axis), r.keepdim, width, tie_count)
+
+
+def _grad_kernel(graph: EpilogueGraph, reductions: tuple[ReductionResult, ...] = ()) -> GradKernel:
+    reads_accumulator = any(node.op == "accumulator" for node in graph.nodes)
+    reduced_grads = {GRAD_OUTPUT_PREFIX + r.name for r in reductions}
+    widths = tuple(
+        (
+            o.name,
+            o.broadcast_dims.columns_per_value
+            * (o.broadcast_dims.is_matrix and o.broadcast_dims.batch and o.name in reduced_grads),
+        )
+        for o in graph.operands
+        if o.dtype is not None
+    )
+    number_names_ = tuple(o.name for o in graph.operands if o.dtype is None)
+    return GradKernel(
+        graph_serialization.serialize(graph),
+        reads_accumulator,
+        widths,
+        number_names_,
+        tuple(r.name for r in graph.results),
+    )
+
+
+def _wrt_with_accumulator(names: Names) -> Names:
+    """Return the names for `derivative`: the accumulator's gradient stands for those of A and B."""
+    accumulator = (ACCUMULATOR,) if A in names or B in names else ()
+    return (*accumulator, *(name for name in names if name not in (A, B)))
+
+
+def _default_dtype(dtype: str) -> DType:
+    return FP32 if dtype == "torch.float64" else as_dtype(dtype.removeprefix("torch."))

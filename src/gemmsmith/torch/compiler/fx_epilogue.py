@@ -1,0 +1,354 @@
+"""Translation of FX nodes into an epilogue: aten operations on traced values, by the table of epilogue operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gemmsmith.core.dtypes import FP32, DType, as_dtype, saturate_to_fp32_range
+from gemmsmith.core.errors import EpilogueError
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result
+from gemmsmith.epilogue.frontend.values import Traced, Tracing, call
+from gemmsmith.epilogue.passes.rewrite import eliminate_dead_code
+from gemmsmith.epilogue.source_location import epilogue_error
+from gemmsmith.torch.api import OPERAND_DTYPES
+from gemmsmith.torch.compiler.matmuls import Matmul
+from gemmsmith.torch.compiler.nodes import (
+    Node,
+    dtype,
+    fake_tensor,
+    fill_value,
+    node_kind,
+    op_name,
+    shape,
+    size_bytes,
+    statically_equal,
+)
+from gemmsmith.torch.compiler.traffic import InductorTraffic, total_bytes
+
+REDUCTIONS = {"amax": "max", "amin": "min"} | {kind: kind for kind in ("sum", "mean", "max", "min", "logsumexp")}
+"""Epilogue reductions by the names of aten's."""
+VALUE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""Dtypes of values that the epilogue computes; float64 alone if a is float64. Not fp8: torch and an epilogue may treat
+values beyond its range differently."""
+
+MAX_PRODUCER_DEPTH = 50
+"""Longest chain of operations before an input that is recomputed in the epilogue. Chosen; not measured."""
+AXES = {"n": -1, "m": -2, "all": None}
+
+
+class FxEpilogueTracer(Tracing):
+    """The epilogue of a matmul, to which nodes are added by `fuse`.
+
+    `values` maps nodes to traced values: of fused nodes, and of nodes that fused ones are computed from. `inputs_read`
+    maps each of these nodes to the tensors that computing it reads, in addition to those that fused nodes read.
+    """
+
+    def __init__(self, matmul: Matmul, traffic: InductorTraffic) -> None:
+        super().__init__(matmul.shape)
+        self.matmul, self.traffic = matmul, traffic
+        self.values: dict[Node, Traced] = {}
+        self.inputs_read: dict[Node, frozenset[Node]] = {}
+        self.operands: dict[Node, Operand] = {}
+        self.numbers: dict[str, float] = {}
+        self.fused: set[Node] = set()
+        self._cheapest: dict[Node, set[Node]] = {}
+        self._trace_matmul()
+
+    def _trace_matmul(self) -> None:
+        """Trace the values of the matmul's own nodes."""
+        matmul, graph = self.matmul, self.matmul.epilogue
+        if graph is not None:
+            return self._resume(graph)
+        value = self.add("accumulator", BroadcastDims(True, 1, 1))
+        self.inputs_read[matmul.node] = frozenset()
+        if matmul.bias_term:
+            term, beta, alpha = matmul.bias_term
+            value = value if alpha == 1 else self("mul", value, alpha)
+            if beta != 0:  # with beta = 0 the bias is not read, for it may be NaN
+                bias = self._read(term, shape(matmul.node))
+                self.inputs_read[matmul.node] = self._inputs_read_by([term])
+                value = self("add", value, bias if beta == 1 else self("mul", bias, beta))
+        self._record_fused(matmul.node, value)
+
+    def _resume(self, graph: EpilogueGraph) -> None:
+        """Continue the epilogue of an operator that is gemmsmith's already."""
+        names = {}
+        for operand in graph.operands:
+            operand_value = self.matmul.operands[operand.name]
+            if operand.dtype is None:
+                names[operand.name] = f"n{len(self.numbers)}"
+                self.numbers[names[operand.name]] = operand_value
+            else:
+                names[operand.name] = self._operand(operand_value, operand.broadcast_dims, operand.dtype).name
+        self.nodes = [replace(n, value=names[n.value]) if n.op == "operand" else n for n in graph.nodes]
+        self.inputs_read[self.matmul.node] = frozenset(self.operands)
+        for r in graph.results:
+            if r.name in self.matmul.results:
+                value = Traced(self, r.node, graph.broadcast_dims()[r.node])
+                value.keepdim = r.keepdim
+                self._record_fused(self.matmul.results[r.name], value)
+        self.fused.add(self.matmul.node)
+
+    def value(self, x: Any) -> Traced:
+        """Return a traced value. Raises EpilogueError for a reduction's result and for numbers beyond fp32's range."""
+        if isinstance(x, Traced) and x.op == "reduce":
+            raise epilogue_error("it needs a reduction over the whole matmul, which is only known after the kernel")
+        if isinstance(x, (int, float)) and x == x and saturate_to_fp32_range(x) != x:
+            raise epilogue_error(f"{x} is {saturate_to_fp32_range(x)} in fp32")
+        return super().value(x)
+
+    # -- fusing ----------------------------------------------------------------------------------------------------
+
+    def fuse(self, node: Node) -> None:
+        """Add a node to the epilogue. Raises EpilogueError with the reason if that is not possible."""
+        self._record_fused(node, self._compute(node))
+
+    def _record_fused(self, node: Node, value: Traced) -> None:
+        self.values[node] = self._round_to_dtype(node, value)
+        self.inputs_read.setdefault(node, frozenset())
+        self.fused.add(node)
+
+    def _compute(self, node: Node) -> Traced:
+        if node_kind(node) == "opaque":
+            raise epilogue_error(f"{op_name(node) or node.name} is not a pointwise op or a reduction")
+        if fake_tensor(node) is None:
+            raise epilogue_error(f"{op_name(node) or node.name}: it returns more than one tensor")
+        if not (dtype(node) == torch.bool or self._is_value_dtype(dtype(node))):
+            raise epilogue_error(f"{op_name(node) or node.name}: it returns {dtype(node)}")
+        value = self._round_to_dtype(node, self._evaluate(node))
+        self.inputs_read[node] = self._inputs_read_by(node.all_input_nodes)
+        return value
+
+    def _round_to_dtype(self, node: Node, value: Traced) -> Traced:
+        """Round a node's value to the node's dtype, as eager mode does."""
+        return value.with_pending_cast(graph_dtype(dtype(node))) if dtype(node).is_floating_point else value
+
+    def _evaluate(self, node: Node) -> Traced:
+        if op_name(node) in REDUCTIONS and node_kind(node) == "reduction":
+            return self._evaluate_reduction(node)
+        if node_kind(node) == "view":
+            self._check_full_shape(node)
+            return self.value(self._read(node.args[0], shape(node)))
+        if node_kind(node) != "pointwise":
+            raise epilogue_error(f"{op_name(node) or node.name}: it is not elementwise")
+        self._check_full_shape(node)
+        if op_name(node) == "hypot":
+            raise epilogue_error(f"{op_name(node)}: its squares may overflow fp32")
+        if dtype(node) == torch.bool and any(is_integer(x) for x in node.all_input_nodes):
+            raise epilogue_error(f"{op_name(node)}: it compares integers, which fp32 does not hold exactly")
+        args = [self._argument(x, shape(node)) for x in node.args]
+        kwargs = {key: self._argument(x, shape(node)) for key, x in node.kwargs.items()}
+        if op_name(node) == "convert_element_type":
+            return self.value(args[0]) if args[1].is_floating_point else self("ne", args[0], 0)
+        return call(op_name(node), op_name(node), tuple(args), kwargs)  # type: ignore[no-any-return]
+
+    def _argument(self, x: Any, like: tuple[Any, ...]) -> Any:
+        return self._read(x, like) if isinstance(x, torch.fx.Node) else x
+
+    def _evaluate_reduction(self, node: Node) -> Traced:
+        x = node.args[0]
+        if x not in self.fused:
+            raise epilogue_error(f"{op_name(node)}: it does not reduce the matmul's result")
+        axis = self._reduction_axis(node)
+        if axis is None:
+            raise epilogue_error(f"{op_name(node)}: it reduces only some of the dimensions that form M or N")
+        return self.reduce(REDUCTIONS[op_name(node)], self.values[x], AXES[axis], False)
+
+    def _reduction_axis(self, node: Node) -> str | None:
+        """Return what a reduction runs over: "n" (columns), "m" (rows), "all", or None for other dimensions."""
+        input_shape = shape(node.args[0])
+        rank = len(input_shape)
+        dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+        reduced = {d % rank for d in ([dims] if isinstance(dims, int) else dims or range(rank))}
+        groups = self._group_dims(input_shape)
+        if groups is None:
+            return None
+        n, m = groups[-1], groups[-2]
+        all_dims = [d for group in groups for d in group]
+        for axis, axis_dims in (("all", all_dims), ("n", n), ("m", m)):
+            if reduced == set(axis_dims):
+                return axis
+        return None
+
+    # -- shapes ----------------------------------------------------------------------------------------------------
+
+    def _check_full_shape(self, node: Node) -> None:
+        if self._broadcast_dims(shape(node), shape(node)) != self._full_dims:
+            raise epilogue_error(
+                f"{op_name(node)}: its shape {tuple(shape(node))} is not the matmul's, {self.acc_shape}"
+            )
+
+    def _is_value_dtype(self, dtype_: torch.dtype) -> bool:
+        """Return whether the epilogue computes values of a dtype."""
+        return dtype_ == torch.float64 if dtype(self.matmul.a) == torch.float64 else dtype_ in VALUE_DTYPES
+
+    @property
+    def _full_dims(self) -> BroadcastDims:
+        return BroadcastDims(len(self.acc_shape) == 3, 1, 1)
+
+    def _group_dims(self, like: Sequence[Any]) -> list[list[int]] | None:
+        """Return the dimensions of a shape that form the matmul's batch (if it has one), M and N, or None."""
+        count = len(self.acc_shape)
+        if len(like) < count:
+            return None
+        lead = len(like) - count + 1
+        groups = [list(range(lead)), *([d] for d in range(lead, len(like)))]
+        for group, size in zip(groups, self.acc_shape, strict=True):
+            length = 1
+            for d in group:
+                length *= like[d]
+            if not statically_equal(length, size):
+                return None
+        return groups
+
+    def _broadcast_dims(self, shape_: tuple[Any, ...], like: tuple[Any, ...]) -> BroadcastDims | None:
+        """Return along which dimensions a tensor varies that is broadcast to `like`, a shape of the full matmul.
+
+        Returns None if it varies along only some of the dimensions that form M, N or the batch.
+        """
+        groups = self._group_dims(like)
+        if groups is None or len(shape_) > len(like):
+            return None
+        padded = (*[1] * (len(like) - len(shape_)), *shape_)
+        varies = []
+        for group in groups:
+            if all(statically_equal(padded[d], 1) for d in group) and not all(
+                statically_equal(like[d], 1) for d in group
+            ):
+                varies.append(0)
+            elif all(statically_equal(padded[d], like[d]) for d in group):
+                varies.append(1)
+            else:
+                return None
+        return BroadcastDims(len(varies) == 3 and bool(varies[0]), varies[-2], varies[-1])  # type: ignore[arg-type]
+
+    # -- inputs ------------------------------------------------------------------------------------------------------
+
+    def _inputs_read_by(self, nodes: Sequence[Node]) -> frozenset[Node]:
+        """Return the tensors that computing `nodes` reads, in addition to those that fused nodes read."""
+        unfused = [x for x in nodes if x not in self.fused]
+        return frozenset(input_ for x in unfused for input_ in self.inputs_read.get(x, ()))
+
+    def _read(self, node: Node, like: tuple[Any, ...]) -> Any:
+        """Return a node's value as an input of a value that has the shape `like`."""
+        if node in self.values:
+            return self.values[node]
+        number = fill_value(node)
+        if number is not None:
+            return number
+        if fake_tensor(node) is None:
+            raise epilogue_error(f"{node.name}: it is a number that is only known when the graph runs")
+        if op_name(node) == "expand":
+            value = self._read(node.args[0], like)
+            self.inputs_read[node] = self._inputs_read_by([node.args[0]])
+            return value
+        dims = self._broadcast_dims(shape(node), like)
+        if dims is None:
+            raise epilogue_error(f"{node.name}: its shape {tuple(shape(node))} is neither a row, a column nor a matrix")
+        if self._cheapest_inputs(node) != {node}:
+            try:
+                self.values[node] = self._compute(node)
+            except EpilogueError:
+                pass
+        if node not in self.values:
+            self.values[node] = self._operand_value(node, dims)
+        return self.values[node]
+
+    def _operand_value(self, node: Node, dims: BroadcastDims) -> Traced:
+        if (
+            not (dtype(node) in OPERAND_DTYPES or self._is_value_dtype(dtype(node)))
+            or fake_tensor(node).device != fake_tensor(self.matmul.a).device
+        ):
+            raise epilogue_error(f"{node.name}: it is {dtype(node)} on {fake_tensor(node).device}")
+        self.inputs_read[node] = frozenset({node})
+        operand = self._operand(node, dims, graph_dtype(dtype(node)))
+        value = self.add("operand", dims, value=operand.name)
+        value.is_bool = dtype(node) == torch.bool
+        return value
+
+    def _operand(self, node: Node, dims: BroadcastDims, dtype_: DType) -> Operand:
+        return self.operands.setdefault(node, Operand(f"x{len(self.operands)}", dims, dtype_))
+
+    def _cheapest_inputs(self, node: Node, depth: int = 0) -> set[Node]:
+        """Return the smallest set of tensors from which the epilogue can recompute a node.
+
+        This is the node itself if recomputing it would read more bytes.
+        """
+        if node in self._cheapest:
+            return self._cheapest[node]
+        inputs = {node}
+        if depth == MAX_PRODUCER_DEPTH:
+            pass
+        elif op_name(node) == "expand" or node_kind(node) == "view":
+            inputs = self._cheapest_inputs(node.args[0], depth + 1)
+        elif node_kind(node) == "pointwise" and self._broadcast_dims(shape(node), shape(node)) == self._full_dims:
+            computed = [x for x in node.all_input_nodes if fill_value(x) is None]
+            producers = {
+                input_
+                for x in computed
+                for input_ in (self._cheapest_inputs(x, depth + 1) if fake_tensor(x) is not None else {x})
+            }
+            # A node that is not materialized would have to be written first.
+            max_bytes = size_bytes(node) - 1 if self.traffic.is_materialized(node) else 2 * size_bytes(node)
+            if total_bytes(producers) <= max_bytes:
+                inputs = producers
+        self._cheapest[node] = inputs
+        return inputs
+
+    def operand_shape(self, dims: BroadcastDims) -> tuple[Any, ...]:
+        """Return the shape in which an operand with these broadcast dims is passed to the operator."""
+        *batch, m, n = self.acc_shape
+        lengths = (m if dims.rows_per_value else 1, n if dims.columns_per_value else 1)
+        if batch and dims.batch:
+            return (batch[0], *lengths)
+        return lengths if dims.rows_per_value else lengths[1:] if dims.columns_per_value else ()
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    def graph(self, stored: Sequence[Node]) -> EpilogueGraph:
+        """Return the epilogue's graph, whose results are the values of the nodes `stored`, in their dtypes.
+
+        If the only result is a cast to a wider dtype that the graph returns, as a weight's gradient is, the value is
+        not rounded to the narrower dtype first: no other node reads that one.
+        """
+        skip_rounding = (
+            len(stored) == 1 and is_widening(stored[0]) and all(user.op == "output" for user in stored[0].users)
+        )
+        nodes = [self.values[x.args[0] if skip_rounding else x].node for x in stored]
+        indexed = enumerate(zip(nodes, stored, strict=True))
+        results = [Result(f"out{i or ''}", value, graph_dtype(dtype(x))) for i, (value, x) in indexed]
+        numbers = [Operand(x, BroadcastDims()) for x in self.numbers]
+        return eliminate_dead_code(
+            EpilogueGraph(tuple(self.nodes), (*self.operands.values(), *numbers), tuple(results))
+        )
+
+
+def is_min_or_max(node: Node) -> bool:
+    """Return whether a node is a maximum or minimum. Its gradient goes to the elements that are equal to it."""
+    return REDUCTIONS.get(op_name(node)) in ("max", "min")
+
+
+def strip_views_and_widening(node: Node) -> Node:
+    """Return the node that a node is a view of, or the same numbers of in a wider dtype."""
+    while node_kind(node) == "view" or is_widening(node):
+        node = node.args[0]
+    return node
+
+
+def is_widening(node: Node) -> bool:
+    """Return whether a node is a cast to a wider dtype."""
+    return op_name(node) == "convert_element_type" and dtype(node).itemsize > dtype(node.args[0]).itemsize
+
+
+def graph_dtype(dtype_: torch.dtype) -> DType:
+    """Return the dtype of a tensor as epilogue graphs name it: float64 takes the place of fp32 if a is float64."""
+    return FP32 if dtype_ == torch.float64 else as_dtype(dtype_, allow_integers=True)
+
+
+def is_integer(node: Node) -> bool:
+    """Return whether a node is a tensor of integers."""
+    return fake_tensor(node) is not None and not dtype(node).is_floating_point and dtype(node) != torch.bool

@@ -1,0 +1,107 @@
+"""Recognition of logsumexp written out: log(sum(exp(x - shift))) is logsumexp(x) - shift for every shift.
+
+While epilogues are fused it is one node, so that it can become a reduction of an epilogue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gemmsmith.torch.compiler.nodes import (
+    Emitter,
+    Node,
+    dtype,
+    fake_tensor,
+    node_kind,
+    op_name,
+    shape,
+    statically_equal,
+)
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class LogSumExp:
+    """A recognized logarithm: the node `logsumexp`, and `log`, logsumexp - shift, which replaces the logarithm."""
+
+    logsumexp: Node
+    log: Node
+    shift: Node
+
+
+def recognize(graph: torch.fx.Graph) -> list[LogSumExp]:
+    """Replace written-out logsumexp by aten.logsumexp, and return the replacements."""
+    replacements = []
+    for node in list(graph.nodes):
+        if (steps := _match_log_sum_exp(node)) is None:
+            continue
+        sum_, x, shift = steps
+        with graph.inserting_before(node):
+            emit = Emitter(graph)
+            logsumexp = emit(aten.logsumexp.default, x, *sum_.args[1:])
+            reduced_shift = (
+                shift if statically_equal(shape(shift), shape(sum_)) else emit(aten.squeeze.dims, shift, sum_.args[1])
+            )
+            log = emit(aten.sub.Tensor, logsumexp, reduced_shift)
+        node.replace_all_uses_with(log)
+        replacements.append(LogSumExp(logsumexp, log, shift))
+        for user in list(log.users):
+            if op_name(user) == "add" and not user.kwargs and shift in map(_strip_views, user.args):
+                user.replace_all_uses_with(logsumexp)
+    graph.eliminate_dead_code()
+    return replacements
+
+
+def _strip_views(node: Node) -> Node:
+    """Return the node that a node is a view of."""
+    while isinstance(node, torch.fx.Node) and node_kind(node) == "view":
+        node = node.args[0]
+    return node
+
+
+def restore(graph: torch.fx.Graph, replacements: list[LogSumExp]) -> None:
+    """Replace each aten.logsumexp that no matmul has fused by its steps, which Inductor computes in one kernel."""
+    for x in replacements:
+        if not x.logsumexp.users:  # fused into a matmul
+            continue
+        inner, dims, *keepdim = x.logsumexp.args
+        with graph.inserting_before(x.logsumexp):
+            emit = Emitter(graph)
+            shift = x.shift
+            if not x.log.users:  # inf - inf is NaN: an infinite maximum is replaced by 0
+                largest = emit(aten.amax.default, inner, dims, True)
+                zero = emit(aten.full.default, [], 0.0, dtype=dtype(inner), device=fake_tensor(inner).device)
+                infinite = emit(aten.eq.Scalar, emit(aten.abs.default, largest), float("inf"))
+                shift = emit(aten.where.self, infinite, zero, largest)
+            exp = emit(aten.exp.default, emit(aten.sub.Tensor, inner, shift))
+            log = emit(aten.log.default, emit(aten.sum.dim_IntList, exp, dims, *keepdim))
+            x.log.replace_all_uses_with(log)
+            if set(x.logsumexp.users) - {x.log}:
+                back = shift if any(keepdim) else emit(aten.squeeze.dims, shift, dims)
+                x.logsumexp.replace_all_uses_with(emit(aten.add.Tensor, log, back))
+    graph.eliminate_dead_code()
+
+
+def _match_log_sum_exp(log: Node) -> tuple[Node, Node, Node] | None:
+    """Return the sum, x and the shift if a node is log(sum(exp(x - shift))), else None."""
+    sum_ = _input_of(log, "log")
+    exp = _input_of(sum_, "sum")
+    inner = _input_of(exp, "exp")
+    if sum_ is None or inner is None or op_name(inner) != "sub" or inner.kwargs or sum_.kwargs or len(sum_.args) < 2:
+        return None
+    x, shift = inner.args
+    if not (
+        isinstance(x, torch.fx.Node) and isinstance(shift, torch.fx.Node) and statically_equal(shape(x), shape(inner))
+    ):
+        return None
+    dims = {d % len(shape(x)) for d in sum_.args[1]}
+    keepdim_shape = tuple(1 if d in dims else extent for d, extent in enumerate(shape(x)))
+    return (sum_, x, shift) if dims and statically_equal(shape(shift), keepdim_shape) else None
+
+
+def _input_of(node: Node | None, op: str) -> Node | None:
+    """Return the first argument of a node that calls the operation `op`, else None."""
+    return node.args[0] if node is not None and op_name(node) == op else None

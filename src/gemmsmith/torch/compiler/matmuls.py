@@ -1,0 +1,78 @@
+"""Matmuls of a graph: aten's, and gemmsmith's own operators, whose epilogues can be extended."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gemmsmith.core.graph import EpilogueGraph
+from gemmsmith.torch import graph_serialization
+from gemmsmith.torch.compiler.nodes import Node, dtype, fake_tensor, op_name, shape, statically_equal
+from gemmsmith.torch.ops import OPERATORS, matmul_shape, operands_by_name
+
+MM_OPS = frozenset({"mm", "bmm"})
+"""a @ b."""
+ADDMM_OPS = frozenset({"addmm", "baddbmm"})
+"""beta * bias + alpha * (a @ b)."""
+MATMUL_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
+"""Dtypes of a and b for which a matmul can be replaced."""
+
+
+@dataclass(frozen=True, eq=False)
+class Matmul:
+    """A matmul in a graph. `shape` is (m, n) or (batch, m, n).
+
+    For gemmsmith's own operators `epilogue` is the graph of the epilogue, `operands` maps the names of its operands to
+    nodes and numbers, and `results` maps the names of its results to nodes.
+    """
+
+    node: Node
+    a: Node
+    b: Node
+    shape: tuple[Any, ...]
+    epilogue: EpilogueGraph | None = None
+    operands: Mapping[str, Any] = field(default_factory=dict)
+    results: Mapping[str, Node] = field(default_factory=dict)
+
+    @property
+    def bias_term(self) -> tuple[Node, float, float] | None:
+        """The tensor that addmm or baddbmm adds, beta and alpha; None for other operators."""
+        if op_name(self.node) not in ADDMM_OPS:
+            return None
+        kwargs = self.node.kwargs
+        return self.node.args[0], kwargs.get("beta", 1), kwargs.get("alpha", 1)
+
+
+def match_matmul(node: Node) -> Matmul | None:
+    """Return the matmul that a node computes, or None."""
+    if op_name(node) in MM_OPS or op_name(node) in ADDMM_OPS:
+        a, b = node.args[:2] if op_name(node) in MM_OPS else node.args[1:3]
+        return Matmul(node, a, b, matmul_shape(shape(a), shape(b)))
+    return _match_gemmsmith_op(node) if node.target in OPERATORS.values() else None
+
+
+def _match_gemmsmith_op(node: Node) -> Matmul:
+    a, b, _, epilogue, numbers, *tensors = node.args
+    graph = graph_serialization.deserialize(epilogue)
+    results = {graph.results[0].name: node}
+    if len(graph.results) > 1:
+        getitems = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        results = {r.name: getitems[i] for i, r in enumerate(graph.results) if i in getitems}
+    shape_ = matmul_shape(shape(a), shape(b))
+    return Matmul(node, a, b, shape_, graph, operands_by_name(graph, numbers, tensors), results)
+
+
+def unsupported_reason(matmul: Matmul) -> str:
+    """Return why a matmul is left as it is, whatever follows it; "" if it may be replaced."""
+    if dtype(matmul.a) not in MATMUL_DTYPES or dtype(matmul.a) != dtype(matmul.b):
+        return f"unsupported operand dtypes {dtype(matmul.a)} and {dtype(matmul.b)}".replace("torch.", "")
+    if any(statically_equal(extent, 1) for extent in (*matmul.shape[-2:], shape(matmul.a)[-1])):
+        return "matrix-vector product"
+    device = fake_tensor(matmul.a).device
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0):
+        return "the GPU's compute capability is not 9.0"
+    return ""

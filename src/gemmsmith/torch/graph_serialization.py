@@ -1,0 +1,114 @@
+"""Serialization of an epilogue graph as a string, which another process deserializes to an equal graph.
+
+    bias n bf16 | accumulator; operand: bias; add 0 1; gelu 2 | out 3 bf16
+
+Operands: the name, the dimensions along which it varies (batch, m, n; m2 and n2 for values of halves; "one" for a
+scalar), and its dtype or "number". Nodes, numbered from 0: the operation, its inputs, and after a colon its value.
+Results: the name, the node, the dtype if it has one, "keepdim".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from gemmsmith.core.dtypes import DType, as_dtype
+from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
+
+SECTIONS = " | "
+ENTRIES = "; "
+NUMBER = "number"
+SCALAR = "one"
+KEEPDIM = "keepdim"
+
+
+@lru_cache(maxsize=1024)
+def serialize(graph: EpilogueGraph) -> str:
+    """Return a graph as a string, without sizes and source lines."""
+    operands = [f"{o.name} {_serialize_dims(o.broadcast_dims)} {o.dtype or NUMBER}" for o in graph.operands]
+    results = [" ".join([r.name, str(r.node), *_optional(r.dtype), *[KEEPDIM] * r.keepdim]) for r in graph.results]
+    return SECTIONS.join(map(ENTRIES.join, (operands, map(_serialize_node, graph.nodes), results)))
+
+
+@lru_cache(maxsize=1024)
+def deserialize(serialized: str) -> EpilogueGraph:
+    """Return the graph that `serialize` returned this string for."""
+    operands, nodes, results = (section.split(ENTRIES) if section else [] for section in serialized.split(SECTIONS))
+    return EpilogueGraph(
+        tuple(_read_node(entry) for entry in nodes),
+        tuple(_read_operand(*entry.split()) for entry in operands),
+        tuple(_read_result(*entry.split()) for entry in results),
+    )
+
+
+def unbatched(graph: EpilogueGraph) -> EpilogueGraph:
+    """Return the graph with operands that have no batch dimension."""
+    return replace(
+        graph, operands=tuple(replace(o, broadcast_dims=o.broadcast_dims._replace(batch=False)) for o in graph.operands)
+    )
+
+
+def digest(serialized: str) -> int:
+    """Return a 56-bit hash of a serialized graph, equal in every process."""
+    return int.from_bytes(hashlib.sha256(serialized.encode()).digest()[:7], "little")
+
+
+def _optional(x: Any) -> list[str]:
+    return [] if x is None else [str(x)]
+
+
+def _serialize_dims(dims: BroadcastDims) -> str:
+    lengths = {0: "", 1: "{}", 2: "{}2"}
+    names = (
+        "batch" * dims.batch,
+        lengths[dims.rows_per_value].format("m"),
+        lengths[dims.columns_per_value].format("n"),
+    )
+    return ",".join(filter(None, names)) or SCALAR
+
+
+def _serialize_node(node: Node) -> str:
+    value = node.value if isinstance(node.value, tuple) else _optional(node.value)
+    return " ".join(map(str, (node.op, *node.inputs))) + (": " + " ".join(map(str, value)) if value else "")
+
+
+def _read_operand(name: str, dims: str, dtype: str) -> Operand:
+    varying = dims.split(",")
+    lengths = {
+        axis: next((n for n, suffixed in ((1, axis), (2, axis + "2")) if suffixed in varying), 0) for axis in "mn"
+    }
+    broadcast_dims = BroadcastDims("batch" in varying, lengths["m"], lengths["n"])  # type: ignore[arg-type]
+    return Operand(name, broadcast_dims, None if dtype == NUMBER else _dtype(dtype))
+
+
+def _read_node(entry: str) -> Node:
+    call, _, value = entry.partition(": ")
+    op, *inputs = call.split()
+    words = value.split()
+    match op:
+        case "constant":
+            parsed: Any = float(value)
+        case "chunk":
+            parsed = int(words[0]), words[1]
+        case "cast":
+            parsed = _dtype(value)
+        case "reduce":
+            parsed = words[0], words[1]
+        case "quantize":
+            parsed = _dtype(words[0]), int(words[1])
+        case "top_k_softmax":
+            parsed = int(value)
+        case _:
+            parsed = value or None
+    return Node(op, tuple(map(int, inputs)), parsed)
+
+
+def _read_result(name: str, node: str, *rest: str) -> Result:
+    dtype = next((_dtype(word) for word in rest if word != KEEPDIM), None)
+    return Result(name, int(node), dtype, KEEPDIM in rest)
+
+
+def _dtype(name: str) -> DType:
+    return as_dtype(name, allow_integers=True)

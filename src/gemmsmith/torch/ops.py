@@ -1,0 +1,199 @@
+"""PyTorch operators that compute a GEMM with a fused epilogue: gemmsmith::gemm_{i}_{o}.
+
+    gemm_{i}_{o}(Tensor a, Tensor b, int key, str epilogue, float[] numbers, Tensor x0, ...) -> Tensor, ...
+
+for i operands that are tensors and o results. a is (m, k) or (batch, m, k), b (k, n) or (batch, k, n). `epilogue` is a
+serialized graph. `key` is a hash of `epilogue`, placed first because DTensor's sharding cache only looks at arguments
+after the first int. `numbers` are the operands that are Python numbers, in the graph's order, as the tensors are.
+Results have the strides of gemmsmith.gemm's. One operator per count avoids lists of tensors, which cost 1 us more per
+call; custom_op would cost 6 us more.
+
+On a Hopper GPU gemmsmith.gemm runs, on other GPUs PyTorch's operations, and on the CPU the float64 reference. If a is
+float64, what is fp32 otherwise is float64, and nothing else is rounded. torch.set_float32_matmul_precision selects how
+fp32 operands are multiplied: "highest" by 3xTF32, otherwise by TF32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from gemmsmith.api import gemm as launch
+from gemmsmith.arrays import as_numpy
+from gemmsmith.backends.reference.epilogue import execute
+from gemmsmith.backends.reference.matmul import matmul_float64, rounded, wrap_int32
+from gemmsmith.binding import result_shape, result_strides
+from gemmsmith.core.dtypes import BF16, FP16, FP32, INT8, INT32, DType, as_dtype
+from gemmsmith.core.errors import ArgumentError
+from gemmsmith.core.graph import EpilogueGraph, Result
+from gemmsmith.torch import fallback, graph_serialization, sharding
+from gemmsmith.torch.fallback import TORCH_DTYPES
+
+MAX_OPERANDS = 8
+"""Tensors that an epilogue may read, at most. Chosen; not measured."""
+MAX_RESULTS = 4
+"""Results that an epilogue may have, at most. Chosen; not measured."""
+
+
+def call_op(epilogue: str, a: Any, b: Any, numbers: Sequence[float], operands: Sequence[Any]) -> Any:
+    """Call the operator for an epilogue's numbers of operands and results; returns a tensor or a tuple of tensors."""
+    num_inputs, num_outputs, key = op_signature(epilogue)
+    op = OPERATORS[num_inputs, num_outputs]
+    if torch.compiler.is_dynamo_compiling() or torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return op(a, b, key, epilogue, list(numbers), *operands)
+    with torch._C._AutoDispatchBelowAutograd():  # autograd is not needed, or calls this
+        return op(a, b, key, epilogue, list(numbers), *operands)
+
+
+@torch.compiler.assume_constant_result
+def op_signature(epilogue: str) -> tuple[int, int, int]:
+    """Return an epilogue's number of tensor operands, its number of results, and its key.
+
+    Raises ArgumentError if there are too many operands or results.
+    """
+    sharding.register(list(OPERATORS.values()))
+    return _op_signature(epilogue)
+
+
+@lru_cache(maxsize=1024)
+def _op_signature(epilogue: str) -> tuple[int, int, int]:
+    graph = graph_serialization.deserialize(epilogue)
+    num_inputs, num_outputs = sum(o.dtype is not None for o in graph.operands), len(graph.results)
+    if num_inputs > MAX_OPERANDS:
+        raise ArgumentError(f"operands: got {num_inputs} tensors; use at most {MAX_OPERANDS}")
+    if num_outputs > MAX_RESULTS:
+        raise ArgumentError(f"epilogue: got a function with {num_outputs} results; use at most {MAX_RESULTS}")
+    return num_inputs, num_outputs, graph_serialization.digest(epilogue)
+
+
+def matmul_shape(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return (m, n) or (batch, m, n) for a and b of these shapes. Raises ArgumentError if they do not match."""
+    is_valid = len(a) in (2, 3) and len(b) in (2, 3) and a[-1] == b[-2]
+    batch: tuple[Any, ...] = tuple([shape[0] for shape in (a, b) if len(shape) == 3])
+    if len(batch) == 2:
+        is_valid = is_valid and (batch[0] == batch[1] or batch[0] == 1 or batch[1] == 1)
+        batch = (batch[1] if batch[0] == 1 else batch[0],)
+    if not is_valid:
+        raise ArgumentError(
+            f"a, b: got shapes {tuple(a)} and {tuple(b)}; use (m, k) and (k, n), a batch in front of either"
+        )
+    return (*batch, a[-2], b[-1])
+
+
+def result_dtype(graph: EpilogueGraph, result: Result, a: torch.dtype) -> torch.dtype:
+    """Return the dtype of a result for an `a` of this dtype."""
+    is_reduction_or_scale = graph.nodes[result.node].op in ("reduce", "scale")
+    if a == torch.float64:
+        return a if result.dtype in (None, FP32) else TORCH_DTYPES[result.dtype]
+    return TORCH_DTYPES[
+        result.dtype
+        or (FP32 if is_reduction_or_scale else _default_matrix_dtype(graph, as_dtype(a, "a", allow_integers=True)))
+    ]
+
+
+def _default_matrix_dtype(graph: EpilogueGraph, a: DType) -> DType:
+    """Return the dtype of matrix results for which the graph sets none, as in gemmsmith.gemm."""
+    if a == INT8:
+        return INT32 if graph.is_identity else BF16
+    return a if a in (BF16, FP16, FP32) else BF16
+
+
+def _fake_kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
+    graph, shape = graph_serialization.deserialize(epilogue), matmul_shape(a.shape, b.shape)
+    results = [_empty_result(a, graph, r, result_shape(graph, r, shape)) for r in graph.results]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _empty_result(a: Any, graph: EpilogueGraph, result: Result, shape: tuple[Any, ...]) -> Any:
+    """Allocate a result on a's device."""
+    dtype, strides = result_dtype(graph, result, a.dtype), result_strides(graph, result, shape)
+    return a.new_empty_strided(shape, strides, dtype=dtype) if strides else a.new_empty(shape, dtype=dtype)
+
+
+def _cpu_kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
+    graph, results = graph_serialization.deserialize(epilogue), _fake_kernel(a, b, key, epilogue, numbers, *operands)
+    operand_values = {
+        name: x if isinstance(x, float) else _as_float64(x)
+        for name, x in operands_by_name(graph, numbers, operands).items()
+    }
+    accumulator = matmul_float64(_as_float64(a), _as_float64(b))
+    values = execute(graph, wrap_int32(accumulator) if a.dtype == torch.int8 else accumulator, operand_values)
+    for r, out in zip(graph.results, (results,) if len(graph.results) == 1 else results, strict=True):
+        if out.dtype == torch.float64:
+            out.numpy()[...] = values[r.name]
+        else:
+            as_numpy(out)[...] = rounded(values[r.name], as_dtype(out.dtype, allow_integers=True))
+    return results
+
+
+def _cuda_kernel(a: Any, b: Any, key: int, epilogue: str, numbers: list[float], *operands: Any) -> Any:
+    graph = graph_serialization.deserialize(epilogue)
+    operand_values = operands_by_name(graph, numbers, operands)
+    if fallback.kernels_unsupported(a.get_device()):
+        values = fallback.evaluate_graph(graph, fallback.matmul(a, b), operand_values)
+        results = tuple(
+            [
+                fallback.round_to_dtype(values[r.name], result_dtype(graph, r, a.dtype)).contiguous()
+                for r in graph.results
+            ]
+        )
+        return results if len(results) > 1 else results[0]
+    output = graph.results[0].dtype
+    if graph.is_identity and output in (None, BF16, FP16, FP32):
+        return launch(a, b, out_dtype=output, precision=fp32_precision(a))
+    results_ = launch(a, b, epilogue=graph, operands=operand_values, precision=fp32_precision(a))
+    return tuple(results_.values()) if isinstance(results_, dict) else results_
+
+
+def operands_by_name(graph: EpilogueGraph, numbers: Sequence[float], operands: Sequence[Any]) -> dict[str, Any]:
+    """Return an operator's numbers and tensors by the names of the epilogue's operands."""
+    numbers_, tensors = iter(numbers), iter(operands)
+    return {o.name: next(numbers_ if o.dtype is None else tensors) for o in graph.operands}
+
+
+def fp32_precision(a: Any) -> str | None:
+    """Return gemmsmith.gemm's `precision` for this a: by torch.set_float32_matmul_precision if a is fp32, else None."""
+    if a.dtype != torch.float32:
+        return None
+    return "3xtf32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _as_float64(x: Any) -> Any:
+    """Return a tensor's elements as a float64 array."""
+    # The array is a copy: torch cannot resize storage that numpy refers to, which FSDP does.
+    x = x.detach().resolve_neg()
+    return x.clone().numpy() if x.dtype == torch.float64 else as_numpy(x).astype(np.float64)
+
+
+def _count_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    batch = max((shape[0] for shape in (a, b) if len(shape) == 3), default=1)
+    return 2 * int(batch) * int(a[-2]) * int(a[-1]) * int(b[-1])
+
+
+def _define_op(library: torch.library.Library, num_inputs: int, num_outputs: int) -> Any:
+    name = f"gemm_{num_inputs}_{num_outputs}"
+    tensors = "".join(f", Tensor x{i}" for i in range(num_inputs))
+    returns = "Tensor" if num_outputs == 1 else f"({', '.join(['Tensor'] * num_outputs)})"
+    # flexible_layout: passes that insert the operator do not record its inputs' strides, and any strides work.
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+    library.define(
+        f"{name}(Tensor a, Tensor b, int key, str epilogue, float[] numbers{tensors}) -> {returns}", tags=tags
+    )
+    op = getattr(torch.ops.gemmsmith, name).default
+    library.impl(name, _cpu_kernel, "CPU")
+    library.impl(name, _cuda_kernel, "CUDA")
+    torch.library.register_fake(f"gemmsmith::{name}", _fake_kernel, lib=library)
+    register_flop_formula(op.overloadpacket)(_count_flops)
+    return op
+
+
+LIBRARY = torch.library.Library("gemmsmith", "DEF")
+OPERATORS: dict[tuple[int, int], Any] = {
+    (i, o): _define_op(LIBRARY, i, o) for i in range(MAX_OPERANDS + 1) for o in range(1, MAX_RESULTS + 1)
+}
+"""The operators by their numbers of tensor operands and of results."""

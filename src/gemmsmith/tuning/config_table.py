@@ -1,0 +1,229 @@
+"""Table of the configs that may be the fastest for a problem: arrays with one entry per config.
+
+Numbers are float64: numpy rounds quotients of floats much faster than it divides integers, and integers are exact up to
+2^53.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gemmsmith.core.config import Config
+from gemmsmith.core.design import get_design
+from gemmsmith.core.dtypes import BF16
+from gemmsmith.core.graph import identity_graph
+from gemmsmith.core.integers import ceil_div, round_up
+from gemmsmith.core.problem import MAX_EXTENT, Problem
+from gemmsmith.core.spec import EpilogueSpec, num_reducing_ctas, plan_promotion
+from gemmsmith.epilogue.device.epilogue_plan import MAX_TILE_N
+from gemmsmith.lang.types import CLUSTER_PERMUTATION_LENGTH
+from gemmsmith.tuning.candidates import SMALL_M_TILE_K, candidates, count_aliased_stages
+
+Array = np.ndarray[Any, Any]
+
+NUM_SMS = 132
+"""SMs of an H100 SXM and of an H200 (datasheets)."""
+SMS_PER_GPC = 16
+"""SMs of a GPC of these chips; some have 18."""
+MAX_ACTIVE_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}
+"""Clusters that are active at once on an H200, by their CTAs (cudaOccupancyMaxActiveClusters): GPCs have 16 or 18
+SMs."""
+MIN_K_FOR_TILE_K_128 = 512
+"""K from which a tile K of 128 is tried; chosen, not measured."""
+MIN_MN_FOR_L2_REUSE = 128
+"""M or N up to which waves read nothing again from the L2, so `sync_clusters` and `serpentine` only cost time: 128 x
+57344 x 8192 loses 1.4 % with sync_clusters, 2.8 % with serpentine too (benchmarks/results/lockstep-h200.json)."""
+M_GRANULARITY = 8
+"""M is rounded up to this number of rows: all tile extents are multiples of 8, so the choice is the same."""
+MIN_K_TILES_PER_SPLIT = 4
+"""Minimum k-tiles of a split; chosen, not measured."""
+MIN_TAIL_WASTE = 1.05
+"""Minimum ratio of wave-quantized to actual work at which stream-K is considered; chosen, not measured."""
+
+
+def get_max_active_clusters(size: int) -> int:
+    """Return the number of clusters of `size` CTAs that are active at once."""
+    return MAX_ACTIVE_CLUSTERS.get(size, NUM_SMS // size)
+
+
+@dataclass(frozen=True, eq=False)
+class ConfigTable:
+    """Configs, and an array for each of their choices and properties; fields without a docstring are Config's."""
+
+    configs: np.ndarray[Any, Any]
+    """The configs, objects of class Config."""
+    m: Array
+    n: Array
+    k: Array
+    cluster_shape_m: Array
+    cluster_shape_n: Array
+    stages: Array
+    consumers: Array
+    splits: Array
+    cluster_splits: Array
+    reducing_ctas: Array
+    """CTAs that reduce and store a tile, a slice each."""
+    cluster_tile_m: Array
+    """Rows of A of a cluster's tiles."""
+    cluster_tile_n: Array
+    """Columns of B of a cluster's tiles."""
+    cluster_size: Array
+    """CTAs of a cluster, including splits."""
+    max_active_clusters: Array
+    """Clusters that are active at once."""
+    tile_per_warpgroup: Array
+    """True if each consumer warpgroup has its own tile (pingpong)."""
+    swap_ab: Array
+    raster_m: Array
+    """True if consecutive tiles run along M."""
+    raster_group: Array
+    aliased_stages: Array
+    """Stages with `alias_epilogue` if that is considered, else 0."""
+    promoted: Array
+    """Columns of a promotion subtile and k-tiles in flight, without and with per-column scales: (configs, 2, 2)."""
+    min_tile_n: Array
+    """Minimum tile N of all configs, which an epilogue may require."""
+
+    @staticmethod
+    def from_configs(configs: list[Config], epilogue: EpilogueSpec | None = None) -> ConfigTable:
+        """Return the table of these configs for an epilogue; None: the plain GEMM, without `alias_epilogue`."""
+        values = np.array([
+            (*c.tile, *c.cluster, c.stages, c.consumers, c.splits, c.cluster_splits) for c in configs
+        ], float).reshape(-1, 9)  # fmt: skip
+        m, n, k, cluster_shape_m, cluster_shape_n, stages, consumers, splits, cluster_splits = values.T.copy()
+        tile_per_warpgroup = np.array([get_design(c.design).tile_per_warpgroup for c in configs], bool)
+        swap_ab = np.array([c.swap_ab for c in configs], bool)
+        raster_m = np.array([c.raster == "m" for c in configs], bool)
+        raster_group = np.array([c.raster_group for c in configs], float)
+        size = cluster_shape_m * cluster_shape_n * cluster_splits
+        max_active_clusters = np.array([get_max_active_clusters(int(x)) for x in size], float)
+        graph = epilogue.graph if epilogue else identity_graph(BF16)
+        graphs = [graph.transposed() if c.swap_ab else graph for c in configs]
+        reducing_ctas = np.array([num_reducing_ctas(c, x) for c, x in zip(configs, graphs, strict=True)], float)
+        rows, columns = m * cluster_shape_m, n * cluster_shape_n
+        cluster_tile_m, cluster_tile_n = np.where(swap_ab, columns, rows), np.where(swap_ab, rows, columns)
+        aliased_stages = np.array([count_aliased_stages(c, epilogue) if epilogue else 0 for c in configs], float)
+        promotions = [plan_promotion(c, per_column)[:2] for c in configs for per_column in (False, True)]
+        promoted = np.array(promotions, float).reshape(-1, 2, 2)
+        return ConfigTable(
+            np.fromiter(configs, object, len(configs)), m, n, k, cluster_shape_m, cluster_shape_n, stages, consumers,
+            splits, cluster_splits, reducing_ctas, cluster_tile_m, cluster_tile_n, size, max_active_clusters,
+            tile_per_warpgroup, swap_ab, raster_m, raster_group, aliased_stages, promoted,
+            np.full(len(configs), n.min(initial=MAX_TILE_N)),
+        )  # fmt: skip
+
+    def select(self, indices: Array) -> ConfigTable:
+        """Return the table of the configs at these indices."""
+        arrays = {f.name: getattr(self, f.name).take(indices, axis=0) for f in fields(self)[1:]}
+        return ConfigTable(self.configs.take(indices), **arrays)
+
+    def sizes(self, problem: Problem) -> tuple[Array, Array]:
+        """Return M and N for each config: of the problem, or with `swap_ab` of its transpose."""
+        return np.where(self.swap_ab, problem.n, problem.m), np.where(self.swap_ab, problem.m, problem.n)
+
+    def tiles(self, problem: Problem) -> Array:
+        """Return the number of clusters' tiles of each config."""
+        tiles_m, tiles_n = self.grid(problem.m, problem.n)
+        return np.asarray(problem.batch * tiles_m * tiles_n)
+
+    def grid(self, m: int, n: int) -> tuple[Array, Array]:
+        """Return the number of clusters' tiles along M and along N of each config, for one batch."""
+        return np.ceil(m / self.cluster_tile_m), np.ceil(n / self.cluster_tile_n)
+
+    def gpc_sharers(self, problem: Problem) -> tuple[Array, Array]:
+        """Return how many CTAs of a GPC, consecutive in raster order, read the same tile of A, and of B, at once."""
+        m, n = self.sizes(problem)
+        tiles_m, tiles_n = np.ceil(m / (self.m * self.cluster_shape_m)), np.ceil(n / (self.n * self.cluster_shape_n))
+        raster_group = np.minimum(self.raster_group, np.maximum(1, np.where(self.raster_m, tiles_n, tiles_m)))
+        num_groups = np.maximum(1, SMS_PER_GPC / self.cluster_size / raster_group)
+        return np.where(self.raster_m, raster_group, num_groups), np.where(self.raster_m, num_groups, raster_group)
+
+    @property
+    def in_order(self) -> Array:
+        """True for each config of which one CTA accumulates all k-tiles of a tile."""
+        return np.asarray((self.splits == 1) & (self.cluster_splits == 1))
+
+    def is_single_wave(self, problem: Problem) -> Array:
+        """Return for each config whether every CTA has at most one tile."""
+        return np.asarray(self.tiles(problem) <= self.max_active_clusters)
+
+    def plausible(self, min_m: int, max_m: int, n: int, k: int, batch: int) -> Array:
+        """Return for each config whether it may be `valid_for` some problem with `min_m` to `max_m` rows.
+
+        It may if its tiles are not mostly outside of D, and its splits have few enough tiles and enough of K.
+        """
+        tiles_m, tiles_n = self.grid(min_m, n)
+        k_tiles, tiles, capacity = np.ceil(k / self.k), batch * tiles_m * tiles_n, self.max_active_clusters
+        config_m, config_n = np.where(self.swap_ab, n, max_m), np.where(self.swap_ab, max_m, n)
+        is_plausible = self.m * self.cluster_shape_m < 2 * np.maximum(config_m, 64)
+        is_plausible &= self.n * self.cluster_shape_n < 2 * np.maximum(config_n, self.min_tile_n)
+        is_plausible &= (self.k != SMALL_M_TILE_K) | (min_m <= self.n)  # B is read once
+        is_plausible &= (self.k == 64) | (k >= MIN_K_FOR_TILE_K_128)
+        num_splits = np.maximum(self.splits, self.cluster_splits)
+        fits_one_wave = tiles * np.maximum(self.splits, 1) <= capacity
+        is_split = fits_one_wave & (k_tiles >= MIN_K_TILES_PER_SPLIT * num_splits)
+        is_plausible &= np.where(self.splits == 0, tiles < 4 * capacity, (num_splits == 1) | is_split)
+        return np.asarray(is_plausible)
+
+    def valid_for(self, problem: Problem) -> Array:
+        """Return for each config whether its tiles are not mostly outside of D and its splits have enough of K."""
+        is_plausible = self.plausible(problem.m, problem.m, problem.n, problem.k, problem.batch)
+        k_tiles, tiles, capacity = np.ceil(problem.k / self.k), self.tiles(problem), self.max_active_clusters
+        wastes_last_wave = np.ceil(tiles / capacity) * capacity > MIN_TAIL_WASTE * tiles
+        allows_stream_k = wastes_last_wave & (tiles * k_tiles >= MIN_K_TILES_PER_SPLIT * capacity)
+        fits_int32 = self._fits_int32(tiles, np.maximum(1, k_tiles))
+        return np.asarray(is_plausible & ((self.splits > 0) | allows_stream_k) & fits_int32)
+
+    def _fits_int32(self, tiles: Array, k_tiles: Array) -> Array:
+        """Return for each config whether int32 can count its tiles and splits, which launches require."""
+        clusters = np.minimum(
+            tiles * np.minimum(np.where(self.splits == 0, k_tiles, self.splits), k_tiles), CLUSTER_PERMUTATION_LENGTH
+        )
+        total_k_tiles = np.where(self.splits == 1, 0, np.minimum(tiles, 2 * clusters) * k_tiles * clusters)
+        return np.asarray(np.maximum(tiles, total_k_tiles) <= MAX_EXTENT)
+
+
+@lru_cache(maxsize=64)
+def configs_for_epilogue(epilogue: EpilogueSpec, promoted: bool = False) -> ConfigTable:
+    """Return the table of all candidates for an epilogue, with or without promotion, for any problem."""
+    return ConfigTable.from_configs(list(candidates(epilogue, promoted)), epilogue)
+
+
+def configs_for(epilogue: EpilogueSpec, problem: Problem) -> ConfigTable:
+    """Return the candidates that may be valid for a problem; cached for M of the same bit length."""
+    bits, sizes = problem.m.bit_length(), (problem.n, problem.k, problem.batch)
+    return _configs_for(epilogue, problem.promoted, bits, *sizes)
+
+
+@lru_cache(maxsize=128)
+def _configs_for(epilogue: EpilogueSpec, promoted: bool, bits: int, n: int, k: int, batch: int) -> ConfigTable:
+    all_configs = configs_for_epilogue(epilogue, promoted)
+    return all_configs.select(np.flatnonzero(all_configs.plausible(1 << bits >> 1, (1 << bits) - 1, n, k, batch)))
+
+
+def is_single_wave(config: Config, problem: Problem) -> bool:
+    """Return whether each CTA of a config has at most one tile."""
+    m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
+    (rows, columns), (tile_m, tile_n, _) = config.cluster, config.tile
+    tiles = problem.batch * ceil_div(m, tile_m * rows) * ceil_div(n, tile_n * columns)
+    return tiles <= get_max_active_clusters(rows * columns * config.cluster_splits)
+
+
+def has_l2_reuse(problem: Problem) -> bool:
+    """Return whether later waves read parts of both operands again, so that L2 hits depend on the tile order."""
+    return min(problem.m, problem.n) > MIN_MN_FOR_L2_REUSE
+
+
+@lru_cache(maxsize=4096)
+def round_up_m(problem: Problem) -> Problem:
+    """Return the problem with M rounded up to `M_GRANULARITY`, or itself if A or D is column-major."""
+    if problem.a.is_column_major or problem.d.is_column_major:
+        return problem
+    m, (scale_a, scale_b) = round_up(problem.m, M_GRANULARITY), problem.scales
+    if scale_a:
+        scale_a = replace(scale_a, matrix=replace(scale_a.matrix, rows=ceil_div(m, scale_a.granularity)))
+    return replace(problem, a=replace(problem.a, rows=m), d=replace(problem.d, rows=m), scales=(scale_a, scale_b))

@@ -1,0 +1,71 @@
+"""The mainloop: what is copied before the roles begin, who of a cluster copies what, and with which L2 policy."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from tests.collective.exact_gemm import check
+
+import gemmsmith
+from gemmsmith import Config, Spec
+
+TILE = Config(tile=(64, 16, 32), cluster=(1, 1), consumers=1, stages=3)
+
+
+@pytest.mark.parametrize("stages", [2, 6])
+@pytest.mark.parametrize("k_tiles", [0, 1, 2, 5, 7])
+def test_tiles_of_any_depth(stages: int, k_tiles: int, rng: np.random.Generator) -> None:
+    """Fewer k-tiles than are started early, as many, and more; two tiles."""
+    check(TILE.replace(stages=stages), 128, 16, 32 * k_tiles, rng)
+
+
+@pytest.mark.parametrize("cluster", [(1, 2), (2, 1), (2, 2), (4, 1)])
+def test_ctas_of_a_cluster_share_copies(cluster: tuple[int, int], rng: np.random.Generator) -> None:
+    check(TILE.replace(tile=(64, 32, 32), cluster=cluster), 64 * cluster[0] + 9, 32 * cluster[1] - 5, 32 * 4, rng)
+
+
+@pytest.mark.parametrize("cluster", [(1, 1), (2, 1)])
+def test_the_epilogue_in_the_stages_leaves_them_before_the_next_tile(
+    cluster: tuple[int, int], rng: np.random.Generator
+) -> None:
+    """With one k-tile, and with more than there are stages."""
+    for k_tiles in (1, 2, 5):
+        check(TILE.replace(alias_epilogue=True, cluster=cluster), 64 * 3, 16, 32 * k_tiles, rng)
+
+
+@pytest.mark.parametrize("m", [1, 33, 63, 64])
+@pytest.mark.parametrize("cluster", [(1, 1), (1, 2)])
+def test_rows_beyond_the_result_have_left_the_stages_too(
+    cluster: tuple[int, int], m: int, rng: np.random.Generator
+) -> None:
+    """Threads write them, but no TMA store reads them: the release itself must order them before the peers' copies of
+    the next tile."""
+    config = TILE.replace(tile=(64, 8, 16), cluster=cluster, stages=2, alias_epilogue=True)
+    for _ in range(4):
+        check(config, m, 80, 32, rng)
+
+
+def source(config: Config) -> str:
+    a, b = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
+    return gemmsmith.plan(a, b, config=config).source
+
+
+@pytest.mark.parametrize("evict", [("first", "last"), ("last", "first"), ("first", "normal")])
+def test_each_operand_has_its_policy(evict: tuple[str, str]) -> None:
+    loads = set(re.findall(r"tma_load\(\s*&(a|b),[^;]*, (EVICT_\w+)\);", source(TILE.replace(evict=evict))))
+    assert loads == {("a", f"EVICT_{evict[0].upper()}"), ("b", f"EVICT_{evict[1].upper()}")}
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+def test_kernels_that_depend_on_this_one_start_early_if_asked_to(pdl: bool) -> None:
+    text = source(TILE.replace(pdl=pdl))
+    assert ("griddepcontrol.launch_dependents" in text) == pdl
+    assert "griddepcontrol.wait" in text
+
+
+@pytest.mark.parametrize("swap_ab", [False, True])
+def test_the_operand_of_few_rows_is_copied_last(swap_ab: bool) -> None:
+    loads = re.findall(r"tma_load\(&(a|b), ", source(TILE.replace(swap_ab=swap_ab)))
+    assert loads[:2] == (["a", "b"] if swap_ab else ["b", "a"])

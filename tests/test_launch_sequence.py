@@ -1,0 +1,48 @@
+"""What a launch's tensor maps and byte counts say of operands smaller than a tile."""
+
+from __future__ import annotations
+
+import pytest
+
+import gemmsmith
+from gemmsmith import ArgumentError, Config, Spec
+from gemmsmith.binding import bind
+from gemmsmith.launch_sequence import build_kernel_spec, build_launches
+
+
+def test_a_stage_is_the_bytes_of_its_boxes() -> None:
+    config = Config(tile=(64, 64, 64), cluster=(1, 2), consumers=1, raster="n")
+    for m, expected in ((1, 2 * 1 + 64), (16, 16 + 64), (20, 2 * 16 + 64), (64, 128), (300, 128)):
+        p = bind(Spec((m, 512), "bf16"), Spec((512, 4096), "bf16", (1, 512)))
+        arguments = build_launches(p, build_kernel_spec(p, config)).all[0].arguments
+        assert arguments["stage_bytes"] == expected * 128
+
+
+def test_reductions_that_are_too_large_say_so() -> None:
+    million = 1 << 20
+    for a, b, reduction in (
+        ((3 * million, 8), (8, 3 * million), lambda acc: acc.abs().amax()),
+        ((4, 1024 * million, 8), (8, 16), lambda acc: acc.sum(-1)),
+        ((4, 64, 8), (8, 1024 * million), lambda acc: acc.sum(-2).half()),
+    ):
+        plan = gemmsmith.plan(Spec(a, "bf16"), Spec(b, "bf16"), epilogue=reduction)
+        for asked in ("workspace_bytes", "launches"):
+            with pytest.raises(ArgumentError, match=r"out: got .* partial results, .*; split the GEMM along M or N"):
+                getattr(plan, asked)
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 100_001), (1, 100_001, 0), (0, 5001, 5001)])
+def test_an_empty_product_needs_no_memory(shape: tuple[int, int, int]) -> None:
+    """Its operands, of which one may have elements, are not packed, and nothing is shared."""
+    batch, m, n = shape
+
+    def sums(acc):
+        return acc, acc.sum(-1), acc.sum(-2), acc.sum(), acc.logsumexp(-1)
+
+    a, b = Spec((batch, m, 4097), "bf16"), Spec((batch, 4097, n), "bf16")
+    full = gemmsmith.plan(Spec((2, 300, 4097), "bf16"), Spec((2, 4097, 301), "bf16"), epilogue=sums)
+    assert full.workspace_bytes > 0
+    for config in (None, Config(splits=2), Config(sync_clusters=True, cluster=(2, 1))):
+        found = gemmsmith.plan(a, b, epilogue=sums, config=config).launches
+        assert (found.workspace_bytes, found.flag_bytes) == (0, 0)
+        assert not any("workspace" in str(launch.arguments) for launch in found.all)

@@ -1,0 +1,65 @@
+"""Kernels of fused matmuls: planned and compiled without a GPU, and rejected if the cost model predicts a loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.torch.compiler import models
+from tests.torch.compiler.passed import compiled
+
+from gemmsmith.torch.compiler import fuse, kernel_cost, rewrite
+
+
+@pytest.fixture
+def regions(monkeypatch):
+    """Record what the pass rewrites."""
+    recorded = []
+
+    def record(region, candidate):
+        recorded.append(
+            (region, candidate, kernel_cost.fused_plan(region, candidate), kernel_cost.unfused_plan(region))
+        )
+        return known(region, candidate)
+
+    known = rewrite.insert_fused_op
+    monkeypatch.setattr(fuse, "insert_fused_op", record)
+    return recorded
+
+
+@pytest.mark.parametrize("name", ["llama", "classifier"])
+def test_every_fused_matmul_of_a_step_has_a_kernel(name, regions):
+    model, inputs = models.model(name, torch.bfloat16)
+    forward, passed = compiled(model)
+    models.trained(forward, model, inputs)
+    assert len(regions) == len(passed.fused)
+    for _, _, fused, unfused in regions:
+        assert fused.estimated_us > 0
+        assert unfused.binding.shape == fused.binding.shape
+    largest = max((fused for _, _, fused, _ in regions), key=lambda x: len(x.binding.graph.nodes))
+    assert not largest.resources.spill_store_bytes
+
+
+def test_fusions_that_would_take_longer_are_left_to_inductor(regions, monkeypatch):
+    a, b = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
+    compiled(lambda a, b: torch.relu(a @ b))[0](a, b)
+    ((region, candidate, fused, unfused),) = regions
+    assert fused.estimated_us >= unfused.estimated_us
+    started = []
+    monkeypatch.setattr(kernel_cost, "compile_async", started.append)
+    worse = replace(candidate, bytes_saved=-candidate.extra_bytes, kernels_saved=0)
+    assert "us and save 0.0 us elsewhere" in kernel_cost.reason_not_to_fuse(region, worse)
+    assert not started
+    assert candidate.kernels_saved == 1
+    assert kernel_cost.reason_not_to_fuse(region, candidate) == ""  # saves the launch of relu
+    assert started[0].source == fused.source
+
+
+def test_compile_async_fills_the_cache(regions):
+    a, b = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
+    compiled(lambda a, b: (torch.relu(y := a @ b), y.sum(0)))[0](a, b)
+    ((_, _, fused, _),) = regions
+    futures = kernel_cost.compile_async(fused)
+    assert len(futures) == 2  # the GEMM's, and the second step of the sum
+    assert futures[0].result().cubin == fused.compiled.cubin

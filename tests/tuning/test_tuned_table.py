@@ -1,0 +1,380 @@
+"""Tuned configs: which one a problem gets, and when it gets none."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+import pytest
+
+import gemmsmith
+from gemmsmith import Config, Spec
+from gemmsmith.binding import bind
+from gemmsmith.core.problem import Problem
+from gemmsmith.tuning.choose import choose
+from gemmsmith.tuning.gpus import H100, H200, Gpu, nearest_gpu
+from gemmsmith.tuning.tuned_table import (
+    BUILTIN_TABLE_FILE,
+    TunedTable,
+    builtin_table,
+    save_tuned,
+    user_table,
+    user_table_bytes,
+)
+
+SMALL, LARGE = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1, splits=2), Config(tile=(256, 128, 64))
+ROWS = [
+    {"m": m, "n": 4096, "k": 1024, "config": {**vars(c), "tile": list(c.tile)}} for m, c in ((64, SMALL), (512, LARGE))
+]
+
+
+def problem(m: int, n: int, k: int, dtype: str = "bf16") -> Problem:
+    return bind(Spec((m, k), dtype), Spec((k, n), dtype, (1, k))).problem
+
+
+def problem_with_scales(m: int, n: int, k: int) -> Problem:
+    """FP8 with block scales as DeepGEMM takes them, whose rows begin at multiples of 16 bytes."""
+    blocks, wide = -(-k // 128), -(-n // 128)
+    of_a, of_b = (1, -(-m // 4) * 4), (1, -(-blocks // 4) * 4)
+    scales = {"scale_a": Spec((m, blocks), "fp32", of_a), "scale_b": Spec((blocks, wide), "fp32", of_b)}
+    a, b = Spec((m, k), "fp8_e4m3"), Spec((k, n), "fp8_e4m3", (1, k))
+    unswapped = Config(tile=(64, 64, 128), cluster=(1, 1), consumers=1, stages=3)
+    return gemmsmith.plan(a, b, **scales, out_dtype="bf16", config=unswapped).problem
+
+
+def test_the_next_tuned_m() -> None:
+    table = TunedTable(reversed(ROWS))
+    got = {m: table.get(problem(m, 4096, 1024)) for m in (1, 64, 65, 255, 256, 512, 513)}
+    assert got == {1: SMALL, 64: SMALL, 65: None, 255: None, 256: LARGE, 512: LARGE, 513: None}
+    assert table.get(problem(64, 4096, 1032)) is None
+    assert table.get(problem(512, 4096, 1024, "fp16")) == LARGE
+
+
+def test_a_config_that_does_not_suit_is_none() -> None:
+    deep = LARGE.replace(stages=9)
+    assert TunedTable([{**ROWS[1], "config": vars(deep)}]).get(problem(512, 4096, 1024)) == LARGE  # as many as fit
+    wide = LARGE.replace(consumers=1)  # its accumulator does not fit
+    assert TunedTable([{**ROWS[1], "config": vars(wide)}]).get(problem(512, 4096, 1024)) is None
+
+
+def test_few_rows_do_not_keep_step() -> None:
+    config = Config(tile=(128, 256, 64), cluster=(2, 1), serpentine=True, sync_clusters=True)
+    table = TunedTable([{"m": 256, "n": 57344, "k": 1024, "config": vars(config)}])
+    assert table.get(problem(256, 57344, 1024)) == config
+    assert table.get(problem(128, 57344, 1024)) == config.replace(serpentine=False, sync_clusters=False)
+    assert table.get(problem(256, 4096, 1024)) is None
+
+
+def test_every_shipped_config_is_taken() -> None:
+    rows = json.loads((resources.files("gemmsmith.tuning") / BUILTIN_TABLE_FILE).read_text())["rows"]
+    assert len(rows) > 80
+    for row in rows:
+        found = builtin_table().get(
+            (problem_with_scales if "operands" in row else problem)(row["m"], row["n"], row["k"])
+        )
+        assert found
+        fields = {name: list(x) if isinstance(x, tuple) else x for name, x in vars(found).items()}
+        assert fields == fields | row["config"]
+    assert builtin_table().get(problem(3, 5, 7)) is None
+
+
+def test_an_epilogue_takes_the_bare_products_tile_where_it_has_room() -> None:
+    a, b = Spec((8192, 8192), "bf16"), Spec((8192, 8192), "bf16", (1, 8192))
+    bare = gemmsmith.plan(a, b)
+    assert "tuned" in bare.why
+    assert bare.config.tile[0] == 256
+    fused = gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu())
+    assert "tuned without its epilogue" in fused.why
+    assert fused.config.tile == bare.config.tile
+    residual = gemmsmith.plan(a, b, epilogue=lambda acc, c: acc + c, operands={"c": a})
+    assert "chosen by the model" in residual.why
+    assert math.prod(residual.config.tile[:2]) < math.prod(bare.config.tile[:2])
+
+
+def plans(
+    m: int, n: int, k: int, epilogue: Callable[..., Any], **operands: Spec
+) -> tuple[gemmsmith.Plan, gemmsmith.Plan]:
+    """Of the bare product and of a fused one."""
+    a, b = Spec((m, k), "bf16"), Spec((k, n), "bf16", (1, k))
+    return gemmsmith.plan(a, b), gemmsmith.plan(a, b, epilogue=epilogue, operands=operands)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(256, 8192, 8192), (256, 6144, 4096), (128, 28672, 4096)])
+def test_with_one_tile_a_cta_too(m: int, n: int, k: int) -> None:
+    bare, fused = plans(m, n, k, lambda acc: acc.relu())
+    assert "tuned without its epilogue" in fused.why
+    assert fused.config.replace(stages=1) == bare.config.replace(stages=1)
+
+
+def test_a_loaded_matrix_has_the_room_of_results_that_leave_through_the_stages() -> None:
+    bare, fused = plans(256, 6144, 4096, lambda acc, c: acc + c, c=Spec((256, 6144), "bf16"))
+    assert not bare.config.alias_epilogue
+    assert fused.config.alias_epilogue
+    assert fused.config.tile == bare.config.tile
+    bare, fused = plans(128, 28672, 4096, lambda acc, c: acc + c, c=Spec((128, 28672), "bf16"))
+    assert not fused.config.alias_epilogue  # two warpgroups lose by it
+    assert fused.config.tile == bare.config.tile
+
+
+def test_results_that_do_not_fit_the_stages_do_not_leave_through_them() -> None:
+    bare, fused = plans(256, 4096, 4096, lambda acc: (acc, acc.relu(), acc.tanh(), acc.exp()))
+    assert bare.config.alias_epilogue
+    assert not fused.config.alias_epilogue
+
+
+def test_a_tile_is_widened_where_results_need_whole_halves() -> None:
+    def swiglu(acc: Any) -> Any:
+        gate, up = gemmsmith.deinterleave(acc)
+        return gate.silu() * up
+
+    bare, fused = plans(8192, 28672, 4096, swiglu)
+    assert bare.config.tile == (256, 184, 64)
+    assert "tuned without its epilogue" in fused.why
+    assert fused.config == bare.config.replace(tile=(256, 192, 64))
+
+
+def test_turned_results_are_left_to_the_model() -> None:
+    bare, fused = plans(1, 57344, 8192, lambda acc: acc.relu())
+    assert bare.config.swap_ab
+    assert "chosen by the model" in fused.why
+
+
+def test_blocks_that_do_not_fit_the_tile_are_left_to_the_model() -> None:
+    bare, fused = plans(64, 4096, 4096, lambda acc: gemmsmith.quantize(acc))
+    assert bare.config.tile[1] < 128
+    assert fused.config.tile[1] % 128 == 0
+
+
+def test_a_row_in_one_tile_is_left_to_the_model() -> None:
+    bare, fused = plans(256, 256, 256, lambda acc: gemmsmith.top_k_softmax(acc, 4))
+    assert bare.config.tile[1] < 256
+    assert fused.config.tile[1] == 256
+
+
+def test_what_is_kept_is_taken(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    p = problem(48, 4096, 1024)
+    assert user_table().get(p) is None
+    for config in (LARGE.replace(splits=0), SMALL):
+        save_tuned(p, config, 12.5, "a GPU")
+    save_tuned(problem(100, 4096, 1024), LARGE, 20.0, "a GPU")
+    assert user_table().get(p) == SMALL
+    assert user_table().get(problem(90, 4096, 1024)) == LARGE
+    plan = gemmsmith.plan(Spec((48, 1024), "bf16"), Spec((1024, 4096), "bf16", (1, 1024)))
+    assert plan.config == SMALL
+    assert "tuned" in plan.why
+
+
+FP8: dict[str, Any] = {"tile": (128, 128, 128), "cluster": (1, 1), "stages": 5}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "config"),
+    [
+        ("fp8_e4m3", {}, Config(**FP8)),
+        ("fp8_e5m2", {"accumulate": "fast"}, Config(**FP8, design="pingpong")),
+        ("int8", {}, Config(**FP8)),
+        ("fp32", {"precision": "tf32"}, Config(**{**FP8, "tile": (128, 128, 32)})),
+        ("fp32", {"precision": "3xtf32"}, Config(**{**FP8, "tile": (128, 64, 32)})),
+        ("bf16", {}, Config(**{**FP8, "tile": (128, 128, 64)})),
+    ],
+)
+def test_each_kind_of_operands_has_its_own(
+    dtype: str, options: dict[str, str], config: Config, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    a, b = (lambda d: Spec((512, 1024), d)), (lambda d: Spec((1024, 4096), d, (1, 1024)))
+    others = [("fp8_e4m3", {}), ("fp8_e4m3", {"accumulate": "fast"}), ("int8", {}), ("fp32", {"precision": "tf32"}),
+              ("fp32", {"precision": "3xtf32"}), ("bf16", {})]  # fmt: skip
+    before = [gemmsmith.plan(a(d), b(d), **o).config for d, o in others]
+    for us in (20.0, 12.5):  # the later one counts
+        save_tuned(bind(a(dtype), b(dtype), **options).problem, config, us, "a GPU")
+    for (d, o), was in zip(others, before, strict=True):
+        own = d[:3] == dtype[:3] and o == options
+        assert gemmsmith.plan(a(d), b(d), **o).config == (config if own else was)
+
+
+def test_a_tuned_config_serves_scales_it_has_registers_for(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    a, b = Spec((512, 1024), "fp8_e4m3"), Spec((1024, 4096), "fp8_e4m3", (1, 1024))
+    wide = Config(tile=(128, 256, 128), cluster=(1, 1), stages=3)
+    save_tuned(bind(a, b).problem, wide, 12.5, "a GPU")
+    coarse, each = Spec((8, 32), "fp32"), Spec((8, 4096), "fp32")
+    assert gemmsmith.plan(a, b, scale_b=coarse).config == wide
+    assert gemmsmith.plan(a, b, scale_b=each).config.tile != wide.tile
+
+
+GOOD = {"m": 48, "n": 4096, "k": 1024, "config": {**vars(SMALL), "stages": 3}}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "",
+        "damaged",
+        json.dumps({"version": 6, "rows": [GOOD]})[:-9],
+        "\0\xff",
+        json.dumps([GOOD]),
+        json.dumps(7),
+        json.dumps({"rows": [GOOD]}),
+        *(
+            json.dumps({"version": 6, "rows": rows})
+            for rows in (
+                None,
+                7,
+                [GOOD, 7],
+                [{**GOOD, "n": "4096"}],
+                [{**GOOD, "m": 4.5}],
+                [{**GOOD, "config": None}],
+                [{"m": 48, "n": 4096, "k": 1024}],
+                [{**GOOD, "config": {"tile": [64, 64]}}],
+                [{**GOOD, "config": {"warps": 4}}],
+                [{**GOOD, "config": {"cluster": [0, 1]}}],
+                [{**GOOD, "config": {"tile": [100, 64, 64]}}],
+            )
+        ),
+    ],
+)
+def test_a_damaged_table_is_ignored_and_said_once(damaged: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    a, b = Spec((48, 1024), "bf16"), Spec((1024, 4096), "bf16", (1, 1024))
+    want = gemmsmith.plan(a, b).config
+    file = tmp_path / "tuned.json"
+    file.write_bytes(damaged.encode("latin-1"))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert gemmsmith.plan(a, b).config == want
+            os.utime(file, ns=(0, file.stat().st_mtime_ns + 10**9))  # read again
+    (once,) = said
+    assert str(file) in str(once.message)
+    save_tuned(problem(48, 4096, 1024), SMALL, 12.5, "a GPU")
+    assert gemmsmith.plan(a, b).config == SMALL
+
+
+def test_a_table_of_another_version_is_none(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    (tmp_path / "tuned.json").write_text(json.dumps({"version": 99, "rows": [{"of": "the future"}]}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert user_table().get(problem(48, 4096, 1024)) is None
+
+
+def test_a_row_says_how_long_it_took_and_where(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    config = Config(tile=(64, 64, 64), cluster=(1, 1), consumers=1)
+    save_tuned(problem(48, 4096, 1024), config, 12.5, "NVIDIA H200")
+    (row,) = json.loads((tmp_path / "tuned.json").read_text())["rows"]
+    assert (row["m"], row["n"], row["k"], row["us"], row["gpu"]) == (48, 4096, 1024, 12.5, "NVIDIA H200")
+    assert user_table().get(problem(48, 4096, 1024)) == config
+
+
+def test_why_says_where_it_comes_from() -> None:
+    a, b = Spec((520, 4096), "bf16"), Spec((4096, 4088), "bf16", (1, 4096))
+    assert "chosen by the model" in gemmsmith.plan(a, b).why
+    said = gemmsmith.plan(a, b, config=Config(tile=(64, 256, 64), cluster=(1, 1), consumers=1, swap_ab=True)).why
+    assert "given" in said
+    assert "swap_ab" in said
+    assert said.count("alternative: ") == 3
+
+
+def test_a_row_of_a_design_that_does_not_suit_is_passed_over_and_said_once(tmp_path, monkeypatch) -> None:
+    """sgemm multiplies no bf16; the model's config is used instead."""
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    a, b = Spec((48, 1024), "bf16"), Spec((1024, 4096), "bf16", (1, 1024))
+    want = gemmsmith.plan(a, b).config
+    config = vars(Config("sgemm", (128, 128, 8), (1, 1), consumers=2))
+    row = {"m": 48, "n": 4096, "k": 1024, "config": config}
+    (tmp_path / "tuned.json").write_text(json.dumps({"version": 6, "rows": [row]}))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert gemmsmith.plan(a, b, epilogue=lambda acc: acc.relu()).config.design != "sgemm"
+        assert gemmsmith.plan(a, b).config == want
+    (once,) = said
+    assert "ignoring tuned config for 16 bits, sgemm 128x128x8" in str(once.message)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+@pytest.mark.parametrize("make", [os.mkfifo if hasattr(os, "mkfifo") else None, os.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_file_is_not_waited_for(make: Any, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    make(tmp_path / "tuned.json")
+    with pytest.warns(UserWarning, match=r"ignoring corrupt tuning cache"):
+        assert user_table().get(problem(48, 4096, 1024)) is None
+    assert user_table_bytes() == b""
+
+
+def in_layout(layout: str, m: int = 4096, n: int = 4096, k: int = 4096) -> Problem:
+    a = Spec((m, k), "bf16", (1, m) if layout[0] == "t" else None)
+    return bind(a, Spec((k, n), "bf16", (1, k) if layout[1] == "t" else None)).problem
+
+
+def test_an_entry_belongs_to_its_layout() -> None:
+    """Another layout has its own, or one of another layout that the model takes for about as fast as its choice."""
+    slow = Config(tile=(64, 136, 64), cluster=(1, 1), consumers=1)
+    fast = {layout: choose(in_layout(layout)) for layout in ("nt", "nn", "tn", "tt")}
+    row = {"m": 4096, "n": 4096, "k": 4096}
+    assert TunedTable([{**row, "config": vars(slow)}]).get(in_layout("nt")) is not None
+    for layout, config in fast.items():
+        other = "nt" if layout != "nt" else "nn"
+        table = TunedTable([{**row, "layout": other, "config": vars(slow)}])
+        assert table.get(in_layout(layout)) is None
+        table = TunedTable([{**row, "layout": other, "config": vars(config)}])
+        assert table.get(in_layout(layout)) == config
+        table = TunedTable(
+            [{**row, "layout": layout, "config": vars(slow)}, {**row, "layout": other, "config": vars(config)}]
+        )
+        found = table.get(in_layout(layout))
+        assert found is not None
+        assert found.tile == slow.tile
+
+
+def test_the_gpus_own_entry_comes_first() -> None:
+    row = {"m": 4096, "n": 4096, "k": 4096}
+    both = [
+        {**row, "gpu": gpu, "config": vars(Config(tile=tile))}
+        for gpu, tile in (("NVIDIA H100 80GB HBM3", (128, 256, 64)), ("NVIDIA H200", (256, 128, 64)))
+    ]
+    for gpu, tile in ((H100, (128, 256, 64)), (H200, (256, 128, 64))):
+        for rows in (both, both[::-1]):
+            found = TunedTable(rows).get(in_layout("nt"), gpu=gpu)
+            assert found is not None
+            assert found.tile == tile
+        (other,) = [x for x in both if gpu.name not in x["gpu"]]
+        assert TunedTable([other]).get(in_layout("nt"), gpu=gpu) is not None
+
+
+def test_tuning_keeps_an_entry_for_each_layout(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    tiles = {"nt": (128, 256, 64), "nn": (256, 128, 64), "tn": (192, 192, 64)}
+    for layout, tile in tiles.items():
+        config = Config(tile=tile, consumers=3 if tile[0] == 192 else 2, stages=3)
+        for us in (2.0, 1.0):
+            save_tuned(in_layout(layout), config, us, "NVIDIA H100 80GB HBM3")
+    assert len(json.loads(user_table_bytes())["rows"]) == len(tiles)
+    for layout, tile in tiles.items():
+        found = user_table().get(in_layout(layout), gpu=H100)
+        assert found is not None
+        assert found.tile == tile
+
+
+def test_tuning_keeps_an_entry_for_each_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
+    for us in (2.0, 1.0):
+        save_tuned(in_layout("nt"), Config(tile=(128, 256, 64), stages=3), us, "NVIDIA H100 80GB HBM3")
+        save_tuned(in_layout("nt"), Config(tile=(256, 128, 64), stages=3), us, "NVIDIA H200")
+    assert len(json.loads(user_table_bytes())["rows"]) == 2
+    for gpu, tile in ((H100, (128, 256, 64)), (H200, (256, 128, 64))):
+        found = user_table().get(in_layout("nt"), gpu=gpu)
+        assert found is not None
+        assert found.tile == tile
+
+
+@pytest.mark.parametrize(("bandwidth", "gpu"), [(3.35e12, H100), (2.0e12, H100), (4.0e12, H100), (4.9e12, H200)])
+def test_a_gpu_has_the_row_whose_memory_is_most_like_its_own(bandwidth: float, gpu: Gpu) -> None:
+    assert nearest_gpu(bandwidth) is gpu
