@@ -290,9 +290,9 @@ def summary(rows: Sequence[contest.Row]) -> list[str]:
         if members:
             over = {job_of(r): 1 / r["best_ratio"] for r in members}
             worst = max(over, key=over.__getitem__)
-            lines.append(f"{title:<14} {len(over):>3} products   chosen / fastest   geometric mean "
-                         f"{statistics.geometric_mean(over.values()):.3f}   most {over[worst]:.3f} at {worst.epilogue} "
-                         f"{worst.name}")  # fmt: skip
+            mean = statistics.geometric_mean(over.values())
+            lines.append(f"{title:<14} {len(over):>3} GEMMs   chosen / fastest   geometric mean {mean:.3f}   "
+                         f"maximum {over[worst]:.3f} at {worst.epilogue} {worst.name}")  # fmt: skip
     return lines
 
 

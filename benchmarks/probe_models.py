@@ -70,7 +70,7 @@ def rounded(x: np.ndarray, dtype: DType, bits: int, how: str) -> np.ndarray:
 
 def assumed(mma: Mma) -> Model:
     """Return the simulator's model (hw/fused_sum.py)."""
-    return Model(mma.alignment_bits, "nearest" if mma.d == FP16 else "truncated")
+    return Model(mma.aligned_fraction_bits, "nearest" if mma.d == FP16 else "truncated")
 
 
 def models(mma: Mma) -> list[Model]:
@@ -85,7 +85,7 @@ def models(mma: Mma) -> list[Model]:
         Model(fraction, how, parts, backwards, nearest, after)
         for (parts, backwards), after, nearest, fraction, how in product(
             ((1, False), (2, False), (2, True), (4, False)), (False, True), (False, True),
-            range(mma.alignment_bits - 2, mma.alignment_bits + 3), stored,
+            range(mma.aligned_fraction_bits - 2, mma.aligned_fraction_bits + 3), stored,
         )
     ]  # fmt: skip
     return sorted(result, key=lambda model: model != assumed(mma))

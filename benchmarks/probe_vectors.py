@@ -102,7 +102,7 @@ def selected_vectors(mma: Mma) -> Probe:
                 two = p.power(top, sign)
                 p.add(f"{name}-{j} {m}", {0: two, 1: two, **{2 + i: bit for i, bit in enumerate(bits)}})
     # Which places of K are added together: X at one, -X at another, something that X swallows at a third.
-    lost = next((j for j in range(30 if p.mma.alignment_bits > 20 else 20, span + 1)), span)
+    lost = next((j for j in range(30 if p.mma.aligned_fraction_bits > 20 else 20, span + 1)), span)
     for j in range(1, p.mma.k):
         for last in range(p.mma.k):
             if last not in (0, j):

@@ -191,7 +191,7 @@ def excerpt(file: str, first: str, last: str) -> str:
 
 
 def consumer_loop() -> str:
-    """Return the loop of a math warpgroup of the cooperative design."""
+    """Return the loop of a consumer warpgroup of the cooperative design."""
     return excerpt("kernels/cooperative.py", "with scheduler.", "epilogue.store(accumulator")
 
 

@@ -115,7 +115,7 @@ def _users(name: str, pages: dict[str, str]) -> list[str]:
     """Return the pages that name the file, in full or by its short name in a column "rows"."""
     short = name.removesuffix("-h200").removesuffix("-h100")
     cell = rf"(?m)^\|.*\| (?:[\w, -]*, )?{short}(?:, [\w, -]*)? \|$|`{short}`"
-    notebook = {page: text for page, text in pages.items() if page.startswith("docs/notebook/")}
+    notebook = {page: text for page, text in pages.items() if page.startswith("docs/notebook/") and "words" not in page}
     return [x for x, text in pages.items() if f"{name}." in text or re.search(cell, notebook.get(x, ""))]
 
 

@@ -360,8 +360,8 @@ def test_results_are_made_at_last(rng: np.random.Generator) -> None:
     assert not whole.unallocated_results
     assert whole.value[0] is out
     assert (whole.value[1].shape, whole.value[1].dtype) == ((4,), np.float32)
-    assert whole.arguments["out_out1"].address == whole.value[1].ctypes.data
-    assert there.arguments["out_out1"].address == 0
+    assert whole.arguments["out1"].address == whole.value[1].ctypes.data
+    assert there.arguments["out1"].address == 0
 
 
 WHOLE = np.zeros((40, 40), bf16)

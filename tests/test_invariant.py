@@ -87,10 +87,10 @@ def test_k_is_never_split(epilogue: Any) -> None:
 def test_the_free_choice_is_another() -> None:
     problem = gemmsmith.plan(Spec((128, 16384), "bf16"), Spec((16384, 512), "bf16")).problem
     assert any(c.splits != 1 or c.cluster_splits != 1 for c in rank_configs(problem))
-    assert all(c.splits == c.cluster_splits == 1 for c in rank_configs(problem, in_order=True))
+    assert all(c.splits == c.cluster_splits == 1 for c in rank_configs(problem, fixed_k_order=True))
     large = gemmsmith.plan(Spec((8192, 8192), "bf16"), Spec((8192, 8192), "bf16")).problem
     assert any(c.serpentine for c in rank_configs(large))
-    assert not any(c.serpentine for c in rank_configs(large, in_order=True))
+    assert not any(c.serpentine for c in rank_configs(large, fixed_k_order=True))
 
 
 @pytest.mark.parametrize(("given", "refused", "says"), [

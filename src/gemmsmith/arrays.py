@@ -43,6 +43,11 @@ class ArrayInfo(NamedTuple):
         return (self.address | 16) & -(self.address | 16)
 
     @property
+    def has_data(self) -> bool:
+        """False for a `Spec`."""
+        return self.device != "spec"
+
+    @property
     def device_name(self) -> str:
         """The device as text: "cpu", "cuda:0", "spec"."""
         return f"cuda:{self.device_index}" if self.device == "cuda" else self.device
@@ -149,7 +154,7 @@ def as_numpy(x: Any, argument: str = "array") -> np.ndarray[Any, Any]:
         return np.asarray(x)
     if 0 in info.shape:
         return np.empty(info.shape, info.dtype.numpy)
-    return np.asarray(_Bytes(info, x)).view(info.dtype.numpy)
+    return np.asarray(_ArrayInterface(info, x)).view(info.dtype.numpy)
 
 
 MAX_OVERLAP_STEPS = 10_000
@@ -158,14 +163,14 @@ MAX_OVERLAP_STEPS = 10_000
 
 def arrays_overlap(x: ArrayInfo, y: ArrayInfo) -> bool:
     """Return whether some byte belongs to both arrays; if numpy cannot decide, whether their address ranges overlap."""
-    if x.device == "spec" or (x.device, x.device_index) != (y.device, y.device_index) or 0 in x.shape or 0 in y.shape:
+    if not x.has_data or (x.device, x.device_index) != (y.device, y.device_index) or 0 in x.shape or 0 in y.shape:
         return False
     (x_first, x_end), (y_first, y_end) = byte_range(x), byte_range(y)
     if x_end <= y_first or y_end <= x_first:
         return False
     effort: Any = MAX_OVERLAP_STEPS  # numpy's stubs have only 0 and -1
     try:  # solved on addresses alone: nothing is read, so device memory is allowed, too
-        return bool(np.shares_memory(np.asarray(_Bytes(x)), np.asarray(_Bytes(y)), max_work=effort))
+        return bool(np.shares_memory(np.asarray(_ArrayInterface(x)), np.asarray(_ArrayInterface(y)), max_work=effort))
     except np.exceptions.TooHardError:
         return True
 
@@ -181,8 +186,8 @@ def byte_range(x: ArrayInfo) -> tuple[int, int]:
     return first, last + size
 
 
-class _Bytes:
-    """An object with numpy's array interface on an address, as integers of the element's size."""
+class _ArrayInterface:
+    """An object with numpy's __array_interface__ on an address, as integers of the element's size."""
 
     def __init__(self, x: ArrayInfo, owner: Any = None) -> None:
         self.owner = owner

@@ -140,8 +140,8 @@ def check_addressable(infos: Infos) -> None:
             raise ArgumentError(
                 f"{name}: got address {x.address:#x}; use a multiple of the element's {x.itemsize} bytes"
             )
-    if len({(x.device, x.device_index) for x in infos.values() if x.device != "spec"}) > 1:
-        devices = {name: x.device_name for name, x in infos.items() if x.device != "spec"}
+    if len({(x.device, x.device_index) for x in infos.values() if x.has_data}) > 1:
+        devices = {name: x.device_name for name, x in infos.items() if x.has_data}
         locations = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise ArgumentError(f"{', '.join(devices)}: got {locations}; use arrays of one device")
 
@@ -157,7 +157,7 @@ def check_alignment_and_device(name: str, x: ArrayInfo, a: ArrayInfo) -> None:
     """Check an array that is read element by element: alignment and device."""
     if x.address % x.itemsize:
         raise ArgumentError(f"{name}: got address {x.address:#x}; use a multiple of an element's {x.itemsize}")
-    if "spec" not in (x.device, a.device) and x.device_name != a.device_name:
+    if x.has_data and a.has_data and x.device_name != a.device_name:
         raise ArgumentError(
             f"{name}: got an array on {x.device_name} with a on {a.device_name}; use arrays of one device"
         )

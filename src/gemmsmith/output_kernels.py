@@ -117,7 +117,7 @@ def resolve_backend(backend: str, x: ArrayInfo, argument: str) -> str:
     """Return the backend for an array: "auto" is "cuda" on a GPU and "reference" on the CPU."""
     if backend not in BACKENDS:
         raise ArgumentError(f"backend: got {backend!r}; use one of {', '.join(BACKENDS)}")
-    if x.device == "spec":
+    if not x.has_data:
         raise ArgumentError(f"{argument}: got a Spec, which has no data; use an array")
     if backend == "auto":
         return "cuda" if x.device == "cuda" else "reference"

@@ -465,7 +465,7 @@ class Plan:
         return Simulation(binding.value, result.hazards, result.timeline, result.cycles)
 
     def _resolve_backend(self, a: ArrayInfo) -> Backend:
-        if a.device == "spec":
+        if not a.has_data:
             raise ArgumentError("a: got a Spec, which has no data; run takes arrays")
         if self.backend == "auto":
             return "cuda" if a.device == "cuda" else "reference"

@@ -144,7 +144,14 @@ class _Options:
     scale_padding: int
 
     def __init__(
-        self, x: ArrayInfo, recipe: Any, dtype: Any, transposed: Any, scale_dtype: Any, order: Any, padding: Any
+        self,
+        x: ArrayInfo,
+        recipe: Any,
+        dtype: Any,
+        transposed: Any,
+        scale_dtype: Any,
+        scale_order: Any,
+        scale_padding: Any,
     ) -> None:
         checks.check_addressable({"x": x})
         if len(x.shape) not in (2, 3):
@@ -153,21 +160,25 @@ class _Options:
             raise ArgumentError(f"x: got dtype {x.dtype}; use bf16, fp16 or fp32")
         if recipe not in (*RECIPES, *TRANSPOSED_RECIPE):
             raise ArgumentError(f"recipe: got {recipe!r}; use one of {', '.join((*RECIPES, *TRANSPOSED_RECIPE))}")
-        values, scales = (
+        value_dtype, checked_scale_dtype = (
             as_dtype(x, name, allow_integers=True) for x, name in ((dtype, "dtype"), (scale_dtype, "scale_dtype"))
         )
-        if values not in VALUE_DTYPES:
+        if value_dtype not in VALUE_DTYPES:
             raise ArgumentError(f"dtype: got {dtype!r}; use one of {', '.join(map(str, VALUE_DTYPES))}")
-        if scales not in (FP32, UE8M0):
+        if checked_scale_dtype not in (FP32, UE8M0):
             raise ArgumentError(f"scale_dtype: got {scale_dtype!r}; use fp32 or ue8m0")
-        default = DEFAULT_SCALE_LAYOUT.get(recipe, ("K", 1)) if order is None else (order, 1)
-        order, padding = default[0], default[1] if padding is None else padding
-        if order not in ("K", "M"):
-            raise ArgumentError(f"scale_order: got {order!r}; use 'K' (the last dimension) or 'M' (the other)")
-        if not isinstance(padding, int) or padding < 1:
-            raise ArgumentError(f"scale_padding: got {padding!r}; use a number of scales, such as 4")
-        for name, value in (("x", x), ("recipe", recipe), ("dtype", values), ("transposed", transposed),
-                            ("scale_dtype", scales), ("scale_order", order), ("scale_padding", padding)):  # fmt: skip
+        default = DEFAULT_SCALE_LAYOUT.get(recipe, ("K", 1)) if scale_order is None else (scale_order, 1)
+        scale_order, scale_padding = default[0], default[1] if scale_padding is None else scale_padding
+        if scale_order not in ("K", "M"):
+            raise ArgumentError(
+                f"scale_order: got {scale_order!r}; use 'K' (scales contiguous along K) or 'M' (along M)"
+            )
+        if not isinstance(scale_padding, int) or scale_padding < 1:
+            raise ArgumentError(f"scale_padding: got {scale_padding!r}; use the multiple to pad to, such as 4")
+        for name, value in (
+            ("x", x), ("recipe", recipe), ("dtype", value_dtype), ("transposed", transposed),
+            ("scale_dtype", checked_scale_dtype), ("scale_order", scale_order), ("scale_padding", scale_padding),
+        ):  # fmt: skip
             object.__setattr__(self, name, value)
 
     def output_specs(self, shape: tuple[int, ...]) -> tuple[OutputSpec, OutputSpec]:

@@ -93,7 +93,7 @@ def describe_granularity(name: str, graph: EpilogueGraph, scale_granularity: Map
     operand = next((o for o in graph.operands if o.name == name), None)
     if operand is None:
         return "none"
-    if operand.broadcast_dims != BroadcastDims():
+    if operand.broadcast_dims != BroadcastDims():  # it varies along a dimension
         return "row or column scales"
     return "a tensor scale" if operand.dtype else "a number"
 

@@ -99,7 +99,7 @@ def test_the_summary_has_a_line_for_each_group_and_peer() -> None:
             {**sizes, "layout": "nn", "k": 5, "error": "it fell"}]  # fmt: skip
     assert contest.summary(rows, kinds.group, kinds.name) == [
         "bf16 nt    2 GEMMs   torch / ours   geometric mean 1.000   minimum 0.500 at 2x3x5 nt",
-        "bf16 nt     1 GEMMs   lt    / ours   geometric mean 0.500   minimum 0.500 at 2x3x4 nt",
+        "bf16 nt    1 GEMMs   lt    / ours   geometric mean 0.500   minimum 0.500 at 2x3x4 nt",
         "bf16 nn    1 GEMMs   torch / ours   geometric mean 1.000   minimum 1.000 at 2x3x4 nn",
         "bf16 nn FAILED 2x3x5 nn: it fell",
     ]

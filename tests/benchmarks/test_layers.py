@@ -60,6 +60,6 @@ def test_fused_products_are_swept_and_checked(job: fused.Job, monkeypatch: pytes
 def test_the_summary_of_fused_products_has_the_worst() -> None:
     rows = [{**fused.Job("bare", "nn", 1, 2, k)._asdict(), "best_ratio": ratio} for k, ratio in ((3, 0.5), (4, 1.0))]
     assert fused.summary([*rows, {"error": "it fell"}]) == [
-        "bare nn          2 products   chosen / fastest   geometric mean 1.414   most 2.000 at bare 1x2x3 nn",
-        "all              2 products   chosen / fastest   geometric mean 1.414   most 2.000 at bare 1x2x3 nn",
+        "bare nn          2 GEMMs   chosen / fastest   geometric mean 1.414   maximum 2.000 at bare 1x2x3 nn",
+        "all              2 GEMMs   chosen / fastest   geometric mean 1.414   maximum 2.000 at bare 1x2x3 nn",
     ]

@@ -52,7 +52,7 @@ def test_the_assumed_model_is_the_simulators(mma: Mma) -> None:
 
 def test_halves_are_two_instructions() -> None:
     a, b, c, _ = vectors(BF16_FP32).sums()
-    mma = replace(BF16_FP32, alignment_bits=24)
+    mma = replace(BF16_FP32, aligned_fraction_bits=24)
     first = fused_sum(a[:8], b[:8], c, mma)
     chained = fused_sum(a[8:], b[8:], first.astype(float), mma)
     assert not unequal(AMPERE.sums(a, b, c, BF16_FP32), chained).any()

@@ -11,11 +11,11 @@ from tests.conformance.case import at, load_shared_word, slot, words, write
 
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import (
-    EpilogueSmemBarrier,
     LaggedRelease,
     PipelineAsync,
     PipelineState,
     PipelineTmaAsync,
+    StagesReleasedBarrier,
     init_barriers,
 )
 from gemmsmith.core.errors import KernelError
@@ -173,7 +173,7 @@ def test_a_release_barrier_is_waited_for_once_in_each_round(seed: int) -> None:
     rounds = 4
 
     def record(k: Builder, out: Value) -> None:
-        done, ready, place = EpilogueSmemBarrier("done", 1, 0), PipelineAsync(1, "ready"), k.shared(4)
+        done, ready, place = StagesReleasedBarrier("done", 1, 0), PipelineAsync(1, "ready"), k.shared(4)
         init_barriers(done, ready)
         with k.warpgroup(0), k.warp(0):
             phase, state = k.var(U32, 0, "phase"), ready.producer_start_state()

@@ -36,7 +36,7 @@ def test_parts_bring_every_row_once(rows: int, extent: int, log: int) -> None:
 def kernel_of(parts: int) -> tuple[Kernel, TmaOperand]:
     with Builder("operand", threads=128, cluster=(parts, 1, 1)) as k:
         a = TmaOperand("a", Tile(BF16, 128, 64, "K"), 3, lambda p: (p.a, p.a_pointer))
-        a.multicast(parts, k.lane, (1 << parts) - 1)
+        a.enable_multicast(parts, k.lane, (1 << parts) - 1)
         return k.finish(), a
 
 

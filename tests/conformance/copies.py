@@ -189,7 +189,7 @@ def tile_load(dtype: DType, mn: int, depth: int, major: str, parts: int = 1) -> 
     def record(k: Builder) -> None:
         out, rank = k.pointer("out"), hw.cluster_rank() if parts > 1 else k.lane * 0
         operand = staged("source", tile)
-        operand.multicast(parts, rank, (1 << parts) - 1)
+        operand.enable_multicast(parts, rank, (1 << parts) - 1)
         buffer = operand.stages
         (full,) = barriers(1)
         with k.when(k.thread == 0):

@@ -110,7 +110,7 @@ def remote_arrive(k: Builder) -> None:
     (barrier,) = barriers(size)
     for phase in range(2):
         with k.when(k.thread < size):
-            hw.mbarrier_arrive_cluster(barrier, k.lane.to(U32), "cluster")
+            hw.mbarrier_arrive_remote(barrier, k.lane.to(U32), "cluster")
         hw.mbarrier_wait(barrier, phase)
         hw.sync_threads()  # all have seen this phase before the next may complete
     write(out, hw.block_index() * 128 + k.thread, (k.thread + hw.cluster_rank()).to(U32))
@@ -180,7 +180,7 @@ def elect(k: Builder) -> None:
 def grid_dependency(k: Builder) -> None:
     """Without a kernel before it the wait ends at once."""
     out = k.pointer("out")
-    hw.grid_dependency_launch()
+    hw.launch_dependent_grids()
     hw.grid_dependency_wait()
     write(out, hw.block_index() * 128 + k.thread, k.thread.to(U32))
 

@@ -29,7 +29,7 @@ from gemmsmith.core.spec import EpilogueSpec, KernelSpec
 )
 def test_d_is_stored_along_what_is_contiguous(d: Matrix, tma: bool, column_major: bool) -> None:
     found = EpilogueSpec.identity(d.canonical())
-    assert (bool(found.tma), bool(found.column_major)) == (tma, column_major)
+    assert (bool(found.tma_eligible), bool(found.column_major)) == (tma, column_major)
 
 
 def test_names_are_short_symbols_and_of_one_kernel_each() -> None:

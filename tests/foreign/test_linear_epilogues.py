@@ -197,7 +197,7 @@ def test_symmetric(m: int, backend: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "sim"])
 def test_a_norm_between_two_products(backend: str, rng: np.random.Generator) -> None:
-    """The first sums the squares of what it stores, the second multiplies by 1 / sqrt(mean): no kernel between reads h."""
+    """The first sums the squares of what it stores, the second multiplies by 1 / sqrt(mean); none reads h between."""
     x, w, residual, v = drawn(rng, M, K), drawn(rng, K, N), drawn(rng, M, N), drawn(rng, N, 56)
 
     def first(acc: Any, residual: Any) -> Any:

@@ -13,7 +13,7 @@ import gemmsmith
 
 torch = pytest.importorskip("torch")
 gt = pytest.importorskip("gemmsmith.torch")
-operator = pytest.importorskip("gemmsmith.torch.ops")
+ops = pytest.importorskip("gemmsmith.torch.ops")
 modes = pytest.importorskip("torch.utils._python_dispatch")
 F = torch.nn.functional
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("poisoned")]
@@ -32,10 +32,10 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             if func.namespace != "gemmsmith":
                 return func(*args, **(kwargs or {}))
             ran.append(args[3])
-            return operator._on_cuda(*args)
+            return ops._cuda_kernel(*args)
 
-    monkeypatch.setattr(operator, "launch", partial(gemmsmith.gemm, backend="sim"))
-    monkeypatch.setattr(operator.fallback, "kernels_unsupported", lambda device: False)
+    monkeypatch.setattr(ops, "launch", partial(gemmsmith.gemm, backend="sim"))
+    monkeypatch.setattr(ops.fallback, "kernels_unsupported", lambda device: False)
     with Simulated():
         yield ran
 

@@ -11,7 +11,7 @@ from tests.hw.one import Forms, ptx, registers
 from gemmsmith import hw
 from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.lang.builder import Builder
-from gemmsmith.lang.types import CLUSTER_PERMUTATION, CLUSTER_PERMUTATION_LENGTH, U32
+from gemmsmith.lang.types import CLUSTER_PERMUTATION, MAX_CLUSTERS, U32
 from gemmsmith.lang.values import Value
 
 ASYNC = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
@@ -41,7 +41,7 @@ def test_places_in_the_grid_are_cudas_variables() -> None:
             words((hw.load_cluster_permutation(order, hw.block_index()) + hw.grid_size()).to(U32)), k.pointer("p"), True
         )
         source = k.finish().source
-    for text in ("(int)cluster_permutation.start[", "(int)blockIdx.x", "(int)gridDim.x"):
+    for text in ("(int)cluster_permutation.first_tile[", "(int)blockIdx.x", "(int)gridDim.x"):
         assert text in source
 
 
@@ -51,7 +51,7 @@ def test_each_cluster_reads_its_turn(rng: np.random.Generator) -> None:
         turn = hw.load_cluster_permutation(order, hw.block_index())
         hw.store_global(words(turn.to(U32)), at(out, hw.block_index(), 4), k.thread == 0)
         kernel = k.finish()
-    table = tuple(int(x) for x in rng.permutation(CLUSTER_PERMUTATION_LENGTH))
+    table = tuple(int(x) for x in rng.permutation(MAX_CLUSTERS))
     memory, found = GlobalMemory(), poisoned((7,), np.uint32)
     done = simulate(kernel, 7, {"out": memory.add_buffer(found, "out"), "cluster_permutation": table}, memory)
     assert done.hazards == []

@@ -12,7 +12,7 @@ FORMS: Forms = {
     "fence.acq_rel.gpu;": lambda k: hw.fence_acq_rel(),
     "fence.acq_rel.cluster;": lambda k: hw.fence_acq_rel("cluster"),
     "griddepcontrol.wait;": lambda k: hw.grid_dependency_wait(),
-    "griddepcontrol.launch_dependents;": lambda k: hw.grid_dependency_launch(),
+    "griddepcontrol.launch_dependents;": lambda k: hw.launch_dependent_grids(),
 }
 
 

@@ -68,7 +68,7 @@ def test_random_tiles(measured: Mapping[str, np.ndarray], mma: Mma) -> None:
 @each_instruction
 @pytest.mark.parametrize("bits", [-1, 1])
 def test_they_tell_a_bit_more_or_less(measured: Mapping[str, np.ndarray], mma: Mma, bits: int) -> None:
-    other = computed(measured, mma, replace(mma, alignment_bits=mma.alignment_bits + bits))
+    other = computed(measured, mma, replace(mma, aligned_fraction_bits=mma.aligned_fraction_bits + bits))
     assert np.count_nonzero(other != of(measured, mma, "d")) > 10
 
 

@@ -22,9 +22,9 @@ FORMS: Forms = {
     "fence.mbarrier_init.release.cluster;": lambda k: hw.fence_mbarrier_init(),
     "mbarrier.arrive.shared::cta.b64 _, [%0];": lambda k: hw.mbarrier_arrive(k.smem),
     f"{{ .reg .b32 remote; {MAPA} mbarrier.arrive.shared::cluster.b64 _, [remote]; }}":
-        lambda k: hw.mbarrier_arrive_cluster(k.smem, 1, "cta"),
+        lambda k: hw.mbarrier_arrive_remote(k.smem, 1, "cta"),
     f"{{ .reg .b32 remote; {MAPA} mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }}":
-        lambda k: hw.mbarrier_arrive_cluster(k.smem, 1, "cluster"),
+        lambda k: hw.mbarrier_arrive_remote(k.smem, 1, "cluster"),
     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;": lambda k: hw.mbarrier_arrive_expect_tx(k.smem, 64),
     "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;": lambda k: hw.mbarrier_expect_tx(k.smem, 64),
     f"{{ .reg .pred complete; {TEST.format('', 1, 2)} selp.b32 %0, 1, 0, complete; }}":

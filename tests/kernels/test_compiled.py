@@ -49,7 +49,7 @@ def test_no_spills_and_no_advisories(config: Config, ragged: bool, output: str) 
     out = Spec((4096, n), output)
     plan = gemmsmith.plan(a, b, out=out, config=config)
     r = plan.resources
-    assert plan.spec.epilogue.tma == (frozenset() if ragged else {"out"})
+    assert plan.spec.epilogue.tma_eligible == (frozenset() if ragged else {"out"})
     assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ())
     if config.design == "cooperative" and config.consumers > 1:
         assert r.registers <= plan.kernel.max_registers_per_thread

@@ -82,13 +82,13 @@ def hazards(kernel: Kernel, spec: QuantizeSpec, limit: int = 20) -> list[Hazard]
     partials = memory.add_buffer(np.ones(MAX_AMAX_PARTIALS, np.float32), "amax_partials", writable=False)
     arrays, places = {}, {"amax_partials": partials}
     for name, (m, n) in made.items():
-        dtype = spec.source if name == "source" else spec.scales if "scales" in name else spec.values
+        dtype = spec.source_dtype if name == "source" else spec.scale_dtype if "scales" in name else spec.value_dtype
         pitch = -(-n // 16) * 16
         places[name] = memory.add_buffer(np.zeros((m, pitch), dtype.numpy), name)
         arrays[name] = Matrix(dtype, m, n, pitch, 1)
     arguments = kernel.arguments(BoundQuantize(arrays, spec.columns, spec.serial_axis))
     arguments |= {name: place for name, place in places.items() if name in arguments}
-    return simulate(kernel, 1, arguments, memory, dependent=True, max_hazards=limit).hazards
+    return simulate(kernel, 1, arguments, memory, is_dependent_launch=True, max_hazards=limit).hazards
 
 
 @pytest.mark.parametrize("spec", SYNCHRONIZED, ids=lambda spec: spec.name)

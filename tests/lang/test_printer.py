@@ -68,7 +68,13 @@ def test_lines_of_the_python_file() -> None:
 
 def test_roles_and_sections_have_a_comment() -> None:
     source = flagship().source
-    comments = ["prologue: barriers", "producer warp", "math warpgroups", "mainloop", "epilogue"]
+    comments = [
+        "prologue: prefetch tensor maps, initialize barriers, load the first k-tiles",
+        "producer warp",
+        "consumer warpgroups",
+        "mainloop",
+        "epilogue",
+    ]
     places = [source.index(f"// {text}\n") for text in comments]
     assert places == sorted(places)
 
@@ -102,7 +108,7 @@ def test_offsets_descriptors_and_policies_are_named_constants() -> None:
     buffers = {str(b.offset_constant.name).replace(" ", "_"): f"{b.offset}u" for b in flagship().buffers}
     assert buffers.items() <= constants.items()
     assert constants["EVICT_NORMAL"] == "0x1000000000000000ull"
-    assert constants["DESCRIPTOR_SWIZZLE_128B"] == "0x4000004000000000ull"
+    assert constants["DESCRIPTOR_SBO_1024_SWIZZLE_128B"] == "0x4000004000000000ull"
     assert all(len(re.findall(rf"\b{name}\b", body)) > 1 for name in constants)
     assert not re.search(r"0x\w+ull|\d{5}u", body[body.index("const int thread") :])
 
@@ -122,7 +128,7 @@ def test_constants_of_one_name_and_different_numbers() -> None:
 def test_values_have_their_names_and_temporaries_are_numbered() -> None:
     body = flagship().source[flagship().source.index("\n{\n") :]
     assert len(re.findall(r" t\d+ = ", body)) < 5
-    assert "const int math_warpgroup = warpgroup - 1;" in body
+    assert "const int consumer_warpgroup = warpgroup - 1;" in body
     with Builder("k", threads=32) as k:
         twice = k.lane * 3
         hw.mbarrier_init(k.smem, (twice * twice).to(U32))
@@ -150,7 +156,7 @@ def test_a_large_products_kernel_is_short_narrow_and_says_everything_once() -> N
     source = largest_tile()
     assert source.count("\n") < 500
     assert max(map(len, source[source.index("\n{\n") :].splitlines())) <= 120
-    assert len(re.findall(r"const int tile_m = \(", source)) == 1
+    assert len(re.findall(r"const int m_offset = \(", source)) == 1
     assert source.count("= tile_coordinates(") == 3
     assert source.count("float accumulator[2][96];") == 1
     for once in ("store_matrix(packed, ", "tma_store(&", "= pack_bf16("):

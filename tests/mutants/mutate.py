@@ -17,7 +17,7 @@ from gemmsmith.lang.types import I32, PRED
 from gemmsmith.lang.values import Builtin, Constant, DeferredConstant, Operation, Parameter, Value
 
 SYNCHRONIZING = (
-    mbarrier.MbarrierWait, mbarrier.MbarrierArrive, mbarrier.MbarrierArriveCluster, mbarrier.MbarrierArriveExpectTx,
+    mbarrier.MbarrierWait, mbarrier.MbarrierArrive, mbarrier.MbarrierArriveRemote, mbarrier.MbarrierArriveExpectTx,
     mbarrier.FenceMbarrierInit, fence.FenceProxyAsync, wgmma.WgmmaFence, wgmma.WgmmaCommit, wgmma.WgmmaWait,
     tma.BulkCommit, tma.BulkWaitRead, barrier.BarrierSync, barrier.BarrierArrive, barrier.SyncThreads,
     cluster.ClusterArriveRelaxed, cluster.ClusterWait, memory.SpinUntilEqual, memory.StoreStrong,

@@ -58,7 +58,7 @@ LOST_DATA = {"race", "uninitialized read", "phase aliasing", "over-arrival"}
 EXPECTED = {
     ("delete", "mbarrier_wait"): LOST_DATA | {"access to exited CTA"},
     ("delete", "mbarrier_arrive"): {"deadlock"},
-    ("delete", "mbarrier_arrive_cluster"): {"deadlock"},
+    ("delete", "mbarrier_arrive_remote"): {"deadlock"},
     ("delete", "mbarrier_arrive_expect_tx"): {"deadlock"},
     ("delete", "fence_mbarrier_init"): {"barrier"},
     ("delete", "sync_threads"): {"barrier"},
@@ -106,7 +106,7 @@ EXPECTED = {
     ("delete", "sync_warp"): {"race"},
     ("delete", "set_max_nreg"): {"deadlock"},
     ("swap inc and dec of", "set_max_nreg"): {"registers"},
-    ("narrow scope of", "mbarrier_arrive_cluster"): {"race"},
+    ("narrow scope of", "mbarrier_arrive_remote"): {"race"},
     ("narrow scope of", "mbarrier_wait"): {"race"},
     ("narrow scope of", "store_strong"): {"race"},
     ("narrow scope of", "spin_until_equal"): {"race"},
@@ -197,7 +197,7 @@ def hazards(spec: KernelSpec, kernel: Kernel, seed: int, whole: Sizes, limit: in
     if "stage_bytes" in arguments:
         arguments |= {f"stage_bytes{change:+d}": arguments["stage_bytes"] + change for change in (-16, 16)}
     dependent = spec.chip.supports("sm_90")
-    result = simulate(kernel, grid, arguments, memory, seed=seed, dependent=dependent, max_hazards=limit)
+    result = simulate(kernel, grid, arguments, memory, seed=seed, is_dependent_launch=dependent, max_hazards=limit)
     if len(result.hazards) == limit:
         return result.hazards  # the kernel has not ended
     if words.any():

@@ -152,7 +152,7 @@ def the_scales_of_a_and_b_swapped(p: Patch) -> None:
 
 def the_border_8_columns_off(p: Patch) -> None:
     at_column = ThreadScales.at_column
-    p.setattr(ThreadScales, "at_column", lambda self, scales, column: at_column(self, scales, column + 8))
+    p.setattr(ThreadScales, "at_column", lambda self, scales, first, column: at_column(self, scales, first, column + 8))
 
 
 def the_rows_of_the_other_half(p: Patch) -> None:

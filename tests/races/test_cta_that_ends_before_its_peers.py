@@ -38,7 +38,7 @@ def test_a_peer_still_releases_a_stage(tail: str, seed: int) -> None:
     def record(k: Builder, out: Value) -> None:
         empty = barrier(k, "empty")
         with k.when(k.thread == 32):
-            hw.mbarrier_arrive_cluster(empty, (hw.cluster_rank() ^ 1).to(U32), "cta")
+            hw.mbarrier_arrive_remote(empty, (hw.cluster_rank() ^ 1).to(U32), "cta")
         if tail == "wait":
             hw.mbarrier_wait(empty, 0)
         elif tail == "meet":

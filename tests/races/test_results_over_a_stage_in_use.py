@@ -2,7 +2,7 @@
 
 Source: mKernel #18. To save shared memory the epilogue's C lies where stages of A and B do. A copy for the next tile,
 started early, may land on it; and the wgmma of another warpgroup, which shares B, may still read what is overwritten.
-Mended: nothing is in flight to those stages, and all math warpgroups have finished the mainloop, before C is written.
+Mended: before C is written, nothing is in flight to those stages and all consumer warpgroups are past the mainloop.
 """
 
 from __future__ import annotations

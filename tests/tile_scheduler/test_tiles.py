@@ -129,7 +129,7 @@ def test_sums_that_int32_cannot_count_are_refused(splits: int) -> None:
     p = bind(Spec((64 * 64, 1 << 30), "bf16"), Spec((1 << 30, 8), "bf16", (1, 1 << 30))).problem
     with Builder("walk", threads=32):
         scheduler = make_tile_scheduler(KernelSpec.from_problem(p, TILE.replace(splits=splits)))
-    with pytest.raises(ArgumentError, match=f"too deep for {splits or 'stream-K'} splits of K; use splits=1"):
+    with pytest.raises(ArgumentError, match=f"K is too large for {splits or 'stream-K'} splits; use splits=1"):
         scheduler.clusters_of(p)
 
 

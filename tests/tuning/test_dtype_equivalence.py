@@ -72,7 +72,7 @@ def test_promoted_sums(scale_b: tuple[int, int]) -> None:
     for config in rank_configs(scaled.problem, limit=20):
         assert (config.design, config.tile[2]) == ("cooperative", 128)
     some = ConfigTable.from_configs([Config(tile=(64, 128, 64), consumers=1), Config(tile=(128, 128, 64), consumers=2)])
-    promoted, unpromoted = (estimate(as_16bit_problem(p.problem), some).math for p in (scaled, fast))
+    promoted, unpromoted = (estimate(as_16bit_problem(p.problem), some).math_cycles for p in (scaled, fast))
     assert unpromoted[0] == pytest.approx(256, rel=0.03)
     assert promoted[0] > 1.2 * unpromoted[0]  # one warpgroup promotes while nobody multiplies
     of_one, of_two = promoted / unpromoted
@@ -83,12 +83,14 @@ def test_scales_of_columns_and_borders_within_tiles_take_time() -> None:
     a, b = Spec((4096, 7168), "fp8_e4m3"), Spec((7168, 4096), "fp8_e4m3", (1, 7168))
     some = ConfigTable.from_configs([Config(tile=(128, n, 64), consumers=2) for n in (128, 192, 160, 176, 168)])
     for_blocks, for_columns = (
-        estimate(as_16bit_problem(gemmsmith.plan(a, b, scale_a=Spec((4096, 56), "fp32"), scale_b=x).problem), some).math
+        estimate(
+            as_16bit_problem(gemmsmith.plan(a, b, scale_a=Spec((4096, 56), "fp32"), scale_b=x).problem), some
+        ).math_cycles
         for x in (Spec((56, 32), "fp32"), Spec((56, 4096), "fp32"))
     )
     assert (for_columns > for_blocks).all()
-    assert (np.diff(for_blocks / some.n) > 0).all()
-    without = estimate(as_16bit_problem(gemmsmith.plan(a, b, accumulate="promoted").problem), some).math
+    assert (np.diff(for_blocks / some.tile_n) > 0).all()
+    without = estimate(as_16bit_problem(gemmsmith.plan(a, b, accumulate="promoted").problem), some).math_cycles
     whole, within = without <= for_blocks, without < for_blocks
     assert whole.all()
     assert list(within) == [False, False, True, True, True]  # no scales, no borders

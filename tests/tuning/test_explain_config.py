@@ -39,7 +39,7 @@ def test_what_bounds_a_product(
     p, config = problem(*shape), Config("pingpong" if bound == "power" else "cooperative", tile, cluster=(1, 2))
     config = config.replace(consumers=1) if bound == "memory" else config
     e = estimate(p, ConfigTable.from_configs([config]))
-    bounds = {"compute": e.work[0], "memory": e.memory[0], "power": e.power[0]}
+    bounds = {"compute": e.work_cycles[0], "memory": e.memory_cycles[0], "power": e.power_cycles[0]}
     assert max(bounds, key=bounds.__getitem__) == bound
     said = ", ".join(f"{name} bound alone {cycles:.0f}" for name, cycles in bounds.items())
     assert f"; {said}: {bound}-bound\n" in explain_config(p, config, None, "chosen")
@@ -56,8 +56,8 @@ def test_what_bounds_a_product(
 def test_what_limits_a_k_tile(config: Config, limit: str) -> None:
     p = problem(4096, 4096, 4096)
     e = estimate(p, ConfigTable.from_configs([config]))
-    larger = "math" if e.math[0] >= e.copies[0] else "copies"
-    assert limit == ("copy latency" if e.k_tile[0] > 1.2 * max(e.math[0], e.copies[0]) else larger)
+    larger = "math" if e.math_cycles[0] >= e.copy_cycles[0] else "copies"
+    assert limit == ("copy latency" if e.k_tile_cycles[0] > 1.2 * max(e.math_cycles[0], e.copy_cycles[0]) else larger)
     assert f"limited by {limit}\n" in explain_config(p, config, None, "given")
 
 

@@ -32,10 +32,10 @@ def of(config: Config, m: int, n: int, k: int) -> Estimate:
 
 
 def test_math_of_a_k_tile_is_the_tensor_cores_rate() -> None:
-    assert of(TILE, 4096, 4096, 4096).math == 2 * 128 * 256 * 64 / model.FLOPS_PER_CYCLE
+    assert of(TILE, 4096, 4096, 4096).math_cycles == 2 * 128 * 256 * 64 / model.FLOPS_PER_CYCLE
     assert 0.97 * 4096 < model.FLOPS_PER_CYCLE < 4096
     # Narrow tiles are bound by what wgmma reads of A: 16 chunks of 128 bytes for 64 rows, and a quarter of n of B.
-    assert of(TILE.replace(tile=(64, 8, 64), consumers=1), 64, 8, 64).math == (16 + 8 / 4) * 4
+    assert of(TILE.replace(tile=(64, 8, 64), consumers=1), 64, 8, 64).math_cycles == (16 + 8 / 4) * 4
 
 
 @pytest.mark.parametrize(("cluster", "read"), [((1, 1), (128, 256)), ((2, 1), (128, 128)), ((1, 2), (64, 256))])
@@ -49,7 +49,7 @@ def test_ctas_of_a_cluster_read_less(cluster: tuple[int, int], read: tuple[int, 
         for n, sharers in zip(alike, cluster[::-1], strict=True)
     ]
     asked = sum(x * once for x, once in zip(read, merged, strict=True))
-    copies = of(TILE.replace(cluster=cluster), 4096, 4096, 4096).copies
+    copies = of(TILE.replace(cluster=cluster), 4096, 4096, 4096).copy_cycles
     assert copies == pytest.approx(
         max(2 * 64 * asked / model.L2_TO_SM_BYTES_PER_CYCLE, 2 * 64 * (128 + 256) / model.SMEM_FILL_BYTES_PER_CYCLE)
     )
@@ -61,7 +61,7 @@ def test_ctas_of_a_cluster_read_less(cluster: tuple[int, int], read: tuple[int, 
 ])  # fmt: skip
 def test_rows_that_begin_within_a_line_or_a_sector_take_longer_to_copy(k: int, more: float) -> None:
     """Lines have 128 bytes, sectors 32. What is packed first counts as aligned."""
-    assert of(TILE, 4096, 4096, k).copies == pytest.approx(more * of(TILE, 4096, 4096, 4096).copies)
+    assert of(TILE, 4096, 4096, k).copy_cycles == pytest.approx(more * of(TILE, 4096, 4096, 4096).copy_cycles)
 
 
 @pytest.mark.parametrize("tiles", [1, 66, 132, 133, 4 * 132, 4 * 132 + 66])
@@ -72,15 +72,15 @@ def test_waves_of_tiles(tiles: int) -> None:
     assert e.k_tiles_per_cta == 10 * (whole + (rest > 0))
 
     def norm(work: float, part: float, clusters: int) -> float:
-        memory = e.memory * part * (1 + model.IDLE_SM_OVERHEAD * (1 - clusters / NUM_SMS))
-        bounds = work, memory, e.power * part
+        memory = e.memory_cycles * part * (1 + model.IDLE_SM_OVERHEAD * (1 - clusters / NUM_SMS))
+        bounds = work, memory, e.power_cycles * part
         return float(sum(x**model.BOUND_NORM_EXPONENT for x in bounds) ** (1 / model.BOUND_NORM_EXPONENT))
 
     store = e.exposed_stores / (whole + (rest > 0))
-    expected = norm(whole * (10 * e.k_tile + store), (tiles - rest) / tiles, 132)
-    expected += norm(10 * e.k_tile + store, rest / tiles, rest) if rest else 0
-    assert e.waves == pytest.approx(expected)
-    assert e.cycles == e.waves + e.launch_and_fill
+    expected = norm(whole * (10 * e.k_tile_cycles + store), (tiles - rest) / tiles, 132)
+    expected += norm(10 * e.k_tile_cycles + store, rest / tiles, rest) if rest else 0
+    assert e.wave_cycles == pytest.approx(expected)
+    assert e.cycles == e.wave_cycles + e.launch_and_fill
 
 
 @pytest.mark.parametrize(("splits", "k_steps"), [(2, 5), (4, 3)])
@@ -110,14 +110,14 @@ def test_memory_reads_again_and_short_rows(m: int, k_tile: int, slower: float) -
     nbytes = 2 * (m * 4096 + 4096 * 4096 + -(-m // 64) * 64 * 4096)  # of D whole tiles
     again = 2 * 4096 * (m + 4096 * (m > 64))
     expected = (nbytes + model.REREAD_FRACTION * again) / H200.dram_bytes_per_cycle * (1 + slower)
-    assert of(config, m, 4096, 4096).memory == pytest.approx(expected)
+    assert of(config, m, 4096, 4096).memory_cycles == pytest.approx(expected)
 
 
 def test_the_longest_counts_and_no_other_is_free() -> None:
     e = of(TILE, 4096, 4096, 4096)
-    longest = max(e.work, e.memory, e.power)
+    longest = max(e.work_cycles, e.memory_cycles, e.power_cycles)
     assert longest < e.cycles - e.split_reduction - e.launch_and_fill < 3 ** (1 / 4) * longest
-    assert e.work == e.k_tiles_per_cta * e.k_tile + e.exposed_stores
+    assert e.work_cycles == e.k_tiles_per_cta * e.k_tile_cycles + e.exposed_stores
 
 
 def test_a_kernels_start_grows_with_stages_and_peers_in_a_cluster() -> None:

@@ -38,27 +38,29 @@ def tune(
     \b
     Example: gemmsmith tune 512x4096x4096 1024x4096x4096
     """
-    arithmetic: dict[str, Any] = {"accumulate": accumulate, "precision": precision}
+    precision_options: dict[str, Any] = {"accumulate": accumulate, "precision": precision}
     for m, n, k in shapes:
         a, b = Spec((m, k), dtype), Spec((k, n), dtype, (1, max(k, 1)))
-        problem = bind(a, b, **arithmetic).problem
+        problem = bind(a, b, **precision_options).problem
         chip = require_gpu()
-        shape, flops = f"{m}x{n}x{k}", 2 * m * n * k
+        shape_label, flops = f"{m}x{n}x{k}", 2 * m * n * k
         before = None if force else user_table().get(problem, chip)
         rows: list[dict[str, Any]] = [] if before is None else [{"name": f"{before}", "config": vars(before)}]
         if not before:
-            for config, us in _measure(a, b, arithmetic, max_configs, shape):
+            for config, us in _tune_shape(a, b, precision_options, max_configs, shape_label):
                 rows.append({"name": f"{config}", "config": vars(config), "time_us": us, "tflops": flops / us / 1e6})
         if as_json:
             click.echo(json.dumps({"m": m, "n": n, "k": k, "operands": dtype, "tuned_before": bool(before),
                                    "configs": rows}))  # fmt: skip
         elif before:
-            click.echo(f"{shape}: {before}, tuned before")
+            click.echo(f"{shape_label}: {before}, tuned before")
         elif rows:
-            click.echo(f"{shape}: {rows[0]['time_us']:.1f} us, {rows[0]['tflops']:.0f} TFLOP/s, {rows[0]['name']}")
+            click.echo(
+                f"{shape_label}: {rows[0]['time_us']:.1f} us, {rows[0]['tflops']:.0f} TFLOP/s, {rows[0]['name']}"
+            )
 
 
-def _measure(a: Spec, b: Spec, arithmetic: dict[str, Any], max_configs: int, shape: str) -> Any:
+def _tune_shape(a: Spec, b: Spec, precision_options: dict[str, Any], max_configs: int, shape_label: str) -> Any:
     """Tune, and return (config, microseconds) of the configs that ran, fastest first."""
     totals = {"compile": max_configs, "measure": sum(min(max_configs, count) for count, _ in HALVING_ROUNDS)}
     done: Counter[str] = Counter()
@@ -66,6 +68,6 @@ def _measure(a: Spec, b: Spec, arithmetic: dict[str, Any], max_configs: int, sha
 
         def on_progress(step: str) -> None:
             done[step] += 1
-            progress(f"{shape} {step}", done[step] / totals[step])
+            progress(f"{shape_label} {step}", done[step] / totals[step])
 
-        return api.tune(a, b, **arithmetic, max_configs=max_configs, on_progress=on_progress)
+        return api.tune(a, b, **precision_options, max_configs=max_configs, on_progress=on_progress)

@@ -1,4 +1,4 @@
-"""The accumulator of one math warpgroup: issue and wait of its instructions, promotion, and its elements."""
+"""The accumulator of one consumer warpgroup: issue and wait of its instructions, promotion, and its elements."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ RegisterIndex = int | Value
 """An index known at build time, or the index of an unrolled loop."""
 ScaleFactor = Value | None
 """The factor of an element; None: 1."""
-ColumnScales = tuple[int, int, Callable[[Value, Value, Value], ScaleFactor]]
+ColumnScales = tuple[int, int, Callable[[Value, Value, RegisterIndex], ScaleFactor]]
 """(first 8-column group, number of groups, scale(n8, row_half, i) -> that of the thread's i-th of two elements)."""
 _REGISTER_TYPE = {FP32: F32, FP16: U32, INT32: I32}
 """The register type of an accumulator's elements; fp16 elements are packed in pairs."""
 
 
 class Accumulator:
-    """The rows x n accumulator of a math warpgroup, in fp32, int32 or fp16.
+    """The rows x n accumulator of a consumer warpgroup, in fp32, int32 or fp16.
 
     `fragments[mma_m]` holds a thread's elements of the `mma_m`-th 64 rows (CuTe: the MMA_M mode); core/mma.py says
     which element a register holds.
@@ -72,17 +72,22 @@ class Accumulator:
 
     def promote_into(self, registers: RegisterArray, offset: int, scales: Iterable[ColumnScales]) -> None:
         """Add the elements of an accumulator of 64 rows, scaled, to fp32 `registers` from `offset` on."""
-        k, (fragment,) = current_builder(), self.fragments
+        k = current_builder()
+
+        def add(n8: Value, row_half: Value, i: RegisterIndex, scale: ScaleFactor) -> None:
+            pair = as_value(n8 * 2 + row_half, I32).hinted("pair")
+            acc_idx, addend = (pair * 2 + i + offset).hinted("acc_idx"), self.element(0, pair, i)
+            total = registers[acc_idx]
+            registers[acc_idx] = total + addend if scale is None else hw.fma(addend, scale, total)
+
         for first, count, scale_of in scales:
-            with (
-                k.unroll(first, first + count, name="n8") as n8,
-                k.unroll(2, name="half") as half,
-                k.unroll(2, name="i") as i,
-            ):
-                element, scale = ((n8 * 2 + half) * 2 + i).named("element"), scale_of(n8, half, i)
-                addend, acc_idx = fragment[element], element + offset
-                total = registers[acc_idx]
-                registers[acc_idx] = total + addend if scale is None else hw.fma(addend, scale, total)
+            with k.unroll(first, first + count, name="n8") as n8, k.unroll(2, name="row_half") as row_half:
+                if self.dtype == FP16:  # packed in pairs
+                    for high in range(2):
+                        add(n8, row_half, high, scale_of(n8, row_half, high))
+                else:
+                    with k.unroll(2) as i:
+                        add(n8, row_half, i, scale_of(n8, row_half, i))
 
     def add_into_and_clear(self, target: Accumulator) -> None:
         """Add the elements to `target`'s, and set them to zero."""
@@ -104,21 +109,21 @@ class Accumulator:
         else:
             fragment[index] = fragment[index] + addend
 
-    def packed_pair(self, mma_m: ValueLike, index: RegisterIndex, output: DType) -> Value:
-        """Return elements 2 * index and 2 * index + 1 of a fragment, rounded to `output` (16 bits) and packed."""
+    def packed_pair(self, mma_m: ValueLike, pair: RegisterIndex, output: DType) -> Value:
+        """Return elements 2 * pair and 2 * pair + 1 of a fragment, rounded to `output` (16 bits) and packed."""
         fragment = self.fragments[mma_m]
         if self.dtype == FP16:
-            return fragment[index] if output == FP16 else hw.pack(*hw.unpack_pair(fragment[index], FP16), output)
-        return hw.pack(self.element(mma_m, index, 0), self.element(mma_m, index, 1), output)
+            return fragment[pair] if output == FP16 else hw.pack(*hw.unpack_pair(fragment[pair], FP16), output)
+        return hw.pack(self.element(mma_m, pair, 0), self.element(mma_m, pair, 1), output)
 
-    def int32_pair(self, mma_m: ValueLike, index: RegisterIndex) -> tuple[Value, Value]:
-        """Return elements 2 * index and 2 * index + 1 of an int32 fragment."""
+    def int32_pair(self, mma_m: ValueLike, pair: RegisterIndex) -> tuple[Value, Value]:
+        """Return elements 2 * pair and 2 * pair + 1 of an int32 fragment."""
         fragment = self.fragments[mma_m]
-        return fragment[2 * index], fragment[2 * index + 1]
+        return fragment[2 * pair], fragment[2 * pair + 1]
 
-    def element(self, mma_m: ValueLike, index: RegisterIndex, lo_hi: int) -> Value:
-        """Return element 2 * index + lo_hi of a fragment, as fp32. `lo_hi`: 0 or 1."""
+    def element(self, mma_m: ValueLike, pair: RegisterIndex, i: RegisterIndex) -> Value:
+        """Return element 2 * pair + i of a fragment, as fp32. `i`: 0 or 1, an int if the elements are fp16."""
         fragment = self.fragments[mma_m]
         if self.dtype == FP16:
-            return hw.unpack_fp16(fragment[index], lo_hi)
-        return fragment[2 * index + lo_hi].to(F32)
+            return hw.unpack_fp16(fragment[pair], i)
+        return fragment[2 * pair + i].to(F32)

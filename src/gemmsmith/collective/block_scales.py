@@ -1,4 +1,4 @@
-"""Block scales of A and B as the math warpgroups use them: the scales of a thread's accumulator elements."""
+"""Block scales of A and B as the consumer warpgroups use them: the scales of a thread's accumulator elements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import groupby
 from math import gcd
 
 from gemmsmith import hw
-from gemmsmith.collective.accumulator import ColumnScales, ScaleFactor
+from gemmsmith.collective.accumulator import ColumnScales, RegisterIndex, ScaleFactor
 from gemmsmith.collective.pipeline import PipelineState, PipelineTmaAsync
 from gemmsmith.collective.staged_scales import (
     WARP_THREADS,
@@ -21,9 +21,9 @@ from gemmsmith.collective.staged_scales import (
 )
 from gemmsmith.core.dtypes import FP32
 from gemmsmith.core.mma import (
-    FRAGMENT_GROUP_COLUMNS,
     FRAGMENT_HALF_ROWS,
     LANES_PER_QUAD,
+    N8_COLUMNS,
     WGMMA_M,
     fragment_column,
     fragment_row,
@@ -39,7 +39,7 @@ from gemmsmith.tile_scheduler.tiles import WorkTile
 class BlockScales:
     """The block scales of both operands.
 
-    One warp issues the copies (`copying_lanes`, `set_tile_for_copies`, `copy`); the math warpgroups use the other
+    One warp issues the copies (`copying_lanes`, `set_tile_for_copies`, `copy`); the consumer warpgroups use the other
     methods.
     """
 
@@ -63,7 +63,7 @@ class BlockScales:
         return k.when(k.lane < self._num_copying_lanes) if self._num_copying_lanes < WARP_THREADS else nullcontext()
 
     def set_tile_for_copies(self, tile: WorkTile) -> None:
-        """Make the next copies those of a tile. Recorded in the copying lanes."""
+        """Make the next copies those of a tile. The copying lanes execute it."""
         for scales in self.cp_async_scales:
             scales.set_tile(tile.operands[scales.index], tile)
 
@@ -77,7 +77,7 @@ class BlockScales:
         )
 
     def init_consumer(self) -> None:
-        """Declare a math warpgroup's state, before its first tile."""
+        """Declare a consumer warpgroup's state, before its first tile."""
         for scales in self.scaled_operands:
             scales.init_consumer()
 
@@ -111,7 +111,7 @@ class BlockScales:
             with k.unroll(self.b.count, name="block") as block:
                 self.b.read(stage, block, blocks, block)
         if self.scaled_operands:
-            k.comment("all lanes have read the stage that one lane releases")
+            k.comment("wait until all lanes have read the stage that is released next")
             hw.sync_warp()
         for scales in self.scaled_operands:
             scales.release()
@@ -132,8 +132,8 @@ class BlockScales:
         """Return the scales of the thread's two columns in every 8."""
         k = current_builder()
         registers = k.registers(F32, self._n // LANES_PER_QUAD, "scale_b_frag")
-        with k.unroll(self._n // FRAGMENT_GROUP_COLUMNS, name="n8") as n8:
-            scales.read(stage, n8 * FRAGMENT_GROUP_COLUMNS + fragment_column(k.lane), registers, n8 * 2, 2)
+        with k.unroll(self._n // N8_COLUMNS, name="n8") as n8:
+            scales.read(stage, n8 * N8_COLUMNS + fragment_column(k.lane), registers, n8 * 2, 2)
         return registers
 
 
@@ -164,30 +164,30 @@ class ThreadScales:
 
     def subtile_scales(self, mma_m: int, column: int, columns: int) -> Iterator[ColumnScales]:
         """Yield the scales of the `mma_m`-th 64 rows and of `columns` columns from `column` on."""
-        groups, first_n8 = columns // FRAGMENT_GROUP_COLUMNS, column // FRAGMENT_GROUP_COLUMNS
+        groups, first_n8 = columns // N8_COLUMNS, column // N8_COLUMNS
         if self._columns:
             yield 0, groups, partial(self._column_scale, self._columns, mma_m * 2, first_n8)
         elif not self._blocks:
             yield 0, groups, lambda n8, half, i: self._row(half + mma_m * 2)
         else:
-            first_columns = range(column, column + columns, FRAGMENT_GROUP_COLUMNS)
+            first_columns = range(column, column + columns, N8_COLUMNS)
             for begin, group in groupby(first_columns, lambda x: x // self._width * self._width):
                 same_scale = list(group)
                 scale = partial(self._block_scale, self._blocks, mma_m * 2, begin)
-                yield (same_scale[0] - column) // FRAGMENT_GROUP_COLUMNS, len(same_scale), scale
+                yield (same_scale[0] - column) // N8_COLUMNS, len(same_scale), scale
 
     def _row(self, row_half: Value) -> ScaleFactor:
         """Return the scale of the thread's row in a half of every 64 rows."""
         return self._rows[row_half // (self._row_halves // len(self._rows))] if self._rows else None
 
     def _column_scale(
-        self, columns: RegisterArray, first_half: int, first_n8: int, n8: Value, half: Value, i: Value
+        self, columns: RegisterArray, first_half: int, first_n8: int, n8: Value, half: Value, i: RegisterIndex
     ) -> Value:
         """Return the scale of an element if each column has its own."""
         return _multiply(self._row(half + first_half), columns[(n8 + first_n8) * 2 + i])
 
     def _block_scale(
-        self, blocks: RegisterArray, first_half: int, column: int, n8: Value, half: Value, i: Value
+        self, blocks: RegisterArray, first_half: int, column: int, n8: Value, half: Value, i: RegisterIndex
     ) -> Value:
         """Return the scale of an element if each block of 128 columns has its own."""
         if not self._rows:

@@ -55,7 +55,7 @@ class ClusterSplitReduction:
         return (self,)
 
     def init(self) -> None:
-        """Initialize the barriers. Recorded in one thread, before the roles."""
+        """Initialize the barriers. One thread executes it, before the roles."""
         k = current_builder()
         with k.unroll(self.num_peers * self.consumers, name="slot") as slot:
             hw.mbarrier_init(self.full[slot], 1)
@@ -82,7 +82,7 @@ class ClusterSplitReduction:
             yield own_columns
 
     def init_consumer(self) -> None:
-        """Declare a math warpgroup's state, before its first tile."""
+        """Declare a consumer warpgroup's state, before its first tile."""
         self.tiles_sent = current_builder().var(I32, 0, "tiles_sent")
 
     def tail(self, warpgroup: Value) -> None:
@@ -138,14 +138,14 @@ class ClusterSplitReduction:
             hw.mbarrier_wait(self.full[slot], (split.tile_ordinal % 2).to(U32), "cluster")
             address = (self.exchange_slots[slot].address + thread_offset).named("thread_slot")
             accumulate_partials(accumulator, lambda values, offset: hw.load_shared(values, address + offset.to(U32)))
-            k.comment("all lanes have read the slot that is released now")
+            k.comment("wait until all lanes have read the slot that is released next")
             hw.sync_warp()
             with k.when(k.lane == 0):
                 rank = self._rank(sender + k.select(sender >= self.split_idx, 1, 0)).hinted("sender_rank")
                 with k.when(tile.has_next):  # cluster scope: ld has read the slot, which the peer writes again
-                    hw.mbarrier_arrive_cluster(self.empty[warpgroup], rank, "cluster")
+                    hw.mbarrier_arrive_remote(self.empty[warpgroup], rank, "cluster")
                 with k.otherwise():
-                    hw.mbarrier_arrive_cluster(self.empty[warpgroup], rank, "cta")
+                    hw.mbarrier_arrive_remote(self.empty[warpgroup], rank, "cta")
 
 
 def _store_remote(address: Value, full_barrier: Value, values: RegisterArray, offset: Value) -> None:

@@ -75,12 +75,12 @@ class CpAsyncMainloop:
             init_barriers(*others, prefetch=prefetch)
         hw.grid_dependency_wait()
         if config.pdl:
-            hw.grid_dependency_launch()
+            hw.launch_dependent_grids()
         begin, self._stop, self._step = self._scheduler.persistent_range()
         self._next_tile = k.var(I32, begin, "next_tile")
         # Of the tile that is copied: its k-tiles, its elements of K, and its k-tiles that need no predicates.
-        self._k_tiles_remaining, self._k_remaining = k.var(I32, 0, "k_tiles_remaining"), k.var(I32, 0, "k_remaining")
-        self._full_k_tiles_remaining = k.var(I32, 0, "full_k_tiles_remaining")
+        self._k_tiles_remaining, self._k_remaining = k.var(I32, 0, "k_tiles_to_copy"), k.var(I32, 0, "k_to_copy")
+        self._full_k_tiles_remaining = k.var(I32, 0, "unpredicated_k_tiles_to_copy")
         self._read_stage = k.var(I32, 0, "read_stage")
         for operand in self.operands:
             operand.init_copies()
@@ -97,7 +97,9 @@ class CpAsyncMainloop:
         can be interleaved with MMAs. `copy(slice_idx, num_slices)` issues a slice of the copies of a k-tile.
         """
         k = current_builder()
-        full_k_tiles = k.maximum(k.minimum(k_tiles, self._full_k_tiles_remaining.get()), 0).named("full_k_tiles")
+        full_k_tiles = k.maximum(k.minimum(k_tiles, self._full_k_tiles_remaining.get()), 0).named(
+            "unpredicated_k_tiles"
+        )
         self._advance(full_k_tiles)
         yield 0, full_k_tiles, self._copy_unpredicated
         yield full_k_tiles, k_tiles, lambda slice_idx, _: self.copy_k_tile() if slice_idx == 0 else None
@@ -159,7 +161,7 @@ class CpAsyncMainloop:
         """Wait for the groups of zeros, after the last tile."""
         hw.cp_async_wait(0)
 
-    def release_epilogue_smem(self, tile: WorkTile) -> None:
+    def release_aliased_stages(self, tile: WorkTile) -> None:
         """Do nothing: no epilogue reuses the stages."""
 
     def _begin_tile(self) -> None:
@@ -185,5 +187,7 @@ class CpAsyncMainloop:
     def _wait_next_stage(self) -> None:
         """Wait for this thread's copies of the next k-tile; the barrier makes all threads' copies visible."""
         hw.cp_async_wait(self.spec.config.stages - 2)
-        current_builder().comment("all threads' copies of the next k-tile are complete, and none reads the free stage")
+        current_builder().comment(
+            "wait until the next k-tile is copied, and no thread reads the stage that is overwritten next"
+        )
         hw.sync_threads()

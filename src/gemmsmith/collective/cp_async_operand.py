@@ -27,7 +27,7 @@ class CpAsyncOperand:
         k, self.tile, size = current_builder(), tile, tile.dtype.bytes
         leading_dimension = "row_stride" if tile.major == "K" else "col_stride"
         self._address = k.pointer(name, lambda p: source(p)[1])
-        self.rows: Value = k.parameter(f"{name}_rows", compute=lambda p: source(p)[0].rows)
+        self.rows: Value = k.parameter(f"{name}_mn_extent", compute=lambda p: source(p)[0].rows)
         self._ld_bytes = k.parameter(f"{name}_ld_bytes", I64, lambda p: getattr(source(p)[0], leading_dimension) * size)
         self._batch_stride_bytes = k.parameter(
             f"{name}_batch_stride_bytes", I64, lambda p: source(p)[0].batch_stride * size
@@ -38,7 +38,7 @@ class CpAsyncOperand:
     def init_copies(self) -> None:
         """Declare this thread's state, before the first tile."""
         k, is_k_major = current_builder(), self.tile.major == "K"
-        self._partition = ThreadCopyPartition(self.tile, k.thread, self._threads)
+        self._partition = ThreadCopyPartition(self.tile, k.thread, self._threads, self._name)
         # The address of this thread's first vector in the next k-tile.
         self._gmem_ptr = k.var(U64, self._address, f"{self._name}_gmem_ptr")
         # Rows of the operand from there on; if MN-major, bytes of them.
@@ -49,8 +49,10 @@ class CpAsyncOperand:
         """Make the next copies those of the tile at `coord`, from element `first_k` of K on."""
         thread, tile, size = self._partition, self.tile, self.tile.dtype.bytes
         outer, inner = (coord.mn, first_k) if tile.major == "K" else (first_k, coord.mn)
-        inner_offset = thread.box * tile.pitch + hw.opaque(thread.vector_idx) * VECTOR_BYTES
-        row_offset = (outer + hw.opaque(thread.row)).to(I64) * self._ld_bytes
+        vector_idx, row = hw.opaque(thread.vector_idx), hw.opaque(thread.row)
+        inner_offset = thread.box * tile.pitch + vector_idx.hinted("opaque_vector") * VECTOR_BYTES
+        inner_offset.hinted(f"{self._name}_inner_offset")
+        row_offset = (outer + row.hinted("opaque_row")).to(I64) * self._ld_bytes
         offset = row_offset + inner.to(I64) * size + inner_offset.to(I64)
         self._gmem_ptr.set(self._address + (coord.batch.to(I64) * self._batch_stride_bytes + offset).to(U64))
         rows = current_builder().minimum(self.rows - coord.mn, tile.mn)
@@ -75,7 +77,7 @@ class CpAsyncOperand:
         """Return the bytes of a vector that are in bounds."""
         k, tile, thread = current_builder(), self.tile, self._partition
         if tile.major == "K":
-            inner_offset = thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES
+            inner_offset = (thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES).hinted("inner_offset")
             outer_remaining = self._rows_remaining.get()
             inner_bytes = k.minimum(k_remaining, tile.k) * tile.dtype.bytes - inner_offset
         else:

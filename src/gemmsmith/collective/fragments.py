@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.collective.swizzle import swizzled_vector_offset
-from gemmsmith.core.mma import FRAGMENT_GROUP_COLUMNS, FRAGMENT_ROWS_PER_WARP, WGMMA_M
+from gemmsmith.core.mma import FRAGMENT_ROWS_PER_WARP, N8_COLUMNS, WGMMA_M
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
@@ -13,7 +13,7 @@ from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import I32, U32
 from gemmsmith.lang.values import Constant, RegisterArray, Value
 
-N_PER_LDMATRIX_X4 = 2 * FRAGMENT_GROUP_COLUMNS
+N_PER_LDMATRIX_X4 = 2 * N8_COLUMNS
 """Columns of B that one ldmatrix.x4 loads."""
 MAX_LIVE_REGISTERS = 200
 """Maximum registers per thread of the accumulators, A's fragments of a k-step, B's of two, and residuals; with more the
@@ -46,17 +46,17 @@ class Fragments:
         self.mma_groups = self._groups_per_k_step * self.k_steps
         # ldmatrix.x4: lane l holds the address of row l % 8 of matrix l // 8. The matrices' rows and vectors run
         # (rows first, then vectors) for A if K-major and for B if MN-major, else (vectors first, then rows).
-        row_of_16, matrix_pair = k.lane % 16, k.lane // 16
+        row_of_16, matrix_pair = k.lane % 16, (k.lane // 16).hinted("matrix_pair")
         row_of_8_8, matrix_of_pair = k.lane % 8 + matrix_pair * 8, k.lane // 8 % 2
         warp_row = k.warp_index % 4 * FRAGMENT_ROWS_PER_WARP
         if self._a_tile.major == "K":
             self._a_smem_row, self._a_smem_vector = warp_row + row_of_16, matrix_pair
         else:
-            self._a_smem_row, self._a_smem_vector = row_of_8_8, warp_row // FRAGMENT_GROUP_COLUMNS + matrix_of_pair
+            self._a_smem_row, self._a_smem_vector = row_of_8_8, warp_row // N8_COLUMNS + matrix_of_pair
         if self._b_tile.major == "K":
             self._b_smem_row, self._b_smem_vector = warpgroup_column + row_of_8_8, matrix_of_pair
         else:
-            self._b_smem_row, self._b_smem_vector = row_of_16, warpgroup_column // FRAGMENT_GROUP_COLUMNS + matrix_pair
+            self._b_smem_row, self._b_smem_vector = row_of_16, warpgroup_column // N8_COLUMNS + matrix_pair
         self._a_smem_row.named("a_smem_row")
         self._a_smem_vector.named("a_smem_vector")
         self._b_smem_row.named("b_smem_row")
@@ -75,7 +75,7 @@ class Fragments:
         The last group is followed by the first of the next k-tile. A's fragments replace those just multiplied.
         """
         k, next_group = current_builder(), ((group + 1) % self.mma_groups).named("next_mma_group")
-        registers = self._mma.accumulator_registers(FRAGMENT_GROUP_COLUMNS)
+        registers = self._mma.accumulator_registers(N8_COLUMNS)
         self._load_b(stage, next_group)
         self._split_tf32(group)
         with k.unroll(len(self._a), name="mma_m") as mma_m:
@@ -146,5 +146,5 @@ def _ldmatrix_offset(tile: Tile, row: Value, vector_idx: Value, k_step: Value, m
     """
     if tile.major == "K":  # `mn` is a multiple of 8 rows, after which the swizzle repeats
         return swizzled_vector_offset(tile, row, k_step * 2 + vector_idx) + (mn * tile.pitch).to(U32)
-    k_row = k_step * (32 // tile.dtype.bytes) + row
-    return swizzled_vector_offset(tile, k_row, mn // FRAGMENT_GROUP_COLUMNS + vector_idx)
+    k_row = (k_step * (32 // tile.dtype.bytes) + row).hinted("smem_row")
+    return swizzled_vector_offset(tile, k_row, (mn // N8_COLUMNS + vector_idx).hinted("smem_vector"))

@@ -92,7 +92,7 @@ class GlobalSplitReduction:
         slot = self._slot(split.cluster_idx, warpgroup)
         address = self._address(slot, accumulator)
         store_partials(accumulator, lambda values, offset: hw.store_global(values, address + offset.to(U64), True))
-        k.comment("all partial sums are written before the flag is set")
+        k.comment("wait until all threads have written their partial sums, which the flag announces")
         hw.barrier_sync(warpgroup + self._barriers, THREADS_PER_WARPGROUP)
         with k.when(leader):
             hw.store_strong(self.flags + (slot * 4).to(U64), Constant(U32, 1), "release", "gpu")
@@ -104,7 +104,7 @@ class GlobalSplitReduction:
         with k.when(leader):
             hw.spin_until_equal(flag, Constant(U32, 1))
             hw.store_strong(flag, Constant(U32, 0), "relaxed", "gpu")
-        k.comment("the leader has acquired the flag before any thread reads the partial sums")
+        k.comment("wait until the leader has seen the flag")
         hw.barrier_sync(warpgroup + self._barriers, THREADS_PER_WARPGROUP)
         accumulate_partials(accumulator, lambda values, offset: hw.load_global(values, address + offset.to(U64), True))
 
@@ -116,27 +116,25 @@ def vector_width(accumulator: Accumulator, num_slices: int = 1) -> int:
 
 def store_partials(accumulator: Accumulator, store: VectorCopy, slice_idx: int = 0, num_slices: int = 1) -> None:
     """Store a slice of the accumulator's columns, vector by vector; the threads' n-th vectors are contiguous."""
-    for fragment, i, values, offset in _vectors(accumulator, num_slices):
-        first = slice_idx * (len(fragment) // num_slices)
-        with current_builder().unroll(len(values), name="j") as j:
-            values[j] = fragment[i * len(values) + first + j]
-        store(values, offset)
+    width = vector_width(accumulator, num_slices)
+    first = slice_idx * (accumulator.fragments.count // num_slices)
+    for fragment, vector, offset in _vectors(accumulator, width, num_slices):
+        store(fragment.slice(vector * width + first, width), offset)
 
 
 def accumulate_partials(accumulator: Accumulator, load: VectorCopy) -> None:
     """Add what `store_partials` has stored to the accumulator."""
-    for fragment, i, values, offset in _vectors(accumulator):
+    k, width = current_builder(), vector_width(accumulator)
+    for fragment, vector, offset in _vectors(accumulator, width):
+        values = k.registers(fragment.type, width, "values")
         load(values, offset)
-        with current_builder().unroll(len(values), name="j") as j:
-            accumulator.add(fragment, (i * len(values) + j).named("acc_idx"), values[j])
+        with k.unroll(width) as i:
+            accumulator.add(fragment, (vector * width + i).named("acc_idx"), values[i])
 
 
-def _vectors(
-    accumulator: Accumulator, num_slices: int = 1
-) -> Iterator[tuple[RegisterArray, Value, RegisterArray, Value]]:
-    """Yield (fragment, index of a vector in it, registers for it, byte offset from this thread's first vector)."""
-    k, width, fragments = current_builder(), vector_width(accumulator, num_slices), accumulator.fragments
+def _vectors(accumulator: Accumulator, width: int, num_slices: int = 1) -> Iterator[tuple[RegisterArray, Value, Value]]:
+    """Yield (fragment, index of a vector of `width` in it, byte offset from this thread's first vector)."""
+    k, fragments = current_builder(), accumulator.fragments
     count = fragments.count // num_slices // width
     with k.unroll(len(fragments), name="mma_m") as mma_m, k.unroll(count, name="vector") as vector:
-        values = k.registers(fragments.type, width, "values")
-        yield fragments[mma_m], vector, values, (mma_m * count + vector) * (4 * width * THREADS_PER_WARPGROUP)
+        yield fragments[mma_m], vector, (mma_m * count + vector) * (4 * width * THREADS_PER_WARPGROUP)

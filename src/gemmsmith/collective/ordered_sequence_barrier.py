@@ -1,4 +1,4 @@
-"""A barrier that orders warpgroups (CUTLASS: OrderedSequenceBarrier, the math warpgroups' order barrier)."""
+"""A barrier that orders warpgroups (CUTLASS: OrderedSequenceBarrier, the consumer warpgroups' order barrier)."""
 
 from __future__ import annotations
 

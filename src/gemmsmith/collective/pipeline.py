@@ -56,7 +56,7 @@ class PipelineState:
 
     def skip(self, count: Value) -> None:
         """Advance by `count` stages."""
-        next_index = (self.index + count).named("next_stage")
+        next_index = (self.index + count).named("unwrapped_stage")
         self._phase.set(self.phase ^ (next_index // self.stages % 2).to(U32))
         self._index.set(next_index % self.stages)
 
@@ -65,7 +65,7 @@ class HasBarriers(Protocol):
     """An object with mbarriers that `init_barriers` initializes."""
 
     def init(self) -> None:
-        """Initialize the barriers. Recorded in one thread, before the roles."""
+        """Initialize the barriers. One thread executes it, before the roles."""
 
 
 class _ArrivalCount:
@@ -99,7 +99,7 @@ class _Pipeline:
         self._producers, self._consumers = _ArrivalCount(f"{name} full"), _ArrivalCount(f"{name} empty")
 
     def init(self) -> None:
-        """Initialize the barriers; `init_barriers` calls it. Recorded in one thread, before the roles."""
+        """Initialize the barriers; `init_barriers` calls it. One thread executes it, before the roles."""
         with current_builder().unroll(self.stages, name="stage") as stage:
             hw.mbarrier_init(self._full[stage], self._producers.count)
             hw.mbarrier_init(self._empty[stage], self._consumers.count)
@@ -169,7 +169,7 @@ class PipelineTmaAsync(_Pipeline):
         self.transaction_bytes, self.first_rank, self.consumer_groups = transaction_bytes, first_rank, consumer_groups
 
     def producer_acquire(self, state: PipelineState, token: Value | None = None) -> None:
-        """Wait until the stage is free, and arm its full barrier with its bytes. Recorded in one thread."""
+        """Wait until the stage is free, and arm its full barrier with its bytes. One thread executes it."""
         self._acquire(state, token)
         self._producers.expect(1)
         hw.mbarrier_arrive_expect_tx(self._full[state.index], self.transaction_bytes)
@@ -218,7 +218,7 @@ class PipelineAsync(_Pipeline):
         """Arrive, once per warp: the executing warps' stores to the stage are done."""
         k = current_builder()
         self._producers.expect(k.role_warps)
-        k.comment("all lanes have written the stage")
+        k.comment("wait until all lanes have written the stage")
         hw.sync_warp()
         with k.when(k.lane == 0):
             hw.mbarrier_arrive(self._full[state.index])
@@ -227,7 +227,7 @@ class PipelineAsync(_Pipeline):
         """Arrive, once per warp: the executing warps have read the stage."""
         k = current_builder()
         self._consumers.expect(k.role_warps)
-        k.comment("all lanes have read the stage")
+        k.comment("wait until all lanes have read the stage")
         hw.sync_warp()
         with k.when(k.lane == 0):
             hw.mbarrier_arrive(self._empty[state.index])
@@ -240,7 +240,7 @@ class PipelineTransactionAsync(PipelineAsync):
     """
 
     def producer_expect(self, state: PipelineState, nbytes: ValueLike) -> None:
-        """Add `nbytes` to the bytes that complete the stage. Recorded in one lane of a warp, before producer_commit."""
+        """Add `nbytes` to the bytes that complete the stage. One lane of a warp executes it, before producer_commit."""
         hw.mbarrier_expect_tx(self._full[state.index], nbytes)
 
 
@@ -265,7 +265,7 @@ class LaggedRelease:
             self.pipeline.consumer_release(self._release_stage.get())
 
 
-class EpilogueSmemBarrier:
+class StagesReleasedBarrier:
     """A barrier on which the epilogues of a cluster's CTAs arrive after their last access to reused mainloop stages.
 
     One arrival per consumer warp of each CTA. The accesses may be ld and st. (CUTLASS: ReuseSmem of the epilogue.)
@@ -278,7 +278,7 @@ class EpilogueSmemBarrier:
         self._consumers = _ArrivalCount(name)
 
     def init(self) -> None:
-        """Initialize the barrier; `init_barriers` calls it. Recorded in one thread, before the roles."""
+        """Initialize the barrier; `init_barriers` calls it. One thread executes it, before the roles."""
         hw.mbarrier_init(self._released[0], self._consumers.count)
 
     def wait(self, phase: Variable) -> None:
@@ -299,14 +299,15 @@ class EpilogueSmemBarrier:
 def init_barriers(
     *pipelines: HasBarriers, prefetch: Sequence[Value] = (), after_init: Callable[[], None] = lambda: None
 ) -> None:
-    """Initialize the pipelines' barriers and make them visible to the whole cluster. Recorded before the roles.
+    """Initialize the pipelines' barriers and make them visible to the whole cluster. Call it before the roles.
 
     One thread initializes all barriers: the lanes of a warp would serialize, at 45 cycles each. `after_init` runs in
     that thread before the cluster barrier, whose relaxed arrive does not wait for the copies that it issues. Meanwhile
     another warp prefetches the tensor maps of `prefetch` into the descriptor cache.
     """
     k = current_builder()
-    k.comment("prologue: barriers")
+    first_loads = ", load the first k-tiles" if pipelines else ""
+    k.comment(f"prologue: prefetch tensor maps, initialize barriers{first_loads}")
     with k.when(k.thread == 32):
         for tensor_map in prefetch:
             hw.prefetch_tensor_map(tensor_map)
@@ -315,7 +316,7 @@ def init_barriers(
             pipeline.init()
         hw.fence_mbarrier_init()
         after_init()
-    k.comment("no thread uses a barrier before it is initialized")
+    k.comment("wait until the barriers are initialized")
     if k.cluster == (1, 1, 1):
         hw.sync_threads()
     else:
@@ -331,7 +332,7 @@ def _arrive_per_warp(barrier: SharedView, cluster_size: int, first_rank: Value |
             hw.mbarrier_arrive(barrier)
     else:
         with k.when(k.lane < cluster_size):
-            hw.mbarrier_arrive_cluster(barrier, (k.lane + first_rank).to(U32), scope)
+            hw.mbarrier_arrive_remote(barrier, (k.lane + first_rank).to(U32), scope)
 
 
 def _wait(barrier: SharedView, parity: Value, token: Value | None, scope: Scope = "cta") -> None:

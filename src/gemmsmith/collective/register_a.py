@@ -16,11 +16,14 @@ from gemmsmith.lang.shared import SharedView
 from gemmsmith.lang.types import PRED, U32
 from gemmsmith.lang.values import RegisterArray, Value, ValueLike, as_value
 
+K_PER_STEP = 2 * LANES_PER_QUAD
+"""Elements of K of one wgmma of 32-bit elements (PTX ISA)."""
+
 
 def make_accumulator(spec: KernelSpec) -> Accumulator:
-    """Return the accumulator of a math warpgroup, which multiplies with A in registers if its layout needs it.
+    """Return the accumulator of a consumer warpgroup, which multiplies with A in registers if its layout needs it.
 
-    Recorded in the warpgroup's role.
+    Call it in the warpgroup's role.
     """
     if spec.a_in_registers:
         return RegisterAAccumulator(spec)
@@ -61,7 +64,7 @@ class RegisterAAccumulator(Accumulator):
                 for d, a_fragment in zip(self.fragments, a_fragments, strict=True):
                     hw.wgmma_mma_rs(d, a_fragment, b_descriptor, scale_d, self.n, self.mma, b.tile.major)
                 hw.wgmma_commit()
-        current_builder().comment("all lanes have read the stage that one lane releases")
+        current_builder().comment("wait until all lanes have read the stage that is released next")
         hw.sync_warp()
 
     def wait(self, pending: int) -> None:
@@ -81,36 +84,39 @@ class AFragmentLoader:
     def __init__(self, spec: KernelSpec) -> None:
         lane, warp = current_builder().lane, current_builder().warp_index % 4
         row, column, self._is_odd_lane = (
-            warp * FRAGMENT_ROWS_PER_WARP + lane // LANES_PER_QUAD,
-            lane % LANES_PER_QUAD,
+            (warp * FRAGMENT_ROWS_PER_WARP + lane // LANES_PER_QUAD).hinted("a_row"),
+            (lane % LANES_PER_QUAD).hinted("a_k"),
             (lane % 2 == 1).named("is_odd_lane"),
         )
         self._offsets = [
             [
                 self._offset(
-                    spec.tiles[0], row + half * FRAGMENT_HALF_ROWS, column + (lane + load) % 2 * LANES_PER_QUAD
+                    spec.tiles[0],
+                    (row + row_half * FRAGMENT_HALF_ROWS).hinted("a_row"),
+                    column + (lane + load) % 2 * LANES_PER_QUAD,
                 )
                 for load in range(2)
             ]
-            for half in range(2)
+            for row_half in range(2)
         ]
 
     @staticmethod
     def _offset(tile: Tile, row: Value, column: Value) -> Value:
         """Return the byte offset of an element in a tile."""
         per_vector = VECTOR_BYTES // tile.dtype.bytes
-        vector_idx, byte = row // per_vector, row % per_vector * tile.dtype.bytes
-        return swizzled_vector_offset(tile, column, vector_idx, byte).named("a_smem_offset")
+        vector_idx, byte = (row // per_vector).hinted("a_vector"), row % per_vector * tile.dtype.bytes
+        return swizzled_vector_offset(tile, column.hinted("a_smem_row"), vector_idx, byte).named("a_smem_offset")
 
     def load(self, fragment: RegisterArray, a: SharedView, k_step: Value, mma_m: int) -> None:
         """Load A's fragment of a k-step and of the `mma_m`-th 64 rows.
 
-        Its registers are the rows of both halves, then the same 4 further along K (PTX ISA, wgmma .tf32).
+        Registers 0 and 1 hold rows r and r + 8 at index k of K, registers 2 and 3 the same rows at k + 4 (PTX ISA,
+        wgmma .tf32). Odd lanes load the element at k + 4 first.
         """
         k, tile = current_builder(), a.tile
         assert tile is not None
-        view = a.at(k_step, 2 * LANES_PER_QUAD * tile.pitch).at(mma_m, WGMMA_M // tile.box_inner * tile.box_bytes)
-        for half, offsets in enumerate(self._offsets):
+        view = a.at(k_step, K_PER_STEP * tile.pitch).at(mma_m, WGMMA_M // tile.box_inner * tile.box_bytes)
+        for row_half, offsets in enumerate(self._offsets):
             first, second = (hw.load_shared_word(view.address + offset, U32, "a_word") for offset in offsets)
-            fragment[half] = k.select(self._is_odd_lane, second, first)
-            fragment[half + 2] = k.select(self._is_odd_lane, first, second)
+            fragment[row_half] = k.select(self._is_odd_lane, second, first)
+            fragment[row_half + 2] = k.select(self._is_odd_lane, first, second)

@@ -12,10 +12,10 @@ from functools import partial
 from gemmsmith import hw
 from gemmsmith.collective.accumulator import Accumulator
 from gemmsmith.core.mma import (
-    FRAGMENT_GROUP_COLUMNS,
     FRAGMENT_HALF_ROWS,
     FRAGMENT_ROWS_PER_WARP,
     LANES_PER_QUAD,
+    N8_COLUMNS,
     WGMMA_M,
 )
 from gemmsmith.core.problem import OperandFn
@@ -53,30 +53,34 @@ class SmemVectorLayout:
     def __init__(self, spec: KernelSpec, name: str) -> None:
         self.is_a = name == "a"
         mma_ms, self._columns = spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns
-        self.elements_per_thread = 2 * mma_ms if self.is_a else self._columns // FRAGMENT_GROUP_COLUMNS * 2
+        self.elements_per_thread = 2 * mma_ms if self.is_a else self._columns // N8_COLUMNS * 2
         """Rows (columns) of a thread."""
         self.width = min(VECTOR_ELEMENTS, self.elements_per_thread)
         """Elements of a vector."""
-        self.lanes = 32 // LANES_PER_QUAD if self.is_a else LANES_PER_QUAD
+        self.lanes_along_mn = 32 // LANES_PER_QUAD if self.is_a else LANES_PER_QUAD
         """Lanes of a warp that have different rows (columns)."""
 
     def mn_at(self, smem_index: ValueLike) -> Value:
         """Return the tile's row (column) that is stored at an index."""
-        per_group, per_vector = self.lanes * self.elements_per_thread, self.lanes * self.width
+        per_unit, per_vector = self.lanes_along_mn * self.elements_per_thread, self.lanes_along_mn * self.width
         smem_index = as_value(smem_index, I32)
-        group, lane = smem_index // per_group, smem_index % per_vector // self.width
-        element = smem_index % per_group // per_vector * self.width + smem_index % self.width
+        unit_idx, lane = smem_index // per_unit, smem_index % per_vector // self.width
+        element = smem_index % per_unit // per_vector * self.width + smem_index % self.width
+        element.hinted("element")
         if self.is_a:
-            return element // 2 * WGMMA_M + group * FRAGMENT_ROWS_PER_WARP + element % 2 * FRAGMENT_HALF_ROWS + lane
-        return group * self._columns + element // 2 * FRAGMENT_GROUP_COLUMNS + lane * 2 + (element + 1) % 2
+            return element // 2 * WGMMA_M + unit_idx * FRAGMENT_ROWS_PER_WARP + element % 2 * FRAGMENT_HALF_ROWS + lane
+        return unit_idx * self._columns + element // 2 * N8_COLUMNS + lane * 2 + (element + 1) % 2
 
-    def vector_index(self, group: Value, lane: Value, vector_idx: Value) -> Value:
-        """Return the index of a lane's `vector_idx`-th vector. `group`: its warp for A, its warpgroup for B."""
-        lane_idx = lane // LANES_PER_QUAD if self.is_a else lane % LANES_PER_QUAD
+    def vector_smem_index(self, unit_idx: Value, lane: Value, vector_idx: Value) -> Value:
+        """Return the smem index of the first element of a lane's `vector_idx`-th vector.
+
+        `unit_idx`: index of the lane's warp in its warpgroup for A, of its warpgroup for B.
+        """
+        lane_along_mn = lane // LANES_PER_QUAD if self.is_a else lane % LANES_PER_QUAD
         return (
-            group * (self.lanes * self.elements_per_thread)
-            + vector_idx * (self.lanes * self.width)
-            + lane_idx * self.width
+            unit_idx * (self.lanes_along_mn * self.elements_per_thread)
+            + vector_idx * (self.lanes_along_mn * self.width)
+            + lane_along_mn * self.width
         )
 
     def xor_mask(self, tile: Tile, k: Value) -> Value:
@@ -99,7 +103,7 @@ class SimtOperand:
     def __init__(self, spec: KernelSpec, name: str, tile: Tile, stages: int, source: OperandFn, threads: int) -> None:
         k, self.tile, self._threads = current_builder(), tile, threads
         self._address = k.pointer(name, lambda p: source(p)[1])
-        self.rows: Value = k.parameter(f"{name}_rows", compute=lambda p: source(p)[0].rows)
+        self.rows: Value = k.parameter(f"{name}_mn_extent", compute=lambda p: source(p)[0].rows)
         self._row_stride: Value = Constant(I64, WORD_BYTES)
         if tile.major == "K":
             self._row_stride = k.parameter(
@@ -109,14 +113,14 @@ class SimtOperand:
         self._batch_stride = k.parameter(
             f"{name}_batch_stride_bytes", I64, lambda p: source(p)[0].batch_stride * WORD_BYTES
         )
-        self.stages = k.shared(tile.k * _bytes_per_k(tile), stages=stages, alignment=128, name=name.upper())
+        self.stages = k.shared(tile.k * _smem_k_stride_bytes(tile), stages=stages, alignment=128, name=name.upper())
         self._name, self._layout = name, SmemVectorLayout(spec, name)
 
     def init_copies(self) -> None:
         """Declare this thread's state, before the first tile: which element of a k-tile it copies first.
 
-        Consecutive lanes copy consecutive elements of the contiguous dimension (of K, at most half a line), and along
-        smem indices; no two lanes of a warp write to one bank.
+        Consecutive lanes copy consecutive elements along the operand's contiguous dimension (along K, at most half a
+        128-byte line), then consecutive smem indices. The writes to shared memory have no bank conflicts.
         """
         k, tile, name = current_builder(), self.tile, self._name
         is_k_major = tile.major == "K"
@@ -130,19 +134,19 @@ class SimtOperand:
             (k.thread // inner_threads).named(f"{name}_outer_idx"),
             self._threads // inner_threads,
         )
-        first, self._thread_k = (outer_idx, inner_idx) if is_k_major else (inner_idx, outer_idx)
+        smem_idx, self._thread_k = (outer_idx, inner_idx) if is_k_major else (inner_idx, outer_idx)
         self._rows_and_k_per_iter = (outer_threads, inner_threads) if is_k_major else (inner_threads, outer_threads)
         """Rows, and elements of K, that the threads copy per iteration."""
-        self._thread_mn = self._layout.mn_at(first).named(f"{name}_thread_mn")
-        smem_index = first ^ self._layout.xor_mask(tile, self._thread_k)
-        smem_offset = self._thread_k * _bytes_per_k(tile) + smem_index * WORD_BYTES
+        self._thread_mn = self._layout.mn_at(smem_idx).named(f"{name}_thread_mn")
+        swizzled_idx = smem_idx ^ self._layout.xor_mask(tile, self._thread_k)
+        smem_offset = self._thread_k * _smem_k_stride_bytes(tile) + swizzled_idx * WORD_BYTES
         self._thread_smem_offset = smem_offset.to(U32).named(f"{name}_thread_smem_offset")
         self._gmem_ptr = k.var(U64, self._address, f"{name}_gmem_ptr")
         # Rows of the operand from this thread's first on.
         self._rows_remaining = k.var(I32, 0, f"{name}_rows_remaining")
 
     def set_tile(self, coord: OperandCoord, first_k: Value) -> None:
-        """Make the next copies those of the tile at `coord`, from element `first_k` of K on."""
+        """Point the copies at the tile at `coord`, starting at index `first_k` of K."""
         row_offset = (coord.mn + self._thread_mn).to(I64) * self._row_stride
         offset = row_offset + (first_k + self._thread_k).to(I64) * self._k_stride
         self._gmem_ptr.set(self._address + (coord.batch.to(I64) * self._batch_stride + offset).to(U64))
@@ -162,7 +166,7 @@ class SimtOperand:
 
     def _copy(self, stage: Value, k_remaining: Value | None, k_offset: int, mn_offset: int) -> None:
         k, tile = current_builder(), self.tile
-        iter_offset = k_offset * _bytes_per_k(tile) + mn_offset * WORD_BYTES
+        iter_offset = k_offset * _smem_k_stride_bytes(tile) + mn_offset * WORD_BYTES
         destination = self.stages[stage].address + self._thread_smem_offset + iter_offset
         # mn_at is additive here: mn_offset is a multiple of a power of two larger than the thread's first index, so the
         # row delta does not depend on the thread.
@@ -199,7 +203,7 @@ class SimtFragments:
                 (b.elements_per_thread if self.double_buffered else b.width, "b"),
             )
         )
-        self._groups, lane = (k.warp_index % 4, warpgroup), k.lane
+        self._unit_indices, lane = ((k.warp_index % 4).hinted("warp_in_group"), warpgroup), k.lane
         self._lane = (lane // 8 * 8 + lane // 2 % 2 * 4 + lane // 4 % 2 * 2 + lane % 2).named("swapped_lane")
 
     def load(self, stage: list[SharedView], k_idx: Value, buffer: ValueLike) -> None:
@@ -227,15 +231,17 @@ class SimtFragments:
         fragment_vector: ValueLike,
     ) -> None:  # fmt: skip
         """Load a vector of an operand (0: A, 1: B) into vector `fragment_vector` of the fragment."""
-        tile, layout, group = self._tiles[operand], self._layouts[operand], self._groups[operand]
-        smem_offset = k_idx * _bytes_per_k(tile) + layout.vector_index(group, self._lane, vector) * WORD_BYTES
+        tile, layout, unit_idx = self._tiles[operand], self._layouts[operand], self._unit_indices[operand]
+        smem_offset = (
+            k_idx * _smem_k_stride_bytes(tile) + layout.vector_smem_index(unit_idx, self._lane, vector) * WORD_BYTES
+        )
         values = current_builder().registers(F32, layout.width, "values")
         hw.load_shared(values, stage[operand].address + smem_offset.to(U32))
-        for i in range(layout.width):
+        with current_builder().unroll(layout.width) as i:
             fragment[fragment_vector * layout.width + (layout.xor_mask(tile, k_idx) ^ i)] = values[i]
 
-    def _multiply(self, accumulator: Accumulator, buffer: ValueLike, first: ValueLike, columns: int) -> None:
-        """Add the outer product of the fragment of A and `columns` columns of B, from the `first` on.
+    def _multiply(self, accumulator: Accumulator, buffer: ValueLike, first_column: ValueLike, columns: int) -> None:
+        """Add the outer product of the fragment of A and `columns` columns of B, from `first_column` on.
 
         Columns run in reverse in every other row, so that each FFMA shares the row or the column with the one before,
         which then is not read again from the register file.
@@ -243,13 +249,13 @@ class SimtFragments:
         k = current_builder()
         with (
             k.unroll(len(accumulator.fragments), name="mma_m") as mma_m,
-            k.unroll(2, name="half") as half,
+            k.unroll(2, name="row_half") as row_half,
             k.unroll(columns, name="step") as step,
         ):
-            column = step ^ half * (columns - 1)
-            element = (first + column) // 2 * 4 + half * 2 + column % 2
+            column = (step ^ row_half * (columns - 1)).hinted("column")
+            element = ((first_column + column) // 2 * 4 + row_half * 2 + column % 2).hinted("element")
             acc = accumulator.fragments[mma_m]
-            acc[element] = hw.fma(self._a[buffer][mma_m * 2 + half], self._b[buffer][column ^ 1], acc[element])
+            acc[element] = hw.fma(self._a[buffer][mma_m * 2 + row_half], self._b[buffer][column ^ 1], acc[element])
 
     def unpermute_lanes(self, accumulator: Accumulator) -> None:
         """Move each lane's accumulator to the lane that has these elements in the fragment. After the last k-tile."""
@@ -259,6 +265,6 @@ class SimtFragments:
                 acc[i] = hw.as_float(hw.shuffle_index(hw.as_unsigned(acc[i]), self._lane.to(U32)))
 
 
-def _bytes_per_k(tile: Tile) -> int:
+def _smem_k_stride_bytes(tile: Tile) -> int:
     """Return the bytes from one index of K of a tile to the next."""
     return tile.mn * WORD_BYTES + K_ROW_PADDING_BYTES

@@ -77,7 +77,7 @@ class TmaScales(StagedScales):
     def load(
         self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, k_block_idx: Value, *, in_prologue: bool
     ) -> None:
-        """Issue the load of a k-tile's scales into a stage. Recorded in one thread.
+        """Issue the load of a k-tile's scales into a stage. One thread executes it.
 
         Args:
             stage: Index of the mainloop's stage.
@@ -136,7 +136,7 @@ class TmaKMajorScales(TmaScales):
     def load(
         self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, k_block_idx: Value, *, in_prologue: bool
     ) -> None:
-        """Issue the load of a box before its first k-tile. Recorded in one thread."""
+        """Issue the load of a box before its first k-tile. One thread executes it."""
         k, coord, is_first = current_builder(), tile.operands[self.index], k_tile == 0
         with k.when(is_first if in_prologue else is_first | _is_box_boundary(tile, k_block_idx, 0)):
             box = k_tile if in_prologue else self._write_state.index
@@ -213,7 +213,7 @@ class CpAsyncScales(StagedScales):
         self._batch_stride = parameter("batch_stride", "batch_stride")
 
     def set_tile(self, coord: OperandCoord, tile: WorkTile) -> None:
-        """Make the next copies those of a tile, which begins at `coord` of the operand. Recorded in a warp."""
+        """Make the next copies those of a tile, which begins at `coord` of the operand. A warp executes it."""
         k, nbytes = current_builder(), self.scale.dtype.bytes
         row = (coord.mn // self.scale.granularity + k.lane).hinted(f"{self.name}_row")
         k_block = tile.k_tile_index(Constant(I32, 0))
@@ -221,7 +221,7 @@ class CpAsyncScales(StagedScales):
         offset = batch_offset + row_offset + k_block.to(I64) * self._k_stride
         self._rows_remaining = (self._rows - row).named(f"{self.name}_rows_remaining")
         self._next_address = k.var(I64, self._address.to(I64) + offset * nbytes, f"{self.name}_ptr")
-        step = (self._k_stride * nbytes).hinted(f"{self.name}_k_step")
+        step = (self._k_stride * nbytes).hinted(f"{self.name}_k_stride_bytes")
         reverse_k = tile.reverse_k
         self._step = step if reverse_k is None else k.select(reverse_k, -step, step).named(f"{self.name}_step")
 

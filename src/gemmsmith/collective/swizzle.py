@@ -38,25 +38,29 @@ class CopyStep:
 
 
 class ThreadCopyPartition:
-    """A thread's share of the vectors of a tile that `threads` threads copy, a multiple of 128 (CuTe: a tiled copy).
+    """A thread's share of the vectors of tile `name`, for `threads` threads, a multiple of 128 (CuTe: tiled copy).
 
     Thread t has vectors t, t + threads and so on, numbered row by row and box by box. `row`, `box` and `vector_idx`
     locate its first one; the others are in the same column of their box.
     """
 
-    def __init__(self, tile: Tile, thread: Value, threads: int) -> None:
+    def __init__(self, tile: Tile, thread: Value, threads: int, name: str) -> None:
         per_row = tile.pitch // VECTOR_BYTES
         self.tile, self._thread, self._threads = tile, thread, threads
         self._rows_per_step = threads // per_row
         """Rows, of all boxes, that the threads copy in one step."""
-        row_of_all_boxes = (thread // per_row).named("copy_row")
-        self.vector_idx = (thread % per_row).named("copy_vector")
+        row_of_all_boxes = (thread // per_row).named(f"{name}_copy_row")
+        self.vector_idx = (thread % per_row).named(f"{name}_copy_vector")
         self.row: Value = row_of_all_boxes
         self.box: Value = Constant(I32, 0)
         if self._rows_per_step > tile.outer:
-            self.row = (row_of_all_boxes % tile.outer).named("row_in_box")
-            self.box = (row_of_all_boxes // tile.outer).named("box")
-        self._offset = swizzled(thread * VECTOR_BYTES, tile.swizzle).to(U32).named("thread_smem_offset")
+            self.row = (row_of_all_boxes % tile.outer).named(f"{name}_row_in_box")
+            self.box = (row_of_all_boxes // tile.outer).named(f"{name}_box")
+        self._offset = (
+            swizzled((thread * VECTOR_BYTES).hinted("linear_offset"), tile.swizzle)
+            .to(U32)
+            .named(f"{name}_thread_smem_offset")
+        )
 
     def copy_steps(self) -> list[CopyStep]:
         """Return the steps in which this thread copies its vectors."""

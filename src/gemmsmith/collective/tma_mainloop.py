@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from gemmsmith import hw
 from gemmsmith.collective.pipeline import (
-    EpilogueSmemBarrier,
     HasBarriers,
     PipelineState,
     PipelineTmaAsync,
+    StagesReleasedBarrier,
     init_barriers,
 )
 from gemmsmith.collective.staged_scales import TmaScales
@@ -70,7 +70,7 @@ class TmaMainloop:
             (position.m, _shift(column_mask, position.n * cluster_m + position.split_base_rank)),
         )
         for operand, ctas, (slice_idx, mask) in zip(self.operands, spec.multicast_ctas, slices, strict=True):
-            operand.multicast(ctas, slice_idx, mask)
+            operand.enable_multicast(ctas, slice_idx, mask)
         self._scale_loads: Sequence[TmaScales] = ()
         last = self.operands[-1].stages
         self.smem_range = range(self.operands[0].stages.offset, last.offset + last.bytes)
@@ -95,8 +95,8 @@ class TmaMainloop:
             cluster_size=cluster_size, first_rank=first_rank, consumer_groups=self._consumer_groups,
             scope="cluster" if self.spec.releases_stages_to_peers else "cta", name="mainloop",
         )  # fmt: skip
-        self._epilogue_smem_barrier = (
-            EpilogueSmemBarrier("epilogue smem barrier", cluster_size, first_rank) if config.alias_epilogue else None
+        self._stages_released_barrier = (
+            StagesReleasedBarrier("epilogue smem barrier", cluster_size, first_rank) if config.alias_epilogue else None
         )
         limit = min(
             MAX_PROLOGUE_K_TILES, max(1, MAX_PROLOGUE_TMA_LOADS // self._tma_loads_per_k_tile), config.stages - 1
@@ -107,7 +107,7 @@ class TmaMainloop:
             for scales in self._scale_loads:
                 prologue_k_tiles = scales.limit_prologue(prologue_k_tiles, tile)
         self.prologue_k_tiles = current_builder().var(I32, prologue_k_tiles, "prologue_k_tiles")
-        """K-tiles of the current tile that the prologue has issued: 0 from the second tile on."""
+        """K-tiles of the current tile whose loads the prologue has issued: 0 from the second tile on."""
 
         def issue_loads() -> None:
             if tile is None:
@@ -117,17 +117,17 @@ class TmaMainloop:
                 self.pipeline.producer_expect_bytes(k_tile)
                 self._load(k_tile, self.pipeline.full_barrier(k_tile), tile, k_tile, multicast=False)
 
-        own = (self.pipeline, self._epilogue_smem_barrier) if self._epilogue_smem_barrier else (self.pipeline,)
+        own = (self.pipeline, self._stages_released_barrier) if self._stages_released_barrier else (self.pipeline,)
         init_barriers(*own, *others, prefetch=(*self._maps, *prefetch), after_init=issue_loads)
         hw.grid_dependency_wait()
         if config.pdl:
-            hw.grid_dependency_launch()
+            hw.launch_dependent_grids()
 
     # -- producers -------------------------------------------------------------------------------------
     def producer_start_state(self) -> PipelineState:
-        """Return the producer's state after the k-tiles that the prologue has issued."""
-        if self._epilogue_smem_barrier:
-            self._epilogue_smem_phase = current_builder().var(U32, 0, "epilogue_smem_phase")
+        """Declare the producer's variables and return its state, past the k-tiles that the prologue loads."""
+        if self._stages_released_barrier:
+            self._stages_released_phase = current_builder().var(U32, 0, "epilogue_smem_phase")
         for scales in self._scale_loads:
             scales.init_producer(self.prologue_k_tiles.get())
         return self.pipeline.producer_start_state(self.prologue_k_tiles.get())
@@ -140,19 +140,20 @@ class TmaMainloop:
 
     @contextmanager
     def remaining_k_tile_loop(self, tile: WorkTile, stop: ValueLike | None = None) -> Iterator[Value]:
-        """Loop over the tile's k-tiles (up to `stop`) that the prologue has not issued. Called once per tile.
+        """Loop over the tile's k-tiles (up to `stop`) whose loads the prologue has not issued. Called once per tile.
 
-        Afterwards, if the epilogue reuses the stages and another tile follows, wait until the epilogue has left them.
+        Afterwards, if the epilogue's buffers alias the stages and another tile follows, wait until the epilogue has
+        released the stages.
         """
         with self._scheduler.k_tile_loop(tile, self.prologue_k_tiles.get(), stop) as k_tile:
             yield k_tile
         self.prologue_k_tiles.set(0)
-        if self._epilogue_smem_barrier:
-            with current_builder().when(_stages_reused_next(tile)):
-                self._epilogue_smem_barrier.wait(self._epilogue_smem_phase)
+        if self._stages_released_barrier:
+            with current_builder().when(_next_tile_loads_stages(tile)):
+                self._stages_released_barrier.wait(self._stages_released_phase)
 
     def load(self, state: PipelineState, tile: WorkTile, k_tile: Value) -> None:
-        """Issue the loads of a k-tile into an acquired stage. Recorded in one thread."""
+        """Issue the loads of a k-tile into an acquired stage. One thread executes it."""
         self._load(state.index, self.pipeline.full_barrier(state), tile, k_tile)
 
     def tail(self, state: PipelineState) -> None:
@@ -165,22 +166,22 @@ class TmaMainloop:
         index = stage.index if isinstance(stage, PipelineState) else stage
         return [x.stages[index] for x in self.operands]
 
-    def release_epilogue_smem(self, tile: WorkTile) -> None:
+    def release_aliased_stages(self, tile: WorkTile) -> None:
         """Release the stages that a tile's epilogue has reused, if another tile needs them."""
-        if self._epilogue_smem_barrier:
-            with current_builder().when(_stages_reused_next(tile)):
-                self._epilogue_smem_barrier.consumer_release()
+        if self._stages_released_barrier:
+            with current_builder().when(_next_tile_loads_stages(tile)):
+                self._stages_released_barrier.consumer_release()
 
     def _load(self, stage: Value, full: SharedView, tile: WorkTile, k_tile: Value, *, multicast: bool = True) -> None:
-        k_tile_idx, is_residual = tile.k_tile_index(k_tile), list[Value | None]([None, None])
+        k_tile_idx, is_tf32_residual = tile.k_tile_index(k_tile), list[Value | None]([None, None])
         if self.spec.split_tf32:
             mma_idx, k_tile_idx = (k_tile_idx % TF32X3_MMAS).named("mma_idx"), k_tile_idx // TF32X3_MMAS
-            is_residual = [mma_idx == 0, mma_idx == 1]
+            is_tf32_residual = [mma_idx == 0, mma_idx == 1]
         k = (k_tile_idx * self.spec.config.tile[2]).named("k")
-        loads = list(zip(self.operands, tile.operands, is_residual, strict=True))
+        loads = list(zip(self.operands, tile.operands, is_tf32_residual, strict=True))
         # An operand with few rows is in the L2: the other one, which comes from DRAM, is loaded first.
-        for operand, coord, residual in loads if self.spec.config.swap_ab else reversed(loads):
-            operand.load(stage, full, coord.mn, k, coord.batch, multicast=multicast, is_residual=residual)
+        for operand, coord, is_residual in loads if self.spec.config.swap_ab else reversed(loads):
+            operand.load(stage, full, coord.mn, k, coord.batch, multicast=multicast, is_tf32_residual=is_residual)
         for scales in self._scale_loads:
             scales.load(stage, full, tile, k_tile, k_tile_idx, in_prologue=not multicast)
 
@@ -197,7 +198,7 @@ class TmaMainloop:
         return [map for x in self.operands for map in x.maps] + [x.map for x in self._scale_loads]
 
 
-def _stages_reused_next(tile: WorkTile) -> Value:
+def _next_tile_loads_stages(tile: WorkTile) -> Value:
     """Return whether loads of another tile follow in the stages.
 
     If a tile has no k-tiles, the tiles after it have none either.
@@ -207,4 +208,4 @@ def _stages_reused_next(tile: WorkTile) -> Value:
 
 
 def _shift(mask: int, by: Value | int) -> Value | int:
-    return Constant(U32, mask) << by if isinstance(by, Value) else mask << by
+    return (Constant(U32, mask) << by).hinted("multicast_mask") if isinstance(by, Value) else mask << by

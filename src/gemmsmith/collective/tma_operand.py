@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 from gemmsmith import hw
@@ -21,13 +22,13 @@ class TmaOperand:
     """An operand with a tile in each of `stages` stages, loaded by TMA.
 
     Kernel arguments: `name`, its tensor map; if CTAs multicast the tile to one another, `name`_multicast_slice_rows,
-    the rows of the boxes that each of them loads; with 3xTF32, `name`_residual, the tensor map of what the MMA does not
-    read of the elements (CUTLASS: small).
+    the rows of the boxes that each of them loads; with 3xTF32, `name`_residual, the tensor map of the residuals
+    x - tf32(x) of the elements x (CUTLASS: small).
     """
 
     def __init__(
         self, name: str, tile: Tile, stages: int, source: OperandFn, policy: Constant = EVICT_NORMAL,
-        residual: OperandFn | None = None,
+        tf32_residual: OperandFn | None = None,
     ) -> None:  # fmt: skip
         """Allocate the stages.
 
@@ -37,25 +38,27 @@ class TmaOperand:
             stages: Stages of the pipeline.
             source: Returns the matrix and its address for a problem.
             policy: L2 eviction policy of the loads.
-            residual: Returns the matrix of the residuals and its address, with 3xTF32.
+            tf32_residual: With 3xTF32: returns the matrix of the residuals x - tf32(x), and its address.
         """
         k = current_builder()
         self.name, self.tile, self.policy, self._source = name, tile, policy, source
         self.map = k.tensor_map(name, partial(self._tensor_map, source))
-        self.residual_map = k.tensor_map(f"{name}_residual", partial(self._tensor_map, residual)) if residual else None
+        self.tf32_residual_map = (
+            k.tensor_map(f"{name}_residual", partial(self._tensor_map, tf32_residual)) if tf32_residual else None
+        )
         self.stages = k.shared(tile, stages=stages, name=name.upper(), allow_uninitialized_reads=True)
         self._multicast_ctas = 1
         self._multicast_slice: Value | int = 0
         self._multicast_slice_rows: Value | int = 0
         self._mask: Value | int = 1
 
-    def multicast(self, ctas: int, slice_idx: Value | int, mask: Value | int) -> None:
+    def enable_multicast(self, ctas: int, slice_idx: Value | int, cta_mask: Value | int) -> None:
         """Let `ctas` CTAs of the cluster, which need the same tile, load a slice of its rows each.
 
-        This CTA loads slice `slice_idx` and multicasts it to the CTAs of `mask`.
+        This CTA loads slice `slice_idx` and multicasts it to the CTAs of `cta_mask`.
         """
         if ctas > 1:
-            self._multicast_ctas, self._multicast_slice, self._mask = ctas, slice_idx, mask
+            self._multicast_ctas, self._multicast_slice, self._mask = ctas, slice_idx, cta_mask
             self._multicast_slice_rows = current_builder().parameter(
                 f"{self.name}_multicast_slice_rows", compute=self._slice_rows
             )
@@ -68,13 +71,13 @@ class TmaOperand:
     @property
     def maps(self) -> list[Value]:
         """The operand's tensor maps."""
-        return [x for x in (self.map, self.residual_map) if x is not None]
+        return [x for x in (self.map, self.tf32_residual_map) if x is not None]
 
     def load(
         self, stage: Value, barrier: SharedView, mn: Value, k: Value, batch: Value, *, multicast: bool = True,
-        is_residual: Value | None = None,
+        is_tf32_residual: Value | None = None,
     ) -> None:  # fmt: skip
-        """Issue the loads of the tile at (mn, k) of a batch into a stage. Recorded in one thread.
+        """Issue the loads of the tile at (mn, k) of a batch into a stage. One thread executes it.
 
         Args:
             stage: Index of the stage.
@@ -83,26 +86,27 @@ class TmaOperand:
             k: First element along K of the tile.
             batch: Index of the batch.
             multicast: Load this CTA's slice and multicast it. Otherwise load all slices into this CTA's stage only.
-            is_residual: Load the tile of the residuals.
+            is_tf32_residual: With 3xTF32: load the tile of the residuals x - tf32(x) instead.
         """
         load = partial(self._load, stage, barrier, mn, k, batch, multicast=multicast)
-        if is_residual is None or self.residual_map is None:
+        if is_tf32_residual is None or self.tf32_residual_map is None:
             load(self.map)
             return
-        with current_builder().when(is_residual):
-            load(self.residual_map)
+        with current_builder().when(is_tf32_residual):
+            load(self.tf32_residual_map)
         with current_builder().otherwise():
             load(self.map)
 
     def _load(
         self, stage: Value, barrier: SharedView, mn: Value, k: Value, batch: Value, map: Value, *, multicast: bool
     ) -> None:
-        tile = self.tile
-        for slice_idx in [self._multicast_slice] if multicast else range(self._multicast_ctas):
+        tile, unroll = self.tile, current_builder().unroll
+        own_slice = nullcontext(self._multicast_slice)
+        with own_slice if multicast else unroll(self._multicast_ctas, name="slice") as slice_idx:
             first_row = as_value(slice_idx * self._multicast_slice_rows, I32).named(f"{self.name}_slice_row")
-            for box in range(tile.boxes):
+            with unroll(tile.boxes, name="box") as box:
                 inner, outer = (k, mn) if tile.major == "K" else (mn, k)
-                destination = self.stages[stage].at(box * tile.box_bytes).at(first_row, tile.pitch)
+                destination = self.stages[stage].at(first_row, tile.pitch).at(box, tile.box_bytes)
                 coords = inner + box * tile.box_inner, outer + first_row, batch
                 if multicast and self._multicast_ctas > 1:
                     mask = self._mask if isinstance(self._mask, int) else self._mask.to(U16)

@@ -22,8 +22,8 @@ class Design:
     `max_accumulator_registers`: by supported number of math (consumer) warpgroups, the registers per thread that the
     accumulator may have. `max_promoted_registers`: the same limit for both accumulators of promoted sums; empty if the
     design does not support these.
-    `producer_warpgroups`: warpgroups in addition to the math warpgroups.
-    `tile_per_warpgroup`: each math warpgroup computes a tile of its own; otherwise they split one tile along M, or
+    `producer_warpgroups`: warpgroups in addition to the consumer warpgroups.
+    `tile_per_warpgroup`: each consumer warpgroup computes a tile of its own; otherwise they split one tile along M, or
     along N if `warpgroups_split_n`.
     `supported_options`: which of the Config's fields splits, cluster_splits, alias_epilogue and sync_clusters the
     design implements.
@@ -44,7 +44,7 @@ class Design:
     warpgroups_split_n: bool = False
 
     def warpgroups(self, consumers: int) -> tuple[int, int]:
-        """Return the math warpgroups that share a tile, along M and along N."""
+        """Return the consumer warpgroups that share a tile, along M and along N."""
         if self.tile_per_warpgroup:
             return 1, 1
         return (1, consumers) if self.warpgroups_split_n else (consumers, 1)

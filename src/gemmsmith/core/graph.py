@@ -241,10 +241,10 @@ class EpilogueGraph:
         return not self.has_operations and not self.operands and len(self.results) == 1
 
     @cached_property
-    def has_paired_columns(self) -> bool:
+    def has_interleaved_columns(self) -> bool:
         """True if some value exists once per two columns, even if the passes have removed its `chunk` node.
 
-        Paired rows are in one thread for any tile.
+        Interleaved rows are in one thread for any tile.
         """
         return any(extent.columns_per_value == 2 for extent in self.broadcast_dims())
 

@@ -29,8 +29,8 @@ class Mma:
     """An instruction that computes D (m x n) += A (m x k) @ B (k x n) with one warpgroup.
 
     `a`, `b`, `d`: the dtypes. `majors`: layouts of A and B that it reads from shared memory. `register_majors`: further
-    layouts of A, of which threads load their fragments into registers. `alignment_bits`: fraction bits that are kept
-    when addends are aligned to the largest exponent (hw/fused_sum.py); integer sums are exact.
+    layouts of A, of which threads load their fragments into registers. `aligned_fraction_bits`: fraction bits that are
+    kept when addends are aligned to the largest exponent (hw/fused_sum.py); integer sums are exact.
     """
 
     a: DType
@@ -38,7 +38,7 @@ class Mma:
     d: DType
     majors: tuple[Major, ...] = ("K",)
     register_majors: tuple[Major, ...] = ()
-    alignment_bits: int = 25
+    aligned_fraction_bits: int = 25
     m: int = WGMMA_M
     kind: MmaKind = "wgmma"
 
@@ -74,7 +74,7 @@ WGMMA = (
     Mma(FP16, FP16, FP32, ("K", "MN")),
     Mma(FP16, FP16, FP16, ("K", "MN")),
     Mma(TF32, TF32, FP32, register_majors=("MN",)),
-    *(Mma(a, b, d, alignment_bits=13) for d in (FP32, FP16) for a in (E4M3, E5M2) for b in (E4M3, E5M2)),
+    *(Mma(a, b, d, aligned_fraction_bits=13) for d in (FP32, FP16) for a in (E4M3, E5M2) for b in (E4M3, E5M2)),
     Mma(INT8, INT8, INT32),
 )
 """wgmma, sm_90a."""
@@ -87,7 +87,7 @@ MMA_SYNC = (
 """mma.sync, sm_80 and later. Rounding as measured on an H200; Ampere sums half as many products per step."""
 
 
-FMA = (Mma(FP32, FP32, FP32, ("K", "MN"), alignment_bits=24, kind="fma"),)
+FMA = (Mma(FP32, FP32, FP32, ("K", "MN"), aligned_fraction_bits=24, kind="fma"),)
 """CUDA cores. `k` multiply-adds, each of which rounds once, count as one instruction."""
 INSTRUCTIONS_BY_KIND = {"wgmma": WGMMA, "mma": MMA_SYNC, "fma": FMA}
 
@@ -107,12 +107,12 @@ TF32X3_MMAS = 3
 
 # -- the accumulator fragment --------------------------------------------------------------------------------------
 # Each of the four warps has 16 of D's 64 rows. Its lanes form 8 rows of 4 (a quad shares a row), and a thread holds
-# pairs of neighboring columns: of every 8 columns (a group) one pair in each half of its warp's rows. Element e of a
-# thread is in pair e / 2, which is in group e / 4 and half e / 2 % 2. (PTX ISA, "Register fragments for
+# pairs of neighboring columns: of every 8 columns (an n8 block) one pair in each half of its warp's rows. Element e of
+# a thread is in pair e / 2, which is in n8 block e / 4 and half e / 2 % 2. (PTX ISA, "Register fragments for
 # wgmma.mma_async"; with four warps along M those of mma.sync m16n8 are the same.) The functions accept ints, arrays and
 # a kernel's Values.
 
-FRAGMENT_GROUP_COLUMNS = 8
+N8_COLUMNS = 8
 FRAGMENT_HALF_ROWS = 8
 FRAGMENT_ROWS_PER_WARP = 16
 LANES_PER_QUAD = 4
@@ -138,4 +138,4 @@ def fragment_column(lane: Any) -> Any:
 def fragment_element(thread: Any, e: Any) -> tuple[Any, Any]:
     """Return (row, column) of element `e` of a thread of the warpgroup."""
     row = fragment_row(thread // 32, thread % 32) + FRAGMENT_HALF_ROWS * (e // 2 % 2)
-    return row, FRAGMENT_GROUP_COLUMNS * (e // 4) + fragment_column(thread % 32) + e % 2
+    return row, N8_COLUMNS * (e // 4) + fragment_column(thread % 32) + e % 2

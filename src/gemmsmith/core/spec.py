@@ -61,14 +61,14 @@ def operand_major(matrix: Matrix) -> Major:
 class EpilogueSpec:
     """An epilogue graph, whose results all have a dtype, and how its arrays are accessed.
 
-    `tma`: names of the matrices, operands and results, that are accessed by TMA; others are accessed element by
+    `tma_eligible`: names of the matrices, operands and results, that TMA can access; others are accessed element by
     element, with any strides. `column_major`: names of the matrices with contiguous columns. `fast_math`: SFU
     approximations instead of CUDA's math library. `deterministic`: reductions in two passes of fixed order instead of
     by atomics.
     """
 
     graph: EpilogueGraph
-    tma: frozenset[str]
+    tma_eligible: frozenset[str]
     column_major: frozenset[str] = frozenset()
     fast_math: bool = True
     deterministic: bool = True
@@ -76,8 +76,8 @@ class EpilogueSpec:
     @classmethod
     def identity(cls, d: Matrix) -> EpilogueSpec:
         """Return the epilogue that only stores D."""
-        tma, column_major = (frozenset({"out"} if x else ()) for x in (d.can_tma_store, d.is_column_major))
-        return cls(identity_graph(d.dtype), tma, column_major)
+        tma_eligible, column_major = (frozenset({"out"} if x else ()) for x in (d.can_tma_store, d.is_column_major))
+        return cls(identity_graph(d.dtype), tma_eligible, column_major)
 
     def for_arrays(self, arrays: Mapping[str, Matrix]) -> EpilogueSpec:
         """Return the spec for matrices with these strides and alignments.
@@ -87,14 +87,14 @@ class EpilogueSpec:
         floats = [
             o.name for o in self.graph.operands if o.broadcast_dims.is_matrix and o.dtype and not o.dtype.is_integer
         ]
-        tma = {name for name in floats if arrays[name].can_tma_load}
-        tma |= {name for name in self.graph.matrix_result_names if arrays[name].can_tma_store}
+        tma_eligible = {name for name in floats if arrays[name].can_tma_load}
+        tma_eligible |= {name for name in self.graph.matrix_result_names if arrays[name].can_tma_store}
         column_major = frozenset(name for name in self.graph.matrix_names if arrays[name].is_column_major)
-        return EpilogueSpec(self.graph, frozenset(tma), column_major, self.fast_math, self.deterministic)
+        return EpilogueSpec(self.graph, frozenset(tma_eligible), column_major, self.fast_math, self.deterministic)
 
     def with_graph(self, graph: EpilogueGraph) -> EpilogueSpec:
         """Return the same spec with another graph."""
-        return EpilogueSpec(graph, self.tma, self.column_major, self.fast_math, self.deterministic)
+        return EpilogueSpec(graph, self.tma_eligible, self.column_major, self.fast_math, self.deterministic)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def num_reducing_ctas(config: Config, graph: EpilogueGraph) -> int:
     """
     dtypes = [o.dtype for o in graph.operands] + [r.dtype for r in graph.results]
     columns = max([8, *(16 // dtype.bytes for dtype in dtypes if dtype)]) * config.cluster_splits
-    can_slice_columns = graph.is_transposable and not graph.has_paired_columns
+    can_slice_columns = graph.is_transposable and not graph.has_interleaved_columns
     return config.cluster_splits if can_slice_columns and config.tile[1] % columns == 0 else 1
 
 
@@ -263,12 +263,12 @@ class KernelSpec:
 
     @property
     def warpgroup_rows(self) -> int:
-        """Rows of the tile that one math warpgroup computes."""
+        """Rows of the tile that one consumer warpgroup computes."""
         return self.config.tile[0] // self.config.warpgroups[0]
 
     @property
     def warpgroup_columns(self) -> int:
-        """Columns of the tile that one math warpgroup computes."""
+        """Columns of the tile that one consumer warpgroup computes."""
         return self.config.tile[1] // self.config.warpgroups[1]
 
     @property
@@ -277,9 +277,9 @@ class KernelSpec:
         return get_chip(self.config.chip)
 
     @property
-    def tma(self) -> frozenset[str]:
+    def tma_names(self) -> frozenset[str]:
         """Names of the epilogue's matrices that are loaded and stored by TMA; none if the chip does not support it."""
-        return self.epilogue.tma if self.chip.supports("sm_90") else frozenset()
+        return self.epilogue.tma_eligible if self.chip.supports("sm_90") else frozenset()
 
     # -- sizes ---------------------------------------------------------------------------------------
     @property
@@ -364,7 +364,7 @@ class KernelSpec:
         parts = (
             c.replace(splits=int(c.splits == 1)),  # the number of splits is a kernel argument
             str(self.mma), *self.majors, self.promoted, self.scales, self.split_tf32,
-            e.graph, sorted(e.tma), sorted(e.column_major), e.fast_math, e.deterministic,
+            e.graph, sorted(e.tma_eligible), sorted(e.column_major), e.fast_math, e.deterministic,
         )  # fmt: skip
         return f"{c.design}_{'x'.join(map(str, c.tile))}_{sha256(repr(parts).encode()).hexdigest()[:8]}"
 
@@ -372,7 +372,7 @@ class KernelSpec:
     def layout_summary(self) -> str:
         """One-line summary of operand layouts, for error messages."""
         majors = ", ".join(f"{name} is {major}-major" for name, major in zip("AB", self.majors, strict=True))
-        return f"{majors}; by TMA: {', '.join(sorted(self.epilogue.tma))}"
+        return f"{majors}; by TMA: {', '.join(sorted(self.epilogue.tma_eligible))}"
 
     def check(self) -> None:
         """Raise ConfigError if the config is invalid for these operands; the message says what would work."""

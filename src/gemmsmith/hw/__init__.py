@@ -32,7 +32,7 @@ from gemmsmith.lang.current_builder import current_builder
 mbarrier_init = mbarrier.MbarrierInit.emit
 fence_mbarrier_init = mbarrier.FenceMbarrierInit.emit
 mbarrier_arrive = mbarrier.MbarrierArrive.emit
-mbarrier_arrive_cluster = mbarrier.MbarrierArriveCluster.emit
+mbarrier_arrive_remote = mbarrier.MbarrierArriveRemote.emit
 mbarrier_arrive_expect_tx = mbarrier.MbarrierArriveExpectTx.emit
 mbarrier_expect_tx = mbarrier.MbarrierExpectTx.emit
 mbarrier_test_wait = mbarrier.MbarrierTestWait.emit
@@ -140,10 +140,10 @@ def grid_dependency_wait() -> None:
         fence.GridDependencyWait.emit()
 
 
-def grid_dependency_launch() -> None:
+def launch_dependent_grids() -> None:
     """Emit griddepcontrol.launch_dependents, which lets dependent grids start. Emits nothing before sm_90."""
-    if current_builder().chip.supports(fence.GridDependencyLaunch.required_arch):
-        fence.GridDependencyLaunch.emit()
+    if current_builder().chip.supports(fence.LaunchDependentGrids.required_arch):
+        fence.LaunchDependentGrids.emit()
 
 
 def sync_threads() -> None:

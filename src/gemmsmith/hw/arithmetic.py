@@ -169,6 +169,10 @@ class SfuApproximation(Instruction):
     pure = True
     ptx = "{function}.f32 {result}, {x};"
 
+    @property
+    def wrapper_name(self) -> str:
+        return self.function.replace(".", "_")
+
     def check(self) -> None:
         if self.function not in _APPROXIMATIONS:
             raise KernelError(f"{self.function!r}: use one of {', '.join(_APPROXIMATIONS)}")

@@ -53,7 +53,7 @@ class LoadClusterPermutation(Instruction):
     index: i32
     result = I32
     pure = True
-    cuda = "(int){table}.start[{index}]"
+    cuda = "(int){table}.first_tile[{index}]"
 
     def simulate(self, m: Machine) -> Any:
         return int(m.value(self.table)[m.uniform(self.index)])
@@ -148,7 +148,7 @@ class StoreCluster(Instruction):
 class StoreAsync(Instruction):
     """st.async: each thread stores 4, 8 or 16 bytes to a CTA of the cluster (`mapa` address).
 
-    Completion is signalled on `barrier` (a `mapa` address) in the same CTA; a wait with scope "cluster" makes the data
+    Completion is signaled on `barrier` (a `mapa` address) in the same CTA; a wait with scope "cluster" makes the data
     visible.
     """
 

@@ -39,7 +39,7 @@ class GridDependencyWait(Instruction):
         m.grid_dependency_wait()
 
 
-class GridDependencyLaunch(Instruction):
+class LaunchDependentGrids(Instruction):
     """griddepcontrol.launch_dependents: lets dependent grids start."""
 
     required_arch = "sm_90"

@@ -59,7 +59,7 @@ def _is_exact(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> bool:
     """Return whether all addends are integers, and so few and small that no bit of their sum is lost."""
     with np.errstate(invalid="ignore", over="ignore"):
         largest = float(abs(a).max() * abs(b).max() * a.shape[-1] + abs(c).max())
-    small = largest < 1 << min(mma.alignment_bits, mma.d.mantissa)
+    small = largest < 1 << min(mma.aligned_fraction_bits, mma.d.mantissa)
     return small and all(bool((x == np.rint(x)).all()) for x in (a, b, c))
 
 
@@ -75,7 +75,7 @@ def fused_sum(a: np.ndarray, b: np.ndarray, c: np.ndarray, mma: Mma) -> np.ndarr
     blocks = [slice(start, start + block_k) for start in range(0, len(a), block_k)]
     for block in blocks:
         np.maximum(largest, (exponents_a[block] + exponents_b[block]).max(0), out=largest)
-    per_unit = np.ldexp(1.0, mma.alignment_bits - np.maximum(largest, _MIN_EXPONENT))
+    per_unit = np.ldexp(1.0, mma.aligned_fraction_bits - np.maximum(largest, _MIN_EXPONENT))
     total, addends = np.trunc(c * per_unit), np.empty((block_k, *c.shape))
     for block in blocks:
         np.multiply(a[block], b[block], out=addends)
@@ -89,7 +89,7 @@ def round_to_accumulator(total: np.ndarray, mma: Mma) -> np.ndarray:
     if mma.d == FP16:
         rounded = total.astype(np.float16)
     else:
-        bits = min(mma.alignment_bits, 23)
+        bits = min(mma.aligned_fraction_bits, 23)
         unit = np.ldexp(1.0, np.maximum(np.frexp(total)[1] - 1, -126) - bits)
         rounded = np.where(np.isfinite(total), np.trunc(total / unit) * unit, total).astype(np.float32)
     if mma.kind != "wgmma":

@@ -43,7 +43,7 @@ class MbarrierArrive(Instruction):
         m.mbarrier_arrive(m.value(self.barrier))
 
 
-class MbarrierArriveCluster(Instruction):
+class MbarrierArriveRemote(Instruction):
     """Arrives at the barrier at the same address in CTA `rank` of the cluster (which may be this CTA).
 
     `scope` "cta": the peer may overwrite only data that completed wgmmas or TMA copies have read. "cluster" (release,

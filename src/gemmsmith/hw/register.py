@@ -73,7 +73,7 @@ class ShuffleXor(Instruction):
     value: u32
     mask: int
     result = U32
-    result_name = "from_lane"
+    result_name = "shuffled"
     cuda = "__shfl_xor_sync(0xffffffff, {value}, {mask})"
 
     def simulate(self, m: Machine) -> np.ndarray:
@@ -91,7 +91,7 @@ class ShuffleIndex(Instruction):
     value: u32
     lane: u32
     result = U32
-    result_name = "from_lane"
+    result_name = "shuffled"
     cuda = "__shfl_sync(0xffffffff, {value}, {lane})"
 
     def simulate(self, m: Machine) -> np.ndarray:
@@ -104,7 +104,7 @@ class ShuffleDown(Instruction):
     value: u32
     delta: int
     result = U32
-    result_name = "from_lane"
+    result_name = "shuffled"
     cuda = "__shfl_down_sync(0xffffffff, {value}, {delta})"
 
     def simulate(self, m: Machine) -> np.ndarray:

@@ -45,7 +45,7 @@ class Box:
         return self.map.box_bytes
 
     @cached_property
-    def in_bounds(self) -> tuple[np.ndarray, slice]:
+    def in_bounds_region(self) -> tuple[np.ndarray, slice]:
         """The mask of the in-bounds rows, and the slice of the in-bounds bytes of a row."""
         y = self.y + np.arange(self.map.box[1])[None, :]
         z = self.z + np.arange(self.map.box[2])[:, None]
@@ -55,11 +55,11 @@ class Box:
 
     def global_access(self, *, is_store: bool = False) -> Access:
         """Return the access to the bytes in global memory that a load reads or a store writes."""
-        rows, columns = self._stored_region() if is_store else self.in_bounds
-        width = columns.stop - columns.start
+        rows, byte_range = self._stored_region() if is_store else self.in_bounds_region
+        width = byte_range.stop - byte_range.start
         y = self.y + np.arange(self.map.box[1], dtype=np.int64)[None, :]
         z = self.z + np.arange(self.map.box[2], dtype=np.int64)[:, None]
-        first = self.map.address + self.x * self.map.dtype.bytes + columns.start
+        first = self.map.address + self.x * self.map.dtype.bytes + byte_range.start
         start = first + y * self.map.strides[0] + z * self.map.strides[1]
         return Access("global", start.reshape(-1)[rows] if width else np.zeros(0, np.int64), width)
 
@@ -68,27 +68,27 @@ class Box:
         return _shared_access(address, self.bytes, self.map.swizzle, rank)
 
     def load(self, m: Machine, source: Access, targets: list[Access]) -> None:
-        rows, columns = self.in_bounds
+        rows, byte_range = self.in_bounds_region
         data = np.zeros((len(rows), self.row_bytes), np.uint8)
-        if columns.start < columns.stop:
-            data[rows, columns] = m.peek(source)
+        if byte_range.start < byte_range.stop:
+            data[rows, byte_range] = m.peek(source)
         for target in targets:
             m.poke(target, data.reshape(-1, SWIZZLE_UNIT_BYTES))
 
     def _stored_region(self) -> tuple[np.ndarray, slice]:
-        """The in-bounds rows, with their bytes rounded up to 16.
+        """Return the in-bounds rows, with their bytes rounded up to 16.
 
         A TMA store writes whole 16-byte units, beyond the end of the row if need be.
         """
-        rows, columns = self.in_bounds
-        stop = round_up(columns.stop, SWIZZLE_UNIT_BYTES) if columns.start < columns.stop else columns.stop
-        return rows, slice(columns.start, stop)
+        rows, byte_range = self.in_bounds_region
+        stop = round_up(byte_range.stop, SWIZZLE_UNIT_BYTES) if byte_range.start < byte_range.stop else byte_range.stop
+        return rows, slice(byte_range.start, stop)
 
     def store(self, m: Machine, source: Access, target: Access) -> None:
-        rows, columns = self._stored_region()
+        rows, byte_range = self._stored_region()
         data = m.peek(source).reshape(len(rows), self.row_bytes)
-        if columns.start < columns.stop:
-            m.poke(target, data[rows, columns])
+        if byte_range.start < byte_range.stop:
+            m.poke(target, data[rows, byte_range])
 
 
 @lru_cache(maxsize=256)

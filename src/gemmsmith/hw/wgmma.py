@@ -41,7 +41,7 @@ def descriptor(view: SharedView, step: ValueLike) -> Value:
     # Only the low word depends on the step: a step costs one 32-bit addition.
     low_constant = Constant(U32, (leading >> 4) << 16, f"DESCRIPTOR_LBO_{leading}")
     high_constant = Constant(
-        U64, (stride >> 4) << 32 | _LAYOUT_TYPES[tile.swizzle] << 62, f"DESCRIPTOR_SWIZZLE_{tile.swizzle}B"
+        U64, (stride >> 4) << 32 | _LAYOUT_TYPES[tile.swizzle] << 62, f"DESCRIPTOR_SBO_{stride}_SWIZZLE_{tile.swizzle}B"
     )
     return (view.at(k_step_offset_16b(tile, step), 16).descriptor_address + low_constant).to(U64) | high_constant
 
@@ -51,6 +51,8 @@ def k_step_offset_16b(tile: Tile, step: ValueLike) -> ValueLike:
     if tile.major == "MN":
         return step * (K_STEP_BYTES // tile.dtype.bytes * tile.swizzle // 16)
     offset, row_16b = step * (K_STEP_BYTES // 16), tile.swizzle // 16
+    if isinstance(offset, Value):
+        offset.hinted("k_step_offset")
     return offset if tile.boxes == 1 else offset // row_16b * (tile.box_bytes // 16) + offset % row_16b
 
 

@@ -58,7 +58,10 @@ def _dtype(mma: Mma, operand: Operand) -> DType:
 
 @lru_cache(maxsize=64)
 def _fragment_permutation(seed: int, mma: Mma, operand: Operand) -> np.ndarray:
-    """Return the element (row-major index) stored at each position (lane-major index) of a fragment."""
+    """Return the element (row-major index) stored at each position (lane-major index) of a fragment.
+
+    The layout is unspecified (PTX ISA), so a random one is drawn from the simulation's `seed`.
+    """
     rows, columns = _shape(mma, operand)
     elements = np.arange(rows * columns)
     positions = fragment_registers(mma, operand) * 32 * 32 // _dtype(mma, operand).bits

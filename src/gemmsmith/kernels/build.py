@@ -7,6 +7,7 @@ from functools import lru_cache
 from gemmsmith.core.design import get_design
 from gemmsmith.core.problem import SCALE_BLOCK
 from gemmsmith.core.spec import KernelSpec
+from gemmsmith.epilogue.device.outputs import result_argument
 from gemmsmith.kernels import cooperative, mma_multistage, pingpong, sgemm, tma  # noqa: F401 they register themselves
 from gemmsmith.lang.builder import Builder
 from gemmsmith.lang.kernel import Kernel
@@ -32,17 +33,19 @@ _INSTRUCTIONS = {"wgmma": "wgmma", "mma": "mma.sync", "fma": "FFMA"}
 
 def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
     """Return the lines of the printed kernel's header; `tensor_maps` are the names of what TMA loads and stores."""
-    c, mma, results = spec.config, spec.mma, spec.epilogue.graph.results
-    stores = [x.name for x in results if x.name in tensor_maps]
-    loads = [x.removeprefix("in_") for x in tensor_maps if x not in stores]
+    c, mma, results, operands = spec.config, spec.mma, spec.epilogue.graph.results, spec.epilogue.graph.operands
+    stores = [x.name for x in results if result_argument(x.name) in tensor_maps]
+    loads = [x.removeprefix("in_") for x in tensor_maps if x not in map(result_argument, stores)]
     majors = [
         f"{name} {major}-major ({'row' if (major == 'K') == (name == 'A') else 'column'}-major)"
         for name, major in zip("AB", spec.majors, strict=True)
     ]
     tile, cluster = ("x".join(map(str, x)) for x in (c.tile, c.cluster))
-    warpgroups = f"{c.consumers} consumer warpgroup{'s' * (c.consumers > 1)}"
+    role = "math" if mma.kind != "wgmma" else "consumer"  # others copy and multiply in the same threads
+    warpgroups = f"{c.consumers} {role} warpgroup{'s' * (c.consumers > 1)}"
+    lines = "columns" if c.raster == "m" else "rows"
     options = [
-        f"raster along {c.raster.upper()} in groups of {c.raster_group} tiles",
+        f"raster along {c.raster.upper()}, in groups of {c.raster_group} tile {lines}",
         *["split-K or stream-K"] * (c.splits != 1),
         *[f"split-K over {c.cluster_splits} CTAs of a cluster"] * (c.cluster_splits > 1),
         *[name for name in ("alias_epilogue", "serpentine", "sync_clusters", "pdl") if getattr(c, name)],
@@ -59,6 +62,7 @@ def _header(spec: KernelSpec, tensor_maps: list[str]) -> list[str]:
         f"gemmsmith: {spec.name}",
         f"D = epilogue(A @ B): {mma.a} x {mma.b} with {mma.d} accumulators, {_INSTRUCTIONS[mma.kind]}; "
         f"results: {', '.join(f'{x.name} {x.dtype}' for x in results)}",
+        *[f"epilogue operands: {', '.join(x.name for x in operands)}"] * bool(operands),
         f"{c.design} schedule, tile {tile}, cluster {cluster}, {warpgroups}, {c.stages} stages",
         ", ".join(options),
         "; ".join([", ".join(majors), *(f"{name}: {', '.join(x)}" for name, x in accesses.items() if x)]),

@@ -44,7 +44,7 @@ def cooperative(k: Builder, spec: KernelSpec) -> None:
         hw.set_registers(producer_registers)
         producer_warps(k, scheduler, mainloop, scales)
 
-    with k.warpgroups(1, 1 + consumers, "math") as warpgroup:
+    with k.warpgroups(1, 1 + consumers, "consumer") as warpgroup:
         hw.set_registers(consumer_registers)
         if spec.promoted:
             scales.init_consumer()
@@ -157,7 +157,7 @@ def promoted_consumer_loop(
             with k.when(tile.k_tiles > 0):
                 order.wait(warpgroup)
         k.comment("mainloop")
-        with k.range(tile.k_tiles // promotion.k_tiles_in_flight, name="k_group"):
+        with k.range(tile.k_tiles // promotion.k_tiles_in_flight, name="k_tile_group"):
             multiply_k_tiles(promotion.k_tiles_in_flight)
         if promotion.k_tiles_in_flight > 1:
             with k.range(tile.k_tiles % promotion.k_tiles_in_flight, name="k_tile"):

@@ -34,16 +34,16 @@ class DequantizeSpec:
     """Compile-time parameters of a dequantization kernel.
 
     Attributes:
-        source: 8-bit dtype of the values.
-        scales: Dtype of the scales, fp32 or ue8m0.
-        out: Dtype of the result.
+        source_dtype: 8-bit dtype of the values.
+        scale_dtype: Dtype of the scales, fp32 or ue8m0.
+        out_dtype: Dtype of the result.
         per_column: Each column has its own scale; else the elements of a vector share one.
         vectorizable: The source's rows are whole aligned vectors.
     """
 
-    source: DType
-    scales: DType
-    out: DType
+    source_dtype: DType
+    scale_dtype: DType
+    out_dtype: DType
     per_column: bool
     vectorizable: bool
 
@@ -51,7 +51,7 @@ class DequantizeSpec:
     def name(self) -> str:
         """The kernel's symbol."""
         variants = ["per_column"] * self.per_column + ["unaligned"] * (not self.vectorizable)
-        return "_".join(map(str, ["dequantize", self.source, self.scales, self.out, *variants]))
+        return "_".join(map(str, ["dequantize", self.source_dtype, self.scale_dtype, self.out_dtype, *variants]))
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def dequantize(spec: DequantizeSpec) -> Kernel:
     with Builder(spec.name, threads=THREADS, min_ctas_per_sm=min_ctas_per_sm) as k:
         k.header += [f"gemmsmith: {spec.name}", "8-bit values times their scales"]
         k.work_clusters = lambda p: prod(p.grid)
-        tile = make_register_tile(spec.source, QUANTIZATION_BLOCK, vectorizable=spec.vectorizable)
-        scales = GlobalArray("scales", "scales", spec.scales, m=True, n=True)
-        out = GlobalArray("out", "out", spec.out, m=True, n=True)
+        tile = make_register_tile(spec.source_dtype, QUANTIZATION_BLOCK, vectorizable=spec.vectorizable)
+        scales = GlobalArray("scales", "scales", spec.scale_dtype, m=True, n=True)
+        out = GlobalArray("out", "out", spec.out_dtype, m=True, n=True)
         log2_m, log2_n = (k.parameter(f"log2_group_{axis}", compute=f) for axis, f in _LOG2_GROUP_SHAPE.items())
         rows, columns = tile.extents
         hw.grid_dependency_wait()
@@ -113,9 +113,11 @@ def dequantize(spec: DequantizeSpec) -> Kernel:
                 for c in range(VECTOR_ELEMENTS if spec.per_column else 1):
                     scale_in_bounds = in_bounds & (col0 + c < columns)
                     scale_address = scales.element_address(batch, row >> log2_m, col0 + c >> log2_n)
-                    vector_scales.append(load_scale(scale_address, scale_in_bounds, spec.scales).named("scale"))
-                for first, words in _scaled_vectors(tile, vector_scales, vector, spec.out):
-                    hw.store_global(words, address.get() + first * spec.out.bytes, in_bounds & (col0 + first < columns))
+                    vector_scales.append(load_scale(scale_address, scale_in_bounds, spec.scale_dtype).named("scale"))
+                for first, words in _scaled_vectors(tile, vector_scales, vector, spec.out_dtype):
+                    hw.store_global(
+                        words, address.get() + first * spec.out_dtype.bytes, in_bounds & (col0 + first < columns)
+                    )
                 address.set(address.get() + row_pitch_bytes(out))
         return k.finish()
 

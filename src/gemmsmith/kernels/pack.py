@@ -193,16 +193,18 @@ def gather(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> Kern
         with k.range(rounds, name="round") as round:
             in_bounds = (first < total - round * threads).named("in_bounds")
             index = (round * threads + k.select(in_bounds, first, 0)).named("index")
-            column, row = index % x.vectors_per_row * count, index // x.vectors_per_row % x.rows
-            start = x.element(index // x.vectors_per_row // x.rows, row, column)
-            load, step = (x.word, per_word) if vectorized else (x.load, 1)
-            loaded = []
-            for i in range(0, count, step):
-                loaded.append(load(start + x.column_stride * i, in_bounds & (column + i < x.columns)))
+            column, row = (index % x.vectors_per_row * count).hinted("column"), index // x.vectors_per_row % x.rows
+            start = x.element(index // x.vectors_per_row // x.rows, row, column).hinted("start")
             values = k.registers(U32, 4, "values")
-            for i in range(4):
-                word = loaded[i] if vectorized else _pack_word(loaded[i * per_word : (i + 1) * per_word], bits)
-                values[i] = hw.tf32_residual(word) if tf32_residual else word
+            with k.unroll(4, name="word") as word_idx:
+                loaded = []
+                for i in range(1 if vectorized else per_word):
+                    offset = (word_idx * per_word + i).hinted("column_offset")
+                    element = start + x.column_stride * offset.to(I64)
+                    exists = in_bounds & (column + offset < x.columns)
+                    loaded.append(x.word(element, exists) if vectorized else x.load(element, exists))
+                word = _pack_word(loaded, bits)
+                values[word_idx] = hw.tf32_residual(word) if tf32_residual else word
             hw.store_global(values, x.packed + index.to(U64) * TMA_ALIGNMENT_BYTES, in_bounds)
         return k.finish()
 
@@ -229,7 +231,7 @@ def transpose(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> K
         tiles_m = k.parameter("tiles_m", compute=lambda p: p.packing.tiles[0])
         tiles_n = k.parameter("tiles_n", compute=lambda p: p.packing.tiles[1])
         tiles = k.parameter("tiles", compute=lambda p: p.packing.num_matrices * p.packing.tiles[0] * p.packing.tiles[1])
-        shared = k.shared(TILE_ROWS * TILE_WORDS * 4, name="tile")[0].address.hinted("tile_smem")
+        shared = k.shared(TILE_ROWS * TILE_WORDS * 4, name="tile")[0].address.hinted("smem_tile")
         hw.grid_dependency_wait()
         micro_tile = (k.thread % micro_tiles_along_m).named("micro_tile")
         word = (k.thread // micro_tiles_along_m).named("word")
@@ -242,19 +244,19 @@ def transpose(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> K
             column = ((first_word + word) * per_word).named("column")
             start = x.element(batch, row, column).named("start")
             loaded = k.registers(U32, 16, "loaded")
+            with k.unroll(0, 16, per_word, name="first") as first, k.unroll(per_word, name="j") as j:
+                column_offset = (first * word_step + j).hinted("column_offset")
+                in_bounds = (row < x.rows) & (column + column_offset < x.columns)
+                element = start + column_offset.to(I64) * x.column_stride
+                if vectorized:
+                    loaded[first + j] = x.word(element, in_bounds)
+                else:
+                    offsets = [x.row_stride * i for i in range(per_word)]
+                    elements = [x.load(element + y, in_bounds & (row + i < x.rows)) for i, y in enumerate(offsets)]
+                    loaded[first + j] = _pack_word(elements, bits)
             with k.unroll(0, 16, per_word, name="first") as first:
-                with k.unroll(per_word, name="j") as j:
-                    column_offset = (first * word_step + j).hinted("column_offset")
-                    in_bounds = (row < x.rows) & (column + column_offset < x.columns)
-                    element = start + column_offset.to(I64) * x.column_stride
-                    if vectorized:
-                        loaded[first + j] = x.word(element, in_bounds)
-                    else:
-                        offsets = [x.row_stride * i for i in range(per_word)]
-                        elements = [x.load(element + y, in_bounds & (row + i < x.rows)) for i, y in enumerate(offsets)]
-                        loaded[first + j] = _pack_word(elements, bits)
-            with k.unroll(0, 16, per_word, name="first") as first:
-                rows = _transpose_micro_tile([loaded[first + j] for j in range(per_word)], bits)
+                columns = [loaded[first + j].hinted("column_word") for j in range(per_word)]
+                rows = _transpose_micro_tile(columns, bits)
                 swizzled_word = (word + first // per_word * word_step) ^ micro_tile % TILE_WORDS
                 swizzled_word.hinted("swizzled_word")
                 for i, micro_tile_row in enumerate(rows):
@@ -297,6 +299,6 @@ def _transpose_micro_tile(words: list[Value], bits: int) -> list[Value]:
         for i in range(len(words)):
             if not i & step:
                 x, y = words[i], words[i + step]
-                words[i] = x & mask | (y & mask) << shift
-                words[i + step] = x >> shift & mask | y & (mask << shift)
+                words[i] = (x & mask | (y & mask) << shift).hinted("transposed")
+                words[i + step] = (x >> shift & mask | y & (mask << shift)).hinted("transposed")
     return words

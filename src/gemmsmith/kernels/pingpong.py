@@ -34,7 +34,7 @@ def pingpong(k: Builder, spec: KernelSpec) -> None:
         hw.set_registers(producer_registers)
         producer_warps(k, scheduler, mainloop, scales)
 
-    with k.warpgroups(1, 3, "math") as warpgroup:
+    with k.warpgroups(1, 3, "consumer") as warpgroup:
         hw.set_registers(consumer_registers)
         if spec.promoted:
             scales.init_consumer()

@@ -50,9 +50,9 @@ class QuantizeSpec:
     """Compile-time parameters of a quantization kernel.
 
     Attributes:
-        source: Dtype of the matrix.
-        values: 8-bit dtype of the quantized elements.
-        scales: Dtype of the scales, fp32 or ue8m0.
+        source_dtype: Dtype of the matrix.
+        value_dtype: 8-bit dtype of the quantized elements.
+        scale_dtype: Dtype of the scales, fp32 or ue8m0.
         rowwise: Granularity of the output in the source's layout (row, tile or all); None: no such output.
         columnwise: Granularity of the transposed output (column, tile or all); None: no such output.
         full_row_or_column: A scale covers a row or column of the matrix, not of a tile; allows one output only.
@@ -60,9 +60,9 @@ class QuantizeSpec:
         vectorizable: The source's rows are whole aligned vectors of VECTOR_ELEMENTS elements.
     """
 
-    source: DType
-    values: DType
-    scales: DType
+    source_dtype: DType
+    value_dtype: DType
+    scale_dtype: DType
     rowwise: ScaleGranularity | None
     columnwise: ScaleGranularity | None
     full_row_or_column: bool = False
@@ -80,7 +80,7 @@ class QuantizeSpec:
         """The kernel's symbol."""
         full, unaligned = "full_" * self.full_row_or_column, ["unaligned"] * (not self.vectorizable)
         outputs = [f"{layout}_{full}{granularity}" for layout, granularity in self.granularities.items()]
-        parts = ["quantize", self.source, self.values, self.scales, *outputs, self.columns, *unaligned]
+        parts = ["quantize", self.source_dtype, self.value_dtype, self.scale_dtype, *outputs, self.columns, *unaligned]
         return "_".join(map(str, parts))
 
     @property
@@ -88,7 +88,7 @@ class QuantizeSpec:
         """CTAs per SM: the maximum for which ptxas does not spill (tests/kernels/test_quantize.py)."""
         if not self.vectorizable:
             return 1
-        if self.columnwise or self.source == FP32 or self.scales != FP32:
+        if self.columnwise or self.source_dtype == FP32 or self.scale_dtype != FP32:
             return 2
         return 3 if self.full_row_or_column else 4
 
@@ -142,7 +142,7 @@ def quantize(spec: QuantizeSpec) -> Kernel:
     with Builder(spec.name, threads=THREADS, min_ctas_per_sm=spec.ctas_per_sm) as k:
         k.header += [f"gemmsmith: {spec.name}", "quantizes a matrix to 8 bits: values and scales"]
         k.work_clusters = lambda p: max(prod(p.grid), 1)
-        tile = make_register_tile(spec.source, spec.columns, vectorizable=spec.vectorizable)
+        tile = make_register_tile(spec.source_dtype, spec.columns, vectorizable=spec.vectorizable)
         granularities = spec.granularities
         outputs = [_QuantizedOutput(layout, x, spec, tile.extents) for layout, x in granularities.items()]
         serial_tiles = None
@@ -180,7 +180,7 @@ def quantize(spec: QuantizeSpec) -> Kernel:
                     hw.sync_threads()
                 same_granularity = [output for output in outputs if output.granularity == granularity]
                 store = partial(_store_scales, same_granularity, batch, tile_m, tile_n)
-                group.compute_scales(spec.values, spec.scales, store)
+                group.compute_scales(spec.value_dtype, spec.scale_dtype, store)
             with _loop_or_once(serial_tiles, "reverse_step") as reverse_step:
                 origin = tile_origin(step if serial_tiles is None else serial_tiles - 1 - reverse_step)
                 if serial_tiles is not None:
@@ -246,8 +246,8 @@ def _compute_tensor_scale(
     is_first_cta = hw.block_index() == 0
     zero = Constant(I32, 0)
     group.compute_scales(
-        spec.values,
-        spec.scales,
+        spec.value_dtype,
+        spec.scale_dtype,
         lambda index, x, predicate: _store_scales(outputs, zero, zero, zero, index, x, predicate & is_first_cta),
     )
 
@@ -268,8 +268,8 @@ class _QuantizedOutput:
         self, layout: str, granularity: ScaleGranularity, spec: QuantizeSpec, extents: tuple[Value, Value]
     ) -> None:
         self.layout, self.granularity, self.spec, self.extents = layout, granularity, spec, extents
-        self.values = GlobalArray(layout, layout, spec.values, m=True, n=True)
-        self.scales = GlobalArray(f"{layout}_scales", f"{layout}_scales", spec.scales, m=True, n=True)
+        self.values = GlobalArray(layout, layout, spec.value_dtype, m=True, n=True)
+        self.scales = GlobalArray(f"{layout}_scales", f"{layout}_scales", spec.scale_dtype, m=True, n=True)
 
     def store_scale(
         self, batch: Value, tile_m: Value, tile_n: Value, group: Value, scale: Value, predicate: Value
@@ -283,20 +283,20 @@ class _QuantizedOutput:
             n = tile_n * QUANTIZATION_BLOCK + group
             predicate = predicate & (n < columns)
         address = self.scales.element_address(batch, *((m, n) if self.layout == "rowwise" else (n, m)))
-        if self.spec.scales == FP32:
+        if self.spec.scale_dtype == FP32:
             hw.store_global_word(address, scale, predicate, "scale")
         else:
             hw.store_global_u8_u16(address, scale.to(U16), predicate, 8)
 
     def store(self, tile: RegisterTile, group: ScaleGroup, batch: Value, row: Value, column: Value) -> None:
-        """Store the tile at (row, column), 8 bytes per thread and vector; a row's last vector may reach its padding."""
+        """Store the tile at (row, column). Threads store 8-byte vectors; a row's last may overwrite padding."""
         k, (rows, columns), layout = current_builder(), self.extents, tile.layout
         row0, col0 = (row + layout.row(0)).named("row0"), (column + layout.column(0)).named("col0")
         address = k.var(U64, self.values.element_address(batch, row0, col0), "address")
         row_pitch = row_pitch_bytes(self.values)
         with k.unroll(layout.rows_per_thread, name="row_offset") as row_offset:
-            with k.unroll(layout.vectors_per_row, name="vector_in_row") as vector_in_row:
-                vector = row_offset * layout.vectors_per_row + vector_in_row
+            with k.unroll(layout.vectors_per_thread_row, name="vector_in_row") as vector_in_row:
+                vector = row_offset * layout.vectors_per_thread_row + vector_in_row
                 column_offset = vector_in_row * (layout.threads_per_row * VECTOR_ELEMENTS)
                 words = self._pack(
                     [tile.element(vector, i) * group.reciprocal(vector, i) for i in range(VECTOR_ELEMENTS)]
@@ -308,7 +308,7 @@ class _QuantizedOutput:
     def _pack(self, x: list[Value]) -> RegisterArray:
         """Convert eight fp32 values to 8 bits each."""
         words = current_builder().registers(U32, 2, "words")
-        words[0], words[1] = pack_4x8bit(x[:4], self.spec.values), pack_4x8bit(x[4:], self.spec.values)
+        words[0], words[1] = pack_4x8bit(x[:4], self.spec.value_dtype), pack_4x8bit(x[4:], self.spec.value_dtype)
         return words
 
     def store_transposed(
@@ -336,10 +336,8 @@ class _QuantizedOutput:
         with k.unroll(0, QUANTIZATION_BLOCK, THREADS // threads_per_column, name="start") as start:
             c, pair = start + k.thread // threads_per_column, k.thread % threads_per_column
             vector = k.registers(U32, 4, "vector")
-            for half in range(2):
-                words = k.registers(U32, 2, "words")
-                hw.load_shared(words, buffer + _transposed_offset(c, pair * 2 + half))
-                vector[2 * half], vector[2 * half + 1] = words[0], words[1]
+            with k.unroll(2, name="half") as half:
+                hw.load_shared(vector.slice(half * 2, 2), buffer + _transposed_offset(c, pair * 2 + half))
             r = row + pair * 16
             in_bounds = (column + c < columns) & (r < rows)
             hw.store_global(vector, self.values.element_address(batch, column + c, r), in_bounds)

@@ -80,7 +80,7 @@ def reduce(kind: str, dtype: DType, columns: int, threads: int, chip: Chip = HOP
         hw.grid_dependency_wait()
         reduction_lane = (k.thread // columns).named("reduction_lane")
         state_buffers = k.shared(4 * columns * threads, stages=len(monoid.empty_state), name="reduction_state")
-        groups, grid = (total + columns - 1) // columns, hw.grid_size().hinted("grid_size")
+        groups, grid = (total + columns - 1) // columns, hw.grid_size().hinted("num_ctas")
         with k.range((groups - hw.block_index() + grid - 1) // grid, name="group") as group:
             index = ((hw.block_index() + group * grid) * columns + k.thread % columns).named("index")
             batch, output = (index // num_outputs).hinted("batch"), (index % num_outputs).named("output")
@@ -92,18 +92,14 @@ def reduce(kind: str, dtype: DType, columns: int, threads: int, chip: Chip = HOP
                 loaded = [k.registers(F32, LOADS_IN_FLIGHT, "loaded") for _ in state]
                 with k.unroll(LOADS_IN_FLIGHT, name="load") as load:
                     partial = (round * in_flight + load * threads + reduction_lane).hinted("partial_idx")
-                    in_bounds = (partial < num_partials) & (index < total)
+                    in_bounds = ((partial < num_partials) & (index < total)).named("in_bounds")
                     offset = (batch * num_partials + partial).to(I64) * num_outputs.to(I64) + output.to(I64)
                     offset.hinted("partial_offset")
-                    in_bounds.hinted("in_bounds")
-                    for s, registers in enumerate(loaded):
+                    for s, (registers, empty) in enumerate(zip(loaded, monoid.empty_state, strict=True)):
                         address = source + ((offset + state_stride * s) * 4).to(U64)
-                        hw.load_global(registers.slice(load, 1), address, in_bounds)
+                        registers[load] = k.select(in_bounds, _load(address, in_bounds), empty)
                 with k.unroll(LOADS_IN_FLIGHT, name="load") as load:
-                    partial = round * in_flight + load * threads + reduction_lane
-                    in_bounds = ((partial < num_partials) & (index < total)).named("in_bounds")
-                    other = (k.select(in_bounds, x[load], y) for x, y in zip(loaded, monoid.empty_state, strict=True))
-                    _merge(monoid, state, tuple(other))
+                    _merge(monoid, state, tuple(x[load] for x in loaded))
             if threads > 1:
                 _reduce_threads(monoid, state, state_buffers, reduction_lane, threads, columns)
             result = hw.fma(monoid.finish(tuple(register[0] for register in state)), scale, affine_offset)
@@ -137,3 +133,7 @@ def _merge(monoid: Monoid, state: list[RegisterArray], other: State) -> None:
     merged = monoid.merge(tuple(register[0] for register in state), other)
     for register, x in zip(state, merged, strict=True):
         register[0] = x
+
+
+def _load(address: Value, in_bounds: Value) -> Value:
+    return hw.load_global_word(address, in_bounds, F32, "partial")

@@ -117,7 +117,8 @@ class RowScaleGroup(ScaleGroup):
             store_shared_f32(self.exchange, first + k.warp_index % self.warps_per_row, amax[0])
         k.comment("all warps have written the maxima that are read now")
         hw.sync_threads()
-        warp_amax = [load_shared_f32(self.exchange, first + warp)[0] for warp in range(self.warps_per_row)]
+        # Not a loop of the kernel, after which ptxas duplicates the shuffles of `compute_scales`.
+        warp_amax = [load_shared_f32(self.exchange, first + warp) for warp in range(self.warps_per_row)]
         return reduce(hw.maximum_nan, warp_amax).named("amax")
 
     def _lane_group(self) -> Value:
@@ -142,27 +143,28 @@ class ColumnScaleGroup(ScaleGroup):
         """Compute the scale of one column per thread."""
         k, lanes = current_builder(), QUANTIZATION_BLOCK // VECTOR_ELEMENTS
         assert self.exchange is not None
-        amax = [hw.maximum_nan(self.amax[i], hw.shuffle_xor_fp32(self.amax[i], lanes)) for i in range(VECTOR_ELEMENTS)]
-        with k.when(k.lane < lanes):
-            for i in range(0, VECTOR_ELEMENTS, 4):
-                column = k.warp_index * QUANTIZATION_BLOCK + k.lane * VECTOR_ELEMENTS + i
-                store_shared_f32(self.exchange, column, *amax[i : i + 4])
+        with k.unroll(VECTOR_ELEMENTS) as i:
+            self.amax[i] = hw.maximum_nan(self.amax[i], hw.shuffle_xor_fp32(self.amax[i], lanes))
+        with k.when(k.lane < lanes), k.unroll(0, VECTOR_ELEMENTS, 4) as i:
+            column = k.warp_index * QUANTIZATION_BLOCK + k.lane * VECTOR_ELEMENTS + i
+            hw.store_shared(self.amax.slice(i, 4), self.exchange + (column * 4).to(U32))
         k.comment("all warps have written the maxima that are read now")
         hw.sync_threads()
         with k.when(k.thread < QUANTIZATION_BLOCK):
-            warp_amax = [
-                load_shared_f32(self.exchange, k.thread + warp * QUANTIZATION_BLOCK)[0] for warp in range(WARPS)
-            ]
-            scale, reciprocal = scale_and_reciprocal(reduce(hw.maximum_nan, warp_amax), values, scales)
+            warp_amax = k.registers(F32, WARPS, "warp_amax")
+            with k.unroll(WARPS, name="warp") as warp:
+                index = k.thread + warp * QUANTIZATION_BLOCK
+                hw.load_shared(warp_amax.slice(warp, 1), self.exchange + (index * 4).to(U32))
+            amax = reduce(hw.maximum_nan, [warp_amax[i] for i in range(WARPS)]).named("amax")
+            scale, reciprocal = scale_and_reciprocal(amax, values, scales)
             store_shared_f32(self.shared_reciprocals, k.thread, reciprocal)
             store(k.thread, scale, k.thread < QUANTIZATION_BLOCK)
         k.comment("the reciprocals that all threads read now are written")
         hw.sync_threads()
         self.reciprocals = k.registers(F32, self.count, f"{self.name}_reciprocal")
-        for i in range(0, VECTOR_ELEMENTS, 4):
-            vector = load_shared_f32(self.shared_reciprocals, k.thread % lanes * VECTOR_ELEMENTS + i, 4)
-            for j in range(4):
-                self.reciprocals[i + j] = vector[j]
+        with k.unroll(0, VECTOR_ELEMENTS, 4) as i:
+            column = k.thread % lanes * VECTOR_ELEMENTS + i
+            hw.load_shared(self.reciprocals.slice(i, 4), self.shared_reciprocals + (column * 4).to(U32))
 
 
 def scale_and_reciprocal(amax: Value, values: DType, scales: DType) -> tuple[Value, Value]:
@@ -188,16 +190,15 @@ def pack_4x8bit(x: list[Value], dtype: DType) -> Value:
     return low | high << 16
 
 
-def store_shared_f32(base: Value, index: Value, *x: Value) -> None:
-    """Store 1, 2 or 4 values at an index of an fp32 array in shared memory."""
-    registers = current_builder().registers(F32, len(x), "stored")
-    for i, value in enumerate(x):
-        registers[i] = value
+def store_shared_f32(base: Value, index: Value, x: Value) -> None:
+    """Store a value at an index of an fp32 array in shared memory."""
+    registers = current_builder().registers(F32, 1, "stored")
+    registers[0] = x
     hw.store_shared(registers, base + (index * 4).to(U32))
 
 
-def load_shared_f32(base: Value, index: Value, count: int = 1) -> RegisterArray:
-    """Load 1, 2 or 4 values at an index of an fp32 array in shared memory."""
-    registers = current_builder().registers(F32, count, "loaded")
+def load_shared_f32(base: Value, index: Value) -> Value:
+    """Load the value at an index of an fp32 array in shared memory."""
+    registers = current_builder().registers(F32, 1, "loaded")
     hw.load_shared(registers, base + (index * 4).to(U32))
-    return registers
+    return registers[0]

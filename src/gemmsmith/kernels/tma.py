@@ -26,7 +26,7 @@ def tma(k: Builder, spec: KernelSpec) -> None:
     epilogue = Epilogue(spec, scheduler, mainloop)
     mainloop.prologue(*epilogue.pipelines, prefetch=epilogue.maps)
 
-    with k.warpgroups(0, spec.config.consumers, "math") as warpgroup:
+    with k.warpgroups(0, spec.config.consumers, "consumer") as warpgroup:
         is_producer = ((k.warp_index == 0) & hw.elect_one()).named("is_producer")
         write, read = mainloop.producer_start_state(), mainloop.pipeline.consumer_start_state()
         release = LaggedRelease(mainloop.pipeline)

@@ -12,7 +12,7 @@ from gemmsmith.lang.values import RegisterArray
 
 WIDTH = 120
 """Maximum columns per line."""
-_BREAK = re.compile(r", ?| (?=(?:[-+|^?:]|&&|\|\|) )")
+_BREAK = re.compile(r"[,;] ?| (?=(?:[-+|^?:]|&&|\|\|) )")
 """Matches where a line of code may be broken: after a comma, and before an operator."""
 
 

@@ -36,7 +36,7 @@ from gemmsmith.lang.types import (
     U64,
     ScalarType,
 )
-from gemmsmith.lang.values import IndexedRow, RegisterArray, Value, as_value
+from gemmsmith.lang.values import LoopIndexedRow, RegisterArray, Value, as_value
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Instruction:
                     setattr(self, name, as_value(operand, operand_type))
                 except KernelError as error:
                     raise KernelError(f"{self.mnemonic}, operand {name}: {error}") from None
-            elif not isinstance(operand, RegisterArray) or isinstance(operand, IndexedRow):
+            # a row selected by a loop index supports only reads and writes of its registers
+            elif not isinstance(operand, RegisterArray) or isinstance(operand, LoopIndexedRow):
                 raise KernelError(f"{self.mnemonic}, operand {name}: needs a register array, got {operand!r}")
         self.check()
 

@@ -22,7 +22,7 @@ results."""
 class Launch:
     """A kernel, its arguments by name, and its number of work clusters.
 
-    For a persistent kernel the backend caps the grid at what is resident, and at `CLUSTER_PERMUTATION_LENGTH` clusters.
+    For a persistent kernel the backend caps the grid at what is resident, and at `MAX_CLUSTERS` clusters.
     """
 
     kernel: Kernel

@@ -16,7 +16,7 @@ import numpy as np
 from gemmsmith.lang.values import RegisterArray, Value
 
 Space = Literal["shared", "global"]
-Group = Literal["wgmma", "bulk", "cp.async"]
+AsyncGroupKind = Literal["wgmma", "bulk", "cp.async"]
 Scope = Literal["cta", "cluster", "gpu"]
 MemoryOrder = Literal["weak", "relaxed", "acquire", "release", "acq_rel"]
 Blocking = Generator[Any, None, Any]
@@ -74,7 +74,7 @@ class AsyncOperation:
     writes: list[Access] = field(default_factory=list)
     complete_tx: list[MbarrierTx] = field(default_factory=list)
     arrive_on: tuple[int, int] | None = None
-    group: Group | None = None
+    group: AsyncGroupKind | None = None
     register_operands: list[RegisterArray] = field(default_factory=list)
     proxy: Literal["async", "generic"] = "async"
     nbytes: int = 0
@@ -214,10 +214,10 @@ class Machine(Protocol):
     def start(self, operation: AsyncOperation) -> None:
         """Start an asynchronous operation."""
 
-    def commit_group(self, group: Group) -> None:
+    def commit_group(self, group: AsyncGroupKind) -> None:
         """Commit the unit's uncommitted operations of that kind as one group."""
 
-    def wait_group(self, group: Group, pending: int, *, read: bool = False) -> Blocking:
+    def wait_group(self, group: AsyncGroupKind, pending: int, *, read: bool = False) -> Blocking:
         """Wait until at most `pending` groups are pending. `read`: wait only for their source reads."""
 
     def report(self, kind: str, message: str) -> None:

@@ -21,8 +21,8 @@ from gemmsmith.lang.values import (
     Builtin,
     Constant,
     DeferredConstant,
-    IndexedRow,
     LoopIndex,
+    LoopIndexedRow,
     Operation,
     Parameter,
     RegisterArray,
@@ -47,7 +47,9 @@ __device__ __forceinline__ T (&registers_from(T (&all)[size], int first))[count]
 
 
 @dataclass
-class _Pending:
+class _Inlinable:
+    """An expression that may be inlined, and the variables that it reads."""
+
     text: str
     precedence: int
     reads: set[object]
@@ -66,7 +68,8 @@ class Printer:
     """Sources of the instruction wrappers in use, in order of first use (an ordered set)."""
     names: dict[object, str] = field(default_factory=dict)
     used_names: Counter[str] = field(default_factory=Counter)
-    pending: dict[Value, _Pending] = field(default_factory=dict)
+    inlinable: dict[Value, _Inlinable] = field(default_factory=dict)
+    """Values whose definitions are not printed: their expressions are inlined where they are used."""
     builtins: set[str] = field(default_factory=set)
     constants: dict[str, Constant] = field(default_factory=dict)
     constant_names: Counter[str] = field(default_factory=Counter)
@@ -117,12 +120,12 @@ class Printer:
 
     def expression(self, value: Value) -> tuple[str, int, set[object]]:
         """Return the text, the precedence, and the variables that it reads."""
-        if value in self.pending:
-            pending = self.pending[value]
+        if value in self.inlinable:
+            inlinable = self.inlinable[value]
             self.uses[value] -= 1
             if not self.uses[value]:
-                del self.pending[value]
-            return pending.text, pending.precedence, pending.reads
+                del self.inlinable[value]
+            return inlinable.text, inlinable.precedence, inlinable.reads
         if value in self.names:
             return self.names[value], _ATOM, set()
         if isinstance(value, Constant) and value.name:
@@ -142,14 +145,14 @@ class Printer:
 
     def implicit_form(self, value: Value) -> tuple[str, int] | None:
         """Return text and precedence without a cast that C++ makes implicitly; None if there is none."""
-        return self.pending[value].implicit_form if value in self.pending else None
+        return self.inlinable[value].implicit_form if value in self.inlinable else None
 
     def argument(self, value: Value) -> str:
         """Return the text of an argument for a parameter of the value's type."""
         implicit_form, text = self.implicit_form(value), self.text(value)
         return implicit_form[0] if implicit_form else text
 
-    def _compose(self, value: Value) -> _Pending:
+    def _compose(self, value: Value) -> _Inlinable:
         reads: set[object] = set()
 
         def operand_text(operand: Value, min_precedence: int, converts: bool = False) -> str:
@@ -161,34 +164,34 @@ class Printer:
 
         match value:
             case VariableRead():
-                return _Pending(self.names[value.variable], _ATOM, {value.variable})
+                return _Inlinable(self.names[value.variable], _ATOM, {value.variable})
             case RegisterRead():
                 text = self.register(value.registers, operand_text(value.index, 0))
-                return _Pending(text, _ATOM, reads | {value.registers.declared})
+                return _Inlinable(text, _ATOM, reads | {value.registers.declared})
             case Result():
-                return _Pending(self.call(value.instruction), _ATOM, reads)
+                return _Inlinable(self.call(value.instruction), _ATOM, reads)
             case Operation(op="select"):
                 c, a, b = (operand_text(v, _TERNARY + 1) for v in value.operands)
-                return _Pending(f"{c} ? {a} : {b}", _TERNARY, reads)
+                return _Inlinable(f"{c} ? {a} : {b}", _TERNARY, reads)
             case Operation(op="cast", operands=(operand,)):
                 text, precedence, reads = self.expression(operand)
                 inner = text if precedence >= _UNARY else f"({text})"
                 implicit_form = (text, precedence) if _converts_implicitly(operand.type, value.type) else None
-                return _Pending(f"({value.type.cpp}){inner}", _UNARY, reads, implicit_form=implicit_form)
+                return _Inlinable(f"({value.type.cpp}){inner}", _UNARY, reads, implicit_form=implicit_form)
             case Operation(op="slot", operands=(smem, slot, Constant() as slot_bytes, Constant() as offset, *nbytes)):
                 self.expression(smem)
                 array = self.shared_array(offset)
                 self.shared_arrays[array] = self.constant(offset), slot_bytes.value
                 if not nbytes:
-                    return _Pending(f"{array}[{operand_text(slot, 0)}]", _ATOM, reads)
+                    return _Inlinable(f"{array}[{operand_text(slot, 0)}]", _ATOM, reads)
                 text = f"{array}.at({operand_text(slot, 0)}, {operand_text(nbytes[0], 0, True)})"
-                return _Pending(text, _ATOM, reads)
+                return _Inlinable(text, _ATOM, reads)
             case Operation(op="min" | "max"):
                 a, b = (operand_text(v, 0) for v in value.operands)
-                return _Pending(f"{value.op}({a}, {b})", _ATOM, reads)
+                return _Inlinable(f"{value.op}({a}, {b})", _ATOM, reads)
             case Operation(operands=(only,)):
                 sign = {"neg": "-"}.get(value.op, value.op)
-                return _Pending(f"{sign}{operand_text(only, _UNARY + 1)}", _UNARY, reads)
+                return _Inlinable(f"{sign}{operand_text(only, _UNARY + 1)}", _UNARY, reads)
             case Operation(operands=(left, right)):
                 precedence = _PRECEDENCE[value.op]
                 # Operators other than + - * / % get parentheses, for readers and against compiler warnings.
@@ -197,12 +200,12 @@ class Printer:
                 a = operand_text(left, min_precedence, converts and not self.implicit_form(right))
                 b = operand_text(right, max(min_precedence, precedence + 1), converts)
                 op = value.op * (2 if value.type == PRED and value.op in ("&", "|") else 1)
-                return _Pending(f"{a} {op} {b}", precedence, reads)
+                return _Inlinable(f"{a} {op} {b}", precedence, reads)
         raise AssertionError(value)
 
     def array(self, x: RegisterArray) -> str:
         """Return the text of a register array or of a row of one."""
-        return f"{self.names[x.array]}[{self.text(x.row)}]" if isinstance(x, IndexedRow) else self.names[x]
+        return f"{self.names[x.array]}[{self.text(x.row)}]" if isinstance(x, LoopIndexedRow) else self.names[x]
 
     def register(self, x: RegisterArray, index: str) -> str:
         """Return the text of a register. An array of one register is a scalar in CUDA."""
@@ -245,29 +248,29 @@ class Printer:
         self.lines.append(text)
 
     def flush(self, changes: list[object] | None = None) -> None:
-        """Emit pending values: all of this block, or only those that read something in `changes`."""
-        for value, pending in list(self.pending.items()):
-            if pending.depth == self.depth if changes is None else not pending.reads.isdisjoint(changes):
-                text = self.pending.pop(value).text
+        """Emit inlinable values, all of this block or only those that read something in `changes`."""
+        for value, inlinable in list(self.inlinable.items()):
+            if inlinable.depth == self.depth if changes is None else not inlinable.reads.isdisjoint(changes):
+                text = self.inlinable.pop(value).text
                 self.line(f"const {value.type.cpp} {self.name(value, identifier_hint(value))} = {text};")
 
     def define(self, value: Value) -> None:
-        """Print the definition of a value, or keep it pending until its use."""
+        """Print the definition of a value, or keep its expression to inline it at its use."""
         pure = is_pure(value)
         if pure and not self.uses[value]:
             return
         self._fold_or_emit(value, self._compose(value), pure)
 
-    def _fold_or_emit(self, value: Value, pending: _Pending, pure: bool) -> None:
+    def _fold_or_emit(self, value: Value, inlinable: _Inlinable, pure: bool) -> None:
         if pure and not value.name and (self.uses[value] == 1 or isinstance(value, VariableRead)):
-            self.pending[value] = replace(pending, depth=self.depth)
+            self.inlinable[value] = replace(inlinable, depth=self.depth)
             return
         if not self.uses[value]:
-            self.line(f"{pending.text};")
+            self.line(f"{inlinable.text};")
         else:
-            self.line(f"const {value.type.cpp} {self.name(value, identifier_hint(value))} = {pending.text};")
+            self.line(f"const {value.type.cpp} {self.name(value, identifier_hint(value))} = {inlinable.text};")
             if self.uses[value] == 1 and not value.name:
-                self.last_call = value, len(self.lines), pending.text
+                self.last_call = value, len(self.lines), inlinable.text
 
     def block(self, block: st.Block) -> None:
         """Print the statements of a block."""
@@ -382,13 +385,17 @@ class Printer:
         text = f"{call.function.name}({', '.join(text for text, *_ in arguments)})"
         if len(call.results) == 1:
             reads = set().union(*(reads for *_, reads in arguments))
-            self._fold_or_emit(call.results[0], _Pending(text, _ATOM, reads), pure=True)
+            self._fold_or_emit(call.results[0], _Inlinable(text, _ATOM, reads), pure=True)
         else:
             names = [self.name(r, r.name or "value") for r in call.results]
             self.line(f"const auto [{', '.join(names)}] = {text};")
 
     def _loop(self, loop: st.Loop) -> None:
-        start, stop, step = (self._bound(x) for x in (loop.start, loop.stop, loop.step))
+        index = loop.index.name or "i"
+        start, stop, step = (
+            self._bound(x, f"{index}_{name}")
+            for name, x in (("start", loop.start), ("stop", loop.stop), ("step", loop.step))
+        )
         self.flush(st.defs(loop) if loop.index.unrolled else None)
         self.line("#pragma unroll" if loop.index.unrolled else "#pragma unroll 1")
         with self.scope():
@@ -398,38 +405,39 @@ class Printer:
             self.nested(loop.body)
         self.line("}")
 
-    def _bound(self, value: Value) -> str:
+    def _bound(self, value: Value, hint: str) -> str:
         """Return the text of a loop bound. It is evaluated once: a computed bound is stored in a constant first."""
         text, _, reads = self.expression(value)
         if not reads and re.fullmatch(r"\w+", text):
             return text
-        self.line(f"const int {self.name(value, value.name or 'bound')} = {text};")
+        self.line(f"const int {self.name(value, value.name or hint)} = {text};")
         return self.names[value]
 
     def _roles(self, roles: list[st.Role]) -> None:
         """Print consecutive roles as one if/else chain (setmaxnreg requires it), with `else` if they cover all."""
         self.flush()
         self.builtins.add(roles[0].unit)
-        limit = self.threads // 128 if roles[0].unit == "warpgroup" else 4
-        covers_all = sum(role.count for role in roles) == limit
+        unit_count = self.threads // 128 if roles[0].unit == "warpgroup" else 4
+        covers_all = sum(role.count for role in roles) == unit_count
         for role in roles:
             self.location = role.location
             opening = "if" if role is roles[0] else "} else if"
             last = role is roles[-1] and covers_all and len(roles) > 1
-            self.line("} else {" if last else f"{opening} ({self._role_condition(role, limit)}) {{")
+            self.line("} else {" if last else f"{opening} ({self._role_condition(role, unit_count)}) {{")
             if role.name:
                 self.line(f"    // {role.name} {role.unit}{'s' * (role.count > 1)}")
             self.nested(role.body)
         self.line("}")
 
-    def _role_condition(self, role: st.Role, limit: int) -> str:
+    def _role_condition(self, role: st.Role, unit_count: int) -> str:
+        """Return the condition for a role's warps or warpgroups, of which there are `unit_count` in all."""
         index = "warpgroup" if role.unit == "warpgroup" else "warp % 4"
         first, stop = role.first, role.first + role.count
         if role.count == 1:
             return f"{index} == {first}"
         if first == 0:
             return f"{index} < {stop}"
-        return f"{index} >= {first}" + (f" && {index} < {stop}" if stop < limit else "")
+        return f"{index} >= {first}" + (f" && {index} < {stop}" if stop < unit_count else "")
 
 
 def _assignment(name: str, variable: Variable, value: Value, text: str) -> str:
@@ -473,9 +481,9 @@ def identifier_hint(value: Value) -> str:
             return f"{value.variable.name}_now"
         case Result():
             return value.instruction.result_name
-        case RegisterRead() if value.registers.name.endswith("_frag"):
+        case RegisterRead():
             # With a suffix, since a user's operand may be named as a C++ keyword or function.
-            return value.registers.name.removesuffix("_frag") + "_value"
+            return value.registers.declared.name.removesuffix("_frag") + "_value"
         case _:
             return ""
 

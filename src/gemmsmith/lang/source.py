@@ -10,7 +10,7 @@ from gemmsmith.lang import statements as st
 from gemmsmith.lang.cpp import comment_lines, device_function, join_definitions, wrap_line
 from gemmsmith.lang.kernel import Kernel
 from gemmsmith.lang.printer import Printer, identifier_hint, is_pure, literal
-from gemmsmith.lang.types import CLUSTER_PERMUTATION, CLUSTER_PERMUTATION_LENGTH, FAST_DIVMOD, TENSOR_MAP
+from gemmsmith.lang.types import CLUSTER_PERMUTATION, FAST_DIVMOD, MAX_CLUSTERS, TENSOR_MAP
 from gemmsmith.lang.values import Value
 
 _PRELUDE = """\
@@ -23,8 +23,8 @@ typedef unsigned long long uint64_t; typedef long long int64_t;
 """
 _STRUCTS = {
     TENSOR_MAP: "struct alignas(64) TensorMap { uint64_t opaque[16]; };  // CUtensorMap\n",
-    CLUSTER_PERMUTATION: f"struct ClusterPermutation {{ uint16_t start[{CLUSTER_PERMUTATION_LENGTH}]; }};"
-    "  // a permutation of a grid's clusters\n",
+    CLUSTER_PERMUTATION: f"struct ClusterPermutation {{ uint16_t first_tile[{MAX_CLUSTERS}]; }};"
+    "  // of each of the grid's clusters\n",
     FAST_DIVMOD: """\
 struct FastDivmod {  // division by an integer that the host knows, for 0 <= x < 2^31
     uint32_t multiplier, shift;
@@ -85,7 +85,11 @@ def _print_function(function: st.Function, threads: int, wrappers: dict[str, Non
     structure = function.name.title().replace("_", "")
     members = "".join(f" {r.type.cpp} {r.name};" for r in function.results)
     body = device_function(structure, function.name, parameters, "\n".join(p.lines))
-    return f"struct {structure} {{{members} }};\n{body}"
+    return wrap_line(f"struct {structure} {{{members} }};", "") + f"\n{body}"
+
+
+def _grid_text(cluster_size: int) -> str:
+    return f"a multiple of {cluster_size}" if cluster_size > 1 else "any"
 
 
 def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
@@ -126,7 +130,7 @@ def print_kernel(kernel: Kernel, line_directives: bool = False) -> str:
     header = [
         *kernel.header,
         f"compile: nvcc -std=c++17 -fmad=false -arch={kernel.chip.target} -cubin, or NVRTC for {kernel.chip.target}",
-        f"launch: grid a multiple of {prod(kernel.cluster)}, block {kernel.threads}, "
+        f"launch: grid {_grid_text(prod(kernel.cluster))}, block {kernel.threads}, "
         f"{kernel.shared_bytes} bytes of dynamic shared memory",
     ]
     parameter_types = {q.type for q in kernel.parameters}

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 from gemmsmith.lang.instruction import Instruction, RegisterOperand, Result
 from gemmsmith.lang.values import (
     Constant,
-    IndexedRow,
     LoopIndex,
+    LoopIndexedRow,
     Operation,
     RegisterArray,
     RegisterArray2D,
@@ -200,7 +200,7 @@ def _operand_uses(operand: Value | RegisterArray) -> list[Value]:
 
 
 def _row_index(registers: RegisterArray) -> list[Value]:
-    return [registers.row] if isinstance(registers, IndexedRow) else []
+    return [registers.row] if isinstance(registers, LoopIndexedRow) else []
 
 
 def children(statement: Statement) -> list[Block]:

@@ -34,9 +34,10 @@ I64 = ScalarType("i64", "int64_t", 64, "l", signed=True)
 U64 = ScalarType("u64", "uint64_t", 64, "l")
 U16 = ScalarType("u16", "uint16_t", 16, "h")
 F32 = ScalarType("f32", "float", 32, "f")
-CLUSTER_PERMUTATION_LENGTH = 288
-"""Entries of a cluster permutation: twice the 144 SMs of a full GH100 (NVIDIA H100 whitepaper)."""
-CLUSTER_PERMUTATION = ScalarType("cluster_permutation", "ClusterPermutation", 16 * CLUSTER_PERMUTATION_LENGTH, "l")
+MAX_CLUSTERS = 288
+"""Maximum clusters of a persistent kernel's grid, and entries of a cluster permutation: twice the 144 SMs of a full
+GH100 (NVIDIA H100 whitepaper)."""
+CLUSTER_PERMUTATION = ScalarType("cluster_permutation", "ClusterPermutation", 16 * MAX_CLUSTERS, "l")
 """Table passed by value as a kernel parameter: entry c is the raster position of the first tile of cluster c."""
 FAST_DIVMOD = ScalarType("fast_divmod", "FastDivmod", 64, "l")
 """A divisor, passed by value as a kernel parameter: multiplier | shift << 32 on the host."""

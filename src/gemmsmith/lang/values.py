@@ -222,11 +222,11 @@ class RegisterArray2D:
 
     def __getitem__(self, index: ValueLike) -> RegisterArray:
         value = _register_index(self.name, index, len(self.rows))
-        return self.rows[value.value] if isinstance(value, Constant) else IndexedRow(self, value)
+        return self.rows[value.value] if isinstance(value, Constant) else LoopIndexedRow(self, value)
 
 
-class IndexedRow(RegisterArray):
-    """A row selected by an unrolled index.
+class LoopIndexedRow(RegisterArray):
+    """A row selected by the index of an unrolled loop.
 
     Its registers can be read and written, but it cannot be an instruction operand.
     """

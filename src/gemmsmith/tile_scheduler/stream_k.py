@@ -14,7 +14,7 @@ from gemmsmith.core.errors import ArgumentError
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.types import CLUSTER_PERMUTATION_LENGTH, I32
+from gemmsmith.lang.types import I32, MAX_CLUSTERS
 from gemmsmith.lang.values import Constant, Value
 from gemmsmith.tile_scheduler.tiles import Split, TileScheduler, WorkTile
 
@@ -71,9 +71,9 @@ class StreamKTileScheduler(TileScheduler):
         tiles, k_tiles, splits = self.tiles_of(p), self.k_tiles_of(p), self.spec.config.splits
         if not k_tiles:
             return tiles
-        clusters = min(tiles * min(splits or k_tiles, k_tiles), CLUSTER_PERMUTATION_LENGTH)
+        clusters = min(tiles * min(splits or k_tiles, k_tiles), MAX_CLUSTERS)
         if min(tiles, 2 * clusters) * k_tiles * clusters > MAX_EXTENT:
-            raise ArgumentError(f"{p}: too deep for {splits or 'stream-K'} splits of K; use splits=1")
+            raise ArgumentError(f"{p}: K is too large for {splits or 'stream-K'} splits; use splits=1")
         return clusters
 
     loop_variable = "tile_ordinal"
@@ -122,7 +122,7 @@ class StreamKTileScheduler(TileScheduler):
         sk_tile_idx = (own.last_sk_tile - (tile - own.dp_tiles)).named("sk_tile_idx")
         index = k.select(
             is_sk_tile, own.dp_tiles_total + sk_tile_idx, self.cluster_idx + tile * self.cluster_count
-        ).named("tile")
+        ).named("cluster_tile")
         tile_iter = k.select(is_sk_tile, sk_tile_idx * self.k_tiles, 0).named("tile_iter")
         begin = k.select(is_sk_tile, k.maximum(own.iter_begin - tile_iter, 0), 0).named("k_tile_begin")
         end = k.select(is_sk_tile, k.minimum(own.iter_end - tile_iter, self.k_tiles), self.k_tiles).named("k_tile_end")
@@ -150,7 +150,7 @@ class ClusterSplitKTileScheduler(TileScheduler):
         k = current_builder()
         split_k_tiles, split = self._split()
         ordinal = k.var(I32, 0, "tile_count")
-        with k.range(self.cluster_idx, self.tiles, self.cluster_count, name="tile") as tile:
+        with k.range(self.cluster_idx, self.tiles, self.cluster_count, name="cluster_tile") as tile:
             has_next = (tile + self.cluster_count < self.tiles).named("has_next")
             split_here = replace(split, tile_ordinal=ordinal.get().named("tile_ordinal"))
             reverse_k = self._is_reversed(split_here.tile_ordinal)

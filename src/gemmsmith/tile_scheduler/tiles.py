@@ -17,12 +17,12 @@ from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.lang.current_builder import current_builder
-from gemmsmith.lang.types import CLUSTER_PERMUTATION, CLUSTER_PERMUTATION_LENGTH, I32
+from gemmsmith.lang.types import CLUSTER_PERMUTATION, I32, MAX_CLUSTERS
 from gemmsmith.lang.values import Constant, Value, ValueLike
 from gemmsmith.tile_scheduler.fast_divmod import FastDivmod
 from gemmsmith.tile_scheduler.sync_clusters import ClusterKSync
 
-IDENTITY_PERMUTATION = tuple(range(CLUSTER_PERMUTATION_LENGTH))
+IDENTITY_PERMUTATION = tuple(range(MAX_CLUSTERS))
 """The permutation in which cluster i starts at tile i."""
 
 
@@ -77,7 +77,8 @@ class WorkTile:
         """Return the index along the GEMM's K of the k-tile that is summed as number `k_tile`."""
         if self.reverse_k is not None:
             k_tile = current_builder().select(self.reverse_k, self.k_tiles - 1 - k_tile, k_tile)
-        return k_tile if self.split is None else self.split.k_tile_begin + k_tile
+        k_tile_idx = k_tile if self.split is None else self.split.k_tile_begin + k_tile
+        return k_tile_idx.hinted("k_tile_idx")
 
 
 @dataclass(frozen=True)
@@ -98,24 +99,26 @@ class TileScheduler:
 
     `cluster_idx`, `cluster_count` and this CTA's `position` in its cluster are read here, before the roles begin.
 
-    Kernel arguments: tiles_m, tiles_n (in tiles of a whole cluster), tiles (all), k_tiles, the divisors of the raster
+    Kernel arguments: cluster_tiles_m, cluster_tiles_n, cluster_tiles (all), k_tiles, the divisors of the raster
     order, and `cluster_permutation`, which maps the cluster's index in the grid to cluster_idx. Any permutation is
     correct; one that puts consecutive tiles on SMs of one GPC lets their L2 reads merge.
     """
 
-    loop_variable = "tile"
+    loop_variable = "cluster_tile"
     """The name of the tile loop's variable in the printed CUDA."""
 
     def __init__(self, spec: KernelSpec) -> None:
         k = current_builder()
         self.spec, width = spec, spec.config.raster_group
-        self.tiles_m = k.parameter("tiles_m", compute=lambda p: self.grid(p)[0])
-        self.tiles_n = k.parameter("tiles_n", compute=lambda p: self.grid(p)[1])
-        self.tiles = k.parameter("tiles", compute=self.tiles_of)
+        self.tiles_m = k.parameter("cluster_tiles_m", compute=lambda p: self.grid(p)[0])
+        self.tiles_n = k.parameter("cluster_tiles_n", compute=lambda p: self.grid(p)[1])
+        self.tiles = k.parameter("cluster_tiles", compute=self.tiles_of)
         self.k_tiles = k.parameter("k_tiles", compute=self.k_tiles_of)
         self.batch_divmod = FastDivmod("batch_divmod", lambda p: max(math.prod(self.grid(p)), 1))
         self.group_divmod = FastDivmod("group_divmod", lambda p: max(self._minor_and_major(p)[1] * width, 1))
-        self.last_group_divmod = FastDivmod("last_group_divmod", lambda p: self._minor_and_major(p)[0] % width or width)
+        self.last_group_divmod = FastDivmod(
+            "last_group_width_divmod", lambda p: self._minor_and_major(p)[0] % width or width
+        )
         # After the integers, which then share one line of the constant cache.
         self.cluster_permutation = k.parameter(
             "cluster_permutation", CLUSTER_PERMUTATION, lambda p: IDENTITY_PERMUTATION
@@ -236,7 +239,7 @@ class TileScheduler:
         self, index: Value, k_tiles: Value, split: Split | None = None, reverse_k: Value | None = None
     ) -> WorkTile:
         batch, m, n = current_builder().call(
-            "tile_coordinates", self._tile_coordinates, index, parameter_names=["tile"]
+            "tile_coordinates", self._tile_coordinates, index, parameter_names=["cluster_tile"]
         )
         operands = OperandCoord(m, batch), OperandCoord(n, batch)
         return WorkTile(operands, m, n, batch, k_tiles, split, reverse_k)
@@ -250,8 +253,8 @@ class TileScheduler:
             n, m = self._grouped_coord(index_in_batch, self.tiles_n, self.tiles_m)
         else:
             m, n = self._grouped_coord(index_in_batch, self.tiles_m, self.tiles_n)
-        tile_m = ((m * cluster[0] + position.m) * tile[0]).named("tile_m")
-        tile_n = ((n * cluster[1] + position.n) * tile[1]).named("tile_n")
+        tile_m = ((m * cluster[0] + position.m) * tile[0]).named("m_offset")
+        tile_n = ((n * cluster[1] + position.n) * tile[1]).named("n_offset")
         return [batch, tile_m, tile_n]
 
     def _grouped_coord(self, index: Value, minor_tiles: Value, major_tiles: Value) -> tuple[Value, Value]:
@@ -264,9 +267,9 @@ class TileScheduler:
         offset_in_group = (index - group * (major_tiles * width)).named("offset_in_group")
         if width == 1:
             return group, offset_in_group
-        minors_remaining = (minor_tiles - group * width).named("minors_remaining")
-        is_full_group = (minors_remaining >= width).named("is_full_group")
+        minor_tiles_remaining = (minor_tiles - group * width).named("minor_tiles_remaining")
+        is_full_group = (minor_tiles_remaining >= width).named("is_full_group")
         major = k.select(is_full_group, offset_in_group // width, self.last_group_divmod.divide(offset_in_group)).named(
             "cluster_idx_major"
         )
-        return group * width + offset_in_group - major * k.select(is_full_group, width, minors_remaining), major
+        return group * width + offset_in_group - major * k.select(is_full_group, width, minor_tiles_remaining), major

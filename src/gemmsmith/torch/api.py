@@ -316,7 +316,7 @@ def _is_fast_path(a: Any, *others: Any) -> bool:
 def _is_symbolic(x: Any) -> bool:
     """Return whether compiled code does not know a number's value.
 
-    As a number of the operator it would be specialized, and each value would get a graph of its own.
+    As a float argument of the custom operator such a number would be specialized: each value would be compiled anew.
     """
     return torch.compiler.is_dynamo_compiling() and not has_static_value(x)
 

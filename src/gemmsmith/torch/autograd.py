@@ -234,7 +234,10 @@ def _run_grad_kernel(
     kernel: GradKernel, values: dict[str, Any], shape: tuple[Any, ...], dtype: Any, like: Any
 ) -> dict[str, Any]:
     """Run a kernel of the backward pass and return its results by name."""
-    tensors = [values[name].expand(*shape[:-1], shape[-1] // w) if w else values[name] for name, w in kernel.tensors]
+    tensors = [
+        values[name].expand(*shape[:-1], shape[-1] // columns_per_value) if columns_per_value else values[name]
+        for name, columns_per_value in kernel.tensors
+    ]
     if kernel.reads_accumulator:
         a, b = values[A], values[B]
     else:

@@ -60,11 +60,12 @@ def _optional(x: Any) -> list[str]:
 
 
 def _serialize_dims(dims: BroadcastDims) -> str:
-    lengths = {0: "", 1: "{}", 2: "{}2"}
+    # by the rows (columns) per value: 0 if it does not vary along m (n)
+    suffix_formats = {0: "", 1: "{}", 2: "{}2"}
     names = (
         "batch" * dims.batch,
-        lengths[dims.rows_per_value].format("m"),
-        lengths[dims.columns_per_value].format("n"),
+        suffix_formats[dims.rows_per_value].format("m"),
+        suffix_formats[dims.columns_per_value].format("n"),
     )
     return ",".join(filter(None, names)) or SCALAR
 
@@ -76,10 +77,10 @@ def _serialize_node(node: Node) -> str:
 
 def _read_operand(name: str, dims: str, dtype: str) -> Operand:
     varying = dims.split(",")
-    lengths = {
+    indices_per_value = {
         axis: next((n for n, suffixed in ((1, axis), (2, axis + "2")) if suffixed in varying), 0) for axis in "mn"
     }
-    broadcast_dims = BroadcastDims("batch" in varying, lengths["m"], lengths["n"])  # type: ignore[arg-type]
+    broadcast_dims = BroadcastDims("batch" in varying, indices_per_value["m"], indices_per_value["n"])  # type: ignore[arg-type]
     return Operand(name, broadcast_dims, None if dtype == NUMBER else _dtype(dtype))
 
 

@@ -53,7 +53,7 @@ def shardings(a: Any, b: Any, key: int, epilogue: str, numbers: Any, *operands: 
         [Replicate(), Replicate(), *no_placements, *[Replicate()] * len(operand_dims)],
     )
     shardings_: list[Sharding] = [replicated, *split("m", Shard(a.ndim - 2), Replicate())]
-    if not graph.has_paired_columns and not any(node.op in _FULL_ROW_OPS for node in graph.nodes):
+    if not graph.has_interleaved_columns and not any(node.op in _FULL_ROW_OPS for node in graph.nodes):
         shardings_ += split("n", Replicate(), Shard(b.ndim - 1))
     batches = {x.shape[0] for x in (a, b) if x.ndim == 3}
     if len(batches) == 1 and batches != {1}:

@@ -33,8 +33,8 @@ from gemmsmith.tuning.model import estimate
 from gemmsmith.tuning.tuned_table import adapt_config, lookup_tuned
 
 REPRESENTATIVE_M = (128, 256, 512, 1024, 2048, 4096, 8192)
-"""Values of M over which the config of an epilogue that reduces rows minimizes the geometric mean of the times; chosen,
-not measured."""
+"""Values of M over which the config of an epilogue that reduces along N minimizes the geometric mean of the times;
+chosen, not measured."""
 
 
 def check_batch_invariant(config: Config | None, epilogue: EpilogueSpec) -> None:
@@ -60,23 +60,27 @@ def check_batch_invariant(config: Config | None, epilogue: EpilogueSpec) -> None
 
 
 def batch_invariant_config(binding: Binding, gpu: Gpu = H200) -> Config:
-    """Return the config of a GEMM that is computed in the orientation of its D.
+    """Return the config of a batch-invariant GEMM.
 
-    An epilogue that reduces rows has one config for all M, since it adds the columns of a tile, then the tiles.
+    If the epilogue reduces along N, the tile width decides the order of its sums, so one config, which is not swapped,
+    serves all M.
     """
     problem, epilogue = binding.problem, binding.spec
     if not _reduces_within_row(epilogue.graph):
-        adapted = lookup_tuned(problem, epilogue, gpu)
-        if adapted and adapted.splits == adapted.cluster_splits == 1:
-            return adapted.replace(serpentine=False)
-        return choose(problem, epilogue, in_order=True, gpu=gpu)
+        tuned = lookup_tuned(problem, epilogue, gpu)
+        if tuned and tuned.splits == tuned.cluster_splits == 1:
+            return tuned.replace(serpentine=False)
+        return choose(problem, epilogue, fixed_k_order=True, gpu=gpu)
     b = replace(problem.b, batch=1, batch_stride=0)
-    accumulation = problem.accumulator_dtype, problem.promoted, problem.scales[1]
-    config = _best_config_for_all_m(b, problem.d.dtype, accumulation, _worst_case_epilogue(binding), gpu)
+    config = _best_config_for_all_m(
+        b, problem.d.dtype, problem.accumulator_dtype, problem.promoted, problem.scales[1],
+        _worst_case_epilogue(binding), gpu,
+    )  # fmt: skip
+    # The waves of several tiles are kept in step along K if what they read exceeds the L2; no element's bits change.
     if config.can_sync_clusters and not is_single_wave(config, problem):
         config = config.replace(sync_clusters=wave_bytes(problem, config) > gpu.l2_bytes)
     adapted = adapt_config(config, problem, epilogue, gpu) or config
-    return adapted.replace(streaming_stores=False)  # which depends on M
+    return adapted.replace(streaming_stores=False)  # it was chosen by M
 
 
 def _reduces_within_row(graph: EpilogueGraph) -> bool:
@@ -98,20 +102,19 @@ def _worst_case_epilogue(binding: Binding) -> EpilogueSpec:
         else o
         for o in graph.operands
     ]
-    spec = replace(binding.spec, graph=replace(graph, operands=tuple(operands)), tma=frozenset())
+    spec = replace(binding.spec, graph=replace(graph, operands=tuple(operands)), tma_eligible=frozenset())
     return replace(spec, column_major=frozenset(spec.graph.matrix_names))
 
 
 @lru_cache(maxsize=1024)
 def _best_config_for_all_m(
-    b: Matrix, output: DType, accumulation: tuple[DType, bool, Scale | None], epilogue: EpilogueSpec, gpu: Gpu
-) -> Config:
+    b: Matrix, output: DType, accumulator_dtype: DType, promoted: bool, scale_b: Scale | None, epilogue: EpilogueSpec,
+    gpu: Gpu,
+) -> Config:  # fmt: skip
     """Return the fastest config over REPRESENTATIVE_M, in geometric mean and by the model.
 
-    It suits every layout of A and D, and epilogues whose matrices TMA accesses. `accumulation`: the accumulator's
-    dtype, whether it is promoted, and B's scales.
+    It suits every layout of A and D, and epilogues whose matrices TMA accesses.
     """
-    accumulator_dtype, promoted, scale_b = accumulation
 
     def problem(m: int) -> Problem:
         a = Matrix(b.dtype, m, b.rows, 1, m)
@@ -120,13 +123,13 @@ def _best_config_for_all_m(
         return Problem(a, b, d, accumulator_dtype, promoted, (None, scale_b), split_tf32=split_tf32)
 
     all_configs, matrices = configs_for_epilogue(epilogue, promoted), frozenset(epilogue.graph.matrix_names)
-    supported_tile_n = {n: supports_tile_n(epilogue.graph, matrices, int(n)) for n in set(all_configs.n.tolist())}
+    supported_tile_n = {n: supports_tile_n(epilogue.graph, matrices, int(n)) for n in set(all_configs.tile_n.tolist())}
     problems = [problem(m) for m in REPRESENTATIVE_M]
     is_valid = (
         all_configs.valid_for(as_16bit_problem(problems[-1]))
-        & all_configs.in_order
+        & all_configs.fixed_k_order
         & ~all_configs.swap_ab
-        & [supported_tile_n[n] for n in all_configs.n.tolist()]
+        & [supported_tile_n[n] for n in all_configs.tile_n.tolist()]
     )
     valid_configs = all_configs.select(np.flatnonzero(is_valid))
     estimates = [estimate(as_16bit_problem(p), valid_configs, epilogue, gpu) for p in problems]

@@ -42,9 +42,9 @@ CLUSTER_SPLITS = (2, 4)
 """Values of `cluster_splits`."""
 MAX_STAGES = 16
 """Maximum stages; chosen, not measured."""
-SMALL_M_SWAPPED_TILE_N = 32
-"""Maximum tile N of swapped configs for small M that are tried with `SMALL_M_TILE_K`."""
-SMALL_M_TILE_K = 256
+MAX_SWAPPED_TILE_N_FOR_SMALL_M = 32
+"""Maximum tile N of swapped configs for small M that are tried with `TILE_K_FOR_SMALL_M`."""
+TILE_K_FOR_SMALL_M = 256
 """Tile K that is tried for small M only."""
 MAX_ACC_FRACTION_HEAVY = 0.8
 """Fraction of the design's accumulator registers that accumulators and elements to be quantized may take if the
@@ -89,10 +89,12 @@ def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bo
     if swap:
         tiles = [t for t in tiles if not _spills_transposed(*t[:3], epilogue.graph)]
     within_register_budget = [t for t in tiles if _tile_fits_registers(*t, epilogue)]
-    supported = [t for t in tiles if supports_tile_n(epilogue.graph, epilogue.tma, t[2])]
+    supported = [t for t in tiles if supports_tile_n(epilogue.graph, epilogue.tma_eligible, t[2])]
     for design, m, n, consumers in within_register_budget or supported:
         tile_ks = (64, 128) if (m == 64 or m + n <= 256) and not promoted else (64,)
-        for k in (*tile_ks, SMALL_M_TILE_K) if swap and n <= SMALL_M_SWAPPED_TILE_N and not promoted else tile_ks:
+        for k in (
+            (*tile_ks, TILE_K_FOR_SMALL_M) if swap and n <= MAX_SWAPPED_TILE_N_FOR_SMALL_M and not promoted else tile_ks
+        ):
             tiled = Config(design, (m, n, k), consumers=consumers, stages=MAX_STAGES, swap_ab=swap)
             stages = stages_that_fit(tiled, epilogue, (m + n) * k * 2)
             for cluster in CLUSTER_SHAPES:
@@ -101,7 +103,7 @@ def _candidates_for_orientation(epilogue: EpilogueSpec, swap: bool, promoted: bo
                 raster = "n" if cluster[1] > cluster[0] else "m"
                 c = tiled.replace(cluster=cluster, stages=stages, raster=raster)
                 yield c
-                if n % 16 == 0 if n > SMALL_M_SWAPPED_TILE_N else swap:
+                if n % 16 == 0 if n > MAX_SWAPPED_TILE_N_FOR_SMALL_M else swap:
                     yield from _split_variants(c, epilogue)
 
 
@@ -137,9 +139,9 @@ def _stores_32_bit_matrix(graph: EpilogueGraph) -> bool:
 def _tile_fits_registers(name: str, m: int, n: int, consumers: int, epilogue: EpilogueSpec) -> bool:
     """Return whether an epilogue supports a tile, and its registers fit with the accumulators."""
     design = get_design(name)
-    if not supports_tile_n(epilogue.graph, epilogue.tma, n):
+    if not supports_tile_n(epilogue.graph, epilogue.tma_eligible, n):
         return False
-    extra = extra_registers(epilogue.graph, choose_epi_tile_n(epilogue.graph, epilogue.tma, n))
+    extra = extra_registers(epilogue.graph, choose_epi_tile_n(epilogue.graph, epilogue.tma_eligible, n))
     accumulator = m // WGMMA_M // design.warpgroups(consumers)[0] * n / 2
     fraction = (accumulator + extra) / design.max_accumulator_registers[consumers]
     if _is_heavy_over_64_rows(name, m, consumers, epilogue):
@@ -186,7 +188,7 @@ def _spills_over_64_rows(epilogue: EpilogueSpec) -> bool:
     It does if threads load or store a matrix without TMA, or if a matrix has 32-bit elements.
     """
     graph = epilogue.graph
-    stores_without_tma = any(name not in epilogue.tma for name in graph.matrix_result_names)
+    stores_without_tma = any(name not in epilogue.tma_eligible for name in graph.matrix_result_names)
     return has_32bit_matrix(graph) or stores_without_tma or _accesses_matrix_without_tma(epilogue)
 
 
@@ -200,7 +202,7 @@ def _needs_few_registers(epilogue: EpilogueSpec) -> bool:
     graph = epilogue.graph
     vectors = [o for o in graph.operands if o.broadcast_dims.rows_per_value or o.broadcast_dims.columns_per_value]
     uses_heavy_op = not epilogue.fast_math or any(node.op in REGISTER_HEAVY_OPS for node in graph.nodes)
-    stores_without_tma = any(name not in epilogue.tma for name in graph.matrix_result_names)
+    stores_without_tma = any(name not in epilogue.tma_eligible for name in graph.matrix_result_names)
     return not graph.has_operations or not (
         len(vectors) > 1
         or _loads_matrix(epilogue)
@@ -212,7 +214,7 @@ def _needs_few_registers(epilogue: EpilogueSpec) -> bool:
 
 def _loads_matrix_without_tma(epilogue: EpilogueSpec) -> bool:
     """Return whether the epilogue loads a matrix without TMA."""
-    return any(o.broadcast_dims.is_matrix and o.name not in epilogue.tma for o in epilogue.graph.operands)
+    return any(o.broadcast_dims.is_matrix and o.name not in epilogue.tma_eligible for o in epilogue.graph.operands)
 
 
 def _loads_matrix(epilogue: EpilogueSpec) -> bool:
@@ -227,7 +229,7 @@ def count_aliased_stages(c: Config, epilogue: EpilogueSpec) -> int:
     """
     if c.design != "cooperative" or not c.consumers == c.splits == 1 or c.swap_ab:
         return 0
-    stored = sum(r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.tma)
+    stored = sum(r.dtype.bytes for r in epilogue.graph.results if r.dtype and r.name in epilogue.tma_eligible)
     m, n, k = c.tile
     stage = (m + n) * k * 2
     fits = 0 < m * n * stored <= 2 * stage

@@ -64,11 +64,15 @@ def complete_config(config: Config, given: Iterable[str], *, fp16: bool = False)
 
 
 def rank_configs(
-    problem: Problem, epilogue: EpilogueSpec | None = None, limit: int = 64, in_order: bool = False, gpu: Gpu = H200
+    problem: Problem,
+    epilogue: EpilogueSpec | None = None,
+    limit: int = 64,
+    fixed_k_order: bool = False,
+    gpu: Gpu = H200,
 ) -> list[Config]:
     """Return the `limit` configs with the least estimated time on a GPU, best first.
 
-    With `in_order` only configs that accumulate a tile in one CTA, from its first k-tile to its last.
+    With `fixed_k_order` only configs that accumulate a tile in one CTA, from its first k-tile to its last.
 
     Options that do not change the ranking are set here. Single-wave configs have `alias_epilogue` if they can: 1.1 %
     in the mean of 12 shapes (benchmarks/results/sweep-fifth-h200.json). Configs of several waves, if a wave needs more
@@ -81,7 +85,9 @@ def rank_configs(
     problem_16bit = as_16bit_problem(problem)
     all_configs = configs_for(epilogue, problem_16bit)
     is_valid = all_configs.valid_for(problem_16bit)
-    valid_configs = all_configs.select(np.flatnonzero(is_valid & all_configs.in_order if in_order else is_valid))
+    valid_configs = all_configs.select(
+        np.flatnonzero(is_valid & all_configs.fixed_k_order if fixed_k_order else is_valid)
+    )
     is_single_wave = valid_configs.is_single_wave(problem_16bit)
     alias_epilogue = is_single_wave & (valid_configs.aliased_stages > 0)
     stages = np.where(alias_epilogue, valid_configs.aliased_stages, valid_configs.stages)
@@ -99,7 +105,7 @@ def rank_configs(
             if exceeds_l2 and config.splits == 0:  # stream-K's clusters cannot be synchronized, so they drift apart
                 continue
             config = config.replace(
-                serpentine=exceeds_l2 and not in_order, sync_clusters=exceeds_l2 and config.can_sync_clusters
+                serpentine=exceeds_l2 and not fixed_k_order, sync_clusters=exceeds_l2 and config.can_sync_clusters
             )
         try:
             config = config_for_dtype(config, problem.a.dtype)
@@ -126,18 +132,22 @@ def _ranking(problem: Problem, table: ConfigTable, epilogue: EpilogueSpec, gpu: 
     return np.concatenate([top[reranked], order[RERANK_TOP_K:]])
 
 
-def choose(problem: Problem, epilogue: EpilogueSpec | None = None, in_order: bool = False, gpu: Gpu = H200) -> Config:
-    """Return the config with the least estimated time on a GPU; `in_order` as in `rank_configs`.
+def choose(
+    problem: Problem, epilogue: EpilogueSpec | None = None, fixed_k_order: bool = False, gpu: Gpu = H200
+) -> Config:
+    """Return the config with the least estimated time on a GPU; `fixed_k_order` as in `rank_configs`.
 
     If no config can be built, return the default config, which is rejected later, with the reason. The choice is cached
     for problems that are equal after `round_up_m`.
     """
-    return _choose(round_up_m(problem), epilogue, in_order, gpu)
+    return _choose(round_up_m(problem), epilogue, fixed_k_order, gpu)
 
 
 @lru_cache(maxsize=4096)
-def _choose(problem: Problem, epilogue: EpilogueSpec | None, in_order: bool, gpu: Gpu) -> Config:
-    return next(iter(rank_configs(problem, epilogue, 1, in_order, gpu)), config_for_dtype(Config(), problem.a.dtype))
+def _choose(problem: Problem, epilogue: EpilogueSpec | None, fixed_k_order: bool, gpu: Gpu) -> Config:
+    return next(
+        iter(rank_configs(problem, epilogue, 1, fixed_k_order, gpu)), config_for_dtype(Config(), problem.a.dtype)
+    )
 
 
 def estimate_us(problem: Problem, config: Config, epilogue: EpilogueSpec | None = None, gpu: Gpu = H200) -> float:

@@ -115,7 +115,7 @@ def _spills(spec: KernelSpec) -> bool:
     """
     graph = spec.epilogue.graph
     accumulator = spec.warpgroup_rows * spec.warpgroup_columns / THREADS_PER_WARPGROUP
-    matrices = sum(o.broadcast_dims.is_matrix and o.name not in spec.tma for o in graph.operands)
+    matrices = sum(o.broadcast_dims.is_matrix and o.name not in spec.tma_names for o in graph.operands)
     matrices += graph.requires_full_rows
     matrices += sum(node.op == "reduce" for node in graph.nodes) > MAX_REDUCTIONS
     is_transposed = bool(spec.epilogue.column_major) != spec.config.swap_ab  # column_major is before swap_ab

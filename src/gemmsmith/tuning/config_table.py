@@ -20,8 +20,8 @@ from gemmsmith.core.integers import ceil_div, round_up
 from gemmsmith.core.problem import MAX_EXTENT, Problem
 from gemmsmith.core.spec import EpilogueSpec, num_reducing_ctas, plan_promotion
 from gemmsmith.epilogue.device.epilogue_plan import MAX_TILE_N
-from gemmsmith.lang.types import CLUSTER_PERMUTATION_LENGTH
-from gemmsmith.tuning.candidates import SMALL_M_TILE_K, candidates, count_aliased_stages
+from gemmsmith.lang.types import MAX_CLUSTERS
+from gemmsmith.tuning.candidates import TILE_K_FOR_SMALL_M, candidates, count_aliased_stages
 
 Array = np.ndarray[Any, Any]
 
@@ -56,9 +56,9 @@ class ConfigTable:
 
     configs: np.ndarray[Any, Any]
     """The configs, objects of class Config."""
-    m: Array
-    n: Array
-    k: Array
+    tile_m: Array
+    tile_n: Array
+    tile_k: Array
     cluster_shape_m: Array
     cluster_shape_n: Array
     stages: Array
@@ -83,7 +83,7 @@ class ConfigTable:
     raster_group: Array
     aliased_stages: Array
     """Stages with `alias_epilogue` if that is considered, else 0."""
-    promoted: Array
+    promotion_shapes: Array
     """Columns of a promotion subtile and k-tiles in flight, without and with per-column scales: (configs, 2, 2)."""
     min_tile_n: Array
     """Minimum tile N of all configs, which an epilogue may require."""
@@ -94,7 +94,8 @@ class ConfigTable:
         values = np.array([
             (*c.tile, *c.cluster, c.stages, c.consumers, c.splits, c.cluster_splits) for c in configs
         ], float).reshape(-1, 9)  # fmt: skip
-        m, n, k, cluster_shape_m, cluster_shape_n, stages, consumers, splits, cluster_splits = values.T.copy()
+        tile_m, tile_n, tile_k, cluster_shape_m, cluster_shape_n = values.T[:5].copy()
+        stages, consumers, splits, cluster_splits = values.T[5:].copy()
         tile_per_warpgroup = np.array([get_design(c.design).tile_per_warpgroup for c in configs], bool)
         swap_ab = np.array([c.swap_ab for c in configs], bool)
         raster_m = np.array([c.raster == "m" for c in configs], bool)
@@ -104,16 +105,16 @@ class ConfigTable:
         graph = epilogue.graph if epilogue else identity_graph(BF16)
         graphs = [graph.transposed() if c.swap_ab else graph for c in configs]
         reducing_ctas = np.array([num_reducing_ctas(c, x) for c, x in zip(configs, graphs, strict=True)], float)
-        rows, columns = m * cluster_shape_m, n * cluster_shape_n
+        rows, columns = tile_m * cluster_shape_m, tile_n * cluster_shape_n
         cluster_tile_m, cluster_tile_n = np.where(swap_ab, columns, rows), np.where(swap_ab, rows, columns)
         aliased_stages = np.array([count_aliased_stages(c, epilogue) if epilogue else 0 for c in configs], float)
         promotions = [plan_promotion(c, per_column)[:2] for c in configs for per_column in (False, True)]
-        promoted = np.array(promotions, float).reshape(-1, 2, 2)
+        promotion_shapes = np.array(promotions, float).reshape(-1, 2, 2)
         return ConfigTable(
-            np.fromiter(configs, object, len(configs)), m, n, k, cluster_shape_m, cluster_shape_n, stages, consumers,
-            splits, cluster_splits, reducing_ctas, cluster_tile_m, cluster_tile_n, size, max_active_clusters,
-            tile_per_warpgroup, swap_ab, raster_m, raster_group, aliased_stages, promoted,
-            np.full(len(configs), n.min(initial=MAX_TILE_N)),
+            np.fromiter(configs, object, len(configs)), tile_m, tile_n, tile_k, cluster_shape_m, cluster_shape_n,
+            stages, consumers, splits, cluster_splits, reducing_ctas, cluster_tile_m, cluster_tile_n, size,
+            max_active_clusters, tile_per_warpgroup, swap_ab, raster_m, raster_group, aliased_stages, promotion_shapes,
+            np.full(len(configs), tile_n.min(initial=MAX_TILE_N)),
         )  # fmt: skip
 
     def select(self, indices: Array) -> ConfigTable:
@@ -137,13 +138,16 @@ class ConfigTable:
     def gpc_sharers(self, problem: Problem) -> tuple[Array, Array]:
         """Return how many CTAs of a GPC, consecutive in raster order, read the same tile of A, and of B, at once."""
         m, n = self.sizes(problem)
-        tiles_m, tiles_n = np.ceil(m / (self.m * self.cluster_shape_m)), np.ceil(n / (self.n * self.cluster_shape_n))
+        tiles_m, tiles_n = (
+            np.ceil(m / (self.tile_m * self.cluster_shape_m)),
+            np.ceil(n / (self.tile_n * self.cluster_shape_n)),
+        )
         raster_group = np.minimum(self.raster_group, np.maximum(1, np.where(self.raster_m, tiles_n, tiles_m)))
         num_groups = np.maximum(1, SMS_PER_GPC / self.cluster_size / raster_group)
         return np.where(self.raster_m, raster_group, num_groups), np.where(self.raster_m, num_groups, raster_group)
 
     @property
-    def in_order(self) -> Array:
+    def fixed_k_order(self) -> Array:
         """True for each config of which one CTA accumulates all k-tiles of a tile."""
         return np.asarray((self.splits == 1) & (self.cluster_splits == 1))
 
@@ -154,34 +158,42 @@ class ConfigTable:
     def plausible(self, min_m: int, max_m: int, n: int, k: int, batch: int) -> Array:
         """Return for each config whether it may be `valid_for` some problem with `min_m` to `max_m` rows.
 
-        It may if its tiles are not mostly outside of D, and its splits have few enough tiles and enough of K.
+        It may if its tiles are not mostly outside of D, and if K is split, the work units fit one wave (stream-K: there
+        are less than four waves of tiles) and each split has at least MIN_K_TILES_PER_SPLIT k-tiles.
         """
         tiles_m, tiles_n = self.grid(min_m, n)
-        k_tiles, tiles, capacity = np.ceil(k / self.k), batch * tiles_m * tiles_n, self.max_active_clusters
-        config_m, config_n = np.where(self.swap_ab, n, max_m), np.where(self.swap_ab, max_m, n)
-        is_plausible = self.m * self.cluster_shape_m < 2 * np.maximum(config_m, 64)
-        is_plausible &= self.n * self.cluster_shape_n < 2 * np.maximum(config_n, self.min_tile_n)
-        is_plausible &= (self.k != SMALL_M_TILE_K) | (min_m <= self.n)  # B is read once
-        is_plausible &= (self.k == 64) | (k >= MIN_K_FOR_TILE_K_128)
+        k_tiles, tiles = np.ceil(k / self.tile_k), batch * tiles_m * tiles_n
+        clusters_per_wave = self.max_active_clusters
+        kernel_m, kernel_n = np.where(self.swap_ab, n, max_m), np.where(self.swap_ab, max_m, n)
+        is_plausible = self.tile_m * self.cluster_shape_m < 2 * np.maximum(kernel_m, 64)
+        is_plausible &= self.tile_n * self.cluster_shape_n < 2 * np.maximum(kernel_n, self.min_tile_n)
+        # swapped: with one tile over all of M each element of B is read once
+        is_plausible &= (self.tile_k != TILE_K_FOR_SMALL_M) | (min_m <= self.tile_n)
+        is_plausible &= (self.tile_k == 64) | (k >= MIN_K_FOR_TILE_K_128)
         num_splits = np.maximum(self.splits, self.cluster_splits)
-        fits_one_wave = tiles * np.maximum(self.splits, 1) <= capacity
+        fits_one_wave = tiles * np.maximum(self.splits, 1) <= clusters_per_wave
         is_split = fits_one_wave & (k_tiles >= MIN_K_TILES_PER_SPLIT * num_splits)
-        is_plausible &= np.where(self.splits == 0, tiles < 4 * capacity, (num_splits == 1) | is_split)
+        is_stream_k = self.splits == 0
+        is_plausible &= np.where(is_stream_k, tiles < 4 * clusters_per_wave, (num_splits == 1) | is_split)
         return np.asarray(is_plausible)
 
     def valid_for(self, problem: Problem) -> Array:
         """Return for each config whether its tiles are not mostly outside of D and its splits have enough of K."""
         is_plausible = self.plausible(problem.m, problem.m, problem.n, problem.k, problem.batch)
-        k_tiles, tiles, capacity = np.ceil(problem.k / self.k), self.tiles(problem), self.max_active_clusters
-        wastes_last_wave = np.ceil(tiles / capacity) * capacity > MIN_TAIL_WASTE * tiles
-        allows_stream_k = wastes_last_wave & (tiles * k_tiles >= MIN_K_TILES_PER_SPLIT * capacity)
+        k_tiles, tiles, clusters_per_wave = (
+            np.ceil(problem.k / self.tile_k),
+            self.tiles(problem),
+            self.max_active_clusters,
+        )
+        wastes_last_wave = np.ceil(tiles / clusters_per_wave) * clusters_per_wave > MIN_TAIL_WASTE * tiles
+        allows_stream_k = wastes_last_wave & (tiles * k_tiles >= MIN_K_TILES_PER_SPLIT * clusters_per_wave)
         fits_int32 = self._fits_int32(tiles, np.maximum(1, k_tiles))
         return np.asarray(is_plausible & ((self.splits > 0) | allows_stream_k) & fits_int32)
 
     def _fits_int32(self, tiles: Array, k_tiles: Array) -> Array:
         """Return for each config whether int32 can count its tiles and splits, which launches require."""
         clusters = np.minimum(
-            tiles * np.minimum(np.where(self.splits == 0, k_tiles, self.splits), k_tiles), CLUSTER_PERMUTATION_LENGTH
+            tiles * np.minimum(np.where(self.splits == 0, k_tiles, self.splits), k_tiles), MAX_CLUSTERS
         )
         total_k_tiles = np.where(self.splits == 1, 0, np.minimum(tiles, 2 * clusters) * k_tiles * clusters)
         return np.asarray(np.maximum(tiles, total_k_tiles) <= MAX_EXTENT)

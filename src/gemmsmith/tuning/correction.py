@@ -29,29 +29,32 @@ FEATURE_NAMES = (
 FEATURE_PAIRS = np.triu_indices(len(FEATURE_NAMES))
 
 
-def features(problem: Problem, s: ConfigTable, e: Estimate) -> Array:
+def features(problem: Problem, table: ConfigTable, estimate: Estimate) -> Array:
     """Return the nine features of each config and the products of any two: (configs, 54)."""
-    warpgroups = np.where(s.tile_per_warpgroup, 1, s.consumers)
-    along_m = np.log2(np.maximum(1, np.ceil(problem.m / np.where(s.swap_ab, s.n, s.m))))
+    warpgroups = np.where(table.tile_per_warpgroup, 1, table.consumers)
+    log2_tiles_m = np.log2(np.maximum(1, np.ceil(problem.m / np.where(table.swap_ab, table.tile_n, table.tile_m))))
     x = np.stack([
-        np.log2(s.m / warpgroups / 64), np.log2(s.n / 128), s.tile_per_warpgroup, s.swap_ab * along_m,
-        np.log2(np.where(s.swap_ab, s.cluster_shape_n, s.cluster_shape_m)),
-        np.log2(np.where(s.swap_ab, s.cluster_shape_m, s.cluster_shape_n)),
-        along_m, np.log(e.copies / e.k_tile), np.log(e.power / e.cycles),
+        np.log2(table.tile_m / warpgroups / 64), np.log2(table.tile_n / 128), table.tile_per_warpgroup,
+        table.swap_ab * log2_tiles_m,
+        np.log2(np.where(table.swap_ab, table.cluster_shape_n, table.cluster_shape_m)),
+        np.log2(np.where(table.swap_ab, table.cluster_shape_m, table.cluster_shape_n)),
+        log2_tiles_m, np.log(estimate.copy_cycles / estimate.k_tile_cycles),
+        np.log(estimate.power_cycles / estimate.cycles),
     ], axis=1)  # fmt: skip
     i, j = FEATURE_PAIRS
     return np.concatenate([x, x[:, i] * x[:, j]], axis=1)
 
 
-def corrected_cycles(problem: Problem, s: ConfigTable, e: Estimate) -> Array:
+def corrected_cycles(problem: Problem, table: ConfigTable, estimate: Estimate) -> Array:
     """Return the corrected cycles of each config.
 
     Only GEMMs of 16-bit operands are corrected, since the correction was fitted to nothing else.
     """
     if problem.a.dtype.bits != 16 or problem.promoted or 0 in (problem.batch, problem.m, problem.n, problem.k):
-        return e.cycles
+        return estimate.cycles
     return np.asarray(
-        e.cycles * np.exp(np.clip(features(problem, s, e) @ coefficients(), -MAX_LOG_CORRECTION, MAX_LOG_CORRECTION))
+        estimate.cycles
+        * np.exp(np.clip(features(problem, table, estimate) @ coefficients(), -MAX_LOG_CORRECTION, MAX_LOG_CORRECTION))
     )
 
 

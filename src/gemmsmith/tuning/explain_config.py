@@ -40,8 +40,12 @@ def explain_config(
     table = ConfigTable.from_configs([config_for_16bit(c, problem.a.dtype) for c in (config, *alternatives)], epilogue)
     e = estimate(as_16bit_problem(problem), table, epilogue, gpu, loads_a_fragments(problem, table.swap_ab))
     cycles = corrected_cycles(problem, table, e)
-    math, copies, k_tile = (float(x[0]) for x in (e.math, e.copies, e.k_tile))
-    bounds = {"compute": float(e.work[0]), "memory": float(e.memory[0]), "power": float(e.power[0])}
+    math, copies, k_tile = (float(x[0]) for x in (e.math_cycles, e.copy_cycles, e.k_tile_cycles))
+    bounds = {
+        "compute": float(e.work_cycles[0]),
+        "memory": float(e.memory_cycles[0]),
+        "power": float(e.power_cycles[0]),
+    }
     each_bound = ", ".join(f"{name} bound alone {x:.0f}" for name, x in bounds.items())
     limit = "math" if math >= copies else "copies"
     if k_tile > 1.2 * max(math, copies):

@@ -29,9 +29,9 @@ EVICT_FIRST_RESIDENT_BYTES = 7_000_000
 """Bytes of the L2 that data with the policy evict_first occupy all the same; by the counters in lockstep-h200.json."""
 K_WINDOW = 512
 """Elements of K that a wave reads at about the same time; chosen, not measured."""
-GPC_MERGE_FRACTION = {False: 0.4, True: 0.65}
-"""Fraction of the reads common to a GPC's clusters that the chip merges, without and with `sync_clusters`; by the
-counters in counters-h200.json and lockstep-h200.json."""
+GPC_MERGED_READ_FRACTIONS = {False: 0.4, True: 0.65}
+"""Fraction of the repeated reads of a panel by the clusters of a GPC that the chip merges, without and with
+`sync_clusters`; by the counters in counters-h200.json and lockstep-h200.json."""
 
 
 class L2Traffic(NamedTuple):
@@ -146,14 +146,16 @@ def simulate_traffic(
 
 
 def l2_rows_read(wave: list[tuple[int, int]], config: Config, tile: tuple[int, int]) -> int:
-    """Return the rows of A and of B that a wave reads from the L2; `tile` is a cluster's."""
+    """Return the rows of A and of B that a wave reads from the L2; `tile`: (M, N) of a cluster's tiles, in elements."""
     rows, (cluster_m, cluster_n) = 0.0, config.cluster
     clusters_per_gpc = max(1, SMS_PER_GPC // (cluster_m * cluster_n))  # they have consecutive tiles
     for i in range(0, len(wave), clusters_per_gpc):
         ms, ns = zip(*wave[i : i + clusters_per_gpc], strict=True)
         for panels, extent, multicast in ((ms, tile[0], cluster_n > 1), (ns, tile[1], cluster_m > 1)):
             repeated = len(panels) - len(set(panels))
-            rows += extent * (len(panels) - repeated * GPC_MERGE_FRACTION[config.sync_clusters] * (not multicast))
+            rows += extent * (
+                len(panels) - repeated * GPC_MERGED_READ_FRACTIONS[config.sync_clusters] * (not multicast)
+            )
     return round(rows)
 
 

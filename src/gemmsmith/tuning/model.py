@@ -120,35 +120,35 @@ class Estimate(NamedTuple):
     """What the model estimates for each config, in SM cycles except `k_tiles_per_cta`.
 
     Attributes:
-        math: Tensor-core cycles of a k-tile.
-        copies: Cycles to copy a k-tile.
-        k_tile: Cycles of a k-tile.
+        math_cycles: Tensor-core cycles of a k-tile.
+        copy_cycles: Cycles to copy a k-tile.
+        k_tile_cycles: Cycles of a k-tile.
         k_tiles_per_cta: k-tiles that a CTA works on, one after the other.
         exposed_stores: Cycles of stores that no mainloop hides.
-        work: k_tiles_per_cta * k_tile + exposed_stores.
-        memory: Cycles that DRAM takes for all bytes.
-        power: Cycles that all energy takes at the power limit.
-        waves: Cycles of all waves.
+        work_cycles: k_tiles_per_cta * k_tile_cycles + exposed_stores.
+        memory_cycles: Cycles that DRAM takes for all bytes.
+        power_cycles: Cycles that all energy takes at the power limit.
+        wave_cycles: Cycles of all waves.
         split_reduction: Cycles of the split-K or stream-K reduction.
         launch_and_fill: Cycles until the pipeline is filled.
     """
 
-    math: Array
-    copies: Array
-    k_tile: Array
+    math_cycles: Array
+    copy_cycles: Array
+    k_tile_cycles: Array
     k_tiles_per_cta: Array
     exposed_stores: Array
-    work: Array
-    memory: Array
-    power: Array
-    waves: Array
+    work_cycles: Array
+    memory_cycles: Array
+    power_cycles: Array
+    wave_cycles: Array
     split_reduction: Array
     launch_and_fill: Array
 
     @property
     def cycles(self) -> Array:
         """Estimated cycles of the kernel."""
-        return np.asarray(self.waves + self.split_reduction + self.launch_and_fill)
+        return np.asarray(self.wave_cycles + self.split_reduction + self.launch_and_fill)
 
     def select(self, indices: Array) -> Estimate:
         """Return the estimates of the configs at these indices."""
@@ -188,7 +188,7 @@ def estimate(
         loads_a: For each config, whether threads load A's fragments, because wgmma reads such an A from registers.
     """
     cost = EpilogueCost.from_epilogue(epilogue or EpilogueSpec.identity(problem.d))
-    tile, k_tiles = _k_tile_cost(problem, table, loads_a), np.maximum(1, np.ceil(problem.k / table.k))
+    tile, k_tiles = _k_tile_cost(problem, table, loads_a), np.maximum(1, np.ceil(problem.k / table.tile_k))
     tiles_m, tiles_n = table.grid(problem.m, problem.n)
     tiles = problem.batch * tiles_m * tiles_n
     schedule = _wave_schedule(table, tiles, k_tiles, tile.cycles, _store_cycles(problem, table, cost))
@@ -197,10 +197,10 @@ def estimate(
     stored = cost.nbytes * tiles_m * table.cluster_tile_m * tiles_n * table.cluster_tile_n
     nbytes = problem.batch * (2 * problem.k * (problem.m + problem.n) + stored)
     reread_bytes = 2 * problem.batch * problem.k * (problem.m * (tiles_n > 1) + problem.n * (tiles_m > 1))
-    slowdown = 1 + SHORT_ROW_OVERHEAD * (64 / table.k) ** 2 if problem.m <= SHORT_ROW_MAX_M else 1
+    slowdown = 1 + SHORT_ROW_OVERHEAD * (64 / table.tile_k) ** 2 if problem.m <= SHORT_ROW_MAX_M else 1
     memory = (nbytes + REREAD_FRACTION * reread_bytes) / gpu.dram_bytes_per_cycle * slowdown
     ctas_per_tile = table.cluster_shape_m * table.cluster_shape_n
-    energy = tiles * ctas_per_tile * k_tiles * tile.energy * (1 + STREAM_K_ENERGY_OVERHEAD * (table.splits == 0))
+    energy = tiles * ctas_per_tile * k_tiles * tile.energy_cycles * (1 + STREAM_K_ENERGY_OVERHEAD * (table.splits == 0))
     power = energy + nbytes / DRAM_BYTES_PER_CYCLE_AT_700W
 
     def wave(work: Array, fraction: Array, clusters: Array) -> Array:
@@ -219,30 +219,34 @@ def estimate(
     sync = CLUSTER_SYNC_CYCLES * (table.cluster_size - 1)
     launch_and_fill = LAUNCH_AND_FILL_CYCLES + sync + FILL_CYCLES_PER_STAGE * table.stages
     return Estimate(
-        tile.math, tile.copies, tile.cycles, k_tiles_per_cta, exposed_stores, work, memory, power, waves,
+        tile.math_cycles, tile.copy_cycles, tile.cycles, k_tiles_per_cta, exposed_stores, work, memory, power, waves,
         schedule.split_reduction, launch_and_fill,
     )  # fmt: skip
 
 
 class _KTileCost(NamedTuple):
-    """Cycles of a CTA's k-tile: math, copies, and in all; `energy`: the cycles that its energy takes at 700 W."""
+    """Cycles of a CTA's k-tile: math, copies, and in all; `energy_cycles`: those that its energy takes at 700 W."""
 
-    math: Array
-    copies: Array
+    math_cycles: Array
+    copy_cycles: Array
     cycles: Array
-    energy: Array
+    energy_cycles: Array
 
 
 def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array | bool) -> _KTileCost:
     # wgmma reads A and B from shared memory, 128 bytes per cycle; A once per promotion subtile
-    subtiles = table.n / _promotion_columns(problem, table)[0] if problem.promoted else 1
-    operands = 128 * (16 * subtiles + table.n / 4) * (table.m / 64) * (table.k / 16)
-    math = np.maximum(2 * table.m * table.n * table.k / FLOPS_PER_CYCLE, operands / 128)
+    subtiles = table.tile_n / _promotion_shape(problem, table)[0] if problem.promoted else 1
+    operands = 128 * (16 * subtiles + table.tile_n / 4) * (table.tile_m / 64) * (table.tile_k / 16)
+    math = np.maximum(2 * table.tile_m * table.tile_n * table.tile_k / FLOPS_PER_CYCLE, operands / 128)
     filled, read = _copied_bytes(problem, table)
     copies = np.maximum(read / L2_TO_SM_BYTES_PER_CYCLE, filled / SMEM_FILL_BYTES_PER_CYCLE)
-    loop = np.maximum(DRAM_LATENCY_CYCLES / table.stages * (table.k / 64), LOOP_CYCLES + LOOP_CYCLES_PER_K * table.k)
-    slowdown = np.where(table.k == 64, 1.0, np.where(table.k == 128, TILE_K_128_SLOWDOWN, TILE_K_256_SLOWDOWN))
-    energy = 2 * table.m * table.n * table.k / FLOPS_PER_CYCLE_AT_700W
+    loop = np.maximum(
+        DRAM_LATENCY_CYCLES / table.stages * (table.tile_k / 64), LOOP_CYCLES + LOOP_CYCLES_PER_K * table.tile_k
+    )
+    slowdown = np.where(
+        table.tile_k == 64, 1.0, np.where(table.tile_k == 128, TILE_K_128_SLOWDOWN, TILE_K_256_SLOWDOWN)
+    )
+    energy = 2 * table.tile_m * table.tile_n * table.tile_k / FLOPS_PER_CYCLE_AT_700W
     energy = energy + read / L2_BYTES_PER_CYCLE_AT_700W + filled / SMEM_FILL_BYTES_PER_CYCLE_AT_700W
     energy = energy + operands / WGMMA_READ_BYTES_PER_CYCLE_AT_700W
     if problem.promoted:
@@ -251,7 +255,7 @@ def _k_tile_cost(problem: Problem, table: ConfigTable, loads_a: Array | bool) ->
         math = ((math + issue_cycles) ** p + warpgroup_cycles**p) ** (1 / p)
         energy = energy * PROMOTION_ENERGY_FACTOR
     cycles = np.maximum(np.maximum(math, copies), loop) * slowdown
-    warpgroup_rows = table.m / np.where(table.tile_per_warpgroup, 1, table.consumers)
+    warpgroup_rows = table.tile_m / np.where(table.tile_per_warpgroup, 1, table.consumers)
     loading = cycles * (1 + A_LOAD_SLOWDOWN_PER_64_ROWS * (warpgroup_rows / WGMMA_M - 1))
     loading = loading * (1 + A_LOAD_SLOWDOWN_ONE_WARPGROUP * (table.tile_per_warpgroup | (table.consumers == 1)))
     loading = loading * (1 + A_LOAD_SLOWDOWN_NO_MULTICAST * (table.cluster_shape_m == 1))
@@ -265,33 +269,35 @@ def _promotion_cycles(problem: Problem, table: ConfigTable) -> tuple[Array, Arra
     for all of them, unless other warpgroups' subtiles or k-tiles in flight fill the time. The tensor cores are idle
     between two subtiles.
     """
-    columns, k_tiles_in_flight, scale_columns = _promotion_columns(problem, table)
+    columns, k_tiles_in_flight, scale_columns = _promotion_shape(problem, table)
     warpgroups = np.where(table.tile_per_warpgroup, 1, table.consumers)
-    subtiles = table.m / warpgroups / 64 * table.n / columns
-    boundaries = (scale_columns == SCALE_BLOCK) * np.log2(64 / np.gcd(table.n.astype(int), 64))
+    subtiles = table.tile_m / warpgroups / 64 * table.tile_n / columns
+    boundaries = (scale_columns == SCALE_BLOCK) * np.log2(64 / np.gcd(table.tile_n.astype(int), 64))
     promotion = columns * (0.5 + COLUMN_SCALE_CYCLES * (scale_columns == 1)) + PROMOTION_CYCLES
     issue = PROMOTION_ISSUE_CYCLES + SCALE_BOUNDARY_CYCLES * boundaries
     warpgroup_cycles = subtiles * (2 * columns + (promotion + issue) / k_tiles_in_flight)
     return np.asarray(warpgroup_cycles), np.asarray(subtiles * warpgroups * issue / k_tiles_in_flight)
 
 
-def _promotion_columns(problem: Problem, table: ConfigTable) -> tuple[Array, Array, Array]:
+def _promotion_shape(problem: Problem, table: ConfigTable) -> tuple[Array, Array, Array]:
     """Return the columns of a promotion subtile, the k-tiles in flight, and the columns per block scale (0: none)."""
     scale_a, scale_b = (scale.granularity if scale else 0 for scale in problem.scales)
     scale_columns = np.where(table.swap_ab, scale_a, scale_b)
-    columns, k_tiles_in_flight = np.where((scale_columns == 1)[:, None], table.promoted[:, 1], table.promoted[:, 0]).T
+    columns, k_tiles_in_flight = np.where(
+        (scale_columns == 1)[:, None], table.promotion_shapes[:, 1], table.promotion_shapes[:, 0]
+    ).T
     return columns, k_tiles_in_flight, scale_columns
 
 
 def _store_cycles(problem: Problem, table: ConfigTable, cost: EpilogueCost) -> Array:
     """Return the cycles of a tile's epilogue."""
-    store = table.m * table.n * cost.nbytes / EPILOGUE_BYTES_PER_CYCLE
+    store = table.tile_m * table.tile_n * cost.nbytes / EPILOGUE_BYTES_PER_CYCLE
     if not problem.d.can_tma_store:
-        by_threads = table.m * np.minimum(table.n, problem.m) * cost.nbytes / TRANSPOSED_STORE_BYTES_PER_CYCLE
+        by_threads = table.tile_m * np.minimum(table.tile_n, problem.m) * cost.nbytes / TRANSPOSED_STORE_BYTES_PER_CYCLE
         store = np.where(table.swap_ab, by_threads, store)
     threads = 128 * np.where(table.tile_per_warpgroup, 1, table.consumers)
     cycles_per_element = EPILOGUE_CYCLES_PER_ELEMENT + EPILOGUE_CYCLES_PER_NODE * cost.nodes
-    return np.asarray((store + table.m * table.n / threads * cycles_per_element) / table.reducing_ctas)
+    return np.asarray((store + table.tile_m * table.tile_n / threads * cycles_per_element) / table.reducing_ctas)
 
 
 class _WaveSchedule(NamedTuple):
@@ -320,7 +326,7 @@ def _wave_schedule(
     has_last = last_tiles > 0
     exposed_stores = np.where(has_last, 0.0, store)
     exposed_stores = exposed_stores + (full_waves + has_last - 1) * np.maximum(0.0, store - hidden)
-    partial = 4 * table.m * table.n / SPLIT_REDUCTION_BYTES_PER_CYCLE
+    partial = 4 * table.tile_m * table.tile_n / SPLIT_REDUCTION_BYTES_PER_CYCLE
     in_cluster = CLUSTER_SPLIT_CYCLES + (table.cluster_splits - 1) * partial / table.reducing_ctas
     split_reduction = np.where(table.cluster_splits > 1, in_cluster, 0.0)
 
@@ -352,9 +358,10 @@ def _copied_bytes(problem: Problem, table: ConfigTable) -> tuple[Array, Array]:
     (a, b), (sharers_of_a, sharers_of_b) = problem.operands, table.gpc_sharers(problem)
     filled = read = np.zeros(1)
     for operand, swapped, width, multicast_ctas, sharers in (
-        (a, b, table.m, table.cluster_shape_n, sharers_of_a), (b, a, table.n, table.cluster_shape_m, sharers_of_b)
+        (a, b, table.tile_m, table.cluster_shape_n, sharers_of_a),
+        (b, a, table.tile_n, table.cluster_shape_m, sharers_of_b),
     ):  # fmt: skip
-        pairs = zip(tile_bytes(operand, width, table.k), tile_bytes(swapped, width, table.k), strict=True)
+        pairs = zip(tile_bytes(operand, width, table.tile_k), tile_bytes(swapped, width, table.tile_k), strict=True)
         nbytes, slowdown = (np.where(table.swap_ab, if_swapped, if_not) for if_not, if_swapped in pairs)
         read_fraction = np.where(multicast_ctas == 1, 1 - GPC_MERGED_READ_FRACTION * (1 - 1 / sharers), 1)
         filled, read = filled + nbytes, read + nbytes * slowdown * read_fraction / multicast_ctas

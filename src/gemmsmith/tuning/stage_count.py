@@ -26,8 +26,8 @@ def stages_that_fit(config: Config, epilogue: EpilogueSpec, stage_bytes: int, re
     """
     graph, stage = epilogue.graph, stage_bytes + BARRIER_PAIR_BYTES
     free = get_chip(config.chip).max_shared_bytes_per_cta - reserved_bytes
-    two_subtiles = min_smem_bytes(graph, epilogue.tma, config)
-    one_subtile = min_smem_bytes(graph, epilogue.tma, config, min_loaded=1 + has_32bit_matrix(graph))
+    two_subtiles = min_smem_bytes(graph, epilogue.tma_eligible, config)
+    one_subtile = min_smem_bytes(graph, epilogue.tma_eligible, config, min_loaded=1 + has_32bit_matrix(graph))
     first_stages = min((free - one_subtile) // stage, ceil_div(STAGE_BYTES_BEFORE_SECOND_SUBTILE, stage_bytes))
     return max(2, min(config.stages, max(first_stages, (free - two_subtiles) // stage)))
 
@@ -67,4 +67,4 @@ def spec_for(config: Config, problem: Problem, epilogue: EpilogueSpec | None = N
 def transposed_epilogue(epilogue: EpilogueSpec) -> EpilogueSpec:
     """Return the epilogue of the transposed GEMM, with all matrices that TMA may access: 8-bit columns become rows."""
     columns = {r.name for r in epilogue.graph.results if r.dtype and r.dtype.bits < 16} & epilogue.column_major
-    return replace(epilogue, graph=epilogue.graph.transposed(), tma=epilogue.tma | columns)
+    return replace(epilogue, graph=epilogue.graph.transposed(), tma_eligible=epilogue.tma_eligible | columns)

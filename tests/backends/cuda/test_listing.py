@@ -18,7 +18,7 @@ from gemmsmith.backends.cuda.disassembler import disassemble
 from gemmsmith.backends.cuda.listing import Listing, annotate_kernel
 from gemmsmith.backends.cuda.mnemonics import classify
 from gemmsmith.core.chip import HOPPER
-from gemmsmith.core.mma import FRAGMENT_GROUP_COLUMNS, FRAGMENT_ROWS_PER_WARP, WGMMA_M
+from gemmsmith.core.mma import FRAGMENT_ROWS_PER_WARP, N8_COLUMNS, WGMMA_M
 from gemmsmith.core.spec import KernelSpec
 from gemmsmith.hw.arithmetic import Dp4a, FusedMultiplyAdd, FusedMultiplyAddFp16
 from gemmsmith.hw.mma import MmaSync
@@ -66,7 +66,7 @@ def of_k_tile(spec: KernelSpec) -> int:
     steps = depth // spec.mma.k
     if spec.mma.kind == "wgmma":
         return rows // WGMMA_M * steps
-    return rows // (4 * FRAGMENT_ROWS_PER_WARP) * (columns // FRAGMENT_GROUP_COLUMNS) * steps
+    return rows // (4 * FRAGMENT_ROWS_PER_WARP) * (columns // N8_COLUMNS) * steps
 
 
 def described(kernel: Kernel) -> Counter[st.SourceLocation]:

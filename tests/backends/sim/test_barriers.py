@@ -136,7 +136,7 @@ def test_a_relaxed_arrival_makes_fenced_inits_known(fenced: bool) -> None:
                 hw.fence_mbarrier_init()
         sync_cluster(relaxed=True)
         with k.when(k.thread < 2):
-            hw.mbarrier_arrive_cluster(barrier[0], k.thread.to(U32), "cta")
+            hw.mbarrier_arrive_remote(barrier[0], k.thread.to(U32), "cta")
         with k.when(k.thread == 32):
             hw.mbarrier_wait(barrier[0], 0)
 

@@ -110,7 +110,7 @@ def test_what_ld_has_read_is_handed_back_at_the_clusters_scope(release: str, acq
         with k.when((k.thread == 0) & (hw.cluster_rank() == 0)):
             hw.store_shared(word(k, k.smem), smem[0].address)
             hw.load_shared(k.registers(U32, 1, "got"), smem[0].address)
-            hw.mbarrier_arrive_cluster(barrier, Constant(U32, 1), release)
+            hw.mbarrier_arrive_remote(barrier, Constant(U32, 1), release)
         with k.when((k.thread == 0) & (hw.cluster_rank() == 1)):
             hw.mbarrier_wait(barrier, 0, acquire)
             hw.store_cluster(word(k, k.smem), hw.mapa(smem[0], Constant(U32, 0)))
@@ -492,7 +492,7 @@ def test_a_dependent_grid_waits_before_it_touches_memory(waits: str) -> None:
     for dependent in (True, False):
         memory = GlobalMemory()
         address = memory.add_buffer(np.zeros(4096, np.uint8), "out", writable=False)
-        result = simulate(kernel(record, 64), 1, {"out": address}, memory, dependent=dependent)
+        result = simulate(kernel(record, 64), 1, {"out": address}, memory, is_dependent_launch=dependent)
         right = not dependent or waits in ("everybody", "one, then a barrier")
         assert kinds(result) == (set() if right else {"race"})
 

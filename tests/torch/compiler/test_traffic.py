@@ -30,13 +30,13 @@ def test_update_matches_a_new_model(name, monkeypatch):
         known(self, changed)
         graph = next(iter(changed)).graph
         fresh = InductorTraffic.__new__(InductorTraffic)
-        fresh.levels, fresh.materialized, fresh.work = dict(self.levels), set(), defaultdict(set)
-        fresh.sources, fresh.reading_kernels, fresh.must_materialize = {}, {}, {}
+        fresh.opaque_depths, fresh.materialized, fresh.work = dict(self.opaque_depths), set(), defaultdict(set)
+        fresh.materialized_sources, fresh.reader_kernels, fresh.must_materialize = {}, {}, {}
         known(fresh, graph.nodes)
         for node in graph.nodes:
             assert self.must_materialize[node] == fresh.must_materialize[node]
-            assert self.reading_kernels[node] == fresh.reading_kernels[node]
-            assert len(self.sources[node]) == len(fresh.sources[node])
+            assert self.reader_kernels[node] == fresh.reader_kernels[node]
+            assert len(self.materialized_sources[node]) == len(fresh.materialized_sources[node])
             assert (node in self.materialized) == (node in fresh.materialized)
             assert (node in self.work[self.kernel(node)]) == (node in fresh.work[self.kernel(node)])
         checked.append(graph)

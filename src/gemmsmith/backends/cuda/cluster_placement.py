@@ -20,7 +20,7 @@ from gemmsmith.backends.cuda.cuda_graph import Stream
 from gemmsmith.backends.cuda.driver import check, device_attributes
 from gemmsmith.backends.cuda.memory import DeviceArray
 from gemmsmith.core.errors import DeviceError
-from gemmsmith.lang.types import CLUSTER_PERMUTATION_LENGTH
+from gemmsmith.lang.types import MAX_CLUSTERS
 
 Array = np.ndarray[Any, Any]
 
@@ -46,7 +46,7 @@ def cluster_permutation(device: int, cluster: int, resident: int, clusters: int)
     `resident`, the device must be current, and no stream being captured.
     """
     gpcs = _gpc_of_cluster(device, cluster, resident)
-    positions = np.arange(CLUSTER_PERMUTATION_LENGTH)
+    positions = np.arange(MAX_CLUSTERS)
     if clusters <= len(gpcs):
         positions[np.argsort(gpcs[:clusters], kind="stable")] = np.arange(clusters)
     return tuple(positions.tolist())
@@ -118,7 +118,7 @@ def _load_probe(device: int) -> object:
 
 @lru_cache(maxsize=1024)
 def _encode_permutation(permutation: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint16]:
-    return (ctypes.c_uint16 * CLUSTER_PERMUTATION_LENGTH)(*permutation)
+    return (ctypes.c_uint16 * MAX_CLUSTERS)(*permutation)
 
 
 def permutation_address(permutation: tuple[int, ...]) -> int:

@@ -93,10 +93,10 @@ class LoadedKernel:
         if result[0]:
             check(result, f"the launch of {self.name}: grid {grid}, {self.threads} threads, stream {stream:#x}")
 
-    def pack_arguments(self, block: Any, values: Sequence[Any]) -> None:
-        """Write pointers and scalars into `block`, in the formats of the parameter kinds."""
+    def pack_arguments(self, buffer: Any, values: Sequence[Any]) -> None:
+        """Write pointers and scalars into `buffer`, in the formats of the parameter kinds."""
         try:
-            self._layout.pack_into(block, 0, *values)
+            self._layout.pack_into(buffer, 0, *values)
         except (struct.error, OverflowError) as error:
             raise ArgumentError(f"{self.name}: {error}; got {values} for {self.parameter_kinds}") from None
 

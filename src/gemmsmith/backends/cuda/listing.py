@@ -124,7 +124,7 @@ def _parse_sass(text: str) -> Iterator[ListedInstruction]:
 
 
 def _parse_ptx(text: str) -> Iterator[ListedInstruction]:
-    """Parse PTX. Labels within inline assembly, of loops that wait, are ignored."""
+    """Parse PTX, without the labels of wait loops in inline assembly."""
     files = dict(re.findall(r'\.file\s+(\d+)\s+"(.*?)"', text))
     callers: dict[tuple[str, ...], tuple[str, ...]] = {}
     location, label, parts = (".cu", 0), "", []

@@ -18,7 +18,7 @@ from gemmsmith.core.dtypes import BF16
 from gemmsmith.core.errors import ArgumentError, DeviceError
 from gemmsmith.epilogue.device.outputs import result_argument
 from gemmsmith.lang.launch import Launch, Launches
-from gemmsmith.lang.types import CLUSTER_PERMUTATION_LENGTH
+from gemmsmith.lang.types import MAX_CLUSTERS
 
 Arguments = Mapping[str, ArrayInfo | float]
 
@@ -155,9 +155,9 @@ def load_launch(launch: Launch, device: int, stream: int, *, pdl: bool) -> Launc
     clusters = min(launch.work_clusters, loaded.max_active_clusters()) if kernel.persistent else launch.work_clusters
     arguments = dict(launch.arguments)
     if "cluster_permutation" in arguments:
-        if clusters > CLUSTER_PERMUTATION_LENGTH:  # the same number on each SM
+        if clusters > MAX_CLUSTERS:  # the same number on each SM
             clusters_per_wave = driver.device_attributes(device).sm_count // kernel.cluster[0]
-            clusters = CLUSTER_PERMUTATION_LENGTH // clusters_per_wave * clusters_per_wave or CLUSTER_PERMUTATION_LENGTH
+            clusters = MAX_CLUSTERS // clusters_per_wave * clusters_per_wave or MAX_CLUSTERS
         if "flags" not in arguments:  # clusters wait for clusters of lower index, which must start first
             arguments["cluster_permutation"] = loaded.cluster_permutation(clusters)
     values = [arguments[p.name or ""] for p in kernel.parameters]

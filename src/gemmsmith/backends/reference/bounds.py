@@ -119,11 +119,11 @@ def reference_mma(a: DType, b: DType, accumulator_dtype: DType, on_cuda_cores: b
 
 
 def step_error(mma: Mma) -> float:
-    """Return the relative error of one accumulation step of an instruction."""
+    """Return a bound of the error of one accumulation step, relative to the sum of the addends' magnitudes."""
     if mma.d == INT32:
         return 0.0
-    rounding = mma.d.roundoff if mma.d == FP16 else 2.0 ** -min(mma.alignment_bits, mma.d.mantissa)
-    return mma.k * 2.0**-mma.alignment_bits + rounding
+    rounding = mma.d.roundoff if mma.d == FP16 else 2.0 ** -min(mma.aligned_fraction_bits, mma.d.mantissa)
+    return mma.k * 2.0**-mma.aligned_fraction_bits + rounding
 
 
 def check(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from gemmsmith.backends.sim.lockstep_group import LockstepGroup, Wait
 from gemmsmith.backends.sim.operations import InFlightOperation
 from gemmsmith.backends.sim.registers import RegisterFile
-from gemmsmith.lang.machine import Blocking, Group
+from gemmsmith.lang.machine import AsyncGroupKind, Blocking
 
-Key = Group | tuple[Group, int]
+Key = AsyncGroupKind | tuple[AsyncGroupKind, int]
 """Key of a list of groups: one per lockstep group for wgmma and cp.async, one per thread (its row) for bulk stores."""
 
 
@@ -18,31 +18,31 @@ class AsyncGroups:
     still wait for, oldest first.
     """
 
-    def __init__(self, group: LockstepGroup, registers: RegisterFile) -> None:
-        self.group, self.registers = group, registers
+    def __init__(self, lockstep_group: LockstepGroup, registers: RegisterFile) -> None:
+        self.lockstep_group, self.registers = lockstep_group, registers
         self.uncommitted: dict[Key, list[InFlightOperation]] = {}
         self.committed: dict[Key, list[list[InFlightOperation]]] = {}
 
-    def add(self, kind: Group, operation: InFlightOperation) -> None:
+    def add(self, kind: AsyncGroupKind, operation: InFlightOperation) -> None:
         """Add an operation that has been issued to the uncommitted ones."""
-        key: Key = (kind, int(self.group.active_lanes[0].rows[0])) if kind == "bulk" else kind
+        key: Key = (kind, int(self.lockstep_group.active_lanes[0].thread_indices[0])) if kind == "bulk" else kind
         self.uncommitted.setdefault(key, []).append(operation)
 
-    def commit(self, kind: Group) -> None:
+    def commit(self, kind: AsyncGroupKind) -> None:
         """Commit the uncommitted operations as one group."""
         if kind == "wgmma":
-            self.group.require_converged("wgmma.commit_group")
-        for key in self._keys(kind):
+            self.lockstep_group.require_converged("wgmma.commit_group")
+        for key in self._keys_of_active_threads(kind):
             self.committed.setdefault(key, []).append(self.uncommitted.pop(key, []))
 
-    def wait(self, kind: Group, pending: int, *, read: bool = False) -> Blocking:
+    def wait(self, kind: AsyncGroupKind, pending: int, *, read: bool = False) -> Blocking:
         """Wait until at most `pending` committed groups are incomplete; `read`: only until they have read sources."""
-        lockstep = self.group
+        lockstep = self.lockstep_group
         if kind == "wgmma":
             lockstep.require_converged("wgmma.wait_group")
         waited = {
             key: committed[: max(0, len(committed) - pending)]
-            for key in self._keys(kind)
+            for key in self._keys_of_active_threads(kind)
             if (committed := self.committed.get(key, []))
         }
         members = {key: [operation for group in groups for operation in group] for key, groups in waited.items()}
@@ -63,24 +63,24 @@ class AsyncGroups:
         lockstep.time += lockstep.state.cost_model.instruction
         lockstep.record_wait(start, f"{kind} group")
 
-    def _keys(self, kind: Group) -> list[Key]:
+    def _keys_of_active_threads(self, kind: AsyncGroupKind) -> list[Key]:
         """Return the keys of the active threads' lists of groups."""
         if kind != "bulk":
             return [kind]
         keys = dict.fromkeys(key for key in (*self.uncommitted, *self.committed) if isinstance(key, tuple))
-        return [key for key in keys if self.group.active[key[1]]]
+        return [key for key in keys if self.lockstep_group.active[key[1]]]
 
     def _join_completion(self, key: Key, operations: list[InFlightOperation], read: bool) -> None:
         """Set the operations' completion bits in the clocks of the threads that waited for them."""
-        lockstep, bits = self.group, 0
+        lockstep, bits = self.lockstep_group, 0
         for operation in operations:
             bits |= operation.bits[0] if read else operation.bits[0] | operation.bits[1]
         if isinstance(key, tuple):  # bulk stores: only the thread that issued them
-            lockstep.warps[key[1] // 32].agent(1 << key[1] % 32).clock.completed_operations |= bits
+            lockstep.warps[key[1] // 32].agent(1 << key[1] % 32).clock.completed_bits |= bits
             return
         for lanes in lockstep.active_lanes:
             agent = lanes.agent()
-            agent.clock.completed_operations |= bits
+            agent.clock.completed_bits |= bits
             for operation in operations:
                 if lanes.warp in operation.copy_writes:  # from here on a cp.async counts as a store of this warp
                     event = operation.copy_writes.pop(lanes.warp)

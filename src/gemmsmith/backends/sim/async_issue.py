@@ -104,7 +104,7 @@ class AsyncIssuer:
             other = lanes.agent().clock
             np.minimum(clock.vector[:MBARRIER_INIT], other.vector[:MBARRIER_INIT], out=clock.vector[:MBARRIER_INIT])
             clock.join_executed(other)
-            clock.completed_operations &= other.completed_operations
+            clock.completed_bits &= other.completed_bits
         return clock
 
     def _record(
@@ -117,7 +117,7 @@ class AsyncIssuer:
         event = Event(-1, 0, in_flight.bits[write], label, group.title, group.location)
         if lanes:
             event.warp = lanes.warp
-            event.lanes = LaneAccesses(access.addresses & OFFSET_MASK, access.width, lanes.rows)
+            event.lanes = LaneAccesses(access.addresses & OFFSET_MASK, access.width, lanes.thread_indices)
         if cta is not group.cta:
             cta.remote.append(event)
         resolved = self.memory.resolve(access)
@@ -130,11 +130,11 @@ class AsyncIssuer:
         (access,) = in_flight.operation.writes
         first = 0
         for lanes in self.group.active_lanes:
-            addresses = access.addresses[first : first + len(lanes.rows)]
+            addresses = access.addresses[first : first + len(lanes.thread_indices)]
             in_flight.copy_writes[lanes.warp] = self._record(
                 in_flight, replace(access, addresses=addresses), write=True, lanes=lanes
             )
-            first += len(lanes.rows)
+            first += len(lanes.thread_indices)
 
     def _schedule(self, operation: AsyncOperation) -> int:
         """Reserve the operation's engine and return the time at which the operation completes, in cycles."""

@@ -12,8 +12,8 @@ from gemmsmith.lang.statements import SourceLocation
 class ScopedClocks:
     """Clocks that a wait joins: `cta` at CTA scope, and additionally `cluster` at cluster scope."""
 
-    def __init__(self, agents: int) -> None:
-        self.cta, self.cluster = VectorClock(agents), VectorClock(agents)
+    def __init__(self, num_agents: int) -> None:
+        self.cta, self.cluster = VectorClock(num_agents), VectorClock(num_agents)
 
     def join(self, other: ScopedClocks) -> None:
         """Join the clocks of both scopes."""
@@ -22,7 +22,7 @@ class ScopedClocks:
 
 
 @dataclass(frozen=True)
-class Observation:
+class FinishedWait:
     """A finished wait for a phase, by an agent at its event count."""
 
     phase: int
@@ -42,7 +42,7 @@ class Mbarrier:
 
     `count`: expected arrivals per phase; `pending`: arrivals still missing; `tx_count`: bytes still missing;
     `initializer`: (agent, event count) of its init; `data_phases`: the completed phases that received data.
-    `last_observed`: the last phase that each lockstep group has waited for; `observations`: each agent's last wait.
+    `last_waited_phase`: the last phase that each lockstep group has waited for; `last_waits`: each agent's last wait.
     A parity wait for phase p is correct only if it is ordered before the completion of phase p + 1; otherwise phase
     aliasing is reported.
     """
@@ -51,7 +51,7 @@ class Mbarrier:
     count: int
     initializer: tuple[int, int]
     location: SourceLocation
-    agents: int
+    num_agents: int
     hazards: Hazards
     phase: int = 0
     pending: int = 0
@@ -61,13 +61,13 @@ class Mbarrier:
     completed_at: int = 0
     current_clocks: ScopedClocks = field(init=False)
     completed_clocks: ScopedClocks = field(init=False)
-    last_observed: dict[object, int] = field(default_factory=dict)
-    observations: dict[int, Observation] = field(default_factory=dict)
+    last_waited_phase: dict[object, int] = field(default_factory=dict)
+    last_waits: dict[int, FinishedWait] = field(default_factory=dict)
     data_phases: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pending = self.count
-        self.current_clocks, self.completed_clocks = ScopedClocks(self.agents), ScopedClocks(self.agents)
+        self.current_clocks, self.completed_clocks = ScopedClocks(self.num_agents), ScopedClocks(self.num_agents)
 
     def arrive(
         self, count: int, expect: int, clock: VectorClock, time: int, *, at_cta_scope: bool, at_cluster_scope: bool
@@ -80,7 +80,7 @@ class Mbarrier:
             self.current_clocks.cta.join(clock)
         else:  # wgmma and TMA that the arriving thread has waited for have completed at any scope
             self.current_clocks.cta.join_executed(clock)
-            self.current_clocks.cta.completed_operations |= clock.completed_operations
+            self.current_clocks.cta.completed_bits |= clock.completed_bits
         if at_cluster_scope:
             self.current_clocks.cluster.join(clock)
         self.pending -= count
@@ -100,7 +100,7 @@ class Mbarrier:
         at cluster scope. `arrivals`: arrivals that come with the data.
         """
         clock_of_scope = self.current_clocks.cta if at_cta_scope else self.current_clocks.cluster
-        clock_of_scope.completed_operations |= bits
+        clock_of_scope.completed_bits |= bits
         self.current_clocks.cta.join_executed(clock)
         self.tx_count -= nbytes
         self.pending -= arrivals
@@ -116,14 +116,14 @@ class Mbarrier:
             return
         if self.received_data:
             self.data_phases.append(self.phase)
-        for wait in self.observations.values():
+        for wait in self.last_waits.values():
             if wait.phase == self.phase - 1 and not wait.happens_before(self.current_clocks.cta):
                 self._report_overrun(wait)
         self.completed_clocks.join(self.current_clocks)
         self.completed_at = self.time
         self.phase, self.pending, self.received_data = self.phase + 1, self.count, False
 
-    def _report_overrun(self, wait: Observation) -> None:
+    def _report_overrun(self, wait: FinishedWait) -> None:
         self.hazards.report(
             "phase aliasing",
             f"a wait for phase {wait.phase} of {self.name} by {wait.issuer} may run after phase {self.phase} "
@@ -135,19 +135,21 @@ class Mbarrier:
         """The shared buffer that holds it: its name without the slot."""
         return self.name.partition("[")[0]
 
-    def observe(self, group: object, agent: Agent, phase: int, issuer: str, location: SourceLocation) -> None:
+    def record_wait(
+        self, lockstep_group: object, agent: Agent, phase: int, issuer: str, location: SourceLocation
+    ) -> None:
         """Record that an agent's wait for a phase has finished."""
-        self.last_observed[group] = phase
-        self.observations[agent.index] = Observation(phase, agent.index, agent.count, issuer, location)
+        self.last_waited_phase[lockstep_group] = phase
+        self.last_waits[agent.index] = FinishedWait(phase, agent.index, agent.count, issuer, location)
 
-    def resolve_phase(self, group: object, clock: VectorClock, parity: int) -> int:
+    def resolve_phase(self, lockstep_group: object, clock: VectorClock, parity: int) -> int:
         """Return the phase that a wait for `parity` is for.
 
-        That is the first phase of the parity after the last one that this group, or a wait that happens before, has
-        waited for. -1 is the phase before the first.
+        It is the first phase with that parity after the last phase for which `lockstep_group`, or a wait ordered before
+        `clock`, has waited. -1 is the phase before the first.
         """
-        waited = (wait.phase for wait in self.observations.values() if wait.happens_before(clock))
-        last = max(self.last_observed.get(group, -2), max(waited, default=-2))
+        waited = (wait.phase for wait in self.last_waits.values() if wait.happens_before(clock))
+        last = max(self.last_waited_phase.get(lockstep_group, -2), max(waited, default=-2))
         return last + 1 if (last + 1) % 2 == parity else last + 2
 
     def is_complete(self, parity: int) -> bool:

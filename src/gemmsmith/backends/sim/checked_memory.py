@@ -92,7 +92,7 @@ class CheckedMemory:
                 state.describe_address(int(access.addresses[part][0]))[0],
             )
         else:
-            if not clock.completed_operations & PREREQUISITE_GRIDS_BIT:
+            if not clock.completed_bits & PREREQUISITE_GRIDS_BIT:
                 hazard("race", f"{event} of {buffer.name} is not ordered after the prerequisite grids: "
                        "griddepcontrol.wait must come first")  # fmt: skip
             if write and not buffer.writable:

@@ -18,7 +18,7 @@ ALL_LANES = 0xFFFF_FFFF
 AGENTS_PER_WARP = 4
 """Agents per warp: the full warp, and up to three subsets of lanes; further subsets share the last."""
 PREREQUISITE_GRIDS_BIT = 1
-"""Bit of `VectorClock.completed_operations` for the prerequisite grids (programmatic dependent launch)."""
+"""Bit of `VectorClock.completed_bits` for the prerequisite grids (programmatic dependent launch)."""
 
 
 class VectorClock:
@@ -31,25 +31,25 @@ class VectorClock:
     - MBARRIER_INIT: if mbarrier inits, have been made visible to the cluster by a fence;
     - EXECUTED: have been executed, whether or not their accesses are visible.
 
-    `completed_operations` has the bits of the asynchronous operations that have completed.
+    `completed_bits` has the bits of the asynchronous operations that have completed.
     """
 
-    __slots__ = ("completed_operations", "vector")
+    __slots__ = ("completed_bits", "vector")
 
-    def __init__(self, agents: int) -> None:
-        self.vector = np.zeros((4, agents), np.int32)
-        self.completed_operations = 0
+    def __init__(self, num_agents: int) -> None:
+        self.vector = np.zeros((4, num_agents), np.int32)
+        self.completed_bits = 0
 
     def copy(self) -> VectorClock:
         """Return a copy."""
         clock = VectorClock.__new__(VectorClock)
-        clock.vector, clock.completed_operations = self.vector.copy(), self.completed_operations
+        clock.vector, clock.completed_bits = self.vector.copy(), self.completed_bits
         return clock
 
     def join(self, other: VectorClock) -> None:
-        """Join all rows and completed operations of another clock."""
+        """Join all rows and completed bits of another clock."""
         np.maximum(self.vector, other.vector, out=self.vector)
-        self.completed_operations |= other.completed_operations
+        self.completed_bits |= other.completed_bits
 
     def join_executed(self, other: VectorClock) -> None:
         """Join the EXECUTED and MBARRIER_INIT rows: implied by synchronization at too narrow a scope, too."""
@@ -88,22 +88,22 @@ class Warp:
     execute together (.aligned) order the execution of earlier instructions of the warp, not their accesses.
     """
 
-    def __init__(self, index: int, agents: int) -> None:
+    def __init__(self, index: int, num_agents: int) -> None:
         self.first_agent = AGENTS_PER_WARP * index
         self.agent_slice = slice(self.first_agent, self.first_agent + AGENTS_PER_WARP)
-        self.full_warp = Agent(self.first_agent, VectorClock(agents))
+        self.all_lanes = Agent(self.first_agent, VectorClock(num_agents))
         self.subsets: dict[int, Agent] = {}
-        self.full_warp.clock.vector[[MEMORY, EXECUTED], self.first_agent] = 1
+        self.all_lanes.clock.vector[[MEMORY, EXECUTED], self.first_agent] = 1
         self.synced_counts, self.converged_counts = (np.zeros(AGENTS_PER_WARP, np.int32) for _ in range(2))
 
     def agent(self, lanes: int) -> Agent:
         """Return the agent of the lanes that execute now."""
         if lanes == ALL_LANES:
-            return self.full_warp
+            return self.all_lanes
         agent = self.subsets.get(lanes)
         if agent is None:
             agent = self.subsets[lanes] = self._new_subset()
-        self._propagate(agent.clock, self.full_warp)
+        self._propagate(agent.clock, self.all_lanes)
         for other_lanes, other in self.subsets.items():
             if other is not agent and other_lanes & lanes == lanes:
                 self._propagate(agent.clock, other)
@@ -114,12 +114,12 @@ class Warp:
         shared = next((a for a in self.subsets.values() if a.index == index), None)
         if shared:
             return shared
-        agent = Agent(index, VectorClock(self.full_warp.clock.vector.shape[1]))
-        agent.clock.vector[[MEMORY, EXECUTED], index] = self.full_warp.clock.vector[MEMORY, index] + 1
-        if self.full_warp.fenced:
-            scope, before = self.full_warp.fenced
+        agent = Agent(index, VectorClock(self.all_lanes.clock.vector.shape[1]))
+        agent.clock.vector[[MEMORY, EXECUTED], index] = self.all_lanes.clock.vector[MEMORY, index] + 1
+        if self.all_lanes.fenced:
+            scope, before = self.all_lanes.fenced
             agent.fenced = scope, VectorClock(agent.clock.vector.shape[1])
-            self._propagate(agent.fenced[1], self.full_warp, before)
+            self._propagate(agent.fenced[1], self.all_lanes, before)
         return agent
 
     def _propagate(self, clock: VectorClock, other: Agent, clock_then: VectorClock | None = None) -> None:
@@ -132,12 +132,12 @@ class Warp:
         vector[:EXECUTED, column] = np.minimum(vector[:EXECUTED, column], self.synced_counts[slot])
         vector[EXECUTED, column] = min(vector[EXECUTED, column], self.converged_counts[slot])
         np.maximum(clock.vector, vector, out=clock.vector)
-        clock.completed_operations |= clock_then.completed_operations
+        clock.completed_bits |= clock_then.completed_bits
 
     def converge(self) -> None:
         """Record that all lanes execute an instruction together."""
         self.converged_counts = np.maximum(
-            self.converged_counts, self.full_warp.clock.vector[EXECUTED, self.agent_slice]
+            self.converged_counts, self.all_lanes.clock.vector[EXECUTED, self.agent_slice]
         )
         for agent in self.subsets.values():
             self.converged_counts[agent.index - self.first_agent] = agent.clock.vector[EXECUTED, agent.index]
@@ -145,13 +145,13 @@ class Warp:
     def sync(self) -> None:
         """Execute __syncwarp: order the accesses of all lanes."""
         for agent in self.subsets.values():
-            self.full_warp.clock.join(agent.clock)
-            self.full_warp.pending += agent.pending
-            self.full_warp.fenced = agent.fenced or self.full_warp.fenced
+            self.all_lanes.clock.join(agent.clock)
+            self.all_lanes.pending += agent.pending
+            self.all_lanes.fenced = agent.fenced or self.all_lanes.fenced
         self.subsets.clear()
-        self.synced_counts = self.full_warp.clock.vector[MEMORY, self.agent_slice].copy()
+        self.synced_counts = self.all_lanes.clock.vector[MEMORY, self.agent_slice].copy()
         self.converged_counts = self.synced_counts
-        self.full_warp.advance()
+        self.all_lanes.advance()
 
     def release(self, lanes: int) -> VectorClock:
         """Return a copy of the lanes' clock and advance it, so that later events are not covered by the copy."""

@@ -35,7 +35,7 @@ class Cta:
     shadow: Shadow
     warps: list[Warp]
     mbarriers: dict[int, Mbarrier] = field(default_factory=dict)
-    named: dict[int, ThreadBarrier] = field(default_factory=dict)
+    named_barriers: dict[int, ThreadBarrier] = field(default_factory=dict)
     engines: dict[str, int] = field(default_factory=dict)
     free_registers: int = 0
     remote: list[Event] = field(default_factory=list)

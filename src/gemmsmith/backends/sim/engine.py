@@ -40,7 +40,7 @@ Argument = int | float | TensorMap | tuple[int, ...]
 
 def simulate(
     kernel: Kernel, grid: int, arguments: Mapping[str, Argument], memory: GlobalMemory, *,
-    seed: int = 0, cost_model: CostModel = H200_COST_MODEL, max_hazards: int = 20, dependent: bool = False,
+    seed: int = 0, cost_model: CostModel = H200_COST_MODEL, max_hazards: int = 20, is_dependent_launch: bool = False,
     on_mma_cycles: Callable[[float], None] = lambda cycles: None, counters: Counters | None = None,
 ) -> SimulationResult:  # fmt: skip
     """Execute `grid` CTAs, all resident concurrently, on the bytes of `memory`.
@@ -56,8 +56,8 @@ def simulate(
         seed: Schedule of the execution.
         cost_model: Durations in cycles, for seed 0 and for the timeline.
         max_hazards: Number of hazards after which the execution stops.
-        dependent: Whether the prerequisite grids may still be running (programmatic dependent launch), so that
-            griddepcontrol.wait must precede accesses to global memory.
+        is_dependent_launch: Whether the prerequisite grids may still be running (programmatic dependent launch), so
+            that griddepcontrol.wait must precede accesses to global memory.
         on_mma_cycles: Called with the tensor-core cycles of every completed wgmma.
         counters: Counters that count instructions and memory accesses, if given.
 
@@ -78,7 +78,7 @@ def simulate(
         Operations(on_mma_cycles),
         instrument,
     )
-    by_cta = create_ctas(state, dependent=dependent)
+    by_cta = create_ctas(state, is_dependent_launch=is_dependent_launch)
     groups = [group for of_cta in by_cta.values() for group in of_cta]
     with suppress(SimulationAborted):
         _run(state, groups)

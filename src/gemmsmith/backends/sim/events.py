@@ -58,7 +58,7 @@ class Event:
     def happens_before(self, clock: VectorClock) -> bool:
         """Return whether this event happens before the events at `clock`."""
         if self.agent < 0:
-            return clock.completed_operations & self.bits == self.bits
+            return clock.completed_bits & self.bits == self.bits
         return clock.vector.item(self.row, self.agent) >= self.count
 
     def ordered_before(self, later: Event, clock: VectorClock, cells: np.ndarray, granule: int) -> bool:

@@ -12,9 +12,9 @@ from gemmsmith.backends.sim.lockstep_group import LockstepGroup
 def check_grid_exit(state: GridState, groups: dict[Cta, list[LockstepGroup]]) -> None:
     """Report operations in flight, incomplete mbarriers and unequal register budgets, CTA by CTA."""
     for cta in groups:
-        clock = VectorClock(state.agents)
+        clock = VectorClock(state.num_agents)
         for warp in cta.warps:
-            for agent in (warp.full_warp, *warp.subsets.values()):
+            for agent in (warp.all_lanes, *warp.subsets.values()):
                 clock.join(agent.clock)
         _check_registers(state, groups[cta])
         for event in cta.remote:
@@ -46,7 +46,7 @@ def _check_operations(state: GridState, cta: Cta, clock: VectorClock) -> None:
             continue
         is_store = in_flight.operation.group == "bulk"
         need = in_flight.bits[0] if is_store else in_flight.bits[1]
-        if clock.completed_operations & need != need:
+        if clock.completed_bits & need != need:
             kind = "missing wait_group" if is_store else "access to exited CTA"
             message = f"{in_flight.operation.label} may be in flight when CTA {cta.index} exits: no thread waits for it"
             state.hazards.report(kind, message, in_flight.location)
@@ -60,7 +60,7 @@ def _check_mbarriers(hazards: Hazards, cta: Cta) -> None:
                 f"arrivals and {barrier.tx_count} bytes missing"
             )
             hazards.report("barrier", message, barrier.location, barrier.buffer)
-        observed = max(barrier.last_observed.values(), default=-1)
+        observed = max(barrier.last_waited_phase.values(), default=-1)
         unconsumed = next((phase for phase in barrier.data_phases if phase > observed), None)
         if unconsumed is not None:
             message = f"{barrier.name}: phase {unconsumed} received data, but no thread waited for it"

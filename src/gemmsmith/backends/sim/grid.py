@@ -30,20 +30,23 @@ def check_launch(kernel: Kernel, grid: int, arguments: Mapping[str, object]) -> 
         raise ArgumentError(f"arguments: {', '.join(map(str, missing))} missing; {kernel.name} takes them")
 
 
-def create_ctas(state: GridState, *, dependent: bool) -> dict[Cta, list[LockstepGroup]]:
-    """Return all CTAs, in order, with their lockstep groups; `dependent`: prerequisite grids may still be running."""
+def create_ctas(state: GridState, *, is_dependent_launch: bool) -> dict[Cta, list[LockstepGroup]]:
+    """Return all CTAs, in order, with their lockstep groups.
+
+    `is_dependent_launch`: the prerequisite grids may still be running (programmatic dependent launch).
+    """
     kernel, size = state.kernel, state.kernel.cluster[0]
-    threads = _lockstep_groups(kernel)
+    group_arguments = _lockstep_groups(kernel)
     groups: dict[Cta, list[LockstepGroup]] = {}
     for first in range(0, state.grid, size):
         cluster = Cluster(ThreadBarrier("cluster barrier", size * kernel.threads))
-        cluster.ctas += [_cta(state, cluster, first + rank, rank, dependent) for rank in range(size)]
+        cluster.ctas += [_create_cta(state, cluster, first + rank, rank, is_dependent_launch) for rank in range(size)]
         for cta in cluster.ctas:
-            groups[cta] = [LockstepGroup(state, cta, *arguments) for arguments in threads]
+            groups[cta] = [LockstepGroup(state, cta, *arguments) for arguments in group_arguments]
     return groups
 
 
-def _cta(state: GridState, cluster: Cluster, index: int, rank: int, dependent: bool) -> Cta:
+def _create_cta(state: GridState, cluster: Cluster, index: int, rank: int, is_dependent_launch: bool) -> Cta:
     kernel = state.kernel
     shared = np.full(SHARED_BASE + round_up(kernel.shared_bytes, 16), 0xFF, np.uint8)
     shadow = Shadow(len(shared), state.hazards, initialized=False)
@@ -51,9 +54,9 @@ def _cta(state: GridState, cluster: Cluster, index: int, rank: int, dependent: b
         if buffer.allow_uninitialized_reads:
             shadow.allow_uninitialized_reads(SHARED_BASE + buffer.offset, buffer.bytes)
     count = kernel.threads // 32
-    warps = [Warp(index * count + i, state.agents) for i in range(count)]
+    warps = [Warp(index * count + i, state.num_agents) for i in range(count)]
     for warp in warps:
-        warp.full_warp.clock.completed_operations = 0 if dependent else PREREQUISITE_GRIDS_BIT
+        warp.all_lanes.clock.completed_bits = 0 if is_dependent_launch else PREREQUISITE_GRIDS_BIT
     return Cta(index, rank, cluster, shared, shadow, warps)
 
 

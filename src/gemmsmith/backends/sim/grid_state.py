@@ -24,8 +24,9 @@ from gemmsmith.lang.kernel import Kernel
 class GridState:
     """The launch, global memory, and everything recorded while the grid executes.
 
-    `agents`: the length of vector clocks. `instrument`: `Counters.instrument`, if given; called with a lockstep group
-    and its machine, it returns the function that executes instructions.
+    `num_agents`: number of sets of lanes that have a clock, the length of vector clocks. `instrument`:
+    `Counters.instrument`, if given; called with a lockstep group and its machine, it returns the function that executes
+    instructions.
     """
 
     kernel: Kernel
@@ -44,7 +45,7 @@ class GridState:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.agents = AGENTS_PER_WARP * self.grid * (self.kernel.threads // 32)
+        self.num_agents = AGENTS_PER_WARP * self.grid * (self.kernel.threads // 32)
 
     def global_shadow(self, buffer: Buffer) -> Shadow:
         """Return the shadow memory of a global buffer."""

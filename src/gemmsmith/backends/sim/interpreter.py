@@ -17,7 +17,7 @@ from gemmsmith.lang import statements as st
 from gemmsmith.lang.instruction import Instruction, Result
 from gemmsmith.lang.machine import Blocking, Machine
 from gemmsmith.lang.values import (
-    IndexedRow,
+    LoopIndexedRow,
     Operation,
     RegisterArray,
     RegisterArray2D,
@@ -34,11 +34,11 @@ Chosen; not measured."""
 class CompiledStatement(NamedTuple):
     """A statement, ready to execute: `handler(interpreter, argument)`.
 
-    `visible`: whether other threads can observe its effects.
+    `is_preemption_point`: whether another group may run after it, since others can observe its effects.
     """
 
     location: st.SourceLocation
-    visible: bool
+    is_preemption_point: bool
     handler: Callable[[Interpreter, Any], Blocking | None]
     argument: Any
 
@@ -68,12 +68,12 @@ class Interpreter:
             statements = self.compiled[block] = [
                 _compile_statement(s) for s in block.statements if type(s) is not st.Comment
             ]
-        for location, visible, handler, argument in statements:
+        for location, is_preemption_point, handler, argument in statements:
             group.location = location
             blocking = handler(self, argument)
             if blocking is not None:
                 yield from blocking
-            if seed and visible and random() < PREEMPTION_PROBABILITY:
+            if seed and is_preemption_point and random() < PREEMPTION_PROBABILITY:
                 yield None
 
     def simulate(self, instruction: Instruction) -> Any:
@@ -139,7 +139,7 @@ class Interpreter:
         array[active, index] = new[active] if isinstance(new, np.ndarray) else new
 
     def _row(self, x: RegisterArray) -> RegisterArray:
-        return x.array.rows[int(self.table[x.row])] if isinstance(x, IndexedRow) else x
+        return x.array.rows[int(self.table[x.row])] if isinstance(x, LoopIndexedRow) else x
 
     def branch(self, branch: st.If) -> Blocking | None:
         """Execute an if statement."""
@@ -185,10 +185,10 @@ _VALUE_HANDLERS: dict[type[Value], Handler] = {
 
 
 def _compile_statement(statement: st.Statement) -> CompiledStatement:
-    location, visible = statement.location, isinstance(statement, st.IssueInstruction)
+    location, is_preemption_point = statement.location, isinstance(statement, st.IssueInstruction)
     if not isinstance(statement, st.Define):
-        return CompiledStatement(location, visible, _STATEMENT_HANDLERS[type(statement)], statement)
+        return CompiledStatement(location, is_preemption_point, _STATEMENT_HANDLERS[type(statement)], statement)
     x = statement.value
     if isinstance(x, Operation):
-        return CompiledStatement(location, visible, Interpreter.operate, (x, compile_operation(x)))
-    return CompiledStatement(location, visible, _VALUE_HANDLERS[type(x)], x)
+        return CompiledStatement(location, is_preemption_point, Interpreter.operate, (x, compile_operation(x)))
+    return CompiledStatement(location, is_preemption_point, _VALUE_HANDLERS[type(x)], x)

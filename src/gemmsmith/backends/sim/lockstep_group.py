@@ -35,7 +35,7 @@ class ActiveLanes:
 
     warp: Warp
     mask: int
-    rows: np.ndarray
+    thread_indices: np.ndarray
 
     @property
     def is_partial(self) -> bool:

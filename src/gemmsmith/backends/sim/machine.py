@@ -15,7 +15,7 @@ from gemmsmith.backends.sim.registers import RegisterFile
 from gemmsmith.backends.sim.scopes import scope_of
 from gemmsmith.backends.sim.thread_barriers import ThreadBarriers
 from gemmsmith.backends.sim.values import Values
-from gemmsmith.lang.values import IndexedRow, RegisterArray, RegisterSlice
+from gemmsmith.lang.values import LoopIndexedRow, RegisterArray, RegisterSlice
 
 
 class LockstepMachine:
@@ -58,7 +58,7 @@ class LockstepMachine:
         if not isinstance(x, RegisterSlice):
             return self._registers.access(x, write)
         array, start = x.array, int(self.value(x.start))
-        row = array.array.rows[int(self.value(array.row))] if isinstance(array, IndexedRow) else array
+        row = array.array.rows[int(self.value(array.row))] if isinstance(array, LoopIndexedRow) else array
         return self._registers.access(row, write, slice(start, start + x.count))
 
     @property
@@ -86,4 +86,4 @@ class LockstepMachine:
     def grid_dependency_wait(self) -> None:
         """Execute griddepcontrol.wait."""
         for lanes in self._group.active_lanes:
-            lanes.agent().clock.completed_operations |= PREREQUISITE_GRIDS_BIT
+            lanes.agent().clock.completed_bits |= PREREQUISITE_GRIDS_BIT

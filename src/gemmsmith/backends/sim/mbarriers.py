@@ -55,7 +55,7 @@ class Mbarriers:
         if count < 1:
             raise group.fatal("barrier", f"{name} is initialized for {count} arrivals")
         initializer = agent.index, agent.count
-        cta.mbarriers[offset] = Mbarrier(name, count, initializer, group.location, state.agents, state.hazards)
+        cta.mbarriers[offset] = Mbarrier(name, count, initializer, group.location, state.num_agents, state.hazards)
         cta.shadow.add_barrier(offset)
 
     def arrive(self, address: Any, *, count: int = 1, expect_tx: Any = 0, rank: Any = None, scope: str = "cta") -> None:
@@ -86,11 +86,13 @@ class Mbarriers:
     def _targets(self, part: ActiveLanes, rank: Any, address: Any) -> Iterator[tuple[int | None, int, np.ndarray, int]]:
         """Yield (rank, address, rows, lane mask) of the barriers that the active lanes of a warp arrive at."""
         if not isinstance(rank, np.ndarray) and not isinstance(address, np.ndarray):
-            yield rank, int(address), part.rows, part.mask
+            yield rank, int(address), part.thread_indices, part.mask
             return
-        ranks, addresses = (self.group.broadcast(x)[part.rows] for x in (-1 if rank is None else rank, address))
+        ranks, addresses = (
+            self.group.broadcast(x)[part.thread_indices] for x in (-1 if rank is None else rank, address)
+        )
         for target, at in sorted({*zip(ranks.tolist(), addresses.tolist(), strict=True)}):
-            rows = part.rows[(ranks == target) & (addresses == at)]
+            rows = part.thread_indices[(ranks == target) & (addresses == at)]
             yield None if rank is None else target, at, rows, mask_of(rows % 32)
 
     def expect_tx(self, address: Any, nbytes: Any) -> None:
@@ -143,5 +145,5 @@ class Mbarriers:
             if scope_of(scope) >= ScopeLevel.CLUSTER:
                 part.acquire(barrier.completed_clocks.cluster)
             last = min(phase, barrier.phase - 1)  # a wait may be repeated for the last phase
-            barrier.observe(group, part.agent(), last, group.title, group.location)
+            barrier.record_wait(group, part.agent(), last, group.title, group.location)
         group.time = max(group.time, barrier.completed_at) + group.state.cost_model.barrier

@@ -61,7 +61,7 @@ class GlobalMemory:
 
 
 def alignment(offsets: np.ndarray, width: int) -> int:
-    """The widest word, up to WIDEST, that accesses of `width` bytes from each of `offsets` are made of."""
+    """Return the widest word, up to WIDEST, that accesses of `width` bytes from each of `offsets` are made of."""
     common = int(np.bitwise_or.reduce(offsets)) | width
     return min(MAX_ACCESS_BYTES, common & -common) if common else 1
 

@@ -37,14 +37,14 @@ class MemoryInstructions:
         result = np.zeros((len(self.group.threads), nbytes), np.uint8)
         self.group.time += self.group.state.cost_model.memory_instruction
         strong = None if order == "weak" else scope_of(scope)
-        for access, rows, by_warp in self._accesses(space, address, nbytes, rank, mask):
+        for access, thread_indices, by_warp in self._accesses(space, address, nbytes, rank, mask):
             resolved = self.memory.resolve(access)
             for lanes, own in by_warp:
-                self._record(access, rows, lanes, own, resolved, "read", strong)
+                self._record(access, thread_indices, lanes, own, resolved, "read", strong)
                 if strong is not None:
                     self._strong_read(lanes, access.addresses[own], strong, acquires=order == "acquire")
             if resolved:
-                result[rows] = resolved.read()
+                result[thread_indices] = resolved.read()
         return result
 
     def store(
@@ -54,14 +54,14 @@ class MemoryInstructions:
         """Store (threads, nbytes) bytes; see `lang.machine.Machine.store`."""
         self.group.time += self.group.state.cost_model.memory_instruction
         strong = None if order == "weak" else scope_of(scope)
-        for access, rows, by_warp in self._accesses(space, address, data.shape[1], rank, mask):
+        for access, thread_indices, by_warp in self._accesses(space, address, data.shape[1], rank, mask):
             resolved = self.memory.resolve(access)
             for lanes, own in by_warp:
-                event = self._record(access, rows, lanes, own, resolved, "write", strong)
+                event = self._record(access, thread_indices, lanes, own, resolved, "write", strong)
                 if strong is not None:
                     self._strong_write(lanes, access.addresses[own], event, order, strong, atomic=False)
             if resolved:
-                resolved.write(data[rows])
+                resolved.write(data[thread_indices])
 
     def atomic(
         self, space: Space, address: Any, dtype: Any, update: Callable[[Any, Any], Any], operand: np.ndarray, *,
@@ -72,15 +72,15 @@ class MemoryInstructions:
         old = np.zeros(len(self.group.threads), kind)
         self.group.time += self.group.state.cost_model.memory_instruction
         strong = scope_of(scope)
-        for access, rows, by_warp in self._accesses(space, address, kind.itemsize, None, None):
+        for access, thread_indices, by_warp in self._accesses(space, address, kind.itemsize, None, None):
             resolved = self.memory.resolve(access)
             for lanes, own in by_warp:
-                event = self._record(access, rows, lanes, own, resolved, "atomic", strong)
+                event = self._record(access, thread_indices, lanes, own, resolved, "atomic", strong)
                 if returns:
                     acquires = order in ("acquire", "acq_rel")
                     self._strong_read(lanes, access.addresses[own], strong, acquires=acquires)
                 self._strong_write(lanes, access.addresses[own], event, order, strong, atomic=True)
-            for row, at in zip(rows, access.addresses.reshape(-1, 1), strict=True):
+            for row, at in zip(thread_indices, access.addresses.reshape(-1, 1), strict=True):
                 one = replace(access, addresses=at)
                 old[row] = self.memory.peek(one).view(kind)[0, 0]
                 new = np.asarray(update(old[row], kind.type(operand[row])), kind).reshape(1, 1)
@@ -127,41 +127,45 @@ class MemoryInstructions:
         """
         group, addresses = self.group, self.group.broadcast(address)
         active = group.active_lanes if mask is None else group.active_lanes_of(np.asarray(mask))
-        by_warp = [(lanes, lanes.rows) for lanes in active]
+        by_warp = [(lanes, lanes.thread_indices) for lanes in active]
         if not by_warp:
             return
         if rank is not None:
             ranks = group.broadcast(rank)
-            for r in np.unique(np.concatenate([ranks[rows] for _, rows in by_warp])):
-                of_rank = [(lanes, rows[ranks[rows] == r]) for lanes, rows in by_warp]
-                of_rank = [(lanes, rows) for lanes, rows in of_rank if len(rows)]
-                yield self._access(space, addresses, width, of_rank, int(r))
+            for r in np.unique(np.concatenate([ranks[thread_indices] for _, thread_indices in by_warp])):
+                of_rank = [(lanes, thread_indices[ranks[thread_indices] == r]) for lanes, thread_indices in by_warp]
+                of_rank = [(lanes, thread_indices) for lanes, thread_indices in of_rank if len(thread_indices)]
+                yield self._make_access(space, addresses, width, of_rank, int(r))
             return
-        merged = self._access(space, addresses, width, by_warp)
+        merged = self._make_access(space, addresses, width, by_warp)
         buffer_at = group.state.memory.buffer_at
         if space == "shared" or buffer_at(merged[0].first) is buffer_at(merged[0].last):
             yield merged
         else:
-            yield from (self._access(space, addresses, width, [one]) for one in by_warp)
+            yield from (self._make_access(space, addresses, width, [one]) for one in by_warp)
 
-    def _access(
+    def _make_access(
         self, space: Space, addresses: np.ndarray, width: int, by_warp: list[tuple[ActiveLanes, np.ndarray]],
         rank: int | None = None,
     ) -> tuple[Access, np.ndarray, list[tuple[ActiveLanes, slice]]]:  # fmt: skip
-        rows = by_warp[0][1] if len(by_warp) == 1 else np.concatenate([rows for _, rows in by_warp])
-        access = Access(space, addresses[rows], width, rank)
+        """Make the access of these warps' threads and check its alignment; returns as `_accesses` yields."""
+        thread_indices = (
+            by_warp[0][1] if len(by_warp) == 1 else np.concatenate([thread_indices for _, thread_indices in by_warp])
+        )
+        access = Access(space, addresses[thread_indices], width, rank)
         self.memory.check_aligned(access, width)
-        ends = [*accumulate((len(rows) for _, rows in by_warp), initial=0)]
-        return access, rows, [(lanes, slice(*ends)) for (lanes, _), ends in zip(by_warp, pairwise(ends), strict=True)]
+        starts = [*accumulate((len(thread_indices) for _, thread_indices in by_warp), initial=0)]
+        slices = [slice(start, stop) for start, stop in pairwise(starts)]
+        return access, thread_indices, [(lanes, own) for (lanes, _), own in zip(by_warp, slices, strict=True)]
 
     def _record(
-        self, access: Access, rows: np.ndarray, lanes: ActiveLanes, own: slice, resolved: ResolvedAccess | None,
-        label: str, scope: ScopeLevel | None,
+        self, access: Access, thread_indices: np.ndarray, lanes: ActiveLanes, own: slice,
+        resolved: ResolvedAccess | None, label: str, scope: ScopeLevel | None,
     ) -> Event:  # fmt: skip
         """Record one warp's share of an access, `own` of its addresses; `scope`: None for weak accesses."""
         group, agent, cta = self.group, lanes.agent(), self.group.peer(access.rank)
         offsets = resolved.offsets if resolved else access.addresses
-        accesses = LaneAccesses(offsets[own], access.width, rows[own])
+        accesses = LaneAccesses(offsets[own], access.width, thread_indices[own])
         strong = None if scope is None else (scope, group.cta)
         event = Event(agent.index, agent.count, 0, label, group.title, group.location, warp=lanes.warp, lanes=accesses,
                       strong=strong, is_read=label == "read")  # fmt: skip

@@ -65,7 +65,7 @@ def run(
         dependent = launch.kernel.chip.supports("sm_90")  # programmatic dependent launch
         with np.errstate(all="ignore"):  # infinities and NaN are results like others
             result = simulate(
-                launch.kernel, grid, launch.resolve(addresses), memory, seed=seed, dependent=dependent,
+                launch.kernel, grid, launch.resolve(addresses), memory, seed=seed, is_dependent_launch=dependent,
                 on_mma_cycles=on_mma_cycles, counters=counters,
             )  # fmt: skip
         results.append(result)
@@ -80,7 +80,7 @@ def run(
 
 def _tensor_cycles(spec: KernelSpec, launch: Launch) -> int:
     """Return the tensor-core cycles of all wgmmas of a launch: N / 2 per m64nNk16; 0 if it multiplies nothing."""
-    tiles, k_tiles = launch.arguments.get("tiles", 0), launch.arguments.get("k_tiles", 0)
+    tiles, k_tiles = launch.arguments.get("cluster_tiles", 0), launch.arguments.get("k_tiles", 0)
     assert isinstance(tiles, int)
     assert isinstance(k_tiles, int)
     return tiles * spec.multicast_size * k_tiles * math.prod(spec.config.tile) // (64 * 16 * 2)

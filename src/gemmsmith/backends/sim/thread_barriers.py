@@ -66,7 +66,7 @@ class ThreadBarriers:
                 f"named barrier {identifier} with {threads} threads: use a barrier below {NAMED_BARRIERS_PER_CTA} and "
                 "a multiple of 32 threads",
             )
-        barrier = group.cta.named.setdefault(identifier, ThreadBarrier(f"named barrier {identifier}", threads))
+        barrier = group.cta.named_barriers.setdefault(identifier, ThreadBarrier(f"named barrier {identifier}", threads))
         if barrier.expected != threads and barrier.arrived:
             group.report(
                 "barrier",
@@ -79,7 +79,7 @@ class ThreadBarriers:
     def _arrive(self, barrier: ThreadBarrier, *, relaxed: bool = False) -> None:
         group = self.group
         group.require_converged(barrier.name)
-        clock, arrivals = VectorClock(group.state.agents), []
+        clock, arrivals = VectorClock(group.state.num_agents), []
         for lanes in group.active_lanes:
             agent = lanes.agent()
             if barrier.may_join_previous_generation(agent.clock):

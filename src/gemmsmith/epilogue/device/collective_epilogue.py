@@ -1,7 +1,7 @@
 """The collective epilogue: an epilogue graph lowered onto the accumulator, subtile by subtile.
 
 The constructor declares shared memory and kernel arguments; `pipelines` have barriers to initialize, and `maps` are
-prefetched. A design calls, in the math warpgroups: `start` before the first tile; `load` before a tile's mainloop,
+prefetched. A design calls, in the consumer warpgroups: `start` before the first tile; `load` before a tile's mainloop,
 which hides the loads of the operands; `store` with the accumulator; `finish` after the last tile. A GEMM without an
 epilogue has a graph of one node.
 """
@@ -65,8 +65,8 @@ class Epilogue:
         self.alias_epilogue = spec.config.alias_epilogue and bool(plan.stores)
         self._warpgroup_barriers = k.named_barriers(consumers)  # one per warpgroup
         self._all_math_barrier = k.named_barriers(1) if self.alias_epilogue else 0
-        aliased_range = mainloop.smem_range if self.alias_epilogue else None
-        self.stores = Stores(spec, plan, self.result_dims, aliased_range) if plan.stores else None
+        stages_range = mainloop.smem_range if self.alias_epilogue else None
+        self.stores = Stores(spec, plan, self.result_dims, stages_range) if plan.stores else None
         self.inputs = {o.name: self._make_input(o) for o in loads}
         self.reductions: list[Reduction] = []
         self.scale_stores: list[tuple[int, ScaleStore]] = []
@@ -78,7 +78,7 @@ class Epilogue:
                 self.reductions.append(Reduction(r, kind, axis, self.broadcast_dims[node.inputs[0]], spec, plan))
             elif node.op == "scale" and r.dtype:
                 self.scale_stores.append((r.node, ScaleStore(r.name, r.dtype, plan.epi_tile_n)))
-        thread_stores = self.stores.arrays if self.stores else {}
+        thread_stores = self.stores.arrays_without_tma if self.stores else {}
         needs_bounds = [*thread_stores, *self.scale_stores, *self.reductions, *self.inputs, *self._row_functions()]
         self.m = k.parameter("m", compute=lambda p: p.m) if needs_bounds else Constant(I32, 0)
         self.n = k.parameter("n", compute=lambda p: p.n) if needs_bounds else Constant(I32, 0)
@@ -104,7 +104,7 @@ class Epilogue:
         return [x for owner in (self.tma_loads, self.stores) if owner for x in owner.maps.values()]
 
     def start(self, warpgroup: Value, first_row: Value | int, first_column: Value | int = 0) -> None:
-        """Initialize the state of a math warpgroup, before its first tile.
+        """Initialize the state of a consumer warpgroup, before its first tile.
 
         `first_row` and `first_column` are the warpgroup's first row and column in a tile.
         """
@@ -112,7 +112,7 @@ class Epilogue:
         if self.maps:  # the thread that issues TMA copies
             self.leader = ((current_builder().warp_index % 4 == 0) & hw.elect_one()).named("epilogue_leader")
         if self.reductions:
-            hw.grid_dependency_launch()  # CTAs of the second step may start early: they wait for this grid's end
+            hw.launch_dependent_grids()  # CTAs of the second step may start early: they wait for this grid's end
         if self.tma_loads:
             self.tma_loads.init_phase()
         self._split_reduction.init_consumer()
@@ -140,7 +140,7 @@ class Epilogue:
             self._split_reduction.reduced_accumulator(accumulator, tile, self._warpgroup) as reduced,
         ):
             self._store(reduced)
-        self._mainloop.release_epilogue_smem(tile)
+        self._mainloop.release_aliased_stages(tile)
 
     def _rematerialized_thread_ids(self) -> AbstractContextManager[None]:
         """With promotion, recompute thread-dependent addresses per tile.
@@ -165,12 +165,14 @@ class Epilogue:
             reduction.begin_tile()
         stores_by_tma = self.stores and self.stores.maps
         if self.alias_epilogue:
-            k.comment("no warpgroup reads the stages any more, which the epilogue's buffers overwrite")
+            k.comment("wait until no warpgroup reads the stages, which the epilogue's buffers overwrite")
             hw.barrier_sync(self._all_math_barrier, THREADS_PER_WARPGROUP * self.spec.config.consumers)
         elif plan.broadcasts and not self.stores:
-            k.comment("all threads have written the broadcast operands")
+            k.comment("wait until all threads have written the broadcast operands")
             hw.barrier_sync(barrier, THREADS_PER_WARPGROUP)
-        with k.unroll(plan.store_groups, name="store_group") as store_group:
+        with k.unroll(
+            plan.store_groups, name="subtile" if plan.subtiles_per_store == 1 else "store_group"
+        ) as store_group:
             single_subtile = None
             if plan.subtiles_per_store == 1:
                 single_subtile = self._subtile_coord(store_group, Constant(I32, 0))
@@ -181,7 +183,7 @@ class Epilogue:
                     if stores_by_tma:
                         with k.when(self.leader):
                             self.stores.acquire(store_group, plan.store_groups)
-                    k.comment("the last store has read the buffer that is overwritten now")
+                    k.comment("wait until the buffer may be overwritten: its previous store has read it")
                     hw.barrier_sync(barrier, THREADS_PER_WARPGROUP)
             with subtiles() as coord:
                 EpilogueSubtile(self, accumulator, coord).run()
@@ -189,9 +191,9 @@ class Epilogue:
                 hw.fence_proxy_async()
             if self.stores or self.tma_loads:
                 k.comment(
-                    "all threads have written the buffer that is stored now"
+                    "wait until all threads have written the buffer that is stored next"
                     if self.stores
-                    else "all threads have read the buffer that is loaded next"
+                    else "wait until all threads have read the buffer that is loaded next"
                 )
                 hw.barrier_sync(barrier, THREADS_PER_WARPGROUP)
             if stores_by_tma or (self.tma_loads and plan.load_stages < plan.subtiles):
@@ -202,11 +204,11 @@ class Epilogue:
                         hw.bulk_commit()
                     if self.tma_loads:  # a store group has one subtile then
                         self.tma_loads.refill_stage(wg_tile, store_group)
-            if self.stores and self.stores.arrays:
+            if self.stores and self.stores.arrays_without_tma:
                 with subtiles() as coord:
                     self.stores.store_with_threads(wg_tile, coord)
         if plan.broadcasts and not (self.stores or self.tma_loads):
-            k.comment("all threads have read the broadcast operands, which the next tile overwrites")
+            k.comment("wait until all threads have read the broadcast operands, which the next tile overwrites")
             hw.barrier_sync(barrier, THREADS_PER_WARPGROUP)
         for reduction in self.reductions:
             reduction.end_tile(wg_tile)
@@ -229,7 +231,7 @@ class Epilogue:
 
     def _subtile_coord(self, store_group: Value, i: Value) -> SubtileCoord:
         plan = self.plan
-        subtile = store_group * plan.subtiles_per_store + i
+        subtile = (store_group * plan.subtiles_per_store + i).hinted("subtile")
         epi_m: Value = Constant(I32, 0)
         column = subtile
         if plan.subtiles_m > 1:
@@ -243,7 +245,7 @@ class Epilogue:
         if stores.maps:
             with current_builder().when(self.leader):
                 hw.bulk_wait_read(0)
-        if stores.arrays:
+        if stores.arrays_without_tma:
             hw.fence_proxy_async()
         hw.sync_warp()
 

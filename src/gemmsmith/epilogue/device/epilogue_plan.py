@@ -10,7 +10,7 @@ from gemmsmith.core.dtypes import DType
 from gemmsmith.core.errors import ConfigError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node
 from gemmsmith.core.integers import ceil_div, round_up
-from gemmsmith.core.mma import FRAGMENT_GROUP_COLUMNS, WGMMA_M, Major
+from gemmsmith.core.mma import N8_COLUMNS, WGMMA_M, Major
 from gemmsmith.core.spec import BARRIER_PAIR_BYTES, EpilogueSpec, KernelSpec, num_reducing_ctas
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.source_location import epilogue_error
@@ -57,26 +57,27 @@ class EpiloguePlan:
         return ceil_div(self.subtiles, self.subtiles_per_store)
 
 
-def choose_epi_tile_n(graph: EpilogueGraph, tma: frozenset[str], n: int) -> int:
+def choose_epi_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> int:
     """Return the columns of a subtile of a tile that is `n` columns wide.
 
-    64 if that divides n, 128 with paired columns, a quantization block, or the whole row. Raises ConfigError if no
-    width is possible for the epilogue and for the boxes of the matrices in `tma`.
+    They are all `n` if the epilogue needs full rows, else its quantization block, else the first possible of (128, 64,
+    32, 16) with interleaved columns and of (64, 32, 16, n) without: `n` must be a multiple of it, and it a multiple of
+    the minimum for fragments and for the boxes of the matrices `tma_names`. Raises ConfigError if there is none.
     """
     broadcast_dims, blocks = graph.broadcast_dims(), _quantize_blocks(graph)
-    has_paired_columns = graph.has_paired_columns
-    matrices = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.name in tma]
-    matrices += [(broadcast_dims[r.node], r.dtype) for r in graph.results if r.name in tma]
+    has_interleaved_columns = graph.has_interleaved_columns  # as after gemmsmith.deinterleave
+    matrices = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.name in tma_names]
+    matrices += [(broadcast_dims[r.node], r.dtype) for r in graph.results if r.name in tma_names]
     min_columns = max(
         [TMA_ROW_ALIGNMENT_BYTES * dims.columns_per_value // dtype.bytes for dims, dtype in matrices if dtype],
         default=1,
     )
-    min_columns = max(min_columns, 2 * FRAGMENT_GROUP_COLUMNS if has_paired_columns else FRAGMENT_GROUP_COLUMNS)
+    min_columns = max(min_columns, 2 * N8_COLUMNS if has_interleaved_columns else N8_COLUMNS)
     if graph.requires_full_rows:
         widths: tuple[int, ...] = (n,)
     elif blocks:
         widths = tuple(blocks)
-    elif has_paired_columns:
+    elif has_interleaved_columns:
         widths = (128, 64, 32, 16)
     else:
         widths = (64, 32, 16, n)
@@ -104,8 +105,8 @@ def check_quantize_blocks(graph: EpilogueGraph) -> None:
     """
     blocks = _quantize_blocks(graph)
     for columns, (node, width) in blocks.items():
-        if columns % (2 * FRAGMENT_GROUP_COLUMNS * width) or columns > MAX_TILE_N:
-            message = f"quantize: block: got {columns // width}; use a multiple of {2 * FRAGMENT_GROUP_COLUMNS}"
+        if columns % (2 * N8_COLUMNS * width) or columns > MAX_TILE_N:
+            message = f"quantize: block: got {columns // width}; use a multiple of {2 * N8_COLUMNS}"
             raise epilogue_error(f"{message}, at most {MAX_TILE_N // width}", node.location)
     if len(blocks) > 1:
         listed = " and ".join(map(str, sorted(blocks)))
@@ -113,10 +114,10 @@ def check_quantize_blocks(graph: EpilogueGraph) -> None:
         raise epilogue_error(f"quantize: got blocks of {listed} accumulator columns; use one block size", node.location)
 
 
-def supports_tile_n(graph: EpilogueGraph, tma: frozenset[str], n: int) -> bool:
+def supports_tile_n(graph: EpilogueGraph, tma_names: frozenset[str], n: int) -> bool:
     """Return whether a tile that is `n` columns wide supports this epilogue."""
     try:
-        return choose_epi_tile_n(graph, tma, n) > 0
+        return choose_epi_tile_n(graph, tma_names, n) > 0
     except ConfigError:
         return False
 
@@ -134,12 +135,12 @@ def plan_epilogue(spec: KernelSpec) -> EpiloguePlan:
     graph, config = spec.epilogue.graph, spec.config
     broadcast_dims = graph.broadcast_dims()
     n = spec.slice_columns
-    epi_tile_n = choose_epi_tile_n(graph, spec.epilogue.tma, n)
+    epi_tile_n = choose_epi_tile_n(graph, spec.epilogue.tma_eligible, n)
     subtiles_m, subtiles_n = spec.warpgroup_rows // WGMMA_M, n // epi_tile_n
     loads = [
         (o.name, _subtile(spec.epilogue, o.name, o.dtype, o.broadcast_dims, epi_tile_n))
         for o in graph.operands
-        if o.broadcast_dims.is_matrix and o.name in spec.tma and o.dtype
+        if o.broadcast_dims.is_matrix and o.name in spec.tma_names and o.dtype
     ]
     stores = [
         (r.name, _subtile(spec.epilogue, r.name, r.dtype, broadcast_dims[r.node], epi_tile_n))
@@ -210,15 +211,15 @@ def _choose_stages(
     return (buffers // 2, 2, 0) if buffers > 1 else (1, 1, 0)
 
 
-def min_smem_bytes(graph: EpilogueGraph, tma: frozenset[str], config: Config, min_loaded: int = 2) -> int:
+def min_smem_bytes(graph: EpilogueGraph, tma_names: frozenset[str], config: Config, min_loaded: int = 2) -> int:
     """Return the shared memory to reserve for the epilogue, in bytes.
 
     If it loads matrices: `min_loaded` subtiles of every matrix per warpgroup, or as many as there are. If it only
     stores: a quarter of the results, or one full-width subtile. With alias_epilogue stores need no memory.
     """
     n, consumers = config.tile[1] // config.warpgroups[1] // num_reducing_ctas(config, graph), config.consumers
-    broadcast_dims, epi_tile_n = graph.broadcast_dims(), choose_epi_tile_n(graph, tma, n)
-    loads = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.broadcast_dims.is_matrix and o.name in tma]
+    broadcast_dims, epi_tile_n = graph.broadcast_dims(), choose_epi_tile_n(graph, tma_names, n)
+    loads = [(o.broadcast_dims, o.dtype) for o in graph.operands if o.broadcast_dims.is_matrix and o.name in tma_names]
     stores = [(broadcast_dims[r.node], r.dtype) for r in graph.results if r.name in graph.matrix_result_names]
     staged_matrices = loads + stores * (not config.alias_epilogue)
     subtile_bytes = sum(

@@ -12,11 +12,11 @@ from gemmsmith import hw
 from gemmsmith.collective.accumulator import RegisterIndex
 from gemmsmith.collective.swizzle import swizzled_vector_offset
 from gemmsmith.core.dtypes import INT32, DType
-from gemmsmith.core.mma import FRAGMENT_GROUP_COLUMNS, FRAGMENT_HALF_ROWS, WGMMA_M, fragment_column, fragment_row
+from gemmsmith.core.mma import FRAGMENT_HALF_ROWS, N8_COLUMNS, WGMMA_M, fragment_column, fragment_row
 from gemmsmith.core.tile import Tile
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32, U16, U32, ScalarType
-from gemmsmith.lang.values import RegisterArray, Value
+from gemmsmith.lang.values import RegisterArray, Value, as_value
 
 LoadPair = Callable[[Any, int], tuple[Value, Value]]
 """(n8, half) -> the thread's two adjacent elements in a group of 8 columns and a half of the warp's rows.
@@ -99,7 +99,7 @@ def pairs_from_registers(registers: RegisterArray, halves: int) -> LoadPair:
     """Return the pairs of a register array that is ordered by (n8, half of `halves`, element of 2)."""
 
     def pair(n8: Any, half: int) -> tuple[Value, Value]:
-        index = n8 * (2 * halves) + 2 * half
+        index = as_value(n8 * (2 * halves) + 2 * half, I32).hinted("index")
         return registers[index], registers[index + 1]
 
     return pair
@@ -126,7 +126,7 @@ def _matrix_row_offset(tile: Tile, n8: RegisterIndex, count: int) -> Value:
     n8 = k.lane // rows + n8 if count == 2 else n8
     if tile.major == "MN":
         half = (k.warp_index % 4) * 2 + k.lane // 8 % 2 if halves == 2 else k.warp_index % 4
-        column = (n8 * FRAGMENT_GROUP_COLUMNS + k.lane % FRAGMENT_GROUP_COLUMNS).named("column")
+        column = (n8 * N8_COLUMNS + k.lane % N8_COLUMNS).named("column")
         return swizzled_vector_offset(tile, column, half, 0)
     row = ((k.warp_index % 4) * rows + k.lane % rows).named("row")
     return swizzled_vector_offset(tile, row, n8, 0)
@@ -143,7 +143,8 @@ def _pair_offset(tile: Tile, n8: RegisterIndex, half: int) -> Value:
     """Return the byte offset of this lane's pair in a group of 8 columns and a half of the warp's rows."""
     k, row, size = current_builder(), _lane_row(tile, half), tile.dtype.bytes
     if tile.dtype.bits == 32:  # 8 columns are two 16-byte vectors, a pair is half of one
-        return swizzled_vector_offset(tile, row, k.lane % 4 // 2 + 2 * n8, k.lane % 2 * 8)
+        vector_idx = (k.lane % 4 // 2 + 2 * n8).hinted("vector_idx")
+        return swizzled_vector_offset(tile, row, vector_idx, k.lane % 2 * 8)
     if tile.dtype.bits == 16:
         return swizzled_vector_offset(tile, row, n8, fragment_column(k.lane) * size)
     return swizzled_vector_offset(tile, row, n8 * size // 2, fragment_column(k.lane) * size + n8 % 2 * 8)
@@ -152,8 +153,8 @@ def _pair_offset(tile: Tile, n8: RegisterIndex, half: int) -> Value:
 def _element_offsets(tile: Tile, n8: RegisterIndex, half: int) -> list[Value]:
     """Return the byte offsets of the two elements of this lane's pair in a group of 8 columns."""
     row = _lane_row(tile, half)
-    column = (n8 * FRAGMENT_GROUP_COLUMNS + fragment_column(current_builder().lane)).named("column")
-    return [element_offset(tile, row, column + i) for i in range(2)]
+    column = (n8 * N8_COLUMNS + fragment_column(current_builder().lane)).named("column")
+    return [element_offset(tile, row, (column + i).hinted("column")) for i in range(2)]
 
 
 def element_offset(tile: Tile, row: Value, column: Value) -> Value:
@@ -161,4 +162,4 @@ def element_offset(tile: Tile, row: Value, column: Value) -> Value:
     size = tile.dtype.bytes
     if tile.major == "MN":
         row, column = column, row
-    return swizzled_vector_offset(tile, row, column * size // 16, column * size % 16)
+    return swizzled_vector_offset(tile, row, (column * size // 16).hinted("vector_idx"), column * size % 16)

@@ -7,7 +7,7 @@ the elements of a subtile into registers, before any of them is used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from gemmsmith import hw
@@ -16,8 +16,8 @@ from gemmsmith.collective.tma_operand import make_tensor_map
 from gemmsmith.core.graph import BroadcastDims, Operand
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import (
-    FRAGMENT_GROUP_COLUMNS,
     FRAGMENT_HALF_ROWS,
+    N8_COLUMNS,
     THREADS_PER_WARPGROUP,
     WGMMA_M,
     fragment_column,
@@ -67,7 +67,7 @@ class WarpgroupTile:
 
     def columns(self, coord: VisitCoord, n8_offset: int, columns_per_value: int) -> tuple[Value, Value]:
         """Return this thread's two columns of group `n8_offset` of a visit."""
-        first = self.first_column(columns_per_value) + coord.column + (coord.n8 + n8_offset) * FRAGMENT_GROUP_COLUMNS
+        first = self.first_column(columns_per_value) + coord.column + (coord.n8 + n8_offset) * N8_COLUMNS
         return first.hinted("column"), first + 1
 
     def first_column(self, columns_per_value: int) -> Value:
@@ -77,11 +77,18 @@ class WarpgroupTile:
 
     def columns_in_bounds(self, coord: VisitCoord, n8_offset: int, columns_per_value: int) -> tuple[Value, Value]:
         """Return whether `columns` are in bounds: compares build-time constants with one value for all columns."""
-        first = (coord.column + (coord.n8 + n8_offset) * FRAGMENT_GROUP_COLUMNS).named("n8_column")
+        if (n8_offset, columns_per_value) in coord.bounds:
+            return coord.bounds[n8_offset, columns_per_value]
+        n8 = (coord.n8 + n8_offset).hinted(f"n8_{n8_offset}")
+        first = (coord.column + n8 * N8_COLUMNS).named("n8_column")
         columns_remaining = (self.problem_n // columns_per_value - self.first_column(columns_per_value)).named(
             "columns_remaining"
         )
-        return first < columns_remaining, first + 1 < columns_remaining
+        in_bounds = first < columns_remaining, first + 1 < columns_remaining
+        for x in in_bounds:
+            x.hinted("column_in_bounds")
+        coord.bounds[n8_offset, columns_per_value] = in_bounds
+        return in_bounds
 
     def row_in_bounds(self, epi_m: Value, half: int, rows_per_value: int) -> Value:
         """Return whether `row` is in bounds."""
@@ -113,6 +120,8 @@ class VisitCoord:
     column: Value
     n8: Value
     n8_count: int
+    bounds: dict[tuple[int, int], tuple[Value, Value]] = field(default_factory=dict)
+    """Results of `WarpgroupTile.columns_in_bounds` for this visit, by its other arguments."""
 
 
 def operand_argument(name: str) -> str:
@@ -154,7 +163,7 @@ class VectorBroadcast:
 
     def __init__(self, operand: Operand, count: int, consumers: int) -> None:
         assert operand.dtype is not None
-        self.count, self.dims, self.name = count, operand.broadcast_dims, f"{operand.name}_frag"
+        self.count, self.dims, self.name = count, operand.broadcast_dims, f"{operand.name}_staged"
         self.columns_per_value = operand.broadcast_dims.columns_per_value
         argument = operand_argument(operand.name)
         self.array = GlobalArray(
@@ -164,7 +173,7 @@ class VectorBroadcast:
         self.loads_per_thread = ceil_div(count, THREADS_PER_WARPGROUP)
 
     def _element(self, load: Value) -> tuple[Value, Value]:
-        """Return the index of the element that this thread loads, and whether the vector has it."""
+        """Return the index in the tile of the element that this thread loads, and whether it is in the tile."""
         index = (current_builder().thread % THREADS_PER_WARPGROUP + load * THREADS_PER_WARPGROUP).hinted("index")
         return index, Constant(PRED, True) if self.count % THREADS_PER_WARPGROUP == 0 else index < self.count
 
@@ -173,7 +182,7 @@ class VectorBroadcast:
         k, batch = current_builder(), wg_tile.work.batch
         self.registers = k.registers(F32, self.loads_per_thread, self.name)
         with k.unroll(self.loads_per_thread, name="load") as load:
-            index, exists = self._element(load)
+            index, in_tile = self._element(load)
             if self.columns_per_value:
                 column = (wg_tile.work.n // self.columns_per_value + index).hinted("column")
                 address = self.array.element_address(batch, column=column)
@@ -182,31 +191,31 @@ class VectorBroadcast:
                 row = (wg_tile.m // self.dims.rows_per_value + index).hinted("row")
                 address = self.array.element_address(batch, row)
                 in_bounds = row < wg_tile.problem_m // self.dims.rows_per_value
-            self.registers[load] = self.array.load(address, in_bounds & exists)
+            self.registers[load] = self.array.load(address, in_bounds & in_tile)
 
     def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
         """Store this thread's elements in shared memory."""
         k = current_builder()
         with k.unroll(self.loads_per_thread, name="load") as load:
-            index, exists = self._element(load)
-            with k.when(exists):
+            index, in_tile = self._element(load)
+            with k.when(in_tile):
                 address = self.buffer[wg_tile.warpgroup].address + (index * 4).to(U32)
                 hw.store_shared(self.registers.slice(load, 1), address)
 
     def load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
         """Load this thread's elements of a subtile from shared memory."""
         k = current_builder()
-        address = self.buffer[wg_tile.warpgroup].address
+        address = self.buffer[wg_tile.warpgroup].address.hinted(f"{self.array.name}_buffer")
         if not self.columns_per_value:
             halves = 2 // self.dims.rows_per_value
             rows = k.registers(F32, halves, self.name)
-            with k.unroll(halves, name="half") as row_half:
+            with k.unroll(halves, name="row_half") as row_half:
                 row = wg_tile.row_in_wg_tile(epi_m, row_half, self.dims.rows_per_value)
                 hw.load_shared(rows.slice(row_half, 1), address + (row * 4).to(U32))
             return lambda n8, half: (rows[half], rows[half])
         registers = k.registers(F32, 2 * n8_count, self.name)
         with k.unroll(n8_count, name="n8") as n8:
-            thread_column = n8 * FRAGMENT_GROUP_COLUMNS + column + fragment_column(k.lane)
+            thread_column = n8 * N8_COLUMNS + column + fragment_column(k.lane)
             hw.load_shared(registers.slice(n8 * 2, 2), address + (thread_column * 4).to(U32))
         return lambda n8, half: (registers[n8 * 2], registers[n8 * 2 + 1])
 
@@ -241,11 +250,8 @@ class GmemAuxLoad:
                     wg_tile.row_in_bounds(epi_m, half, self.rows_per_value),
                 )
                 first = (
-                    wg_tile.work.n // self.columns_per_value
-                    + column
-                    + n8 * FRAGMENT_GROUP_COLUMNS
-                    + fragment_column(k.lane)
-                )
+                    wg_tile.work.n // self.columns_per_value + column + n8 * N8_COLUMNS + fragment_column(k.lane)
+                ).hinted("column")
                 for i in range(2):
                     address = self.array.element_address(wg_tile.work.batch, row, first + i)
                     registers[n8 * (2 * halves) + (2 * half + i)] = self.array.load(
@@ -259,10 +265,10 @@ def _tensor_map_with_full_boxes(name: str, tile: Tile, p: BoundProblem) -> Tenso
     return make_tensor_map(p.arrays[name], tile, tile.outer, Pointer(operand_argument(name)), p.batch)
 
 
-def boxes_at(tile: Tile, m: Value, n: Value) -> list[tuple[Value, Value]]:
-    """Return the (inner, outer) coordinates of the boxes of a subtile that starts at row m, column n of a matrix."""
-    inner, outer = (n.hinted("subtile_column"), m.hinted("subtile_row"))[:: 1 if tile.major == "K" else -1]
-    return [(inner + box * tile.box_inner, outer) for box in range(tile.boxes)]
+def box_at(tile: Tile, m: Value, n: Value, box: Value) -> tuple[Value, Value]:
+    """Return the (inner, outer) coordinates of a box of a subtile that starts at row m, column n of a matrix."""
+    inner, outer = (n, m) if tile.major == "K" else (m, n)
+    return inner + box * tile.box_inner, outer
 
 
 class TmaAuxLoad:
@@ -292,30 +298,32 @@ class TmaAuxLoad:
             hw.mbarrier_init(self.barriers[stage], 1)
 
     def init_phase(self) -> None:
-        """Declare the phase of the load stages at the start of a tile, before the first tile.
+        """Declare, before the tile loop, the bit that is xor-ed into the parity of some load stages.
 
-        It flips per tile for stages that load an odd number of subtiles.
+        It flips per tile, for the stages that load an odd number of subtiles of a tile; None if there are none.
         """
-        is_odd = self.subtiles % self.load_stages or self.subtiles // self.load_stages % 2
-        self.phase_offset = current_builder().var(U32, 0, "epilogue_load_phase") if is_odd else None
+        some_stage_is_odd = self.subtiles % self.load_stages or self.subtiles // self.load_stages % 2
+        self.phase_flip = current_builder().var(U32, 0, "epilogue_load_phase_flip") if some_stage_is_odd else None
 
     def _stage(self, wg_tile: WarpgroupTile, subtile: Value) -> tuple[Value, Value]:
         """Return the warpgroup's first stage, and the stage of a subtile relative to it."""
         base = wg_tile.warpgroup * self.load_stages
-        return base, subtile % self.load_stages if self.load_stages < self.subtiles else subtile
+        stage = (subtile % self.load_stages).hinted("load_stage") if self.load_stages < self.subtiles else subtile
+        return base, stage
 
     def load(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
         """Issue the TMA loads of a subtile. Called in the leader."""
         base, stage = self._stage(wg_tile, subtile)
         base.hinted("first_stage")
         barrier = self.barriers[stage].at(base, 8)
-        epi_m, column = subtile // self.subtiles_n, subtile % self.subtiles_n
+        epi_m, column = (subtile // self.subtiles_n).hinted("epi_m"), (subtile % self.subtiles_n).hinted("epi_n")
         hw.mbarrier_arrive_expect_tx(barrier, self.bytes)
         for name, tile in self.loads:
             buffer = self.buffers[name]
             m, n = wg_tile.origin(self.operand_dims[name])
-            for box, coords in enumerate(boxes_at(tile, m + epi_m * tile.mn, n + column * tile.k)):
-                address = buffer[stage].at(base, buffer.slot_bytes).at(box * tile.box_bytes)
+            with current_builder().unroll(tile.boxes, name="box") as box:
+                coords = box_at(tile, m + epi_m * tile.mn, n + column * tile.k, box)
+                address = buffer[stage].at(base, buffer.slot_bytes).at(box, tile.box_bytes)
                 # Each element is read once.
                 hw.tma_load(self.maps[name], *coords, wg_tile.work.batch, address, barrier, EVICT_FIRST)
 
@@ -331,22 +339,24 @@ class TmaAuxLoad:
         """Issue the loads of the subtile that reuses the stage of `subtile`, if there is one. Called in the leader."""
         if self.load_stages < self.subtiles:
             with current_builder().when(subtile + self.load_stages < self.subtiles):
-                self.load(wg_tile, subtile + self.load_stages)
+                self.load(wg_tile, (subtile + self.load_stages).hinted("next_subtile"))
 
     def wait(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
         """Wait until a subtile is loaded."""
         base, stage = self._stage(wg_tile, subtile)
         per_stage, extra = divmod(self.subtiles, self.load_stages)  # the first `extra` stages load one subtile more
-        parity = (subtile // self.load_stages % 2).to(U32) if self.load_stages < self.subtiles else Constant(U32, 0)
-        if self.phase_offset is not None:
+        parity: Value = Constant(U32, 0)
+        if self.load_stages < self.subtiles:
+            parity = (subtile // self.load_stages % 2).to(U32).hinted("load_parity")
+        if self.phase_flip is not None:
             is_odd = Constant(PRED, True) if not extra else stage >= extra if per_stage % 2 else stage < extra
-            parity = current_builder().select(is_odd, self.phase_offset.get() ^ parity, parity)
+            parity = current_builder().select(is_odd, self.phase_flip.get() ^ parity, parity)
         hw.mbarrier_wait(self.barriers[stage].at(base, 8), parity)
 
     def advance_phase(self) -> None:
-        """Advance the phase to the next tile's."""
-        if self.phase_offset is not None:
-            self.phase_offset.set(self.phase_offset.get() ^ 1)
+        """Flip the bit for the next tile."""
+        if self.phase_flip is not None:
+            self.phase_flip.set(self.phase_flip.get() ^ 1)
 
     def load_fragment(
         self, name: str, wg_tile: WarpgroupTile, subtile: Value, first: int, n8_count: int
@@ -354,4 +364,5 @@ class TmaAuxLoad:
         """Load this thread's elements of a subtile from its stage."""
         base, stage = self._stage(wg_tile, subtile)
         buffer, tile = self.buffers[name], dict(self.loads)[name]
-        return fragment.read(tile, buffer[stage].at(base, buffer.slot_bytes).address, first, n8_count, name)
+        address = buffer[stage].at(base, buffer.slot_bytes).address.hinted(f"{name}_buffer")
+        return fragment.read(tile, address, first, n8_count, name)

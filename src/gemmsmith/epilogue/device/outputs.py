@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from functools import partial
 
@@ -21,7 +22,7 @@ from gemmsmith.core.tensor_map import TensorMap
 from gemmsmith.core.tile import Tile
 from gemmsmith.epilogue.device import fragment
 from gemmsmith.epilogue.device.epilogue_plan import EpiloguePlan
-from gemmsmith.epilogue.device.inputs import SubtileCoord, WarpgroupTile, boxes_at
+from gemmsmith.epilogue.device.inputs import SubtileCoord, WarpgroupTile, box_at
 from gemmsmith.hw.tma import EVICT_FIRST
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.shared import SharedBuffer
@@ -31,7 +32,7 @@ from gemmsmith.lang.values import Value
 
 def result_argument(name: str) -> str:
     """Return the kernel argument of a matrix result."""
-    return name if name == "out" else f"out_{name}"
+    return name if re.fullmatch(r"out\d*", name) else f"out_{name}"
 
 
 def _tensor_map_with_clipped_boxes(name: str, tile: Tile, p: BoundProblem) -> TensorMap:
@@ -50,32 +51,35 @@ class Stores:
     """
 
     def __init__(
-        self, spec: KernelSpec, plan: EpiloguePlan, result_dims: dict[str, BroadcastDims], aliased_range: range | None
+        self, spec: KernelSpec, plan: EpiloguePlan, result_dims: dict[str, BroadcastDims], stages_range: range | None
     ) -> None:
-        """Declare the buffers: at the byte offsets `aliased_range` of shared memory, if given."""
+        """Declare the buffers, which alias the bytes `stages_range` of the mainloop's stages if given."""
         k, consumers = current_builder(), spec.config.consumers
         self.stores, self.result_dims = plan.stores, result_dims
         self.subtiles_per_store, self.store_stages = plan.subtiles_per_store, plan.store_stages
         self._streaming = spec.config.streaming_stores
-        self.column_major, self._vectorizable = spec.epilogue.column_major, spec.epilogue.tma - spec.tma
+        self.column_major, self._vectorizable_names = (
+            spec.epilogue.column_major,
+            spec.epilogue.tma_eligible - spec.tma_names,
+        )
         self.maps: dict[str, Value] = {}
-        self.arrays: dict[str, GlobalArray] = {}
+        self.arrays_without_tma: dict[str, GlobalArray] = {}
         for name, tile in self.stores:
-            if name in spec.tma:
+            if name in spec.tma_names:
                 self.maps[name] = k.tensor_map(
                     result_argument(name), partial(_tensor_map_with_clipped_boxes, name, tile)
                 )
             else:
-                self.arrays[name] = GlobalArray(result_argument(name), name, tile.dtype, m=True, n=True)
+                self.arrays_without_tma[name] = GlobalArray(result_argument(name), name, tile.dtype, m=True, n=True)
         buffer_count = self.subtiles_per_store * self.store_stages * consumers
         self.buffers: dict[str, SharedBuffer] = {}
-        offset = aliased_range.start if aliased_range else None
+        offset = stages_range.start if stages_range else None
         for name, tile in self.stores:
             buffer = self.buffers[name] = k.shared(tile, stages=buffer_count, name=name, offset=offset)
-            offset = buffer.offset + buffer.bytes if aliased_range else None
-        if aliased_range and offset not in range(aliased_range.stop + 1):
+            offset = buffer.offset + buffer.bytes if stages_range else None
+        if stages_range and offset not in range(stages_range.stop + 1):
             raise ConfigError(
-                f"alias_epilogue: results need {offset} bytes, the stages have {aliased_range.stop}; use more stages"
+                f"alias_epilogue: results need {offset} bytes, the stages have {stages_range.stop}; use more stages"
             )
 
     def subtile_buffers(self, wg_tile: WarpgroupTile, index: Value) -> dict[str, Value]:
@@ -103,19 +107,21 @@ class Stores:
         for name, tile in self.stores:
             if name not in self.maps:
                 continue
-            for box, coords in enumerate(boxes_at(tile, *self._origin(name, tile, wg_tile, coord))):
-                store = self.maps[name], *coords, wg_tile.work.batch, coord.buffers[name] + box * tile.box_bytes
+            with current_builder().unroll(tile.boxes, name="box") as box:
+                coords = box_at(tile, *self._origin(name, tile, wg_tile, coord), box)
+                buffer = coord.buffers[name] + (box * tile.box_bytes).to(U32)
+                store = self.maps[name], *coords, wg_tile.work.batch, buffer
                 if self._streaming:
                     hw.tma_store_hint(*store, EVICT_FIRST)
                 else:
                     hw.tma_store(*store)
 
     def store_with_threads(self, wg_tile: WarpgroupTile, coord: SubtileCoord) -> None:
-        """Store the results of a subtile that TMA does not store. Called in all threads."""
+        """Store, from all threads, those results of a subtile that are not stored by TMA."""
         for name, tile in self.stores:
-            if name in self.arrays:
-                store = self._store_vectors if name in self._vectorizable else self._store_elements
-                store(self.arrays[name], tile, coord, wg_tile)
+            if name in self.arrays_without_tma:
+                store = self._store_vectors if name in self._vectorizable_names else self._store_elements
+                store(self.arrays_without_tma[name], tile, coord, wg_tile)
 
     def _origin(self, name: str, tile: Tile, wg_tile: WarpgroupTile, coord: SubtileCoord) -> tuple[Value, Value]:
         """Return the first row and column of a subtile in its matrix."""
@@ -126,13 +132,19 @@ class Stores:
     def _store_vectors(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
         """Store 16 bytes per thread and step; rows (columns, if MN-major) are multiples of 16 bytes."""
         k, dims = current_builder(), self.result_dims[array.name]
-        partition = ThreadCopyPartition(tile, k.thread % THREADS_PER_WARPGROUP, THREADS_PER_WARPGROUP)
+        thread = (k.thread % THREADS_PER_WARPGROUP).hinted("warpgroup_thread")
+        partition = ThreadCopyPartition(tile, thread, THREADS_PER_WARPGROUP, "out")
         (m, n), buffer = self._origin(array.name, tile, wg_tile, coord), coord.buffers[array.name]
+        m.hinted("subtile_row")
+        n.hinted("subtile_column")
         rows, columns = wg_tile.problem_m // dims.rows_per_value, wg_tile.problem_n // dims.columns_per_value
         vector_elements = VECTOR_BYTES // tile.dtype.bytes
         for step in partition.copy_steps():
             inner = (partition.box + step.box) * tile.box_inner + partition.vector_idx * vector_elements
-            row, col = (partition.row + step.row, inner) if tile.major == "K" else (inner, partition.row + step.row)
+            outer = partition.row + step.row
+            row, col = (outer, inner) if tile.major == "K" else (inner, outer)
+            row.hinted("row")
+            col.hinted("column")
             in_bounds = (m + row < rows) & (n + col < columns)
             with nullcontext() if step.pred is None else k.when(step.pred):
                 values = k.registers(U32, VECTOR_BYTES // 4, "values")
@@ -152,7 +164,7 @@ class Stores:
             k.unroll(lines_per_group, name="line") as line,
             k.unroll(0, inner_extent, 32, name="start") as start,
         ):
-            outer = first + group * lines_per_group + line
+            outer = (first + group * lines_per_group + line).hinted("line_idx")
             row, col = (start + k.lane, outer) if column_major else (outer, start + k.lane)
             in_bounds = (m + row < wg_tile.problem_m // dims.rows_per_value) & (
                 n + col < wg_tile.problem_n // dims.columns_per_value
@@ -191,9 +203,9 @@ class ScaleStore:
     def write(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, scales: list[Value]) -> None:
         """Store the scales of a subtile's rows, with one lane per row."""
         k = current_builder()
-        first = wg_tile.work.n + column
-        for half, scale in enumerate(scales):
-            row = wg_tile.row(epi_m, half, 1)
+        first = (wg_tile.work.n + column).hinted("first_column")
+        for row_half, scale in enumerate(scales):
+            row = wg_tile.row(epi_m, row_half, 1)
             in_bounds = (k.lane % LANES_PER_QUAD == 0) & (row < wg_tile.problem_m) & (first < wg_tile.problem_n)
             address = self.array.element_address(wg_tile.work.batch, row, first // self.columns)
             store_rounded(scale, address, in_bounds, self.array.dtype)

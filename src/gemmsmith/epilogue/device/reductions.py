@@ -20,9 +20,9 @@ from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Result, reduced_d
 from gemmsmith.core.integers import ceil_div
 from gemmsmith.core.mma import (
     COLUMN_XOR_MASKS,
-    FRAGMENT_GROUP_COLUMNS,
     FRAGMENT_ROWS_PER_WARP,
     LANES_PER_QUAD,
+    N8_COLUMNS,
     QUAD_XOR_MASKS,
     WGMMA_M,
     fragment_column,
@@ -127,7 +127,7 @@ class _ReductionState:
         state = self.load(i)
         for mask in masks:
             for x in state:
-                x.hinted("lane_state")
+                x.hinted("lane_value")
             state = self.monoid.merge(state, tuple(hw.shuffle_xor_fp32(x, mask) for x in state))
         self.store(i, state)
 
@@ -212,8 +212,10 @@ class Reduction:
     def _state_index(self, coord: VisitCoord, n8_offset: int, half: int, i: int) -> ValueLike:
         """Return the index of the state to which an element is added."""
         if self.axis == "n":
-            return self.halves * coord.epi_m + half
-        return (coord.n8 + (n8_offset - self.first_n8)) * 2 + i if self.axis == "m" else 0
+            return (self.halves * coord.epi_m + half).hinted("state_idx")
+        if self.axis == "m":
+            return ((coord.n8 + (n8_offset - self.first_n8)) * 2 + i).hinted("state_idx")
+        return 0
 
     def end_subtile(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value) -> None:
         """Reduce the columns of a subtile that starts at `column`, over 8 lanes (16 rows per warp), and write them."""
@@ -224,20 +226,21 @@ class Reduction:
         row_group.hinted("row_group")
         with k.unroll(self.n8_count, name="n8") as n8:
             first = wg_tile.work.n // self.columns_per_value + column
-            n = first + (n8 + self.first_n8) * FRAGMENT_GROUP_COLUMNS + fragment_column(k.lane)
+            n = first + (n8 + self.first_n8) * N8_COLUMNS + fragment_column(k.lane)
             with k.unroll(2, name="i") as i:
                 n_i = (n + i).hinted("column")
-                self.states.warp_reduce(n8 * 2 + i, COLUMN_XOR_MASKS)
+                state = (n8 * 2 + i).hinted("state_idx")
+                self.states.warp_reduce(state, COLUMN_XOR_MASKS)
                 in_bounds = (k.lane < LANES_PER_QUAD) & (row_group < self.num_partials) & (n_i < self.num_outputs)
-                self._write(wg_tile, row_group, n_i, self.states.load(n8 * 2 + i), in_bounds)
+                self._write(wg_tile, row_group, n_i, self.states.load(state), in_bounds)
 
     def end_tile(self, wg_tile: WarpgroupTile) -> None:
         """Reduce rows over quads, or everything over warps, and write the partials."""
         k = current_builder()
         if self.axis == "n":
             tile = (wg_tile.work.n // self.spec.slice_columns).hinted("partial_idx")
-            with k.unroll(self.plan.subtiles_m, name="epi_m") as epi_m, k.unroll(self.halves, name="half") as half:
-                state = epi_m * self.halves + half
+            with k.unroll(self.plan.subtiles_m, name="epi_m") as epi_m, k.unroll(self.halves, name="row_half") as half:
+                state = (epi_m * self.halves + half).hinted("state_idx")
                 self.states.warp_reduce(state, QUAD_XOR_MASKS)
                 row = wg_tile.row(epi_m, half, self.rows_per_value)
                 in_bounds = (k.lane % LANES_PER_QUAD == 0) & (row < self.num_outputs) & (tile < self.num_partials)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from gemmsmith import hw
 from gemmsmith.core.dtypes import MAX_FINITE, MIN_SCALE, DType
 from gemmsmith.core.graph import Node
-from gemmsmith.core.mma import FRAGMENT_GROUP_COLUMNS, QUAD_XOR_MASKS, fragment_column
+from gemmsmith.core.mma import N8_COLUMNS, QUAD_XOR_MASKS, fragment_column
 from gemmsmith.epilogue.functions import fast_exp
 from gemmsmith.lang.current_builder import current_builder
 from gemmsmith.lang.types import F32, I32
@@ -26,40 +26,47 @@ def quad_reduce(x: Value, merge: Callable[[Value, Value], Value]) -> Value:
 
 
 class RowFragment:
-    """A node's elements of a subtile, in registers: four per group of 8 columns, ordered by (half, element of a pair).
+    """A node's elements of a subtile, in registers: four per n8 block, ordered by (row half, element of a pair).
 
-    They may be kept in the accumulator's registers, from register `first` on, of every `stride`-th group.
+    They may be kept in the accumulator's registers, from `first_register` on, of every `stride`-th n8 block.
     """
 
     def __init__(
-        self, n8_count: int, registers: RegisterArray | None = None, first: ValueLike = 0, stride: int = 1
+        self, n8_count: int, registers: RegisterArray | None = None, first_register: ValueLike = 0, stride: int = 1
     ) -> None:
-        self.n8_count, self.first, self.stride = n8_count, first, stride
+        self.n8_count, self.first_register, self.stride = n8_count, first_register, stride
         self.registers = registers or current_builder().registers(F32, 4 * n8_count, "row_frag")
 
-    def register_index(self, n8: ValueLike, half: int, i: int) -> Value:
+    def register_index(self, n8: ValueLike, row_half: int, i: int) -> Value:
         """Return the index of an element's register."""
-        return as_value(n8, I32) * (4 * self.stride) + (self.first + 2 * half + i)
+        return as_value(n8, I32) * (4 * self.stride) + (self.first_register + 2 * row_half + i)
 
     def store_pair(
-        self, n8: ValueLike, half: int, pair: tuple[Value, Value], in_bounds: tuple[Value, Value], masked_value: float
+        self,
+        n8: ValueLike,
+        row_half: int,
+        pair: tuple[Value, Value],
+        in_bounds: tuple[Value, Value],
+        masked_value: float,
     ) -> None:
         """Store a pair; `masked_value` replaces elements outside the matrix."""
         for i in range(2):
-            self.registers[self.register_index(n8, half, i)] = current_builder().select(
+            self.registers[self.register_index(n8, row_half, i)] = current_builder().select(
                 in_bounds[i], pair[i], masked_value
             )
 
-    def load_pair(self, n8: ValueLike, half: int) -> tuple[Value, Value]:
+    def load_pair(self, n8: ValueLike, row_half: int) -> tuple[Value, Value]:
         """Return a pair."""
-        return self.registers[self.register_index(n8, half, 0)], self.registers[self.register_index(n8, half, 1)]
+        return self.registers[self.register_index(n8, row_half, 0)], self.registers[
+            self.register_index(n8, row_half, 1)
+        ]
 
-    def row_reduce(self, half: int, start: float, step: Callable[[Value, Value], Value]) -> Value:
+    def row_reduce(self, row_half: int, start: float, step: Callable[[Value, Value], Value]) -> Value:
         """Return step(... step(start, x0) ..., xn) over the elements of a row."""
         result = current_builder().registers(F32, 1, "row_result")
         result[0] = start
         with current_builder().unroll(self.n8_count, name="n8") as n8:
-            for x in self.load_pair(n8, half):
+            for x in self.load_pair(n8, row_half):
                 result[0] = step(result[0], x)
         return quad_reduce(result[0], step)
 
@@ -76,18 +83,18 @@ class QuantizeRows:
     def compute(self) -> None:
         """Compute the scales, once all elements are stored."""
         k = current_builder()
-        self.scales, self.inverses = [], []
+        self.scales, self.reciprocals = [], []
         max_finite = MAX_FINITE[self.dtype]
-        for half in range(2):
-            amax = self.fragment.row_reduce(half, 0.0, _max_magnitude).named("amax")
+        for row_half in range(2):
+            amax = self.fragment.row_reduce(row_half, 0.0, _max_magnitude).named("amax")
             bounded = hw.maximum_nan(amax, max_finite * MIN_SCALE)
             self.scales.append(k.select(amax == 0.0, 1.0, bounded * (1 / max_finite)))
-            self.inverses.append(k.select(amax == 0.0, 1.0, hw.divide_full(Constant(F32, max_finite), bounded)))
+            self.reciprocals.append(k.select(amax == 0.0, 1.0, hw.divide_full(Constant(F32, max_finite), bounded)))
 
-    def pair(self, n8: ValueLike, half: int) -> tuple[Value, Value]:
+    def pair(self, n8: ValueLike, row_half: int) -> tuple[Value, Value]:
         """Return a pair of quantized elements, before rounding."""
-        low, high = self.fragment.load_pair(n8, half)
-        return low * self.inverses[half], high * self.inverses[half]
+        low, high = self.fragment.load_pair(n8, row_half)
+        return low * self.reciprocals[row_half], high * self.reciprocals[row_half]
 
 
 class TopKSoftmax:
@@ -108,57 +115,61 @@ class TopKSoftmax:
         Elements are ordered by value, largest first, then by column; the next one is the first that follows the
         previous one in that order, so none is found twice and none needs to be marked.
         """
-        self.first = fragment_column(current_builder().lane).to(F32).named("first_column")
-        self.row_maxima, self.inverses, self.thresholds = [], [], []
-        for half in range(2):
-            row_max = self.fragment.row_reduce(half, -math.inf, hw.maximum_nan).named("row_max")
+        self.first_column = fragment_column(current_builder().lane).to(F32).named("first_column")
+        self.row_maxima, self.reciprocals, self.thresholds = [], [], []
+        for row_half in range(2):
+            row_max = self.fragment.row_reduce(row_half, -math.inf, hw.maximum_nan).named("row_max")
             total = current_builder().registers(F32, 1, "total")
             total[0], threshold = 0.0, None
             for _ in range(self.top_k):
-                threshold = self._find_next(half, threshold)
+                threshold = self._find_next(row_half, threshold)
                 total[0] = total[0] + fast_exp(threshold[0] - row_max)
             assert threshold
             self.row_maxima.append(row_max)
-            self.inverses.append(hw.sfu_approximation("rcp.approx.ftz", total[0]).named("inverse"))
+            self.reciprocals.append(hw.sfu_approximation("rcp.approx.ftz", total[0]).named("inverse"))
             self.thresholds.append(threshold)
 
-    def _find_next(self, half: int, previous: tuple[Value, Value] | None) -> tuple[Value, Value]:
-        """Return the largest element that follows `previous`, and its column; -Inf and Inf if there is none."""
+    def _find_next(self, row_half: int, previous: tuple[Value, Value] | None) -> tuple[Value, Value]:
+        """Return the next element after `previous`, and its column; -Inf and Inf if there is none.
+
+        Elements are in descending order, equal ones by ascending column.
+        """
         k = current_builder()
         max_value, max_column = k.registers(F32, 1, "max_value"), k.registers(F32, 1, "max_column")
         max_value[0], max_column[0] = -math.inf, math.inf
         with k.unroll(self.fragment.n8_count, name="n8") as n8:
-            for i, x in enumerate(self.fragment.load_pair(n8, half)):
+            for i, x in enumerate(self.fragment.load_pair(n8, row_half)):
                 better = x > max_value[0]
                 if previous:
                     better = better & (
-                        (x < previous[0]) | ((x == previous[0]) & (_column_offset(n8, i) > previous[1] - self.first))
+                        (x < previous[0])
+                        | ((x == previous[0]) & (_column_offset(n8, i) > previous[1] - self.first_column))
                     )
                 better = better.named("better")
                 max_value[0], max_column[0] = (
                     k.select(better, x, max_value[0]),
                     k.select(better, _column_offset(n8, i), max_column[0]),
                 )
-        max_column[0] = max_column[0] + self.first
+        max_column[0] = max_column[0] + self.first_column
         for mask in QUAD_XOR_MASKS:
             value, column = hw.shuffle_xor_fp32(max_value[0], mask), hw.shuffle_xor_fp32(max_column[0], mask)
             better = ((value > max_value[0]) | ((value == max_value[0]) & (column < max_column[0]))).named("better")
             max_value[0], max_column[0] = k.select(better, value, max_value[0]), k.select(better, column, max_column[0])
         return max_value[0].named("max_value"), max_column[0].named("max_column")
 
-    def pair(self, n8: ValueLike, half: int) -> tuple[Value, Value]:
+    def pair(self, n8: ValueLike, row_half: int) -> tuple[Value, Value]:
         """Return a pair of the softmax."""
-        inverse, (value, column), result = self.inverses[half], self.thresholds[half], []
-        for i, x in enumerate(self.fragment.load_pair(n8, half)):
-            is_selected = (x > value) | ((x == value) & (_column_offset(n8, i) <= column - self.first))
-            weight = current_builder().select(is_selected, fast_exp(x - self.row_maxima[half]), 0.0)
+        inverse, (value, column), result = self.reciprocals[row_half], self.thresholds[row_half], []
+        for i, x in enumerate(self.fragment.load_pair(n8, row_half)):
+            is_selected = (x > value) | ((x == value) & (_column_offset(n8, i) <= column - self.first_column))
+            weight = current_builder().select(is_selected, fast_exp(x - self.row_maxima[row_half]), 0.0)
             result.append(weight * inverse)
         return result[0], result[1]
 
 
 def _column_offset(n8: ValueLike, i: int) -> Value:
     """Return an element's column minus the thread's first, in fp32 (exact): a constant in unrolled loops."""
-    offset: Value = as_value(n8, I32) * FRAGMENT_GROUP_COLUMNS + i
+    offset: Value = as_value(n8, I32) * N8_COLUMNS + i
     return offset.to(F32)
 
 

@@ -69,7 +69,7 @@ class EpilogueSubtile:
         self.index, self.epi_m, self.column, self.buffers = coord.index, coord.epi_m, coord.column, coord.buffers
         self.n8_count = epilogue.plan.epi_tile_n // 8
         self.n8_per_step = next(
-            s for s in ((4, 2) if self.graph.has_paired_columns else (2, 1)) if self.n8_count % s == 0
+            s for s in ((4, 2) if self.graph.has_interleaved_columns else (2, 1)) if self.n8_count % s == 0
         )
         self._row_function_nodes = [i for i, node in enumerate(self.graph.nodes) if node.op in ROW_FUNCTIONS]
         self.row_functions: dict[int, QuantizeRows | TopKSoftmax] = {}
@@ -145,7 +145,7 @@ class EpilogueSubtile:
         return partial(_slab_pair, pair, first_n8)
 
     def _visit_coord(self, n8: Value, columns_per_value: int) -> VisitCoord:
-        operand_n8 = n8 // columns_per_value if columns_per_value > 1 else n8
+        operand_n8 = (n8 // columns_per_value).hinted("operand_n8") if columns_per_value > 1 else n8
         return VisitCoord(
             self.epi_m, self.column // columns_per_value, operand_n8, self.n8_per_step // columns_per_value
         )
@@ -158,7 +158,7 @@ class EpilogueSubtile:
             if i in self.row_fragments:
                 sources[i] = partial(_pair_at, self.row_fragments[i].load_pair, first_n8)
             elif node.op == "accumulator":
-                first_n8 = (n8 + self.column // 8).named("acc_n8")
+                first_n8 = (n8 + (self.column // 8).hinted("column_n8")).named("acc_n8")
                 sources[i] = partial(_accumulator_pair, self.accumulator, self.epi_m, first_n8)
             elif i in self.operand_fragments:
                 sources[i] = partial(_pair_at, self.operand_fragments[i], first_n8)
@@ -239,11 +239,11 @@ def _int32_pair(accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: in
 
 
 def _slab_pair(pair: fragment.LoadPair, first_n8: int, n8: Value, half: int) -> tuple[Value, Value]:
-    return pair(n8 - first_n8, half)
+    return pair((n8 - first_n8).hinted("n8_in_slab"), half)
 
 
 def _pair_at(pair: fragment.LoadPair, n8: Value, n8_offset: int, half: int) -> tuple[Value, Value]:
-    return pair(n8 + n8_offset, half)
+    return pair((n8 + n8_offset).hinted(f"n8_{n8_offset}"), half)
 
 
 def _scale_pair(quantized: QuantizeRows, n8_offset: int, half: int) -> tuple[Value, Value]:

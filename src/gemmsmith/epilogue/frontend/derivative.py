@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import combinations
+from typing import NamedTuple
 
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Node, Operand, Result
-from gemmsmith.epilogue.frontend.values import Traced, Tracing
+from gemmsmith.epilogue.frontend.values import Traced, Tracer
 from gemmsmith.epilogue.functions import FUNCTIONS
 from gemmsmith.epilogue.passes.cse import cse
 from gemmsmith.epilogue.passes.fold import fold
@@ -32,15 +33,24 @@ GRAD_PREFIX = "g_"
 """Prefix of the derivative's results that are gradients of operands. The accumulator's gradient is named "out"."""
 SAVED_PREFIX = "_saved"
 """Prefix, before a digit, of results that are stored only for the derivative."""
-MAX_CANDIDATES = 16
-"""Number of values, nearest to the accumulator and nearest to the results each, that are considered for saving. Chosen;
-not measured."""
+CANDIDATES_PER_END = 16
+"""Number of the values nearest to the accumulator, and of those nearest to the results, that are considered for saving.
+Chosen; not measured."""
 _COMMUTES_WITH_ROUNDING = frozenset({"abs", "neg", "relu"})
 """Functions with f(round(x)) == round(f(x))."""
 
 
+class _DerivativeCost(NamedTuple):
+    """Cost of a derivative; costs are compared field by field. The last three are counts."""
+
+    recomputes_gemm: bool
+    matrices: int
+    operands: int
+    nodes: int
+
+
 def derivative(
-    graph: EpilogueGraph, outputs: Collection[str], wrt: Collection[str], saved: Collection[str], default: DType
+    graph: EpilogueGraph, outputs: Collection[str], wrt: Collection[str], saved: Collection[str], default_dtype: DType
 ) -> EpilogueGraph:
     """Return the graph that computes gradients of an epilogue.
 
@@ -56,15 +66,15 @@ def derivative(
         outputs: Names of the results that have gradients.
         wrt: Names of the operands, or ACCUMULATOR, whose gradients are computed.
         saved: Names of matrix results that are read (y_name) instead of being recomputed.
-        default: Dtype of matrices that have none in the graph.
+        default_dtype: Dtype of matrices that have none in the graph.
 
     Raises:
         EpilogueError: for operations without a gradient, and for a maximum or minimum of values that are not saved.
     """
-    grad_graph = _DerivativeBuilder(graph, outputs, saved, default, full_matrix_grads=False).grad_graph(wrt)
+    grad_graph = _DerivativeBuilder(graph, outputs, saved, default_dtype, full_matrix_grads=False).grad_graph(wrt)
     if all(_input_dims(grad_graph, r).is_matrix for r in grad_graph.results):
         return grad_graph
-    return _DerivativeBuilder(graph, outputs, saved, default, full_matrix_grads=True).grad_graph(wrt)
+    return _DerivativeBuilder(graph, outputs, saved, default_dtype, full_matrix_grads=True).grad_graph(wrt)
 
 
 def nodes_with_gradient(graph: EpilogueGraph, wrt: Collection[str] | None = None) -> list[bool]:
@@ -88,48 +98,54 @@ def minmax_results(graph: EpilogueGraph, wrt: Collection[str] | None = None) -> 
     return [r for r in reduced if graph.nodes[r.node].value[0] in ("max", "min")]
 
 
-def tie_count_graph(graph: EpilogueGraph, result_name: str, saved: Collection[str], default: DType) -> EpilogueGraph:
+def tie_count_graph(
+    graph: EpilogueGraph, result_name: str, saved: Collection[str], default_dtype: DType
+) -> EpilogueGraph:
     """Return the graph that counts the elements that are equal to the maximum or minimum `result_name`."""
-    d = _DerivativeBuilder(graph, (), saved, default, full_matrix_grads=False)
+    d = _DerivativeBuilder(graph, (), saved, default_dtype, full_matrix_grads=False)
     result = next(r for r in graph.results if r.name == result_name)
     axis = graph.nodes[result.node].value[1]
     equal = d.minmax_mask(result)
-    count = d.t.add("reduce", equal.broadcast_dims.reduced(axis), equal, value=("sum", axis))
+    count = d.tracer.add("reduce", equal.broadcast_dims.reduced(axis), equal, value=("sum", axis))
     return d.build([Result("out", count.node, FP32, keepdim=True)])
 
 
 def with_saved_values(
-    graph: EpilogueGraph, wrt: Collection[str], default: DType
+    graph: EpilogueGraph, wrt: Collection[str], default_dtype: DType
 ) -> tuple[EpilogueGraph, tuple[str, ...]]:
     """Add the smallest set of results that lets the derivative avoid recomputing the GEMM.
 
-    Results that are stored anyway are preferred; otherwise one value is added, and the inputs of maxima and minima. A
-    logsumexp is computed from the rounded saved value. Returns the graph and the names of the results to save. Raises
-    EpilogueError as `derivative` does.
+    The inputs of maxima and minima are always results. Besides, one value is added if those that are stored anyway do
+    not suffice. A logsumexp that depends on a value that is saved rounded is computed from the rounded value, so that
+    both passes agree. Returns the graph and the names of the results to save. Raises EpilogueError as `derivative`.
+
+    `default_dtype`: dtype of matrices that have none in the graph.
     """
     graph = _with_minmax_inputs(cse(fold(graph)), wrt)
-    cost, saved = _choose_saved(graph, wrt, default)
-    if cost[0]:
+    cost, saved = _choose_saved(graph, wrt, default_dtype)
+    if cost.recomputes_gemm:
         broadcast_dims = graph.broadcast_dims()
         candidate_nodes = [
             i for i, n in enumerate(graph.nodes) if broadcast_dims[i].is_matrix and n.op in (*FUNCTIONS, "accumulator")
         ]
-        candidate_nodes = candidate_nodes[:MAX_CANDIDATES] + candidate_nodes[MAX_CANDIDATES:][-MAX_CANDIDATES:]
+        candidate_nodes = (
+            candidate_nodes[:CANDIDATES_PER_END] + candidate_nodes[CANDIDATES_PER_END:][-CANDIDATES_PER_END:]
+        )
         with_one_more_output = [_with_output(graph, i) for i in candidate_nodes]
-        candidates = [(*_choose_saved(g, wrt, default, {g.results[-1].name}), g) for g in with_one_more_output]
+        candidates = [(*_choose_saved(g, wrt, default_dtype, {g.results[-1].name}), g) for g in with_one_more_output]
         cost, saved_names, best = min(candidates, key=lambda x: x[0])
-        if not cost[0]:
+        if not cost.recomputes_gemm:
             graph, saved = best, saved_names
-    return _round_before_logsumexp(graph, saved, default), saved
+    return _round_before_logsumexp(graph, saved, default_dtype), saved
 
 
-def _round_before_logsumexp(graph: EpilogueGraph, saved: Collection[str], default: DType) -> EpilogueGraph:
+def _round_before_logsumexp(graph: EpilogueGraph, saved: Collection[str], default_dtype: DType) -> EpilogueGraph:
     """Round values that the derivative reads from memory before they are used, if a logsumexp depends on them.
 
     exp(x - logsumexp) is not a probability if x is rounded and the logsumexp is that of unrounded values.
     """
     under = _ancestors(graph, [i for i, n in enumerate(graph.nodes) if n.op == "reduce" and n.value[0] == "logsumexp"])
-    read = {r.node: r.dtype or default for r in graph.results if r.name in saved and r.node in under}
+    read = {r.node: r.dtype or default_dtype for r in graph.results if r.name in saved and r.node in under}
 
     def rule(editor: Editor, node: Node) -> int | None:
         if read.get(editor.index, FP32) == FP32:
@@ -166,22 +182,21 @@ def _with_output(graph: EpilogueGraph, node: int) -> EpilogueGraph:
 
 
 def _choose_saved(
-    graph: EpilogueGraph, wrt: Collection[str], default: DType, must_read: Collection[str] = ()
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the minimum cost of the derivative, and the results that it then reads, which include `must_read`.
-
-    Costs are compared in this order: whether it recomputes the GEMM, its matrices, its operands, its nodes.
-    """
+    graph: EpilogueGraph, wrt: Collection[str], default_dtype: DType, must_read: Collection[str] = ()
+) -> tuple[_DerivativeCost, tuple[str, ...]]:
+    """Return the minimum cost of the derivative, and the results that it then reads, which include `must_read`."""
     has_gradient = nodes_with_gradient(graph, wrt)
     outputs = [r.name for r in graph.results if has_gradient[r.node] and not r.name.startswith(SAVED_PREFIX)]
     matrices = graph.matrix_result_names
     needed = {*must_read, *(base.name for r in minmax_results(graph, wrt) if (base := _stored_minmax_input(graph, r)))}
-    best: tuple[tuple[int, ...], tuple[str, ...]] | None = None
+    best: tuple[_DerivativeCost, tuple[str, ...]] | None = None
     for names in (names for count in range(len(matrices) + 1) for names in combinations(matrices, count)):
         if needed <= set(names):
-            grad_graph = derivative(graph, outputs, wrt, names, default)
+            grad_graph = derivative(graph, outputs, wrt, names, default_dtype)
             recomputes_gemm = any(n.op == "accumulator" for n in grad_graph.nodes)
-            cost = (recomputes_gemm, len(grad_graph.matrix_names), len(grad_graph.operands), len(grad_graph.nodes))
+            cost = _DerivativeCost(
+                recomputes_gemm, len(grad_graph.matrix_names), len(grad_graph.operands), len(grad_graph.nodes)
+            )
             if best is None or cost < best[0]:
                 best = cost, names
     assert best
@@ -192,12 +207,17 @@ class _DerivativeBuilder:
     """Builds the derivative: the forward graph's nodes, recomputed or read, followed by those of the gradients."""
 
     def __init__(
-        self, graph: EpilogueGraph, outputs: Collection[str], saved: Collection[str], default: DType,
+        self, graph: EpilogueGraph, outputs: Collection[str], saved: Collection[str], default_dtype: DType,
         full_matrix_grads: bool,
     ) -> None:  # fmt: skip
-        self.forward, self.saved, self.default, self.full_matrix_grads = graph, saved, default, full_matrix_grads
+        self.forward, self.saved, self.default_dtype, self.full_matrix_grads = (
+            graph,
+            saved,
+            default_dtype,
+            full_matrix_grads,
+        )
         self.broadcast_dims = graph.broadcast_dims()
-        self.t = Tracing(())
+        self.tracer = Tracer(())
         self.operands: dict[str, Operand] = {}
         self.values: list[Traced] = []
         self.grads: dict[int, Traced] = {}
@@ -213,8 +233,8 @@ class _DerivativeBuilder:
                 self._seed_result(r)
         for i in range(len(graph.nodes) - 1, -1, -1):
             if half_grads := self.half_grads.get(i):
-                both = [half_grads[which] if which in half_grads else self.t.value(0.0) for which in range(2)]
-                self._accumulate(i, self.t.add("interleave", self.broadcast_dims[i], *both, value="n"))
+                both = [half_grads[which] if which in half_grads else self.tracer.value(0.0) for which in range(2)]
+                self._accumulate(i, self.tracer.add("interleave", self.broadcast_dims[i], *both, value="n"))
             if i in self.grads:
                 self._backpropagate(i, graph.nodes[i])
 
@@ -228,7 +248,7 @@ class _DerivativeBuilder:
                 continue
             total = grads[0]
             for grad in grads[1:]:
-                total = self.t("add", total, grad)
+                total = self.tracer("add", total, grad)
             if name == ACCUMULATOR:
                 results.append(Result("out", total.node))
                 continue
@@ -236,20 +256,20 @@ class _DerivativeBuilder:
             dtype = operand.dtype if operand.dtype in (BF16, FP16) else FP32
             if not operand.broadcast_dims.is_matrix:
                 axis = _reduced_axis(operand.broadcast_dims)
-                total = self.t.add("reduce", total.broadcast_dims.reduced(axis), total, value=("sum", axis))
+                total = self.tracer.add("reduce", total.broadcast_dims.reduced(axis), total, value=("sum", axis))
             results.append(Result(f"{GRAD_PREFIX}{name}", total.node, dtype, not operand.broadcast_dims.is_matrix))
         return self.build(results)
 
     def build(self, results: list[Result]) -> EpilogueGraph:
-        graph = EpilogueGraph(tuple(self.t.nodes), tuple(self.operands.values()), tuple(results))
+        graph = EpilogueGraph(tuple(self.tracer.nodes), tuple(self.operands.values()), tuple(results))
         return cse(fold(eliminate_dead_code(graph)))
 
     def operand(self, name: str, broadcast_dims: BroadcastDims, dtype: DType | None) -> Traced:
         self.operands[name] = Operand(name, broadcast_dims, dtype)
-        return self.t.add("operand", broadcast_dims, value=name)
+        return self.tracer.add("operand", broadcast_dims, value=name)
 
     def dtype(self, result: Result) -> DType:
-        return result.dtype or (FP32 if self.forward.is_reduction(result) else self.default)
+        return result.dtype or (FP32 if self.forward.is_reduction(result) else self.default_dtype)
 
     def minmax_mask(self, result: Result) -> Traced:
         """Return a predicate: which elements are equal to the maximum or minimum `result`.
@@ -268,8 +288,8 @@ class _DerivativeBuilder:
                 f"{node.value[0]}: got values and a result in {listed}; use one dtype, or fp32", node.location
             )
         for dtype in low_precision:
-            x, y = (self.t.add("cast", v.broadcast_dims, v, value=dtype) for v in (x, y))
-        return self.t("eq", x, y)
+            x, y = (self.tracer.add("cast", v.broadcast_dims, v, value=dtype) for v in (x, y))
+        return self.tracer("eq", x, y)
 
     def _recompute_or_read(self, index: int, node: Node, saved: Result | None) -> Traced:
         broadcast_dims = self.broadcast_dims[index]
@@ -278,7 +298,7 @@ class _DerivativeBuilder:
         if node.op == "operand":
             return self.operand(INPUT_PREFIX + node.value, broadcast_dims, self.forward.operand(node.value).dtype)
         inputs = [self.values[i] for i in node.inputs]
-        return self.t.add(node.op, broadcast_dims, *inputs, value=node.value, location=node.location)
+        return self.tracer.add(node.op, broadcast_dims, *inputs, value=node.value, location=node.location)
 
     def _reduction_value(self, result: Result) -> Traced:
         """Read the value of a reduction."""
@@ -296,11 +316,13 @@ class _DerivativeBuilder:
         if kind in ("max", "min"):
             if r not in minmax_results(self.forward):
                 return
-            g = self.t("mul", self.minmax_mask(r), g)  # 0 * (g / 0) is NaN, as in torch, where nothing is equal to NaN
+            g = self.tracer(
+                "mul", self.minmax_mask(r), g
+            )  # 0 * (g / 0) is NaN, as in torch, where nothing is equal to NaN
         elif kind == "logsumexp":
             value = self._reduction_value(r)  # -inf if all of the row is
-            offset = self.t("where", self.t("eq", value, float("-inf")), 0.0, value)
-            g = self.t("mul", g, self.t("exp", self.t("sub", self.values[inner], offset)))
+            offset = self.tracer("where", self.tracer("eq", value, float("-inf")), 0.0, value)
+            g = self.tracer("mul", g, self.tracer("exp", self.tracer("sub", self.values[inner], offset)))
         self._accumulate(inner, g)
 
     def _backpropagate(self, index: int, node: Node) -> None:
@@ -312,11 +334,11 @@ class _DerivativeBuilder:
             case "chunk":
                 half_grads = self.half_grads.setdefault(node.inputs[0], {})
                 which = node.value[0]
-                half_grads[which] = self.t("add", half_grads[which], g) if which in half_grads else g
+                half_grads[which] = self.tracer("add", half_grads[which], g) if which in half_grads else g
             case "interleave":
                 for which, source in enumerate(node.inputs):
                     broadcast_dims = g.broadcast_dims._replace(columns_per_value=2)
-                    self._accumulate(source, self.t.add("chunk", broadcast_dims, g, value=(which, node.value)))
+                    self._accumulate(source, self.tracer.add("chunk", broadcast_dims, g, value=(which, node.value)))
             case "quantize" | "scale" | "top_k_softmax":
                 raise epilogue_error(f"{node.op}: it has no gradient; call it under torch.no_grad()", node.location)
             case _ if (function := FUNCTIONS.get(node.op)) and function.gradient:
@@ -328,7 +350,7 @@ class _DerivativeBuilder:
     def _accumulate(self, node: int, g: Traced) -> None:
         if self.forward.nodes[node].op == "constant":
             return
-        self.grads[node] = self.t("add", self.grads[node], g) if node in self.grads else g
+        self.grads[node] = self.tracer("add", self.grads[node], g) if node in self.grads else g
 
 
 def _leaf_name(node: Node) -> str | None:

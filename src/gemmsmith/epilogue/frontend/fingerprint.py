@@ -29,7 +29,7 @@ SeenIds = dict[int, str]
 """Functions, lists and dictionaries that a fingerprint has already visited: id -> number."""
 
 
-class _UnknownError(Exception):
+class _CannotFingerprintError(Exception):
     """Raised, with the reason, if `function` reads something that may change without changing its fingerprint."""
 
     function: Any = None
@@ -50,60 +50,69 @@ def fingerprint(source: Any) -> Hashable:
         return source
     try:
         _check_no_torch_function_mode()
-        return _value(source, {})
-    except (_UnknownError, RecursionError) as error:
+        return _fingerprint_value(source, {})
+    except (_CannotFingerprintError, RecursionError) as error:
         if callable(source) and not isinstance(source, type) and not callable(getattr(source, "graph", None)):
             _warn(getattr(error, "function", None) or source, str(error))
         return None
 
 
 def _check_no_torch_function_mode() -> None:
-    """Raise _UnknownError if a torch function mode is active, except that of torch.device, which changes nothing."""
+    """Raise an error if a torch function mode is active, except that of torch.device, which changes nothing."""
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "overrides") and torch._C._len_torch_function_stack():
         device_context = getattr(sys.modules.get("torch.utils._device"), "DeviceContext", None)
         for mode in torch.overrides._get_current_function_mode_stack():
             if type(mode) is not device_context:
-                raise _UnknownError(f"{type(mode).__name__} is active")
+                raise _CannotFingerprintError(f"{type(mode).__name__} is active")
 
 
-def _value(x: Any, seen: SeenIds) -> Hashable:
+def _fingerprint_value(x: Any, seen: SeenIds) -> Hashable:
     if known := _STABLE_OBJECTS.get(id(x)):
         return known
     kind = type(x)
     if kind in _SCALAR_TYPES:
         return kind, repr(x)  # 0.0 and -0.0, NaN
     if kind is FunctionType:
-        return _function(x, seen)
+        return _fingerprint_function(x, seen)
     if kind is tuple:
-        return tuple([_value(y, seen) for y in x])
+        return tuple([_fingerprint_value(y, seen) for y in x])
     if kind is list or kind is dict:
         return kind, _back_reference(x, seen) or tuple(
-            [_value(y, seen) for y in (x if kind is list else list(x.items()))]
+            [_fingerprint_value(y, seen) for y in (x if kind is list else list(x.items()))]
         )
     if kind in _NUMPY_SCALAR_TYPES:
         return kind, x.tobytes()
     if kind is DType:
         return x  # type: ignore[no-any-return]
     if kind is partial and not vars(x):
-        return partial, _value(x.func, seen), _value(x.args, seen), _items(x.keywords, seen)
+        return (
+            partial,
+            _fingerprint_value(x.func, seen),
+            _fingerprint_value(x.args, seen),
+            _fingerprint_items(x.keywords, seen),
+        )
     if is_module(x):
-        return _module(x, seen)
+        return _fingerprint_module(x, seen)
     if is_stable(x):
-        return _stable(x)
-    raise _UnknownError(f"it reads {_describe(x)}, which may change")
+        return _fingerprint_stable(x)
+    raise _CannotFingerprintError(f"it reads {_describe(x)}, which may change")
 
 
-def _module(x: Any, seen: SeenIds) -> Hashable:
+def _fingerprint_module(x: Any, seen: SeenIds) -> Hashable:
     """Return the fingerprint of a torch.nn module: its class and its attributes."""
     nn = sys.modules["torch"].nn
     if getattr(nn, type(x).__name__, None) is not type(x):
-        raise _UnknownError(f"{type(x).__name__} is not a module of torch.nn")
+        raise _CannotFingerprintError(f"{type(x).__name__} is not a module of torch.nn")
     if nn.modules.module._has_any_global_hook():
-        raise _UnknownError("global module hooks are registered")
+        raise _CannotFingerprintError("global module hooks are registered")
     # hooks, parameters and buffers are dictionaries, which are left out if empty
     attributes = {name: y for name, y in vars(x).items() if not (isinstance(y, (dict, set)) and not y)}
-    return _stable(type(x)), _items(attributes.pop("_modules", {}), seen), _items(attributes, seen)
+    return (
+        _fingerprint_stable(type(x)),
+        _fingerprint_items(attributes.pop("_modules", {}), seen),
+        _fingerprint_items(attributes, seen),
+    )
 
 
 def _back_reference(x: Any, seen: SeenIds) -> Hashable:
@@ -114,45 +123,46 @@ def _back_reference(x: Any, seen: SeenIds) -> Hashable:
     return None
 
 
-def _function(f: Any, seen: SeenIds) -> Hashable:
+def _fingerprint_function(f: Any, seen: SeenIds) -> Hashable:
+    """Return the fingerprint of a function; an error that it raises names the innermost function."""
     if reference := _back_reference(f, seen):
         return reference
     if f.__globals__.get("__name__", "").partition(".")[0] in _LIBRARIES and is_stable(f):
-        return _stable(f)
+        return _fingerprint_stable(f)
     try:
-        return _function_parts(f, seen)
-    except _UnknownError as error:
+        return _fingerprint_function_parts(f, seen)
+    except _CannotFingerprintError as error:
         error.function = error.function or f
         raise
 
 
-def _function_parts(f: Any, seen: SeenIds) -> Hashable:
-    parts: list[Hashable] = [_stable(f.__code__), None, None, None]
+def _fingerprint_function_parts(f: Any, seen: SeenIds) -> Hashable:
+    parts: list[Hashable] = [_fingerprint_stable(f.__code__), None, None, None]
     if f.__defaults__:
-        parts[1] = _value(f.__defaults__, seen)
+        parts[1] = _fingerprint_value(f.__defaults__, seen)
     if f.__kwdefaults__:
-        parts[2] = _items(f.__kwdefaults__, seen)
+        parts[2] = _fingerprint_items(f.__kwdefaults__, seen)
     if f.__dict__:  # such as __wrapped__, which determines the signature
-        parts[3] = _items(f.__dict__, seen)
+        parts[3] = _fingerprint_items(f.__dict__, seen)
     for cell in f.__closure__ or ():
         try:
             contents = cell.cell_contents
         except ValueError:
-            raise _UnknownError("a variable of its closure has no value yet") from None
-        parts.append(_value(contents, seen))
+            raise _CannotFingerprintError("a variable of its closure has no value yet") from None
+        parts.append(_fingerprint_value(contents, seen))
     if is_package_function(f):
         return tuple(parts)  # the package's own functions read nothing else
     names, unknown_read = find_reads(f.__code__)
     if unknown_read:
-        raise _UnknownError(unknown_read)
-    named = f.__globals__
+        raise _CannotFingerprintError(unknown_read)
+    values_by_name = f.__globals__
     for name in names:
-        if name in named:
-            parts.append(_value(named[name], seen))
+        if name in values_by_name:
+            parts.append(_fingerprint_value(values_by_name[name], seen))
         elif name in f.__builtins__:
-            parts.append(_value(f.__builtins__[name], seen))
+            parts.append(_fingerprint_value(f.__builtins__[name], seen))
         else:
-            raise _UnknownError(f"{name} is not defined")
+            raise _CannotFingerprintError(f"{name} is not defined")
     return tuple(parts)
 
 
@@ -162,8 +172,8 @@ def is_package_function(f: FunctionType) -> bool:
     return name.startswith("gemmsmith.") and getattr(sys.modules.get(name), "__dict__", None) is f.__globals__
 
 
-def _items(named: Mapping[str, Any], seen: SeenIds) -> Hashable:
-    return tuple([(name, _value(x, seen)) for name, x in named.items()])
+def _fingerprint_items(values_by_name: Mapping[str, Any], seen: SeenIds) -> Hashable:
+    return tuple([(name, _fingerprint_value(x, seen)) for name, x in values_by_name.items()])
 
 
 class _IdentityKey:
@@ -174,8 +184,8 @@ class _IdentityKey:
     def __init__(self, thing: Any) -> None:
         self.thing = thing
 
-    def __eq__(self, unknown_read: object) -> bool:
-        return isinstance(unknown_read, _IdentityKey) and unknown_read.thing is self.thing
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _IdentityKey) and other.thing is self.thing
 
     def __hash__(self) -> int:
         return id(self.thing)
@@ -185,7 +195,7 @@ _STABLE_OBJECTS: dict[int, _IdentityKey] = BoundedCache(4096)
 """Keys of objects that do not change, by id, which is not reused while the entry keeps the object alive."""
 
 
-def _stable(x: Any) -> _IdentityKey:
+def _fingerprint_stable(x: Any) -> _IdentityKey:
     """Return the fingerprint of an object that does not change, and register its id."""
     key = _STABLE_OBJECTS.get(id(x))
     if key is None:
@@ -214,8 +224,8 @@ def _warn(function: Any, reason: str) -> None:
     location = f" ({format_location(code.co_filename, code.co_firstlineno)})" if code else ""
     name = getattr(function, "__name__", type(function).__name__)
     warnings.warn(
-        f"epilogue: {name}{location} is traced again at each call, since {reason}; let it read only its arguments, "
-        "numbers, containers and functions, or pass what changes as an operand",
+        f"epilogue: {name}{location} is traced again at each call, since {reason}; let it capture only numbers, "
+        "containers and functions, or pass what changes as an operand",
         RetraceWarning,
         stacklevel=user_stacklevel(),
     )

@@ -101,7 +101,7 @@ def _cast(x: Any, dtype: Any) -> Any:
     return x if dtype is None else x.to(dtype)
 
 
-def _masked_source(c: Any, beta: Any) -> Any:
+def _source_unless_beta_zero(c: Any, beta: Any) -> Any:
     """Return c, or zeros if beta is the number 0: c's values, even NaN, have no effect then, as in BLAS and CUTLASS.
 
     If beta is on the device, c is always read.
@@ -131,7 +131,7 @@ def linear_combination(activation: str | EpilogueFunction | None = None) -> Epil
     act = resolve_activation(activation)
 
     def epilogue(acc: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        return act(acc * alpha + _masked_source(c, beta) * beta)
+        return act(acc * alpha + _source_unless_beta_zero(c, beta) * beta)
 
     return epilogue
 
@@ -148,7 +148,7 @@ def linear_combination_bias(
     (aux,), act = as_bools(aux=aux), resolve_activation(activation)
 
     def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        z = acc * alpha + _masked_source(c, beta) * beta + bias
+        z = acc * alpha + _source_unless_beta_zero(c, beta) * beta + bias
         return (act(z), _cast(z, aux_dtype)) if aux else act(z)
 
     return epilogue
@@ -159,7 +159,7 @@ def residual_add_bias(activation: str | EpilogueFunction | None = None) -> Epilo
     act = resolve_activation(activation)
 
     def epilogue(acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        return act(acc * alpha + bias) + _masked_source(c, beta) * beta
+        return act(acc * alpha + bias) + _source_unless_beta_zero(c, beta) * beta
 
     return epilogue
 
@@ -168,7 +168,7 @@ def linear_combination_top_k_softmax(k: int) -> EpilogueFunction:
     """Return the epilogue top_k_softmax(alpha * acc + beta * c, k). N must fit one tile."""
 
     def epilogue(acc: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        return top_k_softmax(acc * alpha + _masked_source(c, beta) * beta, k)
+        return top_k_softmax(acc * alpha + _source_unless_beta_zero(c, beta) * beta, k)
 
     return epilogue
 
@@ -184,7 +184,10 @@ def scaled_linear_combination_bias(activation: str | EpilogueFunction | None = N
         acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0,
         scale_a: Any = 1.0, scale_b: Any = 1.0, scale_c: Any = 1.0, scale_d: Any = 1.0,
     ) -> Any:  # fmt: skip
-        return act(acc * (scale_a * scale_b * alpha) + _masked_source(c, beta) * (scale_c * beta) + bias) * scale_d
+        return (
+            act(acc * (scale_a * scale_b * alpha) + _source_unless_beta_zero(c, beta) * (scale_c * beta) + bias)
+            * scale_d
+        )
 
     return epilogue
 
@@ -202,7 +205,7 @@ def scaled_linear_combination_bias_amax_aux(
         acc: Any, c: Any, bias: Any, alpha: Any = 1.0, beta: Any = 1.0,
         scale_a: Any = 1.0, scale_b: Any = 1.0, scale_c: Any = 1.0, scale_d: Any = 1.0, scale_aux: Any = 1.0,
     ) -> Any:  # fmt: skip
-        z = acc * (scale_a * scale_b * alpha) + _masked_source(c, beta) * (scale_c * beta) + bias
+        z = acc * (scale_a * scale_b * alpha) + _source_unless_beta_zero(c, beta) * (scale_c * beta) + bias
         y = act(z)
         return y * scale_d, _cast(z * scale_aux, aux_dtype), y.abs().max(), z.abs().max()
 
@@ -217,7 +220,7 @@ def linear_combination_gradient(activation: str | EpilogueFunction, *, bias_grad
     (bias_gradient,), d_act = as_bools(bias_gradient=bias_gradient), _resolve_derivative(activation)
 
     def epilogue(acc: Any, c: Any, aux: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
-        dz = d_act(acc * alpha + _masked_source(c, beta) * beta, aux)
+        dz = d_act(acc * alpha + _source_unless_beta_zero(c, beta) * beta, aux)
         return (dz, dz.sum(-1)) if bias_gradient else dz
 
     return epilogue

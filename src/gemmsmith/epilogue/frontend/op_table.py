@@ -1,6 +1,6 @@
 """Dispatch table of the functions and methods of torch, numpy and math that an epilogue may use.
 
-An entry takes the tracing `t` and the call's arguments, with torch's names; t("exp", x) adds an elementwise node. Other
+An entry takes the Tracer and the call's arguments, with torch's names; tracer("exp", x) adds an elementwise node. Other
 argument names (axis, keepdims, a_min ...) are replaced by torch's before, and `inplace` and `out` are removed.
 """
 
@@ -14,115 +14,119 @@ from typing import Any
 from gemmsmith.epilogue.source_location import epilogue_error
 
 OpLowering = Callable[..., Any]
-"""(tracing, arguments of the call) -> the traced result."""
+"""(tracer, arguments of the call) -> the traced result."""
 
 ARGUMENT_ALIASES = {"axis": "dim", "keepdims": "keepdim", "a_min": "min", "a_max": "max", "a": "input", "x": "input"}
 """Argument names of numpy -> torch's."""
 
 
 def _unary(op: str) -> OpLowering:
-    return lambda t, input: t(op, input)
+    return lambda tracer, input: tracer(op, input)
 
 
 def _binary(op: str) -> OpLowering:
-    return lambda t, input, other: t(op, input, other)
+    return lambda tracer, input, other: tracer(op, input, other)
 
 
 def _predicate_op(op: str) -> OpLowering:
     """Return the lowering of & | ~ ^, which would be bitwise on numbers."""
 
-    def entry(t: Any, *inputs: Any) -> Any:
-        t.expect_bools(op, inputs)
-        return t(op, *inputs)
+    def lower(tracer: Any, *inputs: Any) -> Any:
+        tracer.expect_bools(op, inputs)
+        return tracer(op, *inputs)
 
-    return entry
+    return lower
 
 
-def _scaled(t: Any, x: Any, factor: Any) -> Any:
-    return x if _is_number(factor, 1) else t("mul", x, factor)
+def _scaled(tracer: Any, x: Any, factor: Any) -> Any:
+    return x if _is_number(factor, 1) else tracer("mul", x, factor)
 
 
 def _accumulate(op: str) -> OpLowering:
-    return lambda t, input, tensor1, tensor2, value=1: t("add", input, t(op, _scaled(t, tensor1, value), tensor2))
+    return lambda tracer, input, tensor1, tensor2, value=1: tracer(
+        "add", input, tracer(op, _scaled(tracer, tensor1, value), tensor2)
+    )
 
 
 def _is_number(x: Any, number: float) -> bool:
     return isinstance(x, numbers.Real) and x == number
 
 
-def _clamp(t: Any, input: Any, min: Any = None, max: Any = None) -> Any:
+def _clamp(tracer: Any, input: Any, min: Any = None, max: Any = None) -> Any:
     if min is None and max is None:
         raise epilogue_error("clamp: got neither min nor max; pass at least one of them")
-    x = input if min is None else t("maximum", input, min)
-    return x if max is None else t("minimum", x, max)
+    x = input if min is None else tracer("maximum", input, min)
+    return x if max is None else tracer("minimum", x, max)
 
 
 def _reduction(kind: str) -> OpLowering:
-    return lambda t, input, dim=None, keepdim=False, dtype=None: t.reduce(kind, input, dim, keepdim, dtype)
+    return lambda tracer, input, dim=None, keepdim=False, dtype=None: tracer.reduce(kind, input, dim, keepdim, dtype)
 
 
 def _extremum(kind: str, pairwise: str) -> OpLowering:
-    def entry(t: Any, input: Any, dim: Any = None, keepdim: Any = False, other: Any = None) -> Any:
+    def lower(tracer: Any, input: Any, dim: Any = None, keepdim: Any = False, other: Any = None) -> Any:
         if other is None and not isinstance(dim, (numbers.Integral, tuple, list, type(None))):
             other = dim  # torch.max(a, b)
-        return t.reduce(kind, input, dim, keepdim) if other is None else t(pairwise, input, other)
+        return tracer.reduce(kind, input, dim, keepdim) if other is None else tracer(pairwise, input, other)
 
-    return entry
+    return lower
 
 
-def _gelu(t: Any, input: Any, approximate: str = "none") -> Any:
+def _gelu(tracer: Any, input: Any, approximate: str = "none") -> Any:
     if approximate not in ("none", "tanh"):
         raise epilogue_error(f"gelu: approximate: got {approximate!r}; use 'none' or 'tanh'")
-    return t("gelu" if approximate == "none" else "gelu_tanh", input)
+    return tracer("gelu" if approximate == "none" else "gelu_tanh", input)
 
 
-def _softplus(t: Any, input: Any, beta: Any = 1, threshold: Any = 20) -> Any:
-    y = _scaled(t, input, beta)
-    soft = t("softplus", y)
+def _softplus(tracer: Any, input: Any, beta: Any = 1, threshold: Any = 20) -> Any:
+    y = _scaled(tracer, input, beta)
+    soft = tracer("softplus", y)
     if not _is_number(beta, 1):
-        soft = t("div", soft, beta)
+        soft = tracer("div", soft, beta)
     # above 20, softplus(x) is x in fp32
-    return soft if _is_number(threshold, 20) else t("where", t("gt", y, threshold), input, soft)
+    return soft if _is_number(threshold, 20) else tracer("where", tracer("gt", y, threshold), input, soft)
 
 
-def _celu(t: Any, input: Any, alpha: Any = 1) -> Any:
-    below = t("mul", alpha, t("elu", t("div", input, alpha), 1))
-    return t("where", t("gt", input, 0), input, below)
+def _celu(tracer: Any, input: Any, alpha: Any = 1) -> Any:
+    below = tracer("mul", alpha, tracer("elu", tracer("div", input, alpha), 1))
+    return tracer("where", tracer("gt", input, 0), input, below)
 
 
-def _div(t: Any, input: Any, other: Any, rounding_mode: str | None = None) -> Any:
+def _div(tracer: Any, input: Any, other: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode not in (None, "floor"):
         raise epilogue_error(f"div: rounding_mode: got {rounding_mode!r}; use None or 'floor'")
-    quotient = t("div", input, other)
-    return t("floor", quotient) if rounding_mode else quotient
+    quotient = tracer("div", input, other)
+    return tracer("floor", quotient) if rounding_mode else quotient
 
 
-def _round(t: Any, input: Any, decimals: int = 0) -> Any:
+def _round(tracer: Any, input: Any, decimals: int = 0) -> Any:
     if decimals:
         raise epilogue_error(f"round: decimals: got {decimals}; use 0, as in round(x * 100) / 100")
-    return t("round", input)
+    return tracer("round", input)
 
 
-def _log(t: Any, input: Any, base: Any = None) -> Any:
+def _log(tracer: Any, input: Any, base: Any = None) -> Any:
     if base is None:
-        return t("log", input)
-    return t("div", t("log", input), math.log(base) if isinstance(base, numbers.Real) else t("log", base))
+        return tracer("log", input)
+    return tracer(
+        "div", tracer("log", input), math.log(base) if isinstance(base, numbers.Real) else tracer("log", base)
+    )
 
 
-def _dropout(t: Any, input: Any, p: Any = 0.5, training: Any = True) -> Any:
+def _dropout(tracer: Any, input: Any, p: Any = 0.5, training: Any = True) -> Any:
     if training and p:
         raise epilogue_error("dropout: got training=True; pass the mask as an operand and multiply by it")
     return input
 
 
-def _ceil(t: Any, input: Any) -> Any:
-    return t("neg", t("floor", t("neg", input)))
+def _ceil(tracer: Any, input: Any) -> Any:
+    return tracer("neg", tracer("floor", tracer("neg", input)))
 
 
-def _where(t: Any, condition: Any, input: Any = None, other: Any = None) -> Any:
+def _where(tracer: Any, condition: Any, input: Any = None, other: Any = None) -> Any:
     if input is None or other is None:
         raise epilogue_error("where: got a condition alone; use where(condition, a, b)")
-    return t("where", condition, input, other)
+    return tracer("where", condition, input, other)
 
 
 _SELU_ALPHA = 1.6732632423543772
@@ -139,46 +143,48 @@ OPS: dict[str, OpLowering] = {
     **{op: _binary(op) for op in (
         "mul", "maximum", "minimum", "hypot", "logaddexp", "lt", "le", "gt", "ge", "eq", "ne",
     )},
-    "add": lambda t, input, other, alpha=1: t("add", input, _scaled(t, other, alpha)),
-    "sub": lambda t, input, other, alpha=1: t("sub", input, _scaled(t, other, alpha)),
-    "rsub": lambda t, input, other, alpha=1: t("sub", other, _scaled(t, input, alpha)),
+    "add": lambda tracer, input, other, alpha=1: tracer("add", input, _scaled(tracer, other, alpha)),
+    "sub": lambda tracer, input, other, alpha=1: tracer("sub", input, _scaled(tracer, other, alpha)),
+    "rsub": lambda tracer, input, other, alpha=1: tracer("sub", other, _scaled(tracer, input, alpha)),
     "div": _div,
-    "pow": lambda t, input, exponent: t("pow", input, exponent),
-    "square": lambda t, input: t("mul", input, input),
+    "pow": lambda tracer, input, exponent: tracer("pow", input, exponent),
+    "square": lambda tracer, input: tracer("mul", input, input),
     "addcmul": _accumulate("mul"),
     "addcdiv": _accumulate("div"),
-    "lerp": lambda t, input, end, weight: t("add", input, t("mul", weight, t("sub", end, input))),
-    "fma": lambda t, a, b, c: t("fma", a, b, c),
-    "tan": lambda t, input: t("div", t("sin", input), t("cos", input)),
+    "lerp": lambda tracer, input, end, weight: tracer("add", input, tracer("mul", weight, tracer("sub", end, input))),
+    "fma": lambda tracer, a, b, c: tracer("fma", a, b, c),
+    "tan": lambda tracer, input: tracer("div", tracer("sin", input), tracer("cos", input)),
     "log": _log,
-    "log10": lambda t, input: t("mul", t("log2", input), math.log10(2)),
+    "log10": lambda tracer, input: tracer("mul", tracer("log2", input), math.log10(2)),
     "round": _round,
     "ceil": _ceil,
-    "trunc": lambda t, input: t("where", t("lt", input, 0), _ceil(t, input), t("floor", input)),
-    "isnan": lambda t, input: t("ne", input, input),
-    "isinf": lambda t, input: t("eq", t("abs", input), math.inf),
-    "isfinite": lambda t, input: t("lt", t("abs", input), math.inf),
+    "trunc": lambda tracer, input: tracer(
+        "where", tracer("lt", input, 0), _ceil(tracer, input), tracer("floor", input)
+    ),
+    "isnan": lambda tracer, input: tracer("ne", input, input),
+    "isinf": lambda tracer, input: tracer("eq", tracer("abs", input), math.inf),
+    "isfinite": lambda tracer, input: tracer("lt", tracer("abs", input), math.inf),
     # activations
     "gelu": _gelu,
     "softplus": _softplus,
-    "log_sigmoid": lambda t, input: t("neg", t("softplus", t("neg", input))),
-    "leaky_relu": lambda t, input, negative_slope=0.01: t("leaky_relu", input, negative_slope),
-    "prelu": lambda t, input, weight: t("where", t("gt", input, 0), input, t("mul", input, weight)),
-    "elu": lambda t, input, alpha=1.0: t("elu", input, alpha),
+    "log_sigmoid": lambda tracer, input: tracer("neg", tracer("softplus", tracer("neg", input))),
+    "leaky_relu": lambda tracer, input, negative_slope=0.01: tracer("leaky_relu", input, negative_slope),
+    "prelu": lambda tracer, input, weight: tracer("where", tracer("gt", input, 0), input, tracer("mul", input, weight)),
+    "elu": lambda tracer, input, alpha=1.0: tracer("elu", input, alpha),
     "celu": _celu,
-    "selu": lambda t, input: t("mul", t("elu", input, _SELU_ALPHA), _SELU_SCALE),
-    "relu6": lambda t, input: t("hardtanh", input, 0, 6),
-    "hardtanh": lambda t, input, min_val=-1.0, max_val=1.0: t("hardtanh", input, min_val, max_val),
-    "hardsigmoid": lambda t, input: t("div", t("hardtanh", t("add", input, 3), 0, 6), 6),
-    "softsign": lambda t, input: t("div", input, t("add", t("abs", input), 1)),
-    "tanhshrink": lambda t, input: t("sub", input, t("tanh", input)),
-    "threshold": lambda t, input, threshold, value: t("where", t("le", input, threshold), value, input),
+    "selu": lambda tracer, input: tracer("mul", tracer("elu", input, _SELU_ALPHA), _SELU_SCALE),
+    "relu6": lambda tracer, input: tracer("hardtanh", input, 0, 6),
+    "hardtanh": lambda tracer, input, min_val=-1.0, max_val=1.0: tracer("hardtanh", input, min_val, max_val),
+    "hardsigmoid": lambda tracer, input: tracer("div", tracer("hardtanh", tracer("add", input, 3), 0, 6), 6),
+    "softsign": lambda tracer, input: tracer("div", input, tracer("add", tracer("abs", input), 1)),
+    "tanhshrink": lambda tracer, input: tracer("sub", input, tracer("tanh", input)),
+    "threshold": lambda tracer, input, threshold, value: tracer("where", tracer("le", input, threshold), value, input),
     # choices
     "clamp": _clamp,
-    "clamp_min": lambda t, input, min: t("maximum", input, min),
-    "clamp_max": lambda t, input, max: t("minimum", input, max),
+    "clamp_min": lambda tracer, input, min: tracer("maximum", input, min),
+    "clamp_max": lambda tracer, input, max: tracer("minimum", input, max),
     "where": _where,
-    "masked_fill": lambda t, input, mask, value: t("where", mask, value, input),
+    "masked_fill": lambda tracer, input, mask, value: tracer("where", mask, value, input),
     "logical_and": _binary("and"),
     "logical_or": _binary("or"),
     "logical_not": _unary("not"),
@@ -192,16 +198,18 @@ OPS: dict[str, OpLowering] = {
     "logsumexp": _reduction("logsumexp"),
     "max": _extremum("max", "maximum"),
     "min": _extremum("min", "minimum"),
-    "count_nonzero": lambda t, input, dim=None, keepdim=False: t.reduce("sum", t("ne", input, 0), dim, keepdim),
+    "count_nonzero": lambda tracer, input, dim=None, keepdim=False: tracer.reduce(
+        "sum", tracer("ne", input, 0), dim, keepdim
+    ),
     # casts, halves, and what changes nothing
-    "to": lambda t, input, dtype, **_: t.cast(input, dtype),
-    "type_as": lambda t, input, other: t.cast(input, other.dtype),
-    "float": lambda t, input: t.cast(input, "fp32"),
-    "half": lambda t, input: t.cast(input, "fp16"),
-    "bfloat16": lambda t, input: t.cast(input, "bf16"),
+    "to": lambda tracer, input, dtype, **_: tracer.cast(input, dtype),
+    "type_as": lambda tracer, input, other: tracer.cast(input, other.dtype),
+    "float": lambda tracer, input: tracer.cast(input, "fp32"),
+    "half": lambda tracer, input: tracer.cast(input, "fp16"),
+    "bfloat16": lambda tracer, input: tracer.cast(input, "bf16"),
     "dropout": _dropout,
-    "one_hot": lambda t, input, num_classes: t.one_hot(input, num_classes),
-    "clone": lambda t, input, **_: input,
+    "one_hot": lambda tracer, input, num_classes: tracer.one_hot(input, num_classes),
+    "clone": lambda tracer, input, **_: input,
 }  # fmt: skip
 
 _OP_ALIASES = {
@@ -214,7 +222,9 @@ _OP_ALIASES = {
 }  # fmt: skip
 OPS.update({alias: OPS[name] for name, aliases in _OP_ALIASES.items() for alias in aliases.split()})
 
-METHODS: dict[str, OpLowering] = {"where": lambda t, input, condition, other: t("where", condition, input, other)}
+METHODS: dict[str, OpLowering] = {
+    "where": lambda tracer, input, condition, other: tracer("where", condition, input, other)
+}
 """Methods whose argument order differs from that of the function of the same name."""
 
 _APPLY_AFTERWARDS = "return what it needs and apply it to the result afterwards"

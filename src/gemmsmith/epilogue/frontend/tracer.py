@@ -15,7 +15,7 @@ from gemmsmith.core.dtypes import BOOL, DType
 from gemmsmith.core.errors import did_you_mean
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result
 from gemmsmith.epilogue.frontend.math_patching import PatchedFunctions, is_module
-from gemmsmith.epilogue.frontend.values import Traced, Tracing, call
+from gemmsmith.epilogue.frontend.values import Traced, Tracer, call
 from gemmsmith.epilogue.passes.rewrite import eliminate_dead_code
 from gemmsmith.epilogue.source_location import epilogue_error, format_location, user_source_line
 
@@ -50,14 +50,14 @@ def trace_with_shape_dependence(
     function = _resolve_callable(function)
     location = _definition_location(function)
     parameters = _parameters(function, operands, location)
-    t = Tracing(acc_shape)
-    accumulator = t.add("accumulator", BroadcastDims(True, 1, 1), location=location)
+    tracer = Tracer(acc_shape)
+    accumulator = tracer.add("accumulator", BroadcastDims(True, 1, 1), location=location)
     values: dict[str, Traced] = {}
     for name in parameters:
         if name not in operands:
             continue
         broadcast_dims, dtype = operands[name]
-        values[name] = t.add("operand", broadcast_dims, value=name, location=location)
+        values[name] = tracer.add("operand", broadcast_dims, value=name, location=location)
         values[name].is_bool, values[name].is_number = dtype == BOOL, dtype is None
     positional = [values.get(p.name, p.default) for p in parameters.values() if p.kind == p.POSITIONAL_ONLY]
     keywords = {name: x for name, x in values.items() if parameters[name].kind != inspect.Parameter.POSITIONAL_ONLY}
@@ -70,10 +70,10 @@ def trace_with_shape_dependence(
     except RecursionError:
         message = "its functions are nested deeper than sys.getrecursionlimit(); raise that, or nest them less"
         raise epilogue_error(message, location) from None
-    results = _named_results(returned, t, location)
+    results = _named_results(returned, tracer, location)
     graph_results = tuple(Result(name, x.node, x.pending_cast, x.keepdim) for name, x in results.items())
     graph = eliminate_dead_code(
-        EpilogueGraph(tuple(t.nodes), tuple(Operand(name, *operands[name]) for name in values), graph_results)
+        EpilogueGraph(tuple(tracer.nodes), tuple(Operand(name, *operands[name]) for name in values), graph_results)
     )
     read = {operand.name for operand in graph.operands}
     for name in values:
@@ -81,7 +81,7 @@ def trace_with_shape_dependence(
             raise epilogue_error(f"{name}: no result needs this operand; use it, or do not pass it", location)
         if name in results:
             raise epilogue_error(f"{name}: is the name of an operand and of a result; rename the result", location)
-    return graph, t.shape_dependent
+    return graph, tracer.shape_dependent
 
 
 def _traced_version_of(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,7 +168,7 @@ def _parameters(
     return named
 
 
-def _named_results(returned: Any, t: Tracing, location: str) -> dict[str, Traced]:
+def _named_results(returned: Any, tracer: Tracer, location: str) -> dict[str, Traced]:
     """Return the values that the function returned, by result name."""
     if isinstance(returned, Mapping):
         results = dict(returned)
@@ -178,7 +178,7 @@ def _named_results(returned: Any, t: Tracing, location: str) -> dict[str, Traced
     for name, x in results.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise epilogue_error(f"a result is named {name!r}; use a string that could be a variable's name", location)
-        if not isinstance(x, Traced) or x.tracing is not t:
+        if not isinstance(x, Traced) or x.tracer is not tracer:
             raise epilogue_error(
                 f"{name}: the function returns {x!r}; return values computed from its parameters", location
             )

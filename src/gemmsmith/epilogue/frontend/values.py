@@ -48,14 +48,14 @@ def quantize(x: Any, dtype: Any = "fp8_e4m3", block: int = 128) -> tuple[Any, An
     """
     if is_compile_proxy(x):
         return x.record("quantize", x, dtype, block)  # type: ignore[no-any-return]
-    t = _tracing_of_matrix("quantize", x)
+    tracer = _tracer_of_matrix("quantize", x)
     quantized_dtype = _dtype(dtype)
     if quantized_dtype.bits != 8:
         raise epilogue_error(f"quantize: dtype: got {dtype!r}; use 'fp8_e4m3' or 'fp8_e5m2'")
     if not isinstance(block, int) or block < 1:
         raise epilogue_error(f"quantize: block: got {block!r}; use a number of columns, such as 128")
-    q = t.add("quantize", x.broadcast_dims, t.value(x), value=(quantized_dtype, block))
-    return q.with_pending_cast(quantized_dtype), t.add("scale", x.broadcast_dims, q)
+    q = tracer.add("quantize", x.broadcast_dims, tracer.value(x), value=(quantized_dtype, block))
+    return q.with_pending_cast(quantized_dtype), tracer.add("scale", x.broadcast_dims, q)
 
 
 def top_k_softmax(x: Any, k: int) -> Any:
@@ -73,24 +73,26 @@ def top_k_softmax(x: Any, k: int) -> Any:
     """
     if is_compile_proxy(x):
         return x.record("top_k_softmax", x, k)
-    t = _tracing_of_matrix("top_k_softmax", x)
+    tracer = _tracer_of_matrix("top_k_softmax", x)
     if not isinstance(k, int) or not 1 <= k <= x.shape[-1]:
         raise epilogue_error(f"top_k_softmax: k: got {k!r}; use an integer from 1 to {x.shape[-1]}")
-    return t.add("top_k_softmax", x.broadcast_dims, t.value(x), value=k)
+    return tracer.add("top_k_softmax", x.broadcast_dims, tracer.value(x), value=k)
 
 
 def deinterleave(packed: Any) -> tuple[Any, Any]:
     """Return the even and the odd groups of 8 columns, (M, N/2) each: the inverse of `interleave`, in an epilogue."""
     if is_compile_proxy(packed):
         return packed.record("deinterleave", packed)  # type: ignore[no-any-return]
-    t = packed.tracing
-    x, n = t.value(packed), t.acc_shape[-1]
+    tracer = packed.tracer
+    x, n = tracer.value(packed), tracer.acc_shape[-1]
     if x.broadcast_dims.columns_per_value != 1 or n % 16:
         received = f"{n} columns" if x.broadcast_dims.columns_per_value == 1 else "a value without all columns"
         raise epilogue_error(
             f"deinterleave: got {received}; use the accumulator, with a multiple of 16 columns (8 of each half)"
         )
-    gate, up = (t.add("chunk", x.broadcast_dims._replace(columns_per_value=2), x, value=(i, "n")) for i in range(2))
+    gate, up = (
+        tracer.add("chunk", x.broadcast_dims._replace(columns_per_value=2), x, value=(i, "n")) for i in range(2)
+    )
     return gate, up
 
 
@@ -98,17 +100,17 @@ def interleave(gate: Any, up: Any) -> Any:
     """Interleave two halves in groups of 8 columns: the inverse of `deinterleave`, in an epilogue."""
     if is_compile_proxy(gate):
         return gate.record("interleave", gate, up)
-    t = gate.tracing
-    halves = [t.value(x) for x in (gate, up)]
+    tracer = gate.tracer
+    halves = [tracer.value(x) for x in (gate, up)]
     if any(x.broadcast_dims.columns_per_value != 2 for x in halves):
         raise epilogue_error(
             "interleave: got a value with all columns; use the halves that deinterleave returns, or values of them"
         )
     broadcast_dims = broadcast([x.broadcast_dims for x in halves])._replace(columns_per_value=1)
-    return t.add("interleave", broadcast_dims, *halves, value="n")
+    return tracer.add("interleave", broadcast_dims, *halves, value="n")
 
 
-class Tracing:
+class Tracer:
     """The graph of one run of an epilogue function, under construction.
 
     Calling it, t("exp", x), adds an elementwise node. `acc_shape` is the accumulator's shape (..., M, N).
@@ -143,7 +145,7 @@ class Tracing:
     def value(self, x: Any) -> Traced:
         """Return x as an input of another node: a number becomes a constant, a pending cast a node."""
         if isinstance(x, Traced):
-            if x.tracing is not self:
+            if x.tracer is not self:
                 raise epilogue_error("got a value of another call; values cannot be kept from one call to the next")
             if x.op in ("reduce", "scale"):
                 description = "a reduction's result" if x.op == "reduce" else "a scale"
@@ -232,7 +234,7 @@ def call(display_name: str, name: str, args: tuple[Any, ...], kwargs: Mapping[st
     arrays = [x for x in all_arguments if is_array(x)]
     first = next((x for x in all_arguments if isinstance(x, Traced)), None)
     if arrays and first is not None:
-        first.tracing.value(arrays[0])  # raises
+        first.tracer.value(arrays[0])  # raises
     entry = METHODS.get(name) if method else None
     entry = entry or OPS.get(name)
     if entry is None or first is None:
@@ -243,10 +245,10 @@ def call(display_name: str, name: str, args: tuple[Any, ...], kwargs: Mapping[st
     if named.pop("out", None) is not None or named.pop("inplace", False):
         raise epilogue_error(f"{display_name}: values cannot be changed in place; use what it returns")
     try:
-        inspect.signature(entry).bind(first.tracing, *args, **named)
+        inspect.signature(entry).bind(first.tracer, *args, **named)
     except TypeError as error:
         raise epilogue_error(f"{display_name}: {error}; its arguments are {_list_arguments(entry)}") from None
-    return entry(first.tracing, *args, **named)
+    return entry(first.tracer, *args, **named)
 
 
 def is_compile_proxy(x: Any) -> bool:
@@ -295,13 +297,13 @@ class Traced:
 
     def __init__(
         self,
-        tracing: Tracing,
+        tracer: Tracer,
         node: int,
         broadcast_dims: BroadcastDims,
         is_bool: bool = False,
         pending_cast: DType | None = None,
     ) -> None:
-        self.tracing, self.node, self.broadcast_dims = tracing, node, broadcast_dims
+        self.tracer, self.node, self.broadcast_dims = tracer, node, broadcast_dims
         self.is_bool, self.pending_cast = is_bool, pending_cast
         self.keepdim = False
         self.is_number = False
@@ -310,11 +312,11 @@ class Traced:
     @property
     def op(self) -> str:
         """Operation of the value's node."""
-        return self.tracing.nodes[self.node].op
+        return self.tracer.nodes[self.node].op
 
     def with_pending_cast(self, dtype: DType | None) -> Traced:
         """Return the value, to be cast to a dtype at its next use; it is a number, not a predicate."""
-        cast_value = Traced(self.tracing, self.node, self.broadcast_dims, pending_cast=dtype)
+        cast_value = Traced(self.tracer, self.node, self.broadcast_dims, pending_cast=dtype)
         cast_value.keepdim = self.keepdim
         return cast_value
 
@@ -325,8 +327,8 @@ class Traced:
         """Shape that broadcasts to the accumulator's, without leading dimensions of length 1."""
         if self.op in ("reduce", "scale"):
             raise epilogue_error("the shape of a reduction's result is only known after the kernel; return it")
-        self.tracing.shape_dependent = True
-        *b, m, n = self.tracing.acc_shape
+        self.tracer.shape_dependent = True
+        *b, m, n = self.tracer.acc_shape
         width = self.broadcast_dims.columns_per_value
         if self.broadcast_dims.batch and b:
             return (*b, m if self.broadcast_dims.rows_per_value else 1, n // width if width else 1)
@@ -340,7 +342,7 @@ class Traced:
     @property
     def values(self) -> Traced:
         """Value of max(dim) and min(dim), which return a (values, indices) pair in torch."""
-        node = self.tracing.nodes[self.node]
+        node = self.tracer.nodes[self.node]
         if node.op == "reduce" and node.value[0] in ("max", "min"):
             return self
         raise epilogue_error(".values: only max(dim) and min(dim) have it", error_type=EpilogueAttributeError)
@@ -398,7 +400,7 @@ class Traced:
 
     def __getitem__(self, key: Any) -> Traced:
         """Return the values of `x.max(dim)` for index 0, as in torch."""
-        node = self.tracing.nodes[self.node]
+        node = self.tracer.nodes[self.node]
         if node.op == "reduce" and node.value[0] in ("max", "min") and isinstance(key, int) and key == 0:
             return self
         raise epilogue_error(f"a traced value cannot be indexed; {_ELEMENTWISE_HINT}")
@@ -422,13 +424,13 @@ class Traced:
         return call(f"numpy.{function.__name__}", function.__name__, args, kwargs)
 
 
-def _tracing_of_matrix(name: str, x: Any) -> Tracing:
+def _tracer_of_matrix(name: str, x: Any) -> Tracer:
     if not isinstance(x, Traced) or not x.broadcast_dims.is_matrix:
         description = "a value that is not a matrix" if isinstance(x, Traced) else type(x).__name__
         raise epilogue_error(
             f"{name}: got {description}; use the accumulator, or a value computed from it, in an epilogue"
         )
-    return x.tracing
+    return x.tracer
 
 
 def _dtype(value: Any) -> DType:

@@ -96,7 +96,7 @@ class GraphBuilder:
 
     def operand(self, name: str, broadcast_dims: BroadcastDims, location: str) -> int:
         """Add an operand's node and return its index."""
-        self._check(name, [r.name for r in self.results], location)
+        self._check_name(name, [r.name for r in self.results], location)
         operand = self.operands.setdefault(name, Operand(name, broadcast_dims))
         if operand.broadcast_dims != broadcast_dims:
             raise epilogue_error(
@@ -107,18 +107,19 @@ class GraphBuilder:
 
     def result(self, name: str, node: int, dtype: DType | None, location: str) -> None:
         """Add a result."""
-        self._check(name, list(self.operands), location)
+        self._check_name(name, list(self.operands), location)
         if any(r.name == name for r in self.results):
             raise epilogue_error(f"{name!r} is the name of two results; use two names", location)
         self.results.append(Result(name, node, dtype))
 
-    def _check(self, name: Any, others: list[str], location: str) -> None:
+    def _check_name(self, name: Any, names_of_other_kind: list[str], location: str) -> None:
+        """Raise EpilogueError for an invalid name of an operand or result; the other kind's names are taken."""
         if not isinstance(name, str) or not name.isidentifier():
             received = repr(name) if isinstance(name, str) else type(name).__name__
             raise epilogue_error(f"got {received} as a name; use a valid Python identifier, such as 'bias'", location)
         if name == D_NAME:
             raise epilogue_error(f"{name!r} is D's name; use another", location)
-        if name in others:
+        if name in names_of_other_kind:
             raise epilogue_error(
                 f"{name!r} is the name of an operand and of a result; use another for one of them", location
             )

@@ -84,20 +84,20 @@ def options(**others: Any) -> dict[str, Any]:
     return {**others, **PASSES}
 
 
-def backend(module: Any, inputs: Any, *, mode: str | None = None, **named: Any) -> Any:
+def backend(module: Any, inputs: Any, *, mode: str | None = None, **kwargs: Any) -> Any:
     """Compile a graph with Inductor and gemmsmith's passes: torch.compile(model, backend="gemmsmith").
 
     Args:
         module: the torch.fx.GraphModule that Dynamo passes.
         inputs: its example inputs.
         mode: a mode of torch.compile, such as "max-autotune".
-        **named: `options`, a dict of Inductor's options, as torch.compile passes it.
+        **kwargs: `options`, a dict of Inductor's options, as torch.compile passes it.
 
     Returns:
         The compiled function.
 
     Raises:
-        ArgumentError: as `options`.
+        ArgumentError: an option would replace one of gemmsmith's passes; see `options()`.
     """
-    patches = options(**(list_mode_options(mode) if mode else {}), **named.get("options", {}))
+    patches = options(**(list_mode_options(mode) if mode else {}), **kwargs.get("options", {}))
     return compile_fx(module, inputs, config_patches=patches)

@@ -11,7 +11,7 @@ import torch
 from gemmsmith.core.dtypes import FP32, DType, as_dtype, saturate_to_fp32_range
 from gemmsmith.core.errors import EpilogueError
 from gemmsmith.core.graph import BroadcastDims, EpilogueGraph, Operand, Result
-from gemmsmith.epilogue.frontend.values import Traced, Tracing, call
+from gemmsmith.epilogue.frontend.values import Traced, Tracer, call
 from gemmsmith.epilogue.passes.rewrite import eliminate_dead_code
 from gemmsmith.epilogue.source_location import epilogue_error
 from gemmsmith.torch.api import OPERAND_DTYPES
@@ -40,7 +40,7 @@ MAX_PRODUCER_DEPTH = 50
 AXES = {"n": -1, "m": -2, "all": None}
 
 
-class FxEpilogueTracer(Tracing):
+class FxEpilogueTracer(Tracer):
     """The epilogue of a matmul, to which nodes are added by `fuse`.
 
     `values` maps nodes to traced values: of fused nodes, and of nodes that fused ones are computed from. `inputs_read`

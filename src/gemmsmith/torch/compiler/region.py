@@ -150,7 +150,7 @@ class Region:
 
     def _bytes_unfused(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
         """Return the bytes that the matmul's results and Inductor's kernels for the other nodes move."""
-        total = sum(size_bytes(x) * (1 + len(self.traffic.reading_kernels[x])) for x in self.roots)
+        total = sum(size_bytes(x) * (1 + len(self.traffic.reader_kernels[x])) for x in self.roots)
         kernels_by_input: dict[Node, set[object]] = {}
         for node in nodes:
             for input_ in self.epilogue.inputs_read[node]:
@@ -158,15 +158,17 @@ class Region:
         total += sum(size_bytes(input_) * len(kernels) for input_, kernels in kernels_by_input.items())
         for x in outputs:
             if x not in self.roots and (x in self.traffic.materialized or node_kind(x) == "reduction"):
-                later_levels = [level for _, level in self.traffic.reading_kernels[x] if level > self.traffic.levels[x]]
-                total += size_bytes(x) * (1 + len(later_levels))
+                later_depths = [
+                    depth for _, depth in self.traffic.reader_kernels[x] if depth > self.traffic.opaque_depths[x]
+                ]
+                total += size_bytes(x) * (1 + len(later_depths))
         return total
 
     def _kernels_computing(self, node: Node) -> frozenset[object]:
         if node in self.roots:
             return frozenset({"matmul"})
         if node_kind(node) == "reduction":
-            return frozenset({(reduction_kind(node), self.traffic.levels[node])})
+            return frozenset({(reduction_kind(node), self.traffic.opaque_depths[node])})
         return frozenset(self.traffic.kernels_computing(node))
 
     def _bytes_fused(
@@ -179,7 +181,7 @@ class Region:
             kernels: set[object] = set()
             for user in node.users:
                 kernels |= outside_kernels(user) if user in recomputed else set()
-                kernels |= set(self.traffic.kernels_reading(node, [user])) if user not in inside else set()
+                kernels |= set(self.traffic.kernels_of_users([user])) if user not in inside else set()
             return kernels
 
         total = sum(size_bytes(x) * (1 if self.traffic.is_materialized(x) else 2) for x in inputs)

@@ -51,7 +51,7 @@ def insert_fused_op(region: Region, candidate: FusionCandidate) -> Node:
             )
             output.replace_all_uses_with(new, delete_user_cb=lambda user: user not in fused_nodes)
     changed = {*emit.nodes, *candidate.nodes, *(x for member in candidate.nodes for x in member.all_input_nodes)}
-    traffic.levels[node] = max(traffic.levels[x] for x in candidate.nodes)
+    traffic.opaque_depths[node] = max(traffic.opaque_depths[x] for x in candidate.nodes)
     for member in reversed(candidate.nodes):
         if not member.users and member not in candidate.recomputed:
             graph.erase_node(member)

@@ -3,7 +3,7 @@
 Approximates Inductor's scheduler: between matmuls and other opaque nodes, chains of pointwise ops and row reductions
 form one kernel, which reads each of its inputs once. Column reductions form another kernel, and full reductions a
 third. A pointwise value is recomputed by each kernel that reads it, unless an opaque node reads it, or kernels of
-several levels read it and computing it takes more than MAX_READS tensors.
+several opaque depths read it and computing it takes more than MAX_READS tensors.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from gemmsmith.torch.compiler.nodes import Node, is_mutating, node_kind, shape, size_bytes
 
 T = TypeVar("T")
-Kernel = tuple[str, int]
-"""What a kernel reduces over ("rows" also for pointwise kernels, "columns", "all"), and its level: the most
-opaque nodes on a path from an input to it."""
+KernelKey = tuple[str, int]
+"""A kernel, identified by what it reduces over ("rows" also for pointwise kernels, "columns", "all"), and its opaque
+depth: the maximum number of opaque nodes on a path from an input of the graph to it."""
 MAX_READS = 4
-"""Tensors from which a value that several levels read may be recomputed, at most. Source: Inductor's default of
-torch._inductor.config.realize_reads_threshold."""
+"""Maximum tensors from which a value that kernels of several opaque depths read may be recomputed. Source: Inductor's
+default of torch._inductor.config.realize_reads_threshold."""
 
 
 RECOMPUTED_KINDS = ("pointwise", "view", "strided_view")
@@ -35,27 +35,28 @@ class InductorTraffic:
     """The kernels that Inductor would make of `graph`. Call `update` after the graph has changed."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
-        self.levels: dict[Node, int] = {}
-        self.sources: dict[Node, frozenset[Node]] = {}
+        self.opaque_depths: dict[Node, int] = {}
+        """Nodes to the maximum number of opaque nodes on a path from an input of the graph to them."""
+        self.materialized_sources: dict[Node, frozenset[Node]] = {}
         """Nodes to the materialized nodes that they are computed from, at most MAX_READS + 1."""
-        self.reading_kernels: dict[Node, frozenset[Kernel]] = {}
+        self.reader_kernels: dict[Node, frozenset[KernelKey]] = {}
         """Nodes to the kernels that read them."""
         self.must_materialize: dict[Node, bool] = {}
         """Nodes to whether they are opaque, or an opaque node reads them or a view of them."""
         self.materialized: set[Node] = set()
         """The nodes that are stored in memory (Inductor: realized)."""
-        self.work: dict[Kernel, set[Node]] = defaultdict(set)
+        self.work: dict[KernelKey, set[Node]] = defaultdict(set)
         """Kernels to the nodes that they store or reduce."""
         self.mutations = [node for node in graph.nodes if is_mutating(node)]
         self.update(graph.nodes)
 
     def update(self, nodes: Iterable[Node]) -> None:
-        """Update the model after `nodes` have been inserted, or have changed their users."""
+        """Update the traffic model after `nodes` have been inserted or the set of their users has changed."""
         changed = {*nodes}
         changed |= _run_to_fixpoint(
             sorted(changed, reverse=True), self._update_must_materialize, lambda node: node.all_input_nodes
         )
-        changed |= _run_to_fixpoint(sorted(changed), self._update_sources, lambda node: node.users)
+        changed |= _run_to_fixpoint(sorted(changed), self._update_materialized_sources, lambda node: node.users)
         _run_to_fixpoint(sorted(changed, reverse=True), self._update_readers, lambda node: node.all_input_nodes)
 
     # The next three recompute a property of a node and return whether it has changed.
@@ -65,62 +66,64 @@ class InductorTraffic:
         opaque = node_kind(node) == "opaque" or any(node_kind(user) == "opaque" for user in node.users)
         return _update(self.must_materialize, node, opaque or any(self.must_materialize[user] for user in views))
 
-    def _update_sources(self, node: Node) -> bool:
-        # The level is set once: a fused matmul runs where the last of its nodes did.
-        level = max((self.levels[x] for x in node.all_input_nodes), default=0)
-        self.levels.setdefault(node, level + (node_kind(node) == "opaque"))
-        sources = {node}
+    def _update_materialized_sources(self, node: Node) -> bool:
+        # The opaque depth is set once: a fused matmul runs where the last of its nodes did.
+        depth = max((self.opaque_depths[x] for x in node.all_input_nodes), default=0)
+        self.opaque_depths.setdefault(node, depth + (node_kind(node) == "opaque"))
+        materialized_sources = {node}
         if node_kind(node) in RECOMPUTED_KINDS and not self.must_materialize[node]:
-            sources = {leaf for x in node.all_input_nodes for leaf in self.sources[x]}
-        return _update(self.sources, node, frozenset(list(sources)[: MAX_READS + 1]))
+            materialized_sources = {leaf for x in node.all_input_nodes for leaf in self.materialized_sources[x]}
+        return _update(self.materialized_sources, node, frozenset(list(materialized_sources)[: MAX_READS + 1]))
 
     def _update_readers(self, node: Node) -> bool:
-        readers = self.kernels_reading(node, node.users)
-        read_later = any(level > self.levels[node] for _, level in readers)
-        is_materialized = self.must_materialize[node] or (read_later and len(self.sources[node]) > MAX_READS)
+        readers = self.kernels_of_users(node.users)
+        read_later = any(depth > self.opaque_depths[node] for _, depth in readers)
+        is_materialized = self.must_materialize[node] or (
+            read_later and len(self.materialized_sources[node]) > MAX_READS
+        )
         changed = is_materialized != (node in self.materialized)
         (self.materialized.add if is_materialized else self.materialized.discard)(node)
         if node_kind(node) in KERNEL_KINDS:
             stores_or_reduces = is_materialized or node_kind(node) == "reduction"
             (self.work[self.kernel(node)].add if stores_or_reduces else self.work[self.kernel(node)].discard)(node)
-        return _update(self.reading_kernels, node, readers) or changed
+        return _update(self.reader_kernels, node, readers) or changed
 
-    def kernel(self, node: Node) -> Kernel:
+    def kernel(self, node: Node) -> KernelKey:
         """Return the kernel that stores a pointwise node, or computes a reduction."""
-        return reduction_kind(node) if node_kind(node) == "reduction" else "rows", self.levels[node]
+        return reduction_kind(node) if node_kind(node) == "reduction" else "rows", self.opaque_depths[node]
 
     def kernels_saved(self, nodes: Collection[Node], materialized: Iterable[Node]) -> int:
         """Return how many kernels fewer run if `nodes` need not be computed, but `materialized` have to be stored."""
 
-        def is_needed(kernel: Kernel) -> bool:
+        def is_needed(kernel: KernelKey) -> bool:
             return any(x.users and x not in nodes for x in self.work[kernel])
 
         current = {self.kernel(x) for x in nodes if node_kind(x) in KERNEL_KINDS and x in self.work[self.kernel(x)]}
         added = {self.kernel(x) for x in materialized if node_kind(x) in KERNEL_KINDS and x not in self.materialized}
         return sum(not is_needed(kernel) for kernel in current) - sum(not is_needed(kernel) for kernel in added)
 
-    def kernels_reading(self, node: Node, users: Collection[Node]) -> frozenset[Kernel]:
-        """Return the kernels that read a node for the given users."""
-        kernels: set[Kernel] = set()
+    def kernels_of_users(self, users: Collection[Node]) -> frozenset[KernelKey]:
+        """Return the kernels in which `users` read their inputs."""
+        kernels: set[KernelKey] = set()
         for user in users:
             match node_kind(user):
                 case "view" | "strided_view":
-                    kernels |= self.reading_kernels[user]
+                    kernels |= self.reader_kernels[user]
                 case "reduction":
-                    kernels.add((reduction_kind(user), self.levels[user]))
+                    kernels.add((reduction_kind(user), self.opaque_depths[user]))
                 case "pointwise":
                     kernels |= self.kernels_computing(user)
         return frozenset(kernels)
 
-    def kernels_computing(self, node: Node) -> frozenset[Kernel]:
+    def kernels_computing(self, node: Node) -> frozenset[KernelKey]:
         """Return the kernels that compute a pointwise node.
 
-        These are the kernels that read it, or those of its level if it is materialized.
+        These are the kernels that read it, or those of its opaque depth if it is materialized.
         """
         if node not in self.materialized:
-            return self.reading_kernels[node]
-        kernels = {kernel for kernel in self.reading_kernels[node] if kernel[1] == self.levels[node]}
-        return frozenset(kernels | {("rows", self.levels[node])})
+            return self.reader_kernels[node]
+        kernels = {kernel for kernel in self.reader_kernels[node] if kernel[1] == self.opaque_depths[node]}
+        return frozenset(kernels | {("rows", self.opaque_depths[node])})
 
     def is_materialized(self, node: Node) -> bool:
         """Return whether a node, or the node it is a view of, is materialized."""
