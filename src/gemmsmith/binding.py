@@ -310,11 +310,11 @@ def _with_result_dtypes(graph: EpilogueGraph, out_dtype: DType) -> EpilogueGraph
     results = []
     for r in graph.results:
         node = graph.nodes[r.node]
-        is_small = node.op in ("reduce", "scale")
-        if is_small and r.dtype not in (None, FP32, FP16, BF16):
+        is_reduction_or_scale = node.op in ("reduce", "scale")
+        if is_reduction_or_scale and r.dtype not in (None, FP32, FP16, BF16):
             kind = "a reduction's result" if node.op == "reduce" else "scales"
             raise epilogue_error(f"{r.name}: got dtype {r.dtype} for {kind}; use fp32, fp16 or bf16", node.location)
-        results.append(replace(r, dtype=r.dtype or (FP32 if is_small else out_dtype)))
+        results.append(replace(r, dtype=r.dtype or (FP32 if is_reduction_or_scale else out_dtype)))
     return replace(graph, results=tuple(results))
 
 

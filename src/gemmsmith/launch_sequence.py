@@ -25,8 +25,8 @@ from gemmsmith.epilogue.device.reductions import (
 )
 from gemmsmith.kernels.build import build
 from gemmsmith.kernels.pack import BoundPacking, operand_packings, tf32_residual_packings, with_packed_operands
-from gemmsmith.kernels.reduce import BoundReduction, reduce
-from gemmsmith.kernels.reduce import launch_shape as reduce_shape
+from gemmsmith.kernels.reduce import BoundReduction, reduce_kernel
+from gemmsmith.kernels.reduce import launch_shape as reduction_launch_shape
 from gemmsmith.lang.kernel import align_scratch
 from gemmsmith.lang.launch import WORKSPACE, Launch, Launches
 
@@ -114,5 +114,5 @@ def _final_reduction(result: Result, spec: KernelSpec, problem: Problem, shape: 
         kind, shape = "sum", replace(shape, num_partials=0)
     elif kind == "mean":
         scale = 1 / count if count else math.nan
-    kernel = reduce(kind, result.dtype or FP32, *reduce_shape(shape), spec.chip)
+    kernel = reduce_kernel(kind, result.dtype or FP32, *reduction_launch_shape(shape), spec.chip)
     return Launch.from_kernel(kernel, BoundReduction(shape, source, out, scale, saturate_to_fp32_range(offset)))

@@ -215,7 +215,7 @@ class _CachedQuantize:
         if self.backend == "reference":
             return self._reference(x)
         outputs = self.quantize(self.backend, {"source": x}, x)
-        return tuple(outputs[name] for x in self.directions for name in (x, f"{x}_scales"))
+        return tuple(outputs[name] for direction in self.directions for name in (direction, f"{direction}_scales"))
 
     def _reference(self, x: Any) -> tuple[Any, ...]:
         from gemmsmith.backends.reference.quantize import quantize as reference
@@ -232,20 +232,20 @@ class _CachedQuantize:
 
 
 def _build_launches(options: _Options, source: Matrix, outputs: dict[str, OutputSpec]) -> Launches:
-    """Return the launches for a matrix whose contiguous dimension, if it has one, is the columns."""
+    """Return the launches for a matrix that is row-major or has no contiguous dimension."""
     rowwise, columnwise = (
         RECIPES[options.recipe][i] if direction in outputs else None
         for i, direction in enumerate(("rowwise", "columnwise"))
     )
-    full_rows, columns = options.recipe == "rows", QUANTIZATION_BLOCK
+    full_rows, tile_columns = options.recipe == "rows", QUANTIZATION_BLOCK
     if full_rows and rowwise:
-        columns = next((x for x in ROW_TILE_COLUMNS if x >= source.cols), ROW_TILE_COLUMNS[-1])
+        tile_columns = next((x for x in ROW_TILE_COLUMNS if x >= source.cols), ROW_TILE_COLUMNS[-1])
     vectorized = has_vector_rows(source)
     spec = QuantizeSpec(
-        source.dtype, options.dtype, options.scale_dtype, rowwise, columnwise, full_rows, columns, vectorized
+        source.dtype, options.dtype, options.scale_dtype, rowwise, columnwise, full_rows, tile_columns, vectorized
     )
     arrays = {"source": source, **{name: x.matrix for name, x in outputs.items()}}
-    bound = BoundQuantize(arrays, columns, spec.serial_axis, WORKSPACE)
+    bound = BoundQuantize(arrays, tile_columns, spec.serial_axis, WORKSPACE)
     launches = [Launch.from_kernel(quantize_kernel(spec), bound)]
     if options.recipe != "tensor":
         return Launches(None, False, tuple(launches) if prod(bound.grid) else ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from numbers import Real
-from typing import Any, Literal
+from typing import Any
 
 from gemmsmith import checks
 from gemmsmith.arrays import ArrayInfo, describe
@@ -76,14 +76,14 @@ def scale_granularity(
 def scale_broadcast_dims(name: str, shape: tuple[int, ...], gemm_shape: tuple[int, ...]) -> BroadcastDims:
     """Return the broadcast dimensions of a scale applied in the epilogue.
 
-    Per row for a, per column for b (also if there is one), or scalar; never a matrix.
+    Per row for scale_a and per column for scale_b, even if M or N is 1; otherwise scalar.
     """
     if len(shape) < 2:
         return BroadcastDims()
-    is_scale_a = name == SCALE_NAMES[0]
-    varies: Literal[0, 1] = 1 if (shape[-2] == gemm_shape[-2] if is_scale_a else shape[-1] == gemm_shape[-1]) else 0
     batch = len(shape) == 3 and shape[0] == gemm_shape[0]
-    return BroadcastDims(batch, varies, 0) if is_scale_a else BroadcastDims(batch, 0, varies)
+    if name == SCALE_NAMES[0]:
+        return BroadcastDims(batch, rows_per_value=1 if shape[-2] == gemm_shape[-2] else 0)
+    return BroadcastDims(batch, columns_per_value=1 if shape[-1] == gemm_shape[-1] else 0)
 
 
 def describe_granularity(name: str, graph: EpilogueGraph, scale_granularity: Mapping[str, int]) -> str:

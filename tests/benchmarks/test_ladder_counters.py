@@ -12,7 +12,7 @@ import pytest
 from ladder_metrics import COUNTERS, METRICS, OPCODES, REASONS, compared, differ, reason
 from probe_shared import Probe, probes
 
-from gemmsmith.backends.cuda.listing import annotate_kernel
+from gemmsmith.backends.cuda.listing import build_listing
 from gemmsmith.ladder import RUNG_CASES
 
 SAID = """==PROF== Connected to process 7
@@ -119,4 +119,4 @@ def test_ptxas_joins_loads(name: str, joined: int) -> None:
     kernel = step.launches(*step.arrays((128, 128, 128), (128, 128, 128)))[0].all[0].kernel
     assert "ld.shared.b32" in kernel.source
     assert "ld.shared.v" not in kernel.source
-    assert sum(line.text.startswith("LDS.128") for line in annotate_kernel(kernel, "sass").instructions) == joined
+    assert sum(line.text.startswith("LDS.128") for line in build_listing(kernel, "sass").instructions) == joined

@@ -267,15 +267,15 @@ def global_copy(count: int) -> Case:
 def global_halves(k: Builder) -> None:
     out, source = k.pointer("out"), k.pointer("x")
     loads, stores = k.thread % 3 != 0, k.thread % 5 != 0
-    value = hw.load_global_u8_u16(k.select(loads, at(source, 127 - k.thread, 2), 0), loads, 16)
-    hw.store_global_u8_u16(k.select(stores, at(out, k.thread, 2), 0), value, stores, 16)
+    value = hw.load_global_u8_or_u16(k.select(loads, at(source, 127 - k.thread, 2), 0), loads, 16)
+    hw.store_global_u8_or_u16(k.select(stores, at(out, k.thread, 2), 0), value, stores, 16)
 
 
 def global_bytes(k: Builder) -> None:
     out, source = k.pointer("out"), k.pointer("x")
     loads, stores = k.thread % 3 != 0, k.thread % 5 != 0
-    value = hw.load_global_u8_u16(k.select(loads, at(source, 127 - k.thread, 1), 0), loads, 8)
-    hw.store_global_u8_u16(k.select(stores, at(out, k.thread, 1), 0), value, stores, 8)
+    value = hw.load_global_u8_or_u16(k.select(loads, at(source, 127 - k.thread, 1), 0), loads, 8)
+    hw.store_global_u8_or_u16(k.select(stores, at(out, k.thread, 1), 0), value, stores, 8)
 
 
 _x, _t = integers("halves", (64,)).view(np.uint16), np.arange(128)
@@ -305,7 +305,7 @@ def shared_copy(count: int) -> Case:
 
 def shared_halves(k: Builder) -> None:
     out, source, buffer = k.pointer("out"), k.pointer("x"), k.shared(256)
-    hw.store_shared_u16(slot(buffer[0], k.thread, 2), hw.load_global_u8_u16(at(source, k.thread, 2), True, 16))
+    hw.store_shared_u16(slot(buffer[0], k.thread, 2), hw.load_global_u8_or_u16(at(source, k.thread, 2), True, 16))
     hw.sync_threads()
     with k.when(k.thread < 64):
         write(out, k.thread, load_shared_word(slot(buffer[0], 63 - k.thread, 4)))
@@ -318,7 +318,7 @@ def shared_narrow(k: Builder) -> None:
         hw.store_shared(words(read_word(source, k.thread)), slot(buffer[0], k.thread, 4))
     hw.sync_threads()
     narrow = [(255 - k.thread, 8), (127 - k.thread, 16)]
-    loaded = [hw.load_shared_u8_u16(slot(buffer[0], index, bits // 8), bits) for index, bits in narrow]
+    loaded = [hw.load_shared_u8_or_u16(slot(buffer[0], index, bits // 8), bits) for index, bits in narrow]
     write(out, k.thread, *(x.to(U32) for x in loaded))
 
 

@@ -33,14 +33,15 @@ FORMS: Forms = {
     PREDICATED.format(2, "@p st.global.b32 [%1], %0;"): lambda k: hw.store_global(registers(k, 1), p(k), True),
     PREDICATED.format(5, "@p st.global.v4.b32 [%4], {%0, %1, %2, %3};"):
         lambda k: hw.store_global(registers(k, 4, F32), p(k), True),
-    PREDICATED.format(2, "mov.b16 %0, 0; @p ld.global.u16 %0, [%1];"): lambda k: hw.load_global_u8_u16(p(k), True, 16),
-    PREDICATED.format(2, "mov.b16 %0, 0; @p ld.global.u8 %0, [%1];"): lambda k: hw.load_global_u8_u16(p(k), True, 8),
-    PREDICATED.format(2, "@p st.global.b16 [%0], %1;"): lambda k: hw.store_global_u8_u16(p(k), half(k), True, 16),
-    PREDICATED.format(2, "@p st.global.b8 [%0], %1;"): lambda k: hw.store_global_u8_u16(p(k), half(k), True, 8),
+    PREDICATED.format(2, "mov.b16 %0, 0; @p ld.global.u16 %0, [%1];"):
+        lambda k: hw.load_global_u8_or_u16(p(k), True, 16),
+    PREDICATED.format(2, "mov.b16 %0, 0; @p ld.global.u8 %0, [%1];"): lambda k: hw.load_global_u8_or_u16(p(k), True, 8),
+    PREDICATED.format(2, "@p st.global.b16 [%0], %1;"): lambda k: hw.store_global_u8_or_u16(p(k), half(k), True, 16),
+    PREDICATED.format(2, "@p st.global.b8 [%0], %1;"): lambda k: hw.store_global_u8_or_u16(p(k), half(k), True, 8),
     "ld.shared.v2.b32 {%0, %1}, [%2];": lambda k: hw.load_shared(registers(k, 2), k.smem),
     "st.shared.b32 [%1], %0;": lambda k: hw.store_shared(registers(k, 1), k.smem),
-    "ld.shared.u8 %0, [%1];": lambda k: hw.load_shared_u8_u16(k.smem, 8),
-    "ld.shared.u16 %0, [%1];": lambda k: hw.load_shared_u8_u16(k.smem, 16),
+    "ld.shared.u8 %0, [%1];": lambda k: hw.load_shared_u8_or_u16(k.smem, 8),
+    "ld.shared.u16 %0, [%1];": lambda k: hw.load_shared_u8_or_u16(k.smem, 16),
     "st.shared.b16 [%0], %1;": lambda k: hw.store_shared_u16(k.smem, half(k)),
     "ld.acquire.gpu.global.b32 %0, [%1];": lambda k: hw.load_strong(p(k), "acquire", "gpu"),
     "ld.relaxed.cluster.global.b32 %0, [%1];": lambda k: hw.load_strong(p(k), "relaxed", "cluster"),
@@ -76,7 +77,7 @@ def test_narrow_loads_are_of_8_or_16_bits() -> None:
         Builder("k", threads=32) as k,
         pytest.raises(KernelError, match="got 32 bits; use 8 or 16, or the instruction"),
     ):
-        hw.load_shared_u8_u16(k.smem, 32)
+        hw.load_shared_u8_or_u16(k.smem, 32)
 
 
 def test_values_need_a_register_array() -> None:
@@ -97,7 +98,7 @@ def test_narrow_loads_are_extended_by_zeros(bits: int, rng: np.random.Generator)
         hw.store_shared(words(word), buffer[0].address + (k.thread * 4).to(U32))
         hw.sync_threads()
         index = count - 1 - k.thread
-        return hw.load_shared_u8_u16(buffer[0].address + (index * (bits // 8)).to(U32), bits).to(U32)
+        return hw.load_shared_u8_or_u16(buffer[0].address + (index * (bits // 8)).to(U32), bits).to(U32)
 
     np.testing.assert_array_equal(computed(record, x), x.view(f"u{bits // 8}")[::-1][:64])
 

@@ -8,7 +8,7 @@ import pytest
 
 import gemmsmith
 from gemmsmith import Config, ConfigError, Spec
-from gemmsmith.backends.cuda.listing import annotate_kernel
+from gemmsmith.backends.cuda.listing import build_listing
 from gemmsmith.core.chip import CHIPS
 
 A, B = Spec((4096, 4096), "bf16"), Spec((4096, 4096), "bf16", (1, 4096))
@@ -63,7 +63,7 @@ def test_fp32_on_cuda_cores(chip: str) -> None:
     plan = gemmsmith.plan(a, b, config=Config("sgemm", (256, 128, 8), (1, 1), 3, 2, chip=chip))
     r = plan.resources
     assert (r.spill_store_bytes, r.spill_load_bytes, r.stack_bytes, r.advisories) == (0, 0, 0, ())
-    listing = annotate_kernel(plan.kernel, "sass")
+    listing = build_listing(plan.kernel, "sass")
     (loop,) = listing.mainloops
     count = listing.count(loop.unconditional)
     assert listing.count()["tensor"] == 0

@@ -9,7 +9,7 @@ from gemmsmith.backends.sim import GlobalMemory, simulate
 from gemmsmith.core.dtypes import BF16, FP16, FP32, DType
 from gemmsmith.core.pointer import Pointer
 from gemmsmith.epilogue.device.reductions import PartialsShape
-from gemmsmith.kernels.reduce import LOADS_IN_FLIGHT, BoundReduction, launch_shape, reduce
+from gemmsmith.kernels.reduce import LOADS_IN_FLIGHT, BoundReduction, launch_shape, reduce_kernel
 
 SIMPLE = {"sum": np.sum, "mean": np.sum, "max": np.max, "min": np.min}
 
@@ -20,7 +20,7 @@ def reduced(
     """The (batch, elements) results of states (batch, parts, elements); nothing is written behind them."""
     partials = PartialsShape(kind, *states[0].shape)
     bound = BoundReduction(partials, Pointer("partials"), Pointer("out"), scale, offset)
-    kernel = reduce(kind, dtype, *launch_shape(partials))
+    kernel = reduce_kernel(kind, dtype, *launch_shape(partials))
     out = np.full(bound.total + 5, 99, dtype.numpy)
     out[: bound.total] = np.nan
     memory, source = GlobalMemory(), np.stack(states).astype(np.float32)

@@ -45,7 +45,7 @@ def reported(name: str, kernel: Kernel, seed: int) -> set[str]:
     m, n, k = SIZES.get(name, (128, 128, 24))
     dtype = rung.dtypes[0]
     a, b = (rng.integers(-4, 5, shape).astype(dtype.numpy) for shape in ((m, k), (n, k)))
-    if rung.inner == "MN":
+    if rung.contiguous_along == "MN":
         a, b = (np.asfortranarray(x) for x in (a, b))
     d = np.full((m, n), -99, rung.output(dtype).numpy)
     arrays = {"a": describe(a), "b": describe(b.T), "d": describe(d)}

@@ -110,7 +110,7 @@ def swizzled_otherwise_where_it_is_read(p: Patch) -> None:
 
 
 def words_in_another_order_where_they_are_copied(p: Patch) -> None:
-    p.setattr(simt.SmemVectorLayout, "mn_at", lambda self, smem_index: smem_index)
+    p.setattr(simt.SmemVectorLayout, "mn_of_smem_index", lambda self, smem_index: smem_index)
 
 
 def one_k_tile_too_many_in_flight(p: Patch) -> None:

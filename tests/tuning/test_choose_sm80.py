@@ -11,7 +11,7 @@ import gemmsmith
 from gemmsmith import Config, Spec, plans
 from gemmsmith.arrays import ArrayInfo
 from gemmsmith.backends.cuda import driver
-from gemmsmith.backends.cuda.listing import annotate_kernel
+from gemmsmith.backends.cuda.listing import build_listing
 from gemmsmith.backends.reference import bounds
 from gemmsmith.core.chip import CHIPS, HOPPER
 from gemmsmith.core.dtypes import BF16, FP32
@@ -81,7 +81,7 @@ def test_instructions_of_fp32(tile: Any, turned: bool) -> None:
     """The estimate of what is issued for a k-tile against SASS."""
     a, b = Spec((4096, 4096), "fp32", (1, 4096)), Spec((4096, 4096), "fp32", (1, 4096) if turned else None)
     plan = gemmsmith.plan(a, b, config=Config("sgemm", tile, (1, 1), 4, tile[0] // 128 or 1))
-    listing, warps = annotate_kernel(plan.kernel, "sass"), plan.spec.threads // 32
+    listing, warps = build_listing(plan.kernel, "sass"), plan.spec.threads // 32
     found = min(listing.count(x.unconditional).total() for x in listing.mainloops)
     assert found * warps / 4 == pytest.approx(_kernel_cost(plan.spec, HOPPER).issue_cycles, rel=0.04)
 

@@ -120,10 +120,10 @@ def show(kind: str, annotate: bool, as_json: bool, **choices: Any) -> None:
         raise click.UsageError(f"--annotate: got --{kind}; use --ptx or --sass")
     plan, _ = _make_plan(choices, GPU_SIZES)
     if annotate:
-        from gemmsmith.backends.cuda.listing import annotate_kernel
+        from gemmsmith.backends.cuda.listing import build_listing
         from gemmsmith.cli.annotate import format_listing, listing_to_json
 
-        listing = annotate_kernel(plan.kernel, code)
+        listing = build_listing(plan.kernel, code)
         fields_for_json, text = listing_to_json(listing), format_listing(listing)
     elif kind == "resources":
         r = plan.resources

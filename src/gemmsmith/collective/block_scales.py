@@ -50,7 +50,7 @@ class BlockScales:
         self.a, self.b = (next((x for x in self.scaled_operands if x.index == i), None) for i in range(2))
         self.tma_scales = [x for x in self.scaled_operands if isinstance(x, TmaScales)]
         self.cp_async_scales = [x for x in self.scaled_operands if isinstance(x, CpAsyncScales)]
-        self._num_copying_lanes = min(WARP_THREADS, max((x.count for x in self.cp_async_scales), default=0))
+        self._num_copying_lanes = min(WARP_THREADS, max((x.num_scales for x in self.cp_async_scales), default=0))
 
     @property
     def pipelines(self) -> list[PipelineTmaAsync]:
@@ -107,8 +107,8 @@ class BlockScales:
         if self.b and self.b.scale.granularity == 1:
             columns = self._read_columns(self.b, stage)
         elif self.b:
-            blocks = k.registers(F32, self.b.count, "scale_b_frag")
-            with k.unroll(self.b.count, name="block") as block:
+            blocks = k.registers(F32, self.b.num_scales, "scale_b_frag")
+            with k.unroll(self.b.num_scales, name="block") as block:
                 self.b.read(stage, block, blocks, block)
         if self.scaled_operands:
             k.comment("wait until all lanes have read the stage that is released next")

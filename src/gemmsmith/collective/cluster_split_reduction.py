@@ -100,7 +100,7 @@ class ClusterSplitReduction:
         k = current_builder()
         hw.mbarrier_wait(self.empty[warpgroup], ((split.tile_ordinal + 1) % 2).to(U32), "cluster")
         offset = (k.thread % THREADS_PER_WARPGROUP * (4 * vector_width(accumulator, self.num_slices))).to(U32)
-        offset.hinted("thread_offset")
+        offset.with_name_hint("thread_offset")
         for slice_idx in range(self.num_slices):
             receiver = self.num_peers + 1 - self.num_slices + slice_idx
             with k.when(self.split_idx != receiver):
@@ -130,7 +130,7 @@ class ClusterSplitReduction:
         assert split is not None
         assert tile.has_next is not None
         thread_offset = (k.thread % THREADS_PER_WARPGROUP * (4 * vector_width(accumulator))).to(U32)
-        thread_offset.hinted("thread_offset")
+        thread_offset.with_name_hint("thread_offset")
         with k.range(self.num_peers, name="sender") as sender:
             slot = (sender * self.consumers + warpgroup).named("slot")
             with k.when(k.thread % THREADS_PER_WARPGROUP == 0):
@@ -141,7 +141,7 @@ class ClusterSplitReduction:
             k.comment("wait until all lanes have read the slot that is released next")
             hw.sync_warp()
             with k.when(k.lane == 0):
-                rank = self._rank(sender + k.select(sender >= self.split_idx, 1, 0)).hinted("sender_rank")
+                rank = self._rank(sender + k.select(sender >= self.split_idx, 1, 0)).with_name_hint("sender_rank")
                 with k.when(tile.has_next):  # cluster scope: ld has read the slot, which the peer writes again
                     hw.mbarrier_arrive_remote(self.empty[warpgroup], rank, "cluster")
                 with k.otherwise():

@@ -50,9 +50,9 @@ class CpAsyncOperand:
         thread, tile, size = self._partition, self.tile, self.tile.dtype.bytes
         outer, inner = (coord.mn, first_k) if tile.major == "K" else (first_k, coord.mn)
         vector_idx, row = hw.opaque(thread.vector_idx), hw.opaque(thread.row)
-        inner_offset = thread.box * tile.pitch + vector_idx.hinted("opaque_vector") * VECTOR_BYTES
-        inner_offset.hinted(f"{self._name}_inner_offset")
-        row_offset = (outer + row.hinted("opaque_row")).to(I64) * self._ld_bytes
+        inner_offset = thread.box * tile.pitch + vector_idx.with_name_hint("opaque_vector") * VECTOR_BYTES
+        inner_offset.with_name_hint(f"{self._name}_inner_offset")
+        row_offset = (outer + row.with_name_hint("opaque_row")).to(I64) * self._ld_bytes
         offset = row_offset + inner.to(I64) * size + inner_offset.to(I64)
         self._gmem_ptr.set(self._address + (coord.batch.to(I64) * self._batch_stride_bytes + offset).to(U64))
         rows = current_builder().minimum(self.rows - coord.mn, tile.mn)
@@ -77,7 +77,7 @@ class CpAsyncOperand:
         """Return the bytes of a vector that are in bounds."""
         k, tile, thread = current_builder(), self.tile, self._partition
         if tile.major == "K":
-            inner_offset = (thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES).hinted("inner_offset")
+            inner_offset = (thread.box * tile.pitch + thread.vector_idx * VECTOR_BYTES).with_name_hint("inner_offset")
             outer_remaining = self._rows_remaining.get()
             inner_bytes = k.minimum(k_remaining, tile.k) * tile.dtype.bytes - inner_offset
         else:

@@ -33,20 +33,20 @@ class Fragments:
     def __init__(self, spec: KernelSpec, warpgroup_column: Value) -> None:
         """Declare the fragments. `warpgroup_column`: the warpgroup's first column in the CTA's tile."""
         k, (self._a_tile, self._b_tile) = current_builder(), spec.tiles
-        self._mma, mma_ms = spec.mma, spec.warpgroup_rows // WGMMA_M
+        self._mma, num_mma_m = spec.mma, spec.warpgroup_rows // WGMMA_M
         n16s = spec.warpgroup_columns // N_PER_LDMATRIX_X4
-        live_registers = 4 * mma_ms + 8 * n16s + spec.accumulator_registers
+        live_registers = 4 * num_mma_m + 8 * n16s + spec.accumulator_registers
         if spec.promoted:
-            live_registers += spec.accumulator_registers + 4 * (mma_ms + n16s)
+            live_registers += spec.accumulator_registers + 4 * (num_mma_m + n16s)
         self._n16_per_group = n16s if live_registers <= MAX_LIVE_REGISTERS else 1
-        self._a = k.registers_2d(U32, mma_ms, 4, "a_frag")
+        self._a = k.registers_2d(U32, num_mma_m, 4, "a_frag")
         self._b = k.registers_2d(U32, 2 * self._n16_per_group, 4, "b_frag")
         self._groups_per_k_step = n16s // self._n16_per_group
         self.k_steps = self._a_tile.k // spec.mma.k
         self.mma_groups = self._groups_per_k_step * self.k_steps
         # ldmatrix.x4: lane l holds the address of row l % 8 of matrix l // 8. The matrices' rows and vectors run
         # (rows first, then vectors) for A if K-major and for B if MN-major, else (vectors first, then rows).
-        row_of_16, matrix_pair = k.lane % 16, (k.lane // 16).hinted("matrix_pair")
+        row_of_16, matrix_pair = k.lane % 16, (k.lane // 16).with_name_hint("matrix_pair")
         row_of_8_8, matrix_of_pair = k.lane % 8 + matrix_pair * 8, k.lane // 8 % 2
         warp_row = k.warp_index % 4 * FRAGMENT_ROWS_PER_WARP
         if self._a_tile.major == "K":
@@ -146,5 +146,5 @@ def _ldmatrix_offset(tile: Tile, row: Value, vector_idx: Value, k_step: Value, m
     """
     if tile.major == "K":  # `mn` is a multiple of 8 rows, after which the swizzle repeats
         return swizzled_vector_offset(tile, row, k_step * 2 + vector_idx) + (mn * tile.pitch).to(U32)
-    k_row = (k_step * (32 // tile.dtype.bytes) + row).hinted("smem_row")
-    return swizzled_vector_offset(tile, k_row, (mn // N8_COLUMNS + vector_idx).hinted("smem_vector"))
+    k_row = (k_step * (32 // tile.dtype.bytes) + row).with_name_hint("smem_row")
+    return swizzled_vector_offset(tile, k_row, (mn // N8_COLUMNS + vector_idx).with_name_hint("smem_vector"))

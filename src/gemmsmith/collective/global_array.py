@@ -40,12 +40,12 @@ class GlobalArray:
     def load(self, address: Value, in_bounds: Value) -> Value:
         """Load an element as fp32, or 0 if not `in_bounds`; integers are rounded to fp32, exact up to 2^24."""
         if self.dtype == BOOL:
-            is_nonzero = hw.load_global_u8_u16(address, in_bounds, 8).to(U32) != 0
+            is_nonzero = hw.load_global_u8_or_u16(address, in_bounds, 8).to(U32) != 0
             return current_builder().select(is_nonzero, 1.0, Constant(F32, 0.0))
         if self.dtype == UE8M0:
-            return hw.unpack_ue8m0(hw.load_global_u8_u16(address, in_bounds, 8).to(U32))
+            return hw.unpack_ue8m0(hw.load_global_u8_or_u16(address, in_bounds, 8).to(U32))
         if self.dtype.bytes == 2:
-            return _as_fp32(hw.load_global_u8_u16(address, in_bounds, 16).to(U32), self.dtype)
+            return _as_fp32(hw.load_global_u8_or_u16(address, in_bounds, 16).to(U32), self.dtype)
         words = current_builder().registers(F32 if self.dtype == FP32 else U32, self.dtype.bytes // 4, "element")
         hw.load_global(words, address, in_bounds)
         if self.dtype == INT64:

@@ -38,9 +38,9 @@ class RegisterAAccumulator(Accumulator):
 
     def __init__(self, spec: KernelSpec) -> None:
         super().__init__(spec.mma, spec.warpgroup_rows, spec.warpgroup_columns)
-        k, mma_ms = current_builder(), len(self.fragments)
+        k, num_mma_m = current_builder(), len(self.fragments)
         self._a_fragments = [
-            k.registers_2d(U32, mma_ms, A_FRAGMENT_REGISTERS, f"a_frag_{i}") for i in range(spec.a_k_steps)
+            k.registers_2d(U32, num_mma_m, A_FRAGMENT_REGISTERS, f"a_frag_{i}") for i in range(spec.a_k_steps)
         ]
         self._loader = AFragmentLoader(spec)
 
@@ -84,15 +84,15 @@ class AFragmentLoader:
     def __init__(self, spec: KernelSpec) -> None:
         lane, warp = current_builder().lane, current_builder().warp_index % 4
         row, column, self._is_odd_lane = (
-            (warp * FRAGMENT_ROWS_PER_WARP + lane // LANES_PER_QUAD).hinted("a_row"),
-            (lane % LANES_PER_QUAD).hinted("a_k"),
+            (warp * FRAGMENT_ROWS_PER_WARP + lane // LANES_PER_QUAD).with_name_hint("a_row"),
+            (lane % LANES_PER_QUAD).with_name_hint("a_k"),
             (lane % 2 == 1).named("is_odd_lane"),
         )
         self._offsets = [
             [
                 self._offset(
                     spec.tiles[0],
-                    (row + row_half * FRAGMENT_HALF_ROWS).hinted("a_row"),
+                    (row + row_half * FRAGMENT_HALF_ROWS).with_name_hint("a_row"),
                     column + (lane + load) % 2 * LANES_PER_QUAD,
                 )
                 for load in range(2)
@@ -104,8 +104,9 @@ class AFragmentLoader:
     def _offset(tile: Tile, row: Value, column: Value) -> Value:
         """Return the byte offset of an element in a tile."""
         per_vector = VECTOR_BYTES // tile.dtype.bytes
-        vector_idx, byte = (row // per_vector).hinted("a_vector"), row % per_vector * tile.dtype.bytes
-        return swizzled_vector_offset(tile, column.hinted("a_smem_row"), vector_idx, byte).named("a_smem_offset")
+        vector_idx, byte = (row // per_vector).with_name_hint("a_vector"), row % per_vector * tile.dtype.bytes
+        column.with_name_hint("a_smem_row")
+        return swizzled_vector_offset(tile, column, vector_idx, byte).named("a_smem_offset")
 
     def load(self, fragment: RegisterArray, a: SharedView, k_step: Value, mma_m: int) -> None:
         """Load A's fragment of a k-step and of the `mma_m`-th 64 rows.

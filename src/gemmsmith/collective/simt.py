@@ -52,21 +52,21 @@ class SmemVectorLayout:
 
     def __init__(self, spec: KernelSpec, name: str) -> None:
         self.is_a = name == "a"
-        mma_ms, self._columns = spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns
-        self.elements_per_thread = 2 * mma_ms if self.is_a else self._columns // N8_COLUMNS * 2
-        """Rows (columns) of a thread."""
+        num_mma_m, self._columns = spec.warpgroup_rows // WGMMA_M, spec.warpgroup_columns
+        self.elements_per_thread = 2 * num_mma_m if self.is_a else self._columns // N8_COLUMNS * 2
+        """Rows of A, or columns of B, that a thread computes."""
         self.width = min(VECTOR_ELEMENTS, self.elements_per_thread)
         """Elements of a vector."""
         self.lanes_along_mn = 32 // LANES_PER_QUAD if self.is_a else LANES_PER_QUAD
-        """Lanes of a warp that have different rows (columns)."""
+        """Distinct rows of A, or columns of B, among the lanes of a warp at one index of their fragments."""
 
-    def mn_at(self, smem_index: ValueLike) -> Value:
+    def mn_of_smem_index(self, smem_index: ValueLike) -> Value:
         """Return the tile's row (column) that is stored at an index."""
         per_unit, per_vector = self.lanes_along_mn * self.elements_per_thread, self.lanes_along_mn * self.width
         smem_index = as_value(smem_index, I32)
         unit_idx, lane = smem_index // per_unit, smem_index % per_vector // self.width
         element = smem_index % per_unit // per_vector * self.width + smem_index % self.width
-        element.hinted("element")
+        element.with_name_hint("element")
         if self.is_a:
             return element // 2 * WGMMA_M + unit_idx * FRAGMENT_ROWS_PER_WARP + element % 2 * FRAGMENT_HALF_ROWS + lane
         return unit_idx * self._columns + element // 2 * N8_COLUMNS + lane * 2 + (element + 1) % 2
@@ -137,7 +137,7 @@ class SimtOperand:
         smem_idx, self._thread_k = (outer_idx, inner_idx) if is_k_major else (inner_idx, outer_idx)
         self._rows_and_k_per_iter = (outer_threads, inner_threads) if is_k_major else (inner_threads, outer_threads)
         """Rows, and elements of K, that the threads copy per iteration."""
-        self._thread_mn = self._layout.mn_at(smem_idx).named(f"{name}_thread_mn")
+        self._thread_mn = self._layout.mn_of_smem_index(smem_idx).named(f"{name}_thread_mn")
         swizzled_idx = smem_idx ^ self._layout.xor_mask(tile, self._thread_k)
         smem_offset = self._thread_k * _smem_k_stride_bytes(tile) + swizzled_idx * WORD_BYTES
         self._thread_smem_offset = smem_offset.to(U32).named(f"{name}_thread_smem_offset")
@@ -168,9 +168,9 @@ class SimtOperand:
         k, tile = current_builder(), self.tile
         iter_offset = k_offset * _smem_k_stride_bytes(tile) + mn_offset * WORD_BYTES
         destination = self.stages[stage].address + self._thread_smem_offset + iter_offset
-        # mn_at is additive here: mn_offset is a multiple of a power of two larger than the thread's first index, so the
-        # row delta does not depend on the thread.
-        row_delta = as_value(self._layout.mn_at(mn_offset) - self._layout.mn_at(0), I32)
+        # mn_offset is a multiple of a power of two that is larger than the thread's first index, so it adds the same
+        # row_delta to the row of every thread.
+        row_delta = as_value(self._layout.mn_of_smem_index(mn_offset) - self._layout.mn_of_smem_index(0), I32)
         address = self._gmem_ptr.get() + (row_delta.to(I64) * self._row_stride + self._k_stride * k_offset).to(U64)
         nbytes: Value = Constant(U32, WORD_BYTES)
         if k_remaining is not None:
@@ -203,7 +203,7 @@ class SimtFragments:
                 (b.elements_per_thread if self.double_buffered else b.width, "b"),
             )
         )
-        self._unit_indices, lane = ((k.warp_index % 4).hinted("warp_in_group"), warpgroup), k.lane
+        self._unit_indices, lane = ((k.warp_index % 4).with_name_hint("warp_in_group"), warpgroup), k.lane
         self._lane = (lane // 8 * 8 + lane // 2 % 2 * 4 + lane // 4 % 2 * 2 + lane % 2).named("swapped_lane")
 
     def load(self, stage: list[SharedView], k_idx: Value, buffer: ValueLike) -> None:
@@ -227,18 +227,18 @@ class SimtFragments:
         self._multiply(accumulator, buffer, 0, self._layouts[1].elements_per_thread)
 
     def _load(
-        self, operand: int, stage: list[SharedView], k_idx: Value, vector: Value, fragment: RegisterArray,
-        fragment_vector: ValueLike,
+        self, operand: int, stage: list[SharedView], k_idx: Value, vector_idx: Value, fragment: RegisterArray,
+        fragment_vector_idx: ValueLike,
     ) -> None:  # fmt: skip
         """Load a vector of an operand (0: A, 1: B) into vector `fragment_vector` of the fragment."""
         tile, layout, unit_idx = self._tiles[operand], self._layouts[operand], self._unit_indices[operand]
         smem_offset = (
-            k_idx * _smem_k_stride_bytes(tile) + layout.vector_smem_index(unit_idx, self._lane, vector) * WORD_BYTES
+            k_idx * _smem_k_stride_bytes(tile) + layout.vector_smem_index(unit_idx, self._lane, vector_idx) * WORD_BYTES
         )
         values = current_builder().registers(F32, layout.width, "values")
         hw.load_shared(values, stage[operand].address + smem_offset.to(U32))
         with current_builder().unroll(layout.width) as i:
-            fragment[fragment_vector * layout.width + (layout.xor_mask(tile, k_idx) ^ i)] = values[i]
+            fragment[fragment_vector_idx * layout.width + (layout.xor_mask(tile, k_idx) ^ i)] = values[i]
 
     def _multiply(self, accumulator: Accumulator, buffer: ValueLike, first_column: ValueLike, columns: int) -> None:
         """Add the outer product of the fragment of A and `columns` columns of B, from `first_column` on.
@@ -252,8 +252,8 @@ class SimtFragments:
             k.unroll(2, name="row_half") as row_half,
             k.unroll(columns, name="step") as step,
         ):
-            column = (step ^ row_half * (columns - 1)).hinted("column")
-            element = ((first_column + column) // 2 * 4 + row_half * 2 + column % 2).hinted("element")
+            column = (step ^ row_half * (columns - 1)).with_name_hint("column")
+            element = ((first_column + column) // 2 * 4 + row_half * 2 + column % 2).with_name_hint("element")
             acc = accumulator.fragments[mma_m]
             acc[element] = hw.fma(self._a[buffer][mma_m * 2 + row_half], self._b[buffer][column ^ 1], acc[element])
 

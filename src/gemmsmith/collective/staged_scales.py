@@ -32,9 +32,10 @@ class StagedScales:
     """
 
     def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
-        self.index, self.scale, self.count, self.name = index, scale, scale.max_scales(rows), f"scale_{'ab'[index]}"
-        self.slots, nbytes, alignment = scale.num_stages(stages), scale.staged_bytes(rows), 128 if scale.by_tma else 16
-        self.stages = current_builder().shared(nbytes, stages=self.slots, alignment=alignment, name=self.name)
+        self.index, self.scale, self.name = index, scale, f"scale_{'ab'[index]}"
+        self.num_scales, self.num_stages = scale.max_scales(rows), scale.num_stages(stages)
+        nbytes, alignment = scale.staged_bytes(rows), 128 if scale.by_tma else 16
+        self.stages = current_builder().shared(nbytes, stages=self.num_stages, alignment=alignment, name=self.name)
 
     # Only TmaKMajorScales, which has a pipeline of its own, does anything in these five.
     def init_consumer(self) -> None:
@@ -92,11 +93,11 @@ class TmaScales(StagedScales):
 
     def stage_bytes(self, p: BoundProblem) -> int:
         """Return the bytes that a load adds to those of a mainloop stage."""
-        return self.count * 4 if p.k else 0
+        return self.num_scales * 4 if p.k else 0
 
     def _tensor_map(self, p: BoundProblem) -> TensorMap:
         scale = scale_of(p, self.index)
-        return _make_tensor_map(scale.name, scale.matrix.T, p, (self.count, 1, 1))
+        return _make_tensor_map(scale.name, scale.matrix.T, p, (self.num_scales, 1, 1))
 
 
 class TmaKMajorScales(TmaScales):
@@ -109,8 +110,8 @@ class TmaKMajorScales(TmaScales):
     def __init__(self, index: int, scale: ScaleSpec, rows: int, stages: int, consumer_groups: int = 1) -> None:
         super().__init__(index, scale, rows, stages)
         self.pipeline = PipelineTmaAsync(
-            self.slots,
-            transaction_bytes=SCALES_PER_TMA_BOX * self.count * 4,
+            self.num_stages,
+            transaction_bytes=SCALES_PER_TMA_BOX * self.num_scales * 4,
             consumer_groups=consumer_groups,
             name=self.name,
         )
@@ -121,7 +122,7 @@ class TmaKMajorScales(TmaScales):
 
     def _tensor_map(self, p: BoundProblem) -> TensorMap:
         scale = scale_of(p, self.index)
-        return _make_tensor_map(scale.name, scale.matrix, p, (SCALES_PER_TMA_BOX, self.count, 1))
+        return _make_tensor_map(scale.name, scale.matrix, p, (SCALES_PER_TMA_BOX, self.num_scales, 1))
 
     def limit_prologue(self, k_tiles: Value, tile: WorkTile) -> Value:
         """Return how many of the first `k_tiles` k-tiles have their scales in the first box."""
@@ -176,7 +177,7 @@ class TmaKMajorScales(TmaScales):
 
     def release(self) -> None:
         """Advance to the next k-tile, and release the box after its last one."""
-        k, next_k_tile = current_builder(), (self._k_tile.get() + 1).hinted(f"{self.name}_next_k_tile")
+        k, next_k_tile = current_builder(), (self._k_tile.get() + 1).with_name_hint(f"{self.name}_next_k_tile")
         is_tile_end = next_k_tile == self._tile.k_tiles
         with k.when(is_tile_end | _is_box_boundary(self._tile, self._k_block_idx, SCALES_PER_TMA_BOX - 1)):
             self.pipeline.consumer_release(self._read_state)
@@ -215,25 +216,25 @@ class CpAsyncScales(StagedScales):
     def set_tile(self, coord: OperandCoord, tile: WorkTile) -> None:
         """Make the next copies those of a tile, which begins at `coord` of the operand. A warp executes it."""
         k, nbytes = current_builder(), self.scale.dtype.bytes
-        row = (coord.mn // self.scale.granularity + k.lane).hinted(f"{self.name}_row")
+        row = (coord.mn // self.scale.granularity + k.lane).with_name_hint(f"{self.name}_row")
         k_block = tile.k_tile_index(Constant(I32, 0))
         batch_offset, row_offset = coord.batch.to(I64) * self._batch_stride, row.to(I64) * self._row_stride
         offset = batch_offset + row_offset + k_block.to(I64) * self._k_stride
         self._rows_remaining = (self._rows - row).named(f"{self.name}_rows_remaining")
         self._next_address = k.var(I64, self._address.to(I64) + offset * nbytes, f"{self.name}_ptr")
-        step = (self._k_stride * nbytes).hinted(f"{self.name}_k_stride_bytes")
+        step = (self._k_stride * nbytes).with_name_hint(f"{self.name}_k_stride_bytes")
         reverse_k = tile.reverse_k
         self._step = step if reverse_k is None else k.select(reverse_k, -step, step).named(f"{self.name}_step")
 
     def load_next(self, stage: Value) -> None:
         """Issue the copies of the next scale block along K into a stage."""
         k, address = current_builder(), self._next_address.get()
-        base = hw.opaque(address).hinted(
+        base = hw.opaque(address).with_name_hint(
             f"{self.name}_block_ptr"
         )  # recompute addresses instead of keeping one register pair per copy
-        with k.unroll(0, self.count, WARP_THREADS, name="first") as first:
+        with k.unroll(0, self.num_scales, WARP_THREADS, name="first") as first:
             source = (base + first.to(I64) * self._row_stride * self.scale.dtype.bytes).to(U64)
-            with k.when(first + k.lane < self.count):
+            with k.when(first + k.lane < self.num_scales):
                 self._copy(self.stages[stage].at(first + k.lane, 4), source, first < self._rows_remaining)
         self._next_address.set(address + self._step)
 
@@ -243,7 +244,7 @@ class CpAsyncScales(StagedScales):
             hw.cp_async_copy(destination.address, source, k.select(pred, 4, 0).to(U32), 4)
         else:
             scalar = k.registers(F32, 1, f"{self.name}_scalar")
-            scalar[0] = hw.unpack_ue8m0(hw.load_global_u8_u16(source, pred, 8).to(U32))
+            scalar[0] = hw.unpack_ue8m0(hw.load_global_u8_or_u16(source, pred, 8).to(U32))
             hw.store_shared(scalar, destination.address)
 
 

@@ -57,7 +57,7 @@ class ThreadCopyPartition:
             self.row = (row_of_all_boxes % tile.outer).named(f"{name}_row_in_box")
             self.box = (row_of_all_boxes // tile.outer).named(f"{name}_box")
         self._offset = (
-            swizzled((thread * VECTOR_BYTES).hinted("linear_offset"), tile.swizzle)
+            swizzled((thread * VECTOR_BYTES).with_name_hint("linear_offset"), tile.swizzle)
             .to(U32)
             .named(f"{name}_thread_smem_offset")
         )

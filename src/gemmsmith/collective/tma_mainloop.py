@@ -208,4 +208,4 @@ def _next_tile_loads_stages(tile: WorkTile) -> Value:
 
 
 def _shift(mask: int, by: Value | int) -> Value | int:
-    return (Constant(U32, mask) << by).hinted("multicast_mask") if isinstance(by, Value) else mask << by
+    return (Constant(U32, mask) << by).with_name_hint("multicast_mask") if isinstance(by, Value) else mask << by

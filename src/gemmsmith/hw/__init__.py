@@ -88,10 +88,10 @@ shuffle_down = register.ShuffleDown.emit
 
 load_global = memory.LoadGlobal.emit
 store_global = memory.StoreGlobal.emit
-load_global_u8_u16 = memory.LoadGlobalU8U16.emit
-store_global_u8_u16 = memory.StoreGlobalU8U16.emit
+load_global_u8_or_u16 = memory.LoadGlobalU8OrU16.emit
+store_global_u8_or_u16 = memory.StoreGlobalU8OrU16.emit
 load_shared = memory.LoadShared.emit
-load_shared_u8_u16 = memory.LoadSharedU8U16.emit
+load_shared_u8_or_u16 = memory.LoadSharedU8OrU16.emit
 store_shared = memory.StoreShared.emit
 store_shared_u16 = memory.StoreSharedU16.emit
 load_strong = memory.LoadStrong.emit

@@ -87,7 +87,7 @@ def _check_bits(instruction: Instruction, bits: int) -> None:
         )
 
 
-class LoadGlobalU8U16(Instruction):
+class LoadGlobalU8OrU16(Instruction):
     """Loads `bits` (8 or 16), zero-extended to 16 bits, if `predicate` holds; otherwise returns zero."""
 
     address: u64
@@ -114,7 +114,7 @@ class LoadGlobalU8U16(Instruction):
         return np.ascontiguousarray(data).view(f"u{self.bits // 8}")[:, 0].astype(np.int64)
 
 
-class StoreGlobalU8U16(Instruction):
+class StoreGlobalU8OrU16(Instruction):
     """Stores the low `bits` (8 or 16) of `value` if `predicate` holds."""
 
     address: u64
@@ -165,7 +165,7 @@ class StoreShared(Instruction):
         m.store("shared", m.per_thread(self.address), register_bytes(m, self.values))
 
 
-class LoadSharedU8U16(Instruction):
+class LoadSharedU8OrU16(Instruction):
     """Loads `bits` (8 or 16) from the CTA's shared memory, zero-extended to 16 bits."""
 
     address: u32

@@ -52,7 +52,7 @@ def k_step_offset_16b(tile: Tile, step: ValueLike) -> ValueLike:
         return step * (K_STEP_BYTES // tile.dtype.bytes * tile.swizzle // 16)
     offset, row_16b = step * (K_STEP_BYTES // 16), tile.swizzle // 16
     if isinstance(offset, Value):
-        offset.hinted("k_step_offset")
+        offset.with_name_hint("k_step_offset")
     return offset if tile.boxes == 1 else offset // row_16b * (tile.box_bytes // 16) + offset % row_16b
 
 

@@ -127,7 +127,7 @@ def load_scale(address: Value, in_bounds: Value, dtype: DType) -> Value:
     k = current_builder()
     if dtype == FP32:
         return hw.load_global_word(address, in_bounds, F32, "scale")
-    byte = hw.load_global_u8_u16(address, in_bounds, 8).to(U32)
+    byte = hw.load_global_u8_or_u16(address, in_bounds, 8).to(U32)
     bits = k.select(byte == 0, 1 << 22, byte << 23)
     return hw.as_float(k.select(byte == 255, 0x7FFFFFFF, bits))
 

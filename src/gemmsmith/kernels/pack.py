@@ -162,7 +162,7 @@ class _PackArguments:
         """Load an element as u32; zero if out of bounds."""
         if self.bits == 32:
             return self.word(element, in_bounds)
-        return hw.load_global_u8_u16(self._address(element), in_bounds, self.bits).to(U32)
+        return hw.load_global_u8_or_u16(self._address(element), in_bounds, self.bits).to(U32)
 
     def word(self, element: Value, in_bounds: Value) -> Value:
         """Load the 4 bytes that begin at an element."""
@@ -193,13 +193,14 @@ def gather(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> Kern
         with k.range(rounds, name="round") as round:
             in_bounds = (first < total - round * threads).named("in_bounds")
             index = (round * threads + k.select(in_bounds, first, 0)).named("index")
-            column, row = (index % x.vectors_per_row * count).hinted("column"), index // x.vectors_per_row % x.rows
-            start = x.element(index // x.vectors_per_row // x.rows, row, column).hinted("start")
+            column = (index % x.vectors_per_row * count).with_name_hint("column")
+            row = index // x.vectors_per_row % x.rows
+            start = x.element(index // x.vectors_per_row // x.rows, row, column).with_name_hint("start")
             values = k.registers(U32, 4, "values")
             with k.unroll(4, name="word") as word_idx:
                 loaded = []
                 for i in range(1 if vectorized else per_word):
-                    offset = (word_idx * per_word + i).hinted("column_offset")
+                    offset = (word_idx * per_word + i).with_name_hint("column_offset")
                     element = start + x.column_stride * offset.to(I64)
                     exists = in_bounds & (column + offset < x.columns)
                     loaded.append(x.word(element, exists) if vectorized else x.load(element, exists))
@@ -231,7 +232,7 @@ def transpose(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> K
         tiles_m = k.parameter("tiles_m", compute=lambda p: p.packing.tiles[0])
         tiles_n = k.parameter("tiles_n", compute=lambda p: p.packing.tiles[1])
         tiles = k.parameter("tiles", compute=lambda p: p.packing.num_matrices * p.packing.tiles[0] * p.packing.tiles[1])
-        shared = k.shared(TILE_ROWS * TILE_WORDS * 4, name="tile")[0].address.hinted("smem_tile")
+        shared = k.shared(TILE_ROWS * TILE_WORDS * 4, name="tile")[0].address.with_name_hint("smem_tile")
         hw.grid_dependency_wait()
         micro_tile = (k.thread % micro_tiles_along_m).named("micro_tile")
         word = (k.thread // micro_tiles_along_m).named("word")
@@ -245,7 +246,7 @@ def transpose(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> K
             start = x.element(batch, row, column).named("start")
             loaded = k.registers(U32, 16, "loaded")
             with k.unroll(0, 16, per_word, name="first") as first, k.unroll(per_word, name="j") as j:
-                column_offset = (first * word_step + j).hinted("column_offset")
+                column_offset = (first * word_step + j).with_name_hint("column_offset")
                 in_bounds = (row < x.rows) & (column + column_offset < x.columns)
                 element = start + column_offset.to(I64) * x.column_stride
                 if vectorized:
@@ -255,10 +256,10 @@ def transpose(bits: int, vectorized: bool, tf32_residual: bool, chip: Chip) -> K
                     elements = [x.load(element + y, in_bounds & (row + i < x.rows)) for i, y in enumerate(offsets)]
                     loaded[first + j] = _pack_word(elements, bits)
             with k.unroll(0, 16, per_word, name="first") as first:
-                columns = [loaded[first + j].hinted("column_word") for j in range(per_word)]
+                columns = [loaded[first + j].with_name_hint("column_word") for j in range(per_word)]
                 rows = _transpose_micro_tile(columns, bits)
                 swizzled_word = (word + first // per_word * word_step) ^ micro_tile % TILE_WORDS
-                swizzled_word.hinted("swizzled_word")
+                swizzled_word.with_name_hint("swizzled_word")
                 for i, micro_tile_row in enumerate(rows):
                     smem_word = (micro_tile * per_word + i) * TILE_WORDS + swizzled_word
                     stored = hw.tf32_residual(micro_tile_row) if tf32_residual else micro_tile_row
@@ -299,6 +300,6 @@ def _transpose_micro_tile(words: list[Value], bits: int) -> list[Value]:
         for i in range(len(words)):
             if not i & step:
                 x, y = words[i], words[i + step]
-                words[i] = (x & mask | (y & mask) << shift).hinted("transposed")
-                words[i + step] = (x >> shift & mask | y & (mask << shift)).hinted("transposed")
+                words[i] = (x & mask | (y & mask) << shift).with_name_hint("transposed")
+                words[i + step] = (x >> shift & mask | y & (mask << shift)).with_name_hint("transposed")
     return words

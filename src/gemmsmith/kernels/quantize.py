@@ -286,7 +286,7 @@ class _QuantizedOutput:
         if self.spec.scale_dtype == FP32:
             hw.store_global_word(address, scale, predicate, "scale")
         else:
-            hw.store_global_u8_u16(address, scale.to(U16), predicate, 8)
+            hw.store_global_u8_or_u16(address, scale.to(U16), predicate, 8)
 
     def store(self, tile: RegisterTile, group: ScaleGroup, batch: Value, row: Value, column: Value) -> None:
         """Store the tile at (row, column). Threads store 8-byte vectors; a row's last may overwrite padding."""

@@ -60,7 +60,7 @@ class BoundReduction:
 
 
 @lru_cache(maxsize=64)
-def reduce(kind: str, dtype: DType, columns: int, threads: int, chip: Chip = HOPPER) -> Kernel:
+def reduce_kernel(kind: str, dtype: DType, columns: int, threads: int, chip: Chip = HOPPER) -> Kernel:
     """Build a reduction kernel.
 
     `threads` threads share the partials of an output and combine their states in shared memory; a CTA has `columns`
@@ -80,10 +80,10 @@ def reduce(kind: str, dtype: DType, columns: int, threads: int, chip: Chip = HOP
         hw.grid_dependency_wait()
         reduction_lane = (k.thread // columns).named("reduction_lane")
         state_buffers = k.shared(4 * columns * threads, stages=len(monoid.empty_state), name="reduction_state")
-        groups, grid = (total + columns - 1) // columns, hw.grid_size().hinted("num_ctas")
+        groups, grid = (total + columns - 1) // columns, hw.grid_size().with_name_hint("num_ctas")
         with k.range((groups - hw.block_index() + grid - 1) // grid, name="group") as group:
             index = ((hw.block_index() + group * grid) * columns + k.thread % columns).named("index")
-            batch, output = (index // num_outputs).hinted("batch"), (index % num_outputs).named("output")
+            batch, output = (index // num_outputs).with_name_hint("batch"), (index % num_outputs).named("output")
             state = [k.registers(F32, 1, "thread_state") for _ in monoid.empty_state]
             for register, empty in zip(state, monoid.empty_state, strict=True):
                 register[0] = empty
@@ -91,10 +91,10 @@ def reduce(kind: str, dtype: DType, columns: int, threads: int, chip: Chip = HOP
             with k.range((num_partials + in_flight - 1) // in_flight, name="round") as round:
                 loaded = [k.registers(F32, LOADS_IN_FLIGHT, "loaded") for _ in state]
                 with k.unroll(LOADS_IN_FLIGHT, name="load") as load:
-                    partial = (round * in_flight + load * threads + reduction_lane).hinted("partial_idx")
+                    partial = (round * in_flight + load * threads + reduction_lane).with_name_hint("partial_idx")
                     in_bounds = ((partial < num_partials) & (index < total)).named("in_bounds")
                     offset = (batch * num_partials + partial).to(I64) * num_outputs.to(I64) + output.to(I64)
-                    offset.hinted("partial_offset")
+                    offset.with_name_hint("partial_offset")
                     for s, (registers, empty) in enumerate(zip(loaded, monoid.empty_state, strict=True)):
                         address = source + ((offset + state_stride * s) * 4).to(U64)
                         registers[load] = k.select(in_bounds, _load(address, in_bounds), empty)
@@ -113,7 +113,7 @@ def _reduce_threads(
 ) -> None:
     """Merge the states of an output's threads into the first one's, in a tree that is always the same."""
     k = current_builder()
-    addresses = [buffers[s].address.hinted("state_buffer") for s in range(len(state))]
+    addresses = [buffers[s].address.with_name_hint("state_buffer") for s in range(len(state))]
     with k.unroll(threads.bit_length() - 1, name="level") as level:
         half = (Constant(I32, threads // 2) >> level).named("half")
         for address, register in zip(addresses, state, strict=True):

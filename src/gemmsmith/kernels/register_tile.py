@@ -108,17 +108,17 @@ class RegisterTile:
             else:
                 self._gather(vector, address, in_bounds, col0, column_offset)
 
-    def _gather(self, vector: int, row: Value, row_in_bounds: Value, col0: Value, column_offset: int) -> None:
-        """Load a vector element by element; `row`: the address of element `col0` of its row."""
+    def _gather(self, vector: int, row_address: Value, row_in_bounds: Value, col0: Value, column_offset: int) -> None:
+        """Load a vector element by element; `row_address`: the address of element `col0` of its row."""
         assert self.source.column_stride is not None
         stride = (self.source.column_stride * self.dtype.bytes).to(U64).named("stride")
         loaded = []
         for i in range(column_offset, column_offset + VECTOR_ELEMENTS):
-            address, element_in_bounds = row + stride * i, row_in_bounds & (col0 + i < self.extents[1])
+            address, element_in_bounds = row_address + stride * i, row_in_bounds & (col0 + i < self.extents[1])
             if self.dtype == FP32:
                 loaded.append(hw.load_global_word(address, element_in_bounds, F32, "element"))
             else:
-                loaded.append(hw.load_global_u8_u16(address, element_in_bounds, self.dtype.bits).to(U32))
+                loaded.append(hw.load_global_u8_or_u16(address, element_in_bounds, self.dtype.bits).to(U32))
         bits = self.dtype.bits
         while len(loaded) > len(self.registers.rows[0]) * self.loads_per_vector:  # pack neighbors into one register
             loaded = [loaded[i] | loaded[i + 1] << bits for i in range(0, len(loaded), 2)]

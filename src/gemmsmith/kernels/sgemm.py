@@ -42,11 +42,11 @@ def sgemm(k: Builder, spec: KernelSpec) -> None:
                     with k.range(begin, stop, name="k_tile"), k.unroll(tile_k, name="kk") as kk:
                         with k.when(kk == tile_k - 1):
                             mainloop.next_stage()
-                        next_kk, next_buffer = ((kk + 1) % tile_k).hinted("next_kk"), (kk + 1) % 2
-                        fragments.load(mainloop.stage(), next_kk, next_buffer.hinted("next_buffer"))
+                        next_kk, next_buffer = ((kk + 1) % tile_k).with_name_hint("next_kk"), (kk + 1) % 2
+                        fragments.load(mainloop.stage(), next_kk, next_buffer.with_name_hint("next_buffer"))
                         with k.when(kk == 0):
                             copy(0, 1)
-                        fragments.multiply(accumulator, (kk % 2).hinted("buffer"))
+                        fragments.multiply(accumulator, (kk % 2).with_name_hint("buffer"))
             else:  # too few registers for two fragments
                 with k.range(tile.k_tiles, name="k_tile"), k.unroll(tile_k, name="kk") as kk:
                     fragments.load_and_multiply(accumulator, mainloop.stage(), kk)

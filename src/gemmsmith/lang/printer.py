@@ -167,7 +167,7 @@ class Printer:
                 return _Inlinable(self.names[value.variable], _ATOM, {value.variable})
             case RegisterRead():
                 text = self.register(value.registers, operand_text(value.index, 0))
-                return _Inlinable(text, _ATOM, reads | {value.registers.declared})
+                return _Inlinable(text, _ATOM, reads | {value.registers.declaration})
             case Result():
                 return _Inlinable(self.call(value.instruction), _ATOM, reads)
             case Operation(op="select"):
@@ -483,7 +483,7 @@ def identifier_hint(value: Value) -> str:
             return value.instruction.result_name
         case RegisterRead():
             # With a suffix, since a user's operand may be named as a C++ keyword or function.
-            return value.registers.declared.name.removesuffix("_frag") + "_value"
+            return value.registers.declaration.name.removesuffix("_frag") + "_value"
         case _:
             return ""
 

@@ -185,11 +185,11 @@ def defs(statement: Statement) -> list[object]:
         case Assign(variable=variable):
             return [variable]
         case AssignRegister(registers=registers):
-            return [registers.declared]
+            return [registers.declaration]
         case Define(value=Result(instruction=instruction)) | IssueInstruction(instruction=instruction):
             types = instruction.operand_types.items()
             written = [name for name, t in types if isinstance(t, RegisterOperand) and t.access != "in"]
-            return [getattr(instruction, name).declared for name in written]
+            return [getattr(instruction, name).declaration for name in written]
     return [x for block in children(statement) for inner in block.statements for x in defs(inner)]
 
 

@@ -41,7 +41,7 @@ class Value:
             self.name = name
         return self
 
-    def hinted(self, name: str) -> Value:
+    def with_name_hint(self, name: str) -> Value:
         """Name the value if it is printed as a constant of its own, but let the printer inline it."""
         self.name_hint = self.name_hint or name
         return self
@@ -172,14 +172,14 @@ class Variable:
 class RegisterArray:
     """A register array. Indices must be compile-time constants or indices of unrolled loops.
 
-    `declared` is the array in the C++ declaration: this array, or the two-dimensional array of which it is a row.
+    `declaration` is the array in the C++ declaration: this array, or the two-dimensional array of which it is a row.
     """
 
     def __init__(
-        self, scalar_type: ScalarType, count: int, name: str, declared: RegisterArray | RegisterArray2D | None = None
+        self, scalar_type: ScalarType, count: int, name: str, declaration: RegisterArray | RegisterArray2D | None = None
     ) -> None:
         self.type, self.count, self.name = scalar_type, count, name
-        self.declared: RegisterArray | RegisterArray2D = self if declared is None else declared
+        self.declaration: RegisterArray | RegisterArray2D = self if declaration is None else declaration
 
     def __len__(self) -> int:
         return self.count
@@ -202,7 +202,7 @@ class RegisterSlice(RegisterArray):
     """A contiguous slice of a register array, as an instruction operand."""
 
     def __init__(self, array: RegisterArray, start: Value, count: int) -> None:
-        super().__init__(array.type, count, array.name, array.declared)
+        super().__init__(array.type, count, array.name, array.declaration)
         self.array, self.start = array, start
 
 
@@ -306,13 +306,13 @@ def operation(op: str, scalar_type: ScalarType, *operands: Value) -> Value:
         return operands[1 if operands[0].value else 2]  # type: ignore[attr-defined]
     if len(operands) == 2:
         a, b = operands
-        for x, y, commutes in ((a, b, True), (b, a, False)):
+        for x, y, constant_is_right in ((a, b, True), (b, a, False)):
             if isinstance(y, Constant) and not y.name:
-                if y.value == 0 and (op in ("+", "|", "^") or (commutes and op in ("-", "<<", ">>"))):
+                if y.value == 0 and (op in ("+", "|", "^") or (constant_is_right and op in ("-", "<<", ">>"))):
                     return x
-                if y.value == 1 and (op == "*" or (commutes and op == "/")):
+                if y.value == 1 and (op == "*" or (constant_is_right and op == "/")):
                     return x
-                if y.value == 1 and commutes and op == "%":
+                if y.value == 1 and constant_is_right and op == "%":
                     return Constant(scalar_type, 0)
                 if y.value == 0 and op == "*" and scalar_type.is_integer:
                     return y

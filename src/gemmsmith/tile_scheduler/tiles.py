@@ -78,7 +78,7 @@ class WorkTile:
         if self.reverse_k is not None:
             k_tile = current_builder().select(self.reverse_k, self.k_tiles - 1 - k_tile, k_tile)
         k_tile_idx = k_tile if self.split is None else self.split.k_tile_begin + k_tile
-        return k_tile_idx.hinted("k_tile_idx")
+        return k_tile_idx.with_name_hint("k_tile_idx")
 
 
 @dataclass(frozen=True)
@@ -174,9 +174,9 @@ class TileScheduler:
         base_rank: Value | int = 0
         rank_in_split = rank
         if splits > 1:
-            split_idx = (rank // (cluster_m * cluster_n)).hinted("split_idx")
-            base_rank = (split_idx * (cluster_m * cluster_n)).hinted("split_base_rank")
-            rank_in_split = (rank - base_rank).hinted("rank_in_split")
+            split_idx = (rank // (cluster_m * cluster_n)).with_name_hint("split_idx")
+            base_rank = (split_idx * (cluster_m * cluster_n)).with_name_hint("split_base_rank")
+            rank_in_split = (rank - base_rank).with_name_hint("rank_in_split")
         m = 0 if cluster_m == 1 else rank_in_split if cluster_n == 1 else rank_in_split % cluster_m
         n = 0 if cluster_n == 1 else rank_in_split if cluster_m == 1 else rank_in_split // cluster_m
         return ClusterPosition(m, n, rank, split_idx, base_rank)

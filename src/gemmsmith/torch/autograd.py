@@ -221,13 +221,13 @@ def _expand_reduction_grad(
             for i in dims:
                 values[name] = values[name].unsqueeze(i)
     name = GRAD_OUTPUT_PREFIX + r.name
-    if name in values and r.mean_of:
-        sizes, count = (*shape[:-1], shape[-1] // r.mean_of), 1
+    if name in values and r.mean_columns_per_value:
+        sizes, count = (*shape[:-1], shape[-1] // r.mean_columns_per_value), 1
         for i in dims:
             count = count * sizes[i]
         values[name] = values[name] / count
-    if name in values and r.tie_count:
-        values[name] = values[name] / _run_grad_kernel(r.tie_count, values, shape, dtype, like)["out"]
+    if name in values and r.tie_count_kernel:
+        values[name] = values[name] / _run_grad_kernel(r.tie_count_kernel, values, shape, dtype, like)["out"]
 
 
 def _run_grad_kernel(
@@ -269,7 +269,7 @@ def sum_to_size(g: Any, shape: Any) -> Any:
     return g
 
 
-def first_derivative_only() -> None:
+def check_once_differentiable() -> None:
     """Raise ArgumentError if a backward pass is itself recorded, by create_graph=True."""
     if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():
         raise ArgumentError(

@@ -16,8 +16,8 @@ from gemmsmith.epilogue.frontend.derivative import GRAD_PREFIX, INPUT_PREFIX
 from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.torch.autograd import (
     PLAIN_GEMM,
+    check_once_differentiable,
     differentiable_gemm,
-    first_derivative_only,
     in_functorch_transform,
     is_exporting,
     plan_forward,
@@ -106,7 +106,7 @@ class _GemmThenLinearFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        first_derivative_only()
+        check_once_differentiable()
         if gradients[0] is None:
             return (None,) * (8 + len(ctx.shapes))
         epilogue = ctx.spec.epilogue

@@ -66,15 +66,15 @@ class GradKernel(NamedTuple):
 class ReductionResult(NamedTuple):
     """A result that is a reduction over `over`, some of the dimensions b, m, n.
 
-    `mean_of` is the width of the values of which it is a mean, or 0. `tie_count` counts the elements that are equal to
-    a maximum or minimum.
+    `mean_columns_per_value`: if it is a mean, the columns per value of its input (see `BroadcastDims`), else 0.
+    `tie_count_kernel`: if it is a maximum or minimum, the kernel that counts the elements equal to it, else None.
     """
 
     name: str
     over: str
     keepdim: bool
-    mean_of: int
-    tie_count: GradKernel | None
+    mean_columns_per_value: int
+    tie_count_kernel: GradKernel | None
 
 
 @dynamo_constant
@@ -147,7 +147,7 @@ def make_forward_spec(epilogue: str, wrt: Names, dtype: str, recompute: bool) ->
     reductions, kernels, _ = make_grad_kernels(extended, saved_outputs, differentiable_outputs, wrt, dtype)
     for kernel in kernels:
         op_signature(kernel.epilogue)
-    grad_kernels = [*kernels, *(r.tie_count for r in reductions if r.tie_count)]
+    grad_kernels = [*kernels, *(r.tie_count_kernel for r in reductions if r.tie_count_kernel)]
     read_names = {name for kernel in grad_kernels for name, _ in kernel.tensors}
     reads_accumulator = any(kernel.reads_accumulator for kernel in grad_kernels)
     read_names |= {A} if reads_accumulator or B in wrt else set()
@@ -217,13 +217,13 @@ def _reduction_result(
     graph: EpilogueGraph, r: Result, saved_outputs: Names, outputs: Names, default: DType
 ) -> ReductionResult:
     (inner,), (kind, axis) = graph.nodes[r.node].inputs, graph.nodes[r.node].value
-    tie_count = (
+    tie_count_kernel = (
         _grad_kernel(tie_count_graph(graph, r.name, saved_outputs, default))
         if r in minmax_results(graph) and r.name in outputs
         else None
     )
     width = max(graph.broadcast_dims()[inner].columns_per_value, 1) if kind == "mean" else 0
-    return ReductionResult(r.name, reduced_dims(axis), r.keepdim, width, tie_count)
+    return ReductionResult(r.name, reduced_dims(axis), r.keepdim, width, tie_count_kernel)
 
 
 def _grad_kernel(graph: EpilogueGraph, reductions: tuple[ReductionResult, ...] = ()) -> GradKernel:

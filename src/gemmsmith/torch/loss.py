@@ -13,8 +13,8 @@ from gemmsmith.epilogue.frontend.tracer import trace
 from gemmsmith.torch.api import autocast, expect_tensor
 from gemmsmith.torch.autograd import (
     PLAIN_GEMM,
+    check_once_differentiable,
     differentiable_gemm,
-    first_derivative_only,
     in_functorch_transform,
     is_exporting,
 )
@@ -137,7 +137,7 @@ class _CrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Any) -> tuple[Any, ...]:
-        first_derivative_only()
+        check_once_differentiable()
         compiling = torch.compiler.is_dynamo_compiling()
         # The saved gradients are as large as the weight: scale them in place, unless another backward may follow.
         keeps_graph = compiling or torch._C._autograd._get_current_graph_task_keep_graph()

@@ -15,7 +15,7 @@ import gemmsmith
 from gemmsmith import Config, Spec
 from gemmsmith.backends.cuda.compiler import compile_source
 from gemmsmith.backends.cuda.disassembler import disassemble
-from gemmsmith.backends.cuda.listing import Listing, annotate_kernel
+from gemmsmith.backends.cuda.listing import Listing, build_listing
 from gemmsmith.backends.cuda.mnemonics import classify
 from gemmsmith.core.chip import HOPPER
 from gemmsmith.core.mma import FRAGMENT_ROWS_PER_WARP, N8_COLUMNS, WGMMA_M
@@ -112,7 +112,7 @@ def test_products_of_a_k_tile(dtype: str, config: Config) -> None:
     for where in described_:
         assert "multiply(" in linecache.getline(where.file, where.line)
     for code in ("sass", "ptx"):
-        listing = annotate_kernel(kernel, code)  # type: ignore[arg-type]
+        listing = build_listing(kernel, code)  # type: ignore[arg-type]
         assert multiplied(listing) == Counter({str(where): n for where, n in described_.items()}), code
         loops = 0 if spec.mma.kind == "fma" else 2 if spec.mma.kind == "mma" else 1
         assert listing.count()["tensor"] == loops * of_k_tile(spec)
@@ -126,9 +126,9 @@ def test_products_of_a_rung(name: str, dtype: Any) -> None:
     """A WMMA is two of SASS's instructions."""
     kernel = LADDER_KERNELS[name].make(dtype, HOPPER)
     lines = {str(where): n for where, n in described(kernel).items()}
-    assert multiplied(annotate_kernel(kernel, "ptx")) == Counter(lines)
+    assert multiplied(build_listing(kernel, "ptx")) == Counter(lines)
     each = 2 if name.startswith("wmma") else 1
-    assert multiplied(annotate_kernel(kernel, "sass")) == Counter({where: each * n for where, n in lines.items()})
+    assert multiplied(build_listing(kernel, "sass")) == Counter({where: each * n for where, n in lines.items()})
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_line_information_leaves_the_code_as_it_is(config: Config) -> None:
     """And `#line` directives do."""
     kernel = build(spec_of("bf16", config))
     own = re.findall(r"/\*(\w+)\*/(.*?);", disassemble(compile_source(kernel.source, kernel.name).cubin))
-    lines = annotate_kernel(kernel, "sass").instructions
+    lines = build_listing(kernel, "sass").instructions
     assert [(x.address, f"{x.guard}{x.text}".replace(" ", "")) for x in lines] == [
         (f"0x{address}", text.replace(" ", "")) for address, text in own
     ]
@@ -145,7 +145,7 @@ def test_line_information_leaves_the_code_as_it_is(config: Config) -> None:
 
 def test_loads_stores_and_barriers() -> None:
     """Of a k-tile of mma_multistage: each warp's ldmatrix, each thread's copies, their commit and wait, a barrier."""
-    listing = annotate_kernel(build(spec_of("bf16", Config("mma_multistage", (128, 128, 32), (1, 1), 3, 2))), "ptx")
+    listing = build_listing(build(spec_of("bf16", Config("mma_multistage", (128, 128, 32), (1, 1), 3, 2))), "ptx")
     whole, ragged = (listing.count(loop.unconditional) for loop in listing.mainloops)
     blocks, pairs, steps = 2, 4, 2
     copies = (128 + 128) * 32 * 2 // 16 // 256
@@ -209,4 +209,4 @@ def test_what_the_simulator_executes(
         plan = gemmsmith.plan(a, b, config=config)
         assert not plan.simulate(a, b).hazards
         counts.append(executed[0] // (128 * config.consumers))
-    assert multiplied(annotate_kernel(plan.kernel, "sass")).total() == counts[1] - counts[0]
+    assert multiplied(build_listing(plan.kernel, "sass")).total() == counts[1] - counts[0]

@@ -21,7 +21,11 @@ def directory() -> Path:
 
 @lru_cache(maxsize=16)
 def _directory(path: str | None, xdg_cache_home: str | None, home: str | None) -> Path:
-    """Return the folder for these environment variables; the last two determine the platform's cache folder."""
+    """Return the cache folder.
+
+    `xdg_cache_home` and `home` are unused here, but platformdirs reads these variables, so the cached result depends on
+    them.
+    """
     if path:
         return Path(os.path.expanduser(path))
     import platformdirs

@@ -41,7 +41,7 @@ class Listing:
 
     @cached_property
     def mainloops(self) -> list[Loop]:
-        """Innermost loops with tensor instructions; if there are none, the loop with the most multiply-adds."""
+        """Innermost loops with MMA instructions; if there are none, the loop with the most multiply-adds."""
         kind = "tensor" if self.count()["tensor"] else "multiply-add"
         loops = find_loops([self._successors(i) for i in range(len(self.instructions))])
         loops = [loop for loop in loops if self.count(loop.body)[kind]]
@@ -68,7 +68,7 @@ class Listing:
         return [self._labels[branch[2]], *(next_instruction if x.guard or branch[1] else [])]
 
 
-def annotate_kernel(kernel: Kernel, code: Code) -> Listing:
+def build_listing(kernel: Kernel, code: Code) -> Listing:
     """Return a kernel's PTX or SASS, compiled with line information, which does not change the machine code.
 
     Raises CompileError.
@@ -79,7 +79,7 @@ def annotate_kernel(kernel: Kernel, code: Code) -> Listing:
     cubin = compile_source(source, kernel.name, target, line_info=True).cubin
     instructions = list(_parse_sass(disassemble(cubin, line_info=True)))
     if any(_needs_location_from_ptx(x) for x in instructions):
-        instructions = _copy_locations_from_ptx(instructions, annotate_kernel(kernel, "ptx"))
+        instructions = _copy_locations_from_ptx(instructions, build_listing(kernel, "ptx"))
     return Listing(instructions)
 
 
@@ -92,7 +92,7 @@ def _needs_location_from_ptx(x: ListedInstruction) -> bool:
 
 
 def _copy_locations_from_ptx(instructions: list[ListedInstruction], ptx: Listing) -> list[ListedInstruction]:
-    """Take missing locations from the PTX's tensor instructions, if their number matches or all have one location."""
+    """Take missing locations from the PTX's MMA instructions, if their number matches or all have one location."""
     locations = [x.location for x in ptx.instructions if x.kind == "tensor"]
     count = sum(map(_needs_location_from_ptx, instructions))
     if len(locations) != count:

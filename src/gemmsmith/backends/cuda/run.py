@@ -53,7 +53,7 @@ class BoundLaunches:
         }
         unallocated = {pointer for _, pointer, _ in self.unallocated_results}
         outputs = [name for name in spans if arrays[name].writable and name not in unallocated]
-        self._pairs = [  # (output, array, exclusive bounds of the distances at which they overlap)
+        self._overlap_checks = [  # (output, array, exclusive bounds of the distances at which they overlap)
             (output, name, spans[output][0] - spans[name][1], spans[output][1] - spans[name][0])
             for output in outputs
             for name in spans
@@ -61,9 +61,9 @@ class BoundLaunches:
         ]
 
     def outputs_do_not_overlap(self, addresses: Mapping[str, Any]) -> bool:
-        """Return whether no given result overlaps another array (conservative, by address range)."""
-        for output, name, first, end in self._pairs:  # noqa: SIM110 all() takes three times as long
-            if first < addresses[name] - addresses[output] < end:
+        """Return whether no output that the caller passed overlaps another argument (by address range)."""
+        for output, name, min_distance, max_distance in self._overlap_checks:  # all() takes three times as long
+            if min_distance < addresses[name] - addresses[output] < max_distance:
                 return False
         return True
 

@@ -51,7 +51,7 @@ class AsyncIssuer:
         end = self._schedule(operation)
         in_flight = InFlightOperation(operation, group.cta, clock, operations.next_bits(), end, group.location)
         for rank, address, _ in operation.complete_tx:
-            self.mbarriers.at(group.peer(rank), address, clock, copies=True)
+            self.mbarriers.at(group.peer(rank), address, clock, used_by_async_proxy=True)
         if operation.engine == "copy":  # source and destination are aligned to the copy size
             for access in (*operation.writes, *operation.reads):
                 self.memory.check_aligned(access, operation.writes[0].width)

@@ -12,7 +12,7 @@ import numpy as np
 
 from gemmsmith.backends.sim.scopes import ScopeLevel
 
-MEMORY, ASYNC_PROXY, MBARRIER_INIT, EXECUTED = range(4)
+HAPPENS_BEFORE, ASYNC_PROXY, MBARRIER_INIT, EXECUTED = range(4)
 """Rows of `VectorClock.vector`."""
 ALL_LANES = 0xFFFF_FFFF
 AGENTS_PER_WARP = 4
@@ -26,7 +26,7 @@ class VectorClock:
 
     `vector[row, a]` counts events of agent a. Depending on the row, the events up to that count
 
-    - MEMORY: happen before, with their memory accesses;
+    - HAPPENS_BEFORE: happen before, with their memory accesses;
     - ASYNC_PROXY: if ordinary writes, have been made visible to the async proxy by a proxy fence;
     - MBARRIER_INIT: if mbarrier inits, have been made visible to the cluster by a fence;
     - EXECUTED: have been executed, whether or not their accesses are visible.
@@ -71,13 +71,13 @@ class Agent:
 
     def advance(self) -> None:
         """Count one more event."""
-        self.clock.vector[MEMORY, self.index] += 1
+        self.clock.vector[HAPPENS_BEFORE, self.index] += 1
         self.clock.vector[EXECUTED, self.index] += 1
 
     @property
     def count(self) -> int:
         """The number of the agent's next event."""
-        return self.clock.vector.item(MEMORY, self.index)
+        return self.clock.vector.item(HAPPENS_BEFORE, self.index)
 
 
 class Warp:
@@ -93,7 +93,7 @@ class Warp:
         self.agent_slice = slice(self.first_agent, self.first_agent + AGENTS_PER_WARP)
         self.all_lanes = Agent(self.first_agent, VectorClock(num_agents))
         self.subsets: dict[int, Agent] = {}
-        self.all_lanes.clock.vector[[MEMORY, EXECUTED], self.first_agent] = 1
+        self.all_lanes.clock.vector[[HAPPENS_BEFORE, EXECUTED], self.first_agent] = 1
         self.synced_counts, self.converged_counts = (np.zeros(AGENTS_PER_WARP, np.int32) for _ in range(2))
 
     def agent(self, lanes: int) -> Agent:
@@ -115,7 +115,7 @@ class Warp:
         if shared:
             return shared
         agent = Agent(index, VectorClock(self.all_lanes.clock.vector.shape[1]))
-        agent.clock.vector[[MEMORY, EXECUTED], index] = self.all_lanes.clock.vector[MEMORY, index] + 1
+        agent.clock.vector[[HAPPENS_BEFORE, EXECUTED], index] = self.all_lanes.clock.vector[HAPPENS_BEFORE, index] + 1
         if self.all_lanes.fenced:
             scope, before = self.all_lanes.fenced
             agent.fenced = scope, VectorClock(agent.clock.vector.shape[1])
@@ -149,7 +149,7 @@ class Warp:
             self.all_lanes.pending += agent.pending
             self.all_lanes.fenced = agent.fenced or self.all_lanes.fenced
         self.subsets.clear()
-        self.synced_counts = self.all_lanes.clock.vector[MEMORY, self.agent_slice].copy()
+        self.synced_counts = self.all_lanes.clock.vector[HAPPENS_BEFORE, self.agent_slice].copy()
         self.converged_counts = self.synced_counts
         self.all_lanes.advance()
 
@@ -204,7 +204,9 @@ class Warp:
         acting = self.agent(lanes)
         if lanes == ALL_LANES:  # includes accesses of subsets before the last __syncwarp
             vector = acting.clock.vector
-            vector[row, self.agent_slice] = np.maximum(vector[row, self.agent_slice], vector[MEMORY, self.agent_slice])
+            vector[row, self.agent_slice] = np.maximum(
+                vector[row, self.agent_slice], vector[HAPPENS_BEFORE, self.agent_slice]
+            )
         for agent in self._agents_within(lanes).values():
             agent.clock.vector[row, agent.index] = acting.clock.vector[row, agent.index] = agent.count
             agent.advance()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemmsmith.backends.sim.clocks import ASYNC_PROXY, MEMORY, VectorClock, Warp
+from gemmsmith.backends.sim.clocks import ASYNC_PROXY, HAPPENS_BEFORE, VectorClock, Warp
 from gemmsmith.backends.sim.scopes import HasClusterRank, ScopeLevel, narrowest_common_scope
 from gemmsmith.lang.statements import SourceLocation
 
@@ -49,7 +49,7 @@ class Event:
     label: str
     issuer: str
     location: SourceLocation
-    row: int = MEMORY
+    row: int = HAPPENS_BEFORE
     warp: Warp | None = None
     lanes: LaneAccesses | None = None
     strong: tuple[ScopeLevel, HasClusterRank] | None = None

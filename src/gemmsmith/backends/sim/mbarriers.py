@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gemmsmith.backends.sim.barriers import Mbarrier
-from gemmsmith.backends.sim.clocks import ASYNC_PROXY, EXECUTED, MBARRIER_INIT, MEMORY, VectorClock
+from gemmsmith.backends.sim.clocks import ASYNC_PROXY, EXECUTED, HAPPENS_BEFORE, MBARRIER_INIT, VectorClock
 from gemmsmith.backends.sim.cta import Cta
 from gemmsmith.backends.sim.events import Event
 from gemmsmith.backends.sim.lockstep_group import ActiveLanes, LockstepGroup, Wait, mask_of
@@ -24,21 +24,21 @@ class Mbarriers:
     def __init__(self, group: LockstepGroup) -> None:
         self.group = group
 
-    def at(self, cta: Cta, address: int, clock: VectorClock, *, copies: bool = False) -> Mbarrier:
+    def at(self, cta: Cta, address: int, clock: VectorClock, *, used_by_async_proxy: bool = False) -> Mbarrier:
         """Return the mbarrier at an address of a CTA; report a hazard if its init is not ordered before `clock`.
 
-        `copies`: the mbarrier is for a copy engine, which needs the init to be fenced.
+        `used_by_async_proxy`: TMA signals the mbarrier, so its init must be fenced for the async proxy.
         """
         group, remote = self.group, cta is not self.group.cta
         barrier = cta.mbarriers.get(address & OFFSET_MASK)
         name = group.state.describe_address(address)[0]
         if barrier is None:
             raise group.fatal("barrier", f"{name} is used but was never initialized [{group.title}]")
-        agent, count = barrier.initializer
-        ordered = [x >= count for x in clock.vector[:, agent].tolist()]
-        if not ordered[MEMORY] and not ordered[MBARRIER_INIT]:
+        agent, init_event = barrier.initializer
+        ordered = [x >= init_event for x in clock.vector[:, agent].tolist()]
+        if not ordered[HAPPENS_BEFORE] and not ordered[MBARRIER_INIT]:
             group.report("barrier", f"{name} is used without synchronizing with its init; add a barrier after the init")
-        elif (remote or copies) and not ordered[MBARRIER_INIT] and (remote or not ordered[ASYNC_PROXY]):
+        elif (remote or used_by_async_proxy) and not ordered[MBARRIER_INIT] and (remote or not ordered[ASYNC_PROXY]):
             group.report("barrier", f"the init of {name} is not fenced for the cluster and the async proxy")
         return barrier
 

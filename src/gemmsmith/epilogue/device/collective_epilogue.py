@@ -231,14 +231,14 @@ class Epilogue:
 
     def _subtile_coord(self, store_group: Value, i: Value) -> SubtileCoord:
         plan = self.plan
-        subtile = (store_group * plan.subtiles_per_store + i).hinted("subtile")
+        subtile = (store_group * plan.subtiles_per_store + i).with_name_hint("subtile")
         epi_m: Value = Constant(I32, 0)
-        column = subtile
+        epi_n = subtile
         if plan.subtiles_m > 1:
-            epi_m, column = (subtile // plan.subtiles_n).named("epi_m"), subtile % plan.subtiles_n
+            epi_m, epi_n = (subtile // plan.subtiles_n).named("epi_m"), subtile % plan.subtiles_n
         index = (store_group % plan.store_stages * plan.subtiles_per_store + i).named("buffer_index")
         buffers = self.stores.subtile_buffers(self.wg_tile, index) if self.stores else {}
-        return SubtileCoord(subtile, epi_m, (column * plan.epi_tile_n).named("column"), buffers)
+        return SubtileCoord(subtile, epi_m, (epi_n * plan.epi_tile_n).named("column"), buffers)
 
     def _wait_stores_read(self, stores: Stores) -> None:
         """Wait until this warp's results have been read from the stages, which the next loads overwrite."""

@@ -99,7 +99,7 @@ def pairs_from_registers(registers: RegisterArray, halves: int) -> LoadPair:
     """Return the pairs of a register array that is ordered by (n8, half of `halves`, element of 2)."""
 
     def pair(n8: Any, half: int) -> tuple[Value, Value]:
-        index = as_value(n8 * (2 * halves) + 2 * half, I32).hinted("index")
+        index = as_value(n8 * (2 * halves) + 2 * half, I32).with_name_hint("index")
         return registers[index], registers[index + 1]
 
     return pair
@@ -143,7 +143,7 @@ def _pair_offset(tile: Tile, n8: RegisterIndex, half: int) -> Value:
     """Return the byte offset of this lane's pair in a group of 8 columns and a half of the warp's rows."""
     k, row, size = current_builder(), _lane_row(tile, half), tile.dtype.bytes
     if tile.dtype.bits == 32:  # 8 columns are two 16-byte vectors, a pair is half of one
-        vector_idx = (k.lane % 4 // 2 + 2 * n8).hinted("vector_idx")
+        vector_idx = (k.lane % 4 // 2 + 2 * n8).with_name_hint("vector_idx")
         return swizzled_vector_offset(tile, row, vector_idx, k.lane % 2 * 8)
     if tile.dtype.bits == 16:
         return swizzled_vector_offset(tile, row, n8, fragment_column(k.lane) * size)
@@ -154,7 +154,7 @@ def _element_offsets(tile: Tile, n8: RegisterIndex, half: int) -> list[Value]:
     """Return the byte offsets of the two elements of this lane's pair in a group of 8 columns."""
     row = _lane_row(tile, half)
     column = (n8 * N8_COLUMNS + fragment_column(current_builder().lane)).named("column")
-    return [element_offset(tile, row, (column + i).hinted("column")) for i in range(2)]
+    return [element_offset(tile, row, (column + i).with_name_hint("column")) for i in range(2)]
 
 
 def element_offset(tile: Tile, row: Value, column: Value) -> Value:
@@ -162,4 +162,4 @@ def element_offset(tile: Tile, row: Value, column: Value) -> Value:
     size = tile.dtype.bytes
     if tile.major == "MN":
         row, column = column, row
-    return swizzled_vector_offset(tile, row, (column * size // 16).hinted("vector_idx"), column * size % 16)
+    return swizzled_vector_offset(tile, row, (column * size // 16).with_name_hint("vector_idx"), column * size % 16)

@@ -68,7 +68,7 @@ class WarpgroupTile:
     def columns(self, coord: VisitCoord, n8_offset: int, columns_per_value: int) -> tuple[Value, Value]:
         """Return this thread's two columns of group `n8_offset` of a visit."""
         first = self.first_column(columns_per_value) + coord.column + (coord.n8 + n8_offset) * N8_COLUMNS
-        return first.hinted("column"), first + 1
+        return first.with_name_hint("column"), first + 1
 
     def first_column(self, columns_per_value: int) -> Value:
         """Return this thread's first column of the tile."""
@@ -79,14 +79,14 @@ class WarpgroupTile:
         """Return whether `columns` are in bounds: compares build-time constants with one value for all columns."""
         if (n8_offset, columns_per_value) in coord.bounds:
             return coord.bounds[n8_offset, columns_per_value]
-        n8 = (coord.n8 + n8_offset).hinted(f"n8_{n8_offset}")
+        n8 = (coord.n8 + n8_offset).with_name_hint(f"n8_{n8_offset}")
         first = (coord.column + n8 * N8_COLUMNS).named("n8_column")
         columns_remaining = (self.problem_n // columns_per_value - self.first_column(columns_per_value)).named(
             "columns_remaining"
         )
         in_bounds = first < columns_remaining, first + 1 < columns_remaining
         for x in in_bounds:
-            x.hinted("column_in_bounds")
+            x.with_name_hint("column_in_bounds")
         coord.bounds[n8_offset, columns_per_value] = in_bounds
         return in_bounds
 
@@ -174,7 +174,8 @@ class VectorBroadcast:
 
     def _element(self, load: Value) -> tuple[Value, Value]:
         """Return the index in the tile of the element that this thread loads, and whether it is in the tile."""
-        index = (current_builder().thread % THREADS_PER_WARPGROUP + load * THREADS_PER_WARPGROUP).hinted("index")
+        warpgroup_thread = current_builder().thread % THREADS_PER_WARPGROUP
+        index = (warpgroup_thread + load * THREADS_PER_WARPGROUP).with_name_hint("index")
         return index, Constant(PRED, True) if self.count % THREADS_PER_WARPGROUP == 0 else index < self.count
 
     def issue_loads(self, wg_tile: WarpgroupTile) -> None:
@@ -184,11 +185,11 @@ class VectorBroadcast:
         with k.unroll(self.loads_per_thread, name="load") as load:
             index, in_tile = self._element(load)
             if self.columns_per_value:
-                column = (wg_tile.work.n // self.columns_per_value + index).hinted("column")
+                column = (wg_tile.work.n // self.columns_per_value + index).with_name_hint("column")
                 address = self.array.element_address(batch, column=column)
                 in_bounds = column < wg_tile.problem_n // self.columns_per_value
             else:
-                row = (wg_tile.m // self.dims.rows_per_value + index).hinted("row")
+                row = (wg_tile.m // self.dims.rows_per_value + index).with_name_hint("row")
                 address = self.array.element_address(batch, row)
                 in_bounds = row < wg_tile.problem_m // self.dims.rows_per_value
             self.registers[load] = self.array.load(address, in_bounds & in_tile)
@@ -196,16 +197,16 @@ class VectorBroadcast:
     def stage_to_smem(self, wg_tile: WarpgroupTile) -> None:
         """Store this thread's elements in shared memory."""
         k = current_builder()
-        with k.unroll(self.loads_per_thread, name="load") as load:
-            index, in_tile = self._element(load)
+        with k.unroll(self.loads_per_thread, name="load") as load_idx:
+            index, in_tile = self._element(load_idx)
             with k.when(in_tile):
                 address = self.buffer[wg_tile.warpgroup].address + (index * 4).to(U32)
-                hw.store_shared(self.registers.slice(load, 1), address)
+                hw.store_shared(self.registers.slice(load_idx, 1), address)
 
     def load_fragment(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, n8_count: int) -> fragment.LoadPair:
         """Load this thread's elements of a subtile from shared memory."""
         k = current_builder()
-        address = self.buffer[wg_tile.warpgroup].address.hinted(f"{self.array.name}_buffer")
+        address = self.buffer[wg_tile.warpgroup].address.with_name_hint(f"{self.array.name}_buffer")
         if not self.columns_per_value:
             halves = 2 // self.dims.rows_per_value
             rows = k.registers(F32, halves, self.name)
@@ -251,7 +252,7 @@ class GmemAuxLoad:
                 )
                 first = (
                     wg_tile.work.n // self.columns_per_value + column + n8 * N8_COLUMNS + fragment_column(k.lane)
-                ).hinted("column")
+                ).with_name_hint("column")
                 for i in range(2):
                     address = self.array.element_address(wg_tile.work.batch, row, first + i)
                     registers[n8 * (2 * halves) + (2 * half + i)] = self.array.load(
@@ -308,21 +309,24 @@ class TmaAuxLoad:
     def _stage(self, wg_tile: WarpgroupTile, subtile: Value) -> tuple[Value, Value]:
         """Return the warpgroup's first stage, and the stage of a subtile relative to it."""
         base = wg_tile.warpgroup * self.load_stages
-        stage = (subtile % self.load_stages).hinted("load_stage") if self.load_stages < self.subtiles else subtile
+        stage = (
+            (subtile % self.load_stages).with_name_hint("load_stage") if self.load_stages < self.subtiles else subtile
+        )
         return base, stage
 
     def load(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
         """Issue the TMA loads of a subtile. Called in the leader."""
         base, stage = self._stage(wg_tile, subtile)
-        base.hinted("first_stage")
+        base.with_name_hint("first_stage")
         barrier = self.barriers[stage].at(base, 8)
-        epi_m, column = (subtile // self.subtiles_n).hinted("epi_m"), (subtile % self.subtiles_n).hinted("epi_n")
+        epi_m = (subtile // self.subtiles_n).with_name_hint("epi_m")
+        epi_n = (subtile % self.subtiles_n).with_name_hint("epi_n")
         hw.mbarrier_arrive_expect_tx(barrier, self.bytes)
         for name, tile in self.loads:
             buffer = self.buffers[name]
             m, n = wg_tile.origin(self.operand_dims[name])
             with current_builder().unroll(tile.boxes, name="box") as box:
-                coords = box_at(tile, m + epi_m * tile.mn, n + column * tile.k, box)
+                coords = box_at(tile, m + epi_m * tile.mn, n + epi_n * tile.k, box)
                 address = buffer[stage].at(base, buffer.slot_bytes).at(box, tile.box_bytes)
                 # Each element is read once.
                 hw.tma_load(self.maps[name], *coords, wg_tile.work.batch, address, barrier, EVICT_FIRST)
@@ -339,7 +343,7 @@ class TmaAuxLoad:
         """Issue the loads of the subtile that reuses the stage of `subtile`, if there is one. Called in the leader."""
         if self.load_stages < self.subtiles:
             with current_builder().when(subtile + self.load_stages < self.subtiles):
-                self.load(wg_tile, (subtile + self.load_stages).hinted("next_subtile"))
+                self.load(wg_tile, (subtile + self.load_stages).with_name_hint("next_subtile"))
 
     def wait(self, wg_tile: WarpgroupTile, subtile: Value) -> None:
         """Wait until a subtile is loaded."""
@@ -347,7 +351,7 @@ class TmaAuxLoad:
         per_stage, extra = divmod(self.subtiles, self.load_stages)  # the first `extra` stages load one subtile more
         parity: Value = Constant(U32, 0)
         if self.load_stages < self.subtiles:
-            parity = (subtile // self.load_stages % 2).to(U32).hinted("load_parity")
+            parity = (subtile // self.load_stages % 2).to(U32).with_name_hint("load_parity")
         if self.phase_flip is not None:
             is_odd = Constant(PRED, True) if not extra else stage >= extra if per_stage % 2 else stage < extra
             parity = current_builder().select(is_odd, self.phase_flip.get() ^ parity, parity)
@@ -364,5 +368,5 @@ class TmaAuxLoad:
         """Load this thread's elements of a subtile from its stage."""
         base, stage = self._stage(wg_tile, subtile)
         buffer, tile = self.buffers[name], dict(self.loads)[name]
-        address = buffer[stage].at(base, buffer.slot_bytes).address.hinted(f"{name}_buffer")
+        address = buffer[stage].at(base, buffer.slot_bytes).address.with_name_hint(f"{name}_buffer")
         return fragment.read(tile, address, first, n8_count, name)

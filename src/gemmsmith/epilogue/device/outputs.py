@@ -132,19 +132,19 @@ class Stores:
     def _store_vectors(self, array: GlobalArray, tile: Tile, coord: SubtileCoord, wg_tile: WarpgroupTile) -> None:
         """Store 16 bytes per thread and step; rows (columns, if MN-major) are multiples of 16 bytes."""
         k, dims = current_builder(), self.result_dims[array.name]
-        thread = (k.thread % THREADS_PER_WARPGROUP).hinted("warpgroup_thread")
+        thread = (k.thread % THREADS_PER_WARPGROUP).with_name_hint("warpgroup_thread")
         partition = ThreadCopyPartition(tile, thread, THREADS_PER_WARPGROUP, "out")
         (m, n), buffer = self._origin(array.name, tile, wg_tile, coord), coord.buffers[array.name]
-        m.hinted("subtile_row")
-        n.hinted("subtile_column")
+        m.with_name_hint("subtile_row")
+        n.with_name_hint("subtile_column")
         rows, columns = wg_tile.problem_m // dims.rows_per_value, wg_tile.problem_n // dims.columns_per_value
         vector_elements = VECTOR_BYTES // tile.dtype.bytes
         for step in partition.copy_steps():
             inner = (partition.box + step.box) * tile.box_inner + partition.vector_idx * vector_elements
             outer = partition.row + step.row
             row, col = (outer, inner) if tile.major == "K" else (inner, outer)
-            row.hinted("row")
-            col.hinted("column")
+            row.with_name_hint("row")
+            col.with_name_hint("column")
             in_bounds = (m + row < rows) & (n + col < columns)
             with nullcontext() if step.pred is None else k.when(step.pred):
                 values = k.registers(U32, VECTOR_BYTES // 4, "values")
@@ -164,7 +164,7 @@ class Stores:
             k.unroll(lines_per_group, name="line") as line,
             k.unroll(0, inner_extent, 32, name="start") as start,
         ):
-            outer = (first + group * lines_per_group + line).hinted("line_idx")
+            outer = (first + group * lines_per_group + line).with_name_hint("line_idx")
             row, col = (start + k.lane, outer) if column_major else (outer, start + k.lane)
             in_bounds = (m + row < wg_tile.problem_m // dims.rows_per_value) & (
                 n + col < wg_tile.problem_n // dims.columns_per_value
@@ -182,8 +182,8 @@ def _store_element(smem_address: Value, gmem_address: Value, in_bounds: Value, d
         hw.load_shared(element, smem_address)
         hw.store_global(element, gmem_address, in_bounds)
         return
-    value = hw.load_shared_u8_u16(smem_address, dtype.bits)
-    hw.store_global_u8_u16(gmem_address, value, in_bounds, dtype.bits)
+    value = hw.load_shared_u8_or_u16(smem_address, dtype.bits)
+    hw.store_global_u8_or_u16(gmem_address, value, in_bounds, dtype.bits)
 
 
 def store_rounded(value: Value, address: Value, in_bounds: Value, dtype: DType) -> None:
@@ -191,7 +191,7 @@ def store_rounded(value: Value, address: Value, in_bounds: Value, dtype: DType) 
     if dtype.bits == 32:
         hw.store_global_word(address, value, in_bounds, "stored")
     else:
-        hw.store_global_u8_u16(address, hw.pack(value, value, dtype).to(U16), in_bounds, 16)
+        hw.store_global_u8_or_u16(address, hw.pack(value, value, dtype).to(U16), in_bounds, 16)
 
 
 class ScaleStore:
@@ -203,7 +203,7 @@ class ScaleStore:
     def write(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value, scales: list[Value]) -> None:
         """Store the scales of a subtile's rows, with one lane per row."""
         k = current_builder()
-        first = (wg_tile.work.n + column).hinted("first_column")
+        first = (wg_tile.work.n + column).with_name_hint("first_column")
         for row_half, scale in enumerate(scales):
             row = wg_tile.row(epi_m, row_half, 1)
             in_bounds = (k.lane % LANES_PER_QUAD == 0) & (row < wg_tile.problem_m) & (first < wg_tile.problem_n)

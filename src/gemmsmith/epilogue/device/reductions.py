@@ -127,7 +127,7 @@ class _ReductionState:
         state = self.load(i)
         for mask in masks:
             for x in state:
-                x.hinted("lane_value")
+                x.with_name_hint("lane_value")
             state = self.monoid.merge(state, tuple(hw.shuffle_xor_fp32(x, mask) for x in state))
         self.store(i, state)
 
@@ -212,9 +212,9 @@ class Reduction:
     def _state_index(self, coord: VisitCoord, n8_offset: int, half: int, i: int) -> ValueLike:
         """Return the index of the state to which an element is added."""
         if self.axis == "n":
-            return (self.halves * coord.epi_m + half).hinted("state_idx")
+            return (self.halves * coord.epi_m + half).with_name_hint("state_idx")
         if self.axis == "m":
-            return ((coord.n8 + (n8_offset - self.first_n8)) * 2 + i).hinted("state_idx")
+            return ((coord.n8 + (n8_offset - self.first_n8)) * 2 + i).with_name_hint("state_idx")
         return 0
 
     def end_subtile(self, wg_tile: WarpgroupTile, epi_m: Value, column: Value) -> None:
@@ -223,13 +223,13 @@ class Reduction:
             return
         k = current_builder()
         row_group = (wg_tile.m + epi_m * WGMMA_M) // FRAGMENT_ROWS_PER_WARP + k.warp_index % 4
-        row_group.hinted("row_group")
+        row_group.with_name_hint("row_group")
         with k.unroll(self.n8_count, name="n8") as n8:
             first = wg_tile.work.n // self.columns_per_value + column
             n = first + (n8 + self.first_n8) * N8_COLUMNS + fragment_column(k.lane)
             with k.unroll(2, name="i") as i:
-                n_i = (n + i).hinted("column")
-                state = (n8 * 2 + i).hinted("state_idx")
+                n_i = (n + i).with_name_hint("column")
+                state = (n8 * 2 + i).with_name_hint("state_idx")
                 self.states.warp_reduce(state, COLUMN_XOR_MASKS)
                 in_bounds = (k.lane < LANES_PER_QUAD) & (row_group < self.num_partials) & (n_i < self.num_outputs)
                 self._write(wg_tile, row_group, n_i, self.states.load(state), in_bounds)
@@ -238,9 +238,9 @@ class Reduction:
         """Reduce rows over quads, or everything over warps, and write the partials."""
         k = current_builder()
         if self.axis == "n":
-            tile = (wg_tile.work.n // self.spec.slice_columns).hinted("partial_idx")
+            tile = (wg_tile.work.n // self.spec.slice_columns).with_name_hint("partial_idx")
             with k.unroll(self.plan.subtiles_m, name="epi_m") as epi_m, k.unroll(self.halves, name="row_half") as half:
-                state = (epi_m * self.halves + half).hinted("state_idx")
+                state = (epi_m * self.halves + half).with_name_hint("state_idx")
                 self.states.warp_reduce(state, QUAD_XOR_MASKS)
                 row = wg_tile.row(epi_m, half, self.rows_per_value)
                 in_bounds = (k.lane % LANES_PER_QUAD == 0) & (row < self.num_outputs) & (tile < self.num_partials)
@@ -265,7 +265,7 @@ class Reduction:
         For a scalar, `partial_index` counts the partials of all batches.
         """
         k = current_builder()
-        in_bounds.hinted("in_bounds")
+        in_bounds.with_name_hint("in_bounds")
         if self.axis == "mn":
             offset = partial_index.to(I64)
             if self.atomic:
@@ -281,7 +281,7 @@ class Reduction:
                 hw.red_add_f32(self.address + (offset * 4).to(U64), state[0])
             return
         for i, x in enumerate(state):
-            offset.hinted("partial_offset")
+            offset.with_name_hint("partial_offset")
             hw.store_global_word(self.address + ((offset + self.state_stride * i) * 4).to(U64), x, in_bounds, "partial")
 
 

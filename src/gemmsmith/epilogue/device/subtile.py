@@ -73,6 +73,7 @@ class EpilogueSubtile:
         )
         self._row_function_nodes = [i for i, node in enumerate(self.graph.nodes) if node.op in ROW_FUNCTIONS]
         self.row_functions: dict[int, QuantizeRows | TopKSoftmax] = {}
+        """Functions of whole rows that have been computed, by node."""
         self.row_fragments: dict[int, RowFragment] = {}
         self.operand_fragments: dict[int, fragment.LoadPair] = {}
         self._slab = (0, 0)
@@ -145,20 +146,21 @@ class EpilogueSubtile:
         return partial(_slab_pair, pair, first_n8)
 
     def _visit_coord(self, n8: Value, columns_per_value: int) -> VisitCoord:
-        operand_n8 = (n8 // columns_per_value).hinted("operand_n8") if columns_per_value > 1 else n8
+        """Return the coordinate of a step, which begins at the group of 8 columns `n8`, in an operand's own columns."""
+        operand_n8 = (n8 // columns_per_value).with_name_hint("operand_n8") if columns_per_value > 1 else n8
         return VisitCoord(
             self.epi_m, self.column // columns_per_value, operand_n8, self.n8_per_step // columns_per_value
         )
 
     def _evaluate_at(self, n8: Value) -> Evaluation:
-        """Return the evaluation of the graph at `n8_per_step` groups of 8 columns, from group `n8` on."""
+        """Return the graph's evaluation in one step: `self.n8_per_step` groups of 8 columns, from group `n8` on."""
         sources: dict[int, Source] = {}
         for i, node in enumerate(self.graph.nodes):
             first_n8 = self._visit_coord(n8, self.broadcast_dims[i].columns_per_value or 1).n8
             if i in self.row_fragments:
                 sources[i] = partial(_pair_at, self.row_fragments[i].load_pair, first_n8)
             elif node.op == "accumulator":
-                first_n8 = (n8 + (self.column // 8).hinted("column_n8")).named("acc_n8")
+                first_n8 = (n8 + (self.column // 8).with_name_hint("column_n8")).named("acc_n8")
                 sources[i] = partial(_accumulator_pair, self.accumulator, self.epi_m, first_n8)
             elif i in self.operand_fragments:
                 sources[i] = partial(_pair_at, self.operand_fragments[i], first_n8)
@@ -202,7 +204,7 @@ class EpilogueSubtile:
         return row_function
 
     def _write_results(self, n8: Value) -> None:
-        """Write all results at `n8_per_step` groups of 8 columns, from group `n8` on."""
+        """Write all results of one step: `self.n8_per_step` groups of 8 columns, from group `n8` on."""
         e, wg_tile, values = self.epilogue, self.wg_tile, self._evaluate_at(n8)
         tiles = dict(e.plan.stores)
         for r in self.graph.results:
@@ -239,11 +241,11 @@ def _int32_pair(accumulator: Accumulator, epi_m: Value, n8: Value, n8_offset: in
 
 
 def _slab_pair(pair: fragment.LoadPair, first_n8: int, n8: Value, half: int) -> tuple[Value, Value]:
-    return pair((n8 - first_n8).hinted("n8_in_slab"), half)
+    return pair((n8 - first_n8).with_name_hint("n8_in_slab"), half)
 
 
 def _pair_at(pair: fragment.LoadPair, n8: Value, n8_offset: int, half: int) -> tuple[Value, Value]:
-    return pair((n8 + n8_offset).hinted(f"n8_{n8_offset}"), half)
+    return pair((n8 + n8_offset).with_name_hint(f"n8_{n8_offset}"), half)
 
 
 def _scale_pair(quantized: QuantizeRows, n8_offset: int, half: int) -> tuple[Value, Value]:

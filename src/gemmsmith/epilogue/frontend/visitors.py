@@ -50,9 +50,9 @@ class Visitor(ABC):
         """Add the node and return the index of its value."""
 
     def graph(self) -> EpilogueGraph:
-        """Return the tree's graph: D, named "out", is the root's value; other results follow by their names.
+        """Return the tree's graph: D, named "out", is the root's value; other results follow, under their own names.
 
-        Operands have their nodes' broadcast dims without a batch, and no dtype until `bind_operands`. Raises
+        Operands get their nodes' broadcast dims, as if not batched, and no dtype until `bind_operands`. Raises
         EpilogueError if the tree is incomplete, or has a part that no result needs.
         """
         if self.arity:
@@ -74,7 +74,9 @@ class Visitor(ABC):
                     f"{result.name!r} does not depend on a matrix; use AccFetch, SrcFetch or AuxLoad", self.location
                 )
         if not graph.results:
-            raise epilogue_error("nothing is stored: use a reduction or an AuxStore below Void", self.location)
+            raise epilogue_error(
+                "nothing is stored: Void discards D, so use a reduction or an AuxStore in its input", self.location
+            )
         return graph
 
 

@@ -33,7 +33,7 @@ def dp4a(dtype: DType, chip: Chip) -> Kernel:
         gemm = GemmArguments(dtype, INT32, TILE_MN, TILE_MN)
         a, b = (SharedMatrix(name, TILE_MN, TILE_K_WORDS, pitch=TILE_K_WORDS + 1, type=U32) for name in "AB")
         row, column = (k.thread // THREAD_STEP).named("row"), (k.thread % THREAD_STEP).named("column")
-        results = zeros(THREAD_TILE, THREAD_TILE, I32)
+        accumulators = zeros(THREAD_TILE, THREAD_TILE, I32)
         with k.range(0, gemm.k, TILE_K_WORDS * WORD_BYTES, name="k0") as k0:
             with k.unroll(TILE_MN * TILE_K_WORDS // THREADS, name="copy_iter") as copy_iter:
                 smem_row, word = (k.thread + copy_iter * THREADS) // TILE_K_WORDS, k.thread % TILE_K_WORDS
@@ -56,9 +56,9 @@ def dp4a(dtype: DType, chip: Chip) -> Kernel:
                     a_fragment[i] = a.load(row + i * THREAD_STEP, word)[0]
                     b_fragment[i] = b.load(column + i * THREAD_STEP, word)[0]
                 with k.unroll(THREAD_TILE, name="i") as i, k.unroll(THREAD_TILE, name="j") as j:
-                    results[i][j] = hw.dp4a(a_fragment[i], b_fragment[j], results[i][j])
+                    accumulators[i][j] = hw.dp4a(a_fragment[i], b_fragment[j], accumulators[i][j])
             k.comment("all threads have read the tiles that are overwritten next")
             hw.sync_threads()
         with k.unroll(THREAD_TILE, name="i") as i, k.unroll(THREAD_TILE, name="j") as j:
-            gemm.store(gemm.row + row + i * THREAD_STEP, gemm.column + column + j * THREAD_STEP, results[i][j])
+            gemm.store(gemm.row + row + i * THREAD_STEP, gemm.column + column + j * THREAD_STEP, accumulators[i][j])
         return k.finish()

@@ -104,7 +104,10 @@ def ladder_launches(name: str, a: Matrix, b: Matrix, d: Matrix, chip: Chip) -> L
 
 
 def _packing(operand: Matrix, contiguous_along: str) -> Packing | None:
-    """Return the packing of an (M or N) x K matrix that must be contiguous along a dimension; None if it is."""
+    """Return how to repack an (M or N) x K matrix into aligned 16-byte vectors along `contiguous_along` ("K" or "MN").
+
+    None if it consists of such vectors already, or if `contiguous_along` is empty: the kernel takes any strides.
+    """
     mn_major = contiguous_along == "MN"
     extent = operand.cols if contiguous_along == "K" else operand.rows
     has_whole_vectors = extent * operand.dtype.bytes % TMA_ALIGNMENT_BYTES == 0

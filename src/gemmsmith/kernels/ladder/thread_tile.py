@@ -29,7 +29,7 @@ def thread_tile(dtype: DType, chip: Chip) -> Kernel:
         a, b = SharedMatrix("A", TILE_K, TILE_MN), SharedMatrix("B", TILE_K, TILE_MN)  # A transposed
         row = (k.thread // THREADS_PER_ROW * THREAD_TILE).named("row")
         column = (k.thread % THREADS_PER_ROW * THREAD_TILE).named("column")
-        results = zeros(THREAD_TILE, THREAD_TILE)
+        accumulators = zeros(THREAD_TILE, THREAD_TILE)
         a_fragment, b_fragment = (k.registers(F32, THREAD_TILE, name) for name in ("a_fragment", "b_fragment"))
         with k.range(0, gemm.k, TILE_K, name="k0") as k0:
             with k.unroll(TILE_MN * TILE_K // THREADS, name="copy_iter") as copy_iter:
@@ -43,9 +43,9 @@ def thread_tile(dtype: DType, chip: Chip) -> Kernel:
                 with k.unroll(THREAD_TILE, name="i") as i:
                     a_fragment[i], b_fragment[i] = a.load(kk, row + i)[0], b.load(kk, column + i)[0]
                 with k.unroll(THREAD_TILE, name="i") as i, k.unroll(THREAD_TILE, name="j") as j:
-                    results[i][j] = hw.fma(a_fragment[i], b_fragment[j], results[i][j])
+                    accumulators[i][j] = hw.fma(a_fragment[i], b_fragment[j], accumulators[i][j])
             k.comment("all threads have read the tiles that are overwritten next")
             hw.sync_threads()
         with k.unroll(THREAD_TILE, name="i") as i, k.unroll(THREAD_TILE, name="j") as j:
-            gemm.store(gemm.row + row + i, gemm.column + column + j, results[i][j])
+            gemm.store(gemm.row + row + i, gemm.column + column + j, accumulators[i][j])
         return k.finish()

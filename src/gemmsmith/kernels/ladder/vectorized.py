@@ -35,17 +35,17 @@ def vectorized(dtype: DType, chip: Chip) -> Kernel:
         gemm = GemmArguments(dtype, dtype, TILE_MN, TILE_MN)
         a, b = SharedMatrix("A", TILE_K, TILE_MN), SharedMatrix("B", TILE_K, TILE_MN)
         vector_k, vector_mn = thread_vector()
-        results = zeros(THREAD_TILE, THREAD_TILE)
+        accumulators = zeros(THREAD_TILE, THREAD_TILE)
         with k.range(0, gemm.k, TILE_K, name="k0") as k0:
             a_vector, b_vector = load_vectors(gemm, k0 + vector_k, vector_mn)
             a.store(vector_k, vector_mn, a_vector)
             b.store(vector_k, vector_mn, b_vector)
             k.comment("all threads have written the tiles that are read now")
             hw.sync_threads()
-            multiply(results, a, b)
+            multiply(accumulators, a, b)
             k.comment("all threads have read the tiles that are overwritten next")
             hw.sync_threads()
-        store(gemm, results)
+        store(gemm, accumulators)
         return k.finish()
 
 
@@ -65,31 +65,31 @@ def load_vectors(gemm: GemmArguments, k_index: Value, vector_mn: Value) -> tuple
     return a_vector, b_vector
 
 
-def multiply(results: RegisterArray2D, a: SharedMatrix, b: SharedMatrix) -> None:
+def multiply(accumulators: RegisterArray2D, a: SharedMatrix, b: SharedMatrix) -> None:
     """Accumulate the product of a k-tile of A, stored transposed, and of B."""
-    k, (row, column) = current_builder(), thread_results()
+    k, (row, column) = current_builder(), thread_result_coord()
     with k.unroll(TILE_K, name="kk") as kk:
-        a_vectors = [a.load(kk, row + half, VECTOR_ELEMENTS) for half in HALF_OFFSETS]
-        b_vectors = [b.load(kk, column + half, VECTOR_ELEMENTS) for half in HALF_OFFSETS]
+        a_vectors = [a.load(kk, row + half_offset, VECTOR_ELEMENTS) for half_offset in HALF_OFFSETS]
+        b_vectors = [b.load(kk, column + half_offset, VECTOR_ELEMENTS) for half_offset in HALF_OFFSETS]
         for p, a_vector in enumerate(a_vectors):
             for q, b_vector in enumerate(b_vectors):
                 with k.unroll(VECTOR_ELEMENTS, name="i") as i, k.unroll(VECTOR_ELEMENTS, name="j") as j:
-                    result = results[i + p * VECTOR_ELEMENTS]
+                    result = accumulators[i + p * VECTOR_ELEMENTS]
                     result[j + q * VECTOR_ELEMENTS] = hw.fma(a_vector[i], b_vector[j], result[j + q * VECTOR_ELEMENTS])
 
 
-def store(gemm: GemmArguments, results: RegisterArray2D) -> None:
+def store(gemm: GemmArguments, accumulators: RegisterArray2D) -> None:
     """Store the results element by element, since D may have any layout."""
-    k, (row, column) = current_builder(), thread_results()
+    k, (row, column) = current_builder(), thread_result_coord()
     for p, row_offset in enumerate(HALF_OFFSETS):
         for q, column_offset in enumerate(HALF_OFFSETS):
             with k.unroll(VECTOR_ELEMENTS, name="i") as i, k.unroll(VECTOR_ELEMENTS, name="j") as j:
-                value = results[i + p * VECTOR_ELEMENTS][j + q * VECTOR_ELEMENTS]
+                value = accumulators[i + p * VECTOR_ELEMENTS][j + q * VECTOR_ELEMENTS]
                 gemm.store(gemm.row + row + row_offset + i, gemm.column + column + column_offset + j, value)
 
 
-def thread_results() -> tuple[Value, Value]:
-    """Return this thread's first row and column in a half of the tile."""
+def thread_result_coord() -> tuple[Value, Value]:
+    """Return the row and column, in each half of the tile, of the first result that this thread computes."""
     thread, threads_per_row = current_builder().thread, TILE_MN // THREAD_TILE
     row, column = thread // threads_per_row * VECTOR_ELEMENTS, thread % threads_per_row * VECTOR_ELEMENTS
     return row.named("row"), column.named("column")

@@ -15,7 +15,7 @@ from gemmsmith.epilogue.passes import optimize
 from gemmsmith.epilogue.source_location import format_location
 from gemmsmith.torch import graph_serialization
 from gemmsmith.torch.compiler import kernel_cost
-from gemmsmith.torch.compiler.logsumexp import recognize, restore
+from gemmsmith.torch.compiler.logsumexp import replace_log_sum_exp, restore
 from gemmsmith.torch.compiler.matmuls import Matmul, match_matmul, unsupported_reason
 from gemmsmith.torch.compiler.nodes import Node, fake_tensor, node_kind
 from gemmsmith.torch.compiler.region import Region
@@ -48,7 +48,7 @@ class Outcome:
 
 def fuse(graph: torch.fx.Graph) -> list[Outcome]:
     """Fuse epilogues into the matmuls of a graph, in place, and return the outcome for each matmul."""
-    recognized = recognize(graph)
+    recognized = replace_log_sum_exp(graph)
     traffic = InductorTraffic(graph)
     outcomes = [_fuse_matmul(matmul, traffic) for node in list(graph.nodes) if (matmul := match_matmul(node))]
     restore(graph, recognized)

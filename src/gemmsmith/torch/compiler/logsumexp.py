@@ -32,13 +32,13 @@ class LogSumExp:
     shift: Node
 
 
-def recognize(graph: torch.fx.Graph) -> list[LogSumExp]:
+def replace_log_sum_exp(graph: torch.fx.Graph) -> list[LogSumExp]:
     """Replace written-out logsumexp by aten.logsumexp, and return the replacements."""
     replacements = []
     for node in list(graph.nodes):
-        if (steps := _match_log_sum_exp(node)) is None:
+        if (match := _match_log_sum_exp(node)) is None:
             continue
-        sum_, x, shift = steps
+        sum_, x, shift = match
         with graph.inserting_before(node):
             emit = Emitter(graph)
             logsumexp = emit(aten.logsumexp.default, x, *sum_.args[1:])
