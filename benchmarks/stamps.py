@@ -29,7 +29,7 @@ PLACES = [
     (r"        grid_dependency_wait\(\);\n", " STAMP(1);\n"),
     (r"(?=    (cluster_arrive_relaxed|__syncthreads)\(\);\n)", " if (thread == 0) STAMP(2);\n"),
     (r"\n    grid_dependency_wait\(\);\n", " if (thread == 0) STAMP(3);\n"),
-    (r"mbarrier_wait\(smem \+ \w*read_stage \* 8[^;]*;", " if (thread == 128 && k_tile == 0) STAMP(4);"),
+    (r"mbarrier_wait\(mainloop_full_barrier\[\w*read_stage\][^;]*;", " if (thread == 128 && k_tile == 0) STAMP(4);"),
     (r"wgmma_wait_0\(\);", " if (thread == 128) STAMP(5);"),
     (r"bulk_commit\(\);", " if (thread == 128) STAMP(6);"),
     (r"bulk_wait_read_0\(\);(?!.*bulk_wait_read_0)", " if (thread == 128) STAMP(7);"),
